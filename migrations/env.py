@@ -10,7 +10,7 @@ from alembic import context
 from hp_tool.store import database_url
 from hp_tool.store.columns import UtcDateTime
 from hp_tool.store.engine import create_engine
-from hp_tool.store.schema import VERSION_TABLE, is_ours
+from hp_tool.store.schema import VERSION_TABLE, is_hp_table
 from hp_tool.store.tables import metadata
 
 
@@ -26,7 +26,7 @@ def run(connection):
         connection=connection,
         target_metadata=metadata,
         version_table=VERSION_TABLE,
-        include_name=is_ours,
+        include_name=is_hp_table,
         render_item=render_item,
         render_as_batch=True,  # SQLite changes a table by rebuilding it
         # both databases roll DDL back, SQLite once the driver leaves transactions to us

@@ -24,7 +24,7 @@ import sqlalchemy as sa
 
 from benchmarks.service import bulk
 from hp_tool.store import schema
-from hp_tool.store.engine import LASTING, WRITES, opened
+from hp_tool.store.engine import DURABLE, WRITES, opened
 from tests.service.faults.databases import Database, Postgres, Sqlite
 from tests.service.processes import hp_tool
 
@@ -103,7 +103,7 @@ class Writer:
             "WHERE id = (SELECT min(id) FROM hp_measurements)"
         )
         with opened(self._url) as engine:
-            writing = engine.execution_options(**{WRITES: True, LASTING: False})
+            writing = engine.execution_options(**{WRITES: True, DURABLE: False})
             while not self._stop.wait(EVERY_S):
                 begun = time.perf_counter()
                 with writing.begin() as connection:

@@ -59,12 +59,12 @@ def upgrade(
 
     url = store.database_url(database_url)
     try:
-        upgrades.upgrade(url, under_workers=yes)
+        upgrades.upgrade(url, while_in_use=yes)
     except ConflictError as error:
         if not sys.stdin.isatty():
             raise ConflictError(f"{error.message}, or pass --yes", code=error.code) from None
         typer.confirm(f"{error.message}. Upgrade all the same?", abort=True, err=True)
-        upgrades.upgrade(url, under_workers=True)
+        upgrades.upgrade(url, while_in_use=True)
     _echo_schema(store.masked(url), schema.HEAD, as_json=as_json)
     with closing(store.open_store(url)) as opened:
         if notice := outdated_notice(opened):

@@ -105,11 +105,11 @@ def kept(url: str | None) -> Iterator[Check]:
     from hp_tool.cluster.launchers import folders
     from hp_tool.loop.tuning.retention import in_words, retention_settings, run_roots
     from hp_tool.store import database_url, schema
-    from hp_tool.store.retention import kept_in
+    from hp_tool.store.retention import retention_state
 
     try:
         url = database_url(url)
-        stored = schema.read(url, kept_in) if schema.current(url) == schema.HEAD else None
+        stored = schema.read(url, retention_state) if schema.current(url) == schema.HEAD else None
         rules = retention_settings()
     except HpToolError as error:
         if isinstance(error, InputError):

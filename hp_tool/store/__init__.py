@@ -1,5 +1,6 @@
-"""Where searches, runs, measurements and calibrations are kept. SQLAlchemy is loaded with the first
-name that needs it.
+"""Storage of searches, runs, measurements and calibrations.
+
+SQLAlchemy is imported on first use.
 """
 
 from __future__ import annotations
@@ -23,19 +24,20 @@ __all__ = [
     "may_hold_calibrations",
     "open_store",
 ]
-_HOMES = {"SqlStore": "sql", "masked": "engine", "open_store": "sql"}
+_MODULES = {"SqlStore": "sql", "masked": "engine", "open_store": "sql"}
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     require("search", by="the database of searches and measurements")
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
 
 
 def database_url(url: str | None = None) -> str:
-    """The URL given, else HP_DATABASE_URL, else a SQLite file in the user's data folder. May hold a
-    password: see `masked`.
+    """Return `url`, else HP_DATABASE_URL, else a SQLite file in the user's data folder.
+
+    The URL may contain a password; use `masked` to print it.
     """
     if url := url or os.environ.get("HP_DATABASE_URL"):
         return url
@@ -45,22 +47,23 @@ def database_url(url: str | None = None) -> str:
 
 
 CALIBRATIONS = "hp_calibrations"
-"""Name of the table, repeated here; a test compares it with the schema's."""
+"""Table name, repeated here to avoid an import; a test compares it with the schema."""
 
 
 def sqlite_path(url: str) -> Path | None:
-    """The file that a URL of SQLite names; None for any other URL."""
+    """Return the file of a SQLite URL, or None for any other URL."""
     scheme, separator, place = url.partition(":///")
     path = Path(place.partition("?")[0])
-    known = (
+    is_file = (
         separator and scheme.partition("+")[0] == "sqlite" and path.name and path.name != ":memory:"
     )
-    return path if known else None
+    return path if is_file else None
 
 
 def may_hold_calibrations(url: str) -> bool:
-    """False where the URL names a SQLite file that is missing, not of ours, or has no calibration;
-    else whoever opens it properly will see. Nothing is created or changed.
+    """Return False if the URL is a SQLite file that is missing or has no calibrations.
+
+    Returns True for other URLs and unreadable files, and changes nothing.
     """
     path = sqlite_path(url)
     if path is None:
@@ -73,10 +76,10 @@ def may_hold_calibrations(url: str) -> bool:
         with contextlib.closing(
             sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
         ) as connection:
-            known = connection.execute(
+            table = connection.execute(
                 "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ?", (CALIBRATIONS,)
             )
-            if known.fetchone() is None:
+            if table.fetchone() is None:
                 return False
             return (
                 connection.execute(f"SELECT 1 FROM {CALIBRATIONS} LIMIT 1").fetchone() is not None  # noqa: S608

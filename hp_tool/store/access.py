@@ -1,6 +1,4 @@
-"""API keys and the audit log; and what searches use and may use: GPU-seconds per day, used and
-promised to searches under way, and runs at a time on a cluster.
-"""
+"""API keys, the audit log, and limits on GPU-seconds per day and open runs per cluster."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -36,24 +34,26 @@ from hp_tool.store.base import (
 )
 from hp_tool.store.columns import new_id, row_dict, storable
 from hp_tool.store.paging import Listing
-from hp_tool.store.webhooks import HOOK, untold
+from hp_tool.store.webhooks import HOOK, pending_webhooks
 
 KEY, AUDIT = tables.api_keys, tables.audit
 SEARCH, RUN = tables.searches, tables.runs
 ADMISSION_LOCK = 0x68705F61646D6974
-"""PostgreSQL advisory lock: two searches admitted at once would each see the other's share as free.
-(SQLite has one writer.)
+"""PostgreSQL advisory lock that serializes admission, so that two searches cannot both claim the
+same remaining quota. SQLite has a single writer.
 """
 RUNS_LOCK = 0x6870_7275
-"""The first half of the PostgreSQL advisory lock of a cluster's runs; the second is its name's
-hash.
+"""First half of the PostgreSQL advisory lock of a cluster's runs; the second half is a hash of the
+cluster's name.
 """
 BUDGET_FIELD = "search.budget_gpu_seconds"
-FULL_RETRY_S = 1.0
-LONGEST_LIFETIME_S = 100 * 365.25 * 86_400.0
+CLUSTER_FULL_RETRY_S = 1.0
+MAX_KEY_LIFETIME_S = 100 * 365.25 * 86_400.0
 
 
 class Access(StoreBase):
+    """Keys, the audit log and usage."""
+
     def add_key(self, *, key: NewKey, lifetime_s: float | None = None) -> KeyRecord:
         values = asdict(key)
         amounts = {
@@ -61,13 +61,13 @@ class Access(StoreBase):
             **{name: values[name] for name in ("requests_per_second", "gpu_seconds_per_day")},
         }
         for name, amount in amounts.items():
-            if amount is not None and not 0 < amount <= LONGEST_LIFETIME_S:
+            if amount is not None and not 0 < amount <= MAX_KEY_LIFETIME_S:
                 raise InputError(
-                    f"{name} is {amount}; it must be above 0 and at most {LONGEST_LIFETIME_S:g}",
+                    f"{name} is {amount}. Use a value above 0 and at most {MAX_KEY_LIFETIME_S:g}.",
                     field=name,
                 )
         if not key.owner.strip():
-            raise InputError("a key needs an owner", field="owner")
+            raise InputError("Missing `owner`: a key needs an owner.", field="owner")
         with self._writing() as connection:
             at = now(connection)
             expires_at = None if lifetime_s is None else at + timedelta(seconds=lifetime_s)
@@ -108,7 +108,7 @@ class Access(StoreBase):
             expired = SEARCH.c.state == SearchState.RUNNING, SEARCH.c.lease_expires_at < at
             webhooks = counts(connection, HOOK.c.state, WebhookState)
             webhooks[WebhookState.PENDING] = connection.execute(
-                untold(sa.func.count())
+                pending_webhooks(sa.func.count())
             ).scalar_one()
             by_state = sa.select(
                 RUN.c.state, sa.func.count(), sa.func.sum(RUN.c.gpu_seconds)
@@ -127,9 +127,9 @@ class Access(StoreBase):
             )
 
     def add_audit(self, **entry: Unpack[NewAudit]) -> None:
-        resource = storable(entry["resource"][:500])  # what a stranger typed
+        resource = storable(entry["resource"][:500])  # untrusted input
         shortened = {**entry, "action": entry["action"][:200], "resource": resource}
-        with self._writing(lasting=False) as connection:
+        with self._writing(durable=False) as connection:
             connection.execute(
                 sa.insert(AUDIT).values(id=new_id(), created_at=now(connection), **shortened)
             )
@@ -162,10 +162,16 @@ def admit(
     at: datetime,
     spent: float = 0.0,
 ) -> None:
-    """Raise LimitError where what `query` may still spend passes a limit; `spent` is what its runs
-    took already.
+    """Raise LimitError if the remaining budget of `query` exceeds a limit.
 
-    Held until the transaction ends, so that the search is stored before the next one is looked at.
+    The lock is held until the transaction ends, so searches are admitted one at a time.
+
+    Args:
+        connection: A connection in a write transaction.
+        limits: Limits to check.
+        query: The search's stored query.
+        at: Current time (UTC).
+        spent: GPU-seconds that the search has used already.
     """
     if not limits:
         return
@@ -173,20 +179,18 @@ def admit(
         connection.execute(sa.select(sa.func.pg_advisory_xact_lock(ADMISSION_LOCK)))
     wanted = max(budget_of(query) - spent, 0.0)
     for limit in limits:
-        taken = used_today(connection, at=at, api_key_id=limit.api_key_id, cluster=limit.cluster)
+        used = used_today(connection, at=at, api_key_id=limit.api_key_id, cluster=limit.cluster)
         reserved = reserved_by_open_searches(
             connection, api_key_id=limit.api_key_id, cluster=limit.cluster
         )
-        left = limit.per_day - taken - reserved
+        left = limit.per_day - used - reserved
         if left <= 0 or wanted > left:
-            whose = "this service's" if limit.api_key_id is ANY_KEY else "this key's"
-            whose = whose if limit.cluster is None else f"cluster {limit.cluster}'s"
+            holder = "this service" if limit.api_key_id is ANY_KEY else "this key"
+            holder = holder if limit.cluster is None else f"cluster {limit.cluster}"
             raise LimitError(
-                f"of {whose} {limit.per_day:g} GPU-seconds a day {max(left, 0.0):g} are left "
-                f"({taken:g} used, {reserved:g} "
-                f"promised to searches under way) and this search may use {wanted:g}: lower its "
-                "budget, cancel another, "
-                "or wait until midnight UTC",
+                f"This search may use {wanted:g} GPU-seconds, but {holder} has {max(left, 0.0):g} "
+                f"of {limit.per_day:g} left today ({used:g} used, {reserved:g} reserved by other "
+                "searches). Lower the budget, cancel a search, or wait until midnight UTC.",
                 field=BUDGET_FIELD,
                 code="quota_exhausted",
                 retry_after_s=(_midnight(at) + timedelta(days=1) - at).total_seconds(),
@@ -194,9 +198,9 @@ def admit(
 
 
 def admit_run(connection: sa.Connection, limit: OpenRunsLimit) -> None:
-    """Raise LimitError `cluster_full` where the cluster has all the runs it takes.
+    """Raise LimitError `cluster_full` if the cluster already has its maximum number of open runs.
 
-    Held until the transaction ends, so that the run is stored before the next one is looked at.
+    The lock is held until the transaction ends, so runs are admitted one at a time.
     """
     if connection.dialect.name == "postgresql":
         connection.execute(
@@ -204,16 +208,17 @@ def admit_run(connection: sa.Connection, limit: OpenRunsLimit) -> None:
         )
     if open_runs_on(connection, limit.cluster) >= limit.runs:
         raise LimitError(
-            f"cluster {limit.cluster} has all of the {limit.runs} runs that it takes at a time",
+            f"Cluster {limit.cluster} already has {limit.runs} open runs, its limit.",
             field="cluster",
             code="cluster_full",
-            retry_after_s=FULL_RETRY_S,
+            retry_after_s=CLUSTER_FULL_RETRY_S,
         )
 
 
 def open_runs_on(connection: sa.Connection, cluster: str) -> int:
-    """Runs that have not ended, of all searches on the cluster that have not either: a failed one
-    may leave some behind.
+    """Count the open runs of unfinished searches on a cluster.
+
+    A failed search may leave open runs behind; those do not count.
     """
     return int(connection.execute(OPEN_RUNS_ON, {"cluster": cluster}).scalar_one())
 
@@ -221,7 +226,7 @@ def open_runs_on(connection: sa.Connection, cluster: str) -> int:
 def used_today(
     connection: sa.Connection, *, at: datetime, api_key_id: str | None, cluster: str | None = None
 ) -> float:
-    """GPU-seconds of the runs that ended since midnight UTC."""
+    """Return the GPU-seconds of runs that ended since midnight UTC."""
     query = sa.select(GPU_SECONDS).where(RUN.c.finished_at >= _midnight(at))
     if api_key_id is not ANY_KEY or cluster is not None:
         query = query.join_from(RUN, SEARCH, SEARCH.c.id == RUN.c.search_id)
@@ -233,7 +238,7 @@ def used_today(
 
 
 def on_cluster(name: str | sa.BindParameter[str]) -> sa.ColumnElement[bool]:
-    """Searches whose query names this cluster, as a whole or as the node type of a part of it."""
+    """Match searches whose query names this cluster, or uses it as a node type."""
     cluster = SEARCH.c.query["cluster"]
     return sa.or_(
         cluster.as_string() == name, SEARCH.c.query[("cluster", "node_type")].as_string() == name
@@ -255,8 +260,9 @@ OPEN_RUNS_ON = (
 def reserved_by_open_searches(
     connection: sa.Connection, *, api_key_id: str | None, cluster: str | None = None
 ) -> float:
-    """What searches that have not ended may still spend. One without a budget (from a command line)
-    promises nothing.
+    """Return the GPU-seconds that unfinished searches may still use.
+
+    Searches without a budget (started from the command line) reserve nothing.
     """
     of_runs = sa.select(GPU_SECONDS).where(RUN.c.search_id == SEARCH.c.id)
     query = sa.select(SEARCH.c.query, of_runs.scalar_subquery()).where(SEARCH.c.state.in_(OPEN))
@@ -265,14 +271,14 @@ def reserved_by_open_searches(
     if cluster is not None:
         query = query.where(on_cluster(cluster))
     left = (budget_of(stored) - float(spent) for stored, spent in connection.execute(query))
-    return sum(max(each, 0.0) for each in left)
+    return sum(max(seconds, 0.0) for seconds in left)
 
 
 def budget_of(query: JsonObject) -> float:
-    """The GPU-seconds that a stored query may spend; 0 where it names none."""
+    """Return the GPU-second budget of a stored query, 0 if it has none."""
     return float((query.get("search") or {}).get("budget_gpu_seconds") or 0.0)
 
 
 def _midnight(at: datetime) -> datetime:
-    """The last midnight; `at` is UTC."""
+    """Return the latest midnight at or before `at` (UTC)."""
     return at.replace(hour=0, minute=0, second=0, microsecond=0)

@@ -1,6 +1,4 @@
-"""What every part of the store stands on: transactions, the clock, searches under their lease,
-events, idempotency keys.
-"""
+"""Shared base of the store: transactions, the clock, leases, events and idempotency keys."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -25,11 +23,11 @@ from hp_tool.domain.records import (
 from hp_tool.errors import ConflictError, InputError, NotFoundError, StoreError
 from hp_tool.store import tables
 from hp_tool.store.columns import row_dict
-from hp_tool.store.engine import LASTING, WRITES
+from hp_tool.store.engine import DURABLE, WRITES
 
 SEARCH = tables.searches
-# What is asked again and again is built once: building a statement takes three times as long as
-# SQLite takes over it.
+# Statements of hot paths are built once: building one takes three times as long as SQLite takes to
+# execute it.
 ID: sa.BindParameter[str] = sa.bindparam("its_id")
 ONE_SEARCH = sa.select(SEARCH).where(SEARCH.c.id == ID)
 LOCKED = ONE_SEARCH.with_for_update()
@@ -39,14 +37,12 @@ STILL_LEASED = (
     SEARCH.c.lease_token == sa.bindparam("token"),
     SEARCH.c.lease_holder == sa.bindparam("holder"),
 )
-"""The holder too: a database that was restored from a backup hands out the same tokens again."""
+"""The holder is compared too: a database restored from a backup issues the same tokens again."""
 LEASED = CHANGED.where(*STILL_LEASED).returning(SEARCH)
 NEXT_EVENT = CHANGED.values(last_event=SEARCH.c.last_event + 1).returning(SEARCH.c.last_event)
 NEW_EVENT = sa.insert(tables.events)
 CLOCK_SLACK = timedelta(seconds=5)
-"""How far a clock may be set back, as time services do all day, without a lease being taken for one
-of the future.
-"""
+"""Clock adjustment (backwards) that is tolerated before a lease counts as being from the future."""
 OPEN, ENDED = (
     tuple(state for state in SearchState if state.ended is ended) for ended in (False, True)
 )
@@ -54,20 +50,20 @@ OPEN_RUN = tuple(state for state in RunState if not state.ended)
 SEARCH_FIELDS = {field.name for field in fields(SearchRecord)}
 GPU_SECONDS = sa.func.coalesce(sa.func.sum(tables.runs.c.gpu_seconds), 0.0)
 SPENT = sa.select(GPU_SECONDS).where(tables.runs.c.search_id == ID)
-READ_ONLY = "give this user the right to write the file and its folder, or use the primary server"
-FULL = "make room on the database's disk"
-BUSY = "something uses the table for long, such as a dump: wait for its end, then do it again"
+READ_ONLY_FIX = "give this user write access to the file and its folder, or use the primary server"
+DISK_FULL_FIX = "free space on the database's disk"
+LOCKED_FIX = "another client, such as a dump, holds the table: retry when it has finished"
 FIXES = {
-    **dict.fromkeys(("readonly database", "read-only transaction"), READ_ONLY),
-    **dict.fromkeys(("disk is full", "No space left"), FULL),
-    "lock timeout": BUSY,
+    **dict.fromkeys(("readonly database", "read-only transaction"), READ_ONLY_FIX),
+    **dict.fromkeys(("disk is full", "No space left"), DISK_FULL_FIX),
+    "lock timeout": LOCKED_FIX,
 }
-"""What to do about an error of the driver, by words of it."""
+"""What to do about a driver's error, by a phrase in its message."""
 States = TypeVar("States", bound=StrEnum)
 
 
 class StoreBase:
-    """An engine and the transactions on it."""
+    """An engine and its transactions."""
 
     def __init__(self, *, engine: sa.Engine) -> None:
         self._engine = engine
@@ -75,33 +71,34 @@ class StoreBase:
     def _reading(self) -> AbstractContextManager[sa.Connection]:
         return transaction(self._engine)
 
-    def _writing(self, *, lasting: bool = True) -> AbstractContextManager[sa.Connection]:
-        return writing(self._engine, lasting=lasting)
+    def _writing(self, *, durable: bool = True) -> AbstractContextManager[sa.Connection]:
+        return writing(self._engine, durable=durable)
 
 
 @contextmanager
 def transaction(engine: sa.Engine) -> Iterator[sa.Connection]:
-    """A transaction, by default for reading; the driver's errors come out as StoreError."""
+    """Begin a transaction, read-only by default, and convert driver errors to StoreError."""
     with translated_errors(engine), engine.begin() as connection:
         yield connection
 
 
-def writing(engine: sa.Engine, *, lasting: bool = True) -> AbstractContextManager[sa.Connection]:
-    """A transaction that may write; `lasting`: what was committed survives a power cut (on
-    PostgreSQL all does).
+def writing(engine: sa.Engine, *, durable: bool = True) -> AbstractContextManager[sa.Connection]:
+    """Begin a transaction that may write.
+
+    Args:
+        engine: Engine of the database.
+        durable: Commits survive a power failure (on PostgreSQL they always do).
     """
-    return transaction(engine.execution_options(**{WRITES: True, LASTING: lasting}))
+    return transaction(engine.execution_options(**{WRITES: True, DURABLE: durable}))
 
 
 @contextmanager
 def translated_errors(engine: sa.Engine) -> Iterator[None]:
-    """Turn the driver's errors into a StoreError that names the database without its password and
-    repeats no parameters.
-    """
+    """Convert driver errors to a StoreError that masks the password and omits parameters."""
     try:
         yield
     except sa.exc.IntegrityError:
-        raise  # the database works; we broke one of its rules
+        raise  # a bug of hp-tool, not a failure of the database
     except (sa.exc.DBAPIError, sa.exc.TimeoutError) as error:
         cause = getattr(error, "orig", None) or error
         first_line = (str(cause).splitlines() or [type(cause).__name__])[0]
@@ -112,14 +109,15 @@ def translated_errors(engine: sa.Engine) -> Iterator[None]:
 
 
 CONNECTION_LOST = "8s2b"
-"""SQLAlchemy's code of a transaction that lost its connection; one that an error of ours broke has
-another.
+"""SQLAlchemy's error code of a transaction that lost its connection; transactions broken by other
+errors have a different code.
 """
 
 
-def is_the_drivers(error: BaseException | None) -> bool:
-    """Whether an error of other code on the same database, such as Optuna's, was caused by the
-    driver's, or by going on with a transaction whose connection was lost.
+def is_driver_error(error: BaseException | None) -> bool:
+    """Return True if a database driver's error caused an error of other code, such as Optuna.
+
+    Continuing a transaction whose connection was lost counts too.
     """
     while error is not None and not isinstance(error, sa.exc.DBAPIError | sa.exc.TimeoutError):
         if isinstance(error, sa.exc.PendingRollbackError) and error.code == CONNECTION_LOST:
@@ -129,8 +127,9 @@ def is_the_drivers(error: BaseException | None) -> bool:
 
 
 def now(connection: sa.Connection) -> datetime:
-    """The database's clock, which judges leases. SQLite runs inside its users, all on one host, so
-    its clock is ours.
+    """Return the database's time, which decides when leases expire.
+
+    SQLite runs on the host of its clients, so that host's clock is used.
     """
     if connection.dialect.name == "sqlite":
         return datetime.now(UTC)
@@ -141,34 +140,32 @@ def now(connection: sa.Connection) -> datetime:
 def row_by_id(
     connection: sa.Connection, query: sa.Select[Any], identifier: str, *, kind: str
 ) -> sa.Row[Any]:
-    """The one row of `query`, which asks for what has the id `ID`; NotFoundError says that there is
-    none of its kind.
-    """
+    """Return the row of a query parameterized by `ID`; raise NotFoundError if there is none."""
     row = connection.execute(query, {ID.key: identifier}).one_or_none()
     if row is None:
-        raise NotFoundError(f"no {kind} {identifier!r}", field=f"{kind}_id")
+        raise NotFoundError(f"No {kind} {identifier!r}.", field=f"{kind}_id")
     return row
 
 
 def counts(
     connection: sa.Connection, column: sa.Column[Any], states: type[States]
 ) -> dict[States, int]:
-    """How many rows have each of the states, zeros included."""
+    """Count the rows of each state, including states without rows."""
     rows = connection.execute(sa.select(column, sa.func.count()).group_by(column))
     counted: dict[str, int] = dict(map(tuple, rows))
     return {state: counted.get(state, 0) for state in states}
 
 
 def locked_search(connection: sa.Connection, search_id: str) -> sa.Row[Any]:
-    """A search's row, locked until this transaction ends (on SQLite, one transaction writes at a
-    time).
-    """
+    """Return a search's row, locked until the transaction ends (SQLite has a single writer)."""
     return row_by_id(connection, LOCKED, search_id, kind="search")
 
 
 def leased_search(connection: sa.Connection, lease: Lease) -> sa.Row[Any]:
-    """The locked row of a search that `lease` still coordinates. Raises ConflictError `lease_lost`
-    for an outdated lease.
+    """Return the locked row of a search that `lease` still coordinates.
+
+    Raises:
+        ConflictError: The lease is outdated (`lease_lost`).
     """
     row = locked_search(connection, lease.search_id)
     if row.state != SearchState.RUNNING or (row.lease_token, row.lease_holder) != (
@@ -176,21 +173,25 @@ def leased_search(connection: sa.Connection, lease: Lease) -> sa.Row[Any]:
         lease.holder,
     ):
         raise ConflictError(
-            f"search {lease.search_id} is no longer coordinated by {lease.holder} (token "
-            f"{lease.token}): "
-            f"it is {row.state}, token {row.lease_token}",
+            f"{lease.holder} no longer coordinates search {lease.search_id}: its token is "
+            f"{lease.token}, the search is {row.state} with token {row.lease_token}.",
             code="lease_lost",
         )
     return row
 
 
 def update_leased(connection: sa.Connection, lease: Lease, **values: Any) -> sa.Row[Any]:
-    """Change a search that `lease` still coordinates, in one statement, without an event; its row
-    as it is now. Raises ConflictError as `leased_search`.
+    """Update a search that `lease` still coordinates, in one statement and without an event.
+
+    Returns:
+        The updated row.
+
+    Raises:
+        ConflictError: The lease is outdated (`lease_lost`).
     """
     changes = {ID.key: lease.search_id, "token": lease.token, "holder": lease.holder, **values}
     row = connection.execute(LEASED, changes).one_or_none()
-    return leased_search(connection, lease) if row is None else row  # which raises
+    return leased_search(connection, lease) if row is None else row  # raises ConflictError
 
 
 def add_event(
@@ -202,8 +203,9 @@ def add_event(
     at: datetime,
     **values: Any,
 ) -> EventRecord:
-    """Append to a search's log, and change `values` of the search. The counter in the search's
-    locked row keeps `seq` without gaps and in commit order.
+    """Append an event to a search's log, and update `values` of the search.
+
+    The counter is in the search's locked row, so `seq` has no gaps and follows commit order.
     """
     changes = {ID.key: search_id, "updated_at": at, **values}
     seq = connection.execute(NEXT_EVENT, changes).scalar_one()
@@ -215,8 +217,9 @@ def add_event(
 
 
 def checked(table: sa.Table, values: dict[str, Any]) -> dict[str, Any]:
-    """`values`. Raises InputError for text that a column cannot hold (SQLite would accept it,
-    PostgreSQL would fail).
+    """Return `values`, or raise InputError for text that a column cannot hold.
+
+    SQLite would accept such text, PostgreSQL would fail.
     """
     for name, value in values.items():
         if not isinstance(value, str):
@@ -224,16 +227,17 @@ def checked(table: sa.Table, values: dict[str, Any]) -> dict[str, Any]:
         length = getattr(table.c[name].type, "length", None)
         if length is not None and len(value) > length:
             raise InputError(
-                f"{name} has {len(value)} characters; it may have {length}", field=name
+                f"{name} has {len(value)} characters. The limit is {length}.", field=name
             )
         if "\0" in value:
-            raise InputError(f"{name} holds a NUL character", field=name)
+            raise InputError(f"{name} contains a NUL character. Remove it.", field=name)
     return values
 
 
 def insert_if_new(connection: sa.Connection, table: sa.Table, values: dict[str, Any]) -> bool:
-    """Insert unless a unique key forbids it; a concurrent insert of the same key is waited for.
-    True: inserted.
+    """Insert a row unless its unique key exists; return True if it was inserted.
+
+    Waits for concurrent inserts of the same key.
     """
     statement = _insert_if_new(connection.dialect.name, table)
     return connection.execute(statement, checked(table, values)).first() is not None
@@ -255,10 +259,12 @@ def first_use(
     resource_id: str,
     at: datetime,
 ) -> str:
-    """The resource id of an idempotency key: `resource_id` at its first use, and the first one's id
-    at later uses.
+    """Return the id of the resource first created with an idempotency key.
 
-    Raises ConflictError if the key was used with another request.
+    Without a key, or at the key's first use, this is `resource_id`.
+
+    Raises:
+        ConflictError: The key was used for a different request.
     """
     if key is None:
         return resource_id
@@ -268,7 +274,7 @@ def first_use(
     if insert_if_new(connection, table, new):
         return resource_id
     first = earlier_use(
-        connection, scope=scope, owner=owner, key=key, is_its=lambda used, _: used == fingerprint
+        connection, scope=scope, owner=owner, key=key, matches=lambda used, _: used == fingerprint
     )
     assert first is not None
     return first
@@ -280,12 +286,20 @@ def earlier_use(
     scope: str,
     owner: str | None,
     key: str,
-    is_its: Callable[[str, str], bool],
+    matches: Callable[[str, str], bool],
 ) -> str | None:
-    """The resource id of an idempotency key that was used; None of a new one.
+    """Return the resource id of a used idempotency key, or None for a new key.
 
-    `is_its`: whether a fingerprint, with the id of the resource made then, is this request's.
-    Raises ConflictError if the key was used with another request.
+    Args:
+        connection: A connection in a transaction.
+        scope: Kind of resource.
+        owner: Owner of the key.
+        key: The idempotency key.
+        matches: Called with the stored fingerprint and resource id; returns True if they belong
+            to this request.
+
+    Raises:
+        ConflictError: The key was used for a different request.
     """
     table = tables.idempotency_keys
     first = connection.execute(
@@ -293,29 +307,29 @@ def earlier_use(
     ).one_or_none()
     if first is None:
         return None
-    if not is_its(first.fingerprint, first.resource_id):
+    if not matches(first.fingerprint, first.resource_id):
         raise ConflictError(
-            "this idempotency key was used with another request",
+            "This idempotency key was used for a different request. Use a new key.",
             field="Idempotency-Key",
             code="idempotency_key_reused",
         )
     return str(first.resource_id)
 
 
-def as_earlier_editions(expanded: Any, *, request: Any, stored: Any) -> list[Any]:
-    """Return a request as earlier editions may have expanded, and so fingerprinted, it.
+def earlier_edition_requests(expanded: Any, *, request: Any, stored: Any) -> list[Any]:
+    """Return a request as earlier editions may have expanded and fingerprinted it.
 
-    They knew the fields that are in `stored`, at every depth. A field that the request does not
-    state had the value that was stored; or today's default, if the stored value was changed later.
+    Earlier editions knew only the fields in `stored`, at every depth. A field that the request
+    omits had the stored value, or today's default if the stored value was changed later.
 
     Args:
         expanded: The request with today's defaults.
-        request: The request as it was sent.
-        stored: What was made of the request with this key.
+        request: The request as sent.
+        stored: The resource created with this idempotency key.
     """
     return [
-        _as_stored(expanded, request=request, stored=stored, keep_stored=keep)
-        for keep in (True, False)
+        _as_stored(expanded, request=request, stored=stored, keep_stored=keep_stored)
+        for keep_stored in (True, False)
     ]
 
 
@@ -325,25 +339,27 @@ def _as_stored(expanded: Any, *, request: Any, stored: Any, keep_stored: bool) -
         filled = {}
         for name, value in expanded.items():
             if name in sent or (name in stored and not keep_stored):
-                kept = stored.get(name)
                 filled[name] = _as_stored(
-                    value, request=sent.get(name), stored=kept, keep_stored=keep_stored
+                    value,
+                    request=sent.get(name),
+                    stored=stored.get(name),
+                    keep_stored=keep_stored,
                 )
             elif name in stored:
                 filled[name] = stored[name]
         return filled
     if isinstance(expanded, list) and isinstance(stored, list) and len(expanded) == len(stored):
-        whole = isinstance(request, list) and len(request) == len(stored)
-        triples = zip(expanded, request if whole else [None] * len(stored), stored, strict=True)
+        is_parallel = isinstance(request, list) and len(request) == len(stored)
+        sent_items = request if is_parallel else [None] * len(stored)
         return [
-            _as_stored(value, request=each, stored=kept, keep_stored=keep_stored)
-            for value, each, kept in triples
+            _as_stored(value, request=item, stored=old, keep_stored=keep_stored)
+            for value, item, old in zip(expanded, sent_items, stored, strict=True)
         ]
     return expanded
 
 
 def search_record(row: sa.Row[Any]) -> SearchRecord:
-    """A row of hp_searches, perhaps without its result, as a record."""
+    """Convert a row of hp_searches, with or without its result, to a record."""
     values = {name: value for name, value in row_dict(row).items() if name in SEARCH_FIELDS}
     lease = None
     if row.state == SearchState.RUNNING:
@@ -361,20 +377,21 @@ def search_record(row: sa.Row[Any]) -> SearchRecord:
 
 
 def read_search(connection: sa.Connection, search_id: str) -> SearchRecord:
-    """One search, or NotFoundError."""
+    """Return a search; raise NotFoundError if there is none."""
     return search_record(row_by_id(connection, ONE_SEARCH, search_id, kind="search"))
 
 
 def gpu_seconds_of(connection: sa.Connection, search_id: str) -> float:
-    """What a search's runs have taken."""
+    """Return the GPU-seconds that a search's runs have used."""
     return float(connection.execute(SPENT, {ID.key: search_id}).scalar_one())
 
 
 def update_search(
     connection: sa.Connection, search_id: str, *, at: datetime, **values: Any
 ) -> None:
-    """Change a locked search, and append an event for a new state or request. One that ends shows
-    what its runs took, whoever ends it.
+    """Update a locked search, and append an event if its state or request changes.
+
+    When a search ends, its progress is set to the GPU-seconds that its runs used.
     """
     if values.get("state") in ENDED and "progress" not in values:
         progress = connection.execute(
@@ -395,7 +412,7 @@ def update_search(
 
 
 def open_runs(connection: sa.Connection, search_id: str) -> int:
-    """How many runs of a search may have a job at the engine."""
+    """Count the runs of a search that may have a job at the engine."""
     table = tables.runs
     unfinished = table.c.search_id == search_id, table.c.state.in_(OPEN_RUN)
     return connection.execute(sa.select(sa.func.count()).where(*unfinished)).scalar_one()

@@ -1,4 +1,4 @@
-"""How values are stored: column types, ids, and domain values as JSON."""
+"""Storage formats: column types, ids, and domain values as JSON."""
 
 import json
 import secrets
@@ -18,9 +18,7 @@ from hp_tool.errors import InputError
 
 
 class UtcDateTime(sa.types.TypeDecorator[datetime]):
-    """An instant. SQLite knows no time zones, so it gets UTC without one and gives it back with
-    it.
-    """
+    """A timezone-aware timestamp; stored as naive UTC on SQLite, which has no time zones."""
 
     impl = sa.DateTime(timezone=True)
     cache_ok = True
@@ -29,7 +27,7 @@ class UtcDateTime(sa.types.TypeDecorator[datetime]):
         if value is None:
             return None
         if value.tzinfo is None:
-            raise ValueError("a stored instant needs a time zone")
+            raise ValueError("A stored timestamp needs a time zone.")
         value = value.astimezone(UTC)
         return value.replace(tzinfo=None) if dialect.name == "sqlite" else value
 
@@ -40,17 +38,17 @@ class UtcDateTime(sa.types.TypeDecorator[datetime]):
 
 
 def json_column() -> sa.JSON:
-    """JSON kept as text: the order of keys survives. None is SQL's NULL, not JSON's null."""
+    """Return a JSON column that preserves key order; None is stored as SQL NULL."""
     return sa.JSON(none_as_null=True)
 
 
 def new_id() -> str:
-    """64 random bits in hex: short enough to type, part of job names, harmless in a URL."""
+    """Return 64 random bits in hex: short to type, safe in job names and URLs."""
     return secrets.token_hex(8)
 
 
 def row_dict(row: sa.Row[Any]) -> dict[str, Any]:
-    """A row's columns by name, to be picked apart by a record's constructor."""
+    """Return a row's columns by name."""
     return dict(row._mapping)
 
 
@@ -64,59 +62,51 @@ CONFIGURATIONS: TypeAdapter[RunConfig] = TypeAdapter(
         Discriminator(lambda value: "serving" if "max_num_seqs" in value else "training"),
     ]
 )
-"""A way to serve is stored with all of its fields, of which none but its sizes is one of
-training's.
-"""
+"""A serving configuration is stored with all fields, so `max_num_seqs` distinguishes it."""
 
 
 def encode(value: Any, *, field: str) -> JsonObject:
-    """A dataclass or mapping as a JSON object. InputError names `field` where it holds NaN,
-    infinity or no JSON at all.
+    """Convert a dataclass or mapping to a JSON object.
+
+    Raises:
+        InputError: The value contains NaN or infinity, or is not JSON; names `field`.
     """
     try:
         encoded = to_jsonable_python(value, inf_nan_mode="constants")
         text = json.dumps(encoded, allow_nan=False)
-    except ValueError as error:  # covers pydantic's serialization error
-        raise InputError(f"{field} cannot be stored as JSON: {error}", field=field) from error
+    except ValueError as error:  # includes pydantic's serialization error
+        raise InputError(f"Cannot store {field} as JSON: {error}", field=field) from error
     if not isinstance(encoded, dict):
         raise InputError(f"{field} must be a JSON object, not {type(value).__name__}", field=field)
-    return _storable(encoded) if "\\u0000" in text else encoded
+    return _storable_json(encoded) if "\\u0000" in text else encoded
 
 
 def storable(text: str) -> str:
-    """Text from outside, such as a log, with NUL replaced: PostgreSQL cannot store that
-    character.
-    """
+    """Replace NUL in external text such as logs; PostgreSQL cannot store it."""
     return text.replace("\0", "\ufffd")
 
 
-def _storable(value: Any) -> Any:
-    """Return a JSON value with NUL replaced in all its text: PostgreSQL would store it, but fail to
-    read any text of it.
-    """
+def _storable_json(value: Any) -> Any:
+    """Replace NUL in all text of a JSON value; PostgreSQL would store it but fail to read it."""
     if isinstance(value, str):
         return storable(value)
     if isinstance(value, dict):
-        return {storable(name): _storable(each) for name, each in value.items()}
-    return [_storable(each) for each in value] if isinstance(value, list) else value
+        return {storable(name): _storable_json(item) for name, item in value.items()}
+    return [_storable_json(item) for item in value] if isinstance(value, list) else value
 
 
 def decode(kind: type[T], value: JsonObject | str) -> T:
-    """A stored JSON object, or its text, as the dataclass it was; fields that a newer version added
-    are passed over.
-    """
+    """Decode a stored JSON object or its text to a dataclass; ignore unknown fields."""
     adapter: TypeAdapter[T] = ADAPTERS[kind]
-    return _decoded(adapter, value)
+    return _decode(adapter, value)
 
 
 def decode_configuration(value: JsonObject | str) -> RunConfig:
-    """A stored configuration, a JSON object or its text, as what it is: a way to train or a way to
-    serve.
-    """
-    return _decoded(CONFIGURATIONS, value)
+    """Decode a stored configuration to a ParallelConfig (training) or ServingConfig."""
+    return _decode(CONFIGURATIONS, value)
 
 
-def _decoded(adapter: TypeAdapter[T], value: JsonObject | str) -> T:
-    if isinstance(value, str):  # without the detour over Python's own objects
+def _decode(adapter: TypeAdapter[T], value: JsonObject | str) -> T:
+    if isinstance(value, str):  # faster than parsing to Python objects first
         return adapter.validate_json(value, extra="ignore")
     return adapter.validate_python(value, extra="ignore")

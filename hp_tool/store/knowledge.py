@@ -1,6 +1,4 @@
-"""What is kept by name: calibrations in versions, and the clusters and models that users
-registered.
-"""
+"""Versioned calibrations, and clusters and models that users registered by name."""
 
 from collections.abc import Collection
 from datetime import datetime
@@ -22,16 +20,15 @@ from hp_tool.store.base import StoreBase, insert_if_new, now
 from hp_tool.store.columns import encode, new_id, row_dict
 from hp_tool.store.paging import Listing
 
-CALIBRATION, REGISTRATION = (
-    tables.calibrations,
-    tables.registrations,
-)  # everybody's registrations have the empty owner
-MAX_RIVALS = 50
-MOST_REGISTRATIONS = 1000
-"""Of one kind and owner."""
+CALIBRATION, REGISTRATION = tables.calibrations, tables.registrations
+MAX_VERSION_ATTEMPTS = 50
+MAX_REGISTRATIONS = 1000
+"""Limit per kind and owner."""
 
 
 class Knowledge(StoreBase):
+    """Calibrations and registrations."""
+
     def save_calibration(
         self,
         *,
@@ -60,8 +57,8 @@ class Knowledge(StoreBase):
         )
         with self._writing() as connection:
             for _ in range(
-                MAX_RIVALS
-            ):  # another may take the version meanwhile; then take the one after it
+                MAX_VERSION_ATTEMPTS
+            ):  # a concurrent save may take this version; try the next
                 values |= {
                     "version": connection.execute(newest).scalar_one() + 1,
                     "created_at": now(connection),
@@ -69,7 +66,7 @@ class Knowledge(StoreBase):
                 if insert_if_new(connection, CALIBRATION, values):
                     return CalibrationRecord(**values)
         raise ConflictError(
-            f"too many calibrations of {cluster_key} are being saved at once; try again"
+            f"Too many calibrations of {cluster_key} are being saved at once. Try again."
         )
 
     def latest_calibration(
@@ -122,7 +119,7 @@ class Knowledge(StoreBase):
             changed["updated_at"] = at
             update = (
                 sa.update(REGISTRATION)
-                .where(*_here(kind, name, owner))
+                .where(*_key_of(kind, name, owner))
                 .values(**changed)
                 .returning(REGISTRATION)
             )
@@ -131,9 +128,9 @@ class Knowledge(StoreBase):
             registered = sa.select(sa.func.count()).where(
                 REGISTRATION.c.kind == kind, REGISTRATION.c.owner == (owner or "")
             )
-            if connection.execute(registered).scalar_one() >= MOST_REGISTRATIONS:
+            if connection.execute(registered).scalar_one() >= MAX_REGISTRATIONS:
                 raise ConflictError(
-                    f"{MOST_REGISTRATIONS} of kind {kind} are registered; delete some first",
+                    f"{MAX_REGISTRATIONS} {kind}s are registered already. Delete some first.",
                     code="too_many",
                 )
             new: dict[str, Any] = {
@@ -143,18 +140,18 @@ class Knowledge(StoreBase):
                 "created_at": at,
                 **changed,
             }
-            if not insert_if_new(
-                connection, REGISTRATION, new
-            ):  # another put it there meanwhile; the last one wins
-                connection.execute(update)
+            if not insert_if_new(connection, REGISTRATION, new):
+                connection.execute(update)  # a concurrent insert won; the last write counts
             return _record(
-                connection.execute(sa.select(REGISTRATION).where(*_here(kind, name, owner))).one()
+                connection.execute(sa.select(REGISTRATION).where(*_key_of(kind, name, owner))).one()
             )
 
     def get_registration(
         self, *, kind: RegistrationKind, name: str, owner: str | None = None
     ) -> RegistrationRecord | None:
-        query = sa.select(REGISTRATION).where(*_known_to(kind, owner), REGISTRATION.c.name == name)
+        query = sa.select(REGISTRATION).where(
+            *_visible_to(kind, owner), REGISTRATION.c.name == name
+        )
         with self._reading() as connection:
             row = connection.execute(
                 query.order_by(REGISTRATION.c.owner.desc()).limit(1)
@@ -165,7 +162,7 @@ class Knowledge(StoreBase):
         query = (
             sa.select(REGISTRATION.c.name)
             .distinct()
-            .where(*_known_to(kind, owner))
+            .where(*_visible_to(kind, owner))
             .order_by(REGISTRATION.c.name)
         )
         with self._reading() as connection:
@@ -178,7 +175,7 @@ class Knowledge(StoreBase):
         owner: str | None = None,
         names: Collection[str] | None = None,
     ) -> list[RegistrationRecord]:
-        query = sa.select(REGISTRATION).where(*_known_to(kind, owner))
+        query = sa.select(REGISTRATION).where(*_visible_to(kind, owner))
         if names is not None:
             query = query.where(REGISTRATION.c.name.in_(names))
         with self._reading() as connection:
@@ -193,18 +190,18 @@ class Knowledge(StoreBase):
         with self._writing() as connection:
             if (
                 connection.execute(
-                    sa.delete(REGISTRATION).where(*_here(kind, name, owner))
+                    sa.delete(REGISTRATION).where(*_key_of(kind, name, owner))
                 ).rowcount
                 == 0
             ):
-                raise NotFoundError(f"no {kind} {name!r} is registered", field="name")
+                raise NotFoundError(f"No {kind} {name!r} is registered.", field="name")
 
 
-def _known_to(kind: RegistrationKind, owner: str | None) -> tuple[sa.ColumnElement[bool], ...]:
+def _visible_to(kind: RegistrationKind, owner: str | None) -> tuple[sa.ColumnElement[bool], ...]:
     return REGISTRATION.c.kind == kind, REGISTRATION.c.owner.in_({owner or "", ""})
 
 
-def _here(
+def _key_of(
     kind: RegistrationKind, name: str, owner: str | None
 ) -> tuple[sa.ColumnElement[bool], ...]:
     return (

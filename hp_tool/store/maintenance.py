@@ -1,4 +1,4 @@
-"""Whole databases: a backup of one, a copy into another."""
+"""Back up a database, and copy one database into another."""
 
 from contextlib import closing
 from pathlib import Path
@@ -14,26 +14,30 @@ BATCH_ROWS = 500
 
 
 def backup(*, url: str, path: Path) -> None:
-    """Write a consistent copy of a SQLite database, in use or not, to a new file; Optuna's tables
-    go with it.
+    """Write a consistent copy of a SQLite database, Optuna's tables included, to a new file.
 
-    UnsupportedError for PostgreSQL, with the command that does it; InputError where the file
-    exists.
+    The database may be in use.
+
+    Raises:
+        UnsupportedError: The URL is PostgreSQL's; the message shows the pg_dump command.
+        NotFoundError: No database file exists at the URL.
+        InputError: `path` exists.
     """
     parsed = parse_url(url)
     if parsed.get_backend_name() != "sqlite":
         reachable = parsed.set(drivername="postgresql").render_as_string(hide_password=True)
         raise UnsupportedError(
-            f"PostgreSQL has its own backup: pg_dump --format=custom --file={path} '{reachable}'"
+            f"Use pg_dump to back up PostgreSQL: pg_dump --format=custom --file={path} "
+            f"'{reachable}'"
         )
     if not Path(parsed.database or "").is_file():
-        raise NotFoundError(f"there is no database at {parsed.database}", field="database_url")
+        raise NotFoundError(f"No database at {parsed.database}.", field="database_url")
     if path.exists():
-        raise InputError(f"{path} exists; a backup replaces nothing", field="path")
+        raise InputError(f"{path} exists. Choose a new file for the backup.", field="path")
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(path.name + ".partial")
     partial.unlink(missing_ok=True)
-    partial.touch(mode=0o600)  # for its owner's eyes alone, as the database itself
+    partial.touch(mode=0o600)  # readable by the owner only, like the database
     with (
         opened(url) as engine,
         translated_errors(engine),
@@ -44,12 +48,17 @@ def backup(*, url: str, path: Path) -> None:
 
 
 def copy(*, source: str, target: str) -> dict[str, int]:
-    """Copy all our tables from one database into another one without such rows; the number of rows
-    by table.
+    """Copy the hp_ tables from one database into another.
 
-    The target's schema is made or upgraded first. The source is read as of one instant and only
-    read; the target gets everything or nothing. StoreError where the source has another schema
-    version, ConflictError where the target has rows.
+    Creates or upgrades the target's schema first. Reads the source in one snapshot and writes the
+    target in one transaction.
+
+    Returns:
+        Number of rows copied, by table.
+
+    Raises:
+        StoreError: The source has a different schema version.
+        ConflictError: The target already has rows.
     """
     if (revision := schema.current(source)) != schema.HEAD:
         state = (
@@ -75,7 +84,7 @@ def copy(*, source: str, target: str) -> dict[str, int]:
 def _copy_table(read: sa.Connection, write: sa.Connection, table: sa.Table) -> int:
     if write.execute(sa.select(sa.literal(1)).select_from(table).limit(1)).first() is not None:
         raise ConflictError(
-            f"the target already has rows in {table.name}; a copy needs one without"
+            f"The target already has rows in {table.name}. Copy into an empty database."
         )
     copied = 0
     rows = read.execution_options(yield_per=BATCH_ROWS).execute(sa.select(table))

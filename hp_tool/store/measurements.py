@@ -1,6 +1,4 @@
-"""Measurements: of our own runs, reported by trainings, imported from files; and which of them
-teach.
-"""
+"""Measurements: from profile runs, reported by trainings, or imported from files."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -23,8 +21,8 @@ from hp_tool.store import tables
 from hp_tool.store.base import (
     ID,
     StoreBase,
-    as_earlier_editions,
     checked,
+    earlier_edition_requests,
     earlier_use,
     first_use,
     now,
@@ -38,18 +36,20 @@ NEW_MEASUREMENT = sa.insert(MEASUREMENT)
 AS_STORED = sa.select(MEASUREMENT.c.source, MEASUREMENT.c.query, MEASUREMENT.c.measurement).where(
     MEASUREMENT.c.id == ID
 )
-# Kept a second time as columns, to filter and plot by without opening the JSON.
-NUMBERS = ("status", "step_s", "tokens_per_second_per_gpu", "peak_memory_bytes")
-WINDOW = 1000
-"""Measurements among which `repeats` looks: so that it takes no longer however many there are."""
-MOST_DUE = 1000
-"""Due refits that are read at once."""
-LEAST_TRUST = 0.5
-"""Of a measurement that teaches everybody; below it its owner alone."""
-TRUSTED = MEASUREMENT.c.trust >= LEAST_TRUST
+# Copied from the JSON to columns, for filters and plots.
+COPIED_COLUMNS = ("status", "step_s", "tokens_per_second_per_gpu", "peak_memory_bytes")
+REPEATS_WINDOW = 1000
+"""Newest measurements that `repeats` considers, so that its time is bounded."""
+MAX_DUE_REFITS = 1000
+"""Due refits read per call."""
+MIN_SHARED_TRUST = 0.5
+"""Trust from which a measurement calibrates everybody's predictions; below it, its owner's only."""
+TRUSTED = MEASUREMENT.c.trust >= MIN_SHARED_TRUST
 
 
 class Measurements(StoreBase):
+    """Measurements and due refits."""
+
     def add_measurement(
         self,
         *,
@@ -60,7 +60,7 @@ class Measurements(StoreBase):
         with self._writing() as connection:
             at = now(connection)
             new = new_id()
-            stands = first_use(
+            stored_id = first_use(
                 connection,
                 scope="measurements",
                 owner=measurement.owner,
@@ -69,9 +69,9 @@ class Measurements(StoreBase):
                 resource_id=new,
                 at=at,
             )
-            if stands == new:
+            if stored_id == new:
                 insert_measurement(connection, measurement=measurement, at=at, measurement_id=new)
-            return _read_measurement(connection, stands)
+            return _read_measurement(connection, stored_id)
 
     def earlier_measurement(
         self,
@@ -83,7 +83,7 @@ class Measurements(StoreBase):
     ) -> MeasurementRecord | None:
         with self._reading() as connection:
 
-            def is_its(fingerprint: str, measurement_id: str) -> bool:
+            def matches(fingerprint: str, measurement_id: str) -> bool:
                 if fingerprint == json_digest(request):
                     return True
                 row = connection.execute(AS_STORED, {ID.key: measurement_id}).one_or_none()
@@ -91,13 +91,13 @@ class Measurements(StoreBase):
                     return False
                 stored = {"source": row.source, "query": row.query, "measurement": row.measurement}
                 stored["parallel"] = row.query.get("parallel")
-                earlier = as_earlier_editions(expanded, request=request, stored=stored)
-                return any(fingerprint == json_digest(each) for each in earlier)
+                earlier = earlier_edition_requests(expanded, request=request, stored=stored)
+                return any(fingerprint == json_digest(candidate) for candidate in earlier)
 
-            stands = earlier_use(
-                connection, scope="measurements", owner=owner, key=idempotency_key, is_its=is_its
+            used_id = earlier_use(
+                connection, scope="measurements", owner=owner, key=idempotency_key, matches=matches
             )
-            return None if stands is None else _read_measurement(connection, stands)
+            return None if used_id is None else _read_measurement(connection, used_id)
 
     def get_measurement(self, *, measurement_id: str) -> MeasurementRecord:
         with self._reading() as connection:
@@ -106,10 +106,10 @@ class Measurements(StoreBase):
     def measurements(
         self, *, owner: str | None = None, limit: int = 100, **query: Unpack[MeasurementQuery]
     ) -> Page[MeasurementRecord]:
-        apart = {"teaches", "repeats", *Paging.__annotations__}
+        not_columns = {"teaches", "repeats", *Paging.__annotations__}
         wanted = {
             "owner": owner,
-            **{name: value for name, value in query.items() if name not in apart},
+            **{name: value for name, value in query.items() if name not in not_columns},
         }
         filters = {MEASUREMENT.c[name]: value for name, value in wanted.items()}
         listed = sa.select(MEASUREMENT)
@@ -118,9 +118,9 @@ class Measurements(StoreBase):
         if (teaches := query.get("teaches")) is not None:
             listed = listed.where(sa.or_(TRUSTED, MEASUREMENT.c.owner == teaches))
         if (repeats := query.get("repeats")) is not None:
-            wheres = [column == value for column, value in filters.items() if value is not None]
+            conditions = [column == value for column, value in filters.items() if value is not None]
             listed = listed.where(
-                MEASUREMENT.c.id.in_(_newest_repeats(listed.where(*wheres), repeats))
+                MEASUREMENT.c.id.in_(_newest_repeats(listed.where(*conditions), repeats))
             )
         with self._reading() as connection:
             listing = Listing(table=MEASUREMENT, filters=filters, paging=query)
@@ -135,21 +135,21 @@ class Measurements(StoreBase):
                 sa.update(MEASUREMENT).where(MEASUREMENT.c.id == measurement_id).values(values)
             )
             record = _read_measurement(connection, measurement_id)
-            place = {name: getattr(record, name) for name in ("cluster_key", "framework", "owner")}
-            connection.execute(sa.insert(DUE_REFIT), {"id": new_id(), **place})
+            scope = {name: getattr(record, name) for name in ("cluster_key", "framework", "owner")}
+            connection.execute(sa.insert(DUE_REFIT), {"id": new_id(), **scope})
             return record
 
     def due_refits(self) -> list[DueRefit]:
         with self._reading() as connection:
             return [
                 DueRefit(**row_dict(row))
-                for row in connection.execute(sa.select(DUE_REFIT).limit(MOST_DUE))
+                for row in connection.execute(sa.select(DUE_REFIT).limit(MAX_DUE_REFITS))
             ]
 
     def drop_due_refits(self, *, refits: Sequence[DueRefit]) -> None:
         with self._writing() as connection:
             connection.execute(
-                sa.delete(DUE_REFIT).where(DUE_REFIT.c.id.in_([each.id for each in refits]))
+                sa.delete(DUE_REFIT).where(DUE_REFIT.c.id.in_([refit.id for refit in refits]))
             )
 
     def measured_clusters(
@@ -181,16 +181,17 @@ class Measurements(StoreBase):
 
 
 def _newest_repeats(listed: sa.Select[Any], repeats: int) -> sa.Select[Any]:
-    """Ids of so many newest measurements of each configuration and outcome, among the newest WINDOW
-    of those listed.
+    """Select ids of the newest `repeats` measurements per configuration and outcome.
+
+    Considers the newest REPEATS_WINDOW measurements of `listed`.
     """
     newest = MEASUREMENT.c.created_at.desc(), MEASUREMENT.c.id.desc()
-    alike = "problem_digest", "digest", "status"
-    columns = [MEASUREMENT.c[name] for name in ("id", "created_at", *alike)]
-    window = listed.with_only_columns(*columns).order_by(*newest).limit(WINDOW).subquery().c
+    group = "problem_digest", "digest", "status"
+    columns = [MEASUREMENT.c[name] for name in ("id", "created_at", *group)]
+    window = listed.with_only_columns(*columns).order_by(*newest).limit(REPEATS_WINDOW).subquery().c
     order = window.created_at.desc(), window.id.desc()
     number = sa.func.row_number().over(
-        partition_by=[window[name] for name in alike], order_by=order
+        partition_by=[window[name] for name in group], order_by=order
     )
     numbered = sa.select(window.id, number.label("number")).subquery().c
     return sa.select(numbered.id).where(numbered.number <= repeats)
@@ -205,10 +206,10 @@ def insert_measurement(
     search_id: str | None = None,
     run_id: str | None = None,
 ) -> None:
-    """Store a measurement; a run's second one violates its unique run_id."""
+    """Store a measurement; a second one for the same run violates the unique run_id."""
     values = encode(measurement, field="measurement")
     values["trust"] = float(values.pop("trusted"))
-    numbers = {name: values["measurement"][name] for name in NUMBERS}
+    numbers = {name: values["measurement"][name] for name in COPIED_COLUMNS}
     digest = configuration_digest(
         parallel=measurement.parallel, fidelity=measurement.measurement.fidelity
     )
@@ -223,8 +224,8 @@ def insert_measurement(
 
 
 def _record(row: sa.Row[Any]) -> MeasurementRecord:
-    values = {name: value for name, value in row_dict(row).items() if name not in NUMBERS}
-    values["trusted"] = values.pop("trust") >= LEAST_TRUST
+    values = {name: value for name, value in row_dict(row).items() if name not in COPIED_COLUMNS}
+    values["trusted"] = values.pop("trust") >= MIN_SHARED_TRUST
     values["parallel"] = decode_configuration(values["parallel"])
     values["measurement"] = decode(Measurement, values["measurement"])
     return MeasurementRecord(**values)

@@ -1,9 +1,8 @@
-"""What migrations do to large tables while others use them: move rows in batches, create indexes
-beside writers.
+"""Online migrations of large tables: move rows in batches, create indexes concurrently.
 
-A migration that calls these is committed piece by piece. Each piece is skipped, or changes nothing,
-where an interrupted upgrade was done with it: run again, the migration goes on. So it first expands
-(columns, indexes), then moves, then contracts.
+A migration that calls these functions commits piece by piece. Pieces that an interrupted upgrade
+completed are skipped or change nothing, so the migration can run again. It must first expand
+(columns, indexes), then move rows, then contract.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,18 +14,18 @@ from alembic import op
 from hp_tool.store.base import transaction, writing
 
 BATCH_ROWS = 500
-"""Rows that one transaction changes: some milliseconds."""
+"""Rows changed per transaction, which takes some milliseconds."""
 Change = Callable[[sa.Connection, Sequence[sa.Row[Any]]], None]
 
 
 def add_column(table: str, column: sa.Column[Any]) -> None:
-    """Add a column, unless the table has it."""
-    if column.name not in {each["name"] for each in sa.inspect(op.get_bind()).get_columns(table)}:
+    """Add a column unless the table has it."""
+    if column.name not in {found["name"] for found in sa.inspect(op.get_bind()).get_columns(table)}:
         op.add_column(table, column)
 
 
 def create_index(name: str, table: str, columns: Sequence[str]) -> None:
-    """Create an index, unless it is there; on PostgreSQL while others write the table."""
+    """Create an index unless it exists; on PostgreSQL without blocking writers."""
     with op.get_context().autocommit_block():
         if op.get_bind().dialect.name == "postgresql" and _is_invalid(name):
             op.drop_index(name, table)
@@ -36,10 +35,12 @@ def create_index(name: str, table: str, columns: Sequence[str]) -> None:
 
 
 def in_batches(query: sa.Select[Any], *, key: sa.ColumnElement[str], change: Change) -> None:
-    """Read the rows of `query` in the order of `key`, BATCH_ROWS at a time; `change` each batch in
-    a transaction of its own.
+    """Call `change` with batches of BATCH_ROWS rows, each in its own transaction.
 
-    `query` selects `key`; `change` leaves rows as they are that it has changed before.
+    Args:
+        query: Select that includes `key`.
+        key: Column that orders the rows.
+        change: Updates a batch; must not change rows that it changed before.
     """
     with op.get_context().autocommit_block():
         engine, last = op.get_bind().engine, ""
@@ -59,7 +60,7 @@ def in_batches(query: sa.Select[Any], *, key: sa.ColumnElement[str], change: Cha
 def update_in_batches(
     table: sa.TableClause, *, where: sa.ColumnElement[bool], values: dict[str, Any]
 ) -> None:
-    """Set `values` in the rows of `where`, which have an `id`."""
+    """Set `values` in the rows that match `where`; the table needs an `id` column."""
 
     def change(connection: sa.Connection, rows: Sequence[sa.Row[Any]]) -> None:
         connection.execute(
@@ -70,6 +71,6 @@ def update_in_batches(
 
 
 def _is_invalid(index: str) -> bool:
-    """Whether an interrupted CREATE INDEX CONCURRENTLY left this index, which nobody uses."""
+    """Return True if an interrupted CREATE INDEX CONCURRENTLY left an unusable index."""
     query = sa.text("SELECT NOT indisvalid FROM pg_index WHERE indexrelid = to_regclass(:index)")
     return bool(op.get_bind().execute(query, {"index": index}).scalar())

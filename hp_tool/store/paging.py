@@ -1,6 +1,4 @@
-"""Pages of a list, newest first or oldest first, by (created_at, id): no page is slower than
-another and none skips a row.
-"""
+"""Keyset pagination by (created_at, id): all pages are equally fast, and none skips a row."""
 
 import base64
 import binascii
@@ -22,14 +20,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listing:
-    """A list: what is in it, and in which order."""
+    """A filtered and ordered list of table rows."""
 
     table: sa.Table
     filters: Mapping[sa.Column[Any], Any] = field(default_factory=dict)
-    """What columns must equal; None: anything."""
+    """Required values by column; None matches any value."""
     paging: Paging = field(default_factory=Paging)
     words: tuple[str, ...] = ()
-    """What the query looks for besides; a cursor belongs to them, too."""
+    """Words that the query also filters by; part of the cursor's digest."""
 
     def page(
         self,
@@ -39,21 +37,26 @@ class Listing:
         record: Callable[[sa.Row[Any]], T],
         query: sa.Select[Any] | None = None,
     ) -> Page[T]:
-        """One page, from the cursor on. `query` selects created_at and id of the table, by default
-        its whole rows.
+        """Return the page that starts at the cursor.
+
+        Args:
+            connection: A connection in a transaction.
+            limit: Maximum number of items.
+            record: Converts a row to an item.
+            query: Select with the table's created_at and id; by default all columns.
         """
         if not 1 <= limit <= MAX_LIMIT:
-            raise InputError(f"limit is {limit}; it must be from 1 to {MAX_LIMIT}", field="limit")
-        query = self._selected(sa.select(self.table) if query is None else query)
+            raise InputError(f"limit is {limit}. Use 1 to {MAX_LIMIT}.", field="limit")
+        query = self._filtered(sa.select(self.table) if query is None else query)
         if (cursor := self.paging.get("cursor")) is not None:
             here, there = sa.tuple_(*self._key), sa.tuple_(*self._decode(cursor))
-            query = query.where(here > there if self._rises else here < there)
+            query = query.where(here > there if self._ascending else here < there)
         rows = connection.execute(query.limit(limit + 1)).all()
         shown = rows[:limit]
-        following = self.cursor(shown[-1].created_at, shown[-1].id) if len(rows) > limit else None
-        return Page(items=tuple(map(record, shown)), next_cursor=following)
+        next_cursor = self.cursor(shown[-1].created_at, shown[-1].id) if len(rows) > limit else None
+        return Page(items=tuple(map(record, shown)), next_cursor=next_cursor)
 
-    def _selected(self, query: sa.Select[Any]) -> sa.Select[Any]:
+    def _filtered(self, query: sa.Select[Any]) -> sa.Select[Any]:
         created_at = self.table.c.created_at
         for column, wanted in self.filters.items():
             if wanted is not None:
@@ -63,11 +66,11 @@ class Listing:
         if until := self.paging.get("until"):
             query = query.where(created_at < until)
         return query.order_by(
-            *(column.asc() if self._rises else column.desc() for column in self._key)
+            *(column.asc() if self._ascending else column.desc() for column in self._key)
         )
 
     def cursor(self, at: datetime, last: str) -> str:
-        """The cursor of what comes after the row that was created at `at` and has the id `last`."""
+        """Return the cursor of the rows after the one with this creation time and id."""
         return (
             base64.urlsafe_b64encode(f"{at.isoformat()}|{last}|{self._digest}".encode())
             .decode()
@@ -79,7 +82,7 @@ class Listing:
         return self.table.c.created_at, self.table.c.id
 
     @property
-    def _rises(self) -> bool:
+    def _ascending(self) -> bool:
         return self.paging.get("oldest_first", False)
 
     @property
@@ -93,23 +96,23 @@ class Listing:
         span = [
             None if instant is None else instant.astimezone(UTC).isoformat() for instant in instants
         ]
-        return json_digest([self.table.name, filters, span, self._rises, *self.words])[:16]
+        return json_digest([self.table.name, filters, span, self._ascending, *self.words])[:16]
 
     def _decode(self, cursor: str) -> tuple[sa.BindParameter[datetime], sa.BindParameter[str]]:
-        """The key of the row that the cursor names. InputError for another list's."""
+        """Return the key in a cursor; raise InputError for another list's cursor."""
         try:
             text = base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)).decode()
             at, last, digest = text.split("|")
             instant = datetime.fromisoformat(at)
             if instant.tzinfo is None or not last.isalnum():
-                raise ValueError("no cursor of ours")
+                raise ValueError("not a cursor of this store")
             instant = instant.astimezone(UTC)
         except (ValueError, OverflowError, binascii.Error):
-            raise _refused("is not one that an earlier page answered") from None
+            raise _cursor_error("is not a `next_cursor` of an earlier page") from None
         if digest != self._digest:
-            raise _refused("belongs to another list, order or filter")
+            raise _cursor_error("belongs to a list with other filters or order")
         return sa.literal(instant, UtcDateTime()), sa.literal(last)
 
 
-def _refused(why: str) -> InputError:
-    return InputError(f"cursor {why}; leave it out for the first page", field="cursor")
+def _cursor_error(problem: str) -> InputError:
+    return InputError(f"cursor {problem}. Omit it to get the first page.", field="cursor")

@@ -1,4 +1,4 @@
-"""What a database may forget: details of searches, searches that ended, measurements."""
+"""Deletion of old data: details of searches, ended searches, measurements."""
 
 from collections.abc import Collection, Sequence
 from datetime import datetime, timedelta
@@ -14,9 +14,9 @@ from hp_tool.store import tables
 from hp_tool.store.base import ENDED, OPEN_RUN, StoreBase, now
 
 PRUNED_ROWS = 1000
-"""Rows per transaction: nobody waits long for the write lock."""
+"""Rows deleted per transaction; small, so that nobody waits long for the write lock."""
 PRUNED_SEARCHES = 20
-"""Searches per transaction, with all their runs and events."""
+"""Searches deleted per transaction, with their runs and events."""
 SEARCH, RUN, EVENT, KEY, MEASUREMENT = (
     tables.searches.c,
     tables.runs.c,
@@ -31,25 +31,23 @@ NOT_NEEDED = sa.and_(
         RUN.state.in_(OPEN_RUN), RUN.predicted[REUSED].as_string() == MEASUREMENT.id
     ),
 )
-"""Measurements that no unfinished search needs: neither its own, nor one that stands for a run of
-it.
-"""
+"""Measurements that no unfinished search needs, as its own or as a reused result."""
 NO_OPEN_RUN = ~sa.exists().where(SEARCH.id == RUN.search_id, RUN.state.in_(OPEN_RUN))
 
 
 class Forgetting(StoreBase):
-    """The part of `AccessStore` that forgets."""
+    """Retention methods of `AccessStore`."""
 
     def prune(self, *, older_than_days: float, dry_run: bool = False) -> dict[str, int]:
         before = self._before(older_than_days)
-        of_old = sa.exists().where(
+        of_ended_search = sa.exists().where(
             SEARCH.id == EVENT.search_id, SEARCH.state.in_(ENDED), SEARCH.finished_at < before
         )
         deleted = sa.and_(
             MEASUREMENT.state == "deleted", MEASUREMENT.created_at < before, NOT_NEEDED
         )
         return {
-            "events": self._delete(tables.events, of_old, dry_run=dry_run),
+            "events": self._delete(tables.events, of_ended_search, dry_run=dry_run),
             "audit": self._delete(
                 tables.audit, tables.audit.c.created_at < before, dry_run=dry_run
             ),
@@ -77,17 +75,17 @@ class Forgetting(StoreBase):
             .where(SEARCH.state.in_(ENDED))
             .order_by(SEARCH.finished_at.desc(), SEARCH.id)
         )
-        may_go = SEARCH.finished_at < yesterday, NO_OPEN_RUN
+        deletable = SEARCH.finished_at < yesterday, NO_OPEN_RUN
         old: set[str] = set()
         with self._reading() as connection:
             if older_than_days is not None:
                 before = self._before(older_than_days)
-                old.update(connection.scalars(ended.where(SEARCH.finished_at < before, *may_go)))
+                old.update(connection.scalars(ended.where(SEARCH.finished_at < before, *deletable)))
             if keep is not None:
                 newest = ended.limit(keep).subquery()
                 old.update(
                     connection.scalars(
-                        ended.where(SEARCH.id.not_in(sa.select(newest.c.id)), *may_go)
+                        ended.where(SEARCH.id.not_in(sa.select(newest.c.id)), *deletable)
                     )
                 )
         return sorted(old)
@@ -97,10 +95,10 @@ class Forgetting(StoreBase):
         for start in range(0, len(search_ids), PRUNED_SEARCHES):
             ids = search_ids[start : start + PRUNED_SEARCHES]
             with self._writing() as connection:
-                gone = sa.delete(tables.searches).where(
+                deletion = sa.delete(tables.searches).where(
                     SEARCH.id.in_(ids), SEARCH.state.in_(ENDED), NO_OPEN_RUN
                 )
-                deleted = list(connection.scalars(gone.returning(SEARCH.id)))
+                deleted = list(connection.scalars(deletion.returning(SEARCH.id)))
                 used = KEY.scope == "searches", KEY.resource_id.in_(deleted)
                 connection.execute(sa.delete(tables.idempotency_keys).where(*used))
             total += len(deleted)
@@ -115,25 +113,25 @@ class Forgetting(StoreBase):
         with self._reading() as connection:
             at = now(connection)
             for start in range(0, len(names), PRUNED_ROWS):
-                some = RUN.job_name.in_(names[start : start + PRUNED_ROWS])
-                for row in connection.execute(query.where(some)):
+                in_batch = RUN.job_name.in_(names[start : start + PRUNED_ROWS])
+                for row in connection.execute(query.where(in_batch)):
                     age_s = (at - row.finished_at).total_seconds()
                     ended[row.job_name] = EndedRun(search_id=row.search_id, age_s=age_s)
         return ended
 
     def kept(self) -> Kept:
         with self._reading() as connection:
-            return kept_in(connection)
+            return retention_state(connection)
 
     def _before(self, days: float) -> datetime:
         if not SHORTEST_DAYS <= days <= LONGEST_DAYS:
-            expected = f"it must be from {SHORTEST_DAYS:g} to {LONGEST_DAYS:g}"
-            raise InputError(f"{days:g} days; {expected}", field="older_than_days")
+            expected = f"Use {SHORTEST_DAYS:g} to {LONGEST_DAYS:g} days."
+            raise InputError(f"older_than_days is {days:g}. {expected}", field="older_than_days")
         with self._reading() as connection:
             return now(connection) - timedelta(days=days)
 
     def _delete(self, table: sa.Table, old: sa.ColumnElement[bool], *, dry_run: bool) -> int:
-        """Delete what is old, some rows at a time, or only count it; the number of rows."""
+        """Delete old rows in batches, or only count them; return the number of rows."""
         if dry_run:
             with self._reading() as connection:
                 return int(
@@ -146,14 +144,14 @@ class Forgetting(StoreBase):
         total = 0
         while True:
             with self._writing() as connection:
-                some = sa.select(*columns).where(old).limit(PRUNED_ROWS)
-                gone = connection.execute(sa.delete(table).where(key.in_(some))).rowcount
-            total += gone
-            if gone < PRUNED_ROWS:
+                batch = sa.select(*columns).where(old).limit(PRUNED_ROWS)
+                deleted = connection.execute(sa.delete(table).where(key.in_(batch))).rowcount
+            total += deleted
+            if deleted < PRUNED_ROWS:
                 return total
 
     def _cut_logs(self, before: datetime, *, dry_run: bool) -> int:
-        """Take the ends of logs out of old measurements; status and cause stay."""
+        """Remove log tails from old measurements; status and cause stay."""
         table, last, total = tables.measurements, "", 0
         old = (
             table.c.status != "ok",
@@ -182,8 +180,8 @@ class Forgetting(StoreBase):
             last = rows[-1].id
 
 
-def kept_in(connection: sa.Connection) -> Kept:
-    """What the database behind a connection keeps of ended searches."""
+def retention_state(connection: sa.Connection) -> Kept:
+    """Count the ended searches and measure the size of a connection's database."""
     ended = sa.select(sa.func.count(), sa.func.min(SEARCH.finished_at)).where(
         SEARCH.state.in_(ENDED)
     )

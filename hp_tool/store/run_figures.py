@@ -1,4 +1,4 @@
-"""What a search's runs cost, were predicted and measured, without their logs and lists of steps."""
+"""Figures of a search's runs: cost, prediction and measurement, without logs and step lists."""
 
 from dataclasses import fields
 from functools import lru_cache
@@ -13,7 +13,7 @@ from hp_tool.store.columns import decode, decode_configuration
 
 RUN, MEASURED = tables.runs, tables.measurements
 LATENCIES = tuple(field.name for field in fields(Latencies))
-CONVERTED = {
+CONVERTED_FIELDS = {
     "state",
     "parallel",
     "fidelity",
@@ -21,7 +21,9 @@ CONVERTED = {
     "objective_s",
     "latencies",
 }
-AS_STORED = tuple(field.name for field in fields(RunFigures) if field.name not in CONVERTED)
+PLAIN_FIELDS = tuple(
+    field.name for field in fields(RunFigures) if field.name not in CONVERTED_FIELDS
+)
 FIGURES = sa.select(
     RUN.c.id,
     RUN.c.number,
@@ -47,24 +49,23 @@ FIGURES = sa.select(
     ),
     sa.func.coalesce(RUN.c.cause, MEASURED.c.measurement["cause"].as_string()).label("cause"),
 ).outerjoin_from(RUN, MEASURED, MEASURED.c.run_id == RUN.c.id)
-"""Only figures leave the database: most of a run's JSON is its logs and lists of steps."""
+"""Selects figures only: most of a run's JSON is logs and step lists."""
 
 
 NAMES = tuple(FIGURES.selected_columns.keys())
 
 
 def figures_of(connection: sa.Connection, search_id: str) -> list[RunFigures]:
-    """The figures of a search's runs, by number."""
+    """Return the figures of a search's runs, ordered by number."""
     rows = connection.execute(FIGURES.where(RUN.c.search_id == search_id).order_by(RUN.c.number))
-    return [
-        _run_figures(dict(zip(NAMES, row, strict=True))) for row in rows
-    ]  # a row's own names are slow to look up
+    # A row's own name lookup is slow.
+    return [_run_figures(dict(zip(NAMES, row, strict=True))) for row in rows]
 
 
 def _run_figures(row: dict[str, Any]) -> RunFigures:
     fidelity, low_s, high_s = _fidelity(row["fidelity"]), row["low_s"], row["high_s"]
     return RunFigures(
-        **{name: row[name] for name in AS_STORED},
+        **{name: row[name] for name in PLAIN_FIELDS},
         state=RunState(row["state"]),
         parallel=decode_configuration(row["parallel"]),
         fidelity=fidelity,
@@ -79,5 +80,5 @@ def _run_figures(row: dict[str, Any]) -> RunFigures:
 
 @lru_cache(maxsize=256)
 def _fidelity(text: str) -> Fidelity:
-    """The fidelity that the JSON `text` holds; runs of a search have few different ones."""
+    """Decode a fidelity. Cached: the runs of a search have few different ones."""
     return decode(Fidelity, text)

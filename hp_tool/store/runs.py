@@ -1,5 +1,6 @@
-"""Profile runs of a search: intended, submitted, then finished or abandoned, always under the
-search's lease.
+"""Profile runs of a search: intended, submitted, then finished or abandoned.
+
+Every change requires the search's lease.
 """
 
 from dataclasses import replace
@@ -45,11 +46,13 @@ RUN, MEASURED = tables.runs, tables.measurements
 WITH_MEASUREMENT = sa.select(
     RUN, MEASURED.c.id.label("measurement_id"), MEASURED.c.measurement.label("measurement")
 ).outerjoin_from(RUN, MEASURED, MEASURED.c.run_id == RUN.c.id)
-"""Rows of `run_record`. A run's measurement stands in one place, with the measurements."""
+"""Rows of `run_record`: a run with its measurement."""
 ONE_RUN = WITH_MEASUREMENT.where(RUN.c.id == ID)
 
 
 class Runs(StoreBase):
+    """Profile runs."""
+
     def intend_run(
         self,
         *,
@@ -84,14 +87,14 @@ class Runs(StoreBase):
                 "number": number,
                 "digest": digest,
                 "attempt": 0 if last is None else last.attempt + 1,
-                # a restored database counts these again
+                # The run id keeps names unique after a restore, which repeats the other parts.
                 "job_name": f"hp-{search_id}-r{number}-t{lease.token}-{run_id}",
                 "token": lease.token,
                 "state": RunState.INTENDED,
                 "created_at": at,
             }
             connection.execute(sa.insert(RUN), {**new, **values})
-            return _with_event(connection, read_run(connection, run_id), at=at)
+            return _append_run_event(connection, read_run(connection, run_id), at=at)
 
     def mark_submitted(self, *, lease: Lease, run_id: str, handle: str) -> RunRecord:
         with self._writing() as connection:
@@ -99,7 +102,7 @@ class Runs(StoreBase):
             if run.state is RunState.SUBMITTED and run.handle == handle:
                 return run
             if run.state not in (RunState.INTENDED, RunState.SUBMITTED):
-                raise ConflictError(f"run {run_id} is already {run.state}")
+                raise ConflictError(f"Run {run_id} is already {run.state}.")
             at = now(connection)
             return change_run(
                 connection,
@@ -124,7 +127,7 @@ class Runs(StoreBase):
             if run.state is RunState.ABANDONED:
                 return run
             if run.state is RunState.FINISHED:
-                raise ConflictError(f"run {run_id} is already finished")
+                raise ConflictError(f"Run {run_id} is already finished.")
             at = now(connection)
             ended = {
                 "state": RunState.ABANDONED,
@@ -132,7 +135,7 @@ class Runs(StoreBase):
                 "gpu_seconds": gpu_seconds,
                 "finished_at": at,
             }
-            return change_run(connection, run, at=at, **ended, account=_stored(account))
+            return change_run(connection, run, at=at, **ended, account=_encode_account(account))
 
     def finish_run(
         self,
@@ -148,20 +151,19 @@ class Runs(StoreBase):
             if run.state is RunState.FINISHED:
                 return run
             if run.state is RunState.ABANDONED:
-                raise ConflictError(f"run {run_id} was abandoned: {run.cause}")
+                raise ConflictError(f"Run {run_id} was abandoned: {run.cause}")
             at = now(connection)
             owner = connection.execute(
                 sa.select(tables.searches.c.owner).where(tables.searches.c.id == run.search_id)
             )
-            measurement = replace(
-                measurement, owner=owner.scalar_one()
-            )  # the search's, not the worker's
+            # The measurement belongs to the search's owner, not to the worker.
+            measurement = replace(measurement, owner=owner.scalar_one())
             insert_measurement(
                 connection, measurement=measurement, search_id=run.search_id, run_id=run_id, at=at
             )
-            run = read_run(connection, run_id)  # with the measurement as it is stored
+            run = read_run(connection, run_id)  # includes the stored measurement
             ended = {"state": RunState.FINISHED, "gpu_seconds": gpu_seconds, "finished_at": at}
-            return change_run(connection, run, at=at, **ended, account=_stored(account))
+            return change_run(connection, run, at=at, **ended, account=_encode_account(account))
 
     def runs(self, *, search_id: str) -> list[RunRecord]:
         with self._reading() as connection:
@@ -169,7 +171,7 @@ class Runs(StoreBase):
                 WITH_MEASUREMENT.where(RUN.c.search_id == search_id).order_by(RUN.c.number)
             ).all()
             if not rows:
-                read_search(connection, search_id)  # none yet is one thing, no such search another
+                read_search(connection, search_id)  # raises NotFoundError for an unknown search
             return [run_record(row) for row in rows]
 
     def list_runs(
@@ -186,9 +188,7 @@ class Runs(StoreBase):
         with self._reading() as connection:
             page = listing.page(connection, query=WITH_MEASUREMENT, limit=limit, record=run_record)
             if not page.items:
-                read_search(
-                    connection, search_id
-                )  # none of this kind is one thing, no such search another
+                read_search(connection, search_id)  # raises NotFoundError for an unknown search
             return page
 
     def count_open_runs(self, *, cluster: str) -> int:
@@ -210,19 +210,19 @@ class Runs(StoreBase):
 def _last_attempt(
     connection: sa.Connection, search_id: str, digest: str
 ) -> sa.Row[Any, Any, Any] | None:
-    """(id, state, attempt) of the newest run with this digest, or None."""
+    """Return (id, state, attempt) of the newest run with this digest, or None."""
     attempts = sa.select(RUN.c.id, RUN.c.state, RUN.c.attempt).where(
         RUN.c.search_id == search_id, RUN.c.digest == digest
     )
     return connection.execute(attempts.order_by(RUN.c.attempt.desc()).limit(1)).one_or_none()
 
 
-def _stored(account: RunAccount | None) -> JsonObject | None:
+def _encode_account(account: RunAccount | None) -> JsonObject | None:
     return None if account is None else encode(dict(account), field="account")
 
 
 def run_record(row: sa.Row[Any]) -> RunRecord:
-    """A row of WITH_MEASUREMENT as a record."""
+    """Convert a row of WITH_MEASUREMENT to a record."""
     values = row_dict(row)
     values["state"] = RunState(values["state"])
     values["parallel"] = decode_configuration(values["parallel"])
@@ -233,12 +233,12 @@ def run_record(row: sa.Row[Any]) -> RunRecord:
 
 
 def read_run(connection: sa.Connection, run_id: str) -> RunRecord:
-    """One run, or NotFoundError."""
+    """Return a run; raise NotFoundError if there is none."""
     return run_record(row_by_id(connection, ONE_RUN, run_id, kind="run"))
 
 
 def _leased_run(connection: sa.Connection, lease: Lease, run_id: str) -> RunRecord:
-    """A run of the search that `lease` coordinates; the search's lock guards its runs too."""
+    """Return a run of the search that `lease` coordinates; the search's lock covers its runs."""
     leased_search(connection, lease)
     return _run_of(connection, lease.search_id, run_id)
 
@@ -246,22 +246,20 @@ def _leased_run(connection: sa.Connection, lease: Lease, run_id: str) -> RunReco
 def _run_of(connection: sa.Connection, search_id: str, run_id: str) -> RunRecord:
     run = read_run(connection, run_id)
     if run.search_id != search_id:
-        raise NotFoundError(f"search {search_id} has no run {run_id!r}", field="run_id")
+        raise NotFoundError(f"Search {search_id} has no run {run_id!r}.", field="run_id")
     return run
 
 
 def change_run(
     connection: sa.Connection, run: RunRecord, *, at: datetime, **values: Any
 ) -> RunRecord:
-    """Change a run of a locked search and append its event; the run as it is now."""
+    """Update a run of a locked search, append its event, and return the updated run."""
     connection.execute(sa.update(RUN).where(RUN.c.id == run.id), checked(RUN, values))
-    return _with_event(connection, replace(run, **values), at=at)
+    return _append_run_event(connection, replace(run, **values), at=at)
 
 
-def _with_event(connection: sa.Connection, run: RunRecord, *, at: datetime) -> RunRecord:
-    """Append the event of a run's new state. Its worker makes progress, so earlier lost workers no
-    longer count.
-    """
+def _append_run_event(connection: sa.Connection, run: RunRecord, *, at: datetime) -> RunRecord:
+    """Append the event of a run's new state, and reset the search's count of lost claims."""
     payload: JsonObject = {"run_id": run.id, "number": run.number, "state": run.state}
     if run.measurement is not None:
         payload |= {"status": run.measurement.status, "step_s": run.measurement.objective_s}

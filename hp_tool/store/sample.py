@@ -1,4 +1,4 @@
-"""A store of its own with rows that were recorded elsewhere."""
+"""A temporary store filled with recorded rows."""
 
 import atexit
 import tempfile
@@ -17,8 +17,10 @@ from hp_tool.store.sql import SqlStore
 
 
 def open_sample(rows: Mapping[str, Sequence[Mapping[str, Any]]]) -> SqlStore:
-    """A store in a temporary file with these rows by table, instants as ISO text without a zone;
-    gone with this process.
+    """Return a store in a temporary SQLite file that is deleted when the process exits.
+
+    Args:
+        rows: Rows by table name; timestamps are ISO strings in UTC without an offset.
     """
     folder = tempfile.TemporaryDirectory(prefix="hp-sample-", ignore_cleanup_errors=True)
     engine = create_engine(f"sqlite:///{Path(folder.name) / 'sample.sqlite3'}")
@@ -29,13 +31,13 @@ def open_sample(rows: Mapping[str, Sequence[Mapping[str, Any]]]) -> SqlStore:
             for row in rows.get(table.name, ()):
                 connection.execute(
                     sa.insert(table).values(
-                        {name: _value(table.c[name], each) for name, each in row.items()}
+                        {name: _decode_value(table.c[name], value) for name, value in row.items()}
                     )
                 )
     return SqlStore(engine=engine)
 
 
-def _value(column: sa.Column[Any], value: Any) -> Any:
+def _decode_value(column: sa.Column[Any], value: Any) -> Any:
     return (
         datetime.fromisoformat(value).replace(tzinfo=UTC)
         if isinstance(column.type, UtcDateTime)

@@ -1,6 +1,4 @@
-"""The schema's version, how it gets the newest (Alembic's scripts in migrations/), and what state a
-database is in.
-"""
+"""Schema version, migrations (Alembic scripts in migrations/) and database state."""
 
 from __future__ import annotations
 
@@ -20,36 +18,38 @@ from hp_tool.domain.access import DatabaseState
 from hp_tool.domain.webhooks import OVERDUE_S
 from hp_tool.errors import OLDER_EDITION, StoreError
 from hp_tool.store.base import now, transaction, translated_errors
-from hp_tool.store.engine import LASTING, WRITES, opened, parse_url
+from hp_tool.store.engine import DURABLE, WRITES, opened, parse_url
 from hp_tool.store.tables import PREFIX, runs
-from hp_tool.store.webhooks import HOOK, SEARCH, untold
+from hp_tool.store.webhooks import HOOK, SEARCH, pending_webhooks
 
 if TYPE_CHECKING:
     from alembic.config import Config
 
 T = TypeVar("T")
 HEAD = "0016"
-"""The newest revision of the schema, repeated here so that opening a store need not load Alembic; a
-test compares the two.
+"""Newest schema revision, repeated here so that opening a store does not import Alembic; a test
+compares the two.
 """
 VERSION_TABLE = "hp_alembic_version"
-INSTALL = "install the newer edition on this host and start again"
+INSTALL = "install the newer version on this host and restart"
 UPGRADE_LOCK = 0x68705F746F6F6C
-"""PostgreSQL advisory lock: one upgrade at a time."""
-OTHERS_LOCK = UPGRADE_LOCK + 1
-LOOK_S = 0.1
+"""PostgreSQL advisory lock that serializes upgrades."""
+FOREIGN_TABLES_LOCK = UPGRADE_LOCK + 1
+POLL_INTERVAL_S = 0.1
 LOCK_TIMEOUT_S = 10.0
-"""How long a migration waits for a table, which others then wait for too: less than a lease."""
-NAMES_AT_ONCE = 500
+"""Seconds that a migration waits for a table lock. Others wait behind it, so it is shorter than a
+lease.
+"""
+NAMES_PER_QUERY = 500
 
 
 def current(url: str) -> str | None:
-    """The database's revision; None where there is no schema of ours, or no SQLite file."""
+    """Return the database's revision; None without an hp-tool schema or SQLite file."""
     return read(url, revision)
 
 
 def revision(connection: sa.Connection) -> str | None:
-    """The revision that this connection's database has."""
+    """Return the revision of a connection's database."""
     if not sa.inspect(connection).has_table(VERSION_TABLE):
         return None
     value = connection.execute(
@@ -59,58 +59,62 @@ def revision(connection: sa.Connection) -> str | None:
 
 
 def check_known(connection: sa.Connection) -> str | None:
-    """Return the database's revision. Raises StoreError `older_edition` where it is of a newer
-    hp-tool than this one.
+    """Return the database's revision.
+
+    Raises:
+        StoreError: A newer_schema_error hp-tool wrote the schema (`older_edition`).
     """
     current = revision(connection)
     if current is not None and current > HEAD:
-        raise newer(current, where="the database")
+        raise newer_schema_error(current, where="the database")
     return current
 
 
-def newer(revision: str, *, where: str) -> StoreError:
-    """Return the error of a database whose schema this hp-tool is too old for."""
+def newer_schema_error(revision: str, *, where: str) -> StoreError:
+    """Return the error for a schema that is newer than this hp-tool."""
     return StoreError(
-        f"{where} has schema {revision} of a newer hp-tool, this one knows {HEAD}: {INSTALL}",
+        f"{where} has schema {revision} of a newer hp-tool (this one supports up to {HEAD}): "
+        f"{INSTALL}",
         code=OLDER_EDITION,
     )
 
 
 def upgrade(url: str, *, to: str = "head") -> None:
-    """Bring a database to the newest (or a given) revision; harmless where it has it.
+    """Upgrade a database to the newest or a given revision; do nothing if it has it.
 
-    Each migration is a transaction, or several where it moves many rows: interrupted, it goes on
-    where it was.
+    Each migration runs in one transaction, or in several if it moves many rows. An interrupted
+    upgrade continues where it stopped.
     """
-    with alone(url, lock=UPGRADE_LOCK):
+    with exclusive_access(url, lock=UPGRADE_LOCK):
         migrate(url, to=to)
 
 
 def downgrade(url: str, *, to: str) -> None:
-    """Take a database back to an older revision (`base`: no tables of ours), losing what only the
-    newer one holds.
-    """
-    with alone(url, lock=UPGRADE_LOCK):
+    """Downgrade a database (`base`: remove all hp_ tables), and lose data that it cannot hold."""
+    with exclusive_access(url, lock=UPGRADE_LOCK):
         migrate(url, to=to, down=True)
 
 
 @contextmanager
-def alone(url: str, *, lock: int = OTHERS_LOCK) -> Iterator[None]:
-    """Wait until no other process is here with this database, for tables that are not ours; `lock`:
-    for ours.
+def exclusive_access(url: str, *, lock: int = FOREIGN_TABLES_LOCK) -> Iterator[None]:
+    """Wait for exclusive access to part of a database.
+
+    Args:
+        url: Database URL.
+        lock: FOREIGN_TABLES_LOCK for tables of other tools, UPGRADE_LOCK for hp-tool's tables.
     """
     with opened(url) as engine:
         if engine.dialect.name == "postgresql":
-            # The session's lock, which ends with it: a transaction that stands still is given up.
+            # A session lock: a transaction that idles this long would be ended.
             with transaction(engine.execution_options(isolation_level="AUTOCOMMIT")) as connection:
-                # A statement that waits would itself be waited for by CREATE INDEX CONCURRENTLY.
+                # Poll: CREATE INDEX CONCURRENTLY would wait for a blocked statement.
                 while not connection.execute(
                     sa.select(sa.func.pg_try_advisory_lock(lock))
                 ).scalar_one():
-                    time.sleep(LOOK_S)
+                    time.sleep(POLL_INTERVAL_S)
                 yield
             return
-        # The folder's lock: while a transaction of ours held the file, nobody could write.
+        # Lock the folder: a transaction that held the file would block every writer.
         folder = os.open(Path(engine.url.database or "").absolute().parent, os.O_RDONLY)
         try:
             fcntl.flock(folder, fcntl.LOCK_EX)
@@ -120,12 +124,12 @@ def alone(url: str, *, lock: int = OTHERS_LOCK) -> Iterator[None]:
 
 
 def migrate(url: str, *, to: str, down: bool = False) -> None:
-    """Run the migrations up or down to a revision. The caller is `alone` with UPGRADE_LOCK."""
+    """Run migrations up or down to a revision. Call it while holding UPGRADE_LOCK."""
     from alembic import command
     from alembic.util import CommandError
 
     try:
-        # Without foreign keys: SQLite rebuilds tables to change them.
+        # Foreign keys off: SQLite rebuilds tables to change them.
         with (
             opened(url, foreign_keys=False) as engine,
             translated_errors(engine),
@@ -136,14 +140,14 @@ def migrate(url: str, *, to: str, down: bool = False) -> None:
             (command.downgrade if down else command.upgrade)(config, to)
     except CommandError as error:
         raise StoreError(
-            f"{error}; the database may have been written by a newer hp-tool"
+            f"{error} (a newer_schema_error hp-tool may have written the database)"
         ) from error
 
 
 @contextmanager
 def _changing(engine: sa.Engine) -> Iterator[sa.Connection]:
-    """A connection on which each migration begins and ends its transactions."""
-    with engine.execution_options(**{WRITES: True, LASTING: True}).connect() as connection:
+    """Connect for migrations, which begin and end their own transactions."""
+    with engine.execution_options(**{WRITES: True, DURABLE: True}).connect() as connection:
         if connection.dialect.name == "postgresql":
             connection.execute(sa.text(f"SET lock_timeout = {round(1000 * LOCK_TIMEOUT_S)}"))
             connection.commit()
@@ -151,7 +155,7 @@ def _changing(engine: sa.Engine) -> Iterator[sa.Connection]:
 
 
 def alembic_config() -> Config:
-    """Alembic's configuration, made in code: installed packages have no place for an ini file."""
+    """Build Alembic's configuration; an installed package has no ini file."""
     from alembic.config import Config
 
     config = Config()
@@ -161,30 +165,29 @@ def alembic_config() -> Config:
 
 
 def migrations_folder() -> Path:
-    """Inside the package when installed from a wheel, at the top level in a checkout."""
+    """Return the migrations folder: in the package if installed, else at the checkout's top."""
     installed = Path(__file__).parent / "migrations"
     return installed if installed.is_dir() else Path(__file__).parents[2] / "migrations"
 
 
-def is_ours(name: str | None, kind: str, _: Any) -> bool:
-    """Alembic's include_name: of the tables found in a database only ours are compared, never
-    Optuna's or the user's.
-    """
+def is_hp_table(name: str | None, kind: str, _: Any) -> bool:
+    """Return True for hp-tool's tables; Alembic's include_name, so other tables are ignored."""
     return kind != "table" or (
         name is not None and name.startswith(PREFIX) and name != VERSION_TABLE
     )
 
 
 def probe(url: str) -> DatabaseState | None:
-    """The state of the database at a URL; None for a SQLite file that is not there."""
+    """Return the state of the database at a URL; None if its SQLite file does not exist."""
     return read(url, state_of)
 
 
 def read(url: str, read: Callable[[sa.Connection], T]) -> T | None:
-    """What `read` finds in the database; None for a SQLite file that is not there, which reading
-    does not make.
+    """Call `read` in a transaction; return None if the SQLite file does not exist.
 
-    Raises StoreError where it does not answer, InputError for a URL that cannot be read.
+    Raises:
+        StoreError: The database does not answer.
+        InputError: The URL cannot be parsed.
     """
     parsed = parse_url(url)
     if parsed.get_backend_name() == "sqlite" and not Path(parsed.database or "").is_file():
@@ -194,10 +197,8 @@ def read(url: str, read: Callable[[sa.Connection], T]) -> T | None:
 
 
 def unknown_jobs(url: str, job_names: Collection[str]) -> list[str]:
-    """Return those of the names, sorted, that no run of the database at a URL has; none where there
-    is no database yet.
-    """
-    known = sa.select(runs.c.job_name).where(
+    """Return the job names, sorted, that no run in the database has; [] without a database."""
+    stored_names = sa.select(runs.c.job_name).where(
         runs.c.job_name.in_(sa.bindparam("names", expanding=True))
     )
 
@@ -205,9 +206,9 @@ def unknown_jobs(url: str, job_names: Collection[str]) -> list[str]:
         if revision(connection) is None:
             return []
         names, unknown = sorted(job_names), list[str]()
-        for start in range(0, len(names), NAMES_AT_ONCE):
-            batch = names[start : start + NAMES_AT_ONCE]
-            stored = set(connection.scalars(known, {"names": batch}))
+        for start in range(0, len(names), NAMES_PER_QUERY):
+            batch = names[start : start + NAMES_PER_QUERY]
+            stored = set(connection.scalars(stored_names, {"names": batch}))
             unknown += [name for name in batch if name not in stored]
         return unknown
 
@@ -215,7 +216,7 @@ def unknown_jobs(url: str, job_names: Collection[str]) -> list[str]:
 
 
 def state_of(connection: sa.Connection) -> DatabaseState:
-    """The state of the database behind a connection."""
+    """Return the state of a connection's database."""
     before = datetime.now(UTC)
     offset = now(connection) - before
     return DatabaseState(
@@ -229,13 +230,12 @@ def state_of(connection: sa.Connection) -> DatabaseState:
 
 
 def _overdue_webhooks(connection: sa.Connection) -> int:
-    if not sa.inspect(connection).has_table(HOOK.name):  # of an older version, or of nobody's yet
+    if not sa.inspect(connection).has_table(HOOK.name):  # an older schema, or none
         return 0
-    # The first attempt is due as the search ends, though `next_attempt_at` says when it was
-    # submitted.
+    # A first attempt is due when the search ends, but its `next_attempt_at` is the submission time.
     before = now(connection) - timedelta(seconds=OVERDUE_S)
     late = HOOK.c.next_attempt_at <= before, SEARCH.c.finished_at <= before
-    number: int = connection.execute(untold(sa.func.count()).where(*late)).scalar_one()
+    number: int = connection.execute(pending_webhooks(sa.func.count()).where(*late)).scalar_one()
     return number
 
 
@@ -246,11 +246,10 @@ def _free_bytes(connection: sa.Connection) -> int | None:
 
 
 def _read_only(connection: sa.Connection) -> bool:
-    """Whether writing would fail: a standby server, or a file that this user may not write."""
+    """Return True if writes would fail: a standby server, or a file without write permission."""
     if connection.dialect.name == "postgresql":
         answer: str = connection.execute(sa.text("SHOW transaction_read_only")).scalar_one()
         return answer == "on"
     file = Path(connection.engine.url.database or "")
-    return not (
-        os.access(file, os.W_OK) and os.access(file.parent, os.W_OK)
-    )  # WAL needs the folder too
+    # WAL needs to write to the folder, too.
+    return not (os.access(file, os.W_OK) and os.access(file.parent, os.W_OK))

@@ -1,4 +1,4 @@
-"""Searches: create, list, cancel, pause, resume."""
+"""Create, list, label, cancel, pause and resume searches."""
 
 import re
 from collections.abc import Collection, Sequence
@@ -26,8 +26,8 @@ from hp_tool.store.base import (
     ONE_SEARCH,
     StoreBase,
     add_event,
-    as_earlier_editions,
     checked,
+    earlier_edition_requests,
     earlier_use,
     first_use,
     gpu_seconds_of,
@@ -46,15 +46,17 @@ from hp_tool.store.webhooks import add_webhook, reset_webhook
 SEARCH = tables.searches
 NEW_SEARCH = sa.insert(SEARCH)
 WORD = tables.search_words
-MOST_WANTED = 8
-"""Words of a look-up; more tell no better."""
-LONGEST_WORD = 64
-"""Characters kept of one."""
-UNENDED = {"result": None, "error": None, "stopped_because": None, "finished_at": None}
-"""Outcome columns, cleared when a failed search goes on."""
+MAX_QUERY_WORDS = 8
+"""Words of a query that are used; more would not narrow the result."""
+MAX_WORD_LENGTH = 64
+"""Characters of a word that are stored."""
+CLEARED_OUTCOME = {"result": None, "error": None, "stopped_because": None, "finished_at": None}
+"""Outcome columns, cleared when a failed search resumes."""
 
 
 class Searches(StoreBase):
+    """Searches and their events."""
+
     def create_search(
         self,
         *,
@@ -73,7 +75,7 @@ class Searches(StoreBase):
         with self._writing() as connection:
             at = now(connection)
             new = new_id()
-            stands = first_use(
+            stored_id = first_use(
                 connection,
                 scope="searches",
                 owner=owner,
@@ -82,8 +84,8 @@ class Searches(StoreBase):
                 resource_id=new,
                 at=at,
             )
-            if stands != new:
-                return read_search(connection, stands)
+            if stored_id != new:
+                return read_search(connection, stored_id)
             admit(connection, limits, query=query, at=at)
             state = SearchState.PAUSED if paused else SearchState.QUEUED
             values = {
@@ -94,8 +96,8 @@ class Searches(StoreBase):
                 "owner": owner,
                 "api_key_id": api_key_id,
                 "cluster": cluster_of(query),
-                "kind": _column_text(query.get("kind"), most=16),
-                "model": _column_text(model_of(query), most=200),
+                "kind": _column_text(query.get("kind"), max_length=16),
+                "model": _column_text(model_of(query), max_length=200),
                 "priority": priority,
                 "lease_token": 0,
                 "last_event": 0,
@@ -121,22 +123,22 @@ class Searches(StoreBase):
     ) -> SearchRecord | None:
         with self._reading() as connection:
 
-            def is_its(fingerprint: str, search_id: str) -> bool:
+            def matches(fingerprint: str, search_id: str) -> bool:
                 if fingerprint == _fingerprint(request, priority=priority, webhook=webhook):
                     return True
                 stored = connection.execute(ONE_SEARCH, {ID.key: search_id}).one_or_none()
                 if expanded is None or stored is None:
                     return False
-                earlier = as_earlier_editions(expanded, request=request, stored=stored.query)
+                earlier = earlier_edition_requests(expanded, request=request, stored=stored.query)
                 return any(
-                    fingerprint == _fingerprint(each, priority=priority, webhook=webhook)
-                    for each in earlier
+                    fingerprint == _fingerprint(candidate, priority=priority, webhook=webhook)
+                    for candidate in earlier
                 )
 
-            used = earlier_use(
-                connection, scope="searches", owner=owner, key=idempotency_key, is_its=is_its
+            used_id = earlier_use(
+                connection, scope="searches", owner=owner, key=idempotency_key, matches=matches
             )
-            return None if used is None else read_search(connection, used)
+            return None if used_id is None else read_search(connection, used_id)
 
     def get_search(self, *, search_id: str) -> SearchRecord:
         with self._reading() as connection:
@@ -155,7 +157,7 @@ class Searches(StoreBase):
     ) -> Page[SearchRecord]:
         query = sa.select(*(column for column in SEARCH.c if column.name != "result"))
         c = SEARCH.c
-        wanted = _words(words or "")[:MOST_WANTED]
+        wanted = _unique_words(words or "")[:MAX_QUERY_WORDS]
         for word in wanted:
             query = query.where(c.id.in_(sa.select(WORD.c.search_id).where(WORD.c.word == word)))
         filters = {c.state: state, c.owner: owner, c.kind: kind, c.model: model}
@@ -171,7 +173,7 @@ class Searches(StoreBase):
                 sa.update(SEARCH).where(SEARCH.c.id == search_id).values(label=stored)
             )
             connection.execute(sa.delete(WORD).where(WORD.c.search_id == search_id))
-            if words := _words(" ".join([label.name, *label.tags, label.note])):
+            if words := _unique_words(" ".join([label.name, *label.tags, label.note])):
                 connection.execute(
                     sa.insert(WORD), [{"word": word, "search_id": search_id} for word in words]
                 )
@@ -181,25 +183,25 @@ class Searches(StoreBase):
         with self._writing() as connection:
             row = locked_search(connection, search_id)
             if row.state == SearchState.SUCCEEDED:
-                raise ConflictError(f"search {search_id} has already {row.state}")
+                raise ConflictError(f"Search {search_id} has already {row.state}.")
             at = now(connection)
             if row.state == SearchState.FAILED:
                 reset_webhook(connection, search_id=search_id, at=at)
             if row.state == SearchState.RUNNING:
                 update_search(connection, search_id, at=at, requested="cancel")
             elif row.state != SearchState.CANCELLED and open_runs(connection, search_id):
-                # Its jobs may still be running, so a coordinator has to end them.
+                # Its jobs may still run, so a coordinator has to cancel them.
                 update_search(
                     connection,
                     search_id,
                     at=at,
                     requested="cancel",
                     state=SearchState.QUEUED,
-                    **UNENDED,
+                    **CLEARED_OUTCOME,
                 )
             elif row.state != SearchState.CANCELLED:
                 values = {
-                    **UNENDED,
+                    **CLEARED_OUTCOME,
                     "stopped_because": "cancelled",
                     "finished_at": at,
                     "requested": None,
@@ -212,7 +214,7 @@ class Searches(StoreBase):
             row = locked_search(connection, search_id)
             if SearchState(row.state).ended or row.requested == "cancel":
                 raise ConflictError(
-                    f"search {search_id} cannot pause: it is {row.requested or row.state}"
+                    f"Cannot pause search {search_id}: it is {row.requested or row.state}."
                 )
             at = now(connection)
             if row.state == SearchState.RUNNING:
@@ -231,15 +233,13 @@ class Searches(StoreBase):
                 or row.requested == "cancel"
             ):
                 raise ConflictError(
-                    f"search {search_id} cannot resume: it is {row.requested or row.state}"
+                    f"Cannot resume search {search_id}: it is {row.requested or row.state}."
                 )
             at = now(connection)
             if row.state == SearchState.RUNNING:
                 update_search(connection, search_id, at=at, requested=None)
             elif row.state != SearchState.QUEUED:
-                if (
-                    row.state == SearchState.FAILED
-                ):  # it had ended, so what is left of its budget was no longer reserved
+                if row.state == SearchState.FAILED:  # its remaining budget is no longer reserved
                     admit(
                         connection,
                         limits,
@@ -255,7 +255,7 @@ class Searches(StoreBase):
                     state=SearchState.QUEUED,
                     requested=None,
                     lost_claims=0,
-                    **UNENDED,
+                    **CLEARED_OUTCOME,
                 )
             return read_search(connection, search_id)
 
@@ -276,8 +276,8 @@ class Searches(StoreBase):
                 or row.requested == "cancel"
             ):
                 raise ConflictError(
-                    f"the budget of search {search_id} cannot change: its state is "
-                    f"{row.requested or row.state}"
+                    f"Cannot change the budget of search {search_id}: it is "
+                    f"{row.requested or row.state}."
                 )
             at = now(connection)
             query = {**row.query, "search": {**(row.query.get("search") or {}), **changed}}
@@ -311,27 +311,29 @@ class Searches(StoreBase):
         with self._reading() as connection:
             rows = connection.execute(query).all()
             if not rows:
-                read_search(connection, search_id)  # no news is one thing, no such search another
+                read_search(connection, search_id)  # raises NotFoundError for an unknown search
             return [EventRecord(**row_dict(row)) for row in rows]
 
 
 def _fingerprint(query: JsonObject, **options: int | str | None) -> str:
-    """Digest of a request: of the query and the options set, or of the query alone."""
-    chosen = {name: value for name, value in options.items() if value}
-    return json_digest([query, chosen] if chosen else query)
+    """Digest a request: the query and the options that are set, or the query alone."""
+    set_options = {name: value for name, value in options.items() if value}
+    return json_digest([query, set_options] if set_options else query)
 
 
 def model_of(query: JsonObject) -> str | None:
-    """The model's name in the query's own words; None where it gives none."""
+    """Return the model's name as the query gives it, or None."""
     model = query.get("model")
     name = model.get("name") if isinstance(model, dict) else model
     return name if isinstance(name, str) else None
 
 
-def _words(text: str) -> tuple[str, ...]:
-    """The words of a text, each once, as they are looked up."""
-    return tuple(dict.fromkeys(word[:LONGEST_WORD] for word in re.findall(r"\w+", text.casefold())))
+def _unique_words(text: str) -> tuple[str, ...]:
+    """Return the unique words of a text, normalized for lookup."""
+    return tuple(
+        dict.fromkeys(word[:MAX_WORD_LENGTH] for word in re.findall(r"\w+", text.casefold()))
+    )
 
 
-def _column_text(value: Any, *, most: int) -> str | None:
-    return value[:most].replace("\0", "") if isinstance(value, str) else None
+def _column_text(value: Any, *, max_length: int) -> str | None:
+    return value[:max_length].replace("\0", "") if isinstance(value, str) else None

@@ -1,4 +1,4 @@
-"""The store on SQLAlchemy: its parts put together, and the door to it."""
+"""The SQLAlchemy store, assembled from its parts."""
 
 from hp_tool.domain.access import DatabaseState
 from hp_tool.errors import HpToolError, StoreError
@@ -31,8 +31,9 @@ class SqlStore(
     Watches,
     Workers,
 ):
-    """`AccessStore` (hp_tool.domain) on SQLite or PostgreSQL; safe to share between threads, opened
-    anew in each process.
+    """`AccessStore` on SQLite or PostgreSQL.
+
+    Threads may share an instance; open a new one in each process.
     """
 
     def state(self) -> DatabaseState:
@@ -44,11 +45,14 @@ class SqlStore(
 
 
 def open_store(url: str | None = None) -> SqlStore:
-    """The store at a URL, by default `database_url()`; close() it in the end.
+    """Open the store at a URL, by default `database_url()`. Call close() when done.
 
-    A SQLite file is created or upgraded on the way; an older one is copied beside itself first, and
-    left alone with a ConflictError while a worker is at work on it. PostgreSQL is shared by many
-    hosts, so only `hp-tool db upgrade` changes its schema; a StoreError says so.
+    A SQLite file is created or upgraded; an older file is backed up first. PostgreSQL is shared by
+    many hosts, so only `hp-tool db upgrade` changes its schema.
+
+    Raises:
+        ConflictError: The SQLite file needs an upgrade, but a worker is using it.
+        StoreError: The PostgreSQL schema is not the current one.
     """
     url = database_url(url)
     engine = create_engine(url)
@@ -60,7 +64,7 @@ def open_store(url: str | None = None) -> SqlStore:
         raise
     if revision != schema.HEAD:
         if engine.dialect.name == "sqlite":
-            from hp_tool.store import upgrades  # with Alembic, which nobody else needs
+            from hp_tool.store import upgrades  # imports Alembic
 
             try:
                 upgrades.upgrade(url)

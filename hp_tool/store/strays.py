@@ -1,6 +1,4 @@
-"""Jobs that no live search owns: which runs they were started for, and what they turn out to have
-cost.
-"""
+"""Stray jobs (jobs without a live search): find their runs and record their cost."""
 
 from collections.abc import Collection
 from datetime import datetime, timedelta
@@ -23,16 +21,20 @@ from hp_tool.store.base import (
 from hp_tool.store.runs import WITH_MEASUREMENT, change_run, read_run, run_record
 
 RUN, SEARCH, MEASURED = tables.runs, tables.searches, tables.measurements
-REMEMBERED = timedelta(days=1)
-"""A worker may sleep as long as this over a submit. What happened before is not looked at again and
-again.
+STRAY_WINDOW = timedelta(days=1)
+"""Age of the oldest ended run that is checked again; a worker may be suspended this long during a
+submit.
 """
 
 
 class Strays(StoreBase):
+    """Stray jobs."""
+
     def engines_in_use(self) -> dict[str, JsonObject]:
         with self._reading() as connection:
-            rows = connection.execute(_in_use(since=now(connection) - REMEMBERED)).all()
+            rows = connection.execute(
+                _engines_in_use_query(since=now(connection) - STRAY_WINDOW)
+            ).all()
             newest = {row.cluster: row.id for row in sorted(rows, key=lambda row: row.created_at)}
             return {
                 cluster: read_search(connection, search_id).query
@@ -41,29 +43,29 @@ class Strays(StoreBase):
 
     def stray_runs(self, *, cluster: str, job_names: Collection[str]) -> list[RunRecord]:
         with self._reading() as connection:
-            queries = _stray(
-                cluster=cluster, job_names=job_names, since=now(connection) - REMEMBERED
+            queries = _stray_queries(
+                cluster=cluster, job_names=job_names, since=now(connection) - STRAY_WINDOW
             )
-            runs = [run_record(row) for each in queries for row in connection.execute(each)]
+            runs = [run_record(row) for query in queries for row in connection.execute(query)]
             return list({run.id: run for run in runs}.values())
 
     def book_stray(self, *, run_id: str, gpu_seconds: float) -> None:
         with self._writing() as connection:
             search = locked_search(connection, read_run(connection, run_id).search_id)
-            run = read_run(connection, run_id)  # as it is now that nobody changes it
+            run = read_run(connection, run_id)  # read again: the search is locked now
             if not run.state.ended and not SearchState(search.state).ended:
-                return  # taken up again meanwhile
+                return  # the search was resumed
             if run.state.ended and gpu_seconds <= (run.gpu_seconds or 0.0):
                 return
             at = now(connection)
-            given_up = {
+            abandoned = {
                 "state": RunState.ABANDONED,
                 "cause": f"its search has {search.state}",
                 "finished_at": at,
             }
             cost = max(gpu_seconds, run.gpu_seconds or 0.0)
             change_run(
-                connection, run, at=at, gpu_seconds=cost, **({} if run.state.ended else given_up)
+                connection, run, at=at, gpu_seconds=cost, **({} if run.state.ended else abandoned)
             )
             spent = gpu_seconds_of(connection, search.id)
             changes = {"progress": {**search.progress, "gpu_seconds": spent}}
@@ -75,10 +77,8 @@ class Strays(StoreBase):
             update_search(connection, search.id, at=at, **changes)
 
 
-def _in_use(*, since: datetime) -> sa.Select[Any]:
-    """The searches that name a cluster and have open runs, or runs that ended after `since`:
-    (cluster, created_at, id).
-    """
+def _engines_in_use_query(*, since: datetime) -> sa.Select[Any]:
+    """Select (cluster, created_at, id) of searches with runs open or ended after `since`."""
     recent = sa.or_(RUN.c.state.in_(OPEN_RUN), RUN.c.finished_at >= since)
     searches = sa.select(SEARCH.c.cluster, SEARCH.c.created_at, SEARCH.c.id).join(
         RUN, RUN.c.search_id == SEARCH.c.id
@@ -86,16 +86,18 @@ def _in_use(*, since: datetime) -> sa.Select[Any]:
     return searches.where(recent, SEARCH.c.cluster.is_not(None)).distinct()
 
 
-def _stray(
+def _stray_queries(
     *, cluster: str, job_names: Collection[str], since: datetime
 ) -> tuple[sa.Select[Any], ...]:
-    """Runs whose jobs may be left: those of these names that no live search owns, and of the
-    cluster, those that ended after `since` with nothing known of their jobs, and those still open
-    though their search has ended. Not one query with an OR: each has its index.
+    """Return queries for runs whose jobs may still exist.
+
+    They select runs with these job names that no live search owns, and two kinds of runs on the
+    cluster: those that ended after `since` without a recorded wall time, and open runs of ended
+    searches. Separate queries let each use its own index; an OR would not.
     """
     runs = WITH_MEASUREMENT.join(SEARCH, SEARCH.c.id == RUN.c.search_id)
     here, ended = SEARCH.c.cluster == cluster, SEARCH.c.state.in_(ENDED)
-    # the last attempt at a configuration, of which the engine said nothing: it may have run
+    # The engine reported no wall time for the last attempt, so its job may have run.
     silent = sa.and_(
         MEASURED.c.status.in_(("crashed", "preempted")),
         MEASURED.c.measurement["wall_s"].as_float().is_(None),

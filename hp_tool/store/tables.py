@@ -1,5 +1,6 @@
-"""The tables; names begin with hp_, so that Optuna's may live in the same database. A change here
-needs a migration.
+"""Table definitions. A change here needs a migration.
+
+Names begin with hp_, so that Optuna's tables can live in the same database.
 """
 
 import sqlalchemy as sa
@@ -25,9 +26,7 @@ searches = sa.Table(
     sa.Column("id", ID, primary_key=True),
     sa.Column("state", sa.String(16), nullable=False),
     sa.Column("query", json_column(), nullable=False),
-    sa.Column(
-        "edition", sa.Integer
-    ),  # of the hp-tool that stored it; none: stored before this was kept
+    sa.Column("edition", sa.Integer),  # edition of the hp-tool that stored it; NULL: unknown
     sa.Column("owner", sa.String(200)),
     sa.Column("api_key_id", ID),
     sa.Column("cluster", sa.String(200)),
@@ -37,9 +36,8 @@ searches = sa.Table(
     sa.Column("requested", sa.String(16)),
     sa.Column("lease_holder", sa.String(200)),
     sa.Column("lease_token", sa.Integer, nullable=False),
-    sa.Column(
-        "lost_claims", sa.Integer, nullable=False, server_default="0"
-    ),  # in a row, with no run moved on
+    # Claims lost in a row without progress of a run.
+    sa.Column("lost_claims", sa.Integer, nullable=False, server_default="0"),
     sa.Column("lease_expires_at", UtcDateTime),
     sa.Column("heartbeat_at", UtcDateTime),
     sa.Column("last_event", sa.Integer, nullable=False),
@@ -59,7 +57,7 @@ searches = sa.Table(
     sa.Index(None, "state", "priority", "created_at"),
 )
 
-search_words = sa.Table(  # of names, tags and notes
+search_words = sa.Table(  # words of names, tags and notes
     "hp_search_words",
     metadata,
     sa.Column("word", sa.String(64), primary_key=True),
@@ -154,9 +152,8 @@ measurements = sa.Table(
     sa.Column("peak_memory_bytes", sa.BigInteger),
     sa.Column("measurement", json_column(), nullable=False),
     sa.Column("predicted", json_column(), nullable=False),
-    sa.Column(
-        "trust", sa.Double, nullable=False, default=1.0
-    ),  # below a half: it teaches its owner alone
+    # Below 0.5 the measurement calibrates its owner's predictions only.
+    sa.Column("trust", sa.Double, nullable=False, default=1.0),
     sa.Column("state", sa.String(16), nullable=False, server_default="accepted"),
     sa.Column("owner", sa.String(200)),
     sa.Column("created_at", UtcDateTime, nullable=False),
@@ -179,7 +176,7 @@ calibrations = sa.Table(
     sa.Column("cluster_key", sa.String(200), nullable=False),
     sa.Column("framework", sa.String(100), nullable=False),
     sa.Column("model_family", sa.String(100), nullable=False),
-    sa.Column("owner", sa.String(200), nullable=False, server_default=""),  # empty: everybody's
+    sa.Column("owner", sa.String(200), nullable=False, server_default=""),  # empty: shared
     sa.Column("payload", json_column(), nullable=False),
     sa.Column("num_measurements", sa.Integer, nullable=False),
     sa.Column("created_at", UtcDateTime, nullable=False),
@@ -194,7 +191,7 @@ calibrations = sa.Table(
     sa.Index(None, "created_at", "id"),
 )
 
-due_refits = sa.Table(  # one for every change of what a measurement teaches, until it is fitted
+due_refits = sa.Table(  # one row per changed measurement, until a calibration is refitted
     "hp_due_refits",
     metadata,
     sa.Column("id", ID, primary_key=True),
@@ -203,7 +200,7 @@ due_refits = sa.Table(  # one for every change of what a measurement teaches, un
     sa.Column("owner", sa.String(200)),
 )
 
-watches = sa.Table(  # jobs that report their steps
+watches = sa.Table(  # watched jobs
     "hp_watches",
     metadata,
     sa.Column("id", ID, primary_key=True),
@@ -229,7 +226,7 @@ watches = sa.Table(  # jobs that report their steps
     sa.Index(None, "webhook_state", "next_attempt_at"),
 )
 
-watch_sources = sa.Table(  # their processes
+watch_sources = sa.Table(  # processes of watched jobs
     "hp_watch_sources",
     metadata,
     sa.Column("watch_id", ID, sa.ForeignKey("hp_watches.id", ondelete="CASCADE"), primary_key=True),
@@ -241,7 +238,7 @@ registrations = sa.Table(
     "hp_registrations",
     metadata,
     sa.Column("kind", sa.String(16), primary_key=True),
-    sa.Column("owner", sa.String(200), primary_key=True, server_default=""),  # empty: everybody's
+    sa.Column("owner", sa.String(200), primary_key=True, server_default=""),  # empty: shared
     sa.Column("name", sa.String(200), primary_key=True),
     sa.Column("spec", json_column(), nullable=False),
     sa.Column("created_at", UtcDateTime, nullable=False),

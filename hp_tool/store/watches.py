@@ -1,6 +1,4 @@
-"""Watched jobs: their detectors' state, changed under a lock, and the webhook that tells of their
-newest event.
-"""
+"""Watched jobs: detector state, updated under a lock, and webhook deliveries of their events."""
 
 from collections.abc import Collection, Iterator
 from dataclasses import replace
@@ -20,16 +18,15 @@ from hp_tool.store.columns import encode, new_id, row_dict, storable
 from hp_tool.store.paging import Listing
 
 WATCH, SOURCE = tables.watches, tables.watch_sources
-MOST_WATCHES = 1000
-"""Of one owner."""
-MOST_SOURCES = 20_000
-"""Processes of one job, restarted ones included."""
-ROWS_AT_ONCE = 200
-"""Processes that are read into memory at once."""
+MAX_WATCHES_PER_OWNER = 1000
+MAX_PROCESSES_PER_WATCH = 20_000
+"""Limit for one job, restarted processes included."""
+ROWS_PER_FETCH = 200
+"""Process states held in memory at a time."""
 
 
 class Watches(StoreBase):
-    """The part of the store that keeps watched jobs (`WatchStore`)."""
+    """`WatchStore` on SQL."""
 
     def create_watch(
         self,
@@ -45,7 +42,7 @@ class Watches(StoreBase):
         with self._writing() as connection:
             at = now(connection)
             fingerprint = json_digest({"name": name, "query": query, "webhook": webhook})
-            first = first_use(
+            stored_id = first_use(
                 connection,
                 scope="watches",
                 owner=owner,
@@ -54,14 +51,17 @@ class Watches(StoreBase):
                 resource_id=watch_id,
                 at=at,
             )
-            if first == watch_id:
+            if stored_id == watch_id:
                 if (
-                    connection.execute(sa.select(sa.func.count()).where(_is_of(owner))).scalar_one()
-                    >= MOST_WATCHES
+                    connection.execute(
+                        sa.select(sa.func.count()).where(_owned_by(owner))
+                    ).scalar_one()
+                    >= MAX_WATCHES_PER_OWNER
                 ):
-                    fix = "delete those of ended jobs (DELETE /v1/watches/{id})"
                     raise ConflictError(
-                        f"an owner may have {MOST_WATCHES:,} watches; {fix}", code="too_many"
+                        f"This owner already has {MAX_WATCHES_PER_OWNER:,} watches. Delete watches "
+                        "of ended jobs (DELETE /v1/watches/{id}).",
+                        code="too_many",
                     )
                 values: dict[str, Any] = {
                     "id": watch_id,
@@ -77,11 +77,11 @@ class Watches(StoreBase):
                     "updated_at": at,
                 }
                 connection.execute(sa.insert(WATCH).values(checked(WATCH, values)))
-            return _read(connection, first)
+            return _read_watch(connection, stored_id)
 
     def get_watch(self, *, watch_id: str) -> WatchRecord:
         with self._reading() as connection:
-            return _read(connection, watch_id)
+            return _read_watch(connection, watch_id)
 
     def watch_sources(self, *, watch_id: str) -> Iterator[WatchSource]:
         with self._reading() as connection:
@@ -99,41 +99,39 @@ class Watches(StoreBase):
     ) -> WatchRecord:
         source = storable(source)
         with self._writing() as connection:
-            before = _read(connection, watch_id, locked=True)
-            here = SOURCE.c.watch_id == watch_id, SOURCE.c.source == source
-            known = connection.execute(sa.select(SOURCE.c.state).where(*here)).scalar_one_or_none()
-            if known is None:
-                _admit_process(connection, before, max_processes=max_processes)
-            after, at = (
-                change(before, known, lambda: _sources(connection, watch_id)),
-                now(connection),
-            )
-            state = {"state": encode(after.source, field="reports")}
-            if known is None:
+            watch = _read_watch(connection, watch_id, locked=True)
+            process = SOURCE.c.watch_id == watch_id, SOURCE.c.source == source
+            stored = connection.execute(sa.select(SOURCE.c.state).where(*process))
+            previous = stored.scalar_one_or_none()
+            if previous is None:
+                _admit_process(connection, watch, max_processes=max_processes)
+            changed = change(watch, previous, lambda: _sources(connection, watch_id))
+            at = now(connection)
+            state = {"state": encode(changed.source, field="reports")}
+            if previous is None:
                 new = checked(SOURCE, {"watch_id": watch_id, "source": source, **state})
                 connection.execute(sa.insert(SOURCE).values(new))
             else:
-                connection.execute(sa.update(SOURCE).where(*here).values(state))
-            values: dict[str, Any] = {"updated_at": at, "status": after.status}
-            if after.state is not None:
-                values["state"] = encode(after.state, field="reports")
-            if after.message is not None:
+                connection.execute(sa.update(SOURCE).where(*process).values(state))
+            values: dict[str, Any] = {"updated_at": at, "status": changed.status}
+            if changed.state is not None:
+                values["state"] = encode(changed.state, field="reports")
+            if changed.message is not None:
                 values |= {
-                    "event": before.event + 1,
-                    "message": encode(after.message, field="reports"),
+                    "event": watch.event + 1,
+                    "message": encode(changed.message, field="reports"),
                 }
-                if before.webhook is not None:
-                    fresh = {
+                if watch.webhook is not None:
+                    values |= {
                         "webhook_state": WebhookState.PENDING,
                         "attempts": 0,
                         "next_attempt_at": at,
                         "last_error": None,
                     }
-                    values |= fresh
             connection.execute(
                 sa.update(WATCH).where(WATCH.c.id == watch_id).values(checked(WATCH, values))
             )
-            return _read(connection, watch_id)
+            return _read_watch(connection, watch_id)
 
     def note_teaching(self, *, watch_id: str, measurement_id: str | None, why: str | None) -> None:
         values = {"measurement_id": measurement_id, "teaching": why and storable(why[:500])}
@@ -143,12 +141,11 @@ class Watches(StoreBase):
     def delete_watch(self, *, watch_id: str) -> None:
         with self._writing() as connection:
             if connection.execute(sa.delete(WATCH).where(WATCH.c.id == watch_id)).rowcount == 0:
-                raise _unknown(watch_id)
+                raise _watch_not_found(watch_id)
 
     def claim_watch_event(self, *, except_of: Collection[str | None] = ()) -> WatchRecord | None:
-        with (
-            self._reading() as connection
-        ):  # most of the time nothing is due, which costs no write lock
+        # Usually nothing is due: check without taking the write lock.
+        with self._reading() as connection:
             if connection.execute(_due(now(connection), except_of)).first() is None:
                 return None
         with self._writing() as connection:
@@ -158,17 +155,17 @@ class Watches(StoreBase):
                 return None
             record = _record(row)
             attempt = record.attempts + 1
-            begun = replace(
+            claimed = replace(
                 record,
                 attempts=attempt,
                 next_attempt_at=at + timedelta(seconds=wait_s(attempt=attempt)),
             )
-            values = {"attempts": attempt, "next_attempt_at": begun.next_attempt_at}
+            values = {"attempts": attempt, "next_attempt_at": claimed.next_attempt_at}
             connection.execute(sa.update(WATCH).where(WATCH.c.id == record.id).values(values))
-            return begun
+            return claimed
 
     def settle_watch_event(self, *, watch: WatchRecord, error: str | None) -> None:
-        mine = (
+        same_attempt = (
             WATCH.c.id == watch.id,
             WATCH.c.event == watch.event,
             WATCH.c.next_attempt_at == watch.next_attempt_at,
@@ -181,55 +178,57 @@ class Watches(StoreBase):
         with self._writing() as connection:
             connection.execute(
                 sa.update(WATCH)
-                .where(WATCH.c.webhook_state == WebhookState.PENDING, *mine)
+                .where(WATCH.c.webhook_state == WebhookState.PENDING, *same_attempt)
                 .values(values)
             )
 
 
 def _due(at: datetime, except_of: Collection[str | None]) -> sa.Select[Any]:
-    """The job whose event has waited the longest to be told, of all owners but these."""
+    """Select the job whose event has waited longest for delivery, except those of some owners."""
     owners = [owner or "" for owner in except_of]
-    wanted = (
+    due = (
         WATCH.c.webhook_state == WebhookState.PENDING,
         WATCH.c.next_attempt_at <= at,
         sa.func.coalesce(WATCH.c.owner, "").not_in(owners),
     )
-    return sa.select(WATCH).where(*wanted).order_by(WATCH.c.next_attempt_at).limit(1)
+    return sa.select(WATCH).where(*due).order_by(WATCH.c.next_attempt_at).limit(1)
 
 
-def _read(connection: sa.Connection, watch_id: str, *, locked: bool = False) -> WatchRecord:
+def _read_watch(connection: sa.Connection, watch_id: str, *, locked: bool = False) -> WatchRecord:
     query = sa.select(WATCH).where(WATCH.c.id == watch_id)
     row = connection.execute(query.with_for_update() if locked else query).one_or_none()
     if row is None:
-        raise _unknown(watch_id)
+        raise _watch_not_found(watch_id)
     return _record(row)
 
 
 def _admit_process(
     connection: sa.Connection, watch: WatchRecord, *, max_processes: int | None
 ) -> None:
-    """Raise ConflictError `too_many` unless one more process may report to this job."""
+    """Raise ConflictError `too_many` if no further process may report to this job."""
     counted = sa.select(sa.func.count()).select_from(SOURCE)
     if (
         connection.execute(counted.where(SOURCE.c.watch_id == watch.id)).scalar_one()
-        >= MOST_SOURCES
+        >= MAX_PROCESSES_PER_WATCH
     ):
         raise ConflictError(
-            f"{MOST_SOURCES:,} processes reported to this watch; begin another", code="too_many"
+            f"{MAX_PROCESSES_PER_WATCH:,} processes already report to this watch. Create a new "
+            "watch.",
+            code="too_many",
         )
     if max_processes is None:
         return
-    of_owner = counted.join(WATCH, WATCH.c.id == SOURCE.c.watch_id).where(_is_of(watch.owner))
+    of_owner = counted.join(WATCH, WATCH.c.id == SOURCE.c.watch_id).where(_owned_by(watch.owner))
     if connection.execute(of_owner).scalar_one() >= max_processes:
         raise ConflictError(
-            f"{max_processes:,} processes reported to watches of one owner "
-            "(HP_MAX_WATCH_PROCESSES_PER_OWNER); "
-            "delete watches of ended jobs (DELETE /v1/watches/{id}), or report from fewer ranks",
+            f"{max_processes:,} processes already report to watches of this owner "
+            "(HP_MAX_WATCH_PROCESSES_PER_OWNER). "
+            "Delete watches of ended jobs (DELETE /v1/watches/{id}), or report from fewer ranks.",
             code="too_many",
         )
 
 
-def _is_of(owner: str | None) -> sa.ColumnElement[bool]:
+def _owned_by(owner: str | None) -> sa.ColumnElement[bool]:
     return sa.func.coalesce(WATCH.c.owner, "") == (owner or "")
 
 
@@ -239,7 +238,7 @@ def _sources(connection: sa.Connection, watch_id: str) -> Iterator[WatchSource]:
         .where(SOURCE.c.watch_id == watch_id)
         .order_by(SOURCE.c.source)
     )
-    for row in connection.execution_options(yield_per=ROWS_AT_ONCE).execute(query):
+    for row in connection.execution_options(yield_per=ROWS_PER_FETCH).execute(query):
         yield WatchSource(source=row.source, state=row.state)
 
 
@@ -248,5 +247,5 @@ def _record(row: sa.Row[Any]) -> WatchRecord:
     return WatchRecord(**row_dict(row) | {"webhook_state": state})
 
 
-def _unknown(watch_id: str) -> NotFoundError:
-    return NotFoundError(f"no watched job {watch_id!r}", field="watch_id")
+def _watch_not_found(watch_id: str) -> NotFoundError:
+    return NotFoundError(f"No watched job {watch_id!r}.", field="watch_id")

@@ -1,8 +1,7 @@
-"""Webhooks of searches: stored with them, reset where a search goes on, and claimed one attempt at
-a time.
+"""Webhooks of searches, delivered one claimed attempt at a time.
 
-An attempt is counted and the next one scheduled before anything is sent: a worker that dies on the
-way leaves it to whoever comes by when that is due, so each end is reported at least once.
+An attempt is counted and the next one scheduled before anything is sent. If a worker dies during an
+attempt, another worker makes the next one, so each end is reported at least once.
 """
 
 from collections.abc import Collection
@@ -24,19 +23,19 @@ HOOK, SEARCH = tables.webhooks, tables.searches
 
 def add_webhook(connection: sa.Connection, *, search_id: str, url: str, at: datetime) -> None:
     """Store the webhook of a new search."""
-    values = {"search_id": search_id, "url": url, **_fresh(at), "created_at": at}
+    values = {"search_id": search_id, "url": url, **_initial_values(at), "created_at": at}
     connection.execute(sa.insert(HOOK).values(checked(HOOK, values)))
 
 
 def reset_webhook(connection: sa.Connection, *, search_id: str, at: datetime) -> None:
-    """Reset the webhook of a failed search that goes on: its next end is reported too."""
-    connection.execute(sa.update(HOOK).where(HOOK.c.search_id == search_id).values(_fresh(at)))
+    """Reset the webhook of a resumed search, so that its next end is reported, too."""
+    connection.execute(
+        sa.update(HOOK).where(HOOK.c.search_id == search_id).values(_initial_values(at))
+    )
 
 
-def untold(*columns: Any) -> sa.Select[Any]:
-    """These columns of webhooks whose search has ended and that are neither delivered nor given
-    up.
-    """
+def pending_webhooks(*columns: Any) -> sa.Select[Any]:
+    """Select columns of undelivered webhooks of ended searches."""
     due = HOOK.c.state == WebhookState.PENDING, SEARCH.c.state.in_(ENDED)
     return (
         sa.select(*columns)
@@ -46,7 +45,7 @@ def untold(*columns: Any) -> sa.Select[Any]:
     )
 
 
-def _fresh(at: datetime) -> dict[str, Any]:
+def _initial_values(at: datetime) -> dict[str, Any]:
     return {
         "state": WebhookState.PENDING,
         "attempts": 0,
@@ -57,9 +56,7 @@ def _fresh(at: datetime) -> dict[str, Any]:
 
 
 class Deliveries(StoreBase):
-    """The part of `AccessStore` that tells of ends; `create_search` stores webhooks,
-    `resume_search` sets them back.
-    """
+    """Webhook methods of `AccessStore`; `create_search` and `resume_search` write webhooks, too."""
 
     def get_webhook(self, *, search_id: str) -> WebhookRecord:
         with self._reading() as connection:
@@ -67,15 +64,14 @@ class Deliveries(StoreBase):
                 sa.select(HOOK).where(HOOK.c.search_id == search_id)
             ).one_or_none()
         if row is None:
-            raise NotFoundError(f"search {search_id!r} has no webhook", field="search_id")
+            raise NotFoundError(f"Search {search_id!r} has no webhook.", field="search_id")
         return _record(row)
 
     def claim_webhook(
         self, *, except_of: Collection[str | None] = ()
     ) -> tuple[WebhookRecord, SearchRecord] | None:
-        with (
-            self._reading() as connection
-        ):  # most of the time nothing is due, which costs no write lock
+        # Usually nothing is due: check without taking the write lock.
+        with self._reading() as connection:
             if connection.execute(_due(now(connection), except_of)).first() is None:
                 return None
         with self._writing() as connection:
@@ -85,32 +81,31 @@ class Deliveries(StoreBase):
                 HOOK.c.attempts >= ATTEMPTS,
                 HOOK.c.next_attempt_at <= at,
             )
-            given_up = {
+            failed = {
                 "state": WebhookState.FAILED,
-                "last_error": "the worker of the last attempt was lost",
+                "last_error": "the worker died during the last attempt",
             }
-            connection.execute(sa.update(HOOK).where(*lost).values(given_up))
+            connection.execute(sa.update(HOOK).where(*lost).values(failed))
             row = connection.execute(_due(at, except_of).with_for_update(skip_locked=True)).first()
             if row is None:
                 return None
             hook = _record(row)
             attempt = hook.attempts + 1
-            begun = replace(
+            claimed = replace(
                 hook,
                 attempts=attempt,
                 next_attempt_at=at + timedelta(seconds=wait_s(attempt=attempt)),
             )
-            values = {"attempts": begun.attempts, "next_attempt_at": begun.next_attempt_at}
+            values = {"attempts": claimed.attempts, "next_attempt_at": claimed.next_attempt_at}
             connection.execute(
                 sa.update(HOOK).where(HOOK.c.search_id == hook.search_id).values(values)
             )
-            return begun, read_search(connection, hook.search_id)
+            return claimed, read_search(connection, hook.search_id)
 
     def settle_webhook(self, *, webhook: WebhookRecord, error: str | None) -> None:
         with self._writing() as connection:
-            # The instant of the next attempt is this claim's own: one that comes late, or after a
-            # reset, changes nothing.
-            mine = (
+            # next_attempt_at identifies the claim: a late or reset attempt matches no row.
+            same_attempt = (
                 HOOK.c.search_id == webhook.search_id,
                 HOOK.c.next_attempt_at == webhook.next_attempt_at,
             )
@@ -120,26 +115,26 @@ class Deliveries(StoreBase):
             elif webhook.attempts >= ATTEMPTS:
                 values["state"] = WebhookState.FAILED
             connection.execute(
-                sa.update(HOOK).where(HOOK.c.state == WebhookState.PENDING, *mine).values(values)
+                sa.update(HOOK)
+                .where(HOOK.c.state == WebhookState.PENDING, *same_attempt)
+                .values(values)
             )
 
 
 def _due(at: datetime, except_of: Collection[str | None]) -> sa.Select[Any]:
-    """The webhook of an ended search that has waited the longest for its next attempt, of all
-    owners but these.
-    """
-    clock_went_back = (  # it waits for longer than anybody ever set
+    """Select the webhook of an ended search that has waited longest, except for `except_of`."""
+    clock_went_back = (  # the wait exceeds the longest one that is ever scheduled
         sa.and_(
             HOOK.c.attempts == n,
             HOOK.c.next_attempt_at > at + timedelta(seconds=wait_s(attempt=n)) + CLOCK_SLACK,
         )
         for n in range(ATTEMPTS)
     )
-    wanted = (
+    due = (
         sa.or_(HOOK.c.next_attempt_at <= at, *clock_went_back),
         sa.func.coalesce(SEARCH.c.owner, "").not_in([owner or "" for owner in except_of]),
     )
-    return untold(HOOK).where(*wanted).order_by(HOOK.c.next_attempt_at).limit(1)
+    return pending_webhooks(HOOK).where(*due).order_by(HOOK.c.next_attempt_at).limit(1)
 
 
 def _record(row: sa.Row[Any]) -> WebhookRecord:

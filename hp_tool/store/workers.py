@@ -1,4 +1,4 @@
-"""Workers that are alive, and what they can run."""
+"""Live workers and the devices they offer."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -13,20 +13,27 @@ from hp_tool.store.base import StoreBase, insert_if_new, now
 from hp_tool.store.columns import row_dict
 
 WORKER = tables.workers
-SILENT_S = 30.0
-"""After so long without a word a worker counts as gone."""
+WORKER_TIMEOUT_S = 30.0
+"""Seconds after its last heartbeat at which a worker counts as dead."""
 
 
 class Workers(StoreBase):
+    """Live workers."""
+
     def announce_worker(self, *, holder: str, offers: Sequence[Offer]) -> None:
-        with self._writing(lasting=False) as connection:
+        with self._writing(durable=False) as connection:
             at = now(connection)
-            changed: dict[str, Any] = {"offers": [asdict(each) for each in offers], "seen_at": at}
+            changed: dict[str, Any] = {
+                "offers": [asdict(offer) for offer in offers],
+                "seen_at": at,
+            }
             update = sa.update(WORKER).where(WORKER.c.holder == holder).values(**changed)
             if connection.execute(update).rowcount == 0:
-                # Who was killed could not take leave; a new one clears up.
+                # Killed workers cannot retire, so a new worker deletes their rows.
                 connection.execute(
-                    sa.delete(WORKER).where(WORKER.c.seen_at < at - timedelta(seconds=SILENT_S))
+                    sa.delete(WORKER).where(
+                        WORKER.c.seen_at < at - timedelta(seconds=WORKER_TIMEOUT_S)
+                    )
                 )
                 insert_if_new(connection, WORKER, {"holder": holder, "started_at": at, **changed})
 
@@ -36,11 +43,13 @@ class Workers(StoreBase):
 
     def live_workers(self) -> list[WorkerRecord]:
         with self._reading() as connection:
-            alive = WORKER.c.seen_at >= now(connection) - timedelta(seconds=SILENT_S)
+            alive = WORKER.c.seen_at >= now(connection) - timedelta(seconds=WORKER_TIMEOUT_S)
             rows = connection.execute(
                 sa.select(WORKER).where(alive).order_by(WORKER.c.started_at, WORKER.c.holder)
             ).all()
         return [
-            WorkerRecord(**row_dict(row) | {"offers": tuple(Offer(**each) for each in row.offers)})
+            WorkerRecord(
+                **row_dict(row) | {"offers": tuple(Offer(**offer) for offer in row.offers)}
+            )
             for row in rows
         ]

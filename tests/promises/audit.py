@@ -14,7 +14,7 @@ from itertools import pairwise
 from hp_tool.domain.jobs import JobState
 from hp_tool.domain.records import RunState, SearchState
 from hp_tool.loop.assumptions import assumed
-from hp_tool.store.coordination import MOST_LOST_CLAIMS
+from hp_tool.store.coordination import MAX_LOST_CLAIMS
 from tests.promises.world import CLUSTER_RUNS, ENGINE_FAULTS, World
 
 NEXT_OF_RUN = {
@@ -140,7 +140,7 @@ def retries_are_bounded(world: World) -> Iterator[str]:
                 if event.kind in ("proposed", "waiting", "pending")
                 else 0
             )
-            if claims > MOST_LOST_CLAIMS:
+            if claims > MAX_LOST_CLAIMS:
                 yield f"search {search.id} was claimed {claims} times in a row"
 
 

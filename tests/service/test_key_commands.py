@@ -35,7 +35,7 @@ def test_keys_are_made_listed_and_revoked(tmp_path: Path) -> None:
     assert [(key["owner"], key["scope"]) for key in listed] == [("bob", "read"), ("ada", "submit")]
     keys("revoke", made["key"]["id"])
     assert f"{made['key']['id']}  submit  revoked" in keys("list")
-    with pytest.raises(NotFoundError, match="no key 'nope'"):
+    with pytest.raises(NotFoundError, match="No key 'nope'"):
         keys("revoke", "nope")
     store = open_store(database[1])
     assert [record.action for record in store.audit().items] == [

@@ -165,7 +165,7 @@ def test_tenants_are_apart(
         if "{search_id}" in address.pattern:
             assert (answer.status_code, answer.json()["detail"]) == (
                 404,
-                f"no search '{stand.search}'",
+                f"No search '{stand.search}'.",
             ), address
         elif "{name}" in address.pattern and "/gpus/" not in address.pattern:
             assert answer.status_code in (403, 404), address

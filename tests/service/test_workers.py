@@ -15,7 +15,7 @@ from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.records import Offer
 from hp_tool.loop.tuning import offers
 from hp_tool.store import SqlStore, tables
-from hp_tool.store.workers import SILENT_S
+from hp_tool.store.workers import WORKER_TIMEOUT_S
 from service.worker import announce
 from tests.service.coordinator import claim, one_run
 from tests.service.processes import wait_for
@@ -99,7 +99,7 @@ def test_a_worker_announces_itself_until_it_leaves_or_falls_silent(
     store.announce_worker(holder="silent:1", offers=[])
     with store._writing() as connection:
         seen_at = tables.workers.c.seen_at
-        late = connection.execute(sa.select(seen_at)).scalar_one() - timedelta(seconds=SILENT_S + 1)
+        late = connection.execute(sa.select(seen_at)).scalar_one() - timedelta(seconds=WORKER_TIMEOUT_S + 1)
         connection.execute(sa.update(tables.workers).values(seen_at=late))
     assert store.live_workers() == []
     store.announce_worker(holder="next:1", offers=[])

@@ -172,9 +172,12 @@ def test_a_new_sqlite_file_is_its_owners_alone(tmp_path: Path) -> None:
     [
         (
             "PRAGMA query_only = ON",
-            "attempt to write a readonly database; give this user the right to write",
+            "attempt to write a readonly database; give this user write access",
         ),
-        ("PRAGMA max_page_count = 1", "database or disk is full; make room on the database's disk"),
+        (
+            "PRAGMA max_page_count = 1",
+            "database or disk is full; free space on the database's disk",
+        ),
     ],
 )
 def test_a_database_that_takes_no_writes_says_what_to_do(
@@ -248,7 +251,7 @@ def test_who_sleeps_in_a_transaction_keeps_nobody_waiting_for_long(
     """A stopped process, or one of a host that sleeps, would hold its rows until it wakes: no
     cancel would be answered.
     """
-    monkeypatch.setattr(engine, "ASLEEP_S", 0.3)
+    monkeypatch.setattr(engine, "IDLE_TRANSACTION_TIMEOUT_S", 0.3)
     store, sleeper = open_store(migrated_postgres_url), engine.create_engine(migrated_postgres_url)
     search, cancelled = store.create_search(query={}), threading.Event()
 

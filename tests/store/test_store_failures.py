@@ -10,7 +10,7 @@ import pytest
 from hp_tool.domain.ports import Store
 from hp_tool.domain.records import Lease, OpenRunsLimit, RunState, SearchState
 from hp_tool.errors import LimitError
-from hp_tool.store.coordination import MOST_LOST_CLAIMS
+from hp_tool.store.coordination import MAX_LOST_CLAIMS
 from tests.store.acting import LONG_S, SHORT_S, claimed, intended
 
 
@@ -31,7 +31,7 @@ def lost(store: Store, *, times: int) -> Lease:
 
 
 def test_a_search_that_costs_every_worker_its_life_is_given_up(store: Store) -> None:
-    lease = lost(store, times=MOST_LOST_CLAIMS - 1)
+    lease = lost(store, times=MAX_LOST_CLAIMS - 1)
     other = store.create_search(query={"cluster": "another"}, owner="bob")
     claim = store.claim_search(holder="w", lease_s=LONG_S)
     assert claim is not None
@@ -40,30 +40,30 @@ def test_a_search_that_costs_every_worker_its_life_is_given_up(store: Store) -> 
     failed = store.get_search(search_id=lease.search_id)
     assert (failed.state, failed.stopped_because) == (SearchState.FAILED, "worker_lost_repeatedly")
     assert failed.error is not None
-    assert failed.error["message"].startswith(f"{MOST_LOST_CLAIMS} workers in a row were lost")
+    assert failed.error["message"].startswith(f"{MAX_LOST_CLAIMS} workers in a row died")
     store.resume_search(search_id=failed.id)
     assert taken(store) is not None
     assert taken(store) is not None  # it begins anew
 
 
 def test_a_search_that_gets_on_or_is_handed_over_is_not_given_up(store: Store) -> None:
-    lease = lost(store, times=MOST_LOST_CLAIMS - 1)
+    lease = lost(store, times=MAX_LOST_CLAIMS - 1)
     run = intended(store, lease)
-    for _ in range(MOST_LOST_CLAIMS - 1):
+    for _ in range(MAX_LOST_CLAIMS - 1):
         lease = taken(store)
         assert lease is not None
     store.mark_submitted(lease=lease, run_id=run.id, handle="1")
-    for _ in range(MOST_LOST_CLAIMS - 1):
+    for _ in range(MAX_LOST_CLAIMS - 1):
         lease = taken(store)
         assert lease is not None
     store.release_search(lease=lease)
-    for _ in range(MOST_LOST_CLAIMS):
+    for _ in range(MAX_LOST_CLAIMS):
         lease = taken(store)
         assert lease is not None
 
 
 def test_whoever_asks_for_a_search_by_its_id_gets_it(store: Store) -> None:
-    lease = lost(store, times=MOST_LOST_CLAIMS - 1)
+    lease = lost(store, times=MAX_LOST_CLAIMS - 1)
     for _ in range(2):
         time.sleep(2 * SHORT_S)
         assert (
@@ -74,13 +74,13 @@ def test_whoever_asks_for_a_search_by_its_id_gets_it(store: Store) -> None:
 def test_a_search_given_up_with_a_run_open_is_cancelled_by_the_next_worker(store: Store) -> None:
     lease = lost(store, times=0)
     run = intended(store, lease)
-    for _ in range(MOST_LOST_CLAIMS):
+    for _ in range(MAX_LOST_CLAIMS):
         again = taken(store)
     assert again is None
     assert store.request_cancel(search_id=lease.search_id).state is SearchState.QUEUED
     claim = store.claim_search(holder="w", lease_s=LONG_S)
     assert claim is not None
-    assert (claim[0].requested, claim[0].lost_claims) == ("cancel", MOST_LOST_CLAIMS - 1)
+    assert (claim[0].requested, claim[0].lost_claims) == ("cancel", MAX_LOST_CLAIMS - 1)
     store.abandon_run(lease=claim[1], run_id=run.id, cause="cancelled")
     assert (
         store.finish_search(lease=claim[1], state=SearchState.CANCELLED).state

@@ -44,7 +44,7 @@ def test_a_key_pays_for_its_own_searches_only(
         query=query(50.0), owner="ada", api_key_id="k1", limits=(LIMIT, mine)
     )
     store.create_search(query=query(50.0), owner="bob", api_key_id="k2", limits=(LIMIT,))
-    with pytest.raises(LimitError, match="this key's 50"):
+    with pytest.raises(LimitError, match="this key has 0 of 50"):
         store.create_search(query=query(1.0), api_key_id="k1", limits=(mine,))
     with pytest.raises(LimitError, match="this service's 100"):
         store.create_search(query=query(1.0), api_key_id="k3", limits=(LIMIT,))
@@ -79,7 +79,7 @@ def test_a_clusters_limit_counts_the_searches_that_name_it(store: SqlStore) -> N
     part = store.create_search(query=on({"node_type": "mine", "num_gpus": 8}, 40.0), limits=(here,))
     store.create_search(query=on({"gpu": "cpu", "num_gpus": 2}, 1e6))
     store.create_search(query=on("another", 1e6))
-    with pytest.raises(LimitError, match="cluster mine's 100 GPU-seconds a day 20 are left"):
+    with pytest.raises(LimitError, match="cluster mine has 20 of 100 left"):
         store.create_search(query=on("mine", 30.0), limits=(here,))
     claimed = store.claim_search(holder="test", lease_s=60, search_id=part.id)
     assert claimed is not None

@@ -67,7 +67,7 @@ def test_what_is_old_goes_and_what_was_found_stays(
 
 @pytest.mark.parametrize("days", [0.0, -1.0, 0.5, float("nan"), float("inf")])
 def test_a_day_at_least_is_kept(store: SqlStore, days: float) -> None:
-    with pytest.raises(InputError, match="must be from 1"):
+    with pytest.raises(InputError, match="Use 1 to"):
         store.prune(older_than_days=days)
 
 

@@ -63,7 +63,7 @@ def test_migrations_and_tables_agree_and_optuna_is_left_alone(url: str) -> None:
     engine = create_engine(url)
     with engine.connect() as connection:
         options = {
-            "include_name": schema.is_ours,
+            "include_name": schema.is_hp_table,
             "compare_type": True,
             "version_table": schema.VERSION_TABLE,
         }
@@ -81,7 +81,7 @@ def test_the_drift_check_can_fail(url: str) -> None:
     with engine.begin() as connection:
         connection.execute(sa.text("ALTER TABLE hp_events DROP COLUMN kind"))
         options = {
-            "include_name": schema.is_ours,
+            "include_name": schema.is_hp_table,
             "compare_type": True,
             "version_table": schema.VERSION_TABLE,
         }

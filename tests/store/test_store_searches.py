@@ -33,7 +33,7 @@ def test_an_unknown_search_is_not_found(store: Store) -> None:
         store.request_cancel,
         store.resume_search,
     ):
-        with pytest.raises(NotFoundError, match="no search 'nope'"):
+        with pytest.raises(NotFoundError, match="No search 'nope'"):
             read(search_id="nope")
 
 

@@ -99,7 +99,7 @@ def test_a_worker_that_was_lost_is_followed_and_comes_too_late(store: SqlStore) 
     assert store.claim_webhook() is None
     given_up = store.get_webhook(search_id=search_id)
     assert (given_up.state, given_up.attempts) == (WebhookState.FAILED, ATTEMPTS)
-    assert given_up.last_error is not None and "lost" in given_up.last_error
+    assert given_up.last_error is not None and "died" in given_up.last_error
 
 
 def test_a_failed_search_that_goes_on_ends_and_is_told_again(store: SqlStore) -> None:

@@ -108,9 +108,9 @@ def outcome_stored(
             _fail(store, lease, error, launcher=launcher())
         raise
     except Exception as bug:
-        from hp_tool.store.base import is_the_drivers
+        from hp_tool.store.base import is_driver_error
 
-        if is_the_drivers(
+        if is_driver_error(
             bug
         ):  # Optuna's tables lie in it too, and it raises the driver's errors as they are
             raise StoreError(f"the study's database: {type(bug).__name__}") from bug

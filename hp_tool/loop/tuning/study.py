@@ -32,7 +32,7 @@ def study_storage(database_url: str | None) -> BaseStorage:
     if database_url is None:
         return optuna.storages.InMemoryStorage()
     from hp_tool.store.engine import BUSY_TIMEOUT_S, POSTGRESQL_OPTIONS, parse_url
-    from hp_tool.store.schema import alone
+    from hp_tool.store.schema import exclusive_access
 
     url = parse_url(database_url)
     # Like our own connections, Optuna's wait for their turn on SQLite instead of failing.
@@ -40,7 +40,7 @@ def study_storage(database_url: str | None) -> BaseStorage:
         options: dict[str, Any] = {"connect_args": {"timeout": BUSY_TIMEOUT_S}}
     else:
         options = {"connect_args": POSTGRESQL_OPTIONS, "pool_pre_ping": True}
-    with alone(
+    with exclusive_access(
         database_url
     ):  # Optuna makes its tables without a lock: all but the first of several would fail
         try:
