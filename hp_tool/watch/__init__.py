@@ -1,4 +1,4 @@
-"""A running job held against what it was and what it should be."""
+"""Watch a running job: compare its step times with its past and with the prediction."""
 
 from hp_tool.watch.expected import expected_of as expected_of
 from hp_tool.watch.job import Job as Job

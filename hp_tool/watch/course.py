@@ -1,6 +1,4 @@
-"""The course of a watched job for a picture: its stretches of steady pace, and the steps that are
-kept.
-"""
+"""Step times of a watched job for a chart: periods of steady pace, and the newest steps."""
 
 from __future__ import annotations
 
@@ -17,71 +15,65 @@ from hp_tool.watch.slowdowns.changes import Regime
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stretch:
-    """Steps between two changes of the pace."""
+    """Steps between two changes of pace."""
 
     first_step: int
-    """By the trainer's number, where it gives one."""
+    """The trainer's step number, if it reports one."""
     last_step: int
     pace: Pace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Course:
-    """What is remembered of a job's steps: the newest steady ones of its newest stretch, and the
-    newest of all, one by one.
-    """
+    """Stretches and newest steps of a job: those of the current baseline and of the lead rank."""
 
     stretches: tuple[Stretch, ...] = ()
     steps: tuple[int, ...] = ()
-    """Numbers of the steps that are kept."""
+    """Step numbers of `seconds`."""
     seconds: tuple[float, ...] = ()
 
 
 def course_of(record: WatchRecord, sources: Iterable[WatchSource]) -> Course:
-    """Return the course of the job after its newest step; empty before its first steady one."""
+    """Return the job's course; empty before its first steady step."""
     if record.state is None:
         return Course()
     job = Job.of(record.state)
-    changes, now = job.changes, job.changes.current
-    if now is None:
+    changes, current = job.changes, job.changes.current
+    if current is None:
         return Course()
-    regimes = [*changes.past, now]
-    ends = [each.first - 1 for each in regimes[1:]] + [changes.steps - 1]
+    regimes = [*changes.past, current]
+    ends = [regime.first - 1 for regime in regimes[1:]] + [changes.steps - 1]
     newest = dict(
         zip(range(changes.steps - len(job.numbers), changes.steps), job.numbers, strict=True)
     )
 
     def number(step: int) -> int:
-        """The trainer's number of the job's `step`, counted from 0: known of the newest ones and of
-        changes.
-        """
+        """Return the trainer's number of the job's step (from 0), counted on from a known one."""
         if step in newest:
             return newest[step]
-        known = max(
+        nearest = max(
             (at for at in (*job.marks, *newest) if at <= step), default=min(newest, default=step)
         )
-        return step + (job.marks.get(known, newest.get(known, known)) - known)
+        return step + (job.marks.get(nearest, newest.get(nearest, nearest)) - nearest)
 
-    begun = changes.steps - len(changes.logs)
-    kept = {begun + n: math.exp(log_s + job.log_batch) for n, log_s in enumerate(changes.logs)}
-    lead = next(
-        (source for each in sources if (source := Source.of(each.state)).rank == LEAD), None
-    )
+    first = changes.steps - len(changes.logs)
+    seconds = {first + n: math.exp(log_s + job.log_batch) for n, log_s in enumerate(changes.logs)}
+    lead = next((source for row in sources if (source := Source.of(row.state)).rank == LEAD), None)
     if lead is not None:
-        recent = [each[STEP] for each in lead.recent]
-        kept |= dict(zip(range(changes.steps - len(recent), changes.steps), recent, strict=True))
-    shown = sorted(step for step in kept if 0 <= step < changes.steps)
+        recent = [parts[STEP] for parts in lead.recent]
+        seconds |= dict(zip(range(changes.steps - len(recent), changes.steps), recent, strict=True))
+    shown = sorted(step for step in seconds if 0 <= step < changes.steps)
     return Course(
         stretches=tuple(
             Stretch(
-                first_step=number(each.first),
+                first_step=number(regime.first),
                 last_step=number(end),
-                pace=_pace(each, job.log_batch),
+                pace=_pace(regime, job.log_batch),
             )
-            for each, end in zip(regimes, ends, strict=True)
+            for regime, end in zip(regimes, ends, strict=True)
         ),
         steps=tuple(number(step) for step in shown),
-        seconds=tuple(kept[step] for step in shown),
+        seconds=tuple(seconds[step] for step in shown),
     )
 
 

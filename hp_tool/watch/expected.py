@@ -1,4 +1,4 @@
-"""The step time that is expected of a job's configuration."""
+"""The predicted step time of a job's configuration."""
 
 from __future__ import annotations
 
@@ -12,17 +12,19 @@ from hp_tool.wording.words import arithmetic
 
 
 def expected_of(query: Query, *, calibrations: Calibrations | None = None) -> Expected:
-    """The prediction for the query's one configuration. Raises InputError, UnsupportedError.
+    """Predict the step time of the query's configuration, even if it should not fit in memory.
 
-    One that is predicted not to fit may well run: it is timed all the same.
+    Raises:
+        InputError: The configuration cannot run.
+        UnsupportedError: The query is not a training query.
     """
     if query.kind != "training":
-        raise UnsupportedError("watch reads trainings; this query serves", field="kind")
+        raise UnsupportedError("watch supports training queries only", field="kind")
     prior, calibrated = Training(query=query).estimate(with_fixes=False, calibrations=calibrations)
     estimate = calibrated or prior
     if estimate.time is None or estimate.intervals is None:
-        reason = estimate.reasons[0].message if estimate.reasons else "it has no step time"
-        raise InputError(f"this configuration cannot run: {reason}", field="parallel")
+        reason = estimate.reasons[0].message if estimate.reasons else "no step time predicted"
+        raise InputError(f"This configuration cannot run: {reason}", field="parallel")
     problem = resolve_training(query)
     cluster = problem.cluster
     used = estimate.provenance.get("calibration") if calibrated is not None else None

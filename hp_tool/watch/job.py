@@ -1,6 +1,4 @@
-"""One job under watch: the detector of its step times, and of each rank the little that tells
-causes apart.
-"""
+"""State of a watched job: the change detector, and per-rank times that point to causes."""
 
 from __future__ import annotations
 
@@ -30,64 +28,60 @@ from hp_tool.watch.slowdowns.causes import RankTimes, grows
 from hp_tool.watch.slowdowns.changes import REACH, Changes, Regime
 from hp_tool.watch.words import causes_of, sentences
 
-USUAL, RECENT = 64, 32
-"""Steps of a rank that are kept from its beginning, and of its end."""
+BASELINE_STEPS, RECENT_STEPS = 64, 32
+"""Steps stored per rank: from its start, and its newest."""
 STEP = "step"
-MOST_PARTS = 16
+MAX_PARTS = 16
 MAX_PART_NAME_CHARS = 512
-"""Characters that the names of a step's parts may have together; later parts are not kept."""
+"""Total length of the part names of a step; further parts are dropped."""
 BURST_GAPS = 1.5
-"""Distances between two slow bursts after which they no longer recur."""
+"""Gaps between two slow bursts without a new one after which they count as over."""
 BATCH_TOLERANCE = 0.01
-"""Relative difference up to which two batches are one size."""
+"""Relative difference below which two batch sizes count as equal."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Source:
-    """What is kept of one process of the job."""
+    """State of one process of the job."""
 
     rank: int = 0
     host: str | None = None
     last_seq: int = 0
-    """Reports up to this one were taken."""
+    """Sequence number of the last report received."""
     steps: int = 0
     dropped: int = 0
     seen: int = 0
-    """Steps that the job had when this process reported last: it orders the lives of a rank."""
+    """Job steps at this process's last report; orders the restarts of a rank."""
     usual: list[dict[str, float]] = field(default_factory=list)
-    """Seconds by part of its first steps after the warm-up; once it has all of them, their medians
-    alone.
-    """
+    """Seconds by part of the first steps after warm-up; later replaced by their medians."""
     recent: list[dict[str, float]] = field(default_factory=list)
-    """Those of its newest steps."""
+    """Seconds by part of the newest steps."""
 
     def take(self, batch: StepBatch) -> list[StepReport]:
-        """Return the reports that are new, and keep what tells causes apart; sent again, none
-        is.
-        """
+        """Update the state from a batch and return its new reports."""
         self.rank, self.host, self.dropped = (
             batch.rank,
             batch.host,
             max(self.dropped, batch.dropped),
         )
         fresh = sorted(
-            {each.seq: each for each in batch.reports if each.seq > self.last_seq}.values(),
-            key=lambda each: each.seq,
+            {report.seq: report for report in batch.reports if report.seq > self.last_seq}.values(),
+            key=lambda report: report.seq,
         )
-        for each in fresh:
-            self.last_seq, self.steps = each.seq, self.steps + 1
+        for report in fresh:
+            self.last_seq, self.steps = report.seq, self.steps + 1
             if self.steps <= assumed().watch.warmup_steps:
                 continue
-            parts = {STEP: each.step_s, **_kept_parts(each.parts_s)}
-            if self.steps <= assumed().watch.warmup_steps + USUAL:
+            parts = {STEP: report.step_s, **_limited_parts(report.parts_s)}
+            if self.steps <= assumed().watch.warmup_steps + BASELINE_STEPS:
                 self.usual.append(parts)
-            if len(self.usual) >= USUAL:
+            if len(self.usual) >= BASELINE_STEPS:
                 self.usual = [_medians(self.usual)]
-            self.recent = [*self.recent[1 - RECENT :], parts]
+            self.recent = [*self.recent[1 - RECENT_STEPS :], parts]
         return fresh
 
     def state(self) -> dict[str, Any]:
-        """Everything that is remembered, as JSON's types."""
+        """Return the state as JSON types."""
         return {
             name: getattr(self, name)
             for name in ("rank", "host", "last_seq", "steps", "dropped", "seen", "usual", "recent")
@@ -95,36 +89,33 @@ class Source:
 
     @classmethod
     def of(cls, state: dict[str, Any]) -> Self:
-        """The process that had this state."""
+        """Restore a process from its state."""
         return cls(**state)
 
 
-def _kept_parts(parts_s: dict[str, float]) -> dict[str, float]:
-    """Return the first parts of a step, up to the limits on their number and their names."""
+def _limited_parts(parts_s: dict[str, float]) -> dict[str, float]:
+    """Return the first parts of a step, up to MAX_PARTS and MAX_PART_NAME_CHARS."""
     lengths = accumulate(map(len, parts_s))
     named = [
         item
         for item, length in zip(parts_s.items(), lengths, strict=True)
         if length <= MAX_PART_NAME_CHARS
     ]
-    return dict(named[:MOST_PARTS])
+    return dict(named[:MAX_PARTS])
 
 
 @dataclass(slots=True)
 class _Ranks:
-    """Medians of each rank: of its first steps, in its first life, and of the newest ones, in its
-    last.
+    """Median times by rank: of its first steps (first process) and newest steps (last process).
 
-    It takes one process at a time, because all of a large job do not fit into memory at once.
+    Processes are added one by one: those of a large job do not fit in memory together.
     """
 
     newest: int
-    """Steps since the change."""
+    """Steps since the change of pace."""
     dropped: int = 0
     first: dict[int, tuple[int, dict[str, float]]] = field(default_factory=dict)
-    """By rank: steps that the job had at the first life's newest report, and the medians of that
-    life.
-    """
+    """By rank: job steps at the first process's last report, and that process's medians."""
     last: dict[int, tuple[int, dict[str, float]]] = field(default_factory=dict)
     hosts: dict[int, str] = field(default_factory=dict)
     ranks: set[int] = field(default_factory=set)
@@ -138,11 +129,11 @@ class _Ranks:
         if not source.usual or not source.recent:
             return
         if rank not in self.first or source.seen < self.first[rank][0]:
-            self.first[rank] = source.seen, _own_parts(_medians(source.usual))
+            self.first[rank] = source.seen, _without_step(_medians(source.usual))
         if rank not in self.last or source.seen >= self.last[rank][0]:
             self.last[rank] = (
                 source.seen,
-                _own_parts(_medians(source.recent[-max(min(self.newest, RECENT), 1) :])),
+                _without_step(_medians(source.recent[-max(min(self.newest, RECENT_STEPS), 1) :])),
             )
 
     def times(self) -> list[RankTimes]:
@@ -154,42 +145,40 @@ class _Ranks:
 
 def _medians(steps: list[dict[str, float]]) -> dict[str, float]:
     """Return the median seconds of each part."""
-    names = sorted({name for each in steps for name in each})
-    return {name: statistics.median(each.get(name, 0.0) for each in steps) for name in names}
+    names = sorted({name for parts in steps for name in parts})
+    return {name: statistics.median(parts.get(name, 0.0) for parts in steps) for name in names}
 
 
-def _own_parts(medians: dict[str, float]) -> dict[str, float]:
-    """Return the parts without the whole step, which counts where no part is reported."""
+def _without_step(medians: dict[str, float]) -> dict[str, float]:
+    """Return the parts without the step itself, unless no other part is reported."""
     return {name: seconds for name, seconds in medians.items() if name != STEP} or medians
 
 
 @dataclass(slots=True, kw_only=True)
 class Job:
-    """A job under watch. Its memory is bounded by its number of processes, whatever the number of
-    steps.
-    """
+    """A watched job; memory is proportional to its processes, not its steps."""
 
     changes: Changes = field(default_factory=Changes)
     numbers: list[int] = field(default_factory=list)
     """The trainer's numbers of the newest steps."""
     marks: dict[int, int] = field(default_factory=dict)
-    """The trainer's number of each step at which a regime began or was told, by the detector's."""
+    """The trainer's step number by detector step, for starts and alarms of regimes."""
     unit: Literal["samples", "tokens"] | None = None
-    """Of the work of a step; None until one reports it."""
+    """Unit of a step's work; None until a step reports it."""
     first_work: float = 1.0
-    """Work of the first step that reported it: steps are judged as if all had so much."""
+    """Work of the first step that reports it; step times are normalized to it."""
     newest_work: float = 1.0
 
     def add(self, reports: list[StepReport]) -> bool:
-        """Take the next steps of the job's first rank; return whether its pace changed."""
+        """Add steps of the lead rank; return True if the pace changed."""
         changed = False
-        for each in reports:
+        for report in reports:
             number = self.changes.steps
             self.numbers = [
                 *self.numbers[-assumed().watch.baseline_steps :],
-                number if each.step is None else each.step,
+                number if report.step is None else report.step,
             ]
-            if self.changes.add([each.step_s / self._relative_work(each)]):
+            if self.changes.add([report.step_s / self._relative_work(report)]):
                 changed = True
                 first = self.changes.first
                 self.marks |= {
@@ -201,9 +190,7 @@ class Job:
         return changed
 
     def _relative_work(self, report: StepReport) -> float:
-        """Return the work of a step over that of the first one; a step that does not report it has
-        as much as the last.
-        """
+        """Return a step's work relative to the first; steps that omit it repeat the last value."""
         if self.unit is None:
             self.unit = (
                 "tokens"
@@ -220,23 +207,26 @@ class Job:
         return self.newest_work / self.first_work
 
     def verdict(self, *, expected: Expected | None, sources: Iterable[Source]) -> Verdict:
-        """What is to be said after the newest step. `sources`: all processes, the first rank
-        included.
+        """Return the verdict after the newest step.
+
+        Args:
+            expected: The predicted pace, if known.
+            sources: All processes of the job.
         """
         now = self.changes.current
         ranks = _Ranks(newest=0 if now is None else self.changes.steps - now.first)
         for source in sources:
             check()
             ranks.add(source)
-        seen: dict[str, Any] = {
+        counts: dict[str, Any] = {
             "steps": self.changes.steps,
             "dropped": ranks.dropped,
             "ranks": max(len(ranks.ranks), 1),
             "expected": expected,
         }
         if now is None or (not self.changes.settled and not self.changes.past):
-            return Verdict(status="learning", **seen)
-        before = min(self.changes.past, key=lambda each: each.log_s, default=None)
+            return Verdict(status="learning", **counts)
+        before = min(self.changes.past, key=lambda regime: regime.log_s, default=None)
         slowdown = (
             None if before is None else self._slowdown(before, now) or self._recurring(before, now)
         )
@@ -267,13 +257,14 @@ class Job:
             lag=lag,
             causes=causes,
             loss_per_day=None if factor is None else _loss(factor, expected),
-            **seen,
+            **counts,
         )
         return replace(verdict, text=sentences(verdict))
 
     def steady_step_s(self, expected: Expected | None, *, steps: int) -> float | None:
-        """Return the pace of a job that never changed, after so many steady steps of one batch,
-        which is the expectation's.
+        """Return the step time of a job that never changed pace or batch, in seconds.
+
+        None if it has fewer steady steps than `steps`, or another batch than the expected one.
         """
         now = self.changes.current
         if (
@@ -287,54 +278,52 @@ class Job:
 
     @property
     def log_batch(self) -> float:
-        """ln of the newest step's work over the first one's, which all steps are judged by."""
+        """Natural logarithm of the newest step's work over the first one's."""
         return math.log(self.newest_work / self.first_work)
 
     def _comparable(self, expected: Expected) -> bool:
-        """Return whether a step has the batch that the expectation is of, as far as both are
-        known.
-        """
+        """Return False if the job's batch is known to differ from the expected one."""
         if self.unit != "samples" or expected.samples is None:
             return True
         return abs(self.newest_work / expected.samples - 1.0) < BATCH_TOLERANCE
 
     def _slowdown(self, before: Regime, now: Regime) -> Slowdown | None:
-        """Return the slowdown against the fastest pace before; None if the job is back at it."""
-        log, reach = now.log_s - before.log_s, math.hypot(_reach(now), _reach(before))
-        slower = [each for each in self.changes.regimes if each.first > before.first]
+        """Return the slowdown against the fastest earlier pace; None if the job recovered."""
+        log, reach = now.log_s - before.log_s, math.hypot(_half_width(now), _half_width(before))
+        slower = [regime for regime in self.changes.regimes if regime.first > before.first]
         if (
-            log < _least()
+            log < _min_log_slowdown()
             or log <= reach
-            or not any(each.kind in ("shift", "creep") for each in slower)
+            or not any(regime.kind in ("shift", "creep") for regime in slower)
         ):
             return None
-        first = slower[0] if all(each.log_s > before.log_s + log / 4.0 for each in slower) else now
+        is_above = all(regime.log_s > before.log_s + log / 4.0 for regime in slower)
+        first = slower[0] if is_above else now
         rises = sum(b.log_s > a.log_s for a, b in zip([before, *slower], slower, strict=False))
-        rises *= not any(each.kind == "faster" for each in slower)
+        rises *= not any(regime.kind == "faster" for regime in slower)
         growing = now.kind == "creep" or rises > 2 or grows(self.changes.logs)
-        return self._told(
+        return self._make_slowdown(
             log, reach, first=first, now=now, shape="growing" if growing else "sudden"
         )
 
     def _recurring(self, before: Regime, now: Regime) -> Slowdown | None:
-        """Return the slowdown of a job whose median step is as it was: slow steps or bursts that
-        recur.
+        """Return the slowdown by recurring slow steps or bursts while the median is unchanged.
 
-        Bursts: two slow regimes ended, and since the last one no longer than one and a half times
-        the distance of both.
+        Bursts recur if two slow regimes have ended, and the time since the last is at most
+        BURST_GAPS times the gap between them.
         """
         if now.kind == "recurring":
             log, reach = (
                 now.mean_log_s - before.mean_log_s,
                 math.hypot(now.mean_reach, before.mean_reach),
             )
-            slowdown = self._told(log, reach, first=now, now=now, shape="recurring")
-            return None if log < _least() else replace(slowdown, period=now.period)
+            slowdown = self._make_slowdown(log, reach, first=now, now=now, shape="recurring")
+            return None if log < _min_log_slowdown() else replace(slowdown, period=now.period)
         regimes = self.changes.regimes
         slow = [
             n
-            for n, each in enumerate(regimes[:-1])
-            if each.kind == "shift" and each.log_s - before.log_s >= _least()
+            for n, regime in enumerate(regimes[:-1])
+            if regime.kind == "shift" and regime.log_s - before.log_s >= _min_log_slowdown()
         ]
         if len(slow) < 2:
             return None
@@ -342,21 +331,24 @@ class Job:
         ended = regimes[slow[-1] + 1].first
         if self.changes.steps - ended > BURST_GAPS * (last_two[1].first - last_two[0].first):
             return None
-        ends = [each.first for each in regimes[slow[-2] + 1 :]] + [self.changes.steps]
+        ends = [regime.first for regime in regimes[slow[-2] + 1 :]] + [self.changes.steps]
         spans = [
-            (end - each.first, each) for end, each in zip(ends, regimes[slow[-2] :], strict=True)
+            (end - regime.first, regime)
+            for end, regime in zip(ends, regimes[slow[-2] :], strict=True)
         ]
-        mean_s = sum(steps * math.exp(each.mean_log_s) for steps, each in spans) / sum(
+        mean_s = sum(steps * math.exp(regime.mean_log_s) for steps, regime in spans) / sum(
             steps for steps, _ in spans
         )
         log, reach = (
             math.log(mean_s) - before.mean_log_s,
             math.hypot(before.mean_reach, last_two[0].mean_reach),
         )
-        slowdown = self._told(log, reach, first=last_two[0], now=last_two[1], shape="recurring")
-        return None if log < _least() else slowdown
+        slowdown = self._make_slowdown(
+            log, reach, first=last_two[0], now=last_two[1], shape="recurring"
+        )
+        return None if log < _min_log_slowdown() else slowdown
 
-    def _told(
+    def _make_slowdown(
         self, log: float, reach: float, *, first: Regime, now: Regime, shape: Shape
     ) -> Slowdown:
         return Slowdown(
@@ -370,18 +362,18 @@ class Job:
         )
 
     def state(self) -> dict[str, Any]:
-        """Everything that is remembered, as JSON's types."""
-        known = {"unit": self.unit, "first_work": self.first_work, "newest_work": self.newest_work}
+        """Return the state as JSON types."""
+        work = {"unit": self.unit, "first_work": self.first_work, "newest_work": self.newest_work}
         return {
             "changes": self.changes.state(),
             "numbers": self.numbers,
             "marks": list(self.marks.items()),
-            **known,
+            **work,
         }
 
     @classmethod
     def of(cls, state: dict[str, Any]) -> Self:
-        """The job that had this state."""
+        """Restore a job from its state."""
         return cls(
             changes=Changes.of(state["changes"]),
             numbers=list(state["numbers"]),
@@ -392,27 +384,28 @@ class Job:
         )
 
 
-def _reach(regime: Regime) -> float:
+def _half_width(regime: Regime) -> float:
     return (regime.high - regime.low) / 2.0
 
 
-def _least() -> float:
-    """Return the smallest ln slowdown that is told: half of `Watch.least_slowdown`."""
+def _min_log_slowdown() -> float:
+    """Return the smallest ln slowdown that is reported: half of `Watch.least_slowdown`."""
     return math.log1p(assumed().watch.least_slowdown) / 2.0
 
 
 def _pace(regime: Regime, *, batch: float = 0.0) -> Pace:
-    """Return the pace of a regime. `batch`: ln of the newest step's work over the first one's."""
+    """Return the pace of a regime; `batch` is ln of the newest step's work over the first one's."""
     low, high = math.exp(regime.low + batch), math.exp(regime.high + batch)
     return Pace(step_s=math.exp(regime.log_s + batch), interval=(low, high))
 
 
 def _lag(now: Regime, expected: Expected, *, batch: float = 0.0) -> Lag | None:
-    """Return how much slower than expected; None if that may be chance, in one job of a hundred or
-    more.
+    """Return how much slower than expected the job is; None if chance may explain it.
+
+    The threshold is `Watch.unlikely_sds`.
     """
-    low, high = (math.log(each) for each in expected.interval)
-    sd = math.hypot((high - low) / 2.0, _reach(now)) / REACH
+    low, high = (math.log(seconds) for seconds in expected.interval)
+    sd = math.hypot((high - low) / 2.0, _half_width(now)) / REACH
     log = now.log_s + batch - math.log(expected.step_s)
     beyond = now.log_s + batch - high > (assumed().watch.unlikely_sds - REACH) * sd
     return (

@@ -1,4 +1,4 @@
-"""Step times of growing logs, line by line, in bounded memory."""
+"""Read step times from growing logs, line by line, in bounded memory."""
 
 from __future__ import annotations
 
@@ -15,57 +15,53 @@ from hp_tool.errors import InputError
 from hp_tool.watch.job import Job, Source
 from hp_tool.watch.words import sentences
 
-MOST_FILES = 4096
-NEWEST = 8
+MAX_FILES = 4096
+REMEMBERED_STEPS = 8
 MAX_WORK = 1e15
-"""Samples or tokens of a step; `StepReport` takes no more."""
+"""Largest samples or tokens per step that `StepReport` accepts."""
 _HUGGING_FACE = re.compile(r"\{'loss': '?[\d.e+-]+'?, .*'epoch': ")
-"""What Hugging Face's Trainer prints of a step: no time."""
+"""A step line of Hugging Face's Trainer, which has no time."""
 
 
 @dataclass(slots=True, kw_only=True)
 class LogSteps:
-    """Reads the steps of one log as its lines come."""
+    """Reads the steps of one log line by line."""
 
     reader: str | None = None
-    """One of READERS; None: the first that recognises a line."""
+    """One of READERS; None uses the first one that matches a line."""
     workload: TrainingWorkload | None = None
-    """Turns rates into seconds; without it a rate gives times in a unit of its own, which tells
-    changes all the same.
-    """
+    """Converts rates to seconds. Without it, step times are inverse rates in arbitrary units."""
     num_gpus: int = 1
     in_seconds: bool = True
-    """Whether the newest step was a time, and not a rate in a unit of its own."""
+    """Whether the newest step is in seconds, not an inverse rate."""
     facts: LogFacts = field(default_factory=LogFacts)
     facts_are_rates: bool = False
-    """Whether the newest figure was a rate, which counts the work of a step already."""
+    """Whether the newest figure is a rate, which already includes a step's work."""
     hugging_face: bool = False
-    """Whether a line was Hugging Face's of a step."""
+    """Whether the log has step lines of Hugging Face's Trainer."""
     seq: int = 0
     unread: int = 0
-    """Lines of JSON without a step time, in a log whose steps are lines of JSON."""
+    """JSON lines without a step time, in a log of JSON lines."""
     printed: dict[int | None, list[int]] = field(default_factory=dict)
-    """The trainer's numbers of the newest steps, by rank. One of them that comes again was printed
-    by another rank; any other that goes back follows a restart from a checkpoint.
+    """Newest step numbers by rank. A repeated number comes from another rank; a smaller one follows
+    a restart from a checkpoint.
     """
 
     def feed(self, line: str) -> tuple[int | None, StepReport] | None:
-        """The step that this line completes, and the rank that it names; None for any other
-        line.
-        """
+        """Return (rank, report) if the line completes a step, else None; rank None if not named."""
         self.hugging_face = self.hugging_face or _HUGGING_FACE.search(line[:MAX_LINE]) is not None
         for reader in (self.reader,) if self.reader else READERS:
             read_line(line, self.facts, reader=reader)
-            if (step := self._taken()) is not None:
+            if (step := self._pop_step()) is not None:
                 self.reader = reader
-                rank, parts, work = _own_words(line) if reader == "json" else (None, {}, {})
+                rank, parts, work = _json_extras(line) if reader == "json" else (None, {}, {})
                 if reader != "json" and self.facts.samples_per_step and not self.facts_are_rates:
                     work = {"samples": self.facts.samples_per_step}
                 printed = self.printed.setdefault(rank, [])
                 if step[1] in printed:
                     return None
                 if step[1] is not None:
-                    self.printed[rank] = [*printed[1 - NEWEST :], step[1]]
+                    self.printed[rank] = [*printed[1 - REMEMBERED_STEPS :], step[1]]
                 self.seq += 1
                 return rank, StepReport(
                     seq=self.seq, step_s=step[0], step=step[1], parts_s=parts, **work
@@ -73,8 +69,8 @@ class LogSteps:
         self.unread += self.reader == "json" and line.lstrip().startswith("{")
         return None
 
-    def _taken(self) -> tuple[float, int | None] | None:
-        """The newest figure, as seconds, with its step; the facts forget both."""
+    def _pop_step(self) -> tuple[float, int | None] | None:
+        """Return the newest step's (seconds, number) and remove it from the facts."""
         facts = self.facts
         kinds = [
             kind
@@ -90,7 +86,7 @@ class LogSteps:
             values = getattr(facts, kinds[0])
             self.in_seconds = kinds[0] == "step_s"
             times_s, ends_at = (
-                values if self.in_seconds else [1.0 / each for each in values],
+                values if self.in_seconds else [1.0 / rate for rate in values],
                 facts.ends_at.get(kinds[0], []),
             )
         step = times_s[-1], ends_at[-1] if ends_at else None
@@ -101,14 +97,14 @@ class LogSteps:
         return step
 
 
-def _own_words(line: str) -> tuple[int | None, dict[str, float], dict[str, float]]:
-    """Return the rank, the parts and the work of a JSON line, if it has them."""
+def _json_extras(line: str) -> tuple[int | None, dict[str, float], dict[str, float]]:
+    """Return rank, parts and work of a JSON line; empty if missing."""
     try:
-        words = json.loads(line[line.find("{") :])
+        record = json.loads(line[line.find("{") :])
     except (ValueError, RecursionError):
         return None, {}, {}
-    parts, rank = words.get("parts_s"), words.get("rank")
-    own = (
+    parts, rank = record.get("parts_s"), record.get("rank")
+    seconds = (
         {
             str(name)[:200]: float(s)
             for name, s in parts.items()
@@ -117,11 +113,13 @@ def _own_words(line: str) -> tuple[int | None, dict[str, float], dict[str, float
         if isinstance(parts, dict)
         else {}
     )
-    work = {name: float(words[name]) for name in ("samples", "tokens") if _is_work(words.get(name))}
+    work = {
+        name: float(record[name]) for name in ("samples", "tokens") if _is_work(record.get(name))
+    }
     return (
         rank if isinstance(rank, int) and rank >= 0 else None,
-        own,
-        work if "step_s" in words else {},
+        seconds,
+        work if "step_s" in record else {},
     )
 
 
@@ -133,18 +131,19 @@ def _is_work(value: object) -> bool:
 
 @dataclass(slots=True, kw_only=True)
 class Watched:
-    """A job that is read from one or several logs."""
+    """A job that is read from one or more logs."""
 
     expected: Expected | None = None
     in_seconds: bool = True
-    """False: the steps are in a unit of their own, and no pace is told."""
+    """False if steps are in arbitrary units; then no pace is reported."""
     job: Job = field(default_factory=Job)
     sources: dict[tuple[int, int | None], Source] = field(default_factory=dict)
-    """By number of the log and the rank that its lines name."""
+    """By index of the log and rank named in its lines."""
 
     def add(self, log: int, rank: int | None, report: StepReport) -> bool:
-        """Take a step of a log; return whether the job's pace changed. The first process that is
-        heard stands for the job.
+        """Add a step; return True if the job's pace changed.
+
+        The first process to report sets the pace of the job.
         """
         key = (log, rank)
         source = self.sources.setdefault(key, Source())
@@ -154,7 +153,7 @@ class Watched:
         return key == next(iter(self.sources)) and self.job.add([report])
 
     def verdict(self) -> Verdict:
-        """What is to be said after the newest step."""
+        """Return the verdict after the newest step."""
         verdict = self.job.verdict(expected=self.expected, sources=list(self.sources.values()))
         if self.in_seconds:
             return verdict
@@ -163,13 +162,17 @@ class Watched:
 
 
 def log_files(places: list[str]) -> list[Path]:
-    """The files that the places name, those of folders sorted by path. Raises InputError."""
+    """Return the log files at these paths; those in folders are sorted naturally.
+
+    Raises:
+        InputError: There is no file, or too many.
+    """
     files = [file for place in places for file in _files(Path(place))]
     if not files:
-        raise InputError(f"no log in {', '.join(places)}", field="LOG")
-    if len(files) > MOST_FILES:
+        raise InputError(f"No log files in {', '.join(places)}.", field="LOG")
+    if len(files) > MAX_FILES:
         raise InputError(
-            f"{len(files):,} files are more than the {MOST_FILES:,} that are read",
+            f"Found {len(files):,} log files; the limit is {MAX_FILES:,}. Name fewer.",
             field="LOG",
             code="too_many",
         )
@@ -178,15 +181,16 @@ def log_files(places: list[str]) -> list[Path]:
 
 def _files(place: Path) -> Iterator[Path]:
     if place.is_dir():
-        yield from sorted((each for each in place.rglob("*") if each.is_file()), key=_natural)
+        yield from sorted((path for path in place.rglob("*") if path.is_file()), key=_natural_order)
     elif place.exists():
         yield place
     else:
-        raise InputError(f"no log at {place}", field="LOG")
+        raise InputError(f"No log file at {place}.", field="LOG")
 
 
-def _natural(path: Path) -> list[tuple[int, str]]:
-    """Sorts rank10 behind rank9."""
+def _natural_order(path: Path) -> list[tuple[int, str]]:
+    """Return a sort key that puts rank10 after rank9."""
     return [
-        (int(each), "") if each.isdigit() else (-1, each) for each in re.split(r"(\d+)", str(path))
+        (int(piece), "") if piece.isdigit() else (-1, piece)
+        for piece in re.split(r"(\d+)", str(path))
     ]

@@ -1,6 +1,4 @@
-"""After a lost node: the best configuration of what is left, and whether waiting for another node
-pays.
-"""
+"""After losing nodes: the best configuration for the rest, and how long waiting is worthwhile."""
 
 from __future__ import annotations
 
@@ -18,81 +16,82 @@ from hp_tool.questions.training.calibrated import Calibrations
 from hp_tool.questions.training.problem import resolve_training
 from hp_tool.questions.training.ranking.recommend import recommend
 
-MOST_SPARES = 8
-"""Further nodes that are left idle where the rest cannot be divided."""
+MAX_SPARE_NODES = 8
+"""Further nodes that may stay idle if no configuration fits all remaining ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AfterLoss:
-    """What a job can do without some of its nodes."""
+    """How a job can continue without some of its nodes."""
 
     lost_nodes: int
     num_gpus: int
-    """Devices of the best configuration of what is left."""
+    """Devices of the recommended configuration."""
     idle_gpus: int
-    """Devices that are left and that it does not use."""
+    """Remaining devices that it does not use."""
     recommendation: Recommendation
     query: dict[str, Any]
-    """That configuration as a query."""
+    """The recommended configuration as a query."""
     step_s: float
     pace: float
-    """Its tokens per second over those of the whole job."""
+    """Its tokens per second relative to the complete job."""
     checkpoint_s: float
     restart_s: float
     worth_waiting_s: float
-    """Waiting pays where the nodes are back sooner than this."""
+    """Longest wait for the lost nodes, in seconds, that beats continuing without them."""
     text: str
 
 
 def after_loss(
     query: Query, *, lost_nodes: int = 1, calibrations: Calibrations | None = None
 ) -> AfterLoss:
-    """The best configuration of the query's devices less `lost_nodes`, the batch unchanged, and how
-    long a wait is worth it.
+    """Find the best configuration without `lost_nodes`, and how long waiting is worthwhile.
 
-    Going on costs a restart of R seconds now, and C for a checkpoint before the restart that takes
-    the nodes back in; that last restart follows a wait of W seconds too. Between them it trains at
-    the share p of the whole job's pace. It wins where p (W - R) > C, so waiting pays below W = R +
-    C / p.
+    The batch stays the same. Continuing costs one restart (R seconds) now, and a checkpoint (C)
+    plus a restart when the nodes return; the last restart is also needed after waiting W seconds.
+    Meanwhile the job trains at the fraction p of its full pace. Continuing wins if p (W - R) > C,
+    so waiting is worthwhile for W < R + C / p.
 
-    Raises InputError where nothing is left, or where no configuration of the rest is feasible.
+    Raises:
+        InputError: No node or no feasible configuration is left.
+        UnsupportedError: The query is not a training query.
     """
     if query.kind != "training":
-        raise UnsupportedError(
-            "what is left of a service is not advised; give a training query", field="kind"
-        )
+        raise UnsupportedError("lost_nodes supports training queries only", field="kind")
     cluster = resolve_training(query).cluster
     left = cluster.num_gpus - lost_nodes * cluster.gpus_per_node
     if left <= 0:
         raise InputError(
-            f"the job has {cluster.num_nodes} nodes: without {lost_nodes} none is left",
+            f"lost_nodes is {lost_nodes}, but the job has {cluster.num_nodes} nodes: none is left",
             field="lost_nodes",
         )
     workload = query.training
-    assert workload is not None  # it trains
+    assert workload is not None  # training queries have a workload
     query = replace(
         query, training=replace(workload, reliability=workload.reliability or ReliabilitySpec())
     )
     prior, calibrated = Training(query=query).estimate(with_fixes=False, calibrations=calibrations)
     whole = calibrated or prior
     free = replace(query, parallel=ParallelQuery())
-    best, used, devices = _best(free, left, node=cluster.gpus_per_node, calibrations=calibrations)
-    known = best.known
-    goodput = known.goodput
+    best, used_query, devices = _best(
+        free, left, node=cluster.gpus_per_node, calibrations=calibrations
+    )
+    estimate = best.known
+    goodput = estimate.goodput
     if (
         whole.tokens_per_second is None
-        or known.tokens_per_second is None
-        or known.time is None
+        or estimate.tokens_per_second is None
+        or estimate.time is None
         or goodput is None
     ):
-        raise InputError("the configuration cannot run as a whole", field="parallel")
-    pace = known.tokens_per_second / whole.tokens_per_second
+        raise InputError("The complete configuration cannot run.", field="parallel")
+    pace = estimate.tokens_per_second / whole.tokens_per_second
     worth_s = goodput.restart_s + goodput.checkpoint_s / pace
-    waits = (
-        f"waiting pays where the nodes are back within {worth_s / 60.0:,.0f} minutes"
+    waiting = (
+        f"waiting is worthwhile if the nodes return within {worth_s / 60.0:,.0f} minutes"
         if pace < 1.0
         else (
-            "the query's configuration is slower with all nodes: ask `hp-tool recommend` for a "
+            "the query's configuration is slower with all nodes, so run `hp-tool recommend` for a "
             "better one"
         )
     )
@@ -101,26 +100,26 @@ def after_loss(
         num_gpus=devices,
         idle_gpus=left - devices,
         recommendation=best,
-        query=Configuration.of(best, query=used).mapping(),
-        step_s=known.time.step_s,
+        query=Configuration.of(best, query=used_query).mapping(),
+        step_s=estimate.time.step_s,
         pace=pace,
         checkpoint_s=goodput.checkpoint_s,
         restart_s=goodput.restart_s,
         worth_waiting_s=worth_s,
-        text=f"goes on at {pace:.0%} of its pace; {waits}",
+        text=f"Continues at {pace:.0%} of the full pace; {waiting}.",
     )
 
 
 def _best(
     query: Query, left: int, *, node: int, calibrations: Calibrations | None
 ) -> tuple[Recommendation, Query, int]:
-    """The best configuration of the most whole nodes that have a feasible one."""
-    fewest = max(left - MOST_SPARES * node, min(left, node))
+    """Return the best configuration for the largest number of nodes that has a feasible one."""
+    fewest = max(left - MAX_SPARE_NODES * node, min(left, node))
     for num_gpus in range(left, fewest - 1, -node):
         part = query.with_num_gpus(num_gpus)
         ranking = recommend(query=part, top=1, calibrations=calibrations)
         if ranking.recommendations:
             return ranking.recommendations[0], part, num_gpus
     raise InputError(
-        f"no configuration of {fewest} to {left} devices is feasible", field="cluster.num_gpus"
+        f"No configuration of {fewest} to {left} devices is feasible.", field="cluster.num_gpus"
     )

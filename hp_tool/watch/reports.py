@@ -1,6 +1,4 @@
-"""Steps that a job reports over HTTP: stored with its detector's state, told as events, and taught
-to the calibration once.
-"""
+"""Steps that a job reports over HTTP: update its detector, raise events, feed the calibration."""
 
 from __future__ import annotations
 
@@ -21,22 +19,22 @@ from hp_tool.questions import schema
 from hp_tool.watch.job import Job, Source
 
 LEAD = 0
-"""The rank whose steps stand for the job."""
-TAUGHT_AFTER = 100
-"""Steps of a steady pace that teach the calibration, as one measurement."""
+"""Rank whose steps the job's pace is measured on."""
+STEADY_STEPS_TO_REPORT = 100
+"""Steps of steady pace after which the job's step time is stored as a measurement."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Taken:
-    """What became of a batch."""
+class BatchReceipt:
+    """Result of storing a batch of steps."""
 
     record: WatchRecord
     acknowledged: int
-    """All reports of the source up to this number are stored."""
+    """Reports of the source up to this sequence number are stored."""
 
 
-def take_steps(batch: StepBatch, *, store: WatchStore, watch_id: str) -> Taken:
-    """Store the steps of a batch that are new. Sent again, whole or in part, it changes nothing."""
+def take_steps(batch: StepBatch, *, store: WatchStore, watch_id: str) -> BatchReceipt:
+    """Store the new steps of a batch. Idempotent: repeated steps change nothing."""
     acknowledged = 0
 
     def change(
@@ -55,7 +53,7 @@ def take_steps(batch: StepBatch, *, store: WatchStore, watch_id: str) -> Taken:
         message = None
         status = record.status
         if changed or (job.changes.settled and not settled):
-            sources = (Source.of(each.state) for each in others() if each.source != batch.source)
+            sources = (Source.of(other.state) for other in others() if other.source != batch.source)
             verdict = job.verdict(
                 expected=expected_of_record(record), sources=chain([source], sources)
             )
@@ -65,16 +63,16 @@ def take_steps(batch: StepBatch, *, store: WatchStore, watch_id: str) -> Taken:
         return WatchChange(state=job.state(), source=source.state(), status=status, message=message)
 
     record = store.change_watch(watch_id=watch_id, source=batch.source, change=change)
-    return Taken(record=record, acknowledged=acknowledged)
+    return BatchReceipt(record=record, acknowledged=acknowledged)
 
 
 def expected_of_record(record: WatchRecord) -> Expected | None:
-    """What was expected of the job when its watch began."""
+    """Return the pace expected when the watch was created."""
     return None if record.expected is None else schema.parse(Expected, record.expected)
 
 
 def verdict_of(record: WatchRecord, sources: Iterable[WatchSource]) -> Verdict:
-    """What is to be said of the job after the newest step."""
+    """Return the verdict on a job after its newest step."""
     job = Job() if record.state is None else Job.of(record.state)
     return job.verdict(
         expected=expected_of_record(record), sources=(Source.of(each.state) for each in sources)
@@ -88,8 +86,10 @@ def teach(
     store: Store,
     resolve: Callable[[Query], Query] = lambda query: query,
 ) -> None:
-    """Report the job's steady pace as a measurement, once. The store decides whom it teaches; a
-    report that is refused says why with the job.
+    """Store the job's steady pace as a measurement, once.
+
+    The store decides whose predictions it calibrates. If it is rejected, the reason is stored with
+    the job.
     """
     if (
         record.query is None
@@ -98,7 +98,9 @@ def teach(
         or record.teaching is not None
     ):
         return
-    step_s = Job.of(record.state).steady_step_s(expected_of_record(record), steps=TAUGHT_AFTER)
+    step_s = Job.of(record.state).steady_step_s(
+        expected_of_record(record), steps=STEADY_STEPS_TO_REPORT
+    )
     if step_s is None:
         return
     query = {name: value for name, value in record.query.items() if name != "parallel"}

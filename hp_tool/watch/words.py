@@ -1,4 +1,4 @@
-"""A verdict in sentences, and the causes that ranks and parts point to."""
+"""Sentences for a verdict, and likely causes from rank and part times."""
 
 from __future__ import annotations
 
@@ -9,47 +9,51 @@ from hp_tool.domain.units import duration, times
 from hp_tool.domain.watch import Cause, CauseKind, Expected, Slowdown, Verdict
 from hp_tool.watch.slowdowns.causes import COMMUNICATION, RankTimes, lagging, part_growths
 
-UNLIKELY = 1.5
-"""Times as fast as expected from which the query is doubted."""
-SHOWN = 8
-"""Ranks that are named."""
+DOUBTED_SPEEDUP = 1.5
+"""Speedup over the expected pace above which the query is doubted."""
+MAX_NAMED_RANKS = 8
+"""Ranks named in a sentence."""
 
 
 def causes_of(
     ranks: Sequence[RankTimes], *, hosts: Mapping[int, str], factor: float, step_s: float
 ) -> tuple[Cause, ...]:
-    """What could explain that a step takes `factor` times as long, and now `step_s`; the most
-    likely first.
+    """Return likely causes of a slowdown, most likely first.
+
+    Args:
+        ranks: Median part times by rank, before and after the change.
+        hosts: Host by rank.
+        factor: New step time over the old one.
+        step_s: New step time, in seconds.
     """
     slowed = math.log(factor)
-    has_parts = any(len(each.after) > 1 or "step" not in each.after for each in ranks)
+    has_parts = any(len(rank.after) > 1 or "step" not in rank.after for rank in ranks)
     slow, typical = lagging(ranks)
     if not ranks or typical is None or (not has_parts and not slow):
         text = (
-            "ranks wait for each other, so one slow rank slows all: to tell which, report each "
-            "rank's own seconds (parts_s)"
+            "Cause unknown: ranks wait for each other, so one slow rank slows them all. Report "
+            "each rank's compute time (parts_s) to find it."
         )
         return (Cause(kind="unknown", text=text),)
     causes = []
     if slow and (typical < slowed / 2.0 or slow[0][1] - typical >= slowed / 2.0):
         names = tuple(rank for rank, _ in slow)
-        where = tuple(dict.fromkeys(hosts[rank] for rank in names if rank in hosts))
+        slow_hosts = tuple(dict.fromkeys(hosts[rank] for rank in names if rank in hosts))
         causes.append(
             Cause(
                 kind="some_ranks",
                 ranks=names,
-                hosts=where,
-                text=f"{_ranks(names, len(ranks))}{_on(where)}: own work takes "
-                f"{math.expm1(slow[0][1]):+.0%}, "
-                f"that of the others {math.expm1(typical):+.0%}",
+                hosts=slow_hosts,
+                text=f"{_ranks(names, len(ranks))}{_on(slow_hosts)}: compute time "
+                f"{math.expm1(slow[0][1]):+.0%} (other ranks: {math.expm1(typical):+.0%})",
             )
         )
     elif typical >= slowed / 2.0:
         causes.append(
             Cause(
                 kind="all_ranks",
-                text=f"the own work of all ranks takes {math.expm1(typical):+.0%}: clocks (power, "
-                "heat), data or the program",
+                text=f"all ranks: compute time {math.expm1(typical):+.0%}. Check clocks (power, "
+                "heat), data loading and the program.",
             )
         )
     longer_s = step_s * (1.0 - 1.0 / factor)
@@ -61,31 +65,31 @@ def causes_of(
         if waits and causes and causes[0].kind == "some_ranks":
             continue  # the others wait for these ranks
         kind: CauseKind = "communication" if waits else "part"
-        tail = ": links, or a rank whose own work is not reported" if waits else ""
+        tail = " (links, or a rank that does not report its compute time)" if waits else ""
         causes.append(
             Cause(
                 kind=kind,
                 part=name,
                 share=share,
-                text=f"{name} is {share:.0%} of the longer step{tail}",
+                text=f"{name}: {share:.0%} of the added time{tail}",
             )
         )
     return tuple(causes)
 
 
 def _ranks(names: tuple[int, ...], all_ranks: int) -> str:
-    shown = ", ".join(map(str, names[:SHOWN])) + (
-        f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    shown = ", ".join(map(str, names[:MAX_NAMED_RANKS])) + (
+        f" and {len(names) - MAX_NAMED_RANKS} more" if len(names) > MAX_NAMED_RANKS else ""
     )
     return f"rank {shown} of {all_ranks}" if len(names) == 1 else f"ranks {shown} of {all_ranks}"
 
 
 def _on(hosts: tuple[str, ...]) -> str:
-    return f" on {', '.join(hosts[:SHOWN])}" if hosts else ""
+    return f" on {', '.join(hosts[:MAX_NAMED_RANKS])}" if hosts else ""
 
 
 def sentences(verdict: Verdict) -> tuple[str, ...]:
-    """The verdict for people; nothing where all is well."""
+    """Return sentences about a slow job; empty if it is not slow."""
     now, was, slowdown, lag, expected = (
         verdict.now,
         verdict.was,
@@ -103,31 +107,27 @@ def sentences(verdict: Verdict) -> tuple[str, ...]:
             else f" ({duration(was.step_s)} -> {duration(now.step_s)} a step)"
         )
         lines.append(
-            f"slower than it was: {_longer(slowdown.factor, slowdown.interval)} since step "
+            f"slower than it was: {_percent(slowdown.factor, slowdown.interval)} since step "
             f"{slowdown.since_step}, "
-            f"{_shape(slowdown)}{seconds}"
+            f"{_describe_shape(slowdown)}{seconds}"
         )
-        lines += [f"  {each.text}" for each in verdict.causes]
+        lines += [f"  {cause.text}" for cause in verdict.causes]
     if lag is not None and expected is not None and now is not None:
         lines.append(
-            f"slower than it should be: {_longer(lag.factor, lag.interval)} "
+            f"slower than it should be: {_percent(lag.factor, lag.interval)} "
             f"({duration(now.step_s)} a step, {duration(expected.step_s)} expected{_of(expected)})"
         )
     if (loss := verdict.loss_per_day) is not None:
         money = "" if loss.cost is None else f", ${loss.cost:,.0f}"
         devices = "" if loss.gpu_hours is None else f", {loss.gpu_hours:,.0f} GPU-hours{money}"
-        lines.append(f"costs {loss.hours:.1f} h of every day{devices}")
+        lines.append(f"costs {loss.hours:.1f} h per day{devices}")
     return tuple(lines)
 
 
-def _shape(slowdown: Slowdown) -> str:
+def _describe_shape(slowdown: Slowdown) -> str:
     if slowdown.shape != "recurring":
         return slowdown.shape
-    return (
-        "in bursts"
-        if slowdown.period is None
-        else f"every {_ordinal(slowdown.period)} step is slow"
-    )
+    return "in bursts" if slowdown.period is None else f"every {_ordinal(slowdown.period)} step"
 
 
 def _ordinal(number: int) -> str:
@@ -138,14 +138,15 @@ def _ordinal(number: int) -> str:
 
 
 def faster_words(verdict: Verdict) -> str:
-    """`faster than expected: 39.03 s a step, 78.94 s expected (73.80 s to 543.2 s): ...`; empty
-    where it is not, for sure.
+    """Return a sentence if the job is certainly faster than expected, else an empty string.
+
+    Example: `2.0x faster than expected: 39.03 s per step, 78.94 s expected (73.80 s to 543.2 s)`.
     """
     now, expected = verdict.now, verdict.expected
     if now is None or expected is None or now.interval[1] >= expected.interval[0]:
         return ""
     low, high = map(duration, expected.interval)
-    query = ": the query is probably of another job" if doubts_query(verdict) else ""
+    query = ". Is the query for another job?" if doubts_query(verdict) else ""
     between = (
         f"{duration(now.step_s)} a step, {duration(expected.step_s)} expected ({low} to "
         f"{high}){_of(expected)}"
@@ -154,16 +155,16 @@ def faster_words(verdict: Verdict) -> str:
 
 
 def doubts_query(verdict: Verdict) -> bool:
-    """Whether the job is so much faster than expected that its query is probably of another job."""
+    """Return True if the job is so fast that its query probably describes another job."""
     now, expected = verdict.now, verdict.expected
     if now is None or expected is None:
         return False
-    return now.interval[1] < expected.interval[0] and expected.step_s > UNLIKELY * now.step_s
+    return now.interval[1] < expected.interval[0] and expected.step_s > DOUBTED_SPEEDUP * now.step_s
 
 
 def _of(expected: Expected) -> str:
     return f" of {expected.layout}" if expected.layout else ""
 
 
-def _longer(factor: float, interval: tuple[float, float]) -> str:
+def _percent(factor: float, interval: tuple[float, float]) -> str:
     return f"{factor - 1.0:+.1%} ({interval[0] - 1.0:+.1%} to {interval[1] - 1.0:+.1%})"

@@ -76,4 +76,4 @@ def test_one_slow_rank_of_a_real_training_is_named(tmp_path: Path) -> None:
     assert ended.returncode == 0, ended.stderr[-2000:]
     watched = hp_tool("watch", str(logs))
     assert watched.returncode == 4, watched.stdout + watched.stderr
-    assert "rank 1 of 3: own work takes" in watched.stdout
+    assert "rank 1 of 3: compute time" in watched.stdout

@@ -76,7 +76,7 @@ def test_a_slower_log_is_told_with_what_it_costs(
     ended = hp_tool("watch", str(log), "--query", str(query))
     assert ended.returncode == 4
     assert "slower than it was: +14.9%" in ended.stdout
-    assert "h of every day" in ended.stdout
+    assert "h per day" in ended.stdout
     verdict = json.loads(hp_tool("watch", str(log), "--query", str(query), "--json").stdout)
     assert abs(verdict["slowdown"]["since_step"] - 5301) <= 3
     assert verdict["loss_per_day"]["cost"] == pytest.approx(
@@ -110,7 +110,7 @@ def test_a_folder_of_ranks_names_the_slow_one(tmp_path: Path) -> None:
         )
         (tmp_path / f"rank{rank}.jsonl").write_text("\n".join(map(json.dumps, lines)))
     ended = hp_tool("watch", str(tmp_path))
-    assert "rank 3 of 4: own work takes +4" in ended.stdout
+    assert "rank 3 of 4: compute time +4" in ended.stdout
 
 
 @pytest.mark.parametrize(

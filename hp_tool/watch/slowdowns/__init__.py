@@ -1,3 +1,1 @@
-"""Sequential tests on the step times of a running job: since when it is slower, by how much, and
-which ranks or parts. Pure.
-"""
+"""Sequential tests on step times: when a job became slower, by how much, which ranks. Pure."""

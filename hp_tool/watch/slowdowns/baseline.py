@@ -1,6 +1,4 @@
-"""The newest steady steps of a job: the reference that further steps are compared with, and how
-they scatter about it.
-"""
+"""Baseline of a regime: its newest steady steps, their median and their scatter."""
 
 import math
 import statistics
@@ -10,31 +8,29 @@ from dataclasses import dataclass, field
 from hp_tool.loop.assumptions import assumed
 
 REACH = 1.645
-"""Standard deviations to either end of an interval of 90 %."""
-DOUBT = 2.33
-"""Standard deviations of a share's upper bound: a baseline shows too small a share in one case of a
-hundred.
-"""
+"""Half width of a 90% interval, in standard deviations."""
+UPPER_BOUND_SDS = 2.33
+"""One-sided 99% bound of a share, in standard deviations."""
 DIGITS = 6
-"""Decimals of ln seconds that are kept: a millionth of a step."""
-CAP = 10.0
-"""Medians beyond which a step counts as so many in a mean: stalls have no mean of their own
+"""Decimals stored of ln seconds (one millionth of a step)."""
+OUTLIER_CAP = 10.0
+"""Step times are capped at this multiple of the median when averaged: stalls have no finite mean
 (`stalls.mean_log_excess`).
 """
 
 
 @dataclass(slots=True, kw_only=True)
 class Baseline:
-    """Steady steps of a regime, at most `Watch.baseline_steps`, the newest ones.
+    """The newest steady steps of a regime, at most `Watch.baseline_steps`.
 
-    The reference is the median of the newest `Watch.reference_steps`: it follows the load of a day,
-    which a fixed one would mistake for a slowdown.
+    The reference is the median of the newest `Watch.reference_steps`. It follows daily load, which
+    a fixed reference would report as a slowdown.
     """
 
     logs: list[float] = field(default_factory=list)
-    """ln seconds, in their order."""
+    """ln seconds, in order of steps."""
     _window: list[float] = field(init=False)
-    """ln seconds of the newest reference_steps, sorted."""
+    """ln seconds of the newest `reference_steps`, sorted."""
 
     def __post_init__(self) -> None:
         self._window = sorted(self.logs[-assumed().watch.reference_steps :])
@@ -63,7 +59,7 @@ class Baseline:
 
     @property
     def reference_steps(self) -> int:
-        """Number of steps that the reference is the median of."""
+        """Number of steps in the reference median."""
         return len(self._window)
 
     @property
@@ -72,7 +68,7 @@ class Baseline:
         return statistics.median(self.logs)
 
     def interval(self) -> tuple[float, float]:
-        """90 % interval of the median, from order statistics: ranks n / 2 -+ 1.645 sqrt(n) / 2."""
+        """Return the median's 90% interval from order statistics n / 2 -+ 1.645 sqrt(n) / 2."""
         ordered = sorted(self.logs)
         n = len(ordered)
         reach = REACH * math.sqrt(n) / 2.0
@@ -80,18 +76,21 @@ class Baseline:
         return ordered[max(low, 0)], ordered[min(high, n - 1)]
 
     def mean(self) -> tuple[float, float]:
-        """Return ln of the mean step time, each capped at CAP medians, and half of its 90 %
-        interval in ln.
+        """Return ln of the mean step time, and half of its 90% interval in ln.
+
+        Steps are capped at CAP medians.
         """
-        cap = self.median + math.log(CAP)
-        seconds = [math.exp(min(each, cap)) for each in self.logs]
+        cap = self.median + math.log(OUTLIER_CAP)
+        seconds = [math.exp(min(log_s, cap)) for log_s in self.logs]
         mean = statistics.fmean(seconds)
         error = statistics.stdev(seconds) / math.sqrt(len(seconds)) if len(seconds) > 1 else 0.0
         return math.log(mean), REACH * error / mean
 
 
 def upper_bound(share: float, n: int) -> float:
-    """Return Wilson's upper bound of a probability from its share of n draws, below 1."""
-    centre = share + DOUBT**2 / (2.0 * n)
-    reach = DOUBT * math.sqrt(share * (1.0 - share) / n + (DOUBT / (2.0 * n)) ** 2)
-    return min((centre + reach) / (1.0 + DOUBT**2 / n), 1.0 - 1e-6)
+    """Return Wilson's upper bound of a probability from its share of n draws; below 1."""
+    centre = share + UPPER_BOUND_SDS**2 / (2.0 * n)
+    reach = UPPER_BOUND_SDS * math.sqrt(
+        share * (1.0 - share) / n + (UPPER_BOUND_SDS / (2.0 * n)) ** 2
+    )
+    return min((centre + reach) / (1.0 + UPPER_BOUND_SDS**2 / n), 1.0 - 1e-6)

@@ -1,13 +1,11 @@
-"""When a series of step times became slower or faster, by three tests with thresholds from one run
-length.
+"""Detect when step times change, by three tests whose thresholds follow from one run length.
 
-- A level shift: the newest 17 to 68 steps against a reference that follows the steps before them
-  (`shifts`). If up to 12 of 17 steps are far above the others, they are a pause for evaluation and
-  left out.
-- A creep: the newest steps are `Watch.creep` above the lowest median that the regime had, twice
-  what a daily wave of 3% spans; or 60% of that above the oldest steps that are kept, if noise does
-  not drift as far (`Noise.drift`).
-- Recurring slow steps: the test of `recurring`.
+- Level shift (`shifts`): the newest 17 to 68 steps against a reference that follows earlier steps.
+  Up to 12 of 17 steps far above the others count as an evaluation pause and are ignored.
+- Creep: the newest steps are `Watch.creep` above the regime's lowest median, which is twice the
+  span of a 3% daily wave; or 60% of that above the oldest stored steps, if noise does not drift as
+  far (`Noise.drift`).
+- Recurring slow steps (`recurring`).
 """
 
 import itertools
@@ -24,92 +22,88 @@ from hp_tool.watch.slowdowns.noise import OUTLIER_SDS, Noise, t_quantile
 from hp_tool.watch.slowdowns.recurring import MISSES, SLOW_STEP, Recurring
 from hp_tool.watch.slowdowns.shifts import STEPS_BEFORE, shift_sds
 
-REGIMES = 64
-"""Changes that are remembered, the newest ones: a job that changes more often is told by its
-newest.
-"""
-LEARN_EVERY = 16
-"""Steady steps after which the noise is estimated anew."""
+MAX_REGIMES = 64
+"""Changes stored; older ones are dropped."""
+NOISE_UPDATE_STEPS = 16
+"""Steady steps between two estimates of the noise."""
 SHIFT_STEPS = (17, 20, 34, 51, 68)
-"""Newest steps that are tested for a shift: the longest pause and some more, and longer for smaller
-shifts.
+"""Numbers of newest steps tested for a shift: just above the longest pause, and longer windows for
+smaller shifts.
 """
-LONGEST_PAUSE = 12
-"""Slow steps in a row that may be a pause for evaluation."""
+MAX_PAUSE_STEPS = 12
+"""Slow steps in a row that may be an evaluation pause."""
 PERSISTENT_STEPS = 8
-"""Newest steps of which at most one may be back at the old pace."""
-SHORT_CREEP = 0.6
-"""Part of `Watch.creep` that the newest steps may be slower by than the oldest that are kept."""
-CREEP_EVERY = 32
-"""Steps between two tests of a creep."""
+"""Newest steps of which at most one may be at the old pace."""
+SHORT_CREEP_FRACTION = 0.6
+"""Fraction of `Watch.creep` that the newest steps may exceed the oldest stored ones by."""
+CREEP_TEST_STEPS = 32
+"""Steps between two creep tests."""
 Kind = Literal["start", "shift", "creep", "recurring", "faster"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Regime:
-    """Steps between two changes."""
+    """Steps between two changes of pace."""
 
     first: int
-    """Number of its first step."""
+    """Index of its first step."""
     alarm: int
-    """Number of the step at which the change to it was seen; of the first regime the end of its
+    """Index of the step at which the change was detected; in the first regime, the end of its
     baseline.
     """
     log_s: float
     """Median ln seconds of the newest steady steps, of at most `Watch.baseline_steps`."""
     low: float
     high: float
-    """90 % interval of the median."""
+    """90% interval of the median, in ln seconds."""
     mean_log_s: float
-    """ln of their mean seconds."""
+    """ln of the mean seconds."""
     mean_reach: float = 0.0
-    """Half of the 90 % interval of the mean, in ln."""
+    """Half of the mean's 90% interval, in ln."""
     kind: Kind = "start"
-    """Which change it began with."""
+    """Change that it began with."""
     period: int = 0
-    """Of recurring slow steps; 0: none recur."""
+    """Period of recurring slow steps; 0 if none recur."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Changes:
-    """The detector of one series; its memory is bounded whatever the number of steps."""
+    """Change detector of one series of step times, with bounded memory."""
 
     steps: int = 0
     """Steps seen."""
     first: int = 0
-    """Number of the current regime's first step."""
+    """Index of the current regime's first step."""
     alarm: int = 0
     kind: Kind = "start"
     period: int = 0
     baseline: Baseline = field(default_factory=Baseline)
     recurring: Recurring = field(default_factory=Recurring)
     waiting: list[float] = field(default_factory=list)
-    """ln seconds of the newest steps, which are tested: they join the baseline later, or begin the
-    next regime.
-    """
+    """ln seconds of the newest steps, under test: they later join this baseline or the next."""
     lowest: float = math.inf
-    """The lowest median of the regime's baselines: a creep is told against it."""
+    """Lowest median of the regime's baselines, for the creep test."""
     past: list[Regime] = field(default_factory=list)
     unlearnt: int = 0
-    """Steady steps since the noise was estimated."""
+    """Steady steps since the noise was last estimated."""
     noise: Noise | None = None
     noise_before: Noise | None = None
-    """Noise of the regime before."""
+    """Noise of the previous regime."""
     slow_bound: float = 1.0
-    """Upper bound of the share of isolated slow steps, for recurring ones."""
+    """Upper bound of the share of isolated slow steps, for the test of recurring ones."""
 
     @property
     def logs(self) -> list[float]:
-        """Return ln seconds of the regime's newest steps."""
+        """Natural logarithm of the regime's newest step times."""
         return [*self.baseline.logs, *self.waiting]
 
     @property
     def settled(self) -> bool:
-        """Whether the regime has the steps that a test needs."""
+        """Whether the regime has enough steps for the tests."""
         return len(self.baseline) >= assumed().watch.least_baseline_steps
 
     def add(self, step_s: Sequence[float]) -> list[Regime]:
-        """Take the next step times, seconds, and return the regimes that they ended."""
+        """Add step times in seconds; return the regimes that they ended."""
         return [
             ended
             for seconds in step_s
@@ -122,16 +116,16 @@ class Changes:
             self.first = number + 1
             return None
         if not self.settled:
-            self._join(log_s)
+            self._add_steady(log_s)
             self.alarm = self.alarm if self.past else number
             if self.settled:
-                self._recall(number)
+                self._replay_baseline(number)
             return None
         residual = log_s - self.baseline.reference
         run = self.recurring.add(residual, number, p0=self.slow_bound)
         self.waiting.append(log_s)
         sign = self._direction()
-        if (lasted := self._shifted(sign)) is not None:
+        if (lasted := self._detect_shift(sign)) is not None:
             return self._begin(number + 1 - lasted, number, kind="shift" if sign > 0 else "faster")
         if run is not None:
             period, pattern = run
@@ -147,28 +141,25 @@ class Changes:
         while len(self.waiting) > (
             SHIFT_STEPS[-1] if doubts else max(SHIFT_STEPS[1], len(self.baseline) // 2)
         ):
-            self._join(self.waiting.pop(0))
-        return self._creeps(number) if number % CREEP_EVERY == 0 else None
+            self._add_steady(self.waiting.pop(0))
+        return self._detect_creep(number) if number % CREEP_TEST_STEPS == 0 else None
 
-    def _join(self, log_s: float) -> None:
-        """Count a step as a steady one."""
+    def _add_steady(self, log_s: float) -> None:
+        """Add a step to the baseline."""
         self.baseline.add(log_s)
         self.unlearnt += 1
         if self.settled and (
-            self.noise is None or self.unlearnt >= max(LEARN_EVERY, len(self.baseline) // 8)
+            self.noise is None or self.unlearnt >= max(NOISE_UPDATE_STEPS, len(self.baseline) // 8)
         ):
-            self._learn()
+            self._estimate_noise()
 
     def _direction(self) -> int:
-        """Return 1 if the newest steps are slower than the reference, -1 if they are faster, 0 if
-        neither persists.
-        """
+        """Return 1 if the newest steps are slower than the reference, -1 if faster, else 0."""
         newest, reference = sorted(self.waiting[-PERSISTENT_STEPS:]), self.baseline.reference
         least = least_faster = math.log1p(assumed().watch.least_slowdown) / 2.0
         if self.kind in ("start", "faster"):
-            least_faster = SHORT_CREEP * math.log1p(
-                assumed().watch.creep
-            )  # nothing was slow, and the reference follows
+            # Nothing was slow before, and the reference follows gradual changes.
+            least_faster = SHORT_CREEP_FRACTION * math.log1p(assumed().watch.creep)
         if len(newest) < PERSISTENT_STEPS:
             return 0
         return (
@@ -179,10 +170,8 @@ class Changes:
             else 0
         )
 
-    def _shifted(self, sign: int) -> int | None:
-        """Return since how many steps the job is slower, or faster if the sign is -1; None if that
-        may be noise.
-        """
+    def _detect_shift(self, sign: int) -> int | None:
+        """Return the number of steps since a shift in direction `sign`; or None."""
         if not sign or len(self.waiting) < SHIFT_STEPS[0]:
             return None
         noise, reference, reference_steps = (
@@ -193,7 +182,7 @@ class Changes:
         residuals = [
             log_s - reference for log_s in [*self.baseline.logs[-STEPS_BEFORE:], *self.waiting]
         ]
-        outside_pause = (SHIFT_STEPS[0] - LONGEST_PAUSE) // 2
+        outside_pause = (SHIFT_STEPS[0] - MAX_PAUSE_STEPS) // 2
         window = sorted(residuals[-SHIFT_STEPS[0] :])
         limit = window[outside_pause if sign > 0 else -1 - outside_pause] + OUTLIER_SDS * noise.sd
 
@@ -209,10 +198,8 @@ class Changes:
             return None
         return max(range(PERSISTENT_STEPS, len(self.waiting) + 1), key=sds)
 
-    def _creeps(self, number: int) -> Regime | None:
-        """Begin a regime if the newest steps have crept away from the lowest median, or from the
-        oldest steps that are kept.
-        """
+    def _detect_creep(self, number: int) -> Regime | None:
+        """Begin a regime if the newest steps crept above the lowest median or the oldest steps."""
         steps, creep, logs = (
             assumed().watch.reference_steps,
             math.log1p(assumed().watch.creep),
@@ -224,19 +211,21 @@ class Changes:
         oldest = min(len(logs) // 2, len(logs) - steps)
         newest_log_s = statistics.median(logs[-steps:])
         beyond = newest_log_s - statistics.median(logs[:oldest])
-        # Of n steps one median is independent, so that each may be beyond with probability n / run
-        # length.
+        # n steps hold one independent median, so each may exceed with probability n / run length.
         drift = self._noise.drift(
             steps, oldest, probability=steps / assumed().watch.false_alarm_steps
         )
-        if newest_log_s - self.lowest <= creep and beyond <= max(SHORT_CREEP * creep, drift):
+        if newest_log_s - self.lowest <= creep and beyond <= max(
+            SHORT_CREEP_FRACTION * creep, drift
+        ):
             return None
         return self._begin(number + 1 - steps, number, kind="creep")
 
     @property
     def _noise(self) -> Noise:
-        """Noise of this regime, or of the one before if that was longer and is larger: noise
-        outlasts a change of the pace.
+        """Noise of this regime, or of the previous one if that was longer and noisier.
+
+        Noise usually outlasts a change of pace.
         """
         assert self.noise is not None
         before = self.noise_before
@@ -246,17 +235,17 @@ class Changes:
             else before
         )
 
-    def _recall(self, number: int) -> None:
-        """Show the test of recurring steps those that the baseline began with."""
-        begun = number + 1 - len(self.baseline)
+    def _replay_baseline(self, number: int) -> None:
+        """Feed the baseline's steps to the test of recurring steps."""
+        first = number + 1 - len(self.baseline)
         if not self.past:
-            self.recurring.begun = begun
+            self.recurring.begun = first
         self.recurring.was_slow = False
         self.recurring.runs.clear()
         for place, log_s in enumerate(self.baseline.logs):
-            self.recurring.add(log_s - self.baseline.reference, begun + place, p0=1.0)
+            self.recurring.add(log_s - self.baseline.reference, first + place, p0=1.0)
 
-    def _learn(self) -> None:
+    def _estimate_noise(self) -> None:
         """Estimate the noise from the baseline."""
         self.noise = Noise.of(self.baseline.logs)
         limit = self.baseline.median + SLOW_STEP
@@ -266,10 +255,10 @@ class Changes:
         self.unlearnt = 0
 
     def _begin(self, since: int, number: int, *, kind: Kind, period: int = 0) -> Regime:
-        """Begin a regime with the step `since`; return the one that ended."""
+        """Begin a regime at step `since`; return the regime that ended."""
         steps = since - number - 1
         before, recent = self.logs[:steps], self.logs[steps:]
-        self.past = [*self.past, self._regime(before or recent)][-REGIMES:]
+        self.past = [*self.past, self._regime(before or recent)][-MAX_REGIMES:]
         self.noise_before = self._noise
         self.first, self.alarm, self.kind, self.period = since, number, kind, period
         self.baseline, self.noise, self.waiting, self.lowest, self.slow_bound = (
@@ -281,20 +270,20 @@ class Changes:
         )
         self.recurring.active = [period, since % period, 0] if period else []
         for log_s in recent:
-            self._join(log_s)
+            self._add_steady(log_s)
         if self.settled:
-            self._recall(number)
+            self._replay_baseline(number)
         return self.past[-1]
 
     @property
     def regimes(self) -> list[Regime]:
-        """All regimes that are remembered, the current one last."""
+        """All stored regimes, the current one last."""
         now = self.current
         return self.past if now is None else [*self.past, now]
 
     @property
     def current(self) -> Regime | None:
-        """The regime that the newest step is of; None during warm-up."""
+        """Regime of the newest step; None during warm-up."""
         return self._regime(self.logs) if self.logs else None
 
     def _regime(self, logs: list[float]) -> Regime:
@@ -314,7 +303,7 @@ class Changes:
         )
 
     def state(self) -> dict[str, Any]:
-        """Return everything that the detector remembers, as JSON's types."""
+        """Return the state as JSON types."""
         return {
             "steps": self.steps,
             "first": self.first,
@@ -327,17 +316,17 @@ class Changes:
             "lowest": None if math.isinf(self.lowest) else self.lowest,
             "past": [
                 [
-                    each.first,
-                    each.alarm,
-                    each.log_s,
-                    each.low,
-                    each.high,
-                    each.mean_log_s,
-                    each.mean_reach,
-                    each.kind,
-                    each.period,
+                    regime.first,
+                    regime.alarm,
+                    regime.log_s,
+                    regime.low,
+                    regime.high,
+                    regime.mean_log_s,
+                    regime.mean_reach,
+                    regime.kind,
+                    regime.period,
                 ]
-                for each in self.past
+                for regime in self.past
             ],
             "unlearnt": self.unlearnt,
             "noise": None if self.noise is None else self.noise.state(),
@@ -347,10 +336,8 @@ class Changes:
 
     @classmethod
     def of(cls, state: dict[str, Any]) -> Self:
-        """Return the detector that had this state. One that an earlier edition stored tests its
-        newest steps no more.
-        """
-        logs = [round(float(each), DIGITS) for each in state["baseline"]]
+        """Restore a detector from its state; state of earlier editions is replayed as steady."""
+        logs = [round(float(log_s), DIGITS) for log_s in state["baseline"]]
         past = [
             Regime(
                 first=first,
@@ -379,16 +366,16 @@ class Changes:
         )
         if "scores" in state or "levels" in state:
             for log_s in [*logs, *state["waiting"]]:
-                restored._join(float(log_s))
+                restored._add_steady(float(log_s))
             if restored.settled:
-                restored._recall(restored.steps - 1)
+                restored._replay_baseline(restored.steps - 1)
             return restored
         restored.baseline = Baseline(logs=logs)
-        restored.waiting = [float(each) for each in state["waiting"]]
+        restored.waiting = [float(log_s) for log_s in state["waiting"]]
         restored.lowest = math.inf if state["lowest"] is None else float(state["lowest"])
         restored.noise, restored.noise_before = (
-            None if each is None else Noise.from_state(each)
-            for each in (state["noise"], state["noise_before"])
+            None if noise is None else Noise.from_state(noise)
+            for noise in (state["noise"], state["noise_before"])
         )
         restored.unlearnt, restored.slow_bound = int(state["unlearnt"]), float(state["slow_bound"])
         return restored

@@ -14,25 +14,23 @@ import numpy as np
 from hp_tool.watch.slowdowns.baseline import REACH
 
 NORMAL_QUARTILES = 1.349
-"""Interquartile range of the normal distribution, in standard deviations."""
+"""Interquartile range of the normal distribution in standard deviations."""
 OUTLIER_SDS = 3.5
-"""Standard deviations above the level beyond which a step is an outlier: a checkpoint, a stall, a
-pause for evaluation.
-"""
-LEAST_SD = 0.001
-"""Smallest standard deviation of ln seconds that is assumed: logs round their times."""
+"""Standard deviations above the level at which a step is an outlier (checkpoint, stall, pause)."""
+MIN_SD = 0.001
+"""Smallest assumed standard deviation of ln seconds, since logs round their times."""
 MAX_CORRELATION = 0.97
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Noise:
-    """ln step times y of a steady job: y[t] = correlation x y[t - 1] + shock, less outliers."""
+    """AR(1) noise of ln step times: y[t] = correlation x y[t - 1] + shock, outliers excluded."""
 
     shock_sd: float
     correlation: float
-    """Of consecutive steps."""
+    """Correlation of consecutive steps."""
     steps: int
-    """Steps that the estimate is from."""
+    """Steps used for the estimate."""
 
     @property
     def correlation_bound(self) -> float:
@@ -44,55 +42,50 @@ class Noise:
 
     @property
     def sd(self) -> float:
-        """Standard deviation of one step, of the largest correlation."""
+        """Standard deviation of one step at the upper bound of the correlation."""
         return self.shock_sd / math.sqrt(1.0 - self.correlation_bound**2)
 
     @classmethod
     def of(cls, logs: Sequence[float]) -> Self:
-        """Estimate the noise from ln seconds of consecutive steps, about a straight line.
+        """Estimate the noise about a straight line through ln seconds of consecutive steps.
 
-        The correlation is the sample's, corrected for its bias of -(2 + 4 r) / n.
+        The sample correlation is corrected for its bias of -(2 + 4 r) / n.
         """
         values, places = np.asarray(logs), np.arange(len(logs)) - (len(logs) - 1) / 2.0
         low, median, high = np.quantile(values, (0.25, 0.5, 0.75))
-        spread = max(float(high - low) / NORMAL_QUARTILES, LEAST_SD)
+        spread = max(float(high - low) / NORMAL_QUARTILES, MIN_SD)
         usual = np.abs(values - median) <= OUTLIER_SDS * spread
         slope, level = np.polyfit(places[usual], values[usual], 1)
         centred = values - level - slope * places
         pairs = usual[1:] & usual[:-1]
         first, second, n = centred[:-1][pairs], centred[1:][pairs], max(int(pairs.sum()), 4)
         r = min(
-            max(float(first @ second) / max(float(first @ first), n * LEAST_SD**2), 0.0),
+            max(float(first @ second) / max(float(first @ first), n * MIN_SD**2), 0.0),
             MAX_CORRELATION,
         )
-        shock_sd = max(
-            math.sqrt(float(((second - r * first) ** 2).sum()) / max(n - 3, 1)), LEAST_SD
-        )
+        shock_sd = max(math.sqrt(float(((second - r * first) ** 2).sum()) / max(n - 3, 1)), MIN_SD)
         return cls(
             shock_sd=shock_sd, correlation=min(r + (2.0 + 4.0 * r) / n, MAX_CORRELATION), steps=n
         )
 
     def state(self) -> list[float]:
-        """Return everything that is remembered, as JSON's types."""
+        """Return the state as JSON types."""
         return [self.shock_sd, self.correlation, self.steps]
 
     @classmethod
     def from_state(cls, state: Sequence[float]) -> Self:
-        """Return the noise that had this state."""
+        """Restore the noise from its state."""
         shock_sd, correlation, steps = state
         return cls(shock_sd=float(shock_sd), correlation=float(correlation), steps=int(steps))
 
     def drift_sd(self, n: int, reference_steps: int) -> float:
-        """Return the standard deviation of the median of n steps less that of `reference_steps`
-        others.
-        """
+        """Return the SD of the difference of the medians of n and `reference_steps` steps."""
         r = self.correlation
         sd = self.shock_sd / math.sqrt(1.0 - r * r)
         return sd * math.sqrt(median_variance(n, r) + median_variance(reference_steps, r))
 
     def drift(self, n: int, reference_steps: int, *, probability: float) -> float:
-        """Return what the median of n steps less that of `reference_steps` others exceeds with this
-        probability.
+        """Return the difference of the two medians that noise exceeds with this probability.
 
         Means of correlated steps are as uncertain as those of (1 - r) / (1 + r) times as many
         independent ones.
@@ -103,9 +96,7 @@ class Noise:
 
 @functools.lru_cache(maxsize=1024)
 def t_quantile(probability: float, n: float) -> float:
-    """Return the upper quantile of Student's t of n degrees of freedom, by Cornish and Fisher's
-    expansion.
-    """
+    """Return the upper quantile of Student's t with n degrees of freedom (Cornish-Fisher)."""
     z = -statistics.NormalDist().inv_cdf(probability)
     return z * (
         1.0 + (z * z + 1.0) / (4.0 * n) + (5.0 * z**4 + 16.0 * z * z + 3.0) / (96.0 * n * n)
@@ -114,12 +105,15 @@ def t_quantile(probability: float, n: float) -> float:
 
 @functools.lru_cache(maxsize=1024)
 def median_variance(n: int, r: float) -> float:
-    """Return the variance of the median of n steps of an AR(1) process of variance 1 and
-    correlation r.
+    """Return the variance of the median of n steps of an AR(1) process of variance 1.
 
-    It is (1 / n) sum over |k| < n of (1 - |k| / n) asin(r^|k|): the covariance of two signs is (2 /
-    pi) asin of that of the variables, and the density at the median is 1 / sqrt(2 pi). For r = 0
-    that is the known (pi / 2) / n.
+    It is (1 / n) sum over |k| < n of (1 - |k| / n) asin(r^|k|): the covariance of two signs is
+    (2 / pi) asin of that of the variables, and the density at the median is 1 / sqrt(2 pi). For
+    r = 0 it is the well-known (pi / 2) / n.
+
+    Args:
+        n: Number of steps.
+        r: Correlation of consecutive steps.
     """
     total, power = math.pi / 2.0, 1.0
     for k in range(1, n):

@@ -1,12 +1,11 @@
-"""Single slow steps that recur: every tenth step four times as long costs 30 % of the throughput
-and moves no median.
+"""Detect recurring slow steps, which cost throughput but do not change the median.
 
 A step is slow if it is 22% above the reference, and isolated if the step before it is not slow. For
-each period P up to LONGEST_PERIOD and each phase the number of isolated slow steps in a row at
-distance P is counted. With p0 an upper bound of an isolated slow step's probability, k in a row
-come by chance with p0^k at any one step and period: k ln(1 / p0) >= ln(run length x periods) keeps
-the mean run to a false alarm (the union bound). A period that a job has from its start on, as that
-of its checkpoints, is its own and never an alarm.
+each period P up to LONGEST_PERIOD and each phase, the test counts isolated slow steps in a row at
+distance P. If p0 bounds the probability of an isolated slow step, then k in a row occur by chance
+with p0^k at a given step and period. Requiring k ln(1 / p0) >= ln(run length x periods) keeps the
+mean time to a false alarm at the run length (union bound). A period that exists from the job's
+start, such as that of its checkpoints, raises no alarm.
 """
 
 import math
@@ -16,15 +15,15 @@ from typing import Any, Self
 from hp_tool.loop.assumptions import assumed
 
 SLOW_STEP = math.log(1.5) / 2.0
-"""ln of a slow step over the reference, at least."""
+"""Smallest ln of a slow step over the reference."""
 SHORTEST_PERIOD, LONGEST_PERIOD = 2, 25
-LEAST_HITS = 4
+MIN_HITS = 4
 OWN_HITS, OWN_PERIODS = 3, 3
-"""Slow steps in a row that make a period the job's own, if they begin within so many periods of its
-start.
+"""A period belongs to the job if OWN_HITS slow steps in a row begin within OWN_PERIODS periods of
+its start.
 """
 MISSES = 5
-"""Steps that are not slow where one was due, in a row, after which a pattern has ended."""
+"""Consecutive due steps that are not slow, after which a pattern has ended."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -34,27 +33,27 @@ class Run:
     first: int
     hits: int
     excess: float
-    """Sum of their seconds beyond the reference, in references."""
+    """Sum of the excess seconds over the reference, in multiples of the reference."""
     p0: float
-    """Bound of an isolated slow step's probability when the run began."""
+    """Upper bound of an isolated slow step's probability when the run began."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Recurring:
-    """The test of recurring slow steps; its memory is bounded by the periods."""
+    """Test for recurring slow steps; memory is bounded by the number of periods."""
 
     begun: int = 0
-    """Number of the first step that was seen."""
+    """Index of the first step."""
     runs: dict[tuple[int, int], Run] = field(default_factory=dict)
-    """By period and phase, those with a hit."""
+    """Current runs by (period, phase)."""
     own: list[int] = field(default_factory=list)
-    """Periods that the job has from its start on."""
+    """Periods that the job has from its start."""
     was_slow: bool = False
     active: list[int] = field(default_factory=list)
-    """Period, phase and misses in a row of the pattern that was told last; empty: none."""
+    """Period, phase and consecutive misses of the last reported pattern; empty if none."""
 
     def add(self, residual: float, number: int, *, p0: float) -> tuple[int, Run] | None:
-        """Take a step; return period and run of a pattern that must be told."""
+        """Add a step; return (period, run) of a pattern to report, or None."""
         slow = residual > SLOW_STEP
         isolated, self.was_slow = slow and not self.was_slow, slow
         alarm = None
@@ -75,24 +74,24 @@ class Recurring:
                 and period not in self.own
             ):
                 self.own.append(period)
-            known = period in self.own or bool(self.active and period % self.active[0] == 0)
-            if alarm is None and not known and self._tells(period, run):
+            is_known = period in self.own or bool(self.active and period % self.active[0] == 0)
+            if alarm is None and not is_known and self._is_significant(period, run):
                 alarm = period, run
         return alarm
 
     @staticmethod
-    def _tells(period: int, run: Run) -> bool:
+    def _is_significant(period: int, run: Run) -> bool:
         periods = LONGEST_PERIOD - SHORTEST_PERIOD + 1
         needed = math.log(assumed().watch.false_alarm_steps * periods)
         costs = run.excess / run.hits / period
         return (
-            run.hits >= LEAST_HITS
+            run.hits >= MIN_HITS
             and run.hits * -math.log(run.p0) >= needed
             and costs >= assumed().watch.least_slowdown
         )
 
     def ended(self, residual: float, number: int) -> bool:
-        """Return whether the pattern that was told last has ended with this step."""
+        """Return True if the last reported pattern ends with this step."""
         if not self.active or number % self.active[0] != self.active[1]:
             return False
         slow = residual > SLOW_STEP
@@ -100,7 +99,7 @@ class Recurring:
         return self.active[2] >= MISSES
 
     def state(self) -> dict[str, Any]:
-        """Return everything that is remembered, as JSON's types."""
+        """Return the state as JSON types."""
         runs = [
             [*key, run.first, run.hits, run.excess, run.p0]
             for key, run in sorted(self.runs.items())
@@ -115,12 +114,12 @@ class Recurring:
 
     @classmethod
     def of(cls, state: dict[str, Any]) -> Self:
-        """Return the test that had this state."""
+        """Restore the test from its state."""
         runs = {
             (int(period), int(phase)): Run(
                 first=int(first), hits=int(hits), excess=float(excess), p0=float(p0)
             )
             for period, phase, first, hits, excess, p0 in state["runs"]
         }
-        known = {name: state[name] for name in ("begun", "was_slow")}
-        return cls(runs=runs, own=list(state["own"]), active=list(state["active"]), **known)
+        plain = {name: state[name] for name in ("begun", "was_slow")}
+        return cls(runs=runs, own=list(state["own"]), active=list(state["active"]), **plain)

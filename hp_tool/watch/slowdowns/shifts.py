@@ -1,11 +1,11 @@
-"""Level shifts: are the newest n steps slower, or faster, than the steps before them?
+"""Level shifts: are the newest n steps slower or faster than the steps before them?
 
-The steps before and after a shift d at step t are AR(1) noise y about the reference and the
-reference + d. Generalized least squares estimates d from the shocks y[t] - r y[t - 1], in which the
-shift appears as d once and as (1 - r) d in each later step: of noise that remembers, most of the
-information is in the first step. `shift_sds` is that estimate in its standard errors, which is also
-the generalized likelihood ratio test of d = 0. Outliers are missing values: a shock across a gap of
-g steps is y[t] - r^g y[t - g], of variance (1 - r^2g) / (1 - r^2) of a shock's.
+Steps are AR(1) noise y about the reference; from a shift d on, about the reference plus d.
+Generalized least squares estimates d from the shocks y[t] - r y[t - 1], in which the shift is d
+once and (1 - r) d in each later step. The more noise is correlated, the more the first step
+counts. `shift_sds` is the estimate in standard errors, and so the generalized likelihood ratio test
+of d = 0. Outliers are missing values: a shock across a gap of g steps is y[t] - r^g y[t - g], with
+(1 - r^2g) / (1 - r^2) times a shock's variance.
 """
 
 from __future__ import annotations
@@ -16,16 +16,20 @@ from collections.abc import Sequence
 from hp_tool.watch.slowdowns.noise import OUTLIER_SDS, Noise, median_variance
 
 STEPS_BEFORE = 4
-"""Steps before the shift among which one that is no outlier is looked for."""
+"""Steps before the shift that are searched for one that is no outlier."""
 
 
 def shift_sds(
     residuals: Sequence[float], n: int, *, limit: float, noise: Noise, reference_steps: int
 ) -> float:
-    """Return the shift of the newest n residuals in standard errors of its estimate.
+    """Return the shift of the newest n residuals, in standard errors of its estimate.
 
-    Steps above `limit` are outliers, as are earlier ones `OUTLIER_SDS` above the reference.
-    `reference_steps`: steps whose median the residuals are distances from.
+    Args:
+        residuals: ln step times minus the reference.
+        n: Number of newest steps.
+        limit: Newest steps above this are outliers; earlier ones above OUTLIER_SDS.
+        noise: Noise of the series.
+        reference_steps: Number of steps in the reference median.
     """
     r, variance = noise.correlation_bound, noise.sd**2
     information = weighted = reference_weight = 0.0
