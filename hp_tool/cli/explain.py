@@ -169,7 +169,7 @@ def _print(answer: Explanation) -> None:
     from hp_tool.cli.layout import make_console, print_table
     from hp_tool.domain.parts import PARTS, label
     from hp_tool.domain.units import LEAST_CHANGE, counted, duration
-    from hp_tool.traces.explain.findings import win
+    from hp_tool.traces.explain.findings import saving
 
     console = make_console()
     step = answer.critical
@@ -187,7 +187,7 @@ def _print(answer: Explanation) -> None:
         console.print(f"{number}. {finding.text}", highlight=False, markup=False, soft_wrap=True)
     for each in answer.suggestions:
         console.print(
-            f"[bold]{each.change}[/bold] saves {win(each)}, mostly {PARTS[each.part].in_words}",
+            f"[bold]{each.change}[/bold] saves {saving(each)}, mostly {PARTS[each.part].in_words}",
             highlight=False,
         )
         for flag in each.flags:

@@ -1,6 +1,4 @@
-"""Recorded trainings of torch.profiler and Nsight Systems, as the arrays of
-`hp_tool.traces.timeline`.
-"""
+"""Read traces of torch.profiler and Nsight Systems as arrays for `hp_tool.traces.timeline`."""
 
 from hp_tool.traces.files import read_traces
 

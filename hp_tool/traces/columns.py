@@ -1,4 +1,4 @@
-"""Growing columns of numbers, eight bytes a number, and bounds on how many are kept."""
+"""Growing columns of 8-byte numbers, with a limit on the number of events."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from hp_tool.errors import InputError
 from hp_tool.traces.timeline.events import FloatArray, IntArray
 
 MAX_EVENTS = 4_000_000
-"""Kernels, launches or operators of one rank that are kept: some ten steps of the largest
+"""Largest number of kernels, launches or operators per rank: about ten steps of the largest
 trainings.
 """
 
 
 class Floats:
-    """One column of seconds, sizes or counts."""
+    """A growing column of floats."""
 
     def __init__(self) -> None:
         self._values = array("d")
@@ -34,12 +34,12 @@ class Floats:
         return len(self._values)
 
     def array(self) -> FloatArray:
-        """The column; it does not grow afterwards."""
+        """Return the column as an array; do not append afterwards."""
         return np.frombuffer(self._values, dtype=np.float64) if self._values else np.empty(0)
 
 
 class Ints:
-    """One column of indices or identities."""
+    """A growing column of integers."""
 
     def __init__(self) -> None:
         self._values = array("q")
@@ -56,7 +56,7 @@ class Ints:
         return len(self._values)
 
     def array(self) -> IntArray:
-        """The column; it does not grow afterwards."""
+        """Return the column as an array; do not append afterwards."""
         return (
             np.frombuffer(self._values, dtype=np.int64)
             if self._values
@@ -65,18 +65,20 @@ class Ints:
 
 
 def check_room(count: int, *, name: str) -> None:
-    """Raises InputError where a trace has more events than are kept."""
+    """Raise InputError if a trace has more than MAX_EVENTS events."""
     if count > MAX_EVENTS:
         message = (
-            f"{name} has more than {MAX_EVENTS:,} kernels or operators; profile fewer steps "
-            "(torch.profiler.schedule)"
+            f"{name} has more than {MAX_EVENTS:,} kernels or operators. Profile fewer steps "
+            "(torch.profiler.schedule)."
         )
         raise InputError(message, field="trace", code="too_large")
 
 
-def joined(keys: IntArray, values: FloatArray, *, wanted: IntArray) -> tuple[FloatArray, IntArray]:
-    """((n,) value of each wanted key, NaN where there is none; (n,) its row, -1 where there is
-    none).
+def look_up(keys: IntArray, values: FloatArray, *, wanted: IntArray) -> tuple[FloatArray, IntArray]:
+    """Look up values by key.
+
+    Returns:
+        (n,) value of each wanted key (NaN if missing), and (n,) its row (-1 if missing).
     """
     if not len(keys):
         return np.full(len(wanted), np.nan), np.full(len(wanted), -1)

@@ -1,7 +1,7 @@
-"""Traces of torch.profiler: Kineto's JSON of one rank, event by event.
+"""Read torch.profiler traces: Kineto's JSON of one rank, times in microseconds.
 
-The form: https://github.com/pytorch/kineto/blob/main/libkineto/src/output_json.cpp; microseconds.
-Older releases wrote `Kernel`, `Runtime` and `Operator` as categories.
+Format: https://github.com/pytorch/kineto/blob/main/libkineto/src/output_json.cpp. Older releases
+wrote the categories `Kernel`, `Runtime` and `Operator`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from hp_tool.errors import InputError
-from hp_tool.traces.columns import Floats, Ints, check_room, joined
+from hp_tool.traces.columns import Floats, Ints, check_room, look_up
 from hp_tool.traces.json_stream import TraceStream
 from hp_tool.traces.messages import DEFAULT_GROUP, Calls, Messages, elements, number, ranks_of
 from hp_tool.traces.names import Names
@@ -25,26 +25,26 @@ _LAUNCHES = frozenset(
     {"cuda_runtime", "cuda_driver", "runtime", "driver", "hip_runtime", "privateuse1_runtime"}
 )
 _HOST = frozenset({"cpu_op", "operator", "user_annotation"})
-_SECOND = {
+_FIRST_FACTOR_INDEX = {
     "aten::mm": 0,
     "aten::_scaled_mm": 0,
     "aten::bmm": 0,
     "aten::addmm": 1,
     "aten::baddbmm": 1,
 }
-"""Matmuls of recorded shapes, and the place of their first factor."""
+"""Position of the first factor among the inputs of matmul operators."""
 _UNKNOWN = KINDS.index("unknown")
 MAX_DURATION_US = 1e15
 """31 years."""
 MAX_TIME_US = 1e17
-"""The year 5138: until release 2.3 torch wrote microseconds since 1970, 1.7e15 of them."""
+"""The year 5138. Until release 2.3 torch wrote microseconds since 1970, about 1.7e15."""
 MAX_WORLD = 1 << 16
-"""Ranks of a job whose group of all ranks is written out."""
+"""Largest job whose group of all ranks is expanded to a list."""
 MAX_THREAD_NAME = 100
 
 
-class _Rank:
-    """The columns of one rank while its trace is read."""
+class _RankColumns:
+    """Collects the columns of one rank while its trace is read."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -54,7 +54,7 @@ class _Rank:
         self.untimed = 0
         self.serving_span = False
         self.calls = Calls()
-        self._clear()
+        self._reset_events()
         self.launch_id, self.launch_s, self.launch_thread = Ints(), Floats(), Ints()
         self.phase, self.phase_start, self.phase_end, self.phase_thread = (
             Ints(),
@@ -66,13 +66,13 @@ class _Rank:
         self.steps: dict[int, tuple[float, float]] = {}
         self._threads: dict[Any, int] = {}
 
-    def _clear(self) -> None:
+    def _reset_events(self) -> None:
         self.start, self.end, self.kind, self.identity = Floats(), Floats(), Ints(), Ints()
         self.messages = Messages(names=self.names)
         self.signs = Signs()
 
     def add(self, event: Mapping[str, Any]) -> None:
-        """One complete event (`ph` X) of a category that counts."""
+        """Add an event if it is complete (`ph` X) and its category is used."""
         if event.get("ph") != "X":
             return
         category, name = event.get("cat"), event.get("name")
@@ -84,14 +84,14 @@ class _Rank:
             else category.lower()
         )
         if kind in _LAUNCHES:
-            self._launch(event)
+            self._add_launch(event)
         elif kind in _DEVICE:
-            self._kernel(event, name)
+            self._add_kernel(event, name)
         elif kind in _HOST:
-            self._host(event, name)
+            self._add_host(event, name)
 
     def _times(self, event: Mapping[str, Any]) -> tuple[float, float]:
-        """Start and end in seconds since the first event; NaN for what is no time."""
+        """Return (start, end) in seconds since the first event; NaN if invalid."""
         start, length = number(event.get("ts")), number(event.get("dur"))
         if not (abs(start) < MAX_TIME_US and 0.0 <= length < MAX_DURATION_US):
             return math.nan, math.nan
@@ -104,10 +104,10 @@ class _Rank:
         key = event.get("tid")
         if isinstance(key, str):
             key = key[:MAX_THREAD_NAME]
-        known = self._threads.get(key) if isinstance(key, str | int) else 0
-        return known if known is not None else self._threads.setdefault(key, len(self._threads) + 1)
+        index = self._threads.get(key) if isinstance(key, str | int) else 0
+        return index if index is not None else self._threads.setdefault(key, len(self._threads) + 1)
 
-    def _launch(self, event: Mapping[str, Any]) -> None:
+    def _add_launch(self, event: Mapping[str, Any]) -> None:
         args = event.get("args")
         identity = args.get("correlation") if isinstance(args, dict) else None
         start, _ = self._times(event)
@@ -117,21 +117,21 @@ class _Rank:
             self.launch_thread.append(self._thread(event))
             check_room(len(self.launch_id), name=self.name)
 
-    def _kernel(self, event: Mapping[str, Any], name: str) -> None:
+    def _add_kernel(self, event: Mapping[str, Any], name: str) -> None:
         start, end = self._times(event)
         if start != start:
             self.untimed += 1
             return
         if not self.on_device:
             self.on_device = True
-            self._clear()
+            self._reset_events()
         raw = event.get("args")
         args: dict[str, Any] = raw if isinstance(raw, dict) else {}
         kind = self.names.kernel(name)
         if kind == _COLLECTIVE:
             self.messages.add_device(len(self.start), name, args)
         identity = args.get("correlation")
-        self._keep(
+        self._append_event(
             name,
             start,
             end,
@@ -139,7 +139,7 @@ class _Rank:
             identity if isinstance(identity, int) and 0 < identity < 1 << 62 else -1,
         )
 
-    def _keep(self, name: str, start: float, end: float, kind: int, identity: int) -> None:
+    def _append_event(self, name: str, start: float, end: float, kind: int, identity: int) -> None:
         self.signs.add(
             name, workload=self.names.workload(name), unknown=kind == _UNKNOWN, seconds=end - start
         )
@@ -149,7 +149,7 @@ class _Rank:
         self.identity.append(identity)
         check_room(len(self.start), name=self.name)
 
-    def _host(self, event: Mapping[str, Any], name: str) -> None:
+    def _add_host(self, event: Mapping[str, Any], name: str) -> None:
         phase = self.names.phase(name)
         if phase >= 0:
             start, end = self._times(event)
@@ -160,14 +160,14 @@ class _Rank:
                 self.phase_thread.append(self._thread(event))
                 check_room(len(self.phase), name=self.name)
             return
-        if name in _SECOND:
-            self._count(event, name)
-        elif self._marks(event, name) and (step := self.names.step(name)) is not None:
+        if name in _FIRST_FACTOR_INDEX:
+            self._add_matmul(event, name)
+        elif self._may_mark_step(event, name) and (step := self.names.step(name)) is not None:
             start, end = self._times(event)
             if start == start:
                 self.steps.setdefault(step, (start, end))
             return
-        self._span(event, name)
+        self._add_span(event, name)
         if self.on_device:
             return
         kind = self.names.kernel(name)
@@ -179,10 +179,10 @@ class _Rank:
         if kind == _COLLECTIVE:
             raw = event.get("args")
             self.messages.add_host(len(self.start), name, raw if isinstance(raw, dict) else {})
-        self._keep(name, start, end, kind, self._thread(event))
+        self._append_event(name, start, end, kind, self._thread(event))
 
-    def _span(self, event: Mapping[str, Any], name: str) -> None:
-        """Note a call of NCCL, which tells what its kernels do, or a step of a serving engine."""
+    def _add_span(self, event: Mapping[str, Any], name: str) -> None:
+        """Record an NCCL call, which identifies its kernels, or a serving engine's step."""
         if event.get("cat") != "user_annotation":
             return
         if name.startswith("nccl:"):
@@ -198,17 +198,15 @@ class _Rank:
             self.serving_span = True
 
     @staticmethod
-    def _marks(event: Mapping[str, Any], name: str) -> bool:
-        """Whether a span of the host may mark a step: torch 1.8 to 1.11 wrote `ProfilerStep#` as an
-        operator.
-        """
+    def _may_mark_step(event: Mapping[str, Any], name: str) -> bool:
+        """Return True if a host span may mark a step; torch 1.8-1.11 marked with operators."""
         return event.get("cat") == "user_annotation" or name.startswith("ProfilerStep#")
 
-    def _count(self, event: Mapping[str, Any], name: str) -> None:
-        """2 m n k of a matmul whose shapes were recorded."""
+    def _add_matmul(self, event: Mapping[str, Any], name: str) -> None:
+        """Add the 2 m n k FLOPs of a matmul with recorded shapes."""
         args = event.get("args")
         shapes = args.get("Input Dims") if isinstance(args, dict) else None
-        place = _SECOND[name]
+        place = _FIRST_FACTOR_INDEX[name]
         if not isinstance(shapes, list) or len(shapes) < place + 2:
             return
         first, second = elements(shapes[place]), shapes[place + 1]
@@ -221,12 +219,12 @@ class _Rank:
             check_room(len(self.flops), name=self.name)
 
     def finish(self, header: Mapping[str, Any], *, rank: int) -> RankEvents:
-        """The rank's arrays."""
+        """Return the rank's arrays."""
         groups = _groups(header, self.names)
         identity = self.identity.array()
         start = self.start.array()
         if self.on_device:
-            launch, rows = joined(self.launch_id.array(), self.launch_s.array(), wanted=identity)
+            launch, rows = look_up(self.launch_id.array(), self.launch_s.array(), wanted=identity)
             threads = self.launch_thread.array()
             thread = np.where(rows >= 0, threads[rows] if len(threads) else -1, -1)
         else:
@@ -251,7 +249,7 @@ class _Rank:
                 end_s=self.phase_end.array(),
                 thread=self.phase_thread.array(),
             ),
-            steps_s=np.array([self.steps[each] for each in numbers]).reshape(-1, 2),
+            steps_s=np.array([self.steps[step] for step in numbers]).reshape(-1, 2),
             flops=np.stack([self.flops_s.array(), self.flops.array()], axis=1),
             on_device=self.on_device,
             device=_device(header),
@@ -260,9 +258,9 @@ class _Rank:
         )
 
     def origin_ns(self, header: Mapping[str, Any]) -> int:
-        """Return when this rank's times are zero, in nanoseconds of its host's clock.
+        """Return the host's clock at time zero of this rank, in nanoseconds.
 
-        Integers: a float of the nanoseconds since 1970 is exact to 256 ns only.
+        An integer, because a float of nanoseconds since 1970 is exact to 256 ns only.
         """
         base = header.get("baseTimeNanoseconds")
         if not isinstance(base, int) or isinstance(base, bool) or not 0 <= base < 1 << 63:
@@ -271,29 +269,37 @@ class _Rank:
 
 
 def read_kineto(stream: TraceStream, *, name: str, rank: int) -> tuple[RankEvents, int]:
-    """(one rank's events; nanoseconds of its host's clock at which their times are zero).
+    """Read one rank's trace.
 
-    `rank` is what the file's name says, or its place: what the trace says of itself counts before.
-    Raises InputError.
+    Args:
+        stream: The trace.
+        name: File name for errors.
+        rank: Rank to use if the trace does not record it.
+
+    Returns:
+        The events, and the host's clock at their time zero, in nanoseconds.
+
+    Raises:
+        InputError: The trace is invalid.
     """
-    columns = _Rank(name)
+    columns = _RankColumns(name)
     for event in stream:
         columns.add(event)
     if columns.untimed and not len(columns.start):
         message = (
-            f"{name}: none of its {columns.untimed:,} kernels has a time; each needs `ts` "
-            "and `dur` in microseconds"
+            f"{name}: none of its {columns.untimed:,} kernels has a time. Each needs `ts` and "
+            "`dur` in microseconds."
         )
         raise InputError(message, field="trace", code="no_times")
     info = stream.header.get("distributedInfo")
-    own = info.get("rank") if isinstance(info, dict) else None
-    if isinstance(own, int) and not isinstance(own, bool) and 0 <= own < 1 << 20:
-        rank = own
+    recorded = info.get("rank") if isinstance(info, dict) else None
+    if isinstance(recorded, int) and not isinstance(recorded, bool) and 0 <= recorded < 1 << 20:
+        rank = recorded
     return columns.finish(stream.header, rank=rank), columns.origin_ns(stream.header)
 
 
 def _world_size(header: Mapping[str, Any]) -> int:
-    """Return the number of ranks of the job; 0 if it was not recorded."""
+    """Return the job's number of ranks; 0 if not recorded."""
     info = header.get("distributedInfo")
     size = info.get("world_size") if isinstance(info, dict) else None
     return (
@@ -302,23 +308,20 @@ def _world_size(header: Mapping[str, Any]) -> int:
 
 
 def _groups(header: Mapping[str, Any], names: Names) -> dict[str, Group]:
-    """Return the groups that the trace lists, by name; `part` is empty if the description names no
-    part.
+    """Return the groups listed in the trace, by name; `part` is empty if not in the description.
 
-    torch lists its own group of all ranks, `default_pg`, with all of them or with none.
+    torch lists `default_pg`, its group of all ranks, with or without the ranks.
     """
     info = header.get("distributedInfo")
     listed = info.get("pg_config") if isinstance(info, dict) else None
     world = _world_size(header)
     everyone = tuple(range(world)) if world <= MAX_WORLD else ()
     groups: dict[str, Group] = {}
-    for each in listed if isinstance(listed, list) else ():
-        if isinstance(each, dict):
-            name, description = (
-                str(each.get("pg_name", ""))[:100],
-                str(each.get("pg_desc", ""))[:100],
-            )
-            ranks = ranks_of(each.get("ranks")) or (
+    for entry in listed if isinstance(listed, list) else ():
+        if isinstance(entry, dict):
+            name = str(entry.get("pg_name", ""))[:100]
+            description = str(entry.get("pg_desc", ""))[:100]
+            ranks = ranks_of(entry.get("ranks")) or (
                 everyone if description == DEFAULT_GROUP else ()
             )
             groups[name] = Group(part=names.group(description) or "", ranks=ranks, name=description)

@@ -1,4 +1,4 @@
-"""Collectives as traces record them: the group, the operation, and the bytes."""
+"""Collectives in traces: group, operation and message size."""
 
 from __future__ import annotations
 
@@ -37,29 +37,27 @@ ELEMENT_BYTES = {
     "float8_e4m3fn": 1,
     "float8_e5m2": 1,
 }
-"""By torch's names of types, as traces write them, in lower case and without `c10::`."""
+"""Bytes by torch's type name as traces write it, in lower case and without `c10::`."""
 MAX_ELEMENTS = 1e15
-FEW = 64
-"""Elements below which a message is a norm, a loss or a flag, of whatever group."""
+SMALL_MESSAGE_ELEMENTS = 64
+"""Messages with fewer elements are norms, losses or flags, so they do not reveal their group."""
 _MAX_RANKS = 1 << 20
 MAX_GROUP_MEMBERS = 1 << 22
-"""Members of all process groups of one rank together, and groups."""
-_GATHERED, _SENT, _EXCHANGED, _OTHER = (
-    COLLECTIVES.index(each) for each in ("all_gather", "send_receive", "all_to_all", "other")
+"""Limit on the process groups of one rank plus their members."""
+_ALL_GATHER, _SEND_RECEIVE, _ALL_TO_ALL, _OTHER = (
+    COLLECTIVES.index(name) for name in ("all_gather", "send_receive", "all_to_all", "other")
 )
 DEFAULT_GROUP = "default_pg"
-"""torch's description of its group of all ranks."""
+"""torch's description of the group of all ranks."""
 
 
 def element_bytes(name: Any) -> float:
-    """Bytes of one element; NaN for a type that is not known."""
+    """Return the bytes of one element; NaN for an unknown type."""
     return float(ELEMENT_BYTES.get(str(name).lower().removeprefix("c10::"), math.nan))
 
 
 def number(value: Any) -> float:
-    """A number that a trace wrote as one or as text; NaN for all else, and for what no trace
-    means.
-    """
+    """Convert a number, or its text, to a float; NaN for other values and implausible sizes."""
     if isinstance(value, str) and len(value) < 40:
         try:
             value = float(value)
@@ -71,24 +69,22 @@ def number(value: Any) -> float:
 
 
 def ranks_of(value: Any) -> tuple[int, ...]:
-    """A list of ranks, or its text as `[0, 1, 2, 3]`; empty where it was abbreviated (`...`) or is
-    none.
-    """
+    """Parse a list of ranks or its text, `[0, 1, 2]`; empty if abbreviated or invalid."""
     if isinstance(value, str):
         if "..." in value or not re.fullmatch(r"\[[\d,\s]{0,200000}\]", value):
             return ()
-        value = [int(each) for each in re.findall(r"\d{1,9}", value)]
+        value = [int(digits) for digits in re.findall(r"\d{1,9}", value)]
     if not isinstance(value, list) or len(value) > _MAX_RANKS:
         return ()
     return tuple(
-        each
-        for each in value
-        if isinstance(each, int) and not isinstance(each, bool) and 0 <= each < _MAX_RANKS
+        rank
+        for rank in value
+        if isinstance(rank, int) and not isinstance(rank, bool) and 0 <= rank < _MAX_RANKS
     )
 
 
 def _size_of(value: Any) -> int:
-    """The number of a group's members; 0 for what is none."""
+    """Return a group's number of members; 0 for an invalid value."""
     return (
         value
         if isinstance(value, int) and not isinstance(value, bool) and 1 < value < _MAX_RANKS
@@ -97,9 +93,9 @@ def _size_of(value: Any) -> int:
 
 
 def elements(shape: Any) -> float:
-    """The product of a recorded shape; NaN for what is none."""
+    """Return the product of a recorded shape; NaN for an invalid value."""
     if not isinstance(shape, list) or not all(
-        isinstance(each, int) and not isinstance(each, bool) for each in shape
+        isinstance(size, int) and not isinstance(size, bool) for size in shape
     ):
         return math.nan
     size = math.prod(shape[:10])
@@ -108,9 +104,7 @@ def elements(shape: Any) -> float:
 
 @dataclass(slots=True)
 class Calls:
-    """Host spans of `torch.distributed` calls of NCCL (`nccl:all_reduce`), with the shape of their
-    tensor if recorded.
-    """
+    """Host spans of NCCL calls of `torch.distributed` (`nccl:all_reduce`), with tensor bytes."""
 
     start_s: Floats = field(default_factory=Floats)
     end_s: Floats = field(default_factory=Floats)
@@ -124,7 +118,7 @@ class Calls:
     def add(
         self, start_s: float, end_s: float, *, thread: int, operation: int, args: Mapping[str, Any]
     ) -> None:
-        """Record one call."""
+        """Add one call."""
         size, _ = _tensor(args)
         self.start_s.append(start_s)
         self.end_s.append(end_s)
@@ -133,11 +127,12 @@ class Calls:
         self.size_bytes.append(size)
 
     def containing(self, times_s: FloatArray, threads: IntArray) -> IntArray:
-        """Return (n,) the index of the call that each time on its thread lies in; -1 if in none."""
+        """Return (n,) index of the call that contains each time on its thread; -1 if none."""
         start, end, thread = self.start_s.array(), self.end_s.array(), self.thread.array()
         inside_call = np.full(len(times_s), -1)
-        for each in np.unique(thread):
-            rows, calls = np.flatnonzero(threads == each), np.flatnonzero(thread == each)
+        for one_thread in np.unique(thread):
+            rows = np.flatnonzero(threads == one_thread)
+            calls = np.flatnonzero(thread == one_thread)
             calls = calls[np.argsort(start[calls], kind="stable")]
             place = np.searchsorted(start[calls], times_s[rows], side="right") - 1
             inside = (place >= 0) & (times_s[rows] <= end[calls[np.maximum(place, 0)]])
@@ -146,7 +141,7 @@ class Calls:
 
 
 def _tensor(args: Mapping[str, Any]) -> tuple[float, Any]:
-    """Return the bytes of a call's first tensor, NaN if not recorded, and its shape."""
+    """Return (bytes, shape) of a call's first tensor; NaN bytes if not recorded."""
     shapes, types = args.get("Input Dims"), args.get("Input type")
     shape = shapes[0] if isinstance(shapes, list) and shapes else None
     kind = types[0] if isinstance(types, list) and types else None
@@ -155,7 +150,7 @@ def _tensor(args: Mapping[str, Any]) -> tuple[float, Any]:
 
 @dataclass(slots=True, kw_only=True)
 class Messages:
-    """The collectives of one rank while its trace is read."""
+    """Collects the collectives of one rank while its trace is read."""
 
     names: Names
     rank: int | None = None
@@ -167,13 +162,14 @@ class Messages:
     _members: int = 0
 
     def add_device(self, event: int, name: str, args: Mapping[str, Any]) -> None:
-        """A kernel whose arguments torch adds since 2.2; older ones carry none."""
-        described = args.get("Collective name")
+        """Add a collective kernel; torch writes its arguments since 2.2."""
+        collective = args.get("Collective name")
         operation = self.names.operation(
-            described if isinstance(described, str) and described else name
+            collective if isinstance(collective, str) and collective else name
         )
-        each = element_bytes(args.get("dtype"))
-        size = max(number(args.get("In msg nelems")), number(args.get("Out msg nelems"))) * each
+        per_element = element_bytes(args.get("dtype"))
+        num_elements = max(number(args.get("In msg nelems")), number(args.get("Out msg nelems")))
+        size = num_elements * per_element
         self._add(
             event,
             operation,
@@ -186,26 +182,28 @@ class Messages:
                 True,
                 False,
                 _size_of(args.get("Group size")),
-                isinstance(described, str) and bool(described),
+                isinstance(collective, str) and bool(collective),
             ),
         )
 
     def add_host(self, event: int, name: str, args: Mapping[str, Any]) -> None:
-        """A collective of gloo, which knows the shape of its tensor and not its group."""
+        """Add a gloo collective, which records its tensor's shape but not its group."""
         operation = self.names.operation(name)
         size, shape = _tensor(args)
         flat = not isinstance(shape, list) or len(shape) < 2
-        few = elements(shape) < FEW
+        is_small = elements(shape) < SMALL_MESSAGE_ELEMENTS
         self._add(
-            event, operation, size, label=("", "", (), COLLECTIVES[operation], flat, few, 0, True)
+            event,
+            operation,
+            size,
+            label=("", "", (), COLLECTIVES[operation], flat, is_small, 0, True),
         )
 
     def name_operations(self, calls: Calls, *, launch_s: FloatArray, thread: IntArray) -> None:
-        """Take the operation of kernels without arguments from the call that launched them.
+        """Set the operation of kernels without arguments from the call that launched them.
 
-        Releases of torch before 2.2 write no arguments, and NCCL names a kernel after one of the
-        operations that it serves: ncclKernel_SendRecv runs every all-to-all, and in some builds all
-        collectives.
+        torch before 2.2 writes no arguments, and NCCL's kernel names are ambiguous:
+        ncclKernel_SendRecv runs all-to-alls, too, and in some builds all collectives.
 
         Args:
             calls: The host's calls of NCCL.
@@ -214,15 +212,15 @@ class Messages:
         """
         label = self.label.array()
         unnamed = (
-            np.flatnonzero(~np.array([each[7] for each in self._labels] or [True])[label])
+            np.flatnonzero(~np.array([key[7] for key in self._labels] or [True])[label])
             if len(label)
             else label
         )
         if not len(calls) or not len(unnamed):
             return
         called, sizes = calls.operation.array(), calls.size_bytes.array()
-        sends = bool(np.isin(called, [_SENT]).any())
-        instead = _EXCHANGED if (called == _EXCHANGED).any() else _OTHER
+        sends = bool(np.isin(called, [_SEND_RECEIVE]).any())
+        fallback = _ALL_TO_ALL if (called == _ALL_TO_ALL).any() else _OTHER
         events = self.event.array()[unnamed]
         operation, size = self.operation.array().copy(), self.size_bytes.array().copy()
         label, labels = label.copy(), list(self._labels)
@@ -234,13 +232,13 @@ class Messages:
             if call >= 0 and called[call] != _OTHER:
                 operation[row] = called[call]
                 size[row] = sizes[call] if size[row] != size[row] else size[row]
-            elif operation[row] == _SENT and not sends:
-                operation[row] = instead
+            elif operation[row] == _SEND_RECEIVE and not sends:
+                operation[row] = fallback
             new = (*labels[label[row]][:3], COLLECTIVES[operation[row]], *labels[label[row]][4:])
             label[row] = self._labels.setdefault(new, len(self._labels))
         used, label = np.unique(label, return_inverse=True)
         labels = list(self._labels)
-        self._labels = {labels[each]: place for place, each in enumerate(used.tolist())}
+        self._labels = {labels[old]: place for place, old in enumerate(used.tolist())}
         self.operation, self.label = Ints.of(operation), Ints.of(label.astype(np.int64))
         self.size_bytes = Floats.of(size)
 
@@ -252,47 +250,52 @@ class Messages:
             self._members += 1 + len(label[2])
             if self._members > MAX_GROUP_MEMBERS:
                 message = (
-                    f"the trace lists process groups of more than {MAX_GROUP_MEMBERS:,} "
-                    "members together"
+                    f"The trace's process groups have more than {MAX_GROUP_MEMBERS:,} members in "
+                    "total."
                 )
                 raise InputError(message, field="trace", code="too_large")
         self.label.append(self._labels.setdefault(label, len(self._labels)))
 
     def finish(self, groups: Mapping[str, Group]) -> tuple[Collectives, tuple[Group, ...]]:
-        """Return the columns, and the groups that they index.
+        """Return the columns and the groups that they index.
 
         Args:
-            groups: The groups that the trace lists, by name; `part` is empty if unknown.
+            groups: Groups listed in the trace, by name; `part` is empty if unknown.
         """
         made = tuple(self._group(label, groups) for label in self._labels)
         operation, label = self.operation.array(), self.label.array()
         size = self.size_bytes.array()
         members = np.array([max(len(group.ranks), 1) for group in made] or [1])
-        by_host = np.array([not each[0] for each in self._labels] or [False])
-        if len(label):  # gloo records what a rank gives to a gather
-            size = np.where((operation == _GATHERED) & by_host[label], size * members[label], size)
+        by_host = np.array([not key[0] for key in self._labels] or [False])
+        if len(label):  # gloo records the input of a gather, not its output
+            size = np.where(
+                (operation == _ALL_GATHER) & by_host[label], size * members[label], size
+            )
         return Collectives(
             event=self.event.array(), operation=operation, group=label, size_bytes=size
         ), made
 
     def _group(self, label: tuple[Any, ...], groups: Mapping[str, Group]) -> Group:
-        """Return the label's group. One that was not recorded is the first listed of its part, as
-        frameworks make it first; if none is of its part, a listed group of unknown part stands in,
-        provided that all of these have the same ranks.
+        """Return a label's group.
+
+        If its ranks were not recorded, use those of the first listed group of its part, as
+        frameworks create it first. Otherwise use the listed groups of unknown part, if all of them
+        have the same ranks.
         """
-        name, description, ranks, operation, flat, few, size, _ = label
+        name, description, ranks, operation, flat, is_small, size, _ = label
         listed = groups.get(name) if name else None
         part = self.names.group(description) or (listed.part if listed is not None else None)
         part = part or unnamed_part(operation, flat=flat, groups=list(groups.values()))
         if listed is not None and listed.ranks:
             ranks = listed.ranks
-        if not ranks and not few:
+        if not ranks and not is_small:
             listed_ranks = [group.ranks for group in groups.values() if group.part == part]
             unknown = {
                 group.ranks for group in groups.values() if not group.part and len(group.ranks) > 1
             }
             listed_ranks += unknown if len(unknown) == 1 and not name else ()
             ranks = next(
-                (each for each in listed_ranks if len(each) > 1 and size in (0, len(each))), ()
+                (found for found in listed_ranks if len(found) > 1 and size in (0, len(found))),
+                (),
             )
         return Group(part=part, ranks=ranks, name=description or name, size=size)

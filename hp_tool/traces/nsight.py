@@ -1,8 +1,8 @@
-"""Reports of Nsight Systems as `nsys export --type sqlite` writes them; nanoseconds.
+"""Read Nsight Systems reports exported with `nsys export --type sqlite`; times in nanoseconds.
 
-The tables: https://docs.nvidia.com/nsight-systems/UserGuide/index.html (SQLite schema). One report
-may hold several ranks: each process and device is one. Nsight records neither a collective's group
-nor its bytes.
+Tables: https://docs.nvidia.com/nsight-systems/UserGuide/index.html (SQLite schema). A report may
+have several ranks, one per process and device. Nsight records neither groups nor message sizes of
+collectives.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 
 from hp_tool.domain import bounds
 from hp_tool.errors import HpToolError, InputError
-from hp_tool.traces.columns import Floats, Ints, check_room, joined
+from hp_tool.traces.columns import Floats, Ints, check_room, look_up
 from hp_tool.traces.messages import Messages, number
 from hp_tool.traces.names import MAX_NAME, Names
 from hp_tool.traces.timeline.events import KINDS, Phases, RankEvents, Signs
@@ -25,19 +25,19 @@ from hp_tool.traces.timeline.events import KINDS, Phases, RankEvents, Signs
 _KERNEL, _COPY, _FILL = (f"CUPTI_ACTIVITY_KIND_{kind}" for kind in ("KERNEL", "MEMCPY", "MEMSET"))
 _LAUNCH, _RANGE = "CUPTI_ACTIVITY_KIND_RUNTIME", "NVTX_EVENTS"
 _TO_OR_FROM_HOST = (1, 2)
-"""CUPTI's copyKind of host to device, and device to host."""
+"""CUPTI's copyKind for host-to-device and device-to-host copies."""
 _THREADS = 1 << 24
-"""A globalTid is a globalPid plus the thread's number below this."""
-MAX_STEPS = 2_000_000_000
-"""Of SQLite's machine for one file; a gigabyte of kernels takes a tenth."""
-MAX_LENGTH = 1_000_000
-"""Bytes of one value."""
+"""A globalTid is a globalPid plus a thread number below this."""
+MAX_SQLITE_STEPS = 2_000_000_000
+"""SQLite virtual machine steps per file; a gigabyte of kernels needs a tenth."""
+MAX_VALUE_BYTES = 1_000_000
+"""Largest value in a report, in bytes."""
 MAX_RANKS = 64
 MAX_PROCESSES = 4096
 
 
-class _Device:
-    """The columns of one process' device."""
+class _DeviceColumns:
+    """Columns of one device of a process."""
 
     def __init__(self, names: Names) -> None:
         self.start, self.end, self.kind, self.identity = Floats(), Floats(), Ints(), Ints()
@@ -45,8 +45,10 @@ class _Device:
         self.signs = Signs()
 
 
-class _Host:
+class _HostColumns:
     """The columns of one process."""
+
+    """Columns of one process."""
 
     def __init__(self) -> None:
         self.launch_id, self.launch_s, self.thread = Ints(), Floats(), Ints()
@@ -60,30 +62,30 @@ class _Host:
 
 
 def read_nsight(path: Path, *, name: str, rank: int) -> list[RankEvents]:
-    """The ranks of a report, counted from `rank` by process and device. Raises InputError, which
-    calls the file `name`.
+    """Read the ranks of a report, numbered from `rank` by process and device.
+
+    Raises:
+        InputError: The file is not a readable report; names it `name`.
     """
-    steps, stopped = iter(range(MAX_STEPS // 100_000)), list[HpToolError]()
+    steps, stopped = iter(range(MAX_SQLITE_STEPS // 100_000)), list[HpToolError]()
     try:
         with closing(
             sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro&immutable=1", uri=True)
         ) as connection:
             connection.execute("PRAGMA trusted_schema = OFF")
-            connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_LENGTH)
-            connection.set_progress_handler(lambda: _ends(steps, stopped), 100_000)
+            connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_VALUE_BYTES)
+            connection.set_progress_handler(lambda: _should_stop(steps, stopped), 100_000)
             return _read(connection, name=name, rank=rank)
     except sqlite3.Error as error:
         if stopped:
             raise stopped[0] from None
         raise InputError(
-            f"{name} is no report that SQLite can read: {error}", field="trace", code="syntax"
+            f"Cannot read {name} as an SQLite report: {error}", field="trace", code="syntax"
         ) from None
 
 
-def _ends(steps: Iterator[int], stopped: list[HpToolError]) -> bool:
-    """Whether SQLite is to end; what the bounds say goes to `stopped`, as nothing can be raised
-    through SQLite.
-    """
+def _should_stop(steps: Iterator[int], stopped: list[HpToolError]) -> bool:
+    """Return True to stop SQLite; collect errors in `stopped`, as none can pass through SQLite."""
     try:
         bounds.check()
     except HpToolError as error:
@@ -93,29 +95,29 @@ def _ends(steps: Iterator[int], stopped: list[HpToolError]) -> bool:
 
 
 def _read(connection: sqlite3.Connection, *, name: str, rank: int) -> list[RankEvents]:
-    # No views: a report has none, and one can take any time.
-    kept = connection.execute(
+    # Only tables: reports have no views, and a view can take arbitrarily long.
+    listed = connection.execute(
         "SELECT name FROM sqlite_master WHERE type = 'table' AND sql NOT LIKE 'CREATE VIRTUAL%'"
     )
-    tables = {row[0] for row in kept}
+    tables = {row[0] for row in listed}
     if _KERNEL not in tables:
         raise InputError(
-            f"{name} has no {_KERNEL}: was it recorded with --trace=cuda,nvtx?",
+            f"{name} has no table {_KERNEL}. Record with --trace=cuda,nvtx.",
             field="trace",
             code="no_trace",
         )
     names = Names()
-    devices: dict[tuple[int, int], _Device] = {}
-    hosts: dict[int, _Host] = {}
+    devices: dict[tuple[int, int], _DeviceColumns] = {}
+    hosts: dict[int, _HostColumns] = {}
     _kernels(connection, tables, names=names, devices=devices, name=name)
     if not devices:
-        raise InputError(f"{name} has no kernels", field="trace", code="no_trace")
+        raise InputError(f"{name} has no kernels.", field="trace", code="no_trace")
     if _LAUNCH in tables:
         for start, identity, thread in _rows(
             connection, _LAUNCH, ("start", "correlationId", "globalTid")
         ):
             if isinstance(thread, int) and isinstance(identity, int):
-                host = hosts.setdefault(thread // _THREADS, _Host())
+                host = hosts.setdefault(thread // _THREADS, _HostColumns())
                 _check_number(hosts, what="processes", name=name)
                 host.launch_id.append(identity)
                 host.launch_s.append(1e-9 * number(start))
@@ -129,7 +131,7 @@ def _read(connection: sqlite3.Connection, *, name: str, rank: int) -> list[RankE
         else ""
     )
     return [
-        _rank(devices[key], hosts.get(key[0], _Host()), rank=rank + place, device=device)
+        _rank(devices[key], hosts.get(key[0], _HostColumns()), rank=rank + place, device=device)
         for place, key in enumerate(sorted(devices))
     ]
 
@@ -137,10 +139,10 @@ def _read(connection: sqlite3.Connection, *, name: str, rank: int) -> list[RankE
 def _rows(
     connection: sqlite3.Connection, table: str, columns: tuple[str, ...], join: str = ""
 ) -> Iterator[tuple[Any, ...]]:
-    """Rows of a table one by one; a column that this version of the tool does not write is null."""
+    """Yield rows of a table; columns that this Nsight version does not write are NULL."""
     present = _columns(connection, table)
     chosen = ", ".join(
-        each if "." in each or each in present else f"NULL AS {each}" for each in columns
+        column if "." in column or column in present else f"NULL AS {column}" for column in columns
     )
     yield from connection.execute(f"SELECT {chosen} FROM {table} {join}")  # noqa: S608 (our own names)
 
@@ -152,9 +154,9 @@ def _columns(connection: sqlite3.Connection, table: str) -> set[str]:
 def _named(
     connection: sqlite3.Connection, tables: Iterable[str], *, table: str, column: str
 ) -> tuple[str, str]:
-    """Return the expression of the text that a column of a table names, and the join that it needs.
+    """Return the SQL expression of the text that a column refers to, and the join that it needs.
 
-    The texts stay in the database: all of them may be larger than memory.
+    The texts stay in the database, because they may not fit in memory.
     """
     if "StringIds" not in tables or column not in _columns(connection, table):
         return column, ""
@@ -167,10 +169,10 @@ def _kernels(
     tables: Iterable[str],
     *,
     names: Names,
-    devices: dict[tuple[int, int], _Device],
+    devices: dict[tuple[int, int], _DeviceColumns],
     name: str,
 ) -> None:
-    """Kernels by their names, copies by their kind."""
+    """Add kernels by name, and copies by kind."""
     common = ("start", "end", "globalPid", "deviceId", "correlationId")
     collective, unknown = KINDS.index("collective"), KINDS.index("unknown")
     for table, extra in ((_KERNEL, "demangledName"), (_COPY, "copyKind"), (_FILL, "value")):
@@ -188,7 +190,7 @@ def _kernels(
             if not begin <= finish or not isinstance(device, int):
                 continue
             key = (process // _THREADS if isinstance(process, int) else 0, device)
-            own = devices.setdefault(key, _Device(names))
+            columns = devices.setdefault(key, _DeviceColumns(names))
             _check_number(devices, what="devices", name=name)
             text = str(value)
             if table == _KERNEL:
@@ -198,16 +200,16 @@ def _kernels(
                     "copy_host" if table == _COPY and value in _TO_OR_FROM_HOST else "copy_device"
                 )
             if kind == collective:
-                own.messages.add_device(len(own.start), text, {})
+                columns.messages.add_device(len(columns.start), text, {})
             seconds = 1e-9 * (finish - begin)
-            own.signs.add(
+            columns.signs.add(
                 text, workload=names.workload(text), unknown=kind == unknown, seconds=seconds
             )
-            own.start.append(1e-9 * begin)
-            own.end.append(1e-9 * finish)
-            own.kind.append(kind)
-            own.identity.append(identity if isinstance(identity, int) else -1)
-            check_room(len(own.start), name=name)
+            columns.start.append(1e-9 * begin)
+            columns.end.append(1e-9 * finish)
+            columns.kind.append(kind)
+            columns.identity.append(identity if isinstance(identity, int) else -1)
+            check_room(len(columns.start), name=name)
 
 
 def _ranges(
@@ -215,18 +217,18 @@ def _ranges(
     tables: Iterable[str],
     *,
     names: Names,
-    hosts: dict[int, _Host],
+    hosts: dict[int, _HostColumns],
     name: str,
 ) -> None:
-    """Marked steps and phases of the hosts."""
+    """Add the hosts' marked steps and phases."""
     text_of, join = _named(connection, tables, table=_RANGE, column="textId")
     columns = ("start", "end", "globalTid", "text", *((text_of,) if join else ()))
     for start, end, thread, *texts in _rows(connection, _RANGE, columns, join):
-        text = next((each for each in texts if isinstance(each, str)), "")
+        text = next((text for text in texts if isinstance(text, str)), "")
         begin, finish = 1e-9 * number(start), 1e-9 * number(end)
         if not text or not begin <= finish or not isinstance(thread, int):
             continue
-        host = hosts.setdefault(thread // _THREADS, _Host())
+        host = hosts.setdefault(thread // _THREADS, _HostColumns())
         _check_number(hosts, what="processes", name=name)
         if (step := names.step(text)) is not None:
             host.steps.setdefault(step, (begin, finish))
@@ -240,23 +242,23 @@ def _ranges(
 
 
 def _check_number(found: Sized, *, what: str, name: str) -> None:
-    """Raise InputError for more devices or processes than one report may have."""
-    most = MAX_RANKS if what == "devices" else MAX_PROCESSES
-    if len(found) > most:
-        raise InputError(f"{name} has more than {most} {what}", field="trace", code="too_many")
+    """Raise InputError if a report has too many devices or processes."""
+    limit = MAX_RANKS if what == "devices" else MAX_PROCESSES
+    if len(found) > limit:
+        raise InputError(f"{name} has more than {limit} {what}.", field="trace", code="too_many")
 
 
-def _rank(own: _Device, host: _Host, *, rank: int, device: str) -> RankEvents:
-    launch, rows = joined(
-        host.launch_id.array(), host.launch_s.array(), wanted=own.identity.array()
+def _rank(columns: _DeviceColumns, host: _HostColumns, *, rank: int, device: str) -> RankEvents:
+    launch, rows = look_up(
+        host.launch_id.array(), host.launch_s.array(), wanted=columns.identity.array()
     )
     threads = host.thread.array()
-    collectives, groups = own.messages.finish({})
+    collectives, groups = columns.messages.finish({})
     return RankEvents(
         rank=rank,
-        start_s=own.start.array(),
-        end_s=own.end.array(),
-        kind=own.kind.array(),
+        start_s=columns.start.array(),
+        end_s=columns.end.array(),
+        kind=columns.kind.array(),
         launch_s=launch,
         thread=np.where(rows >= 0, threads[rows] if len(threads) else -1, -1),
         collectives=collectives,
@@ -267,7 +269,7 @@ def _rank(own: _Device, host: _Host, *, rank: int, device: str) -> RankEvents:
             end_s=host.phase_end.array(),
             thread=host.phase_thread.array(),
         ),
-        steps_s=np.array([host.steps[each] for each in sorted(host.steps)]).reshape(-1, 2),
+        steps_s=np.array([host.steps[step] for step in sorted(host.steps)]).reshape(-1, 2),
         device=device,
-        signs=own.signs,
+        signs=columns.signs,
     )

@@ -97,7 +97,7 @@ def test_a_log_with_timers_is_taken_too(
         ([("trace", ("../../a.json", b"{}"))], "no_trace", "trace"),
         ([("trace", ("a.json", b'[{"ph": '))], "cut_off", "trace"),
         (
-            [("trace", ("a.json.gz", gzip.compress(b" " * (files.RATIO_FROM + 2**21))))],
+            [("trace", ("a.json.gz", gzip.compress(b" " * (files.MIN_CHECKED_BYTES + 2**21))))],
             "zip_bomb",
             "trace",
         ),

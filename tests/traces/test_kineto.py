@@ -270,7 +270,7 @@ def test_numbers_and_types_that_no_trace_has_are_passed_over(tmp_path: Path) -> 
 
 def test_what_unpacks_to_far_more_than_traces_do_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "trace.json.gz"
-    path.write_bytes(gzip.compress(b"[" + b" " * (files.RATIO_FROM + 10 * json_stream.CHUNK)))
+    path.write_bytes(gzip.compress(b"[" + b" " * (files.MIN_CHECKED_BYTES + 10 * json_stream.CHUNK)))
     with pytest.raises(InputError, match=r"unpacks to .* times its size") as error:
         read_traces([path])
     assert error.value.code == "zip_bomb"

@@ -114,7 +114,7 @@ def test_what_is_no_report_is_refused(
         base.execute(f"CREATE VIEW CUPTI_ACTIVITY_KIND_KERNEL AS {endless}")
     with pytest.raises(InputError, match="no CUPTI_ACTIVITY_KIND_KERNEL"):
         read_traces([other])
-    monkeypatch.setattr(nsight, "MAX_STEPS", 0)
+    monkeypatch.setattr(nsight, "MAX_SQLITE_STEPS", 0)
     with sqlite3.connect(report) as base:
         rows = [(n, n, 0, 7, n, PROCESS, GEMM, GEMM) for n in range(100_000)]
         base.executemany("INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES (?,?,?,?,?,?,?,?)", rows)

@@ -1,1 +1,1 @@
-"""Explain recorded steps: each part beside its prediction, and what would shorten them."""
+"""Explain recorded steps: measured and predicted parts, and changes that shorten them."""

@@ -1,4 +1,4 @@
-"""Whether a trace is of the query's training, before its step may correct predictions."""
+"""Check that a trace matches the query before its step may correct predictions."""
 
 from __future__ import annotations
 
@@ -16,9 +16,7 @@ from hp_tool.traces.timeline import Timeline
 from hp_tool.traces.timeline.workload import has_backward, has_optimizer, workload_of
 
 FULL_RECOMPUTE = 4.0 / 3.0
-"""FLOPs with every layer's forward pass run again, over those without: at most this (arXiv
-2205.05198, section 5).
-"""
+"""Upper bound of FLOPs with full recomputation over those without (arXiv 2205.05198, section 5)."""
 CheckName = Literal["device", "ranks", "matmul_flops", "backward", "optimizer"]
 CheckState = Literal["matches", "unknown", "differs"]
 Teaching = Literal["applied", "held", "refused"]
@@ -26,7 +24,7 @@ Teaching = Literal["applied", "held", "refused"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """One comparison of a trace with the query that is said to describe it."""
+    """One comparison of a trace with its query."""
 
     name: CheckName
     state: CheckState
@@ -37,14 +35,13 @@ class Check:
 def checks(
     line: Timeline, *, problem: TrainingProblem, config: ParallelConfig, sizes: Mapping[str, Any]
 ) -> tuple[Check, ...]:
-    """Compare a trace with the query's device, ranks and matmul FLOPs, and look for a backward pass
-    and an optimizer step.
+    """Compare a trace with the query's device, ranks and FLOPs; look for backward and optimizer.
 
     Args:
         line: The recorded steps.
-        problem: The query, resolved.
-        config: Its one configuration.
-        sizes: Sizes of groups that the trace recorded, by path of the query.
+        problem: The resolved query.
+        config: The query's configuration.
+        sizes: Group sizes recorded in the trace, by path of the query.
     """
     backward, optimizer = has_backward(line.ranks), has_optimizer(line.ranks)
     work = workload_of(line.ranks)
@@ -65,25 +62,23 @@ def checks(
             text="an optimizer step was recorded"
             if optimizer
             else (
-                "no optimizer step was recorded; record whole steps: forward, backward and "
-                "optimizer"
+                "no optimizer step was recorded; record complete steps (forward, backward, "
+                "optimizer)"
             ),
         ),
     )
 
 
-def teaching(made: Sequence[Check]) -> Teaching:
-    """Return what becomes of the step as a measurement: refused if a check differs, held if one
-    cannot be made.
-    """
-    states = {each.state for each in made}
+def teaching(trace_checks: Sequence[Check]) -> Teaching:
+    """Return how the step is used: refused if a check differs, held if one is unknown."""
+    states = {check.state for check in trace_checks}
     return "refused" if "differs" in states else "held" if "unknown" in states else "applied"
 
 
-def reasons(made: Sequence[Check]) -> str:
-    """Return why the step is refused, or else why it is held; empty if all checks match."""
-    worst = "differs" if any(each.state == "differs" for each in made) else "unknown"
-    return "; ".join(each.text for each in made if each.state == worst)
+def reasons(trace_checks: Sequence[Check]) -> str:
+    """Return why the step is refused or held; empty if all checks match."""
+    worst = "differs" if any(check.state == "differs" for check in trace_checks) else "unknown"
+    return "; ".join(check.text for check in trace_checks if check.state == worst)
 
 
 def _device(line: Timeline, problem: TrainingProblem) -> Check:
@@ -129,38 +124,34 @@ def _ranks(
         return Check(
             name="ranks", state="matches", text=f"the trace and the query are of {devices} ranks"
         )
-    text = f"the trace does not record its number of ranks, and {recorded} of {devices} were given"
+    text = f"the trace does not record its world size, and {recorded} of {devices} ranks were given"
     return Check(name="ranks", state="unknown", text=text)
 
 
 def _flops(line: Timeline, problem: TrainingProblem, config: ParallelConfig) -> Check:
     recorded = [flops for flops in _recorded_flops(line) if flops > 0.0]
     if not recorded:
-        text = (
-            "the trace has no shapes of matmuls: record with record_shapes=True to check its model"
-        )
+        text = "the trace has no matmul shapes; record with record_shapes=True to check the model"
         return Check(name="matmul_flops", state="unknown", text=text)
     token = token_flops(problem.model, problem.workload)
     tokens = step_tokens(problem.workload) / problem.cluster.num_gpus
-    # Scores and values are matmuls of recorded shape if attention is unfused.
+    # Unfused attention's scores and values are matmuls with recorded shapes, too.
     recomputed = FULL_RECOMPUTE if _recomputes_layers(config) else 1.0
-    least = tokens * (3.0 * (token.layers + token.logits) - token.frozen)
-    most = tokens * recomputed * (3.0 * token.forward - token.frozen)
+    lowest = tokens * (3.0 * (token.layers + token.logits) - token.frozen)
+    highest = tokens * recomputed * (3.0 * token.forward - token.frozen)
     tolerance = flops_tolerance(config)
     mean = float(np.mean(recorded))
-    text = f"a rank's recorded matmuls are {mean:.3g} FLOPs a step, the query's {least:.3g}"
-    if mean > tolerance * most:
+    text = f"recorded matmuls are {mean:.3g} FLOPs per rank and step, the query's {lowest:.3g}"
+    if mean > tolerance * highest:
         return Check(name="matmul_flops", state="differs", text=text)
-    if mean < least / tolerance:
-        text += ": another model or batch, or matmuls in kernels of unrecorded shape"
+    if mean < lowest / tolerance:
+        text += ": another model or batch, or matmuls in kernels without recorded shapes"
         return Check(name="matmul_flops", state="unknown", text=text)
     return Check(name="matmul_flops", state="matches", text=text)
 
 
 def _recomputes_layers(config: ParallelConfig) -> bool:
-    """Return whether matmuls of layers run forward again, whole layers or chosen operators of
-    them.
-    """
+    """Return True if matmuls of layers are recomputed, in whole layers or selected operators."""
     recompute = config.recompute
     name = recompute if isinstance(recompute, str) else recompute.granularity
     return name in ("full", "per_layer", "per_op") or (
@@ -169,7 +160,7 @@ def _recomputes_layers(config: ParallelConfig) -> bool:
 
 
 def _recorded_flops(line: Timeline) -> Iterator[float]:
-    """Yield the matmul FLOPs of recorded shape a step, of each rank."""
+    """Yield each rank's recorded matmul FLOPs per step."""
     for events, spans in zip(line.ranks, line.windows_s, strict=True):
         called = (events.flops[:, 0] >= spans[0, 0]) & (events.flops[:, 0] < spans[-1, 1])
         yield float(events.flops[called, 1].sum()) / len(spans)

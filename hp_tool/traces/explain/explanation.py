@@ -1,6 +1,4 @@
-"""A recorded training beside its prediction, part by part, and what would make its steps
-shorter.
-"""
+"""Explain a recorded training: measured and predicted parts, and changes that shorten a step."""
 
 from __future__ import annotations
 
@@ -37,11 +35,9 @@ from hp_tool.traces.timeline.use import LinkUse, link_use, matmul_flops_per_seco
 from hp_tool.traces.timeline.workload import Workload, workload_of
 
 MAX_UNKNOWN_SHARE = 0.1
-"""Share of the step in unknown kernels beyond which a trace teaches the step time, and not its
-parts.
-"""
+"""Share of a step in unknown kernels above which only the step time is used, not its parts."""
 MAX_UNKNOWN_KERNELS = 5
-"""Names of unknown kernels in an answer."""
+"""Names of unknown kernels in a result."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,27 +47,27 @@ class RankStep:
     rank: int
     step_s: float
     own_s: float
-    """Without waits for other ranks."""
+    """Seconds without waits for other ranks."""
     parts_s: dict[str, float]
-    """By the parts of a prediction; they sum to step_s."""
+    """By part of a prediction; they sum to step_s."""
     hidden_s: dict[str, float]
-    """Communication beneath computing, by part."""
+    """Communication that overlaps with compute, by part."""
     waits_s: dict[str, float]
-    """Seconds of the parts in which a collective waits for another rank; pipeline_p2p's are the
-    bubble.
+    """Seconds of `parts_s` in which a collective waits for another rank; pipeline_p2p's are the
+    pipeline bubble.
     """
     host_s: float
-    """Seconds of `overhead` in which the host was late with what ran next."""
+    """Seconds of `overhead` in which the host launched the next kernel late."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Suggestion(Change):
-    """A change, and what to write for it."""
+    """A suggested change and how to write it."""
 
     changed: ChosenValues = field(default_factory=dict)
     """New values of the query, by path."""
     flags: tuple[dict[str, str | None], ...] = ()
-    """{flag, from, to} in the tool's words; the query's paths where it has none."""
+    """{flag, from, to} in the tool's words, or the query's paths."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,99 +75,103 @@ class UnknownKernel:
     """A kernel that no rule recognizes."""
 
     name: str
-    """Its first characters."""
+    """Name, truncated."""
     seconds: float
-    """In all that was recorded."""
+    """Total in the recording."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """Where the seconds of recorded steps went, beside where they should have gone."""
+    """Where the time of recorded steps went, and where the prediction puts it."""
 
     id: str | None = None
-    """The query's."""
+    """The query's id."""
     status: Literal["ok"] = "ok"
     steps: int
     """Recorded steps that all ranks have."""
     marked: bool
-    """Whether steps were marked or found; else everything recorded counts as one."""
+    """Whether step boundaries were marked or found; otherwise the recording counts as one step."""
     device: str
-    """As the trace names it; empty where it does not."""
+    """Device name in the trace; empty if not recorded."""
     workload: Workload
-    """What was recorded. `inference`: forward passes alone, without signs of a serving engine."""
+    """Recorded work. `inference`: forward passes without signs of a serving engine."""
     step_s: float
-    """The step of median length on the critical rank; all figures of ranks are of it."""
+    """Step of median length on the critical rank; figures by rank are of this step."""
     critical_rank: int
-    """The one that others wait for."""
+    """Rank that the others wait for."""
     ranks: tuple[RankStep, ...]
     links: tuple[LinkUse, ...]
     """Collectives on the critical rank."""
     matmul_flops_per_second: float | None
-    """While matmul kernels run, on the critical rank; None where shapes were not recorded."""
+    """Rate while matmul kernels run on the critical rank; None if shapes were not recorded."""
     tensor_core_share: float | None
-    """Of the device's peak; None without a query or shapes."""
+    """Fraction of the device's peak; None without a query or shapes."""
     faults: tuple[Fault, ...]
-    """What cost a tenth of the step or more, held against other ranks and groups."""
+    """Causes of at least a tenth of the step, found by comparing ranks and groups."""
     estimate: Estimate | None = None
     """The prediction for the query's configuration; None without a query."""
     parts: tuple[StepPart, ...] = ()
-    """The largest difference between measured and predicted first; without a query, the longest."""
+    """Sorted by the difference between measured and predicted, or by length without a query."""
     suggestions: tuple[Suggestion, ...] = ()
     findings: tuple[Finding, ...] = ()
-    """In words, by seconds."""
+    """Sentences, sorted by seconds."""
     query: dict[str, Any] | None = None
     report: dict[str, Any] | None = None
-    """The step as a measurement: a line of `hp-tool calibrate --measurements`, the body of POST
-    /v1/measurements. None without a query, and if a check shows that the trace is not of the
-    query's training.
+    """The step as a measurement: a line for `hp-tool calibrate --measurements`, and a body for POST
+    /v1/measurements. None without a query, or if a check shows that the trace is of another job.
     """
     checks: tuple[Check, ...] = ()
-    """Whether the trace is of the query's training; empty without a query."""
+    """Whether the trace matches the query; empty without a query."""
     teaches: Teaching | None = None
-    """What becomes of the step as a measurement: applied, held until someone accepts it, or
-    refused. None without a query.
+    """How the step is used as a measurement: applied, held until accepted, or refused. None without
+    a query.
     """
     unknown_share: float = 0.0
-    """Share of the step in kernels that no rule recognizes."""
+    """Fraction of the step in kernels that no rule recognizes."""
     unknown_kernels: tuple[UnknownKernel, ...] = ()
-    """The longest of them on the critical rank."""
+    """The longest ones on the critical rank."""
     trace_query: dict[str, Any] = field(default_factory=dict)
-    """What the trace itself says of its configuration, by path of a query."""
+    """Configuration recorded in the trace, by path of the query."""
 
     @property
     def critical(self) -> RankStep:
         """The critical rank's step."""
-        return next(each for each in self.ranks if each.rank == self.critical_rank)
+        return next(rank for rank in self.ranks if rank.rank == self.critical_rank)
 
 
 def explain(
     ranks: Sequence[RankEvents], *, query: Query | None = None, tool: str | None = None
 ) -> Explanation:
-    """Explain the recorded steps of `ranks`, held against the prediction for `query`'s one
-    configuration if that is given.
+    """Explain recorded steps, and compare them with the prediction for `query` if given.
 
-    `tool`: the format whose flags suggestions are written in. Raises InputError for a trace without
-    a kernel, HpToolError for a query that cannot be predicted.
+    Args:
+        ranks: Events of the recorded ranks.
+        query: A training query with one configuration.
+        tool: Format whose flags the suggestions use.
+
+    Raises:
+        InputError: The trace has no kernels.
+        HpToolError: The query cannot be predicted.
     """
     line = timeline(ranks)
     if not line.ranks:
         raise InputError(
-            "the traces hold no kernel, operator or collective: nothing ran while they were "
-            "recorded",
+            "The traces contain no kernels, operators or collectives. Record while the training "
+            "runs.",
             field="trace",
         )
     row, step = line.critical, line.typical
     shown = tuple(
-        _rank_step(events.rank, own[step])
-        for events, own in zip(line.ranks, line.splits, strict=True)
+        _rank_step(events.rank, steps[step])
+        for events, steps in zip(line.ranks, line.splits, strict=True)
     )
     rate = matmul_flops_per_second(line, row=row)
-    known: dict[str, Any] = {}
+    compared: dict[str, Any] = {}
     if query is not None:
-        known = _beside(line, query, tool=tool, rate=rate)
+        compared = _compare_with_query(line, query, tool=tool, rate=rate)
     measured_s = line.splits[row][step].parts_s
     parts = step_parts(
-        measured_s, known.get("estimate"), covers={part: (part,) for part in measured_s}
+        measured_s, compared.get("estimate"), covers={part: (part,) for part in measured_s}
     )
     explanation = Explanation(
         id=None if query is None else query.id,
@@ -184,19 +184,19 @@ def explain(
         parts=tuple(sorted(parts, key=lambda part: -abs(part.excess_s or part.measured_s))),
         links=link_use(line, row=row),
         matmul_flops_per_second=rate,
-        tensor_core_share=known.pop("share", None),
+        tensor_core_share=compared.pop("share", None),
         faults=faults(line),
         workload=workload_of(line.ranks),
         unknown_share=shown[row].parts_s[UNKNOWN] / shown[row].step_s,
         unknown_kernels=_unknown_kernels(line.ranks[row]),
-        trace_query=_said_by_trace(line),
-        **known,
+        trace_query=_sizes_in_trace(line),
+        **compared,
     )
     return _with_findings(explanation, exposed=exposed_s(line))
 
 
 def _unknown_kernels(events: RankEvents) -> tuple[UnknownKernel, ...]:
-    longest = sorted(events.signs.unknown_s.items(), key=lambda each: -each[1])[
+    longest = sorted(events.signs.unknown_s.items(), key=lambda item: -item[1])[
         :MAX_UNKNOWN_KERNELS
     ]
     return tuple(UnknownKernel(name=name, seconds=seconds) for name, seconds in longest)
@@ -214,7 +214,7 @@ def _with_findings(explanation: Explanation, *, exposed: Mapping[str, float]) ->
             workload=explanation.workload,
             compared=explanation.query is not None,
             recorded_ranks=len(explanation.ranks),
-            unknown=[each.name for each in explanation.unknown_kernels],
+            unknown=[kernel.name for kernel in explanation.unknown_kernels],
             unknown_s=explanation.critical.parts_s[UNKNOWN],
         ),
     )
@@ -232,20 +232,18 @@ def _rank_step(rank: int, step: StepSplit) -> RankStep:
     )
 
 
-def _beside(
+def _compare_with_query(
     line: Timeline, query: Query, *, tool: str | None, rate: float | None
 ) -> dict[str, Any]:
-    """Prediction, checks and suggestions."""
+    """Return the prediction, checks and suggestions."""
     if query.kind != "training":
-        raise UnsupportedError(
-            "traces of serving are not explained; give a training query", field="query"
-        )
+        raise UnsupportedError("explain supports training queries only", field="query")
     resolved = resolve_configuration(query)
     estimate = resolved.estimate(with_fixes=False)
     if estimate.time is None:
         reason = estimate.reasons[0]
         raise InputError(
-            f"this configuration cannot have run: {reason.message}",
+            f"The query's configuration cannot run: {reason.message}",
             field="parallel",
             code=reason.code,
         )
@@ -258,38 +256,41 @@ def _beside(
         if estimate.feasible and trains
         else ()
     )
-    made = checks(line, problem=problem, config=resolved.config, sizes=_said_by_trace(line))
+    trace_checks = checks(
+        line, problem=problem, config=resolved.config, sizes=_sizes_in_trace(line)
+    )
     return {
         "estimate": estimate,
         "query": schema.query_mapping(query),
-        "report": None if teaching(made) == "refused" else _report(query, measured),
-        "checks": made,
-        "teaches": teaching(made),
+        "report": None if teaching(trace_checks) == "refused" else _report(query, measured),
+        "checks": trace_checks,
+        "teaches": teaching(trace_checks),
         "suggestions": tuple(
-            _suggestion(each, query=query, estimate=estimate, tool=tool) for each in chosen
+            _suggestion(change, query=query, estimate=estimate, tool=tool) for change in chosen
         ),
         "share": None if rate is None or not math.isfinite(peak) else rate / peak,
     }
 
 
 def _report(query: Query, measured_s: dict[str, float]) -> dict[str, Any]:
-    """Return the step as a measurement. A few unknown kernels count as computing; beyond that no
-    part is known.
+    """Return the step as a measurement.
+
+    Up to MAX_UNKNOWN_SHARE, unknown kernels count as compute; above it, parts are omitted.
     """
     mapping = schema.query_mapping(query)
     parallel = mapping.pop("parallel", {})
     step_s, unknown_s = sum(measured_s.values()), measured_s[UNKNOWN]
     measurement: dict[str, Any] = {"step_s": step_s}
     if unknown_s <= MAX_UNKNOWN_SHARE * step_s:
-        known_s = {part: seconds for part, seconds in measured_s.items() if part != UNKNOWN}
-        measurement["parts_s"] = known_s | {"compute": known_s["compute"] + unknown_s}
+        recognized_s = {part: seconds for part, seconds in measured_s.items() if part != UNKNOWN}
+        measurement["parts_s"] = recognized_s | {"compute": recognized_s["compute"] + unknown_s}
     return {"query": mapping, "parallel": parallel, "measurement": measurement}
 
 
 def _suggestion(
     change: Change, *, query: Query, estimate: Estimate, tool: str | None
 ) -> Suggestion:
-    """The change with its flags."""
+    """Return a change with its flags."""
     assert estimate.parallel is not None
     before = Configuration(query=query, parallel=estimate.parallel)
     after = Configuration.of(change, query=query)
@@ -302,23 +303,22 @@ def _suggestion(
 def _flags(
     before: Configuration, after: Configuration, tool: str | None
 ) -> tuple[dict[str, str | None], ...]:
-    """{flag, from, to} of what two configurations write otherwise, in the tool's words or the
-    query's paths.
-    """
-    one: Mapping[str, str] = {}
-    other: Mapping[str, str] = {}
+    """Return {flag, from, to} of the differences, in the tool's words or the query's paths."""
+    old: Mapping[str, str] = {}
+    new: Mapping[str, str] = {}
     if tool is not None:
         with contextlib.suppress(UnsupportedError):
-            one, other = options(before, tool), options(after, tool)
-    if one == other:
-        one, other = (
-            {path: str(value) for path, value in _paths(each).items()} for each in (before, after)
+            old, new = options(before, tool), options(after, tool)
+    if old == new:
+        old, new = (
+            {path: str(value) for path, value in _paths(configuration).items()}
+            for configuration in (before, after)
         )
-    return written_otherwise(one, other)
+    return written_otherwise(old, new)
 
 
 def _paths(configuration: Configuration) -> dict[str, Any]:
-    """Values of `parallel` and of training.overlap by path of the query."""
+    """Return the values of `parallel` and `training.overlap` by path of the query."""
     training = configuration.query.training
     overlap = (
         {} if training is None or training.overlap is None else schema.to_dict(training.overlap)
@@ -331,8 +331,8 @@ def _paths(configuration: Configuration) -> dict[str, Any]:
 
 
 UNNAMED_GROUPS = ("default_pg", "undefined")
-"""torch's descriptions of its group of all ranks, and of groups that were made without one: they
-tell no size of the layout.
+"""torch's descriptions of the group of all ranks and of groups without a description, whose sizes
+say nothing about the layout.
 """
 _SIZES = {
     "tensor_parallel": "tensor_parallel_size",
@@ -342,8 +342,8 @@ _SIZES = {
 }
 
 
-def _said_by_trace(line: Timeline) -> dict[str, Any]:
-    """Sizes of groups whose ranks were recorded."""
+def _sizes_in_trace(line: Timeline) -> dict[str, Any]:
+    """Return the layout sizes given by recorded groups."""
     sizes: dict[str, Any] = {}
     for events in line.ranks:
         for group in events.groups:

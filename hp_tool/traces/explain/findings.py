@@ -1,4 +1,4 @@
-"""What a recorded training lost, in sentences, the most seconds first."""
+"""Findings about a recorded training as sentences, sorted by lost seconds."""
 
 from __future__ import annotations
 
@@ -10,31 +10,30 @@ from hp_tool.domain.parts import COMMUNICATION, PARTS
 from hp_tool.domain.units import duration
 from hp_tool.traces.explain.parts import StepPart
 from hp_tool.traces.timeline import Fault
-from hp_tool.traces.timeline.faults import LEAST_SHARE as LEAST_FAULT
+from hp_tool.traces.timeline.faults import MIN_FAULT_SHARE
 
 LEAST_SHARE = 0.02
-"""Share of a step below which a part's difference to its prediction is not worth a sentence."""
+"""Share of a step below which a difference is not reported."""
 _WORKLOADS = {
-    "serving": "This is a trace of serving: it has kernels or steps of a serving engine and no "
+    "serving": "This is a serving trace: it has kernels or steps of a serving engine and no "
     "backward pass.",
-    "inference": "This is a trace of inference: no backward pass and no optimizer step was "
-    "recorded.",
+    "inference": "This is an inference trace: it has no backward pass and no optimizer step.",
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One sentence."""
+    """One finding."""
 
     seconds: float
-    """Of the step."""
+    """Seconds of the step."""
     text: str
     set: Mapping[str, Any] | None = None
-    """What to change in the query, by path; None if no change is suggested."""
+    """Suggested change of the query, by path; None if there is none."""
 
 
 class Suggested(Protocol):
-    """What a suggestion must say."""
+    """Attributes of a suggestion."""
 
     @property
     def change(self) -> str: ...
@@ -61,35 +60,37 @@ def findings(
     unknown: Sequence[str] = (),
     unknown_s: float = 0.0,
 ) -> tuple[Finding, ...]:
-    """Return the findings, the most seconds first.
+    """Return the findings, sorted by seconds.
 
     Args:
         faults: Faults that cost a tenth of the step or more.
         parts: Parts of the step.
-        suggestions: Changes of the configuration, and the seconds that each wins.
+        suggestions: Changes of the configuration, and the seconds that each saves.
         step_s: Seconds of the step.
-        exposed_s: Exposed communication by part, as `timeline.exposed_s` returns it.
-        workload: What was recorded, as `workload_of` returns it.
-        compared: Whether the trace is compared with a training query.
-        recorded_ranks: Number of ranks. With one, waits for others count as communication.
+        exposed_s: Exposed communication by part, from `timeline.exposed_s`.
+        workload: Recorded work, from `workload_of`.
+        compared: Whether a training query is given.
+        recorded_ranks: Number of ranks. With one, waits for other ranks count as communication.
         unknown: Names of the longest kernels that no rule recognizes.
         unknown_s: Seconds of the step in such kernels.
     """
-    sentences = [Finding(seconds=fault.seconds, text=_of_fault(fault)) for fault in faults]
+    sentences = [Finding(seconds=fault.seconds, text=_fault_text(fault)) for fault in faults]
     if (words := _WORKLOADS.get(workload)) is not None:
-        warning = " The query trains, so the comparison says nothing about it." if compared else ""
+        warning = " The query trains, so the comparison is meaningless." if compared else ""
         sentences.append(Finding(seconds=step_s, text=words + warning))
     if unknown_s >= LEAST_SHARE * step_s:
-        sentences.append(Finding(seconds=unknown_s, text=_of_unknown(unknown, unknown_s, step_s)))
+        sentences.append(Finding(seconds=unknown_s, text=_unknown_text(unknown, unknown_s, step_s)))
     longer = {part.name for part in parts if part.excess_s >= LEAST_SHARE * step_s}
     exposed = {part: seconds for part, seconds in (exposed_s or {}).items() if part not in longer}
-    sentences += _of_exposed(exposed, faults, step_s=step_s, recorded_ranks=recorded_ranks)
-    by_part = {each.part: each for each in reversed(suggestions)}
+    sentences += _exposed_findings(exposed, faults, step_s=step_s, recorded_ranks=recorded_ranks)
+    by_part = {suggestion.part: suggestion for suggestion in reversed(suggestions)}
     for part in parts:
         if part.name not in longer or part.name == "unknown" or part.predicted_s is None:
             continue
         suggested = by_part.get(part.name)
-        text = _of_difference(part.name, part.measured_s, part.predicted_s) + _of_change(suggested)
+        text = _difference_text(part.name, part.measured_s, part.predicted_s) + _change_text(
+            suggested
+        )
         sentences.append(
             Finding(
                 seconds=part.excess_s,
@@ -100,25 +101,23 @@ def findings(
     return tuple(sorted(sentences, key=lambda sentence: -sentence.seconds))
 
 
-def _of_unknown(names: Sequence[str], seconds: float, step_s: float) -> str:
-    longest = f" (longest: {', '.join(each[:60] for each in names[:2])})" if names else ""
+def _unknown_text(names: Sequence[str], seconds: float, step_s: float) -> str:
+    longest = f" (longest: {', '.join(name[:60] for name in names[:2])})" if names else ""
     return (
         f"Unknown kernels take {seconds / step_s:.0%} of the step, {duration(seconds)}: no rule "
         f"tells whether they compute or communicate{longest}."
     )
 
 
-def _of_exposed(
+def _exposed_findings(
     exposed_s: Mapping[str, float], faults: Sequence[Fault], *, step_s: float, recorded_ranks: int
 ) -> Iterator[Finding]:
-    """Yield what is exposed for a tenth of the step, even if all ranks agree, less what faults of
-    the same part name.
-    """
+    """Yield exposed communication of a tenth of the step or more that no fault explains."""
     waits = ", including waits for ranks that were not recorded" if recorded_ranks == 1 else ""
     for part, seconds in exposed_s.items():
         named = [fault for fault in faults if fault.part == part]
         rest_s = seconds - sum(fault.seconds for fault in named)
-        if rest_s < LEAST_FAULT * step_s or any(
+        if rest_s < MIN_FAULT_SHARE * step_s or any(
             fault.kind == "exposed_communication" for fault in named
         ):
             continue
@@ -129,7 +128,7 @@ def _of_exposed(
         )
 
 
-def _of_fault(fault: Fault) -> str:
+def _fault_text(fault: Fault) -> str:
     seconds = duration(fault.seconds)
     group = f"ranks {', '.join(map(str, fault.ranks[:8]))}{', ...' if len(fault.ranks) > 8 else ''}"
     factor = f"{fault.factor:.2f}" if fault.factor is not None else ""
@@ -160,7 +159,7 @@ def _of_fault(fault: Fault) -> str:
             )
 
 
-def _of_difference(part: str, measured_s: float, predicted_s: float) -> str:
+def _difference_text(part: str, measured_s: float, predicted_s: float) -> str:
     more = duration(measured_s - predicted_s)
     words = (
         f"{_sentence(PARTS[part].in_words)}: {more} longer than predicted "
@@ -174,16 +173,16 @@ def _of_difference(part: str, measured_s: float, predicted_s: float) -> str:
     return words
 
 
-def _of_change(change: Suggested | None) -> str:
-    return "." if change is None else f". {change.change} saves {win(change)}."
+def _change_text(change: Suggested | None) -> str:
+    return "." if change is None else f". {change.change} saves {saving(change)}."
 
 
 def _sentence(words: str) -> str:
     return words[:1].upper() + words[1:]
 
 
-def win(change: Suggested) -> str:
-    """`about 1.4 s (1.2 s to 1.6 s)`."""
+def saving(change: Suggested) -> str:
+    """Return the saved time of a change, such as `about 1.4 s (1.2 s to 1.6 s)`."""
     low, high = (
         f"{'-' * (seconds < 0.0)}{duration(abs(seconds))}" for seconds in change.seconds_interval
     )

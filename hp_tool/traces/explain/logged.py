@@ -1,6 +1,4 @@
-"""A step as Megatron's timers split it, beside its prediction: coarser than a trace, and without a
-profiler.
-"""
+"""Explain a step from Megatron's timers: coarser than a trace, but without a profiler."""
 
 from __future__ import annotations
 
@@ -19,7 +17,7 @@ from hp_tool.questions import schema
 from hp_tool.questions.training.evaluate import resolve_configuration
 from hp_tool.traces.explain.findings import LEAST_SHARE, Finding
 from hp_tool.traces.explain.parts import StepPart, step_parts
-from hp_tool.traces.timeline.faults import LEAST_SHARE as LEAST_FAULT
+from hp_tool.traces.timeline.faults import MIN_FAULT_SHARE
 
 COMPUTING = ("forward-compute", "backward-compute")
 GRADIENTS = (
@@ -28,9 +26,9 @@ GRADIENTS = (
     "embedding-grads-all-reduce",
     "non-tensor-parallel-grads-all-reduce",
 )
-LONGEST = 1.05
-"""Of the step: a timer's share, of rounding and of the moments at which ranks print; one that is
-longer is not of this step.
+MAX_TIMER_SHARE = 1.05
+"""A timer may exceed the step by this factor (rounding, and ranks print at different moments); a
+longer one belongs to another step.
 """
 _LAYERS = (*PER_MICRO_BATCH, "offload")
 _PIPELINE = ("pipeline_bubble", "pipeline_p2p")
@@ -42,9 +40,9 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "optimizer": ("optimizer",),
     "rest": ("overhead",),
 }
-"""What timers tell apart, and the parts of a prediction that each holds; those of timers that were
-not printed are in `rest`. `passes`: forward and backward, with what is exchanged within a layer;
-with timers of level 1 alone, `passes_and_pipeline`.
+"""Parts of a prediction in each group that timers distinguish. Parts without a printed timer are in
+`rest`. `passes`: forward and backward with communication within layers; with level-1 timers only,
+`passes_and_pipeline`.
 """
 
 
@@ -54,45 +52,48 @@ class TimerSpread:
 
     timer: str
     shortest_s: float | None
-    """None where the log has the longest alone."""
+    """None if the log has only the longest."""
     longest_s: float
     longest_rank: int | None
-    """None where the log does not name ranks."""
+    """None if the log does not name ranks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoggedExplanation:
-    """Where a step's seconds went, as far as timers tell."""
+    """Where the time of a step went, as far as timers show."""
 
     id: str | None = None
-    """The query's."""
+    """The query's id."""
     status: Literal["ok"] = "ok"
     steps: int
-    """Prints of the timers."""
+    """Number of times the timers were printed."""
     step_s: float
-    """The one of median length; all figures are of it."""
+    """Step of median length; all figures are of this step."""
     parts: tuple[StepPart, ...]
-    """Of GROUPS."""
+    """One per group of GROUPS."""
     timers: tuple[TimerSpread, ...]
     findings: tuple[Finding, ...]
-    """In words, by seconds."""
+    """Sentences, sorted by seconds."""
     estimate: Estimate | None = None
     query: dict[str, Any] | None = None
 
 
 def explain_log(steps: Sequence[TimedStep], *, query: Query | None = None) -> LoggedExplanation:
-    """Explain the step of median length. Raises HpToolError for a query that cannot be predicted,
-    InputError for timers that are longer than the step.
+    """Explain the step of median length.
+
+    Raises:
+        HpToolError: The query cannot be predicted.
+        InputError: A timer is longer than the step.
     """
-    step = sorted(steps, key=lambda each: each.step_s)[(len(steps) - 1) // 2]
+    step = sorted(steps, key=lambda timed: timed.step_s)[(len(steps) - 1) // 2]
     _check(step)
     measured_s = parts(step)
     estimate = None if query is None else _estimate(query)
-    timed = {part for name in measured_s if name != "rest" for part in GROUPS[name]}
-    of_part = GROUPS | {"rest": tuple(part for part in STEP_KEYS if part not in timed)}
-    rows = step_parts(measured_s, estimate, covers=of_part)
+    timed_parts = {part for name in measured_s if name != "rest" for part in GROUPS[name]}
+    covers = GROUPS | {"rest": tuple(part for part in STEP_KEYS if part not in timed_parts)}
+    rows = step_parts(measured_s, estimate, covers=covers)
     sentences = sorted(
-        [*_slow(step), *_differences(rows, step.step_s)], key=lambda each: -each.seconds
+        [*_slow_rank(step), *_differences(rows, step.step_s)], key=lambda finding: -finding.seconds
     )
     return LoggedExplanation(
         id=None if query is None else query.id,
@@ -107,10 +108,10 @@ def explain_log(steps: Sequence[TimedStep], *, query: Query | None = None) -> Lo
 
 
 def parts(step: TimedStep) -> dict[str, float]:
-    """Seconds by GROUPS, each of the rank where its timers are longest; the sum is the step. What
-    no timer told is in `rest`.
+    """Return the step's seconds by GROUPS, from the rank where each timer is longest.
 
-    Gradients are exchanged within the timer forward-backward, parameters within optimizer.
+    The sum is the step; `rest` is what no timer covers. Megatron exchanges gradients within the
+    timer forward-backward, and parameters within optimizer.
     """
     longest = step.longest_s
     both_s = min(
@@ -136,26 +137,24 @@ def parts(step: TimedStep) -> dict[str, float]:
 
 
 def _check(step: TimedStep) -> None:
-    name = max(step.longest_s, key=lambda each: step.longest_s[each])
-    if step.longest_s[name] > LONGEST * step.step_s:
+    name = max(step.longest_s, key=lambda timer: step.longest_s[timer])
+    if step.longest_s[name] > MAX_TIMER_SHARE * step.step_s:
         raise InputError(
-            f"the timer {name} tells {duration(step.longest_s[name])} of a step of "
-            f"{duration(step.step_s)}: it is not of this "
-            "step; give the log as Megatron printed it",
+            f"Timer {name} is {duration(step.longest_s[name])}, longer than the step "
+            f"({duration(step.step_s)}), so it belongs to another step. Pass Megatron's complete "
+            "log.",
             field="trace",
         )
 
 
 def _computing(step: TimedStep) -> float:
-    """Seconds of both passes on the rank where they are longest; where no rank is known, at most
-    that.
-    """
+    """Return the longest forward + backward seconds of a rank; an upper bound without ranks."""
     by_rank = _by_rank(step)
     return max(by_rank.values()) if by_rank else sum(step.longest_s[name] for name in COMPUTING)
 
 
 def _by_rank(step: TimedStep) -> dict[int, float]:
-    """Seconds of both passes by rank, of ranks that have both."""
+    """Return forward + backward seconds of the ranks that have both."""
     forward, backward = (step.ranks_s.get(name, {}) for name in COMPUTING)
     return {rank: seconds + backward[rank] for rank, seconds in forward.items() if rank in backward}
 
@@ -170,13 +169,13 @@ def _spread(step: TimedStep, name: str) -> TimerSpread:
     )
 
 
-def _slow(step: TimedStep) -> Iterator[Finding]:
+def _slow_rank(step: TimedStep) -> Iterator[Finding]:
     """The rank whose passes take longer than the median rank's; without ranks, how far the longest
     is from the shortest.
     """
     stages = "It is slow, or its stage has more work."
     if by_rank := _by_rank(step):
-        rank = max(by_rank, key=lambda each: by_rank[each])
+        rank = max(by_rank, key=lambda one: by_rank[one])
         more = by_rank[rank] - statistics.median(by_rank.values())
         words = (
             f"Rank {rank} takes {duration(more)} longer for its passes than the median rank. "
@@ -192,7 +191,7 @@ def _slow(step: TimedStep) -> Iterator[Finding]:
             f"A rank takes up to {duration(more)} longer for its passes than another. {stages} "
             "--timing-log-option all names it."
         )
-    if more >= LEAST_FAULT * step.step_s:
+    if more >= MIN_FAULT_SHARE * step.step_s:
         yield Finding(seconds=more, text=words)
 
 
@@ -210,14 +209,12 @@ def _differences(rows: Sequence[StepPart], step_s: float) -> Iterator[Finding]:
 
 def _estimate(query: Query) -> Estimate:
     if query.kind != "training":
-        raise UnsupportedError(
-            "logs of serving are not explained; give a training query", field="query"
-        )
+        raise UnsupportedError("explain supports training queries only", field="query")
     estimate = resolve_configuration(query).estimate(with_fixes=False)
     if estimate.time is None:
         reason = estimate.reasons[0]
         raise InputError(
-            f"this configuration cannot have run: {reason.message}",
+            f"The query's configuration cannot run: {reason.message}",
             field="parallel",
             code=reason.code,
         )

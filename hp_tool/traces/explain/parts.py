@@ -11,11 +11,11 @@ from hp_tool.domain.result import Estimate
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepPart:
-    """One part of a step. The parts of an answer sum to the step."""
+    """One part of a step; the parts of a result sum to the step."""
 
     name: str
     measured_s: float
-    """On the critical rank."""
+    """Seconds on the critical rank."""
     predicted_s: float | None = None
     """None without a query."""
     interval: tuple[float, float] | None = None
@@ -23,7 +23,7 @@ class StepPart:
 
     @property
     def excess_s(self) -> float:
-        """Measured less predicted seconds; 0 without a prediction."""
+        """Measured minus predicted seconds; 0 without a prediction."""
         return 0.0 if self.predicted_s is None else self.measured_s - self.predicted_s
 
 
@@ -35,9 +35,9 @@ def step_parts(
 ) -> tuple[StepPart, ...]:
     """Return the parts of a step, measured and predicted.
 
-    The interval of a part takes the errors of parts as independent and equal in proportion: with
-    w_i = predicted_i / step and s the standard deviation of ln(measured / predicted step), that of
-    each part is s / sqrt(sum of w_i^2), so that the step has s.
+    The parts' errors are taken as independent, with equal relative size. With w_i = predicted_i /
+    step and s the standard deviation of ln(measured / predicted step), each part's is
+    s / sqrt(sum of w_i^2), so that the step's is s.
 
     Args:
         measured_s: Seconds by name.
@@ -45,20 +45,20 @@ def step_parts(
         covers: Parts of `estimate.time.parts_s` that each name holds.
     """
     if estimate is None or estimate.time is None:
-        return tuple(StepPart(name=name, measured_s=each) for name, each in measured_s.items())
+        return tuple(StepPart(name=name, measured_s=value) for name, value in measured_s.items())
     parts_s, step_s = estimate.time.parts_s, estimate.time.step_s
     predicted = {name: sum(parts_s.get(part, 0.0) for part in covers[name]) for name in measured_s}
     width = 1.0
     if estimate.intervals is not None:
         low, high = estimate.intervals.step_s
-        shares = sum((each / step_s) ** 2 for each in predicted.values())
+        shares = sum((seconds / step_s) ** 2 for seconds in predicted.values())
         width = math.exp(0.5 * math.log(high / low) / math.sqrt(shares))
     return tuple(
         StepPart(
             name=name,
             measured_s=measured_s[name],
-            predicted_s=each,
-            interval=(each / width, each * width),
+            predicted_s=seconds,
+            interval=(seconds / width, seconds * width),
         )
-        for name, each in predicted.items()
+        for name, seconds in predicted.items()
     )

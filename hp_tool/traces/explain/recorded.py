@@ -1,6 +1,4 @@
-"""What recorded a training, traces or a log, explained: the one way of command line, Python and
-service.
-"""
+"""Explain traces or a log; shared by the command line, Python and the service."""
 
 from __future__ import annotations
 
@@ -22,18 +20,21 @@ def explain_files(
     query: Query | None = None,
     tool: str | None = None,
 ) -> Explanation | LoggedExplanation:
-    """Explain traces, one for each rank, or one log with Megatron's timers, held against `query`'s
-    one configuration if given.
+    """Explain traces, one per rank, or one log with Megatron's timers.
 
-    `names`: what errors call the files, None: their paths; `tool`: the format whose flags
-    suggestions are written in. Raises HpToolError for what cannot be read or predicted.
+    Args:
+        paths: The files.
+        names: File names for errors; default: the paths.
+        query: A training query to compare with.
+        tool: Format whose flags the suggestions use.
+
+    Raises:
+        HpToolError: A file cannot be read, or the query cannot be predicted.
     """
     names = [str(path) for path in paths] if names is None else names
     for path, name in zip(paths, names, strict=True):
         if is_log(path):
             if len(paths) > 1:
-                raise InputError(
-                    f"{name} is a log; give one log alone, or traces alone", field="trace"
-                )
+                raise InputError(f"{name} is a log. Pass either one log or traces.", field="trace")
             return explain_log(read_timers(path, name=name), query=query)
     return explain(read_traces(paths, names=names), query=query, tool=tool)

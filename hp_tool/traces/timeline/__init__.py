@@ -1,7 +1,6 @@
-"""Where the seconds of recorded steps went: arrays of events in, the parts of `time.parts_s` of
-each rank out.
+"""Split recorded steps into the parts of `time.parts_s`, by rank, from arrays of events.
 
-It reads no file and knows no tool's names: `hp_tool.traces` reads and classes what was recorded.
+Reads no files and knows no kernel names; `hp_tool.traces` reads and classifies events.
 """
 
 from hp_tool.traces.timeline.events import KINDS, Collectives, Group, Phases, RankEvents

@@ -1,6 +1,4 @@
-"""What one rank recorded, as columns: kernels (of a CPU process operators), collectives, phases of
-its host, marked steps.
-"""
+"""Columns of one rank's events: kernels (CPU: operators), collectives, host phases, steps."""
 
 from __future__ import annotations
 
@@ -24,9 +22,9 @@ KINDS = (
     "unknown",
     "collective",
 )
-"""Classes of events. `experts`: grouped matmuls and the permutation of tokens. `elementwise`: other
-kernels known to compute. `copy_host`: between device and host. `unknown`: no rule recognizes the
-name; the kernel may compute or communicate.
+"""Kinds of events. `experts`: grouped matmuls and token permutation. `elementwise`: other compute
+kernels. `copy_host`: between device and host. `unknown`: no rule recognizes the name, so the kernel
+may compute or communicate.
 """
 COLLECTIVES = (
     "all_reduce",
@@ -38,14 +36,14 @@ COLLECTIVES = (
     "other",
 )
 MAX_UNKNOWN_NAMES = 1000
-"""Names of unknown kernels that are listed."""
+"""Limit on listed names of unknown kernels."""
 MAX_NAME_CHARACTERS = 200
-"""Characters of such a name that are kept."""
+"""Characters stored of such a name."""
 WORKLOADS = ("training", "serving")
-"""Kinds of work that names of kernels and spans give away."""
+"""Kinds of work that kernel and span names can identify."""
 PHASES = ("optimizer", "recompute", "backward")
-"""Spans of the host. A kernel launched in `optimizer` is the optimizer's; in `recompute` it runs
-again, unless the span is interrupted by `backward`.
+"""Host spans. A kernel launched in `optimizer` belongs to the optimizer; in `recompute` it is
+recomputed, unless a `backward` span interrupts.
 """
 
 
@@ -54,19 +52,17 @@ class Group:
     """A process group."""
 
     part: str
-    """Which of COMMUNICATION its messages are."""
+    """Part of COMMUNICATION that its messages belong to."""
     ranks: tuple[int, ...] = ()
-    """Its members; empty where they were not recorded."""
+    """Members; empty if not recorded."""
     name: str = ""
-    """As its framework calls it."""
+    """Name given by the framework."""
     size: int = 0
-    """Number of its members, which a trace may say where it abbreviates their list; 0: as many as
-    `ranks`.
-    """
+    """Number of members, if the trace abbreviates their list; 0: the length of `ranks`."""
 
     @property
     def members(self) -> int:
-        """How many ranks it has; 0 where nothing was recorded."""
+        """Number of members; 0 if not recorded."""
         return len(self.ranks) or self.size
 
 
@@ -80,21 +76,21 @@ def _no_floats() -> FloatArray:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collectives:
-    """(m,) columns of the events of kind `collective`, in their order."""
+    """(m,) columns of the events of kind `collective`, in order."""
 
     event: IntArray = field(default_factory=_no_ints)
-    """Index of its event."""
+    """Index of the event."""
     operation: IntArray = field(default_factory=_no_ints)
     """Index in COLLECTIVES."""
     group: IntArray = field(default_factory=_no_ints)
     """Index in `RankEvents.groups`."""
     size_bytes: FloatArray = field(default_factory=_no_floats)
-    """The larger of what a rank gives and gets; NaN where it was not recorded."""
+    """Larger of a rank's input and output; NaN if not recorded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Phases:
-    """(k,) spans of host threads."""
+    """(k,) spans on host threads."""
 
     phase: IntArray = field(default_factory=_no_ints)
     """Index in PHASES."""
@@ -105,17 +101,17 @@ class Phases:
 
 @dataclass(slots=True, kw_only=True)
 class Signs:
-    """What names of kernels and spans tell of the work that one rank recorded."""
+    """Hints about the kind of work, from names of kernels and spans."""
 
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(WORKLOADS, 0.0))
-    """Kernels that only one of WORKLOADS has, by workload."""
+    """Seconds in kernels that occur in one workload only, by workload."""
     serving_span: bool = False
-    """A span of the host is a step of a serving engine."""
+    """Whether a host span is a step of a serving engine."""
     unknown_s: dict[str, float] = field(default_factory=dict)
-    """Kernels of kind `unknown`, by name; those beyond MAX_UNKNOWN_NAMES names are not listed."""
+    """Seconds in kernels of kind `unknown`, by name; at most MAX_UNKNOWN_NAMES names."""
 
     def add(self, name: str, *, workload: str | None, unknown: bool, seconds: float) -> None:
-        """Count one kernel."""
+        """Add one kernel."""
         if workload is not None:
             self.seconds[workload] += seconds
         if unknown:
@@ -126,31 +122,31 @@ class Signs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankEvents:
-    """Everything recorded of one rank that a step's account needs; seconds of this rank's clock."""
+    """Recorded events of one rank; times in seconds of its clock."""
 
     rank: int
     start_s: FloatArray
-    """(n,) of each kernel."""
+    """(n,) start of each kernel."""
     end_s: FloatArray
     kind: IntArray
     """(n,) index in KINDS."""
     launch_s: FloatArray
-    """(n,) when its host asked for it; NaN where that was not recorded. An operator of a CPU
-    process launches itself.
+    """(n,) when the host launched it; NaN if not recorded. An operator of a CPU process launches
+    itself.
     """
     thread: IntArray
-    """(n,) the host's thread that launched it."""
+    """(n,) host thread that launched it."""
     collectives: Collectives = field(default_factory=Collectives)
     groups: tuple[Group, ...] = ()
     phases: Phases = field(default_factory=Phases)
     steps_s: FloatArray = field(default_factory=lambda: np.empty((0, 2)))
     """(steps, 2) start and end of marked steps on the host, in order."""
     flops: FloatArray = field(default_factory=lambda: np.empty((0, 2)))
-    """(k, 2) when a matmul of recorded shape was called, and its floating-point operations."""
+    """(k, 2) time of the call, and FLOPs, of matmuls with recorded shapes."""
     on_device: bool = True
-    """False: the events are operators of a CPU process."""
+    """False if the events are operators of a CPU process."""
     device: str = ""
-    """The device's name, where it was recorded."""
+    """Device name; empty if not recorded."""
     world_size: int = 0
-    """Number of ranks of the job; 0: not recorded."""
+    """Number of ranks of the job; 0 if not recorded."""
     signs: Signs = field(default_factory=Signs)

@@ -1,6 +1,4 @@
-"""What makes recorded steps longer than they had to be, without any prediction: ranks and groups
-held against their like.
-"""
+"""Find what lengthens recorded steps by comparing ranks and groups, without a prediction."""
 
 from __future__ import annotations
 
@@ -17,16 +15,14 @@ from hp_tool.traces.timeline.ranks import Timeline
 from hp_tool.traces.timeline.split import BUSY
 
 FaultKind = Literal["slow_rank", "unequal_work", "host_gap", "exposed_communication", "slow_link"]
-LEAST_SHARE = 0.1
-"""Share of a step below which a fault is not worth a word."""
-LONG_GAP = 0.03
-"""Share of a step from which a stretch without a kernel is a gap of its own, and no pause between
-launches.
-"""
-HIDDEN_LITTLE = 0.1
-"""Share of communication beneath computing below which nothing hides it."""
-UNEQUAL = 1.1
-"""Work of a rank over the mean of all from which it is unequal."""
+MIN_FAULT_SHARE = 0.1
+"""Share of a step below which a fault is not reported."""
+LONG_GAP_SHARE = 0.03
+"""Share of a step from which idle time is a gap, not a pause between launches."""
+MIN_HIDDEN_SHARE = 0.1
+"""Share of hidden communication below which it counts as not overlapped."""
+UNEQUAL_WORK_RATIO = 1.1
+"""Work of a rank over the mean from which it counts as unequal."""
 _COMPUTE = [
     KINDS.index(kind) for kind in ("matmul", "attention", "experts", "elementwise", "unknown")
 ]
@@ -34,47 +30,47 @@ _COMPUTE = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """One reason for lost seconds."""
+    """One cause of lost time."""
 
     kind: FaultKind
     seconds: float
-    """Of the median step, that would be won without it."""
+    """Seconds of the median step that it costs."""
     rank: int | None = None
-    """Who is at fault; None: all alike."""
+    """Rank at fault; None if all are alike."""
     part: str | None = None
-    """Of COMMUNICATION."""
+    """One of COMMUNICATION."""
     ranks: tuple[int, ...] = ()
-    """Members of the group at fault."""
+    """Group at fault."""
     factor: float | None = None
-    """How many times as long, or as much, as with the others."""
+    """Duration or amount relative to the others."""
 
 
 def faults(line: Timeline) -> tuple[Fault, ...]:
-    """Return what cost at least LEAST_SHARE of the median step, the most seconds first."""
+    """Return the faults that cost at least MIN_FAULT_SHARE of the median step, largest first."""
     if not line.splits or not line.splits[0]:
         return ()
     step_s = float(np.median([step.step_s for step in line.splits[line.critical]]))
     kinds: tuple[Callable[[Timeline, float], Iterator[Fault]], ...] = (
-        _work,
+        _slow_or_overloaded_ranks,
         _host_gaps,
-        _exposed,
+        _exposed_data_parallel,
         _slow_links,
     )
-    each = [fault for kind in kinds for fault in kind(line, step_s)]
+    found = [fault for kind in kinds for fault in kind(line, step_s)]
     return tuple(
         sorted(
-            (one for one in each if one.seconds >= LEAST_SHARE * step_s),
-            key=lambda one: -one.seconds,
+            (fault for fault in found if fault.seconds >= MIN_FAULT_SHARE * step_s),
+            key=lambda fault: -fault.seconds,
         )
     )
 
 
-def _work(line: Timeline, step_s: float) -> Iterator[Fault]:
-    """Ranks that take longer for kernels like others', and ranks that have more of them.
+def _slow_or_overloaded_ranks(line: Timeline, step_s: float) -> Iterator[Fault]:
+    """Yield ranks whose kernels are slower than others', and ranks that run more kernels.
 
-    For n_rk kernels of kind k on rank r in the median step and their median duration d_rk: the pace
-    costs sum_k n_rk (d_rk - median over the others' d_k), the amount sum_k (n_rk - mean n_k) mean
-    d_k. Medians do not follow a kernel that was held up once.
+    With n_rk kernels of kind k on rank r in the median step and their median duration d_rk, slower
+    kernels cost sum_k n_rk (d_rk - median over the others' d_k), and extra work costs
+    sum_k (n_rk - mean n_k) mean d_k. Medians ignore a kernel that was delayed once.
     """
     if len(line.ranks) < 2:
         return
@@ -86,21 +82,21 @@ def _work(line: Timeline, step_s: float) -> Iterator[Fault]:
     mean_s = lengths.mean(axis=0)
     work = counts @ mean_s
     for row, events in enumerate(line.ranks):
-        alike = [
-            each
-            for each in range(len(line.ranks))
-            if each != row and _alike(counts[row], counts[each])
+        similar = [
+            other
+            for other in range(len(line.ranks))
+            if other != row and _have_similar_kernels(counts[row], counts[other])
         ]
-        if not alike:
+        if not similar:
             continue
-        usual = np.median(lengths[alike], axis=0)
+        usual = np.median(lengths[similar], axis=0)
         slower = float(counts[row] @ (lengths[row] - usual))
         if slower > 0 and (base := float(counts[row] @ usual)) > 0:
             yield Fault(
                 kind="slow_rank", seconds=slower, rank=events.rank, factor=1.0 + slower / base
             )
     row = int(np.argmax(work))
-    if work.mean() > 0 and work[row] > UNEQUAL * work.mean():
+    if work.mean() > 0 and work[row] > UNEQUAL_WORK_RATIO * work.mean():
         more = float(work[row] - work.mean())
         yield Fault(
             kind="unequal_work",
@@ -110,13 +106,15 @@ def _work(line: Timeline, step_s: float) -> Iterator[Fault]:
         )
 
 
-def _alike(counts: FloatArray, others: FloatArray) -> bool:
-    """Whether two ranks run about as many kernels of each kind."""
-    return bool(np.all(np.abs(counts - others) <= (UNEQUAL - 1.0) * np.maximum(counts, others)))
+def _have_similar_kernels(counts: FloatArray, others: FloatArray) -> bool:
+    """Return True if two ranks run about as many kernels of each kind."""
+    return bool(
+        np.all(np.abs(counts - others) <= (UNEQUAL_WORK_RATIO - 1.0) * np.maximum(counts, others))
+    )
 
 
 def _kernels(events: RankEvents, spans: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """((steps, kinds) computing kernels of each step by kind, (kinds,) their median length)."""
+    """Return (steps, kinds) numbers of computing kernels, and (kinds,) their median durations."""
     step = np.searchsorted(spans[:, 0], events.start_s, side="right") - 1
     inside = (step >= 0) & (events.start_s < spans[np.maximum(step, 0), 1])
     counts, lengths = np.zeros((len(spans), len(_COMPUTE))), np.zeros(len(_COMPUTE))
@@ -129,34 +127,34 @@ def _kernels(events: RankEvents, spans: FloatArray) -> tuple[FloatArray, FloatAr
 
 
 def _host_gaps(line: Timeline, step_s: float) -> Iterator[Fault]:
-    """The rank with the most seconds of long stretches in which nothing runs."""
+    """Yield the rank with the most seconds in long idle gaps."""
     long_s = [
-        float(np.median([step.gaps_s[step.gaps_s >= LONG_GAP * step_s].sum() for step in steps]))
+        float(
+            np.median([step.gaps_s[step.gaps_s >= LONG_GAP_SHARE * step_s].sum() for step in steps])
+        )
         for steps in line.splits
     ]
     row = int(np.argmax(long_s))
-    alike = len(line.ranks) > 1 and min(long_s) > 0.5 * long_s[row]
-    yield Fault(kind="host_gap", seconds=long_s[row], rank=None if alike else line.ranks[row].rank)
+    all_idle = len(line.ranks) > 1 and min(long_s) > 0.5 * long_s[row]
+    rank = None if all_idle else line.ranks[row].rank
+    yield Fault(kind="host_gap", seconds=long_s[row], rank=rank)
 
 
-def _exposed(line: Timeline, step_s: float) -> Iterator[Fault]:
-    """Communication of data parallelism, which backward passes could hide, and of which nothing is
-    hidden.
-    """
+def _exposed_data_parallel(line: Timeline, step_s: float) -> Iterator[Fault]:
+    """Yield data-parallel communication if backward passes hide almost none of it."""
     steps = line.splits[line.critical]
     part = "data_parallel"
     exposed = exposed_s(line)[part]
     hidden = float(np.median([step.hidden_s[part] for step in steps]))
-    computes = float(np.median([sum(step.parts_s[each] for each in BUSY) for step in steps]))
-    if exposed > 0 and hidden < HIDDEN_LITTLE * (exposed + hidden):
+    computes = float(np.median([sum(step.parts_s[name] for name in BUSY) for step in steps]))
+    if exposed > 0 and hidden < MIN_HIDDEN_SHARE * (exposed + hidden):
         yield Fault(kind="exposed_communication", seconds=min(exposed, computes), part=part)
 
 
 def exposed_s(line: Timeline) -> dict[str, float]:
-    """Return the seconds of the median step on the critical rank in which nothing computes and it
-    communicates, by COMMUNICATION.
+    """Return exposed communication of the median step on the critical rank, in seconds by part.
 
-    Waits for recorded ranks are left out: they are another rank's fault, or the pipeline's bubble.
+    Excludes waits for recorded ranks: those are another rank's fault, or the pipeline bubble.
     """
     steps = line.splits[line.critical]
     return {
@@ -173,8 +171,9 @@ def exposed_s(line: Timeline) -> dict[str, float]:
 
 
 def _slow_links(line: Timeline, step_s: float) -> Iterator[Fault]:
-    """Groups whose messages take longer than equal ones of other groups of their part, once the
-    last rank has come.
+    """Yield groups whose messages are slower than equal ones of other groups of the same part.
+
+    Times are measured from the arrival of the last rank.
     """
     seconds: dict[tuple[str, int, float], dict[tuple[int, ...], list[float]]] = defaultdict(
         lambda: defaultdict(list)
@@ -193,21 +192,21 @@ def _slow_links(line: Timeline, step_s: float) -> Iterator[Fault]:
     lost: dict[tuple[str, tuple[int, ...]], list[tuple[float, float]]] = defaultdict(list)
     steps = len(line.splits[0])
     for (part, _, _), groups in seconds.items():
-        usual = {ranks: float(np.median(own)) for ranks, own in groups.items()}
-        for ranks, own in groups.items():
-            others = [usual[each] for each in groups if each != ranks]
+        usual = {ranks: float(np.median(times)) for ranks, times in groups.items()}
+        for ranks, times in groups.items():
+            others = [usual[other] for other in groups if other != ranks]
             if others:
                 members = sum(events.rank in ranks for events in line.ranks)
-                count = len(own) / steps / members
+                count = len(times) / steps / members
                 lost[part, ranks].append((count * usual[ranks], count * float(np.median(others))))
     for (part, ranks), pairs in lost.items():
-        own_s, usual_s = (sum(column) for column in zip(*pairs, strict=True))
-        if own_s > usual_s > 0:
+        group_s, usual_s = (sum(column) for column in zip(*pairs, strict=True))
+        if group_s > usual_s > 0:
             exposed = _exposed_share(line, part, ranks)
-            factor = own_s / usual_s
+            factor = group_s / usual_s
             yield Fault(
                 kind="slow_link",
-                seconds=float(exposed * (own_s - usual_s)),
+                seconds=float(exposed * (group_s - usual_s)),
                 part=part,
                 ranks=ranks,
                 factor=factor,
@@ -215,12 +214,12 @@ def _slow_links(line: Timeline, step_s: float) -> Iterator[Fault]:
 
 
 def _exposed_share(line: Timeline, part: str, ranks: tuple[int, ...]) -> float:
-    """Share of a part's communication that these ranks do not hide."""
+    """Return the exposed share of a part's communication on these ranks."""
     steps = [
         step
-        for events, own in zip(line.ranks, line.splits, strict=True)
+        for events, rank_steps in zip(line.ranks, line.splits, strict=True)
         if events.rank in ranks
-        for step in own
+        for step in rank_steps
     ]
-    shown = sum(step.parts_s[part] for step in steps)
-    return shown / max(shown + sum(step.hidden_s[part] for step in steps), 1e-12)
+    exposed = sum(step.parts_s[part] for step in steps)
+    return exposed / max(exposed + sum(step.hidden_s[part] for step in steps), 1e-12)

@@ -1,4 +1,4 @@
-"""All recorded ranks side by side: clocks, who waits for whom, each rank's steps."""
+"""Align recorded ranks: clock offsets, waits for other ranks, and steps."""
 
 from __future__ import annotations
 
@@ -13,37 +13,37 @@ from hp_tool.traces.timeline.events import FloatArray, IntArray, RankEvents
 from hp_tool.traces.timeline.split import StepSplit, owners, split
 from hp_tool.traces.timeline.windows import windows
 
-UNHINDERED = 0.1
-"""Quantile of durations of equal messages between stages that is their transfer alone: the others
-waited for their sender.
+TRANSFER_QUANTILE = 0.1
+"""Quantile of the durations of equal messages between stages that is pure transfer; longer ones
+include waiting for the sender.
 """
 P2P = COMMUNICATION.index("pipeline_p2p")
 Key = tuple[tuple[int, ...], int, int]
-"""(ranks of the group, operation, group's part): what is called in one order on all members."""
+"""(ranks of the group, operation, part of the group): called in the same order on all members."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeline:
-    """Steps of the recorded ranks, side by side."""
+    """Steps of all recorded ranks."""
 
     ranks: tuple[RankEvents, ...]
-    """By rank."""
+    """Sorted by rank."""
     windows_s: tuple[FloatArray, ...]
     """(steps, 2) by rank."""
     splits: tuple[tuple[StepSplit, ...], ...]
-    """[rank][step]; as many steps of each."""
+    """[rank][step]; all ranks have equally many steps."""
     waits_until_s: tuple[FloatArray, ...]
-    """(n,) by rank: until when each event only waits for another rank; -inf: it does not."""
+    """(n,) by rank: end of each event's wait for other ranks; -inf if it does not wait."""
     marked: bool
-    """Whether steps were marked or found; else everything is one step."""
+    """Whether steps were marked or found; otherwise the recording counts as one step."""
     matched: int
-    """Collectives that were seen on several ranks."""
+    """Number of collectives matched between ranks."""
 
     @property
     def critical(self) -> int:
         """Index of the rank that others wait for: the longest median step without waits."""
-        own = [float(np.median([step.own_s for step in steps])) for steps in self.splits]
-        return int(np.argmax(own))
+        medians = [float(np.median([step.own_s for step in steps])) for steps in self.splits]
+        return int(np.argmax(medians))
 
     @property
     def typical(self) -> int:
@@ -53,45 +53,48 @@ class Timeline:
 
 
 def timeline(ranks: Sequence[RankEvents]) -> Timeline:
-    """Split the steps of all ranks. Ranks without a step are left out; no step at all gives an
-    empty timeline.
-    """
-    cut = {each.rank: windows(each) for each in ranks}
-    kept = tuple(
-        sorted((each for each in ranks if len(cut[each.rank][0])), key=lambda each: each.rank)
+    """Split the steps of all ranks; ranks without steps are left out, perhaps all of them."""
+    steps_of = {events.rank: windows(events) for events in ranks}
+    with_steps = tuple(
+        sorted(
+            (events for events in ranks if len(steps_of[events.rank][0])),
+            key=lambda events: events.rank,
+        )
     )
-    count = min((len(cut[each.rank][0]) for each in kept), default=0)
-    # The last ones: who starts to record late misses the first.
-    spans = tuple(cut[each.rank][0][-count:] for each in kept)
-    instances = {each.rank: _instances(each, spans[row]) for row, each in enumerate(kept)}
+    count = min((len(steps_of[events.rank][0]) for events in with_steps), default=0)
+    # Use the last steps: ranks that start recording late miss the first ones.
+    spans = tuple(steps_of[events.rank][0][-count:] for events in with_steps)
+    instances = {
+        events.rank: _instances(events, spans[row]) for row, events in enumerate(with_steps)
+    }
     matches = list(_matches(instances))
-    offsets = _offsets([each.rank for each in kept], matches)
-    until = tuple(_waits(each, matches=matches, offsets=offsets) for each in kept)
+    offsets = _offsets([events.rank for events in with_steps], matches)
+    until = tuple(_waits(events, matches=matches, offsets=offsets) for events in with_steps)
     splits = tuple(
         tuple(
-            split(each, owner=owner, waits_until_s=until[row], window_s=(float(low), float(high)))
+            split(events, owner=owner, waits_until_s=until[row], window_s=(float(low), float(high)))
             for low, high in spans[row]
         )
-        for row, each in enumerate(kept)
-        for owner in (owners(each),)
+        for row, events in enumerate(with_steps)
+        for owner in (owners(events),)
     )
     return Timeline(
-        ranks=kept,
+        ranks=with_steps,
         windows_s=spans,
         splits=splits,
         waits_until_s=until,
-        marked=all(cut[each.rank][1] for each in kept),
+        marked=all(steps_of[events.rank][1] for events in with_steps),
         matched=len(matches),
     )
 
 
 @dataclass(frozen=True, slots=True)
 class _Match:
-    """One collective on each of its recorded ranks."""
+    """A collective on the recorded ranks of its group."""
 
     ranks: tuple[int, ...]
     events: tuple[int, ...]
-    """Index of its event on each."""
+    """Index of its event on each rank."""
     start_s: FloatArray
     end_s: FloatArray
 
@@ -99,8 +102,9 @@ class _Match:
 def _instances(
     events: RankEvents, spans: FloatArray
 ) -> dict[tuple[int, Key], list[tuple[int, float, float]]]:
-    """(event, start, end) of each collective in order, by step and key; messages between stages are
-    no collectives.
+    """Return (event, start, end) of each collective in order, by (step, key).
+
+    Point-to-point messages between stages are excluded.
     """
     columns, instances = events.collectives, defaultdict(list)
     starts = events.start_s[columns.event]
@@ -120,13 +124,11 @@ def _instances(
 def _matches(
     instances: Mapping[int, Mapping[tuple[int, Key], list[tuple[int, float, float]]]],
 ) -> Iterator[_Match]:
-    """Collectives that all recorded members of their group called equally often in a step, in
-    order.
-    """
-    for place in dict.fromkeys(place for own in instances.values() for place in own):
+    """Yield collectives that all recorded members of their group called equally often in a step."""
+    for place in dict.fromkeys(place for by_key in instances.values() for place in by_key):
         members = [rank for rank in place[1][0] if rank in instances]
         calls = [instances[rank].get(place, []) for rank in members]
-        if len(members) < 2 or len({len(each) for each in calls}) > 1:
+        if len(members) < 2 or len({len(found) for found in calls}) > 1:
             continue
         for same in zip(*calls, strict=True):
             event, start, end = zip(*same, strict=True)
@@ -134,10 +136,10 @@ def _matches(
 
 
 def _offsets(ranks: Sequence[int], matches: Iterable[_Match]) -> dict[int, float]:
-    """Seconds that each rank's clock is ahead of the first's: a collective ends on all its ranks at
-    once, in the median.
+    """Return how far each rank's clock is ahead of the first's, in seconds.
 
-    Ranks that share no collective with others keep their own clock.
+    A collective ends on all its ranks at the same time (median over collectives). Ranks that share
+    no collective with others have offset 0.
     """
     apart: dict[int, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
     for match in matches:
@@ -165,8 +167,9 @@ def _offsets(ranks: Sequence[int], matches: Iterable[_Match]) -> dict[int, float
 def _waits(
     events: RankEvents, *, matches: Sequence[_Match], offsets: Mapping[int, float]
 ) -> FloatArray:
-    """(n,) until when each event only waits: of a collective until its last rank came, of a message
-    until it must have begun to arrive.
+    """Return (n,) the end of each event's wait; -inf if it does not wait.
+
+    A collective waits until its last rank arrives, a message until its transfer can have begun.
     """
     until = np.full(len(events.start_s), -np.inf)
     for match in matches:
@@ -184,13 +187,13 @@ def _waits(
     )
     rows = columns.event[messages]
     lengths = events.end_s[rows] - events.start_s[rows]
-    for same in _alike(columns.size_bytes[messages]):
-        until[rows[same]] = events.end_s[rows[same]] - np.quantile(lengths[same], UNHINDERED)
+    for same in _rows_by_size(columns.size_bytes[messages]):
+        until[rows[same]] = events.end_s[rows[same]] - np.quantile(lengths[same], TRANSFER_QUANTILE)
     return until
 
 
-def _alike(sizes: FloatArray) -> Iterator[IntArray]:
-    """Rows of equal sizes; unknown ones are one size."""
-    known = np.nan_to_num(sizes, nan=-1.0)
-    for size in np.unique(known):
-        yield np.flatnonzero(known == size)
+def _rows_by_size(sizes: FloatArray) -> Iterator[IntArray]:
+    """Yield the rows of each size; unknown sizes count as equal."""
+    filled = np.nan_to_num(sizes, nan=-1.0)
+    for size in np.unique(filled):
+        yield np.flatnonzero(filled == size)

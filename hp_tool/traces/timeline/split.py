@@ -1,6 +1,4 @@
-"""One window of one rank split among disjoint owners: what covers an instant first in order owns
-it.
-"""
+"""Split a time window of one rank into disjoint parts by a priority order of owners."""
 
 from __future__ import annotations
 
@@ -20,14 +18,12 @@ from hp_tool.traces.timeline.events import (
 )
 
 UNKNOWN = "unknown"
-"""Kernels that no rule recognizes: a part of measured steps alone."""
+"""Kernels that no rule recognizes; a part of measured steps only."""
 MEASURED_PARTS = (*STEP_KEYS, UNKNOWN)
 BUSY = ("attention", "recompute", "optimizer", "compute", UNKNOWN)
-"""Parts that compute, as unknown kernels probably do; communication beneath them is hidden."""
+"""Parts that compute (unknown kernels probably do); communication under them is hidden."""
 OWNERS = (*BUSY, *COMMUNICATION, "offload", *(f"wait {part}" for part in COMMUNICATION))
-"""In the order in which they own an instant. `wait`: a collective that runs while a rank of its
-group has not come yet.
-"""
+"""Owners by priority. `wait PART`: a collective waits for a rank of its group."""
 _BUSY_OF_KIND = {
     "attention": "attention",
     "optimizer": "optimizer",
@@ -35,27 +31,27 @@ _BUSY_OF_KIND = {
     "unknown": UNKNOWN,
 }
 _KIND_OWNERS = np.array([OWNERS.index(_BUSY_OF_KIND.get(kind, "compute")) for kind in KINDS])
-NOBODY = len(OWNERS)
+IDLE = len(OWNERS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSplit:
-    """The seconds of one step on one rank."""
+    """Seconds of one step on one rank."""
 
     parts_s: dict[str, float]
-    """By MEASURED_PARTS; they sum to the step. Communication as far as no computing hides it, waits
-    for others included; `pipeline_bubble`: waits for another stage; `overhead`: nothing runs.
+    """By MEASURED_PARTS; they sum to the step. Communication that compute does not hide, including
+    waits for other ranks; `pipeline_bubble`: waits for another stage; `overhead`: idle.
     """
     hidden_s: dict[str, float]
-    """By COMMUNICATION: communication that ran beneath computing."""
+    """By COMMUNICATION: communication that overlaps with compute."""
     waits_s: dict[str, float]
     """By COMMUNICATION: seconds of `parts_s` in which a collective waits for another rank;
-    pipeline_p2p's are the bubble.
+    pipeline_p2p's are the pipeline bubble.
     """
     host_s: float
-    """Seconds of `overhead` in which the host had not yet asked for what ran next."""
+    """Seconds of `overhead` before the host launched the next kernel."""
     gaps_s: FloatArray
-    """Lengths of the stretches in which nothing runs, longest first."""
+    """Lengths of idle gaps, longest first."""
 
     @property
     def step_s(self) -> float:
@@ -64,12 +60,12 @@ class StepSplit:
 
     @property
     def own_s(self) -> float:
-        """Seconds in which this rank waits for no other."""
+        """Seconds without waits for other ranks."""
         return self.step_s - sum(self.waits_s.values())
 
 
 def owners(events: RankEvents) -> IntArray:
-    """(n,) index in OWNERS of each event; of a collective that of its group's part."""
+    """Return (n,) index in OWNERS of each event; collectives belong to their group's part."""
     owner = _KIND_OWNERS[events.kind]
     computes = owner < len(BUSY)
     for phase, part in (("recompute", "recompute"), ("optimizer", "optimizer")):
@@ -80,8 +76,9 @@ def owners(events: RankEvents) -> IntArray:
 
 
 def in_phase(events: RankEvents, phase: str) -> BoolArray:
-    """(n,) whether each event was launched within a phase of its thread; backward passes interrupt
-    `recompute`.
+    """Return (n,) whether each event was launched within a phase of its thread.
+
+    Backward passes interrupt `recompute`.
     """
     inside = np.zeros(len(events.start_s), dtype=bool)
     launched = np.where(np.isnan(events.launch_s), events.start_s, events.launch_s)
@@ -89,7 +86,7 @@ def in_phase(events: RankEvents, phase: str) -> BoolArray:
         rows = events.thread == thread
         depth = _depth(events.phases, phase, thread, launched[rows])
         if phase == "recompute":
-            # The span's own backward function surrounds it: only those that begin within it count.
+            # The recompute span is inside its own backward function; count only those within it.
             depth = np.where(
                 _depth(events.phases, "backward", thread, launched[rows], within=phase) > 0,
                 0,
@@ -102,8 +99,14 @@ def in_phase(events: RankEvents, phase: str) -> BoolArray:
 def _depth(
     phases: Phases, phase: str, thread: int, times_s: FloatArray, *, within: str | None = None
 ) -> IntArray:
-    """How many spans of a phase on a thread cover each instant; `within`: of those that begin
-    inside a span of this phase.
+    """Count the spans of a phase on a thread that cover each instant.
+
+    Args:
+        phases: Host spans.
+        phase: Name of the phase.
+        thread: Thread of the spans.
+        times_s: Instants.
+        within: Count only spans that begin inside a span of this phase.
     """
     rows = (phases.phase == PHASES.index(phase)) & (phases.thread == thread)
     if within is not None:
@@ -117,25 +120,28 @@ def _depth(
 def split(
     events: RankEvents, *, owner: IntArray, waits_until_s: FloatArray, window_s: tuple[float, float]
 ) -> StepSplit:
-    """Split a window. `owner` as `owners` answers; `waits_until_s`: (n,) until when a collective
-    only waits for another rank, -inf for what does not.
+    """Split a window among owners.
 
-    With c_o(t) the number of owner o's events that run at t, the instant t belongs to the first o
-    of OWNERS with c_o(t) > 0, so that the parts sum to the window.
+    With c_o(t) the number of owner o's events running at t, instant t belongs to the first o of
+    OWNERS with c_o(t) > 0, so the parts sum to the window.
+
+    Args:
+        events: Events of the rank.
+        owner: (n,) from `owners`.
+        waits_until_s: (n,) end of each collective's wait for other ranks; -inf if it does not wait.
+        window_s: Start and end of the window.
     """
     low, high = window_s
     rows = np.flatnonzero((events.end_s > low) & (events.start_s < high))
-    start, end, own = (
-        np.maximum(events.start_s[rows], low),
-        np.minimum(events.end_s[rows], high),
-        owner[rows],
-    )
+    start = np.maximum(events.start_s[rows], low)
+    end = np.minimum(events.end_s[rows], high)
+    row_owner = owner[rows]
     until = np.clip(waits_until_s[rows], start, end)
     waiting = np.flatnonzero(until > start)
     shift = OWNERS.index(f"wait {COMMUNICATION[0]}") - OWNERS.index(COMMUNICATION[0])
     starts = np.concatenate([np.where(until > start, until, start), start[waiting]])
     ends = np.concatenate([end, until[waiting]])
-    owns = np.concatenate([own, own[waiting] + shift])
+    owns = np.concatenate([row_owner, row_owner[waiting] + shift])
     seconds, covered, idle = _sweep(starts, ends, owns, window_s=window_s)
     exposed = dict(zip(OWNERS, seconds.tolist(), strict=False))
     waits = {part: exposed[f"wait {part}"] for part in COMMUNICATION}
@@ -161,26 +167,29 @@ def split(
 def _sweep(
     start: FloatArray, end: FloatArray, owner: IntArray, *, window_s: tuple[float, float]
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """((owners + 1,) seconds that each owns, the last nobody's; (owners,) seconds that its events
-    cover; (gaps, 2) stretches of nobody).
+    """Sweep over a window.
+
+    Returns:
+        (owners + 1,) seconds of each owner, the last idle; (owners,) seconds covered by each
+        owner's events; (gaps, 2) idle gaps.
     """
     times = np.concatenate([[window_s[0]], start, end, [window_s[1]]])
     small = owner.astype(np.int8)  # a window may have millions of events
-    edge = np.array([NOBODY], dtype=np.int8)
+    edge = np.array([IDLE], dtype=np.int8)
     change = np.ones(len(times), dtype=np.int8)
     change[1 + len(start) :] = -1
     of = np.concatenate([edge, small, small, edge])
     order = np.argsort(times, kind="stable").astype(np.int32)
     times, change, of = times[order], change[order], of[order]
     lengths = np.diff(times)
-    first = np.full(len(lengths), NOBODY, dtype=np.int8)
-    covered = np.zeros(NOBODY)
-    for each in np.unique(small)[::-1]:
-        active = np.cumsum(np.where(of == each, change, 0), dtype=np.int32)[:-1] > 0
-        covered[each] = lengths[active].sum()
-        first[active] = each
-    seconds = np.bincount(first, weights=lengths, minlength=NOBODY + 1).astype(np.float64)
-    free = np.flatnonzero((first == NOBODY) & (lengths > 0))
+    first = np.full(len(lengths), IDLE, dtype=np.int8)
+    covered = np.zeros(IDLE)
+    for index in np.unique(small)[::-1]:
+        active = np.cumsum(np.where(of == index, change, 0), dtype=np.int32)[:-1] > 0
+        covered[index] = lengths[active].sum()
+        first[active] = index
+    seconds = np.bincount(first, weights=lengths, minlength=IDLE + 1).astype(np.float64)
+    free = np.flatnonzero((first == IDLE) & (lengths > 0))
     if not len(free):
         return seconds, covered, np.empty((0, 2))
     starts, ends = times[free], times[free + 1]
@@ -190,8 +199,9 @@ def _sweep(
 
 
 def _late_host(idle: FloatArray, *, start: FloatArray, launch: FloatArray) -> float:
-    """Seconds of gaps that had passed when the host launched the kernel that ends each. What ends
-    none, or was launched at an unknown time, counts whole.
+    """Return the seconds of gaps before the host launched the kernel that ends each.
+
+    A gap counts entirely if its launch is unknown, or nothing follows it.
     """
     if not len(idle):
         return 0.0

@@ -1,4 +1,4 @@
-"""How well a step uses its tensor cores and links, as far as shapes and bytes were recorded."""
+"""Achieved matmul rates and link bandwidths of a step, if shapes and sizes were recorded."""
 
 from __future__ import annotations
 
@@ -10,37 +10,33 @@ import numpy as np
 from hp_tool.traces.timeline.events import COLLECTIVES, KINDS
 from hp_tool.traces.timeline.ranks import Timeline
 
-BUS = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0, "all_to_all": 1.0}
-"""Bytes on the wire over (n - 1)/n of a message, as NCCL's bus bandwidth counts them; a message
-between two is sent once.
+BUS_FACTORS = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0, "all_to_all": 1.0}
+"""Bytes on the wire per (n - 1)/n of a message, as in NCCL's bus bandwidth. Point-to-point messages
+count once.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkUse:
-    """Collectives of one kind in one group, of all recorded steps."""
+    """Collectives of one kind in one group, over all recorded steps."""
 
     part: str
     operation: str
-    """Of COLLECTIVES."""
+    """One of COLLECTIVES."""
     ranks: tuple[int, ...]
-    """The group; empty where it was not recorded."""
+    """Ranks of the group; empty if not recorded."""
     messages: float
-    """In a step."""
+    """Messages per step."""
     size_bytes: float | None
-    """Of a message, mean; None where it was not recorded."""
+    """Mean message size; None if not recorded."""
     seconds: float
-    """In a step, waits for other ranks left out."""
+    """Seconds per step, without waits for other ranks."""
     bytes_per_second: float | None
-    """NCCL's bus bandwidth; None where bytes or group were not recorded."""
+    """NCCL's bus bandwidth; None if sizes or the group were not recorded."""
 
 
 def matmul_flops_per_second(line: Timeline, *, row: int) -> float | None:
-    """Floating-point operations of the matmuls of recorded shape over the seconds in which matmul
-    kernels run, on one rank.
-
-    None where no shapes were recorded.
-    """
+    """Return the FLOP/s of one rank while matmul kernels run; None without recorded shapes."""
     events, spans = line.ranks[row], line.windows_s[row]
     low, high = float(spans[0, 0]), float(spans[-1, 1])
     called = (events.flops[:, 0] >= low) & (events.flops[:, 0] < high)
@@ -52,25 +48,27 @@ def matmul_flops_per_second(line: Timeline, *, row: int) -> float | None:
 
 
 def link_use(line: Timeline, *, row: int) -> tuple[LinkUse, ...]:
-    """Every kind of collective on one rank, the most seconds first."""
+    """Return the use of links by each kind of collective on one rank, longest first."""
     events, spans, until = line.ranks[row], line.windows_s[row], line.waits_until_s[row]
     columns = events.collectives
     start = np.maximum(events.start_s[columns.event], until[columns.event])
     lengths = events.end_s[columns.event] - start
     inside = (start >= spans[0, 0]) & (start < spans[-1, 1])
     sums: dict[tuple[str, int, tuple[int, ...], int], list[tuple[float, float]]] = defaultdict(list)
-    for each in np.flatnonzero(inside).tolist():
-        group = events.groups[columns.group[each]]
-        key = (group.part, int(columns.operation[each]), group.ranks, group.members)
-        sums[key].append((float(lengths[each]), float(columns.size_bytes[each])))
+    for place in np.flatnonzero(inside).tolist():
+        group = events.groups[columns.group[place]]
+        key = (group.part, int(columns.operation[place]), group.ranks, group.members)
+        sums[key].append((float(lengths[place]), float(columns.size_bytes[place])))
     uses = []
     for (part, operation, ranks, count), messages in sums.items():
         seconds, size = np.array(messages).sum(axis=0).tolist()
-        seconds = max(seconds, 0.0)  # clocks of ranks agree to microseconds
+        seconds = max(seconds, 0.0)  # clocks of ranks differ by microseconds
         name = COLLECTIVES[operation]
         members = max(count, 2)
-        factor = BUS.get(name, 1.0) * ((members - 1) / members if name in BUS else 1.0)
-        known = size == size and seconds > 0 and (bool(count) or name == "send_receive")
+        factor = BUS_FACTORS.get(name, 1.0) * (
+            (members - 1) / members if name in BUS_FACTORS else 1.0
+        )
+        has_bandwidth = size == size and seconds > 0 and (bool(count) or name == "send_receive")
         uses.append(
             LinkUse(
                 part=part,
@@ -79,7 +77,7 @@ def link_use(line: Timeline, *, row: int) -> tuple[LinkUse, ...]:
                 messages=len(messages) / len(spans),
                 size_bytes=size / len(messages) if size == size else None,
                 seconds=seconds / len(spans),
-                bytes_per_second=factor * size / seconds if known else None,
+                bytes_per_second=factor * size / seconds if has_bandwidth else None,
             )
         )
     return tuple(sorted(uses, key=lambda use: -use.seconds))

@@ -1,4 +1,4 @@
-"""The steps of one rank as windows in time: marked on its host, or found between its optimizers."""
+"""Step boundaries of one rank: marked on its host, or found between optimizer updates."""
 
 from __future__ import annotations
 
@@ -7,23 +7,25 @@ import numpy as np
 from hp_tool.traces.timeline.events import PHASES, FloatArray, RankEvents
 from hp_tool.traces.timeline.split import OWNERS, owners
 
-SAME_UPDATE = 0.5
-"""Share of the longest pause between two kernels of the optimizer up to which both belong to one
-update.
-"""
+UPDATE_GAP_SHARE = 0.5
+"""Pauses between optimizer kernels up to this share of the longest one are within one update."""
 LEAST_SHARE_IN_STEPS = 1.0 / 3.0
-"""Share of the recorded time that steps found between updates span at least: n updates enclose n -
-1 steps, and at most one further step was recorded before them and one after. Pauses within a single
+"""Smallest share of the recording that steps found between updates must span.
+
+n updates enclose n - 1 steps, with at most one more step before and after. Pauses within a single
 update enclose less.
 """
 
 
 def windows(events: RankEvents) -> tuple[FloatArray, bool]:
-    """((steps, 2) start and end of each step, whether steps were marked or found: else all that was
-    recorded is one).
+    """Find the steps of a rank.
 
-    On a device a step ends when the last kernel does that its host launched within the marked step:
-    hosts run ahead.
+    Hosts run ahead, so on a device a step ends with the last kernel that the host launched within
+    the marked step.
+
+    Returns:
+        (steps, 2) start and end of each step, and whether steps were marked or found. If not, the
+        recording counts as one step.
     """
     if len(events.steps_s):
         return _on_device(events, events.steps_s), True
@@ -55,15 +57,13 @@ def _on_device(events: RankEvents, steps_s: FloatArray) -> FloatArray:
 
 
 def _last_before(launched: FloatArray, ended: FloatArray, time_s: float) -> float:
-    """When the last kernel ended that was launched before this time; -inf where none was."""
+    """Return when the last kernel launched before this time ended; -inf if there is none."""
     row = int(np.searchsorted(launched, time_s)) - 1
     return float(ended[row]) if row >= 0 else -np.inf
 
 
 def _update_ends(events: RankEvents) -> FloatArray:
-    """When each optimizer step ended, by its spans on the host of a CPU process, else by its
-    kernels.
-    """
+    """Return when each optimizer step ended, from host spans (CPU process) or kernels."""
     spans = events.phases.phase == PHASES.index("optimizer")
     if not events.on_device and spans.any():
         return np.sort(events.phases.end_s[spans])
@@ -73,5 +73,5 @@ def _update_ends(events: RankEvents) -> FloatArray:
     order = rows[np.argsort(events.start_s[rows], kind="stable")]
     ends = np.maximum.accumulate(events.end_s[order])
     pauses = events.start_s[order][1:] - ends[:-1]
-    breaks = np.flatnonzero(pauses > SAME_UPDATE * pauses.max())
+    breaks = np.flatnonzero(pauses > UPDATE_GAP_SHARE * pauses.max())
     return np.append(ends[breaks], ends[-1]) if pauses.max() > 0 else ends[-1:]

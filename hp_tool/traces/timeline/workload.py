@@ -1,6 +1,4 @@
-"""What kind of work was recorded: training, serving, inference without a serving engine, or
-unknown.
-"""
+"""Classify recorded work: training, serving, inference without a serving engine, or unknown."""
 
 from __future__ import annotations
 
@@ -13,22 +11,21 @@ from hp_tool.traces.timeline.events import KINDS, PHASES, RankEvents
 
 Workload = Literal["training", "serving", "inference", "unknown"]
 LEAST_TRAINING_SHARE = 0.001
-"""Share of kernel time in kernels of backward passes, or of optimizers, from which names alone tell
-a training. Backward passes take more than half of a training's kernel time, but matmuls have no
-such names; single kernels of them run elsewhere.
+"""Share of kernel time in named backward or optimizer kernels that identifies a training.
+
+Backward passes take more than half of a training's kernel time, but their matmuls have generic
+names; single backward kernels occur elsewhere, too.
 """
 _FORWARD = [KINDS.index(kind) for kind in ("matmul", "attention", "experts")]
 
 
 def has_phase(ranks: Sequence[RankEvents], phase: str) -> bool:
-    """Return whether the host of any rank recorded a span of this phase."""
+    """Return True if a rank's host recorded a span of this phase."""
     return any(bool((rank.phases.phase == PHASES.index(phase)).any()) for rank in ranks)
 
 
 def has_backward(ranks: Sequence[RankEvents]) -> bool:
-    """Return whether a backward pass was recorded: autograd's spans on the host, or kernels with
-    names of backward passes.
-    """
+    """Return True if a backward pass was recorded, as host spans or named kernels."""
     named_s = sum(rank.signs.seconds["training"] for rank in ranks)
     return (
         has_phase(ranks, "backward") or has_phase(ranks, "recompute") or _is_share(named_s, ranks)
@@ -36,18 +33,14 @@ def has_backward(ranks: Sequence[RankEvents]) -> bool:
 
 
 def has_optimizer(ranks: Sequence[RankEvents]) -> bool:
-    """Return whether an optimizer step was recorded: its span on the host, or kernels of fused
-    optimizers.
-    """
+    """Return True if an optimizer step was recorded, as host spans or fused kernels."""
     return has_phase(ranks, "optimizer") or _is_share(
         sum(_seconds(rank, "optimizer") for rank in ranks), ranks
     )
 
 
 def workload_of(ranks: Sequence[RankEvents]) -> Workload:
-    """Return what was recorded. A backward pass or an optimizer step makes it a training, whatever
-    else runs.
-    """
+    """Return the kind of work; any backward pass or optimizer step makes it a training."""
     if has_backward(ranks) or has_optimizer(ranks):
         return "training"
     if any(rank.signs.serving_span or rank.signs.seconds["serving"] > 0.0 for rank in ranks):
