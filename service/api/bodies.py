@@ -1,6 +1,4 @@
-"""Request bodies, parsed strictly and not by FastAPI, which coerces and knows no nearest key; and
-typed answers, written.
-"""
+"""Parse request bodies strictly, without FastAPI's coercion, and write typed answers."""
 
 import json
 from collections.abc import AsyncIterator, Callable
@@ -26,15 +24,15 @@ from service.settings import Settings
 
 T = TypeVar("T")
 SHORT_BYTES = 4096
-"""JSON up to this size is read on the event loop, in less time than a thread takes to begin."""
-LINES_A_TURN = 64
-"""Lines answered in one hop to a thread: enough to make the hop cheap, few enough to stream and to
-end soon after a hang-up.
+"""JSON up to this size is parsed on the event loop, faster than a thread starts."""
+LINES_PER_TURN = 64
+"""Lines answered per call of a thread: enough to amortize it, few enough to stream and to stop soon
+after a disconnect.
 """
 
 
 async def read_body(request: Request, read: Callable[[bytes], T]) -> T:
-    """The body as `read` parses it; in a thread, unless it is short JSON."""
+    """Parse the body with `read`, in a thread unless it is short JSON."""
     body = await request.body()
     if len(body) <= SHORT_BYTES and _is_json(body):
         return read(body)
@@ -42,7 +40,7 @@ async def read_body(request: Request, read: Callable[[bytes], T]) -> T:
 
 
 def json_body(kind: type[T]) -> Any:
-    """The dependency of a route whose body is of the type `kind`."""
+    """Return the dependency of a route whose body has the type `kind`."""
 
     async def read(request: Request) -> T:
         body: T = await read_body(request, partial(schema.parse, kind))
@@ -52,9 +50,7 @@ def json_body(kind: type[T]) -> Any:
 
 
 def json_response(answer: object) -> Response:
-    """An answer as its response; it is typed already, so FastAPI need not validate it a second
-    time.
-    """
+    """Return a typed answer as a response, without FastAPI's second validation."""
     return Response(schema.to_json(answer), media_type="application/json")
 
 
@@ -67,20 +63,23 @@ def _is_json(body: bytes) -> bool:
 
 
 def read_query(data: bytes, *, find: Find) -> Query:
-    """The query in a body or batch line, registered names looked up.
+    """Parse the query in a body or batch line, and look up registered names.
 
     Raises:
-        InputError: it is no query.
-        UnsupportedError: it brings a command, which a worker would run.
+        InputError: The data is not a valid query.
+        UnsupportedError: The query contains a command, which a worker would run.
     """
     return resolve(schema.parse_query(data), find=find)
 
 
 def resolve(query: Query, *, find: Find) -> Query:
-    """The query with registered names looked up. Raises UnsupportedError where it brings a command.
+    """Look up a query's registered names.
 
-    It cannot open the server's files either: a name is a path only for the command line and the
-    Python API (`OwnFile`).
+    A query cannot open files of the server: only the command line and the Python API read a name as
+    a path (`OwnFile`).
+
+    Raises:
+        UnsupportedError: The query contains a command.
     """
     query = with_registered(query, find=find)
     refuse_trainer(query)
@@ -88,14 +87,11 @@ def resolve(query: Query, *, find: Find) -> Query:
 
 
 def refuse_trainer(query: Query) -> None:
-    """Raise UnsupportedError where the query brings a command: only one's own command line may run
-    those.
-    """
+    """Raise UnsupportedError if a query contains a command; only local runs allow those."""
     if isinstance(query.trainer, TrainerCommand):
         raise UnsupportedError(
-            "a worker runs no commands that come with a query; name a trainer that its "
-            "administrator registered, or run "
-            "`hp-tool tune` yourself",
+            "Workers do not run commands from a query. Name a trainer that the administrator "
+            "registered, or run `hp-tool tune` locally.",
             field="trainer.command",
         )
 
@@ -105,12 +101,12 @@ async def _asked(request: Request) -> Query:
 
 
 AskedBody = Annotated[Query, Depends(_asked)]
-"""The query in the body as it was sent: names are not looked up yet."""
+"""The query in the body as sent; names are not looked up yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SentQuery:
-    """A query and the mapping that it was sent as."""
+    """A query and the mapping it was parsed from."""
 
     query: Query
     mapping: JsonObject
@@ -125,63 +121,63 @@ async def _sent_body(request: Request) -> SentQuery:
 
 
 SentBody = Annotated[SentQuery, Depends(_sent_body)]
-"""The query in the body with the body itself: names are not looked up yet."""
+"""The query in the body with its mapping; names are not looked up yet."""
 
 
 async def _body(request: Request, query: AskedBody, find: FindDep) -> Query:
     if names_registered(query):
-        request.state.by_owner = True  # so the answer is cached for nobody
+        request.state.by_owner = True  # do not cache the answer
         return await run_in_threadpool(resolve, query, find=find)
     refuse_trainer(query)
     return query
 
 
 QueryBody = Annotated[Query, Depends(_body)]
-"""The query in the body."""
+"""The query in the body, with registered names looked up."""
 
 
 class LineSplitter:
-    """Cuts a stream into its non-empty lines. An overlong line is skipped, not collected."""
+    """Splits a stream into non-empty lines; overlong lines are skipped, not buffered."""
 
     def __init__(self, *, limit: int) -> None:
-        """`limit`: bytes in the longest accepted line."""
+        """Accept lines of up to `limit` bytes."""
         self._limit = limit
-        self._kept = bytearray()
+        self._buffer = bytearray()
         self._overlong = False
 
     def feed(self, chunk: bytes) -> list[Line]:
-        """The lines that `chunk` completes."""
+        """Return the lines that `chunk` completes."""
         *ends, rest = chunk.split(b"\n")
         complete = [line for end in ends for line in self._end_line(end)]
-        self._keep(rest)
+        self._append(rest)
         return complete
 
-    def _keep(self, piece: bytes) -> None:
-        self._overlong = self._overlong or len(self._kept) + len(piece) > self._limit
+    def _append(self, piece: bytes) -> None:
+        self._overlong = self._overlong or len(self._buffer) + len(piece) > self._limit
         if self._overlong:
-            self._kept.clear()
+            self._buffer.clear()
         else:
-            self._kept += piece
+            self._buffer += piece
 
     def _end_line(self, piece: bytes) -> list[Line]:
-        self._keep(piece)
-        overlong, line = self._overlong, bytes(self._kept).strip()
+        self._append(piece)
+        overlong, line = self._overlong, bytes(self._buffer).strip()
         self._overlong = False
-        self._kept.clear()
+        self._buffer.clear()
         if overlong:
             return [
                 HpToolError(
-                    f"the line is longer than {self._limit} bytes", code="payload_too_large"
+                    f"The line is longer than {self._limit} bytes.", code="payload_too_large"
                 )
             ]
         return [line] if line else []
 
 
 class Duplex(StreamingResponse):
-    """A response that is written while the request is still being read.
+    """A response written while the request is still being read.
 
-    The parent class watches for a hang-up by reading the request itself, and so swallows pieces of
-    the body; here the reader of the body sees the hang-up.
+    StreamingResponse detects disconnects by reading the request, which would swallow parts of the
+    body. Here the body's reader detects them.
     """
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -191,8 +187,11 @@ class Duplex(StreamingResponse):
 def stream_answers(
     request: Request, answers_of: Callable[[list[Line]], list[str]]
 ) -> StreamingResponse:
-    """One answer for each line of the body, in order; an overlong line comes as its error.
-    `answers_of` runs in a thread.
+    """Stream one answer per line of the body, in order; an overlong line returns its error.
+
+    Args:
+        request: The request.
+        answers_of: Answers lines; runs in a thread.
     """
     settings: Settings = request.app.state.settings
 
@@ -204,14 +203,13 @@ def stream_answers(
         try:
             async for chunk in request.stream():
                 lines = splitter.feed(chunk)
-                for start in range(0, len(lines), LINES_A_TURN):
-                    yield await run_in_threadpool(turn, lines[start : start + LINES_A_TURN])
-            last = splitter.feed(b"\n")  # what the stream did not end itself
-        except ClientDisconnect:  # whoever hangs up in the middle wants no further answer
+                for start in range(0, len(lines), LINES_PER_TURN):
+                    yield await run_in_threadpool(turn, lines[start : start + LINES_PER_TURN])
+            last = splitter.feed(b"\n")  # the last line may lack its newline
+        except ClientDisconnect:
             return
         except HpToolError as error:
-            # The body as a whole is too large. Its status line is long sent, so the last line says
-            # it.
+            # The body is too large, but the status line was sent: report it on the last line.
             last = [error]
         if last:
             yield await run_in_threadpool(turn, last)

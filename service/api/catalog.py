@@ -1,6 +1,4 @@
-"""Names that a query may use: models, GPUs, clusters, recipes and trainers of the catalogue, and
-what users registered.
-"""
+"""Names for queries: the catalogue's models, GPUs, clusters, recipes, trainers; registered ones."""
 
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -29,7 +27,7 @@ from service.api.dependencies import Cursor, PrincipalDep, StoreDep, versioned
 from service.api.views import RegistrationView
 
 router = versioned(tag="catalogue")
-TAKEN = "The catalogue has this name, or too many are registered"
+TAKEN = "The catalogue has this name, or too many names are registered"
 
 MODEL_EXAMPLE: dict[str, Any] = {
     "name": "gpt-tiny",
@@ -62,37 +60,37 @@ TRACE_EXAMPLE: dict[str, Any] = {
 }
 
 T = TypeVar("T")
-MOST = 1000
-"""Entries of an answer; of traces fewer, for one may take a megabyte."""
-MOST_TRACES = 20
-Limit = Annotated[int, Query(ge=1, le=MOST)]
+MAX_ENTRIES = 1000
+"""Maximum entries of a page; fewer for traces, which may be a megabyte each."""
+MAX_TRACES = 20
+Limit = Annotated[int, Query(ge=1, le=MAX_ENTRIES)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listing(Generic[T]):
-    """Entries by name."""
+    """A page of entries, sorted by name."""
 
     items: list[T]
     registered: tuple[RegistrationView, ...] = ()
-    """The entries that users registered: the caller's own, and everybody's."""
+    """Registered entries: the caller's own and shared ones."""
     next_cursor: str | None = None
-    """Send it as `cursor` to get the next page; null on the last one."""
+    """Pass it as `cursor` to get the next page; null on the last page."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewRegistration(Strict):
-    """A model, server or trace to register under a name."""
+    """A model, cluster or trace to register under a name."""
 
     name: str
-    """Its name in queries: small letters, digits, dots, dashes, underscores; none of the
-    catalogue's names.
+    """Name for queries: lower-case letters, digits, dots, dashes, underscores; not a name of the
+    catalogue.
     """
     spec: dict[str, Any]
-    """The fields of a catalogue file; for a model also a Hugging Face config.json's content; the
-    columns of a trace.
+    """Fields of a catalogue file; for a model, also the content of a Hugging Face config.json; for
+    a trace, its columns.
     """
     shared: bool = False
-    """Register it for everybody; administrators only. The operator's registrations always are."""
+    """Share with everybody; administrators only. The operator's registrations are always shared."""
 
 
 NewBody = Annotated[NewRegistration, json_body(NewRegistration)]
@@ -101,10 +99,10 @@ NewBody = Annotated[NewRegistration, json_body(NewRegistration)]
 async def _owner(
     principal: PrincipalDep,
     shared: Annotated[
-        bool, Query(description="Everybody's, not one's own (administrators)")
+        bool, Query(description="The shared entry, not your own (administrators)")
     ] = False,
     owner: Annotated[
-        str | None, Query(max_length=200, description="Whose, if not one's own (administrators)")
+        str | None, Query(max_length=200, description="Owner, if not you (administrators)")
     ] = None,
 ) -> str | None:
     return None if shared else owner or principal.owner
@@ -115,70 +113,72 @@ OwnerDep = Annotated[str | None, Depends(_owner)]
 
 @dataclass(frozen=True, kw_only=True)
 class CountedModel(ModelSpec):
-    """A model with its parameters; valid input again."""
+    """A model with its parameter counts; also valid as input."""
 
     num_parameters: int
     num_active_parameters: int
-    """Without the experts that a token is not sent to."""
+    """Without experts that a token is not routed to."""
 
     @classmethod
     def of(cls, spec: ModelSpec) -> Self:
-        """The model with what follows from its fields."""
-        known: dict[str, Any] = {
-            each.name: getattr(spec, each.name) for each in fields(spec)
+        """Create from a model."""
+        values: dict[str, Any] = {
+            field.name: getattr(spec, field.name) for field in fields(spec)
         } | catalog.parameter_counts(spec)
-        return cls(**known)
+        return cls(**values)
 
 
 @router.get("/models")
-def models(store: StoreDep, limit: Limit = MOST, cursor: Cursor = None) -> Listing[CountedModel]:
-    """Every model that a query may name, with its shape."""
+def models(
+    store: StoreDep, limit: Limit = MAX_ENTRIES, cursor: Cursor = None
+) -> Listing[CountedModel]:
+    """List the models that queries may name, with their architecture."""
     listing = cast(Listing[ModelSpec], _listing(store, kind="model", limit=limit, cursor=cursor))
     return replace(cast(Any, listing), items=list(map(CountedModel.of, listing.items)))
 
 
 @router.get("/gpus")
-def gpus(limit: Limit = MOST, cursor: Cursor = None) -> Listing[GpuSpec]:
-    """Every GPU of the catalogue, with its datasheet."""
-    names, following = _page(catalog.names("gpus"), limit=limit, cursor=cursor)
-    return Listing(items=list(map(catalog.gpu, names)), next_cursor=following)
+def gpus(limit: Limit = MAX_ENTRIES, cursor: Cursor = None) -> Listing[GpuSpec]:
+    """List the GPUs of the catalogue with their datasheet figures."""
+    names, next_cursor = _page(catalog.names("gpus"), limit=limit, cursor=cursor)
+    return Listing(items=list(map(catalog.gpu, names)), next_cursor=next_cursor)
 
 
 @router.get("/clusters")
-def clusters(store: StoreDep, limit: Limit = MOST, cursor: Cursor = None) -> Listing[NodeType]:
-    """Servers, cloud instances and registered clusters, with fabric and price."""
+def clusters(
+    store: StoreDep, limit: Limit = MAX_ENTRIES, cursor: Cursor = None
+) -> Listing[NodeType]:
+    """List servers, cloud instances and registered clusters, with fabric and price."""
     return cast(Listing[NodeType], _listing(store, kind="cluster", limit=limit, cursor=cursor))
 
 
 @router.get("/recipes")
-def recipes(limit: Limit = MOST, cursor: Cursor = None) -> Listing[Recipe]:
-    """Every recipe that training.recipe may name, with what it sets and for which trainings."""
-    return _known(all_recipes(), limit=limit, cursor=cursor)
+def recipes(limit: Limit = MAX_ENTRIES, cursor: Cursor = None) -> Listing[Recipe]:
+    """List the recipes for training.recipe, what they set, and which trainings they apply to."""
+    return _catalogue_listing(all_recipes(), limit=limit, cursor=cursor)
 
 
 @router.get("/recipes/{name}")
 def recipe(name: str) -> Recipe:
-    """The recipe of this name."""
+    """Return the recipe of this name."""
     return one_recipe(name, field="name")
 
 
 @router.get("/trainers")
-def trainers(limit: Limit = MOST, cursor: Cursor = None) -> Listing[RegisteredTrainer]:
-    """Every training command that an administrator registered, by the name that a search's
-    `trainer` may give.
-    """
-    return _known(registered_trainers(), limit=limit, cursor=cursor)
+def trainers(limit: Limit = MAX_ENTRIES, cursor: Cursor = None) -> Listing[RegisteredTrainer]:
+    """List the training commands that an administrator registered, by name for `trainer`."""
+    return _catalogue_listing(registered_trainers(), limit=limit, cursor=cursor)
 
 
 @router.get("/models/{name}")
 def model(name: str, store: StoreDep) -> CountedModel:
-    """The model that a query means by this name."""
+    """Return the model of this name."""
     return CountedModel.of(cast(ModelSpec, _one(name, store, kind="model")))
 
 
 @router.get("/clusters/{name}")
 def cluster(name: str, store: StoreDep) -> NodeType:
-    """The server or cluster that a query means by this name."""
+    """Return the server or cluster of this name."""
     return cast(NodeType, _one(name, store, kind="cluster"))
 
 
@@ -191,8 +191,9 @@ def cluster(name: str, store: StoreDep) -> NodeType:
 def register_model(
     new: NewBody, response: Response, store: StoreDep, principal: PrincipalDep
 ) -> RegistrationView:
-    """Register a model, or replace one's own of this name. Searches already submitted keep the
-    earlier spec.
+    """Register a model, or replace your own of this name.
+
+    Searches already submitted keep the old specification.
     """
     view = registered(new, store, kind="model", owner=None if new.shared else principal.owner)
     response.headers["Location"] = f"/v1/models/{quote(view.name, safe='')}"
@@ -208,7 +209,7 @@ def register_model(
 def register_cluster(
     new: NewBody, response: Response, store: StoreDep, principal: PrincipalDep
 ) -> RegistrationView:
-    """Register a server or cluster, or replace one's own of this name."""
+    """Register a server or cluster, or replace your own of this name."""
     view = registered(new, store, kind="cluster", owner=None if new.shared else principal.owner)
     response.headers["Location"] = f"/v1/clusters/{quote(view.name, safe='')}"
     return view
@@ -223,9 +224,7 @@ def register_cluster(
 def register_trace(
     new: NewBody, response: Response, store: StoreDep, principal: PrincipalDep
 ) -> RegistrationView:
-    """Register a trace of requests that inference.trace may name, or replace one's own of this
-    name.
-    """
+    """Register a trace of requests for inference.trace, or replace your own of this name."""
     view = registered(new, store, kind="trace", owner=None if new.shared else principal.owner)
     response.headers["Location"] = f"/v1/traces/{quote(view.name, safe='')}"
     return view
@@ -234,10 +233,10 @@ def register_trace(
 @router.get("/traces")
 def traces(
     store: StoreDep,
-    limit: Annotated[int, Query(ge=1, le=MOST_TRACES)] = MOST_TRACES,
+    limit: Annotated[int, Query(ge=1, le=MAX_TRACES)] = MAX_TRACES,
     cursor: Cursor = None,
 ) -> Listing[TraceSpec]:
-    """Every trace that a query may name, with its requests: one's own, and everybody's."""
+    """List your own and shared traces, with their requests."""
     return cast(Listing[TraceSpec], _listing(store, kind="trace", limit=limit, cursor=cursor))
 
 
@@ -249,20 +248,20 @@ def remove_trace(name: str, store: StoreDep, owner: OwnerDep) -> None:
 
 @router.delete("/models/{name}", status_code=status.HTTP_204_NO_CONTENT)
 def remove_model(name: str, store: StoreDep, owner: OwnerDep) -> None:
-    """Remove a registered model; the catalogue's cannot be removed."""
+    """Remove a registered model; catalogue models cannot be removed."""
     store.remove_registration(kind="model", name=name, owner=owner)
 
 
 @router.delete("/clusters/{name}", status_code=status.HTTP_204_NO_CONTENT)
 def remove_cluster(name: str, store: StoreDep, owner: OwnerDep) -> None:
-    """Remove a registered cluster; the catalogue's cannot be removed."""
+    """Remove a registered cluster; catalogue clusters cannot be removed."""
     store.remove_registration(kind="cluster", name=name, owner=owner)
 
 
 def registered(
     new: NewRegistration, store: Store, *, kind: RegistrationKind, owner: str | None
 ) -> RegistrationView:
-    """The registration, checked and stored. Raises HpToolError."""
+    """Check and store a registration."""
     checked_registration(kind=kind, name=new.name, spec=new.spec)
     return RegistrationView.of(
         store.put_registration(kind=kind, name=new.name, spec=new.spec, owner=owner)
@@ -272,36 +271,37 @@ def registered(
 def _listing(
     store: Store, *, kind: RegistrationKind, limit: int, cursor: str | None
 ) -> Listing[Any]:
-    known = {"model": catalog.names("models"), "cluster": catalog.names("clusters")}.get(kind, ())
-    names, following = _page(
-        {*known, *store.registered_names(kind=kind)}, limit=limit, cursor=cursor
+    in_catalogue = {"model": catalog.names("models"), "cluster": catalog.names("clusters")}.get(
+        kind, ()
+    )
+    names, next_cursor = _page(
+        {*in_catalogue, *store.registered_names(kind=kind)}, limit=limit, cursor=cursor
     )
     records = {record.name: record for record in store.list_registrations(kind=kind, names=names)}
     items: list[Any] = []
     for name in names:
-        if name in known:
+        if name in in_catalogue:
             items.append(catalog.model(name) if kind == "model" else catalog.node_type(name))
         elif record := records.get(name):
-            with suppress(
-                HpToolError
-            ):  # what this version cannot read is still listed as registered
+            # An entry that this version cannot read is still listed under `registered`.
+            with suppress(HpToolError):
                 items.append(read_spec(kind=kind, name=name, spec=record.spec))
     return Listing(
         items=items,
         registered=tuple(map(RegistrationView.of, records.values())),
-        next_cursor=following,
+        next_cursor=next_cursor,
     )
 
 
-def _known(entries: Sequence[Any], *, limit: int, cursor: str | None) -> Listing[Any]:
-    names, following = _page([entry.name for entry in entries], limit=limit, cursor=cursor)
-    return Listing(items=[entry for entry in entries if entry.name in names], next_cursor=following)
+def _catalogue_listing(entries: Sequence[Any], *, limit: int, cursor: str | None) -> Listing[Any]:
+    names, next_cursor = _page([entry.name for entry in entries], limit=limit, cursor=cursor)
+    return Listing(
+        items=[entry for entry in entries if entry.name in names], next_cursor=next_cursor
+    )
 
 
 def _page(names: Iterable[str], *, limit: int, cursor: str | None) -> tuple[list[str], str | None]:
-    """The names that come after the cursor, which is the last one of the page before, and the
-    cursor of the next page.
-    """
+    """Return the names after the cursor (the previous page's last name), and the next cursor."""
     left = sorted(name for name in names if cursor is None or name > cursor)
     return left[:limit], left[limit - 1] if len(left) > limit else None
 
@@ -311,5 +311,5 @@ def _one(name: str, store: Store, *, kind: RegistrationKind) -> ModelSpec | Node
         return catalog.model(name) if kind == "model" else catalog.node_type(name)
     record = store.get_registration(kind=kind, name=name.casefold())
     if record is None:
-        raise NotFoundError(f"no {kind} is called {name[:200]!r}", field="name")
+        raise NotFoundError(f"No {kind} is called {name[:200]!r}.", field="name")
     return read_spec(kind=kind, name=record.name, spec=record.spec)

@@ -1,6 +1,4 @@
-"""Dependencies of the routes. All are async: FastAPI runs others in a thread, which takes longer
-than they do.
-"""
+"""Dependencies of the routes. All are async, because FastAPI would run others in threads."""
 
 from __future__ import annotations
 
@@ -36,12 +34,12 @@ async def get_settings(request: Request) -> Settings:
 
 
 async def get_principal(request: Request) -> Principal:
-    """The principal of a request, by the key that the gate checked."""
+    """Return the principal whose key the gate checked."""
     return cast(Principal, request.state.principal)
 
 
 async def get_store(request: Request) -> Store:
-    """The store as the request's principal may use it."""
+    """Return the store, restricted to the principal's rights."""
     state = request.app.state
     return cast(
         Store,
@@ -52,19 +50,17 @@ async def get_store(request: Request) -> Store:
 
 
 async def get_watch_store(store: StoreDep) -> WatchStore:
-    """The store's watched jobs as the request's principal may use them."""
+    """Return the store of watched jobs, restricted to the principal's rights."""
     return cast(WatchStore, store)
 
 
 async def get_system_store(request: Request) -> AccessStore:
-    """The whole store, for routes that only administrators reach, or that show nobody's data."""
+    """Return the unrestricted store, for administrators and routes without user data."""
     return cast(AccessStore, request.app.state.store)
 
 
 async def get_find(store: StoreDep) -> Find:
-    """Look-up of the names that the principal may use; within one request a name means one
-    thing.
-    """
+    """Return the lookup of registered names; cached, so a name is stable within a request."""
 
     @lru_cache(maxsize=256)
     def find(kind: RegistrationKind, name: str) -> JsonObject | None:
@@ -75,23 +71,23 @@ async def get_find(store: StoreDep) -> Find:
 
 
 def refitted(request: Request) -> None:
-    """Fit calibrations that are due; in a thread."""
+    """Fit calibrations that are due; runs in a thread."""
     request.app.state.calibrations.refit()
 
 
 async def get_calibrations(
     request: Request,
     calibration: Annotated[
-        bool, Query(description="Correct predictions by what is known of the cluster")
+        bool, Query(description="Correct predictions by the cluster's calibration")
     ] = True,
 ) -> Calibrations | None:
-    """The newest stored calibrations; None if the request wants the cost model alone."""
+    """Return the newest stored calibrations; None if the request disables them."""
     stored: StoredCalibrations = request.app.state.calibrations
     return stored.of(request.state.principal.owner or "") if calibration else None
 
 
 class Recorded:
-    """Calibrations that note which ones an answer used."""
+    """Calibrations that record which ones an answer used."""
 
     def __init__(self, calibrations: Calibrations, learnt: Learnt) -> None:
         self._calibrations, self._learnt = calibrations, learnt
@@ -103,9 +99,7 @@ class Recorded:
 
 
 async def get_recorded(request: Request, calibrations: CalibrationsDep) -> Calibrations | None:
-    """The newest stored calibrations, recording which ones the answer used: the cache tells by them
-    when it is out of date.
-    """
+    """Return calibrations that record their use, so the cache knows when an answer is outdated."""
     learnt: Learnt = []
     request.state.learnt = learnt
     if calibrations is None:
@@ -126,86 +120,81 @@ async def _estimate_turn(request: Request) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def turn(request: Request, turns: Turns) -> AsyncIterator[None]:
-    """Wait for the turn of the request's key and hold it. Raises LimitError `busy`.
+    """Wait for the turn of the request's key, and hold it.
 
-    The work itself finds at its first `bounds.check` that its client hung up meanwhile.
+    If the client disconnects, the work stops at its next `bounds.check`.
+
+    Raises:
+        LimitError: The wait was too long (`busy`).
     """
     async with turns.turn(request.state.principal.key_id):
         yield
 
 
 async def refuse_unknown_parameters(request: Request) -> None:
-    """Raise InputError for a parameter that the route does not know: it is a typing error, not to
-    be ignored.
-    """
+    """Raise InputError for a query parameter that the route does not have, probably a typo."""
     if not request.query_params:
         return
-    known = sorted(_parameters(request.scope["route"].dependant))
+    known = sorted(_query_parameters(request.scope["route"].dependant))
     for name in request.query_params:
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
             hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(known) or 'none'}"
             raise InputError(
-                f"unknown parameter {name[:100]!r}; {hint}", field=name[:100], code="unknown_key"
+                f"Unknown parameter {name[:100]!r}; {hint}", field=name[:100], code="unknown_key"
             )
 
 
 def versioned(prefix: str = "", *, tag: str) -> APIRouter:
-    """A router of the API's first version, below `prefix`."""
+    """Return a router for `/v1` + `prefix` that rejects unknown parameters."""
     return APIRouter(
         prefix=f"/v1{prefix}", tags=[tag], dependencies=[Depends(refuse_unknown_parameters)]
     )
 
 
 async def refuse_body(request: Request) -> None:
-    """Raise InputError where a route that reads no body gets one: its content would be ignored."""
+    """Raise InputError if a route without a body gets one, because it would be ignored."""
     if (await request.body()).strip() not in (b"", b"{}"):
         raise InputError(
-            "this route takes no body; give its options as query parameters", code="unknown_key"
+            "This route takes no body. Pass its options as query parameters.", code="unknown_key"
         )
 
 
-def _parameters(dependant: Dependant) -> set[str]:
-    """The query parameters of a route, its dependencies' included."""
-    own = {field.alias for field in dependant.query_params}
-    return own.union(*(_parameters(each) for each in dependant.dependencies))
+def _query_parameters(dependant: Dependant) -> set[str]:
+    """Return the query parameters of a route and its dependencies."""
+    names = {field.alias for field in dependant.query_params}
+    return names.union(*(_query_parameters(other) for other in dependant.dependencies))
 
 
 def in_utc(instant: datetime) -> datetime:
-    """The instant in UTC, in which the database compares. ValueError where UTC has no such year
-    (before 1, after 9999).
-    """
+    """Convert to UTC; raise ValueError for years outside 1-9999."""
     try:
         return instant.astimezone(UTC)
     except OverflowError:
-        raise ValueError("no year of UTC holds this instant") from None
+        raise ValueError("the instant's year in UTC is out of range") from None
 
 
-def no_number(text: object) -> object:
-    """The text; ValueError for a number, which would be read as seconds since 1970, or milliseconds
-    if it is large.
-    """
+def reject_number(text: object) -> object:
+    """Return the text; raise ValueError for a number, which pydantic would read as a Unix time."""
     if isinstance(text, str) and re.fullmatch(r"\s*[-+]?[0-9._]+\s*", text):
-        raise ValueError("give an instant as 2026-01-02T03:04:05Z")
+        raise ValueError("use the format 2026-01-02T03:04:05Z")
     return text
 
 
-Instant = Annotated[AwareDatetime, BeforeValidator(no_number), AfterValidator(in_utc)]
+Instant = Annotated[AwareDatetime, BeforeValidator(reject_number), AfterValidator(in_utc)]
 Order = Literal["newest", "oldest"]
 Cursor = Annotated[
-    str | None, Query(max_length=200, description="`next_cursor` of the page before")
+    str | None, Query(max_length=200, description="`next_cursor` of the previous page")
 ]
 
 
 def _paging(first: Order) -> Callable[..., Awaitable[Paging]]:
-    """The parameters that long lists share; `first`: their default order."""
+    """Return the paging dependency of long lists with a default order."""
 
     async def paging(
-        since: Annotated[
-            Instant | None, Query(description="Created at this instant or later")
-        ] = None,
-        until: Annotated[Instant | None, Query(description="Created before this instant")] = None,
-        order: Annotated[Order, Query(description="What comes first")] = first,
+        since: Annotated[Instant | None, Query(description="Created at this time or later")] = None,
+        until: Annotated[Instant | None, Query(description="Created before this time")] = None,
+        order: Annotated[Order, Query(description="Sort order")] = first,
         cursor: Cursor = None,
     ) -> Paging:
         return Paging(since=since, until=until, oldest_first=order == "oldest", cursor=cursor)
@@ -222,12 +211,10 @@ SystemStoreDep = Annotated[AccessStore, Depends(get_system_store)]
 FindDep = Annotated[Find, Depends(get_find)]
 PrincipalDep = Annotated[Principal, Depends(get_principal)]
 RefittedDep = Annotated[None, Depends(refitted)]
-"""What is due is fitted before the route reads."""
+"""Fits due calibrations before the route reads them."""
 RecordedDep = Annotated[Calibrations | None, Depends(get_recorded)]
 CalibrationsDep = Annotated[Calibrations | None, Depends(get_calibrations)]
 RankingTurn = Annotated[None, Depends(_ranking_turn, scope="function")]
-"""Last parameter of a route that ranks configurations: one ranking is computed at a time, in turns
-by key.
-"""
+"""Last parameter of routes that rank configurations, which take turns by key."""
 EstimateTurn = Annotated[None, Depends(_estimate_turn, scope="function")]
-"""The same for estimates, which do not wait for rankings."""
+"""As RankingTurn, for estimates; they do not wait for rankings."""

@@ -1,6 +1,4 @@
-"""What is answered at once: POST /v1/estimates, /v1/recommendations, /v1/sizings, /v1/batch,
-/v1/exports and /v1/imports.
-"""
+"""Routes that answer at once: estimates, recommendations, sizings, batch, exports and imports."""
 
 import functools
 from collections.abc import Mapping
@@ -54,7 +52,7 @@ from service.api.format_names import Readable, Writable
 
 router = versioned(tag="estimates")
 formats = versioned(tag="formats")
-"""Other tools' configurations, both ways."""
+"""Export and import of other tools' configurations."""
 EXAMPLE: dict[str, Any] = {
     "kind": "training",
     "model": "gpt-22b",
@@ -83,8 +81,9 @@ SIZING_EXAMPLE = {"cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 64}, "days": 7
     openapi_extra=openapi.body(domain.Query, example=EXAMPLE),
 )
 def estimates(query: QueryBody, calibrations: RecordedDep, _turn: EstimateTurn) -> Response:
-    """Memory and step time of one configuration. What does not fit is an answer too: `feasible:
-    false` with reasons.
+    """Estimate memory and step time of one configuration.
+
+    A configuration that does not fit returns `feasible: false` with reasons.
     """
     return json_response(estimate_answer(query, calibrations=calibrations))
 
@@ -98,25 +97,23 @@ def recommendations(
     query: QueryBody,
     calibrations: RecordedDep,
     _turn: RankingTurn,
-    top: Annotated[int, Query(ge=1, le=1000, description="Rows at most")] = 10,
+    top: Annotated[int, Query(ge=1, le=1000, description="Maximum number of rows")] = 10,
     pareto: Annotated[
         Front | None,
         Query(
-            description="Also what no other beats in step time and memory, or gpus; of serving, "
-            "throughput by user and GPU"
+            description="Also return the Pareto front of step time and memory (or gpus); for "
+            "serving, of throughput per user and per GPU"
         ),
     ] = None,
     sensitivity: Annotated[
         bool,
         Query(
-            description="Also how the step follows the number of GPUs, each axis, and faster or "
-            "larger hardware"
+            description="Also return how the step time depends on the number of GPUs, on each "
+            "axis, and on faster or larger hardware"
         ),
     ] = False,
 ) -> Response:
-    """The best configurations of all legal ones, by the cost model, corrected by what was measured
-    on the cluster.
-    """
+    """Rank all legal configurations by the cost model, corrected by measurements on the cluster."""
     answer = recommend_answer(
         query, top=top, calibrations=calibrations, pareto=pareto, sensitivity=sensitivity
     )
@@ -140,8 +137,10 @@ def sizings(
     calibrations: CalibrationsDep,
     _turn: RankingTurn,
 ) -> Any:
-    """A model's shape, its tokens and starting hyperparameters, and the days they take, failures
-    included; or the fewest devices for a deadline.
+    """Size a model for a budget.
+
+    Returns its shape, tokens, starting hyperparameters and days including failures; or the fewest
+    devices for a deadline.
     """
     return json_response(size_answer(query, calibrations=calibrations))
 
@@ -149,17 +148,17 @@ def sizings(
 @router.post(
     "/batch",
     response_class=StreamingResponse,
-    responses=openapi.answer_lines("One answer a line, in the order of the queries"),
+    responses=openapi.answer_lines("One answer per line, in the order of the queries"),
     openapi_extra=openapi.lines(example=EXAMPLE),
 )
 async def batch(
     request: Request,
     calibrations: CalibrationsDep,
     find: FindDep,
-    task: Annotated[Task, Query(description="What to do with every line")] = "estimate",
+    task: Annotated[Task, Query(description="Task for every line")] = "estimate",
     top: Annotated[int, Query(ge=1, le=1000, description="recommend: rows per answer")] = 10,
 ) -> StreamingResponse:
-    """Answer every line. A bad line becomes `status: error` in its place and harms no other."""
+    """Answer every line. An invalid line returns `status: error` and does not affect others."""
     read = functools.partial(read_query, find=find)
     return stream_answers(
         request,
@@ -168,56 +167,56 @@ async def batch(
 
 
 class ExportRequest(BaseModel):
-    """A result or a query, and whose words it is wanted in."""
+    """A result or query, and the format to export it to."""
 
     model_config = ConfigDict(
         extra="forbid", use_attribute_docstrings=True, json_schema_extra={"example": EXPORT_EXAMPLE}
     )
 
     result: dict[str, Any]
-    """What estimates, recommendations or a search's result answered, or a query."""
+    """Result of an estimate, a recommendation or a search; or a query."""
     format: Writable
     rank: Annotated[int, Field(ge=1, le=1000)] = 1
-    """Which recommendation."""
+    """Rank of the recommendation to export."""
     rerank: StrictBool = False
-    """Rank again among what the format's tool runs, instead of refusing what it does not; the
-    answer says what that costs.
+    """Rank again among configurations that the format's tool can run, instead of rejecting others.
+    The answer reports the cost.
     """
 
 
 class ImportRequest(BaseModel):
-    """A configuration as someone runs it."""
+    """A configuration that is in use."""
 
     model_config = ConfigDict(
         extra="forbid", use_attribute_docstrings=True, json_schema_extra={"example": IMPORT_EXAMPLE}
     )
 
     command: Annotated[str, Field(max_length=200_000)]
-    """A launch script, a configuration file, or a log that begins with Megatron's arguments.
-    Nothing in it is executed.
+    """Launch script, configuration file, or log that begins with Megatron's arguments. It is never
+    executed.
     """
     format: Readable = None
     num_gpus: Annotated[int | None, Field(ge=1, le=1 << 20)] = None
-    """Number of devices, where the configuration does not say it."""
+    """Number of devices, if the configuration does not give it."""
     overrides: Annotated[dict[str, Any], Field(max_length=100)] = {}
-    """What it cannot say, by dotted path: cluster.gpu, model, model.vocab_size."""
+    """Values that it does not give, by dotted path: cluster.gpu, model, model.vocab_size."""
     variables: Annotated[
         dict[str, Annotated[str, Field(max_length=10_000)]], Field(max_length=200)
     ] = {}
-    """Variables of a script's environment; 1, 2, ... are its arguments."""
+    """Environment variables of a script; 1, 2, ... are its arguments."""
     files: Annotated[
         dict[str, Annotated[str, Field(max_length=200_000)]], Field(max_length=16)
     ] = {}
-    """Texts of files that it sources or names, by the name it gives them."""
+    """Contents of files that it sources or names, by name."""
     ignore: Annotated[list[str], Field(max_length=200)] = []
-    """Flags and keys to pass over, as they cost neither time nor memory."""
+    """Flags and keys to ignore because they affect neither time nor memory."""
     log: Annotated[str | None, Field(max_length=MAX_LOG_CHARACTERS)] = None
-    """The run's log, for step times, memory, and what the script leaves open."""
+    """Log of the run: step times, memory, and values that the script omits."""
 
 
 @formats.post("/exports")
 def exports(request: ExportRequest, find: FindDep) -> Exported:
-    """A chosen configuration in the words of the tool that will run it."""
+    """Write a configuration in the format of the tool that will run it."""
 
     def read(query: Mapping[str, Any]) -> domain.Query:
         return resolve(schema.parse_query(query), find=find)
@@ -229,12 +228,14 @@ def exports(request: ExportRequest, find: FindDep) -> Exported:
 
 @formats.post("/imports", response_model=Assessment)
 def imports(request: ImportRequest, find: FindDep, _turn: RankingTurn) -> Any:
-    """What someone runs as a query, what became of each of its words, its prediction beside its
-    log, and the best configuration for the same work as changes of flags. One that lacks or holds
-    something is refused, with all of it listed.
+    """Convert a configuration in use to a query and assess it.
+
+    Returns the query, how each flag was read, the prediction compared with the log, and the best
+    configuration for the same work as changed flags. Incomplete or invalid input is rejected with a
+    list of all problems.
     """
     lines = [] if request.log is None else request.log.splitlines()
-    named = {
+    registered_models = {
         key: registered_model(name, find=find)
         for key, name in request.overrides.items()
         if key == "model"
@@ -243,7 +244,7 @@ def imports(request: ImportRequest, find: FindDep, _turn: RankingTurn) -> Any:
         request.command,
         format=request.format,
         num_gpus=request.num_gpus,
-        overrides=request.overrides | named,
+        overrides=request.overrides | registered_models,
         variables=request.variables,
         files=request.files,
         ignore=request.ignore,

@@ -1,6 +1,4 @@
-"""POST /v1/explanations: recorded steps split into parts, beside their prediction. Uploads are gone
-before the answer is.
-"""
+"""POST /v1/explanations: compare recorded steps with a prediction. Uploads are never stored."""
 
 import shutil
 from collections.abc import Callable
@@ -41,12 +39,14 @@ EXAMPLE: dict[str, Any] = {
 @router.post(
     "",
     response_model=Explanation | LoggedExplanation,
-    openapi_extra=openapi.upload(example=EXAMPLE, most=MAX_FILES),
+    openapi_extra=openapi.upload(example=EXAMPLE, max_files=MAX_FILES),
 )
 async def explanations(request: Request, settings: SettingsDep, find: FindDep) -> Response:
-    """Split the recorded step of each rank into the parts of a prediction, and say which differ
-    from it, why, and what would win how much: what `hp-tool explain --json` says, of traces or of
-    one log with Megatron's timers. Nothing of the upload is kept.
+    """Compare the recorded step of each rank with its prediction.
+
+    Reports the parts that differ, their causes, and the time that changes would save. Takes traces,
+    or one log with Megatron's timers. Equivalent to `hp-tool explain --json`. The upload is
+    deleted.
     """
 
     def answer(form: FormData) -> Response:
@@ -62,12 +62,17 @@ async def explanations(request: Request, settings: SettingsDep, find: FindDep) -
 async def with_form(
     request: Request, answer: Callable[[FormData], T], *, settings: Settings, texts: int
 ) -> T:
-    """Return what `answer` makes of the posted form, which has up to `texts` texts. It runs in a
-    thread, at its key's turn.
+    """Call `answer` with the posted form in a thread, at its key's turn.
+
+    Args:
+        request: The request.
+        answer: Computes the result from the form.
+        settings: Limits of the service.
+        texts: Maximum number of text fields.
     """
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != FORM:
         raise InputError(
-            f"send {FORM}: each trace as a file `trace`, the query as a text `query`",
+            f"Send {FORM}: each trace as a file `trace`, the query as a text `query`.",
             field="body",
             code="syntax",
         )
@@ -81,50 +86,46 @@ async def with_form(
         ):
             return await to_thread.run_sync(partial(answer, form))
     except ClientDisconnect:
-        raise HpToolError("the client hung up", code="client_gone") from None
+        raise HpToolError("The client disconnected.", code="client_gone") from None
 
 
 def check_fields(form: FormData, *, texts: tuple[str, ...]) -> None:
-    """Raise InputError for a field that is none of `trace` and `texts`, or that is a file where it
-    is a text.
-    """
+    """Raise InputError for unknown fields, and for files in text fields or vice versa."""
     for name, value in form.multi_items():
         if name not in ("trace", *texts):
             known = ", ".join(("trace", *texts))
             raise InputError(
-                f"unknown field {name[:100]!r}; known: {known}",
+                f"Unknown field {name[:100]!r}; known: {known}.",
                 field=name[:100],
                 code="unknown_key",
             )
         if isinstance(value, UploadFile) != (name == "trace"):
-            raise InputError(f"send `trace` as a file, and `{texts[0]}` as a text", field=name)
+            raise InputError(f"Send `trace` as a file, and `{texts[0]}` as a text.", field=name)
 
 
 def read_upload_query(form: FormData, *, find: Find) -> Query | None:
-    """The form's query, with registered names looked up; None where it has none."""
+    """Return the form's query with registered names looked up; None without one."""
     text = form.get("query")
     return read_query(text.encode(), find=find) if isinstance(text, str) and text.strip() else None
 
 
 def explain_uploads(form: FormData, *, query: Query | None, settings: Settings) -> bytes:
-    """Return the explanation of the form's files as JSON. The files are deleted before this
-    returns.
+    """Explain the form's files and return JSON; the files are deleted before this returns.
 
-    A child process reads them: what exhausts memory or never ends does so there.
+    A child process reads them, so that exhausted memory or time does not affect the server.
     """
     uploads = [
-        each
-        for each in form.getlist("trace")
-        if isinstance(each, UploadFile) and (each.filename or each.size)
+        upload
+        for upload in form.getlist("trace")
+        if isinstance(upload, UploadFile) and (upload.filename or upload.size)
     ]
     with TemporaryDirectory(prefix="hp-explain-") as folder:
-        # Files with a path, which SQLite needs; the sender's names only stand in errors, and may
-        # tell ranks.
+        # SQLite needs paths. The sender's file names are used only in errors and to find ranks.
         paths = [Path(folder) / str(place) for place in range(len(uploads))]
         for path, upload in zip(paths, uploads, strict=True):
             with path.open("wb") as copy:
                 shutil.copyfileobj(upload.file, copy, 2**20)
-            upload.file.close()  # so that no two copies of a large one are left
+            upload.file.close()  # frees the first copy of a large file
         names = [PurePath(upload.filename or "trace").name[:100] for upload in uploads]
         job = Job(paths=paths, names=names, query=query, limits=_limits(settings))
         return analyse(job, folder=Path(folder))

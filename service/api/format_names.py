@@ -1,6 +1,4 @@
-"""Names of formats in requests. Their descriptions are written with the schema: formats may be
-registered until then.
-"""
+"""Names of formats in requests; described when the schema is written, after all are registered."""
 
 from collections.abc import Callable
 from typing import Annotated, Any
@@ -15,6 +13,4 @@ def _described(text: Callable[[], str]) -> Any:
 
 
 Writable = Annotated[str, _described(lambda: f"{listed_writable()}.")]
-Readable = Annotated[
-    str | None, _described(lambda: f"{listed_readable()}; guessed where left out.")
-]
+Readable = Annotated[str | None, _described(lambda: f"{listed_readable()}; detected if omitted.")]

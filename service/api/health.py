@@ -1,4 +1,4 @@
-"""Health checks: whether the process lives, and whether it can do its work."""
+"""Health checks: liveness, readiness and metrics."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -15,33 +15,34 @@ router = APIRouter(tags=["health"])
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Health:
-    """The answer of a healthy service; others answer with a problem."""
+    """Response of a healthy service; others return a problem."""
 
     status: Literal["ok"] = "ok"
 
 
 @router.get("/healthz")
 async def healthz() -> Health:
-    """The process answers."""
+    """Return ok if the process responds."""
     return Health()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Readiness(Health):
-    """The checks; answered only where none failed."""
+    """Readiness checks, if none failed."""
 
     checks: list[Check]
 
 
 @router.get("/readyz")
 def readyz(store: SystemStoreDep) -> Readiness:
-    """Whether the database answers, has the schema and takes writes; 503 names what failed and how
-    to fix it.
+    """Check that the database responds, has the current schema and accepts writes.
+
+    Otherwise 503 names each failure and its fix.
     """
     checks = list(database_state(store.state()))
-    if wrong := [check for check in checks if check.status == "failed"]:
+    if failed := [check for check in checks if check.status == "failed"]:
         raise StoreError(
-            "; ".join(f"{check.detail}: {check.fix}" for check in wrong), code="not_ready"
+            "; ".join(f"{check.detail}: {check.fix}" for check in failed), code="not_ready"
         )
     return Readiness(checks=checks)
 
@@ -52,5 +53,5 @@ def readyz(store: SystemStoreDep) -> Readiness:
     responses={200: {"description": "Prometheus text exposition", "content": {"text/plain": {}}}},
 )
 def metrics(request: Request) -> Response:
-    """Requests, queue, runs, GPU-seconds and prediction error, for Prometheus."""
+    """Return requests, queue, runs, GPU-seconds and prediction error for Prometheus."""
     return Response(request.app.state.metrics.text(), media_type=CONTENT_TYPE_LATEST)

@@ -1,4 +1,4 @@
-"""Keys and the audit log, for administrators."""
+"""API keys and the audit log, for administrators."""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -22,22 +22,22 @@ ScopeName = Literal["read", "submit", "admin"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewKey(Strict):
-    """The key to make."""
+    """A key to create."""
 
     owner: str
-    """Owner of the searches that it sees and submits."""
+    """Owner of the searches that it submits and may see."""
     scope: ScopeName
     lifetime_s: float | None = None
-    """Left out: it never expires."""
+    """Seconds until it expires; default: never."""
     requests_per_second: float | None = None
-    """Left out: the service's default."""
+    """Rate limit; default: the service's."""
     gpu_seconds_per_day: float | None = None
-    """Left out: no quota."""
+    """Daily quota of GPU-seconds; default: none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyView(View):
-    """A key without its secret."""
+    """A key, without its secret."""
 
     id: str
     owner: str
@@ -45,7 +45,7 @@ class KeyView(View):
     requests_per_second: float | None
     gpu_seconds_per_day: float | None
     gpu_seconds_today: float | None
-    """Used since midnight UTC or promised to searches under way; None in lists."""
+    """Used since midnight UTC or reserved by unfinished searches; null in lists."""
     created_at: datetime
     expires_at: datetime | None
     revoked_at: datetime | None
@@ -57,15 +57,15 @@ class KeyView(View):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IssuedKey:
-    """A new key with its secret, which no later answer shows."""
+    """A new key with its secret, which is returned only once."""
 
     key: KeyView
     token: str
-    """What its owner sends as `Authorization: Bearer TOKEN`."""
+    """Token for `Authorization: Bearer TOKEN`."""
 
 
 def scope_name(scope: Scope) -> ScopeName:
-    """A scope as the API and the command line write it."""
+    """Return a scope's name in the API and on the command line."""
     return cast(ScopeName, scope.name.lower())
 
 
@@ -85,7 +85,7 @@ EXAMPLE = {
 def create_key(
     new: Annotated[NewKey, json_body(NewKey)], response: Response, store: SystemStoreDep
 ) -> IssuedKey:
-    """Make a key; only this answer holds its secret."""
+    """Create a key. Only this response contains its secret."""
     record, token = keys.issue(
         store=store,
         owner=new.owner,
@@ -104,22 +104,23 @@ def list_keys(
     limit: Annotated[int, Query(ge=1, le=200)] = 50,
     cursor: Cursor = None,
 ) -> PageView[KeyView]:
-    """Newest first, revoked and expired ones too."""
+    """List keys, newest first, including revoked and expired ones."""
     page = store.list_keys(limit=limit, cursor=cursor)
     return PageView.of(page, KeyView.of)
 
 
 @router.get("/keys/{key_id}")
 def get_key(key_id: str, store: SystemStoreDep) -> KeyView:
-    """One key, and the GPU-seconds its searches used today."""
+    """Return a key with the GPU-seconds its searches used today."""
     record = store.get_key(key_id=key_id)
     return KeyView.of(record, gpu_seconds_today=store.gpu_seconds_today(api_key_id=key_id))
 
 
 @router.delete("/keys/{key_id}")
 async def revoke_key(key_id: str, request: Request, store: SystemStoreDep) -> KeyView:
-    """Revoke the key for good; other processes of the service follow within seconds. Its searches
-    go on.
+    """Revoke a key permanently; other processes of the service follow within seconds.
+
+    Its searches continue.
     """
     record = await run_in_threadpool(store.revoke_key, key_id=key_id)
     request.app.state.keyring.forget(key_id)
@@ -133,6 +134,6 @@ def list_audit(
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
     cursor: Cursor = None,
 ) -> PageView[AuditRecord]:
-    """Changes and refused requests, newest first."""
+    """List changes and rejected requests, newest first."""
     page = store.audit(owner=owner, limit=limit, cursor=cursor)
     return PageView(items=list(page.items), next_cursor=page.next_cursor)

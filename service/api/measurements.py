@@ -1,6 +1,4 @@
-"""Measurements: the list, and reports of real trainings' step times. Calibrations fitted to them:
-versions and new ones.
-"""
+"""Measurements, reports of real trainings' step times, and calibrations fitted to them."""
 
 import functools
 import itertools
@@ -46,8 +44,8 @@ router = versioned("/measurements", tag="measurements")
 calibrations = versioned("/calibrations", tag="calibrations")
 Gpu = Annotated[str | None, Query(max_length=100, description="Catalogue name of the device")]
 Framework = Annotated[str | None, Query(max_length=100)]
-MOST_REPORTS = 1000
-"""In one list: each takes milliseconds, and lines may be any number."""
+MAX_REPORTS = 1000
+"""Maximum reports in a list, as each takes milliseconds; NDJSON has no limit."""
 EXAMPLE = {
     "query": {name: part for name, part in SEARCH_EXAMPLE.items() if name != "search"},
     "parallel": {"tensor_parallel_size": 2},
@@ -57,25 +55,25 @@ EXAMPLE = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasurementChange(Strict):
-    """What becomes of a measurement."""
+    """New state of a measurement."""
 
     state: Literal["accepted", "excluded"]
-    """accepted: it teaches, also one that was held or deleted; excluded: it does not."""
+    """accepted: calibrates predictions, even if it was held or deleted; excluded: does not."""
 
 
 async def _body(request: Request) -> bytes | list[bytes]:
-    """A report, or the entries of a list of them."""
+    """Return a report, or the entries of a list of reports."""
     body = await request.body()
     if body.lstrip()[:1] != b"[":
         return body
     try:
         entries = json.loads(body)
     except (ValueError, RecursionError) as error:
-        raise InputError(f"the body is no JSON: {error}", code="invalid_json") from None
-    if not 1 <= len(entries) <= MOST_REPORTS:
+        raise InputError(f"The body is not valid JSON: {error}", code="invalid_json") from None
+    if not 1 <= len(entries) <= MAX_REPORTS:
         message = (
-            f"the list has {len(entries)} reports; give 1 to {MOST_REPORTS}, or send lines "
-            "to /v1/measurements/bulk"
+            f"The list has {len(entries)} reports. Send 1 to {MAX_REPORTS}, or send lines to "
+            "/v1/measurements/bulk."
         )
         raise InputError(message, code="too_many" if entries else "missing_field")
     return [json.dumps(entry).encode() for entry in entries]
@@ -86,7 +84,7 @@ async def _body(request: Request) -> bytes | list[bytes]:
     status_code=status.HTTP_201_CREATED,
     openapi_extra=openapi.body(MeasurementReport, example=EXAMPLE, or_list=True),
     responses=openapi.conflict(KEY_REUSED)
-    | {200: {"model": ImportView, "description": "A list of which nothing was stored"}},
+    | {200: {"model": ImportView, "description": "A list, none of which was stored"}},
 )
 def report(
     body: Annotated[bytes | list[bytes], Depends(_body)],
@@ -95,43 +93,43 @@ def report(
     find: FindDep,
     idempotency_key: IdempotencyKey = None,
 ) -> MeasurementView | ImportView:
-    """Store what a real training measured; later searches and estimates for that cluster learn from
-    it.
+    """Store the measurement of a real training.
 
-    A list is answered by what was stored and what was refused, each with its place, field and
-    reason; 200 where nothing was stored. A figure three times off its prediction is warned about,
-    one twenty times off is held until it is accepted.
+    It corrects later searches and estimates for its cluster. For a list, the response gives the
+    stored reports and the rejected ones with position, field and reason; 200 if nothing was stored.
+    A figure 3x off its prediction causes a warning; 20x off, the measurement is held until
+    accepted.
     """
-    looked_up = functools.partial(resolve, find=find)
+    look_up = functools.partial(resolve, find=find)
     if isinstance(body, list):
         keys = functools.partial(_key, idempotency_key)
-        imported = add_reports(body, store=store, source="reported", key=keys, resolve=looked_up)
+        imported = add_reports(body, store=store, source="reported", key=keys, resolve=look_up)
         if not imported.stored:
             response.status_code = status.HTTP_200_OK
         return ImportView.of(imported)
-    record = add_report(
-        body, store=store, source="reported", key=idempotency_key, resolve=looked_up
-    )
+    record = add_report(body, store=store, source="reported", key=idempotency_key, resolve=look_up)
     response.headers["Location"] = f"/v1/measurements/{record.id}"
     return MeasurementView.of(record)
 
 
 def _key(idempotency_key: str | None, number: int, line: bytes) -> str | None:
-    """The idempotency key of one of many reports that came under one key."""
+    """Return the idempotency key of one report in a list or stream with one key."""
     return None if idempotency_key is None else f"{json_digest(idempotency_key)}:{number - 1}"
 
 
 @router.post(
     "/bulk",
     response_class=StreamingResponse,
-    responses=openapi.answer_lines("{status, id} or {status, error} a line, in order"),
+    responses=openapi.answer_lines("{status, id} or {status, error} per line, in order"),
     openapi_extra=openapi.lines(example=EXAMPLE),
 )
 async def report_many(
     request: Request, store: StoreDep, find: FindDep, idempotency_key: IdempotencyKey = None
 ) -> StreamingResponse:
-    """Store many reports, one a line, streamed. A bad line becomes `status: error` in its place and
-    harms no other; sent again with the same key, lines that were stored are answered as they were.
+    """Store many reports, one per line, streamed.
+
+    An invalid line returns `status: error` and does not affect others. If sent again with the same
+    key, stored lines return their first answer.
     """
     numbers = itertools.count(1)
 
@@ -145,12 +143,12 @@ async def report_many(
             key=lambda _, data: keys(number, data),
             resolve=functools.partial(resolve, find=find),
         )
-        for each in imported.refused:
-            error = {"code": each.code, "message": each.message, "field": each.field}
+        for refused in imported.refused:
+            error = {"code": refused.code, "message": refused.message, "field": refused.field}
             return json.dumps({"status": "error", "line": number, "error": error})
         (stored,) = imported.stored
-        known = {"id": stored.id, "state": stored.state, "warnings": stored.warnings}
-        return json.dumps({"status": "ok", "line": number, **known})
+        answer = {"id": stored.id, "state": stored.state, "warnings": stored.warnings}
+        return json.dumps({"status": "ok", "line": number, **answer})
 
     return stream_answers(request, lambda lines: [answer(line) for line in lines])
 
@@ -168,8 +166,9 @@ def list_measurements(
     search_id: str | None = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
 ) -> PageView[MeasurementView]:
-    """Measurements that match all filters, newest first; deleted ones only where `state` asks for
-    them.
+    """List measurements that match all filters, newest first.
+
+    Deleted ones are listed only if `state` is `deleted`.
     """
     page = store.measurements(
         gpu=gpu,
@@ -187,7 +186,7 @@ def list_measurements(
 
 @router.get("/{measurement_id}")
 def measurement(store: StoreDep, measurement_id: str) -> MeasurementView:
-    """One measurement, deleted or not."""
+    """Return a measurement, even if deleted."""
     return MeasurementView.of(store.get_measurement(measurement_id=measurement_id))
 
 
@@ -201,16 +200,19 @@ def change(
     measurement_id: str,
     wanted: Annotated[MeasurementChange, json_body(MeasurementChange)],
 ) -> MeasurementView:
-    """Let a measurement teach, or not. Whoever next asks for a calibration of its cluster, or for
-    an estimate that one corrects, has it fitted first, as a new version; earlier ones stay.
+    """Include or exclude a measurement from calibration.
+
+    The next request that uses a calibration of its cluster fits a new version first; earlier
+    versions remain.
     """
     return change_state(request, store, measurement_id=measurement_id, state=wanted.state)
 
 
 @router.delete("/{measurement_id}")
 def delete(request: Request, store: StoreDep, measurement_id: str) -> MeasurementView:
-    """Exclude a measurement and leave it out of lists; PATCH with state accepted brings it back.
-    Versions follow as there.
+    """Exclude a measurement from calibration and from lists; PATCH with `accepted` restores it.
+
+    Calibrations are refitted as for PATCH.
     """
     return change_state(request, store, measurement_id=measurement_id, state="deleted")
 
@@ -218,16 +220,14 @@ def delete(request: Request, store: StoreDep, measurement_id: str) -> Measuremen
 def change_state(
     request: Request, store: Store, *, measurement_id: str, state: MeasurementState
 ) -> MeasurementView:
-    """Return the measurement in its new state, to which readers have the calibrations of its
-    cluster fitted.
-    """
+    """Change a measurement's state; its cluster's calibrations are refitted when next read."""
     record = store.set_measurement_state(measurement_id=measurement_id, state=state)
-    _take_up(request)
+    _reload_calibrations(request)
     return MeasurementView.of(record)
 
 
-def _take_up(request: Request) -> None:
-    """This process uses new calibrations at once."""
+def _reload_calibrations(request: Request) -> None:
+    """Make this process use new calibrations at once."""
     request.app.state.calibrations.forget()
     request.app.state.answers.doubt()
 
@@ -235,11 +235,11 @@ def _take_up(request: Request) -> None:
 def learn(
     request: Request, store: AccessStore, *, gpu: str | None = None, framework: str | None = None
 ) -> tuple[MadeCalibration, ...]:
-    """Fit the stored measurements; this process takes up what is new at once."""
+    """Fit calibrations to the stored measurements, and use them in this process at once."""
     made = calibrate(
         store=store, gpu=gpu, framework=framework, owner=request.state.principal.owner or ""
     )
-    _take_up(request)
+    _reload_calibrations(request)
     return made
 
 
@@ -247,16 +247,17 @@ def learn(
 def make(
     request: Request, store: SystemStoreDep, gpu: Gpu = None, framework: Framework = None
 ) -> PageView[CalibrationView]:
-    """Fit the stored measurements, or those of one GPU or framework, and answer the newest version
-    of every series.
+    """Fit the stored measurements and return the newest version of each series.
 
-    This needs scope submit: it learns from everybody's runs, from administrators' reports, and for
-    the caller alone from the caller's own, and shows none of them. A series without new
-    measurements keeps its version. Estimates use a new version at once in this process, and within
-    seconds in others.
+    `gpu` and `framework` restrict the fit. Requires scope submit: the fit uses everybody's runs,
+    administrators' reports and, for the caller only, the caller's reports, without showing them. A
+    series without new measurements keeps its version. Estimates use a new version at once in this
+    process and within seconds in others.
     """
     made = learn(request, store, gpu=gpu, framework=framework)
-    return PageView(items=[CalibrationView.of(each.record) for each in made], next_cursor=None)
+    return PageView(
+        items=[CalibrationView.of(calibration.record) for calibration in made], next_cursor=None
+    )
 
 
 @calibrations.get("", dependencies=[Depends(refitted)])
@@ -267,7 +268,7 @@ def list_calibrations(
     limit: Annotated[int, Query(ge=1, le=1000)] = 50,
     cursor: Cursor = None,
 ) -> PageView[CalibrationView]:
-    """Calibrations that match all filters, newest first; what is due is fitted first."""
+    """List calibrations that match all filters, newest first; fits due ones first."""
     page = store.list_calibrations(
         cluster_key=cluster_key, framework=framework, limit=limit, cursor=cursor
     )

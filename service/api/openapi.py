@@ -1,6 +1,4 @@
-"""The API description: bodies, which routes parse themselves, the key, and the errors, most of
-which the gate answers.
-"""
+"""OpenAPI description: bodies that routes parse themselves, security, and error responses."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -17,9 +15,7 @@ from service.http.routes import OPEN_PATHS
 
 _REF = "#/components/schemas/{model}-Input"
 _BODIES: dict[str, type] = {}
-"""Types of the bodies that routes parse themselves, by name; filled where the routes are
-declared.
-"""
+"""Body types that routes parse themselves, by name; filled when routes are declared."""
 _METHODS = ("get", "put", "post", "delete", "patch")
 _KEY = "key"
 _FRAMEWORKS_OWN = ("HTTPValidationError", "ValidationError")
@@ -35,8 +31,12 @@ _HEADERS: dict[int, dict[str, Any]] = {
 
 
 def body(kind: type, *, example: Mapping[str, Any], or_list: bool = False) -> dict[str, Any]:
-    """`openapi_extra` of a route that parses a body of the type `kind` itself; `or_list`: or a
-    list, whose entries are accepted or refused one by one.
+    """Return `openapi_extra` of a route that parses a body of type `kind` itself.
+
+    Args:
+        kind: Type of the body.
+        example: Example body.
+        or_list: Also accept a list, whose entries are accepted or rejected one by one.
     """
     _BODIES[kind.__name__] = kind
     schema: dict[str, Any] = {"$ref": _REF.format(model=kind.__name__)}
@@ -47,24 +47,22 @@ def body(kind: type, *, example: Mapping[str, Any], or_list: bool = False) -> di
 
 
 def lines(*, example: Mapping[str, Any]) -> dict[str, Any]:
-    """`openapi_extra` of a route whose body is NDJSON."""
+    """Return `openapi_extra` of a route with an NDJSON body."""
     content = {"schema": {}, "example": json.dumps(example) + "\n"}
     return {"requestBody": {"content": {NDJSON: content}}}
 
 
-def upload(*, example: Mapping[str, Any], most: int) -> dict[str, Any]:
-    """`openapi_extra` of a route that takes 1 to `most` files `trace`, and a text `query`, as a
-    form.
-    """
+def upload(*, example: Mapping[str, Any], max_files: int) -> dict[str, Any]:
+    """Return `openapi_extra` of a form with 1 to `max_files` files `trace` and a text `query`."""
     trace = {
         "type": "array",
         "items": {"type": "string", "format": "binary"},
         "minItems": 1,
-        "maxItems": most,
+        "maxItems": max_files,
     }
     query = {
         "type": "string",
-        "description": "The query of the configuration that was recorded, as JSON or YAML",
+        "description": "Query of the recorded configuration, as JSON or YAML",
     }
     schema = {
         "type": "object",
@@ -81,17 +79,17 @@ def upload(*, example: Mapping[str, Any], most: int) -> dict[str, Any]:
 
 
 def answer_lines(description: str) -> dict[int | str, dict[str, Any]]:
-    """`responses` of a route that answers NDJSON."""
+    """Return `responses` of a route that returns NDJSON."""
     return {200: {"description": description, "content": {NDJSON: {}}}}
 
 
 def conflict(description: str) -> dict[int | str, dict[str, Any]]:
-    """`responses` of a route that the stored state may forbid."""
+    """Return `responses` of a route that may return a conflict."""
     return {409: {"description": description}}
 
 
 def install(app: FastAPI) -> None:
-    """Make /openapi.json complete."""
+    """Install the generator of /openapi.json."""
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
@@ -123,7 +121,7 @@ def install(app: FastAPI) -> None:
 
 
 def _complete(operation: dict[str, Any], *, method: str, path: str) -> None:
-    """Add the key and the problems; a problem that the route declared keeps its description."""
+    """Add security and error responses; keep descriptions that the route declares."""
     if path not in OPEN_PATHS:
         operation["security"] = [{_KEY: []}]
     responses = operation["responses"]
@@ -132,11 +130,12 @@ def _complete(operation: dict[str, Any], *, method: str, path: str) -> None:
     ]
     for status in sorted({*declared, *_problems(operation, method=method, path=path)}):
         declaration = responses.get(str(status), {})
-        known = (
+        # FastAPI's own description of 422 is less specific.
+        own_description = (
             declaration.get("description") if status != HTTPStatus.UNPROCESSABLE_ENTITY else None
-        )  # FastAPI's own says less
+        )
         responses[str(status)] = {
-            "description": known or HTTPStatus(status).phrase,
+            "description": own_description or HTTPStatus(status).phrase,
             "content": {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}},
             **({"headers": _HEADERS[status]} if status in _HEADERS else {}),
         }
@@ -145,12 +144,12 @@ def _complete(operation: dict[str, Any], *, method: str, path: str) -> None:
         and path.startswith("/v1/")
         and "application/json" in responses.get("200", {}).get("content", {})
     ):
-        responses["304"] = {"description": "What the tag in If-None-Match names still stands"}
+        responses["304"] = {"description": "Not modified: the tag in If-None-Match is current"}
     operation["responses"] = dict(sorted(responses.items()))
 
 
 def _problems(operation: dict[str, Any], *, method: str, path: str) -> Iterator[int]:
-    """What the gate and the parsing of parameters and bodies answer, whatever the route does."""
+    """Yield error statuses that the gate and input parsing may return for any route."""
     yield from (421, 422, 500, 503)
     if path not in OPEN_PATHS:
         yield from (401, 403, 429)

@@ -1,6 +1,4 @@
-"""The API's errors: one table of statuses, one shape (RFC 9457 problem+json with our code and
-field).
-"""
+"""Error responses: one table of statuses, one shape (RFC 9457 plus code and field)."""
 
 import math
 from collections.abc import Collection, Mapping, Sequence
@@ -21,7 +19,7 @@ from service.http.turns import BUSY
 
 MEDIA_TYPE = "application/problem+json"
 
-# Looked up by code first, then by class: many codes share a class, few need a status of their own.
+# Looked up by code first, then by class: most codes use the status of their class.
 STATUS_BY_CODE: dict[str, int] = {
     "client_gone": 400,
     "unauthorized": 401,
@@ -35,30 +33,31 @@ STATUS_BY_CODE: dict[str, int] = {
     BUSY: 503,
 }
 RETRY_S = "2"
-"""Retry-After while the database is away, or all connections are taken: both end within seconds."""
+"""Retry-After when the database is away or all connections are in use; both last seconds."""
 BODY = "body"
-"""The field of what is wrong with a request's body as a whole."""
+"""Field of errors about a request body as a whole."""
 CODE_BY_STATUS: dict[int, str] = {404: "not_found", 405: "method_not_allowed"}
 
 
 class Problem(BaseModel):
-    """An error (RFC 9457), with the stable code and the field at fault."""
+    """An error (RFC 9457) with a stable code and the field at fault."""
 
     type: str = "about:blank"
     title: str
-    """The HTTP status in words."""
+    """HTTP status phrase."""
     status: int
     detail: str
-    """What is wrong and how to fix it."""
+    """What is wrong and what to do."""
     code: str
-    """Stable; programs branch on it."""
+    """Stable error code."""
     field: str | None = None
     """Dotted path of the input at fault."""
 
 
 def problem(error: HpToolError, *, path_parameters: Collection[str] = ()) -> JSONResponse:
-    """The response for an error. An unknown name is 404 where it stands in the path, and bad input
-    in a body.
+    """Return the response for an error.
+
+    An unknown name is a 404 in the path, and bad input in a body.
     """
     in_body = (
         isinstance(error, NotFoundError)
@@ -86,7 +85,7 @@ def problem(error: HpToolError, *, path_parameters: Collection[str] = ()) -> JSO
 
 
 def install(app: FastAPI) -> None:
-    """Answer every kind of failure by the table."""
+    """Install handlers for all kinds of errors."""
 
     @app.exception_handler(HpToolError)
     async def _ours(request: Request, error: HpToolError) -> JSONResponse:
@@ -96,9 +95,9 @@ def install(app: FastAPI) -> None:
     async def _parameters(request: Request, error: RequestValidationError) -> JSONResponse:
         errors = error.errors()
         where = _path(errors[0]["loc"])
-        # A value that may be of several types has an error for each.
+        # A union type reports one error per branch.
         expected = " or ".join(
-            dict.fromkeys(_expected(each) for each in errors if _path(each["loc"]) == where)
+            dict.fromkeys(_expected(part) for part in errors if _path(part["loc"]) == where)
         )
         detail = (
             f"{where} is missing"
@@ -109,16 +108,14 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def _framework(request: Request, error: HTTPException) -> JSONResponse:
-        if (
-            error.status_code == HTTPStatus.BAD_REQUEST
-        ):  # the framework's word for a body that is no JSON
+        if error.status_code == HTTPStatus.BAD_REQUEST:  # the framework's status for invalid JSON
             return _response(422, code="syntax", detail=str(error.detail), field=BODY)
         code = CODE_BY_STATUS.get(error.status_code, "http_error")
-        lost = (
+        is_unrouted = (
             error.status_code == HTTPStatus.NOT_FOUND
             and error.detail == HTTPStatus.NOT_FOUND.phrase
-        )  # the framework's word
-        detail = "nothing is at this address" if lost else str(error.detail)
+        )
+        detail = "No such route." if is_unrouted else str(error.detail)
         response = _response(error.status_code, code=code, detail=detail, field=None)
         response.headers.update(error.headers or {})
         if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
@@ -127,21 +124,21 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(Exception)
     async def _bug(request: Request, error: Exception) -> JSONResponse:
-        # The server logs the traceback; the caller must not see it, for it may hold other callers'
-        # values.
+        # The traceback is logged but not returned, as it may contain other callers' data.
         request_id = getattr(request.state, "request_id", None)
-        detail = "an internal error occurred; it has been logged" + (
-            f" as request {request_id}" if request_id else ""
+        detail = "Internal error; it has been logged" + (
+            f" as request {request_id}." if request_id else "."
         )
         response = _response(500, code="internal", detail=detail, field=None)
-        if request_id:  # this answer bypasses the request log, which adds the header to others
+        if request_id:  # this response bypasses the request log, which adds the header to others
             response.headers["X-Request-ID"] = request_id
         return response
 
 
 def _path(loc: Sequence[int | str]) -> str:
-    """The field as its sender wrote it, without its location (query, body) and the branches of a
-    union; else the location.
+    """Return the field as sent, without its location (query, body) and union branches.
+
+    An error about a whole location returns the location.
     """
     return ".".join(str(part) for part in loc[1:] if "[" not in str(part)) or str(loc[0])
 
@@ -160,13 +157,11 @@ EXPECTED = {
     "too_long": "at most {max_length} values",
     "date_from_datetime_parsing": "a date such as 2026-01-31",
 }
-"""What a parameter must be, by the framework's name of the error."""
+"""Expected value by the framework's error type."""
 
 
 def _expected(error: Mapping[str, Any]) -> str:
-    """Return what a value must be, in words; of an error without words of ours, the framework's
-    own.
-    """
+    """Return the expected value in words; the framework's message for types not in EXPECTED."""
     words = EXPECTED.get(error["type"])
     return (
         str(error["msg"]).removeprefix("Input should be ")
@@ -176,28 +171,27 @@ def _expected(error: Mapping[str, Any]) -> str:
 
 
 def _got(error: Mapping[str, Any]) -> str:
-    """Return the value that was sent, where it is short."""
+    """Return the received value if it is short."""
     sent = error.get("input")
     return f", not {sent!r}" if isinstance(sent, str | int | float) and len(str(sent)) <= 40 else ""
 
 
 def _allowed(request: Request) -> set[str]:
-    """The methods of all routes of the path; the framework names only those of the first that
-    matches. A route of the very path goes before one with a parameter in its place.
+    """Return the methods of all routes that match the path.
+
+    The framework names only the first match. Literal routes win over parameterized ones.
     """
     routes = [
-        each
-        for each in iter_route_contexts(request.app.routes)
-        if each.matches(request.scope)[0] is Match.PARTIAL
+        route
+        for route in iter_route_contexts(request.app.routes)
+        if route.matches(request.scope)[0] is Match.PARTIAL
     ]
-    own = [each for each in routes if not each.matches(request.scope)[1].get("path_params")]
-    return {method for each in own or routes for method in each.methods or ()}
+    literal = [route for route in routes if not route.matches(request.scope)[1].get("path_params")]
+    return {method for route in literal or routes for method in route.methods or ()}
 
 
 def plain_problem(status: int, *, code: str, detail: str) -> bytes:
-    """Return a whole HTTP/1.1 answer with a problem, for connections that are closed before there
-    is a request.
-    """
+    """Return a complete HTTP/1.1 problem response, for connections closed before a request."""
     body = (
         Problem(title=HTTPStatus(status).phrase, status=status, detail=detail, code=code)
         .model_dump_json()

@@ -1,4 +1,4 @@
-"""What the stored result of a search says."""
+"""Read the stored result of a search."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from hp_tool.store.columns import decode_configuration
 
 
 def search_answer(record: SearchRecord) -> dict[str, Any]:
-    """The answer of an ended search: its result, or why it has none."""
+    """Return the answer of an ended search: its result, or the reason it has none."""
     if record.result is not None:
         return record.result
     error = record.error or {
@@ -31,7 +31,7 @@ def search_answer(record: SearchRecord) -> dict[str, Any]:
 
 
 def recommended(record: SearchRecord) -> Recommendation | ServingRecommendation | None:
-    """The first row of a search's result; None while there is none."""
+    """Return the first row of a search's result; None without a result."""
     rows = (record.result or {}).get("recommendations")
     if not rows:
         return None
@@ -41,9 +41,7 @@ def recommended(record: SearchRecord) -> Recommendation | ServingRecommendation 
 
 
 def known_rows(record: SearchRecord) -> list[Recommendation | ServingRecommendation]:
-    """Return the rows of a search's result whose estimates, by calibration and own runs, are stated
-    in full.
-    """
+    """Return the rows of a search's result that have a complete calibrated estimate."""
     rows = (record.result or {}).get("recommendations", ())
     kinds = (
         ServingRecommendation if "max_num_seqs" in row["parallel"] else Recommendation
@@ -60,18 +58,16 @@ def known_rows(record: SearchRecord) -> list[Recommendation | ServingRecommendat
 
 
 def known_estimates(record: SearchRecord) -> dict[RunConfig, Estimate | InferenceEstimate]:
-    """Return what a search knows of its configurations, by calibration and own runs; only of those
-    stated in full.
-    """
+    """Return the calibrated estimates of a search by configuration, if complete."""
     return {
-        row.parallel: known
+        row.parallel: estimate
         for row in known_rows(record)
-        if (known := row.calibrated_estimate) is not None
+        if (estimate := row.calibrated_estimate) is not None
     }
 
 
 def calibrated_predictions(record: SearchRecord) -> dict[RunConfig, dict[str, Any]]:
-    """Predictions by configuration after calibration, as the result of a search states them."""
+    """Return the calibrated predictions in a search's result, by configuration."""
     return {
         decode_configuration(row["parallel"]): _prediction(row["calibrated_estimate"])
         for row in (record.result or {}).get("recommendations", ())
@@ -80,7 +76,7 @@ def calibrated_predictions(record: SearchRecord) -> dict[RunConfig, dict[str, An
 
 
 def _prediction(estimate: dict[str, Any]) -> dict[str, Any]:
-    """The figures of an estimate that a run is compared with."""
+    """Return the figures of an estimate that are compared with a run."""
     memory, intervals = estimate.get("memory") or {}, estimate.get("intervals") or {}
     return {
         "step_s": (estimate.get("time") or {}).get("step_s") or estimate.get("request_latency_s"),

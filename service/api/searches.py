@@ -1,4 +1,4 @@
-"""Searches: submit, list, inspect and act on; the pages of the dashboard use it too."""
+"""Routes of searches: submit, list, inspect and control; the dashboard uses them, too."""
 
 import contextlib
 import re
@@ -66,7 +66,7 @@ IdempotencyKey = Annotated[
     Header(
         min_length=1,
         max_length=200,
-        description="The same key and body again answer what the first did",
+        description="Repeating a request with the same key returns the first response",
     ),
 ]
 
@@ -77,19 +77,19 @@ EXAMPLE: dict[str, Any] = {
     "training": {"sequence_length": 128, "global_batch_size": 8, "precision": "fp32"},
     "search": {"budget_runs": 4, "run_timeout_s": 120.0},
 }
-LARGEST_SEQ = 2**31 - 1
-"""The largest value of the database's column."""
-STILL_ALLOWED_S = 2.0
-"""How often an event stream asks whether its key is still valid."""
-KEY_REUSED = "The Idempotency-Key came with another request before"
+MAX_SEQ = 2**31 - 1
+"""Largest value of the database column."""
+KEY_CHECK_INTERVAL_S = 2.0
+"""Seconds between two checks that an event stream's key is still valid."""
+KEY_REUSED = "The Idempotency-Key was used for a different request"
 Action = Literal["cancel", "pause", "resume", "clone"]
-"""Each the last word of a POST route."""
-MEANING: dict[Action, str] = {
-    "cancel": "A waiting or failed search ends at once, a running one or one with open runs as "
-    "soon as a worker sees it.",
-    "pause": "Nobody works on it until it is resumed; what was measured stays.",
-    "resume": "Queue a paused or failed search again; its finished runs are not repeated.",
-    "clone": "A new search with the same query; it runs again, informed by what is known by now.",
+"""Actions; each is the last segment of a POST route."""
+ACTION_DESCRIPTIONS: dict[Action, str] = {
+    "cancel": "Cancel a search. A waiting or failed search ends at once; a running one, or one "
+    "with open runs, as soon as a worker reads the request.",
+    "pause": "Pause a search until it is resumed. Its measurements are kept.",
+    "resume": "Queue a paused or failed search again. Finished runs are not repeated.",
+    "clone": "Create a search with the same query. It runs again, using current calibrations.",
 }
 
 
@@ -107,22 +107,24 @@ def submit(
     response: Response,
     idempotency_key: IdempotencyKey = None,
     priority: Annotated[
-        int, Query(ge=-100, le=100, description="Higher goes first; above 0 for administrators")
+        int, Query(ge=-100, le=100, description="Higher runs first; above 0 for administrators")
     ] = 0,
     webhook: Annotated[
         str | None,
         Query(
             max_length=LONGEST_URL,
-            description="https URL that gets a signed message when the search ends",
+            description="https URL that receives a signed message when the search ends",
         ),
     ] = None,
 ) -> SearchView:
-    """Queue a search; a worker runs it. `Location` is its address."""
+    """Queue a search, which a worker runs. `Location` is its URL."""
     if webhook is not None:
         if settings.webhooks is None:
-            fix = "its operator sets HP_WEBHOOK_SECRET for the API and its workers"
+            fix = "Ask its operator to set HP_WEBHOOK_SECRET for the API and its workers."
             raise InputError(
-                f"this service sends no webhooks; {fix}", field="webhook", code="webhooks_disabled"
+                f"This service sends no webhooks. {fix}",
+                field="webhook",
+                code="webhooks_disabled",
             )
         settings.webhooks.check(webhook)
     sent: dict[str, Any] = {
@@ -134,20 +136,19 @@ def submit(
     if idempotency_key is not None:
         earlier = store.earlier_search(expanded=schema.to_dict(body.query), **sent)
         if earlier is not None:
-            return _accepted(
-                earlier, response
-            )  # whatever its names mean by now, and whoever could run it
+            # Return it even if its names now mean something else, or no worker could run it.
+            return _accepted(earlier, response)
     return _accepted(
         store.create_search(**searched(body.query, sent=body.mapping, find=find), **sent), response
     )
 
 
 def searched(query: domain.Query, *, sent: JsonObject, find: Find) -> dict[str, Any]:
-    """Return what is stored of a search for a query: what was sent with registered names looked up,
-    and this edition.
+    """Return what is stored for a search: the query with registered names looked up, and edition.
 
-    Refuses unknown names and what is not modelled, rather than in a worker later: InputError,
-    NotFoundError, UnsupportedError.
+    Raises:
+        InputError, NotFoundError, UnsupportedError: The query cannot be run; raised now rather than
+            later in a worker.
     """
     resolved = resolve(query, find=find)
     resolve_search(resolved)
@@ -158,10 +159,10 @@ def searched(query: domain.Query, *, sent: JsonObject, find: Find) -> dict[str, 
     "/plans", response_model=PlanAnswer, openapi_extra=openapi.body(domain.Query, example=EXAMPLE)
 )
 def plan(query: QueryBody, store: StoreDep, _turn: RankingTurn) -> Response:
-    """What a search would cost at its whole budget, before anything runs: its first run, the
-    confirmation, GPU-hours and money.
+    """Estimate the cost of a search at its full budget before anything runs.
 
-    As if one job could have all of the cluster; nothing is queued.
+    Returns its first run, the confirmation run, GPU-hours and money. Assumes that one job can use
+    the whole cluster. Nothing is queued.
     """
     return json_response(bill(query, store=store))
 
@@ -177,15 +178,15 @@ def list_searches(
     ] = None,
     kind: Annotated[domain.Kind | None, Query(description="Kind of query")] = None,
     model: Annotated[
-        str | None, Query(max_length=200, description="Model, as the query names it")
+        str | None, Query(max_length=200, description="Model name as in the query")
     ] = None,
     words: Annotated[
         str | None,
-        Query(max_length=200, description="Words of its name, tags or note; all of them"),
+        Query(max_length=200, description="Words in the name, tags or note; all must match"),
     ] = None,
     limit: Annotated[int, Query(ge=1, le=200)] = 50,
 ) -> PageView[SearchView]:
-    """Searches that match all filters, newest first."""
+    """List searches that match all filters, newest first."""
     page = store.list_searches(
         state=state, owner=owner, kind=kind, model=model, words=words, limit=limit, **paging
     )
@@ -194,30 +195,31 @@ def list_searches(
 
 @router.get("/{search_id}")
 def get_search(search_id: str, store: StoreDep) -> SearchView:
-    """One search and its state."""
+    """Return a search and its state."""
     return SearchView.of(store.get_search(search_id=search_id))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BudgetChange(Strict):
-    """New budget of a search; a field that is left out stays as it is."""
+    """New budget of a search; omitted fields do not change."""
 
     budget_runs: domain.Repetitions | None = None
-    """Maximum profile runs, those already done included."""
+    """Maximum number of profile runs, including finished ones."""
     budget_gpu_seconds: Amount | None = None
-    """Maximum device seconds of profile runs, those already spent included."""
+    """Maximum GPU-seconds of profile runs, including those already used."""
 
 
 @router.patch(
     "/{search_id}",
     openapi_extra=openapi.body(BudgetChange, example={"budget_runs": 8}),
-    responses=openapi.conflict("It succeeded or was cancelled; a clone takes another budget"),
+    responses=openapi.conflict("The search succeeded or was cancelled; clone it instead"),
 )
 def change_budget(
     search_id: str, change: Annotated[BudgetChange, json_body(BudgetChange)], store: StoreDep
 ) -> SearchView:
-    """Change what a search may spend. Its worker follows within seconds; a run in progress is not
-    interrupted.
+    """Change the budget of a search.
+
+    Its worker follows within seconds and does not interrupt a run in progress.
     """
     return SearchView.of(changed_budget(store, search_id=search_id, change=change))
 
@@ -229,7 +231,7 @@ def change_budget(
 def label_search(
     search_id: str, label: Annotated[Label, json_body(Label)], store: StoreDep
 ) -> SearchView:
-    """Name, tag and annotate a search, in place of what it was called; lists find it by `words`."""
+    """Replace a search's name, tags and note, which lists can filter by `words`."""
     return SearchView.of(store.label_search(search_id=search_id, label=label))
 
 
@@ -239,17 +241,16 @@ def get_trials(
     store: StoreDep,
     paging: TrialPagingDep,
     state: RunState | None = None,
-    status: Annotated[MeasurementStatus | None, Query(description="Of what was measured")] = None,
+    status: Annotated[MeasurementStatus | None, Query(description="Measurement status")] = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 1000,
 ) -> TrialsView:
-    """A search's profile runs that match all filters: predicted before, predicted after
-    calibration, measured.
+    """List a search's profile runs that match all filters.
+
+    Each has its predictions before and after calibration, and its measurement.
     """
     record = store.get_search(search_id=search_id)
     page = store.list_runs(search_id=search_id, state=state, status=status, limit=limit, **paging)
-    calibrated = calibrated_predictions(
-        record
-    )  # the result's, so they appear when the search has ended
+    calibrated = calibrated_predictions(record)  # part of the result, so available after the end
     trials = [TrialView.of(run, calibrated=calibrated.get(run.parallel)) for run in page.items]
     return TrialsView(
         search_id=search_id, state=record.state, trials=trials, next_cursor=page.next_cursor
@@ -258,7 +259,7 @@ def get_trials(
 
 @router.get("/{search_id}/webhook")
 def get_webhook(search_id: str, store: StoreDep) -> WebhookView:
-    """State of the search's webhook; 404 where it was submitted without one."""
+    """Return the state of a search's webhook; 404 if it has none."""
     return WebhookView.of(store.get_webhook(search_id=search_id))
 
 
@@ -272,11 +273,12 @@ async def get_result(
     settings: SettingsDep,
     response: Response,
     wait_s: Annotated[
-        float, Query(ge=0, description="Hold the request until the search ends, at most this long")
+        float, Query(ge=0, description="Maximum seconds to wait for the search to end")
     ] = 0.0,
 ) -> Any:
-    """{id, status, recommendations, space, rejections, search}, or status error; 202 with the
-    search while it has not ended.
+    """Return {id, status, recommendations, space, rejections, search}, or `status: error`.
+
+    While the search has not ended, 202 with the search.
     """
     watch: Watch = request.app.state.watch
     deadline = time.monotonic() + min(wait_s, settings.max_wait_s)
@@ -289,7 +291,7 @@ async def get_result(
             response.status_code = status.HTTP_202_ACCEPTED
             response.headers["Retry-After"] = "1"
             return SearchView.of(record)
-        await watch.news(search_id, seen=Head(record.state, LARGEST_SEQ), limit_s=left_s)
+        await watch.news(search_id, seen=Head(record.state, MAX_SEQ), limit_s=left_s)
 
 
 def start_of(
@@ -298,18 +300,19 @@ def start_of(
     last_event_id: Annotated[str | None, Header()] = None,
     after: Annotated[
         int,
-        Query(ge=0, le=LARGEST_SEQ, description="Events with a greater seq; Last-Event-ID wins"),
+        Query(ge=0, le=MAX_SEQ, description="Return events after this seq; Last-Event-ID wins"),
     ] = 0,
 ) -> int:
-    """The seq after which the stream begins; checked before it does, while an error can still be
-    answered as one.
+    """Return the seq after which an event stream begins.
+
+    Checked before the stream begins, while errors can still be returned.
     """
     store.get_search(search_id=search_id)
     if last_event_id is None:
         return after
-    if not re.fullmatch(r"[0-9]{1,10}", last_event_id) or int(last_event_id) > LARGEST_SEQ:
+    if not re.fullmatch(r"[0-9]{1,10}", last_event_id) or int(last_event_id) > MAX_SEQ:
         raise InputError(
-            f"Last-Event-ID {last_event_id[:100]!r} is not an id of this stream",
+            f"Last-Event-ID {last_event_id[:100]!r} is not an event id of this stream.",
             field="Last-Event-ID",
         )
     return int(last_event_id)
@@ -319,33 +322,30 @@ def start_of(
 async def events(
     request: Request, search_id: str, store: StoreDep, start: Annotated[int, Depends(start_of)]
 ) -> AsyncIterator[ServerSentEvent]:
-    """Every event from the beginning or after Last-Event-ID, then live until the search ends. The
-    id is the event's seq.
+    """Stream all events, or those after Last-Event-ID, until the search ends.
+
+    The event id is its seq.
     """
     watch: Watch = request.app.state.watch
     seen = start
-    with contextlib.suppress(
-        StoreError
-    ):  # it is too late for an answer; who connects again is told
+    # An error cannot be returned any more; a client that reconnects gets it.
+    with contextlib.suppress(StoreError):
         while await _is_still_allowed(request):
             state, records = await run_in_threadpool(_state_and_events, store, search_id, seen)
             for record in records:
                 seen = record.seq
-                # No event name: a browser delivers named events only to those who know every name;
-                # the kind is in the data.
+                # Unnamed, because browsers deliver named events only to listeners of that name.
                 yield ServerSentEvent(id=str(record.seq), data=EventView.of(record))
             if records:
                 continue
             if state.ended:
                 yield ServerSentEvent(event=STREAM_END, data={"state": state})
                 return
-            await watch.news(search_id, seen=Head(state, seen), limit_s=STILL_ALLOWED_S)
+            await watch.news(search_id, seen=Head(state, seen), limit_s=KEY_CHECK_INTERVAL_S)
 
 
 async def _is_still_allowed(request: Request) -> bool:
-    """Whether the key that opened the stream is still valid. If not, the stream is closed, and a
-    new one is refused.
-    """
+    """Return False if the key that opened the stream is no longer valid."""
     keyring: Keyring = request.app.state.keyring
     try:
         await keyring.principal(request.headers)
@@ -357,7 +357,7 @@ async def _is_still_allowed(request: Request) -> bool:
 def _state_and_events(
     store: Store, search_id: str, after: int
 ) -> tuple[SearchState, list[EventRecord]]:
-    # State first: events that were committed with the end are then surely in the list.
+    # Read the state first, so that events committed with the end are in the list.
     state = store.get_search(search_id=search_id).state
     return state, store.events(search_id=search_id, after=after)
 
@@ -365,7 +365,7 @@ def _state_and_events(
 @router.post(
     "/{search_id}/clone",
     status_code=status.HTTP_202_ACCEPTED,
-    description=MEANING["clone"],
+    description=ACTION_DESCRIPTIONS["clone"],
     responses=openapi.conflict(KEY_REUSED),
 )
 def clone(
@@ -384,15 +384,15 @@ def _route(action: Action) -> Callable[..., SearchView]:
     return act
 
 
-for _action, _meaning in MEANING.items():
-    if _action != "clone":  # done twice, the others do as much as once, so they take no key
+for _action, _meaning in ACTION_DESCRIPTIONS.items():
+    if _action != "clone":  # the others are idempotent and need no key
         router.add_api_route(
             f"/{{search_id}}/{_action}",
             _route(_action),
             methods=["POST"],
             name=_action,
             description=_meaning,
-            responses=openapi.conflict("The search's state does not allow it"),
+            responses=openapi.conflict("The search's state does not allow this action"),
         )
 
 
@@ -402,16 +402,16 @@ def _accepted(record: SearchRecord, response: Response) -> SearchView:
 
 
 def changed_budget(store: Store, *, search_id: str, change: BudgetChange) -> SearchRecord:
-    """The search with another budget.
+    """Change the budget of a search.
 
     Raises:
-        InputError: a number out of range, or nothing to change.
-        NotFoundError: no such search.
-        ConflictError: it has ended.
+        InputError: A number is out of range, or no field is given.
+        NotFoundError: There is no such search.
+        ConflictError: The search has ended.
     """
     if change == BudgetChange():
         raise InputError(
-            "nothing to change: give budget_runs, budget_gpu_seconds or both", field="budget_runs"
+            "Nothing to change. Pass budget_runs, budget_gpu_seconds or both.", field="budget_runs"
         )
     check_bounds(domain.SearchSettings, asdict(change))
     return store.change_budget(search_id=search_id, **asdict(change))
@@ -420,12 +420,11 @@ def changed_budget(store: Store, *, search_id: str, change: BudgetChange) -> Sea
 def apply_action(
     store: Store, *, search_id: str, action: Action, idempotency_key: str | None = None
 ) -> SearchRecord:
-    """The search after the action. A clone is the new search, or the one made earlier with the same
-    key.
+    """Apply an action and return the search; for clone, the new one (or the earlier with this key).
 
     Raises:
-        NotFoundError: no such search.
-        ConflictError: its state does not allow the action.
+        NotFoundError: There is no such search.
+        ConflictError: The search's state does not allow the action.
     """
     match action:
         case "cancel":
@@ -437,8 +436,7 @@ def apply_action(
         case "clone":
             record = store.get_search(search_id=search_id)
             query = record.query
-            # The digest keeps the key apart from those of submissions and of other searches'
-            # clones.
+            # The digest separates clone keys from submission keys and from other searches' clones.
             key = None if idempotency_key is None else json_digest([search_id, idempotency_key])
             if (
                 key is not None

@@ -1,6 +1,4 @@
-"""The API's answers: typed views of the store's records. They need no web framework, for the
-clients read them too.
-"""
+"""Response views of the store's records, without a web framework because clients use them too."""
 
 from __future__ import annotations
 
@@ -42,7 +40,7 @@ from hp_tool.errors import (
 T = TypeVar("T")
 NDJSON = "application/x-ndjson"
 STREAM_END = "end"
-"""Name of an event stream's last event: the search has ended and nothing will follow."""
+"""Name of the last event of a stream: the search has ended."""
 STATUS_BY_CLASS: tuple[tuple[type[HpToolError], int], ...] = (
     (InputError, 422),
     (NotFoundError, 404),
@@ -53,46 +51,42 @@ STATUS_BY_CLASS: tuple[tuple[type[HpToolError], int], ...] = (
     (MissingExtraError, 501),
     (HpToolError, 500),
 )
-"""HTTP status of an error without one of its own; the clients read the table backwards."""
+"""HTTP status by error class, for codes without their own; clients use it in reverse."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """A record as the API shows it: its fields of the same names, and those that the view
-    computes.
-    """
+    """A record in the API: its fields of the same names, and fields that the view computes."""
 
     @classmethod
     def of(cls, *records: Any, **more: Any) -> Self:
-        """The view of `records`, each field from the first one that has it; `more`: fields that
-        none of them has.
-        """
+        """Create a view; each field comes from `more` or the first record that has it."""
         values = cls.computed(records[0]) | more
         for record in records:
             values = {
-                each.name: getattr(record, each.name)
-                for each in fields(cls)
-                if hasattr(record, each.name)
+                field.name: getattr(record, field.name)
+                for field in fields(cls)
+                if hasattr(record, field.name)
             } | values
         return cls(**values)
 
     @staticmethod
     def computed(record: Any) -> dict[str, Any]:
-        """The fields that differ from the record's, or that it has not."""
+        """Return the fields that the record lacks or that differ from it."""
         return {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageView(Generic[T]):
-    """Part of a list, newest first."""
+    """A page of a list, newest first."""
 
     items: list[T]
     next_cursor: str | None
-    """Give it as `cursor` to get what follows; None on the last page."""
+    """Pass it as `cursor` to get the next page; null on the last page."""
 
     @classmethod
     def of(cls, page: Page[Any], view: Callable[[Any], T]) -> PageView[T]:
-        """A page of records as a page of views."""
+        """Convert a page of records to views."""
         return PageView(items=[view(record) for record in page.items], next_cursor=page.next_cursor)
 
 
@@ -103,18 +97,18 @@ class SearchView(View):
     id: str
     state: SearchState
     requested: Literal["cancel", "pause"] | None
-    """Action that the worker has yet to carry out."""
+    """Requested action that the worker has not yet carried out."""
     owner: str | None
-    """Owner of the key that submitted it; None: the operator, or the service needs no key."""
+    """Owner of the key that submitted it; null for the operator or a service without keys."""
     label: Label
-    """Its name, tags and note."""
+    """Name, tags and note."""
     query: dict[str, Any]
     progress: dict[str, Any]
-    """Counts and the best so far, as the coordinator last reported them."""
+    """Counts and best configuration so far, as last reported."""
     summary: dict[str, Any] | None
-    """Its final cost; None before the end, and in lists."""
+    """Final cost; null in lists and before the end."""
     worker: str | None
-    """Host and process of the worker that runs it."""
+    """Host and process id of the worker that runs it."""
     error: dict[str, Any] | None
     """{code, message, field} of a failed search."""
     stopped_because: str | None
@@ -132,11 +126,11 @@ class SearchView(View):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialView(View):
-    """One profile run: predicted before, predicted after calibration and measured, side by side."""
+    """A profile run with its predictions before and after calibration, and its measurement."""
 
     run_id: str
     number: int
-    """0-based, in order of intent."""
+    """Counts from 0, in order of intent."""
     attempt: int
     state: RunState
     parallel: RunConfig
@@ -144,17 +138,15 @@ class TrialView(View):
     predicted: dict[str, Any]
     """Prediction before the run."""
     calibrated: dict[str, Any] | None
-    """Prediction after calibration with the search's measurements; None until the search has
-    ended.
-    """
+    """Prediction calibrated with the search's measurements; null until the search ends."""
     measurement: Measurement | None
     measurement_id: str | None
     gpu_seconds: float | None
     cause: str | None
-    """Why it was abandoned."""
+    """Why the run was abandoned."""
     account: dict[str, Any] | None
-    """What the engine said of its job: seconds that it waited (queue_s) and held its devices
-    (wall_s); of one that was given up its nodes (hosts) and the end of its log.
+    """The engine's account of the job: seconds queued (queue_s) and running (wall_s); for an
+    abandoned run also its nodes (hosts) and the end of its log.
     """
     created_at: datetime
     submitted_at: datetime | None
@@ -167,28 +159,28 @@ class TrialView(View):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialsView:
-    """Trials of a search, in order of intent by default."""
+    """Trials of a search, by default in order of intent."""
 
     search_id: str
     state: SearchState
     trials: list[TrialView]
     next_cursor: str | None = None
-    """Give it as `cursor` to get what follows; None on the last page."""
+    """Pass it as `cursor` to get the next page; null on the last page."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WebhookView(View):
-    """State of the webhook of one search."""
+    """Delivery state of a search's webhook."""
 
     search_id: str
     url: str
     state: WebhookState
     attempts: int
-    """Attempts begun since the search last ended."""
+    """Attempts since the search last ended."""
     next_attempt_at: datetime | None
-    """Earliest time of the next attempt; None once delivered or given up."""
+    """Earliest time of the next attempt; null if delivered or failed."""
     last_error: str | None
-    """Why the last attempt failed."""
+    """Error of the last attempt."""
     delivered_at: datetime | None
 
     @staticmethod
@@ -199,7 +191,7 @@ class WebhookView(View):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EventView(View):
-    """One event of a search; `seq` is its id in the event stream."""
+    """An event of a search; `seq` is its id in the event stream."""
 
     seq: int
     kind: str
@@ -209,14 +201,14 @@ class EventView(View):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasurementView(View):
-    """A stored measurement, and the query and configuration it belongs to."""
+    """A stored measurement with its query and configuration."""
 
     id: str
     source: MeasurementSource
     state: MeasurementState
-    """Only accepted ones teach."""
+    """Only accepted measurements calibrate predictions."""
     trusted: bool
-    """It teaches everybody; else its owner alone."""
+    """Calibrates everybody's predictions; if false, its owner's only."""
     gpu: str
     framework: str
     model: str
@@ -225,14 +217,14 @@ class MeasurementView(View):
     predicted: dict[str, Any]
     measurement: Measurement
     warnings: tuple[str, ...]
-    """Figures that lie far from the prediction."""
+    """Figures that differ much from the prediction."""
     search_id: str | None
     created_at: datetime
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportView(View):
-    """What became of a list of reports, each stored or refused by itself."""
+    """Result of a list of reports, each stored or rejected on its own."""
 
     stored: list[MeasurementView]
     refused: list[Refused]
@@ -240,35 +232,33 @@ class ImportView(View):
     @staticmethod
     def computed(record: Imported) -> dict[str, Any]:
         return {
-            "stored": [MeasurementView.of(each) for each in record.stored],
+            "stored": [MeasurementView.of(measurement) for measurement in record.stored],
             "refused": list(record.refused),
         }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CalibrationView(View):
-    """One version of the calibration of a cluster, its software and a family of models;
-    immutable.
-    """
+    """An immutable version of a calibration for a cluster, its software and a model family."""
 
     id: str
     version: int
     cluster_key: str
     framework: str
     model_family: str
-    """dense or moe; empty: all families."""
+    """dense or moe; empty for all families."""
     owner: str
-    """Who alone uses it, for their own reports; empty: everybody."""
+    """Owner whose predictions it corrects; empty for everybody."""
     num_measurements: int
     measurement_ids: list[str]
-    """The measurements it was fitted to."""
+    """Measurements used for the fit."""
     summary: dict[str, Any]
-    """Factors by group of parts, overheads, and the remaining error."""
+    """Factors by group of parts, overheads, and residual error."""
     models: dict[str, int]
-    """Measurements by model."""
+    """Number of measurements by model."""
     accuracy: dict[str, Any]
-    """Median error of step time: error_before of the cost model alone, error_after on measurements
-    a fit did not see.
+    """Median step time error: `error_before` without calibration, `error_after` on measurements
+    that the fit did not use.
     """
     created_at: datetime
 
@@ -281,13 +271,13 @@ class CalibrationView(View):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegistrationView(View):
-    """A model or server under a name that queries may use."""
+    """A model, cluster or trace registered under a name."""
 
     kind: RegistrationKind
     name: str
     owner: str | None
-    """None: everybody's."""
+    """null if shared with everybody."""
     spec: dict[str, Any]
-    """As submitted."""
+    """Specification as submitted."""
     created_at: datetime
     updated_at: datetime

@@ -1,6 +1,4 @@
-"""Waiting for news of searches: one look at the database at a time, for however many streams and
-requests wait.
-"""
+"""Wait for events of searches: one database poll at a time serves all streams and requests."""
 
 import asyncio
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -19,7 +17,7 @@ class _Waiter:
 
 
 class Watch:
-    """Wakes those who wait for a search. One per process, used only on its event loop."""
+    """Wakes waiters when their search changes. One per process, used on its event loop only."""
 
     def __init__(
         self, *, heads: Callable[[Collection[str]], Mapping[str, Head]], poll_s: float
@@ -27,18 +25,18 @@ class Watch:
         self._heads = heads
         self._poll_s = poll_s
         self._waiting: dict[str, set[_Waiter]] = {}
-        self._looking: asyncio.Task[None] | None = None
+        self._poller: asyncio.Task[None] | None = None
 
     async def news(self, search_id: str, *, seen: Head, limit_s: float) -> None:
-        """Return once the search has an event after those seen, or another state, or is gone; at
-        the latest after `limit_s`.
+        """Wait until the search has a new event or state or is deleted, at most `limit_s`.
 
-        Raises StoreError where the database does not answer.
+        Raises:
+            StoreError: The database does not answer.
         """
         waiter = _Waiter(search_id, seen, asyncio.get_running_loop().create_future())
         self._waiting.setdefault(search_id, set()).add(waiter)
-        if self._looking is None or self._looking.done():
-            self._looking = asyncio.create_task(self._look())
+        if self._poller is None or self._poller.done():
+            self._poller = asyncio.create_task(self._poll())
         try:
             async with asyncio.timeout(limit_s):
                 await waiter.news
@@ -49,12 +47,11 @@ class Watch:
             if not self._waiting[search_id]:
                 del self._waiting[search_id]
 
-    async def _look(self) -> None:
+    async def _poll(self) -> None:
         while self._waiting:
             await asyncio.sleep(self._poll_s)
-            waiters = [
-                each for group in self._waiting.values() for each in group
-            ]  # who joins later waits for the next look
+            # Waiters that join later wait for the next poll.
+            waiters = [waiter for group in self._waiting.values() for waiter in group]
             try:
                 heads = await run_in_threadpool(self._heads, tuple(self._waiting))
             except Exception as error:
@@ -68,4 +65,4 @@ class Watch:
 
 
 def _still_waiting(waiters: Iterable[_Waiter]) -> Iterator[_Waiter]:
-    return (each for each in waiters if not each.news.done())
+    return (waiter for waiter in waiters if not waiter.news.done())

@@ -1,6 +1,4 @@
-"""Watched jobs: begin to watch one, take its steps, and say whether it is slower than it was or
-than it should be.
-"""
+"""Watched jobs: create a watch, store the job's steps, and report when it slows down."""
 
 from __future__ import annotations
 
@@ -43,7 +41,7 @@ from service.settings import Settings
 
 router = versioned("/watches", tag="watches")
 losses = versioned("/lost-nodes", tag="watches")
-MOST_LOST = 10_000
+MAX_LOST_NODES = 10_000
 EXAMPLE = {
     "name": "pretrain",
     "query": {name: part for name, part in SEARCH_EXAMPLE.items() if name != "search"},
@@ -63,13 +61,11 @@ class NewWatch(Strict):
     """A job to watch."""
 
     name: Name = ""
-    """For people."""
+    """Display name."""
     query: Query | None = None
-    """Its one configuration; left out, it is held against itself alone."""
+    """Query with one configuration. Without it, the job is compared only with its own past."""
     webhook: Annotated[str, Parameter(max_length=2000)] | None = None
-    """https URL that gets a signed message when the job becomes slower, and when it is as it was
-    again.
-    """
+    """https URL that receives a signed message when the job slows down and when it recovers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,24 +80,24 @@ class WatchView(View):
     verdict: Verdict | None
     """None in lists."""
     event: int
-    """Changes that were told so far."""
+    """Number of changes reported so far."""
     webhook_state: WebhookState | None
     last_error: str | None
-    """Why the last attempt to tell failed."""
+    """Error of the last delivery attempt."""
     measurement_id: str | None
-    """The measurement that its steady pace became."""
+    """Measurement stored from its steady pace."""
     teaching: str | None
-    """Why it became none."""
+    """Why no measurement was stored."""
     created_at: datetime
     updated_at: datetime
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepsView:
-    """What became of a batch of steps."""
+    """Result of storing a batch of steps."""
 
     acknowledged: int
-    """All reports of the source up to this number are stored; it may forget them."""
+    """Reports of this source up to this `seq` are stored; the sender may discard them."""
     status: str
 
 
@@ -112,9 +108,11 @@ def _view(record: WatchRecord, sources: Iterable[WatchSource] | None = None) -> 
 def _check_webhook(url: str | None, settings: Settings) -> None:
     if url is not None:
         if settings.webhooks is None:
-            fix = "its operator sets HP_WEBHOOK_SECRET for the API and its workers"
+            fix = "Ask its operator to set HP_WEBHOOK_SECRET for the API and its workers."
             raise InputError(
-                f"this service sends no webhooks; {fix}", field="webhook", code="webhooks_disabled"
+                f"This service sends no webhooks. {fix}",
+                field="webhook",
+                code="webhooks_disabled",
             )
         settings.webhooks.check(url)
 
@@ -134,8 +132,10 @@ def begin(
     calibrations: CalibrationsDep,
     idempotency_key: IdempotencyKey = None,
 ) -> WatchView:
-    """Begin to watch a job. Its processes report to `/v1/watches/{id}/steps`; what is expected of
-    it is fixed here.
+    """Create a watch.
+
+    The job's processes report to `/v1/watches/{id}/steps`. The prediction is made now and does not
+    change later.
     """
     _check_webhook(new.webhook, settings)
     query: JsonObject | None = None
@@ -143,7 +143,7 @@ def begin(
     if new.query is not None:
         resolved = schema.parse_query(
             schema.to_dict(resolve(new.query, find=find))
-        )  # checks what spans several fields
+        )  # also checks rules that span several fields
         query, expected = (
             schema.query_mapping(resolved),
             schema.to_dict(expected_of(resolved, calibrations=calibrations)),
@@ -169,7 +169,7 @@ def list_watches(
     ] = None,
     limit: Annotated[int, Parameter(ge=1, le=200)] = 50,
 ) -> PageView[WatchView]:
-    """Watched jobs, newest first, without their verdicts."""
+    """List watched jobs, newest first, without verdicts."""
     return PageView.of(store.list_watches(owner=owner, limit=limit, **paging), _view)
 
 
@@ -179,18 +179,20 @@ def lost_nodes(
     calibrations: CalibrationsDep,
     _turn: RankingTurn,
     lost_nodes: Annotated[
-        int, Parameter(ge=1, le=MOST_LOST, description="Nodes of the query's cluster that are gone")
+        int, Parameter(ge=1, le=MAX_LOST_NODES, description="Lost nodes of the query's cluster")
     ] = 1,
 ) -> Response:
-    """The best configuration of what lost nodes leave of a query's training, and how long it pays
-    to wait for them: what `hp-tool watch --lost-nodes` says.
+    """Find the best configuration for a training that lost nodes.
+
+    Also returns how long waiting for the nodes is worthwhile. Equivalent to
+    `hp-tool watch --lost-nodes`.
     """
     return json_response(after_loss(query, lost_nodes=lost_nodes, calibrations=calibrations))
 
 
 @router.get("/{watch_id}")
 def get_watch(watch_id: str, store: WatchStoreDep) -> WatchView:
-    """One watched job, with what is to be said of it now."""
+    """Return a watched job with its current verdict."""
     record = store.get_watch(watch_id=watch_id)
     return _view(record, store.watch_sources(watch_id=watch_id))
 
@@ -203,22 +205,23 @@ def report_steps(
     measurements: StoreDep,
     find: FindDep,
 ) -> StepsView:
-    """Take the newest steps of one process. A report that was taken before, by its `seq`, is passed
-    over: send what is not yet acknowledged as often as need be. Rank 0 stands for the job; others
-    tell one slow rank from all.
+    """Store the newest steps of one process.
+
+    Reports already stored, by `seq`, are ignored, so resend everything not yet acknowledged. Rank 0
+    sets the job's pace; other ranks help to find a slow one.
     """
-    taken = take_steps(batch, store=store, watch_id=watch_id)
+    receipt = take_steps(batch, store=store, watch_id=watch_id)
     teach(
-        taken.record,
+        receipt.record,
         watches=store,
         store=measurements,
         resolve=functools.partial(resolve, find=find),
     )
-    return StepsView(acknowledged=taken.acknowledged, status=taken.record.status)
+    return StepsView(acknowledged=receipt.acknowledged, status=receipt.record.status)
 
 
 @router.delete("/{watch_id}", status_code=status.HTTP_204_NO_CONTENT)
 def delete_watch(watch_id: str, store: WatchStoreDep) -> Response:
-    """Forget a watched job and its steps; the measurement that it became stays."""
+    """Delete a watch and its steps; a measurement stored from it remains."""
     store.delete_watch(watch_id=watch_id)
     return Response(status_code=status.HTTP_204_NO_CONTENT)

@@ -1,4 +1,4 @@
-"""Live workers: what they can run, and what they run."""
+"""Live workers, their devices and their searches."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,18 +10,17 @@ from service.api.dependencies import StoreDep, versioned
 from service.api.views import PageView, View
 
 router = versioned("/workers", tag="searches")
-MOST = 200
-"""Searches looked at, of each state."""
+MAX_SEARCHES_PER_STATE = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerView(View):
-    """A worker that announced itself within the last half minute."""
+    """A worker seen within the last 30 seconds."""
 
     holder: str
     """Host and process id."""
     offers: tuple[Offer, ...]
-    """Devices on which it can run a search."""
+    """Devices that it can run searches on."""
     searches: tuple[str, ...]
     """The caller's searches that this worker runs."""
     started_at: datetime
@@ -30,8 +29,9 @@ class WorkerView(View):
 
 @router.get("")
 def list_workers(store: StoreDep) -> PageView[WorkerView]:
-    """Live workers, the longest running first. While any is alive, a search that none of them could
-    run is refused.
+    """List live workers, longest running first.
+
+    While any worker is live, searches that none of them can run are rejected.
     """
     return PageView(
         items=workers(store, running=searches_in(store, SearchState.RUNNING)), next_cursor=None
@@ -39,16 +39,17 @@ def list_workers(store: StoreDep) -> PageView[WorkerView]:
 
 
 def searches_in(store: Store, state: SearchState) -> Sequence[SearchRecord]:
-    """The newest searches in this state that the caller may see."""
-    return store.list_searches(state=state, limit=MOST).items
+    """Return the newest searches in this state that the caller may see."""
+    return store.list_searches(state=state, limit=MAX_SEARCHES_PER_STATE).items
 
 
 def workers(store: Store, *, running: Sequence[SearchRecord]) -> list[WorkerView]:
-    """Live workers, and which of the `running` searches each has."""
+    """Return live workers, each with those of the `running` searches that it holds."""
     leases = [(record.lease.holder, record.id) for record in running if record.lease is not None]
     return [
         WorkerView.of(
-            worker, searches=tuple(each for holder, each in leases if holder == worker.holder)
+            worker,
+            searches=tuple(search_id for holder, search_id in leases if holder == worker.holder),
         )
         for worker in store.live_workers()
     ]

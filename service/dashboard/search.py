@@ -21,7 +21,7 @@ from hp_tool.wording.answer import stop_reason
 from service.api.bodies import json_response
 from service.api.dependencies import FindDep, StoreDep
 from service.api.searches import (
-    MEANING,
+    ACTION_DESCRIPTIONS,
     Action,
     BudgetChange,
     apply_action,
@@ -267,9 +267,9 @@ def _handler(action: Action) -> Callable[..., RedirectResponse]:
     return handle
 
 
-for (
-    _action
-) in MEANING:  # the gate has checked by the Origin header that our own page sent the request
+for _action in (
+    ACTION_DESCRIPTIONS
+):  # the gate has checked by the Origin header that our own page sent the request
     router.add_api_route(
         f"/searches/{{search_id}}/{_action}",
         _handler(_action),

@@ -13,7 +13,7 @@ from hp_tool.domain.query import Kind
 from hp_tool.domain.records import JsonObject, Label, SearchRecord, SearchState
 from hp_tool.store.columns import decode_configuration
 from hp_tool.store.searches import model_of
-from service.api.dependencies import Cursor, PrincipalDep, StoreDep, no_number
+from service.api.dependencies import Cursor, PrincipalDep, StoreDep, reject_number
 from service.api.views import SearchView, View
 from service.dashboard.formats import device_of, subject
 from service.dashboard.page import BLANK_IS_NONE, Page, Tone, address, next_href, page_at
@@ -24,7 +24,7 @@ MAX_ROWS = 50
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
 Name = Annotated[str | None, Query(max_length=200), BLANK_IS_NONE]
-Day = Annotated[date, BeforeValidator(no_number)]
+Day = Annotated[date, BeforeValidator(reject_number)]
 
 router = APIRouter(tags=["dashboard"])
 

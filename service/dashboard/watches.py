@@ -21,7 +21,7 @@ from hp_tool.watch.words import doubts_query, faster_words
 from hp_tool.wording.words import arithmetic
 from service.api.dependencies import CalibrationsDep, Cursor, PrincipalDep, WatchStoreDep
 from service.api.views import View
-from service.api.watches import MOST_LOST
+from service.api.watches import MAX_LOST_NODES
 from service.dashboard import formats
 from service.dashboard.figures import Figure, line, markers
 from service.dashboard.page import ErrorFields, Form, Page, Tone, address, done, next_href, page_at
@@ -150,7 +150,7 @@ def watch_context(
     principal: PrincipalDep,
     lost_nodes: Annotated[
         int | None,
-        Query(ge=1, le=MOST_LOST, description="Also what to run without so many of its nodes"),
+        Query(ge=1, le=MAX_LOST_NODES, description="Also what to run without so many of its nodes"),
     ] = None,
 ) -> WatchPage:
     """One watched job, as shown on its page."""
