@@ -132,7 +132,7 @@ def test_what_no_timer_told_is_no_zero_but_part_of_the_rest(tmp_path: Path) -> N
 def test_a_timer_longer_than_the_step_is_refused(tmp_path: Path) -> None:
     steps = read_timers(log(tmp_path / "log", "all", timers=LEVEL_1 | {"forward-backward": 5000.0}))
     with pytest.raises(
-        InputError, match=r"the timer forward-backward tells 5\.\d+ s of a step of 1\.01"
+        InputError, match=r"Timer forward-backward is 5\.\d+ s, longer than the step \(1\.01"
     ):
         explain_log(steps)
 

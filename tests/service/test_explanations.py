@@ -81,7 +81,9 @@ def test_a_log_with_timers_is_taken_too(
         traces[0].open("rb") as trace,
     ):
         answer = client.explain(traces=[one], query=QUERY)
-        with pytest.raises(InputError, match=r"^train\.log is a log; give one log alone"):
+        with pytest.raises(
+            InputError, match=r"^train\.log is a log. Pass either one log or traces"
+        ):
             client.explain(traces=[trace, other])
     assert answer == json.loads(schema.to_json(hp_tool.explain(written, query=QUERY)))
     assert (
@@ -122,7 +124,7 @@ def test_what_is_no_trace_is_refused_without_a_word_of_the_server(
 def test_an_upload_has_its_kind_and_its_rank_once(server: str, traces: list[Path]) -> None:
     plain = httpx.post(f"{server}/v1/explanations", json={}, timeout=60)
     assert (plain.status_code, plain.json()["code"]) == (422, "syntax")
-    name = r"^rank0\.pt\.trace\.json\.gz: another file is of rank 0 too"
+    name = r"^rank0\.pt\.trace\.json\.gz: rank 0 is in another file"
     with (
         Client(server=server) as client,
         traces[0].open("rb") as trace,

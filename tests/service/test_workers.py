@@ -99,7 +99,8 @@ def test_a_worker_announces_itself_until_it_leaves_or_falls_silent(
     store.announce_worker(holder="silent:1", offers=[])
     with store._writing() as connection:
         seen_at = tables.workers.c.seen_at
-        late = connection.execute(sa.select(seen_at)).scalar_one() - timedelta(seconds=WORKER_TIMEOUT_S + 1)
+        seen = connection.execute(sa.select(seen_at)).scalar_one()
+        late = seen - timedelta(seconds=WORKER_TIMEOUT_S + 1)
         connection.execute(sa.update(tables.workers).values(seen_at=late))
     assert store.live_workers() == []
     store.announce_worker(holder="next:1", offers=[])

@@ -196,7 +196,7 @@ def test_what_cannot_be_explained_is_refused(predicted: dict[str, float]) -> Non
     with pytest.raises(InputError, match="no kernel"):
         explain([])
     impossible = QUERY | {"parallel": {"tensor_parallel_size": 3}}
-    with pytest.raises(InputError, match="cannot have run"):
+    with pytest.raises(InputError, match="configuration cannot run"):
         explain([recorded(predicted)], query=schema.parse_query(impossible))
     serving = {
         "kind": "inference",

@@ -270,7 +270,8 @@ def test_numbers_and_types_that_no_trace_has_are_passed_over(tmp_path: Path) -> 
 
 def test_what_unpacks_to_far_more_than_traces_do_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "trace.json.gz"
-    path.write_bytes(gzip.compress(b"[" + b" " * (files.MIN_CHECKED_BYTES + 10 * json_stream.CHUNK)))
+    spaces = b" " * (files.MIN_CHECKED_BYTES + 10 * json_stream.CHUNK)
+    path.write_bytes(gzip.compress(b"[" + spaces))
     with pytest.raises(InputError, match=r"unpacks to .* times its size") as error:
         read_traces([path])
     assert error.value.code == "zip_bomb"
@@ -281,7 +282,7 @@ def test_what_unpacks_to_far_more_than_traces_do_is_refused(tmp_path: Path) -> N
 
 def test_bounds_of_size_and_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hp_tool.traces.columns.MAX_EVENTS", 1)
-    with pytest.raises(InputError, match="profile fewer steps"):
+    with pytest.raises(InputError, match="Profile fewer steps"):
         read_traces([written(tmp_path, OLD)])
     monkeypatch.setattr("hp_tool.traces.files.MAX_BYTES", 100)
     with pytest.raises(InputError, match="larger than"):

@@ -118,7 +118,7 @@ def test_a_trace_of_another_kind_of_run_is_refused(
         ),
         (
             {"model": QUERY["model"] | {"num_hidden_layers": 2}},
-            "a rank's recorded matmuls are 3.33e+11 FLOPs a step",
+            "recorded matmuls are 3.33e+11 FLOPs per rank and step",
         ),
         ({"cluster": {"gpu": "cpu", "num_gpus": 4}}, "the trace is of a GPU, the query of cpu"),
     ],

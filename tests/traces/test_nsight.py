@@ -107,12 +107,12 @@ def test_what_is_no_report_is_refused(
     other = tmp_path / "other.sqlite"
     with sqlite3.connect(other) as base:
         base.execute("CREATE TABLE other (a)")
-    with pytest.raises(InputError, match="no CUPTI_ACTIVITY_KIND_KERNEL"):
+    with pytest.raises(InputError, match="no table CUPTI_ACTIVITY_KIND_KERNEL"):
         read_traces([other])
     with sqlite3.connect(other) as base:  # a view that never ends
         endless = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT * FROM n"
         base.execute(f"CREATE VIEW CUPTI_ACTIVITY_KIND_KERNEL AS {endless}")
-    with pytest.raises(InputError, match="no CUPTI_ACTIVITY_KIND_KERNEL"):
+    with pytest.raises(InputError, match="no table CUPTI_ACTIVITY_KIND_KERNEL"):
         read_traces([other])
     monkeypatch.setattr(nsight, "MAX_SQLITE_STEPS", 0)
     with sqlite3.connect(report) as base:

@@ -233,7 +233,9 @@ def test_what_was_recorded_is_told_by_its_kernels(
     path = write(tmp_path, "trace.json", traceEvents=trace.events)
     answer = json.loads(hp_tool("explain", str(path), "--json").stdout)
     named = [
-        each["text"] for each in answer["findings"] if each["text"].startswith("This is a trace of")
+        each["text"]
+        for each in answer["findings"]
+        if each["text"].startswith(("This is a serving trace", "This is an inference trace"))
     ]
     assert answer["workload"] == workload
     assert len(named) == (workload in ("serving", "inference"))
