@@ -88,7 +88,7 @@ PAIRS = [
         marks=pytest.mark.long
         if format in OF_MEGATRON[1:] and case not in ("dense", "uneven")
         else pytest.mark.components
-        if case not in ("dense", "uneven", "lora")
+        if case not in ("dense", "lora")
         else (),
     )
     for format in writable("training")
@@ -165,7 +165,7 @@ def test_graphs_beside_merged_exchanges_name_the_modules_that_were_predicted(for
     assert not any("training.cuda_graphs" in note for note in answer.notes)
 
 
-@pytest.mark.parametrize("case", ["dense", "uneven"])
+@pytest.mark.parametrize("case", ["dense", pytest.param("uneven", marks=pytest.mark.components)])
 def test_slurm_and_kubernetes_start_megatrons_own_command(case: str) -> None:
     manifest = list(yaml.safe_load_all(written("kubernetes", case)[0] or ""))[1]
     scripts = [

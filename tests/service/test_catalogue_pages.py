@@ -39,7 +39,6 @@ def guarded(store: SqlStore) -> Iterator[TestClient]:
 @pytest.mark.parametrize(
     ("section", "name"),
     [
-        ("models", "deepseek-v3"),
         ("models", "gemma-4-31b"),
         ("gpus", "h100-sxm-80gb"),
         ("clusters", "dgx-h100"),

@@ -134,6 +134,7 @@ def rows(result: TuneResult) -> list[ServingRecommendation]:
     return [row for row in result.recommendations if isinstance(row, ServingRecommendation)]
 
 
+@pytest.mark.components
 def test_a_closed_load_is_measured_calibrated_and_its_key_is_nowhere(
     catalogue: Path, tmp_path: Path
 ) -> None:
@@ -201,6 +202,7 @@ def engine(url: str) -> InProcess:
     )
 
 
+@pytest.mark.components
 def test_a_poisson_load_arrives_at_its_rate(
     catalogue: Path, tmp_path: Path, engine: InProcess
 ) -> None:

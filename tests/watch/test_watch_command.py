@@ -174,6 +174,7 @@ def test_a_restart_from_a_checkpoint_goes_on_and_other_ranks_count_once() -> Non
     assert [each is not None and each[0] for each in ranks] == [0, 1, False]
 
 
+@pytest.mark.components
 def test_lines_are_told_as_they_come_in_bounded_memory(times: np.ndarray) -> None:
     """A process that reads standard input: told before the input ends; 60,000 steps later it is no
     larger.
