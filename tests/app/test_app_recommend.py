@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hp_tool.cost.candidates import Candidates
 from hp_tool.domain import bounds
+from hp_tool.domain.parallel import ParallelConfig, Recompute
 from hp_tool.domain.query import Query
 from hp_tool.errors import InputError
 from hp_tool.questions.configuration import Configuration
@@ -16,6 +18,7 @@ from hp_tool.questions.schema import parse_query, to_dict
 from hp_tool.questions.training import config_query, estimate, recommend
 from hp_tool.questions.training.problem import resolve_training
 from hp_tool.questions.training.ranking.best import best_of
+from hp_tool.questions.training.ranking.choice import _axes
 from hp_tool.questions.training.ranking.rank import cost_space
 from hp_tool.space.enumerate import CHUNK
 
@@ -312,3 +315,24 @@ def test_layers_that_differ_rule_out_what_is_modelled_for_llamas_alone() -> None
     cluster = {"gpu": "h100-sxm-80gb", "num_gpus": 64}
     found = recommend(query=query(model="qwen3.6-27b", cluster=cluster, training=training), top=2)
     assert [one.rank for one in found.recommendations] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("parallel", "layers", "ways"),
+    [
+        ({"data_parallel_size": 8}, 32, 0),
+        ({"tensor_parallel_size": 2, "context_parallel_size": 2}, 32, 2),
+        ({"zero_stage": 1}, 32, 0),
+        ({"zero_stage": 2}, 32, 1),
+        ({"recompute": "full"}, 32, 0),
+        ({"recompute": Recompute(granularity="full", method="uniform", num_layers=2)}, 32, 1),
+        ({"recompute": Recompute(granularity="full", method="block", num_layers=1)}, 32, 1),
+        ({"pipeline_parallel_size": 4}, 32, 1),
+        ({"pipeline_parallel_size": 4}, 33, 2),  # uneven stages
+    ],
+)
+def test_the_row_to_try_is_the_one_that_uses_the_fewest_ways(
+    parallel: dict[str, Any], layers: int, ways: int
+) -> None:
+    rows = Candidates.from_configs([ParallelConfig(), ParallelConfig(**parallel)])
+    assert _axes(rows, layers=layers).tolist() == [0, ways]

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
 
+from hp_tool.cli.exchange import _print
+from hp_tool.formats.exchange.assessment import Assessment
+from tests.cli import shown
 from tests.command_line import hp_tool
 
 SCRIPT = """#!/bin/bash
@@ -108,3 +112,29 @@ def test_an_unknown_format_names_the_known() -> None:
     ran = hp_tool("export", "-", "--format", "word", stdin="{}")
     assert ran.returncode == 2
     assert "choose one of megatron-lm" in ran.stderr
+
+
+def test_parts_below_a_thousandth_of_the_step_are_not_listed(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Of a step of 10 seconds: 10 ms and more."""
+    better = replace(shown.recommendations().recommendations[0], estimate=shown.estimate(10.0))
+    assessment = Assessment(
+        format="megatron-lm",
+        query={},
+        search={},
+        estimate=shown.estimate(11.0),
+        logged=None,
+        step_gap_fraction=None,
+        better=better,
+        gain_fraction=0.1,
+        gain_interval=(0.05, 0.15),
+        switched_on=(),
+        parts_gained_s={"compute": 0.99, "data_parallel": -0.012, "optimizer": 0.008},
+    )
+    _print(assessment)
+    table = capsys.readouterr().out.partition("where the gain comes from")[2]
+    assert re.findall(r"^\s*(\w+(?: \w+)?)\s+([+-][\d.]+)\s*$", table, re.MULTILINE) == [
+        ("compute", "+0.990"),
+        ("data parallel", "-0.012"),
+    ]

@@ -13,13 +13,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import hp_tool
+from hp_tool.catalog import cluster, model
+from hp_tool.catalog.efficiency import engine_profiles
 from hp_tool.catalog.traces import request_trace
-from hp_tool.domain.inference import TraceSpec
+from hp_tool.domain.hardware import ClusterQuery
+from hp_tool.domain.inference import InferenceWorkload, TraceSpec
 from hp_tool.domain.query import OwnFile
 from hp_tool.domain.serving import InferenceEstimate
 from hp_tool.errors import HpToolError, InputError
 from hp_tool.questions import answers, schema, serving
-from hp_tool.questions.serving.problem import resolve_serving
+from hp_tool.questions.serving.prefixes import (
+    ANYWHERE,
+    NOWHERE,
+    SNAPSHOT_TOKENS,
+    resumed_every,
+)
+from hp_tool.questions.serving.problem import resolve_serving, serving_case
 from hp_tool.questions.serving.ranked import cost_space
 from hp_tool.questions.serving.replay import played
 
@@ -311,3 +320,25 @@ def test_a_bursty_trace_is_played_on_what_bears_bursts() -> None:
     ]
     assert best.estimate.request_latency_s == pytest.approx(min(latencies))
     assert min(latencies[:10]) > 1.05 * min(latencies)
+
+
+@pytest.mark.parametrize(
+    ("name", "engine", "release", "every"),
+    [
+        ("qwen3-32b", "trtllm", "1.2.0", ANYWHERE),  # keys and values are cut anywhere
+        ("qwen3.6-27b", "trtllm", "1.2.0", NOWHERE),
+        ("qwen3.6-27b", "trtllm", "1.3.0", SNAPSHOT_TOKENS),
+        ("qwen3.6-27b", "trtllm", "2.0", SNAPSHOT_TOKENS),
+        ("qwen3.6-27b", "sglang", "0.5.9", ANYWHERE),
+    ],
+)
+def test_a_prefix_resumes_where_the_engine_kept_recurrent_states(
+    name: str, engine: str, release: str, every: int
+) -> None:
+    case = serving_case(
+        model=model(name),
+        cluster=cluster(ClusterQuery(gpu="h100-sxm-80gb", num_gpus=2)),
+        workload=InferenceWorkload(input_length=1024, output_length=512),
+        engine=next(each for each in engine_profiles() if each.engine == engine),
+    )
+    assert resumed_every(case, release=release) == every

@@ -383,3 +383,30 @@ def test_constants_hold_on_a_card_that_was_left_out() -> None:
                 assert roof.peak_fraction == pytest.approx(
                     stored[family][name]["peak_fraction"], rel=0.02
                 )
+
+
+@pytest.mark.parametrize(
+    ("work", "launches"),
+    [
+        ({"decoding": 4.0}, 1.0),
+        ({"tokens": 512.0, "prompts": 1.0}, 1.0),
+        ({"decoding": 4.0, "tokens": 512.0, "prompts": 1.0}, 2.0),
+    ],
+)
+def test_the_norm_is_launched_once_for_decoding_and_once_for_prompts(
+    work: dict[str, float], launches: float
+) -> None:
+    case = case_of(recurrent("mamba2"))
+    free, launched = (
+        seconds(
+            replace(
+                case,
+                profile=replace(
+                    case.profile, gpu=replace(case.profile.gpu, kernel_overhead_s=overhead_s)
+                ),
+            ),
+            **work,
+        )
+        for overhead_s in (0.0, 1.0)
+    )
+    assert launched - free == pytest.approx(launches)
