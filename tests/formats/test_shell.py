@@ -211,6 +211,7 @@ def test_rare_sums_and_substitutions_stay_unknown(word: str) -> None:
         "((" * 40_000,
         "if x; then " * 9_000,
         '"$(' * 30_000,
+        f"if [ {2000 * '! '} x ]; then y; fi",
     ],
 )
 def test_what_asks_for_too_much_is_refused(text: str) -> None:
@@ -237,6 +238,8 @@ def test_any_text_is_read_or_refused(text: str) -> None:
             "set_tp() { TP=8; }\nTP=2\nif [[ $(nvidia-smi -L | wc -l) -gt 4 ]]; then set_tp; fi",
             None,
         ),
+        (f"TP=2\nif [ {31 * '! '} x ]; then TP=8; fi", None),
+        (f"TP=2\nif [ {30 * '! '} x ]; then TP=8; fi", "8"),
         ("TP=2\nif [ ! -f conf ]; then TP=8; exit 1; fi", "2"),
         ("TP=2\nif [ -f conf ]; then TP=2; mkdir -p out; fi", "2"),
         ("TP=2\nif [ -f a ] || [ 1 = 1 ]; then TP=8; fi", "8"),

@@ -306,3 +306,24 @@ def test_the_wait_of_arrivals_one_by_one_is_the_queues() -> None:
             independent=True,
         ).ttft_s[0]
         assert predicted - before == pytest.approx(np.quantile(waits, share), rel=0.06)
+
+
+@pytest.mark.parametrize(("independent", "output_length"), [(False, 512), (True, 1), (True, 512)])
+def test_only_independent_requests_meet_batches_above_the_mean(
+    independent: bool, output_length: int
+) -> None:
+    """Requests that are answered one after the other keep the batch as it is."""
+    setup = case_of(input_length=512, output_length=output_length)
+    at_rate = costs(setup, prefill=1, decode=1, load=8)
+    found = pool_quantiles(
+        prefill=setup.case,
+        decode=setup.case,
+        decoders=ServingCandidates.from_configs(
+            [ServingConfig(tensor_parallel_size=2)], concurrency=[8]
+        ),
+        costs=at_rate,
+        share=0.95,
+        independent=independent,
+    )
+    above = bool(found.tpot_s[0] > at_rate.tpot_s[0])
+    assert above is (independent and output_length > 1)

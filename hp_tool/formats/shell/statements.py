@@ -185,12 +185,18 @@ class Statements:
             return self._compound_statement(node)
         return self._known(node, test(self.filler, self._tokens(node)))
 
-    def _tokens(self, node: Node) -> list[str]:
-        """Operands and operators of a test in the order they are written."""
+    def _tokens(self, node: Node, *, depth: int = 0) -> list[str]:
+        """Operands and operators of a test in the order they are written. Raises InputError where
+        it is nested too deeply.
+        """
+        if depth > MAX_DEPTH:
+            raise InputError(
+                f"line {self.filler.line(node)} is nested too deeply to be read", code="syntax"
+            )
         tokens: list[str] = []
         for child in node.children:
             if child.type in ("binary_expression", "unary_expression", "parenthesized_expression"):
-                tokens += self._tokens(child)
+                tokens += self._tokens(child, depth=depth + 1)
             elif child.type in ("[", "]", "[[", "]]"):
                 continue
             elif not child.is_named or child.type == "test_operator":

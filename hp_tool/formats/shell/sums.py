@@ -156,8 +156,10 @@ def _joined(
 def _one(filler: Filler, tokens: list[str], depth: int) -> tuple[bool | None, list[str]]:
     from hp_tool.formats.shell.words import OPEN
 
-    if not tokens or depth > 30:
+    if not tokens:
         return False, []
+    if depth > 30:
+        return None, []
     if tokens[0] == "!":
         truth, rest = _one(filler, tokens[1:], depth + 1)
         return None if truth is None else not truth, rest
