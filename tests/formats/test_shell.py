@@ -87,6 +87,14 @@ def test_words_are_those_that_bash_passes_on(form: str, words: list[str]) -> Non
     assert by_us(script) == by_bash(script)
 
 
+@pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not installed")
+@pytest.mark.parametrize("form", FORMS)
+def test_each_form_is_read_as_bash_reads_it(form: str) -> None:
+    """The property above draws only some of the forms."""
+    script = form.format(words="--first a=b --second=1 c")
+    assert by_us(script) == by_bash(script)
+
+
 @settings(suppress_health_check=list(HealthCheck))
 @given(form=st.sampled_from([form for form in FORMS if "bash" not in form]), words=WORDS)
 def test_no_word_is_dropped_in_silence(form: str, words: list[str]) -> None:

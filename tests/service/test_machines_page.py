@@ -5,6 +5,7 @@ no script for it.
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from datetime import UTC, date, datetime
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, urlsplit
@@ -13,6 +14,8 @@ import pytest
 from fastapi.testclient import TestClient
 
 from hp_tool.catalog.prices import offers
+from service.dashboard.machine_rows import _per_million
+from tests.cli import shown
 from tests.service.every_page import RENT
 
 if TYPE_CHECKING:
@@ -195,3 +198,12 @@ def test_a_reader_without_scripts_compares_machines(browser: Browser, server: st
     assert re.search(r"\$[\d,.]+\s*\$[\d,.]+ – \$[\d,.]+", rows.first.inner_text())
     assert "Cheapest within 9 days" in page.locator(".answered").inner_text()
     context.close()
+
+
+def test_a_million_tokens_cost_the_price_of_the_time_they_take() -> None:
+    """At $3.60 a GPU-hour a second costs $0.001; a GPU takes 3,072 / 12 tokens in it."""
+    row = replace(
+        shown.recommendations().recommendations[0], price=3.6, estimate=shown.estimate(12.0)
+    )
+    assert _per_million(row) == pytest.approx(0.001 / (3072 / 12) * 1e6)
+    assert _per_million(replace(row, price=None)) is None

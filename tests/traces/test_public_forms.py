@@ -620,3 +620,35 @@ def test_where_the_events_stand_makes_no_difference(tmp_path: Path, form: str) -
     answer = explained(tmp_path / "trace.json", document)
     assert (answer.steps, answer.marked) == (1, True)
     assert us(answer, "compute", "overhead") == (600.0, 100.0)  # it ends with its last kernel
+
+
+@pytest.mark.parametrize(
+    ("collective", "operation", "factor"),
+    [
+        ("allreduce", "all_reduce", 2 * 7 / 8),
+        ("_allgather_base", "all_gather", 7 / 8),
+        ("alltoallv", "all_to_all", 7 / 8),
+        ("broadcast", "broadcast", 1.0),  # every byte passes each link once
+    ],
+)
+def test_the_bandwidth_of_a_link_is_nccls_bus_bandwidth(
+    tmp_path: Path, collective: str, operation: str, factor: float
+) -> None:
+    """2 MiB in 100 us on eight ranks."""
+    trace = Modern()
+    trace.step(1, 1000.0, 1000.0)
+    trace.kernel(GEMM, 1001, 1100.0, 500.0)
+    arguments = {
+        "Collective name": collective,
+        "dtype": "BFloat16",
+        "In msg nelems": 1 << 20,
+        "Out msg nelems": 1 << 20,
+        "Group size": 8,
+    }
+    trace.kernel("ncclDevKernel_Generic_4", 1002, 1700.0, 100.0, stream=3, **arguments)
+    document = {"schemaVersion": 1, "traceEvents": trace.events}
+    (link,) = explained(tmp_path / "rank0.json", document).links
+    assert (link.operation, link.bytes_per_second) == (
+        operation,
+        pytest.approx(factor * (2 << 20) / 100e-6),
+    )
