@@ -133,7 +133,7 @@ def test_parts_below_a_thousandth_of_the_step_are_not_listed(
         parts_gained_s={"compute": 0.99, "data_parallel": -0.012, "optimizer": 0.008},
     )
     _print(assessment)
-    table = capsys.readouterr().out.partition("where the gain comes from")[2]
+    table = capsys.readouterr().out.partition("Where the gain comes from")[2]
     assert re.findall(r"^\s*(\w+(?: \w+)?)\s+([+-][\d.]+)\s*$", table, re.MULTILINE) == [
         ("compute", "+0.990"),
         ("data parallel", "-0.012"),
