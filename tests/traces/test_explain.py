@@ -204,7 +204,7 @@ def test_what_cannot_be_explained_is_refused(predicted: dict[str, float]) -> Non
         "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 1},
     }
     serving |= {"inference": {"input_length": 128, "output_length": 128, "concurrency": 4}}
-    with pytest.raises(InputError, match="serving"):
+    with pytest.raises(InputError, match="training queries only"):
         explain([recorded(predicted)], query=schema.parse_query(serving))
 
 

@@ -287,7 +287,7 @@ def test_bounds_of_size_and_number(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("hp_tool.traces.files.MAX_BYTES", 100)
     with pytest.raises(InputError, match="larger than"):
         read_traces([written(tmp_path, OLD)])
-    with pytest.raises(InputError, match="cannot be read"):
+    with pytest.raises(InputError, match="Cannot read"):
         read_traces([tmp_path / "none.json"])
     with pytest.raises(InputError, match="1 to 256"):
         read_traces([])
