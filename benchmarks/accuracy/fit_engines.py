@@ -84,6 +84,29 @@ HARDLY_TOLD = 0.5
 ASSUMED_TTFT_LOG_SD = 0.5
 """Where only throughput was measured."""
 
+GIB = 1 << 30
+PROFILED = {
+    "reserve_bytes": 0.13 * GIB,
+    "communicator_bytes": 0.42 * GIB,
+    "multicast_bytes": 1.3 * GIB,
+    "sampler_bytes_per_logit": 38.3,
+    "working_set": "profiled",
+}
+"""vLLM measures one pass and the sampler (`determine_available_memory`). What it printed on an H100
+(0.11.0, 1,024 sequences; Llama 3.1 8B, Llama 3.3 70B, Qwen3 0.6B and 32B, GPT-OSS 20B and 120B) is
+38.3 bytes a logit within 1 %, beside 0.13 GiB that PyTorch does not count on one device and 0.55 on
+each of two. On four H100 vLLM and SGLang both printed caches of Qwen3-235B that leave 1.3 GiB more
+(vllm-project/vllm#21348).
+"""
+OUTSIDE = {
+    "reserve_bytes": 0.5 * GIB,
+    "communicator_bytes": 0.42 * GIB,
+    "multicast_bytes": 1.3 * GIB,
+    "working_set": "outside",
+}
+"""SGLang's `profile_max_num_token` takes weights and cache out of the share of what is free before
+the weights: the context, and buffers of collectives, are gone by then.
+"""
 SETTINGS: dict[str, dict[str, Any]] = {
     "vllm": {
         "schedule": "mixed",
@@ -92,6 +115,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "memory_fraction": 0.9,
         "kv_reserved_output_fraction": 0.75,
         "fp8_cache_with": (),
+        **PROFILED,
     },
     "sglang": {
         "schedule": "prefill_first",
@@ -100,6 +124,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "memory_fraction": 0.85,
         "kv_reserved_output_fraction": 0.75,
         "fp8_cache_with": (),
+        **OUTSIDE,
     },
     "trtllm": {
         "schedule": "mixed",
@@ -123,6 +148,9 @@ BY_VERSION: dict[tuple[str, str], dict[str, Any]] = {
         "memory_fraction_of": "free",
         "reserve_bytes": 1e9,
     },
+    # Since 0.21 CUDA graphs are estimated before the cache is sized: 0.3 to 1.6 GiB in the logs of
+    # six models; `CacheConfig.gpu_memory_utilization` is 0.92.
+    ("vllm", "0.24.0"): {"memory_fraction": 0.92, "reserve_bytes": (0.13 + 0.8) * GIB},
     # The default of KvCacheConfig.free_gpu_memory_fraction; the runs of 1.0.0rc3 had less.
     ("trtllm", "1.1"): {"memory_fraction_of": "free"},
 }

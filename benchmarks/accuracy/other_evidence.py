@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from benchmarks.accuracy import grid, headlines, inference
+from benchmarks.accuracy import grid, headlines, inference, kv_cache
 from benchmarks.accuracy.comparison import Comparison
 from benchmarks.accuracy.fit_fsdp import across_gpus, leave_one_model_out, mpt_runs
 from benchmarks.accuracy.fit_internevo import LEFT_OUT, leave_one_out, memory_left_out
@@ -261,7 +261,7 @@ def _of_range(row: headlines.Headline) -> Comparison:
 def serving(folder: Path) -> list[Group]:
     pairs = inference.unseen(dense_runs(folder))
     saw = "ops/, the other half of the groups of each engine's version"
-    return [
+    return kv_cache.groups(folder) + [
         group(f"Serving: {words}", "setting", saw, inference.comparisons(pairs, what), unit)
         for what, words, unit in (
             ("tpot", "time per output token", "s"),

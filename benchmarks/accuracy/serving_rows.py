@@ -7,6 +7,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from pathlib import Path
+from typing import Any
 
 from benchmarks.accuracy.data import rows
 from benchmarks.accuracy.serving_runs import (
@@ -64,12 +65,16 @@ def _settled(run: ServingRun) -> ServingRun:
     return dataclasses.replace(run, version=version, **_launch(run))
 
 
-def _launch(run: ServingRun) -> dict[str, float]:
-    """What public scripts set that started these runs of TensorRT-LLM (InferenceMAX):
+def _launch(run: ServingRun) -> dict[str, Any]:
+    """What public scripts set that started these runs (InferenceMAX).
+
+    vLLM: max_num_seqs 256 for MiniMax (minimaxm2.5_fp8_h100.sh). TensorRT-LLM:
     batch_wait_timeout_iters 20 with prompts and answers of 1,024 tokens on fewer than 8 B200
     (October 2025, 70b_fp8_b200_trt); timeout_iters 60 of attention_dp_config with attention in
     parallel over data.
     """
+    if run.engine == "vllm" and "MiniMax" in run.model:
+        return {"max_num_seqs": 256}
     if run.engine != "trtllm" or run.equal_lengths:
         return {}
     if run.config.attention_data_parallel_size > 1:

@@ -30,7 +30,7 @@ from hp_tool.domain.hardware import ClusterQuery
 from hp_tool.domain.inference import InferenceWorkload
 from hp_tool.domain.serving import ServingConfig
 from hp_tool.questions.serving.intervals import serving_setting
-from hp_tool.questions.serving.problem import arrivals, serving_case
+from hp_tool.questions.serving.problem import arrivals, serving_case, with_device_defaults
 
 ALIASES = {
     "nvidia/Llama-3.1-8B-Instruct-FP8": "meta-llama/Llama-3.1-8B-Instruct",
@@ -70,6 +70,8 @@ class ServingRun(Served):
     config: ServingConfig
     kv_cache_precision: str | None = None
     """None: the engine's choice."""
+    max_num_seqs: int | None = None
+    """Requests that one scheduler runs at once, where it was set for the run."""
     batch_wait_iterations: float = 0.0
     """As EngineEfficiency's, where it was set for the run."""
     equal_lengths: bool = True
@@ -180,9 +182,11 @@ class Batch:
     candidates: ServingCandidates
 
     def costs(self, engine: EngineEfficiency) -> ServingCosts:
+        release, gpu = self.runs[0].version or None, self.case.cluster.gpu
+        engine = with_device_defaults(engine, gpu=gpu, release=release, model=self.case.model)
         configured = dataclasses.replace(
             self.candidates,
-            max_num_seqs=np.full(len(self.runs), engine.max_num_seqs),
+            max_num_seqs=np.array([run.max_num_seqs or engine.max_num_seqs for run in self.runs]),
             max_num_batched_tokens=np.full(len(self.runs), engine.max_num_batched_tokens),
         )
         waited = dataclasses.replace(

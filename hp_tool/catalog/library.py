@@ -10,6 +10,7 @@ A file holds one entry (its fields at the top, its name from `name` or the file'
         aliases: [meta-llama/Llama-2-7b-hf]      # other names
         parameters: 6.74e9                       # published count, a check of the shape; models only
         checkpoints: {fp8: [nvidia/...-FP8]}     # ids of its weights in fewer bits, by precision; models only
+        wide_attention: [fp8]                    # precisions whose checkpoints keep attention in 16 bits; models only
         num_hidden_layers: 32                    # the fields of the domain type
 """  # noqa: E501
 
@@ -57,6 +58,8 @@ class Entry:
     """Published parameter count of a model."""
     checkpoints: dict[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
     """Published ids of a model's weights in fewer than 16 bits, by precision."""
+    wide_attention: tuple[str, ...] = ()
+    """Precisions whose checkpoints keep attention in 16 bits."""
     source: str = ""
     path: Path
     """The file it stands in."""
@@ -291,6 +294,7 @@ def _entry(
         aliases=tuple(merged.pop("aliases", ())),
         parameters=merged.pop("parameters", None),
         checkpoints={kind: tuple(ids) for kind, ids in merged.pop("checkpoints", {}).items()},
+        wide_attention=tuple(merged.pop("wide_attention", ())),
         source=str(merged.pop("source", source)),
         fields={key: value for key, value in merged.items() if key != "name"},
         path=path,

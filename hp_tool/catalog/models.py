@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hp_tool.catalog import documents, library, records
-from hp_tool.catalog.huggingface.quantization import weight_precision
+from hp_tool.catalog.huggingface.quantization import attention_is_wide, weight_precision
 from hp_tool.catalog.huggingface.read import is_config, read_config
 from hp_tool.catalog.model_checks import checked_model
 from hp_tool.cost.parameters import active_parameters, total_parameters
@@ -122,6 +122,21 @@ def published_precision(name: str | Mapping[str, Any] | ModelSpec) -> str:
         return "bf16"
     stored = stored_checkpoint(name, precision="bf16")
     return "bf16" if stored is None or stored.precision is None else stored.precision
+
+
+def keeps_attention_wide(name: str | Mapping[str, Any] | ModelSpec, *, precision: str) -> bool:
+    """Return whether the model's checkpoint of this precision keeps attention in 16 bits, as its
+    entry in the catalogue or the quantization_config of its config.json says.
+    """
+    if isinstance(name, ModelSpec):
+        return False
+    if isinstance(name, Mapping):
+        return is_config(name) and attention_is_wide(name) and weight_precision(name) == precision
+    if is_own_file(name):
+        fields = library.sole_entry(_config_path(name), field="model").fields
+        return keeps_attention_wide(fields, precision=precision)
+    known = library.knows("models", name)
+    return known and precision in library.entry("models", name).wide_attention
 
 
 def is_own_file(name: object) -> bool:

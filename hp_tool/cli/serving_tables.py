@@ -39,7 +39,7 @@ from hp_tool.wording.columns import (
 )
 from hp_tool.wording.short import serving_figures as serving_answer
 from hp_tool.wording.short import serving_layout
-from hp_tool.wording.words import assumption_sentences, serving_arithmetic
+from hp_tool.wording.words import assumption_sentences, cache_words, serving_arithmetic
 
 POOL = "replicas x tensor (TP), attention data (ADP) and expert parallel (EP) ranks"
 LATENCIES = ("ttft_s", "tpot_s", "request_latency_s")
@@ -66,6 +66,8 @@ def print_inference_estimate(estimate: InferenceEstimate) -> None:
             style="bold",
         )
         print_memory_parts(console, memory.parts_bytes)
+    if estimate.kv_cache is not None:
+        console.print(cache_words(estimate.kv_cache), highlight=False)
     if not estimate.feasible:
         _print_fixes(console, estimate)
     if estimate.tails is None or estimate.intervals is None:

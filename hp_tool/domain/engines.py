@@ -2,10 +2,12 @@
 scatter.
 """
 
+import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from hp_tool.domain.fields import Strict
+from hp_tool.domain.releases import release_numbers
 
 Schedule = Literal["mixed", "prefill_first"]
 
@@ -13,6 +15,60 @@ FRACTION_OF_FREE_MEMORY = ("trtllm",)
 """Engines whose own memory setting is the cache's share of what weights leave free
 (KvCacheConfig.free_gpu_memory_fraction), not a share of the device.
 """
+
+
+GIB, MIB = 1 << 30, 1 << 20
+VLLM_SMALL_BYTES = 70 * GIB
+"""Devices of less memory get vLLM's lower limits (`EngineArgs.get_batch_defaults`)."""
+SGLANG_DEVICES = (
+    (20, 2048, 8),
+    (35, 2048, 24),
+    (60, 4096, 32),
+    (90, 8192, 256),
+    (160, 8192, 256),
+    (math.inf, 16384, 512),
+)
+"""SGLang's (GiB of devices below which, tokens of a prefill chunk, sequences of the largest CUDA
+graph), by `ServerArgs._handle_gpu_memory_settings`.
+"""
+SGLANG_KEPT = 512 * MIB, 1.5 * MIB, 2.0 * MIB, 128 * MIB
+"""What SGLang's default share leaves: in all, for each token of a chunk, for each sequence of a
+graph, for each device of a replica, which is taken as one.
+"""
+SMALL_TO_VLLM = ("a100",)
+"""Dies that vLLM gives the defaults of small devices whatever their memory."""
+CHUNKS_SINCE = (0, 8)
+"""vLLM's release from which passes have their present limits on large devices: before it they held
+256 sequences, and a whole prompt where models know no more positions than WHOLE_PROMPTS.
+"""
+WHOLE_PROMPTS = 32_768
+
+
+def device_defaults(
+    engine: str,
+    *,
+    memory_bytes: float,
+    silicon: str | None,
+    release: str | None = None,
+    positions: int | None = None,
+) -> dict[str, Any]:
+    """Return the engine's own settings on such a device, where they differ from its profile's,
+    which are those of 80 GB devices. `positions`: the most that the model knows.
+    """
+    if engine == "sglang":
+        chunk, graph = next(limits for gib, *limits in SGLANG_DEVICES if memory_bytes < gib * GIB)
+        always, by_token, by_sequence, by_device = SGLANG_KEPT
+        kept = always + by_token * chunk + by_sequence * graph + by_device
+        share = round(max(memory_bytes - kept, 0.0) / memory_bytes, 3)
+        return {"max_num_batched_tokens": chunk, "memory_fraction": share}
+    if engine != "vllm":
+        return {}
+    if release is not None and release_numbers(release) < CHUNKS_SINCE:
+        whole = positions if positions is not None and positions <= WHOLE_PROMPTS else 0
+        return {"max_num_seqs": 256, "max_num_batched_tokens": max(whole, 2048)}
+    if silicon in SMALL_TO_VLLM or memory_bytes < VLLM_SMALL_BYTES:
+        return {"max_num_seqs": 256, "max_num_batched_tokens": 2048}
+    return {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +152,19 @@ class EngineEfficiency(Strict):
     """
     memory_fraction_of: Literal["device", "free"] = "device"
     reserve_bytes: float
-    """Workspaces, CUDA graphs and libraries within that share."""
+    """Libraries, workspaces and CUDA graphs within that share, on a replica of one device."""
+    communicator_bytes: float = 0.0
+    """Buffers of collectives within that share, on each device of a larger replica."""
+    multicast_bytes: float = 0.0
+    """What NCCL adds to them for groups of more than two where switches multicast (NVLS)."""
+    sampler_bytes_per_logit: float = 4.0
+    """What the sampler takes for each logit of the most sequences that run at once."""
+    working_set: Literal["summed", "profiled", "outside"] = "summed"
+    """summed: activations and the sampler's memory lie within the share side by side; profiled: the
+    higher peak of the two; outside: the share is of weights and cache alone.
+    """
+    reserve_doubt_bytes: float = 2e9
+    """Half of the 90 % interval of the memory that is not the cache's, within that share."""
     kv_reserved_output_fraction: float
     """Share of the output length that a running request's cache holds on average when the cache is
     full: 0.5 where blocks are handed out as tokens appear, 1 where they are promised at admission.

@@ -85,6 +85,32 @@ class ServingMemory:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CacheTokens:
+    """A number of tokens, and the ends of its 90 % interval."""
+
+    low: int
+    expected: int
+    high: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvCache:
+    """The cache of one replica before any request."""
+
+    tokens: CacheTokens
+    """Tokens of requests of max_context tokens. Windows and recurrent states take the same from
+    short requests as from long ones, so that fewer tokens of short requests fit.
+    """
+    bytes_per_device: float
+    max_context: int
+    """Tokens of the longest request, prompt and answer: what the model knows positions for, or what
+    fits.
+    """
+    requests: int
+    """Whole requests of the load that the cache holds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ServingGoodput:
     """Requests that keep to every bound of the targets, of a request: the tightest of a latency's
     targets on quantiles, or, where none is named, the mean's.
@@ -165,6 +191,7 @@ class InferenceEstimate:
     parallel: ServingConfig | None = None
     replicas: int | None = None
     memory: ServingMemory | None = None
+    kv_cache: KvCache | None = None
     ttft_s: float | None = None
     """Time to first token, queueing included."""
     tpot_s: float | None = None

@@ -17,7 +17,7 @@ from hp_tool.wording.columns import (
     training_figures,
 )
 from hp_tool.wording.fit import chance, left_open, needs
-from hp_tool.wording.words import arithmetic, serving_arithmetic
+from hp_tool.wording.words import arithmetic, cache_words, serving_arithmetic
 
 
 def estimate_html(
@@ -31,6 +31,8 @@ def estimate_html(
         parts += _reasons(estimate.reasons)
         if estimate.ttft_s is not None:
             parts.append(_columns(serving_figures([estimate])))
+        if estimate.kv_cache is not None:
+            parts.append(_line(cache_words(estimate.kv_cache)))
     else:
         if estimate.parallel is not None:
             parts.append(_line(arithmetic(estimate.parallel)))

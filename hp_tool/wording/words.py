@@ -7,7 +7,7 @@ from typing import Any
 from hp_tool.domain.axes import AXES, BY_KEY
 from hp_tool.domain.parallel import ParallelConfig, recompute_name
 from hp_tool.domain.query import Query
-from hp_tool.domain.serving import ServingConfig
+from hp_tool.domain.serving import KvCache, ServingConfig
 from hp_tool.domain.targets import bounded_by
 from hp_tool.domain.units import duration, times
 
@@ -128,6 +128,17 @@ def serving_arithmetic(config: ServingConfig, *, replicas: int | None) -> str:
     experts = f", EP {config.expert_parallel_size}" if config.expert_parallel_size > 1 else ""
     experts += f", {config.redundant_experts} redundant experts" if config.redundant_experts else ""
     return " x ".join(shown) + experts
+
+
+def cache_words(cache: KvCache) -> str:
+    """Return what the cache of a replica holds: `KV cache: 180,000 tokens per replica
+    (160,000-200,000); longest request 131,072`.
+    """
+    tokens = cache.tokens
+    return (
+        f"KV cache: {tokens.expected:,} tokens per replica ({tokens.low:,}-{tokens.high:,}); "
+        f"longest request {cache.max_context:,}"
+    )
 
 
 def changed_fields(before: Config, after: Config) -> tuple[str, ...]:

@@ -22,7 +22,7 @@ from hp_tool.questions.training.evaluate import ResolvedConfiguration
 from hp_tool.wording.columns import unmeasured
 from hp_tool.wording.familiarity import familiarity_words
 from hp_tool.wording.fit import by_recipe, chance, launched, narrower, needs, why_wide
-from hp_tool.wording.words import serving_arithmetic
+from hp_tool.wording.words import cache_words, serving_arithmetic
 from service.api.bodies import read_query
 from service.api.dependencies import CalibrationsDep, FindDep, StoreDep
 from service.api.views import View
@@ -308,7 +308,11 @@ def _view(
         verdict_note=verdict_note,
         chance=chance(known) if isinstance(known, Estimate) else "",
         answer=" ".join(
-            (_answer(metrics, memory, time, known=known, device=device), *_missed(known))
+            (
+                _answer(metrics, memory, time, known=known, device=device),
+                *_cache(known),
+                *_missed(known),
+            )
         ),
         familiarity=""
         if known.familiarity is None
@@ -416,6 +420,11 @@ def _verdict(
         return "not possible", "bad", ""
     missed = any(reason.code == "target_missed" for reason in known.reasons)
     return ("misses a target", "warn", note) if missed else ("not acceptable", "bad", note)
+
+
+def _cache(known: Estimate | InferenceEstimate) -> list[str]:
+    cache = known.kv_cache if isinstance(known, InferenceEstimate) else None
+    return [] if cache is None else [f"{cache_words(cache)}."]
 
 
 def _fits(known: Estimate | InferenceEstimate) -> bool:

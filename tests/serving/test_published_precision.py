@@ -47,7 +47,7 @@ def served(model: Any, **inference: Any) -> dict[str, Any]:
     return {
         "kind": "inference",
         "model": model,
-        "cluster": {"gpu": "h200", "num_gpus": 8},
+        "cluster": {"gpu": "h200", "num_gpus": 16},
         "inference": load | inference,
     }
 

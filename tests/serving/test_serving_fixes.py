@@ -85,7 +85,7 @@ def test_the_change_is_told_in_words_and_fields() -> None:
         query=query(model="llama-3.1-405b", parallel={"tensor_parallel_size": 2})
     )
     first = found.fixes[0]
-    assert first.change == "TP 2 -> 4 (DP 4 -> 2)"
+    assert first.change == "TP 2 -> 8 (DP 4 -> 1)"  # attention is in 16 bits
     assert (
         first.changed == ("tensor_parallel_size", "data_parallel_size")
         and first.throughput_change_fraction is None

@@ -18,11 +18,7 @@ def weight_precision(config: Mapping[str, Any]) -> str:
 
     Raises UnsupportedError for a quantization that is not known here.
     """
-    wrapped = (config.get(name) for name in ("text_config", "llm_config", "language_config"))
-    parts = (config, *(part for part in wrapped if isinstance(part, Mapping)))
-    stored = next(
-        (part["quantization_config"] for part in parts if part.get("quantization_config")), None
-    )
+    stored = _stored(config)
     if stored is None:
         return "bf16"
     precision = _precision(stored) if isinstance(stored, Mapping) else None
@@ -35,6 +31,34 @@ def weight_precision(config: Mapping[str, Any]) -> str:
             field="inference.precision",
         )
     return precision
+
+
+def attention_is_wide(config: Mapping[str, Any]) -> bool:
+    """Return whether the quantization_config of a config.json leaves attention in 16 bits: it names
+    projections of attention among the modules that it does not convert.
+    """
+    stored = _stored(config)
+    if not isinstance(stored, Mapping):
+        return False
+    kept = (name for key in LEFT_WIDE for name in (stored.get(key) or ()) if isinstance(name, str))
+    return any(
+        "self_attn" in name and "vis" not in name and not name.endswith(SMALL) for name in kept
+    )
+
+
+LEFT_WIDE = ("modules_to_not_convert", "ignore", "ignored_layers", "exclude_modules")
+"""Keys of quantization_config that list the modules in 16 bits."""
+SMALL = ("norm", "indexer.weights_proj", "sinks")
+"""Endings of modules of attention that hold few numbers."""
+
+
+def _stored(config: Mapping[str, Any]) -> object:
+    """Return the quantization_config of a config.json or of the language model within it."""
+    wrapped = (config.get(name) for name in ("text_config", "llm_config", "language_config"))
+    parts = (config, *(part for part in wrapped if isinstance(part, Mapping)))
+    return next(
+        (part["quantization_config"] for part in parts if part.get("quantization_config")), None
+    )
 
 
 def _precision(stored: Mapping[str, Any]) -> str | None:

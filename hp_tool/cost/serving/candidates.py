@@ -96,6 +96,10 @@ class ServingCase(Machine):
     """Bytes per weight of those matmuls, scales included; embeddings and output layer stay in 16
     bits.
     """
+    mixer_precision: Precision
+    """Inputs of the matmuls of attention, and of layers that stand in its place."""
+    mixer_bytes: float
+    """Bytes per weight of those: more than `weight_bytes` where the checkpoint keeps them wide."""
     expert_precision: Precision
     """Inputs of the experts' matmuls."""
     expert_bytes: float

@@ -113,7 +113,11 @@ def _mixer_block(
     if model.mixer == "none":
         return elementwise + share * case.engine.layer_overhead_s
     projections = matmuls_seconds(
-        case, batch.tokens, shapes_by_source(mixer_matrices(model, tensor=t))
+        case,
+        batch.tokens,
+        shapes_by_source(mixer_matrices(model, tensor=t)),
+        precision=case.mixer_precision,
+        weight_bytes=case.mixer_bytes,
     )
     return (
         projections

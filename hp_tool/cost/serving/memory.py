@@ -2,6 +2,7 @@
 values.
 """
 
+import math
 from dataclasses import dataclass
 from typing import cast
 
@@ -18,12 +19,17 @@ from hp_tool.cost.matrices import (
 from hp_tool.cost.matrix import entries
 from hp_tool.cost.serving.candidates import ServingCandidates, ServingCase
 from hp_tool.cost.serving.experts import expert_weights
+from hp_tool.cost.serving.weights import MXFP4_BYTES
 from hp_tool.domain.model import ModelSpec
 
 WIDE_BYTES = 2.0
 """Embeddings, output layer and activations are in 16 bits."""
-LOGIT_BYTES = 4.0
-"""Samplers use fp32 logits of every running sequence."""
+MULTICAST = ("h100", "b200", "b300")
+"""Dies whose NVLink switches multicast."""
+PADDED_TO = 256
+"""Hidden sizes of experts in MXFP4 are padded to multiples of this by the Triton and Marlin kernels
+of vLLM and SGLang: GPT-OSS 120B takes 64.4 GiB where its numbers are 60.7.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,40 +49,72 @@ class ServingBytes:
 
 
 def serving_bytes(case: ServingCase, candidates: ServingCandidates) -> ServingBytes:
-    """Memory before any request; the engine uses its `memory_fraction` of the device, or of what
-    the rest leaves free.
+    """Return the memory before any request.
+
+    An engine takes its `memory_fraction` of the device, or its cache takes that of what the rest
+    leaves free. vLLM profiles one pass of the most tokens and then the sampler over the most
+    sequences, and the higher peak of the two leaves the share (`profiled`). SGLang leaves both to
+    the memory outside the share (`outside`): only what that cannot hold comes out of the share.
     """
+    engine, device = case.engine, float(case.cluster.gpu.memory_bytes)
     t, p = candidates.tensor_parallel_size, candidates.pipeline_parallel_size
     layers = np.ceil(case.model.num_hidden_layers / p)
     weights, working = weight_bytes(case, candidates), activation_bytes(case, candidates)
-    logits = LOGIT_BYTES * candidates.max_num_seqs * case.model.vocab_size / t
-    overhead = np.full(len(candidates), case.engine.reserve_bytes)
-    fixed = weights + working + logits + overhead
-    capacity, memory_fraction = float(case.cluster.gpu.memory_bytes), case.engine.memory_fraction
-    if case.engine.memory_fraction_of == "device":
-        capacity = memory_fraction * capacity
-        room = capacity - fixed
-    else:
-        room = memory_fraction * (capacity - fixed)
+    logits = sampler_bytes(case, candidates)
+    ranks = t * p * candidates.expert_parallel_size * candidates.attention_data_parallel_size
+    overhead = engine.reserve_bytes + engine.communicator_bytes * (ranks > 1)
+    if case.cluster.gpu.silicon in MULTICAST:
+        overhead = overhead + engine.multicast_bytes * (ranks > 2)
+    share = engine.memory_fraction * device if engine.memory_fraction_of == "device" else device
+    if engine.working_set == "profiled":
+        hidden = WIDE_BYTES * case.model.hidden_size * candidates.max_num_batched_tokens
+        sampled = hidden + logits > working
+        working, logits = np.where(sampled, hidden, working), np.where(sampled, logits, 0.0)
+    elif engine.working_set == "outside":
+        left = np.minimum((device - share) / (working + logits), 1.0)
+        working, logits = working * (1.0 - left), logits * (1.0 - left)
+    room = share - (weights + working + logits + overhead)
+    if engine.memory_fraction_of == "free":
+        room = engine.memory_fraction * room
     return ServingBytes(
         weights=cast(FloatArray, weights),
         activations=working,
         logits=logits,
         overhead=overhead,
-        kv_per_token=layers * _mean_width(case.model, t) * case.kv_element_bytes,
+        kv_per_token=(layers + drafting_layers(case))
+        * _mean_width(case.model, t)
+        * case.kv_element_bytes,
         kv_capacity=room,
-        capacity=capacity,
+        capacity=share,
     )
 
 
+def drafting_layers(case: ServingCase) -> int:
+    """Return the model's own layers that draft tokens, of a load that names no other draft."""
+    drafts = case.speculative
+    own = drafts is not None and drafts.draft_model is None and drafts.draft_cost_fraction > 0.0
+    return case.model.num_nextn_predict_layers if own else 0
+
+
+def sampler_bytes(case: ServingCase, candidates: ServingCandidates) -> FloatArray:
+    """Return the bytes of the sampler on one rank: every rank gathers the logits of the whole
+    vocabulary of all running sequences, of which a pass has no more than its tokens.
+    """
+    sequences = np.minimum(candidates.max_num_seqs, candidates.max_num_batched_tokens)
+    gathered: FloatArray = case.engine.sampler_bytes_per_logit * sequences * case.model.vocab_size
+    return gathered
+
+
 def weight_bytes(case: ServingCase, candidates: ServingCandidates) -> Floats:
-    """Bytes of a p-th of the layers, rounded up, and on the fuller end the embedding or output
-    layer (both if p = 1), and the towers, which the tensor-parallel ranks divide.
+    """Bytes of a p-th of the layers, rounded up, with those that draft, and on the fuller end the
+    embedding or output layer (both if p = 1), and the towers, which the tensor-parallel ranks
+    divide.
     """
     model = case.model
     t, p = candidates.tensor_parallel_size, candidates.pipeline_parallel_size
     weights = sum(_layers_bytes(case.of(kind), candidates) for _, kind in model.kinds)
-    stage = np.ceil(model.num_hidden_layers / p) / model.num_hidden_layers * weights
+    layers = np.ceil(model.num_hidden_layers / p) + drafting_layers(case)
+    stage = layers / model.num_hidden_layers * weights
     beside = WIDE_BYTES * model.tower_parameters / t if model.tower_parameters else 0.0
     return (
         stage
@@ -91,15 +129,17 @@ def _layers_bytes(case: ServingCase, candidates: ServingCandidates) -> Floats:
     """
     model, t = case.model, candidates.tensor_parallel_size
     layers, mixtures = model.num_hidden_layers, model.moe_layers
-    matrices = layers * entries(mixer_matrices(model, tensor=t))
+    weights = layers * entries(mixer_matrices(model, tensor=t)) * case.mixer_bytes
     if model.feed_forward != "none":
-        matrices = matrices + (layers - mixtures) * entries(mlp_matrices(model, tensor=t))
-    weights = matrices * case.weight_bytes
+        dense = (layers - mixtures) * entries(mlp_matrices(model, tensor=t))
+        weights = weights + dense * case.weight_bytes
     if mixtures:
         shared = entries([*shared_expert_matrices(model, tensor=t), *latent_matrices(model)])
-        weights = (
-            weights + mixtures * (expert_weights(case, candidates) + shared) * case.expert_bytes
+        padded = PADDED_TO if case.expert_bytes == MXFP4_BYTES else 1
+        routed = expert_weights(case, candidates) * (
+            math.ceil(model.hidden_size / padded) * padded / model.hidden_size
         )
+        weights = weights + mixtures * (routed + shared) * case.expert_bytes
     return weights
 
 

@@ -24,34 +24,39 @@ from hp_tool.domain.hardware import Precision
 from hp_tool.domain.model import ModelSpec
 
 
-def seen_tokens(model: ModelSpec, tokens: float) -> float:
+def seen_tokens(model: ModelSpec, tokens: float, *, chunk: float = 0.0) -> float:
     """Tokens of a context that a layer attends to and caches, mean over layers: (F n + W min(n, w))
-    / L.
+    / L. `chunk`: tokens of a prompt that a windowed layer caches beside its window.
     """
     windowed = _windowed(model)
     if not windowed or model.sliding_window is None:
         return tokens
     layers = model.num_hidden_layers
     return (
-        (layers - windowed) * tokens + windowed * min(tokens, float(model.sliding_window))
+        (layers - windowed) * tokens + windowed * min(tokens, model.sliding_window + chunk)
     ) / layers
 
 
 def cached_tokens(
-    case: ServingCase, t: IntArray, tokens: float, *, states_too: bool = True
+    case: ServingCase,
+    t: IntArray,
+    tokens: float,
+    *,
+    states_too: bool = True,
+    chunk: float = 0.0,
 ) -> float | FloatArray:
     """Tokens of the cache that a sequence of so many takes, mean over layers; with windows fewer
     than it has, with recurrent layers its states besides, in tokens of the others (unless without
-    `states_too`: what attention reads).
+    `states_too`: what attention reads). `chunk`: as `seen_tokens` has it.
     """
     kinds = case.model.kinds
     if len(kinds) == 1:
-        return seen_tokens(kinds[0][1], tokens)
+        return seen_tokens(kinds[0][1], tokens, chunk=chunk)
     cached = states = per_token = np.zeros(np.shape(t))
     for layers, kind in kinds:
         width = layers * cached_width(kind, t)
         per_token = per_token + width
-        cached = cached + width * seen_tokens(kind, tokens)
+        cached = cached + width * seen_tokens(kind, tokens, chunk=chunk)
         states = states + layers * state_numbers(kind, t)
     return (cached + states_too * states * STATE_BYTES / case.kv_element_bytes) / per_token
 

@@ -1,5 +1,6 @@
 """Number formats of served weights: bytes with their scales, and the precision of the matmul."""
 
+from dataclasses import dataclass
 from typing import Literal
 
 from hp_tool.domain.hardware import GpuSpec, Precision
@@ -50,11 +51,24 @@ def weight_format(precision: ServingPrecision, *, gpu: GpuSpec) -> tuple[float, 
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Formats:
+    """`weight_format` of each kind of matrix."""
+
+    mixers: tuple[float, Precision]
+    """Attention, and layers that stand in its place."""
+    mlps: tuple[float, Precision]
+    """Dense ones."""
+    experts: tuple[float, Precision]
+
+
 def formats(
-    precision: ServingPrecision, *, gpu: GpuSpec, experts: bool
-) -> tuple[tuple[float, Precision], tuple[float, Precision]]:
-    """`weight_format` of the layers' matrices and of the experts'."""
+    precision: ServingPrecision, *, gpu: GpuSpec, experts: bool, wide_attention: bool = False
+) -> Formats:
+    """Return the formats of a checkpoint of this precision. `wide_attention`: it keeps attention in
+    16 bits.
+    """
     narrow = weight_format(precision, gpu=gpu)
-    return (
-        weight_format("bf16", gpu=gpu) if experts and precision in EXPERTS_ALONE else narrow
-    ), narrow
+    wide = weight_format("bf16", gpu=gpu)
+    dense = wide if experts and precision in EXPERTS_ALONE else narrow
+    return Formats(mixers=wide if wide_attention else dense, mlps=dense, experts=narrow)

@@ -15,11 +15,19 @@ from hp_tool.cost.legality import MEMORY
 from hp_tool.cost.serving.candidates import ServingCandidates
 from hp_tool.cost.serving.experts import imbalance
 from hp_tool.cost.serving.load import Quantiles, open_quantiles, tpot_quantile, ttft_quantile
+from hp_tool.cost.serving.memory import serving_bytes
 from hp_tool.cost.serving.operations import cached_tokens
 from hp_tool.cost.uncertainty import simplified
 from hp_tool.domain.measurement import Tail, Tails
 from hp_tool.domain.result import Reason
-from hp_tool.domain.serving import InferenceEstimate, ServingGoodput, ServingMemory, TokenPrices
+from hp_tool.domain.serving import (
+    CacheTokens,
+    InferenceEstimate,
+    KvCache,
+    ServingGoodput,
+    ServingMemory,
+    TokenPrices,
+)
 from hp_tool.domain.targets import Targets, share_of
 from hp_tool.domain.units import SECONDS_PER_HOUR, gib
 from hp_tool.questions.serving.intervals import familiarity_of, intervals, mixers_doubt
@@ -39,6 +47,14 @@ QUEUED = "queued"
 """The reason of a configuration whose requests wait for a free place in a batch though they may
 not.
 """
+WEIGHTS_DOUBT = 0.02
+"""Half of the 90 % interval of the weights' bytes, relative: tensors that a checkpoint keeps wide,
+and padding.
+"""
+UNLIKE_DOUBT = 0.2
+"""The same of the cache of models whose layers keep unlike numbers of tokens: how releases pad and
+count them differs.
+"""
 KERNELS_ALONE = " (timed kernels alone)"
 PLACES = (np.arange(200) + 0.5) / 200
 """Requests that stand for all when those within the targets are counted."""
@@ -56,6 +72,7 @@ def estimate_row(rows: CostedRows, row: int, *, spread: bool = True) -> Inferenc
         parallel=candidates.config(row),
         replicas=int(candidates.replicas[row]),
         memory=memory,
+        kv_cache=kv_cache(problem, candidates, row),
         max_concurrency=int(costs.max_running[row]) * schedulers if fits else 0,
         max_concurrency_without_preemption=_without_preemption(rows, row) if fits else 0,
         provenance=_provenance(problem),
@@ -146,6 +163,39 @@ def _memory(rows: CostedRows, row: int) -> ServingMemory:
         **fixed,
         kv_cache_bytes=used,
         kv_cache_capacity_bytes=max(room, 0.0),
+    )
+
+
+def kv_cache(
+    problem: ServingProblem, candidates: ServingCandidates, row: int, *, longest: int | None = None
+) -> KvCache:
+    """Return what the cache of one replica holds. `longest`: the most tokens of a request that the
+    engine is told; None: as many as the model knows positions for.
+    """
+    one = candidates.take(slice(row, row + 1))
+    parts = serving_bytes(problem, one)
+    longest = longest or problem.model.max_position_embeddings or problem.longest_request
+
+    # vLLM counts a window and a whole pass for each windowed layer of its longest request.
+    chunk = float(one.max_num_batched_tokens[0]) * (problem.engine.working_set == "profiled")
+
+    def taken(tokens: float) -> float:
+        cached = cached_tokens(problem, one.tensor_parallel_size, tokens, chunk=chunk)
+        return float(np.ravel(cached * parts.kv_per_token)[0])
+
+    room, groups = float(parts.kv_capacity[0]), int(one.attention_data_parallel_size[0])
+    doubt = math.hypot(problem.engine.reserve_doubt_bytes, WEIGHTS_DOUBT * parts.weights[0])
+    if len(problem.model.kinds) > 1 or problem.model.sliding_window is not None:
+        doubt = math.hypot(doubt, UNLIKE_DOUBT * room)
+    low, expected, high = (
+        max(int((room + off) / taken(longest) * longest), 0) for off in (-doubt, 0.0, doubt)
+    )
+    request = taken(problem.input_length + problem.output_length)
+    return KvCache(
+        tokens=CacheTokens(low=groups * low, expected=groups * expected, high=groups * high),
+        bytes_per_device=max(room, 0.0),
+        max_context=min(longest, expected),
+        requests=groups * int(max(room, 0.0) / request),
     )
 
 

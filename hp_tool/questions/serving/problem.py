@@ -17,7 +17,7 @@ from hp_tool.catalog.efficiency import (
     expert_efficiency,
 )
 from hp_tool.catalog.expert_kernels import expert_kernels
-from hp_tool.catalog.models import published_precision
+from hp_tool.catalog.models import keeps_attention_wide, published_precision
 from hp_tool.catalog.releases import check_release
 from hp_tool.catalog.traces import Trace, request_trace
 from hp_tool.cost.arrays import FloatArray
@@ -29,8 +29,8 @@ from hp_tool.cost.serving.load import costs_at_rate, independent_costs, offline_
 from hp_tool.cost.serving.operations import state_block
 from hp_tool.cost.serving.weights import formats
 from hp_tool.domain.clients import CLIENTS, REQUESTS_EACH
-from hp_tool.domain.engines import FRACTION_OF_FREE_MEMORY, EngineEfficiency
-from hp_tool.domain.hardware import ClusterSpec, Precision
+from hp_tool.domain.engines import FRACTION_OF_FREE_MEMORY, EngineEfficiency, device_defaults
+from hp_tool.domain.hardware import ClusterSpec, GpuSpec, Precision
 from hp_tool.domain.inference import ConcurrencyRange, InferenceWorkload, RateRange
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.query import Constraints, Query
@@ -221,8 +221,17 @@ def resolve_serving(query: Query) -> ServingProblem:
     engine = engine_efficiency(
         engine=workload.engine, version=workload.engine_version, silicon=cluster.gpu.silicon
     )
+    engine = with_device_defaults(
+        engine, gpu=cluster.gpu, release=workload.engine_version, model=model
+    )
     engine = _with_memory_fraction(engine, workload, query.constraints)
-    case = serving_case(model=model, cluster=cluster, workload=workload, engine=engine)
+    case = serving_case(
+        model=model,
+        cluster=cluster,
+        workload=workload,
+        engine=engine,
+        wide_attention=keeps_attention_wide(query.model, precision=str(workload.precision)),
+    )
     if trace is not None:
         case = dataclasses.replace(
             case, longest_request=int((trace.input_tokens + trace.output_tokens).max())
@@ -261,6 +270,20 @@ def served_workload(query: Query) -> InferenceWorkload:
     if query.inference.precision is not None:
         return query.inference
     return dataclasses.replace(query.inference, precision=published_precision(query.model))  # type: ignore[arg-type]
+
+
+def with_device_defaults(
+    engine: EngineEfficiency, *, gpu: GpuSpec, release: str | None, model: ModelSpec
+) -> EngineEfficiency:
+    """Return the engine with its own settings on this device in the release that is named."""
+    limits = device_defaults(
+        engine.engine,
+        memory_bytes=float(gpu.memory_bytes),
+        silicon=gpu.silicon,
+        release=release,
+        positions=model.max_position_embeddings,
+    )
+    return dataclasses.replace(engine, **limits)
 
 
 def _with_memory_fraction(
@@ -369,15 +392,23 @@ def seeks_concurrency(query: Query) -> bool:
 
 
 def serving_case(
-    *, model: ModelSpec, cluster: ClusterSpec, workload: InferenceWorkload, engine: EngineEfficiency
+    *,
+    model: ModelSpec,
+    cluster: ClusterSpec,
+    workload: InferenceWorkload,
+    engine: EngineEfficiency,
+    wide_attention: bool = False,
 ) -> ServingCase:
     """The cost model's input, of a workload with its precision (`served_workload`), else of weights
-    in 16 bits.
+    in 16 bits. `wide_attention`: the checkpoint of that precision keeps attention in 16 bits.
 
     Raises InputError `precision_unsupported` if the GPU cannot multiply in it.
     """
-    layers, experts = formats(
-        workload.precision or "bf16", gpu=cluster.gpu, experts=model.num_experts is not None
+    stored = formats(
+        workload.precision or "bf16",
+        gpu=cluster.gpu,
+        experts=model.num_experts is not None,
+        wide_attention=wide_attention,
     )
     client = workload.load.client if workload.load is not None else None
     shorter = CLIENTS[client].mean_length if client is not None else 1.0
@@ -388,10 +419,12 @@ def serving_case(
         cluster=cluster,
         profile=profile,
         engine=engine,
-        compute_precision=layers[1],
-        weight_bytes=layers[0],
-        expert_precision=experts[1],
-        expert_bytes=experts[0],
+        compute_precision=stored.mlps[1],
+        weight_bytes=stored.mlps[0],
+        mixer_precision=stored.mixers[1],
+        mixer_bytes=stored.mixers[0],
+        expert_precision=stored.experts[1],
+        expert_bytes=stored.experts[0],
         kv_element_bytes=ELEMENT_BYTES[cache_precision(workload, engine=engine)],
         input_length=round(shorter * workload.input_length),
         output_length=round(shorter * workload.output_length),

@@ -1,0 +1,193 @@
+"""Cache sizes that engines printed when they started, beside predictions: `python -m
+benchmarks.accuracy.kv_cache [--data DIR] [--json]`.
+
+No constant of these predictions is fitted to these rows: what vLLM reserves comes from runs that
+print its parts (`fit_engines.PROFILED`), SGLang's rule from its source.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from benchmarks.accuracy.comparison import Comparison
+from benchmarks.accuracy.data import print_report, rows
+from benchmarks.accuracy.groups import Group
+from evidence.table import Row
+from hp_tool.catalog import library
+from hp_tool.catalog.releases import check_release
+from hp_tool.cost.serving.candidates import ServingCandidates
+from hp_tool.domain.serving import KvCache
+from hp_tool.errors import InputError
+from hp_tool.questions import schema
+from hp_tool.questions.serving.estimates import kv_cache
+from hp_tool.questions.serving.evaluate import resolve_config
+from hp_tool.questions.serving.problem import resolve_serving, with_device_defaults
+
+GIB = 1 << 30
+OTHER_GPUS = {"A6000 48GB": 47.5, "RTX 3090": 23.57, "T4 16GB": 14.56}
+"""GiB of devices that the catalogue does not have, as drivers report them."""
+STANDS_IN = "a100-sxm-80gb"
+"""Whose other properties, which the cache does not depend on, such a device has."""
+PRECISIONS = {
+    "int8 w8a8": "int8",
+    "none": "bf16",
+    "none (fp16)": "bf16",
+    "int4 gptq": "int4",
+    "int4 awq": "int4",
+    "nvfp4, part fp8": "nvfp4",
+}
+CACHES = {"int8 per token and head": "fp8"}
+CLOSE = 0.1
+
+
+def comparisons(folder: Path) -> Iterator[Comparison]:
+    """Yield the rows whose model the catalogue has."""
+    for row in rows(folder, "kv_cache_counts"):
+        if library.knows("models", row["model"]):
+            yield _comparison(row)
+
+
+def _comparison(row: Row) -> Comparison:
+    cache = predicted(row)
+    release = _release(row)
+    return Comparison(
+        source=row["source"],
+        model=row["model"],
+        what="cache",
+        published=row["kv_cache_tokens"],
+        predicted=cache.tokens.expected,
+        low=cache.tokens.low,
+        high=cache.tokens.high,
+        gpu=row["gpu"],
+        part=f"{row['engine']} {release or 'of a release not told'}"
+        + (", layers unlike" if row["hybrid_or_window"] else ""),
+    )
+
+
+def _release(row: Row) -> str | None:
+    found = re.search(r"\d+\.\d+(\.\d+)?", row["engine_version"] or "")
+    return found[0] if found else None
+
+
+def _known(row: Row) -> str | None:
+    """Return the row's release if a query may name it: the lists begin later than some rows."""
+    release = _release(row)
+    try:
+        check_release(row["engine"], release or "", field="")
+    except InputError:
+        return None
+    return release
+
+
+def predicted(row: Row) -> KvCache:
+    """Return the cache of a row's replica."""
+    own = library.knows("gpus", row["gpu"])
+    t = row["tensor_parallel_size"] or 1
+    query = schema.parse_query(
+        {
+            "kind": "inference",
+            "model": row["model"],
+            "cluster": {"gpu": row["gpu"] if own else STANDS_IN, "num_gpus": t},
+            "inference": {
+                "input_length": 1000,
+                "output_length": 100,
+                "concurrency": 1,
+                "engine": row["engine"],
+                "precision": PRECISIONS.get(row["precision"], row["precision"]),
+                "kv_cache_precision": CACHES.get(row["kv_cache_precision"])
+                or row["kv_cache_precision"]
+                or "bf16",
+            }
+            | _drafts(row)
+            | _given(memory_fraction=row["memory_fraction"], engine_version=_known(row)),
+            "parallel": {"tensor_parallel_size": t}
+            | _given(
+                max_num_seqs=row["max_num_seqs"],
+                max_num_batched_tokens=row["max_num_batched_tokens"],
+            ),
+        }
+    )
+    problem = resolve_serving(query)
+    device = row["device_memory_bytes"] or (None if own else OTHER_GPUS[row["gpu"]] * GIB)
+    gpu = problem.cluster.gpu
+    if device is not None:
+        gpu = dataclasses.replace(gpu, memory_bytes=int(device), silicon=None)
+    engine = with_device_defaults(
+        problem.engine, gpu=gpu, release=_release(row), model=problem.model
+    )
+    if row["memory_fraction"]:
+        engine = dataclasses.replace(engine, memory_fraction=row["memory_fraction"])
+    cluster = dataclasses.replace(problem.cluster, gpu=gpu)
+    problem = dataclasses.replace(problem, cluster=cluster, engine=engine)
+    config = resolve_config(query.parallel, problem=problem)
+    one = ServingCandidates.from_configs([config], concurrency=[1])
+    return kv_cache(problem, one, 0, longest=row["max_model_len"])
+
+
+def _drafts(row: Row) -> dict[str, Any]:
+    """Return the drafting of a row by the model's own layers; other drafts are not told enough."""
+    if "speculative_draft=MTP" not in (row["other"] or ""):
+        return {}
+    drafted = {"num_speculative_tokens": 1, "acceptance_rate": 0.7, "draft_cost_fraction": 0.1}
+    return {"speculative": drafted}
+
+
+def _given(**values: object) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value}
+
+
+def groups(folder: Path) -> list[Group]:
+    """Return the rows as groups of evidence: models whose layers are alike, and others."""
+    every = list(comparisons(folder))
+    return [
+        Group(
+            title=title,
+            left_out="all",
+            saw="reserves that vLLM 0.11 printed; SGLang's source",
+            rows=[row for row in every if ("unlike" in row.part) == unlike],
+            unit="tokens",
+        )
+        for title, unlike in (
+            ("KV caches that engines printed", False),
+            ("KV caches that engines printed, windows and recurrent layers", True),
+        )
+    ]
+
+
+def evaluate(folder: Path) -> dict[str, Any]:
+    """Return each row, and of each group the shares within CLOSE and within the interval."""
+    report: dict[str, Any] = {}
+    for group in groups(folder):
+        held = [
+            row.low is not None and row.high is not None and row.low <= row.published <= row.high
+            for row in group.rows
+        ]
+        report[group.title] = {
+            "rows": [vars(row) | {"error": row.error} for row in group.rows],
+            "close": sum(abs(row.error) <= CLOSE for row in group.rows),
+            "inside": sum(held),
+        }
+    return report
+
+
+def as_text(report: dict[str, Any]) -> str:
+    """Return a line for each row, and the shares."""
+    lines = []
+    for title, group in report.items():
+        lines.append(title)
+        lines += [
+            f"  {row['part']:44} {row['model']:18} {row['gpu']:15} {row['published']:>10,.0f} "
+            f"{row['predicted']:>10,} ({row['low']:,}-{row['high']:,}) {row['error']:+.1%}"
+            for row in group["rows"]
+        ]
+        n = len(group["rows"])
+        lines.append(f"  within 10 %: {group['close']} of {n}; inside: {group['inside']} of {n}")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    print_report(description=__doc__, evaluate=evaluate, as_text=as_text)
