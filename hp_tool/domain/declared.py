@@ -72,7 +72,7 @@ BLOCKS = names("blocks.count blocks.mixer blocks.feed_forward")
 """Fields of layers that differ in mixer and feed-forward alone."""
 LOAD = names("""
     input_length output_length trace concurrency request_rate_per_second think_time_s
-    prefix_cache_hit_rate expert_imbalance
+    prefix_cache_hit_rate prefix_groups expert_imbalance
     load.arrival load.num_prompts load.client load.warmup
 """)
 """Fields that describe the requests to a server."""

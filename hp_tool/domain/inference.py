@@ -36,11 +36,12 @@ class LoadSpec(Strict):
     ] = "closed"
     """closed (with concurrency): a new request follows each finished one; poisson: with
     request_rate_per_second; offline (with neither): all requests are queued at once, without an
-    HTTP front end. With neither, closed and poisson ask for the highest load.
+    HTTP front end; burst (with neither): num_prompts requests come at once, and no others
+    (`--request-rate inf`). With neither, closed and poisson ask for the highest load.
     """
     num_prompts: Count | None = None
-    """offline: requests in all; None: more than run at once. Other loads are modelled in the long
-    run: leave it out.
+    """burst: requests in all. offline: likewise; None: more than run at once. Other loads are
+    modelled in the long run: leave it out.
     """
     client: Annotated[
         Literal["aiperf", "genai-bench", "vllm-bench", "trtllm-bench", "inferencemax"] | None,
@@ -231,6 +232,11 @@ class InferenceWorkload(Strict):
     prefix_cache_hit_rate: Fraction = 0.0
     """Fraction of prompt tokens found in the engine's prefix cache and not computed again; of a
     trace in place of its prefix_tokens.
+    """
+    prefix_groups: Count | None = None
+    """Different prefixes that the requests of a `prefix_cache_hit_rate` share; each lies in the
+    cache once. None: one, as of a system prompt. As many groups as requests run: each has a prefix
+    of its own, as in conversations.
     """
     speculative: SpeculativeSpec | None = None
     expert_imbalance: Annotated[

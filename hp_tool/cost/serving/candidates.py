@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Self, cast
@@ -112,6 +113,8 @@ class ServingCase(Machine):
     """Generated tokens (O); the prefill yields the first."""
     prefix_cache_hit_rate: float = 0.0
     """Share of prompt tokens whose keys and values are cached from earlier requests."""
+    prefix_groups: float = math.inf
+    """Different prefixes among the requests; each lies in the cache once."""
     speculative: SpeculativeSpec | None = None
     prefill_group: float = 1.0
     """Requests whose prompts a request waits for in a steady load, its own included; inf: as many

@@ -52,7 +52,7 @@ from hp_tool.cost.serving.load import (
     ttft_quantile,
 )
 from hp_tool.cost.serving.memory import serving_bytes
-from hp_tool.cost.serving.operations import cached_tokens, seen_tokens
+from hp_tool.cost.serving.operations import cached_tokens, requests_in_cache, seen_tokens
 from hp_tool.domain.model import ModelSpec
 
 _PLACES = 96
@@ -117,8 +117,9 @@ def pool_costs(
     rooms = np.maximum(memory.kv_capacity, 0.0) / memory.kv_per_token
     length = float(decode.input_length)
     t = decoders.tensor_parallel_size
-    cached = cached_tokens(decode, t, length + decode.engine.kv_reserved_output_fraction * output)
-    each: FloatArray = np.minimum(np.maximum(rooms / cached, 1.0), decoders.max_num_seqs)
+    held = length + decode.engine.kv_reserved_output_fraction * output
+    room = requests_in_cache(decode, t, rooms, held)
+    each: FloatArray = np.minimum(np.maximum(room, 1.0), decoders.max_num_seqs)
     most: FloatArray = each * decoders.attention_data_parallel_size
     first = serving_bytes(prefill, prefillers)
     one = cached_tokens(prefill, prefillers.tensor_parallel_size, length)

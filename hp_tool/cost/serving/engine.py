@@ -16,7 +16,7 @@ from hp_tool.cost.arrays import BoolArray, FloatArray
 from hp_tool.cost.serving.candidates import Pass, ServingCandidates, ServingCase
 from hp_tool.cost.serving.forward import forward_seconds
 from hp_tool.cost.serving.memory import ServingBytes, serving_bytes
-from hp_tool.cost.serving.operations import cached_tokens
+from hp_tool.cost.serving.operations import cached_tokens, requests_in_cache
 from hp_tool.domain.engines import EngineEfficiency
 from hp_tool.domain.inference import SpeculativeSpec
 
@@ -233,9 +233,9 @@ def _room(
     length, output = float(case.input_length), float(case.output_length)
     # A full cache holds requests of all ages: on average a share of their output.
     t = c.tensor_parallel_size
-    cached = cached_tokens(case, t, length + case.engine.kv_reserved_output_fraction * output)
     rooms = np.maximum(memory.kv_capacity, 0.0) / memory.kv_per_token
-    by_cache = np.maximum(rooms / cached, 1.0)
+    held = length + case.engine.kv_reserved_output_fraction * output
+    by_cache = np.maximum(requests_in_cache(case, t, rooms, held), 1.0)
     whole = rooms >= cached_tokens(case, t, length + output)
     return (
         np.minimum(np.minimum(by_cache, c.max_num_seqs), _beside_prompts(case, c)),

@@ -10,7 +10,7 @@ import math
 
 import numpy as np
 
-from hp_tool.cost.arrays import FloatArray, IntArray
+from hp_tool.cost.arrays import FloatArray, Floats, IntArray
 from hp_tool.cost.matrices import attention_flops, cached_width
 from hp_tool.cost.matrix import Shape
 from hp_tool.cost.network import exchange_slowdown, group_ring, local_bandwidth, neighbours
@@ -59,6 +59,27 @@ def cached_tokens(
         cached = cached + width * seen_tokens(kind, tokens, chunk=chunk)
         states = states + layers * state_numbers(kind, t)
     return (cached + states_too * states * STATE_BYTES / case.kv_element_bytes) / per_token
+
+
+def requests_in_cache(case: ServingCase, t: IntArray, room: Floats, tokens: float) -> Floats:
+    """Return how many sequences of so many tokens a cache of `room` tokens holds.
+
+    Of n requests in G prefix groups the cache holds the prefix of min(n, G): n w tokens up to G
+    requests of w tokens, and G p + n (w - p) beyond, with p tokens of a prefix.
+    """
+    whole = cached_tokens(case, t, tokens)
+    apart = room / whole
+    if not case.prefix_cache_hit_rate or math.isinf(case.prefix_groups):
+        return apart
+    prefix = shared_tokens(case, t)
+    together = (room - case.prefix_groups * prefix) / (whole - prefix)
+    return np.where(apart <= case.prefix_groups, apart, together)
+
+
+def shared_tokens(case: ServingCase, t: IntArray) -> float | FloatArray:
+    """Return the tokens of the cache that one prefix takes."""
+    length = case.prefix_cache_hit_rate * case.input_length
+    return cached_tokens(case, t, length, states_too=False)
 
 
 BLOCK_STEP = 16

@@ -15,8 +15,8 @@ from hp_tool.cost.legality import MEMORY
 from hp_tool.cost.serving.candidates import ServingCandidates
 from hp_tool.cost.serving.experts import imbalance
 from hp_tool.cost.serving.load import Quantiles, open_quantiles, tpot_quantile, ttft_quantile
-from hp_tool.cost.serving.memory import serving_bytes
-from hp_tool.cost.serving.operations import cached_tokens
+from hp_tool.cost.serving.memory import ServingBytes, serving_bytes
+from hp_tool.cost.serving.operations import cached_tokens, requests_in_cache, shared_tokens
 from hp_tool.cost.uncertainty import simplified
 from hp_tool.domain.measurement import Tail, Tails
 from hp_tool.domain.result import Reason
@@ -147,11 +147,12 @@ def _memory(rows: CostedRows, row: int) -> ServingMemory:
     whole = (
         problem.input_length + problem.engine.kv_reserved_output_fraction * problem.output_length
     )
-    tokens = _cached(rows, row, whole)
-    room = float(parts.kv_capacity[row])
-    used = min(
-        float(rows.costs.running[row]) * tokens * float(parts.kv_per_token[row]), max(room, 0.0)
-    )
+    room, running = float(parts.kv_capacity[row]), float(rows.costs.running[row])
+    tokens = running * _cached(rows, row, whole)
+    if running > problem.prefix_groups:
+        t = rows.candidates.tensor_parallel_size[row : row + 1]
+        tokens -= (running - problem.prefix_groups) * float(np.ravel(shared_tokens(problem, t))[0])
+    used = min(tokens * float(parts.kv_per_token[row]), max(room, 0.0))
     fixed = {
         f"{name}_bytes": float(getattr(parts, name)[row])
         for name in ("weights", "activations", "logits", "overhead")
@@ -190,12 +191,11 @@ def kv_cache(
     low, expected, high = (
         max(int((room + off) / taken(longest) * longest), 0) for off in (-doubt, 0.0, doubt)
     )
-    request = taken(problem.input_length + problem.output_length)
     return KvCache(
         tokens=CacheTokens(low=groups * low, expected=groups * expected, high=groups * high),
         bytes_per_device=max(room, 0.0),
         max_context=min(longest, expected),
-        requests=groups * int(max(room, 0.0) / request),
+        requests=groups * int(_whole_requests(problem, one, 0, parts)),
     )
 
 
@@ -212,9 +212,20 @@ def _cached(rows: CostedRows, row: int, tokens: float) -> float:
     return float(np.ravel(cached_tokens(rows.problem, t, tokens))[0])
 
 
+def _whole_requests(
+    problem: ServingProblem, candidates: ServingCandidates, row: int, parts: ServingBytes
+) -> float:
+    """Requests of the load, at their last token, that the cache holds."""
+    t = candidates.tensor_parallel_size[row : row + 1]
+    room = np.maximum(parts.kv_capacity[row : row + 1], 0.0) / parts.kv_per_token[row : row + 1]
+    length = problem.input_length + problem.output_length
+    return float(np.ravel(requests_in_cache(problem, t, room, length))[0])
+
+
 def _without_preemption(rows: CostedRows, row: int) -> int:
     """Requests that find room for prompt and answer even if all are at their last token."""
-    fitting = max(float(rows.costs.bytes.kv_capacity[row]), 0.0) / _request_bytes(rows, row)
+    problem, parts = rows.problem, rows.costs.bytes
+    fitting = _whole_requests(problem, rows.candidates, row, parts)
     return int(min(fitting, float(rows.candidates.max_num_seqs[row]))) * int(
         rows.candidates.schedulers[row]
     )

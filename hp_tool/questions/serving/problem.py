@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -31,7 +32,13 @@ from hp_tool.cost.serving.weights import formats
 from hp_tool.domain.clients import CLIENTS, REQUESTS_EACH
 from hp_tool.domain.engines import FRACTION_OF_FREE_MEMORY, EngineEfficiency, device_defaults
 from hp_tool.domain.hardware import ClusterSpec, GpuSpec, Precision
-from hp_tool.domain.inference import ConcurrencyRange, InferenceWorkload, RateRange
+from hp_tool.domain.inference import (
+    MOST_TRACED,
+    ConcurrencyRange,
+    InferenceWorkload,
+    RateRange,
+    TraceSpec,
+)
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.query import Constraints, Query
 from hp_tool.domain.targets import Targets
@@ -305,6 +312,7 @@ def _with_memory_fraction(
 
 def _traced(workload: InferenceWorkload) -> tuple[InferenceWorkload, Trace | None]:
     """The workload with what its trace says of lengths, cached prefixes and rate, and the trace."""
+    workload = _burst(workload)
     if workload.trace is None:
         return workload, None
     trace = request_trace(workload.trace)
@@ -350,6 +358,42 @@ def _traced(workload: InferenceWorkload) -> tuple[InferenceWorkload, Trace | Non
     ), trace
 
 
+def _burst(workload: InferenceWorkload) -> InferenceWorkload:
+    """Return a burst as the trace of its requests, all in flight from the start; any other load as
+    it is.
+    """
+    load = workload.load
+    if load is None or load.arrival != "burst":
+        return workload
+    if load.num_prompts is None:
+        raise InputError(
+            "a burst needs num_prompts: the requests that come at once",
+            field="inference.load.num_prompts",
+        )
+    if load.num_prompts > MOST_TRACED:
+        raise InputError(
+            f"a burst has at most {MOST_TRACED:,} requests; give arrival offline for more",
+            field="inference.load.num_prompts",
+        )
+    if workload.disaggregated is not None or load.warmup is not None or workload.think_time_s:
+        raise UnsupportedError(
+            "a burst is modelled on replicas that do both, once: leave disaggregated, warmup and "
+            "think_time_s out",
+            field="inference.load.arrival",
+        )
+    shorter = CLIENTS[load.client].mean_length if load.client is not None else 1.0
+    lengths = (workload.input_length, workload.output_length)
+    inputs, outputs = ((round(shorter * each),) * load.num_prompts for each in lengths)
+    return dataclasses.replace(
+        workload,
+        trace=TraceSpec(input_tokens=inputs, output_tokens=outputs),
+        concurrency=load.num_prompts,
+        input_length=0,
+        output_length=0,
+        load=None,
+    )
+
+
 def unknown_loads(workload: InferenceWorkload) -> Loads | None:
     """The loads that a workload leaves open; None: it gives one."""
     by_rate = workload.request_rate_per_second is not None
@@ -384,7 +428,7 @@ def seeks_concurrency(query: Query) -> bool:
     workload = query.inference
     assert workload is not None
     if workload.trace is not None or (
-        workload.load is not None and workload.load.arrival == "offline"
+        workload.load is not None and workload.load.arrival in ("offline", "burst")
     ):
         return False
     unknown = unknown_loads(workload)
@@ -429,6 +473,8 @@ def serving_case(
         input_length=round(shorter * workload.input_length),
         output_length=round(shorter * workload.output_length),
         prefix_cache_hit_rate=workload.prefix_cache_hit_rate,
+        # A trace does not tell which of its requests share a prefix.
+        prefix_groups=math.inf if workload.trace is not None else workload.prefix_groups or 1,
         prefill_group=come["prefill_group"],
         wave_share=come["wave_share"],
         speculative=workload.speculative,
@@ -473,6 +519,13 @@ def _refuse_unmodelled(query: Query, workload: InferenceWorkload) -> None:
         workload.load,
         {name for name in ("concurrency", "request_rate_per_second") if getattr(workload, name)},
     )
+    burst = load is not None and load.arrival == "burst"
+    if burst and (named or workload.trace is not None):
+        raise InputError(
+            "a burst is num_prompts requests at once: leave concurrency, request rate and trace "
+            "out",
+            field=f"inference.{min(named, default='trace')}",
+        )
     if load is not None and load.arrival == "offline" and named:
         raise InputError(
             "an offline load queues all requests at once (inference.load.num_prompts): leave "
@@ -485,14 +538,15 @@ def _refuse_unmodelled(query: Query, workload: InferenceWorkload) -> None:
             "disaggregated out",
             field="inference.load.arrival",
         )
-    arrivals: dict[str, set[str] | None] = {
+    arrivals: dict[str, set[str]] = {
         "offline": set(),
         "closed": {"concurrency"},
         "poisson": {"request_rate_per_second"},
-        "burst": None,
+        "burst": set(),
     }
     finite = load is not None and (
-        load.warmup is not None or (load.num_prompts is not None and load.arrival != "offline")
+        load.warmup is not None
+        or (load.num_prompts is not None and load.arrival not in ("offline", "burst"))
     )
     open_ended = load is not None and load.arrival in ("closed", "poisson") and not named
     if load is not None and ((arrivals[load.arrival] != named and not open_ended) or finite):
@@ -500,10 +554,22 @@ def _refuse_unmodelled(query: Query, workload: InferenceWorkload) -> None:
             "inference.load is modelled as arrival closed with a concurrency, as arrival poisson "
             "with a request rate, both in "
             "the long run (leave num_prompts and warmup out), either of them also with neither, "
-            "for the highest load, and as "
+            "for the highest load, as arrival burst with num_prompts, and as "
             "arrival offline",
             field="inference.load",
         )
+    if workload.prefix_groups is not None:
+        if workload.trace is not None or burst:
+            raise UnsupportedError(
+                "requests that are played one by one share no memory; leave prefix_groups out",
+                field="inference.prefix_groups",
+            )
+        if not workload.prefix_cache_hit_rate:
+            raise InputError(
+                "prefix_groups needs a prefix_cache_hit_rate: the share of prompts that they have "
+                "in common",
+                field="inference.prefix_groups",
+            )
     for name in _TRAINING_ONLY:
         if getattr(query.parallel, name) not in (None, 1, (1,), False, "none"):
             raise InputError(
