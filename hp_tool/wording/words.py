@@ -206,4 +206,10 @@ def assumption_sentences(provenance: Mapping[str, Any]) -> list[str]:
         sentences.append(
             f"Release {named} has no constants of its own; these are predicted with {used}."
         )
+    if passed := provenance.get("passed_over"):
+        layout = serving_arithmetic(passed["parallel"], replicas=None)
+        sentences.append(
+            f"{layout} is predicted {passed['better_by_fraction']:.1%} better than rank 1; nobody "
+            "measured a pipeline inside a replica."
+        )
     return sentences

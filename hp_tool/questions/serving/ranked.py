@@ -32,6 +32,10 @@ from hp_tool.questions.serving.problem import CostedRows, ServingProblem
 from hp_tool.questions.training.ranking.rank import group_numbers
 from hp_tool.space.serving import serving_space
 
+MARGIN = 0.1
+"""Share by which a layout of an unmeasured kind must be better to be ranked above a measured one:
+predictions of measured kinds are off by as much.
+"""
 NEAREST = 3
 CHUNK = 12_288
 """Candidates costed at once: large enough for numpy, small enough for the processor's cache."""
@@ -53,10 +57,34 @@ class CostedSpace:
     rejections: dict[str, int]
 
     def best(self, count: int) -> NDArray[np.intp]:
-        """Indices of the `count` best acceptable candidates, best first."""
+        """Indices of the `count` best acceptable candidates, best first. A layout of a kind that
+        nobody measured comes behind a measured one unless it is better by MARGIN.
+        """
         rows = np.flatnonzero(self.acceptable)
-        chosen: NDArray[np.intp] = rows[np.argsort(self.score[rows], kind="stable")][:count]
+        score = self.score[rows]
+        farther = np.where(score < 0.0, score / (1.0 + MARGIN), score * (1.0 + MARGIN))
+        score = np.where(unmeasured(self.candidates)[rows], farther, score)
+        chosen: NDArray[np.intp] = rows[np.argsort(score, kind="stable")][:count]
         return chosen
+
+    def passed_over(self, first: int) -> tuple[int, float] | None:
+        """Return the best acceptable candidate if the one that is ranked first is another, and the
+        share by which it is better.
+        """
+        rows = np.flatnonzero(self.acceptable)
+        best = int(rows[np.argmin(self.score[rows])])
+        if best == first or self.score[best] == self.score[first]:
+            return None
+        ratio = float(self.score[best] / self.score[first])
+        return best, ratio - 1.0 if self.score[best] < 0.0 else 1.0 - ratio
+
+
+def unmeasured(candidates: ServingCandidates) -> BoolArray:
+    """Return True for layouts of a kind that no served run was measured on: pipelines inside a
+    replica.
+    """
+    pipelines: BoolArray = candidates.pipeline_parallel_size > 1
+    return pipelines
 
 
 def cost_space(
@@ -219,7 +247,13 @@ def recommendations(
             if space.loads is None
             else problem.costed_under(float(space.loads[row]), one)
         )
-        ranking.append(row_of(place + 1, one, estimate_row(costed, 0), problem))
+        estimate = estimate_row(costed, 0)
+        passed = space.passed_over(row) if place == 0 and space.acceptable[row] else None
+        if passed is not None:
+            better = space.candidates.config(passed[0])
+            said = {"passed_over": {"parallel": better, "better_by_fraction": passed[1]}}
+            estimate = replace(estimate, provenance={**estimate.provenance, **said})
+        ranking.append(row_of(place + 1, one, estimate, problem))
     return tuple(ranking)
 
 
