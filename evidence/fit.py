@@ -62,6 +62,7 @@ FITS = (
     Fit(name="engines"),
     Fit(name="releases", needs_kernels=True),
     Fit(name="experts"),
+    Fit(name="defaults"),
     Fit(name="pools"),
     Fit(name="familiarity"),
     Fit(name="intervals"),

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from benchmarks.accuracy.fit_experts import (
+    JOINT,
     fit,
     left_out,
     mixtures,
@@ -188,7 +189,7 @@ def synthetic(truth: ExpertEfficiency) -> list[ServingRun]:
         for load in (1, 8, 64)
         for e in (1, 8)
     ]
-    found = predicted(prepared(asked), truth)
+    found = predicted(prepared(asked), {JOINT: truth})
     return [dataclasses.replace(pair.run, ttft_s=pair.ttft_s, tpot_s=pair.tpot_s) for pair in found]
 
 
@@ -199,7 +200,7 @@ def test_a_fit_finds_what_made_its_runs_and_deviations_come_from_models_left_out
     runs = synthetic(truth)
     found = fit(runs)
     # Few runs: priors pull at what they leave open.
-    assert np.abs(log_ratios(predicted(prepared(runs), found), "tpot")).mean() < 0.02
+    assert np.abs(log_ratios(predicted(prepared(runs), {JOINT: found}), "tpot")).mean() < 0.02
     assert 1.2 < found.grouped_slowdown < 1.8
     groups = left_out(runs, lambda run: run.model)
     assert set(groups) == {"deepseek-v3", "qwen3-235b-a22b"}

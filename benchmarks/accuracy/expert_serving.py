@@ -37,7 +37,7 @@ def evaluate(folder: Path) -> dict[str, Any]:
         for name, key in KEYS.items()
     }
     queued = [run for run in queued_runs(folder) if catalogue_model(run.model).num_experts]
-    constants = expert_efficiency(engine=queued[0].engine)
+    constants = {run.engine: expert_efficiency(engine=run.engine) for run in queued}
     sets["Mixtures, all requests queued at once"] = predicted(prepared(queued), constants)
     groups = [
         group

@@ -1,17 +1,18 @@
 """Fit what layers with experts add to isolated kernels while serving: `python -m evidence.fit
 --only experts`.
 
-Writes hp_tool/catalog/data/efficiency/experts.yaml, one profile for all engines, from the served
-mixtures of inference_measured_2.csv and _3, on top of the engines' constants, which come from dense
-models (`fit_engines` runs first). Priors keep every constant physical. Deviations are those of
-whole groups (engine, version, model) left out of a fit.
+Writes two kinds of files in hp_tool/catalog/data/efficiency, on top of the engines' constants,
+which come from dense models (`fit_engines` runs first): experts.yaml, of all served mixtures of
+inference_measured_2.csv to _4, and experts/ENGINE.yaml, of an engine's own runs, before which the
+joint constants are known. Priors keep every constant physical. Deviations are those of models left
+out of both.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -49,6 +50,16 @@ PRIORS = {
         0.25, 0.15, 0.0, 10.0
     ),  # routers are trained to load experts alike; EP 4 and 8 hardly tell
 }
+OWN_SDS = {
+    "grouped_slowdown": 0.15,
+    "layer_overhead_s": 1e-5,
+    "prompt_layer_overhead_s": 3e-4,
+    "eager_layer_s": 5e-4,
+    "first_token_s": 5e-2,
+}
+"""Deviations, from the joint constants, of what an engine has of its own: its kernels, launches and
+queues. How tokens choose experts is not the engine's.
+"""
 NOISE = {"ttft": 0.5, "tpot": 0.06}
 """Relative scatter taken for one measured figure."""
 ROBUST = {"ttft": 0.25, "tpot": 0.06}
@@ -61,6 +72,11 @@ DRAFTS_FROM = 1.25
 """Ratio of two TPOTs of one layout and load from which the faster run must have drafted tokens,
 which no column tells.
 """
+FEWEST_RUNS = 20
+"""Runs from which an engine has constants of its own."""
+ByEngine = Mapping[str, ExpertEfficiency]
+JOINT = ""
+"""The name under which ByEngine has the constants of all engines together."""
 Prepared = Sequence[tuple[Batch, EngineEfficiency]]
 
 
@@ -69,7 +85,19 @@ def mixtures(folder: Path) -> list[ServingRun]:
     in doubt.
     """
     runs = (run for run in later_runs(folder) if catalogue_model(run.model).num_experts)
-    return plain([run for run in runs if (run.engine, run.version) != STRANGE])
+    return plain(once([run for run in runs if (run.engine, run.version) != STRANGE]))
+
+
+def once(runs: Sequence[ServingRun]) -> list[ServingRun]:
+    """The runs without those that a second listing repeats with the lengths that were asked for,
+    not those that were drawn: it has the same latencies.
+    """
+    drawn = {_measured(run) for run in runs if not run.equal_lengths}
+    return [run for run in runs if not run.equal_lengths or _measured(run) not in drawn]
+
+
+def _measured(run: ServingRun) -> tuple[object, ...]:
+    return (run.engine, run.model, run.gpu, run.concurrency, run.ttft_s, run.tpot_s)
 
 
 def plain(runs: Sequence[ServingRun]) -> list[ServingRun]:
@@ -100,11 +128,12 @@ def prepared(runs: Sequence[ServingRun]) -> Prepared:
     return pairs
 
 
-def predicted(pairs: Prepared, experts: ExpertEfficiency) -> list[Predicted]:
+def predicted(pairs: Prepared, experts: ByEngine) -> list[Predicted]:
     """Every run with these constants of experts."""
     rows = []
     for batch, profile in pairs:
-        changed = dataclasses.replace(batch, case=dataclasses.replace(batch.case, experts=experts))
+        own = experts.get(profile.engine) or experts[JOINT]
+        changed = dataclasses.replace(batch, case=dataclasses.replace(batch.case, experts=own))
         rows += predict([changed], profile)
     return rows
 
@@ -117,7 +146,7 @@ def errors(runs: Sequence[ServingRun]) -> Callable[[ExpertEfficiency], Floats]:
     weights = np.sqrt([len(models) / len(count) / count[model] for model in models])
 
     def of(trial: ExpertEfficiency) -> Floats:
-        rows = predicted(pairs, trial)
+        rows = predicted(pairs, {JOINT: trial})
         bent = [linear_beyond(log_ratios(rows, what), ROBUST[what]) / NOISE[what] for what in NOISE]
         return np.concatenate([weights * each for each in bent])
 
@@ -134,16 +163,43 @@ fit = Fit[ServingRun, ExpertEfficiency](
 )
 
 
+def fits(runs: Sequence[ServingRun]) -> dict[str, ExpertEfficiency]:
+    """Return the joint constants of these runs, and those of each engine with enough of them."""
+    joint = fit(runs)
+    constants = {JOINT: joint}
+    for engine in dict.fromkeys(run.engine for run in runs):
+        members = [run for run in runs if run.engine == engine]
+        if len(members) >= FEWEST_RUNS:
+            constants[engine] = _own_fit(joint)(members)
+    return constants
+
+
+def _own_fit(joint: ExpertEfficiency) -> Fit[ServingRun, ExpertEfficiency]:
+    """Return the fit of one engine's own constants, which start at the joint ones."""
+    priors = {
+        name: PRIORS[name]._replace(mean=getattr(joint, name), sd=sd)
+        for name, sd in OWN_SDS.items()
+    }
+    return dataclasses.replace(
+        fit,
+        priors=priors,
+        constants=lambda values: dataclasses.replace(joint, **values),
+        options={"x_scale": list(OWN_SDS.values()), "diff_step": 1e-2},
+    )
+
+
 def left_out(
     runs: Sequence[ServingRun], key: Callable[[ServingRun], Hashable]
-) -> dict[Hashable, tuple[ExpertEfficiency, list[Predicted]]]:
+) -> dict[Hashable, tuple[dict[str, ExpertEfficiency], list[Predicted]]]:
     """Return, by the value of `key`, the constants of all other runs and what they predict of
     these.
     """
-    fits = {value: (members, fit(others)) for value, members, others in fitting.left_out(runs, key)}
+    parts = {
+        value: (members, fits(others)) for value, members, others in fitting.left_out(runs, key)
+    }
     return {
         value: (constants, predicted(prepared(members), constants))
-        for value, (members, constants) in fits.items()
+        for value, (members, constants) in parts.items()
     }
 
 
@@ -169,15 +225,23 @@ def with_scatter(
 
 def fitted(folder: Path) -> Iterator[FittedFile]:
     runs = mixtures(folder)
-    groups = left_out(runs, lambda run: catalogue_model(run.model).name)
-    models = ", ".join(
-        dict.fromkeys(
-            f"{catalogue_model(run.model).name} on {run.gpu} ({run.engine})" for run in runs
+    unseen = [pairs for _, pairs in left_out(runs, _model).values()]
+    for engine, constants in fits(runs).items():
+        of_engine = [run for run in runs if engine in (JOINT, run.engine)]
+        groups = [
+            [pair for pair in pairs if engine in (JOINT, pair.run.engine)] for pairs in unseen
+        ]
+        models = ", ".join(
+            dict.fromkeys(f"{_model(run)} on {run.gpu} ({run.engine})" for run in of_engine)
         )
-    )
-    profile = dataclasses.replace(
-        with_scatter(fit(runs), [pairs for _, pairs in groups.values()]),
-        fitted_on=f"{len(runs)} runs of inference_measured_2.csv and _3 ({models}) by {COMMAND}; "
-        "deviations of models left out",
-    )
-    yield FittedFile(file="experts.yaml", fields=dataclasses.asdict(profile))
+        profile = dataclasses.replace(
+            with_scatter(constants, [pairs for pairs in groups if pairs]),
+            fitted_on=f"{len(of_engine)} runs of inference_measured_2.csv to _4 ({models}) by "
+            f"{COMMAND}; deviations of models left out",
+        )
+        file = f"experts/{engine}.yaml" if engine else "experts.yaml"
+        yield FittedFile(file=file, fields=dataclasses.asdict(profile))
+
+
+def _model(run: ServingRun) -> str:
+    return catalogue_model(run.model).name

@@ -13,14 +13,19 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from benchmarks.accuracy import fit_experts, fit_pools, inference
+from benchmarks.accuracy import fit_defaults, fit_experts, fit_pools, inference
 from benchmarks.accuracy.comparison import Comparison
 from benchmarks.accuracy.fit_engines import by_gpu, by_precision, by_version, left_out
 from benchmarks.accuracy.groups import Group, LeftOut
 from benchmarks.accuracy.serving_rows import dense_runs
 from benchmarks.accuracy.serving_runs import Predicted, ServingRun, cached_series, log_ratios
 from hp_tool.catalog import model as catalogue_model
-from hp_tool.catalog.efficiency import engine_profiles, expert_efficiency, pool_efficiency
+from hp_tool.catalog.efficiency import (
+    defaults_efficiency,
+    engine_profiles,
+    expert_efficiency,
+    pool_efficiency,
+)
 from hp_tool.cost.uncertainty import NORMAL_QUANTILE
 
 SAW = "other served runs, as benchmarks.accuracy.inference says"
@@ -61,6 +66,7 @@ def shipped(folder: Path) -> list[Group]:
             for group in groups(f"Engines, {kind}", left, by(members, series))
         ),
         *groups("Engines, mixtures by the shipped constants", "seen", ratios(mixtures)),
+        *groups("Engines as started, a model left out", "model", ratios(started(folder))),
         *_by_name(
             "Engines, another release's constants",
             inference.other_release(runs),
@@ -80,6 +86,13 @@ def refitted(folder: Path) -> list[Group]:
         *pools(folder),
     ]
     return [dataclasses.replace(group, is_long=True) for group in found]
+
+
+def started(folder: Path) -> list[Judged]:
+    """Return engines as they are started, by the slowdown of other models."""
+    stated = widths(defaults_efficiency())
+    pairs = fit_defaults.left_out(fit_defaults.started(folder))
+    return [(f"{pair.run.engine}, {pair.run.gpu}", pair, stated) for pair in pairs]
 
 
 def pools(folder: Path) -> list[Group]:

@@ -37,7 +37,7 @@ class PoolRun(Served):
         return self.concurrency / self.latency_s
 
 
-LATER = ("inference_measured_2", "inference_measured_3")
+LATER = ("inference_measured_2", "inference_measured_3", "inference_measured_4")
 UNTOLD = {"trtllm": "1.1", "vllm": "0.12.0"}
 """Versions that stand for one that is not told, of runs of October and November 2025: those nearest
 to that month.
@@ -49,7 +49,7 @@ NAMED = {"gpt-oss-dev": "1.1"}
 
 
 def later_runs(folder: Path) -> list[ServingRun]:
-    """Rows of inference_measured_2.csv and _3.csv on one replica, by versions as UNTOLD and NAMED
+    """Rows of inference_measured_2.csv to _4.csv on one replica, by versions as UNTOLD and NAMED
     have them.
     """
     return [

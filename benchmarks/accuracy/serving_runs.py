@@ -35,6 +35,7 @@ from hp_tool.questions.serving.problem import arrivals, serving_case, with_devic
 ALIASES = {
     "nvidia/Llama-3.1-8B-Instruct-FP8": "meta-llama/Llama-3.1-8B-Instruct",
     "Qwen/Qwen3-235B-A22B-FP8": "Qwen/Qwen3-235B-A22B",
+    "zhipuai/GLM-5": "zai-org/GLM-5",
 }
 LIMITED_FROM = 1.5
 Floats = NDArray[np.float64]

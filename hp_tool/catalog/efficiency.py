@@ -25,7 +25,13 @@ from hp_tool.domain.efficiency import (
     GpuEfficiency,
     Link,
 )
-from hp_tool.domain.engines import ISOLATED, EngineEfficiency, ExpertEfficiency, PoolEfficiency
+from hp_tool.domain.engines import (
+    ISOLATED,
+    DefaultsEfficiency,
+    EngineEfficiency,
+    ExpertEfficiency,
+    PoolEfficiency,
+)
 from hp_tool.domain.frameworks import STAND_INS
 from hp_tool.domain.hardware import ClusterQuery, GpuSpec, Precision
 from hp_tool.domain.workload import OverlapSpec
@@ -384,12 +390,19 @@ def _nearest(versions: list[EngineEfficiency], version: str) -> EngineEfficiency
 
 @functools.cache
 def expert_efficiency(*, engine: str) -> ExpertEfficiency:
-    """What layers with experts add in an engine, the same for all; for `megatron-core`, which is
-    isolated kernels, nothing.
+    """Return what layers with experts add in an engine: by its own runs, else by those of all
+    engines; for `megatron-core`, which is isolated kernels, nothing.
     """
-    return (
-        ISOLATED if engine == "megatron-core" else _build(ExpertEfficiency, FOLDER / "experts.yaml")
-    )
+    if engine == "megatron-core":
+        return ISOLATED
+    own = FOLDER / "experts" / f"{engine}.yaml"
+    return _build(ExpertEfficiency, own if own.is_file() else FOLDER / "experts.yaml")
+
+
+@functools.cache
+def defaults_efficiency() -> DefaultsEfficiency:
+    """Return what engines add that were started with their defaults."""
+    return _build(DefaultsEfficiency, FOLDER / "defaults.yaml")
 
 
 @functools.cache

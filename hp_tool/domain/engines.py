@@ -244,6 +244,19 @@ ISOLATED = ExpertEfficiency()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DefaultsEfficiency(Strict):
+    """What an engine that was started with its defaults adds to one that was tuned."""
+
+    slowdown: float
+    """Passes against those of tuned engines: kernels and fusions that must be chosen by hand."""
+    ttft_log_sd: float
+    """Standard deviations of log(measured / predicted) on models left out."""
+    tpot_log_sd: float
+    throughput_log_sd: float
+    fitted_on: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PoolEfficiency(Strict):
     """What separate pools add, whatever their engine."""
 

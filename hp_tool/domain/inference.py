@@ -258,6 +258,12 @@ class InferenceWorkload(Strict):
     """Inference engine: vllm, sglang, trtllm or megatron-core."""
     engine_version: Release | None = None
     """Release of the engine; None: the newest measured."""
+    engine_settings: Annotated[
+        Literal["tuned", "defaults"], Shown("Engine settings", "Serving", unset="tuned")
+    ] = "tuned"
+    """How the engine was started: tuned, as benchmarks are run, with the fastest kernels chosen for
+    the model; defaults: with its model and its sizes alone, as most people start it.
+    """
     memory_fraction: Annotated[
         Annotated[float, Interval(ge=0.01, le=1.0)] | None,
         Shown("Engine memory fraction", "Serving", unset="engine default"),

@@ -13,7 +13,7 @@ from hp_tool.formats.scripts import bash, invocation, option_lines, required
 from hp_tool.formats.writing import DTYPES, SHAPE, Values, headline, one_word, option_words
 
 SAID = SHAPE.union(SERVER, LOAD) | names("""
-    precision kv_cache_precision memory_fraction two_batch_overlap
+    precision kv_cache_precision memory_fraction engine_settings two_batch_overlap
     speculative.num_speculative_tokens speculative.acceptance_rate
     speculative.draft_cost_fraction speculative.draft_model
 """)

@@ -122,6 +122,8 @@ class ServingCase(Machine):
     """
     wave_share: float = 0.0
     """Share of the requests that start together, as the first ones of a closed load do."""
+    slowdown: float = 1.0
+    """Passes of this engine against those of the same one tuned."""
     experts: ExpertEfficiency = ISOLATED
     """What the engine adds to isolated kernels in layers with experts."""
     expert_kernels: Mapping[str, ExpertKernel] = field(default_factory=dict)

@@ -63,7 +63,7 @@ def forward_seconds(
     # distance.
     crosses = distance >= neighbours(distance, cluster=case.cluster).domain.size
     hop = send_seconds(message / t, machine=case, distance=distance, crosses=crosses)
-    return seconds + output + np.where(p > 1, (p - 1.0) * hop, 0.0)
+    return case.slowdown * (seconds + output + np.where(p > 1, (p - 1.0) * hop, 0.0))
 
 
 def _layers(

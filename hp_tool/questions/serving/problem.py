@@ -6,13 +6,14 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
 from hp_tool.catalog import cluster as catalogue_cluster
 from hp_tool.catalog.efficiency import (
     check_power_cap,
+    defaults_efficiency,
     efficiency,
     engine_efficiency,
     expert_efficiency,
@@ -30,7 +31,12 @@ from hp_tool.cost.serving.load import costs_at_rate, independent_costs, offline_
 from hp_tool.cost.serving.operations import state_block
 from hp_tool.cost.serving.weights import formats
 from hp_tool.domain.clients import CLIENTS, REQUESTS_EACH
-from hp_tool.domain.engines import FRACTION_OF_FREE_MEMORY, EngineEfficiency, device_defaults
+from hp_tool.domain.engines import (
+    FRACTION_OF_FREE_MEMORY,
+    EngineEfficiency,
+    ExpertEfficiency,
+    device_defaults,
+)
 from hp_tool.domain.hardware import ClusterSpec, GpuSpec, Precision
 from hp_tool.domain.inference import (
     MOST_TRACED,
@@ -46,6 +52,7 @@ from hp_tool.errors import InputError, UnsupportedError
 from hp_tool.questions.serving.prefixes import resumed, resumed_every
 from hp_tool.questions.training.problem import named_model
 
+Scattered = TypeVar("Scattered", EngineEfficiency, ExpertEfficiency)
 NETWORK_PROFILE = "megatron-core"
 """Whose measured network between nodes serving borrows: NCCL rings there and here."""
 
@@ -232,6 +239,8 @@ def resolve_serving(query: Query) -> ServingProblem:
         engine, gpu=cluster.gpu, release=workload.engine_version, model=model
     )
     engine = _with_memory_fraction(engine, workload, query.constraints)
+    if workload.engine_settings == "defaults":
+        engine = _doubted(engine)
     case = serving_case(
         model=model,
         cluster=cluster,
@@ -239,6 +248,10 @@ def resolve_serving(query: Query) -> ServingProblem:
         engine=engine,
         wide_attention=keeps_attention_wide(query.model, precision=str(workload.precision)),
     )
+    if workload.engine_settings == "defaults":
+        case = dataclasses.replace(
+            case, slowdown=defaults_efficiency().slowdown, experts=_doubted(case.experts)
+        )
     if trace is not None:
         case = dataclasses.replace(
             case, longest_request=int((trace.input_tokens + trace.output_tokens).max())
@@ -277,6 +290,14 @@ def served_workload(query: Query) -> InferenceWorkload:
     if query.inference.precision is not None:
         return query.inference
     return dataclasses.replace(query.inference, precision=published_precision(query.model))  # type: ignore[arg-type]
+
+
+def _doubted(constants: Scattered) -> Scattered:
+    """Return constants that scatter as widely as engines with default settings do."""
+    doubt = defaults_efficiency()
+    names = ("ttft_log_sd", "tpot_log_sd", "throughput_log_sd")
+    wider = {name: max(getattr(constants, name), getattr(doubt, name)) for name in names}
+    return dataclasses.replace(constants, **wider)
 
 
 def with_device_defaults(
