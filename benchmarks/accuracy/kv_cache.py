@@ -159,35 +159,23 @@ def groups(folder: Path) -> list[Group]:
 
 
 def evaluate(folder: Path) -> dict[str, Any]:
-    """Return each row, and of each group the shares within CLOSE and within the interval."""
-    report: dict[str, Any] = {}
-    for group in groups(folder):
-        held = [
-            row.low is not None and row.high is not None and row.low <= row.published <= row.high
-            for row in group.rows
-        ]
-        report[group.title] = {
-            "rows": [vars(row) | {"error": row.error} for row in group.rows],
-            "close": sum(abs(row.error) <= CLOSE for row in group.rows),
-            "inside": sum(held),
+    """Return the groups, and of each how many rows are within CLOSE and within their interval."""
+    found = groups(folder)
+    near = {
+        group.title: {
+            "rows": len(group.rows),
+            "within_tenth": sum(abs(row.error) <= CLOSE for row in group.rows),
+            "inside": sum(row.low <= row.published <= row.high for row in group.rows),  # type: ignore[operator]
         }
-    return report
+        for group in found
+    }
+    return {"groups": found, "near": near}
 
 
-def as_text(report: dict[str, Any]) -> str:
-    """Return a line for each row, and the shares."""
-    lines = []
-    for title, group in report.items():
-        lines.append(title)
-        lines += [
-            f"  {row['part']:44} {row['model']:18} {row['gpu']:15} {row['published']:>10,.0f} "
-            f"{row['predicted']:>10,} ({row['low']:,}-{row['high']:,}) {row['error']:+.1%}"
-            for row in group["rows"]
-        ]
-        n = len(group["rows"])
-        lines.append(f"  within 10 %: {group['close']} of {n}; inside: {group['inside']} of {n}")
-    return "\n".join(lines)
+def as_dict(report: dict[str, Any]) -> dict[str, Any]:
+    """Return the report as JSON takes it."""
+    return report | {"groups": [group.as_dict() for group in report["groups"]]}
 
 
 if __name__ == "__main__":
-    print_report(description=__doc__, evaluate=evaluate, as_text=as_text)
+    print_report(description=__doc__, evaluate=evaluate, as_dict=as_dict)
