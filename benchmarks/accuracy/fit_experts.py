@@ -39,6 +39,7 @@ COMMAND = "python -m evidence.fit --only experts"
 
 PRIORS = {
     "grouped_slowdown": Prior(1.0, 0.15, 0.5, 4.0),
+    "launch_share": Prior(0.7, 0.3, 0.0, 1.0),
     "layer_overhead_s": Prior(5e-6, 1e-5, 0.0, 1e-4),
     # An engine's own work on prompts is in its constants of dense models: a mixture adds none
     # unless its rows say so.
@@ -52,6 +53,7 @@ PRIORS = {
 }
 OWN_SDS = {
     "grouped_slowdown": 0.15,
+    "launch_share": 0.3,
     "layer_overhead_s": 1e-5,
     "prompt_layer_overhead_s": 3e-4,
     "eager_layer_s": 5e-4,
@@ -77,6 +79,7 @@ FEWEST_RUNS = 20
 ByEngine = Mapping[str, ExpertEfficiency]
 JOINT = ""
 """The name under which ByEngine has the constants of all engines together."""
+SEARCH = {"diff_step": 1e-2, "ftol": 1e-4, "xtol": 1e-4}
 Prepared = Sequence[tuple[Batch, EngineEfficiency]]
 
 
@@ -159,7 +162,7 @@ fit = Fit[ServingRun, ExpertEfficiency](
     errors=errors,
     in_deviations=False,
     near=0.0,
-    options={"x_scale": [prior.sd for prior in PRIORS.values()], "diff_step": 1e-2},
+    options={"x_scale": [prior.sd for prior in PRIORS.values()], **SEARCH},
 )
 
 
@@ -184,7 +187,7 @@ def _own_fit(joint: ExpertEfficiency) -> Fit[ServingRun, ExpertEfficiency]:
         fit,
         priors=priors,
         constants=lambda values: dataclasses.replace(joint, **values),
-        options={"x_scale": list(OWN_SDS.values()), "diff_step": 1e-2},
+        options={"x_scale": list(OWN_SDS.values()), **SEARCH},
     )
 
 

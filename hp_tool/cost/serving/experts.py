@@ -255,7 +255,8 @@ def _grouped_seconds(
         * hit
         / (roof.bandwidth_fraction * gpu.memory_bandwidth_bytes_per_second)
     )
-    seconds: FloatArray = roof.overhead_s + (arithmetic**p + read**p) ** (1.0 / p)
+    launches = case.experts.launch_share * roof.overhead_s
+    seconds: FloatArray = launches + (arithmetic**p + read**p) ** (1.0 / p)
     return seconds
 
 

@@ -57,15 +57,18 @@ class CostedSpace:
     rejections: dict[str, int]
 
     def best(self, count: int) -> NDArray[np.intp]:
-        """Indices of the `count` best acceptable candidates, best first. A layout of a kind that
-        nobody measured comes behind a measured one unless it is better by MARGIN.
+        """Indices of the `count` best acceptable candidates, best first. The first is of a kind
+        that was measured unless one of another kind is better by MARGIN.
         """
         rows = np.flatnonzero(self.acceptable)
-        score = self.score[rows]
-        farther = np.where(score < 0.0, score / (1.0 + MARGIN), score * (1.0 + MARGIN))
-        score = np.where(unmeasured(self.candidates)[rows], farther, score)
-        chosen: NDArray[np.intp] = rows[np.argsort(score, kind="stable")][:count]
-        return chosen
+        ranked: NDArray[np.intp] = rows[np.argsort(self.score[rows], kind="stable")]
+        measured = ranked[~unmeasured(self.candidates)[ranked]]
+        if len(measured) and measured[0] != ranked[0]:
+            best, known = self.score[ranked[0]], self.score[measured[0]]
+            farther = best / (1.0 + MARGIN) if best < 0.0 else best * (1.0 + MARGIN)
+            if known <= farther:
+                ranked = np.concatenate([measured[:1], ranked[ranked != measured[0]]])
+        return ranked[:count]
 
     def passed_over(self, first: int) -> tuple[int, float] | None:
         """Return the best acceptable candidate if the one that is ranked first is another, and the
