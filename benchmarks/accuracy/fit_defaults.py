@@ -16,7 +16,7 @@ import numpy as np
 
 from benchmarks.accuracy import fitting
 from benchmarks.accuracy.data import rows
-from benchmarks.accuracy.fitting import conformal_sd, short
+from benchmarks.accuracy.fitting import conformal_sd
 from benchmarks.accuracy.serving_runs import (
     FIGURES,
     Predicted,
@@ -31,6 +31,7 @@ from evidence.fitted_file import FittedFile
 from hp_tool.catalog import library
 from hp_tool.catalog import model as catalogue_model
 from hp_tool.domain.engines import DefaultsEfficiency
+from hp_tool.loop.calibration.microbenchmarks import short
 
 COMMAND = "python -m evidence.fit --only defaults"
 TRIALS = np.geomspace(1.0, 4.0, 15)
@@ -43,8 +44,8 @@ def started(folder: Path) -> list[ServingRun]:
     runs = [
         dataclasses.replace(
             serving_run(
-                row
-                | {
+                {
+                    **row,
                     "input_length": round(row["input_length"]),
                     "output_length": round(row["output_length"]),
                 }

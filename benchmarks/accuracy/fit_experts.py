@@ -1,11 +1,10 @@
 """Fit what layers with experts add to isolated kernels while serving: `python -m evidence.fit
 --only experts`.
 
-Writes two kinds of files in hp_tool/catalog/data/efficiency, on top of the engines' constants,
-which come from dense models (`fit_engines` runs first): experts.yaml, of all served mixtures of
-inference_measured_2.csv to _4, and experts/ENGINE.yaml, of an engine's own runs, before which the
-joint constants are known. Priors keep every constant physical. Deviations are those of models left
-out of both.
+Writes experts.yaml and experts/ENGINE.yaml of hp_tool/catalog/data/efficiency from the served
+mixtures of inference_measured_2.csv to _4, on top of the engines' constants, which come from dense
+models (`fit_engines` runs first): the latter of the engines in OWN, the former of all others.
+Priors keep every constant physical. Deviations are those of models left out.
 """
 
 from __future__ import annotations
@@ -39,7 +38,6 @@ COMMAND = "python -m evidence.fit --only experts"
 
 PRIORS = {
     "grouped_slowdown": Prior(1.0, 0.15, 0.5, 4.0),
-    "launch_share": Prior(0.7, 0.3, 0.0, 1.0),
     "layer_overhead_s": Prior(5e-6, 1e-5, 0.0, 1e-4),
     # An engine's own work on prompts is in its constants of dense models: a mixture adds none
     # unless its rows say so.
@@ -51,17 +49,6 @@ PRIORS = {
         0.25, 0.15, 0.0, 10.0
     ),  # routers are trained to load experts alike; EP 4 and 8 hardly tell
 }
-OWN_SDS = {
-    "grouped_slowdown": 0.15,
-    "launch_share": 0.3,
-    "layer_overhead_s": 1e-5,
-    "prompt_layer_overhead_s": 3e-4,
-    "eager_layer_s": 5e-4,
-    "first_token_s": 5e-2,
-}
-"""Deviations, from the joint constants, of what an engine has of its own: its kernels, launches and
-queues. How tokens choose experts is not the engine's.
-"""
 NOISE = {"ttft": 0.5, "tpot": 0.06}
 """Relative scatter taken for one measured figure."""
 ROBUST = {"ttft": 0.25, "tpot": 0.06}
@@ -74,11 +61,13 @@ DRAFTS_FROM = 1.25
 """Ratio of two TPOTs of one layout and load from which the faster run must have drafted tokens,
 which no column tells.
 """
-FEWEST_RUNS = 20
-"""Runs from which an engine has constants of its own."""
+OWN = ("sglang",)
+"""Engines with constants of their own: those whose own runs predict a model left out better than
+the runs of all engines do. vLLM and TensorRT-LLM were measured on two and three models.
+"""
 ByEngine = Mapping[str, ExpertEfficiency]
 JOINT = ""
-"""The name under which ByEngine has the constants of all engines together."""
+"""The name under which ByEngine has the constants of all other engines together."""
 SEARCH = {"diff_step": 1e-2, "ftol": 1e-4, "xtol": 1e-4}
 Prepared = Sequence[tuple[Batch, EngineEfficiency]]
 
@@ -167,28 +156,11 @@ fit = Fit[ServingRun, ExpertEfficiency](
 
 
 def fits(runs: Sequence[ServingRun]) -> dict[str, ExpertEfficiency]:
-    """Return the joint constants of these runs, and those of each engine with enough of them."""
-    joint = fit(runs)
-    constants = {JOINT: joint}
-    for engine in dict.fromkeys(run.engine for run in runs):
-        members = [run for run in runs if run.engine == engine]
-        if len(members) >= FEWEST_RUNS:
-            constants[engine] = _own_fit(joint)(members)
-    return constants
-
-
-def _own_fit(joint: ExpertEfficiency) -> Fit[ServingRun, ExpertEfficiency]:
-    """Return the fit of one engine's own constants, which start at the joint ones."""
-    priors = {
-        name: PRIORS[name]._replace(mean=getattr(joint, name), sd=sd)
-        for name, sd in OWN_SDS.items()
-    }
-    return dataclasses.replace(
-        fit,
-        priors=priors,
-        constants=lambda values: dataclasses.replace(joint, **values),
-        options={"x_scale": list(OWN_SDS.values()), **SEARCH},
-    )
+    """Return the constants of the engines in OWN, and of all others together."""
+    groups: dict[str, list[ServingRun]] = defaultdict(list)
+    for run in runs:
+        groups[_own(run)].append(run)
+    return {name: fit(members) for name, members in groups.items()}
 
 
 def left_out(
@@ -230,10 +202,8 @@ def fitted(folder: Path) -> Iterator[FittedFile]:
     runs = mixtures(folder)
     unseen = [pairs for _, pairs in left_out(runs, _model).values()]
     for engine, constants in fits(runs).items():
-        of_engine = [run for run in runs if engine in (JOINT, run.engine)]
-        groups = [
-            [pair for pair in pairs if engine in (JOINT, pair.run.engine)] for pairs in unseen
-        ]
+        of_engine = [run for run in runs if _own(run) == engine]
+        groups = [[pair for pair in pairs if _own(pair.run) == engine] for pairs in unseen]
         models = ", ".join(
             dict.fromkeys(f"{_model(run)} on {run.gpu} ({run.engine})" for run in of_engine)
         )
@@ -244,6 +214,10 @@ def fitted(folder: Path) -> Iterator[FittedFile]:
         )
         file = f"experts/{engine}.yaml" if engine else "experts.yaml"
         yield FittedFile(file=file, fields=dataclasses.asdict(profile))
+
+
+def _own(run: ServingRun) -> str:
+    return run.engine if run.engine in OWN else JOINT
 
 
 def _model(run: ServingRun) -> str:

@@ -213,8 +213,6 @@ class ExpertEfficiency(Strict):
 
     grouped_slowdown: float = 1.0
     """Routed experts in the engine against the same timed alone."""
-    launch_share: float = 1.0
-    """Of the launches of timed experts, what the engine's CUDA graphs leave."""
     layer_overhead_s: float = 0.0
     """Fixed cost per layer with experts and forward pass beside timed experts: what the engine
     launches around them.

@@ -255,8 +255,7 @@ def _grouped_seconds(
         * hit
         / (roof.bandwidth_fraction * gpu.memory_bandwidth_bytes_per_second)
     )
-    launches = case.experts.launch_share * roof.overhead_s
-    seconds: FloatArray = launches + (arithmetic**p + read**p) ** (1.0 / p)
+    seconds: FloatArray = roof.overhead_s + (arithmetic**p + read**p) ** (1.0 / p)
     return seconds
 
 

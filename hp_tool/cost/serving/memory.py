@@ -80,7 +80,7 @@ def serving_bytes(case: ServingCase, candidates: ServingCandidates) -> ServingBy
         weights=cast(FloatArray, weights),
         activations=working,
         logits=logits,
-        overhead=overhead,
+        overhead=cast(FloatArray, overhead),
         kv_per_token=(layers + drafting_layers(case))
         * _mean_width(case.model, t)
         * case.kv_element_bytes,
