@@ -90,7 +90,7 @@ def refitted(folder: Path) -> list[Group]:
 
 def started(folder: Path) -> list[Judged]:
     """Return engines as they are started, by the slowdown of other models."""
-    stated = widths(defaults_efficiency())
+    stated = defaults_efficiency()
     pairs = fit_defaults.left_out(fit_defaults.started(folder))
     return [(f"{pair.run.engine}, {pair.run.gpu}", pair, stated) for pair in pairs]
 

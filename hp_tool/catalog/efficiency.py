@@ -51,6 +51,7 @@ P = TypeVar(
     Doubts,
     FrameworkEfficiency,
     EngineEfficiency,
+    DefaultsEfficiency,
     ExpertEfficiency,
     PoolEfficiency,
 )
