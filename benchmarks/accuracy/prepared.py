@@ -204,6 +204,7 @@ class Prepared:
             shipped if index is None else dataclasses.replace(shipped, index=index),
             model=self.problem.model,
             workload=self.problem.workload,
+            gpu=self.problem.cluster.gpu,
         )
         return dataclasses.replace(self.problem, profile=profile)
 

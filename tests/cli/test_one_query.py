@@ -160,7 +160,7 @@ def test_recommend_ranks_what_fits(entry_point: Run) -> None:
     rows = answer["recommendations"]
     assert [row["rank"] for row in rows] == [1, 2, 3, 4, 5]
     expected = [row["expected_step_s"] for row in rows]
-    assert expected[1:] == sorted(expected[1:]) and expected[0] <= 1.01 * min(expected)
+    assert expected[1:] == sorted(expected[1:]) and expected[0] <= 1.04 * min(expected)
     assert [row["group"] for row in rows] == sorted(row["group"] for row in rows)
     assert all(0.0 <= row["out_of_memory_probability"] < 1.0 for row in rows) and answer["groups"]
     assert all(row["estimate"]["feasible"] for row in rows)

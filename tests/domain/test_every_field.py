@@ -31,7 +31,6 @@ from hp_tool.questions.problem import problem_of
 from hp_tool.questions.serving.disaggregated import disaggregated
 
 CHANGES_NOTHING = {
-    "model.name": "names the model",
     "model.left_out": "names what a file describes besides",
     "cluster.name": "names the cluster",
     "inference.speculative.draft_model": "names a checkpoint for exports",

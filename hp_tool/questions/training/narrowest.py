@@ -53,6 +53,7 @@ def _narrowing(problem: TrainingProblem) -> str | None:
         release_variance(
             problem.profile,
             experts=bool(problem.model.num_experts),
+            gpu=problem.cluster.gpu,
             release=each,
         )
         for each in (None, release)

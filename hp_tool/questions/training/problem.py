@@ -31,7 +31,7 @@ from hp_tool.cost.uncertainty import with_pairs
 from hp_tool.domain.efficiency import EfficiencyProfile
 from hp_tool.domain.frameworks import facts, wrapped
 from hp_tool.domain.graphs import recorded_modules
-from hp_tool.domain.hardware import ClusterSpec
+from hp_tool.domain.hardware import ClusterSpec, GpuSpec
 from hp_tool.domain.knobs import CHOICES
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import (
@@ -519,11 +519,11 @@ def _new_profile(
     factor = release_factor(profile.framework, workload.framework_version)
     if factor != 1.0:
         profile = dataclasses.replace(profile, release_factor=factor)
-    return with_scatter(profile, model=model, workload=workload)
+    return with_scatter(profile, model=model, workload=workload, gpu=cluster.gpu)
 
 
 def with_scatter(
-    profile: EfficiencyProfile, *, model: ModelSpec, workload: TrainingWorkload
+    profile: EfficiencyProfile, *, model: ModelSpec, workload: TrainingWorkload, gpu: GpuSpec
 ) -> EfficiencyProfile:
     """The profile with the scatter of step times that holds for this kind of model and this
     release.
@@ -534,7 +534,7 @@ def with_scatter(
         )
     constants = profile.framework
     experts, release = bool(model.num_experts), workload.framework_version
-    more = release_variance(profile, experts=experts, release=release)
+    more = release_variance(profile, experts=experts, gpu=gpu, release=release)
     if more == 0.0:
         return profile
     framework = dataclasses.replace(

@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import math
 
+from hp_tool.catalog.efficiency import efficiency
 from hp_tool.domain.efficiency import EfficiencyProfile, FrameworkEfficiency
+from hp_tool.domain.hardware import GpuSpec
 from hp_tool.domain.parallel import TokenDispatcher
 from hp_tool.domain.releases import (
     FIRST_CONTAINER,
@@ -47,16 +49,24 @@ def release_factor(framework: FrameworkEfficiency, release: str | None) -> float
     return math.exp(framework.yearly_gain * min(max(years, -ahead), MOST_YEARS_BACK))
 
 
-def release_variance(profile: EfficiencyProfile, *, experts: bool, release: str | None) -> float:
+def release_variance(
+    profile: EfficiencyProfile, *, experts: bool, gpu: GpuSpec, release: str | None
+) -> float:
     """Return what a model's experts and its framework's release add to the variance of ln(measured
     / predicted step time).
     """
     constants, more = profile.framework, 0.0
-    if experts and constants.expert_time_log_sd is not None:
+    if experts and constants.expert_time_log_sd is None:
+        # No run of the framework had experts: they scatter as Megatron Core's of all releases do.
+        measured = efficiency(gpu=gpu, framework="megatron-core").framework
+        more += (measured.expert_time_log_sd or 0.0) ** 2 + (
+            measured.earlier_expert_time_log_sd or 0.0
+        ) ** 2
+    elif experts:
         earlier = (
             constants.earlier_expert_time_log_sd if usual_dispatcher(release) != "flex" else None
         )
-        more += constants.expert_time_log_sd**2 + (earlier or 0.0) ** 2
+        more += (constants.expert_time_log_sd or 0.0) ** 2 + (earlier or 0.0) ** 2
     return more + unsaid_release_variance(profile, experts=experts, release=release)
 
 
