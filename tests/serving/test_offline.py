@@ -76,7 +76,7 @@ def test_recommend_ranks_by_offline_throughput() -> None:
         (OFFLINE | {"concurrency": 8}, "inference.concurrency"),
         (OFFLINE | {"request_rate_per_second": 8.0}, "inference.request_rate_per_second"),
         ({"load": {"arrival": "offline", "warmup": 3}}, "inference.load"),
-        ({"load": {"arrival": "burst"}, "concurrency": 8}, "inference.load"),
+        ({"load": {"arrival": "burst"}, "concurrency": 8}, "inference.concurrency"),
         (OFFLINE | {"disaggregated": {}}, "inference.load.arrival"),
         ({"load": {"arrival": "closed"}, "request_rate_per_second": 8.0}, "inference.load"),
     ],
