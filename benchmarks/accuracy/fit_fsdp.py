@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.accuracy.comparison import Comparison
-from benchmarks.accuracy.fit_frameworks import FIXED
+from benchmarks.accuracy.fit_frameworks import FIXED, UNEQUAL
 from benchmarks.accuracy.fitting import (
     Fit,
     Prior,
@@ -41,7 +41,7 @@ COMMAND = "python -m evidence.fit --only fsdp"
 NOISE = 0.04
 """Relative scatter taken for one published run; it sets the runs against the priors."""
 CARDS = {"a100": "a100-sxm-80gb", "h100": "h100-sxm-80gb", "b200": "b200-sxm-180gb"}
-START = dataclasses.replace(FIXED, framework="torch-fsdp")
+START = dataclasses.replace(FIXED, framework="torch-fsdp", **UNEQUAL)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -363,8 +363,17 @@ def _ramped(wire_bytes: Floats, ramp_bytes: Floats) -> Floats:
 def group_ring(*, group: Group, machine: Machine) -> Ring:
     """The ring over the ranks of a group.
 
-    k members share an NVLink domain. Across domains each of the k uses its own network port, so k
-    rings share the load (NCCL's multi-ring): bandwidth min(NVLink, k x network).
+    k members share an NVLink domain. Across domains up to k rings share the load, each with a
+    network port of its own. Every ring also passes all k members, so all rings together carry no
+    more than one member's NVLink: bandwidth = min(near, f min(NVLink, k x network)), f the share
+    of its slowest link that a ring over the network reaches. Without this bound the 64 ports of a
+    rack would make the network faster than NVLink.
+
+    A chunk visits every rank of its ring: k - 1 hops inside each of the n / k domains, and
+    n / k - 1 hops between them.
+
+    Source: NVIDIA/nccl, src/graph: search.cc (ncclTopoFollowPath takes a ring's bandwidth from
+    every link on its way), tuning.cc (ncclTopoTuneModel, steps of a ring).
     """
     cluster, profile = machine.cluster, machine.profile
     size, k = group.size, group.in_domain
@@ -376,30 +385,28 @@ def group_ring(*, group: Group, machine: Machine) -> Ring:
     near = Ring(latency_s=latency, bandwidth=fast, ramp_bytes=inside.ramp_bytes)
     if not anywhere(crosses):
         return near
-    slow = outside.bandwidth_fraction * cluster.inter_node_bandwidth_bytes_per_second * k
-    slow = slow / ring_slowdown(group, in_domain=k, cluster=cluster)
+    ports = cluster.inter_node_bandwidth_bytes_per_second * k
+    slow = outside.bandwidth_fraction * minimum(
+        local_bandwidth(cluster.gpu), ports / ring_slowdown(group, in_domain=k, cluster=cluster)
+    )
     hop = (
         outside.latency_per_peer_s
         + cluster.inter_node_latency_s
         + (k == 1) * detour_latency(group, cluster, inside)
     )
+    domains_passed = size / k
+    lap = (
+        inside.latency_s
+        + outside.latency_s
+        + domains_passed * (k - 1.0) * inside.latency_per_peer_s
+        + (domains_passed - 1.0) * hop
+    )
     return Ring(
-        latency_s=latency + crosses * (outside.latency_s + (size / k - 1.0) * hop),
+        latency_s=where(crosses, lap, latency),
         bandwidth=where(crosses, minimum(fast, slow), fast),
         ramp_bytes=where(crosses, outside.ramp_bytes, inside.ramp_bytes),
         in_domain=k == size,
         inner=near if group.domain.of_several_nodes else None,
-    )
-
-
-def ring_lap_seconds(ring: Ring, *, group: Group, machine: Machine) -> Floats:
-    """Seconds of one short message all around a ring: its latency, which passes each domain once,
-    and the hops from member to member within every further domain.
-    """
-    size, k = group.size, group.in_domain
-    return (
-        ring.latency_s
-        + (size / k - 1.0) * (k - 1.0) * machine.profile.framework.network.latency_per_peer_s
     )
 
 

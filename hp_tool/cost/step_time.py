@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hp_tool.cost.arrays import Floats, column
+from hp_tool.cost.arrays import Floats, anywhere, column
 from hp_tool.cost.block import LayerTime
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.case import TrainingCase
@@ -16,6 +16,7 @@ from hp_tool.cost.host import message_stalls
 from hp_tool.cost.network import dense_group, send_seconds
 from hp_tool.cost.optimizer import activation_seconds
 from hp_tool.cost.pipeline_stages import Pipeline
+from hp_tool.cost.stragglers import straggler_share
 from hp_tool.cost.zero import StateTimes, data_parallel_seconds
 from hp_tool.domain.workload import TrainingWorkload
 
@@ -109,6 +110,10 @@ def time_parts(
         ),
         "overhead": overhead,
     }
+    slower = straggler_share(case=case, candidates=c, micro_batches=m)
+    if anywhere(slower > 0.0):
+        busy = ("compute", "attention", "recompute", "pipeline_bubble")
+        parts["overhead"] = overhead + slower * sum(parts[name] for name in busy)
     return (
         parts
         if profile.release_factor == 1.0

@@ -284,6 +284,12 @@ class FrameworkEfficiency(Strict):
     """The same, added for each tensor-parallel rank where pipeline stages are on different
     nodes.
     """
+    device_log_sd: float = 0.0
+    """Standard deviation of the logarithm of devices' speeds within a job: each step waits for the
+    slowest (`cost.stragglers`).
+    """
+    micro_batch_log_sd: float = 0.0
+    """The same of one device's passes through single micro-batches."""
     message_stall_s: float = 0.0
     """By which each blocking message between pipeline stages is held up in jobs of more than
     `message_stall_nodes` nodes.

@@ -45,9 +45,13 @@ class FrameworkFacts:
     """Bytes a parameter of the buckets in which replicas reduce gradients, besides the buffer that
     accumulates them.
     """
-    message_bytes: float = 0.0
-    """Accumulated gradients in one reduce-scatter of ZeRO 1, and their weights in one all-gather;
-    0: so many that latency does not matter.
+    bucket_parameters: float = 0.0
+    """Parameters in one reduction of gradients and, from ZeRO 1 on, in one all-gather of their
+    weights; 0: so many that latency does not matter.
+    """
+    bucket_parameters_per_rank: float = 0.0
+    """The same for each rank that holds the parameters, if that is more: larger groups get larger
+    buckets.
     """
     accumulates_in_fp32: bool = True
     """fp32 gradients are summed over micro-batches in fp32; False: kernels write 16 bits, and only
@@ -93,7 +97,9 @@ class FrameworkFacts:
 
 
 FACTS = {
-    "megatron-core": FrameworkFacts(),
+    # NVIDIA/Megatron-LM, megatron/core/distributed/distributed_data_parallel.py: bucket_size, which
+    # pipeline ranks after the first do without.
+    "megatron-core": FrameworkFacts(bucket_parameters=4e7, bucket_parameters_per_rank=1e6),
     "torch-fsdp": FrameworkFacts(
         accumulates_in_fp32=False,
         wide_weights=True,
@@ -117,7 +123,7 @@ FACTS = {
         keeps_narrow_logits=False,
         caches_weight_gradients=False,
         bucket_bytes=2.0,
-        message_bytes=50.0 * MIB,
+        bucket_parameters=12.5 * MIB,
         balances_blocks=True,
         fills_pipeline=True,
         is_plain=True,

@@ -1,0 +1,58 @@
+"""Waits for the slowest device: equal devices do not run equally fast, and every step ends when the
+slowest one does.
+"""
+
+from __future__ import annotations
+
+import functools
+from statistics import NormalDist
+
+from hp_tool.cost.arrays import Floats, where
+from hp_tool.cost.candidates import Candidates
+from hp_tool.cost.case import TrainingCase
+
+SERVER_GPUS = 8
+"""Devices of the servers that the other constants were measured on, whose waits these include."""
+
+
+@functools.cache
+def deviations_of_slowest(devices: int) -> float:
+    """Return how many standard deviations the slowest of so many devices is expected to be above
+    their mean, beyond the slowest of one server.
+
+    The expected maximum of n normal values by Blom's approximation, F^-1((n - 3/8) / (n + 1/4))
+    (Statistical Estimates and Transformed Beta-Variables, 1958).
+    """
+    if devices <= SERVER_GPUS:
+        return 0.0
+    return _expected_maximum(devices) - _expected_maximum(SERVER_GPUS)
+
+
+def _expected_maximum(n: int) -> float:
+    return NormalDist().inv_cdf((n - 0.375) / (n + 0.25))
+
+
+def straggler_share(*, case: TrainingCase, candidates: Candidates, micro_batches: Floats) -> Floats:
+    """Return the seconds that all devices wait for the slowest one, per second of compute.
+
+    Of n devices the slowest takes z(n) sd longer than the mean. A part of the deviation is the
+    device's own (clocks under its power limit) and lasts; another part is drawn anew for each
+    micro-batch, and averages out over the r micro-batches that replicas run before they wait for
+    each other: sd^2 = device^2 + micro_batch^2 / r. With ZeRO 0 and 1 that is a whole step of m
+    micro-batches. ZeRO 2 and 3 exchange with every micro-batch, and so does delayed scaling in
+    fp8: its amax all-reduce runs over all tensor-, context- and data-parallel ranks after each
+    pass.
+
+    Source: NVIDIA/Megatron-LM, megatron/core/parallel_state.py (get_amax_reduction_group without
+    tp_only_amax_red); that GPUs of one model differ: Sinha et al., Not All GPUs Are Created
+    Equal, SC 2022 (arXiv 2208.11035).
+    """
+    framework, workload = case.profile.framework, case.workload
+    z = deviations_of_slowest(case.cluster.num_gpus)
+    if z == 0.0 or not (framework.device_log_sd or framework.micro_batch_log_sd):
+        return 0.0
+    delayed = workload.precision == "fp8" and workload.fp8_recipe in (None, "delayed")
+    together = where(candidates.zero_stage >= 2, 1.0, 1.0 if delayed else micro_batches)
+    variance = framework.device_log_sd**2 + framework.micro_batch_log_sd**2 / together
+    share: Floats = z * variance**0.5
+    return share
