@@ -14,7 +14,7 @@ from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.lora import layer_adapter_parameters
 from hp_tool.cost.matrices import rank_matrices
 from hp_tool.cost.matrix import entries
-from hp_tool.cost.network import dense_group, expert_group, group_ring
+from hp_tool.cost.network import dense_group, expert_group, group_ring, tree_latency
 from hp_tool.cost.optimizer import (
     STATE_BYTES,
     BytesPerParameter,
@@ -401,9 +401,9 @@ def _divided(
     to accumulate it.
 
     Gradients are all-reduced, from ZeRO 1 (with Muon ZeRO 2) on reduce-scattered. Replicas reduce
-    in buckets, whose bytes are a share of the accumulated gradients'. Each scattered or gathered
-    bucket takes a lap around the ring; all-reduces run through trees, whose depth grows too slowly
-    to matter.
+    in buckets, whose bytes are a share of the accumulated gradients'. Each bucket is a collective
+    of its own: scattered and gathered ones take a lap around the ring, all-reduces run through
+    trees.
     """
     profile, zero_stage = case.profile, candidates.zero_stage
     all_reduced_below = 2 if case.workload.optimizer == "muon" else 1
@@ -438,21 +438,28 @@ def _divided(
         )
     )
     data = group_ring(machine=case, group=sharding.shard_group)
+    reduced = replace(
+        data,
+        latency_s=where(
+            zero_stage >= all_reduced_below,
+            data.latency_s,
+            tree_latency(data, group=sharding.shard_group, machine=case),
+        ),
+    )
     if framework.bucket_parameters:
         bucket = maximum(
             framework.bucket_parameters,
             framework.bucket_parameters_per_rank * sharding.group.size,
         )
-        messages = maximum(gradients / size.gradients / bucket, 1.0)
-        bucketed = (zero_stage == 1) | (zero_stage == 2)
-        data = replace(data, latency_s=where(bucketed, messages, 1.0) * data.latency_s)
+        buckets = maximum(gradients / size.gradients / bucket, 1.0)
+        pieces = where(zero_stage >= 3, pieces, maximum(pieces, buckets))
     sent = where(zero_stage >= 3, sent_always, sent)
     traffic = (
         2.0 * optimizer + gradients + weights
     ) * optimizer_share + 2.0 * gradients * gradient_share
     reached = profile.gpu.memory_fraction * case.cluster.gpu.memory_bandwidth_bytes_per_second
     times = StateTimes(
-        reduce_s=data.seconds(
+        reduce_s=reduced.seconds(
             (1.0 - shard) * gradients * where(zero_stage >= all_reduced_below, 1.0, 2.0),
             pieces=pieces,
         ),

@@ -369,11 +369,12 @@ def group_ring(*, group: Group, machine: Machine) -> Ring:
     of its slowest link that a ring over the network reaches. Without this bound the 64 ports of a
     rack would make the network faster than NVLink.
 
-    A chunk visits every rank of its ring: k - 1 hops inside each of the n / k domains, and
-    n / k - 1 hops between them.
+    A chunk visits every rank of its ring. Over the network each of the n - 1 hops costs the
+    proxy's overhead, those inside a domain too, and n / k - 1 of them cross it.
 
     Source: NVIDIA/nccl, src/graph: search.cc (ncclTopoFollowPath takes a ring's bandwidth from
-    every link on its way), tuning.cc (ncclTopoTuneModel, steps of a ring).
+    every link on its way), tuning.cc (ncclTopoTuneModel: "Inter-node rings still have to launch
+    nsteps * net overhead").
     """
     cluster, profile = machine.cluster, machine.profile
     size, k = group.size, group.in_domain
@@ -389,17 +390,12 @@ def group_ring(*, group: Group, machine: Machine) -> Ring:
     slow = outside.bandwidth_fraction * minimum(
         local_bandwidth(cluster.gpu), ports / ring_slowdown(group, in_domain=k, cluster=cluster)
     )
-    hop = (
-        outside.latency_per_peer_s
-        + cluster.inter_node_latency_s
-        + (k == 1) * detour_latency(group, cluster, inside)
-    )
-    domains_passed = size / k
+    crossing = cluster.inter_node_latency_s + (k == 1) * detour_latency(group, cluster, inside)
     lap = (
         inside.latency_s
         + outside.latency_s
-        + domains_passed * (k - 1.0) * inside.latency_per_peer_s
-        + (domains_passed - 1.0) * hop
+        + (size - 1.0) * outside.latency_per_peer_s
+        + (size / k - 1.0) * crossing
     )
     return Ring(
         latency_s=where(crosses, lap, latency),
@@ -408,6 +404,21 @@ def group_ring(*, group: Group, machine: Machine) -> Ring:
         in_domain=k == size,
         inner=near if group.domain.of_several_nodes else None,
     )
+
+
+def tree_latency(ring: Ring, *, group: Group, machine: Machine) -> Floats:
+    """Return the latency of an all-reduce: of NCCL's double binary tree over domains, up and down,
+    with a chain of each domain's members below; inside one domain the ring's.
+
+    Source: NVIDIA/nccl, src/graph/tuning.cc (ncclTopoTuneModel): 2 ((k - 1) intra + log2(n / k)
+    inter).
+    """
+    size, k = group.size, group.in_domain
+    inside, outside = machine.profile.gpu.nvlink, machine.profile.framework.network
+    levels = np.log2(maximum(size / k, 1.0))
+    level_s = outside.latency_s + machine.cluster.inter_node_latency_s
+    tree = inside.latency_s + 2.0 * ((k - 1.0) * outside.latency_per_peer_s + levels * level_s)
+    return where(k < size, tree, ring.latency_s)
 
 
 def tensor_ring(*, candidates: Candidates, case: TrainingCase) -> Ring:

@@ -375,29 +375,33 @@ def test_an_all_reduce_hides_behind_the_backward_pass_of_one_stage() -> None:
         assert exposed(other, 0.6) == exposed(other, None) > 0.0
 
 
-def test_each_bucket_of_a_sharded_optimizer_waits_for_a_lap_around_the_ring() -> None:
-    """Slower hops are paid by ZeRO 1 for every 50 MiB of fp32 gradients, and by an all-reduce
-    between nodes once.
+def test_each_bucket_is_a_collective_of_its_own() -> None:
+    """Slower hops are paid for every 50 MiB of fp32 gradients: under ZeRO 1 for each hop around the
+    ring, twice; under ZeRO 0 for the chains up and down within nodes, as trees join these.
     """
     shipped = efficiency(
         gpu=cluster(ClusterQuery(gpu="h100-sxm-80gb", num_gpus=8)).gpu, framework="nanotron"
     ).framework
 
-    def exchange_s(nodes: int, zero_stage: int, hop_s: float) -> float:
+    def exchange_s(nodes: int, zero_stage: int, **link: float) -> float:
         config = ParallelConfig(
             data_parallel_size=8 * nodes, micro_batch_size=1, zero_stage=zero_stage
         )
-        network = dataclasses.replace(shipped.network, latency_per_peer_s=hop_s)
+        network = dataclasses.replace(shipped.network, **link)
         found = costs(
             config, nodes=nodes, network=network, data_parallel_overlap=0.0, all_reduce_overlap=0.0
         )
         return float(found.parts["data_parallel"])
 
     parameters = 16 * (4 * 2048**2 + 3 * 2048 * 8192) + 131072 * 2048
-    messages = 2 * parameters * 4 / (50 * 2**20)  # scattered, and gathered
+    buckets = parameters * 4 / (50 * 2**20)
     for nodes in (2, 8, 32):
-        sharded, replicated = (
-            exchange_s(nodes, zero, 3e-6) - exchange_s(nodes, zero, 2e-6) for zero in (1, 0)
-        )
-        assert sharded == pytest.approx(messages * 8 * (nodes - 1) * 1e-6, rel=1e-3)
-        assert replicated == pytest.approx((nodes - 1) * 1e-6, rel=1e-3)
+        hops = {
+            zero: exchange_s(nodes, zero, latency_per_peer_s=3e-6)
+            - exchange_s(nodes, zero, latency_per_peer_s=2e-6)
+            for zero in (0, 1)
+        }
+        assert hops[1] == pytest.approx(2 * buckets * (8 * nodes - 1) * 1e-6, rel=1e-3)
+        assert hops[0] == pytest.approx(2 * buckets * 7 * 1e-6, rel=1e-3)
+        levels = exchange_s(nodes, 0, latency_s=2e-5) - exchange_s(nodes, 0, latency_s=1e-5)
+        assert levels == pytest.approx(2 * buckets * math.log2(nodes) * 1e-5, rel=1e-3)

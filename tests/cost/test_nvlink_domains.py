@@ -10,13 +10,15 @@ from hypothesis import strategies as st
 
 from hp_tool.catalog import cluster, model
 from hp_tool.cost.candidates import Candidates
-from hp_tool.cost.network import Group, dense_group, domains, expert_group
+from hp_tool.cost.case import Machine
+from hp_tool.cost.network import Group, dense_group, domains, expert_group, group_ring
 from hp_tool.cost.training import TrainingCosts, training_costs
 from hp_tool.domain.hardware import ClusterQuery, ClusterSpec
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.errors import InputError
 from tests.cost.cases import case_of
+from tests.cost.test_primitives import plain_profile
 
 LLAMA, QWEN = model("llama-3-70b"), model("qwen3-30b-a3b")
 MORE_NVLINK = (4, 8, 12, 16, 24, 32, 36, 48, 64, 72, 96, 128, 144, 288)
@@ -171,3 +173,34 @@ def test_a_segment_of_broken_nodes_is_refused() -> None:
     with pytest.raises(InputError) as caught:
         racks(144, nvlink_segment_gpus=6)
     assert caught.value.field == "cluster.nvlink_segment_gpus"
+
+
+@pytest.mark.parametrize(("replicas", "stride", "ports"), [(128, 1, 18), (18, 8, 9), (4, 36, 2)])
+def test_a_ring_between_racks_is_no_faster_than_one_members_nvlink(
+    replicas: int, stride: int, ports: int
+) -> None:
+    """Each of the rings passes all members in a rack, whose NVLink carries 18 ports' traffic."""
+    machine = racks(144)
+    profile = plain_profile(machine)
+    config = Candidates.alone(layout(t=stride, d=replicas))
+    ring = group_ring(
+        machine=Machine(cluster=machine, profile=profile),
+        group=dense_group(config, "dp", cluster=machine),
+    )
+    slowest = 0.5 * ports * machine.inter_node_bandwidth_bytes_per_second
+    assert float(ring.bandwidth) == pytest.approx(slowest)
+    assert slowest <= 0.5 * machine.gpu.nvlink_bandwidth_bytes_per_second  # type: ignore[operator]
+
+
+def test_a_ring_between_racks_passes_every_rank() -> None:
+    """128 replicas in two racks: 127 hops, one of them between racks."""
+    machine = racks(128)
+    profile = plain_profile(machine)
+    network = replace(profile.framework.network, latency_per_peer_s=2e-6)
+    profile = replace(profile, framework=replace(profile.framework, network=network))
+    ring = group_ring(
+        machine=Machine(cluster=machine, profile=profile),
+        group=dense_group(Candidates.alone(layout(d=128)), "dp", cluster=machine),
+    )
+    expected = 1e-6 + 1e-5 + 127 * 2e-6 + machine.inter_node_latency_s
+    assert float(ring.latency_s) == pytest.approx(expected)
