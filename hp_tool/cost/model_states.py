@@ -446,7 +446,8 @@ def _divided(
             tree_latency(data, group=sharding.shard_group, machine=case),
         ),
     )
-    if framework.bucket_parameters:
+    hides = profile.framework.data_parallel_overlap > 0.0
+    if framework.bucket_parameters and (hides or framework.buckets_without_overlap):
         bucket = maximum(
             framework.bucket_parameters,
             framework.bucket_parameters_per_rank * sharding.group.size,

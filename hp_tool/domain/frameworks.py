@@ -53,6 +53,8 @@ class FrameworkFacts:
     """The same for each rank that holds the parameters, if that is more: larger groups get larger
     buckets.
     """
+    buckets_without_overlap: bool = True
+    """Gradients are divided into buckets even if nothing hides their reduction."""
     accumulates_in_fp32: bool = True
     """fp32 gradients are summed over micro-batches in fp32; False: kernels write 16 bits, and only
     their reduction is wider.
@@ -98,8 +100,10 @@ class FrameworkFacts:
 
 FACTS = {
     # NVIDIA/Megatron-LM, megatron/core/distributed/distributed_data_parallel.py: bucket_size, which
-    # pipeline ranks after the first do without.
-    "megatron-core": FrameworkFacts(bucket_parameters=4e7, bucket_parameters_per_rank=1e6),
+    # pipeline ranks after the first do without, as do all without overlap_grad_reduce.
+    "megatron-core": FrameworkFacts(
+        bucket_parameters=4e7, bucket_parameters_per_rank=1e6, buckets_without_overlap=False
+    ),
     "torch-fsdp": FrameworkFacts(
         accumulates_in_fp32=False,
         wide_weights=True,

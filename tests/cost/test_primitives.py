@@ -241,5 +241,4 @@ def test_gradients_cross_the_network_once(machine: ClusterSpec) -> None:
     for zero, size in ((1, 6.0), (0, 8.0)):
         found = _piped(machine, zero_stage=zero)["data_parallel"]
         wire = parameters * size / 2
-        latency = 2 * 1.1e-5 if zero else 1e-6 + 2 * 1e-5  # of a bucket: rings, or a tree
-        assert found == pytest.approx(wire / (NETWORK / 2) + latency * parameters / 40e6, rel=1e-3)
+        assert found == pytest.approx(wire / (NETWORK / 2), rel=1e-3)
