@@ -27,7 +27,7 @@ from benchmarks.accuracy.fit_training_mixers import hybrids_left_out
 from benchmarks.accuracy.groups import FORMULAS, OPS, TODAY, Group, LeftOut, group, on, votes
 from benchmarks.accuracy.korthikanti import GPU, table4
 from benchmarks.accuracy.pairs import cells, pairs
-from benchmarks.accuracy.plain import asked, plain_cases, todays_cases, without_model
+from benchmarks.accuracy.plain import asked, plain_answers, todays_cases, without_model
 from benchmarks.accuracy.prepared import Prepared, compare_all
 from benchmarks.accuracy.runs import (
     b200_cases,
@@ -228,6 +228,10 @@ def _new_dies(folder: Path) -> list[Group]:
     ]
 
 
+def _by_todays_recipe(folder: Path, cases: Sequence[Case]) -> list[Comparison]:
+    return without_model(folder, todays_cases(cases))
+
+
 def _plain(folder: Path) -> list[Group]:
     """Return today's runs by plain queries: model, GPUs, precision, batch and layout; and with what
     today's recipe sets.
@@ -239,9 +243,9 @@ def _plain(folder: Path) -> list[Group]:
             f"The plain question{how}: {what}",
             "all" if "LoRA" in what else "model",
             TODAY if "LoRA" in what else f"{TODAY}, without the model",
-            without_model(folder, worded(chosen)),
+            rows(folder, chosen),
         )
-        for how, worded in (("", plain_cases), (" by today's recipe", todays_cases))
+        for how, rows in (("", plain_answers), (" by today's recipe", _by_todays_recipe))
         for what, chosen in asked(folder).items()
     ]
 

@@ -5,7 +5,8 @@ recipe's name.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.accuracy.comparison import Comparison
@@ -20,7 +21,9 @@ from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.errors import HpToolError
 from hp_tool.questions.schema import lay, parse_query, query_mapping
 from hp_tool.questions.training import estimate
+from hp_tool.questions.training.evaluate import resolve_configuration
 from hp_tool.questions.training.recipes import recipes
+from hp_tool.questions.training.usual import usual_settings
 from hp_tool.questions.training.with_recipe import AUDITED, NEWEST, with_recipe_figure
 
 SAID = ("sequence_length", "global_batch_size", "precision", "framework", "task", "lora")
@@ -66,6 +69,24 @@ def without_model(folder: Path, cases: Sequence[Case]) -> list[Comparison]:
     return (
         compare_all(cases, Prepared.shipped) if adapters else today_left_out(folder, cases, "name")
     )
+
+
+def plain_answers(folder: Path, cases: Sequence[Case]) -> list[Comparison]:
+    """Return the plain cases as an answer states them: with the settings that runs of this kind
+    usually have, in an interval that reaches to the step without them.
+    """
+    plain = plain_cases(cases)
+    rows, without = (
+        without_model(folder, each) for each in ([_with_usual(case) for case in plain], plain)
+    )
+    return [
+        row
+        if row.low is None or row.high is None or not math.isfinite(other.predicted)
+        else dataclasses.replace(
+            row, low=min(row.low, other.predicted), high=max(row.high, other.predicted)
+        )
+        for row, other in zip(rows, without, strict=True)
+    ]
 
 
 def plain_cases(cases: Iterable[Case]) -> list[Case]:
@@ -117,6 +138,22 @@ def _named(case: Case) -> Case:
     )
 
 
+def _with_usual(case: Case) -> Case:
+    try:
+        resolved = resolve_configuration(case.query)
+        estimate = resolved.estimate(with_fixes=False)
+        settings = usual_settings(estimate, query=case.query, problem=resolved.problem)
+    except HpToolError:
+        return case
+    return _with_settings(case, settings)
+
+
+def _with_settings(case: Case, settings: Mapping[str, object]) -> Case:
+    return dataclasses.replace(
+        case, query=parse_query(lay(query_mapping(case.query), dict(settings)))
+    )
+
+
 def _with_todays_recipe(case: Case) -> Case:
     try:
         stated = with_recipe_figure(
@@ -124,6 +161,4 @@ def _with_todays_recipe(case: Case) -> Case:
         ).with_recipe
     except HpToolError:
         return case
-    if stated is None:
-        return case
-    return dataclasses.replace(case, query=parse_query(lay(query_mapping(case.query), stated.set)))
+    return case if stated is None else _with_settings(case, stated.set)

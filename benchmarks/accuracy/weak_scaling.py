@@ -121,7 +121,8 @@ def main(arguments: list[str] | None = None) -> None:
         largest, flat = growth(series, own)[-1], growth(series, (0.0, 0.0))[-1]
         print(
             f"{largest.model:14} {largest.what:76} measured {largest.published - 1.0:+6.1%}, "
-            f"predicted {largest.predicted - 1.0:+6.1%} (alike devices {flat.predicted - 1.0:+6.1%})"
+            f"predicted {largest.predicted - 1.0:+6.1%} "
+            f"(equal devices {flat.predicted - 1.0:+6.1%})"
         )
     errors = [abs(math.expm1(row.log_ratio)) for row in (growth(s, values)[-1] for s in every)]
     print(f"mean difference {np.mean(errors):.2%} of the largest jobs, seen")

@@ -134,6 +134,24 @@ def launched(estimate: Estimate) -> str:
     )
 
 
+def usual(estimate: Estimate) -> str:
+    """Return `assumes training.recipe megatron-bridge-26.08, as runs of this kind have; 13.6 s
+    without`; empty where the query's open settings are the framework's defaults.
+    """
+    assumed = estimate.provenance.get("usual")
+    if not isinstance(assumed, dict):
+        return ""
+    settings = assumed["set"]
+    names = (
+        ["training.recipe"] if "training.recipe" in settings else list(settings)
+    )  # what follows from a recipe is its own
+    words = ", ".join(
+        f"{path} {'true' if settings[path] is True else settings[path]}" for path in names
+    )
+    without = duration(float(assumed["step_s_without"]))
+    return f"assumes {words}, as runs of this kind have; {without} without"
+
+
 def taken(chosen: Mapping[str, object]) -> str:
     """Return `Assumes CUDA graphs and fused loss (same numerics).`: free knobs that a ranking
     chose; empty without any.
@@ -144,7 +162,9 @@ def taken(chosen: Mapping[str, object]) -> str:
 
 def left_open(estimate: Estimate) -> tuple[str, ...]:
     """Return what the query leaves open and what naming it would give, a sentence each."""
-    return tuple(filter(None, (narrower(estimate), launched(estimate), by_recipe(estimate))))
+    return tuple(
+        filter(None, (usual(estimate), narrower(estimate), launched(estimate), by_recipe(estimate)))
+    )
 
 
 def _knob(path: str, value: object) -> str:

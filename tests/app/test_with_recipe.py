@@ -17,7 +17,7 @@ from hp_tool.questions.configuration import Configuration
 from hp_tool.questions.schema import parse_query, query_mapping
 from hp_tool.questions.training import estimate, recommend
 from hp_tool.questions.training.recipes import recipe
-from hp_tool.wording.fit import by_recipe, launched, why_wide
+from hp_tool.wording.fit import by_recipe, launched, usual, why_wide
 
 FEW = {"sequence_length": 1024, "global_batch_size": 64}
 """Tokens of a step that launches bound."""
@@ -55,6 +55,57 @@ def test_an_open_choice_of_graphs_is_in_the_interval_and_stated() -> None:
     assert "with_cuda_graphs" not in without.provenance and "launches bound this step" in launched(
         bare
     )
+
+
+@pytest.mark.parametrize(
+    ("gpu", "assumed"), [("h100-sxm-80gb", True), ("gb300", True), ("a100-sxm-80gb", False)]
+)
+def test_graphs_are_assumed_where_recipes_of_such_gpus_record_them(gpu: str, assumed: bool) -> None:
+    query = dense({**FEW, "precision": "bf16"})
+    query = replace(query, cluster=replace(query.cluster, gpu=gpu))  # type: ignore[arg-type]
+    bare, answer = estimate(query=query), answered(query)
+    assert bare.time is not None and answer.time is not None and answer.intervals is not None
+    assert ("usual" in answer.provenance) == assumed
+    if not assumed:
+        assert answer.time == bare.time
+        return
+    graphs = bare.provenance["with_cuda_graphs"]["step_s"]  # type: ignore[index]
+    assert answer.time.step_s == pytest.approx(graphs)
+    assert answer.intervals.step_s[1] >= bare.time.step_s
+    assert "assumes training.cuda_graphs true" in usual(answer)
+    settled = answered(
+        replace(query, training=replace(query.training, cuda_graphs=False))  # type: ignore[type-var]
+    )
+    assert settled.time == bare.time and "usual" not in settled.provenance
+
+
+def test_a_mixture_is_answered_by_today_s_recipe() -> None:
+    query = parse_query(
+        {
+            "kind": "training",
+            "model": "qwen3-30b-a3b",
+            "cluster": {"gpu": "b200-sxm-180gb", "num_gpus": 8},
+            "training": {
+                "sequence_length": 4096,
+                "global_batch_size": 512,
+                "precision": "mxfp8",
+            },
+            "parallel": {"expert_parallel_size": 8, "micro_batch_size": 4},
+        }
+    )
+    bare, answer = estimate(query=query), answered(query)
+    newest = recipe("megatron-bridge").name
+    named = answered(parse_query(schema.lay(query_mapping(query), {"training.recipe": newest})))
+    assert bare.time is not None and answer.time is not None and named.time is not None
+    assert answer.time == named.time and answer.time.step_s < bare.time.step_s
+    assert answer.intervals is not None and named.intervals is not None
+    assert answer.intervals.step_s == (
+        named.intervals.step_s[0],
+        max(named.intervals.step_s[1], bare.time.step_s),
+    )
+    assert answer.narrowest is not None
+    assert answer.narrowest.set == {"training.recipe": newest}
+    assert "usual" not in named.provenance
 
 
 def test_a_step_that_no_launch_bounds_has_one_interval() -> None:

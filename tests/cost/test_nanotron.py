@@ -366,7 +366,7 @@ def test_an_all_reduce_hides_behind_the_backward_pass_of_one_stage() -> None:
         found = costs(config, nodes=2, data_parallel_overlap=0.0, all_reduce_overlap=overlap)  # type: ignore[arg-type]
         return float(found.parts["data_parallel"])
 
-    replicated = ParallelConfig(data_parallel_size=16, zero_stage=0)
+    replicated = ParallelConfig(data_parallel_size=16, zero_stage=0, micro_batch_size=2)
     assert exposed(replicated, 0.6) == pytest.approx(0.4 * exposed(replicated, None))
     for other in (
         ParallelConfig(data_parallel_size=16, zero_stage=1),

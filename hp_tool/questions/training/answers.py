@@ -20,6 +20,7 @@ from hp_tool.questions.training.narrowest import with_narrowest
 from hp_tool.questions.training.problem import resolve_training
 from hp_tool.questions.training.ranking.recommend import pareto_front, recommend
 from hp_tool.questions.training.sensitivity import sensitivity as sensitivity_of
+from hp_tool.questions.training.usual import as_usual
 from hp_tool.questions.training.with_recipe import with_recipe_figure
 
 if TYPE_CHECKING:
@@ -41,15 +42,18 @@ class Training:
     def estimate(
         self, *, with_fixes: bool = True, calibrations: Calibrations | None = None
     ) -> tuple[Estimate, Estimate | None]:
-        """With fixes also what would narrow the step time's interval, and what today's recipe would
-        give; the provenance says why nothing corrects it.
+        """With the settings that runs of this kind usually have. With fixes also what would narrow
+        the step time's interval, and what today's recipe would give; the provenance says why
+        nothing corrects it.
         """
         problem = self.configuration.problem
         estimate = self.configuration.estimate(with_fixes=with_fixes)
+        calibrated = self.configuration.calibrated_estimate(calibrations)
+        if calibrated is None:
+            estimate = as_usual(estimate, query=self.query, problem=problem, with_fixes=with_fixes)
         if with_fixes:
             estimate = with_narrowest(estimate, query=self.query, problem=problem)
             estimate = with_recipe_figure(estimate, query=self.query, problem=problem)
-        calibrated = self.configuration.calibrated_estimate(calibrations)
         if calibrated is None and calibrations is not None:
             estimate = with_unused(estimate, problem=problem, calibrations=calibrations)
         return estimate, calibrated

@@ -12,6 +12,7 @@ from hp_tool.domain.result import Estimate, Narrowest
 from hp_tool.questions.training.evaluate import resolve_configuration
 from hp_tool.questions.training.problem import TrainingProblem, resolve_training
 from hp_tool.questions.training.releases import release_variance
+from hp_tool.questions.training.usual import as_usual
 
 LEAST = 1.1
 """How many times as wide an interval must be, in the logarithm, for what narrows it to be named."""
@@ -29,10 +30,18 @@ def with_narrowest(
         return estimate
     release = _narrowing(problem or resolve_training(query))
     named: dict[str, Any] = {} if release is None else {"framework_version": release}
-    recorded = {"cuda_graphs": True} if "with_cuda_graphs" in estimate.provenance else {}
+    usual = estimate.provenance.get("usual")
+    settings = usual["set"] if isinstance(usual, dict) else {}
+    launched = "with_cuda_graphs" in estimate.provenance or "training.cuda_graphs" in settings
+    recorded = {"cuda_graphs": True} if launched else {}
+    if "training.recipe" in settings:
+        named = {"recipe": settings["training.recipe"]}
     for values in filter(None, (named, recorded and named | recorded)):
         naming = replace(query, training=replace(query.training, **values))
-        narrowed = resolve_configuration(naming).estimate(with_fixes=False).intervals
+        resolved = resolve_configuration(naming)
+        narrowed = as_usual(
+            resolved.estimate(with_fixes=False), query=naming, problem=resolved.problem
+        ).intervals
         if narrowed is not None and _width(estimate.intervals.step_s) > LEAST * _width(
             narrowed.step_s
         ):
