@@ -42,6 +42,7 @@ from benchmarks.accuracy.runs import (
 from benchmarks.accuracy.strong_scaling import ratios
 from benchmarks.accuracy.time_travel import predicted_ahead
 from benchmarks.accuracy.unfamiliar import unfamiliar
+from benchmarks.accuracy.weak_scaling import ratios_left_out
 from evidence.cases import Case
 from hp_tool.catalog import gpu
 from hp_tool.catalog.efficiency import efficiency
@@ -198,6 +199,13 @@ def _tuning(folder: Path) -> list[Group]:
                 "over the fewest GPUs",
             )
             for what, left_out in SCALED.items()
+        ),
+        group(
+            "Weak scaling on H100",
+            "setting",
+            "the other series' growth",
+            ratios_left_out(folder),
+            "over the fewest GPUs",
         ),
         group(
             "LoRA of MLPerf on AMD",

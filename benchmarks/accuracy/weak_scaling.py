@@ -29,6 +29,12 @@ Series = tuple[Case, ...]
 CONSTANTS = ("device_log_sd", "micro_batch_log_sd")
 
 
+def num_gpus(case: Case) -> int:
+    """Return the number of GPUs that the run's query names."""
+    assert case.cluster.num_gpus is not None
+    return case.cluster.num_gpus
+
+
 @functools.cache
 def weak_series(folder: Path) -> tuple[Series, ...]:
     """Return runs that differ in nothing but the number of GPUs and the batch that grows with it,
@@ -36,7 +42,7 @@ def weak_series(folder: Path) -> tuple[Series, ...]:
     """
     grouped: dict[object, list[Case]] = defaultdict(list)
     for case in (*dgxc_cases(folder), *mpt_h100_cases(folder)):
-        training, gpus = case.query.training, case.cluster.num_gpus
+        training, gpus = case.query.training, num_gpus(case)
         assert training is not None and isinstance(training.global_batch_size, int)
         alike = (
             case.name,
@@ -45,7 +51,7 @@ def weak_series(folder: Path) -> tuple[Series, ...]:
             dataclasses.replace(case.query.parallel, data_parallel_size=None),
         )
         grouped[repr(alike)].append(case)
-    series = (sorted(cases, key=lambda case: case.cluster.num_gpus) for cases in grouped.values())
+    series = (sorted(cases, key=num_gpus) for cases in grouped.values())
     return tuple(
         tuple(cases) for cases in series if cases[0].cluster.num_gpus < cases[-1].cluster.num_gpus
     )
@@ -87,7 +93,7 @@ def growth(series: Series, values: Sequence[float]) -> list[Comparison]:
         Comparison(
             source=case.source,
             model=case.name,
-            what=f"{case.what}, against x{first.cluster.num_gpus}",
+            what=f"{case.what}, against x{num_gpus(first)}",
             published=case.step_s / first.step_s,
             predicted=predicted_s(case, values) / base,
             gpu=case.card,
