@@ -199,18 +199,34 @@ def at_sustained_clocks(
     cards, whose arithmetic needs less than their limit, run at boost. Peaks in 16 bits stand for
     the clocks: a later die's tensor cores may do more of a narrower precision in each (B300's, of
     nvfp4). Without a reference the shares hold as they are.
+
+    A cut-down card also reaches more of its peak. What keeps a kernel below it (loads of tiles,
+    waits between them) takes the time that it takes on the whole die, beside arithmetic that takes
+    1 / c times as long: f = 1 / (1 + c (1 / f_whole - 1)), with c the card's peak over what its
+    power limit would sustain, if that is below 1 (H20: 0.2).
     """
     matmul = {}
+    attention = kernels.attention
     for precision, roof in kernels.matmul.items():
         narrow = clocks.share.get("fp8") if ELEMENT_BYTES[precision] < 2.0 else None
         share = clocks.share.get(precision) or narrow or clocks.share["bf16"]
+        fraction = roof.peak_fraction
         if reference is not None and precision in peaks:
             power = (power_w / reference.power_w) ** (1.0 / 3.0)
-            share = min(
-                share * power * reference.peak_flops_per_second["bf16"] / peaks["bf16"], 1.0
-            )
-        matmul[precision] = replace(roof, peak_fraction=share * roof.peak_fraction)
-    return replace(kernels, matmul=matmul)
+            sustained = share * power * reference.peak_flops_per_second["bf16"] / peaks["bf16"]
+            share = min(sustained, 1.0)
+            cut = share / sustained
+            fraction = _of_cut_peak(fraction, cut)
+            if precision == "bf16":
+                attention = replace(
+                    attention, peak_fraction=_of_cut_peak(attention.peak_fraction, cut)
+                )
+        matmul[precision] = replace(roof, peak_fraction=share * fraction)
+    return replace(kernels, matmul=matmul, attention=attention)
+
+
+def _of_cut_peak(fraction: float, cut: float) -> float:
+    return fraction if cut == 1.0 else 1.0 / (1.0 + cut * (1.0 / fraction - 1.0))
 
 
 def _matmul_roofline(profile: EfficiencyProfile, precision: Precision) -> Roofline:
