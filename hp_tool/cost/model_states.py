@@ -453,7 +453,7 @@ def _divided(
             framework.bucket_parameters_per_rank * sharding.group.size,
         )
         buckets = maximum(gradients / size.gradients / bucket, 1.0)
-        pieces = where(zero_stage >= 3, pieces, maximum(pieces, buckets))
+        pieces = where(zero_stage >= 2, pieces, maximum(pieces, buckets))
     sent = where(zero_stage >= 3, sent_always, sent)
     traffic = (
         2.0 * optimizer + gradients + weights

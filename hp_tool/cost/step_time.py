@@ -6,6 +6,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from hp_tool.cost.arrays import Floats, anywhere, column
 from hp_tool.cost.block import LayerTime
 from hp_tool.cost.candidates import Candidates
@@ -110,15 +112,30 @@ def time_parts(
         ),
         "overhead": overhead,
     }
-    slower = straggler_share(case=case, candidates=c, micro_batches=m)
+    slower = straggler_share(
+        case=case,
+        candidates=c,
+        micro_batches=m,
+        devices=_devices(case, c, pipeline),
+        run=states.run,
+    )
     if anywhere(slower > 0.0):
-        busy = ("compute", "attention", "recompute", "pipeline_bubble")
-        parts["overhead"] = overhead + slower * sum(parts[name] for name in busy)
+        busy = ("compute", "attention", "recompute")
+        waits = slower * sum(parts[name] for name in busy)
+        parts["data_parallel"] = parts["data_parallel"] + waits
     return (
         parts
         if profile.release_factor == 1.0
         else {name: profile.release_factor * part for name, part in parts.items()}
     )
+
+
+def _devices(case: TrainingCase, c: Candidates, pipeline: Pipeline) -> int:
+    """Return the devices of the job; a part of a pipeline is on as large a share of them."""
+    own = case.cluster.num_gpus
+    if pipeline.part is None:
+        return own
+    return round(float(np.max(own * c.pipeline_parallel_size / pipeline.part)))
 
 
 def _offload_seconds(

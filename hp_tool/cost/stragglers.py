@@ -7,7 +7,7 @@ from __future__ import annotations
 import functools
 from statistics import NormalDist
 
-from hp_tool.cost.arrays import Floats, where
+from hp_tool.cost.arrays import Floats, Ints, where
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.case import TrainingCase
 
@@ -32,7 +32,14 @@ def _expected_maximum(n: int) -> float:
     return NormalDist().inv_cdf((n - 0.375) / (n + 0.25))
 
 
-def straggler_share(*, case: TrainingCase, candidates: Candidates, micro_batches: Floats) -> Floats:
+def straggler_share(
+    *,
+    case: TrainingCase,
+    candidates: Candidates,
+    micro_batches: Floats,
+    devices: int,
+    run: Ints | int = 1,
+) -> Floats:
     """Return the seconds that all devices wait for the slowest one, per second of compute.
 
     Of n devices the slowest takes z(n) sd longer than the mean. A part of the deviation is the
@@ -48,11 +55,14 @@ def straggler_share(*, case: TrainingCase, candidates: Candidates, micro_batches
     Equal, SC 2022 (arXiv 2208.11035).
     """
     framework, workload = case.profile.framework, case.workload
-    z = deviations_of_slowest(case.cluster.num_gpus)
+    z = deviations_of_slowest(devices)
     if z == 0.0 or not (framework.device_log_sd or framework.micro_batch_log_sd):
         return 0.0
     delayed = workload.precision == "fp8" and workload.fp8_recipe in (None, "delayed")
-    together = where(candidates.zero_stage >= 2, 1.0, 1.0 if delayed else micro_batches)
+    zero = candidates.zero_stage
+    together = where(zero >= 3, 1.0, where(zero == 2, 1.0 * run, micro_batches))
+    if delayed:
+        together = 1.0
     variance = framework.device_log_sd**2 + framework.micro_batch_log_sd**2 / together
     share: Floats = z * variance**0.5
     return share

@@ -42,7 +42,12 @@ def run(
 def share(case: TrainingCase, zero_stage: int, micro_batches: float = 16.0) -> float:
     config = ParallelConfig(data_parallel_size=case.cluster.num_gpus, zero_stage=zero_stage)
     return float(
-        straggler_share(case=case, candidates=Candidates.alone(config), micro_batches=micro_batches)
+        straggler_share(
+            case=case,
+            candidates=Candidates.alone(config),
+            micro_batches=micro_batches,
+            devices=case.cluster.num_gpus,
+        )
     )
 
 
@@ -71,12 +76,15 @@ def test_delayed_scaling_makes_replicas_wait_after_each_micro_batch() -> None:
     assert share(run(64, precision="fp8", recipe="tensorwise"), 1) == share(run(64), 1)
 
 
-def test_the_wait_is_the_only_part_of_overhead_where_no_host_waits() -> None:
+def test_the_wait_is_added_where_replicas_exchange_gradients() -> None:
     case = run(64)
     config = Candidates.alone(ParallelConfig(data_parallel_size=64))
-    parts = {
-        name: float(value)
-        for name, value in training_costs(case=case, candidates=config).parts.items()
-    }
-    compute = parts["compute"] + parts["attention"] + parts["recompute"] + parts["pipeline_bubble"]
-    assert parts["overhead"] == pytest.approx(share(case, 1) * compute)
+    alike = replace(case.profile.framework, device_log_sd=0.0, micro_batch_log_sd=0.0)
+    unequal, equal = (
+        training_costs(case=each, candidates=config).parts
+        for each in (case, replace(case, profile=replace(case.profile, framework=alike)))
+    )
+    compute = sum(float(equal[name]) for name in ("compute", "attention", "recompute"))
+    for name, seconds in equal.items():
+        wait = share(case, 1) * compute if name == "data_parallel" else 0.0
+        assert float(unequal[name]) == pytest.approx(float(seconds) + wait)

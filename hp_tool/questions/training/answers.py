@@ -47,10 +47,12 @@ class Training:
         nothing corrects it.
         """
         problem = self.configuration.problem
-        estimate = self.configuration.estimate(with_fixes=with_fixes)
+        estimate = asked = self.configuration.estimate(with_fixes=False)
         calibrated = self.configuration.calibrated_estimate(calibrations)
         if calibrated is None:
-            estimate = as_usual(estimate, query=self.query, problem=problem, with_fixes=with_fixes)
+            estimate = as_usual(asked, query=self.query, problem=problem, with_fixes=with_fixes)
+        if estimate is asked and with_fixes and not asked.feasible:
+            estimate = self.configuration.estimate()
         if with_fixes:
             estimate = with_narrowest(estimate, query=self.query, problem=problem)
             estimate = with_recipe_figure(estimate, query=self.query, problem=problem)
