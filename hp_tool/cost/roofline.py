@@ -203,7 +203,7 @@ def at_sustained_clocks(
     A cut-down card also reaches more of its peak. What keeps a kernel below it (loads of tiles,
     waits between them) takes the time that it takes on the whole die, beside arithmetic that takes
     1 / c times as long: f = 1 / (1 + c (1 / f_whole - 1)), with c the card's peak over what its
-    power limit would sustain, if that is below 1 (H20: 0.2).
+    power limit would sustain, or over the whole die's if that is more, at most 1 (H20: 0.2).
     """
     matmul = {}
     attention = kernels.attention
@@ -213,9 +213,10 @@ def at_sustained_clocks(
         fraction = roof.peak_fraction
         if reference is not None and precision in peaks:
             power = (power_w / reference.power_w) ** (1.0 / 3.0)
-            sustained = share * power * reference.peak_flops_per_second["bf16"] / peaks["bf16"]
+            peak = peaks["bf16"] / reference.peak_flops_per_second["bf16"]
+            sustained = share * power / peak
             share = min(sustained, 1.0)
-            cut = share / sustained
+            cut = min(max(share / sustained, peak), 1.0)
             fraction = _of_cut_peak(fraction, cut)
             if precision == "bf16":
                 attention = replace(
