@@ -126,5 +126,5 @@ def test_power_limits_set_the_clocks_of_long_trainings() -> None:
     assert matmul(capped) == (boost, pytest.approx(long * 0.5 ** (1 / 3)))
     assert matmul(replace(gpu("h100"), power_w=7000.0)) == (boost, pytest.approx(boost))
     cut = matmul(gpu("h20"))
-    assert cut[0] == pytest.approx(cut[1])  # 148 TFLOP/s need less than 400 W
+    assert cut[0] < cut[1] < 148e12  # which need less than 400 W, and wait less for their inputs
     assert matmul(gpu("gb200"))[1] == pytest.approx(matmul(gpu("b200"))[1] * 1.2 ** (1 / 3))
