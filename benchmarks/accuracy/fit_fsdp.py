@@ -1,6 +1,6 @@
 """Fit what FSDP adds to isolated kernels: `python -m evidence.fit --only fsdp`.
 
-Writes hp_tool/catalog/data/efficiency/frameworks/torch-fsdp/*.yaml: ten constants on 139 MPT runs
+Writes hp_tool/catalog/data/efficiency/frameworks/torch-fsdp/*.yaml: nine constants on 139 MPT runs
 on A100 of 40 and 80 GB and 43 on H100. The attention kernel of these runs, in Triton, was written
 for A100: H100 runs it by the instruction of A100, at some two thirds of its peak. It is theirs
 alone: without ALiBi's biases torch calls FlashAttention 2. In fp8 Transformer Engine's fused
@@ -134,7 +134,6 @@ FIT = Fit[Prepared, Fitted](
         "data_parallel_overlap": Prior(0.8, 0.2, 0.0, 1.0),
         "optimizer_traffic_factor": Prior(1.4, 0.4, 0.5, 8.0),
         "network_bandwidth_fraction": Prior(0.7, 0.2, 0.1, 1.0),
-        "network_latency_per_peer_s": Prior(5e-6, 1e-5, 0.0, 1e-4),
         "attention_slowdown": Prior(1.2, 0.4, 0.7, 5.0),  # of the Triton kernel on A100
         "a100 matmuls": Prior(1.0, 0.05, 0.8, 1.2),
         "h100 matmuls": Prior(1.0, 0.05, 0.8, 1.2),
