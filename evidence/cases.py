@@ -146,6 +146,7 @@ WORKLOAD = (
     "dropout",
     "cross_entropy",
     "cuda_graphs",
+    "kernel_fusion",
     "offload",
     "offload_fraction",
     "expert_capacity_factor",
@@ -198,7 +199,11 @@ def training_query(row: Row) -> Query:
         training=TrainingWorkload(
             **settings,
             cuda_graph_modules=_names(row["cuda_graph_modules"]),  # type: ignore[arg-type]
-            lora=LoraSpec(rank=row["lora_rank"], target_modules=_names(row["lora_target_modules"]))
+            lora=LoraSpec(
+                rank=row["lora_rank"],
+                target_modules=_names(row["lora_target_modules"]),
+                dropout=row["lora_dropout"] or 0.0,
+            )
             if row["lora_rank"]
             else None,
             overlap=_overlap(row["overlap"]),

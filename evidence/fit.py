@@ -57,6 +57,7 @@ FITS = (
     Fit(name="training_experts"),
     Fit(name="training_mixers"),
     Fit(name="fsdp"),
+    Fit(name="trainers"),
     Fit(name="internevo"),
     Fit(name="nanotron"),
     Fit(name="engines"),

@@ -11,7 +11,7 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 
-from benchmarks.accuracy import activations
+from benchmarks.accuracy import activations, trainers
 from benchmarks.accuracy import other_evidence as other
 from benchmarks.accuracy.comparison import Comparison
 from benchmarks.accuracy.data import rows as rows_of
@@ -356,6 +356,7 @@ SECTIONS: dict[str, Callable[[Path], list[Group]]] = {
     "internevo": other.internevo,
     "nanotron": other.nanotron,
     "memory": other.memory,
+    "trainers": trainers.groups,
     "other software": other.other_software,
     "ahead": _ahead,
     "published": lambda folder: other.published(),

@@ -32,7 +32,7 @@ from hp_tool.domain.engines import (
     ExpertEfficiency,
     PoolEfficiency,
 )
-from hp_tool.domain.frameworks import STAND_INS
+from hp_tool.domain.frameworks import SAME_CODE, STAND_INS, calls_flash_attention
 from hp_tool.domain.hardware import ClusterQuery, GpuSpec, Precision
 from hp_tool.domain.workload import OverlapSpec
 from hp_tool.errors import InputError, UnsupportedError
@@ -79,8 +79,10 @@ def efficiency(
     """
     constants = _framework(framework, _die(gpu))
     timed = gpu_efficiency(gpu).attention_kernels
-    own = STAND_INS[framework].attention_kernel if framework in STAND_INS else None
-    if kernel := attention_kernel or (own if own in timed else None):
+    own = None
+    if calls_flash_attention(framework):
+        own = next((name for name in ("fa2", "cudnn") if name in timed), None)
+    if kernel := attention_kernel or own:
         constants = with_attention_kernel(constants, name=kernel, timed=timed)
     if overlap is not None:
         constants = with_overlap(
@@ -197,8 +199,10 @@ def _framework(name: str, silicon: str) -> FrameworkEfficiency:
     """The framework's constants on this die, else those of its newest measured software."""
     if name in STAND_INS:
         return _standing_in(_framework(STAND_INS[name].constants, silicon), name=name)
+    if name in SAME_CODE:
+        return dataclasses.replace(_framework(SAME_CODE[name], silicon), framework=name)
     if name not in frameworks():
-        known = ", ".join((*frameworks(), *STAND_INS))
+        known = ", ".join((*frameworks(), *SAME_CODE, *STAND_INS))
         raise UnsupportedError(
             f"no efficiency profile for framework {name!r}; known: {known}",
             field="training.framework",

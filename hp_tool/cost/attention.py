@@ -3,7 +3,15 @@ communication.
 """
 
 from hp_tool.cost.arrays import Floats, Ints, anywhere, gcd, maximum, minimum
-from hp_tool.cost.block import BlockBytes, BlockTime, Kernels, Shapes, unfused_bytes
+from hp_tool.cost.block import (
+    EAGER_ROTARY,
+    BlockBytes,
+    BlockTime,
+    Kernels,
+    Shapes,
+    eager_norm_traffic,
+    unfused_bytes,
+)
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.matrices import attention_matrices, kv_heads, query_heads
@@ -18,6 +26,7 @@ from hp_tool.cost.roofline import (
     weight_matmuls,
 )
 from hp_tool.cost.sparse_attention import chosen_core_seconds, index_bytes
+from hp_tool.domain.frameworks import fuses_kernels
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import Strategy
 from hp_tool.domain.workload import TrainingWorkload
@@ -137,9 +146,13 @@ def attention_time(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> 
     if model.attention_output_gate is not None:
         gated = s.tokens * s.e * query_heads(model, s.t) * model.v_head_size
         forward, backward = forward + 3.0 * gated, backward + 5.0 * gated
-    if not workload.kernel_fusion:
+    if not fuses_kernels(workload):
         split = projected(model, s) if model.has_attention_bias else 0.0
         forward = forward + unfused_bytes(s=s, split=split, bias=model.has_attention_output_bias)
+        norm, norm_backward = eager_norm_traffic(model, s)
+        rotated = s.tokens * heads * qk * (model.positions == "rotary")
+        forward = forward + norm + EAGER_ROTARY[0] * rotated
+        backward = backward + norm_backward + EAGER_ROTARY[1] * rotated
     return BlockTime(
         matmul=matmul,
         weight_gradient=weight_gradient,
@@ -204,7 +217,7 @@ def core_seconds(
         2.0,
     )
     copies: Floats = 0.0
-    if not workload.kernel_fusion:
+    if not fuses_kernels(workload):
         # Scaling, multiplying with the mask and subtracting from what it hides read and write each;
         # the last has no backward. Batched matmuls copy queries, keys and values by heads; their
         # gradients are put together again.

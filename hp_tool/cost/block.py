@@ -136,6 +136,44 @@ def unfused_bytes(*, s: Shapes, split: Floats, bias: bool) -> Floats:
     return 2.0 * s.e * s.tokens * (split + (float(bias) + s.mask) * s.h / s.shards)
 
 
+# Eager PyTorch: each operation reads its inputs from memory and writes its result. Bytes per
+# element beyond those of one fused kernel, counted in MistralRMSNorm, apply_rotary_pos_emb and
+# MistralMLP of huggingface/transformers (src/transformers/models/mistral/modeling_mistral.py) and
+# in their derivatives (pytorch/pytorch, tools/autograd/derivatives.yaml), for 16 bits.
+EAGER_NORM = (32.0, 78.0)
+"""RMSNorm, forward and backward: to fp32, square, mean, product, to 16 bits, weight."""
+EAGER_ROTARY = (16.0, 22.0)
+"""Of queries and keys: negate half, concatenate, two products, sum."""
+EAGER_GATE = (4.0, 8.0)
+"""Of a gated MLP's width: the activation, then the product with the other half."""
+EAGER_LAUNCHES = {"norm": (5.0, 9.0), "rotary": (9.0, 13.0), "gate": (1.0, 2.0)}
+"""(forward, backward) kernels beyond those of fused ones; rotary of queries and keys together."""
+
+
+def eager_norm(model: ModelSpec) -> bool:
+    """Return whether eager PyTorch runs the norms operator by operator: LayerNorm is one kernel."""
+    return model.normalization == "rmsnorm"
+
+
+def eager_norm_traffic(model: ModelSpec, s: Shapes) -> tuple[Floats, Floats]:
+    """Return the (forward, backward) bytes that one eager norm moves beyond a fused one."""
+    hidden = eager_norm(model) * s.tokens * s.h / s.shards
+    return EAGER_NORM[0] * hidden, EAGER_NORM[1] * hidden
+
+
+def eager_launches(model: ModelSpec) -> tuple[float, float]:
+    """Return the (forward, backward) kernels of an eager dense layer beyond a fused one's."""
+    counts = {
+        "norm": 2.0 * eager_norm(model),
+        "rotary": 1.0 * (model.positions == "rotary"),
+        "gate": 1.0 * model.gated_mlp,
+    }
+    forward, backward = (
+        sum(count * EAGER_LAUNCHES[name][side] for name, count in counts.items()) for side in (0, 1)
+    )
+    return forward, backward
+
+
 # Sliding-window attention: a query of a windowed layer sees the last w keys alone (arXiv
 # 2004.05150).
 

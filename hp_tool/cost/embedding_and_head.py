@@ -163,12 +163,13 @@ def logit_bytes(workload: TrainingWorkload, *, e: float) -> float:
     Megatron Core keeps an fp32 copy, overwritten with the gradient, fused or not. Plain torch
     (FSDP) keeps the fp32 log-softmax for the backward pass, its gradient and the logits' gradient
     in fp32; with a fused kernel (flash-attn's) only the gradient, e bytes; in place that is the
-    logit. nanotron keeps the fp32 logits and their softmax, in which the gradient is computed; the
-    16-bit logits are freed.
+    logit. Transformers gives a fused loss a shifted copy, and an fp32 one, of the logits. nanotron
+    keeps the fp32 logits and their softmax, in which the gradient is computed; the 16-bit logits
+    are freed.
     """
     kept = facts(workload.framework)
     if workload.loss == "in_place":
         return e
-    if kept.fused_loss_in_place and workload.loss == "fused":
-        return 2.0 * e
+    if kept.fused_loss_copies is not None and workload.loss == "fused":
+        return e + (4.0 * kept.fused_loss_copies or e)
     return e * kept.keeps_narrow_logits + 4.0 * kept.loss_copies

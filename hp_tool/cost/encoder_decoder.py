@@ -28,6 +28,7 @@ from hp_tool.cost.matrices import attention_matrices, kv_heads, mlp_matrices, qu
 from hp_tool.cost.matrix import entries
 from hp_tool.cost.precision import cast_traffic
 from hp_tool.cost.roofline import elementwise_seconds, weight_matmuls
+from hp_tool.domain.frameworks import fuses_kernels
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.workload import TrainingWorkload
 
@@ -213,7 +214,7 @@ def cross_time(*, case: TrainingCase, s: Shapes, ratio: float) -> BlockTime:
     traffic_backward = s.tokens * (
         s.h * (8.0 * s.e + s.mask) / s.shards + cast_backward + ratio * cast_read_backward
     )
-    if not workload.kernel_fusion:
+    if not fuses_kernels(workload):
         traffic = traffic + unfused_bytes(s=s, split=0.0, bias=model.has_attention_output_bias)
     return BlockTime(
         matmul=forward + forward_read,

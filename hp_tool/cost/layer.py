@@ -24,6 +24,7 @@ from hp_tool.cost.candidates import CORE_ATTN, PER_OP, Candidates
 from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.lora import (
     adapter_tensor_seconds,
+    residual_bytes,
     wide_gathers,
     with_adapter_bytes,
     with_adapter_time,
@@ -81,7 +82,7 @@ def layer_bytes(
         saved=both.saved + both.core,
         saved_selective=saved_selective,
         waiting=both.saved,
-        saved_full=s.e * s.tokens * s.h / s.shards,
+        saved_full=residual_bytes(case, candidates, s) * s.tokens * s.h / s.shards,
         repeated=repeated,
         backward_working=both.working,
     )

@@ -10,7 +10,7 @@ gathered. Adapters run in 16 bits, and the local experts of a rank share one.
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from hp_tool.cost.arrays import Floats, maximum
+from hp_tool.cost.arrays import Floats, anywhere, maximum, where
 from hp_tool.cost.block import BlockBytes, BlockTime, Shapes
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.case import TrainingCase
@@ -19,7 +19,7 @@ from hp_tool.cost.matrix import Matrix
 from hp_tool.cost.moe import routed_tokens
 from hp_tool.cost.precision import ELEMENT_BYTES, FROZEN_BYTES, wide_precision
 from hp_tool.cost.roofline import elementwise_seconds, weight_matmuls
-from hp_tool.domain.frameworks import wrapped
+from hp_tool.domain.frameworks import facts, wrapped
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.workload import LoraSpec, TrainingWorkload
@@ -42,6 +42,7 @@ PARTS = {
 LoRA.
 """
 DEFAULT_TARGETS = ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2")
+ADAPTER_BYTES = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0}
 UNFUSED_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 """The same matrices where a framework keeps the parts of fused ones apart, as Hugging Face's models
 do.
@@ -110,7 +111,7 @@ def with_named_targets(workload: TrainingWorkload, *, model: ModelSpec) -> Train
     if (
         lora is None
         or lora.target_modules is not None
-        or wrapped(workload.framework) != "torch-fsdp"
+        or facts(wrapped(workload.framework)).fuses_queries_keys_values
         or model.kv_lora_rank is not None
     ):
         return workload
@@ -162,8 +163,14 @@ def added_launches(model: ModelSpec, lora: LoraSpec, candidates: Candidates) -> 
     weight gradients fall away.
     """
     matrices = rank_matrices(model.without_experts, candidates)
-    pairs = sum(1 for matrix in matrices for _ in adapters(matrix, lora))
+    pairs = num_adapters(model, lora, candidates)
     return 4.0 * pairs, 6.0 * pairs - len(matrices)
+
+
+def num_adapters(model: ModelSpec, lora: LoraSpec, candidates: Candidates) -> int:
+    """Return the pairs of A and B in a dense layer."""
+    matrices = rank_matrices(model.without_experts, candidates)
+    return sum(1 for matrix in matrices for _ in adapters(matrix, lora))
 
 
 def with_adapter_bytes(
@@ -254,6 +261,18 @@ def with_adapter_time(
             backward = backward + elementwise_seconds(
                 3.0 * s.e * tokens * matrix.inputs, machine=case, kernels=2.0
             )
+            if s.facts.eager_kernels:
+                added, added_backward = _eager_traffic(matrix, one, workload=workload, s=s)
+                forward = forward + elementwise_seconds(tokens * added, machine=case, kernels=0.0)
+                backward = backward + elementwise_seconds(
+                    tokens * added_backward, machine=case, kernels=0.0
+                )
+    wider = residual_bytes(case, candidates, s) - s.e
+    if anywhere(wider > 0.0):
+        # Of a layer's two norms and two residual additions, which read and write both streams.
+        hidden = s.tokens * s.h / s.shards * wider
+        forward = forward + elementwise_seconds(8.0 * hidden, machine=case, kernels=0.0)
+        backward = backward + elementwise_seconds(10.0 * hidden, machine=case, kernels=0.0)
     return replace(
         block,
         matmul=matmul,
@@ -261,6 +280,31 @@ def with_adapter_time(
         elementwise=forward,
         elementwise_backward=backward,
     )
+
+
+def _eager_traffic(
+    matrix: Matrix, adapter: Adapter, *, workload: TrainingWorkload, s: Shapes
+) -> tuple[Floats, Floats]:
+    """Return the (forward, backward) bytes per token that an adapter moves in PyTorch's eager mode
+    besides its matmuls and sums.
+
+    The input is widened to the adapter's precision and dropped out, the output scaled; backward
+    the same of their gradients (huggingface/peft, src/peft/tuners/lora/layer.py, Linear.forward).
+    """
+    assert workload.lora is not None
+    width = ADAPTER_BYTES[s.facts.adapter_precision]
+    cast = s.e + width if width > s.e else 0.0
+    dropped = 2.0 * width + 1.0 if workload.lora.dropout > 0.0 else 0.0
+    scaled = 2.0 * width * adapter.rows
+    forward = (cast + dropped) * matrix.inputs + scaled
+    return forward, forward + cast * adapter.rows
+
+
+def residual_bytes(case: TrainingCase, c: Candidates, s: Shapes) -> Floats:
+    """Return the bytes of an element of the residual stream, which checkpoints keep."""
+    if case.workload.lora is None or not s.facts.wide_residual_with_adapters:
+        return s.e
+    return where((c.zero_stage >= 3) & (c.data_parallel_size > 1), 4.0, s.e)
 
 
 def wide_gathers(case: TrainingCase, candidates: Candidates) -> int:

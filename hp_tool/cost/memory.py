@@ -17,7 +17,6 @@ from hp_tool.cost.pipeline_stages import Pipeline, PipelineStage
 from hp_tool.cost.recomputation import chunk_activations, recomputed_working
 from hp_tool.cost.schedules.bubble import chunks_in_flight, waiting_in_flight
 from hp_tool.cost.shared import Shared
-from hp_tool.cost.zero import PREFETCHED_LAYERS
 from hp_tool.domain.frameworks import facts
 from hp_tool.domain.model import ModelSpec
 
@@ -78,9 +77,11 @@ def memory(
     """
     profile = case.profile
     # ZeRO 3 gathers the weights of the running layer and of those prefetched.
-    gathered = states.gathered_layer * minimum(1.0 + PREFETCHED_LAYERS, pipeline.critical.count)
+    known = facts(case.workload.framework)
+    gathered = states.gathered_layer * minimum(
+        1.0 + known.prefetched_layers, pipeline.critical.count
+    )
     cached, cached_dense = cached_gradients(case, candidates)
-    update_copies = facts(case.workload.framework).update_copies
     head = head_bytes(case=case, candidates=candidates, micro_batches=micro_batches)
     each = [
         stage_memory(
@@ -90,10 +91,12 @@ def memory(
             layer=layer,
             states=kept,
             head=head,
-            gathered=gathered + cached + cached_dense * (stage.layers.expert_share < 1.0),
+            gathered=gathered
+            + (stage.embedding + stage.output) * states.gathered_end
+            + cached
+            + cached_dense * (stage.layers.expert_share < 1.0),
             critical_layers=pipeline.critical.count,
             micro_batches=micro_batches,
-            update_copies=update_copies,
             capacity_bytes=capacity_bytes,
         )
         for stage, layer, kept in zip(pipeline.stages, layers, states.stages, strict=True)
@@ -214,6 +217,36 @@ def _shape_entries(model: ModelSpec, c: Candidates) -> tuple[Floats, Floats]:
     return entries([matrix for matrix in each if matrix.module != "router"]), entries(dense)
 
 
+PARTITION_PARAMETERS = 1e9
+"""DeepSpeed's ZeRO 3 keeps so many gathered parameters alive, and updates so many at a time
+(stage3_max_live_parameters and sub_group_size of deepspeed/runtime/zero/config.py).
+"""
+
+
+def _partition_buffers(c: Candidates, *, weights: Floats) -> tuple[Floats, Floats]:
+    """Return the (gathered parameters, fp32 gradients of the group that is updated) in bytes on a
+    rank of DeepSpeed's ZeRO 3, which keeps `weights` bytes of 16-bit parameters.
+    """
+    sharded = c.zero_stage >= 3
+    live = sharded * minimum(2.0 * PARTITION_PARAMETERS, weights * c.data_parallel_size)
+    return live, sharded * 4.0 * minimum(PARTITION_PARAMETERS, weights / 2.0)
+
+
+def _without_gradients(
+    activations: Floats, logits: Floats, buffers: Floats, *, last: Floats, gradients: Floats
+) -> tuple[Floats, Floats, Floats]:
+    """Return the parts of activations, logits and buffers that count beside all gradients at the
+    peak of a step whose only micro-batch starts without `gradients`.
+
+    A layer's gradients appear when its activations are free: there are none at the loss, and all
+    of them beside the buffers `last` of the layer whose backward pass is last.
+    """
+    peak = maximum(activations + logits + buffers - gradients, last)
+    kept = minimum(activations, peak)
+    loss = minimum(logits, peak - kept)
+    return kept, loss, peak - kept - loss
+
+
 def queued_input_bytes(
     case: TrainingCase, candidates: Candidates, *, layers: Floats, micro_batches: Floats
 ) -> Floats:
@@ -248,13 +281,11 @@ def stage_memory(
     gathered: Floats,
     critical_layers: Floats,
     micro_batches: Floats,
-    update_copies: float,
     capacity_bytes: float,
 ) -> StageMemory:
     """Bytes of states, micro-batches in flight and a running layer on one stage.
 
-    `critical_layers` is the number of layers on the critical stage, `update_copies` the
-    framework's.
+    `critical_layers` is the number of layers on the critical stage.
     """
     workload, framework = case.workload, case.profile.framework
     c, chunks = candidates, candidates.virtual_pipeline_parallel_size
@@ -286,10 +317,27 @@ def stage_memory(
         buffers = buffers + (
             framework.workspace_bytes + framework.temporaries_fraction * (activations + logits)
         )
-    if update_copies:
-        # The optimizer's step begins when activations and logits are free; the optimizer has three
-        # fp32 copies itself.
-        buffers = maximum(buffers, update_copies / 3.0 * states.optimizer - (activations + logits))
+    known = facts(workload.framework)
+    if known.clears_gradients:
+        activations, logits, buffers = _without_gradients(
+            activations,
+            logits,
+            buffers,
+            last=working + gathered,
+            gradients=states.gradients * (micro_batches == 1),
+        )
+    if known.hooks_modules:
+        live, step = _partition_buffers(c, weights=states.weights)
+        buffers = maximum(buffers + live, live + step - (activations + logits))
+    if known.loads_whole:
+        sharded = (c.zero_stage >= 3) & (c.data_parallel_size > 1)
+        whole = sharded * c.data_parallel_size * states.weights
+        buffers = maximum(
+            buffers, whole - states.gradients - states.optimizer - (activations + logits)
+        )
+    if known.update_copies:
+        # The optimizer's step begins when activations and logits are free.
+        buffers = maximum(buffers, known.update_copies * states.state - (activations + logits))
     kept = {"weights": states.weights, "gradients": states.gradients, "optimizer": states.optimizer}
     if framework.queued_inputs:
         needed = (

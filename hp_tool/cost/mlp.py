@@ -1,11 +1,20 @@
 """The dense MLP block."""
 
-from hp_tool.cost.block import BlockBytes, BlockTime, Kernels, Shapes, unfused_bytes
+from hp_tool.cost.block import (
+    EAGER_GATE,
+    BlockBytes,
+    BlockTime,
+    Kernels,
+    Shapes,
+    eager_norm_traffic,
+    unfused_bytes,
+)
 from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.matrices import mlp_matrices
 from hp_tool.cost.matrix import shapes
 from hp_tool.cost.precision import cast_traffic
 from hp_tool.cost.roofline import elementwise_seconds, weight_matmuls
+from hp_tool.domain.frameworks import fuses_kernels
 from hp_tool.domain.model import ModelSpec
 
 KERNELS = Kernels(forward=4.0, backward=5.0)
@@ -52,9 +61,13 @@ def mlp_time(*, case: TrainingCase, s: Shapes) -> BlockTime:
         + (2.0 * gates + 1.0 + again) * s.e * hidden
         + cast_backward
     )
-    if not workload.kernel_fusion:
+    if not fuses_kernels(workload):
         split = gates * hidden if model.has_mlp_bias else 0.0
+        norm, norm_backward = eager_norm_traffic(model, s)
+        gated = s.tokens * hidden * model.gated_mlp
         forward = forward + unfused_bytes(s=s, split=split, bias=model.has_mlp_bias)
+        forward = forward + norm + EAGER_GATE[0] * gated
+        backward = backward + norm_backward + EAGER_GATE[1] * gated
     return BlockTime(
         matmul=matmul,
         weight_gradient=weight_gradient,

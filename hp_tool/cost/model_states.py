@@ -20,6 +20,7 @@ from hp_tool.cost.optimizer import (
     BytesPerParameter,
     StageBytes,
     bytes_per_parameter,
+    gradient_precision,
     muon_seconds,
     offloaded_update,
     stage_bytes,
@@ -52,6 +53,8 @@ class StageStates:
     weights: Floats
     gradients: Floats
     optimizer: Floats
+    state: Floats
+    """Part of `optimizer`: one of its states."""
     host: Floats = 0.0
     """Bytes in host memory."""
 
@@ -60,6 +63,7 @@ class StageStates:
             weights=self.weights + other.weights,
             gradients=self.gradients + other.gradients,
             optimizer=self.optimizer + other.optimizer,
+            state=self.state + other.state,
         )
 
 
@@ -70,7 +74,11 @@ class StateCosts:
     stages: tuple[StageStates, ...]
     """In the order of Pipeline.stages."""
     gathered_layer: Floats
-    """Bytes of one layer's weights when gathered under ZeRO 3; 0 if weights are not sharded."""
+    """Bytes of one layer's weights when gathered under ZeRO 3, and of its gradient before it is
+    reduced where that is a buffer of its own; 0 if weights are not sharded.
+    """
+    gathered_end: Floats
+    """Bytes of a trained or frozen embedding or output layer that stays gathered under ZeRO 3."""
     times: StateTimes
 
 
@@ -147,7 +155,8 @@ def state_costs(
         )
     return StateCosts(
         stages=tuple(stages),
-        gathered_layer=_gathered_bytes(model, c, size),
+        gathered_layer=_gathered_bytes(model, c, size, workload),
+        gathered_end=_gathered_end_bytes(model, c, size, workload),
         times=replace(
             times,
             run=run,
@@ -181,7 +190,7 @@ def _accumulation_traffic(workload: TrainingWorkload, micro_batches: Floats, run
     (to_accumulated_grad_if_needed, accumulate_unsharded_grad_if_needed).
     """
     framework = facts(workload.framework)
-    width = STATE_BYTES[workload.gradient_precision or framework.gradient_precision]
+    width = STATE_BYTES[gradient_precision(workload)]
     if framework.accumulates_in_fp32 or width < STATE_BYTES["fp32"]:
         return 0.0
     return micro_batches * (10.0 - 4.0 / run) / width
@@ -349,8 +358,25 @@ def _matrix_entries(model: ModelSpec, candidates: Candidates) -> Floats:
     return entries(matrix for matrix in rank_matrices(model, candidates) if not matrix.routed)
 
 
-def _gathered_bytes(model: ModelSpec, candidates: Candidates, size: BytesPerParameter) -> Floats:
-    """Bytes of one layer's weights on one rank, as ZeRO 3 gathers them; 0 below ZeRO 3."""
+def _gathered_end_bytes(
+    model: ModelSpec, c: Candidates, size: BytesPerParameter, workload: TrainingWorkload
+) -> Floats:
+    """V h / t weights as ZeRO 3 gathers them where the framework keeps the ends gathered; of tied
+    ends half for either.
+    """
+    if not facts(workload.framework).gathers_ends:
+        return 0.0
+    each = size.communicated_weights * (0.5 if model.tie_word_embeddings else 1.0)
+    sharded = (c.zero_stage >= 3) & (c.data_parallel_size > 1)
+    return sharded * each * model.vocab_size * model.hidden_size / c.tensor_parallel_size
+
+
+def _gathered_bytes(
+    model: ModelSpec, candidates: Candidates, size: BytesPerParameter, workload: TrainingWorkload
+) -> Floats:
+    """Bytes of one layer's weights on one rank, as ZeRO 3 gathers them, with its whole gradient
+    where torch's autograd writes it apart from the shards; 0 below ZeRO 3.
+    """
     sharded = candidates.zero_stage >= 3
     if not anywhere(sharded):
         return 0.0
@@ -359,6 +385,8 @@ def _gathered_bytes(model: ModelSpec, candidates: Candidates, size: BytesPerPara
         if size.frozen_matrices is None
         else size.frozen_matrices
     )
+    if facts(workload.framework).pure_states and workload.lora is None:
+        each = each + size.communicated_weights
     largest: Floats = functools.reduce(
         maximum, [layer_on_rank(kind, candidates) for _, kind in model.kinds]
     )
@@ -424,6 +452,7 @@ def _divided(
             weights=stage.weights * weight_share + gathered * stage.communicated_weights,
             gradients=stage.gradients * kept,
             optimizer=stage.optimizer * optimizer_share,
+            state=stage.optimizer * optimizer_share * (size.state / size.optimizer),
         )
         for stage in stages
     ]
@@ -546,6 +575,7 @@ def _offloaded(
         replace(
             stage,
             optimizer=(1.0 - share) * stage.optimizer,
+            state=(1.0 - share) * stage.state,
             host=parameters * update.host_bytes_per_parameter,
         )
         for stage, parameters in zip(stages, moved, strict=True)

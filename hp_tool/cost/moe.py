@@ -14,7 +14,15 @@ from dataclasses import replace
 import numpy as np
 
 from hp_tool.cost.arrays import Bools, Floats, Ints, maximum, minimum, where
-from hp_tool.cost.block import BlockBytes, BlockTime, Kernels, Shapes, unfused_bytes
+from hp_tool.cost.block import (
+    EAGER_GATE,
+    BlockBytes,
+    BlockTime,
+    Kernels,
+    Shapes,
+    eager_norm_traffic,
+    unfused_bytes,
+)
 from hp_tool.cost.candidates import ALLTOALL, DISPATCHERS, DUALPIPE, Candidates
 from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.matrices import expert_matrices, latent_matrices, shared_expert_matrices
@@ -22,6 +30,7 @@ from hp_tool.cost.matrix import shapes
 from hp_tool.cost.network import Group, exchange_seconds, expert_group, group_ring
 from hp_tool.cost.precision import FP8_BLOCK_SCALE_BYTES, cast_traffic, is_narrow, quantized_bytes
 from hp_tool.cost.roofline import elementwise_seconds, weight_matmuls
+from hp_tool.domain.frameworks import fuses_kernels
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import TokenDispatcher
 
@@ -184,8 +193,13 @@ def expert_kernels(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> 
         # both biases' gradients.
         traffic = traffic + 28.0 * routed * s.h
         traffic_backward = traffic_backward + routed * (40.0 * s.h + s.e * gates * width)
-    if not workload.kernel_fusion:
+    if not fuses_kernels(workload):
+        eager, eager_backward = eager_norm_traffic(model, s)
         traffic = traffic + unfused_bytes(s=s, split=0.0, bias=False)
+        traffic = traffic + eager + EAGER_GATE[0] * routed * width * model.gated_mlp
+        traffic_backward = (
+            traffic_backward + eager_backward + EAGER_GATE[1] * routed * width * model.gated_mlp
+        )
 
     ranks = expert_group(c, "ep", cluster=cluster)
     token = s.tokens / s.t * routed_width(model)

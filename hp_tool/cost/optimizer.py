@@ -30,6 +30,8 @@ class BytesPerParameter:
     gradients: float
     optimizer: float
     """Master copy and states."""
+    state: float
+    """The first of the states."""
     communicated_weights: float
     """Bytes that an all-gather of weights sends: the matmuls' 16 bits even if the shards are kept
     in fp32.
@@ -85,6 +87,23 @@ def stored_precision(workload: TrainingWorkload) -> StatePrecision:
     return "fp16" if workload.precision == "fp16" else "bf16"
 
 
+def gradient_precision(workload: TrainingWorkload) -> StatePrecision:
+    """Return the precision of accumulated gradients: the query's, else the framework's own."""
+    framework = facts(workload.framework)
+    if workload.gradient_precision is not None:
+        return workload.gradient_precision
+    if not framework.pure_states:
+        return framework.gradient_precision
+    return stored_precision(workload) if workload.lora is None else framework.adapter_precision
+
+
+def optimizer_precision(workload: TrainingWorkload) -> StatePrecision:
+    """Return the precision of the optimizer's states: the query's, else the framework's own."""
+    if workload.optimizer_precision is not None:
+        return workload.optimizer_precision
+    return gradient_precision(workload) if facts(workload.framework).pure_states else "fp32"
+
+
 def bytes_per_parameter(
     workload: TrainingWorkload, *, weight_copies: float = 2.0
 ) -> BytesPerParameter:
@@ -97,6 +116,8 @@ def bytes_per_parameter(
     Adam's two for embeddings, output layer, norms and biases (Megatron Core's optimizer/muon.py;
     arXiv 2502.16982 section 2.2). Narrower states and master copies are those of Megatron's
     precision-aware optimizer; the one scale per tensor of fp16 and fp8 states is not counted.
+    torch.optim on the parameters themselves has gradients and states of their precision, or of the
+    adapters', whose wider weights count among the states.
     `remainder` stores the 16 bits of the fp32 master copy that bf16 weights lack. `weight_copies`
     are those of a weight kept in 8 bits.
     """
@@ -104,18 +125,20 @@ def bytes_per_parameter(
     # Megatron's fp8-param-gather quantises the layers' matrices and leaves the rest in 16 bits.
     quantized = quantized_bytes(workload) if stored == "fp8" else None
     weights = STATE_BYTES[stored] if quantized is None else 2.0
-    first = STATE_BYTES[workload.optimizer_precision or "fp32"]
+    first = STATE_BYTES[optimizer_precision(workload)]
+    master = MASTER_BYTES[workload.master_precision or "fp32"] if weights < 4.0 else 0.0
+    framework = facts(workload.framework)
+    if framework.pure_states and workload.master_precision is None:
+        adapters = 0.0 if workload.lora is None else STATE_BYTES[framework.adapter_precision]
+        master = max(adapters - weights, 0.0)
     second = STATE_BYTES[workload.exp_avg_sq_precision] if workload.exp_avg_sq_precision else first
     if workload.optimizer == "sgd":
         second = 0.0
     return BytesPerParameter(
         weights=weights,
-        gradients=STATE_BYTES[
-            workload.gradient_precision or facts(workload.framework).gradient_precision
-        ],
-        optimizer=first
-        + second
-        + (MASTER_BYTES[workload.master_precision or "fp32"] if weights < 4.0 else 0.0),
+        gradients=STATE_BYTES[gradient_precision(workload)],
+        optimizer=first + second + master,
+        state=first,
         communicated_weights=min(weights, workload.activation_element_bytes),
         lighter_matrices=second if workload.optimizer == "muon" else 0.0,
         matrix_copies=weight_copies * quantized - weights if quantized else 0.0,

@@ -34,9 +34,10 @@ FROZEN_BYTES: dict[FrozenPrecision, float] = {
     "bf16": 2.0,
     "fp8": 1.0,
     "nf4": 0.5 + (1.0 + 4.0 / 256.0) / 64.0,
+    "int4": 0.5 + (2.0 + 0.5) / 128.0,
 }
 """nf4: a scale of 8 bits for 64 weights, and an fp32 scale for 256 of those (arXiv 2305.14314
-section 3).
+section 3). int4: a 16-bit scale and a 4-bit zero point for 128 weights (GPTQ, AWQ).
 """
 FP8_BLOCK_SCALE_BYTES = 4.0 / 128.0
 """fp8_recipe blockwise: an fp32 scale per 128 elements."""

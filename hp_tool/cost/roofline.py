@@ -15,7 +15,7 @@ from hp_tool.domain.efficiency import (
     GpuEfficiency,
     Roofline,
 )
-from hp_tool.domain.frameworks import facts
+from hp_tool.domain.frameworks import facts, wrapped
 from hp_tool.domain.hardware import GpuSpec, Precision
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.workload import TrainingWorkload
@@ -150,7 +150,8 @@ def attention_kernel(workload: TrainingWorkload, model: ModelSpec) -> str | None
     """
     if workload.attention_kernel not in (None, "auto"):
         return workload.attention_kernel
-    return "triton" if model.positions == "none" and workload.framework == "torch-fsdp" else None
+    alibi = model.positions == "none"
+    return "triton" if alibi and wrapped(workload.framework) == "torch-fsdp" else None
 
 
 def with_attention_kernel(

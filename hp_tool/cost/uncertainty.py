@@ -31,6 +31,7 @@ from hp_tool.domain.familiarity import (
     kind_of_model,
     nearness,
 )
+from hp_tool.domain.frameworks import loops_experts
 from hp_tool.domain.hardware import DEFAULT_RANK_ORDER, GpuSpec
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.result import Intervals
@@ -41,6 +42,8 @@ NORMAL_QUANTILE = 1.6449
 """Half-width of the central 90 % of a normal distribution, in standard deviations."""
 LONGEST_TIMED = 16_384
 """Tokens of the longest sequences on which attention was timed (ops/context_attention.csv)."""
+MOST_TIMED_LOOP = 8
+"""Experts of the largest loop among the timed runs (Mixtral's)."""
 NO_PIPELINES = ("internevo", "torch-fsdp")
 """Frameworks whose timed runs had none."""
 UNMEASURED_MODULES = MODULES["moe"] | MODULES["shared_experts"]
@@ -253,6 +256,8 @@ def _features(case: TrainingCase, c: Candidates) -> dict[str, Bools]:
         "training.offload: optimizer": workload.offload == "optimizer",
         "training.frozen_precision: nf4": workload.frozen_precision == "nf4",
         "training.frozen": bool(workload.frozen),
+        "training.expert_kernel": (model.num_experts or 0) > MOST_TIMED_LOOP
+        and loops_experts(workload),
         "training.sequence_lengths": workload.sequence_lengths is not None,
         "training.sequence_length": workload.computed_attention_length > LONGEST_TIMED,
         "parallel.pipeline_schedule": (c.pipeline_schedule != ONE_F_ONE_B)

@@ -12,11 +12,6 @@ from hp_tool.cost.case import Machine, TrainingCase
 from hp_tool.cost.network import Axis, Group, dense_group, group_ring, split
 from hp_tool.domain.efficiency import EfficiencyProfile
 
-PREFETCHED_LAYERS = 1
-"""ZeRO 3: layers whose weights are gathered while the previous one computes (FSDP2's implicit
-prefetch).
-"""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sharding:

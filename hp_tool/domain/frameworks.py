@@ -8,7 +8,7 @@ from typing import Literal, get_args
 
 from hp_tool.domain.parallel import TokenDispatcher
 from hp_tool.domain.units import MIB
-from hp_tool.domain.workload import StatePrecision
+from hp_tool.domain.workload import StatePrecision, TrainingWorkload
 
 Degree = Literal[
     "tensor_parallel_size",
@@ -35,8 +35,10 @@ class FrameworkFacts:
     """fp32 copies of the logits alive at once."""
     keeps_narrow_logits: bool = True
     """The 16-bit logits stay alive beside them."""
-    fused_loss_in_place: bool = False
-    """A fused loss writes the gradient in 16 bits and makes no fp32 copy."""
+    fused_loss_copies: float | None = None
+    """The same under a fused loss, beside a gradient as wide as the logits if it is 0; None: as
+    without one.
+    """
     caches_weight_gradients: bool = True
     """Transformer Engine answers autograd with empty weight gradients, the real ones being added to
     the accumulated: one for each shape of a matrix, kept for all layers (get_dummy_wgrad).
@@ -79,8 +81,44 @@ class FrameworkFacts:
     that.
     """
     update_copies: float = 0.0
-    """fp32 copies of an optimizer shard that its step alone needs: the gradient, and results on
-    their way.
+    """Copies of an optimizer shard that the optimizer's step alone needs, each as wide as one
+    state: InternEvo's gradient and intermediate results, the square root in torch's foreach Adam.
+    """
+    pure_states: bool = False
+    """torch.optim updates the parameters themselves: gradients and optimizer states have the
+    precision of the trained parameters, and there is no master copy.
+    """
+    adapter_precision: StatePrecision = "bf16"
+    """Precision of LoRA's adapters, whose gradients and states follow `pure_states`."""
+    clears_gradients: bool = False
+    """Gradients are set to None after each step, so that those of a single micro-batch appear in
+    the backward pass while activations disappear.
+    """
+    gathers_ends: bool = False
+    """Under ZeRO 3 the weights outside the layers stay gathered through both passes: they form
+    FSDP's root unit, which is not resharded after the forward pass.
+    """
+    prefetched_layers: int = 1
+    """Layers whose gathered weights wait beside those of the running one under ZeRO 3."""
+    wide_residual_with_adapters: bool = False
+    """Under ZeRO 3 with adapters the residual stream, and so each checkpoint, is in fp32."""
+    checkpoints: Literal["none", "full", "sharded"] = "none"
+    """Recomputation unless the query says: no layer, every layer, or every layer under ZeRO 3."""
+    loads_whole: bool = False
+    """Under ZeRO 3 each rank loads all weights and shards them then."""
+    hooks_modules: bool = False
+    """Under ZeRO 3 every module, not every layer, gathers its own weights, which stay until there
+    are too many (DeepSpeed).
+    """
+    loops_experts: bool = False
+    """Routed experts run one after the other, as modules, unless the query says
+    `expert_kernel: grouped`.
+    """
+    wraps_adapters: bool = False
+    """Under ZeRO 3 the A and B of each adapter are FSDP units of their own."""
+    eager_kernels: bool = False
+    """Norms, rotary positions and activation functions run operator by operator in PyTorch unless
+    the query says `kernel_fusion`.
     """
     is_plain: bool = False
     """Measured, and modelled, for dense decoders under tensor, data and plain 1F1B parallelism,
@@ -98,6 +136,22 @@ class FrameworkFacts:
     """Degrees of parallelism, beside that of data, that it has."""
 
 
+_PURE_TORCH = FrameworkFacts(
+    fused_activation=False,
+    fuses_queries_keys_values=False,
+    loss_copies=3.0,
+    fused_loss_copies=0.0,
+    caches_weight_gradients=False,
+    accumulates_in_fp32=False,
+    pure_states=True,
+    update_copies=1.0,
+    clears_gradients=True,
+    eager_kernels=True,
+    prefetched_layers=0,
+    dispatchers=(),
+    degrees=(),
+)
+"""Facts of trainers that run PyTorch's modules, autograd and optimizers as they are."""
 FACTS = {
     # NVIDIA/Megatron-LM, megatron/core/distributed/distributed_data_parallel.py: bucket_size, which
     # pipeline ranks after the first do without, as do all without overlap_grad_reduce.
@@ -110,10 +164,82 @@ FACTS = {
         fused_activation=False,
         fuses_queries_keys_values=False,
         loss_copies=3.0,
-        fused_loss_in_place=True,
+        fused_loss_copies=0.0,
         caches_weight_gradients=False,
         dispatchers=(),
         zero_stages=(2, 3),
+        default_zero_stage=3,
+    ),
+    # huggingface/transformers, src/transformers/trainer.py: the model is trained as it was loaded,
+    # by DistributedDataParallel or FSDP; models/mistral/modeling_mistral.py: eager norms, rotary
+    # positions and activation; loss/loss_utils.py: fp32 logits, and a shifted copy of them;
+    # torch/optim/adam.py (_multi_tensor_adam): one square root of all second states at once.
+    # huggingface/peft, src/peft/tuners/tuners_utils.py (cast_adapter_dtype): adapters in fp32.
+    # torch/distributed/fsdp/_runtime_utils.py: the root unit stays gathered; with
+    # limit_all_gathers the next layer's weights replace the running one's.
+    "hf-trainer": replace(
+        _PURE_TORCH,
+        adapter_precision="fp32",
+        fused_loss_copies=1.5,
+        gathers_ends=True,
+        wide_residual_with_adapters=True,
+        wraps_adapters=True,
+        loops_experts=True,
+        default_zero_stage=0,
+    ),
+    # deepspeedai/DeepSpeed, deepspeed/runtime/zero/stage_1_and_2.py and stage3.py: 16-bit weights
+    # and gradients, an fp32 copy and states in partitions; the model is the trainer's.
+    "deepspeed": replace(
+        _PURE_TORCH,
+        pure_states=False,
+        clears_gradients=False,
+        update_copies=0.0,
+        gradient_precision="bf16",
+        fused_loss_copies=1.5,
+        hooks_modules=True,
+        loops_experts=True,
+    ),
+    # meta-pytorch/torchtune, recipes/configs: dtype bf16 for parameters and adapters, torch's fused
+    # AdamW, activation checkpointing on; torchtune/training/_distributed.py (shard_model): FSDP2,
+    # whose root unit holds the ends.
+    "torchtune": replace(
+        _PURE_TORCH,
+        update_copies=0.0,
+        checkpoints="full",
+        gathers_ends=True,
+        zero_stages=(3,),
+        default_zero_stage=3,
+    ),
+    # Lightning-AI/litgpt, litgpt/finetune/lora.py: precision bf16-true, adapters included;
+    # FSDPStrategy with activation checkpoints of each Block on several devices, and
+    # load_checkpoint of the whole file; litgpt/utils.py (chunked_cross_entropy): logits in 16 bits.
+    "litgpt": replace(
+        _PURE_TORCH,
+        loss_copies=1.0,
+        checkpoints="sharded",
+        loads_whole=True,
+        gathers_ends=True,
+        zero_stages=(0, 3),
+        default_zero_stage=3,
+    ),
+    # NVIDIA-NeMo/Automodel, examples/llm_finetune and llm_pretrain: torch_dtype bf16, FSDP2,
+    # loss/masked_ce.py: fp32 logits.
+    "nemo-automodel": replace(
+        _PURE_TORCH,
+        gathers_ends=True,
+        zero_stages=(0, 2, 3),
+        default_zero_stage=3,
+        dispatchers=("alltoall", "flex"),
+        degrees=DEGREES,
+    ),
+    # pytorch/torchtitan, torchtitan/config/job_config.py: parameters in fp32, gathered in bf16
+    # (mixed_precision_param), reduced in fp32; torchtitan/components/loss.py: fp32 logits.
+    "torchtitan": replace(
+        _PURE_TORCH,
+        wide_weights=True,
+        zero_stages=(2, 3),
+        degrees=DEGREES,
+        gathers_ends=True,
         default_zero_stage=3,
     ),
     # huggingface/nanotron, src/nanotron: models/llama.py (GLUActivation, cast_to_fp32),
@@ -153,6 +279,13 @@ FACTS = {
 }
 
 
+SAME_CODE = {"llm-foundry": "torch-fsdp"}
+"""Frameworks that are another under their own name: torch-fsdp's constants are of llm-foundry's
+runs.
+"""
+FACTS |= {name: FACTS[other] for name, other in SAME_CODE.items()}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StandIn:
     """A framework without constants of its own: whose constants and facts stand for it, and what it
@@ -166,36 +299,24 @@ class StandIn:
     wraps: str | None = None
     """The framework whose code trains the model, with all that it can do; None: code of its own."""
 
-    @property
-    def attention_kernel(self) -> str | None:
-        """FlashAttention 2, by its package or torch's attention, on dies where it was timed; None:
-        the wrapped framework's.
-        """
-        return None if self.wraps else "fa2"
-
 
 _FORKS: tuple[Degree, ...] = tuple(
     each for each in DEGREES if each != "virtual_pipeline_parallel_size"
 )
 STAND_INS = {
-    "deepspeed": StandIn(
-        constants="megatron-core"
-    ),  # its pipeline and tensor parallelism are the program's, not its file's
-    "hf-trainer": StandIn(constants="megatron-core"),
-    "llama-factory": StandIn(constants="megatron-core"),
+    "llama-factory": StandIn(constants="deepspeed"),
     # axolotl's N-D parallelism: tensor_parallel_size, context_parallel_size, dp_shard_size.
     "axolotl": StandIn(
-        constants="megatron-core", degrees=("tensor_parallel_size", "context_parallel_size")
+        constants="deepspeed", degrees=("tensor_parallel_size", "context_parallel_size")
     ),
     # ColossalAI's HybridParallelPlugin: tp_size, pp_size, num_model_chunks, sp_size, zero_stage to
     # 2, GeminiPlugin: 3.
     "colossalai": StandIn(constants="megatron-core", degrees=DEGREES),
-    "litgpt": StandIn(constants="torch-fsdp", zero_stages=(2, 3)),
     "ms-swift": StandIn(
         constants="megatron-core", degrees=DEGREES, wraps="megatron-core"
     ),  # its Megatron-SWIFT
     "openrlhf": StandIn(
-        constants="megatron-core", degrees=("context_parallel_size",)
+        constants="deepspeed", degrees=("context_parallel_size",)
     ),  # DeepSpeed, and ring attention
     "verl": StandIn(constants="megatron-core", degrees=DEGREES, wraps="megatron-core"),
     # actor.strategy fsdp and fsdp2; Ulysses splits sequences.
@@ -214,10 +335,36 @@ FRAMEWORKS = (*FACTS, *STAND_INS)
 """Every framework that a query may name."""
 
 
+def calls_flash_attention(framework: str) -> bool:
+    """Return whether the framework calls FlashAttention 2, by its package or by torch's attention,
+    on dies where that was timed.
+    """
+    if framework in STAND_INS:
+        return STAND_INS[framework].wraps is None
+    return framework in FACTS and FACTS[framework].eager_kernels
+
+
+def loops_experts(workload: TrainingWorkload) -> bool:
+    """Return whether routed experts run one after the other, as modules."""
+    if workload.expert_kernel is not None:
+        return workload.expert_kernel == "loop"
+    return facts(workload.framework).loops_experts
+
+
+def fuses_kernels(workload: TrainingWorkload) -> bool:
+    """Return whether elementwise operations are fused: as the query says, else as the framework
+    does.
+    """
+    if workload.kernel_fusion is not None:
+        return workload.kernel_fusion
+    return not facts(workload.framework).eager_kernels
+
+
 def wrapped(framework: str) -> str:
     """Return the framework whose code trains the model: verl's Megatron workers run megatron-core;
     any other runs itself.
     """
+    framework = SAME_CODE.get(framework, framework)
     return (framework in STAND_INS and STAND_INS[framework].wraps) or framework
 
 

@@ -18,7 +18,7 @@ StatePrecision = Literal["fp32", "bf16", "fp16", "fp8"]
 AttentionKind = Literal["flash", "unfused"]
 AttentionKernel = Literal["auto", "fa2", "fa3", "cudnn", "triton"]
 FrozenPart = Literal["embedding", "output_layer"]
-FrozenPrecision = Literal["bf16", "fp8", "nf4"]
+FrozenPrecision = Literal["bf16", "fp8", "nf4", "int4"]
 Optimizer = Literal["adam", "sgd", "muon"]
 CrossEntropy = Literal["unfused", "fused", "in_place", "chunked"]
 GraphModule = Literal["attn", "mamba", "mlp", "moe_router", "moe_preprocess"]
@@ -140,9 +140,11 @@ class TrainingWorkload(Strict):
     framework: Annotated[str, Shown("Framework", "Training", unset="megatron-core")] = (
         "megatron-core"
     )
-    """Training framework: megatron-core, torch-fsdp, nanotron or internevo; or one that the
-    constants of another stand in for: deepspeed, hf-trainer, llama-factory, axolotl, colossalai,
-    litgpt, ms-swift, openrlhf, verl (verl-fsdp under FSDP), gpt-neox, megatron-deepspeed.
+    """Training framework: megatron-core, torch-fsdp, llm-foundry, nanotron, internevo, hf-trainer
+    (Trainer, TRL, Accelerate; zero_stage 3 is FSDP), deepspeed, torchtune, torchtitan, litgpt or
+    nemo-automodel; or one that the constants of another stand in for: llama-factory, axolotl,
+    colossalai, ms-swift (its Megatron-SWIFT), openrlhf, verl (verl-fsdp under FSDP), gpt-neox,
+    megatron-deepspeed.
     """
     framework_version: Annotated[
         Release | None, Shown("Framework version", "Precision and kernels", unset="any")
@@ -164,8 +166,9 @@ class TrainingWorkload(Strict):
         FrozenPrecision | None, Shown("Frozen weights", "Fine-tuning", unset="as all parameters")
     ] = None
     """Under lora, precision of the layers' frozen weight matrices; None: parameter_precision's,
-    else 16 bits. fp8: kept once; nf4: QLoRA's 4 bits with doubly quantised scales. Embedding and
-    output layer stay as they are.
+    else 16 bits. fp8: kept once; nf4: QLoRA's 4 bits with doubly quantised scales; int4: GPTQ's
+    and AWQ's 4 bits with a scale and a zero point for 128 weights. Embedding and output layer stay
+    as they are.
     """
     frozen: tuple[FrozenPart, ...] = ()
     """Parts that are not trained: no gradient, optimizer state or weight-gradient matmul. Tied
@@ -222,6 +225,13 @@ class TrainingWorkload(Strict):
         Choice[Precision | None], Shown("Experts' matmuls", "Experts", unset="as all matmuls")
     ] = None
     """MoE: precision of the routed experts' matmul inputs; None: precision."""
+    expert_kernel: Annotated[
+        Literal["loop", "grouped"] | None, Shown("Experts run", "Experts", unset="framework's own")
+    ] = None
+    """MoE: routed experts one after the other (loop: transformers before 5), or together in grouped
+    matmuls (grouped: transformers from 5, ScatterMoE). None: the framework's own way; hf-trainer
+    and deepspeed loop.
+    """
     dispatch_precision: Annotated[
         Choice[Literal["bf16", "fp8"] | None],
         Shown("Tokens sent to experts", "Experts", unset="16 bits"),
@@ -261,9 +271,13 @@ class TrainingWorkload(Strict):
     experts' tokens is launched as without graphs then. None: with cuda_graphs the whole iteration;
     before framework_version 26.06 (NeMo) or 0.18 (Megatron Core) all but that.
     """
-    kernel_fusion: Annotated[bool, Shown("Fused kernels", "Precision and kernels")] = True
-    """Whether scaling, mask and softmax of unfused attention are one kernel, and bias, dropout and
-    residual addition another. False: each passes over memory on its own, as in Megatron-LM of 2019.
+    kernel_fusion: Annotated[
+        bool | None, Shown("Fused kernels", "Precision and kernels", unset="framework's own")
+    ] = None
+    """Whether a norm, rotary positions, the activation function, the softmax of unfused attention,
+    and bias, dropout and residual addition are one kernel each. False: each operation passes over
+    memory on its own, as in eager PyTorch. None: as the framework does by itself: PyTorch's
+    trainers without torch.compile or Liger's kernels do not.
     """
     total_tokens: Annotated[
         Annotated[float, Interval(ge=1.0, le=1e18)] | None,

@@ -98,6 +98,7 @@ def default_axes(*, query: ParallelQuery, case: TrainingCase) -> Axes:
     n = cluster.num_gpus
     # Neither a pipeline nor context parallelism splits an encoder and a decoder.
     whole = (1,) if model.architecture == "encoder_decoder" else None
+    unstaged = whole or ((1,) if fine_tunes_on_cards(case) else None)
     framework = facts(workload.framework)
     balanced = framework.balances_blocks
     plain = (1,) if framework.is_plain else whole
@@ -114,7 +115,7 @@ def default_axes(*, query: ParallelQuery, case: TrainingCase) -> Axes:
     unevenly = () if balanced or cluster.kinds else _uneven_stages(layers, n)
     stages = free(
         "pipeline_parallel_size",
-        lambda: whole or tuple(sorted((*divisors(layers, limit=n), *unevenly))),
+        lambda: unstaged or tuple(sorted((*divisors(layers, limit=n), *unevenly))),
     )
     laid_out = (
         len(parse_layout(query.pipeline_layout).chunks) if query.pipeline_layout is not None else 0
@@ -165,6 +166,22 @@ def default_axes(*, query: ParallelQuery, case: TrainingCase) -> Axes:
         chunks_are_asked=query.virtual_pipeline_parallel_size is not None
         or bool(laid_out)
         or bool(cluster.kinds),
+    )
+
+
+MOST_CARDS = 8
+
+
+def fine_tunes_on_cards(case: TrainingCase) -> bool:
+    """Return whether the job fine-tunes on up to eight cards of one host without NVLink, where
+    trainers replicate or shard a model and run no pipeline.
+    """
+    cluster = case.cluster
+    return (
+        case.workload.task != "pretrain"
+        and cluster.gpu.nvlink_bandwidth_bytes_per_second is None
+        and cluster.num_gpus <= min(MOST_CARDS, cluster.gpus_per_node)
+        and not cluster.kinds
     )
 
 

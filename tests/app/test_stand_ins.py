@@ -14,12 +14,9 @@ import pytest
 from tests.command_line import hp_tool
 
 FRAMEWORKS = (
-    "deepspeed",
-    "hf-trainer",
     "llama-factory",
     "axolotl",
     "colossalai",
-    "litgpt",
     "ms-swift",
     "openrlhf",
     "verl",
@@ -44,17 +41,18 @@ def width(interval: list[float]) -> float:
 
 
 def test_each_is_answered_by_its_stand_in_with_doubt() -> None:
-    lines = [query(name) for name in (*FRAMEWORKS, "megatron-core", "torch-fsdp")]
+    lenders = ("megatron-core", "torch-fsdp", "deepspeed")
+    lines = [query(name) for name in (*FRAMEWORKS, *lenders)]
     done = hp_tool("batch", "-", stdin="\n".join(map(json.dumps, lines)))
     found = [json.loads(line)["estimate"] for line in done.stdout.splitlines()]
-    of_stand_in = dict(zip(("megatron-core", "torch-fsdp"), found[-2:], strict=True))
+    of_stand_in = dict(zip(lenders, found[-3:], strict=True))
     for name, estimate in zip(FRAMEWORKS, found, strict=False):
         provenance = estimate["provenance"]
         stand_in = of_stand_in[provenance["framework_efficiency"]]
         assert provenance["framework_efficiency_measured"] is False
         assert estimate["familiarity"]["class"] == "trainer"
         for figure in ("step_s", "memory_total_bytes"):
-            assert width(estimate["intervals"][figure]) > 1.5 * width(stand_in["intervals"][figure])
+            assert width(estimate["intervals"][figure]) > 1.3 * width(stand_in["intervals"][figure])
         assert (
             provenance["framework_efficiency"] in estimate["intervals"]["source"]
             and name in estimate["intervals"]["source"]
@@ -62,7 +60,7 @@ def test_each_is_answered_by_its_stand_in_with_doubt() -> None:
 
 
 @pytest.mark.parametrize(
-    ("framework", "lender"), [("axolotl", "megatron-core"), ("verl-fsdp", "torch-fsdp")]
+    ("framework", "lender"), [("axolotl", "deepspeed"), ("verl-fsdp", "torch-fsdp")]
 )
 @pytest.mark.parametrize("command", ["estimate", "recommend"])
 def test_people_see_that_no_run_is_of_it_and_whose_constants_they_are(

@@ -92,7 +92,7 @@ def test_fusion_saves_time_and_no_memory(name: str) -> None:
     workload = replace(FUSED, decoder_sequence_length=256) if name.startswith("t5") else FUSED
     fused, unfused = (found(name, replace(workload, kernel_fusion=on)) for on in (True, False))
     assert fused.time and unfused.time and fused.memory == unfused.memory
-    assert 1.02 < unfused.time.step_s / fused.time.step_s < 1.6
+    assert 1.02 < unfused.time.step_s / fused.time.step_s < 2.0  # launches decide small models
 
 
 def test_a_gather_beside_a_matmul_costs_half_of_what_a_reduction_does() -> None:

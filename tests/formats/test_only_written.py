@@ -197,8 +197,8 @@ def megatron(configuration: Configuration) -> dict[str, Any]:
         "optimizer_cpu_offload": w.offload == "optimizer",
         "optimizer_offload_fraction": w.offload_fraction if w.offload == "optimizer" else None,
         "cpu_offloading_num_layers": None,  # of all layers, which Megatron Core refuses
-        "no_masked_softmax_fusion": not w.kernel_fusion,
-        "no_bias_dropout_fusion": not w.kernel_fusion,
+        "no_masked_softmax_fusion": w.kernel_fusion is False,
+        "no_bias_dropout_fusion": w.kernel_fusion is False,
         "overlap_grad_reduce": o is None or o.data_parallel is not False,
         "overlap_param_gather": c.zero_stage >= 1 and (o is None or o.data_parallel is not False),
         "tp_comm_overlap": False if o is not None and o.tensor_parallel is False else ANY,

@@ -12,7 +12,13 @@ from hp_tool.cost.legality import legality
 from hp_tool.cost.legality_reasons import explain
 from hp_tool.cost.training import TrainingCosts
 from hp_tool.domain.frameworks import facts
-from hp_tool.domain.parallel import OF_THE_FRAMEWORK, OF_THE_QUERY, ParallelConfig, ParallelQuery
+from hp_tool.domain.parallel import (
+    OF_THE_FRAMEWORK,
+    OF_THE_QUERY,
+    ParallelConfig,
+    ParallelQuery,
+    Recompute,
+)
 from hp_tool.domain.pipeline_layout import parse_layout
 from hp_tool.domain.query import Query
 from hp_tool.domain.result import Estimate, Reason
@@ -145,6 +151,10 @@ def resolve_config(
     """
     values = single_values(parallel, ParallelConfig.__slots__)
     values.setdefault("zero_stage", facts(framework).default_zero_stage)
+    if parallel.recompute is None and checkpoints_layers(
+        framework, sharded=values["zero_stage"] >= 3 and num_gpus > 1
+    ):
+        values["recompute"] = Recompute(granularity="full")
     if parallel.pipeline_layout is not None:
         laid_out = len(
             parse_layout(parallel.pipeline_layout).chunks
@@ -172,6 +182,12 @@ def resolve_config(
     ):
         values["data_parallel_shard_size"] = 0  # the whole group
     return ParallelConfig(**values)
+
+
+def checkpoints_layers(framework: str, *, sharded: bool) -> bool:
+    """Return whether the framework recomputes every layer unless it is told otherwise."""
+    usual = facts(framework).checkpoints
+    return usual == "full" or (usual == "sharded" and sharded)
 
 
 def single_values(parallel: ParallelQuery, axes: Iterable[str]) -> dict[str, Any]:

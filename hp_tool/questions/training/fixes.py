@@ -11,7 +11,7 @@ from hp_tool.cost.arrays import BoolArray, FloatArray, IntArray
 from hp_tool.cost.breakdown import estimate_row
 from hp_tool.cost.candidates import FULL_BLOCK, RECOMPUTE_COLUMNS, Candidates
 from hp_tool.cost.legality import legality
-from hp_tool.cost.optimizer import stored_precision
+from hp_tool.cost.optimizer import gradient_precision, stored_precision
 from hp_tool.cost.training import TrainingCosts
 from hp_tool.domain.frameworks import facts
 from hp_tool.domain.parallel import ParallelConfig, ParallelQuery, PipelineSchedule
@@ -135,7 +135,7 @@ def _narrower_states(workload: TrainingWorkload) -> list[tuple[str, str, str]]:
         )
         widths = ("fp8", "nf4") if base not in ("fp8", "nf4") else ("nf4",) if base == "fp8" else ()
         return loaded + [("frozen_precision", base, width) for width in widths]
-    gradients = workload.gradient_precision or facts(workload.framework).gradient_precision
+    gradients = gradient_precision(workload)
     return [("gradient_precision", gradients, "bf16")] if gradients == "fp32" else []
 
 

@@ -7,9 +7,8 @@ from dataclasses import fields, replace
 from typing import Any, TypeVar
 
 from hp_tool.catalog import library
-from hp_tool.cost.optimizer import stored_precision
+from hp_tool.cost.optimizer import gradient_precision, optimizer_precision, stored_precision
 from hp_tool.cost.shared import Shared
-from hp_tool.domain.frameworks import facts
 from hp_tool.domain.hardware import GpuSpec
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import ParallelQuery, Strategy, recompute_name
@@ -170,11 +169,8 @@ def _training_values(workload: TrainingWorkload, model: ModelSpec) -> Iterator[t
     yield "parameter_precision", stored
     if workload.lora is not None:
         yield "frozen_precision", workload.frozen_precision or stored
-    yield (
-        "gradient_precision",
-        workload.gradient_precision or facts(workload.framework).gradient_precision,
-    )
-    yield "optimizer_precision", workload.optimizer_precision or "fp32"
+    yield "gradient_precision", gradient_precision(workload)
+    yield "optimizer_precision", optimizer_precision(workload)
     yield "cross_entropy", workload.cross_entropy or "unfused"
     yield "cuda_graphs", bool(workload.cuda_graphs)
     overlap = workload.overlap or OverlapSpec()

@@ -41,9 +41,13 @@ def check_recompute(spec: Recompute, model: ModelSpec, workload: TrainingWorkloa
         _check_modules(spec.modules, model, workload, field=f"{field}.modules")
 
 
+PER_OP_FRAMEWORKS = ("torch-fsdp", "torchtitan")
+"""Frameworks that have torchtitan's selective checkpoints by operation."""
+
+
 def _check_per_op(model: ModelSpec, workload: TrainingWorkload, *, field: str) -> None:
     """The operations and their order are known for Llama's blocks."""
-    if workload.framework != "torch-fsdp":
+    if workload.framework not in PER_OP_FRAMEWORKS:
         raise UnsupportedError(
             f"recompute per_op is torch-fsdp's, not {workload.framework}'s; choose none, selective "
             "or full",

@@ -300,8 +300,8 @@ def _training(setup: TrainingSetup) -> Values:
         "optimizer-cpu-offload": offloaded,
         "optimizer-offload-fraction": w.offload_fraction if offloaded else None,
         "cpu-offloading-num-layers": layers,
-        "no-masked-softmax-fusion": not w.kernel_fusion,
-        "no-bias-dropout-fusion": not w.kernel_fusion,
+        "no-masked-softmax-fusion": w.kernel_fusion is False,
+        "no-bias-dropout-fusion": w.kernel_fusion is False,
         **_overlap(setup),
     }
 

@@ -1,0 +1,107 @@
+"""Write the profiles of PyTorch's trainers: `python -m evidence.fit --only trainers`.
+
+Their constants are those of torch-fsdp on A100, which no run of a trainer touched, except where a
+trainer's own code decides: elementwise operations move the bytes that eager kernels are counted to
+move (`cost.block`), so the factor on them is 1; the optimizer's step passes over memory as torch's
+foreach or fused Adam does; the host takes `HOST_LAUNCH_S` for each launch. No time scalar is
+fitted. What the runs give is how far they scatter: a trainer with enough runs has its own scatter,
+any other that of all of them, each trainer with the same weight.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.accuracy import trainers
+from benchmarks.accuracy.comparison import Comparison
+from benchmarks.accuracy.fitting import conformal_sd, framework_file
+from evidence.fitted_file import FittedFile
+from hp_tool.catalog import gpu
+from hp_tool.catalog.efficiency import doubts, efficiency
+from hp_tool.cost.uncertainty import CONFIDENCE, NORMAL_QUANTILE
+
+COMMAND = "python -m evidence.fit --only trainers"
+HOST_LAUNCH_S = 2.9e-5
+"""Seconds of the host for one eager launch. Judged on LoRA of Qwen-7B and Qwen-1.8B at 256 tokens,
+where a step does not depend on the length: 4.9 ms a layer for 168 launches.
+"""
+FOREACH_TRAFFIC = 3.0
+"""48 bytes a parameter in 16 bits over the least 16: decay, both moments, root, quotient, epsilon
+and update (torch/optim/adam.py, _multi_tensor_adam), the norm and the scaling of gradients.
+"""
+FUSED_TRAFFIC = 1.391
+"""As torch-fsdp's, whose runs had a fused optimizer."""
+OPTIMIZERS = {
+    "hf-trainer": FOREACH_TRAFFIC,
+    "litgpt": FOREACH_TRAFFIC,
+    "nemo-automodel": FOREACH_TRAFFIC,
+    "torchtune": FUSED_TRAFFIC,
+    "torchtitan": FUSED_TRAFFIC,
+    "deepspeed": FUSED_TRAFFIC,
+}
+ENOUGH_ROWS = 40
+"""From which on a trainer's own rows decide its scatter."""
+
+
+def own(rows: Sequence[Comparison], name: str) -> list[Comparison]:
+    """Return the rows of one trainer."""
+    return [row for row in rows if row.part.startswith(f"{name} ")]
+
+
+def scatter(rows: Sequence[Comparison], name: str, *, known: float = 0.0) -> float:
+    """Return the standard deviation of ln(published / predicted) of a trainer, less what is known
+    of the variance.
+    """
+    found = own(rows, name)
+    if len(found) >= ENOUGH_ROWS:
+        sd = conformal_sd(np.array([row.log_ratio for row in found]))
+    else:
+        sd = pooled(rows)
+    return float(f"{math.sqrt(max(sd**2 - known, 0.0)):.2g}")
+
+
+def pooled(rows: Sequence[Comparison]) -> float:
+    """Return the scatter of all trainers' rows, each trainer with the same weight."""
+    names = [row.part.partition(" ")[0] for row in rows]
+    weights = np.array([1.0 / names.count(name) for name in names])
+    off = np.abs([row.log_ratio for row in rows])
+    order = np.argsort(off)
+    share = np.cumsum(weights[order]) / weights.sum()
+    place = min(int(np.searchsorted(share, CONFIDENCE)), len(off) - 1)
+    return float(off[order][place]) / NORMAL_QUANTILE
+
+
+def fitted(folder: Path) -> Iterator[FittedFile]:
+    base = efficiency(gpu=gpu("a100-sxm-80gb"), framework="torch-fsdp").framework
+    times, peaks, mixtures = (
+        trainers.step_times(folder, experts=False),
+        trainers.peaks(folder, experts=False),
+        trainers.step_times(folder, experts=True),
+    )
+    of_adapters = doubts().lora_log_sd ** 2
+    for name, optimizer in OPTIMIZERS.items():
+        time = scatter(times, name)
+        profile = dataclasses.replace(
+            base,
+            framework=name,
+            elementwise_traffic_factor=1.0,
+            narrow_traffic_factor=None,
+            attention_kernels={},
+            host_launch_s=HOST_LAUNCH_S,
+            optimizer_traffic_factor=optimizer,
+            time_log_sd=time,
+            expert_time_log_sd=scatter(mixtures, "all", known=time**2 + of_adapters),
+            earlier_expert_time_log_sd=None,
+            pair_log_sd=time,
+            expert_pair_log_sd=time,
+            memory_log_sd=scatter(peaks, name),
+            fitted_on=f"torch-fsdp on A100 and counts of eager kernels; scatter of "
+            f"{len(own(times, name))} step times and {len(own(peaks, name))} peaks of its own by "
+            f"{COMMAND}, of all trainers where these are fewer than {ENOUGH_ROWS}",
+        )
+        yield framework_file("default", profile, keeps=())

@@ -1,0 +1,172 @@
+"""Fine-tuning by PyTorch's trainers: published runs of Trainer, DeepSpeed, torchtune, litgpt and
+NeMo AutoModel beside what the shipped constants predict.
+
+`fit_trainers` takes nothing from these rows but how far they scatter and three counts of the host's
+work (`cost.host`), so a model that is left out changes no prediction. A row takes part if its
+source states what the figure depends on: the exact lengths for a time, the longest for memory.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from benchmarks.accuracy.comparison import Comparison
+from benchmarks.accuracy.data import rows as rows_of
+from benchmarks.accuracy.groups import Group
+from benchmarks.accuracy.prepared import Prepared
+from evidence.cases import Case, missing, training_case
+from evidence.table import Row, other
+from hp_tool.domain.units import GIB
+from hp_tool.errors import HpToolError
+
+TABLES = ("trainer_fms_a100", "trainer_small_tables", "trainer_ms_swift")
+SAW = "MPT under FSDP, and counts of the trainers' own kernels"
+
+
+def is_loop(row: Row) -> bool:
+    """Return whether the row's model has experts that its trainer runs one after the other."""
+    return str(row["model"]).startswith(("mixtral", "granite", "qwen3-30b", "gpt-oss", "nemotron-3"))
+
+
+def times(row: Row) -> bool:
+    """Return whether the row's step time belongs to lengths that its source states exactly."""
+    facts = other(row)
+    if row["table"] == "trainer_fms_a100":
+        return facts.get("packing") == "1" and facts.get("no_peft_model") != "1"
+    if row["table"] == "trainer_ms_swift":
+        return False
+    # torchtune's table of models prints speeds beyond its cards' peak; two servers without a named
+    # network; one row without packing.
+    return row["run"] in (
+        "Qwen fine-tuning profile",
+        "torchtune README, optimization flags",
+        "NeMo AutoModel performance summary",
+    ) and not (
+        facts.get("sample_packing") == "0"
+        or (row["framework"] == "deepspeed" and row["num_gpus"] == 4)
+    )
+
+
+def counts_memory(row: Row) -> bool:
+    """Return whether the row's memory is of settings that a query can state."""
+    facts = other(row)
+    if row["table"] == "trainer_fms_a100":
+        return facts.get("packing") == "1" and facts.get("no_peft_model") != "1"
+    fused_into_backward = "fused into backward" in facts.get("optimizer", "")
+    # Its optimizer is paged; on the larger card recomputation is not stated.
+    paged = row["run"] == "torchtune README, models" and (
+        row["task"] == "sft" or row["gpu"] == "rtx-a6000-48gb"
+    )
+    eager_lengths = facts.get("sample_packing") == "0"
+    return not (
+        row["table"] == "trainer_ms_swift"
+        or fused_into_backward
+        or "8-bit" in facts.get("optimizer", "")
+        or facts.get("cpu_offload") == "1"
+        or paged
+        or eager_lengths
+        or row["task"] not in ("sft", "lora", "pretrain")
+        or row["run"] in ("litgpt LoRA tutorial", "torchao optimizers")
+    )
+
+
+def prepared(folder: Path, wanted: Callable[[Row], bool]) -> Iterable[tuple[Row, Prepared]]:
+    """Yield the rows of all tables that ran, are wanted, and make a query."""
+    for table in TABLES:
+        for row in rows_of(folder, table):
+            if row["status"] == "failed" or not wanted(row) or missing(row):
+                continue
+            try:
+                yield row, Prepared.of(training_case(row))
+            except HpToolError:
+                continue
+
+
+def _part(row: Row) -> str:
+    return f"{row['framework']} {row['task']}"
+
+
+def _without_settings(comparison: Comparison, row: Row) -> Comparison:
+    """Return the row's own vote: rows differ in settings that a query does not have."""
+    where = f"{row['run'] or ''} {row['frozen_precision'] or row['parameter_precision'] or ''}"
+    return dataclasses.replace(
+        comparison,
+        part=_part(row),
+        what=f"{comparison.what}, {row['cross_entropy'] or 'loss open'}, {where}".strip(),
+        setting="",
+    )
+
+
+def step_times(folder: Path, *, experts: bool) -> list[Comparison]:
+    """Return the step times of models with experts, or of all others."""
+    return [
+        _without_settings(run.shipped(), row)
+        for row, run in prepared(folder, times)
+        if is_loop(row) == experts and math.isfinite(run.case.step_s)
+    ]
+
+
+def peak(run: Prepared) -> Comparison | None:
+    """Return the peak of allocated memory, of what the allocator held, or of the whole device,
+    whichever was published.
+    """
+    case: Case = run.case
+    if case.allocated_bytes:
+        return run.allocated()
+    if case.reserved_bytes:
+        return run.reserved()
+    if not case.used_bytes:
+        return None
+    memory, intervals = run.stated.memory, run.stated.intervals
+    assert memory is not None and intervals is not None
+    low, high = intervals.memory_total_bytes
+    row = dataclasses.replace(case, allocated_bytes=case.used_bytes)
+    return dataclasses.replace(
+        dataclasses.replace(run, case=row).allocated(),
+        predicted=memory.total_bytes / GIB,
+        low=low / GIB,
+        high=high / GIB,
+    )
+
+
+def peaks(folder: Path, *, experts: bool) -> list[Comparison]:
+    """Return the peaks of memory of models with experts, or of all others, in GiB."""
+    found = []
+    for row, run in prepared(folder, counts_memory):
+        compared = peak(run) if is_loop(row) == experts else None
+        if compared is not None:
+            found.append(_without_settings(compared, row))
+    return found
+
+
+def out_of_memory(folder: Path) -> list[tuple[str, float]]:
+    """Return (run, probability that it runs out of memory) of each run that failed."""
+    found = []
+    for row in rows_of(folder, "trainer_fms_a100"):
+        if row["status"] == "failed" and not missing(row):
+            run = Prepared.of(training_case(row))
+            found.append(
+                (
+                    f"{run.case.name} {run.case.what} {_part(row)} {row['cross_entropy']}",
+                    run.stated.out_of_memory_probability or 0.0,
+                )
+            )
+    return found
+
+
+def groups(folder: Path) -> list[Group]:
+    """Return the groups of the ledger."""
+    return [
+        Group(
+            title=f"Trainers, {what}{', mixtures of experts' if experts else ''}",
+            left_out="model",
+            saw=SAW,
+            unit=unit,
+            rows=rows(folder, experts=experts),
+        )
+        for what, unit, rows in (("step time", "s", step_times), ("peak memory", "GiB", peaks))
+        for experts in (False, True)
+    ]
