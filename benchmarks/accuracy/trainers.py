@@ -28,7 +28,8 @@ SAW = "MPT under FSDP, and counts of the trainers' own kernels"
 
 def is_loop(row: Row) -> bool:
     """Return whether the row's model has experts that its trainer runs one after the other."""
-    return str(row["model"]).startswith(("mixtral", "granite", "qwen3-30b", "gpt-oss", "nemotron-3"))
+    mixtures = ("mixtral", "granite", "qwen3-30b", "gpt-oss", "nemotron-3")
+    return str(row["model"]).startswith(mixtures)
 
 
 def times(row: Row) -> bool:
