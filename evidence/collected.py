@@ -8,6 +8,7 @@ the schema's columns instead.
 from __future__ import annotations
 
 import csv
+import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -145,6 +146,8 @@ GPUS = {
     "mi325x": "mi325x-256gb",
     "mi350x": "mi350x-288gb",
     "mi355x": "mi355x-288gb",
+    "a100 (80 gb by the peak)": "a100-sxm-80gb",
+    "a6000 48gb": "rtx-a6000-48gb",
     "rtx 4090": "rtx-4090-24gb",
     "rtx 5090": "rtx-5090-32gb",
 }
@@ -186,10 +189,63 @@ MODELS = {
     "GPT3-175B": "gpt3-175b",
     "22B": "gpt-22b",
     "175B": "gpt3-175b",
+    "Llama 2 7B": "llama-2-7b",
+    "Llama 2 7b": "llama-2-7b",
+    "Llama 3 8B": "llama-3-8b",
+    "Llama3 8B": "llama-3-8b",
+    "Llama3 70B": "llama-3-70b",
+    "Llama 3 8B (torchao's page; not named here)": "llama-3-8b",
+    "Llama 3.1 8B": "llama-3.1-8b",
+    "Llama 3.2 3B": "llama-3.2-3b",
+    "Qwen2.5 32B": "qwen2.5-32b",
+    "Qwen3 MoE 30B": "qwen3-30b-a3b",
+    "GPT-OSS 20B": "gpt-oss-20b",
+    "DeepSeek V3 671B": "deepseek-v3",
+    "Nemotron V3 Nano 30B (26.02)": "nemotron-3-nano-30b-a3b",
+    "Qwen/Qwen2.5-3B": "qwen2.5-3b",
+    "Qwen/Qwen2.5-3B-Instruct": "qwen2.5-3b",
+    "Qwen/Qwen2.5-7B": "qwen2.5-7b",
+    "Qwen/Qwen2.5-7B-Instruct": "qwen2.5-7b",
+    "Qwen/Qwen2.5-14B": "qwen2.5-14b",
     "530B": "mt-nlg-530b",
     "1T": "gpt-1t",
 }
 """Catalogue names of training's models; others keep the name that the source gives them."""
+SHAPES: Mapping[str, Mapping[str, Any]] = {
+    # config.json of bigcode/gpt_bigcode-santacoder
+    "santacoder-1.1b": {
+        "num_hidden_layers": 24,
+        "hidden_size": 2048,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 1,
+        "intermediate_size": 8192,
+        "vocab_size": 49280,
+        "max_position_embeddings": 2048,
+        "tie_word_embeddings": True,
+    },
+    # config.json of Qwen/Qwen-7B and Qwen-1_8B, whose intermediate_size counts both halves
+    "Qwen-7B": {
+        "num_hidden_layers": 32,
+        "hidden_size": 4096,
+        "num_attention_heads": 32,
+        "intermediate_size": 11008,
+        "vocab_size": 151936,
+        "gated_mlp": True,
+        "normalization": "rmsnorm",
+        "tie_word_embeddings": False,
+    },
+    "Qwen-1.8B": {
+        "num_hidden_layers": 24,
+        "hidden_size": 2048,
+        "num_attention_heads": 16,
+        "intermediate_size": 5504,
+        "vocab_size": 151936,
+        "gated_mlp": True,
+        "normalization": "rmsnorm",
+        "tie_word_embeddings": False,
+    },
+}
+"""Shapes of models that the catalogue does not have."""
 CAPACITY = {"tokendrop": 1.0}
 """Tokens kept, over the mean load, of a release that dropped the rest."""
 TASKS = {"Pre-Training": "pretrain", "SFT": "sft", "LoRA": "lora", "sft full": "sft"}
@@ -763,29 +819,48 @@ def _schedule(row: Cells) -> Iterator[Values]:
 
 
 def _fms(row: Cells) -> Iterator[Values]:
-    frozen = {"none": None, "gptq-4bit": "gptq"}.get(
+    frozen = {"none": None, "gptq-4bit": "int4"}.get(
         row["base_quantisation"], row["base_quantisation"]
     )
     task = TASKS.get(row["task"], row["task"])
+    shards = row["parallel"].startswith("FSDP")
+    # accelerate widens the parameters that FSDP trains in mixed precision.
+    widened = shards and row["autocast"] != "none" and task == "sft"
+    width = {"float16": "fp16", "bfloat16": "bf16"}[row["torch_dtype"]]
+    # PEFT looks for all names, and GPTBigCode has only c_attn of them.
+    fused_name = row["lora_targets"] and row["model"].startswith("santacoder")
+    targets = "linear_qkv" if fused_name else row["lora_targets"].removesuffix("+c_attn")
+    padded = round(float(row["mean_tokens_per_sample"])) if row["mean_tokens_per_sample"] else None
     yield {
+        **SHAPES.get(row["model"], {}),
         **_model(row),
         **_gpu(row),
         "task": "lora" if task == "qlora" else task,
-        "precision": "fp16" if row["torch_dtype"] == "float16" else "bf16",
+        "sequence_length": row["seq_tokens"] or padded,
+        "precision": width,
+        "parameter_precision": ("fp32" if widened else width) if task == "sft" else None,
         "frozen_precision": frozen,
-        "lora_target_modules": row["lora_targets"] or None,
+        "lora_target_modules": targets or None,
+        "lora_rank": row["lora_rank"] or None,
+        "lora_dropout": 0.1 if row["lora_rank"] else None,
+        "kernel_fusion": row["fused_rms_norm"] == "1",
         "attention_kernel": "fa2",
         "cross_entropy": {
             "fused cross entropy kernel": "fused",
             "liger fused linear cross entropy": "chunked",
-        }.get(row["fused_loss"]),
-        "zero_stage": 3 if row["parallel"].startswith("FSDP") else 0,
+        }.get(row["fused_loss"], "unfused"),
+        "zero_stage": 3 if shards else 0,
         "recompute": "full" if row["gradient_checkpointing"] == "1" else "none",
         "expert_parallel_size": row["expert_parallel"] or None,
         "allocated_bytes": _bytes(row["peak_allocated_gib"]),
         "used_bytes": _bytes(row["nvidia_smi_used_gib"]),
         **_status(row),
     }
+
+
+def _product(*cells: str) -> int | None:
+    """Return the product of counts; None if one is blank."""
+    return math.prod(map(int, cells)) if all(cells) else None
 
 
 def _swift(row: Cells) -> Iterator[Values]:
@@ -801,26 +876,70 @@ def _swift(row: Cells) -> Iterator[Values]:
         **_model(row),
         **_gpu(row),
         "run": row["script"],
-        "framework": "ms-swift",
+        "framework": "ms-swift" if megatron else "deepspeed" if deepspeed else "hf-trainer",
+        "num_gpus": row["gpus"] or None,
         "task": TASKS.get(row["task"], row["task"]),
         "sequence_length": row["max_length"] or None,
         "micro_batch_size": each or None,
         "num_microbatches": accumulated or None,
-        "global_batch_size": row["global_batch_size"] or None,
-        "precision": row["precision"] or None,
+        "global_batch_size": row["global_batch_size"] or _product(each, accumulated, row["gpus"]),
+        "precision": row["precision"] or "bf16",
         "frozen_precision": "nf4" if row["quant_method"] == "bnb" else row["quant_method"] or None,
-        "lora_target_modules": row["target_modules"] or None,
-        "cross_entropy": "fused" if row["cross_entropy_loss_fusion"] == "true" else None,
+        "lora_target_modules": TARGETS["all"] if row["lora_rank"] else None,
+        "lora_rank": row["lora_rank"] or None,
+        "lora_dropout": 0.05 if row["lora_rank"] else None,
+        "cross_entropy": "fused"
+        if row["cross_entropy_loss_fusion"] == "true"
+        else "chunked"
+        if row["use_liger_kernel"] == "true"
+        else None,
+        "kernel_fusion": True if row["use_liger_kernel"] == "true" else None,
         "tensor_parallel_size": row["tensor_model_parallel_size"] or None,
         "pipeline_parallel_size": row["pipeline_model_parallel_size"] or None,
         "expert_parallel_size": row["expert_model_parallel_size"] or None,
         "sequence_parallel": sequence_parallel,
-        "zero_stage": deepspeed.removeprefix("zero") or None,
+        "zero_stage": deepspeed.removeprefix("zero")
+        or (3 if "fsdp" in row["script"] else None if megatron else 0),
         "recompute": row["recompute_granularity"]
         or (None if megatron else "none" if row["gradient_checkpointing"] == "false" else "full"),
         "status": "ran",
         "used_bytes": float(row["peak_gib"]) * GIB,
     }
+
+
+QUANTISED = {"bnb.nf4": "nf4", "bnb.nf4-dq": "nf4", "gptq int4": "int4", "none": ""}
+TARGETS = {
+    "query+value": "q_proj+v_proj",
+    "q+v": "q_proj+v_proj",
+    "query+key+value+projection+mlp+head": "q_proj+k_proj+v_proj+o_proj+linear_fc1+linear_fc2",
+    "*_proj": "q_proj+k_proj+v_proj+o_proj+gate_proj+up_proj+down_proj",
+    "all": "q_proj+k_proj+v_proj+o_proj+gate_proj+up_proj+down_proj",
+    "c_attn+c_proj+w1+w2": "linear_qkv+o_proj+gate_proj+up_proj+down_proj",
+}
+"""Matrices with adapters, by each source's names."""
+TORCHTUNE_LORA = {"Llama 3.1 8B": 8, "Llama 3.2 3B": 64}
+"""Ranks in recipes/configs/llama3_1/8B_lora_single_device.yaml and llama3_2/3B_..., whose targets
+are the same.
+"""
+TORCHTUNE_TARGETS = "q_proj+v_proj+o_proj+gate_proj+up_proj+down_proj"
+
+
+def _whole_batch(row: Cells) -> int | None:
+    """Return the sequences of one step: micro-batches that a row leaves out count as one."""
+    if not row["mbs"] or row["tp"] not in ("", "1") or row["pp"] not in ("", "1"):
+        return None
+    return int(row["mbs"]) * int(row["grad_accum"] or 1) * int(row["gpus"] or 1)
+
+
+def _deepspeed_stage(row: Cells) -> int | None:
+    """Return the stage of ZeRO that Qwen's scripts start: 3 for full fine-tuning, 2 for LoRA on
+    several GPUs and for QLoRA.
+    """
+    if row["table"] != "Qwen fine-tuning profile":
+        return None
+    if row["task"] == "sft full":
+        return 3
+    return 2 if row["task"] == "qlora" or int(row["gpus"]) > 1 else None
 
 
 def _trainer(row: Cells) -> Iterator[Values]:
@@ -832,6 +951,8 @@ def _trainer(row: Cells) -> Iterator[Values]:
         "peft's own loop (one optimizer step a batch)": "peft",
     }
     metric = row["memory_metric"]
+    if row["trainer"] == "torchtune" and metric in ("peak", "peak active"):
+        metric = "peak allocated"  # training.get_memory_stats: max_memory_active
     column = next(
         (
             f"{word}_bytes"
@@ -843,19 +964,42 @@ def _trainer(row: Cells) -> Iterator[Values]:
     task = TASKS.get(row["task"], row["task"])
     quantisation = row["quantisation"]
     recompute = {"selective per op": "per_op"}
+    trainer = names.get(row["trainer"], row["trainer"])
+    adapted = TORCHTUNE_LORA.get(row["model"]) if "lora" in task else None
+    adapted = adapted if trainer == "torchtune" else None
+    row.seen.add("release")
     yield {
+        **SHAPES.get(row["model"], {}),
         **_model(row),
         **_gpu(row),
         "run": row["table"],
-        "framework": names.get(row["trainer"], row["trainer"]),
-        "framework_version": row["release"] or None,
+        "framework": "deepspeed" if _deepspeed_stage(row) else trainer,
+        "num_gpus": row["gpus"] or None,
+        "micro_batch_size": row["mbs"] or None,
+        "num_microbatches": row["grad_accum"] or None,
+        "tensor_parallel_size": row["tp"] or None,
+        "pipeline_parallel_size": row["pp"] or None,
+        "global_batch_size": row["gbs"] or _whole_batch(row),
         "task": "lora" if task == "qlora" else task,
-        "sequence_length": round(float(row["seq_tokens"])) if row["seq_tokens"] else None,
-        "precision": row["precision"].removesuffix("-true"),
-        "frozen_precision": quantisation.removeprefix("bnb.").removeprefix("none") or None,
-        "lora_target_modules": row["lora_targets"] or None,
+        "sequence_length": round(float(row["seq_tokens"] or row["max_seq_tokens"] or 0)) or None,
+        "precision": {"bf16-true": "bf16", "bf16 (weights too)": "bf16"}.get(
+            row["precision"], row["precision"]
+        ),
+        "frozen_precision": QUANTISED.get(quantisation, quantisation) or None,
+        "kernel_fusion": True if row["torch_compile"] == "1" else None,
+        "cross_entropy": {
+            "cross entropy": "unfused",
+            "chunked cross entropy": "chunked",
+            "masked cross entropy (unfused)": "unfused",
+        }.get(row["loss"], "chunked" if trainer == "torchtune" else None),
+        "zero_stage": _deepspeed_stage(row) or (3 if int(row["gpus"] or 1) > 1 else None),
+        "lora_rank": row["lora_rank"] or adapted,
+        "lora_target_modules": TARGETS.get(row["lora_targets"], row["lora_targets"])
+        or (TORCHTUNE_TARGETS if adapted else None),
         "sequence_parallel": row.flag("sequence_parallel"),
-        "moe_token_dispatcher_type": row["dispatcher"] or None,
+        "moe_token_dispatcher_type": "flex"
+        if row["dispatcher"] in ("deepep", "hybridep")
+        else None,
         "recompute": recompute.get(row["activation_checkpointing"], row["activation_checkpointing"])
         or None,
         column: _bytes(row["memory_gib"]),
