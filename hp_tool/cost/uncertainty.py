@@ -31,7 +31,7 @@ from hp_tool.domain.familiarity import (
     kind_of_model,
     nearness,
 )
-from hp_tool.domain.frameworks import loops_experts
+from hp_tool.domain.frameworks import SAME_CODE, loops_experts
 from hp_tool.domain.hardware import DEFAULT_RANK_ORDER, GpuSpec
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.result import Intervals
@@ -173,7 +173,7 @@ def training_setting(
 ) -> Setting:
     """Return what a training is compared with measured ones by."""
     return Setting(
-        software=workload.framework,
+        software=SAME_CODE.get(workload.framework, workload.framework),
         release=workload.framework_version or "",
         gpu=gpu.name,
         die=gpu.silicon or "",
