@@ -1,8 +1,9 @@
 """Write the catalogue's models that stand in no other file of it, from their published config.json.
 
-`python scripts/published_models.py FILE.jsonl`: a line `{name, config}` for each checkpoint.
-Checkpoints of one shape become one entry, with the precision of each; keys that change nothing are
-left out. A shape that the catalogue has already is printed with the names to add to its entry.
+`python scripts/published_models.py FILE.jsonl`: a line `{name, config, source?}` for each
+checkpoint. Checkpoints of one shape become one entry, with the precision of each; keys that
+change nothing are left out. A shape that the catalogue has already is printed with the names to
+add to its entry.
 """
 
 import argparse
@@ -118,7 +119,7 @@ def entries(rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
             {
                 "aliases": [],
                 "checkpoints": {},
-                "source": f"config.json of {name}",
+                "source": row.get("source", f"config.json of {name}"),
                 "parameters": _named_size(name, total_parameters(spec)),
                 **reduced(config),
             },

@@ -85,7 +85,8 @@ _UNREAD = (
 
 
 _PROGRAM = re.compile(
-    r"(?m)^(?![ \t]*#)[^\n]*?(?:(?:python3?|torchrun|deepspeed|srun)\b[^\n]*?[\s/])([\w.-]+\.py)\b"
+    r"(?m)^(?![ \t]*#)[^\n]*?\b(?:python3?|torchrun|deepspeed|srun)\b[^\n]*?"
+    r"(?:[\s/]([\w.-]+\.py)\b|\s-m\s+([\w.]+))"
 )
 """Programs that lines of a script start."""
 
@@ -109,7 +110,7 @@ def detect(text: str, *, files: Mapping[str, str] | None = None) -> str:
         "",
     ):
         return tool
-    if programs := re.findall(_PROGRAM, text):
+    if programs := ["".join(each) for each in _PROGRAM.findall(text)]:
         raise InputError(
             f"no supported entry point found (saw: {', '.join(dict.fromkeys(programs))}); "
             f"supported: {', '.join(readable())}; if it is one of these, pass --format",

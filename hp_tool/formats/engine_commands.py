@@ -35,6 +35,24 @@ _SHORT = {
 _NAMES = {f"{short}{end}": name for short, name in _SHORT.items() for end in ("", "-size")} | {
     "context-length": "max-model-len"
 }
+_NAMES_OF = {
+    "trtllm": {
+        "tensor-parallel-size": "tensor-parallel-size",
+        "moe-expert-parallel-size": "expert-parallel-size",
+        "max-batch-size": "max-num-seqs",
+        "max-num-tokens": "max-num-batched-tokens",
+        "kv-cache-config.dtype": "kv-cache-dtype",
+        **dict.fromkeys(
+            (
+                "kv-cache-free-gpu-memory-fraction",
+                "free-gpu-memory-fraction",
+                "kv-cache-config.free-gpu-memory-fraction",
+            ),
+            "gpu-memory-utilization",
+        ),
+    }
+}
+"""Names of options that one engine has for what the others call otherwise."""
 _SIZES = {
     "tensor-parallel-size": "tensor_parallel_size",
     "pipeline-parallel-size": "pipeline_parallel_size",
@@ -65,7 +83,9 @@ def reader(engine: str) -> Callable[[Source, Reading], None]:
     def follow(source: Source, reading: Reading) -> None:
         launch, script = source.launch(reading)
         words, model = list(launch.words), None
-        if engine == "vllm" and words and not words[0].text.startswith("-"):
+        if engine == "trtllm" and words and words[0].text == "serve":
+            words.pop(0)
+        if engine != "sglang" and words and not words[0].text.startswith("-"):
             first = words.pop(0)
             model = None if first.unknown else first.text
             if first.unknown:
@@ -75,6 +95,10 @@ def reader(engine: str) -> Callable[[Source, Reading], None]:
         known = table(engine)
         settings = settings_of(words, table=known, reading=reading)
         settings = [replace(each, name=_in_full(each.name, known)) for each in settings]
+        settings = [
+            replace(each, name="config") if each.name == "extra-llm-api-options" else each
+            for each in settings
+        ]
         own = [each for each in settings if each.name != "config"]
         read(
             [*_of_file(settings, script, reading, engine=engine), *own],
@@ -124,8 +148,9 @@ def read(
     The GPUs are those of one deployment as it is started.
     """
     by_name = sort(settings, table=table(engine), reading=reading, spare=source.ignore)
+    names = _NAMES | _NAMES_OF.get(engine, {})
     flags = {
-        _NAMES.get(name, name): list(each.values)
+        names.get(name, name): list(each.values)
         for name, each in by_name.items()
         if not each.unknown
     }
@@ -149,6 +174,9 @@ def read(
             replicas = parallel.pop("attention_data_parallel_size")
     elif groups > 1 and model is not None and source.num_experts_of(model) is None:
         replicas = parallel.pop("attention_data_parallel_size")
+    if engine == "trtllm" and "enable-attention-dp" in flags:  # each rank attends alone
+        parallel |= {"attention_data_parallel_size": t, "tensor_parallel_size": 1}
+        groups, t = t, 1
     if "enable-expert-parallel" in flags:
         parallel["expert_parallel_size"] = t * parallel.get("attention_data_parallel_size", 1)
     deepep = (
@@ -158,6 +186,10 @@ def read(
     )
     if engine == "sglang" and deepep:  # the server takes all ranks
         parallel["expert_parallel_size"] = t * parallel.get("attention_data_parallel_size", 1)
+    slots = flags.get("moe-config.load-balancer.num-slots")
+    experts = None if slots is None or model is None else source.num_experts_of(model)
+    if slots is not None and experts is not None:
+        parallel["redundant_experts"] = whole_number(slots[0], "num_slots") - experts
     if "eplb-config" in flags and (copies := _redundant(flags["eplb-config"])):
         parallel["redundant_experts"] = copies
     devices = (

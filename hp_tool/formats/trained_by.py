@@ -5,7 +5,7 @@ RUNS = {
     "trainer-deepspeed": "deepspeed",
     "trainer-fsdp": "torch-fsdp",
     "torchtitan": "torch-fsdp",
-    "torchtune": "torch-fsdp",
-    "nemo-automodel": "torch-fsdp",
+    "torchtune": "torchtune",
+    "nemo-automodel": "nemo-automodel",
 }
 """By tool: `training.framework` of the queries that its files are read into."""

@@ -76,7 +76,7 @@ def test_each_model_has_its_published_size_and_a_source(subtests: pytest.Subtest
 
 def test_most_models_carry_a_published_size() -> None:
     entries = library.entries("models")
-    assert sum(entry.parameters is not None for entry in entries) > 0.8 * len(entries)
+    assert sum(entry.parameters is not None for entry in entries) > 0.75 * len(entries)
 
 
 @pytest.mark.parametrize("name", STABLE_NAMES)

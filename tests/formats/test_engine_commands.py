@@ -184,3 +184,43 @@ def test_a_deployment_is_assessed_beside_the_best_one() -> None:
     )
     best = slow | {"parallel": schema.to_dict(found.better.parallel)}
     assert assess(schema.parse_query(best)).better is None
+
+
+@pytest.mark.parametrize(
+    ("parallel", "inference"),
+    [
+        ({"tensor_parallel_size": 4, "expert_parallel_size": 4}, {"kv_cache_precision": "fp8"}),
+        (
+            {
+                "attention_data_parallel_size": 8,
+                "expert_parallel_size": 8,
+                "redundant_experts": 16,
+            },
+            {"memory_fraction": 0.8},
+        ),
+        ({"tensor_parallel_size": 2, "pipeline_parallel_size": 2}, {}),
+    ],
+)
+def test_tensorrt_llms_server_comes_back_with_its_options_file(
+    parallel: dict[str, int], inference: dict[str, Any]
+) -> None:
+    limits = {"max_num_seqs": 64, "max_num_batched_tokens": 4096}
+    query = served("trtllm", parallel=parallel | limits, precision="fp8")
+    del query["inference"]["kv_cache_precision"]
+    query["inference"] |= inference
+    found = read_query(export(result=query, format="trtllm"), num_gpus=16, overrides=LOAD)
+    again, before = (estimate(query=schema.parse_query(each)) for each in (found, query))
+    assert (again.ttft_s, again.tpot_s, again.memory) == (
+        before.ttft_s,
+        before.tpot_s,
+        before.memory,
+    )
+
+
+def test_what_tensorrt_llms_options_say_beyond_is_refused_by_name() -> None:
+    script = "cat > extra.yml <<'E'\nspeculative_config: {decoding_type: MTP}\nE\n"
+    command = "trtllm-serve nvidia/Qwen3-32B-NVFP4 --tp_size 2 --extra_llm_api_options extra.yml"
+    with pytest.raises(UnsupportedError, match=r"speculative_config\.decoding_type"):
+        read_query(script + command, overrides=LOAD)
+    with pytest.raises(UnsupportedError, match=r"extra\.yml: the file is not at hand"):
+        read_query(command, overrides=LOAD)

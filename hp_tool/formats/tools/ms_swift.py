@@ -32,6 +32,7 @@ _ARGUMENTS = {
     "target-modules": "lora-target",
     "quant-bits": "quantization-bit",
     "quant-method": "quantization-method",
+    "optimizer": "optim",
     **{
         name: name
         for name in (

@@ -4,6 +4,7 @@ import json
 
 from hp_tool.domain.setups import ServingSetup
 from hp_tool.errors import UnsupportedError
+from hp_tool.formats.engine_commands import reader
 from hp_tool.formats.engines import (
     SAID,
     above_one,
@@ -104,8 +105,10 @@ register(
         kind="inference",
         signs=(
             Sign(of="keys", rank=97, holds=_OPTIONS, refused="TensorRT-LLM's options"),
-            Sign(of="script", rank=11, holds=_SERVER, refused="TensorRT-LLM's server"),
+            Sign(of="script", rank=22, holds=_SERVER),
         ),
+        read=reader("trtllm"),
+        reads="a command that starts its server, with the options file that it writes or names",
         write=text,
         options=lambda setup: option_values(start(setup)[1]),
         usual_of="trtllm",
