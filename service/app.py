@@ -38,7 +38,7 @@ from service.http.answer_cache import AnswerCache, CachedAnswers, ETags
 from service.http.compression import Compression
 from service.http.error_pages import ErrorPages
 from service.http.metrics import Metrics
-from service.http.protocol import bounded
+from service.http.protocol import protocol_class
 from service.http.request_limits import RequestLimits
 from service.http.request_log import RequestLog
 from service.http.routes import AGENTS_PATH
@@ -168,7 +168,7 @@ def server_options(settings: Settings) -> dict[str, Any]:
         "server_header": False,
         "timeout_graceful_shutdown": 5,
         "limit_concurrency": int(settings.max_connections),
-        "http": bounded(settings),
+        "http": protocol_class(settings),
         "h11_max_incomplete_event_size": settings.max_header_kib * 1024,
         # Every worker would be a process with its own pool; the work is short, so one process and
         # threads do.

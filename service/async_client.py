@@ -11,9 +11,9 @@ from hp_tool.errors import StoreError
 from service.api.views import EventView
 from service.client import EventStream, connection
 from service.clients import httpx
-from service.clients.calls import Call, JsonObject, raise_problem, unreachable, with_result
+from service.clients.calls import Call, JsonObject, raise_problem, require_result, unreachable_error
 from service.clients.endpoints import Endpoints
-from service.clients.retries import PATIENCE_S, AsyncRetryTransport, ReconnectPolicy
+from service.clients.retries import MAX_UNREACHABLE_S, AsyncRetryTransport, ReconnectPolicy
 
 T = TypeVar("T")
 
@@ -46,10 +46,10 @@ class AsyncClient(Endpoints):
         try:
             return call.read(await self._http.send(call.request(self._http)))
         except httpx.TransportError as error:
-            raise unreachable(self._http.base_url, error) from error
+            raise unreachable_error(self._http.base_url, error) from error
 
     async def events(
-        self, *, search_id: str, after: int = 0, patience_s: float = PATIENCE_S
+        self, *, search_id: str, after: int = 0, patience_s: float = MAX_UNREACHABLE_S
     ) -> AsyncGenerator[EventView]:
         """The search's events after seq `after`, each once, live until it ends, over as many
         connections as it takes.
@@ -65,7 +65,7 @@ class AsyncClient(Endpoints):
                         yield event
                 if stream.ended:
                     return
-                lost = unreachable(self._http.base_url, "the stream was cut off")
+                lost = unreachable_error(self._http.base_url, "the stream was cut off")
             except StoreError as error:
                 lost = error
             after = stream.after
@@ -88,14 +88,14 @@ class AsyncClient(Endpoints):
             finally:
                 await response.aclose()
         except httpx.TransportError as error:
-            raise unreachable(self._http.base_url, error) from error
+            raise unreachable_error(self._http.base_url, error) from error
 
     async def wait(
         self,
         *,
         search_id: str,
         on_event: Callable[[EventView], object] = lambda event: None,
-        patience_s: float = PATIENCE_S,
+        patience_s: float = MAX_UNREACHABLE_S,
     ) -> JsonObject:
         """Follow a search to its end and return its result, though connections break and the server
         restarts meanwhile.
@@ -117,4 +117,4 @@ class AsyncClient(Endpoints):
                 continue
             reconnects.connected()
             if result is not None:
-                return with_result(result)
+                return require_result(result)

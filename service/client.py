@@ -20,9 +20,16 @@ from typing import TypeVar
 from hp_tool.errors import HpToolError, InputError, StoreError
 from service.api.views import NDJSON, STREAM_END, EventView
 from service.clients import httpx
-from service.clients.calls import Call, JsonObject, parsed, raise_problem, unreachable, with_result
+from service.clients.calls import (
+    Call,
+    JsonObject,
+    parsed,
+    raise_problem,
+    require_result,
+    unreachable_error,
+)
 from service.clients.endpoints import Endpoints, part
-from service.clients.retries import PATIENCE_S, ReconnectPolicy, RetryTransport
+from service.clients.retries import MAX_UNREACHABLE_S, ReconnectPolicy, RetryTransport
 from service.settings import read_secret
 
 T = TypeVar("T")
@@ -142,7 +149,7 @@ class Client(Endpoints):
         try:
             return call.read(self._http.send(call.request(self._http)))
         except httpx.TransportError as error:
-            raise unreachable(self._http.base_url, error) from error
+            raise unreachable_error(self._http.base_url, error) from error
 
     @contextmanager
     def _stream(self, request: httpx.Request) -> Iterator[Iterator[bytes]]:
@@ -159,7 +166,7 @@ class Client(Endpoints):
             finally:
                 response.close()
         except httpx.TransportError as error:
-            raise unreachable(self._http.base_url, error) from error
+            raise unreachable_error(self._http.base_url, error) from error
 
     def batch(
         self,
@@ -199,7 +206,7 @@ class Client(Endpoints):
             raise HpToolError(f"the server answered {number} of {due} lines", code="bad_answer")
 
     def events(
-        self, *, search_id: str, after: int = 0, patience_s: float = PATIENCE_S
+        self, *, search_id: str, after: int = 0, patience_s: float = MAX_UNREACHABLE_S
     ) -> Iterator[EventView]:
         """The search's events after seq `after`, each once, live until it ends, over as many
         connections as it takes.
@@ -216,7 +223,7 @@ class Client(Endpoints):
                         yield from stream.feed(chunk)
                 if stream.ended:
                     return
-                lost = unreachable(self._http.base_url, "the stream was cut off")
+                lost = unreachable_error(self._http.base_url, "the stream was cut off")
             except StoreError as error:
                 lost = error
             after = stream.after
@@ -227,7 +234,7 @@ class Client(Endpoints):
         *,
         search_id: str,
         on_event: Callable[[EventView], object] = lambda event: None,
-        patience_s: float = PATIENCE_S,
+        patience_s: float = MAX_UNREACHABLE_S,
     ) -> JsonObject:
         """Follow a search to its end and return its result, though connections break and the server
         restarts meanwhile.
@@ -247,4 +254,4 @@ class Client(Endpoints):
                 continue
             reconnects.connected()
             if result is not None:
-                return with_result(result)
+                return require_result(result)

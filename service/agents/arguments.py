@@ -1,6 +1,4 @@
-"""A query and a run as arguments of tools: common keys with their meaning, and any other section as
-it stands.
-"""
+"""Tool arguments: queries with common keys described, and imported runs."""
 
 from typing import Any, Literal
 
@@ -13,23 +11,24 @@ Section = dict[str, Any]
 
 
 class QueryArgument(BaseModel):
-    """What to train or serve, on what. A `query` of an earlier answer may be given back as it
-    stands. Key names of each section are listed by the tool query_keys; a wrong one is refused with
-    the nearest that exists. Example: {"model": "llama-3-70b", "gpu": "h100-sxm-80gb", "num_gpus":
-    64, "sequence_length": 8192, "global_batch_size": 128, "parallel": {"tensor_parallel_size": 4,
-    "pipeline_parallel_size": 4, "micro_batch_size": 1}}
+    """What to train or serve, and on which hardware.
+
+    You can pass back a `query` from an earlier answer. The tool query_keys lists the keys of each
+    section; an unknown key returns the nearest one. Example: {"model": "llama-3-70b", "gpu":
+    "h100-sxm-80gb", "num_gpus": 64, "sequence_length": 8192, "global_batch_size": 128, "parallel":
+    {"tensor_parallel_size": 4, "pipeline_parallel_size": 4, "micro_batch_size": 1}}
     """
 
     model_config = ConfigDict(extra="allow", use_attribute_docstrings=True)
 
     model: str | Section | None = None
-    """Catalogue name (tool catalogue), or a Hugging Face config.json's fields, or fields such as
+    """Catalogue name (tool catalogue), a Hugging Face config.json's fields, or fields such as
     num_hidden_layers.
     """
     gpu: str | None = None
     """Catalogue name of the device, such as h100-sxm-80gb; or give `cluster`."""
     num_gpus: int | None = None
-    """Devices in all."""
+    """Total number of devices."""
     sequence_length: int | None = None
     """Training: tokens per sequence."""
     global_batch_size: int | None = None
@@ -39,10 +38,10 @@ class QueryArgument(BaseModel):
     total_tokens: float | None = None
     """Training: adds days, GPU-hours and cost."""
     kind: Literal["training", "inference"] | None = None
-    """Left out, inference where that section is given."""
+    """Default: inference if that section is given, else training."""
     cluster: str | Section | list[str | Section] | None = None
-    """A registered cluster's name, or {gpu, num_gpus, gpus_per_node, price_per_gpu_hour, ...}.
-    recommend alone compares machines, by money and days: a list of these, or of the price list
+    """A registered cluster's name, or {gpu, num_gpus, gpus_per_node, price_per_gpu_hour, ...}. Only
+    recommend compares machines, by cost and days: pass a list of these, or the price list
     {node_type: priced, gpu: [...], num_gpus: [...]}.
     """
     training: Section | None = None
@@ -57,7 +56,7 @@ class QueryArgument(BaseModel):
     """{tensor_parallel_size, pipeline_parallel_size, virtual_pipeline_parallel_size,
     context_parallel_size, expert_parallel_size, micro_batch_size, sequence_parallel, recompute:
     none | selective | full, zero_stage}. estimate and why_not: one configuration. recommend and
-    searches: a value or a list narrows that axis; leave it out to let it vary.
+    searches: a value or list restricts an axis; omitted axes vary.
     """
     objective: str | None = None
     """throughput (default), days, cost, min_gpus; serving: throughput_per_gpu, ttft, tpot,
@@ -69,20 +68,18 @@ class QueryArgument(BaseModel):
     """Serving: {ttft_s, tpot_s, ttft_p99_s, ...}"""
 
     def mapping(self) -> dict[str, Any]:
-        """The query as a mapping, short keys at their places."""
+        """Return the query as a mapping, with short keys in their sections."""
         return as_mapping(None, **self.model_dump(exclude_none=True))
 
 
 class ImportArgument(ImportRequest):
-    """Someone's run: its script or file as text; over standard streams `command`, `log` and `files`
-    may also be paths.
-    """
+    """A run's script or file as text; over stdio, `command`, `log` and `files` may be paths."""
 
     gpu: str | None = None
-    """Catalogue name of the device, which scripts seldom say."""
+    """Catalogue name of the device, which scripts seldom contain."""
 
     def options(self) -> dict[str, Any]:
-        """The request's fields beside the command."""
+        """Return the request's fields without the command."""
         options = self.model_dump(exclude={"command", "gpu"})
         if self.gpu is not None:
             options["overrides"] = {**self.overrides, "cluster.gpu": self.gpu}

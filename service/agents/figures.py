@@ -1,6 +1,4 @@
-"""Answers as an agent reads them: few figures, each with its interval and what it rests on, and
-lists of bounded length.
-"""
+"""Answers for agents: few figures with interval and basis, and lists of bounded length."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
@@ -11,17 +9,17 @@ from hp_tool.wording import figures as render
 
 Answer = Mapping[str, Any]
 Basis = Literal["measured", "fitted", "extrapolated"]
-WITH_STEP = ("days", "effective_days", "gpu_hours", "cost")
-"""Figures in proportion to the step time."""
+STEP_PROPORTIONAL = ("days", "effective_days", "gpu_hours", "cost")
+"""Figures proportional to the step time."""
 TRAINING = (
     *(
-        each
-        for each in render.TRAINING
-        if each.name in ("step_s", "memory_total_bytes", "tokens_per_second_per_gpu", "mfu")
+        figure
+        for figure in render.TRAINING
+        if figure.name in ("step_s", "memory_total_bytes", "tokens_per_second_per_gpu", "mfu")
     ),
     *(
         render.Figure(name=name, label=name, unit="days", scale=(render.STEP, 1))
-        for name in WITH_STEP
+        for name in STEP_PROPORTIONAL
     ),
 )
 SERVING = (
@@ -33,10 +31,10 @@ SERVING = (
     render.OUTPUT_PRICE,
 )
 LOAD = ("concurrency", "users", "max_concurrency", "highest_load")
-"""What serving bears: requests in flight as asked or found, people behind them, the most there is
-room for, the most within the targets.
+"""Load of a serving estimate: requests in flight, users, room in memory, and the most within the
+targets.
 """
-IDLE = {
+DEFAULT_PARALLEL = {
     **dict.fromkeys(
         ("virtual_pipeline_parallel_size", "context_parallel_size", "expert_parallel_size"), 1
     ),
@@ -45,43 +43,39 @@ IDLE = {
     "data_parallel_shard_size": 0,
     "redundant_experts": 0,
 }
-"""Values of `parallel` that say nothing, and are what is assumed where they are left out."""
-PLACES = (
+"""Values of `parallel` that are omitted, because they are the defaults."""
+ROW_FIELDS = (
     "rank",
     "group",
     "out_of_memory_probability",
     "set",
-    *(each.name for each in fields(Priced)),
+    *(field.name for field in fields(Priced)),
 )
-"""What a row says beside its estimate: where it stands, and over several machines what each
-costs.
-"""
+"""Fields of a row beside its estimate: its position, and costs if machines are compared."""
 MAX_ROWS = 20
 MAX_ITEMS = 40
 MAX_TEXT = 300
 
 
 def figure(value: float, interval: Sequence[float] | None, basis: Basis) -> dict[str, Any]:
-    """{value, interval, basis}, with four significant digits."""
-    bounds = None if interval is None else [_rounded(each) for each in interval]
-    return {"value": _rounded(value), "interval": bounds, "basis": basis}
+    """Return {value, interval, basis} with four significant digits."""
+    bounds = None if interval is None else [_round(end) for end in interval]
+    return {"value": _round(value), "interval": bounds, "basis": basis}
 
 
 def predicted(answer: Answer) -> Answer:
-    """The estimate of an answer or row, corrected by what was measured where it can be."""
+    """Return the estimate of an answer or row, calibrated if possible."""
     estimate: Answer = answer.get("calibrated_estimate") or answer["estimate"]
     return estimate
 
 
 def basis_of(estimate: Answer) -> tuple[Basis, list[str]]:
-    """Whether the constants behind an estimate were fitted on runs like it, and if not, what no
-    measurement covers.
-    """
+    """Return whether constants were fitted on similar runs, and if not, what was not measured."""
     provenance = estimate.get("provenance") or {}
     if "calibration" in provenance and "calibration_unused" not in provenance:
         return "fitted", []
     reasons = [
-        f"{what} on {provenance.get('gpu')}: none measured"
+        f"no measurements of {what} on {provenance.get('gpu')}"
         for key, what in (
             ("gpu_efficiency_measured", "kernels"),
             ("framework_efficiency_measured", "trainings under this framework"),
@@ -95,17 +89,15 @@ def basis_of(estimate: Answer) -> tuple[Basis, list[str]]:
 
 
 def estimate(answer: Answer) -> dict[str, Any]:
-    """An estimate of a training or of serving: configuration, figures, and where memory and time
-    go.
-    """
-    basis, because = basis_of(answer)
+    """Summarize an estimate: configuration, figures, memory and time by part."""
+    basis, extrapolated_because = basis_of(answer)
     intervals, memory = answer.get("intervals") or {}, answer.get("memory") or {}
     time = answer.get("time") or {}
     parts = time.get("parts_s") or answer.get("parts_s") or {}
     return _without_empty(
         {
             "feasible": answer["feasible"],
-            "reasons": bounded(each["message"] for each in answer.get("reasons", ())),
+            "reasons": bounded(reason["message"] for reason in answer.get("reasons", ())),
             "parallel": parallel(answer.get("parallel") or {}),
             "replicas": answer.get("replicas"),
             "load": {name: answer[name] for name in LOAD if answer.get(name) is not None},
@@ -115,12 +107,12 @@ def estimate(answer: Answer) -> dict[str, Any]:
             "confidence": intervals.get("confidence"),
             "narrowest": answer.get("narrowest"),
             "with_recipe": answer.get("with_recipe"),
-            "extrapolated_because": because,
-            "memory_capacity_bytes": _rounded(memory["capacity_bytes"])
+            "extrapolated_because": extrapolated_because,
+            "memory_capacity_bytes": _round(memory["capacity_bytes"])
             if "capacity_bytes" in memory
             else None,
             "memory_parts_bytes": _parts(memory, suffix="_bytes"),
-            "time_parts_s": {name: _rounded(seconds) for name, seconds in parts.items() if seconds},
+            "time_parts_s": {name: _round(seconds) for name, seconds in parts.items() if seconds},
             "assumed": (answer.get("provenance") or {}).get("assumed"),
             "recompute": (answer.get("provenance") or {}).get("recompute"),
         }
@@ -128,9 +120,9 @@ def estimate(answer: Answer) -> dict[str, Any]:
 
 
 def recommendation(row: Answer) -> dict[str, Any]:
-    """One row of a ranking; a measured one has what its run measured."""
-    whole = estimate(predicted(row))
-    keep = (
+    """Summarize one row of a ranking, with its measurement if it has one."""
+    summary = estimate(predicted(row))
+    shown = (
         "feasible",
         "reasons",
         "parallel",
@@ -141,20 +133,18 @@ def recommendation(row: Answer) -> dict[str, Any]:
         "extrapolated_because",
     )
     chosen = {
-        name: whole[name]
-        for name in keep
-        if name in whole and (name != "feasible" or not whole[name])
+        name: summary[name]
+        for name in shown
+        if name in summary and (name != "feasible" or not summary[name])
     }
-    places = {name: row[name] for name in PLACES if row.get(name) is not None}
+    places = {name: row[name] for name in ROW_FIELDS if row.get(name) is not None}
     return _without_empty(
         {**places, **chosen, "measured": measurement(row.get("measurement") or {})}
     )
 
 
 def measurement(row: Answer) -> dict[str, Any]:
-    """What a run measured; the step of a reduced run is what it implies for the whole
-    configuration.
-    """
+    """Summarize a measurement; a reduced run also gives the step of the whole configuration."""
     if not row:
         return {}
     figures = {
@@ -164,8 +154,8 @@ def measurement(row: Answer) -> dict[str, Any]:
     }
     if "step_s" in figures and (spread := row.get("step_s_spread")) is not None:
         figures["step_s"]["interval"] = [
-            _rounded(row["step_s"] - spread / 2),
-            _rounded(row["step_s"] + spread / 2),
+            _round(row["step_s"] - spread / 2),
+            _round(row["step_s"] + spread / 2),
         ]
     if (implied := row.get("extrapolated_step_s")) is not None:
         figures["whole_step_s"] = figure(
@@ -174,7 +164,7 @@ def measurement(row: Answer) -> dict[str, Any]:
     figures |= {
         name: figure(value, None, "measured")
         for name, value in (row.get("load") or {}).items()
-        if _number(value)
+        if _is_number(value)
     }
     return _without_empty(
         {"status": row.get("status"), "figures": figures, "cause": row.get("cause")}
@@ -182,7 +172,7 @@ def measurement(row: Answer) -> dict[str, Any]:
 
 
 def run(trial: Answer) -> dict[str, Any]:
-    """A profile run: what was predicted before it, and what it measured."""
+    """Summarize a profile run: its prediction and its measurement."""
     before = trial["predicted"]
     step_s = before.get("calibrated_step_s", before.get("step_s"))
     return _without_empty(
@@ -199,13 +189,15 @@ def run(trial: Answer) -> dict[str, Any]:
 
 
 def choice(row: Answer) -> dict[str, Any]:
-    """A value by a published rule; what other rules give stands beside it."""
+    """Summarize a value from a published rule, with the range of other rules' values."""
     values = [*(row.get("alternatives") or {}).values(), row["value"]]
-    spread = [min(values), max(values)] if len(values) > 1 and all(map(_number, values)) else None
+    spread = (
+        [min(values), max(values)] if len(values) > 1 and all(map(_is_number, values)) else None
+    )
     basis: Basis = "extrapolated" if row["extrapolated"] else "fitted"
     value = (
         figure(row["value"], spread, basis)
-        if _number(row["value"])
+        if _is_number(row["value"])
         else {"value": row["value"], "basis": basis}
     )
     return {
@@ -218,31 +210,33 @@ def choice(row: Answer) -> dict[str, Any]:
 
 
 def parallel(config: Answer) -> dict[str, Any]:
-    """A configuration as valid input, without what says nothing."""
+    """Return a configuration as valid input, without default values."""
     return {
         name: value
         for name, value in config.items()
-        if value is not None and IDLE.get(name, ...) != value
+        if value is not None and DEFAULT_PARALLEL.get(name, ...) != value
     }
 
 
-def bounded(items: Iterable[Any], *, most: int = MAX_ITEMS) -> list[Any]:
-    """The first items, texts cut to a readable length; the last one says how many were left out."""
+def bounded(items: Iterable[Any], *, max_items: int = MAX_ITEMS) -> list[Any]:
+    """Return the first items with long texts cut; the last item counts those omitted."""
     rows = [
-        each if not isinstance(each, str) or len(each) <= MAX_TEXT else each[:MAX_TEXT] + " ..."
-        for each in items
+        item if not isinstance(item, str) or len(item) <= MAX_TEXT else item[:MAX_TEXT] + " ..."
+        for item in items
     ]
-    return rows if len(rows) <= most else [*rows[:most], f"... and {len(rows) - most} more"]
+    return (
+        rows
+        if len(rows) <= max_items
+        else [*rows[:max_items], f"... and {len(rows) - max_items} more"]
+    )
 
 
 def sizing(answer: Answer) -> dict[str, Any]:
-    """A training that fits a budget: model, tokens and hyperparameters by published rules, and the
-    days it takes.
-    """
+    """Summarize a sizing: model, tokens and hyperparameters by published rules, and days."""
     row = answer.get("recommendation")
     estimate = predicted(row) if row else {}
     ratios = (
-        [each / estimate["time"]["step_s"] for each in estimate["intervals"]["step_s"]]
+        [end / estimate["time"]["step_s"] for end in estimate["intervals"]["step_s"]]
         if estimate
         else None
     )
@@ -255,11 +249,11 @@ def sizing(answer: Answer) -> dict[str, Any]:
         "flops",
         "num_gpus",
     )
-    days = {name: answer[name] for name in WITH_STEP if answer.get(name) is not None}
+    days = {name: answer[name] for name in STEP_PROPORTIONAL if answer.get(name) is not None}
     return _without_empty(
         {
             **{name: answer[name] for name in names if answer.get(name) is not None},
-            "reasons": [each["message"] for each in answer["reasons"]],
+            "reasons": [reason["message"] for reason in answer["reasons"]],
             "model": {
                 name: value
                 for name, value in answer["model"].items()
@@ -273,8 +267,8 @@ def sizing(answer: Answer) -> dict[str, Any]:
             },
             "law": choice(answer["law"]),
             "loss": choice(answer["loss"]),
-            "shape": [choice(each) for each in answer["shape"]],
-            "hyperparameters": [choice(each) for each in answer["hyperparameters"]],
+            "shape": [choice(item) for item in answer["shape"]],
+            "hyperparameters": [choice(item) for item in answer["hyperparameters"]],
             "recommendation": recommendation(row) if row else None,
             "query": answer.get("query"),
         }
@@ -289,7 +283,7 @@ def _serving(answer: Answer, basis: Basis) -> dict[str, Any]:
     if not answer.get("intervals"):
         return {}
     figures = _figures(SERVING, answer, basis)
-    ttft, tpot = (each.between(answer) for each in (render.TTFT, render.TPOT))
+    ttft, tpot = (shown.between(answer) for shown in (render.TTFT, render.TPOT))
     if (
         (latency := render.REQUEST.value(answer)) is not None
         and answer.get("tpot_s")
@@ -298,22 +292,22 @@ def _serving(answer: Answer, basis: Basis) -> dict[str, Any]:
     ):
         after = (latency - answer["ttft_s"]) / answer["tpot_s"]
         figures["request_latency_s"] = figure(
-            latency, [first + after * each for first, each in zip(ttft, tpot, strict=True)], basis
+            latency, [first + after * per for first, per in zip(ttft, tpot, strict=True)], basis
         )
     return figures
 
 
-def _figures(known: Iterable[render.Figure], answer: Answer, basis: Basis) -> dict[str, Any]:
-    values = ((each, each.value(answer)) for each in known)
+def _figures(shown: Iterable[render.Figure], answer: Answer, basis: Basis) -> dict[str, Any]:
+    values = ((item, item.value(answer)) for item in shown)
     return {
-        each.name: figure(value, each.between(answer), basis)
-        for each, value in values
+        item.name: figure(value, item.between(answer), basis)
+        for item, value in values
         if value is not None
     }
 
 
 def _parts(memory: Answer, *, suffix: str) -> dict[str, float]:
-    """The parts that sum to the total, without the sums themselves."""
+    """Return the parts that sum to the total, without totals."""
     sums = (
         "total",
         "capacity",
@@ -325,21 +319,21 @@ def _parts(memory: Answer, *, suffix: str) -> dict[str, float]:
     )
     names = {name: name.removesuffix(suffix) for name in memory if name.endswith(suffix)}
     return {
-        short: _rounded(memory[name])
+        short: _round(memory[name])
         for name, short in names.items()
         if short not in sums and memory[name]
     }
 
 
-def _rounded(value: float) -> float:
-    """Four significant digits, and every digit of a count."""
+def _round(value: float) -> float:
+    """Round to four significant digits; integers are exact."""
     if isinstance(value, int):
         return value
     short = float(f"{value:.4g}")
     return int(short) if short.is_integer() and abs(short) < 2**63 else short
 
 
-def _number(value: object) -> bool:
+def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
@@ -348,24 +342,24 @@ def _without_empty(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def explanation(answer: Answer) -> dict[str, Any]:
-    """What recorded steps say, of traces or of a log's timers."""
+    """Summarize an explanation of traces or of a log."""
     changes = [
         {
-            "change": each["change"],
-            "seconds": _rounded(each["seconds"]),
-            "seconds_interval": [_rounded(end) for end in each["seconds_interval"]],
-            "flags": each["flags"],
+            "change": suggestion["change"],
+            "seconds": _round(suggestion["seconds"]),
+            "seconds_interval": [_round(end) for end in suggestion["seconds_interval"]],
+            "flags": suggestion["flags"],
         }
-        for each in answer.get("suggestions", ())[:MAX_ROWS]
+        for suggestion in answer.get("suggestions", ())[:MAX_ROWS]
     ]
     return _without_empty(
         {
-            "step_s": _rounded(answer["step_s"]),
+            "step_s": _round(answer["step_s"]),
             "steps": answer["steps"],
             "critical_rank": answer.get("critical_rank"),
-            "findings": bounded(each["text"] for each in answer["findings"]),
+            "findings": bounded(finding["text"] for finding in answer["findings"]),
             **{
-                key: {part["name"]: _rounded(part[key]) for part in answer["parts"] if part[key]}
+                key: {part["name"]: _round(part[key]) for part in answer["parts"] if part[key]}
                 for key in ("measured_s", "predicted_s")
             },
             "changes": changes,
@@ -375,12 +369,12 @@ def explanation(answer: Answer) -> dict[str, Any]:
 
 
 def watched(job: Answer) -> dict[str, Any]:
-    """A watched job with its verdict."""
+    """Summarize a watched job and its verdict."""
     verdict = job["verdict"]
     paces = {
         name: {
-            "step_s": _rounded(pace["step_s"]),
-            "interval": [_rounded(end) for end in pace["interval"]],
+            "step_s": _round(pace["step_s"]),
+            "interval": [_round(end) for end in pace["interval"]],
         }
         for name in ("now", "was", "expected")
         if (pace := verdict[name]) is not None
@@ -397,8 +391,8 @@ def watched(job: Answer) -> dict[str, Any]:
                 for name in ("slowdown", "lag", "loss_per_day", "steps", "ranks", "dropped")
             },
             "causes": [
-                {"kind": each["kind"], "text": each["text"]}
-                for each in verdict["causes"][:MAX_ROWS]
+                {"kind": cause["kind"], "text": cause["text"]}
+                for cause in verdict["causes"][:MAX_ROWS]
             ],
         }
     )

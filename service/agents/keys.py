@@ -1,4 +1,4 @@
-"""Keys of a query by section, from the same schema that validates it."""
+"""Keys of a query by section, from the schema that validates it."""
 
 from typing import Any, Literal
 
@@ -21,7 +21,7 @@ Section = Literal[
 
 
 def keys_of(section: Section) -> dict[str, Any]:
-    """Types and meanings of a section's keys, by name."""
+    """Return the types and descriptions of a section's keys, by name."""
     adapter = schema.described(SizingQuery if section == "sizing" else Query)
     path = () if section in ("top", "sizing") else (section,)
     meanings: dict[str, Any] = {}
@@ -34,8 +34,8 @@ def keys_of(section: Section) -> dict[str, Any]:
                         declared,
                         [
                             kind
-                            for each in schema.branches(adapter, declared)
-                            for kind in _types(each)
+                            for branch in schema.branches(adapter, declared)
+                            for kind in _types(branch)
                         ],
                     ),
                 )
@@ -43,9 +43,9 @@ def keys_of(section: Section) -> dict[str, Any]:
 
 
 def _types(option: dict[str, Any]) -> list[str]:
-    """The type of one branch of a value, or its choices."""
+    """Return the types or choices of one branch of a value."""
     if "enum" in option or "const" in option:
-        return [str(each) for each in option.get("enum", [option.get("const")])]
+        return [str(value) for value in option.get("enum", [option.get("const")])]
     bounds = [f"{option[end]:g}" for end in ("minimum", "maximum") if end in option]
     kind = (
         f"list of {option['items'].get('type', 'values')}"
@@ -56,8 +56,8 @@ def _types(option: dict[str, Any]) -> list[str]:
 
 
 def _in_words(declared: dict[str, Any], types: list[str]) -> str:
-    """`integer or null, default 1: Sequences per replica`."""
-    kinds = " or ".join(dict.fromkeys(each for each in types if each != "null"))
+    """Describe a key, such as `integer or null, default 1: Sequences per replica`."""
+    kinds = " or ".join(dict.fromkeys(kind for kind in types if kind != "null"))
     default = declared.get("default")
     words = (
         f", default {default}"

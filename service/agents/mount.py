@@ -1,4 +1,4 @@
-"""The service's route /mcp, which loads the protocol's SDK at the first request."""
+"""The route /mcp, which imports the MCP SDK at the first request."""
 
 from __future__ import annotations
 
@@ -17,9 +17,7 @@ if TYPE_CHECKING:
 
 
 class AgentsRoute:
-    """The endpoint; it works within `open`. Raises MissingExtraError where the SDK is not
-    installed.
-    """
+    """The /mcp endpoint, usable within `open`; raises MissingExtraError without the SDK."""
 
     def __init__(self) -> None:
         self._tasks: TaskGroup | None = None
@@ -28,7 +26,7 @@ class AgentsRoute:
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[None]:
-        """While the application runs."""
+        """Keep the endpoint open while the application runs."""
         async with anyio.create_task_group() as self._tasks:
             yield
             self._mounted = None
@@ -40,7 +38,7 @@ class AgentsRoute:
             if self._mounted is None:
                 from service.agents.server import Mounted
 
-                assert self._tasks is not None  # requests come while it is open
+                assert self._tasks is not None  # open while the application runs
                 mounted = Mounted()
                 await self._tasks.start(mounted.run)
                 self._mounted = mounted

@@ -1,6 +1,4 @@
-"""The MCP server: over standard streams for one's own agent, and mounted in the service at /mcp
-behind its keys.
-"""
+"""MCP server: over stdio for a local agent, or in the service at /mcp with its keys."""
 
 import difflib
 import subprocess
@@ -32,11 +30,11 @@ from service.async_client import AsyncClient
 from service.keys import token_of
 from service.settings import from_environment
 
-CHANGING = {
+CHANGING_TOOLS = {
     "start_search": ToolAnnotations(destructive_hint=False),
     "cancel_search": ToolAnnotations(destructive_hint=True),
 }
-ASKING = (
+READING_TOOLS = (
     "estimate",
     "recommend",
     "why_not",
@@ -52,20 +50,20 @@ ASKING = (
 )
 INSTRUCTIONS = """How to split a transformer's training or serving over GPUs. recommend ranks all configurations by a cost
 model; estimate predicts one; why_not says why one is infeasible or slow and how to fix it; import_config reads a script and
-says which flags to change; export_config writes one; size chooses model, tokens or devices for a budget; start_search spends
-GPU time on real runs. Figures are {value, interval (90 %), basis}: say the interval with the value, and call extrapolated
-what is. SI units stand in names (_s, _bytes). The resource hp-tool://skill says when to ask what."""  # noqa: E501
+says which flags to change; export_config writes one; size chooses model, tokens or devices for a budget; start_search uses
+GPU time for real runs. Figures are {value, interval (90%), basis}: report the interval with the value, and say if the basis
+is extrapolated. Names end in SI units (_s, _bytes). The resource hp-tool://skill explains when to use which tool."""  # noqa: E501
 
 
 def build(tools: Tools) -> MCPServer:
-    """The server of these tools; an argument that a tool does not know is an error."""
+    """Build the server; unknown tool arguments are errors."""
     server: MCPServer = MCPServer(
         "hp-tool",
         version=__version__,
         instructions=INSTRUCTIONS,
         tools=[
-            *(_tool(tools, name, ToolAnnotations(read_only_hint=True)) for name in ASKING),
-            *(_tool(tools, name, annotations) for name, annotations in CHANGING.items()),
+            *(_tool(tools, name, ToolAnnotations(read_only_hint=True)) for name in READING_TOOLS),
+            *(_tool(tools, name, annotations) for name, annotations in CHANGING_TOOLS.items()),
         ],
         log_level="WARNING",
         subscriptions=False,
@@ -81,7 +79,7 @@ def build(tools: Tools) -> MCPServer:
 
 
 class _Tool(Tool):
-    """A tool that says which argument is wrong and which ones it takes."""
+    """A tool whose errors name the wrong argument and list the valid ones."""
 
     async def run(
         self, arguments: dict[str, Any], context: Context[Any, Any], convert_result: bool = False
@@ -102,8 +100,8 @@ class _Tool(Tool):
                 )
                 hint = f"; did you mean {near[0]}?" if near else ""
                 faults.append(f"{path}: {'no such argument' if unknown else fault['msg']}{hint}")
-            takes = ", ".join(self.parameters["properties"])
-            raise ToolError(f"{'; '.join(faults)} ({self.name} takes {takes})") from error
+            valid = ", ".join(self.parameters["properties"])
+            raise ToolError(f"{'; '.join(faults)} ({self.name} takes {valid})") from error
         return await super().run(arguments, context, convert_result)
 
 
@@ -118,14 +116,12 @@ def _tool(tools: Tools, name: str, annotations: ToolAnnotations) -> Tool:
 
 
 def run_stdio(*, server: str | None, database_url: str | None) -> None:
-    """Serve one agent over standard input and output, by the service `server`, or one within this
-    process over the database.
-    """
+    """Serve one agent over stdio, using the service at `server` or one in this process."""
 
     async def run() -> None:
-        reached = AsyncClient(server=server) if server else _own_service(database_url)
-        async with reached as client:
-            run_search = (lambda search_id: None) if server else _search_beside
+        connection = AsyncClient(server=server) if server else _local_service(database_url)
+        async with connection as client:
+            run_search = (lambda search_id: None) if server else _run_in_background
             tools = Tools(
                 connect=lambda context: nullcontext(client), own_files=True, run=run_search
             )
@@ -135,8 +131,8 @@ def run_stdio(*, server: str | None, database_url: str | None) -> None:
 
 
 @asynccontextmanager
-async def _own_service(database_url: str | None) -> AsyncIterator[AsyncClient]:
-    """A client of the whole service in this process, reached without a socket."""
+async def _local_service(database_url: str | None) -> AsyncIterator[AsyncClient]:
+    """Open a client of a service in this process, without a socket."""
     settings = replace(
         from_environment(host="127.0.0.1", database_url=database_url), allowed_hosts=()
     )
@@ -151,8 +147,8 @@ async def _own_service(database_url: str | None) -> AsyncIterator[AsyncClient]:
         yield client
 
 
-def _search_beside(search_id: str) -> None:
-    """Run the search in a process of its own, which goes on when the agent's session ends."""
+def _run_in_background(search_id: str) -> None:
+    """Run the search in a separate process, which survives the agent's session."""
     command = [
         sys.executable,
         "-c",
@@ -167,14 +163,12 @@ def _search_beside(search_id: str) -> None:
 
 
 class Mounted:
-    """The server behind one route of the service. Tools ask the service itself, each with the key
-    that its caller sent.
-    """
+    """The server in a route of the service; tools call the service with the caller's key."""
 
     def __init__(self) -> None:
         server = build(Tools(connect=_as_caller))
-        # The gate checks Host and origin already; every request stands for itself, so that no
-        # session outlives its key.
+        # The gate has checked Host and origin. Requests are stateless, so that no session outlives
+        # its key.
         security = TransportSecuritySettings(enable_dns_rebinding_protection=False)
         server.streamable_http_app(
             stateless_http=True, json_response=True, transport_security=security
@@ -183,16 +177,14 @@ class Mounted:
         self.app: ASGIApp = StreamableHTTPASGIApp(self._sessions)
 
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
-        """Hold what requests need, until cancelled."""
+        """Run the session manager until cancelled."""
         async with self._sessions.run():
             task_status.started()
             await anyio.sleep_forever()
 
 
 def _as_caller(context: Context) -> AbstractAsyncContextManager[AsyncClient]:
-    """A client with the key of the request that called the tool: keys, scopes, rates and ownership
-    hold as on any route.
-    """
+    """Return a client with the caller's key, so that all checks apply as on any route."""
     request = context.request_context.request
     assert isinstance(request, Request)  # the transport is HTTP
     transport = httpx.ASGITransport(request.app, raise_app_exceptions=False)

@@ -1,6 +1,4 @@
-"""The tools: each asks routes of the service, as its clients do, and answers in few words. Agents
-read their docstrings.
-"""
+"""Agents' tools over the service's routes, with short answers. Agents read their docstrings."""
 
 import functools
 import json
@@ -31,9 +29,9 @@ from service.async_client import AsyncClient
 P = ParamSpec("P")
 Answer = dict[str, Any]
 MAX_EXPORT = 60_000
-"""Characters of an exported text; the largest, a manifest for Kubernetes, has a tenth."""
+"""Longest exported text, in characters; the largest, a Kubernetes manifest, has a tenth."""
 MAX_QUERY = 8_000
-"""Characters of a query that an answer repeats."""
+"""Longest query that an answer repeats, in characters."""
 FOLLOWED_RUNS = 10
 MAX_RECORDINGS = 16
 Options = Annotated[dict[str, Any], Field(max_length=100)]
@@ -43,35 +41,31 @@ Text = Annotated[str, Field(max_length=200_000)]
 
 
 def answering(tool: Callable[P, Awaitable[Answer]]) -> Callable[P, Awaitable[CallToolResult]]:
-    """The tool, whose answers an agent reads as JSON without spaces, and whose errors with their
-    code and field.
-    """
+    """Wrap a tool: answers become compact JSON, and errors include their code and field."""
 
     @functools.wraps(tool)
     async def answered(*args: P.args, **arguments: P.kwargs) -> CallToolResult:
         try:
             answer = schema.to_dict(await tool(*args, **arguments))
-            if len(json.dumps(answer.get("query"))) > MAX_QUERY:  # one's own files are part of it
-                answer["query"] = "left out, as it is long: give yours again"
+            if len(json.dumps(answer.get("query"))) > MAX_QUERY:  # includes local files
+                answer["query"] = "omitted because of its length; pass your own query again"
             text = json.dumps(answer, separators=(",", ":"), ensure_ascii=False)
             return CallToolResult(
                 content=[TextContent(type="text", text=text)], structured_content=answer
             )
         except HpToolError as error:
             where = f", field {error.field}" if error.field else ""
-            raise ToolError(f"{in_arguments(error)} (code {error.code}{where})") from error
+            raise ToolError(f"{with_tool_arguments(error)} (code {error.code}{where})") from error
 
     return answered
 
 
 ARGUMENTS = {"--set": "overrides", "--file": "files", "--ignore": "ignore", "--var": "variables"}
-"""Options of `hp-tool import` and the arguments of import_config that do the same."""
+"""Arguments of import_config by the equivalent option of `hp-tool import`."""
 
 
-def in_arguments(error: HpToolError) -> str:
-    """The error's message with arguments of import_config in place of the command line's
-    options.
-    """
+def with_tool_arguments(error: HpToolError) -> str:
+    """Return the error's message with import_config's arguments instead of command-line options."""
     message = error.message
     for missing in error.details.get("missing", ()):
         field, example = missing["field"], missing.get("example")
@@ -83,38 +77,35 @@ def in_arguments(error: HpToolError) -> str:
 
 
 def _argument(field: str, example: str) -> str:
-    """The argument of import_config that gives a field, such as `overrides {"model": "llama-3-8b"}`
-    or `gpu h200`.
-    """
-    own = {"cluster.gpu": "gpu", "cluster.num_gpus": "num_gpus"}.get(field)
+    """Return the import_config argument for a field: `overrides {"model": "llama-3-8b"}`."""
+    argument = {"cluster.gpu": "gpu", "cluster.num_gpus": "num_gpus"}.get(field)
+
     value = json.dumps(example) if field == "model" else example
     return (
         f"overrides {{{json.dumps(field)}: {value}}}"
-        if own is None
-        else f"{own} {example}".rstrip()
+        if argument is None
+        else f"{argument} {example}".rstrip()
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tools:
-    """The tools over one way to reach a service."""
+    """The tools, over one connection to a service."""
 
     connect: Callable[[Context], AbstractAsyncContextManager[AsyncClient]]
-    """A client of the service as whoever calls the tool may use it."""
+    """Opens a client with the rights of the tool's caller."""
     own_files: bool = False
-    """Whether a model, lengths, a script or a log may be a file of this machine: only for its own
-    user.
-    """
+    """Whether arguments may name files of this machine; only for its own user."""
     run: Callable[[str], None] = lambda search_id: None
-    """Begin to work on a queued search, where no worker does."""
+    """Runs a queued search if no worker does."""
 
     def request(self, query: QueryArgument) -> Answer:
-        """The query as the service takes it, with one's own files in place of their names."""
+        """Return the query for the service, with local files in place of their names."""
         mapping = query.mapping()
         return schema.query_mapping(schema.parse_own_query(mapping)) if self.own_files else mapping
 
     def text(self, argument: str) -> str:
-        """The argument, or the content of the file that it names."""
+        """Return the argument, or the content of the file that it names."""
         named = (
             self.own_files
             and "\n" not in argument
@@ -125,16 +116,17 @@ class Tools:
 
     @answering
     async def estimate(self, context: Context, query: QueryArgument) -> Answer:
-        """Memory, step time, MFU, days and cost of one training configuration (`query.parallel`),
-        or latencies and throughput of one serving configuration. Each figure has its 90 % interval
-        and its basis: fitted (constants come from runs like it) or extrapolated
-        (`extrapolated_because` says what no run covers). An infeasible one has `reasons` and
-        `fixes`; ask why_not for what they cost.
+        """Estimate memory, step time, MFU, days and cost of a training configuration.
+
+        For serving: latencies and throughput. Needs one configuration in `query.parallel`. Each
+        figure has a 90% interval and a basis: fitted (on similar runs) or extrapolated (see
+        `extrapolated_because`). An infeasible one has `reasons` and `fixes`; why_not evaluates the
+        fixes.
         """
         async with self.connect(context) as client:
             answer = await client.estimate(query=self.request(query))
         estimate = figures.predicted(answer)
-        fixes = [each["change"] for each in estimate.get("fixes", ())]
+        fixes = [fix["change"] for fix in estimate.get("fixes", ())]
         return (
             figures.estimate(estimate)
             | ({"fixes": fixes} if fixes else {})
@@ -143,11 +135,11 @@ class Tools:
 
     @answering
     async def recommend(self, context: Context, query: QueryArgument, top: Rows = 5) -> Answer:
-        """The best of all legal configurations that fit, ranked by the cost model in about a
-        second, no GPU needed. Rows of the same `group` cannot be told apart by the predictions:
-        rank 1 is the one to try, a search with real runs decides. Axes that `query.parallel` leaves
-        out vary. Give `query` and `recommendations` to export_config. If nothing fits,
-        `nearest_misses` and `rejections` say why.
+        """Rank all legal configurations that fit by the cost model. Takes about a second, no GPU.
+
+        Rows with the same `group` cannot be distinguished by prediction: try rank 1, or run a
+        search to decide. Axes missing from `query.parallel` vary. Pass `query` and
+        `recommendations` to export_config. If nothing fits, see `nearest_misses` and `rejections`.
         """
         async with self.connect(context) as client:
             answer = await client.recommend(query=self.request(query), top=top)
@@ -164,17 +156,18 @@ class Tools:
 
     @answering
     async def why_not(self, context: Context, query: QueryArgument) -> Answer:
-        """Why not this configuration? If it is illegal, does not fit or misses a target: each
-        reason, and the smallest changes that fix it, each with its figures and its whole `parallel`
-        for the next query. If it is feasible: how much slower it is than the best, and which parts
-        of the step cost the difference.
+        """Explain why a configuration is infeasible or slower than the best.
+
+        If infeasible: each reason, and the smallest changes that fix it, with figures and the
+        resulting `parallel` for the next query. If feasible: how much slower it is than the best,
+        and which parts of the step differ.
         """
         async with self.connect(context) as client:
             answer = await client.estimate(query=self.request(query))
             estimate = figures.predicted(answer)
             if not estimate["feasible"]:
                 fixes = [
-                    await self._fixed(client, answer["query"], fix)
+                    await self._evaluate_fix(client, answer["query"], fix)
                     for fix in estimate.get("fixes", ())
                 ]
                 return figures.estimate(estimate) | {"fixes": fixes}
@@ -183,13 +176,13 @@ class Tools:
         if not rows:
             return figures.estimate(estimate)
         best = figures.predicted(rows[0])
-        ours, theirs = (
-            (each.get("time") or each).get("parts_s") or {} for each in (estimate, best)
+        parts_s, best_parts_s = (
+            (row.get("time") or row).get("parts_s") or {} for row in (estimate, best)
         )
-        lost = {name: seconds - theirs.get(name, 0.0) for name, seconds in ours.items()}
+        lost = {name: seconds - best_parts_s.get(name, 0.0) for name, seconds in parts_s.items()}
         lost = {
             name: float(f"{seconds:.4g}")
-            for name, seconds in sorted(lost.items(), key=lambda each: -abs(each[1]))
+            for name, seconds in sorted(lost.items(), key=lambda item: -abs(item[1]))
             if seconds
         }
         return figures.estimate(estimate) | {
@@ -198,31 +191,31 @@ class Tools:
         }
 
     @staticmethod
-    async def _fixed(client: AsyncClient, query: Answer, fix: Answer) -> Answer:
-        """A fix with the figures of the query it leads to."""
+    async def _evaluate_fix(client: AsyncClient, query: Answer, fix: Answer) -> Answer:
+        """Return a fix with the figures of the resulting query."""
         fixed = Configuration.read(
             {"query": query, "recommendations": [fix]}, rank=1, parse=schema.parse_query
         )
         estimate = figures.predicted(await client.estimate(query=fixed.mapping()))
-        kept = {name: fix[name] for name in ("change", "num_gpus", "set") if fix.get(name)}
-        left = [each["message"] for each in fix.get("remaining", ())]
+        change = {name: fix[name] for name in ("change", "num_gpus", "set") if fix.get(name)}
+        remaining = [reason["message"] for reason in fix.get("remaining", ())]
         shown = figures.estimate(estimate)
         return (
-            kept
+            change
             | {name: shown[name] for name in ("parallel", "figures") if name in shown}
-            | ({"remaining": left} if left else {})
+            | ({"remaining": remaining} if remaining else {})
         )
 
     @answering
     async def import_config(self, context: Context, run: ImportArgument) -> Answer:
-        """Script in, better flags out: read a training or serving script of another tool as a
-        query, predict it, compare with its log, and say which flags to change for the best
-        configuration of the same work (`changes`: flag, from, to). What is missing or not
-        understood comes as one error that lists all of it: call again with gpu, overrides, files or
-        ignore.
+        """Read another tool's training or serving script and suggest better flags.
+
+        Converts it to a query, predicts it, compares it with its log, and lists flags to change for
+        the best configuration of the same work (`changes`: flag, from, to). One error lists all
+        that is missing or not understood: call again with gpu, overrides, files or ignore.
         """
         options = run.options() | {
-            "files": {name: self.text(each) for name, each in run.files.items()}
+            "files": {name: self.text(file) for name, file in run.files.items()}
         }
         options |= {"log": None if run.log is None else self.text(run.log)}
         async with self.connect(context) as client:
@@ -235,13 +228,13 @@ class Tools:
             "better": figures.recommendation(better) if better else None,
             "gain_fraction": answer.get("gain_fraction"),
             "gain_interval": answer.get("gain_interval"),
-            "changes": figures.bounded(answer["changes"], most=100),
+            "changes": figures.bounded(answer["changes"], max_items=100),
             "switched_on": answer["switched_on"],
             "read": figures.bounded(
-                f"{each['flag']} {each['value']} -> {each['field']}" for each in answer["read"]
+                f"{row['flag']} {row['value']} -> {row['field']}" for row in answer["read"]
             ),
             "ignored": figures.bounded(
-                f"{each['flag']}: {each['reason']}" for each in answer["ignored"]
+                f"{row['flag']}: {row['reason']}" for row in answer["ignored"]
             ),
         }
         return {name: value for name, value in reading.items() if value not in (None, {}, [])} | {
@@ -255,20 +248,20 @@ class Tools:
         query: QueryArgument,
         format: Writable,
         rank: Annotated[
-            int, Field(ge=1, le=1000, description="Which recommendation of the query.")
+            int, Field(ge=1, le=1000, description="Rank of the recommendation to export.")
         ] = 1,
         rerank: Annotated[
             bool,
             Field(
-                description="Rank again among what the format's tool can run instead of refusing; "
-                "the answer "
-                "says what that costs and what was left out."
+                description="Rank again among configurations that the format's tool can run, "
+                "instead of rejecting others; the answer reports the cost and what was left out."
             ),
         ] = False,
     ) -> Answer:
-        """A configuration as another tool's script, file or manifest that starts. With all of
-        `query.parallel` fixed it writes that configuration, else the recommendation of this rank.
-        What is left to fill in stands in a list at its top.
+        """Write a configuration as a script, file or manifest of another tool.
+
+        If `query.parallel` fixes everything, it writes that configuration, else the recommendation
+        of this rank. A list at the top names values to fill in.
         """
         async with self.connect(context) as client:
             answer = await client.export(
@@ -276,8 +269,8 @@ class Tools:
             )
         if len(answer["text"]) > MAX_EXPORT:
             raise ToolError(
-                f"the text has {len(answer['text']):,} characters, more than {MAX_EXPORT:,}; use "
-                "hp-tool export"
+                f"The text has {len(answer['text']):,} characters, more than {MAX_EXPORT:,}. Use "
+                "hp-tool export."
             )
         return {name: value for name, value in answer.items() if value not in (None, [])}
 
@@ -288,16 +281,16 @@ class Tools:
         query: Annotated[
             Options,
             Field(
-                description='What is fixed: {"cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 64}, '
-                '"days": 7}; '
-                "also model, parameters, tokens, flops, law, style, sequence_length (query_keys: "
-                "sizing)."
+                description='Given values: {"cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 64}, '
+                '"days": 7}; also model, parameters, tokens, flops, law, style, sequence_length '
+                "(query_keys: sizing)."
             ),
         ],
     ) -> Answer:
-        """Before a query: which model, how many tokens, which starting hyperparameters suit a
-        cluster and a deadline; or the fewest devices that train a given model in given days. Values
-        by published laws; `extrapolated` ones lie outside their fits.
+        """Choose model, tokens and starting hyperparameters for a cluster and a deadline.
+
+        Or find the fewest devices that train a given model in given days. Values come from
+        published laws; `extrapolated` ones are outside the range of their fits.
         """
         async with self.connect(context) as client:
             return figures.sizing((await client.size(query=query))["sizing"])
@@ -311,19 +304,19 @@ class Tools:
             Field(
                 min_length=1,
                 max_length=MAX_RECORDINGS,
-                description="Traces of torch.profiler, one for each rank, or one log with "
-                "Megatron's timers: each as its text, "
-                "or under `hp-tool mcp` as a path of this machine.",
+                description="torch.profiler traces, one per rank, or one log with Megatron's "
+                "timers; each as text, or under `hp-tool mcp` as a local path.",
             ),
         ],
         query: QueryArgument | None = None,
     ) -> Answer:
-        """Where the seconds of a recorded training step went, part by part, beside the prediction
-        for `query`'s one configuration where it is given: sentences ordered by seconds, slow ranks
-        and links, and which changes would win how much. Nothing is kept.
+        """Explain where the time of a recorded training step went, by part.
+
+        With a `query`, compares it with the prediction. Returns findings sorted by seconds, slow
+        ranks and links, and the time that changes would save. Nothing is stored.
         """
-        with ExitStack() as opened:
-            traces = [opened.enter_context(self.recording(each)) for each in recordings]
+        with ExitStack() as stack:
+            traces = [stack.enter_context(self.recording(text)) for text in recordings]
             async with self.connect(context) as client:
                 answer = await client.explain(
                     traces=traces, query=None if query is None else self.request(query)
@@ -331,7 +324,7 @@ class Tools:
         return figures.explanation(answer)
 
     def recording(self, argument: str) -> BinaryIO:
-        """The argument as an open file, or the file that it names."""
+        """Open the argument as a file, or the file that it names."""
         path = (
             Path(argument)
             if self.own_files and "\n" not in argument and len(argument) < 4096
@@ -344,28 +337,29 @@ class Tools:
         self,
         context: Context,
         watch_id: Annotated[
-            str | None, Field(description="One job with its verdict; left out: all of them.")
+            str | None, Field(description="One job with its verdict; default: all jobs.")
         ] = None,
         lost_nodes: Annotated[
             int | None,
             Field(
                 ge=1,
                 le=10_000,
-                description="Also: what to run without so many nodes, and whether to wait.",
+                description="Also recommend a configuration without this many nodes.",
             ),
         ] = None,
     ) -> Answer:
-        """Running jobs that report their steps: whether one became slower than it was or is slower
-        than it should be, since when, by how much, which ranks or parts explain it, and what it
-        costs a day.
+        """List running jobs that report their steps, or return the verdict on one.
+
+        The verdict: whether the job is slower than it was or should be, since when, by how much,
+        which ranks or parts explain it, and the daily cost.
         """
         async with self.connect(context) as client:
             if watch_id is None:
                 jobs = (await client.watches(limit=figures.MAX_ITEMS))["items"]
                 return {
                     "jobs": [
-                        {name: each[name] for name in ("id", "name", "status", "updated_at")}
-                        for each in jobs
+                        {name: job[name] for name in ("id", "name", "status", "updated_at")}
+                        for job in jobs
                     ]
                 }
             job = await client.watched(watch_id=watch_id)
@@ -373,7 +367,7 @@ class Tools:
             if lost_nodes is None:
                 return answer
             if job["query"] is None:
-                raise ToolError("this job was begun without a query: nobody knows its nodes")
+                raise ToolError("This watch has no query, so the job's nodes are unknown.")
             left = await client.after_loss(query=job["query"], lost_nodes=lost_nodes)
         advice = {
             "text": left["text"],
@@ -388,16 +382,17 @@ class Tools:
         context: Context,
         query: QueryArgument,
         budget_runs: Annotated[
-            int, Field(ge=1, le=1000, description="Real profile runs at most.")
+            int, Field(ge=1, le=1000, description="Maximum number of profile runs.")
         ] = 8,
         budget_gpu_seconds: Annotated[
-            float | None, Field(gt=0, description="Device seconds at most.")
+            float | None, Field(gt=0, description="Maximum GPU-seconds.")
         ] = None,
     ) -> Answer:
-        """Spend GPU time: run a few real profiling jobs on the cluster that query.search.launcher
-        names (local, slurm, ray, kubernetes) and rank by what they measure. Ask recommend first;
-        search where its first group has several rows, or figures are extrapolated. Answers the
-        search's id at once; then follow_search.
+        """Run a few real profiling jobs and rank configurations by measurement. Uses GPU time.
+
+        The jobs run on the cluster of query.search.launcher (local, slurm, ray, kubernetes). Call
+        recommend first; search if its first group has several rows or figures are extrapolated.
+        Returns the search's id at once; then call follow_search.
         """
         budget = {"budget_runs": budget_runs, "budget_gpu_seconds": budget_gpu_seconds}
         limits = {f"search.{name}": value for name, value in budget.items() if value is not None}
@@ -408,9 +403,10 @@ class Tools:
 
     @answering
     async def follow_search(self, context: Context, search_id: str, wait_s: WaitS = 20.0) -> Answer:
-        """State of a search after at most `wait_s` seconds, sooner if it ends: what it spent, what
-        it waits for, and its last runs with prediction and measurement. Call it until `ended`, then
-        search_result.
+        """Wait up to `wait_s` seconds for a search to end, and return its state.
+
+        Includes its cost, what it waits for, and its last runs with predictions and measurements.
+        Repeat until `ended`, then call search_result.
         """
         async with self.connect(context) as client:
             ended = await client.result(search_id=search_id, wait_s=wait_s) is not None
@@ -418,7 +414,7 @@ class Tools:
             trials = (
                 await client.trials(search_id=search_id, limit=FOLLOWED_RUNS, order="newest")
             ).trials
-        runs = [figures.run(schema.to_dict(each)) for each in reversed(trials)]
+        runs = [figures.run(schema.to_dict(trial)) for trial in reversed(trials)]
         details = {
             "error": search.error,
             "stopped_because": search.stopped_because,
@@ -431,8 +427,10 @@ class Tools:
 
     @answering
     async def search_result(self, context: Context, search_id: str, top: Rows = 5) -> Answer:
-        """The ranked answer of a search that has ended: measured rows with what ran, the others by
-        predictions that its runs corrected, and what the search cost. Before the end: its state.
+        """Return the ranking of an ended search, and its cost.
+
+        Measured rows have their measurements, others have predictions corrected by the search's
+        runs. Before the end, returns the state.
         """
         async with self.connect(context) as client:
             result = await client.result(search_id=search_id)
@@ -450,7 +448,7 @@ class Tools:
 
     @answering
     async def cancel_search(self, context: Context, search_id: str) -> Answer:
-        """End a search and its running jobs; what was measured stays."""
+        """Cancel a search and its running jobs; measurements are kept."""
         async with self.connect(context) as client:
             search = await client.cancel(search_id=search_id)
         return {"search_id": search.id, "state": search.state, "requested": search.requested}
@@ -460,51 +458,55 @@ class Tools:
         self,
         context: Context,
         kind: Literal["models", "gpus", "clusters", "recipes", "trainers"],
-        name: Annotated[str | None, Field(description="One entry in full.")] = None,
+        name: Annotated[str | None, Field(description="Return this entry in full.")] = None,
         contains: Annotated[
-            str, Field(max_length=100, description="Only names that hold this.")
+            str, Field(max_length=100, description="Only names that contain this.")
         ] = "",
     ) -> Answer:
-        """Names that a query may use: models, gpus (with the figures of their datasheets), clusters
-        (servers, and what this service's users registered), recipes (named sets of knobs for
-        training.recipe) and trainers (commands that an administrator registered for searches).
+        """List names for queries, or return one entry.
+
+        Kinds: models, gpus (with datasheet figures), clusters (servers, and clusters registered by
+        users), recipes (named settings for training.recipe) and trainers (commands registered by an
+        administrator).
         """
         async with self.connect(context) as client:
             items = (await client.catalog(kind=kind))["items"]
         if name is None:
             return {
                 kind: figures.bounded(
-                    (each["name"] for each in items if contains.lower() in each["name"]), most=300
+                    (item["name"] for item in items if contains.lower() in item["name"]),
+                    max_items=300,
                 )
             }
-        entry = next((each for each in items if each["name"] == name.lower()), None)
+        entry = next((item for item in items if item["name"] == name.lower()), None)
         if entry is None:
             raise ToolError(
-                f"no {kind.removesuffix('s')} is called {name}; call catalogue with contains to "
-                "find its name"
+                f"No {kind.removesuffix('s')} is called {name}. Call catalogue with `contains` to "
+                "find its name."
             )
         return {key: value for key, value in entry.items() if value is not None}
 
     @answering
     async def query_keys(self, context: Context, section: Section) -> Answer:
-        """Every key of one section of a query, with its type, its choices and what it means: what
-        `query` of the other tools takes beyond the common keys. `top` is the query itself, `sizing`
+        """List all keys of one section of a query, with type, choices and description.
+
+        The tools' `query` takes these beside the common keys. `top` is the query itself, `sizing`
         the query of size.
         """
         return keys_of(section)
 
 
 def _logged(logged: Answer, gap: float | None) -> Answer:
-    """What a log printed, and by how much it differs from the prediction."""
+    """Summarize what a log printed, and its difference from the prediction."""
     names = ("step_s", "tokens_per_second_per_gpu", "allocated_bytes", "reserved_bytes")
     measured = {
         name: figures.figure(logged[name], None, "measured")
         for name in names
         if logged.get(name) is not None
     }
-    more = {
+    other = {
         "steps": logged.get("steps"),
         "out_of_memory": logged.get("out_of_memory"),
         "step_gap_fraction": gap,
     }
-    return measured | {name: value for name, value in more.items() if value}
+    return measured | {name: value for name, value in other.items() if value}

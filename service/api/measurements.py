@@ -229,7 +229,7 @@ def change_state(
 def _reload_calibrations(request: Request) -> None:
     """Make this process use new calibrations at once."""
     request.app.state.calibrations.forget()
-    request.app.state.answers.doubt()
+    request.app.state.answers.recheck()
 
 
 def learn(

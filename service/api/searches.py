@@ -56,7 +56,7 @@ from service.api.views import (
 )
 from service.api.watch import Watch
 from service.keys import Keyring
-from service.webhooks.policy import LONGEST_URL
+from service.webhooks.policy import MAX_URL_LENGTH
 
 router = versioned("/searches", tag="searches")
 plans = versioned(tag="searches")
@@ -112,7 +112,7 @@ def submit(
     webhook: Annotated[
         str | None,
         Query(
-            max_length=LONGEST_URL,
+            max_length=MAX_URL_LENGTH,
             description="https URL that receives a signed message when the search ends",
         ),
     ] = None,

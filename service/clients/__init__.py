@@ -1,6 +1,4 @@
-"""What both clients of the service share. Importing it without the extra `client` names that
-extra.
-"""
+"""Shared code of the service's clients; importing it requires the extra `client`."""
 
 from hp_tool.extras import require
 

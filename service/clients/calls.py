@@ -1,6 +1,4 @@
-"""What a client sends and reads: one request with the type of its answer, and problems as the
-library's errors.
-"""
+"""Typed requests of the clients, and conversion of problems to exceptions."""
 
 from __future__ import annotations
 
@@ -24,7 +22,7 @@ from hp_tool.errors import (
 )
 from hp_tool.questions import schema
 from service.api.views import STATUS_BY_CLASS
-from service.clients.retries import AWAY
+from service.clients.retries import UNAVAILABLE_STATUSES
 
 if TYPE_CHECKING:
     from service.async_client import AsyncClient
@@ -35,9 +33,8 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 ERROR_BY_STATUS: dict[int, type[HpToolError]] = {
-    **{
-        status: kind for kind, status in STATUS_BY_CLASS if kind is not LimitError
-    },  # which also needs a wait
+    # LimitError is raised separately, because it needs the wait.
+    **{status: kind for kind, status in STATUS_BY_CLASS if kind is not LimitError},
     **dict.fromkeys((401, 403, 413), InputError),
 }
 ERROR_BY_CODE: dict[str, type[HpToolError]] = {
@@ -55,33 +52,33 @@ ERROR_BY_CODE: dict[str, type[HpToolError]] = {
     "launcher_mismatch": InputError,
     "cancelled": ConflictError,
 }
-"""A failed search stores only the code of its error; this maps the code back to a class."""
+"""Exception class by error code, for failed searches, which store only the code."""
 PROBLEM_KEYS = {"type", "title", "status", "detail", "code", "field"}
-"""What every problem has; any other key is of the error's details."""
+"""Standard keys of a problem; other keys are the error's details."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call(Generic[T]):
-    """One request, and the type of its answer."""
+    """One request and the type of its response."""
 
     method: str = "GET"
     path: str
     answer: Any
-    """The type T, for pydantic."""
+    """Type T, for pydantic."""
     json: Mapping[str, Any] | list[Mapping[str, Any]] | None = None
     files: Sequence[tuple[str, Any]] | None = None
-    """Parts of a form, as httpx takes them: open files are streamed."""
+    """Form parts as in httpx; open files are streamed."""
     params: Mapping[str, Any] | None = None
-    """Parameters of the query string; None leaves one out."""
+    """Query parameters; None values are omitted."""
     headers: Mapping[str, str] | None = None
     timeout: Any = httpx.USE_CLIENT_DEFAULT
-    """Seconds or an httpx.Timeout."""
+    """Seconds or httpx.Timeout."""
     may_be_pending: bool = False
-    """A 202 has no answer yet: it is read as None."""
+    """Whether a 202 means that there is no result yet (returned as None)."""
 
     def request(self, http: httpx.Client | httpx.AsyncClient) -> httpx.Request:
-        """The request as `http` sends it."""
-        params = None if self.params is None else without_none(self.params)
+        """Build the request for an httpx client."""
+        params = None if self.params is None else drop_none(self.params)
         sent: JsonObject = {
             "json": self.json,
             "files": self.files,
@@ -91,7 +88,7 @@ class Call(Generic[T]):
         return http.build_request(self.method, self.path, timeout=self.timeout, **sent)
 
     def read(self, response: httpx.Response) -> T:
-        """The answer in `response`; raises the error that a problem in it stands for."""
+        """Parse a response; raise the error that it reports."""
         raise_problem(response)
         if self.may_be_pending and response.status_code == httpx.codes.ACCEPTED:
             return cast(T, None)
@@ -99,9 +96,7 @@ class Call(Generic[T]):
 
 
 class Endpoint(Generic[P, T]):
-    """A method of both clients, written as the call it makes: `Client` returns the answer,
-    `AsyncClient` an awaitable of it.
-    """
+    """A method of both clients: returns the response in `Client`, an awaitable in `AsyncClient`."""
 
     def __init__(self, call: Callable[Concatenate[Any, P], Call[T]]) -> None:
         self._call = call
@@ -124,10 +119,8 @@ class Endpoint(Generic[P, T]):
         return method
 
 
-def with_result(answer: JsonObject) -> JsonObject:
-    """The answer if it holds a result, even beside an error; raises the error of a search that
-    measured nothing.
-    """
+def require_result(answer: JsonObject) -> JsonObject:
+    """Return an answer that has a result, even with an error; raise the error of one without."""
     if "recommendations" in answer:
         return answer
     error = answer["error"]
@@ -136,17 +129,15 @@ def with_result(answer: JsonObject) -> JsonObject:
     )
 
 
-def unreachable(server: object, error: httpx.TransportError | str) -> StoreError:
-    """The error for a server that does not answer."""
+def unreachable_error(server: object, error: httpx.TransportError | str) -> StoreError:
+    """Return the error for a server that does not respond."""
     return StoreError(
-        f"{server} does not answer: {error}", field="server", code="server_unreachable"
+        f"{server} does not respond: {error}", field="server", code="server_unreachable"
     )
 
 
 def raise_problem(response: httpx.Response) -> None:
-    """Raise the error that a complete response stands for, as the library would have raised it in
-    this process.
-    """
+    """Raise the exception that an error response reports, as in a local call."""
     if response.is_success:
         return
     kind = ERROR_BY_STATUS.get(response.status_code, HpToolError)
@@ -161,24 +152,24 @@ def raise_problem(response: httpx.Response) -> None:
         error.details = {name: value for name, value in body.items() if name not in PROBLEM_KEYS}
         raise error
     except (ValueError, KeyError, TypeError):
-        if response.status_code in AWAY:  # a proxy's own page: nobody answers behind it
+        if response.status_code in UNAVAILABLE_STATUSES:  # a proxy's page: the server is away
             kind = StoreError
         raise kind(
-            f"{response.url} answered {response.status_code} {response.reason_phrase}",
+            f"{response.url} returned {response.status_code} {response.reason_phrase}",
             code="http_error",
         ) from None
 
 
 def parsed(kind: Any, text: str | bytes) -> Any:
-    """`text` as the type `kind`; raises HpToolError where the server sends something else."""
+    """Parse `text` as type `kind`; raise HpToolError if it does not match."""
     try:
         return schema.adapter(kind).validate_json(text)
     except ValidationError as error:
         raise HpToolError(
-            f"the server's answer is not understood: {error.errors()[0]['msg']}", code="bad_answer"
+            f"Cannot read the server's response: {error.errors()[0]['msg']}", code="bad_answer"
         ) from error
 
 
-def without_none(values: Mapping[str, Any]) -> JsonObject:
-    """The values that are not None."""
+def drop_none(values: Mapping[str, Any]) -> JsonObject:
+    """Return the values that are not None."""
     return {name: value for name, value in values.items() if value is not None}

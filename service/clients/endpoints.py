@@ -1,4 +1,4 @@
-"""The service's endpoints, each declared once as a method of both clients."""
+"""The service's endpoints, declared once for both clients."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from service.api.views import (
     TrialsView,
     WebhookView,
 )
-from service.clients.calls import Call, Endpoint, JsonObject, without_none
+from service.clients.calls import Call, Endpoint, JsonObject, drop_none
 
 
 class Endpoints:
-    """What both clients can ask for with a single request."""
+    """Methods that make a single request."""
 
     @Endpoint
     def estimate(self, *, query: Mapping[str, Any]) -> Call[JsonObject]:
-        """{id, status, estimate} for the query's one configuration."""
+        """Estimate the query's configuration: {id, status, estimate}."""
         return Call(method="POST", path="/v1/estimates", answer=JsonObject, json=query)
 
     @Endpoint
     def recommend(self, *, query: Mapping[str, Any], top: int = 10) -> Call[JsonObject]:
-        """{id, status, recommendations, space, rejections}, best first."""
+        """Rank configurations, best first: {id, status, recommendations, space, rejections}."""
         return Call(
             method="POST",
             path="/v1/recommendations",
@@ -43,19 +43,19 @@ class Endpoints:
 
     @Endpoint
     def size(self, *, query: Mapping[str, Any]) -> Call[JsonObject]:
-        """{id, status, sizing}: the training that a budget buys."""
+        """Size a training for a budget: {id, status, sizing}."""
         return Call(method="POST", path="/v1/sizings", answer=JsonObject, json=query)
 
     @Endpoint
     def plan(self, *, query: Mapping[str, Any]) -> Call[JsonObject]:
-        """{id, status, plan}: what a search would cost, before anything runs."""
+        """Estimate what a search would cost: {id, status, plan}."""
         return Call(method="POST", path="/v1/plans", answer=JsonObject, json=query)
 
     @Endpoint
     def import_configuration(self, /, *, command: str, **options: Any) -> Call[JsonObject]:
-        """A script or configuration file as a query, what became of its words, its prediction, and
-        the better configuration's changes. `options`: format, num_gpus, overrides, variables,
-        files, ignore, log.
+        """Convert a script or configuration file to a query, with prediction and better flags.
+
+        Options: format, num_gpus, overrides, variables, files, ignore, log.
         """
         return Call(
             method="POST",
@@ -68,11 +68,12 @@ class Endpoints:
     def explain(
         self, *, traces: Sequence[BinaryIO], query: Mapping[str, Any] | None = None
     ) -> Call[JsonObject]:
-        """What `hp-tool explain --json` says of traces, open as binary files, one for each rank;
-        the server keeps nothing.
+        """Explain traces, one open binary file per rank, as `hp-tool explain --json`.
+
+        The server does not store them.
         """
         files = [
-            *(("trace", each) for each in traces),
+            *(("trace", trace) for trace in traces),
             *(() if query is None else [("query", (None, schema.to_json(query)))]),
         ]
         return Call(
@@ -83,9 +84,7 @@ class Endpoints:
     def export(
         self, *, result: Mapping[str, Any], format: str, rank: int = 1, rerank: bool = False
     ) -> Call[JsonObject]:
-        """{format, text}: a configuration in another tool's words; with `rerank` also what choosing
-        it costs.
-        """
+        """Export a configuration in a tool's format: {format, text}; with `rerank` its cost."""
         body = {"result": result, "format": format, "rank": rank, "rerank": rerank}
         return Call(method="POST", path="/v1/exports", answer=JsonObject, json=body)
 
@@ -98,11 +97,14 @@ class Endpoints:
         webhook: str | None = None,
         priority: int = 0,
     ) -> Call[SearchView]:
-        """Queue a search. Sending the same key again answers the same search, so that a lost answer
-        makes no second one.
+        """Queue a search. Repeating the key returns the same search.
 
-        `priority`: -100 to 100, higher runs first; above 0 for administrators. `webhook`: https URL
-        that is notified when the search ends; check its messages with `service.webhooks.verify`.
+        Args:
+            query: The query.
+            idempotency_key: Identifies the submission; default: a random key.
+            webhook: https URL notified when the search ends; check its messages with
+                `service.webhooks.verify`.
+            priority: -100 to 100, higher runs first; above 0 for administrators.
         """
         params = {"webhook": webhook, "priority": priority or None}
         headers = _idempotent(idempotency_key)
@@ -117,7 +119,7 @@ class Endpoints:
 
     @Endpoint
     def webhook(self, *, search_id: str) -> Call[WebhookView]:
-        """State of the search's webhook: delivered, pending or given up."""
+        """Return the delivery state of a search's webhook."""
         return Call(path=f"/v1/searches/{part(search_id)}/webhook", answer=WebhookView)
 
     @Endpoint
@@ -130,15 +132,16 @@ class Endpoints:
         cursor: str | None = None,
         **filters: str,
     ) -> Call[PageView[SearchView]]:
-        """A page of searches, newest first; filters: owner, since, until, order, kind, model,
-        words.
+        """List searches, newest first.
+
+        Filters: owner, since, until, order, kind, model, words.
         """
         params = {"state": state, "limit": limit, "cursor": cursor, **filters}
         return Call(path="/v1/searches", answer=PageView[SearchView], params=params)
 
     @Endpoint
     def search(self, *, search_id: str) -> Call[SearchView]:
-        """One search and its state."""
+        """Return a search and its state."""
         return Call(path=f"/v1/searches/{part(search_id)}", answer=SearchView)
 
     @Endpoint
@@ -151,25 +154,26 @@ class Endpoints:
         cursor: str | None = None,
         **filters: str,
     ) -> Call[TrialsView]:
-        """Profile runs of a search, predicted and measured side by side; filters: state, status,
-        since, until, order.
+        """List a search's profile runs with predictions and measurements.
+
+        Filters: state, status, since, until, order.
         """
         params = {"limit": limit, "cursor": cursor, **filters}
         return Call(path=f"/v1/searches/{part(search_id)}/trials", answer=TrialsView, params=params)
 
     @Endpoint
     def act(self, *, search_id: str, action: str) -> Call[SearchView]:
-        """The search after `action`: cancel, pause, resume or clone."""
+        """Apply an action (cancel, pause, resume or clone) and return the search."""
         return _action(search_id, action)
 
     @Endpoint
     def cancel(self, *, search_id: str) -> Call[SearchView]:
-        """Ask the worker to stop for good."""
+        """Cancel a search."""
         return _action(search_id, "cancel")
 
     @Endpoint
     def pause(self, *, search_id: str) -> Call[SearchView]:
-        """Ask the worker to put the search aside until `resume`."""
+        """Pause a search until `resume`."""
         return _action(search_id, "pause")
 
     @Endpoint
@@ -179,7 +183,7 @@ class Endpoints:
 
     @Endpoint
     def clone(self, *, search_id: str) -> Call[SearchView]:
-        """A new search with the same query."""
+        """Create a search with the same query."""
         return _action(search_id, "clone")
 
     @Endpoint
@@ -190,10 +194,8 @@ class Endpoints:
         budget_runs: int | None = None,
         budget_gpu_seconds: float | None = None,
     ) -> Call[SearchView]:
-        """Let a search spend more or less from now on."""
-        budget = without_none(
-            {"budget_runs": budget_runs, "budget_gpu_seconds": budget_gpu_seconds}
-        )
+        """Change a search's budget."""
+        budget = drop_none({"budget_runs": budget_runs, "budget_gpu_seconds": budget_gpu_seconds})
         return Call(
             method="PATCH", path=f"/v1/searches/{part(search_id)}", answer=SearchView, json=budget
         )
@@ -202,9 +204,7 @@ class Endpoints:
     def label(
         self, *, search_id: str, name: str = "", tags: Sequence[str] = (), note: str = ""
     ) -> Call[SearchView]:
-        """Name, tag and annotate a search, in place of what it was called; lists find it by these
-        `words`.
-        """
+        """Replace a search's name, tags and note, by which `searches(words=...)` finds it."""
         body = {"name": name, "tags": list(tags), "note": note}
         return Call(
             method="PUT", path=f"/v1/searches/{part(search_id)}/label", answer=SearchView, json=body
@@ -212,9 +212,7 @@ class Endpoints:
 
     @Endpoint
     def result(self, *, search_id: str, wait_s: float = 0.0) -> Call[JsonObject | None]:
-        """Result of the search once it has ended, waiting at most `wait_s` seconds; None if it has
-        not ended.
-        """
+        """Return the result, waiting up to `wait_s` seconds; None if the search has not ended."""
         path = f"/v1/searches/{part(search_id)}/result"
         params, timeout = {"wait_s": wait_s}, wait_s + 30.0
         return Call(
@@ -225,7 +223,7 @@ class Endpoints:
     def report_measurement(
         self, *, report: Mapping[str, Any], idempotency_key: str | None = None
     ) -> Call[MeasurementView]:
-        """Store what a real training measured: {query, parallel, measurement}."""
+        """Store a real training's measurement: {query, parallel, measurement}."""
         headers = _idempotent(idempotency_key)
         return Call(
             method="POST",
@@ -239,9 +237,7 @@ class Endpoints:
     def report_measurements(
         self, *, reports: Sequence[Mapping[str, Any]], idempotency_key: str | None = None
     ) -> Call[ImportView]:
-        """Store many, each by itself: what was stored, and what was refused with its place, field
-        and reason.
-        """
+        """Store many measurements; returns the stored ones, and the rejected ones with reasons."""
         headers = _idempotent(idempotency_key)
         return Call(
             method="POST",
@@ -253,20 +249,18 @@ class Endpoints:
 
     @Endpoint
     def measurement(self, *, measurement_id: str) -> Call[MeasurementView]:
-        """One stored measurement."""
+        """Return a stored measurement."""
         return Call(path=f"/v1/measurements/{part(measurement_id)}", answer=MeasurementView)
 
     @Endpoint
     def change_measurement(self, *, measurement_id: str, state: str) -> Call[MeasurementView]:
-        """Let it teach (`accepted`, also one that was held or deleted) or not (`excluded`); a
-        calibration follows at once.
-        """
+        """Include a measurement in calibration (`accepted`) or not (`excluded`)."""
         path = f"/v1/measurements/{part(measurement_id)}"
         return Call(method="PATCH", path=path, answer=MeasurementView, json={"state": state})
 
     @Endpoint
     def delete_measurement(self, *, measurement_id: str) -> Call[MeasurementView]:
-        """Leave it out of lists and calibrations, until it is `accepted` again."""
+        """Remove a measurement from lists and calibrations, until `accepted` again."""
         return Call(
             method="DELETE", path=f"/v1/measurements/{part(measurement_id)}", answer=MeasurementView
         )
@@ -275,7 +269,7 @@ class Endpoints:
     def calibrate(
         self, *, gpu: str | None = None, framework: str | None = None
     ) -> Call[PageView[CalibrationView]]:
-        """Fit the stored measurements: the newest version of every series."""
+        """Fit the stored measurements; return the newest version of each series."""
         params = {"gpu": gpu, "framework": framework}
         return Call(
             method="POST", path="/v1/calibrations", answer=PageView[CalibrationView], params=params
@@ -285,7 +279,7 @@ class Endpoints:
     def calibrations(
         self, /, *, limit: int = 50, cursor: str | None = None, **filters: str
     ) -> Call[PageView[CalibrationView]]:
-        """Calibrations, newest first; filters: cluster_key, framework."""
+        """List calibrations, newest first. Filters: cluster_key, framework."""
         params = {"limit": limit, "cursor": cursor, **filters}
         return Call(path="/v1/calibrations", answer=PageView[CalibrationView], params=params)
 
@@ -293,8 +287,9 @@ class Endpoints:
     def measurements(
         self, /, *, limit: int = 100, cursor: str | None = None, **filters: str
     ) -> Call[PageView[MeasurementView]]:
-        """Stored measurements, newest first; filters: gpu, model, framework, source, status, state,
-        search_id, since, until, order.
+        """List measurements, newest first.
+
+        Filters: gpu, model, framework, source, status, state, search_id, since, until, order.
         """
         params = {"limit": limit, "cursor": cursor, **filters}
         return Call(path="/v1/measurements", answer=PageView[MeasurementView], params=params)
@@ -308,8 +303,8 @@ class Endpoints:
         webhook: str | None = None,
         idempotency_key: str | None = None,
     ) -> Call[JsonObject]:
-        """Begin to watch a job: its `id`, which reporters need."""
-        body = without_none({"name": name, "query": query, "webhook": webhook})
+        """Create a watch; reporters need its `id`."""
+        body = drop_none({"name": name, "query": query, "webhook": webhook})
         headers = _idempotent(idempotency_key)
         return Call(
             method="POST", path="/v1/watches", answer=JsonObject, json=body, headers=headers
@@ -324,14 +319,12 @@ class Endpoints:
 
     @Endpoint
     def watched(self, *, watch_id: str) -> Call[JsonObject]:
-        """A watched job with its verdict."""
+        """Return a watched job with its verdict."""
         return Call(path=f"/v1/watches/{part(watch_id)}", answer=JsonObject)
 
     @Endpoint
     def after_loss(self, *, query: Mapping[str, Any], lost_nodes: int = 1) -> Call[JsonObject]:
-        """The best configuration of what lost nodes leave of a query's training, and whether
-        waiting for them pays.
-        """
+        """Find the best configuration after losing nodes, and how long waiting is worthwhile."""
         return Call(
             method="POST",
             path="/v1/lost-nodes",
@@ -342,19 +335,17 @@ class Endpoints:
 
     @Endpoint
     def watches(self, /, **paging: Any) -> Call[JsonObject]:
-        """Watched jobs, newest first, without their verdicts."""
+        """List watched jobs, newest first, without verdicts."""
         return Call(path="/v1/watches", answer=JsonObject, params=paging)
 
     @Endpoint
     def workers(self) -> Call[JsonObject]:
-        """Live workers: what they can run, and which searches they run."""
+        """List live workers, their devices and their searches."""
         return Call(path="/v1/workers", answer=JsonObject)
 
     @Endpoint
     def catalog(self, /, *, kind: str, **paging: Any) -> Call[JsonObject]:
-        """The `models`, `gpus`, `clusters`, `recipes`, `trainers` or `traces` that a query may
-        name, by name.
-        """
+        """List `models`, `gpus`, `clusters`, `recipes`, `trainers` or `traces`, by name."""
         return Call(path=f"/v1/{part(kind)}", answer=JsonObject, params=paging)
 
     @Endpoint
@@ -367,16 +358,14 @@ class Endpoints:
 
 
 def part(name: str) -> str:
-    """Return an id or a name as one part of a path. Raises NotFoundError for one that no part can
-    be.
-    """
+    """Quote an id or name as a path segment; raise NotFoundError if it cannot be one."""
     if name in ("", ".", ".."):
-        raise NotFoundError(f"{name!r} is no id")
+        raise NotFoundError(f"{name!r} is not an id.")
     return quote(name, safe="")
 
 
 def _action(search_id: str, action: str) -> Call[SearchView]:
-    """An action repeated has no further effect, so it needs no key; a clone does."""
+    """Return the call of an action; only clone needs an idempotency key."""
     headers = _idempotent(None) if action == "clone" else None
     return Call(
         method="POST",

@@ -1,6 +1,4 @@
-"""When a request is sent again: after a rate limit, after a lost answer, and while a server is
-away.
-"""
+"""Retries: after rate limits, lost responses, and while a server is unreachable."""
 
 import asyncio
 import time
@@ -11,31 +9,30 @@ import httpx
 from hp_tool.errors import StoreError
 from service.http.routes import COMPUTING, SAFE_METHODS
 
-LONGEST_WAIT_S = 10.0
-"""A rate limit ends within seconds. A quota starts again at midnight; waiting for that is the
-caller's to decide.
-"""
-ATTEMPTS = 5
-LOST_ATTEMPTS = 3
+MAX_RETRY_AFTER_S = 10.0
+"""Longest Retry-After that is waited for. A daily quota takes longer: the caller decides."""
+MAX_ATTEMPTS = 5
+MAX_LOST_ATTEMPTS = 3
 FIRST_WAIT_S = 0.2
-"""After a lost answer; doubled each time."""
-AWAY = frozenset({502, 503, 504})
-"""A server that restarts, or whose database does."""
-PATIENCE_S = 300.0
-"""How long a search is followed while nobody answers: longer than an update of the service, or of
-its database, takes.
-"""
-LONGEST_RECONNECT_WAIT_S = 5.0
+"""Wait after the first lost response; doubled each time."""
+UNAVAILABLE_STATUSES = frozenset({502, 503, 504})
+"""Statuses while a server or its database restarts."""
+MAX_UNREACHABLE_S = 300.0
+"""Seconds to keep following a search on an unreachable server; longer than an update takes."""
+MAX_RECONNECT_WAIT_S = 5.0
 Outcome = httpx.Response | httpx.TransportError
 
 
 def wait_s(request: httpx.Request, outcome: Outcome, *, attempt: int) -> float | None:
-    """Seconds until the request is sent again; None: this outcome is final. `attempt` counts from
-    1.
+    """Return the seconds to wait before sending a request again; None if the outcome is final.
 
-    A request answered 429 was not carried out, so any may be sent again. One whose answer was lost
-    may have been carried out: it is sent again only if it changes nothing or carries an
-    Idempotency-Key. So is one that a busy server answered 503 with Retry-After.
+    A 429 means that nothing was done, so any request is repeated. After a lost response, or a 503
+    with Retry-After, it is repeated only if it changes nothing or has an Idempotency-Key.
+
+    Args:
+        request: The request.
+        outcome: Response or transport error.
+        attempt: Number of this attempt, from 1.
     """
     repeatable = (
         request.method in SAFE_METHODS
@@ -43,46 +40,50 @@ def wait_s(request: httpx.Request, outcome: Outcome, *, attempt: int) -> float |
         or "Idempotency-Key" in request.headers
     )
     if isinstance(outcome, httpx.Response):
-        refused = outcome.status_code == httpx.codes.TOO_MANY_REQUESTS
+        is_limited = outcome.status_code == httpx.codes.TOO_MANY_REQUESTS
         busy = (
             outcome.status_code == httpx.codes.SERVICE_UNAVAILABLE
             and "Retry-After" in outcome.headers
             and repeatable
         )
-        if refused or busy:
+        if is_limited or busy:
             retry_after_s = _seconds(outcome.headers.get("Retry-After", ""))
-            return retry_after_s if retry_after_s <= LONGEST_WAIT_S and attempt < ATTEMPTS else None
-    lost = isinstance(outcome, httpx.TransportError) or outcome.status_code in AWAY
-    if lost and repeatable and attempt < LOST_ATTEMPTS:
+            return (
+                retry_after_s
+                if retry_after_s <= MAX_RETRY_AFTER_S and attempt < MAX_ATTEMPTS
+                else None
+            )
+    lost = isinstance(outcome, httpx.TransportError) or outcome.status_code in UNAVAILABLE_STATUSES
+    if lost and repeatable and attempt < MAX_LOST_ATTEMPTS:
         return FIRST_WAIT_S * 2.0 ** (attempt - 1)
     return None
 
 
 class ReconnectPolicy:
-    """How long to wait before connecting again to a server that is away, and when to give up."""
+    """Waits between reconnects to an unreachable server, and a limit on their total."""
 
     def __init__(self, *, patience_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._patience_s, self._clock = patience_s, clock
-        self._away_since: float | None = None
+        self._unreachable_since: float | None = None
 
     def connected(self) -> None:
-        """The server answered: patience starts anew."""
-        self._away_since = None
+        """Reset after a response."""
+        self._unreachable_since = None
 
     def wait_s(self, error: StoreError) -> float:
-        """Seconds until the next attempt: as long as the server has been away, within bounds.
-        Raises `error` at last.
-        """
+        """Return the seconds until the next attempt; raise `error` if the limit is exceeded."""
         now = self._clock()
-        self._away_since = now if self._away_since is None else self._away_since
-        away_s = now - self._away_since
+        self._unreachable_since = (
+            now if self._unreachable_since is None else self._unreachable_since
+        )
+        away_s = now - self._unreachable_since
         if away_s >= self._patience_s:
             raise error
-        return min(max(away_s, FIRST_WAIT_S), LONGEST_RECONNECT_WAIT_S, self._patience_s)
+        return min(max(away_s, FIRST_WAIT_S), MAX_RECONNECT_WAIT_S, self._patience_s)
 
 
 class RetryTransport(httpx.BaseTransport):
-    """Sends a request again where `wait_s` says so."""
+    """Repeats requests as `wait_s` decides."""
 
     def __init__(
         self, inner: httpx.BaseTransport, *, sleep: Callable[[float], object] = time.sleep
@@ -145,7 +146,7 @@ def _response(outcome: Outcome) -> httpx.Response:
 
 
 def _seconds(text: str) -> float:
-    """A Retry-After in seconds; infinite where it is none."""
+    """Return Retry-After in seconds; infinity if it is not a number."""
     try:
         return max(float(text), 0.0)
     except ValueError:

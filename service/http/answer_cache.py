@@ -1,11 +1,9 @@
-"""Answers that are kept: by the service, to analytical queries, byte for byte; and by clients, who
-revalidate them by ETags.
+"""Server-side cache of analytical answers, and ETags for clients.
 
-The service's key is a query's bytes, its route, its parameters and who asks; the answer depends
-only on them, the catalogue's files and the stored calibrations. So an entry is dropped once a file
-of the catalogue has changed, or a calibration that it used has a successor; both are checked at
-most once a second, and after this process made a calibration itself. Queries that name
-registrations are never cached.
+A cache key is the query's bytes, its route, its parameters and its owner. The answer depends only
+on these, the catalogue files and the stored calibrations. An entry is dropped when a catalogue file
+changes or a calibration that it used has a successor. Both are checked at most once per second, and
+after this process fits a calibration. Queries that use registered names are not cached.
 """
 
 import hashlib
@@ -29,28 +27,26 @@ from service.http.metrics import Metrics
 
 MAX_BYTES = 64 * 2**20
 MAX_ANSWER_BYTES = 2**20
-PROBLEM_BYTES = 8 * 1024
-"""Size of an entry's resolved problem; measured: 3 to 5 KiB, and as much for the rest of the
-entry.
-"""
+ENTRY_OVERHEAD_BYTES = 8 * 1024
+"""Memory of a resolved problem: measured 3 to 5 KiB, and as much for the rest of an entry."""
 CHECK_EVERY_S = 1.0
 ROUTES = {
     path: SimpleNamespace(path_format=path) for path in ("/v1/estimates", "/v1/recommendations")
 }
-"""The cached routes, as the observer tells routes apart."""
+"""Cached routes, in the form in which the request log reads them."""
 
 PREFIX = "/v1/"
 UNTAGGED = ("/v1/keys", "/v1/audit")
-"""Answers that no client may keep."""
+"""Responses that clients must not cache."""
 Key = tuple[str | None, str, bytes, bytes]
-"""Owner, route, parameters, and digest of the query."""
+"""Owner, route, parameters and digest of the query."""
 Learnt = list[tuple[Calibrations, TrainingProblem, JsonObject | str | None]]
-"""What an answer asked for calibrations, about which problem, and what it used."""
+"""Calibrations that an answer asked for, the problem, and the calibration used."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Entry:
-    """An answer, and what it depends on."""
+    """An answer and what it depends on."""
 
     body: bytes
     learnt: Learnt
@@ -58,12 +54,12 @@ class Entry:
 
     @property
     def num_bytes(self) -> int:
-        """About what it takes in memory."""
-        return len(self.body) + (1 + len(self.learnt)) * PROBLEM_BYTES
+        """Approximate memory use."""
+        return len(self.body) + (1 + len(self.learnt)) * ENTRY_OVERHEAD_BYTES
 
 
 class AnswerCache:
-    """A least-recently-used cache. Used on one event loop only, so nothing is locked."""
+    """A least-recently-used cache, used on one event loop only."""
 
     def __init__(
         self, *, max_bytes: int = MAX_BYTES, clock: Callable[[], float] = time.monotonic
@@ -73,10 +69,10 @@ class AnswerCache:
         self._bytes = 0
         self._catalogue = catalog.revision()
         self._catalogue_checked_at = clock()
-        self._doubted_at = -math.inf
+        self._recheck_after = -math.inf
 
     async def get(self, key: Key) -> bytes | None:
-        """The answer; None where there is none or it is out of date."""
+        """Return the answer; None if it is missing or outdated."""
         now = self._clock()
         if now - self._catalogue_checked_at > CHECK_EVERY_S:
             self._catalogue_checked_at = now
@@ -88,18 +84,18 @@ class AnswerCache:
         if entry is None:
             return None
         if entry.learnt and (
-            now - entry.checked_at > CHECK_EVERY_S or entry.checked_at <= self._doubted_at
+            now - entry.checked_at > CHECK_EVERY_S or entry.checked_at <= self._recheck_after
         ):
             if not await run_in_threadpool(_is_current, entry.learnt):
                 self._drop(key)
                 return None
             entry.checked_at = now
-        if key in self._entries:  # another request may have dropped it meanwhile
+        if key in self._entries:  # another request may have dropped it
             self._entries.move_to_end(key)
         return entry.body
 
     def put(self, key: Key, body: bytes, *, learnt: Learnt) -> None:
-        """Keep an answer, unless it is so large that it would displace many others."""
+        """Store an answer unless it is so large that it would evict many others."""
         if len(body) > MAX_ANSWER_BYTES:
             return
         self._drop(key)
@@ -108,11 +104,9 @@ class AnswerCache:
         while self._bytes > self._max_bytes:
             self._drop(next(iter(self._entries)))
 
-    def doubt(self) -> None:
-        """Check every answer again before its next use, because a calibration was made. From any
-        thread.
-        """
-        self._doubted_at = self._clock()
+    def recheck(self) -> None:
+        """Recheck every entry before its next use, as a calibration was fitted. Thread-safe."""
+        self._recheck_after = self._clock()
 
     def _drop(self, key: Key) -> None:
         entry = self._entries.pop(key, None)
@@ -120,18 +114,18 @@ class AnswerCache:
 
 
 def _is_current(learnt: Learnt) -> bool:
-    """Whether the newest calibrations are those that the answer used."""
+    """Return True if the newest calibrations are those that the answer used."""
     return all(applied(calibrations, problem) == used for calibrations, problem, used in learnt)
 
 
 def applied(calibrations: Calibrations, problem: TrainingProblem) -> JsonObject | str | None:
-    """What an answer about a problem says of the calibration that it used, or why it used none."""
+    """Return the calibration used for a problem, as in the answer's provenance; or why none was."""
     predictor = calibrations(problem)
     return calibrations.unused(problem) if predictor is None else predictor.provenance
 
 
 class CachedAnswers:
-    """The layer that answers cached queries, and keeps the answers of the routes below."""
+    """Middleware that returns cached answers, and caches the answers of the routes below."""
 
     def __init__(self, app: ASGIApp, cache: AnswerCache, metrics: Metrics) -> None:
         self.app = app
@@ -142,27 +136,27 @@ class CachedAnswers:
         if scope["type"] != "http" or scope["method"] != "POST" or scope["path"] not in ROUTES:
             await self.app(scope, receive, send)
             return
-        body = await asgi_body.whole(receive)
-        if body is None:  # the sender hung up
+        body = await asgi_body.read_body(receive)
+        if body is None:  # the client disconnected
             return
         path: str = scope["path"]
-        owner = scope["state"]["principal"].owner  # whose own reports may correct the answer
+        owner = scope["state"]["principal"].owner  # an owner's reports may correct the answer
         key = (owner, path, scope["query_string"], hashlib.blake2b(body, digest_size=16).digest())
-        known = await self.cache.get(key)
-        self.metrics.count_cached(route=path, hit=known is not None)
-        if known is not None:
+        cached = await self.cache.get(key)
+        self.metrics.count_cached(route=path, hit=cached is not None)
+        if cached is not None:
             scope["route"] = ROUTES[path]
             headers = [
                 (b"content-type", b"application/json"),
-                (b"content-length", str(len(known)).encode()),
+                (b"content-length", str(len(cached)).encode()),
             ]
             await send({"type": "http.response.start", "status": 200, "headers": headers})
-            await send({"type": "http.response.body", "body": known})
+            await send({"type": "http.response.body", "body": cached})
             return
         state = scope.setdefault("state", {})
         status = 0
 
-        async def kept(message: Message) -> None:
+        async def stored(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
@@ -170,11 +164,11 @@ class CachedAnswers:
                 self.cache.put(key, message.get("body", b""), learnt=state.get("learnt", []))
             await send(message)
 
-        await self.app(scope, asgi_body.replayed(body, receive), kept)
+        await self.app(scope, asgi_body.replay_body(body, receive), stored)
 
 
 class ETags:
-    """Tags JSON answers to GET requests of the API by their bytes. Streams pass untouched."""
+    """Adds ETags to JSON responses of GET requests below /v1/; streams are unchanged."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -211,15 +205,19 @@ def _is_json(start: Message) -> bool:
 
 
 def _tagged(start: Message, body: Message, known: str) -> Message:
-    """The answer's body with its start, tagged; emptied to a 304 where `known` (If-None-Match)
-    holds its tag.
+    """Return the body with its start message and ETag; an empty 304 if If-None-Match has the tag.
+
+    Args:
+        start: Start message of the response.
+        body: Body message.
+        known: Value of If-None-Match.
     """
     if body.get("more_body"):
         return {**body, "start": start}
     tag = f'"{hashlib.blake2b(body.get("body", b""), digest_size=12).hexdigest()}"'
     headers = [*start["headers"], (b"etag", tag.encode()), (b"cache-control", b"private, no-cache")]
     if known.strip() != "*" and tag not in (
-        each.strip().removeprefix("W/") for each in known.split(",")
+        part.strip().removeprefix("W/") for part in known.split(",")
     ):
         return {**body, "start": {**start, "headers": headers}}
     headers = [

@@ -1,4 +1,4 @@
-"""Reading a request's body in a middleware, and passing it on to the application below."""
+"""Read request bodies in middleware, with limits, and replay them to the application."""
 
 import asyncio
 from collections.abc import Iterator
@@ -7,20 +7,20 @@ from starlette.types import Message, Receive
 
 from hp_tool.errors import HpToolError
 
-SILENCE_S = 30.0
-"""How long the rest of a body may let wait."""
-WHOLE_S = 120.0
-"""How long all of it may take; of an upload, on top of the time that the slowest rate allows."""
-SLOWEST_BYTES_PER_SECOND = 65_536
+MAX_PAUSE_S = 30.0
+"""Longest pause within a body, in seconds."""
+MAX_BODY_S = 120.0
+"""Longest time for a body, in seconds; uploads get more, in proportion to their size."""
+MIN_BYTES_PER_SECOND = 65_536
 
 
 def too_large(limit: int) -> HpToolError:
-    """The error for a body above the limit."""
-    return HpToolError(f"the body is larger than {limit} bytes", code="payload_too_large")
+    """Return the error for a body above the limit."""
+    return HpToolError(f"The body is larger than {limit} bytes.", code="payload_too_large")
 
 
-def counted(receive: Receive, limit: int) -> Receive:
-    """`receive` that raises where a body of unannounced length passes the limit."""
+def limit_size(receive: Receive, limit: int) -> Receive:
+    """Wrap `receive` to raise an error if the body exceeds the limit."""
     seen = 0
 
     async def received() -> Message:
@@ -34,11 +34,10 @@ def counted(receive: Receive, limit: int) -> Receive:
     return received
 
 
-def patient(receive: Receive) -> Receive:
-    """Return a `receive` that raises HpToolError `request_timeout` if the rest of a body stays
-    away, or comes too slowly.
+def limit_time(receive: Receive) -> Receive:
+    """Wrap `receive` to raise `request_timeout` if the body stalls or is too slow.
 
-    For a body that is answered after its end: its sender waits for nothing.
+    For bodies that are answered after their end, so the sender is not waiting for anything.
     """
     loop = asyncio.get_running_loop()
     began_s, seen, complete = loop.time(), 0, False
@@ -46,16 +45,15 @@ def patient(receive: Receive) -> Receive:
     async def received() -> Message:
         nonlocal seen, complete
         if complete:
-            return await receive()  # a hang-up may take any time
-        end_s = began_s + WHOLE_S + seen / SLOWEST_BYTES_PER_SECOND
+            return await receive()  # a disconnect may come any time
+        end_s = began_s + MAX_BODY_S + seen / MIN_BYTES_PER_SECOND
         try:
-            async with asyncio.timeout(SILENCE_S), asyncio.timeout_at(end_s):
+            async with asyncio.timeout(MAX_PAUSE_S), asyncio.timeout_at(end_s):
                 message = await receive()
         except TimeoutError:
             reason = (
-                f"nothing of the body came for {SILENCE_S:g} s, or less than "
-                f"{SLOWEST_BYTES_PER_SECOND:,} bytes a second "
-                f"after the first {WHOLE_S:g} s"
+                f"No data for {MAX_PAUSE_S:g} s, or less than {MIN_BYTES_PER_SECOND:,} bytes/s "
+                f"after the first {MAX_BODY_S:g} s of the body."
             )
             raise HpToolError(reason, code="request_timeout") from None
         seen += len(message.get("body", b""))
@@ -65,18 +63,20 @@ def patient(receive: Receive) -> Receive:
     return received
 
 
-async def whole(receive: Receive) -> bytes | None:
-    """The body; None where the client hung up. Raises HpToolError `request_timeout` where nothing
-    more of it comes, or too slowly.
+async def read_body(receive: Receive) -> bytes | None:
+    """Read the body; return None if the client disconnects.
+
+    Raises:
+        HpToolError: The body stalls or takes too long (`request_timeout`).
     """
-    pieces, end_s = [], asyncio.get_running_loop().time() + WHOLE_S
+    pieces, end_s = [], asyncio.get_running_loop().time() + MAX_BODY_S
     while True:
         try:
-            async with asyncio.timeout(SILENCE_S), asyncio.timeout_at(end_s):
+            async with asyncio.timeout(MAX_PAUSE_S), asyncio.timeout_at(end_s):
                 message = await receive()
         except TimeoutError:
             reason = (
-                f"nothing of the body came for {SILENCE_S:g} s, or not all of it in {WHOLE_S:g} s"
+                f"No data for {MAX_PAUSE_S:g} s, or the body took longer than {MAX_BODY_S:g} s."
             )
             raise HpToolError(reason, code="request_timeout") from None
         if message["type"] == "http.disconnect":
@@ -86,8 +86,8 @@ async def whole(receive: Receive) -> bytes | None:
             return b"".join(pieces)
 
 
-def replayed(body: bytes, receive: Receive) -> Receive:
-    """A `receive` that delivers a body which was read already."""
+def replay_body(body: bytes, receive: Receive) -> Receive:
+    """Return a `receive` that delivers a body that was already read."""
     messages: Iterator[Message] = iter([{"type": "http.request", "body": body, "more_body": False}])
 
     async def received() -> Message:

@@ -1,18 +1,18 @@
-"""Compressed answers for clients that accept gzip."""
+"""Gzip compression of responses."""
 
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 MIN_BYTES = 1024
 LEVEL = 1
-"""Level 6 makes answers a fifth smaller and takes two to three times as long."""
+"""Gzip level. Level 6 makes responses a fifth smaller but takes two to three times as long."""
 
 
 class Compression:
-    """Compresses answers to GET requests: pages, scripts, lists. Event streams pass untouched.
+    """Compresses responses to GET requests, except event streams.
 
-    Answers to POST requests stay as they are: compressing a cached recommendation would take longer
-    than finding it, and the page that shows a new key must not let its length tell of the secret.
+    Responses to POST are not compressed: for a cached recommendation that would take longer than
+    the lookup, and the size of the page with a new key must not depend on the secret.
     """
 
     def __init__(self, app: ASGIApp) -> None:

@@ -1,6 +1,4 @@
-"""Errors for people: a browser that opens a page gets a page that says what is wrong and leads
-back, not JSON.
-"""
+"""HTML error pages for browsers, with a link back, in place of JSON."""
 
 import json
 from urllib.parse import unquote, urlsplit
@@ -17,13 +15,11 @@ HEADINGS = {
     422: "Not understood",
     503: "The database is away",
 }
-LOST = {b"content-length", b"content-type"}
+REPLACED_HEADERS = {b"content-length", b"content-type"}
 
 
 class ErrorPages:
-    """Replaces problem+json by HTML where the request is a browser's navigation; programs and
-    scripts keep the JSON.
-    """
+    """Replaces problem+json by HTML if the request is a browser navigation."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -47,20 +43,24 @@ class ErrorPages:
             else:
                 body += message.get("body", b"")
                 if not message.get("more_body"):
-                    html = error_page(json.loads(body), back=_way_back(scope)).encode()
-                    kept = [header for header in start["headers"] if header[0].lower() not in LOST]
+                    html = error_page(json.loads(body), back=_back_link(scope)).encode()
+                    unchanged = [
+                        header
+                        for header in start["headers"]
+                        if header[0].lower() not in REPLACED_HEADERS
+                    ]
                     new = [
                         (b"content-type", b"text/html; charset=utf-8"),
                         (b"content-length", str(len(html)).encode()),
                     ]
-                    await send({**start, "headers": [*kept, *new]})
+                    await send({**start, "headers": [*unchanged, *new]})
                     await send({"type": "http.response.body", "body": html})
 
         await self.app(scope, receive, replaced)
 
 
 def error_page(problem: dict[str, object], *, back: str) -> str:
-    """HTML of a problem with a link back."""
+    """Render a problem as HTML with a link back."""
     status = problem["status"]
     heading = (
         HEADINGS.get(status, problem["title"]) if isinstance(status, int) else problem["title"]
@@ -75,10 +75,8 @@ def _is_navigation(scope: Scope) -> bool:
     return "text/html" in accepts and not path.startswith("/v1/") and not path.endswith(".json")
 
 
-def _way_back(scope: Scope) -> str:
-    """The page that the reader came from, if it is another one of this service; else the list of
-    searches.
-    """
+def _back_link(scope: Scope) -> str:
+    """Return the previous page if it is another page of this service, else the list of searches."""
     headers = Headers(scope=scope)
     came_from = urlsplit(headers.get("referer", ""))
     path = came_from.path

@@ -1,9 +1,8 @@
-"""The store as one caller may use it. Routes get no other store, so none of them can forget to
-check whose a search is.
+"""The store restricted to one caller. Routes get no other store, so none can skip the owner check.
 
-A search, run or measurement is visible to its owner and to administrators. A calibration is visible
-to everybody, but for one that learnt from reports which only their owner trusts. Another owner's
-search is answered as if it did not exist, so that nobody can probe for it.
+Searches, runs and measurements are visible to their owner and to administrators. Calibrations are
+visible to everybody, unless they use reports that only their owner trusts. Another owner's search
+is reported as missing, so that its existence does not leak.
 """
 
 import inspect
@@ -32,13 +31,11 @@ from service.keys import Principal
 from service.settings import Settings
 
 SHARED = frozenset({"live_workers", "measured_clusters"})
-"""Methods whose answers show nobody's data."""
+"""Methods whose results contain no owner's data."""
 
 
 class PrincipalStore:
-    """A `Store` that shows what its principal may see, marks what it writes as theirs, and keeps to
-    their limits.
-    """
+    """A `Store` limited to what its principal may see and spend; writes belong to the principal."""
 
     def __init__(self, *, store: AccessStore, principal: Principal, settings: Settings) -> None:
         self._store = store
@@ -46,16 +43,19 @@ class PrincipalStore:
         self._settings = settings
 
     def create_search(self, *, query: JsonObject, **options: Any) -> SearchRecord:
-        """Queue a search as the principal's. Under a ceiling, a missing budget of GPU-seconds is
-        filled in.
+        """Queue a search owned by the principal; under a ceiling, add a missing GPU-second budget.
 
-        Raises InputError `launcher_mismatch` where no live worker could run it,
-        `gpu_seconds_ceiling` for a budget above the ceiling, LimitError where today's quota is used
-        up, and HpToolError `forbidden` for an administrator's priority.
+        Raises:
+            InputError: No live worker can run it (`launcher_mismatch`), or its budget is above the
+                ceiling (`gpu_seconds_ceiling`).
+            LimitError: Today's quota is used up.
+            HpToolError: The priority is reserved for administrators (`forbidden`).
         """
         principal = self._principal
         if options.get("priority", 0) > 0 and principal.scope < Scope.ADMIN:
-            raise HpToolError("only administrators may give a priority above 0", code="forbidden")
+            raise HpToolError(
+                "A priority above 0 requires scope admin. Use 0 or less.", code="forbidden"
+            )
         check_offered(parse_query(query), self._store.live_workers())
         return self._store.create_search(
             query=within_limits(query, ceiling=self._ceiling()),
@@ -81,8 +81,11 @@ class PrincipalStore:
         budget_runs: int | None = None,
         budget_gpu_seconds: float | None = None,
     ) -> SearchRecord:
-        """Raises InputError `gpu_seconds_ceiling` above a search's ceiling, LimitError where
-        today's quota is used up.
+        """Change the budget of a search.
+
+        Raises:
+            InputError: The budget is above the ceiling (`gpu_seconds_ceiling`).
+            LimitError: Today's quota is used up.
         """
         query = self.get_search(search_id=search_id).query
         if budget_gpu_seconds is not None:
@@ -100,16 +103,16 @@ class PrincipalStore:
             return sample_store().get_search(search_id=search_id)
         record = self._store.get_search(search_id=search_id)
         if not self._may_see(record.owner):
-            raise NotFoundError(f"no search {search_id!r}", field="search_id")
+            raise NotFoundError(f"No search {search_id!r}.", field="search_id")
         return record
 
     def add_measurement(self, *, measurement: NewMeasurement, **options: Any) -> MeasurementRecord:
-        """Store it as the principal's; it teaches others where they trust its reporter."""
+        """Store a measurement as the principal's; trusted reporters' count for everybody."""
         everybody = (
             self._settings.trusted_reports == "everybody" or self._principal.scope >= Scope.ADMIN
         )
-        own = replace(measurement, owner=self._principal.owner, trusted=everybody)
-        return self._store.add_measurement(measurement=own, **options)
+        owned = replace(measurement, owner=self._principal.owner, trusted=everybody)
+        return self._store.add_measurement(measurement=owned, **options)
 
     def earlier_measurement(self, **sent: Any) -> MeasurementRecord | None:
         return self._store.earlier_measurement(owner=self._principal.owner, **sent)
@@ -117,14 +120,15 @@ class PrincipalStore:
     def get_measurement(self, *, measurement_id: str) -> MeasurementRecord:
         record = self._store.get_measurement(measurement_id=measurement_id)
         if not self._may_see(record.owner):
-            raise NotFoundError(f"no measurement {measurement_id!r}", field="measurement_id")
+            raise NotFoundError(f"No measurement {measurement_id!r}.", field="measurement_id")
         return record
 
     def set_measurement_state(
         self, *, measurement_id: str, state: MeasurementState
     ) -> MeasurementRecord:
-        """Change a measurement's state. Who accepts one vouches for it: an administrator for
-        everybody, an owner for their own answers.
+        """Change a measurement's state.
+
+        An administrator accepts it for everybody, an owner for their own predictions.
         """
         record = self.get_measurement(measurement_id=measurement_id)
         everybody = (
@@ -139,29 +143,25 @@ class PrincipalStore:
     def get_watch(self, *, watch_id: str) -> WatchRecord:
         record = self._store.get_watch(watch_id=watch_id)
         if not self._may_see(record.owner):
-            raise NotFoundError(f"no watched job {watch_id!r}", field="watch_id")
+            raise NotFoundError(f"No watched job {watch_id!r}.", field="watch_id")
         return record
 
     def change_watch(self, *, watch_id: str, **change: Any) -> WatchRecord:
-        """Raises ConflictError `too_many` where the owner's jobs have all the processes that they
-        may have.
-        """
-        most = self._settings.max_watch_processes
+        """Update a watch; raise ConflictError `too_many` if the owner has too many processes."""
+        max_processes = self._settings.max_watch_processes
         return self._store.change_watch(
-            watch_id=self.get_watch(watch_id=watch_id).id, max_processes=most, **change
+            watch_id=self.get_watch(watch_id=watch_id).id, max_processes=max_processes, **change
         )
 
     def list_calibrations(self, **which: Any) -> Page[CalibrationRecord]:
-        """A page of everybody's calibrations and the principal's own; administrators get all."""
+        """List shared calibrations and the principal's own; administrators see all."""
         owners = None if self._principal.scope >= Scope.ADMIN else ("", self._principal.owner or "")
         return self._store.list_calibrations(owners=owners, **which)
 
     def put_registration(
         self, *, owner: str | None = None, **registration: Any
     ) -> RegistrationRecord:
-        """Register as `owner`'s; None: everybody's. Only administrators may register for anyone but
-        themselves.
-        """
+        """Register for `owner`, or for everybody if None; for others, requires scope admin."""
         return self._store.put_registration(owner=self._registrant(owner), **registration)
 
     def get_registration(self, *, kind: RegistrationKind, name: str) -> RegistrationRecord | None:
@@ -179,31 +179,32 @@ class PrincipalStore:
         self._store.remove_registration(owner=self._registrant(owner), **registration)
 
     def __getattr__(self, name: str) -> Any:
-        """Every other method, restricted by its parameters to one's own data or search; the rest is
-        for administrators.
+        """Return any other method, restricted by its parameters to the principal's data.
+
+        Methods that cannot be restricted require scope admin.
         """
         method = getattr(self._store, name)
-        takes = _parameters(getattr(type(self._store), name))
+        parameters = _parameters(getattr(type(self._store), name))
         if name not in READING and (self._principal.scope >= Scope.ADMIN or name in SHARED):
             return method
-        if "owner" in takes:
+        if "owner" in parameters:
             return lambda **arguments: method(**arguments | {"owner": self._principal.owner})
-        if "watch_id" in takes:
+        if "watch_id" in parameters:
             return lambda *, watch_id, **arguments: method(
                 watch_id=self.get_watch(watch_id=watch_id).id, **arguments
             )
-        if "search_id" in takes:
-            return lambda *, search_id, **arguments: getattr(self._of(search_id, name), name)(
+        if "search_id" in parameters:
+            return lambda *, search_id, **arguments: getattr(self._store_of(search_id, name), name)(
                 search_id=search_id, **arguments
             )
-        raise HpToolError(f"{name} needs a key of scope admin", code="forbidden")
+        raise HpToolError(f"{name} requires scope admin", code="forbidden")
 
-    def _of(self, search_id: str, method: str) -> AccessStore:
-        """The store that has this search, which the principal may see."""
+    def _store_of(self, search_id: str, method: str) -> AccessStore:
+        """Return the store with this search; raise if the principal may not see it."""
         if search_id == SAMPLE:
             if method not in READING:
                 raise ConflictError(
-                    "the sample cannot be changed; run it again as a search of your own"
+                    "The sample cannot be changed. Clone it to run it as your own search."
                 )
             return sample_store()
         if self._principal.scope < Scope.ADMIN:
@@ -213,7 +214,7 @@ class PrincipalStore:
     def _registrant(self, owner: str | None) -> str | None:
         if not self._may_see(owner):
             raise HpToolError(
-                "what is everybody's or another's is for keys of scope admin", code="forbidden"
+                "Shared entries and those of other owners require scope admin.", code="forbidden"
             )
         return owner
 
@@ -221,7 +222,7 @@ class PrincipalStore:
         return self._principal.scope >= Scope.ADMIN or owner == self._principal.owner
 
     def _limits(self) -> tuple[GpuSecondsLimit, ...]:
-        """Today's quotas: the service's, and the key's."""
+        """Return today's quotas of the service and of the key."""
         key = self._principal.key
         limits = []
         if self._settings.max_gpu_seconds_per_day is not None:
@@ -231,7 +232,7 @@ class PrincipalStore:
         return tuple(limits)
 
     def _ceiling(self) -> float | None:
-        """The largest budget of one search."""
+        """Return the largest budget allowed for a search, if limited."""
         bounds = [limit.per_day for limit in self._limits()]
         if self._settings.max_gpu_seconds_per_search is not None:
             bounds.append(self._settings.max_gpu_seconds_per_search)

@@ -1,6 +1,7 @@
-"""HTTP/1.1 as uvicorn speaks it, with an end to its patience: before anybody's key is known,
-uvicorn itself waits for ever for headers, takes them without limit, and lets one address have all
-connections.
+"""uvicorn's HTTP/1.1 protocol with limits on idle time, headers and connections per address.
+
+Without these, uvicorn waits for headers forever, accepts any amount of them, and lets one address
+use all connections, all before a key is checked.
 """
 
 import asyncio
@@ -13,51 +14,49 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 from service.api.problems import plain_problem
 from service.settings import Settings
 
-HEADERS_S = 10.0
-"""How long a connection may be without a request whose headers are complete."""
+HEADER_TIMEOUT_S = 10.0
+"""Seconds that a connection may take to send complete headers."""
 RESERVE_PER_ADDRESS = 4
-"""Connections with which an address may still open one in the reserve."""
+"""Connections up to which an address may still use the reserve."""
 _IPV6_NETWORK = 64
-"""Bits of an IPv6 address that one subscriber is given."""
+"""Prefix length of the IPv6 network that a subscriber gets."""
 
 
-class PatientProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
-    """Closes a connection that sends no whole request in time or too many headers, or whose address
-    has enough of them.
-    """
+class BoundedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
+    """Closes connections with late or too large headers, or from addresses with too many."""
 
-    headers_s = HEADERS_S
+    headers_s = HEADER_TIMEOUT_S
     max_header_bytes: ClassVar[int]
     max_per_address: ClassVar[int]
     max_unreserved: ClassVar[int]
-    """Connections of all addresses; beyond them only addresses with few may open one."""
+    """Total connections beyond which only addresses with few connections may open one."""
     per_address: ClassVar[Counter[str]]
-    _giving_up: asyncio.TimerHandle | None = None
+    _timeout: asyncio.TimerHandle | None = None
     _peer: str | None = None
     _refused = False
     _message_bytes = 0
-    """Bytes of this message's target and headers, trailers too, so far."""
+    """Bytes of the current message's target, headers and trailers."""
     _unread_bytes = 0
-    """Bytes since the parser last completed anything: it keeps the beginning of a header."""
+    """Bytes since the parser last completed something, as it buffers partial headers."""
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
         self._peer = _network(transport.get_extra_info("peername"))
         self.per_address[self._peer] += 1
-        own = self.per_address[self._peer]
-        if own > self.max_per_address:
+        count = self.per_address[self._peer]
+        if count > self.max_per_address:
             self._refuse_connection(
-                f"{self.max_per_address} connections from one address at a time "
-                "(HP_MAX_CONNECTIONS_PER_ADDRESS); close some"
+                f"Too many connections from this address: at most {self.max_per_address} "
+                "(HP_MAX_CONNECTIONS_PER_ADDRESS). Close some."
             )
-        elif own > RESERVE_PER_ADDRESS and len(self.connections) > self.max_unreserved:
+        elif count > RESERVE_PER_ADDRESS and len(self.connections) > self.max_unreserved:
             self._refuse_connection(
-                f"{self.max_unreserved} connections are open; the rest (HP_MAX_CONNECTIONS) is "
-                "reserved for addresses with up "
-                f"to {RESERVE_PER_ADDRESS}; close some, or try again later"
+                f"{self.max_unreserved} connections are open. The rest (HP_MAX_CONNECTIONS) is "
+                f"reserved for addresses with at most {RESERVE_PER_ADDRESS}. Close some, or try "
+                "again later."
             )
         else:
-            self._watch()
+            self._update_timeout()
 
     def data_received(self, data: bytes) -> None:
         if self._refused:
@@ -67,19 +66,18 @@ class PatientProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         if self._is_bounded and self._unread_bytes > self.max_header_bytes + len(data):
             self._refuse_headers()
         elif not self._refused:
-            self._watch()
+            self._update_timeout()
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
-        self._stop_watching()
+        self._cancel_timeout()
         if self._peer is not None:
             self.per_address[self._peer] -= 1
             if self.per_address[self._peer] <= 0:
                 del self.per_address[self._peer]
             self._peer = None
 
-    # What httptools' parser calls; h11, which uvicorn takes without it, bounds a request's headers
-    # itself.
+    # Callbacks of httptools' parser. h11, uvicorn's fallback, limits headers itself.
     _is_bounded = hasattr(AutoHTTPProtocol, "on_header")
 
     def on_message_begin(self) -> None:
@@ -87,11 +85,11 @@ class PatientProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         super().on_message_begin()
 
     def on_url(self, url: bytes) -> None:
-        self._count(len(url))
+        self._count_header_bytes(len(url))
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._count(len(name) + len(value) + 4)
+        self._count_header_bytes(len(name) + len(value) + 4)
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
@@ -107,14 +105,12 @@ class PatientProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         super().on_message_complete()
 
     def send_400_response(self, msg: str) -> None:
-        """Answer 400 where the parser stopped, unless this protocol stopped it and has answered."""
+        """Respond 400 to a parser error, unless this protocol caused it and has responded."""
         if not self._refused:
             super().send_400_response(msg)
 
-    def _count(self, size: int) -> None:
-        """Stop the parser, by an error that uvicorn expects of it, once a message has brought too
-        much.
-        """
+    def _count_header_bytes(self, size: int) -> None:
+        """Count header bytes; above the limit, stop the parser with an error uvicorn expects."""
         self._unread_bytes = 0
         self._message_bytes += size
         if self._message_bytes > self.max_header_bytes:
@@ -123,8 +119,8 @@ class PatientProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
 
     def _refuse_headers(self) -> None:
         detail = (
-            f"a request's target and headers may have {self.max_header_bytes // 1024} KiB "
-            "together (HP_MAX_HEADER_KIB)"
+            f"The request's target and headers exceed {self.max_header_bytes // 1024} KiB "
+            "(HP_MAX_HEADER_KIB)."
         )
         self._refuse(431, code="headers_too_large", detail=detail)
 
@@ -132,44 +128,45 @@ class PatientProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         self._refuse(503, code="too_many_connections", detail=detail)
 
     def _refuse(self, status: int, *, code: str, detail: str) -> None:
-        """Answer and hang up."""
+        """Send an error response and close the connection."""
         self._refused = True
-        self._stop_watching()
+        self._cancel_timeout()
         self.transport.write(plain_problem(status, code=code, detail=detail))
         self.transport.close()
 
-    def _watch(self) -> None:
-        """Start to wait where no request is under way, and stop where one is."""
+    def _update_timeout(self) -> None:
+        """Start the header timeout if no request is in progress, else cancel it."""
         if self.cycle is not None and not self.cycle.response_complete:
-            self._stop_watching()
-        elif self._giving_up is None:
-            self._giving_up = self.loop.call_later(self.headers_s, self._give_up)
+            self._cancel_timeout()
+        elif self._timeout is None:
+            self._timeout = self.loop.call_later(self.headers_s, self._close_if_idle)
 
-    def _stop_watching(self) -> None:
-        if self._giving_up is not None:
-            self._giving_up.cancel()
-            self._giving_up = None
+    def _cancel_timeout(self) -> None:
+        if self._timeout is not None:
+            self._timeout.cancel()
+            self._timeout = None
 
-    def _give_up(self) -> None:
-        self._giving_up = None
+    def _close_if_idle(self) -> None:
+        self._timeout = None
         if self.cycle is None or self.cycle.response_complete:
             self.transport.close()
 
 
-def bounded(settings: Settings) -> type[PatientProtocol]:
-    """The protocol of one server, with its limits and its count of connections."""
+def protocol_class(settings: Settings) -> type[BoundedProtocol]:
+    """Return a server's protocol class, with its limits and connection counts."""
     limits = {
         "max_header_bytes": settings.max_header_kib * 1024,
         "max_per_address": settings.connections_per_address,
         "max_unreserved": settings.max_connections - settings.reserved_connections,
         "per_address": Counter(),
     }
-    return type("BoundedProtocol", (PatientProtocol,), limits)
+    return type("BoundedProtocol", (BoundedProtocol,), limits)
 
 
 def _network(peer: object) -> str:
-    """The network that connections are counted by: an IPv4 address, an IPv6 /64, or '' for a Unix
-    socket.
+    """Return the network by which connections are counted.
+
+    An IPv4 address, an IPv6 /64 network, or '' for a Unix socket.
     """
     host = str(peer[0]) if isinstance(peer, tuple) and peer else ""
     try:

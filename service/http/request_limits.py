@@ -1,6 +1,4 @@
-"""Limits around the routes: the cost of one request, open requests per key, and an end to work when
-the client hangs up.
-"""
+"""Limits per request: CPU time, open requests per key, and cancellation on disconnect."""
 
 import asyncio
 import time
@@ -17,26 +15,22 @@ from service.http.routes import AGENTS_PATH, UPLOADS
 from service.settings import Settings
 
 WAITING = ("/events", "/result", AGENTS_PATH)
-"""Path endings of requests that only wait for a search, or for other requests."""
+"""Path suffixes of requests that only wait for a search or for other requests."""
 RETRY_AFTER_S = 1.0
 LISTEN_AFTER_S = 0.05
-"""Most requests are answered sooner, and then nobody needs to watch for a hang-up."""
-_SEEN_S: ContextVar[float] = ContextVar("seen_s")
-"""Processor time of this thread at the last check. Each hop to a thread has its own copy of the
-context, and so of this.
-"""
+"""Seconds before listening for a disconnect; most requests are answered sooner."""
+_LAST_CHECK_S: ContextVar[float] = ContextVar("seen_s")
+"""CPU time of this thread at the last check; each threadpool call has its own context."""
 
 
 class RequestLimits:
-    """The layer next to the routes; cached answers do not reach it."""
+    """Innermost middleware; cached answers do not reach it."""
 
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
         self.app = app
         self.settings = settings
         self.under_way: Counter[str | None] = Counter()
-        """Open requests by key, those that wait for a search apart; None: those that no limit
-        concerns.
-        """
+        """Open requests by key, waiting ones separately; None for requests without a limit."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -49,16 +43,16 @@ class RequestLimits:
             if principal is None or principal.key_id is None
             else principal.key_id + waits * " waiting"
         )
-        most = self.settings.max_waiting_at_once if waits else self.settings.max_requests_at_once
-        if key_id is not None and self.under_way[key_id] >= most:
-            doing = (
-                "waiting for searches; close one"
+        limit = self.settings.max_waiting_at_once if waits else self.settings.max_requests_at_once
+        if key_id is not None and self.under_way[key_id] >= limit:
+            advice = (
+                "that wait for searches. Close one"
                 if waits
-                else "under way; send many queries as one POST /v1/batch"
+                else "in progress. Send many queries as one POST /v1/batch"
             )
             error = LimitError(
-                f"key {principal.key_id} may have {most} requests at once {doing}, or wait for one "
-                "of them to end",
+                f"Key {principal.key_id} may have at most {limit} requests {advice}, or retry when "
+                "one has ended.",
                 retry_after_s=RETRY_AFTER_S,
                 code="too_many_at_once",
             )
@@ -66,7 +60,7 @@ class RequestLimits:
             return
         uploads = scope["path"] in UPLOADS and scope["method"] == "POST"
         meter = Meter(max_s=self.settings.max_upload_cpu_s if uploads else self.settings.max_cpu_s)
-        asker = Asker(receive, hung_up=meter.stop)
+        reader = RequestReader(receive, hung_up=meter.stop)
         bounds = Bounds(
             max_combinations=self.settings.max_combinations,
             max_values=self.settings.max_values,
@@ -76,56 +70,52 @@ class RequestLimits:
         self.under_way[key_id] += 1
         try:
             with bounded(bounds):
-                await self.app(scope, asker.receive, send)
+                await self.app(scope, reader.receive, send)
         finally:
-            # a thread may still work for a request that the server cancelled at its end
+            # A thread may still work for a request that the server cancelled at shutdown.
             meter.stop()
-            asker.close()
+            reader.close()
             self.under_way[key_id] -= 1
             if not self.under_way[key_id]:
                 del self.under_way[key_id]
 
 
 class Meter:
-    """The `check` of a request's bounds: its processor seconds, and whether anyone still waits for
-    the answer.
-    """
+    """The `check` of a request's bounds: limits CPU time, and stops when the client disconnects."""
 
     def __init__(self, *, max_s: float) -> None:
         self._max_s = max_s
         self._stopped = False
 
     def stop(self) -> None:
-        """End the work at its next check."""
+        """Stop the work at its next check."""
         self._stopped = True
 
     def __call__(self, bounds: Bounds) -> None:
         if self._stopped:
-            raise HpToolError("the client hung up", code="client_gone")
+            raise HpToolError("The client disconnected.", code="client_gone")
         now_s = time.thread_time()
-        bounds.spent_s += now_s - _SEEN_S.get(now_s)
-        _SEEN_S.set(now_s)
+        bounds.spent_s += now_s - _LAST_CHECK_S.get(now_s)
+        _LAST_CHECK_S.set(now_s)
         max_s = self._max_s * bounds.questions
         if bounds.spent_s > max_s:
             if not bounds.planned:
-                message = f"{max_s:g} s of processor time were used up; send less in one request"
+                message = f"The request used its {max_s:g} s of CPU time. Send less in one request."
                 raise InputError(message, code="request_too_costly")
             share = bounds.done / max(bounds.planned, 1)
-            needed = f" of {bounds.spent_s / share:,.0f} or so" if 0.0 < share < 1.0 else ""
+            needed = f" (about {bounds.spent_s / share:,.0f} s needed)" if 0.0 < share < 1.0 else ""
             raise InputError(
-                f"{max_s:g} s of processor time{needed} were used up after {bounds.done:,} of "
-                f"{bounds.planned:,} "
-                f"combinations; fix or narrow axes of parallel to {int(bounds.done * 0.8):,} "
-                "combinations or fewer",
+                f"The request used its {max_s:g} s of CPU time{needed} after {bounds.done:,} of "
+                f"{bounds.planned:,} combinations. Fix or narrow axes of `parallel` to at most "
+                f"{int(bounds.done * 0.8):,} "
+                "combinations.",
                 field="parallel",
                 code="request_too_costly",
             )
 
 
-class Asker:
-    """The sender of a request. Once it takes long, a message ahead of the routes: a hang-up is
-    heard while they work.
-    """
+class RequestReader:
+    """Reads a request; after a delay, one message ahead of the routes, to detect disconnects."""
 
     def __init__(self, receive: Receive, *, hung_up: Callable[[], None]) -> None:
         self._receive, self._hung_up = receive, hung_up
@@ -135,7 +125,7 @@ class Asker:
         self._wait()
 
     async def receive(self) -> Message:
-        """The next message; the last one, a hang-up or an error, as often as it is asked for."""
+        """Return the next message; the last one (disconnect or error) repeatedly."""
         if self._heard is None:
             self._asked = True
             try:
@@ -151,7 +141,7 @@ class Asker:
         return message
 
     def close(self) -> None:
-        """Listen no more: the request is answered."""
+        """Stop listening when the request is answered."""
         self._timer.cancel()
         if self._listening is not None:
             self._listening.cancel()
@@ -160,21 +150,19 @@ class Asker:
         self._timer = asyncio.get_running_loop().call_later(LISTEN_AFTER_S, self._begin)
 
     def _begin(self) -> None:
-        if self._asked:  # the route listens itself
+        if self._asked:  # the route itself is reading
             self._wait()
             return
         self._heard = asyncio.Queue(1)
         self._listening = asyncio.create_task(self._listen(self._heard))
 
     async def _listen(self, heard: asyncio.Queue[Message | Exception]) -> None:
-        """Pass messages on until the sender is gone. A sender who is too fast waits, as without
-        this.
-        """
+        """Queue messages until the client disconnects; a fast sender waits as usual."""
         try:
             while (message := await self._receive())["type"] != "http.disconnect":
                 await heard.put(message)
         except Exception as error:
-            await heard.put(error)  # a body over its limit: for the route to answer
+            await heard.put(error)  # such as a body over the limit: the route reports it
         else:
             self._hung_up()
             await heard.put(message)

@@ -1,4 +1,4 @@
-"""Every request's id, log line and metrics; changing requests also get a row in the audit log."""
+"""Request ids, log lines and metrics for all requests; audit log rows for changing ones."""
 
 import logging
 import re
@@ -25,13 +25,11 @@ ACCEPTED_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 METHODS = SAFE_METHODS | {"POST", "PUT", "PATCH", "DELETE"}
 UNMATCHED = "unmatched"
 SLOW_S = 1.0
-"""Successful reads faster than this are logged only at level debug: at a thousand a second they
-would flood the log.
-"""
+"""Faster successful reads are logged at level debug only, to limit the size of the log."""
 
 
 class RequestLog:
-    """The outermost layer, so it also sees what the gate refuses."""
+    """Outermost layer, so that requests rejected by the gate are logged, too."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics, store: AccessStore) -> None:
         self.app = app
@@ -55,7 +53,7 @@ class RequestLog:
                 status = message["status"]
                 headers = MutableHeaders(scope=message)
                 headers[HEADER] = request_id
-                resource = made_at(scope["path"], location=headers.get("Location", ""))
+                resource = created_path(scope["path"], location=headers.get("Location", ""))
             await send(message)
 
         started = time.perf_counter()
@@ -63,7 +61,7 @@ class RequestLog:
             try:
                 await self.app(scope, receive, observed)
             except Exception:
-                log.exception("unhandled error at %s %s", scope["method"], scope["path"])
+                log.exception("Unhandled error in %s %s", scope["method"], scope["path"])
                 raise
             finally:
                 await self._record(
@@ -90,9 +88,8 @@ class RequestLog:
             search_id = scope.get("path_params", {}).get("search_id")
             with logs.about(search=search_id):
                 log.log(level, "%s %s %d", method, scope["path"], status, extra=details)
-        over_limit = (
-            status == HTTPStatus.TOO_MANY_REQUESTS and route == UNMATCHED
-        )  # such requests could fill the table
+        # Not audited, because such requests could fill the table.
+        over_limit = status == HTTPStatus.TOO_MANY_REQUESTS and route == UNMATCHED
         refused: KeyRecord | None = scope["state"].get("refused_key")
         audit = partial(self._audit, scope, route=route, resource=resource, status=status)
         if refused is not None:
@@ -123,27 +120,27 @@ class RequestLog:
                 outcome=str(status),
                 request_id=scope["state"]["request_id"],
             )
-        except HpToolError as error:  # the answer is sent; the ordinary log has the request
-            log.error("not audited: %s", error.message)
+        except HpToolError as error:  # the response is sent; the request log has the request
+            log.error("Cannot write the audit log: %s", error.message)
 
 
-def made_at(path: str, *, location: str) -> str:
-    """Path of what a request made, where its answer's `Location` lies below the path that was asked
-    for; else that path.
+def created_path(path: str, *, location: str) -> str:
+    """Return the path of the created resource if `Location` is below the request's path.
+
+    Otherwise return the request's path.
     """
-    made = location.partition("?")[0]
-    return made if made.startswith(f"{path.removesuffix('/new')}/") else path
+    created = location.partition("?")[0]
+    return created if created.startswith(f"{path.removesuffix('/new')}/") else path
 
 
 def route_of(scope: Scope) -> str:
-    """The pattern that the path matched, as `/v1/searches/{search_id}`.
+    """Return the matched pattern, such as `/v1/searches/{search_id}`.
 
-    The route knows only its own part of the pattern; the prefix of its router comes before, without
-    parameters.
+    The route has only its own part of the pattern; its router's prefix has no parameters.
     """
     pattern = getattr(scope.get("route"), "path_format", None)
     if not isinstance(pattern, str):
         return UNMATCHED
-    own = pattern.format(**scope.get("path_params", {}))
-    prefix, separator, _ = scope["path"].rpartition(own)
+    formatted = pattern.format(**scope.get("path_params", {}))
+    prefix, separator, _ = scope["path"].rpartition(formatted)
     return prefix + pattern if separator else pattern

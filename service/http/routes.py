@@ -1,16 +1,16 @@
-"""Kinds of routes, for the gate in front of them and for the clients."""
+"""Groups of routes, for the gate and for clients."""
 
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 OPEN_PATHS = frozenset({"/healthz", "/readyz"})
 BATCH_PATH = "/v1/batch"
 AGENTS_PATH = "/mcp"
-"""Its tools ask other routes with their caller's key: what a tool changes, it changes there."""
+"""Tools call other routes with the caller's key, which check and record changes."""
 EXPLANATIONS_PATH = "/v1/explanations"
 EXPLAIN_PAGE = "/explain"
 UPLOADS = frozenset({EXPLANATIONS_PATH, EXPLAIN_PAGE})
-"""Routes that take traces, which have a limit of processor time of their own."""
+"""Routes that accept traces; they have their own CPU time limit."""
 STREAMED = frozenset({BATCH_PATH, "/v1/measurements/bulk", *UPLOADS})
-"""Bodies of any length, never held as a whole."""
+"""Routes whose bodies may have any length and are not buffered."""
 COMPUTING = frozenset(
     {
         *(
@@ -27,5 +27,5 @@ COMPUTING = frozenset(
         *(AGENTS_PATH, *UPLOADS),
     }
 )
-"""Routes that change nothing; they are POST because a query is large."""
+"""Routes that change nothing; they use POST because a query is large."""
 ADMINISTRATION = ("/v1/keys", "/v1/audit", "/keys", "/audit")

@@ -1,6 +1,4 @@
-"""The finished search that everybody may look at: examples/quickstart.yaml, as it once ran on a
-processor with two cores.
-"""
+"""A finished sample search that everybody may view: examples/quickstart.yaml on two CPU cores."""
 
 import json
 from functools import cache
@@ -12,11 +10,11 @@ from hp_tool.store.sql import SqlStore
 SAMPLE = "sample"
 """The sample search's id."""
 READING = frozenset({"runs", "list_runs", "run_figures", "get_run", "events"})
-"""Methods of a store that read the sample; none changes it."""
+"""Store methods that read the sample."""
 RECORDED = Path(__file__).with_name("sample.json")
 
 
 @cache
 def sample_store() -> SqlStore:
-    """A store that has this one search."""
+    """Return a store that contains only the sample search."""
     return open_sample(json.loads(RECORDED.read_text(encoding="utf-8")))

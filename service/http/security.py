@@ -1,6 +1,4 @@
-"""The gate in front of every request: Host, origin, key, rate and size; and the headers on every
-response.
-"""
+"""Gate for all requests: host, origin, key, rate and size checks; security response headers."""
 
 import contextlib
 import time
@@ -42,19 +40,18 @@ RESPONSE_HEADERS = {
 RAW_HEADERS = tuple(
     (name.lower().encode(), value.encode()) for name, value in RESPONSE_HEADERS.items()
 )
-"""As ASGI carries them. Lower case, as every header of the framework is."""
-MOST_BUCKETS = 10_000
-AUDITED_PER_SECOND = 1 / 60
-"""Audited refusals of one revoked or expired key: its requests must not fill the audit log."""
+"""In ASGI form, lower case like the framework's headers."""
+MAX_BUCKETS = 10_000
+AUDITED_REFUSALS_PER_SECOND = 1 / 60
+"""Audited refusals per second of one revoked or expired key, to limit the size of the audit log."""
 BURST_S = 5.0
-"""A rate limit allows this many seconds' worth of requests at once: a page with its pictures, a
-script that starts.
-"""
+"""A rate limit allows this many seconds' worth of requests at once, such as a page with images."""
 
 
 class Gate:
-    """Refuses with a problem+json what must not reach a route. Starlette's layers answer in plain
-    text, and buffer streams.
+    """Rejects requests with a problem+json response before they reach a route.
+
+    Starlette's middleware would respond in plain text and buffer streams.
     """
 
     def __init__(self, app: ASGIApp, settings: Settings, keyring: Keyring) -> None:
@@ -96,28 +93,28 @@ class Gate:
                 else self.settings.max_body_bytes
             )
             check_announced_size(request, limit)
-            receive = asgi_body.counted(receive, limit)
+            receive = asgi_body.limit_size(receive, limit)
             if scope["path"] in UPLOADS and scope["method"] == "POST":
-                receive = asgi_body.patient(receive)
-            if (
-                scope["path"] not in STREAMED
-            ):  # read here, so that no layer below meets a body that is too large half-way
-                body = await asgi_body.whole(receive)
-                if body is None:  # the sender hung up
+                receive = asgi_body.limit_time(receive)
+            # Read here, so that layers below never see a body that exceeds the limit halfway.
+            if scope["path"] not in STREAMED:
+                body = await asgi_body.read_body(receive)
+                if body is None:  # the client disconnected
                     return
-                receive = asgi_body.replayed(body, receive)
+                receive = asgi_body.replay_body(body, receive)
         except HpToolError as error:
             await problem(error)(scope, receive, send_with_headers)
             return
-        if scope["method"] == "HEAD" and not scope["path"].endswith(
-            "/events"
-        ):  # the server leaves the body out
+        # The server omits the body of a HEAD response.
+        if scope["method"] == "HEAD" and not scope["path"].endswith("/events"):
             scope = {**scope, "method": "GET"}
         await self.app(scope, receive, send_with_headers)
 
     async def _principal(self, scope: AsgiScope, request: Headers) -> Principal:
-        """The principal of a request. An address that sent many wrong keys is refused unheard, so
-        that none is found by trying; a stored key that was right before still works from there.
+        """Return the principal of a request.
+
+        An address that sent many wrong keys is rejected without a check, to prevent guessing. Keys
+        recognized earlier still work from there.
         """
         address = (scope.get("client") or ("",))[0]
         try:
@@ -126,7 +123,7 @@ class Gate:
                     address, per_second=self.settings.wrong_keys_per_second, tokens=0.0
                 )
         except LimitError as error:
-            message = f"too many wrong keys came from {address}"
+            message = f"Too many wrong keys from {address}. Try again later."
             raise LimitError(
                 message, code="too_many_wrong_keys", retry_after_s=error.retry_after_s
             ) from None
@@ -134,7 +131,7 @@ class Gate:
             return await self.keyring.principal(request)
         except ForbiddenKeyError as error:
             with contextlib.suppress(LimitError):
-                self.refused.take(error.key.id, per_second=AUDITED_PER_SECOND)
+                self.refused.take(error.key.id, per_second=AUDITED_REFUSALS_PER_SECOND)
                 scope.setdefault("state", {})["refused_key"] = error.key
             raise
         except HpToolError as error:
@@ -145,65 +142,64 @@ class Gate:
 
 
 class RateLimits:
-    """A token bucket per key, owner or address, in this process; used on one event loop only, so
-    nothing is locked.
-    """
+    """Token buckets by key, owner or address in this process, used on one event loop only."""
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._buckets: dict[str, tuple[float, float]] = {}
 
     def take(self, who: str, *, per_second: float, tokens: float = 1.0) -> None:
-        """Count a request as so many tokens; raises LimitError, with the wait until the next one,
-        where there is none.
+        """Take tokens from a bucket.
 
         tokens = min(capacity, tokens + elapsed x per_second), capacity = max(1, BURST_S x
         per_second)
+
+        Raises:
+            LimitError: No token is left; includes the wait until the next one.
         """
         capacity = max(1.0, BURST_S * per_second)
         now = self._clock()
-        if who not in self._buckets and len(self._buckets) >= MOST_BUCKETS:
+        if who not in self._buckets and len(self._buckets) >= MAX_BUCKETS:
             self._buckets.clear()
         left, seen = self._buckets.get(who, (capacity, now))
         left = min(capacity, left + (now - seen) * per_second)
         if left < 1.0:
             self._buckets[who] = left, now
             raise LimitError(
-                f"{who} may send {per_second:g} requests a second; send many queries as one POST "
-                "/v1/batch",
+                f"Rate limit: {who} may send {per_second:g} requests per second. Send many "
+                "queries as one POST /v1/batch.",
                 retry_after_s=(1.0 - left) / per_second,
             )
         self._buckets[who] = left - tokens, now
 
 
 def check_host(headers: Headers, accepted: Set[str]) -> None:
-    """Check that the Host header names this service, which stops DNS rebinding against one on
-    loopback.
-    """
+    """Raise HpToolError unless the Host header names this service, against DNS rebinding."""
     name = (urlsplit("//" + headers.get("host", "")).hostname or "").lower()
     if "*" not in accepted and name not in accepted:
-        raise HpToolError(f"this service does not answer for host {name!r}", code="unknown_host")
+        raise HpToolError(
+            f"This service does not accept host {name!r} (HP_ALLOWED_HOSTS).", code="unknown_host"
+        )
 
 
 def check_text(scope: AsgiScope) -> None:
-    """Check that path and parameters hold no NUL, which PostgreSQL cannot store."""
+    """Raise an error if path or parameters contain NUL, which PostgreSQL cannot store."""
     if "\0" in scope["path"]:
-        raise NotFoundError("nothing has a name with a NUL character")
+        raise NotFoundError("No path contains a NUL character.")
     if b"%00" in scope["query_string"]:
         parameters = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
         names = (name.replace("\0", "") for name, value in parameters if "\0" in name + value)
         raise InputError(
-            "a parameter holds a NUL character",
+            "A parameter contains a NUL character.",
             field=next(names, "") or "query",
             code="bad_request",
         )
 
 
 def check_origin(method: str, headers: Headers) -> None:
-    """Check that a changing request comes from our own page or from no page (cross-site request
-    forgery).
+    """Raise HpToolError for changing requests from other sites' pages (CSRF).
 
-    Browsers send Sec-Fetch-Site, and Origin where they are older; programs send neither.
+    Browsers send Sec-Fetch-Site, older ones Origin; programs send neither.
     """
     if method in SAFE_METHODS:
         return
@@ -215,33 +211,29 @@ def check_origin(method: str, headers: Headers) -> None:
     else:
         allowed = True
     if not allowed:
-        raise HpToolError(
-            "changing requests from pages of other sites are refused", code="cross_origin"
-        )
+        raise HpToolError("Changing requests from other sites are rejected.", code="cross_origin")
 
 
 def check_scope(principal: Principal, *, method: str, path: str) -> None:
-    """Check that the key allows the request; a changing route that is not listed needs the right to
-    submit.
-    """
+    """Raise HpToolError if the key's scope is too small; unlisted changing routes need `submit`."""
     reads = method in SAFE_METHODS or path in COMPUTING
     needed = (
         Scope.ADMIN if path.startswith(ADMINISTRATION) else Scope.READ if reads else Scope.SUBMIT
     )
     if principal.scope < needed:
         raise HpToolError(
-            f"key {principal.key_id} has scope {principal.scope.name.lower()}; this needs "
-            f"{needed.name.lower()}",
+            f"Key {principal.key_id} has scope {principal.scope.name.lower()}; this request needs "
+            f"{needed.name.lower()}.",
             code="forbidden",
         )
 
 
 def check_announced_size(headers: Headers, limit: int) -> None:
-    """Check that Content-Length is a number within the limit, where it is present."""
+    """Raise an error if Content-Length is not a number or exceeds the limit."""
     announced = headers.get("content-length", "0")
     if not announced.isdecimal():
         raise InputError(
-            "Content-Length is not a number", field="Content-Length", code="bad_request"
+            "Content-Length is not a number.", field="Content-Length", code="bad_request"
         )
     if int(announced) > limit:
         raise asgi_body.too_large(limit)

@@ -1,4 +1,4 @@
-"""Turns at work that only a few requests may do at once, shared fairly among keys."""
+"""Limited concurrency for expensive work, shared fairly among keys."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ from contextlib import asynccontextmanager
 from hp_tool.errors import LimitError
 
 BUSY = "busy"
-"""Code of the error for a request that waited too long for its turn."""
+"""Error code of a request that waited too long for its turn."""
 
 
 class Turns:
-    """A queue for each key; the keys take turns, so that many requests of one key delay another key
-    by one request.
+    """One queue per key; keys take turns, so many requests of one key delay another by one request.
 
-    Used on one event loop only, so nothing is locked.
+    Used on one event loop only, so no lock is needed.
     """
 
     def __init__(self, *, at_once: int, at_once_per_key: int, max_wait_s: float) -> None:
@@ -27,15 +26,17 @@ class Turns:
 
     @asynccontextmanager
     async def turn(self, key: str | None) -> AsyncIterator[None]:
-        """Wait for a turn of `key` (None: the operator) and hold it. Raises LimitError `busy` after
-        the longest wait.
+        """Wait for a turn of `key` (None: the operator) and hold it.
+
+        Raises:
+            LimitError: The wait exceeded the limit (`busy`).
         """
-        who = key or ""
-        await self._wait(who)
+        owner = key or ""
+        await self._wait(owner)
         try:
             yield
         finally:
-            self._end(who)
+            self._end(owner)
 
     async def _wait(self, who: str) -> None:
         granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -45,38 +46,39 @@ class Turns:
             async with asyncio.timeout(self._max_wait_s):
                 await granted
         except BaseException as error:
-            if granted.done() and not granted.cancelled():  # granted in the same moment
+            if granted.done() and not granted.cancelled():  # granted at the same moment
                 self._end(who)
             else:
                 self._leave(who, granted)
             if not isinstance(error, TimeoutError):
                 raise
             raise LimitError(
-                f"The server is busy: this request waited {self._max_wait_s:g} s for its turn. "
-                "Send it again.",
+                f"The server is busy: this request waited {self._max_wait_s:g} s. Try again.",
                 retry_after_s=self._max_wait_s,
                 code=BUSY,
             ) from None
 
     def _grant(self) -> None:
-        """Give free turns to the keys in order."""
+        """Grant free turns to keys in order."""
         while self._free:
-            who = next((key for key in self._waiting if self._at_work[key] < self._per_key), None)
-            if who is None:
+            next_key = next(
+                (name for name in self._waiting if self._at_work[name] < self._per_key), None
+            )
+            if next_key is None:
                 return
-            self._start(who)
+            self._start(next_key)
 
     def _start(self, who: str) -> None:
         granted = self._waiting[who].popleft()
         if not self._waiting[who]:
             del self._waiting[who]
-        if not granted.done():  # else its request has just ended
+        if not granted.done():  # otherwise its request has just ended
             self._at_work[who] += 1
             self._free -= 1
             granted.set_result(None)
 
     def _end(self, who: str) -> None:
-        """End a turn; the key's next one comes after those of all keys that wait."""
+        """End a turn, and move the key behind all waiting keys."""
         self._at_work[who] -= 1
         if not self._at_work[who]:
             del self._at_work[who]

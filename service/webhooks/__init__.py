@@ -1,6 +1,4 @@
-"""Signed webhooks: a service tells a URL that a search has ended
-(https://www.standardwebhooks.com).
-"""
+"""Signed webhooks for ended searches and watched jobs (https://www.standardwebhooks.com)."""
 
 from service.webhooks.signing import verify
 

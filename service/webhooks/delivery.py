@@ -1,6 +1,4 @@
-"""Delivery of webhooks when searches end or watched jobs change, in a thread beside a worker's own
-work.
-"""
+"""Deliver webhooks when searches end or watched jobs change, in threads of a worker."""
 
 import ipaddress
 import json
@@ -30,12 +28,12 @@ from service.webhooks.signing import signed_headers
 
 log = logging.getLogger(__name__)
 POLL_S = 2.0
-LOOK_S = 60.0
-LONGEST_TEXT = 1000
-LIMIT_S = 10.0
-"""From the first look-up to the last header."""
-AT_ONCE, AT_ONCE_PER_OWNER = 8, 2
-"""Messages that one worker sends at a time: in all, and of one owner."""
+OVERDUE_CHECK_S = 60.0
+MAX_TEXT_LENGTH = 1000
+DELIVERY_TIMEOUT_S = 10.0
+"""Timeout of a delivery, from name lookup to the response's headers."""
+MAX_CONCURRENT, MAX_CONCURRENT_PER_OWNER = 8, 2
+"""Concurrent messages per worker: in total and per owner."""
 FAILURES = (
     httpcore.NetworkError,
     httpcore.TimeoutException,
@@ -46,7 +44,7 @@ FIGURES = ("profile_runs", "gpu_seconds", "grid_gpu_seconds")
 
 
 class DeliveryError(Exception):
-    """A failed delivery; the text says why, without the receiver's answer."""
+    """A failed delivery; the text gives the reason, without the receiver's response."""
 
 
 def post(
@@ -55,18 +53,28 @@ def post(
     settings: WebhookSettings,
     body: bytes,
     headers: Mapping[str, str],
-    limit_s: float = LIMIT_S,
+    limit_s: float = DELIVERY_TIMEOUT_S,
     ssl_context: ssl.SSLContext | None = None,
 ) -> None:
-    """Send `body`; DeliveryError unless it is answered with a 2xx, of which only the status is
-    read.
+    """Send a message.
 
-    The URL comes from a user: its name is resolved once, to admitted addresses only; no redirect is
-    followed and no proxy used; and all is over after `limit_s`, whatever the receiver does.
-    `ssl_context`: default httpx's.
+    The URL comes from a user. Its name is resolved once, and only to admitted addresses. Redirects
+    are not followed, no proxy is used, and everything ends after `limit_s`. Only the status of the
+    response is read.
+
+    Args:
+        url: Target.
+        settings: Admitted networks.
+        body: JSON body.
+        headers: Signature headers.
+        limit_s: Timeout in seconds.
+        ssl_context: Default: httpx's.
+
+    Raises:
+        DeliveryError: The response is not 2xx, or there is none.
     """
     encrypted = url.scheme == "https"
-    backend = Guarded(
+    backend = GuardedBackend(
         admits=lambda address: settings.admits(address, encrypted=encrypted),
         deadline=time.monotonic() + limit_s,
     )
@@ -92,28 +100,26 @@ def post(
     except FAILURES as error:
         raise DeliveryError(f"{type(error).__name__}: {error}") from error
     if not 200 <= status < 300:
-        raise DeliveryError(f"answered {status}")
+        raise DeliveryError(f"HTTP status {status}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """One attempt to tell of something."""
+    """One claimed delivery attempt."""
 
     owner: str | None
     url: str = field(repr=False)
     body: bytes
     message_id: str
-    """The same for every attempt, so that receivers can drop repetitions."""
+    """Same for every attempt, so that receivers can drop duplicates."""
     settle: Callable[[str | None], None]
-    """Stores what came of the attempt."""
+    """Stores the outcome: an error message, or None."""
     words: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deliveries:
-    """Delivers what is due, a few messages at a time; any number of workers do so on one
-    database.
-    """
+    """Delivers due messages, a few at a time; any number of workers may share a database."""
 
     store: AccessStore
     settings: WebhookSettings
@@ -121,13 +127,13 @@ class Deliveries:
     poll_s: float = POLL_S
     send: Callable[..., None] = post
     _under_way: Counter[str | None] = field(default_factory=Counter)
-    """Messages that are being sent, by owner."""
+    """Messages being sent, by owner."""
     _ended: threading.Condition = field(default_factory=threading.Condition)
-    """One of them ended."""
+    """Notified when a message is done."""
 
     def run(self) -> None:
         """Deliver queued webhooks until `stopping` is set."""
-        with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="webhook") as pool:
+        with ThreadPoolExecutor(MAX_CONCURRENT, thread_name_prefix="webhook") as pool:
             while not self.stopping.is_set():
                 claim = None
                 with surviving("claim webhooks", log):
@@ -139,20 +145,22 @@ class Deliveries:
                         self._ended.wait(self.poll_s)
 
     def step(self) -> bool:
-        """Attempt one delivery that is due; False where none is."""
+        """Make one due attempt; return False if none is due."""
         claim = self._claim()
         if claim is not None:
             self._deliver(claim)
         return claim is not None
 
     def _claim(self) -> Claim | None:
-        """A message of whoever has room: silent receivers of one owner hold up nobody else's
-        messages.
-        """
+        """Claim a message of an owner below its limit, so slow receivers delay only their own."""
         with self._ended:
-            if self._under_way.total() >= AT_ONCE:
+            if self._under_way.total() >= MAX_CONCURRENT:
                 return None
-            full = [owner for owner, count in self._under_way.items() if count >= AT_ONCE_PER_OWNER]
+            full = [
+                owner
+                for owner, count in self._under_way.items()
+                if count >= MAX_CONCURRENT_PER_OWNER
+            ]
             claim = self._of_search(full) or self._of_watch(full)
             if claim is not None:
                 self._under_way[claim.owner] += 1
@@ -207,46 +215,37 @@ class Deliveries:
                 body=claim.body,
                 headers=headers,
             )
-        except (
-            DeliveryError,
-            InputError,
-        ) as failure:  # what was admitted when the URL was given may not be now
+        except (DeliveryError, InputError) as failure:  # the allowed networks may have changed
             error = str(failure)
         claim.settle(error)
         log.info("%s: %s", claim.words, error or "delivered")
 
 
 def warn_of_overdue(
-    *, store: AccessStore, stopping: threading.Event, look_s: float = LOOK_S
+    *, store: AccessStore, stopping: threading.Event, check_interval_s: float = OVERDUE_CHECK_S
 ) -> None:
-    """Stand in for `Deliveries` without a secret to sign with: look until messages are overdue, and
-    warn the operator once.
-    """
+    """Warn the operator once if messages are overdue; runs when no signing secret is set."""
     while not stopping.is_set():
-        with suppress(HpToolError):  # the worker itself warns of a database that is away
+        with suppress(HpToolError):  # the worker itself reports a database that is away
             if overdue := store.state().overdue_webhooks:
-                fix = "set HP_WEBHOOK_SECRET or HP_WEBHOOK_SECRET_FILE, the API's, for the workers"
+                fix = "set HP_WEBHOOK_SECRET or HP_WEBHOOK_SECRET_FILE as for the API"
                 log.warning(
-                    "%d webhooks are overdue, and this worker has no secret to sign them with: %s",
+                    "%d webhooks are overdue, but this worker has no secret to sign them: %s",
                     overdue,
                     fix,
                 )
                 return
-        stopping.wait(look_s)
+        stopping.wait(check_interval_s)
 
 
 def message_id(search: SearchRecord) -> str:
-    """Id of the message for this end of the search, the same for every attempt, so that receivers
-    can drop repetitions.
-    """
-    assert search.finished_at is not None  # it has ended
+    """Return the id of the message for this end of the search, the same for every attempt."""
+    assert search.finished_at is not None
     return f"{search.id}-{round(search.finished_at.timestamp() * 1e6)}"
 
 
 def message(search: SearchRecord) -> bytes:
-    """The message: how the search ended, what it cost, and where its result is. Small, whatever the
-    search was.
-    """
+    """Return the message about an ended search: outcome, cost and path of its result."""
     assert search.finished_at is not None
     summary = (search.result or {}).get("search") or {}
     error = search.error and {
@@ -267,9 +266,7 @@ def message(search: SearchRecord) -> bytes:
 
 
 def watch_message(watch: WatchRecord) -> bytes:
-    """The message of a watched job's newest event: that it became slower, since when, by how much
-    and what could explain it, or that it is as it was again.
-    """
+    """Return the message about a watched job's newest event: a slowdown or a recovery."""
     verdict = watch.message or {}
     names = (
         "status",
@@ -296,12 +293,13 @@ def watch_message(watch: WatchRecord) -> bytes:
 
 
 def _cut(value: Any) -> str | None:
-    return None if value is None else str(value)[:LONGEST_TEXT]
+    return None if value is None else str(value)[:MAX_TEXT_LENGTH]
 
 
-class Guarded(httpcore.NetworkBackend):
-    """Connects to the addresses of a name, if all of them are admitted. The address checked is the
-    address connected to, so a second look-up cannot answer differently (DNS rebinding).
+class GuardedBackend(httpcore.NetworkBackend):
+    """Connects to a host only if all its addresses are admitted.
+
+    It connects to the checked address, so a second lookup cannot differ (DNS rebinding).
     """
 
     def __init__(self, *, admits: Callable[[Address], bool], deadline: float) -> None:
@@ -317,26 +315,24 @@ class Guarded(httpcore.NetworkBackend):
         local_address: str | None = None,
         socket_options: Iterable[Any] | None = None,
     ) -> httpcore.NetworkStream:
-        addresses = _resolved(host, port, limit_s=left_s(self._deadline))
+        addresses = _resolve_host(host, port, limit_s=left_s(self._deadline))
         if not addresses or not all(map(self._admits, addresses)):
-            raise httpcore.ConnectError("the name does not stand for public addresses alone")
+            raise httpcore.ConnectError("the host has addresses that are not public")
         failure: Exception | None = None
         for address in addresses:
             try:
                 stream = self._inner.connect_tcp(
                     str(address), port, left_s(self._deadline), local_address, socket_options
                 )
-                return Bounded(stream, deadline=self._deadline)
+                return DeadlineStream(stream, deadline=self._deadline)
             except (httpcore.ConnectError, httpcore.ConnectTimeout) as error:
                 failure = error
-        assert failure is not None  # there was an address
+        assert failure is not None
         raise failure
 
 
-class Bounded(httpcore.NetworkStream):
-    """A connection with one deadline for everything, so that a receiver cannot prolong it byte by
-    byte.
-    """
+class DeadlineStream(httpcore.NetworkStream):
+    """A connection with one deadline for all operations, so a slow receiver cannot prolong it."""
 
     def __init__(self, inner: httpcore.NetworkStream, *, deadline: float) -> None:
         self._inner = inner
@@ -357,7 +353,7 @@ class Bounded(httpcore.NetworkStream):
         server_hostname: str | None = None,
         timeout: float | None = None,
     ) -> httpcore.NetworkStream:
-        return Bounded(
+        return DeadlineStream(
             self._inner.start_tls(ssl_context, server_hostname, left_s(self._deadline)),
             deadline=self._deadline,
         )
@@ -367,17 +363,15 @@ class Bounded(httpcore.NetworkStream):
 
 
 def left_s(deadline: float) -> float:
-    """Seconds until `deadline`; raises ReadTimeout once it has passed."""
+    """Return the seconds until `deadline`; raise ReadTimeout if it has passed."""
     seconds = deadline - time.monotonic()
     if seconds <= 0:
-        raise httpcore.ReadTimeout("it took too long")
+        raise httpcore.ReadTimeout("timed out")
     return seconds
 
 
-def _resolved(host: str, port: int, *, limit_s: float) -> list[Address]:
-    """The addresses of a name. The system's look-up knows no time limit, so it runs in a thread
-    that may be left behind.
-    """
+def _resolve_host(host: str, port: int, *, limit_s: float) -> list[Address]:
+    """Resolve a host name, in a thread because the system's lookup has no timeout."""
     outcome: queue.SimpleQueue[list[Address] | None] = queue.SimpleQueue()
 
     def look_up() -> None:
@@ -386,14 +380,14 @@ def _resolved(host: str, port: int, *, limit_s: float) -> list[Address]:
             outcome.put(
                 list(dict.fromkeys(ipaddress.ip_address(answer[4][0]) for answer in answers))
             )
-        except (OSError, ValueError):  # UnicodeError, of names that are none, is a ValueError
+        except (OSError, ValueError):  # invalid names raise UnicodeError, a ValueError
             outcome.put(None)
 
     threading.Thread(target=look_up, name="webhook-name", daemon=True).start()
     try:
         addresses = outcome.get(timeout=limit_s)
     except queue.Empty:
-        raise httpcore.ConnectTimeout("the name was not found in time") from None
+        raise httpcore.ConnectTimeout("name lookup timed out") from None
     if addresses is None:
-        raise httpcore.ConnectError("the name is not found")
+        raise httpcore.ConnectError("the host name cannot be resolved")
     return addresses

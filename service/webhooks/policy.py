@@ -1,6 +1,4 @@
-"""Where webhooks may go. Users give the URLs and the service requests them, so they must not reach
-internal hosts.
-"""
+"""Allowed webhook targets: users choose the URLs, so requests must not reach internal hosts."""
 
 import ipaddress
 from dataclasses import dataclass, field
@@ -10,28 +8,26 @@ import httpx
 
 from hp_tool.errors import InputError
 
-LONGEST_URL = 2000
-SPECIAL = tuple(
+MAX_URL_LENGTH = 2000
+SPECIAL_NETWORKS = tuple(
     map(
         ipaddress.ip_network,
         ("192.0.0.0/24", "192.88.99.0/24", "3fff::/20", "5f00::/16", "2001::/23"),
     )
 )
-"""Networks of IANA's registries of special purposes, which Python follows in part, release by
-release.
-"""
+"""Networks from IANA's special-purpose registries; Python's own lists differ by release."""
 ANYCAST = tuple(map(ipaddress.ip_address, ("192.0.0.9", "192.0.0.10")))
-"""The two among them that are global."""
+"""Global addresses within SPECIAL."""
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
-CARRIERS = tuple(
+TRANSLATED_NETWORKS = tuple(
     map(
         ipaddress.ip_network,
         ("64:ff9b::/96", "64:ff9b:1::/48", "2002::/16", "::ffff:0:0:0/96", "::/96", "fec0::/10"),
     )
 )
-"""IPv6 that is translated to IPv4 on the way (NAT64, 6to4, SIIT, IPv4-compatible), perhaps to a
-private address, and old site-local addresses.
+"""IPv6 translated to IPv4, perhaps to a private address (NAT64, 6to4, SIIT, IPv4-compatible), and
+deprecated site-local addresses.
 """
 
 
@@ -40,37 +36,40 @@ class WebhookSettings:
     """The operator's settings for webhooks."""
 
     key: bytes = field(repr=False)
-    """The HMAC's key."""
+    """HMAC key."""
     networks: tuple[Network, ...] = ()
-    """Networks that are not public but allowed as targets."""
+    """Private networks that are allowed as targets."""
 
     def check(self, url: str) -> httpx.URL:
-        """The parsed URL, if its text is acceptable; the addresses of its name are checked on
-        connecting.
+        """Parse and check a URL; addresses of its host are checked when connecting.
 
-        https, or http to a loopback address among `networks`; neither user nor fragment. InputError
-        otherwise.
+        It must use https, or http to a loopback address in `networks`, without user or fragment.
+
+        Raises:
+            InputError: The URL is not allowed (`webhook_refused`).
         """
         try:
             parsed = httpx.URL(url)
             address = _literal(parsed.host)
         except (httpx.InvalidURL, UnicodeError):
-            raise _refused("it is not a URL") from None
-        if len(url) > LONGEST_URL or not url.isprintable():
-            raise _refused(f"it has above {LONGEST_URL} characters, or some that do not print")
+            raise _url_error("it is not a valid URL") from None
+        if len(url) > MAX_URL_LENGTH or not url.isprintable():
+            raise _url_error(f"it is longer than {MAX_URL_LENGTH} characters, or not printable")
         if not parsed.host or parsed.userinfo or parsed.fragment:
-            raise _refused("it must name a host, and neither a user nor a fragment")
+            raise _url_error("it needs a host and must not have a user or a fragment")
         is_here = parsed.host == "localhost" or (address is not None and address.is_loopback)
         if parsed.scheme != "https" and not (
-            parsed.scheme == "http" and is_here and any(each.is_loopback for each in self.networks)
+            parsed.scheme == "http"
+            and is_here
+            and any(network.is_loopback for network in self.networks)
         ):
-            raise _refused("its scheme must be https")
+            raise _url_error("it must use https")
         if address is not None and not self.admits(address, encrypted=parsed.scheme == "https"):
-            raise _refused("its address is not public")
+            raise _url_error("its address is not public")
         return parsed
 
     def admits(self, address: Address, *, encrypted: bool) -> bool:
-        """Whether a connection to this address may be made; unencrypted only to a loopback one."""
+        """Return True if a connection to this address is allowed; unencrypted only to loopback."""
         mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
         address = mapped or address
         if not encrypted and not address.is_loopback:
@@ -82,7 +81,7 @@ class WebhookSettings:
         return (
             address.is_global
             and not address.is_multicast
-            and not any(address in each for each in (*CARRIERS, *SPECIAL))
+            and not any(address in network for network in (*TRANSLATED_NETWORKS, *SPECIAL_NETWORKS))
         )
 
 
@@ -93,5 +92,7 @@ def _literal(host: str) -> Any:
         return None
 
 
-def _refused(why: str) -> InputError:
-    return InputError(f"no webhook can go there: {why}", field="webhook", code="webhook_refused")
+def _url_error(problem: str) -> InputError:
+    return InputError(
+        f"Webhook URL not allowed: {problem}.", field="webhook", code="webhook_refused"
+    )

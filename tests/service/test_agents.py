@@ -369,10 +369,12 @@ def test_an_agent_drives_a_process_over_its_standard_streams(
 def test_the_skill_names_every_tool_and_lies_in_the_package(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    from service.agents.server import ASKING, CHANGING
+    from service.agents.server import CHANGING_TOOLS, READING_TOOLS
 
     text = SKILL.read_text(encoding="utf-8")
-    assert {name for name in (*ASKING, *CHANGING) if f"`{name}`" not in text} <= {"cancel_search"}
+    assert {name for name in (*READING_TOOLS, *CHANGING_TOOLS) if f"`{name}`" not in text} <= {
+        "cancel_search"
+    }
     from hp_tool.cli.main import build
 
     build()(["mcp", "--skill"], standalone_mode=False)
@@ -435,8 +437,8 @@ def test_an_agent_reads_which_argument_is_wrong() -> None:
     ],
 )
 def test_an_agent_reads_what_an_import_lacks_as_arguments(command: str, words: str) -> None:
-    from service.agents.tools import in_arguments
+    from service.agents.tools import with_tool_arguments
 
     with pytest.raises(ImportRefusedError) as refused:
         read_configuration(command)
-    assert words in in_arguments(refused.value)
+    assert words in with_tool_arguments(refused.value)

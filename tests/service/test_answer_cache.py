@@ -13,7 +13,7 @@ from fastapi.testclient import TestClient
 from hp_tool import catalog
 from hp_tool.store import SqlStore
 from service.http import answer_cache
-from service.http.answer_cache import PROBLEM_BYTES, AnswerCache
+from service.http.answer_cache import ENTRY_OVERHEAD_BYTES, AnswerCache
 from tests.service.test_registrations import MODEL
 
 
@@ -106,7 +106,7 @@ def test_what_names_a_registration_is_answered_anew(
 def test_the_longest_unasked_make_room() -> None:
     import asyncio
 
-    cache = AnswerCache(max_bytes=20 + 2 * PROBLEM_BYTES)
+    cache = AnswerCache(max_bytes=20 + 2 * ENTRY_OVERHEAD_BYTES)
     keys = [(None, "/v1/estimates", b"", bytes([number])) for number in range(3)]
 
     async def ask(number: int) -> bytes | None:

@@ -18,7 +18,7 @@ from hp_tool.domain.ports import Store
 from hp_tool.errors import NotFoundError, StoreError
 from service.async_client import AsyncClient
 from service.client import Client
-from service.clients.retries import LOST_ATTEMPTS, AsyncRetryTransport, RetryTransport
+from service.clients.retries import MAX_LOST_ATTEMPTS, AsyncRetryTransport, RetryTransport
 from tests.service.coordinator import claim, finish, one_run
 
 Query = dict[str, Any]
@@ -127,7 +127,9 @@ def test_patience_ends_in_a_loop_too() -> None:
                 await client.estimate(query={})
 
     asyncio.run(scenario())
-    assert len(seen) == LOST_ATTEMPTS**2  # the client waits around the transport that waits here
+    assert (
+        len(seen) == MAX_LOST_ATTEMPTS**2
+    )  # the client waits around the transport that waits here
 
 
 def timing_out() -> tuple[list[httpx.Request], Any]:
@@ -144,10 +146,10 @@ def timing_out() -> tuple[list[httpx.Request], Any]:
 def test_the_last_timeout_is_raised_when_no_attempt_is_left() -> None:
     seen, answer = timing_out()
     transport = RetryTransport(httpx.MockTransport(answer), sleep=lambda seconds: None)
-    last = pytest.raises(httpx.ReadTimeout, match=f"^timeout {LOST_ATTEMPTS}$")
+    last = pytest.raises(httpx.ReadTimeout, match=f"^timeout {MAX_LOST_ATTEMPTS}$")
     with httpx.Client(transport=transport) as http, last:
         http.get("http://x/v1/searches")
-    assert len(seen) == LOST_ATTEMPTS
+    assert len(seen) == MAX_LOST_ATTEMPTS
 
 
 def test_the_last_timeout_is_raised_in_an_event_loop() -> None:
@@ -159,11 +161,11 @@ def test_the_last_timeout_is_raised_in_an_event_loop() -> None:
     async def scenario() -> None:
         transport = AsyncRetryTransport(httpx.MockTransport(answer), sleep=sleep)
         async with httpx.AsyncClient(transport=transport) as http:
-            with pytest.raises(httpx.ReadTimeout, match=f"^timeout {LOST_ATTEMPTS}$"):
+            with pytest.raises(httpx.ReadTimeout, match=f"^timeout {MAX_LOST_ATTEMPTS}$"):
                 await http.get("http://x/v1/searches")
 
     asyncio.run(scenario())
-    assert len(seen) == LOST_ATTEMPTS
+    assert len(seen) == MAX_LOST_ATTEMPTS
 
 
 def test_a_training_hears_when_it_strays(server: str, store: Store) -> None:

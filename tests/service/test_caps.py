@@ -15,7 +15,7 @@ from hp_tool.domain.access import Scope
 from hp_tool.store import SqlStore
 from service import keys
 from service.app import create_app
-from service.http.protocol import PatientProtocol
+from service.http.protocol import BoundedProtocol
 from service.settings import Settings
 from tests.service.processes import served, wait_for
 
@@ -49,7 +49,7 @@ def answer_to(url: str, local_address: str) -> httpx.Response:
 def test_a_connection_without_a_whole_request_is_closed(
     store: SqlStore, monkeypatch: pytest.MonkeyPatch, sent: str
 ) -> None:
-    monkeypatch.setattr(PatientProtocol, "headers_s", 0.2)
+    monkeypatch.setattr(BoundedProtocol, "headers_s", 0.2)
     with served(create_app(Settings(), store=store)) as url, connected(url) as slow:
         slow.sendall(sent.encode())
         assert slow.recv(1000) == b""
@@ -59,7 +59,7 @@ def test_a_connection_without_a_whole_request_is_closed(
 def test_a_body_that_never_comes_is_given_up(
     store: SqlStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("service.http.asgi_body.SILENCE_S", 0.2)
+    monkeypatch.setattr("service.http.asgi_body.MAX_PAUSE_S", 0.2)
     with served(create_app(Settings(), store=store)) as url, connected(url) as slow:
         slow.sendall(
             b"POST /v1/estimates HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 9\r\n\r\n{"

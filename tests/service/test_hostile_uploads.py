@@ -218,8 +218,8 @@ def test_an_upload_delays_no_other_key(tmp_path: Path, files: dict[str, Path]) -
 def test_an_upload_that_stays_silent_or_drips_is_ended(
     server: str, monkeypatch: pytest.MonkeyPatch, path: str, drips: bool
 ) -> None:
-    monkeypatch.setattr(asgi_body, "SILENCE_S", 60.0 if drips else 0.4)
-    monkeypatch.setattr(asgi_body, "WHOLE_S", 0.4 if drips else 60.0)
+    monkeypatch.setattr(asgi_body, "MAX_PAUSE_S", 60.0 if drips else 0.4)
+    monkeypatch.setattr(asgi_body, "MAX_BODY_S", 0.4 if drips else 60.0)
     parts = urlsplit(server)
     head = '--b\r\nContent-Disposition: form-data; name="trace"; filename="a.json"\r\n\r\n'
     lines = (

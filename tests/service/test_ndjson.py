@@ -41,5 +41,5 @@ def test_an_endless_line_is_not_collected() -> None:
     splitter = LineSplitter(limit=LIMIT)
     for _ in range(1000):
         assert splitter.feed(b"x" * 1000) == []
-        assert len(splitter._kept) <= LIMIT
+        assert len(splitter._buffer) <= LIMIT
     assert [type(line) for line in splitter.feed(b"\n")] == [HpToolError]

@@ -46,7 +46,7 @@ def test_a_key_pays_for_its_own_searches_only(
     store.create_search(query=query(50.0), owner="bob", api_key_id="k2", limits=(LIMIT,))
     with pytest.raises(LimitError, match="this key has 0 of 50"):
         store.create_search(query=query(1.0), api_key_id="k1", limits=(mine,))
-    with pytest.raises(LimitError, match="this service's 100"):
+    with pytest.raises(LimitError, match="this service has 0 of 100"):
         store.create_search(query=query(1.0), api_key_id="k3", limits=(LIMIT,))
     claimed = store.claim_search(holder="test", lease_s=60, search_id=search.id)
     assert claimed is not None

@@ -257,7 +257,7 @@ def test_a_lost_node_gives_the_best_of_the_rest_and_what_a_wait_is_worth(query: 
     assert answer["worth_waiting_s"] == pytest.approx(
         answer["restart_s"] + answer["checkpoint_s"] / answer["pace"]
     )
-    assert "waiting pays" in answer["text"]
+    assert "waiting is worthwhile" in answer["text"]
     again = json.loads(hp_tool("estimate", "-", "--json", stdin=json.dumps(answer["query"])).stdout)
     assert again["estimate"]["time"]["step_s"] == answer["step_s"]
 
