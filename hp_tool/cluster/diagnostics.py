@@ -1,4 +1,4 @@
-"""Checks of what this host needs, piece by piece: what is wrong, and how to fix it."""
+"""Diagnostic checks of this host, each with a fix (`hp-tool doctor`)."""
 
 from __future__ import annotations
 
@@ -21,21 +21,19 @@ from hp_tool.extras import install_command, require
 if TYPE_CHECKING:
     from hp_tool.domain.ports import Launcher
 
-LITTLE_DISK_BYTES = 2**30
-NO_DISK_BYTES = 16 * 2**20
-"""Of a database's disk: its write-ahead log alone may take several MiB."""
-MANY = 10_000
-"""Ended searches or run folders that are worth a word where nothing ever deletes them."""
+LOW_DISK_BYTES = 2**30
+MIN_DISK_BYTES = 16 * 2**20
+"""Space that a database's disk needs; its write-ahead log alone may take several MiB."""
+MANY_SEARCHES = 10_000
+"""Number of ended searches or run folders that causes a warning if no retention rule is set."""
 CLOCK_TOLERANCE_S = 5.0
-"""A sixth of a lease: below it no worker is wrongly taken for dead or alive, and keys expire on
-time.
-"""
+"""Tolerated clock difference: a sixth of a lease, so that leases and keys expire as intended."""
 SLURM_TOOLS = ("sbatch", "squeue", "scontrol", "scancel")
 PROFILER_PACKAGES = ("torch", "megatron-core")
 JOB_NAME = re.compile(r"hp-[0-9a-f]{16}-r[0-9]+-t[0-9]+(-[0-9a-f]{16})?")
-"""Of a search's run; those of earlier editions do not end in the run's id."""
-SHOWN = 3
-"""Names that one line tells."""
+"""Job name of a search's run; earlier editions omit the run's id."""
+MAX_NAMES_SHOWN = 3
+"""Names listed in one line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,25 +42,26 @@ class Check:
 
     name: str
     status: Literal["ok", "warning", "failed"]
-    """warning: works, but not for everything or not for long."""
+    """warning: works with limitations."""
     detail: str
     fix: str | None = None
-    """How to fix it; None if all is well."""
+    """What to do; None if the status is ok."""
 
 
 def examine(*, database_url: str | None = None) -> list[Check]:
-    """Every check, of the database at the URL (default: as `open_store`), this host and the
-    clusters. Changes nothing.
+    """Run all checks of the database, this host and the clusters. Changes nothing.
 
-    An installation without the extra `search` has no database and starts no runs: its check says
-    so, and stands for those.
+    Without the extra `search`, only the catalogue is checked.
+
+    Args:
+        database_url: The database; default as for `open_store`.
     """
     try:
-        require("search", by="a search, which keeps a database and starts runs,")
+        require("search", by="Searches")
     except (MissingExtraError, UnsupportedError) as error:
         return [
             *catalogue(),
-            Check("searches", "warning", f"this installation answers questions; {error.message}"),
+            Check("searches", "warning", f"Predictions work; searches do not. {error.message}"),
         ]
     from hp_tool.cluster.launchers.jobs import default_root
 
@@ -72,35 +71,36 @@ def examine(*, database_url: str | None = None) -> list[Check]:
 
 
 def database(url: str | None) -> Iterator[Check]:
-    """Whether the database is reachable, at this version's schema, writable, and its clock ours."""
+    """Check that the database is reachable, current and writable, and its clock correct."""
     from hp_tool.store import database_url, masked, schema
     from hp_tool.store.engine import parse_url
 
     try:
         url = database_url(url)
-        place, state = masked(url), schema.probe(url)
+        name, state = masked(url), schema.probe(url)
     except HpToolError as error:
         yield Check(
             "database",
             "failed",
             error.message,
-            "see that the database runs and that HP_DATABASE_URL names it",
+            "check that the database runs and that HP_DATABASE_URL is correct",
         )
         return
     if state is not None:
-        yield Check("database", "ok", f"{place} answers")
+        yield Check("database", "ok", f"{name} responds")
         yield from database_state(state)
         return
     yield folder_check(
         "database",
         Path(parse_url(url).database or ""),
-        holds=f"{place} will be made at its first use",
+        holds=f"{name} will be created on first use",
     )
 
 
 def kept(url: str | None) -> Iterator[Check]:
-    """What ended searches have left behind, and what deletes it; nothing where the database has
-    another version's schema.
+    """Report stored data of ended searches and the retention rules.
+
+    Yields nothing if the database's schema is not current.
     """
     from hp_tool.cluster.launchers import folders
     from hp_tool.loop.tuning.retention import in_words, retention_settings, run_roots
@@ -133,7 +133,7 @@ def kept(url: str | None) -> Iterator[Check]:
         f"{searches}; {on_disk}; database {stored.database_bytes / 2**20:.0f} MiB; "
         f"{in_words(rules)}"
     )
-    if not rules and max(stored.ended_searches, len(places)) > MANY:
+    if not rules and max(stored.ended_searches, len(places)) > MANY_SEARCHES:
         fix = (
             "try `hp-tool db prune --searches-older-than 90 --dry-run`, or set "
             "HP_RETENTION_SEARCH_DAYS for workers"
@@ -144,31 +144,32 @@ def kept(url: str | None) -> Iterator[Check]:
 
 
 def database_state(state: DatabaseState) -> Iterator[Check]:
-    """Schema, rights, webhooks and clock of a reachable database. A newer schema only has more:
-    migrations expand before they contract.
+    """Check schema, permissions, disk, webhooks and clock of a reachable database.
+
+    A newer schema is only a warning, because migrations expand before they contract.
     """
     revision, needed = state.revision, state.needed_revision
     if revision is None or revision < needed:
-        detail = f"the schema is {revision or 'missing'}, this version needs {needed}"
+        detail = f"the schema is {revision or 'missing'}; this version needs {needed}"
         yield Check("schema", "failed", detail, "run `hp-tool db upgrade`")
     elif revision > needed:
-        detail = f"the schema is {revision}, of a newer version than this one, which knows {needed}"
-        yield Check("schema", "warning", detail, "update hp-tool on this host too")
+        detail = f"the schema is {revision}, newer than this version supports ({needed})"
+        yield Check("schema", "warning", detail, "update hp-tool on this host")
     else:
         yield Check("schema", "ok", f"the schema is {revision}")
     if state.read_only:
-        fix = "use the primary server, or give this user the right to write the file and its folder"
-        yield Check("database writable", "failed", "the database can only be read", fix)
-    if state.free_bytes is not None and state.free_bytes < LITTLE_DISK_BYTES:
+        fix = "use the primary server, or give this user write access to the file and its folder"
+        yield Check("database writable", "failed", "the database is read-only", fix)
+    if state.free_bytes is not None and state.free_bytes < LOW_DISK_BYTES:
         status: Literal["warning", "failed"] = (
-            "failed" if state.free_bytes < NO_DISK_BYTES else "warning"
+            "failed" if state.free_bytes < MIN_DISK_BYTES else "warning"
         )
-        detail = f"{state.free_bytes / 2**20:.0f} MiB are free on the database's disk"
-        yield Check("database disk", status, detail, "make room there")
+        detail = f"{state.free_bytes / 2**20:.0f} MiB free on the database's disk"
+        yield Check("database disk", status, detail, "free some space")
     if state.overdue_webhooks:
         detail = (
             f"{state.overdue_webhooks} webhooks are overdue: no worker with the secret runs, "
-            "or none keeps up"
+            "or the workers are overloaded"
         )
         yield Check(
             "webhooks",
@@ -177,33 +178,29 @@ def database_state(state: DatabaseState) -> Iterator[Check]:
             "run workers with the API's HP_WEBHOOK_SECRET or HP_WEBHOOK_SECRET_FILE",
         )
     if abs(state.clock_offset_s) > CLOCK_TOLERANCE_S:
-        detail = f"the database's clock is {state.clock_offset_s:+.1f} s from this host's"
+        detail = f"the database's clock differs by {state.clock_offset_s:+.1f} s from this host's"
         yield Check("clock", "warning", detail, "run NTP on both")
     else:
-        yield Check("clock", "ok", f"within {CLOCK_TOLERANCE_S:g} s of the database's")
+        yield Check("clock", "ok", f"within {CLOCK_TOLERANCE_S:g} s of the database's clock")
 
 
 def folder_check(name: str, path: Path, *, holds: str) -> Check:
-    """Whether a file or folder, or the nearest one above it that exists, can be written and has
-    room.
-    """
-    nearest = next((each for each in (path, *path.absolute().parents) if each.exists()), Path("/"))
+    """Check that a path, or its nearest existing parent, is writable and has free space."""
+    nearest = next((at for at in (path, *path.absolute().parents) if at.exists()), Path("/"))
     if not os.access(nearest, os.W_OK):
-        fix = "give this user the right to write it, or name another (HP_RUNS_DIR, HP_DATABASE_URL)"
-        return Check(name, "failed", f"{nearest} cannot be written", fix)
+        fix = "give this user write access, or set another path (HP_RUNS_DIR, HP_DATABASE_URL)"
+        return Check(name, "failed", f"{nearest} is not writable", fix)
     free = shutil.disk_usage(nearest).free
-    if free < LITTLE_DISK_BYTES:
-        detail = f"{free / 2**20:.0f} MiB are free at {nearest}"
-        return Check(name, "warning", detail, "make room before logs and results fill it")
+    if free < LOW_DISK_BYTES:
+        detail = f"{free / 2**20:.0f} MiB free at {nearest}"
+        return Check(name, "warning", detail, "free some space before logs and results fill it")
     return Check(name, "ok", holds)
 
 
 def unknown_jobs(database_url: str | None) -> Iterator[Check]:
-    """Yield the jobs that run and the folders of jobs that the database does not know; nothing
-    where it knows all.
+    """Report running jobs and job folders that the database does not know.
 
-    A database that was restored from a backup has forgotten the runs of since then. No worker ends
-    their jobs.
+    A database restored from a backup has lost later runs, and no worker ends their jobs.
     """
     from hp_tool import store
     from hp_tool.cluster.launchers.jobs import default_root
@@ -217,40 +214,41 @@ def unknown_jobs(database_url: str | None) -> Iterator[Check]:
                 store.database_url(database_url), folders.union(*running_on.values())
             )
         )
-    except HpToolError:  # which the checks of the database tell
+    except HpToolError:  # reported by the checks of the database
         return
-    why = "the database was restored from an older backup, or another one uses {}"
+    cause = "the database was restored from an older backup, or another one uses {}"
     for name, running in running_on.items():
         if jobs := sorted(unknown & running):
             detail = (
-                f"{_some(jobs)} run on {name}, unknown to the database: "
-                f"{why.format('this cluster')}"
+                f"{_first_names(jobs)} run on {name} but are not in the database: "
+                f"{cause.format('this cluster')}"
             )
             fix = (
-                "unless they are another database's, end them with the cluster's command (this "
-                "host: `touch FOLDER/cancel`)"
+                "unless they belong to another database, cancel them with the cluster's command "
+                "(this host: `touch FOLDER/cancel`)"
             )
             yield Check("unknown jobs", "warning", detail, fix)
     if jobs := sorted(unknown & folders):
         detail = (
-            f"{default_root()} has folders of jobs unknown to the database: {_some(jobs)}; "
-            f"{why.format('this folder')}"
+            f"{default_root()} has job folders that are not in the database: {_first_names(jobs)}; "
+            f"{cause.format('this folder')}"
         )
         yield Check(
-            "unknown folders", "warning", detail, "unless they are another database's, delete them"
+            "unknown folders",
+            "warning",
+            detail,
+            "unless they belong to another database, delete them",
         )
 
 
-def _some(names: list[str]) -> str:
-    """Return the first few names, and how many more there are."""
-    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return ", ".join(names[:SHOWN]) + more
+def _first_names(names: list[str]) -> str:
+    """Return the first few names and the number of others."""
+    more = f" and {len(names) - MAX_NAMES_SHOWN} more" if len(names) > MAX_NAMES_SHOWN else ""
+    return ", ".join(names[:MAX_NAMES_SHOWN]) + more
 
 
 def _open_jobs(launcher: Callable[[], Launcher]) -> set[str]:
-    """Return the names of searches' jobs that wait or run at an engine; none where it does not
-    answer, which others tell.
-    """
+    """Return the names of searches' open jobs; none if the engine does not respond."""
     try:
         return {name for name in launcher().open_jobs() if JOB_NAME.fullmatch(name)}
     except (HpToolError, OSError):
@@ -258,9 +256,7 @@ def _open_jobs(launcher: Callable[[], Launcher]) -> set[str]:
 
 
 def _launchers() -> Iterator[tuple[str, Callable[[], Launcher]]]:
-    """Yield this host, each cluster whose entry says how runs reach it, and each launcher with a
-    file of options.
-    """
+    """Yield this host, registered clusters with a launcher, and launchers with an options file."""
     from hp_tool.cluster import launchers
 
     yield "this host", partial(launchers.create, "local")
@@ -268,32 +264,31 @@ def _launchers() -> Iterator[tuple[str, Callable[[], Launcher]]]:
 
 
 def catalogue() -> Iterator[Check]:
-    """Folders of HP_CATALOG_DIR that are not there; nothing where all are."""
+    """Report missing folders of HP_CATALOG_DIR."""
     from hp_tool.catalog.library import missing_folders
 
     for folder in missing_folders():
-        fix = "make it or mount it, or name another in HP_CATALOG_DIR"
+        fix = "create or mount it, or set another folder in HP_CATALOG_DIR"
         yield Check(
-            "catalogue", "warning", f"HP_CATALOG_DIR names {folder}, which is no folder", fix
+            "catalogue", "warning", f"HP_CATALOG_DIR contains {folder}, which is not a folder", fix
         )
 
 
 def profiler() -> Iterator[Check]:
-    """Whether this host has what its own profile runs need: torch, Megatron Core, and the GPUs they
-    would measure.
-    """
+    """Check for the packages and GPUs that local profile runs need."""
     from hp_tool.cluster.launchers.local import detect
 
     installed = {
-        name: each.version
+        name: distribution.version
         for name in PROFILER_PACKAGES
+        for distribution in importlib.metadata.distributions(name=name)
         for each in importlib.metadata.distributions(name=name)
     }
     missing = [name for name in PROFILER_PACKAGES if name not in installed]
     if missing:
         detail = (
-            f"{' and '.join(missing)} missing: this host predicts and serves, but runs no "
-            "profile jobs"
+            f"{' and '.join(missing)} missing: predictions and serving benchmarks work, but no "
+            "profile runs"
         )
         yield Check("profiler", "warning", detail, install_command("profiler"))
     else:
@@ -302,12 +297,12 @@ def profiler() -> Iterator[Check]:
         )
     hardware = detect()
     if hardware.gpu == "cpu":
-        detail = "no NVIDIA GPU is visible: local profile runs measure `cluster.gpu: cpu` only"
+        detail = "no NVIDIA GPU found: local profile runs only measure `cluster.gpu: cpu`"
         yield Check(
             "gpu",
             "warning",
             detail,
-            "run `hp-tool worker` where the GPUs are, or use search.launcher: slurm",
+            "run `hp-tool worker` on a host with GPUs, or use search.launcher: slurm",
         )
     elif "+cpu" in installed.get("torch", ""):
         detail = (
@@ -320,9 +315,7 @@ def profiler() -> Iterator[Check]:
 
 
 def slurm() -> Check:
-    """Whether Slurm's programs are there, all or none, and its controller answers. Only searches on
-    Slurm need it, so it never fails.
-    """
+    """Check Slurm's programs and controller; only searches on Slurm need them, so never failed."""
     missing = [tool for tool in SLURM_TOOLS if not shutil.which(tool)]
     if len(missing) == len(SLURM_TOOLS):
         return Check("slurm", "ok", "not on this host; only search.launcher: slurm needs it")
@@ -345,17 +338,13 @@ def slurm() -> Check:
 
 
 def clusters() -> Iterator[Check]:
-    """Whether each cluster whose entry says how runs reach it, and each launcher with a file of
-    options, takes runs.
-    """
+    """Check that each configured cluster accepts runs."""
     for name, launcher in _engines():
         yield _launcher_check(name, launcher)
 
 
 def _engines() -> Iterator[tuple[str, Callable[[], Launcher]]]:
-    """Yield each cluster whose entry says how runs reach it, and each launcher with a file of
-    options.
-    """
+    """Yield registered clusters with a launcher, and launchers with an options file."""
     from hp_tool.catalog import library
     from hp_tool.catalog.hardware import RUNS
     from hp_tool.cluster import launchers
@@ -371,20 +360,17 @@ def _engines() -> Iterator[tuple[str, Callable[[], Launcher]]]:
 
 
 def _launcher_check(name: str, launcher: Callable[[], Launcher]) -> Check:
-    """A launcher that is down now may be up when a run needs it: a warning. A mistake in its
-    description fails.
-    """
+    """Check a launcher: unreachable is a warning, an invalid configuration a failure."""
     try:
         return Check(name, "ok", launcher().answers())
     except MissingExtraError as error:
         return Check(
-            name, "warning", error.message, "install it where searches on this cluster run"
+            name, "warning", error.message, "install it on hosts that search on this cluster"
         )
     except InputError as error:
         return Check(name, "failed", error.message, f"correct {error.field or 'its entry'}")
     except HpToolError as error:
         fix = (
-            "see that it runs, that this host reaches it, and that its address and this user's "
-            "rights are right"
+            "check that it runs, that this host can reach its address, and this user's permissions"
         )
         return Check(name, "warning", error.message, fix)

@@ -1,4 +1,4 @@
-"""Logs of trainers, and metrics as JSON lines: step times, throughput and memory, line by line."""
+"""Read step times, throughput and memory from trainers' logs and JSON lines."""
 
 import json
 import math
@@ -18,59 +18,58 @@ _OUT_OF_MEMORY = re.compile(
 MAX_STEPS = 100_000
 MAX_BATCH = 10**12
 MAX_LINE = 20_000
-"""Characters of a line that are looked at: no figure stands further out."""
+"""Characters of a line that are read."""
 
 
 @dataclass(slots=True, kw_only=True)
 class LogFacts:
-    """What a log says, in its order. A kind of figure that the trainer does not print stays
-    empty.
-    """
+    """Figures read from a log, in order; kinds that the trainer does not print stay empty."""
 
     step_s: list[float] = field(default_factory=list)
-    """Seconds of optimizer steps; of a mean over several steps once."""
+    """Seconds of optimizer steps; a mean over several steps is one entry."""
     tokens_per_second_per_gpu: list[float] = field(default_factory=list)
     samples_per_second: list[float] = field(default_factory=list)
-    """Sequences of all devices together."""
+    """Sequences per second of all devices."""
     ends_at: dict[str, list[int]] = field(default_factory=dict)
-    """By the name of a list above: number of the optimizer step that each of its figures ends with,
-    growing; fewer of them where the trainer does not count.
+    """By name of a list above: the optimizer step at which each figure ends, increasing. Shorter if
+    the trainer does not number its steps.
     """
     losses: list[float] = field(default_factory=list)
     samples_per_step: float | None = None
-    """Global batch size that was printed last, in sequences."""
+    """Last printed global batch size, in sequences."""
     allocated_bytes: float | None = None
-    """Peak of torch's allocator, the largest that was printed."""
+    """Largest printed peak of torch's allocator."""
     reserved_bytes: float | None = None
     out_of_memory: bool = False
     out_of_memory_line: str | None = None
-    """The first line that says so."""
+    """First line that reports it."""
 
     def add(self, kind: str, value: float, *, step: int | None) -> None:
-        """Keep a figure of the list called `kind`, once a step: some trainers print it on every
-        rank. One that is not positive is no measurement.
-        """
+        """Add a positive figure to the list `kind`, once per step (some ranks repeat it)."""
         figures: list[float] = getattr(self, kind)
         ends_at = self.ends_at.setdefault(kind, [])
-        again = step is not None and bool(ends_at) and step <= ends_at[-1]
-        if not 0.0 < value < math.inf or len(figures) >= MAX_STEPS or again:
+        is_repeated = step is not None and bool(ends_at) and step <= ends_at[-1]
+        if not 0.0 < value < math.inf or len(figures) >= MAX_STEPS or is_repeated:
             return
         figures.append(value)
         if step is not None:
             ends_at.append(step)
 
     def peak(self, kind: str, value: float | None, unit: float = 1.0) -> None:
-        """Keep the largest of the peaks called `kind`, of a value in `unit` bytes."""
+        """Update the peak `kind` with a value in `unit` bytes."""
         if value is not None and 0.0 <= value * unit < math.inf:
             setattr(self, kind, max(getattr(self, kind) or 0.0, value * unit))
 
     def step_times_s(
         self, workload: TrainingWorkload, *, num_gpus: int
     ) -> tuple[list[float], list[int]]:
-        """The figures as seconds of a step, whatever the trainer prints, and their `ends_at`.
+        """Convert the figures to seconds per step.
 
-        For B sequences of s tokens on n devices the step time is the printed one, or B s / (n tps)
-        from tokens per second and device, or B / sps from sequences per second.
+        With B sequences of s tokens on n devices, the step time is the printed one, B s / (n tps)
+        for tokens per second and device, or B / sps for sequences per second.
+
+        Returns:
+            Step times, and the steps at which they end.
         """
         sequences = workload.global_batch_size
         tokens = sequences * workload.sequence_length / num_gpus
@@ -85,7 +84,7 @@ class LogFacts:
         )
 
     def loss(self, value: float | None) -> None:
-        """Keep a step's loss; JSON knows no NaN."""
+        """Add a step's loss if it is finite, because JSON has no NaN."""
         if value is not None and math.isfinite(value) and len(self.losses) < MAX_STEPS:
             self.losses.append(value)
 
@@ -94,8 +93,9 @@ _NUMBER = r"([-+]?[\d,]{0,30}\.?\d{1,30}(?:[eE][-+]?\d{1,3})?)"
 
 
 def _megatron(line: str, facts: LogFacts) -> None:
-    """iteration 10/ 100 | ... elapsed time per iteration (ms): 18130.0 | ...; memory (MB) | ... max
-    allocated: 45678.2 |
+    """Read `iteration 10/ 100 | ... elapsed time per iteration (ms): 18130.0 |` and memory lines.
+
+    Memory: `memory (MB) | ... max allocated: 45678.2 |`.
     """
     if (elapsed := _figure(line, rf"elapsed time per iteration \(ms\):\s*{_NUMBER}")) is not None:
         facts.add("step_s", elapsed / 1e3, step=_count(line, r"iteration\s+(\d+)/"))
@@ -110,8 +110,9 @@ def _megatron(line: str, facts: LogFacts) -> None:
 
 
 def _bridge(line: str, facts: LogFacts) -> None:
-    """Steps as Megatron-LM prints them; (after 2 iterations) memory (GB) |
-    mem-max-allocated-gigabytes: 153.4 | ...
+    """Read steps as Megatron-LM prints them, and Bridge's memory lines.
+
+    Memory: `(after 2 iterations) memory (GB) | mem-max-allocated-gigabytes: 153.4 | ...`.
     """
     _megatron(line, facts)
     if "memory (GB)" in line:
@@ -122,8 +123,9 @@ def _bridge(line: str, facts: LogFacts) -> None:
 
 
 def _nemo_rl(line: str, facts: LogFacts) -> None:
-    """Loss: 0.1234; Total step time: 35.70s; policy_training: 10.97s (30.7%), which is the part of
-    it that trains.
+    """Read `Loss: 0.1234; Total step time: 35.70s; policy_training: 10.97s (30.7%)`.
+
+    The last one is the training part.
     """
     facts.loss(_figure(line, rf"\u2022 Loss:\s*{_NUMBER}"))
     if (total := _figure(line, rf"Total step time:\s*{_NUMBER}s")) is not None:
@@ -133,9 +135,10 @@ def _nemo_rl(line: str, facts: LogFacts) -> None:
 
 
 def _verl(line: str, facts: LogFacts) -> None:
-    """step:1 - actor/pg_loss:0.1 - perf/max_memory_allocated_gb:20.7 - timing_s/update_actor:8.4 -
-    ..., numbers perhaps as np.float64(20.7): the actor's update is what trains; of supervised
-    tuning train/time(s).
+    """Read `step:1 - actor/pg_loss:0.1 - perf/max_memory_allocated_gb:20.7 - ...`.
+
+    The actor's update (timing_s/update_actor) is the training part; for supervised tuning it is
+    train/time(s). Numbers may be written as np.float64(20.7).
     """
     step = _count(line, r"\bstep:(\d+) - ")
     if step is None:
@@ -151,9 +154,7 @@ def _verl(line: str, facts: LogFacts) -> None:
 
 
 def _torchtitan(line: str, facts: LogFacts) -> None:
-    """step: 10 loss: 7.85 ... memory: 40.34GiB(42.45%) tps: 7,043 tflops: 405.63 mfu: 41.02%; tps
-    are one device's tokens.
-    """
+    """Read `step: 10 loss: 7.85 ... memory: 40.34GiB(42.45%) tps: 7,043 ...`; tps is per device."""
     step = re.search(r"step:\s*(\d+)", line)
     if step and (rate := _figure(line[step.end() :], rf"\btps:\s*{_NUMBER}")) is not None:
         facts.add("tokens_per_second_per_gpu", rate, step=_count(step[0], r"(\d+)"))
@@ -162,9 +163,10 @@ def _torchtitan(line: str, facts: LogFacts) -> None:
 
 
 def _deepspeed(line: str, facts: LogFacts) -> None:
-    """global_step=10, RunningAvgSamplesPerSec=12.3, CurrSamplesPerSec=12.1, MemAllocated=10.2GB,
-    MaxMemAllocated=20.5GB; Megatron-DeepSpeed: steps: 10 loss: 2.3 iter time (s): 1.234
-    samples/sec: 103.7
+    """Read DeepSpeed's and Megatron-DeepSpeed's step lines.
+
+    `global_step=10, RunningAvgSamplesPerSec=12.3, CurrSamplesPerSec=12.1, MemAllocated=10.2GB,
+    MaxMemAllocated=20.5GB`, or `steps: 10 loss: 2.3 iter time (s): 1.234 samples/sec: 103.7`.
     """
     if (rate := _figure(line, rf"CurrSamplesPerSec={_NUMBER}")) is not None:
         facts.add("samples_per_second", rate, step=_count(line, r"global_step=(\d+)"))
@@ -217,8 +219,9 @@ def _torchtune(line: str, facts: LogFacts) -> None:
 
 
 def _json(line: str, facts: LogFacts) -> None:
-    """{"step": 10, "step_s": 1.25, "loss": 2.3, "peak_allocated_bytes": 2.1e10}; other keys and
-    other lines are passed over.
+    """Read `{"step": 10, "step_s": 1.25, "loss": 2.3, "peak_allocated_bytes": 2.1e10}`.
+
+    Other keys and lines are ignored.
     """
     start = line.find("{")
     if start < 0:
@@ -271,11 +274,11 @@ READERS: dict[str, Callable[[str, LogFacts], None]] = {
     "torchtune": _torchtune,
     "json": _json,
 }
-"""By name, as `trainer.reader` and `--format` write it."""
+"""By name, as in `trainer.reader` and `--format`."""
 
 
 def read_line(line: str, facts: LogFacts, *, reader: str) -> None:
-    """Add what a line says to one of READERS."""
+    """Add a line's figures, read by one of READERS."""
     plain = _COLOUR.sub("", line[:MAX_LINE])
     if not facts.out_of_memory and _OUT_OF_MEMORY.search(plain):
         facts.out_of_memory, facts.out_of_memory_line = True, plain.strip()[:300]
@@ -283,7 +286,7 @@ def read_line(line: str, facts: LogFacts, *, reader: str) -> None:
 
 
 def read_log(lines: Iterable[str], *, reader: str) -> LogFacts:
-    """What the lines say to one of READERS. Numbers that are not positive are no measurements."""
+    """Read a log with one of READERS."""
     facts = LogFacts()
     for line in lines:
         read_line(line, facts, reader=reader)

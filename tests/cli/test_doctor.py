@@ -77,7 +77,7 @@ def test_what_is_told_of_a_database(change: dict[str, Any], status: str, name: s
 
 def test_a_folder_without_room_or_rights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert doctor.folder_check("f", tmp_path / "a" / "b", holds="fine").detail == "fine"
-    monkeypatch.setattr(doctor, "LITTLE_DISK_BYTES", 2**80)
+    monkeypatch.setattr(doctor, "LOW_DISK_BYTES", 2**80)
     assert doctor.folder_check("f", tmp_path, holds="fine").status == "warning"
     monkeypatch.setattr(
         os, "access", lambda *_: False

@@ -212,7 +212,7 @@ class EngineContract(Launching):
         await_the_end("job-1")
         measurement = launcher.fetch(handle)
         assert measurement.status == "timeout"
-        assert measurement.cause == "not done after 6 s"
+        assert measurement.cause == "hit the 6 s limit"
         assert measurement.log_tail == "started\n"
 
 

@@ -19,7 +19,7 @@ import yaml
 
 from hp_tool.cluster.launchers import create, kubernetes
 from hp_tool.cluster.launchers.kubernetes import ending, job_state
-from hp_tool.cluster.launchers.kubernetes_patch import merged
+from hp_tool.cluster.launchers.kubernetes_patch import merge_patch
 from hp_tool.cluster.launchers.options import KubernetesOptions
 from hp_tool.domain.jobs import JobState, Waiting
 from hp_tool.domain.ports import Launcher, Queueing, Timekeeping
@@ -128,16 +128,14 @@ class TestKubernetesLauncher(OnKubernetes):
         measurement = launcher.fetch(handle)
         assert (measurement.status, measurement.cause) == (
             "preempted",
-            "the rendezvous never filled: 1 of 2 nodes began",
+            "too few nodes joined the rendezvous: 1 of 2 started",
         )
 
     def test_a_user_who_may_not_create_jobs_is_told(
         self, launcher: Launcher, tmp_path: Path
     ) -> None:
         (tmp_path / "forbidden.configmaps").touch()
-        with pytest.raises(
-            LauncherError, match="may not create configmaps in the namespace default"
-        ):
+        with pytest.raises(LauncherError, match="may not create configmaps in namespace default"):
             launcher.answers()
         (tmp_path / "forbidden.configmaps").unlink()
         (tmp_path / "forbidden.delete").touch()
@@ -382,9 +380,9 @@ def test_a_strategic_merge_patch_is_kubectls(name: str, tmp_path: Path) -> None:
     printed = subprocess.run(
         command, capture_output=True, text=True, check=True, cwd=tmp_path
     ).stdout
-    theirs, ours = json.loads(printed)["spec"]["template"], merged(POD, PATCHES[name])
+    theirs, ours = json.loads(printed)["spec"]["template"], merge_patch(POD, PATCHES[name])
     assert in_order(ours) == in_order(theirs)
-    assert merged(POD, {}) == POD
+    assert merge_patch(POD, {}) == POD
 
 
 @pytest.mark.parametrize(
@@ -400,7 +398,9 @@ def test_manifests_are_what_kubernetes_takes(options: dict[str, Any], version: s
     for each in items:
         kubernetes_validate.validate(each, version, strict=True)
     assert [each["kind"] for each in items] == ["ConfigMap", "Service", "Job"]
-    kubernetes_validate.validate(kubernetes.ended_object(asked, handle="a"), version, strict=True)
+    kubernetes_validate.validate(
+        kubernetes.tombstone_object(asked, handle="a"), version, strict=True
+    )
     job = items[-1]
     with pytest.raises(kubernetes_validate.ValidationError):
         kubernetes_validate.validate(

@@ -135,7 +135,7 @@ def test_the_plan_is_torchrun_on_the_loopback_device(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("wrong", [{"gpu": "h100-sxm-80gb"}, {"num_gpus": 100_000}])
 def test_a_request_for_other_hardware_is_refused(tmp_path: Path, wrong: dict[str, object]) -> None:
-    with pytest.raises(InputError, match="this host has") as refused:
+    with pytest.raises(InputError, match="This host has") as refused:
         create("local", root=tmp_path, cpu_only=True).plan(_request(**wrong), job_name="job")
     assert refused.value.code == "launcher_mismatch"
 

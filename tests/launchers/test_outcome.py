@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from pydantic import TypeAdapter
 
-from hp_tool.cluster.launchers.jobs import Ending, measure, recorded
+from hp_tool.cluster.launchers.jobs import Ending, measure, parse_ending
 from hp_tool.cluster.launchers.readback import MAX_FILE_BYTES, log_tail, read_json
 from hp_tool.domain.measurement import KILLED, Hardware, Measurement
 from hp_tool.domain.steps import RUN, step_line
@@ -36,13 +36,13 @@ RANK_KILLED = "  traceback : Signal 9 (SIGKILL) received by PID 4711\n===="  # t
             Ending(reason="exited", exit_code=-9, oom_kills=1),
             "",
             "oom",
-            "the kernel killed a process for lack of host memory",
+            "the kernel killed a process: out of host memory",
         ),
         (
             Ending(reason="exited", exit_code=1, oom_kills=1),
             RANK_KILLED,
             "oom",
-            "the kernel killed a process for lack of host memory",
+            "the kernel killed a process: out of host memory",
         ),
         (
             Ending(reason="exited", exit_code=1),
@@ -61,9 +61,9 @@ RANK_KILLED = "  traceback : Signal 9 (SIGKILL) received by PID 4711\n===="  # t
             "torch.distributed.DistStoreError: Timed out after 901 seconds waiting for clients. "
             "1/2 clients joined.",
             "preempted",
-            "the rendezvous never filled: Timed out after 901 seconds waiting for clients",
+            "too few nodes joined the rendezvous: Timed out after 901 seconds waiting for clients",
         ),
-        (Ending(reason="timeout"), "step 1", "timeout", "not done after 30 s"),
+        (Ending(reason="timeout"), "step 1", "timeout", "hit the 30 s limit"),
         (Ending(reason="cancelled"), "step 1", "preempted", "cancelled on request"),
         (
             Ending(reason="lost"),
@@ -186,7 +186,7 @@ def test_a_result_that_no_run_is_like_is_a_crash_with_its_cause(tmp_path: Path, 
         9.0,
         "the end",
     )
-    assert found.cause is not None and found.cause.startswith("result.json cannot be believed: ")
+    assert found.cause is not None and found.cause.startswith("result.json is invalid: ")
 
 
 @pytest.mark.parametrize("name", ["result.json", "job.log", "result.rank0.json"])
@@ -220,9 +220,9 @@ def test_what_is_no_plain_file_is_not_opened(tmp_path: Path, name: str, kind: st
     [{"wall_s": "NaN"}, {"wall_s": -1.0}, {"exit_code": 1 << 40}, {"reason": 7}, {"error": []}],
 )
 def test_a_record_of_the_end_that_makes_no_sense_is_none(record: dict[str, object]) -> None:
-    found = recorded({"reason": "exited", "exit_code": 0, **record})
+    found = parse_ending({"reason": "exited", "exit_code": 0, **record})
     assert (found.reason, found.wall_s) == ("lost", None)
-    assert found.error is not None and "cannot be believed" in found.error
+    assert found.error is not None and "is invalid" in found.error
 
 
 def test_steps_in_a_log_that_no_run_has_are_none(tmp_path: Path) -> None:

@@ -152,5 +152,5 @@ def test_the_plan_is_torchrun_on_every_node() -> None:
         *("python3", "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1"),
         *("-m", "hp_tool.cluster.profiler", "request.json", "result.json"),
     )
-    with pytest.raises(InputError, match="this Ray cluster has cpu"):
+    with pytest.raises(InputError, match="This Ray cluster has cpu"):
         launcher.plan(replace(asked, gpu="h100-sxm-80gb"), job_name="a")

@@ -134,7 +134,7 @@ class TestSlurmLauncher(OnSlurm, EngineContract):
         with pytest.raises(LauncherError, match="invalid partition"):
             slurm.launcher(root=tmp_path, partition="nowhere").answers()
         assert (
-            "a job of one node would be taken: to start at"
+            "a one-node job would be accepted: to start at"
             in slurm.launcher(root=tmp_path).answers()
         )
 
@@ -171,7 +171,7 @@ class TestSlurmLauncher(OnSlurm, EngineContract):
         monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
         monkeypatch.setenv("SLURM_CONF", "/no/such/slurm.conf")
         launcher = slurm.launcher(root=tmp_path / "runs", ssh="me@login1", comment="hp {search}")
-        assert "would be taken" in launcher.answers()
+        assert "would be accepted" in launcher.answers()
         script = GOOD.replace('"ok"', '"ok", "versions": {"mark": os.environ["MARK_OF_TEST"]}')
         handle = launcher.submit(replace(plan(script), search="0123"))
         assert wait(launcher, handle, until={JobState.FINISHED, JobState.LOST}) is JobState.FINISHED
@@ -335,7 +335,7 @@ class TestLogs:
         measurement = launcher.fetch(late)
         assert (measurement.status, measurement.cause, measurement.log_tail) == (
             "timeout",
-            "not done after 6 s",
+            "hit the 6 s limit",
             "on\n",
         )
 

@@ -166,7 +166,7 @@ def test_a_job_whose_node_dies_is_charged_and_tried_again_elsewhere(site: Site) 
 def test_a_job_that_its_time_limit_ends_is_measured_by_the_steps_that_it_kept(site: Site) -> None:
     (run,) = site.tuned(harmed_at=5, search={"run_timeout_s": 2.5})
     assert run.measurement is not None and run.measurement.step_times_s == (0.5, 0.5)
-    assert run.measurement.cause == "2 of 3 steps measured: not done after 2.5 s"
+    assert run.measurement.cause == "2 of 3 steps measured: hit the 2.5 s limit"
 
 
 def test_host_memory_that_runs_out_says_nothing_of_the_gpus(site: Site) -> None:
@@ -175,8 +175,6 @@ def test_host_memory_that_runs_out_says_nothing_of_the_gpus(site: Site) -> None:
         harm=FILL_MEMORY, gpu="h100-sxm-80gb", search={"budget_runs": 2}, **memory
     )
     assert first.measurement is not None and first.state is RunState.FINISHED
-    cause = (
-        "the kernel killed a process for lack of host memory; give jobs more of the node's memory"
-    )
+    cause = "the kernel killed a process: out of host memory. Give jobs more host memory."
     assert (first.measurement.status, first.measurement.cause) == ("crashed", cause)
     assert first.parallel != second.parallel and second.attempt == 0

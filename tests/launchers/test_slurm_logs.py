@@ -83,7 +83,7 @@ class Played:
         return done.returncode
 
     def measured(self, word: str = "COMPLETED") -> Any:
-        slurm_folder.bring(self.folder, options=self.options)
+        slurm_folder.copy_from_logs(self.folder, options=self.options)
         job = Job(id=7, state=word)
         ending = slurm_folder.ending(self.folder, state=JobState.FINISHED, job=job, timeout_s=20.0)
         return measure(self.folder, ending=ending, timeout_s=20.0, hardware=HARDWARE)

@@ -118,7 +118,7 @@ def test_a_run_that_its_time_limit_ends_keeps_its_steps(
     measurement = launcher.fetch(handle)
     assert measurement.status == "ok", measurement.log_tail
     assert (
-        measurement.cause == f"{len(measurement.step_times_s)} steps measured: not done after 45 s"
+        measurement.cause == f"{len(measurement.step_times_s)} steps measured: hit the 45 s limit"
     )
     assert measurement.step_s is not None and measurement.step_s < 5.0
     assert (

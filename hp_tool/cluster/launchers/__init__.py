@@ -1,6 +1,4 @@
-"""Cluster engines behind one port (`domain.ports.Launcher`). An adapter is imported when it is
-created.
-"""
+"""Cluster engines behind one port (`domain.ports.Launcher`); adapters are imported when created."""
 
 from importlib import import_module
 from typing import Any
@@ -19,22 +17,25 @@ _ADAPTERS = {
 
 
 def names() -> tuple[str, ...]:
-    """Names of all launchers."""
+    """Return the names of all launchers."""
     return tuple(_ADAPTERS)
 
 
 def check_known(name: str) -> None:
-    """Raise InputError for a launcher that this version does not have."""
+    """Raise InputError for an unknown launcher."""
     if name not in _ADAPTERS:
         raise InputError(
-            f"unknown launcher {name!r}; known: {', '.join(sorted(_ADAPTERS))}",
+            f"Unknown launcher {name!r}; known: {', '.join(sorted(_ADAPTERS))}.",
             field="search.launcher",
         )
 
 
 def create(name: str, **options: Any) -> Launcher:
-    """The launcher called `name`, with the options of its constructor. Raises InputError for an
-    unknown name, MissingExtraError and UnsupportedError as `extras.require`.
+    """Create a launcher with the options of its constructor.
+
+    Raises:
+        InputError: The name is unknown.
+        MissingExtraError, UnsupportedError: As for `extras.require`.
     """
     check_known(name)
     require("search", by=f"launcher {name}")

@@ -1,6 +1,4 @@
-"""Runs against a server that serves already: jobs on this host that send it requests, and time its
-answers.
-"""
+"""Benchmark runs against a running server: local jobs that send requests and time the answers."""
 
 import json
 import os
@@ -20,16 +18,12 @@ from hp_tool.domain.requests import InferenceRequest, RunRequest
 from hp_tool.errors import InputError, LauncherError
 
 ENDPOINT = "endpoint.json"
-KEY = "HP_ENDPOINT_API_KEY"
-"""Environment variable of the job's processes alone; `hp_tool.cluster.profiler.endpoint` reads
-it.
-"""
+API_KEY_VARIABLE = "HP_ENDPOINT_API_KEY"
+"""Environment variable of the job's processes; read by `hp_tool.cluster.profiler.endpoint`."""
 
 
 class EndpointLauncher(LocalLauncher):
-    """Jobs as on one host, of which one at a time asks the endpoint. The devices behind it are
-    those its entry declares.
-    """
+    """Local jobs, one at a time, that call the endpoint; its devices are those declared."""
 
     name = "endpoint"
 
@@ -51,53 +45,56 @@ class EndpointLauncher(LocalLauncher):
         return replace(self._options.hardware(num_gpus=num_gpus), declared=True)
 
     def answers(self) -> str:
-        """Its models, and the devices declared. LauncherError where it lists none to this key."""
+        """Return its models and declared devices; raise LauncherError if it lists none."""
         request = Request(f"{self._options.url}/models")  # noqa: S310  # the options take http and https alone
         if self._key is not None:
             request.add_unredirected_header("Authorization", f"Bearer {self._key}")
         try:
             with urlopen(request, timeout=10.0) as response:  # noqa: S310
-                models = [str(each["id"]) for each in json.load(response)["data"]]
+                models = [str(model["id"]) for model in json.load(response)["data"]]
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise LauncherError(f"{self._options.url}/models does not answer: {error}") from None
+            raise LauncherError(f"No response from {self._options.url}/models: {error}") from None
         return f"{', '.join(models)} on {self._options.num_gpus} x {self._options.gpu}, as declared"
 
     def plan(self, request: RunRequest, *, job_name: str) -> LaunchPlan:
         if not isinstance(request, InferenceRequest) or request.runner != "endpoint":
             raise InputError(
-                "an endpoint only serves; ask a query of kind inference, or choose another "
-                "launcher",
+                "An endpoint only serves. Use a query of kind inference, or another launcher.",
                 code="launcher_mismatch",
                 field="search.launcher",
             )
         options, plan = self._options, torchrun.job_plan(request, job_name=job_name)
-        where = {name: getattr(options, name) for name in ("url", "model", "prompts", "body")}
+        settings = {name: getattr(options, name) for name in ("url", "model", "prompts", "body")}
         return replace(
             plan,
             command=(sys.executable, "-m", "hp_tool.cluster.profiler.endpoint"),
-            files={**plan.files, ENDPOINT: json.dumps(where | {"hosts": [options.name]})},
+            files={**plan.files, ENDPOINT: json.dumps(settings | {"hosts": [options.name]})},
         )
 
     def environment(self, plan: LaunchPlan) -> dict[str, str]:
-        return super().environment(plan) | ({} if self._key is None else {KEY: self._key})
+        return super().environment(plan) | (
+            {} if self._key is None else {API_KEY_VARIABLE: self._key}
+        )
 
 
 def _key(options: EndpointOptions) -> str | None:
-    """The bearer token of the entry, or of the variable that it names. Raises InputError where that
-    is not set.
+    """Return the bearer token of the options or of the environment variable that they name.
+
+    Raises:
+        InputError: The variable is not set, or the token has invalid characters.
     """
     variable = options.api_key_variable
     if variable is not None and variable not in os.environ:
         raise InputError(
-            f"the endpoint's key is to be in {variable}, which is not set in this process; set it "
-            "where the search runs",
+            f"{variable}, the variable for the endpoint's key, is not set. Set it where the "
+            "search runs.",
             field="endpoint.api_key_variable",
         )
     key = options.api_key if variable is None else os.environ[variable].strip()
-    if key is not None and not (
-        key.isascii() and key.isprintable()
-    ):  # an error about its header would show it
+    # Checked here, because an HTTP error would show the header.
+    if key is not None and not (key.isascii() and key.isprintable()):
         raise InputError(
-            "the endpoint's key has characters that no header may have", field="endpoint.api_key"
+            "The endpoint's key has characters that are invalid in a header.",
+            field="endpoint.api_key",
         )
     return key

@@ -1,6 +1,4 @@
-"""Folders of jobs that have ended: which lie under a root, how large they are, and their
-removal.
-"""
+"""Folders of ended jobs: list, measure and remove them."""
 
 import contextlib
 import fcntl
@@ -10,35 +8,33 @@ from collections.abc import Iterator
 from pathlib import Path
 
 LOCK = "lock"
-GONE = "~gone-"
-"""Before the name of a folder that is being removed; whoever comes next removes what a killed
-process left of it.
-"""
+REMOVED_PREFIX = "~gone-"
+"""Prefix of folders being removed; leftovers of a killed process are removed later."""
 
 
 def job_folders(root: Path) -> list[str]:
-    """Names of all jobs' folders under `root`, and of links in their place; empty where there is no
-    such folder.
-    """
+    """Return the names of job folders under `root`, and of links in their place."""
     with contextlib.suppress(OSError), os.scandir(root) as entries:
         return sorted(
-            each.name
-            for each in entries
-            if not each.name.startswith("~") and (each.is_symlink() or each.is_dir())
+            entry.name
+            for entry in entries
+            if not entry.name.startswith("~") and (entry.is_symlink() or entry.is_dir())
         )
     return []
 
 
 def size_bytes(folder: Path) -> int:
-    """Bytes of all files in a folder; links are not followed."""
+    """Return the total size of the files in a folder; links are not followed."""
     if folder.is_symlink():
         return 0
     return sum(path.lstat().st_size for path in _files(folder))
 
 
 def remove(folder: Path) -> bool:
-    """Remove a job's folder for good, and never anything that a link in it leads to; False where it
-    stays, as its job is alive or this user may not remove it.
+    """Remove a job's folder without following links.
+
+    Returns:
+        False if the folder remains, because its job is alive or permission is missing.
     """
     if _is_alive(folder):
         return False
@@ -46,24 +42,23 @@ def remove(folder: Path) -> bool:
         if folder.is_symlink():
             folder.unlink()
             return True
-        gone = folder.rename(
-            folder.with_name(GONE + folder.name)
-        )  # at once: nobody sees a part of it
+        # Atomic, so that nobody sees a partly removed folder.
+        renamed = folder.rename(folder.with_name(REMOVED_PREFIX + folder.name))
     except OSError:
         return False
-    shutil.rmtree(gone, ignore_errors=True)
+    shutil.rmtree(renamed, ignore_errors=True)
     return True
 
 
-def clear(root: Path) -> None:
-    """Remove what killed processes left of folders that they were removing."""
+def remove_leftovers(root: Path) -> None:
+    """Remove leftovers of removals that were interrupted."""
     with contextlib.suppress(OSError):
-        for path in root.glob(f"{GONE}*"):
+        for path in root.glob(f"{REMOVED_PREFIX}*"):
             shutil.rmtree(path, ignore_errors=True)
 
 
 def _is_alive(folder: Path) -> bool:
-    """Whether a supervisor on this host holds the job's lock."""
+    """Return True if a supervisor on this host holds the job's lock."""
     if folder.is_symlink():
         return False
     try:

@@ -1,9 +1,9 @@
-"""Jobs on a Kubernetes cluster through kubectl: no shared folder, no state of our own.
+"""Jobs on a Kubernetes cluster through kubectl, without a shared folder or state of its own.
 
-A job is an indexed Job with a pod per node (alone, or as a JobSet's only one), which find the first
-one by the name that a headless Service gives it; a ConfigMap holds the job's files. The supervisor
-runs a job's part in each pod and prints its results, which are read from the pods' logs. What is
-cancelled is deleted; a ConfigMap of its own then keeps the name taken, and the log.
+A job is an indexed Job with a pod per node (alone or in a JobSet). Pods find the first one through
+a headless Service; a ConfigMap holds the job's files. The supervisor runs in each pod and prints
+its results, which are read from the pods' logs. A cancelled job is deleted; another ConfigMap then
+keeps its name and log.
 """
 
 import contextlib
@@ -23,10 +23,10 @@ from hp_tool.cluster.launchers.kubernetes_manifest import (
     NUM_GPUS,
     TIMEOUT_S,
     belongings,
-    ended_name,
-    ended_object,
     manifest,
     object_name,
+    tombstone_name,
+    tombstone_object,
     workload_object,
 )
 from hp_tool.cluster.launchers.kubernetes_pods import (
@@ -42,60 +42,58 @@ from hp_tool.domain.jobs import JobState, LaunchPlan, Waiting
 from hp_tool.domain.requests import RunRequest
 from hp_tool.errors import EngineAwayError, LauncherError
 
-_PASSING = re.compile(
+_TEMPORARY_ERROR = re.compile(
     r"Unable to connect|connection|TooManyRequests|ServiceUnavailable|etcdserver: |try again"
 )
-"""Answers of an API server that is away, restarts or has too much to do."""
-_NODE_GONE = re.compile(r"containerLogs|no answer within")
-"""What reading a log says of the pod's node rather than of the API server, which answered
-before.
-"""
+"""Errors of an API server that is away, restarts or is overloaded."""
+_NODE_ERROR = re.compile(r"containerLogs|no answer within")
+"""Errors of the pod's node when reading a log, not of the API server."""
 _COMMAND_LIMIT_S = 20.0
-"""Shorter than a coordinator's lease."""
+"""Shorter than a lease."""
 WALL_S = "hp-tool/wall-s"
-"""How long such a job had run."""
+"""Annotation: seconds that a cancelled job had run."""
 _LOG = "log"
-_LARGEST_LOG_CHARACTERS = 200_000
-"""A ConfigMap's log: the end of it."""
-_LEAST_KEPT_S = 86_400.0
-"""A name that was cancelled stays taken for a day at least."""
+_MAX_LOG_CHARACTERS = 200_000
+"""Size of a log's end in a ConfigMap."""
+_MIN_KEEP_S = 86_400.0
+"""A cancelled name stays blocked for at least a day."""
 
 
 class KubernetesLauncher(StreamedLauncher):
-    """The Launcher port on a Kubernetes cluster. A handle is the name of the Job object."""
+    """Launcher for a Kubernetes cluster; a handle is the Job object's name."""
 
     name = "kubernetes"
 
     def __init__(self, *, options: KubernetesOptions | Mapping[str, object] | None = None) -> None:
-        """options: the cluster (default: the file that HP_KUBERNETES_CONFIG names)."""
+        """Use the cluster in `options` (default: the file that HP_KUBERNETES_CONFIG names)."""
         self._options = KubernetesOptions.of(options)
         self._kind = self._options.workload
         self._queued: dict[str, list[Object]] = {}
-        """Pods of the jobs, when one of these was last seen to wait."""
+        """Pods of waiting jobs, as last listed."""
         super().__init__(self._options)
 
     def answers(self) -> str:
         namespace = self._options.namespace
         kinds = "jobs.batch" if self._kind == "job" else "jobsets.jobset.x-k8s.io"
         for verb, kind in (
-            *(("create", each) for each in (kinds, "configmaps", "services")),
+            *(("create", name) for name in (kinds, "configmaps", "services")),
             ("delete", kinds),
         ):
             if self._kubectl("auth", "can-i", verb, kind, negative="no").strip() != "yes":
-                raise LauncherError(f"this user may not {verb} {kind} in the namespace {namespace}")
+                raise LauncherError(
+                    f"This user may not {verb} {kind} in namespace {namespace}. Grant the right."
+                )
         workload = workload_object(
             self._options, plan=torchrun.smallest_plan(self._options, job_name="hp-doctor")
         )
         self._kubectl("create", "--dry-run=server", "-f", "-", stdin=json.dumps(workload))
-        return (
-            f"Kubernetes answers: {workload['kind']}s may be created in the namespace {namespace}"
-        )
+        return f"Kubernetes responds: {workload['kind']}s can be created in namespace {namespace}"
 
     def plan(self, request: RunRequest, *, job_name: str) -> LaunchPlan:
         plan = torchrun.cluster_plan(request, job_name=job_name, options=self._options)
         if "PYTHONPATH" in self._options.environment:
             return plan
-        # This host's checkout does not exist in the image, which has its own hp_tool.
+        # The image has its own hp_tool; this host's checkout does not exist there.
         return replace(
             plan,
             environment={
@@ -107,29 +105,23 @@ class KubernetesLauncher(StreamedLauncher):
         return json.dumps(manifest(self._options, plan=plan), indent=2)
 
     def submit(self, plan: LaunchPlan) -> str:
-        """The Job comes first: what belongs to it carries its uid, and its pods wait for that."""
+        """Create the Job first: its belongings carry its uid, and its pods wait for them."""
         handle = object_name(plan.job_name)
-        belongings(
-            self._options, plan=plan
-        )  # refuses files that are too large before anything is created
+        belongings(self._options, plan=plan)  # rejects large files before anything is created
         if self._ended(handle) is not None:
             return handle
         job = self._running(handle) or self._create(workload_object(self._options, plan=plan))
         if job_state(job).is_open:
-            for each in belongings(self._options, plan=plan, job_uid=job["metadata"]["uid"]):
-                self._kubectl("apply", "-f", "-", stdin=json.dumps(each))
-        if (
-            self._ended(handle) is not None
-        ):  # perhaps by a process that looked before the Job was there
+            for resource in belongings(self._options, plan=plan, job_uid=job["metadata"]["uid"]):
+                self._kubectl("apply", "-f", "-", stdin=json.dumps(resource))
+        if self._ended(handle) is not None:  # cancelled before the Job existed
             self._delete(handle)
         return handle
 
     def cancel(self, job_name: str) -> None:
-        """Take the name, keep the log as far as it was written, and delete the Job with its
-        pods.
-        """
+        """Block the name, save the log so far, and delete the Job with its pods."""
         handle = object_name(job_name)
-        tombstone = ended_object(self._options, handle=handle)
+        tombstone = tombstone_object(self._options, handle=handle)
         if self._ended(handle) is None:
             self._create(tombstone)
         job = self._running(handle)
@@ -137,25 +129,25 @@ class KubernetesLauncher(StreamedLauncher):
             return
         pods = self._pods(handle)
         ran_s = ran_for_s(pods, until=datetime.now(UTC))
-        known = {
+        annotations = {
             name: text for name, text in _annotations(job).items() if name in (NUM_GPUS, TIMEOUT_S)
         }
-        known[WALL_S] = f"{_running_s(job) if ran_s is None else ran_s:g}"
-        log = "\n".join(self._texts(handle))[-_LARGEST_LOG_CHARACTERS:]
-        kept = {"metadata": {"annotations": known}, "data": {_LOG: log}}
+        annotations[WALL_S] = f"{_running_s(job) if ran_s is None else ran_s:g}"
+        log = "\n".join(self._texts(handle))[-_MAX_LOG_CHARACTERS:]
+        saved = {"metadata": {"annotations": annotations}, "data": {_LOG: log}}
         self._kubectl(
             "patch",
             "configmap",
             tombstone["metadata"]["name"],
             "--type=merge",
             "--patch",
-            json.dumps(kept),
+            json.dumps(saved),
         )
         self._delete(handle)
-        self._forget_old()
+        self._delete_old()
 
     def _delete(self, handle: str) -> None:
-        """The Job stays listed until its pods are gone."""
+        """Delete the Job; it stays listed until its pods are gone."""
         self._kubectl(
             "delete",
             self._kind,
@@ -165,23 +157,23 @@ class KubernetesLauncher(StreamedLauncher):
             "--ignore-not-found",
         )
 
-    def _forget_old(self) -> None:
-        """Delete what jobs that were cancelled long ago left."""
+    def _delete_old(self) -> None:
+        """Delete the ConfigMaps of jobs that were cancelled long ago."""
         with contextlib.suppress(LauncherError):
-            for each in self._items("configmaps", CANCELLED):
-                made = each["metadata"].get("creationTimestamp")
+            for resource in self._items("configmaps", CANCELLED):
+                made = resource["metadata"].get("creationTimestamp")
                 age_s = (
                     (datetime.now(UTC) - datetime.fromisoformat(made)).total_seconds()
                     if made
                     else 0.0
                 )
-                if age_s > max(self._options.keep_s, _LEAST_KEPT_S):
+                if age_s > max(self._options.keep_s, _MIN_KEEP_S):
                     self._kubectl(
-                        "delete", "configmap", each["metadata"]["name"], "--ignore-not-found"
+                        "delete", "configmap", resource["metadata"]["name"], "--ignore-not-found"
                     )
 
     def open_jobs(self) -> list[str]:
-        """Names of Job objects; those of searches are their job names."""
+        """Return the names of open Job objects; those of searches are their job names."""
         return [name for name, job in self._list_jobs().items() if job_state(job).is_open]
 
     def _handle(self, job_name: str) -> str:
@@ -194,7 +186,7 @@ class KubernetesLauncher(StreamedLauncher):
             if (reason := why_waiting(pod)) is not None
         ]
         if not reasons and ((self._jobs.get(handle) or {}).get("spec") or {}).get("suspend"):
-            reasons = ["suspended: its queue has not admitted it"]
+            reasons = ["suspended: not admitted by its queue"]
         return Waiting(reason=reasons[0]) if reasons else None
 
     def lasted_s(self, handle: str) -> float | None:
@@ -207,12 +199,12 @@ class KubernetesLauncher(StreamedLauncher):
         )
 
     def _list_jobs(self) -> dict[str, Object]:
-        """And the pods of those that wait for some of them, which say why."""
+        """List the jobs, and the pods of waiting ones, which give reasons."""
         jobs_by_name = {
             job["metadata"]["name"]: job for job in self._items(f"{self._kind}s", LABEL)
         }
         self._queued = {}
-        if any(map(_is_short_of_pods, jobs_by_name.values())):
+        if any(map(_lacks_pods, jobs_by_name.values())):
             with contextlib.suppress(LauncherError):
                 for pod in self._items("pods", LABEL):
                     self._queued.setdefault(
@@ -227,8 +219,8 @@ class KubernetesLauncher(StreamedLauncher):
         return self._get(self._kind, handle)
 
     def _ended(self, handle: str) -> dict[str, Any] | None:
-        """What a job left that we ended."""
-        return self._get("configmap", ended_name(handle))
+        """Return the ConfigMap of a cancelled job, if any."""
+        return self._get("configmap", tombstone_name(handle))
 
     def _get(self, kind: str, name: str) -> dict[str, Any] | None:
         answer = self._kubectl("get", kind, name, "--ignore-not-found", "-o", "json")
@@ -249,11 +241,11 @@ class KubernetesLauncher(StreamedLauncher):
         return int(annotations.get(NUM_GPUS, 1)), float(annotations.get(TIMEOUT_S, 0.0))
 
     def _pods(self, handle: str) -> list[Object]:
-        """The job's pods in the order of their index."""
+        """Return the job's pods, ordered by index."""
         return sorted(self._items("pods", f"{LABEL}={handle}"), key=_index)
 
     def _texts(self, handle: str) -> Iterable[str]:
-        """Nothing for a pod whose node is gone; what was saved of a job that we ended."""
+        """Yield the pods' logs (none for a lost node), or the saved log of a cancelled job."""
         pods = self._pods(handle)
         if not pods and (left := self._ended(handle)) is not None:
             yield left.get("data", {}).get(_LOG, "")
@@ -262,13 +254,11 @@ class KubernetesLauncher(StreamedLauncher):
             try:
                 yield self._kubectl("logs", pod["metadata"]["name"], "--container=run", limit)
             except LauncherError as error:
-                if isinstance(error, EngineAwayError) and not _NODE_GONE.search(error.message):
-                    raise  # a log that cannot be read now may hold the result
+                if isinstance(error, EngineAwayError) and not _NODE_ERROR.search(error.message):
+                    raise  # the log may contain the result
 
     def _create(self, job: dict[str, Any]) -> dict[str, Any]:
-        """The new object, or the existing one if another process created it first or an earlier
-        answer was lost.
-        """
+        """Create an object, or return the existing one (created by another process or before)."""
         try:
             created: dict[str, Any] = json.loads(
                 self._kubectl("create", "-f", "-", "-o", "json", stdin=json.dumps(job))
@@ -281,15 +271,19 @@ class KubernetesLauncher(StreamedLauncher):
         return created
 
     def _items(self, kind: str, selector: str) -> list[Object]:
-        """All objects of a kind in the namespace that a label selects."""
+        """Return the objects of a kind that a label selects."""
         items: list[Object] = json.loads(
             self._kubectl("get", kind, f"--selector={selector}", "-o", "json")
         )["items"]
         return items
 
     def _kubectl(self, *arguments: str, stdin: str = "", negative: str | None = None) -> str:
-        """The output of kubectl. `negative`: an answer for which it exits with a failure although
-        it succeeded.
+        """Run kubectl and return its output.
+
+        Args:
+            *arguments: Arguments of kubectl.
+            stdin: Standard input.
+            negative: Output for which a failing exit code counts as success.
         """
         options = self._options
         context = [] if options.context is None else [f"--context={options.context}"]
@@ -306,14 +300,14 @@ class KubernetesLauncher(StreamedLauncher):
         except subprocess.TimeoutExpired as error:
             self._set_away(True)
             raise EngineAwayError(
-                f"kubectl {arguments[0]}: no answer within {_COMMAND_LIMIT_S:g} s"
+                f"kubectl {arguments[0]}: no response within {_COMMAND_LIMIT_S:g} s"
             ) from error
         except OSError as error:
             self._set_away(True)
-            raise LauncherError(f"{options.kubectl} cannot be run: {error}") from error
+            raise LauncherError(f"Cannot run {options.kubectl}: {error}") from error
         if done.returncode != 0 and (negative is None or done.stdout.strip() != negative):
             message = " ".join(done.stderr.split())[:500]
-            if _PASSING.search(message):
+            if _TEMPORARY_ERROR.search(message):
                 self._set_away(True)
                 raise EngineAwayError(f"kubectl {arguments[0]}: {message}")
             raise LauncherError(f"kubectl {arguments[0]}: {message or done.returncode}")
@@ -322,9 +316,7 @@ class KubernetesLauncher(StreamedLauncher):
 
 
 def job_state(job: Object) -> JobState:
-    """The state of a Job or JobSet: by its conditions, else by its running pods; CANCELLED of what
-    one of ours left.
-    """
+    """Return the state of a Job or JobSet by its conditions and pods; CANCELLED for a ConfigMap."""
     status = job.get("status") or {}
     if job.get("kind") == "ConfigMap":
         return JobState.CANCELLED
@@ -338,47 +330,44 @@ def job_state(job: Object) -> JobState:
 
 
 def _ready(status: Object) -> int:
-    """Pods of a Job that are ready; of a JobSet its Jobs all of whose pods are."""
+    """Return the ready pods of a Job, or the ready Jobs of a JobSet."""
     return int(
         status.get("ready")
-        or sum(each.get("ready") or 0 for each in status.get("replicatedJobsStatus") or [])
+        or sum(part.get("ready") or 0 for part in status.get("replicatedJobsStatus") or [])
     )
 
 
-def _is_short_of_pods(job: Object) -> bool:
-    """Whether a job waits for nodes, or some of its pods for an image."""
+def _lacks_pods(job: Object) -> bool:
+    """Return True if a job waits for nodes, or some of its pods for an image."""
     parallelism = int(job.get("spec", {}).get("parallelism") or 1)
     return job_state(job).is_open and _ready(job.get("status") or {}) < parallelism
 
 
 def ending(job: Object, *, pods: Sequence[Object]) -> Ending:
-    """How a job ended that left no record itself: evicted, out of time or memory, or never
-    started.
-    """
+    """Return how a job without its own record ended: evicted, timeout, OOM or never started."""
     status, failed = job.get("status") or {}, _conditions(job).get("Failed", {})
     if job.get("kind") == "ConfigMap":
         return Ending(reason="cancelled", wall_s=float(_annotations(job).get(WALL_S, 0.0)))
     start, end = status.get("startTime"), _ended_at(job)
     wall_s = (end - datetime.fromisoformat(start)).total_seconds() if start and end else None
     ran_s = ran_for_s(pods, until=end)
-    wall_s = (
-        wall_s if ran_s is None else ran_s
-    )  # the Job's own times count waiting for nodes and images
+    # The Job's own times include waiting for nodes and images.
+    wall_s = wall_s if ran_s is None else ran_s
     if failed.get("reason") == "DeadlineExceeded":
         return Ending(reason="timeout", wall_s=wall_s)
-    endings = [each for pod in pods if (each := pod_ending(pod)) is not None]
+    endings = [found for pod in pods if (found := pod_ending(pod)) is not None]
     if endings:
         return replace(endings[0], wall_s=wall_s)
     if not failed:
         return Ending(
-            reason="lost", wall_s=wall_s, error="the job's pods are gone, and so is their output"
+            reason="lost", wall_s=wall_s, error="the job's pods and their output are gone"
         )
     message = ": ".join(filter(None, (failed.get("reason"), failed.get("message"))))[:500]
     return Ending(reason="terminated", wall_s=wall_s, error=f"Kubernetes ended the job: {message}")
 
 
 def _ended_at(job: Object) -> datetime | None:
-    """When a Job ended, by its status."""
+    """Return when a Job ended, from its status."""
     status = job.get("status") or {}
     text = status.get("completionTime") or _conditions(job).get("Failed", {}).get(
         "lastTransitionTime"
@@ -387,7 +376,7 @@ def _ended_at(job: Object) -> datetime | None:
 
 
 def _running_s(job: Object) -> float:
-    """Seconds that the job has been running by now; 0 while it waits."""
+    """Return the seconds that the job has been running; 0 while it waits."""
     start = (job.get("status") or {}).get("startTime")
     if start is None or job_state(job) is not JobState.RUNNING:
         return 0.0
@@ -395,7 +384,7 @@ def _running_s(job: Object) -> float:
 
 
 def _index(pod: Object) -> int:
-    """Which node of the job a pod is."""
+    """Return the pod's node index within the job."""
     index = str(_annotations(pod).get("batch.kubernetes.io/job-completion-index", "0"))
     return int(index) if index.isdecimal() else 0
 
@@ -406,4 +395,8 @@ def _annotations(resource: Object) -> Object:
 
 def _conditions(job: Object) -> dict[str, Any]:
     conditions = (job.get("status") or {}).get("conditions") or []
-    return {each["type"]: each for each in conditions if each.get("status") == "True"}
+    return {
+        condition["type"]: condition
+        for condition in conditions
+        if condition.get("status") == "True"
+    }

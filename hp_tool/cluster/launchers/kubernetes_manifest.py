@@ -1,6 +1,4 @@
-"""The objects of a job on Kubernetes, pure: a Job or JobSet with its pods' template, their files,
-what a cancel leaves.
-"""
+"""Kubernetes objects of a job, as pure data: Job or JobSet, files, and a tombstone after cancel."""
 
 import hashlib
 import math
@@ -8,7 +6,7 @@ import re
 from typing import Any
 
 from hp_tool.cluster.launchers import jobs
-from hp_tool.cluster.launchers.kubernetes_patch import merged
+from hp_tool.cluster.launchers.kubernetes_patch import merge_patch
 from hp_tool.cluster.launchers.options import KubernetesOptions
 from hp_tool.cluster.launchers.streamed import SUPERVISOR, job_files
 from hp_tool.domain.jobs import LaunchPlan
@@ -17,51 +15,46 @@ from hp_tool.errors import InputError
 LABEL = "hp-tool/job"
 NUM_GPUS, TIMEOUT_S = "hp-tool/num-gpus", "hp-tool/timeout-s"
 CANCELLED = "hp-tool/cancelled"
-"""Label of the ConfigMap that a job which we ended leaves behind."""
-_GRACE_S = 600.0
-"""Added to the run's time limit: Kubernetes' own limit is a backstop, for an image that cannot be
-pulled or a node that hangs. It is set on the pods, whose clock starts on a node, so that waiting
-for one does not count.
+"""Label of the ConfigMap that blocks the name of a cancelled job."""
+_TIME_MARGIN_S = 600.0
+"""Margin of Kubernetes' limit over the run's: a backstop for images that cannot be pulled and nodes
+that hang. It is set on pods, whose clock starts on a node, so waiting for a node does not count.
 """
 _FIRST_PORT, _PORTS = 20_000, 10_000
-"""A job's port follows from its name: on the nodes' own network two jobs must not have the same."""
+"""A job's port follows from its name, because jobs on the nodes' own network must not collide."""
 _FILES = "/hp-tool"
-_LONGEST_NAME = 45
-"""A host name has 63 letters; the pod's index, and in a JobSet the Job's name, take some of
-them.
+_MAX_NAME_LENGTH = 45
+"""Longest object name: a host name has 63 characters, and the pod's index and a JobSet's Job name
+are appended.
 """
 _REPLICATED = "node"
-"""Name of a JobSet's Job."""
-_LARGEST_FILES_BYTES = 1_000_000
-"""A ConfigMap holds 1 MiB."""
+"""Name of the Job in a JobSet."""
+_MAX_FILES_BYTES = 1_000_000
+"""Limit for all files; a ConfigMap holds 1 MiB."""
 
 
 def object_name(job_name: str) -> str:
-    """A job's name as Kubernetes accepts it: lower-case letters, digits and dashes, and a digest if
-    the name had to change.
-    """
+    """Convert a job name for Kubernetes: lower case, digits and dashes; a digest if it changed."""
     plain = re.sub(r"[^a-z0-9]+", "-", jobs.check_name(job_name).lower()).strip("-")
-    if plain == job_name and len(plain) <= _LONGEST_NAME and plain[0].isalpha():
+    if plain == job_name and len(plain) <= _MAX_NAME_LENGTH and plain[0].isalpha():
         return plain
     digest = hashlib.sha256(job_name.encode()).hexdigest()[:10]
-    return f"hp-{plain[: _LONGEST_NAME - 14]}".strip("-") + f"-{digest}"
+    return f"hp-{plain[: _MAX_NAME_LENGTH - 14]}".strip("-") + f"-{digest}"
 
 
 def workload_object(options: KubernetesOptions, *, plan: LaunchPlan) -> dict[str, Any]:
-    """The Job, or the JobSet of it. Its pods are never restarted: the search decides whether a run
-    is repeated.
-    """
+    """Return the Job or JobSet; pods never restart, because the search decides about repeats."""
     nodes = options.num_nodes(num_gpus=plan.num_gpus)
     name = object_name(plan.job_name)
-    own, jobset = {LABEL: name}, options.workload == "jobset"
+    job_label, jobset = {LABEL: name}, options.workload == "jobset"
     labels, annotations = (
-        {key: jobs.filled(text, plan=plan) for key, text in templates.items()}
+        {key: jobs.fill_template(text, plan=plan) for key, text in templates.items()}
         for templates in (options.labels, options.annotations)
     )
     pod: dict[str, Any] = {
         "restartPolicy": "Never",
         "subdomain": name,
-        "activeDeadlineSeconds": math.ceil(plan.timeout_s + _GRACE_S),
+        "activeDeadlineSeconds": math.ceil(plan.timeout_s + _TIME_MARGIN_S),
         "terminationGracePeriodSeconds": 30,
         "containers": [_container(options, name=name, per_node=plan.num_gpus // nodes)],
         "volumes": [
@@ -78,9 +71,9 @@ def workload_object(options: KubernetesOptions, *, plan: LaunchPlan) -> dict[str
         "dnsPolicy": "ClusterFirstWithHostNet" if options.host_network else None,
     }
     pod |= {key: value for key, value in optional.items() if value}
-    base = {"metadata": {"labels": {**labels, **own}, "annotations": annotations}, "spec": pod}
-    template = merged(base, options.pod_template)
-    template["metadata"]["labels"] = {**template["metadata"].get("labels", {}), **own}
+    metadata = {"labels": {**labels, **job_label}, "annotations": annotations}
+    template = merge_patch({"metadata": metadata, "spec": pod}, options.pod_template)
+    template["metadata"]["labels"] = {**template["metadata"].get("labels", {}), **job_label}
     spec: dict[str, Any] = {
         "completionMode": "Indexed",
         "completions": nodes,
@@ -89,10 +82,10 @@ def workload_object(options: KubernetesOptions, *, plan: LaunchPlan) -> dict[str
         "template": template,
     }
     limits = {NUM_GPUS: str(plan.num_gpus), TIMEOUT_S: f"{plan.timeout_s:g}"}
-    metadata = {
+    workload_metadata = {
         "name": name,
         "namespace": options.namespace,
-        "labels": {**labels, **own},
+        "labels": {**labels, **job_label},
         "annotations": {**annotations, **limits},
     }
     keep = {"ttlSecondsAfterFinished": options.keep_s}
@@ -100,31 +93,31 @@ def workload_object(options: KubernetesOptions, *, plan: LaunchPlan) -> dict[str
         return {
             "apiVersion": "batch/v1",
             "kind": "Job",
-            "metadata": metadata,
+            "metadata": workload_metadata,
             "spec": {**spec, **keep},
         }
     return {
         "apiVersion": "jobset.x-k8s.io/v1alpha2",
         "kind": "JobSet",
-        "metadata": metadata,
+        "metadata": workload_metadata,
         "spec": {
             **keep,
             "failurePolicy": {"maxRestarts": 0},
-            "network": {"enableDNSHostnames": False},  # the Service is ours
+            "network": {"enableDNSHostnames": False},  # `belongings` has a Service
             "replicatedJobs": [{"name": _REPLICATED, "replicas": 1, "template": {"spec": spec}}],
         },
     }
 
 
-def ended_name(handle: str) -> str:
-    """The ConfigMap that takes a cancelled job's name."""
+def tombstone_name(handle: str) -> str:
+    """Return the name of the ConfigMap that blocks a cancelled job's name."""
     return f"{handle}-ended"
 
 
-def ended_object(options: KubernetesOptions, *, handle: str) -> dict[str, Any]:
-    """What a cancelled job leaves: nothing may start under its name any more."""
+def tombstone_object(options: KubernetesOptions, *, handle: str) -> dict[str, Any]:
+    """Return the ConfigMap that prevents another job of this name."""
     metadata = {
-        "name": ended_name(handle),
+        "name": tombstone_name(handle),
         "namespace": options.namespace,
         "labels": {CANCELLED: handle},
     }
@@ -134,15 +127,13 @@ def ended_object(options: KubernetesOptions, *, handle: str) -> dict[str, Any]:
 def belongings(
     options: KubernetesOptions, *, plan: LaunchPlan, job_uid: str | None = None
 ) -> list[dict[str, Any]]:
-    """The objects that the Job's pods need to start: its files and its hosts' names. With the Job's
-    uid, it owns them.
-    """
+    """Return the ConfigMap and Service that the pods need; with `job_uid`, the Job owns them."""
     name = object_name(plan.job_name)
     files = job_files(plan)
     size = sum(len(text.encode()) for text in files.values())
-    if size > _LARGEST_FILES_BYTES:
+    if size > _MAX_FILES_BYTES:
         raise InputError(
-            f"the job's files have {size:,} bytes; Kubernetes accepts {_LARGEST_FILES_BYTES:,}",
+            f"The job's files have {size:,} bytes. Kubernetes' limit is {_MAX_FILES_BYTES:,}.",
             field="trainer.command",
         )
     workload = (
@@ -166,7 +157,7 @@ def belongings(
 
 
 def manifest(options: KubernetesOptions, *, plan: LaunchPlan) -> dict[str, Any]:
-    """All objects, as `kubectl apply -f -` accepts them."""
+    """Return all objects for `kubectl apply -f -`."""
     return {
         "apiVersion": "v1",
         "kind": "List",
@@ -189,7 +180,7 @@ def _container(options: KubernetesOptions, *, name: str, per_node: int) -> dict[
     )
     limits = {**devices, **options.resources}
     port = _FIRST_PORT + int(hashlib.sha256(name.encode()).hexdigest()[:8], 16) % _PORTS
-    # A JobSet names its Job, and with it the pods.
+    # A JobSet prefixes its Job's name, and so its pods'.
     first = f"{name}-0" if options.workload == "job" else f"{name}-{_REPLICATED}-0-0"
     return {
         "name": "run",

@@ -1,6 +1,4 @@
-"""A strategic merge patch, as kubectl applies one to a pod template: maps merge, lists of named
-things merge by their key.
-"""
+"""Strategic merge patches as kubectl applies them: maps merge, lists merge by their key."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,40 +14,45 @@ _KEYS = {
     "hostAliases": "ip",
     "topologySpreadConstraints": "topologyKey",
 }
-"""`patchMergeKey` of the lists in PodSpec (k8s.io/api/core/v1); other lists are replaced."""
+"""`patchMergeKey` of lists in PodSpec (k8s.io/api/core/v1); other lists are replaced."""
 _DIRECTIVE = "$patch"
 
 
-def merged(base: Any, patch: Any, *, name: str = "") -> Any:
-    """`base` with `patch`: null removes a key, `$patch: delete` an entry of a list; `$patch:
-    replace` in a map, or in an entry of a list, starts it anew.
+def merge_patch(base: Any, patch: Any, *, name: str = "") -> Any:
+    """Apply `patch` to `base`.
 
-    `name`: the key that both stand under.
+    null removes a key, `$patch: delete` removes a list entry, and `$patch: replace` replaces a map
+    or a list.
+
+    Args:
+        base: Original value.
+        patch: Patch.
+        name: Key of both values.
     """
     if isinstance(base, Mapping) and isinstance(patch, Mapping):
         changes = {key: value for key, value in patch.items() if key != _DIRECTIVE}
         if patch.get(_DIRECTIVE) == "replace":
             return changes
-        kept = {key: value for key, value in base.items() if key not in changes}
-        return kept | {
-            key: merged(base.get(key), value, name=key)
+        unchanged = {key: value for key, value in base.items() if key not in changes}
+        return unchanged | {
+            key: merge_patch(base.get(key), value, name=key)
             for key, value in changes.items()
             if value is not None
         }
     if name in _KEYS and isinstance(base, Sequence) and isinstance(patch, Sequence):
-        return _merged_lists(base, patch, key=_KEYS[name])
+        return _merge_lists(base, patch, key=_KEYS[name])
     return patch
 
 
-def _merged_lists(
+def _merge_lists(
     base: Sequence[Mapping[str, Any]], patch: Sequence[Mapping[str, Any]], *, key: str
 ) -> list[Any]:
-    if any(each.get(_DIRECTIVE) == "replace" for each in patch):
-        return [each for each in patch if _DIRECTIVE not in each]
-    entries = {each.get(key): each for each in base}
-    for each in patch:
-        if each.get(_DIRECTIVE) == "delete":
-            entries.pop(each.get(key), None)
+    if any(entry.get(_DIRECTIVE) == "replace" for entry in patch):
+        return [entry for entry in patch if _DIRECTIVE not in entry]
+    entries = {entry.get(key): entry for entry in base}
+    for entry in patch:
+        if entry.get(_DIRECTIVE) == "delete":
+            entries.pop(entry.get(key), None)
         else:
-            entries[each.get(key)] = merged(entries.get(each.get(key), {}), each)
+            entries[entry.get(key)] = merge_patch(entries.get(entry.get(key), {}), entry)
     return list(entries.values())

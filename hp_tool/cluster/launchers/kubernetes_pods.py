@@ -1,4 +1,4 @@
-"""What Kubernetes says of a job's pods: why they wait, how long they ran, how they ended."""
+"""Status of a job's pods: why they wait, how long they ran, how they ended."""
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -14,15 +14,18 @@ _NEVER_STARTS = (
     "CreateContainerConfigError",
     "CreateContainerError",
 )
-"""Reasons of a waiting container that will never start."""
+"""Reasons of a waiting container that never starts."""
 
 
 def pod_ending(pod: Object) -> Ending | None:
+    """Return how a pod ended, if it failed before the job could report."""
     status = pod.get("status") or {}
     if status.get("reason") == "DeadlineExceeded":
         return Ending(reason="timeout")
     disruptions = [
-        each for each in status.get("conditions") or [] if each.get("type") == "DisruptionTarget"
+        condition
+        for condition in status.get("conditions") or []
+        if condition.get("type") == "DisruptionTarget"
     ]
     if status.get("reason") in ("Evicted", "NodeLost", "Shutdown", "Terminated") or disruptions:
         reason = status.get("reason") or disruptions[0].get("reason", "")
@@ -48,13 +51,14 @@ def pod_ending(pod: Object) -> Ending | None:
 
 
 def ran_for_s(pods: Sequence[Object], *, until: datetime | None) -> float | None:
-    """Seconds from the start of the first container to the end of the last, or to `until`; None
-    where no pod tells.
+    """Return the seconds from the first container's start to the last's end (or `until`).
+
+    None if no pod reports times.
     """
     statuses = [
-        each.get("state") or {}
+        container.get("state") or {}
         for pod in pods
-        for each in (pod.get("status") or {}).get("containerStatuses") or []
+        for container in (pod.get("status") or {}).get("containerStatuses") or []
     ]
     spans = [state.get("terminated") or state.get("running") or {} for state in statuses]
     starts = [datetime.fromisoformat(span["startedAt"]) for span in spans if span.get("startedAt")]
@@ -65,24 +69,28 @@ def ran_for_s(pods: Sequence[Object], *, until: datetime | None) -> float | None
 
 
 def never_starts(pod: Object) -> bool:
-    """Whether a pod's image or container will not do; a first pull that failed is tried again."""
-    return any(reason in _NEVER_STARTS and reason != "ErrImagePull" for reason, _ in _waits(pod))
+    """Return True if a pod can never start; a first failed image pull is retried."""
+    return any(
+        reason in _NEVER_STARTS and reason != "ErrImagePull"
+        for reason, _ in _waiting_containers(pod)
+    )
 
 
 def why_waiting(pod: Object) -> str | None:
-    """What Kubernetes says of a pod that is not ready."""
+    """Return Kubernetes' reason why a pod is not ready."""
     for condition in (pod.get("status") or {}).get("conditions") or []:
         if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
             return ": ".join(filter(None, (condition.get("reason"), condition.get("message"))))[
                 :300
             ]
-    return next((": ".join(filter(None, each))[:300] for each in _waits(pod)), None)
+    return next((": ".join(filter(None, wait))[:300] for wait in _waiting_containers(pod)), None)
 
 
-def _waits(pod: Object) -> list[tuple[str, str]]:
-    """(reason, message) of each container that waits."""
+def _waiting_containers(pod: Object) -> list[tuple[str, str]]:
+    """Return (reason, message) of each waiting container."""
     states = [
-        each.get("state") or {} for each in (pod.get("status") or {}).get("containerStatuses") or []
+        container.get("state") or {}
+        for container in (pod.get("status") or {}).get("containerStatuses") or []
     ]
     waiting = [state.get("waiting") or {} for state in states]
-    return [(each["reason"], each.get("message", "")) for each in waiting if each.get("reason")]
+    return [(wait["reason"], wait.get("message", "")) for wait in waiting if wait.get("reason")]

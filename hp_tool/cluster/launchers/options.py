@@ -1,9 +1,7 @@
-"""The options of the launchers that reach a cluster: its devices, what jobs request, and where they
-run.
+"""Launcher options: a cluster's devices, what jobs request, and where they run.
 
-They are the operator's: a registered cluster's entry or a YAML file holds them, and nothing in them
-comes from a query. Values that reach a shell may have only characters that mean nothing to one;
-only Slurm's `setup` is shell code.
+They come from the operator (a registered cluster or a YAML file), never from a query. Values that
+reach a shell contain only characters without a special meaning; only Slurm's `setup` is shell code.
 """
 
 import json
@@ -22,10 +20,8 @@ from hp_tool.domain.measurement import Hardware
 from hp_tool.errors import InputError
 
 
-def _matching(pattern: str, expectation: str) -> AfterValidator:
-    """A check that the whole of a string matches `pattern`; the error says that it "must be
-    {expectation}".
-    """
+def _matches(pattern: str, expectation: str) -> AfterValidator:
+    """Return a validator that a string matches `pattern`; its error is "must be {expectation}"."""
     compiled = re.compile(pattern, re.ASCII)
 
     def check(value: str) -> str:
@@ -44,118 +40,118 @@ def _absolute_path(value: str) -> str:
 
 _WORD = r"[\w.,:@%+/-]"
 _WORD_RULE = "letters, digits and _ . , : @ % + / -"
-Word = Annotated[str, _matching(_WORD + "{1,256}", _WORD_RULE)]
-WordOrEmpty = Annotated[str, _matching(_WORD + "{0,256}", _WORD_RULE)]
+Word = Annotated[str, _matches(_WORD + "{1,256}", _WORD_RULE)]
+WordOrEmpty = Annotated[str, _matches(_WORD + "{0,256}", _WORD_RULE)]
 Name = Annotated[
-    str, _matching(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", "letters, digits and -, at most 63")
+    str, _matches(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", "letters, digits and -, at most 63")
 ]
 Image = Annotated[
     str,
-    _matching(
+    _matches(
         r"(?! )[\w.,:@%+/# -]{1,256}(?<! )",
         "letters, digits, _ . , : @ % + / # - and spaces between them",
     ),
 ]
 Mount = Annotated[
-    str, _matching(r"(?! )[\w.,:@%+/ -]{1,256}(?<! )", f"{_WORD_RULE} and spaces between them")
+    str, _matches(r"(?! )[\w.,:@%+/ -]{1,256}(?<! )", f"{_WORD_RULE} and spaces between them")
 ]
 Template = Annotated[
     str,
-    _matching(
+    _matches(
         r"(?! )([\w.,:@%+/ -]|\{search\}|\{owner\}){1,256}(?<! )",
         f"{_WORD_RULE}, spaces between them, {{search}} and {{owner}}",
     ),
 ]
 Host = Annotated[
-    str, _matching(r"(?!-)[\w.@-]{1,253}", "a host as ssh knows it, such as user@login1")
+    str, _matches(r"(?!-)[\w.@-]{1,253}", "a host as ssh knows it, such as user@login1")
 ]
 Variable = Annotated[
-    str, _matching(r"[A-Za-z_][A-Za-z0-9_]{0,255}", "a name of letters, digits and _")
+    str, _matches(r"[A-Za-z_][A-Za-z0-9_]{0,255}", "a name of letters, digits and _")
 ]
 Url = Annotated[
     str,
-    _matching(r"https?://[\w.\[\]:-]{1,256}(/[\w./-]{0,256})?", "a URL such as http://head:8265"),
+    _matches(r"https?://[\w.\[\]:-]{1,256}(/[\w./-]{0,256})?", "a URL such as http://head:8265"),
 ]
 LogsPath = Annotated[
     str,
-    _matching(
+    _matches(
         r"/[\w.,:@+/-]{0,256}", "an absolute path of letters, digits and _ . , : @ + / -"
     ),  # % has a meaning to Slurm
 ]
 AbsolutePath = Annotated[str, AfterValidator(_absolute_path)]
-Line = Annotated[str, _matching(r"[^\0\r\n]*", "a single line")]
+Line = Annotated[str, _matches(r"[^\0\r\n]*", "a single line")]
 SbatchArgument = Annotated[
     str,
-    _matching(
+    _matches(
         r"--[a-z][a-z0-9-]*(=(?! )[\w.,:;@%+&|*()\[\]/= -]{1,512}(?<! ))?",
         "written as --name or --name=value",
     ),
 ]
-"""An option of sbatch or srun; spaces in it are quoted."""
+"""Option of sbatch or srun; spaces are quoted."""
 Seconds = Annotated[float, Field(ge=0, le=1e7)]
 Environment = dict[
     Variable,
-    Annotated[str, _matching(r"[^\0]*", "text without NUL")],
+    Annotated[str, _matches(r"[^\0]*", "text without NUL")],
 ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterOptions(Strict):
-    """One cluster, or one partition or node pool of it, as profile jobs use it."""
+    """A cluster, or a partition or node pool, as profile jobs use it."""
 
     name: str
-    """The cluster's name in measurements where no node's own name is known."""
+    """Name in measurements if a node's own name is unknown."""
     gpu: Word
     """Catalogue name of the nodes' device; `cpu` runs one process with one thread each."""
     gpus_per_node: Devices
-    """Devices (cpu: processes) that a job takes per node."""
+    """Devices (cpu: processes) per node and job."""
     max_nodes: Devices = 1
     """Maximum number of nodes per job."""
     environment: Environment = field(default_factory=dict)
     """Additional environment variables of jobs."""
     python: Word | None = "python3"
-    """The nodes' (or the image's) interpreter, with hp_tool, torch and megatron-core (Ray, several
-    nodes: and ray).
+    """Interpreter on the nodes or in the image, with hp_tool, torch and megatron-core (and ray, on
+    Ray with several nodes).
     """
     bind_rendezvous: bool = False
-    """Jobs on several nodes: let the first node listen only on the address that its peers are given
-    (Slurm: its host's name; Kubernetes: its pod's; Ray: its node's), which must be its address in
-    the job's own network. By default PyTorch listens on every interface. On one node jobs always
-    meet on the loopback device.
+    """Jobs on several nodes: let the first node listen only on the address that its peers use
+    (Slurm: its host name; Kubernetes: its pod's; Ray: its node's), which must be its address in the
+    job's network. By default PyTorch listens on every interface. Jobs on one node always use the
+    loopback device.
     """
     poll_s: Seconds = 5.0
     """Minimum interval between queries for the states of all jobs."""
     patience_s: Seconds = 900.0
-    """How long the cluster may be unreachable before a search gets an error; jobs go on without
-    it.
+    """Seconds that the cluster may be unreachable before a search fails; jobs continue meanwhile.
     """
 
     @property
     def num_gpus(self) -> int:
-        """The maximum number of devices per job."""
+        """Maximum number of devices per job."""
         return self.gpus_per_node * self.max_nodes
 
     @property
     def launcher(self) -> str:
-        """The launcher that these options are for: `slurm` for SlurmOptions."""
+        """Launcher of these options, such as `slurm` for SlurmOptions."""
         return _launcher(type(self))
 
     def hardware(self, *, num_gpus: int) -> Hardware:
-        """What a job of `num_gpus` devices runs on."""
+        """Return the hardware of a job with `num_gpus` devices."""
         return Hardware(gpu=self.gpu, num_gpus=num_gpus, hosts=(self.name,))
 
     def num_nodes(self, *, num_gpus: int) -> int:
-        """Nodes for this many devices, all with equally many. Raises InputError if one job may not
-        have them.
+        """Return the number of nodes for this many devices, equally many on each.
+
+        Raises:
+            InputError: A job may not have them.
         """
         if num_gpus <= self.gpus_per_node:
             return 1
         nodes, remainder = divmod(num_gpus, self.gpus_per_node)
         if remainder or nodes > self.max_nodes:
             raise InputError(
-                f"a job of {num_gpus} devices does not fit: it may have {self.max_nodes} nodes of "
-                f"{self.gpus_per_node}, and "
-                "several nodes are only used whole",
+                f"A job of {num_gpus} devices does not fit: the limit is {self.max_nodes} nodes of "
+                f"{self.gpus_per_node} devices, and several nodes must be used completely.",
                 code="launcher_mismatch",
                 field="cluster.num_gpus",
             )
@@ -163,7 +159,7 @@ class ClusterOptions(Strict):
 
     @classmethod
     def of(cls, options: Self | Mapping[str, Any] | None) -> Self:
-        """The options themselves, those of a mapping, or for None those of the launcher's file."""
+        """Return the options, parsed from a mapping, or loaded from the launcher's file if None."""
         if isinstance(options, Mapping):
             return cls.parse(
                 options, origin=f"the options of the {_launcher(cls).capitalize()} launcher"
@@ -172,9 +168,7 @@ class ClusterOptions(Strict):
 
     @classmethod
     def parse(cls, fields: Mapping[str, Any], *, origin: str) -> Self:
-        """Options from a mapping. Raises InputError with `origin` and the field for an unknown key
-        or an invalid value.
-        """
+        """Parse options; raise InputError with `origin` and the field if they are invalid."""
         try:
             with building(described=False):
                 adapter = TypeAdapter(cls)
@@ -195,18 +189,15 @@ class ClusterOptions(Strict):
 
     @classmethod
     def load(cls) -> Self:
-        """Options from the file at `config_path`. Raises InputError if it does not exist or
-        contains a mistake.
-        """
+        """Load the options file at `config_path`; raise InputError if missing or invalid."""
         launcher = _launcher(cls)
         path = config_path(launcher)
         if not path.is_file():
             raise InputError(
-                f"no {launcher.capitalize()} cluster is described: {path} does not exist; write "
-                "gpu, gpus_per_node, max_nodes "
-                "and other options of docs/clusters.md there, name another file by "
-                f"{_variable(launcher)}, or register the "
-                "cluster and name it in the query",
+                f"No {launcher.capitalize()} cluster is configured: {path} does not exist. Write "
+                "gpu, gpus_per_node, max_nodes and other options there (see docs/clusters.md), set "
+                f"another file in {_variable(launcher)}, or register the cluster and name it in "
+                "the query.",
                 field="search.launcher",
             )
         return cls.parse(documents.read(path), origin=str(path))
@@ -218,66 +209,61 @@ class RayOptions(ClusterOptions):
 
     name: str = "ray"
     address: Url = "http://127.0.0.1:8265"
-    """Address of the Jobs API, which is the dashboard's."""
+    """Address of the Jobs API, the same as the dashboard's."""
     resources: dict[str, Annotated[float, Field(ge=0, lt=1e9)]] = field(default_factory=dict)
-    """Other resources that a job takes per node, such as `{"accelerator_type:H100": 0.001}`."""
+    """Other resources per node, such as `{"accelerator_type:H100": 0.001}`."""
     job_prefix: Annotated[
-        str, _matching(r"[a-zA-Z0-9._-]{0,40}", "letters, digits, . _ and -, at most 40")
+        str, _matches(r"[a-zA-Z0-9._-]{0,40}", "letters, digits, . _ and -, at most 40")
     ] = ""
-    """Prefix of job names, to tell apart several databases that share a cluster."""
+    """Prefix of job names, for several databases that share a cluster."""
     poll_s: Seconds = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndpointOptions(ClusterOptions):
-    """A running server with OpenAI's completions API. What it runs on is what the entry
-    declares.
-    """
+    """A running server with an OpenAI-compatible completions API, on declared hardware."""
 
     name: str = "endpoint"
     url: Url
     """Base URL, such as `http://host:8000/v1`."""
     api_key: Line | None = field(default=None, repr=False)
-    """The bearer token. It reaches the process that sends the requests, and no file, log or
-    database.
-    """
+    """Bearer token. It is passed to the process that sends requests, and never stored."""
     api_key_variable: Variable | None = None
-    """Instead: the environment variable that holds it, of the process that runs the search."""
+    """Environment variable with the token, in the process that runs the search."""
     model: Line | None = None
-    """The name it is served by; None: the first that the server lists."""
+    """Name of the served model; default: the first that the server lists."""
     prompts: Literal["tokens", "text"] = "tokens"
-    """Token ids, exactly as many as asked; or words, for servers that take only text: a first
-    answer tells tokens per word.
+    """Prompts as token ids of exact length, or as words for text-only servers, where a first answer
+    gives tokens per word.
     """
     body: dict[str, Any] = field(default_factory=lambda: {"ignore_eos": True})
-    """Further fields of a request; by default an answer does not end before its length."""
+    """Additional fields of a request; by default answers do not stop before their length."""
 
     def __post_init__(self) -> None:
         if self.api_key is not None and self.api_key_variable is not None:
-            raise ValueError("api_key or api_key_variable: give one of them")
+            raise ValueError("set either api_key or api_key_variable")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KubernetesOptions(ClusterOptions):
-    """A Kubernetes cluster, or a pool of its nodes. A node is a pod."""
+    """A Kubernetes cluster, or a pool of its nodes. Each node runs one pod."""
 
     name: str = "kubernetes"
     image: Word
-    """The container image, with hp_tool, torch and megatron-core; a trainer's own image needs
-    python3 alone.
+    """Container image with hp_tool, torch and megatron-core; a trainer's image needs only python3.
     """
     namespace: Name = "default"
     context: (
         Annotated[
-            str, _matching("(?!-)" + _WORD + "{1,256}", _WORD_RULE + ", and must not begin with -")
+            str, _matches("(?!-)" + _WORD + "{1,256}", _WORD_RULE + ", and must not begin with -")
         ]
         | None
     ) = None
-    """A context of kubectl's configuration; None means the current one."""
+    """Context of kubectl's configuration; None for the current one."""
     kubectl: Word = "kubectl"
     """The kubectl program."""
     gpu_resource: Word = "nvidia.com/gpu"
-    """Name of the device in a pod's limits. Not used for `cpu`, which requests that many cores."""
+    """Resource name of the device in pod limits. For `cpu`, that many cores are requested."""
     resources: dict[str, str] = field(default_factory=dict)
     """Other limits of a pod, such as `{memory: 512Gi, rdma/hca: "8"}`."""
     node_selector: dict[str, str] = field(default_factory=dict)
@@ -287,65 +273,61 @@ class KubernetesOptions(ClusterOptions):
     """As in a pod's specification; /dev/shm is always mounted."""
     volume_mounts: tuple[dict[str, Any], ...] = ()
     labels: dict[str, str] = field(default_factory=dict)
-    """Of the job and its pods, such as `{kueue.x-k8s.io/queue-name: team-a}`; `{search}` and
-    `{owner}` as on Slurm.
+    """Labels of the job and its pods, such as `{kueue.x-k8s.io/queue-name: team-a}`; `{search}` and
+    `{owner}` are filled in as on Slurm.
     """
     annotations: dict[str, str] = field(default_factory=dict)
-    """Likewise."""
+    """Annotations of the job and its pods, filled in likewise."""
     pod_template: dict[str, Any] = field(default_factory=dict)
-    """A strategic merge patch to the pods' template, `{metadata, spec}`: security context, pull
-    secrets, priority, affinity, sidecars, runtime class. Our container is called `run`.
+    """Strategic merge patch of the pod template, `{metadata, spec}`: security context, pull
+    secrets, priority, affinity, sidecars, runtime class. The job's container is named `run`.
     """
     workload: Literal["job", "jobset"] = "job"
-    """An indexed Job, or a JobSet of one such Job, for sites whose queues and dashboards know
-    these.
-    """
+    """Kind of workload: an indexed Job, or a JobSet with one such Job."""
     service_account: Name | None = None
     host_network: bool = False
-    """Use the nodes' network, which some fabrics need."""
+    """Use the nodes' network, as some fabrics require."""
     keep_s: Annotated[int, Field(ge=0, le=10_000_000)] = 86_400
-    """How long Kubernetes keeps a finished job and its log."""
+    """Seconds that Kubernetes keeps a finished job and its log."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Container(Strict):
-    """The image in which each node's processes run."""
+    """The container image of each node's processes."""
 
     image: Image
     """Argument of `srun --container-image`: a registry reference (`registry#image`) or the path of
-    a squashfs file; of Apptainer the path of a SIF file or a `docker://` reference.
+    a squashfs file; for Apptainer the path of a SIF file or a `docker://` reference.
     """
     mounts: tuple[Mount, ...] = ()
-    """`source:destination[:flags]` each; a shared job folder is always mounted at its own path."""
+    """`source:destination[:flags]`; a shared job folder is always mounted at its own path."""
     env: tuple[Variable, ...] = ()
-    """Variables whose values of the job win over the image's own."""
+    """Variables for which the job's value overrides the image's."""
     name: Word | None = None
-    """pyxis: keep the unpacked image on each node under this name, so that it is imported once."""
+    """pyxis: keep the unpacked image on each node under this name, to import it only once."""
     writable: bool = False
-    """Let the job write into its copy of the image."""
+    """Allow the job to write to its copy of the image."""
     mount_home: bool | None = None
-    """Whether the user's home is seen inside. None: as the site has it."""
+    """Whether to mount the user's home; None for the site's default."""
     runtime: Literal["pyxis", "apptainer"] = "pyxis"
 
     def __post_init__(self) -> None:
         if self.name is not None and self.runtime != "pyxis":
-            raise ValueError("name is pyxis', not Apptainer's: leave it out")
+            raise ValueError("name is supported by pyxis only: remove it")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Logs(Strict):
-    """The one folder that jobs write and this host reads, where the jobs' own folders are not
-    shared.
-    """
+    """The folder that jobs write and this host reads, if job folders are not shared."""
 
     folder: LogsPath
-    """Path on the nodes. The folder must exist; each job writes a few files there."""
+    """Path on the nodes. The folder must exist; each job writes a few files."""
     here: LogsPath | None = None
-    """Path on this host, which needs to read it. By default the same."""
+    """Readable path on this host; default: the same."""
 
     @property
     def seen_here(self) -> str:
-        """Its path on this host."""
+        """Path on this host."""
         return self.here if self.here is not None else self.folder
 
 
@@ -355,72 +337,68 @@ class SlurmOptions(ClusterOptions):
 
     name: str = "slurm"
     account: Template | None = None
-    """Whom to charge; `{owner}` and `{search}` stand for whose search it is and its id."""
+    """Account to charge; `{owner}` and `{search}` are replaced by the search's owner and id."""
     comment: Template | None = None
-    """For the site's books, likewise."""
+    """Comment for the site's accounting, filled in likewise."""
     partition: Word | None = None
     qos: Word | None = None
     time_s: Annotated[float, Field(ge=1, le=1e7)] | None = None
-    """Wall time requested from Slurm; by default the run's own limit plus two minutes."""
+    """Requested wall time; default: the run's limit plus two minutes."""
     gres: WordOrEmpty | None = None
-    """The generic resource of a device, such as `gpu:h100`, requested as `--gres=<gres>:<number>`.
-    By default `gpu`; an empty string requests none, for clusters that allocate whole nodes. Not
-    used for `cpu`.
+    """Generic resource of a device, such as `gpu:h100`, requested as `--gres=<gres>:<number>`. By
+    default `gpu`; an empty string requests none, for clusters that allocate whole nodes. Not used
+    for `cpu`.
     """
     exclusive: bool | None = None
-    """Share no node with other jobs, so that they cannot disturb measurements, and have all its
-    memory. None: so it is on GPU nodes, unless cpus_per_gpu or memory_per_gpu is given.
+    """Reserve whole nodes with all their memory, so that other jobs cannot disturb measurements.
+    Default: on GPU nodes, unless cpus_per_gpu or memory_per_gpu is set.
     """
     cpus_per_gpu: Devices | None = None
-    """Cores for each GPU, on nodes that jobs share."""
+    """Cores per GPU on shared nodes."""
     memory_per_gpu: (
-        Annotated[str, _matching(r"[0-9]{1,9}[KMGT]?", "a size as Slurm writes it, such as 120G")]
+        Annotated[str, _matches(r"[0-9]{1,9}[KMGT]?", "a size as Slurm writes it, such as 120G")]
         | None
     ) = None
-    """Host memory for each GPU, likewise."""
+    """Host memory per GPU on shared nodes."""
     requeue: bool = False
-    """Let Slurm restart a job that was preempted or lost its node. By default such a job ends, and
-    the search decides.
+    """Let Slurm restart jobs that were preempted or lost a node. By default they end, and the
+    search decides.
     """
     container: Container | None = None
     modules: tuple[Word, ...] = ()
     """Environment modules to load."""
     setup: tuple[Line, ...] = ()
-    """Lines of bash to run on the first node before the job; every node gets what they export."""
+    """Lines of bash to run on the first node before the job; exported variables reach all nodes."""
     sbatch_arguments: tuple[SbatchArgument, ...] = ()
     """Other options of sbatch, such as `--constraint=nvlink`."""
     srun_arguments: tuple[SbatchArgument, ...] = ()
     """Other options of the srun that starts each node's processes, such as `--mpi=pmix`; they come
-    last and win.
+    last and take precedence.
     """
     clusters: tuple[Word, ...] = ()
-    """Clusters of a federation that may run the job (`--clusters`); by default the one of this
-    host.
-    """
+    """Clusters of a federation that may run the job (`--clusters`); default: this host's."""
     ssh: Host | None = None
-    """The login node where Slurm's programs are run, for hosts that have none. It takes no
-    password.
-    """
+    """Login node that has Slurm's programs, if this host does not; must not need a password."""
     python: AbsolutePath | None = None
-    """The nodes' (or the container's) interpreter; by default the one of this process."""
+    """Interpreter on the nodes or in the container; default: that of this process."""
     folder: AbsolutePath | None = None
-    """Where the jobs' folders live, on a file system that the nodes see under the same path. By
-    default HP_RUNS_DIR, else the user's data folder.
+    """Folder of the jobs' folders, on a file system with the same path on the nodes. Default:
+    HP_RUNS_DIR or the user's data folder.
     """
     inherit: tuple[Word, ...] = ()
-    """Variables of the process that submits which jobs take over, such as LD_LIBRARY_PATH. None of
-    them otherwise, but HOME, LANG, PATH and USER: what is right on that host may be wrong on the
-    nodes.
+    """Variables that jobs inherit from the submitting process, such as LD_LIBRARY_PATH, in addition
+    to HOME, LANG, PATH and USER.
     """
     logs: Logs | None = None
-    """For nodes that do not see `folder`: a job's files travel in its script, and its results come
-    back in its logs.
+    """For nodes without access to `folder`: a job's files travel in its script, and its results
+    return in its logs.
     """
 
 
 def config_path(launcher: str) -> Path:
-    """HP_<LAUNCHER>_CONFIG, else <launcher>.yaml in the user's configuration folder; the file need
-    not exist.
+    """Return HP_<LAUNCHER>_CONFIG, else <launcher>.yaml in the user's configuration folder.
+
+    The file may be missing.
     """
     from platformdirs import user_config_path
 

@@ -1,5 +1,6 @@
-"""Jobs on a Ray cluster through its Jobs API: their files are a working directory that Ray copies;
-over several nodes a driver (`ray_nodes`) reserves the devices first and runs a supervisor on each.
+"""Jobs on a Ray cluster through its Jobs API; files travel as a working directory.
+
+For several nodes, a driver (`ray_nodes`) reserves the devices and runs a supervisor on each.
 """
 
 import logging
@@ -30,45 +31,41 @@ _STATES = {
     "SUCCEEDED": JobState.FINISHED,
     "FAILED": JobState.FINISHED,
 }
-_OWN_FAILURES = ("JOB_ENTRYPOINT_COMMAND_ERROR", None)
-"""Error types of a job that ran: its own output says how it went."""
+_JOB_FAILURES = ("JOB_ENTRYPOINT_COMMAND_ERROR", None)
+"""Error types of jobs that ran: their output explains the failure."""
 _NEVER_STARTS = ("RUNTIME_ENV_SETUP_FAILURE", "JOB_ENTRYPOINT_COMMAND_START_ERROR")
-_PASSING = re.compile(
+_TEMPORARY_ERROR = re.compile(
     r"try again later|no available agent|status code (429|50[234])\b|temporarily unavailable",
     re.IGNORECASE,
 )
-"""Answers of a head that has no agent yet, restarts, or stands behind a proxy that says so."""
+"""Errors of a head without an agent, during a restart, or of a proxy in front of it."""
 _DRIVER = "ray_nodes.py"
 _CONNECT_LIMIT_S = 10.0
 _STOP_LIMIT_S = 20.0
 _CANCELLED = "cancelled"
-"""In the metadata of a job that only takes the name of a cancelled one."""
+"""Metadata key of a placeholder job that blocks the name of a cancelled one."""
 
 
 class RayLauncher(streamed.StreamedLauncher):
-    """The Launcher port on a Ray cluster. A handle is the job's submission id, made from its
-    name.
-    """
+    """Launcher for a Ray cluster; a handle is the job's submission id."""
 
     name = "ray"
 
     def __init__(self, *, options: RayOptions | Mapping[str, object] | None = None) -> None:
-        """options: the cluster (default: the file that HP_RAY_CONFIG names)."""
+        """Use the cluster in `options`, by default the file that HP_RAY_CONFIG names."""
         self._options = RayOptions.of(options)
         super().__init__(self._options)
 
     def answers(self) -> str:
         address = urlsplit(self._options.address)
         port = address.port or (443 if address.scheme == "https" else 80)
-        try:  # Ray's own client would wait for minutes
+        try:  # Ray's own client would block for minutes
             socket.create_connection(
                 (address.hostname or "", port), timeout=_CONNECT_LIMIT_S
             ).close()
         except OSError as error:
             raise LauncherError(f"Ray at {self._options.address}: {error}") from error
-        return (
-            f"Ray at {self._options.address} answers: {len(self._list_jobs())} jobs in its memory"
-        )
+        return f"Ray at {self._options.address} responds: {len(self._list_jobs())} jobs known"
 
     def plan(self, request: RunRequest, *, job_name: str) -> LaunchPlan:
         return torchrun.cluster_plan(request, job_name=job_name, options=self._options)
@@ -97,17 +94,16 @@ class RayLauncher(streamed.StreamedLauncher):
         return handle
 
     def cancel(self, job_name: str) -> None:
-        """Stop the job. If Ray does not know it, submit one that does nothing, to take the name."""
+        """Stop the job. If Ray does not know it, submit a placeholder that blocks the name."""
         handle, deadline = self._handle(job_name), time.monotonic() + _STOP_LIMIT_S
         if self._job(handle) is None:
             self._submit(handle, entrypoint="true", metadata={_CANCELLED: "true"})
         while self._is_open(self._job(handle)) and not self._ask(
             lambda client: client.stop_job(handle)
         ):
-            if (
-                time.monotonic() > deadline
-            ):  # Ray ignores the order for a job that is about to start
-                raise LauncherError(f"Ray did not stop job {handle} within {_STOP_LIMIT_S:g} s")
+            # Ray ignores the request for a job that is about to start.
+            if time.monotonic() > deadline:
+                raise LauncherError(f"Ray did not stop job {handle} within {_STOP_LIMIT_S:g} s.")
             time.sleep(0.1)
 
     def waiting(self, handle: str) -> Waiting | None:
@@ -141,9 +137,7 @@ class RayLauncher(streamed.StreamedLauncher):
         runtime_env: Mapping[str, str] | None = None,
         bundle: Mapping[str, float] | None = None,
     ) -> None:
-        """Have Ray start the job with the resources of `bundle`, unless it knows one of this
-        name.
-        """
+        """Submit a job with the resources of `bundle`, unless Ray knows the name."""
         bundle = bundle or {}
         try:
             self._ask(
@@ -173,14 +167,14 @@ class RayLauncher(streamed.StreamedLauncher):
         try:
             return self._ask(lambda client: client.get_job_info(handle))
         except LauncherError as error:
-            if "does not exist" in error.message:  # 404 alone may be a proxy's, whose head restarts
+            if "does not exist" in error.message:  # a bare 404 may come from a proxy
                 return None
             raise
 
     def _state(self, job: Any) -> JobState:
-        if _only_takes_the_name(job):
+        if _is_placeholder(job):
             return JobState.CANCELLED
-        if str(job.status) == "FAILED" and job.error_type not in (*_OWN_FAILURES, *_NEVER_STARTS):
+        if str(job.status) == "FAILED" and job.error_type not in (*_JOB_FAILURES, *_NEVER_STARTS):
             return JobState.PREEMPTED
         return _STATES.get(str(job.status), JobState.RUNNING)
 
@@ -189,13 +183,13 @@ class RayLauncher(streamed.StreamedLauncher):
 
     def _ending(self, handle: str, job: Any) -> Ending:
         state = self._state(job)
-        began = self._printed(handle).began  # Ray's own start is the submission
+        began = self._printed(handle).began  # Ray's start time is the submission
         wall_s = (
             0.0 if began is None else max(job.end_time / 1e3 - began, 0.0) if job.end_time else None
         )
         message = _message(job)
         if state is JobState.CANCELLED:
-            return Ending(reason="cancelled", wall_s=0.0 if _only_takes_the_name(job) else wall_s)
+            return Ending(reason="cancelled", wall_s=0.0 if _is_placeholder(job) else wall_s)
         if state is JobState.PREEMPTED:
             return Ending(reason="terminated", wall_s=wall_s, error=f"Ray ended the job: {message}")
         if job.error_type in _NEVER_STARTS:
@@ -213,9 +207,9 @@ class RayLauncher(streamed.StreamedLauncher):
     def _texts(self, handle: str) -> Iterable[str]:
         try:
             text = self._ask(lambda client: client.get_job_logs(handle))
-        except EngineAwayError:  # a log that is not there yet explains nothing
+        except EngineAwayError:  # the log may exist
             raise
-        except LauncherError:  # the node that kept it is gone
+        except LauncherError:  # the log's node is gone
             text = ""
         return streamed.split_nodes(text[-jobs.MAX_OUTPUT_BYTES :])
 
@@ -225,23 +219,24 @@ class RayLauncher(streamed.StreamedLauncher):
         from ray.job_submission import JobSubmissionClient
 
         for name in ("ray.dashboard.modules.dashboard_sdk", "ray._private.runtime_env.packaging"):
-            logging.getLogger(name).setLevel(
-                logging.WARNING
-            )  # they would report every upload on the console
+            # They would report every upload on the console.
+            logging.getLogger(name).setLevel(logging.WARNING)
         return JobSubmissionClient(self._options.address)
 
     def _ask(self, query: Callable[[Any], T]) -> T:
-        """The answer of Ray's client. Raises LauncherError with Ray's message, and EngineAwayError
-        if it does not answer or asks to try again.
+        """Call Ray's client.
+
+        Raises:
+            EngineAwayError: Ray does not respond, or asks to try again.
+            LauncherError: Ray reports another error.
         """
         try:
             answer = query(self._client)
-        except (RuntimeError, ValueError, OSError) as error:  # requests' errors are OSErrors
-            words = " ".join(str(error).split())
-            # Ray's own messages end in their cause; a proxy's page begins with its status and goes
-            # on for long.
-            away = isinstance(error, OSError) or _PASSING.search(words) is not None
-            message = f"Ray at {self._options.address}: {words[:500] if away else words[-500:]}"
+        except (RuntimeError, ValueError, OSError) as error:  # OSError includes requests' errors
+            text = " ".join(str(error).split())
+            # Ray's messages end with their cause; a proxy's page begins with its status.
+            away = isinstance(error, OSError) or _TEMPORARY_ERROR.search(text) is not None
+            message = f"Ray at {self._options.address}: {text[:500] if away else text[-500:]}"
             if away:
                 self._set_away(True)
                 raise EngineAwayError(message) from error
@@ -254,5 +249,5 @@ def _message(job: Any) -> str:
     return " ".join((job.message or "").split())[:500]
 
 
-def _only_takes_the_name(job: Any) -> bool:
+def _is_placeholder(job: Any) -> bool:
     return _CANCELLED in (job.metadata or {})

@@ -1,9 +1,8 @@
-"""The driver of a Ray job over several nodes: sent with the job and started by file name; needs Ray
-and the standard library.
+"""Driver of a multi-node Ray job; sent with the job, needs only Ray and the standard library.
 
-It reserves the devices of all nodes in one placement group, so that no job holds half of what it
-needs, and runs the supervisor on each node. Each node's output is printed behind a mark once all
-are done.
+It reserves the devices of all nodes in one placement group, so that no job holds part of what it
+needs, and runs the supervisor on each node. When all are done, it prints each node's output after a
+marker line.
 """
 
 import json
@@ -19,11 +18,11 @@ from ray.util.placement_group import placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 _GRACE_S = 10.0
-"""How long the other nodes may go on once one has failed."""
+"""Seconds that the other nodes may continue after one has failed."""
 
 
 def main() -> int:
-    """Run the job; 0 if every node's part succeeded."""
+    """Run the job; return 0 if it succeeded on every node."""
     job = json.loads(Path("job.json").read_text())
     ray.init(log_to_driver=False)
     bundle: dict[str, float] = job["bundle"]
@@ -44,18 +43,18 @@ def main() -> int:
 
     address, port = ray.get(on(0, _rendezvous).remote())
     waiting = [on(node, _run).remote(node, address, port) for node in range(job["nodes"])]
-    node_of = {each: node for node, each in enumerate(waiting)}
+    node_of = {reference: node for node, reference in enumerate(waiting)}
     texts: dict[int, str] = {}
     failed = False
     while waiting:
         done, waiting = ray.wait(waiting, timeout=_GRACE_S if failed else None)
         if not done:
-            for each in waiting:
-                ray.cancel(each, force=True)
+            for reference in waiting:
+                ray.cancel(reference, force=True)
             break
-        for each in done:
-            text, code = _outcome(each)
-            texts[node_of[each]] = text
+        for reference in done:
+            text, code = _outcome(reference)
+            texts[node_of[reference]] = text
             failed = failed or code != 0
     for node in sorted(texts):
         print(f"\n<<<hp-tool:{json.dumps({'node': node})}:hp-tool>>>\n{texts[node]}", flush=True)
@@ -71,14 +70,14 @@ def _outcome(reference: Any) -> tuple[str, int]:
 
 
 def _rendezvous() -> tuple[str, int]:
-    """The node's address and a free port on it."""
+    """Return this node's address and a free port."""
     with socket.socket() as probe:
         probe.bind(("", 0))
         return ray.util.get_node_ip_address(), probe.getsockname()[1]  # type: ignore[no-untyped-call]
 
 
 def _run(node: int, address: str, port: int) -> tuple[str, int]:
-    """Output and exit code of the node's part of the job."""
+    """Run one node's part of the job; return its output and exit code."""
     variables = {
         "PET_MASTER_ADDR": address,
         "PET_MASTER_PORT": str(port),

@@ -1,6 +1,4 @@
-"""Jobs on a Slurm cluster: a shared folder (or one of logs) and a batch job each, no daemon, no
-state in memory.
-"""
+"""Jobs on a Slurm cluster: a folder (shared, or logs only) and a batch job each; no other state."""
 
 import contextlib
 import fcntl
@@ -39,11 +37,11 @@ from hp_tool.domain.measurement import Hardware, Measurement
 from hp_tool.domain.requests import RunRequest
 from hp_tool.errors import LauncherError
 
-_CANCEL_PATIENCE_S = 20.0
+_CANCEL_TIMEOUT_S = 20.0
 
 
 class SlurmLauncher:
-    """The Launcher port on a Slurm cluster. A handle is the job's name."""
+    """Launcher for a Slurm cluster; a handle is the job's name."""
 
     name = "slurm"
 
@@ -53,8 +51,9 @@ class SlurmLauncher:
         options: SlurmOptions | Mapping[str, object] | None = None,
         root: Path | str | None = None,
     ) -> None:
-        """options: the cluster (default: the file that HP_SLURM_CONFIG names); root: replaces the
-        options' folder.
+        """Use the cluster in `options` (default: the file that HP_SLURM_CONFIG names).
+
+        `root` replaces the options' folder.
         """
         self._options = SlurmOptions.of(options)
         folder = root if root is not None else self._options.folder
@@ -72,8 +71,8 @@ class SlurmLauncher:
         rehearsed = self._controller.rehearse(slurm_script.render(self._options, plan=plan))
         forecast = re.sub(r"^sbatch: (Job \d+ )?", "", jobs.last_line(rehearsed))
         return (
-            f"Slurm answers: {jobs_known} jobs of this user in its memory; a job of one node "
-            f"would be taken: {forecast}"
+            f"Slurm responds: {jobs_known} jobs of this user known; a one-node job would be "
+            f"accepted: {forecast}"
         )
 
     def plan(self, request: RunRequest, *, job_name: str) -> LaunchPlan:
@@ -83,10 +82,12 @@ class SlurmLauncher:
         return slurm_script.render(self._options, plan=plan)
 
     def submit(self, plan: LaunchPlan) -> str:
-        """Raises RefusedError if Slurm refuses the job. If the controller is unreachable, poll()
-        submits the job later.
+        """Submit a job; if the controller is unreachable, poll() submits it later.
 
-        The first job is rehearsed: what the site refuses is known before anything is queued.
+        The first job is tested before anything is queued, so that refusals show at once.
+
+        Raises:
+            RefusedError: Slurm rejects the job.
         """
         folder = self._folder(plan.job_name)
         job = {
@@ -110,29 +111,28 @@ class SlurmLauncher:
         return job_name if jobs.has_file(self._folder(job_name), name=JOB) else None
 
     def poll(self, handles: Iterable[str]) -> dict[str, JobState]:
-        return {handle: self._look(self._folder(handle))[0] for handle in handles}
+        return {handle: self._state_and_job(self._folder(handle))[0] for handle in handles}
 
     def waiting(self, handle: str) -> Waiting | None:
         folder = self._folder(handle)
         job = next(
-            (each for each in self._controller.last_jobs if each.folder == str(folder)), None
+            (known for known in self._controller.last_jobs if known.folder == str(folder)), None
         )
         if job is None or job.state != "PENDING":
             return None
         return Waiting(reason=job.reason, starts_at=job.starts_at)
 
     def cancel(self, job_name: str) -> None:
-        """Return once Slurm has accepted the order; it ends the processes within its KillWait.
+        """Cancel a job; returns when Slurm has accepted it (processes end within KillWait).
 
         The mark in the folder comes first: submit() checks it after Slurm has accepted the job, and
-        the job when it starts.
+        the job checks it when it starts.
         """
         folder = self._folder(job_name)
-        with contextlib.suppress(
-            DamagedError
-        ):  # it is ended by its id; what the job left there starts nothing
+        # A damaged folder starts nothing; the job is cancelled by its id.
+        with contextlib.suppress(DamagedError):
             jobs.mark(folder, CANCEL)
-        deadline = time.monotonic() + _CANCEL_PATIENCE_S
+        deadline = time.monotonic() + _CANCEL_TIMEOUT_S
         while True:
             try:
                 self._controller.cancel(
@@ -155,18 +155,18 @@ class SlurmLauncher:
     def fetch(self, handle: str) -> Measurement:
         folder = self._folder(handle)
         if not is_there(folder / JOB):
-            raise LauncherError(f"no job {handle} under {self._root}")
+            raise LauncherError(f"No job {handle} under {self._root}.")
         request = jobs.submitted(folder)
-        state, job = self._look(folder)
+        state, job = self._state_and_job(folder)
         if state.is_open:
-            raise LauncherError(f"job {handle} is still {state}")
+            raise LauncherError(f"Job {handle} is still {state}.")
         if job is not None and job.state in ("COMPLETED", "FAILED"):
             slurm_folder.await_files(folder, options=self._options)
         timeout_s = 0.0 if request is None else request.timeout_s
         ending = slurm_folder.ending(folder, state=state, job=job, timeout_s=timeout_s)
         if request is None:
-            return jobs.spoilt(
-                f"{JOB} is not what was submitted",
+            return jobs.damaged_measurement(
+                f"{JOB} was changed",
                 ending=ending,
                 log_tail=jobs.output(folder)[-4096:],
             )
@@ -180,18 +180,18 @@ class SlurmLauncher:
 
     def output(self, handle: str, *, name: str | None = None) -> str:
         folder = self._folder(handle)
-        slurm_folder.bring(folder, options=self._options)
+        slurm_folder.copy_from_logs(folder, options=self._options)
         return jobs.output(folder, name=name)
 
     def _folder(self, job_name: str) -> Path:
         return self._root / jobs.check_name(job_name)
 
-    def _look(self, folder: Path) -> tuple[JobState, Job | None]:
-        """The job's state, and Slurm's record of the job if it has one."""
+    def _state_and_job(self, folder: Path) -> tuple[JobState, Job | None]:
+        """Return the job's state, and Slurm's record of it, if any."""
         cancelled = is_there(folder / CANCEL)
         if folder.is_symlink() or not is_there(folder / JOB):
             return JobState.CANCELLED if cancelled else JobState.LOST, None
-        slurm_folder.bring_claim(folder, options=self._options)
+        slurm_folder.copy_claim(folder, options=self._options)
         try:
             if not is_there(folder / SUBMITTED) and not is_there(folder / CLAIM):
                 if cancelled:
@@ -200,11 +200,10 @@ class SlurmLauncher:
             if is_there(folder / REFUSED):
                 return JobState.FINISHED, None
             job = self._job(folder)
-            if job is None and self._controller.asked_at <= _handed_over(
-                folder
-            ):  # the answer is older than the job
+            if job is None and self._controller.asked_at <= _submitted_at(folder):
+                # The answer is older than the job.
                 return slurm_folder.state(folder), None
-            job = job or self._accounted(folder)
+            job = job or self._job_from_accounting(folder)
             if job is not None and job.state == "PENDING" and job.reason in NEVER_STARTS:
                 readback.write_text(folder / REFUSED, job.reason)
                 self._controller.cancel([job])
@@ -212,11 +211,11 @@ class SlurmLauncher:
         except ControllerAway:
             if self._controller.away_s > self._options.patience_s:
                 raise
-            slurm_folder.bring(folder, options=self._options)
+            slurm_folder.copy_from_logs(folder, options=self._options)
             return slurm_folder.state(folder), None
         state = None if job is None else job_state(job.state, cancelled_by_us=cancelled)
         if state is None or not state.is_open:
-            slurm_folder.bring(folder, options=self._options)
+            slurm_folder.copy_from_logs(folder, options=self._options)
         if state is None and is_there(folder / ENDED):
             state = JobState.FINISHED
         elif state is None:
@@ -226,20 +225,18 @@ class SlurmLauncher:
             and cancelled
             and not any(is_there(folder / name) for name in (ENDED, jobs.RESULT))
         ):
-            state = JobState.CANCELLED  # the script saw the mark when it started, and did nothing
-        if state in (JobState.PREEMPTED, JobState.LOST) and jobs.brought(folder):
-            state = (
-                JobState.FINISHED
-            )  # it was done, or had measured something, before Slurm ended it
+            state = JobState.CANCELLED  # the script saw the mark and did nothing
+        if state in (JobState.PREEMPTED, JobState.LOST) and jobs.has_results(folder):
+            state = JobState.FINISHED  # it has results from before Slurm ended it
         return state, job
 
     def _submit_again(self, folder: Path) -> None:
-        """Submit a job that the controller could not accept before; a refusal now ends the job. One
-        that runs took its marks away by itself, and starts no second one.
+        """Submit a job that could not be submitted before; a refusal now ends it.
+
+        A running job that deleted its marks is not submitted twice.
         """
-        if (
-            self._job(folder, fresh=True) is not None
-        ):  # an answer of before its start would not know it
+        # A fresh answer, as one from before its start would not list it.
+        if self._job(folder, fresh=True) is not None:
             return
         try:
             self._submit(folder)
@@ -249,7 +246,7 @@ class SlurmLauncher:
             readback.write_text(folder / REFUSED, error.message)
 
     def _submit(self, folder: Path) -> None:
-        """Submit the folder's job, unless the controller already has it or it is cancelled."""
+        """Submit the folder's job, unless it was submitted or cancelled."""
         with readback.opened_lock(folder, "submit.lock") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if is_there(folder / SUBMITTED) or is_there(folder / CANCEL):
@@ -258,7 +255,7 @@ class SlurmLauncher:
             job = None
             if is_there(attempted):
                 if time.time() - attempted.lstat().st_mtime < self._options.poll_s:
-                    raise ControllerAway("Slurm could not accept the job yet")
+                    raise ControllerAway("Slurm could not accept the job yet.")
                 job = self._job(folder, fresh=True)
             readback.touch(folder, ATTEMPTED)
             os.utime(attempted, follow_symlinks=False)
@@ -271,31 +268,25 @@ class SlurmLauncher:
                 )
             )
             readback.write_json(folder / SUBMITTED, {"job_id": job_id, "time": time.time()})
-            if is_there(
-                folder / CANCEL
-            ):  # perhaps by a process that checked before Slurm knew the job
+            if is_there(folder / CANCEL):  # cancelled before Slurm knew the job
                 self._controller.cancel([Job(id=job_id, state="PENDING")])
 
     def _job(self, folder: Path, *, fresh: bool = False) -> Job | None:
-        """The folder's job in the queue: the one that claimed the folder, else the newest."""
-        ours = [job for job in self._controller.jobs(fresh=fresh) if job.folder == str(folder)]
+        """Return the folder's job in the queue: the one with the claim, else the newest."""
+        in_folder = [job for job in self._controller.jobs(fresh=fresh) if job.folder == str(folder)]
         claim = slurm_folder.claimed_by(folder)
-        return max(ours, key=lambda job: (job.id == claim, job.id), default=None)
+        return max(in_folder, key=lambda job: (job.id == claim, job.id), default=None)
 
-    def _accounted(self, folder: Path) -> Job | None:
-        """The accounting's record of a job that left the queue; None if it believes the job to be
-        open.
-        """
+    def _job_from_accounting(self, folder: Path) -> Job | None:
+        """Return sacct's record of a job that left the queue; None if it still shows it open."""
         handed_over = slurm_folder.handed_over(folder)
         job_id = slurm_folder.claimed_by(folder) or (handed_over.job_id if handed_over else None)
         job = self._controller.accounted(job_id) if job_id is not None else None
         return None if job is None or job_state(job.state, cancelled_by_us=True).is_open else job
 
 
-def _handed_over(folder: Path) -> float:
-    """When Slurm had the job at the latest, by its own record or its claim, in seconds since
-    1970.
-    """
+def _submitted_at(folder: Path) -> float:
+    """Return when Slurm had accepted the job at the latest, in seconds since 1970."""
     submission = slurm_folder.handed_over(folder)
     if submission is not None:
         return min(submission.time, time.time())
@@ -305,7 +296,7 @@ def _handed_over(folder: Path) -> float:
 
 
 def _environment(folder: Path, *, inherit: Iterable[str]) -> dict[str, str]:
-    """The job's variables: the few that it inherits from this process, then the plan's."""
+    """Return the job's environment: a few inherited variables, then the plan's."""
     return torchrun.environment_elsewhere(
         json.loads((folder / JOB).read_text())["environment"], inherit=inherit
     )

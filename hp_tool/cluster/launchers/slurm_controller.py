@@ -1,6 +1,4 @@
-"""The user's jobs as Slurm's own programs report them: one squeue for all jobs of all searches, at
-most every `poll_s`, less often while the controller does not answer.
-"""
+"""Slurm's programs: one squeue for all jobs, at most every `poll_s`, with backoff when it fails."""
 
 import contextlib
 import fcntl
@@ -22,12 +20,12 @@ from hp_tool.domain.jobs import JobState
 from hp_tool.errors import EngineAwayError, LauncherError, RefusedError
 
 _COMMAND_LIMIT_S = 20.0
-"""Shorter than a coordinator's lease: it must not lose its search while it waits for an answer."""
-_LONGEST_PAUSE_S = 60.0
+"""Shorter than a lease, so that a coordinator does not lose its search while it waits."""
+_MAX_BACKOFF_S = 60.0
 _SSH = ("ssh", "-oBatchMode=yes", "-oConnectTimeout=10")
 _SSH_FAILED = 255
 _FORMAT = "%i|%T|%r|%M|%N|%S|%Z"
-_AWAY = re.compile(
+_UNREACHABLE_ERROR = re.compile(
     r"unable to contact|timed out|connection|not responding|zero bytes|standby|temporarily|try "
     r"again|communication"
     r"|authentication|busy|shutdown",
@@ -66,8 +64,8 @@ _STATES: dict[JobState, tuple[str, ...]] = {
     JobState.CANCELLED: ("CANCELLED",),
 }
 NODE_FAULTS = ("BOOT_FAIL", "LAUNCH_FAILED", "NODE_FAIL")
-"""States of a job that one of its nodes ended."""
-_BY_WORD = {word: state for state, words in _STATES.items() for word in words}
+"""Job states caused by a node."""
+_STATE_BY_NAME = {word: state for state, words in _STATES.items() for word in words}
 
 NEVER_STARTS = frozenset(
     (
@@ -87,59 +85,57 @@ NEVER_STARTS = frozenset(
         *("QOSMaxWallDurationPerJobLimit", "QOSNotAllowed"),
     )
 )
-"""Reasons of a pending job that will never start."""
+"""Reasons of pending jobs that never start."""
 _UNKNOWN = ("N/A", "Unknown", "")
-_CROWDED = re.compile(
+_LIMIT_ERROR = re.compile(
     r"MaxSubmit|submit limit|maximum job count|Resource temporarily", re.IGNORECASE
 )
-"""Refusals that end by waiting: too many jobs are queued already."""
-_OVER = re.compile(r"invalid job id|already comple", re.IGNORECASE)
+"""Temporary refusals: too many jobs are queued."""
+_ALREADY_ENDED_ERROR = re.compile(r"invalid job id|already comple", re.IGNORECASE)
 
 
 class ControllerAway(EngineAwayError):  # noqa: N818 - a state of the cluster
-    """slurmctld does not answer. Running jobs go on, and its queue is on disk."""
+    """slurmctld does not respond. Running jobs continue, and its queue is on disk."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """A job as the scheduler knows it."""
+    """A job as Slurm reports it."""
 
     id: int
     state: str
-    """As Slurm names it."""
+    """Slurm's name of the state."""
     reason: str = ""
     """Why the job waits, or what ended it."""
     elapsed_s: float | None = None
-    """Since its last start."""
+    """Seconds since its last start."""
     nodes: str = ""
-    """As Slurm writes them: n[1-2]."""
+    """In Slurm's notation: n[1-2]."""
     starts_at: str | None = None
-    """When it started, or is expected to."""
+    """Actual or expected start."""
     folder: str = ""
-    """Its working directory, which identifies our jobs."""
+    """Working directory, which identifies the job."""
     cluster: str = ""
-    """Of a federation, where it names them."""
+    """Cluster of a federation, if reported."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Site:
-    """Where Slurm's programs are run, and which clusters they are asked about."""
+    """Host of Slurm's programs, and the clusters they query."""
 
     ssh: str | None = None
-    """A login node; None: this host."""
+    """Login node; None for this host."""
     clusters: tuple[str, ...] = ()
-    """Of a federation; none: the default one."""
+    """Clusters of a federation; empty for the default."""
 
     @property
     def option(self) -> list[str]:
-        """What says so to every program."""
+        """Option that selects the clusters in every program."""
         return [f"--clusters={','.join(self.clusters)}"] if self.clusters else []
 
 
 def controller(*, poll_s: float, site: Site, folder: Path) -> "Controller":
-    """The poller of a site, one in a process. Those of other processes on this host share its
-    answers through `folder`.
-    """
+    """Return this process's poller of a site; processes share answers through `folder`."""
     return _controller(poll_s, site, folder, os.environ.get("SLURM_CONF"))
 
 
@@ -150,46 +146,48 @@ def _controller(poll_s: float, site: Site, folder: Path, configuration: str | No
 
 
 class Controller:
-    """The queue of this user's jobs, and the orders that can be given to it."""
+    """The queue of this user's jobs, and commands on it."""
 
     def __init__(self, *, poll_s: float, site: Site = Site(), shared: Path | None = None) -> None:
-        """poll_s: how old an answer may be before the controller is queried again. `shared`: a file
-        for its last answer.
-        """
+        """Poll at most every `poll_s` seconds; `shared` is a file for the last answer."""
         self._poll_s, self._site, self._shared = poll_s, site, shared
         self._jobs: tuple[Job, ...] = ()
         self._asked_at = -float("inf")
-        """By the clock of the wall, which other processes share."""
-        self._pause_s = 0.0
+        """Wall-clock time, shared between processes."""
+        self._backoff_s = 0.0
         self._tried_at = -float("inf")
         self._away_since: float | None = None
         self._lock = threading.Lock()
 
     @property
     def away_s(self) -> float:
-        """For how long it has not answered; 0 if it answered the last query."""
+        """Seconds since the first failed query; 0 if the last one succeeded."""
         return 0.0 if self._away_since is None else time.monotonic() - self._away_since
 
     @property
     def last_jobs(self) -> tuple[Job, ...]:
-        """Its last answer, however old."""
+        """Last answer, however old."""
         return self._jobs
 
     @property
     def asked_at(self) -> float:
-        """When the last answer was asked for, in seconds since 1970."""
+        """Time of the last answer's query, in seconds since 1970."""
         return self._asked_at
 
     def jobs(self, *, fresh: bool = False) -> tuple[Job, ...]:
-        """This user's jobs, including ended ones that Slurm remembers. Raises ControllerAway.
+        """Return this user's jobs, including ended ones that Slurm remembers.
 
-        `fresh`: as of now or later, which may take until the next query is due.
+        Args:
+            fresh: Require an answer from now on, which may wait until the next query is due.
+
+        Raises:
+            ControllerAway: The controller does not respond.
         """
         since = time.time() if fresh else -float("inf")
         while True:
             with self._lock:
                 if self._away_since is not None or not 0 < self._due_s <= self._poll_s:
-                    self._ask()
+                    self._refresh()
                 if self._asked_at >= since:
                     return self._jobs
                 due_s = self._due_s
@@ -197,27 +195,25 @@ class Controller:
 
     @property
     def _due_s(self) -> float:
-        """Seconds until the controller may be queried again."""
+        """Seconds until the next query is allowed."""
         return self._asked_at + self._poll_s - time.time()
 
-    def _ask(self) -> None:
+    def _refresh(self) -> None:
         now = time.monotonic()
-        if self._away_since is not None and now - self._tried_at < self._pause_s:
-            raise ControllerAway(f"the Slurm controller has not answered for {self.away_s:.0f} s")
+        if self._away_since is not None and now - self._tried_at < self._backoff_s:
+            raise ControllerAway(f"The Slurm controller has not responded for {self.away_s:.0f} s.")
         self._tried_at = now
         try:
             asked_at, text = self._queue()
         except LauncherError as error:
             self._away_since = self._away_since if self._away_since is not None else now
-            self._pause_s = min(max(2 * self._pause_s, self._poll_s, 0.5), _LONGEST_PAUSE_S)
+            self._backoff_s = min(max(2 * self._backoff_s, self._poll_s, 0.5), _MAX_BACKOFF_S)
             raise ControllerAway(error.message) from error
-        self._away_since, self._pause_s = None, 0.0
+        self._away_since, self._backoff_s = None, 0.0
         self._jobs, self._asked_at = parse_queue(text), asked_at
 
     def _queue(self) -> tuple[float, str]:
-        """When the queue was asked for, and its text: another process's answer if that is recent
-        enough.
-        """
+        """Return (time of the query, squeue's output), perhaps another process's recent answer."""
         command = [
             "squeue",
             *self._site.option,
@@ -232,7 +228,7 @@ class Controller:
             self._shared.parent.mkdir(parents=True, exist_ok=True)
             file = self._shared.open("a+")
             fcntl.flock(file, fcntl.LOCK_EX)
-        except OSError:  # a folder that takes or locks nothing: every process asks for itself
+        except OSError:  # the folder is not writable or cannot lock: query directly
             return time.time(), self._run(command)
         with file:
             file.seek(0)
@@ -242,9 +238,8 @@ class Controller:
                 asked_at, text = -float("inf"), ""
             if not 0 <= time.time() - asked_at < self._poll_s:
                 asked_at, text = time.time(), self._run(command)
-                with contextlib.suppress(
-                    OSError
-                ):  # a full disk; unbuffered, so that closing the file cannot fail either
+                # The disk may be full. Unbuffered, so that closing the file cannot fail.
+                with contextlib.suppress(OSError):
                     os.truncate(file.fileno(), 0)
                     os.write(file.fileno(), json.dumps((asked_at, text)).encode())
             return asked_at, text
@@ -255,44 +250,39 @@ class Controller:
         return _run(command, ssh=self._site.ssh, environment=environment, script=script)
 
     def submit(self, script: Path, *, environment: Mapping[str, str]) -> int:
-        """Submit a script with `environment`, to run in the script's folder, and return the job's
-        id.
+        """Submit a script to run in its folder with `environment`; return the job's id.
 
-        Raises ControllerAway if the job may or may not have been accepted or has to wait,
-        RefusedError if it was refused.
+        Raises:
+            ControllerAway: The job may have been accepted, or has to wait.
+            RefusedError: Slurm rejected the job.
         """
         command = ["sbatch", "--parsable", f"--chdir={script.parent}"]
-        answer = self._order(command, environment=environment, script=script.read_text())
-        job_id = re.search(
-            r"^(\d+)(;.*)?$", answer, re.MULTILINE
-        )  # a site may print a banner before it
+        answer = self._submit_command(command, environment=environment, script=script.read_text())
+        # A site may print a banner first.
+        job_id = re.search(r"^(\d+)(;.*)?$", answer, re.MULTILINE)
         if job_id is None:
-            raise ControllerAway(f"sbatch named no job: {answer[:200]!r}")
+            raise ControllerAway(f"sbatch printed no job id: {answer[:200]!r}")
         return int(job_id[1])
 
     def rehearse(self, script: str) -> str:
-        """What Slurm says of a script that it is not to run: when and where it would start. Raises
-        as `submit` does.
-        """
-        return self._order(["sbatch", "--test-only"], script=script)
+        """Return Slurm's forecast for a script (`sbatch --test-only`). Raises as `submit`."""
+        return self._submit_command(["sbatch", "--test-only"], script=script)
 
-    def _order(
+    def _submit_command(
         self, command: list[str], *, environment: Mapping[str, str] | None = None, script: str
     ) -> str:
-        """Run an order that the site may refuse, as `_run` does. Raises RefusedError where it
-        refuses for good.
-        """
+        """Run a command that the site may reject; raise RefusedError if it does permanently."""
         try:
             return self._run(command, environment=environment, script=script)
         except ControllerAway:
             raise
         except LauncherError as error:
-            if _CROWDED.search(error.message):
+            if _LIMIT_ERROR.search(error.message):
                 raise ControllerAway(error.message) from error
             raise RefusedError(error.message) from error
 
     def hosts(self, nodes: str) -> tuple[str, ...]:
-        """The names in `n[1-2]`; the text itself where Slurm does not tell."""
+        """Expand `n[1-2]` to host names; return the text itself if that fails."""
         if not nodes or ("[" not in nodes and "," not in nodes):
             return (nodes,) if nodes else ()
         try:
@@ -301,41 +291,37 @@ class Controller:
             return (nodes,)
 
     def cancel(self, jobs: Iterable[Job]) -> None:
-        """End these jobs; harmless if they have ended. Raises ControllerAway."""
+        """Cancel these jobs; harmless if they have ended. Raises ControllerAway."""
         ids: dict[str, list[str]] = defaultdict(list)
         for job in jobs:
             ids[job.cluster].append(str(job.id))
-        for cluster, those in ids.items():
+        for cluster, job_ids in ids.items():
             try:
                 self._run(
                     [
                         "scancel",
                         *([f"--clusters={cluster}"] if cluster else self._site.option),
-                        *those,
+                        *job_ids,
                     ]
                 )
             except ControllerAway:
                 raise
             except LauncherError as error:
-                if not _OVER.search(error.message):
+                if not _ALREADY_ENDED_ERROR.search(error.message):
                     raise
 
     def accounted(self, job_id: int) -> Job | None:
-        """A job that left the queue, from the accounting; None if there is no accounting or it does
-        not know the job.
-        """
+        """Return a job that left the queue from sacct; None if it is unavailable or unknown."""
         command = ["sacct", *self._site.option, "--noheader", "--parsable2", "--allocations"]
         try:
             text = self._run([*command, "--format=JobIDRaw,State,ElapsedRaw", f"--jobs={job_id}"])
-        except LauncherError:  # there is no accounting, or it does not answer
+        except LauncherError:  # no accounting, or it does not respond
             return None
         return next((job for job in parse_accounting(text) if job.id == job_id), None)
 
 
 def client_environment() -> dict[str, str]:
-    """The environment of Slurm's programs, without SQUEUE_, SBATCH_ and SLURM_ variables that would
-    change what they do.
-    """
+    """Return the environment of Slurm's programs, without variables that change their output."""
     inherited = {
         name: os.environ[name]
         for name in ("HOME", "PATH", "SLURM_CONF", "USER")
@@ -345,9 +331,9 @@ def client_environment() -> dict[str, str]:
 
 
 def parse_queue(text: str) -> tuple[Job, ...]:
-    """The jobs in squeue's output, of several clusters each under its `CLUSTER: name`.
+    """Parse squeue's output; with several clusters, each follows a line `CLUSTER: name`.
 
-    Other lines are ignored; a folder's name may contain a line break.
+    Other lines are ignored, as a folder's name may contain a line break.
     """
     jobs: list[Job] = []
     cluster = ""
@@ -373,29 +359,27 @@ def parse_queue(text: str) -> tuple[Job, ...]:
 
 
 def parse_accounting(text: str) -> tuple[Job, ...]:
-    """The jobs in sacct's output of JobIDRaw,State,ElapsedRaw."""
+    """Parse sacct's output of JobIDRaw,State,ElapsedRaw."""
     fields = [line.split("|") for line in text.splitlines()]
     return tuple(
         Job(id=int(job_id), state=state, elapsed_s=float(elapsed) if elapsed.isdecimal() else None)
-        for job_id, state, elapsed in (each for each in fields if len(each) == 3)
+        for job_id, state, elapsed in (row for row in fields if len(row) == 3)
         if job_id.isdecimal()
     )
 
 
 def job_state(word: str, *, cancelled_by_us: bool) -> JobState:
-    """Our state for Slurm's, such as `RUNNING` or sacct's `CANCELLED by 1000`; squeue and sacct use
-    the same names.
+    """Convert a state of squeue or sacct, such as `RUNNING` or `CANCELLED by 1000`.
 
-    A job that somebody else cancelled counts as preempted. A state of a newer Slurm that is not in
-    the table counts as running: the job's end then shows as a known state, or as the job leaving
-    the queue.
+    A job that somebody else cancelled counts as preempted. An unknown state of a newer Slurm counts
+    as running, until the job gets a known state or leaves the queue.
     """
-    state = _BY_WORD.get(word.split(" ", 1)[0].rstrip("+"), JobState.RUNNING)
+    state = _STATE_BY_NAME.get(word.split(" ", 1)[0].rstrip("+"), JobState.RUNNING)
     return JobState.PREEMPTED if state is JobState.CANCELLED and not cancelled_by_us else state
 
 
 def seconds(elapsed: str) -> float | None:
-    """`1-02:03:04`, `02:03:04` or `3:04` in seconds; None for anything else, as `INVALID`."""
+    """Parse `1-02:03:04`, `02:03:04` or `3:04` to seconds; None for other text (`INVALID`)."""
     if not re.fullmatch(r"(\d+-)?\d+(:\d+){1,2}", elapsed):
         return None
     days, _, clock = elapsed.rpartition("-")
@@ -408,24 +392,26 @@ def seconds(elapsed: str) -> float | None:
 def _run(
     command: list[str], *, ssh: str | None, environment: Mapping[str, str] | None, script: str
 ) -> str:
-    """The command's standard output, with `script` on its standard input. Raises ControllerAway or
-    LauncherError with its error message.
+    """Run a command with `script` on stdin and return its output.
+
+    Raises:
+        ControllerAway, LauncherError: It failed; the message is its error output.
     """
-    own = client_environment()
-    if ssh is not None:  # the login node has its own PATH and HOME; a job gets what the plan says
-        kept = {name: value for name, value in (environment or {}).items() if name not in own}
+    base = client_environment()
+    if ssh is not None:  # the login node has its own PATH and HOME
+        passed = {name: value for name, value in (environment or {}).items() if name not in base}
         words = [
             "env",
             "LC_ALL=C.UTF-8",
-            *(f"{name}={value}" for name, value in kept.items()),
+            *(f"{name}={value}" for name, value in passed.items()),
             *command,
         ]
         command = [*_SSH, ssh, "--", shlex.join(words)]
-        own |= {name: os.environ[name] for name in ("SSH_AUTH_SOCK",) if name in os.environ}
+        base |= {name: os.environ[name] for name in ("SSH_AUTH_SOCK",) if name in os.environ}
     try:
         done = subprocess.run(
             command,
-            env=own if ssh is not None else {**(environment or {}), **own},
+            env=base if ssh is not None else {**(environment or {}), **base},
             input=script,
             capture_output=True,
             text=True,
@@ -434,11 +420,13 @@ def _run(
             check=False,
         )
     except subprocess.TimeoutExpired:
-        raise ControllerAway(f"{command[0]} did not answer within {_COMMAND_LIMIT_S:g} s") from None
+        raise ControllerAway(
+            f"{command[0]} did not respond within {_COMMAND_LIMIT_S:g} s."
+        ) from None
     except OSError as error:
-        raise LauncherError(f"{command[0]} cannot be run: {error.strerror}") from error
+        raise LauncherError(f"Cannot run {command[0]}: {error.strerror}") from error
     if done.returncode == 0:
-        return done.stdout or done.stderr  # sbatch --test-only answers there
+        return done.stdout or done.stderr  # sbatch --test-only prints to stderr
     message = " ".join(done.stderr.split())[:500] or f"exit code {done.returncode}"
     lost = ssh is not None and done.returncode == _SSH_FAILED
-    raise (ControllerAway if lost or _AWAY.search(message) else LauncherError)(message)
+    raise (ControllerAway if lost or _UNREACHABLE_ERROR.search(message) else LauncherError)(message)

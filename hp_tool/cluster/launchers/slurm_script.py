@@ -1,6 +1,7 @@
-"""The batch script of one job: pure, printable, and ready for a person to submit by hand. It
-contains nothing of a query but its job's name and numbers: the request travels in a file, and the
-environment through sbatch's own.
+"""The batch script of a job: pure and printable, so that it can also be submitted by hand.
+
+Of the query it contains only the job's name and numbers. The request is in a file, and the
+environment is passed by sbatch.
 """
 
 import math
@@ -21,10 +22,10 @@ from hp_tool.cluster.launchers.slurm_folder import (
 from hp_tool.domain.jobs import LaunchPlan
 
 SCRIPT = "job.sbatch"
-_GRACE_S = 120.0
-"""Slurm's own limit is a backstop: it counts minutes, and a job that it ends leaves no record."""
-_IMPORT_S = 1800.0
-"""Added for a container: its image is imported on the nodes before the run's own time begins."""
+_TIME_MARGIN_S = 120.0
+"""Margin of Slurm's limit, a backstop: it counts minutes and leaves no record of the end."""
+_IMAGE_IMPORT_S = 1800.0
+"""Time for importing a container image on the nodes before the run starts."""
 _KILL_AFTER_S = 60
 
 _CLAIMED = """\
@@ -71,7 +72,7 @@ timeout --kill-after={kill_after} {timeout_s} {srun} \\
 
 
 def render(options: SlurmOptions, *, plan: LaunchPlan) -> str:
-    """The script of `plan`, to be submitted in the job's folder."""
+    """Render the script of `plan`, to be submitted in the job's folder."""
     nodes = options.num_nodes(num_gpus=plan.num_gpus)
     header = "\n".join(
         f"#SBATCH {argument}" for argument in _sbatch(options, plan=plan, nodes=nodes)
@@ -92,7 +93,7 @@ def render(options: SlurmOptions, *, plan: LaunchPlan) -> str:
                 plan, srun=srun, around=_apptainer(options), python=options.python or sys.executable
             ),
         )
-    importing_s = 0.0 if options.container is None else _IMPORT_S
+    importing_s = 0.0 if options.container is None else _IMAGE_IMPORT_S
     limit = f"timeout --kill-after={_KILL_AFTER_S} {plan.timeout_s:g} " if importing_s else ""
     around = _apptainer(options)
     return _TEMPLATE.format(
@@ -114,19 +115,23 @@ def render(options: SlurmOptions, *, plan: LaunchPlan) -> str:
 
 def _sbatch(options: SlurmOptions, *, plan: LaunchPlan, nodes: int) -> list[str]:
     per_node = plan.num_gpus // nodes
-    importing_s = _IMPORT_S if options.container is not None else 0.0
+    importing_s = _IMAGE_IMPORT_S if options.container is not None else 0.0
     wall_s = (
-        options.time_s if options.time_s is not None else plan.timeout_s + _GRACE_S + importing_s
+        options.time_s
+        if options.time_s is not None
+        else plan.timeout_s + _TIME_MARGIN_S + importing_s
     )
     logs, job_name = options.logs, plan.job_name
     slurm_log = SLURM_LOG if logs is None else path_of(SLURM_LOG, options=logs, job_name=job_name)
     excluded = [host for host in plan.excluded_hosts if readback.is_host_name(host)]
-    named = {name: getattr(options, name) for name in ("account", "partition", "qos", "comment")}
+    options_by_name = {
+        name: getattr(options, name) for name in ("account", "partition", "qos", "comment")
+    }
     return [
         f"--job-name={jobs.check_name(plan.job_name)}",
         *(
-            _quoted(f"--{name}={jobs.filled(value, plan=plan)}")
-            for name, value in named.items()
+            _quote_argument(f"--{name}={jobs.fill_template(value, plan=plan)}")
+            for name, value in options_by_name.items()
             if value is not None
         ),
         *([f"--clusters={','.join(options.clusters)}"] if options.clusters else []),
@@ -139,12 +144,12 @@ def _sbatch(options: SlurmOptions, *, plan: LaunchPlan, nodes: int) -> list[str]
         "--requeue" if options.requeue else "--no-requeue",
         f"--output={slurm_log}",
         "--open-mode=truncate",
-        *map(_quoted, options.sbatch_arguments),
+        *map(_quote_argument, options.sbatch_arguments),
     ]
 
 
-def _quoted(argument: str) -> str:
-    """An option in a line of sbatch, which takes double quotes around spaces."""
+def _quote_argument(argument: str) -> str:
+    """Quote an sbatch option that contains spaces."""
     name, equals, value = argument.partition("=")
     return f'{name}{equals}"{value}"' if " " in value else argument
 
@@ -157,28 +162,24 @@ def _devices(options: SlurmOptions, *, per_node: int) -> list[str]:
 
 
 def _node_share(options: SlurmOptions) -> list[str]:
-    """Whole nodes, or what of the host goes with each GPU. What `sbatch_arguments` say of memory
-    stays.
-    """
+    """Return options for whole nodes or GPU shares; `sbatch_arguments` may set the memory."""
     shares = {"--cpus-per-gpu": options.cpus_per_gpu, "--mem-per-gpu": options.memory_per_gpu}
     shared = any(shares.values())
     whole = (
         (options.gpu != "cpu" and not shared) if options.exclusive is None else options.exclusive
     )
-    says_memory = shared or any(
+    sets_memory = shared or any(
         argument.startswith("--mem") for argument in options.sbatch_arguments
     )
     return [
         *(["--exclusive"] if whole else []),
-        *(["--mem=0"] if whole and options.gpu != "cpu" and not says_memory else []),
+        *(["--mem=0"] if whole and options.gpu != "cpu" and not sets_memory else []),
         *(f"{name}={value}" for name, value in shares.items() if value is not None),
     ]
 
 
 def _srun(options: SlurmOptions, *, plan: LaunchPlan, nodes: int) -> list[str]:
-    """srun with one task per node. The task starts the node's processes itself, so it must not be
-    bound to one core.
-    """
+    """Return srun with one task per node, not bound to a core because it starts all processes."""
     arguments = [
         f"--nodes={nodes}",
         f"--ntasks={nodes}",
@@ -198,7 +199,7 @@ def _srun(options: SlurmOptions, *, plan: LaunchPlan, nodes: int) -> list[str]:
 
 
 def _pyxis(container: Container, *, shared: bool) -> list[str]:
-    """Options of srun, quoted. A shared folder is seen inside under its own path."""
+    """Return quoted srun options of pyxis; a shared folder is mounted at its own path."""
     mounts = [*(["$PWD:$PWD"] if shared else []), *container.mounts]
     home = {None: [], True: ["--container-mount-home"], False: ["--no-container-mount-home"]}[
         container.mount_home
@@ -215,7 +216,7 @@ def _pyxis(container: Container, *, shared: bool) -> list[str]:
 
 
 def _apptainer(options: SlurmOptions) -> str:
-    """The words before a node's command, with a space behind them; empty without Apptainer."""
+    """Return the prefix of a node's command, ending in a space; empty without Apptainer."""
     container = options.container
     if container is None or container.runtime != "apptainer":
         return ""

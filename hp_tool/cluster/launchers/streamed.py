@@ -1,6 +1,4 @@
-"""Jobs whose folder nobody else sees: files travel with them; `supervisor --attached` prints
-results as marked lines.
-"""
+"""Jobs without a shared folder: their files travel with them, and results are printed lines."""
 
 import contextlib
 import json
@@ -24,7 +22,7 @@ from hp_tool.errors import InputError, LauncherError
 JOB = "job.json"
 SUPERVISOR = "supervisor.py"
 MAX_FILES_BYTES = 900_000
-"""Of all files of one job: what an engine's own store takes."""
+"""Total size of a job's files, limited by the engines' stores."""
 _LINE = re.compile(
     r"\n?" + re.escape(supervisor.MARK[0]) + r"(.*)" + re.escape(supervisor.MARK[1]) + r"\n?"
 )
@@ -32,23 +30,21 @@ _LINE = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Printed:
-    """The output of a job, taken apart."""
+    """The parsed output of a job."""
 
     log: str = ""
-    """The job's own output."""
+    """Output of the job itself."""
     files: dict[str, str] = field(default_factory=dict)
     began: float | None = None
-    """When the first node began; None if none did."""
+    """Start of the first node; None if none started."""
     ended: dict[str, Any] | None = None
-    """The supervisor's record of the end; None if the supervisor itself was killed."""
+    """The supervisor's record of the end; None if it was killed."""
     nodes: int = 0
-    """How many of the job's nodes began."""
+    """Number of nodes that started."""
 
 
 class StreamedLauncher(ABC):
-    """The part of the Launcher port that is the same on every engine whose jobs print their
-    results.
-    """
+    """Shared part of the launchers whose jobs print their results."""
 
     name: str
 
@@ -63,28 +59,26 @@ class StreamedLauncher(ABC):
 
     @abstractmethod
     def _list_jobs(self) -> Mapping[str, Any]:
-        """The engine's records of all our jobs, by handle."""
+        """Return the engine's records of all jobs, by handle."""
 
     @abstractmethod
     def _job(self, handle: str) -> Any:
-        """The engine's record of a job; None if there is none. Raises LauncherError if the engine
-        does not answer.
-        """
+        """Return the engine's record of a job, or None; raise LauncherError if it is away."""
 
     @abstractmethod
     def _state(self, job: Any) -> JobState: ...
 
     @abstractmethod
     def _ending(self, handle: str, job: Any) -> Ending:
-        """How the engine says the job ended, for jobs that could not print it themselves."""
+        """Return how the engine reports the end, for jobs that could not print it."""
 
     @abstractmethod
     def _request(self, job: Any) -> tuple[int, float]:
-        """(devices, time limit in seconds) that the job was submitted with."""
+        """Return (devices, time limit in seconds) of the submission."""
 
     @abstractmethod
     def _texts(self, handle: str) -> Iterable[str]:
-        """The output of each node's part of the job."""
+        """Return the output of each node."""
 
     def hardware(self) -> Hardware:
         return self._cluster.hardware(num_gpus=self._cluster.num_gpus)
@@ -98,7 +92,7 @@ class StreamedLauncher(ABC):
             if time.monotonic() - self._listed_at >= self._cluster.poll_s:
                 self._jobs = self._list_jobs()
                 self._listed_at = time.monotonic()
-            # A job that is not listed may have been submitted since.
+            # An unlisted job may have been submitted since.
             by_handle = {handle: self._jobs.get(handle) or self._job(handle) for handle in handles}
         except LauncherError:
             if (
@@ -106,7 +100,7 @@ class StreamedLauncher(ABC):
                 and time.monotonic() - self._away_since > self._cluster.patience_s
             ):
                 raise
-            return dict.fromkeys(handles, JobState.RUNNING)  # as far as is known
+            return dict.fromkeys(handles, JobState.RUNNING)  # last known state
         return {
             handle: JobState.LOST if job is None else self._state(job)
             for handle, job in by_handle.items()
@@ -115,9 +109,9 @@ class StreamedLauncher(ABC):
     def fetch(self, handle: str) -> Measurement:
         job = self._job(handle)
         if job is None:
-            raise LauncherError(f"no job {handle} on {self._cluster.name}")
+            raise LauncherError(f"No job {handle} on {self._cluster.name}.")
         if (state := self._state(job)).is_open:
-            raise LauncherError(f"job {handle} is still {state}")
+            raise LauncherError(f"Job {handle} is still {state}.")
         num_gpus, timeout_s = self._request(job)
         hardware = self._cluster.hardware(num_gpus=num_gpus)
         printed, ending, nodes = (
@@ -125,11 +119,10 @@ class StreamedLauncher(ABC):
             self._ending(handle, job),
             self._cluster.num_nodes(num_gpus=num_gpus),
         )
-        reported = own_ending(printed) or ending
-        if (
-            reported.reason == "timeout" and 0 < printed.nodes < nodes
-        ):  # the others waited for devices: nothing of the run's doing
-            error = f"the rendezvous never filled: {printed.nodes} of {nodes} nodes began"
+        reported = job_ending(printed) or ending
+        # The other nodes waited for devices, so the timeout is not the run's fault.
+        if reported.reason == "timeout" and 0 < printed.nodes < nodes:
+            error = f"too few nodes joined the rendezvous: {printed.nodes} of {nodes} started"
             printed, ending = (
                 replace(printed, ended=None),
                 replace(reported, reason="terminated", error=error),
@@ -144,12 +137,12 @@ class StreamedLauncher(ABC):
         return join([parse(text) for text in self._texts(handle)])
 
     def _set_away(self, away: bool) -> None:
-        """Note whether the cluster answered the last query."""
+        """Record whether the cluster responded to the last query."""
         self._away_since = (self._away_since or time.monotonic()) if away else None
 
 
 def job_files(plan: LaunchPlan, *, per_node: dict[str, Any] | None = None) -> dict[str, str]:
-    """All files of the job's folder on its node; `per_node` is for whoever starts the job there."""
+    """Return all files of the job's folder; `per_node` adds settings for the node driver."""
     jobs.check_name(plan.job_name)
     job = {
         "command": list(plan.command),
@@ -158,16 +151,14 @@ def job_files(plan: LaunchPlan, *, per_node: dict[str, Any] | None = None) -> di
         "returns": [jobs.check_name(name) for name in plan.returns],
         "timeout_s": plan.timeout_s,
         "num_gpus": plan.num_gpus,
-        "max_log_bytes": jobs.most_log_bytes(),
+        "max_log_bytes": jobs.max_log_bytes(),
         **(per_node or {}),
     }
     return {**plan.files, JOB: json.dumps(job), SUPERVISOR: Path(supervisor.__file__).read_text()}
 
 
 def parse(text: str) -> Printed:
-    """The log between the first mark and the next, and the marked results; the engine's own output
-    around them is left out.
-    """
+    """Parse a node's output: the log after the first marker, and marked results."""
     files: dict[str, str] = {}
     ended = None
     log: list[str] = []
@@ -175,7 +166,7 @@ def parse(text: str) -> Printed:
     for match in _LINE.finditer(text):
         try:
             record = json.loads(match[1])
-        except ValueError:  # cut off
+        except ValueError:  # truncated
             continue
         if not isinstance(record, dict):
             continue
@@ -183,11 +174,11 @@ def parse(text: str) -> Printed:
             log.append(text[position : match.start()])
         position = match.end()
         if "began" in record:
-            if not began:  # the supervisor's own; the job may print what it likes after it
-                began_at = _instant(record["began"])
+            if not began:  # written by the supervisor; later ones may be the job's
+                began_at = _finite_number(record["began"])
             began = True
         elif isinstance(record.get("file"), str) and isinstance(record.get("text"), str):
-            with contextlib.suppress(InputError):  # no file's name
+            with contextlib.suppress(InputError):  # invalid file name
                 files[jobs.check_name(record["file"])] = record["text"]
         elif isinstance(record.get("ended"), dict):
             ended = record["ended"]
@@ -202,16 +193,15 @@ def parse(text: str) -> Printed:
     )
 
 
-def _instant(value: object) -> float | None:
-    """Seconds since 1970; None for anything else."""
+def _finite_number(value: object) -> float | None:
+    """Return a finite number as float; None for anything else."""
     return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
 
 
 def join(nodes: Sequence[Printed]) -> Printed:
-    """One job over several nodes: all logs and files, and the first end that explains a failure.
+    """Combine the outputs of several nodes, and the end that explains a failure.
 
-    The end of a part that succeeded explains nothing, nor does that of one that was only terminated
-    because another failed.
+    Nodes that succeeded, or were terminated because another failed, explain nothing.
     """
     files: dict[str, str] = {}
     for node in reversed(nodes):
@@ -226,9 +216,7 @@ def join(nodes: Sequence[Printed]) -> Printed:
 
 
 def split_nodes(text: str) -> list[str]:
-    """The parts of a text that has a mark before every node's output; the text itself if it has
-    none.
-    """
+    """Split a text at its node markers; without any, return the whole text."""
     marks = [match for match in _LINE.finditer(text) if match[1].startswith('{"node":')]
     ends = [*(mark.start() for mark in marks[1:]), len(text)]
     return (
@@ -241,22 +229,24 @@ def measure(
 ) -> Measurement:
     """Return a job's measurement from its output, as `jobs.measure` does from its folder.
 
-    `ending` is the engine's account, for jobs that left none of their own.
+    Args:
+        printed: Parsed output.
+        ending: The engine's account, for jobs without their own.
+        timeout_s: Time limit.
+        hardware: Hardware of the job.
     """
     with tempfile.TemporaryDirectory(prefix="hp-fetched-") as name:
         folder = Path(name)
         for file, text in {**printed.files, jobs.LOG: printed.log}.items():
             (folder / file).write_text(text)
         return jobs.measure(
-            folder, ending=own_ending(printed) or ending, timeout_s=timeout_s, hardware=hardware
+            folder, ending=job_ending(printed) or ending, timeout_s=timeout_s, hardware=hardware
         )
 
 
-def own_ending(printed: Printed) -> Ending | None:
-    """The job's own record of its end; None if it has none, or was ended by the engine, which knows
-    why.
-    """
+def job_ending(printed: Printed) -> Ending | None:
+    """Return the job's own record of its end; None if it has none or the engine ended it."""
     ended = printed.ended
     if ended is None or ended.get("reason") in ("terminated", "cancelled"):
         return None
-    return jobs.recorded(ended)
+    return jobs.parse_ending(ended)

@@ -1,19 +1,17 @@
-"""Runs one job to its end: started by file name, standard library only, detached from the process
-that started it.
+"""Runs one job to its end: started by file name, standard library only, detached from its starter.
 
-It outlives the worker, so that a new worker finds the job running, and it ends by itself at the
-job's time limit. The state of the job is in files of its folder, never in process ids, which get
-recycled:
+It outlives the worker, so that a new worker finds the job running, and ends at the job's time
+limit. A job's state is in files of its folder, not in process ids, which get reused:
 
     started.json   created exclusively: of any number of supervisors for one folder, one runs the job
-    lock           locked (flock) for as long as this supervisor lives
+    lock           locked (flock) while this supervisor lives
     running.json   the job has the machine's devices
     cancel         written by a launcher, perhaps before the job is submitted: end the job, or never start it
-    ended.json     how the job ended; appears once no process of it is left
+    ended.json     how the job ended; written when none of its processes is left
 
-`--attached FOLDER` runs the job of a folder (mounted, perhaps read-only) in the foreground, for
-launchers that see nothing but its output: standard output gets the job's log, and then a marked
-line for each result and for how the job ended, which `launchers.streamed` reads.
+`--attached FOLDER` runs the job of a folder (perhaps a read-only mount) in the foreground, for
+launchers that see only its output: standard output gets the job's log, then a marked line for each
+result and for how the job ended, which `launchers.streamed` reads.
 """  # noqa: E501
 
 import ctypes
@@ -35,32 +33,29 @@ from typing import Any
 
 _POLL_S = 0.05
 _LOG_TOO_LONG = "log_too_long"
-_SWEEP_S = 30.0
+_KILL_TIMEOUT_S = 30.0
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
-HELD = 75
-"""Exit status where another supervisor has the job, or had it."""
+EXIT_ALREADY_RUN = 75
+"""Exit code if another supervisor has or had the job."""
 MARK = ("<<<hp-tool:", ":hp-tool>>>")
-"""Around a JSON object, on a line of its own."""
+"""Markers around a JSON object on its own line."""
 MAX_FILE_BYTES = 2**18
-"""Limit of a printed file: a larger result is left out, and a larger file that the job should
-return is cut to its end.
+"""Limit of a printed file: larger results are omitted, larger returned files are cut to their end.
 """
 MAX_REPORTS = 16
-"""Reports of failed ranks to print, the first ones: later ones fail because of them."""
+"""Reports of failed ranks to print, earliest first; later ranks fail because of them."""
 
 
 def main(path: Path) -> int:
-    """Detach and run the job of the folder `path`; return HELD at once if another supervisor has or
-    had it.
-    """
+    """Detach and run the job in `path`; return EXIT_ALREADY_RUN if another supervisor has it."""
     folder = Folder(path)
     lock = (path / "lock").open("w")
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         (path / "started.json").touch(exist_ok=False)
     except (BlockingIOError, FileExistsError):
-        return HELD
+        return EXIT_ALREADY_RUN
     if os.fork():  # the child keeps the lock, and the caller need not reap it
         return 0
     os.setsid()
@@ -70,16 +65,14 @@ def main(path: Path) -> int:
 
 
 class Folder:
-    """The job's folder, whatever the job puts in its place or in that of our files."""
+    """The job's folder, safe against whatever the job puts in place of it or its files."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
 
     def write(self, name: str, value: dict[str, Any]) -> None:
-        """Write `value` atomically under `name`; what is there and is no file keeps another
-        name.
-        """
+        """Write `value` atomically as `name`; a folder of that name is renamed."""
         token = f"{time.time_ns():x}"
         descriptor = os.open(
             f"~{name}.{token}", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644, dir_fd=self._descriptor
@@ -97,9 +90,7 @@ class Folder:
 
 
 def _run(folder: Folder, *, to_log: bool = True) -> dict[str, Any]:
-    """Run the job of `folder`, and return how it ended: the launcher must learn in any case that it
-    is over.
-    """
+    """Run the job and return how it ended; never raises, so that the launcher learns of the end."""
     try:
         return _Supervisor(folder, to_log=to_log).run()
     except Exception as error:
@@ -107,8 +98,8 @@ def _run(folder: Folder, *, to_log: bool = True) -> dict[str, Any]:
 
 
 def attached(source: Path) -> int:
-    """Run the job whose files are in `source`; 0 if it succeeded or left a result."""
-    _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)  # the job ends with the process that started us
+    """Run the job whose files are in `source`; return 0 if it succeeded or left a result."""
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)  # the job ends with the parent process
     work = Path(tempfile.mkdtemp(prefix="hp-job-"))
     job = json.loads((source / "job.json").read_text())
     for name in ("job.json", *job["files"]):
@@ -119,10 +110,12 @@ def attached(source: Path) -> int:
     result, reports = work / "result.json", work.glob("result.rank*.json")
     has_result = result.exists()
     results = (result, *sorted(reports, key=lambda path: path.lstat().st_mtime_ns)[:MAX_REPORTS])
-    whole = [path for path in results if path.is_file() and path.stat().st_size <= MAX_FILE_BYTES]
-    for path in (*whole, *(work / name for name in job["returns"])):
+    printable = [
+        path for path in results if path.is_file() and path.stat().st_size <= MAX_FILE_BYTES
+    ]
+    for path in (*printable, *(work / name for name in job["returns"])):
         if path.is_file():
-            _print_marked({"file": path.name, "text": _end_of(path)})
+            _print_marked({"file": path.name, "text": _read_end(path)})
     _print_marked({"ended": ended})
     shutil.rmtree(work, ignore_errors=True)
     return 0 if has_result or ended.get("exit_code") == 0 else 1
@@ -132,7 +125,7 @@ def _print_marked(value: dict[str, Any]) -> None:
     print(f"\n{MARK[0]}{json.dumps(value)}{MARK[1]}", flush=True)
 
 
-def _end_of(path: Path) -> str:
+def _read_end(path: Path) -> str:
     with path.open("rb") as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - MAX_FILE_BYTES))
         return file.read().decode(errors="replace")
@@ -140,23 +133,21 @@ def _end_of(path: Path) -> str:
 
 class _Supervisor:
     def __init__(self, folder: Folder, *, to_log: bool) -> None:
-        """to_log: write the job's output to job.log instead of our own output."""
+        """With `to_log`, write the job's output to job.log, else to stdout."""
         self._folder, self._to_log = folder, to_log
         self._job = json.loads((folder.path / "job.json").read_text())
         self._terminated = False
         signal.signal(signal.SIGTERM, self._on_terminate)
-        _prctl(
-            _PR_SET_CHILD_SUBREAPER
-        )  # torchrun's ranks lead sessions of their own; orphans become our children
+        # torchrun's ranks lead their own sessions; orphans become our children.
+        _prctl(_PR_SET_CHILD_SUBREAPER)
 
     def run(self) -> dict[str, Any]:
         if "devices_lock" not in self._job:  # the engine assigns devices
             return self._run_job()
-        private = partial(
-            os.open, mode=0o600
-        )  # who can open it can lock it, and nothing else would run here
+        # Whoever can open the file can lock it, and block all jobs.
+        private = partial(os.open, mode=0o600)
         with open(self._job["devices_lock"], "a", opener=private) as devices:
-            with suppress(PermissionError):  # another user's
+            with suppress(PermissionError):  # owned by another user
                 os.fchmod(devices.fileno(), 0o600)
             reason = self._wait_for(devices)
             return {"reason": reason, "wall_s": 0.0} if reason is not None else self._run_job()
@@ -167,14 +158,14 @@ class _Supervisor:
         reason, exit_code = self._run_command()
         ended = {"reason": reason, "exit_code": exit_code, "wall_s": time.monotonic() - started}
         if reason == _LOG_TOO_LONG:
-            ended["error"] = (
-                f"its log grew beyond {self._job['max_log_bytes'] >> 20} MiB: let it print less"
-            )
+            ended["error"] = f"the log exceeded {self._job['max_log_bytes'] >> 20} MiB: print less"
         return ended | {"oom_kills": _oom_kills() - kills}
 
     def _wait_for(self, devices: Any) -> str | None:
-        """Wait for the machine's devices, one job at a time: two at once would disturb each other's
-        measurement. Returns why the wait was interrupted, else None.
+        """Wait for the machine's devices; concurrent jobs would disturb each other's timing.
+
+        Returns:
+            Why the wait was interrupted, or None.
         """
         while (reason := self._interruption()) is None:
             try:
@@ -186,11 +177,11 @@ class _Supervisor:
         return reason
 
     def _run_command(self) -> tuple[str, int | None]:
-        deadline, most = (
+        deadline, limit = (
             time.monotonic() + self._job["timeout_s"],
             self._job.get("max_log_bytes", math.inf),
         )
-        passed = None if self._to_log else _PassedOn(most)
+        passed = None if self._to_log else _OutputForwarder(limit)
         try:
             with (
                 (self._folder.path / "job.log").open("ab")
@@ -212,7 +203,7 @@ class _Supervisor:
                     reason = self._interruption() or (
                         "timeout" if time.monotonic() > deadline else None
                     )
-                    if (os.fstat(log.fileno()).st_size if passed is None else passed.size) > most:
+                    if (os.fstat(log.fileno()).st_size if passed is None else passed.size) > limit:
                         reason = reason or _LOG_TOO_LONG
                     if reason is not None:
                         return reason, None
@@ -232,45 +223,43 @@ class _Supervisor:
         self._terminated = True
 
 
-class _PassedOn:
-    """The job's output on its way to ours: counted, and passed on up to `most` bytes."""
+class _OutputForwarder:
+    """Forwards the job's output to stdout, up to a limit, and counts it."""
 
-    def __init__(self, most: float) -> None:
+    def __init__(self, max_bytes: float) -> None:
         read, write = os.pipe()
         self.input = os.fdopen(write, "ab")
         self.size = 0
-        self._thread = threading.Thread(target=self._pass_on, args=(read, most), daemon=True)
+        self._thread = threading.Thread(target=self._pass_on, args=(read, max_bytes), daemon=True)
 
     def start(self) -> None:
-        """Begin, once the job's first process was forked: forking a process of several threads is
-        not safe.
-        """
+        """Start after the job's process was forked, because forking with threads is unsafe."""
         self._thread.start()
 
     def finish(self) -> None:
-        """Wait until everything is passed on; the job's processes have ended."""
+        """Wait until all output is forwarded; the job's processes have ended."""
         if self._thread.ident is not None:
-            self._thread.join(_SWEEP_S)
+            self._thread.join(_KILL_TIMEOUT_S)
 
-    def _pass_on(self, read: int, most: float) -> None:
+    def _pass_on(self, read: int, max_bytes: float) -> None:
         with (
             os.fdopen(read, "rb", buffering=0) as source,
             os.fdopen(os.dup(1), "wb", buffering=0) as output,
         ):
             while chunk := source.read(2**16):
-                rest = memoryview(chunk) if self.size <= most else memoryview(b"")
+                rest = memoryview(chunk) if self.size <= max_bytes else memoryview(b"")
                 self.size += len(chunk)
                 while rest:
                     rest = rest[output.write(rest) :]
 
 
 def _end_descendants() -> None:
-    """Kill children until none is left: a killed child's own children become ours (subreaper) and
-    fall in the next round.
+    """Kill children until none is left.
 
-    Pids are safe here: a child's pid is not reused before we have waited for the child.
+    A killed child's children become ours (subreaper) and are killed in the next round. Pids are
+    safe, because a child's pid is not reused before we have waited for it.
     """
-    deadline = time.monotonic() + _SWEEP_S
+    deadline = time.monotonic() + _KILL_TIMEOUT_S
     while time.monotonic() < deadline:
         for child in _children():
             os.kill(child, signal.SIGKILL)
@@ -283,22 +272,20 @@ def _end_descendants() -> None:
 
 
 def _children() -> list[int]:
-    me, children = os.getpid(), []
+    pid, children = os.getpid(), []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
                 parent = (entry / "stat").read_text().rpartition(")")[2].split()[1]
             except OSError:  # it has ended
                 continue
-            if int(parent) == me:
+            if int(parent) == pid:
                 children.append(int(entry.name))
     return children
 
 
 def _die_with_supervisor() -> None:
-    """In the job's first process: should the supervisor be killed, SIGTERM lets torchrun end its
-    ranks.
-    """
+    """Make the job's first process receive SIGTERM if the supervisor is killed."""
     _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
@@ -307,9 +294,7 @@ def _prctl(option: int, value: int = 1) -> None:
 
 
 def _oom_kills() -> int:
-    """How many processes the kernel has killed for lack of memory since boot; 0 if it does not
-    say.
-    """
+    """Return the number of OOM kills since boot; 0 if unknown."""
     try:
         lines = Path("/proc/vmstat").read_text().splitlines()
     except OSError:

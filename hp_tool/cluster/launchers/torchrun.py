@@ -1,6 +1,4 @@
-"""Plans of jobs: the torchrun command of the profiler or of a program in its place, its environment
-and its files.
-"""
+"""Launch plans: command, environment and files of the profiler or another program."""
 
 import os
 import sys
@@ -16,7 +14,7 @@ from hp_tool.domain.measurement import ProfileRequest, Program
 from hp_tool.domain.requests import RunRequest
 from hp_tool.errors import InputError
 
-# All that a job inherits. Database addresses, API keys and the like stay with the worker.
+# Variables that a job inherits. Others, such as database URLs and API keys, stay with the worker.
 _INHERITED = (
     "HOME",
     "LANG",
@@ -30,30 +28,30 @@ _INHERITED = (
 )
 _INHERITED_PREFIXES = ("CUDA_", "NCCL_", "NVIDIA_", "TORCH_", "TRITON_")
 _INHERITED_ELSEWHERE = ("HOME", "LANG", "LC_ALL", "PATH", "USER")
-"""What is right on other hosts, too."""
+"""Variables that are also valid on other hosts."""
 _RENDEZVOUS = "rendezvous.py"
-"""Of torchrun's agent with a store that listens on one address, laid into the job's folder."""
-_OF_THE_FRAMEWORK = "CUDA_DEVICE_MAX_CONNECTIONS"
-"""The run sets it as its framework wants it, whatever this process runs with."""
+"""A torchrun agent whose store listens on a single address; copied to the job's folder."""
+_FRAMEWORK_VARIABLE = "CUDA_DEVICE_MAX_CONNECTIONS"
+"""Set by the run as its framework needs it, so not inherited."""
 _NO_PROGRAM = Program(
     command=("-m", "hp_tool.cluster.profiler", jobs.REQUEST, jobs.RESULT), torchrun=True
 )
 
 
 def cluster_plan(request: RunRequest, *, job_name: str, options: ClusterOptions) -> LaunchPlan:
-    """Return the plan of a job on a cluster.
+    """Plan a job on a cluster.
 
-    Raises InputError if the request is for another device, or for more devices than one job may
-    have.
+    Raises:
+        InputError: The cluster has another device, or a job may not have that many devices.
     """
     if request.gpu != options.gpu:
         message = (
-            f"this {options.launcher.capitalize()} cluster has {options.gpu}, not {request.gpu}"
+            f"This {options.launcher.capitalize()} cluster has {options.gpu}, not {request.gpu}."
         )
         raise InputError(message, code="launcher_mismatch", field="cluster")
     nodes = options.num_nodes(num_gpus=request.num_gpus)
     if nodes > request.num_processes:
-        message = f"vLLM runs on one node, but {request.num_gpus} devices need {nodes}"
+        message = f"vLLM runs on one node, but {request.num_gpus} devices need {nodes} nodes."
         raise InputError(message, code="launcher_mismatch", field="cluster.num_gpus")
     return job_plan(
         request,
@@ -61,12 +59,12 @@ def cluster_plan(request: RunRequest, *, job_name: str, options: ClusterOptions)
         python=options.python,
         num_nodes=nodes,
         bound=options.bind_rendezvous,
-        operator=options.environment,
+        operator_environment=options.environment,
     )
 
 
 def smallest_plan(options: ClusterOptions, *, job_name: str) -> LaunchPlan:
-    """A job of one whole node that does nothing, to ask a site whether it would take it."""
+    """Plan a one-node job that does nothing, to test whether a site accepts it."""
     return LaunchPlan(
         job_name=job_name,
         command=("true",),
@@ -84,14 +82,20 @@ def job_plan(
     python: str | None = None,
     num_nodes: int = 1,
     bound: bool = False,
-    operator: Mapping[str, str] | None = None,
+    operator_environment: Mapping[str, str] | None = None,
 ) -> LaunchPlan:
-    """Return the plan of a job whose command is run in its folder on every node by the nodes'
-    interpreter (default: this one).
+    """Plan a job whose command runs in its folder on every node.
 
-    On one node processes meet at a free port of the loopback device. On several, PET_MASTER_ADDR
-    and PET_MASTER_PORT of the environment name the first node, and PET_NODE_RANK this one; with
-    `bound` the first one listens at that address alone.
+    On one node, processes meet at a free loopback port. On several, the environment variables
+    PET_MASTER_ADDR and PET_MASTER_PORT name the first node, and PET_NODE_RANK this one.
+
+    Args:
+        request: What to run.
+        job_name: Name of the job.
+        python: Interpreter on the nodes; default: this one.
+        num_nodes: Number of nodes.
+        bound: Let the first node listen on its own address only.
+        operator_environment: Environment variables set by the operator.
     """
     program = (request.program if isinstance(request, ProfileRequest) else None) or _NO_PROGRAM
     bound = program.torchrun and (bound or num_nodes == 1)
@@ -111,7 +115,7 @@ def job_plan(
         job_name=jobs.check_name(job_name),
         command=(*(torchrun if program.torchrun else ()), *program.command),
         environment=_environment(request, num_nodes)
-        | dict(operator or {})
+        | dict(operator_environment or {})
         | dict(program.environment),
         files={
             **program.files,
@@ -125,41 +129,31 @@ def job_plan(
 
 
 def _environment(request: RunRequest, num_nodes: int) -> dict[str, str]:
-    """What a job needs beyond what it inherits."""
+    """Return the variables that a job needs beyond the inherited ones."""
     environment = {"PYTHONUNBUFFERED": "1"}
     if request.gpu == "cpu":
-        environment |= {
-            "OMP_NUM_THREADS": "1",
-            "MKL_NUM_THREADS": "1",
-        }  # the catalogue's `cpu`: one process, one thread
-    if (
-        num_nodes == 1
-    ):  # nobody else has business there, and a host must not go through its network card to itself
+        # The catalogue's `cpu` is one process with one thread.
+        environment |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    if num_nodes == 1:  # use loopback: private, and independent of the network card
         environment |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
     package = Path(hp_tool.__file__).parents[1]
     if package not in (Path(sysconfig.get_path("purelib")), Path(sysconfig.get_path("platlib"))):
-        environment["PYTHONPATH"] = str(
-            package
-        )  # running from a checkout: the job's folder is elsewhere
+        environment["PYTHONPATH"] = str(package)  # a checkout: the job runs in another folder
     return environment
 
 
 def full_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment of a job on this host: the inherited part of this process's, and over it the
-    plan's.
-    """
+    """Return a local job's environment: inherited variables, overridden by the plan's."""
     inherited = {
         k: v for k, v in os.environ.items() if k in _INHERITED or k.startswith(_INHERITED_PREFIXES)
     }
-    inherited.pop(_OF_THE_FRAMEWORK, None)
+    inherited.pop(_FRAMEWORK_VARIABLE, None)
     return inherited | dict(environment)
 
 
 def environment_elsewhere(
     environment: Mapping[str, str], *, inherit: Iterable[str]
 ) -> dict[str, str]:
-    """Return the environment of a job on other hosts: what stands for them as well, what the
-    operator passes on, the plan's.
-    """
+    """Return a remote job's environment: portable variables, `inherit`, and the plan's."""
     names = (*_INHERITED_ELSEWHERE, *inherit)
     return {name: os.environ[name] for name in names if name in os.environ} | dict(environment)

@@ -128,7 +128,7 @@ def prune(
         else:
             staying.add(name)
     for root in () if dry_run else set(folder_roots.values()):
-        folders.clear(root)
+        folders.remove_leftovers(root)
     going = sorted(set(going) - {ended[name].search_id for name in staying})
     deleted = len(going) if dry_run else store.delete_searches(search_ids=going)
     counted = {
