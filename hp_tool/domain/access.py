@@ -1,6 +1,4 @@
-"""Who may do what in the service, and what was done: keys, the audit log, and the port of a store
-that keeps them.
-"""
+"""Access control of the service: keys, scopes, audit log, and the port of their store."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
@@ -25,32 +23,30 @@ from hp_tool.domain.webhooks import WebhookRecord, WebhookState
 
 
 class Scope(IntEnum):
-    """What a key allows; each scope includes those before it."""
+    """Rights of a key; each scope includes the previous ones."""
 
     READ = 1
     """Predict, and read one's own searches and measurements."""
     SUBMIT = 2
-    """Spend GPU time: submit and control searches; report measurements."""
+    """Submit and control searches, which uses GPU time; report measurements."""
     ADMIN = 3
-    """Everything of all owners; keys and the audit log."""
+    """Access all owners' data, keys and the audit log."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewKey:
-    """An API key on its way into the store. Its secret is not stored; it is shown once, when the
-    key is made.
-    """
+    """A key to store. The secret is shown once and only its hash is stored."""
 
     id: str
-    """Public; the first part of the key that its owner sends."""
+    """Public first part of the key."""
     owner: str
-    """Keys of one owner see the same searches, so a key can be replaced."""
+    """Keys of one owner see the same searches, so that a key can be replaced."""
     scope: Scope
     secret_sha256: str = field(repr=False)
     requests_per_second: float | None = None
-    """None: the service's default."""
+    """Rate limit; None for the service's default."""
     gpu_seconds_per_day: float | None = None
-    """What searches submitted with it may spend in a day (UTC); None: no quota."""
+    """Daily quota (UTC) of searches submitted with it; None for no quota."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +59,7 @@ class KeyRecord(NewKey):
 
 
 class NewAudit(TypedDict):
-    """The fields of an AuditRecord that its writer knows."""
+    """Fields of an AuditRecord that its writer sets."""
 
     owner: str | None
     api_key_id: str | None
@@ -75,158 +71,150 @@ class NewAudit(TypedDict):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditRecord:
-    """A change or a refusal: who, when, what, and its outcome."""
+    """A change or a rejected request."""
 
     id: str
     created_at: datetime
     owner: str | None
-    """None: the operator, who needs no stored key."""
+    """None for the operator, who has no stored key."""
     api_key_id: str | None
     action: str
     """Method and route: `POST /v1/searches/{search_id}/cancel`."""
     resource: str
-    """The path that was asked for, or of what the request made."""
+    """Requested path, or the path of the created resource."""
     outcome: str
-    """The HTTP status, or `ok` for the command line."""
+    """HTTP status, or `ok` for the command line."""
     request_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """Counts of a whole store."""
+    """Usage of the whole store."""
 
     searches: dict[SearchState, int]
-    """How many of each state, zeros included."""
+    """Number of searches by state, including 0."""
     runs: dict[RunState, int]
     gpu_seconds: float
-    """Devices x seconds of all profile runs ever."""
+    """Devices x seconds of all profile runs."""
     oldest_queued_s: float
-    """Age of the oldest queued search; 0: the queue is empty."""
+    """Age of the oldest queued search; 0 if the queue is empty."""
     expired_leases: int
-    """Running searches that no worker has taken over from one that fell silent."""
+    """Running searches with an expired lease that no worker has claimed."""
     webhooks: dict[WebhookState, int]
-    """Webhooks by state of their delivery."""
+    """Webhooks by delivery state."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatabaseState:
-    """Schema, clock and access of a reachable database."""
+    """State of a reachable database."""
 
     revision: str | None
-    """Of its schema; None: it has no schema of hp_tool."""
+    """Schema revision; None without an hp_tool schema."""
     needed_revision: str
-    """This version's."""
+    """Revision that this version needs."""
     clock_offset_s: float
-    """The database's clock minus this host's; 0 for SQLite, which runs inside its users."""
+    """Database clock minus this host's; 0 for SQLite, which has no clock of its own."""
     read_only: bool
     free_bytes: int | None = None
-    """Room on the disk of a SQLite file; None: a server's own matter."""
+    """Free disk space for a SQLite file; None for a server."""
     overdue_webhooks: int = 0
-    """Deliveries that should have been made OVERDUE_S ago."""
+    """Deliveries that are more than OVERDUE_S late."""
 
 
 class AccessStore(Store, WatchStore, Protocol):
-    """The store with what only a service needs. Each method is one transaction, as all of a
-    Store's.
-    """
+    """The store with the methods that only a service needs; each is one transaction."""
 
     def add_key(self, *, key: NewKey, lifetime_s: float | None = None) -> KeyRecord:
-        """Store a new key, which expires `lifetime_s` from now by the database's clock; None:
-        never.
-        """
+        """Store a key that expires in `lifetime_s` by the database's clock; None for never."""
 
     def get_key(self, *, key_id: str) -> KeyRecord: ...
 
     def list_keys(self, *, limit: int = 50, **paging: Unpack[Paging]) -> Page[KeyRecord]:
-        """Newest first, revoked and expired ones too."""
+        """List keys, newest first, including revoked and expired ones."""
 
     def revoke_key(self, *, key_id: str) -> KeyRecord:
-        """Revoke it for good; revoking twice keeps the first instant."""
+        """Revoke a key for good; repeating keeps the first time."""
 
     def gpu_seconds_today(self, *, api_key_id: str | None = ANY_KEY) -> float:
-        """What ended runs took since midnight UTC, and what searches that have not ended may still
-        take.
-        """
+        """Return the GPU-seconds used since midnight UTC plus those reserved by open searches."""
 
     def add_audit(self, **entry: Unpack[NewAudit]) -> None: ...
 
     def audit(
         self, *, owner: str | None = None, limit: int = 50, **paging: Unpack[Paging]
     ) -> Page[AuditRecord]:
-        """Newest first."""
+        """List audit records, newest first."""
 
     def prune(self, *, older_than_days: float, dry_run: bool = False) -> dict[str, int]:
-        """Forget what is older, in small steps: events of ended searches, audit rows, idempotency
-        keys, ends of logs of failed runs, deleted measurements. Searches, runs, other measurements
-        and calibrations stay. How many of each; `dry_run`: only count them.
+        """Delete older details in small steps, and return the number of each kind.
+
+        Deletes events of ended searches, audit records, idempotency keys, log tails of failed runs,
+        and deleted measurements. Searches, runs, other measurements and calibrations stay. With
+        `dry_run`, only count.
         """
 
     def prune_measurements(self, *, older_than_days: float, dry_run: bool = False) -> int:
-        """Delete measurements of whatever state that are older; their number."""
+        """Delete older measurements in any state; return their number."""
 
     def prune_watches(self, *, older_than_days: float, dry_run: bool = False) -> int:
-        """Forget watched jobs that reported, or were begun, longer ago; their number."""
+        """Delete watches without newer reports; return their number."""
 
     def old_searches(
         self, *, older_than_days: float | None = None, keep: int | None = None
     ) -> list[str]:
-        """Ids of searches that ended longer ago, or that are not among the `keep` that ended last;
-        none that ended within a day, or has an open run.
+        """Return ids of ended searches that are older, or not among the `keep` newest.
+
+        Excludes searches that ended within a day or have an open run.
         """
 
     def delete_searches(self, *, search_ids: Sequence[str]) -> int:
-        """Delete those of them that have ended, with their runs and events, in small steps; their
-        number. Measurements stay, without their search.
+        """Delete ended searches with runs and events, in small steps; return their number.
+
+        Their measurements stay.
         """
 
     def ended_runs(self, *, job_names: Collection[str]) -> dict[str, EndedRun]:
-        """Return the runs of these names that ended, of searches that have too."""
+        """Return the ended runs of ended searches with these job names."""
 
     def kept(self) -> Kept:
-        """Ended searches and the size of the database."""
+        """Return the number of ended searches and the size of the database."""
 
     def announce_worker(self, *, holder: str, offers: Sequence[Offer]) -> None:
-        """Say that this worker is alive and what it can run; said anew every few seconds."""
+        """Store a worker's heartbeat and offers; called every few seconds."""
 
     def retire_worker(self, *, holder: str) -> None:
-        """Take leave."""
+        """Delete a worker's record."""
 
     def claim_webhook(
         self, *, except_of: Collection[str | None] = ()
     ) -> tuple[WebhookRecord, SearchRecord] | None:
-        """Begin the next attempt that is due to tell of a search's end, of all owners but these,
-        and put off the one after; None: nothing is due.
+        """Claim the next due delivery about an ended search, except those of some owners.
 
-        Two callers never get the same attempt. One that is not settled is followed by the next.
+        Two callers never get the same attempt; an attempt that is not settled is followed by the
+        next. Returns None if nothing is due.
         """
 
     def settle_webhook(self, *, webhook: WebhookRecord, error: str | None) -> None:
-        """What came of a claimed attempt; None: it was taken. Nothing, where a later attempt has
-        begun.
-        """
+        """Store the outcome of a claimed delivery (None: success), unless a newer one began."""
 
     def engines_in_use(self) -> dict[str, JsonObject]:
-        """A query for each cluster (as `SearchRecord.cluster` names it) that has open runs or had
-        some in the last day.
-        """
+        """Return a query for each cluster with runs that are open or ended in the last day."""
 
     def stray_runs(self, *, cluster: str, job_names: Collection[str]) -> list[RunRecord]:
-        """Runs whose jobs no live search owns: of these names those that ended, or whose search
-        did; and on the cluster those that an ended search left open, and of the last day those that
-        were abandoned, or failed without a word of the time they took: they may have cost more than
-        was known.
+        """Return runs whose jobs no live search owns, and may have cost more than is recorded.
+
+        These are runs with these job names that ended or whose search did, open runs of ended
+        searches on the cluster, and runs there that ended in the last day without a recorded time.
         """
 
     def book_stray(self, *, run_id: str, gpu_seconds: float) -> None:
-        """What the job of a stray run took by its own account, where that is more than was booked.
-        An open run of an ended search is abandoned; one whose search was taken up again stays as it
-        is.
+        """Record the cost of a stray run's job, if it exceeds the recorded one.
+
+        An open run of an ended search is abandoned; one whose search was resumed does not change.
         """
 
     def usage(self) -> Usage:
-        """Searches and runs by state, GPU-seconds, and how long the queue is."""
+        """Return searches and runs by state, GPU-seconds, and the age of the queue."""
 
     def state(self) -> DatabaseState:
-        """Schema, clock, and whether writing works; StoreError where the database does not
-        answer.
-        """
+        """Return schema, clock and writability; raise StoreError if the database is away."""

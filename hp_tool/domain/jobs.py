@@ -1,4 +1,4 @@
-"""Jobs of a cluster engine: planned, waiting, and in which state."""
+"""Jobs of a cluster engine: plans, states and reasons for waiting."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -6,20 +6,20 @@ from enum import StrEnum
 
 
 class JobState(StrEnum):
-    """A job as the search sees it, whatever the engine calls it."""
+    """State of a job, independent of the engine's terms."""
 
     QUEUED = "queued"
-    """Accepted, waiting for devices."""
+    """Accepted, waits for devices."""
     RUNNING = "running"
-    """Holding devices."""
+    """Uses devices."""
     FINISHED = "finished"
-    """Ended by itself or by its time limit; fetch() tells how."""
+    """Ended by itself or by its time limit; fetch() reports how."""
     PREEMPTED = "preempted"
-    """Taken off by the engine; not the configuration's fault."""
+    """Ended by the engine, not because of the configuration."""
     CANCELLED = "cancelled"
-    """Ended on our request."""
+    """Ended on request."""
     LOST = "lost"
-    """The engine no longer knows it and no result exists."""
+    """Unknown to the engine, without a result."""
 
     @property
     def is_open(self) -> bool:
@@ -29,36 +29,33 @@ class JobState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waiting:
-    """Why a job waits, in the engine's words."""
+    """The engine's reason why a job waits."""
 
     reason: str
     starts_at: str | None = None
-    """When the engine expects to start it, as it writes instants."""
+    """Expected start, in the engine's format."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchPlan:
-    """A job, planned but not submitted: pure data, printable, compared in golden tests."""
+    """A planned job: pure, printable data, compared in golden tests."""
 
     job_name: str
-    """Stored with the run before its job is submitted, so that a restarted worker finds its jobs by
-    it; ends in the run's id, which is random, so that a database restored from a backup, which
-    counts runs again, makes no name twice.
+    """Stored with the run before the submit, so that a restarted worker finds its jobs. It ends
+    with the random run id, because a database restored from a backup repeats run numbers.
     """
     command: tuple[str, ...]
     """argv; never a shell string."""
     environment: Mapping[str, str]
     files: Mapping[str, str]
-    """Text files to write into the job's folder before it starts, by name (the request JSON)."""
+    """Contents of files to write into the job's folder before it starts, by name."""
     num_gpus: int
     timeout_s: float
     excluded_hosts: tuple[str, ...] = ()
-    """Nodes that the job is to stay away from, where the engine can be told so."""
+    """Nodes to avoid, if the engine supports it."""
     returns: tuple[str, ...] = ()
-    """Files that the job may leave in its folder and that output() will be asked for, beside its
-    result.
-    """
+    """Files that the job may write in its folder, besides its result, for output()."""
     search: str = ""
-    """The search's id, for the site's own books."""
+    """Search id, for the site's accounting."""
     owner: str = ""
-    """Whose search it is, likewise."""
+    """Owner of the search, for the site's accounting."""

@@ -1,4 +1,4 @@
-"""What really ran: a profile run's request and the numbers it brought back."""
+"""Measurements of profile runs, and the requests that produce them."""
 
 import re
 import statistics
@@ -17,17 +17,17 @@ from hp_tool.domain.workload import TrainingWorkload
 MeasurementStatus = Literal["ok", "oom", "timeout", "crashed", "preempted"]
 Runner = Literal["megatron-core", "vllm", "endpoint"]
 KILLED = "a process was killed by signal 9"
-"""Cause of a run that somebody ended from outside: it is tried once more before its configuration
-is blamed.
+"""Cause of a run that something ended from outside; it is repeated once before its configuration is
+blamed.
 """
 
 GRAPHS_AFTER = 2
-"""Steps before CUDA graphs run: one as usual, one to record them."""
+"""Steps before CUDA graphs run: one normal step and one that records."""
 LocalOperation = Literal["matmul", "attention", "add", "activation", "norm", "loss"]
 Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
 Seconds = Annotated[float, Interval(ge=1e-6, le=1e7)]
 Spread = Annotated[float, Interval(ge=0.0, le=1e7)]
-"""Seconds that may be none."""
+"""Seconds that may be 0."""
 Throughput = Annotated[float, Interval(ge=1e-6, le=1e9)]
 Bytes = Annotated[int, Interval(ge=0, le=1 << 50)]
 Loss = Annotated[float, Interval(ge=-1e9, le=1e9)]
@@ -37,28 +37,26 @@ ExitCode = Annotated[int, Interval(ge=-(1 << 31), le=1 << 31)]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation(Strict):
-    """One operation of one size. All ranks do it at the same time, as in training."""
+    """An operation of one size, done by all ranks at the same time as in training."""
 
     name: LocalOperation | Collective
     shape: tuple[int, ...]
-    """matmul: m, n, k. attention, causal, forward: sequences, length, query heads, key/value heads,
-    head_dim. add, and forward and backward of activation: elements. norm and loss, forward and
-    backward: rows, columns. Collectives: bytes of the whole buffer, as NCCL's tests count them.
+    """matmul: m, n, k. attention (causal, forward): sequences, length, query heads, key/value
+    heads, head_dim. add, and activation (forward and backward): elements. norm and loss (forward
+    and backward): rows, columns. Collectives: bytes of the whole buffer, as in NCCL's tests.
     """
     precision: Precision = "fp32"
     group_size: int = 1
-    """Collectives: ranks of a group; the ranks are dealt out into as many groups, which all work at
-    once.
-    """
+    """Collectives: ranks per group; the ranks form several groups that work at the same time."""
     stride: int = 1
-    """Collectives: 1: neighbouring ranks; the devices of a node: groups that have one rank on each
-    node.
+    """Collectives: 1 groups neighbouring ranks; the number of devices per node groups one rank of
+    each node.
     """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperationTimes(Strict):
-    """An operation and each rank's mean seconds."""
+    """Mean seconds of an operation on each rank."""
 
     operation: Operation
     seconds_per_rank: tuple[Spread, ...]
@@ -66,21 +64,17 @@ class OperationTimes(Strict):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program(Strict):
-    """Someone's own trainer, with the configuration filled in. Its log is read afterwards; it needs
-    nothing of ours.
-    """
+    """A user's own training command for one configuration; its log is read afterwards."""
 
     command: tuple[str, ...]
     """argv, run in the job's folder; never a shell string."""
     torchrun: bool = True
-    """Whether torchrun starts it, once for each device; else it is started as it stands, once on
-    each node.
-    """
+    """Whether torchrun starts it once per device; otherwise it is started once per node."""
     environment: dict[str, str] = field(default_factory=dict)
     files: dict[str, str] = field(default_factory=dict)
-    """Texts to lay into the job's folder before it starts, by name."""
+    """Contents of files to write into the job's folder before it starts, by name."""
     returns: tuple[str, ...] = ()
-    """Files that it leaves there and that are read afterwards."""
+    """Files that it writes there and that are read afterwards."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,20 +82,16 @@ class Hardware(Strict):
     """The machine a measurement belongs to."""
 
     gpu: str
-    """Catalogue name of the device, `cpu` for one process with one thread."""
+    """Catalogue name of the device; `cpu` for one process with one thread."""
     device_name: str = ""
-    """What the driver calls it."""
+    """Name given by the driver."""
     num_gpus: int = 1
-    """Devices the run used."""
+    """Devices used by the run."""
     hosts: tuple[str, ...] = ()
     oversubscription: float = 1.0
-    """Processes per physical core (cpu) or per device; above 1 the times are not those of real
-    devices.
-    """
+    """Processes per physical core (cpu) or device; above 1, times are not those of real devices."""
     declared: bool = False
-    """Whether a cluster's entry names the devices and the run did not see them: those behind an
-    endpoint.
-    """
+    """Whether the devices of an endpoint are declared by a cluster's entry, not detected."""
 
 
 Clock = Annotated[float, Interval(ge=0.0, le=1e12)]
@@ -110,15 +100,13 @@ Power = Annotated[float, Interval(ge=0.0, le=1e6)]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceState(Strict):
-    """A GPU while a run trained, as its driver told."""
+    """State of a GPU during a run, as its driver reports it."""
 
     host: str
     sm_clock_hz: Clock | None = None
     sm_clock_max_hz: Clock | None = None
     throttled_by: str | None = None
-    """Why its clock is held down, as a mask of the driver's reasons; None: it is not, or only
-    because it idles.
-    """
+    """Bit mask of the driver's reasons for a reduced clock; None if not reduced, or only idle."""
     uncorrected_ecc_errors: Annotated[int, Interval(ge=0, le=1 << 53)] | None = None
     """Since the driver was loaded."""
     temperature_c: Annotated[float, Interval(ge=-300.0, le=1e4)] | None = None
@@ -128,17 +116,17 @@ class DeviceState(Strict):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fidelity(Strict):
-    """How much of the asked configuration was run; all None means the whole of it."""
+    """Reductions of a run compared with the requested configuration; None for unchanged."""
 
     num_hidden_layers: int | None = None
     data_parallel_size: int | None = None
     num_micro_batches: int | None = None
     steps: int | None = None
-    """Optimizer steps measured."""
+    """Number of measured optimizer steps."""
 
     @property
     def is_whole(self) -> bool:
-        """Whether the configuration itself runs, for however many steps."""
+        """Whether the complete configuration runs, for any number of steps."""
         return self.num_hidden_layers is self.data_parallel_size is self.num_micro_batches is None
 
 
@@ -147,27 +135,27 @@ _QUANTILE = re.compile(r"p\d\d(\.\d+)?")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tail(Flattened):
-    """Quantiles of one latency over requests."""
+    """Quantiles of a latency over requests."""
 
     p50: Spread
     p90: Spread
     p99: Spread
     others: tuple[tuple[str, Spread], ...] = ()
-    """(quantile, seconds) of those that targets name besides; in JSON keys like those above."""
+    """(quantile, seconds) of further quantiles named by targets; in JSON, keys like those above."""
 
     @property
     def quantiles(self) -> dict[str, float]:
-        """Seconds by quantile, rising."""
-        every = {"p50": self.p50, "p90": self.p90, "p99": self.p99, **dict(self.others)}
-        return dict(sorted(every.items(), key=lambda each: float(each[0][1:])))
+        """Seconds by quantile, in increasing order."""
+        quantiles = {"p50": self.p50, "p90": self.p90, "p99": self.p99, **dict(self.others)}
+        return dict(sorted(quantiles.items(), key=lambda item: float(item[0][1:])))
 
     @classmethod
     def _fold(cls, data: dict[str, Any]) -> dict[str, Any]:
-        own = ("p50", "p90", "p99")
+        fixed = ("p50", "p90", "p99")
         others = tuple(
             (key, value)
             for key, value in data.items()
-            if key not in own and _QUANTILE.fullmatch(key)
+            if key not in fixed and _QUANTILE.fullmatch(key)
         )
         return {key: value for key, value in data.items() if (key, value) not in others} | {
             "others": others
@@ -179,7 +167,7 @@ class Tail(Flattened):
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Self:
-        """Those of the values, with lines between neighbours."""
+        """Return the quantiles of values, with linear interpolation."""
         cuts = statistics.quantiles(
             [*values, values[-1]] if len(values) == 1 else values, n=100, method="inclusive"
         )
@@ -188,9 +176,11 @@ class Tail(Flattened):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tails(Strict):
-    """Seconds of single requests. Predicted ones are of equal lengths: in a closed load they spread
-    by a request's place in its wave alone; at a request rate by the load and the prompts that a
-    request meets, and the request latency is that of one late in both: a bound.
+    """Latencies of single requests, in seconds.
+
+    Predictions assume equal lengths. In a closed load, they vary only with a request's place in its
+    wave; at a request rate, with load and concurrent prompts, and the request latency is an upper
+    bound (late in both).
     """
 
     ttft_s: Tail
@@ -200,30 +190,24 @@ class Tails(Strict):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingTimes(Strict):
-    """Latencies of one replica that is given `concurrency` prompts at once, again and again, or of
-    a server under its load.
-    """
+    """Latencies of one replica with batches of `concurrency` prompts, or of a server under load."""
 
     ttft_s: Seconds
-    """Time to first token: from the prompts to the first token of all of them, median over
-    repetitions.
-    """
+    """Time to first token of all prompts, median over repetitions."""
     ttft_s_spread: Spread
     """Interquartile range over repetitions."""
     tpot_s: Spread
-    """Time per output token after the first, median over repetitions; 0 where one token is asked
-    for.
-    """
+    """Time per output token after the first, median over repetitions; 0 for a single token."""
     tpot_s_spread: Spread
     ttft_times_s: tuple[Seconds, ...]
-    """Every repetition, warm-up left out."""
+    """All repetitions, without warm-up."""
     tpot_times_s: tuple[Spread, ...]
     output_tokens_per_second: Annotated[float, Interval(ge=0.0, le=1e12)]
     """concurrency x output_length / median seconds of a repetition, over all devices of the run."""
     runner: Runner
-    """The software that served."""
+    """Serving software."""
     tails: Tails | None = None
-    """Of the single requests of all repetitions; None: a batch of equals has none."""
+    """Quantiles over single requests of all repetitions; None for a batch of equal requests."""
 
     @classmethod
     def of(
@@ -235,7 +219,7 @@ class ServingTimes(Strict):
         runner: Runner,
         tails: Tails | None = None,
     ) -> Self:
-        """Medians and spread of these repetitions."""
+        """Return medians and spread of repetitions."""
         return cls(
             ttft_s=statistics.median(ttft_s),
             ttft_s_spread=interquartile_range(ttft_s) or 0.0,
@@ -251,150 +235,136 @@ class ServingTimes(Strict):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Latencies(Strict):
-    """Latencies of a request under a whole load, the wait for room included."""
+    """Latencies of a request under the whole load, including queueing."""
 
     ttft_s: float
     """Time to first token."""
     tpot_s: float
     """Time per output token after the first."""
     request_latency_s: float
-    """Until the last token, at the mean lengths."""
+    """Time to the last token at the mean lengths."""
     tails: Tails | None = None
-    """Of single requests, where they were measured or predicted."""
+    """Quantiles over single requests, if measured or predicted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadLatencies(Latencies):
-    """Latencies that one measured replica implies for all of the query's load on all of its
-    replicas.
-    """
+    """Latencies under the query's whole load on all replicas, implied by one measured replica."""
 
     penalised_latency_s: float
-    """request_latency_s, and more where a target is missed: what a search minimises."""
+    """request_latency_s plus a penalty for missed targets; minimized by a search."""
     request_latencies_s: tuple[float, ...] = ()
-    """request_latency_s of every repetition."""
+    """request_latency_s of each repetition."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement(Strict):
-    """The outcome of one profile run (or of a reported training). Failures are measurements too."""
+    """Outcome of a profile run or a reported training, including failures."""
 
     status: MeasurementStatus
     step_s: Seconds | None = None
-    """Median seconds of the optimizer steps that ran; None unless ok."""
+    """Median seconds of the optimizer steps; None unless ok."""
     step_s_spread: Spread | None = None
-    """Interquartile range of the step seconds; None of a single step."""
+    """Interquartile range of the step times; None for a single step."""
     step_times_s: tuple[Seconds, ...] = ()
-    """Every measured step, warm-up left out."""
+    """All measured steps, without warm-up."""
     warmup_times_s: tuple[Seconds, ...] = ()
-    """The steps before, until they no longer became faster."""
+    """Warm-up steps, until they stop getting faster."""
     extrapolated_step_s: Seconds | None = None
-    """What a reduced run implies for the whole configuration; None for full fidelity."""
+    """Step time of the whole configuration implied by a reduced run; None at full fidelity."""
     extrapolated_step_s_interval: tuple[Seconds, Seconds] | None = None
     tokens_per_second_per_gpu: Throughput | None = None
     peak_memory_bytes: Bytes | None = None
     """Largest allocated memory over the ranks."""
     peak_reserved_bytes: Bytes | None = None
-    """Largest memory the allocator held, over the ranks."""
+    """Largest memory reserved by the allocator, over the ranks."""
     peak_memory_bytes_per_rank: tuple[Bytes, ...] = ()
     peak_memory_source: Literal["cuda_allocator", "resident_set_growth"] | None = None
-    """What the peaks count: torch's allocator, or (cpu) how far the process grew since before the
+    """Source of the peaks: torch's allocator, or (cpu) growth of the resident set since before the
     model was built.
     """
     serving: ServingTimes | None = None
-    """Latencies of an inference run's one replica; it has no steps."""
+    """Latencies of an inference run's replica."""
     load: LoadLatencies | None = None
-    """What these latencies imply for the load that the query describes."""
+    """Implied latencies under the query's load."""
     operations: tuple[OperationTimes, ...] = ()
-    """Of a run that timed single operations."""
+    """Times of single operations, if the run measured them."""
     losses: tuple[Loss, ...] = ()
-    """Loss of each step, warm-up included: a run that trained shows it."""
+    """Loss of each step including warm-up, as proof of training."""
     breakdown_s: dict[str, Spread] | None = None
-    """Seconds of one further step under torch's profiler, where that was asked for, mean over the
-    ranks: compute, each kind of communication that nothing hides, idle. They sum to that step,
-    which the profiler makes longer than step_s.
+    """Seconds of one additional step under torch's profiler, mean over the ranks: compute, exposed
+    communication by kind, idle. They sum to that step, which is longer than step_s due to
+    profiling.
     """
     parts_s: dict[str, Spread] | None = None
-    """Seconds of a step by the parts of a prediction, as a trace of the run measured them; they sum
-    to that step.
-    """
+    """Seconds of a step by part of a prediction, measured by a trace; they sum to that step."""
     fidelity: Fidelity = Fidelity()
     hardware: Hardware | None = None
     devices: tuple[DeviceState, ...] = ()
-    """The run's GPUs during its warm-up, node by node."""
+    """GPUs of the run during warm-up, ordered by node."""
     versions: dict[str, str] = field(default_factory=dict)
-    """Software that ran, by package, and the GPUs' driver."""
+    """Software versions by package, and the GPU driver."""
     differences: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    """What the exported configuration overlaps or fuses and this run did not: Megatron Core's
-    field, what its host lacks.
+    """Overlaps and fusions of the exported configuration that this run lacked: Megatron Core's
+    field, and what its host is missing.
     """
     wall_s: WallSeconds | None = None
-    """Submit to result: what the search pays for."""
+    """Seconds from submission to result; the search's cost."""
     refused: bool = False
-    """The job never began, because the site or its image would not have it: this says nothing about
-    the configuration.
-    """
+    """Whether the site or its image rejected the job, whatever the configuration."""
     suspects: tuple[str, ...] = ()
-    """Nodes whose fault the end of the run may be."""
+    """Nodes that may have caused the end of the run."""
     exit_code: ExitCode | None = None
-    """Of a job that ended by itself and brought no result."""
+    """Exit code of a job that ended by itself without a result."""
     cause: str | None = None
-    """Why it failed, or why a run that is ok has fewer steps than asked for, in one line."""
+    """Why it failed, or why it has fewer steps than requested, in one line."""
     log_tail: str | None = None
-    """The end of the run's log, where it failed."""
+    """End of the log of a failed run."""
 
     @property
     def objective_s(self) -> float | None:
-        """The seconds that a search minimises: of the whole configuration's step, measured or
-        implied by a reduced run; of serving the penalised latency.
-        """
+        """Seconds that a search minimizes: the whole step, or the penalized serving latency."""
         if self.load is not None:
             return self.load.penalised_latency_s
         return self.step_s if self.fidelity.is_whole else self.extrapolated_step_s
 
     @property
     def measured_s(self) -> float | None:
-        """Seconds of the whole configuration's step, measured or implied by a reduced run; of
-        serving the mean request latency, without penalties.
-        """
+        """Seconds of the whole configuration's step, or for serving the mean request latency."""
         return self.objective_s if self.load is None else self.load.request_latency_s
 
     @property
     def repetitions_s(self) -> tuple[float, ...]:
-        """Seconds of every step or repetition that ran, as `objective_s` counts them but without
-        penalties.
-        """
+        """Seconds of each step or repetition, as in `objective_s` but without penalties."""
         return self.step_times_s if self.load is None else self.load.request_latencies_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobResult(Measurement):
-    """What a job brought that ran several configurations: the first one's measurement, and those of
-    its rivals.
-    """
+    """Result of a job that ran several configurations: the first one's, and its rivals'."""
 
     rivals: tuple[Measurement, ...] = ()
-    """In the order of the request, up to the first that failed."""
+    """In the order of the request, up to the first failure."""
 
     @property
     def own(self) -> Measurement:
-        """The first one's alone, with its own share of the time."""
-        beside_s = sum(rival.wall_s or 0.0 for rival in self.rivals)
-        values = {each.name: getattr(self, each.name) for each in fields(Measurement)}
+        """Measurement of the first configuration, with its own share of the time."""
+        rivals_s = sum(rival.wall_s or 0.0 for rival in self.rivals)
+        values = {field.name: getattr(self, field.name) for field in fields(Measurement)}
         return Measurement(
-            **values | {"wall_s": None if self.wall_s is None else max(self.wall_s - beside_s, 0.0)}
+            **values | {"wall_s": None if self.wall_s is None else max(self.wall_s - rivals_s, 0.0)}
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request(Strict):
-    """What every request to the profiler names; written as JSON, read on the cluster."""
+    """Common fields of requests to the profiler; written as JSON, read on the cluster."""
 
     run_id: str
     num_gpus: int
     """World size of the run."""
     gpu: str
-    """Catalogue name that the measurement is stored under; `cpu` runs gloo."""
+    """Catalogue name that the measurement is stored under; `cpu` uses gloo."""
     timeout_s: float
     seed: int = 0
 
@@ -406,9 +376,7 @@ class Request(Strict):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileRequest(Request):
-    """All the profiler needs to run one configuration: on t x p x c x data_parallel_size
-    devices.
-    """
+    """Request to run a training configuration on t x p x c x data_parallel_size devices."""
 
     kind: Literal["training"] = "training"
     model: ModelSpec
@@ -417,42 +385,34 @@ class ProfileRequest(Request):
     steps: int
     warmup_steps: int
     fidelity: Fidelity = Fidelity()
-    """What was reduced to get here (already applied to model, training and parallel)."""
+    """Reductions that were applied to model, training and parallel."""
     step_tolerance_fraction: float | None = None
-    """Stop measuring once four or more steps differ by less than this share; None: run all
-    steps.
-    """
+    """Stop when at least four steps differ by less than this fraction; None to run all steps."""
     breakdown: bool = False
-    """Run one further step under torch's profiler."""
+    """Run one more step under torch's profiler."""
     longest_step_s: float | None = None
-    """Stop after the first measured step beyond this: hopeless against what is known already; None:
-    run all steps.
-    """
+    """Stop after a step longer than this, far slower than the best; None to run all steps."""
     rivals: tuple[ParallelConfig, ...] = ()
-    """Configurations that run afterwards, in the same processes, with the same limits."""
+    """Configurations to run afterwards in the same processes, with the same limits."""
     program: Program | None = None
-    """What runs in place of the built-in profiler."""
+    """Program to run instead of the built-in profiler."""
     nvlink_domain_size: int | None = None
-    """Devices of the cluster that NVLink connects; None: at least those of a tensor-parallel
-    group.
-    """
+    """Devices connected by NVLink; None: at least those of a tensor-parallel group."""
     balanced_routing: bool = False
-    """Spread tokens evenly over experts by a router that draws, instead of by its untrained
-    weights.
-    """
+    """Spread tokens evenly over experts with a random router, instead of its untrained weights."""
 
     more_warmup_steps: int = 0
-    """Further steps to warm up at most, while they still become faster."""
+    """Maximum number of additional warm-up steps, while steps still get faster."""
 
     @property
     def warmup(self) -> tuple[int, int]:
-        """Steps to warm up at least and at most."""
-        least = max(self.warmup_steps, GRAPHS_AFTER if self.training.cuda_graphs else 0)
-        return least, least + (self.more_warmup_steps if least else 0)
+        """Minimum and maximum number of warm-up steps."""
+        minimum = max(self.warmup_steps, GRAPHS_AFTER if self.training.cuda_graphs else 0)
+        return minimum, minimum + (self.more_warmup_steps if minimum else 0)
 
 
 def interquartile_range(values: Sequence[float]) -> float | None:
-    """Spread of the middle half; None for a single value, which shows none."""
+    """Return the interquartile range; None for a single value."""
     if len(values) < 2:
         return None
     low, _, high = statistics.quantiles(values, n=4, method="inclusive")

@@ -1,4 +1,4 @@
-"""What the store keeps of measurements, and how they are asked for."""
+"""Stored measurements and queries for them."""
 
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -11,82 +11,79 @@ from hp_tool.domain.serving import RunConfig
 
 MeasurementSource = Literal["profile", "reported", "file"]
 MeasurementState = Literal["accepted", "held", "excluded", "deleted"]
-"""accepted: it teaches; held: so far off that somebody should look first; excluded: someone said
-that it should not teach; deleted: the same, and lists leave it out. Any may be accepted again.
+"""accepted: calibrates predictions; held: so far off that someone should check it first; excluded:
+does not calibrate; deleted: also omitted from lists. Any of them can be accepted again.
 """
-ODD = 3.0
-"""Times its prediction, or this part of it, from which on a figure is warned about."""
-COMPARED = {"step_s": "step_s", "peak_memory_bytes": "memory_allocated_bytes"}
-"""Figures of a measurement beside their predictions."""
+WARNING_RATIO = 3.0
+"""Ratio to the prediction from which a figure causes a warning."""
+COMPARED_FIGURES = {"step_s": "step_s", "peak_memory_bytes": "memory_allocated_bytes"}
+"""Measured figures by the predicted figure they are compared with."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewMeasurement:
-    """A measurement on its way into the store: the numbers, and what they were measured on."""
+    """A measurement to store, with what it was measured on."""
 
     source: MeasurementSource
-    """profile: a run of ours; reported: someone's training told us; file: imported."""
+    """profile: a run of a search; reported: sent by a training; file: imported."""
     cluster_key: str
-    """What one calibration covers: the GPU and its surroundings, in the words of whoever
-    calibrates.
-    """
+    """Scope of one calibration: the GPU and its surroundings, in the calibrator's terms."""
     gpu: str
     framework: str
     model: str
-    """The model's name."""
+    """Name of the model."""
     query: JsonObject
-    """The query it answers, in enough detail to predict it again."""
+    """The query, detailed enough to predict it again."""
     parallel: RunConfig
     measurement: Measurement
     predicted: JsonObject = field(default_factory=dict)
-    """The prediction made before it ran."""
+    """Prediction made before the run."""
     problem_digest: str = ""
-    """digests.problem_digest: measurements with the same one and the same digest may stand for each
-    other.
+    """digests.problem_digest; measurements with equal problem digest and digest are
+    interchangeable.
     """
     state: MeasurementState = "accepted"
     trusted: bool = True
-    """Whether it may teach everybody; else it teaches its owner alone."""
+    """Whether it calibrates everybody's predictions; if false, its owner's only."""
     owner: str | None = None
 
     @property
     def distances(self) -> dict[str, float]:
-        """How many times above or below its prediction each figure lies. Nothing for our own runs,
-        for reduced ones, and for CPUs, whose speed and memory are their host's.
+        """Ratio (at least 1) of each figure to its prediction.
+
+        Empty for profile runs, reduced runs and CPUs, whose speed and memory depend on the host.
         """
         if self.source == "profile" or self.gpu == "cpu" or not self.measurement.fidelity.is_whole:
             return {}
         pairs = {
             name: (getattr(self.measurement, name), self.predicted.get(of))
-            for name, of in COMPARED.items()
+            for name, of in COMPARED_FIGURES.items()
         }
         return {name: round(max(x / y, y / x), 6) for name, (x, y) in pairs.items() if x and y}
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What is odd about it: figures that lie far from what was predicted before it came."""
+        """Warnings about figures that are far from their prediction."""
         unless_accepted = (
-            "; it teaches nothing until it is accepted" if self.state == "held" else ""
+            "; not used for calibration until it is accepted" if self.state == "held" else ""
         )
         return tuple(
             f"{name} {getattr(self.measurement, name):.4g} is {times:.1f} times off the predicted "
-            f"{self.predicted[COMPARED[name]]:.4g}{unless_accepted}"
+            f"{self.predicted[COMPARED_FIGURES[name]]:.4g}{unless_accepted}"
             for name, times in self.distances.items()
-            if times >= ODD
+            if times >= WARNING_RATIO
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DueRefit:
-    """A measurement whose state changed since the calibrations of its cluster and framework were
-    fitted.
-    """
+    """A measurement whose state changed after the calibrations of its cluster were fitted."""
 
     id: str
     cluster_key: str
     framework: str
     owner: str | None
-    """Of the measurement."""
+    """Owner of the measurement."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,16 +99,16 @@ class MeasurementRecord(NewMeasurement):
 
     @property
     def set(self) -> ChosenValues:
-        """Values of the query that its search chose beside `parallel`, by path."""
+        """Query values that its search chose besides `parallel`, by path."""
         return dict(self.predicted.get(SET, {}))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refused:
-    """A report among many that was not stored, and why."""
+    """A rejected report in a list."""
 
     line: int
-    """Its place among them, from 1."""
+    """Position in the list, from 1."""
     code: str
     message: str
     field: str | None
@@ -119,14 +116,14 @@ class Refused:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Imported:
-    """What became of many reports, each stored or refused by itself."""
+    """Result of a list of reports, each stored or rejected on its own."""
 
     stored: tuple[MeasurementRecord, ...]
     refused: tuple[Refused, ...]
 
 
 class MeasurementQuery(Paging, total=False):
-    """What the measurements of a list have in common; None as if left out."""
+    """Filters of a list of measurements; None matches everything."""
 
     cluster_key: str | None
     gpu: str | None
@@ -135,22 +132,22 @@ class MeasurementQuery(Paging, total=False):
     source: MeasurementSource | None
     status: MeasurementStatus | None
     state: MeasurementState | None
-    """None: all but the deleted."""
+    """None for all but deleted ones."""
     teaches: str | None
-    """Those that may teach this owner; empty: everybody."""
+    """Measurements that may calibrate this owner's predictions; "" for everybody's."""
     search_id: str | None
     problem_digest: str | None
     digest: str | None
     repeats: int | None
-    """Of one configuration of one problem with one outcome only so many, the newest; None: all."""
+    """Only this many newest ones per problem, configuration and outcome; None for all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredCluster:
-    """A cluster and framework that measurements speak of."""
+    """A cluster and framework with measurements."""
 
     cluster_key: str
     gpu: str
     framework: str
     measurements: int
-    """Those that teach."""
+    """Number of accepted measurements."""

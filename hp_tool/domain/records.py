@@ -1,7 +1,6 @@
-"""What the store keeps: searches, their profile runs, measurements, calibrations, registrations and
-events.
+"""Stored records: searches, runs, measurements, calibrations, registrations and events.
 
-Instants are timezone-aware UTC. JSON values hold no infinity and no NaN.
+Timestamps are timezone-aware UTC. JSON values contain no infinity and no NaN.
 """
 
 from dataclasses import dataclass, field
@@ -19,28 +18,22 @@ JsonObject = dict[str, Any]
 RegistrationKind = Literal["cluster", "model", "trace"]
 T = TypeVar("T")
 ANY_KEY = None
-"""In a limit: it holds for all searches together."""
+"""As `api_key_id` of a limit: all searches together."""
 REUSED = "reused_measurement_id"
-"""In a run's prediction: the earlier measurement that stands for it; nothing was run."""
+"""Key in a run's prediction: id of the earlier measurement that is reused instead of a run."""
 SET = "set"
-"""In a run's prediction: values of the search's query that the search chose beside `parallel`, by
-path.
-"""
+"""Key in a run's prediction: query values that the search chose besides `parallel`, by path."""
 
 
 class SearchState(StrEnum):
-    """Where a search stands; succeeded, failed and cancelled are final (failed may be resumed or
-    cancelled).
-    """
+    """State of a search. Succeeded and cancelled are final; failed may be resumed or cancelled."""
 
     QUEUED = "queued"
-    """Waiting for a coordinator."""
+    """Waits for a coordinator."""
     RUNNING = "running"
-    """A coordinator holds its lease, or held it and died: an expired lease may be claimed by
-    another.
-    """
+    """Has a coordinator, or one whose lease expired, so that another may claim it."""
     PAUSED = "paused"
-    """Nobody works on it until it is resumed, or claimed by its id."""
+    """Waits until it is resumed or claimed by its id."""
     SUCCEEDED = "succeeded"
     FAILED = "failed"
     CANCELLED = "cancelled"
@@ -51,17 +44,17 @@ class SearchState(StrEnum):
 
 
 class RunState(StrEnum):
-    """Where a profile run stands."""
+    """State of a profile run."""
 
     INTENDED = "intended"
-    """Stored before the submit: after a crash its job, if there is one, is found by its name."""
+    """Stored before the submit; after a crash its job is found by name."""
     SUBMITTED = "submitted"
-    """The engine has it; `handle` is the engine's."""
+    """Accepted by the engine, with a `handle`."""
     FINISHED = "finished"
-    """Its measurement is stored, whatever came out; never run again."""
+    """Has a measurement; never run again."""
     ABANDONED = "abandoned"
-    """Ended without telling anything about the configuration (preempted, lost, cancelled); may be
-    tried again.
+    """Ended without information about the configuration (preempted, lost, cancelled); may be
+    repeated.
     """
 
     @property
@@ -71,22 +64,20 @@ class RunState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lease:
-    """The right to coordinate one search. Fencing is by `token`; expiry only decides when another
-    may take over.
-    """
+    """The right to coordinate a search. `token` fences writes; expiry only allows another claim."""
 
     search_id: str
     holder: str
-    """Who, for people: host, process and start."""
+    """Host, process and start time of the worker."""
     token: int
-    """Grows by one with every claim; a write with an older one is refused."""
+    """Grows with every claim; writes with an older token are rejected."""
     expires_at: datetime
     heartbeat_at: datetime
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Label(Strict):
-    """What people call a search, to find it again by its words."""
+    """Name, tags and note of a search."""
 
     name: Annotated[str, MaxLen(200)] = ""
     tags: Annotated[tuple[Annotated[str, MinLen(1), MaxLen(64)], ...], MaxLen(20)] = ()
@@ -95,31 +86,30 @@ class Label(Strict):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchRecord:
-    """One search: what was asked, who works on it, what came out."""
+    """A search: its query, state and result."""
 
     id: str
     state: SearchState
     query: JsonObject
-    """The query as it was asked, with what is registered in place of its names."""
+    """The query with registered names replaced by their specifications."""
     edition: int | None = None
-    """Of the hp-tool that stored it (`queries.edition`). None: stored before this was kept, for
-    every worker.
+    """Edition of the hp-tool that stored it (`queries.edition`); None: unknown, for every worker.
     """
     owner: str | None = None
     api_key_id: str | None = None
-    """The key it was submitted with, whose quota it uses."""
+    """Key that it was submitted with and whose quota it uses."""
     cluster: str | None = None
-    """What it keeps busy: launcher and cluster. None: stored before this was kept."""
+    """Launcher and cluster that it occupies; None for old records."""
     priority: int = 0
     """Higher is claimed first."""
     lost_claims: int = 0
-    """Workers in a row that fell silent while they held it, with no run of it moved on."""
+    """Workers lost in a row without progress of a run."""
     requested: Literal["cancel", "pause"] | None = None
-    """What its coordinator should do next; read with every heartbeat."""
+    """Request for its coordinator, read with every heartbeat."""
     lease: Lease | None = None
     progress: JsonObject = field(default_factory=dict)
     result: JsonObject | None = None
-    """Left out (None) in lists, which would grow large."""
+    """None in lists, because of its size."""
     error: JsonObject | None = None
     """{code, message, field} of a failed search."""
     stopped_because: str | None = None
@@ -132,21 +122,19 @@ class SearchRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
-    """Devices that a worker can run a search on."""
+    """Devices on which a worker can run searches."""
 
     launcher: str
     gpu: str
     num_gpus: int
-    """At most, for one job."""
+    """Maximum for one job."""
     profiler: bool = True
-    """False: on this host nothing but a query's own `trainer` runs, because torch or megatron-core
-    is missing.
-    """
+    """False if torch or megatron-core is missing, so only a query's own `trainer` can run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerRecord:
-    """A live worker."""
+    """A worker with a recent heartbeat."""
 
     holder: str
     """Host and process id."""
@@ -156,53 +144,49 @@ class WorkerRecord:
 
 
 class RunAccount(TypedDict, total=False):
-    """What became of a run's job besides its measurement."""
+    """The engine's account of a run's job."""
 
     queue_s: float
-    """Seconds between submission and start, which cost nothing."""
+    """Seconds from submission to start."""
     wall_s: float
-    """Seconds that it held its devices."""
+    """Seconds that it used its devices."""
     hosts: list[str]
-    """Nodes of a job that was given up; those of others are in the measurement."""
+    """Nodes of an abandoned job; for others see the measurement."""
     log_tail: str
-    """The end of its log, likewise."""
+    """End of an abandoned job's log."""
     suspects: list[str]
-    """Those of its nodes whose fault its end may be."""
+    """Nodes that may have caused its end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRecord:
-    """One profile run of a search, from intent to measurement."""
+    """A profile run of a search."""
 
     id: str
     search_id: str
     number: int
-    """0-based, in order of intent, within the search."""
+    """Position in order of intent, from 0."""
     digest: str
     """digests.configuration_digest of parallel and fidelity."""
     attempt: int
-    """0-based; above 0 the earlier ones were abandoned."""
+    """From 0; earlier attempts were abandoned."""
     state: RunState
     parallel: RunConfig
-    """The whole configuration; of serving one replica of it runs."""
+    """Complete configuration; of a serving configuration, one replica runs."""
     fidelity: Fidelity
     predicted: JsonObject
-    """Predictions made before the run: `step_s` (the seconds that the search minimises), memory and
-    the like.
-    """
+    """Predictions before the run: `step_s` (the minimized seconds), memory and others."""
     job_name: str
-    """Search, number, the fencing token that intended it, and the run's id: unlike the others never
-    made twice.
-    """
+    """Search, number, fencing token and random run id, so that no name is used twice."""
     token: int
     handle: str | None = None
-    """The engine's name for the job."""
+    """Engine's id of the job."""
     gpu_seconds: float | None = None
-    """Devices x wall seconds: what it cost."""
+    """Devices x wall seconds."""
     cause: str | None = None
     """Why it was abandoned."""
     account: JsonObject | None = None
-    """What the engine said of its job, as `RunAccount`."""
+    """The engine's account of its job (`RunAccount`)."""
     measurement_id: str | None = None
     measurement: Measurement | None = None
     created_at: datetime
@@ -211,29 +195,23 @@ class RunRecord:
 
     @property
     def set(self) -> ChosenValues:
-        """Values of the search's query that it chose beside `parallel`, by path; they were
-        predicted, and run.
-        """
+        """Query values that the search chose besides `parallel`, by path."""
         return dict(self.predicted.get(SET, {}))
 
     @property
     def status(self) -> MeasurementStatus | None:
-        """Its measurement's; None: no measurement (yet)."""
+        """Status of its measurement; None without one."""
         return None if self.measurement is None else self.measurement.status
 
     @property
     def objective_s(self) -> float | None:
-        """The seconds that a search minimises (`Measurement.objective_s`); None: no measurement
-        (yet).
-        """
+        """`Measurement.objective_s`, which a search minimizes; None without a measurement."""
         return None if self.measurement is None else self.measurement.objective_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFigures:
-    """A run as a list or a chart of ten thousand needs it: its figures, without logs and lists of
-    steps.
-    """
+    """A run's figures without logs and step lists, for long lists and charts."""
 
     id: str
     number: int
@@ -241,21 +219,21 @@ class RunFigures:
     parallel: RunConfig
     fidelity: Fidelity
     predicted_step_s: float | None
-    """By the cost model alone."""
+    """Predicted by the cost model alone."""
     expected_step_s: float | None
-    """By all that was known when the run was chosen."""
+    """Predicted with all measurements known when the run was chosen."""
     expected_step_s_interval: tuple[float, float] | None
     predicted_memory_bytes: float | None
-    """Allocated on the worst rank, by the cost model."""
+    """Allocated on the worst rank, predicted by the cost model."""
     chosen_by: str | None
     status: MeasurementStatus | None
-    """None: no measurement (yet)."""
+    """None without a measurement."""
     objective_s: float | None
     """As `Measurement.objective_s`."""
     tokens_per_second_per_gpu: float | None
     peak_memory_bytes: int | None
     latencies: Latencies | None
-    """Of a run that serves, under the whole load."""
+    """Latencies of a serving run under the whole load."""
     cause: str | None
     """Why it was abandoned or failed."""
     gpu_seconds: float | None
@@ -263,34 +241,30 @@ class RunFigures:
 
 
 class Paging(TypedDict, total=False):
-    """Which part of a list, and in which order. A cursor belongs to the order and the filters it
-    was answered with.
-    """
+    """Range and order of a list. A cursor is valid only for the same order and filters."""
 
     since: datetime | None
-    """Created at this instant or later."""
+    """Created at this time or later."""
     until: datetime | None
-    """Created before this instant."""
+    """Created before this time."""
     oldest_first: bool
     cursor: str | None
-    """`Page.next_cursor` of the page before."""
+    """`Page.next_cursor` of the previous page."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CalibrationRecord:
-    """One version of what was learnt from measurements; versions count from 1 within (cluster_key,
-    framework, model_family, owner).
-    """
+    """A version of a calibration, numbered from 1 per cluster, framework, family and owner."""
 
     id: str
     version: int
     cluster_key: str
     framework: str
     model_family: str = ""
-    """Empty: all families."""
+    """Empty for all families."""
     owner: str = ""
-    """Who alone uses it, because it learnt from reports of theirs that others need not trust;
-    empty: everybody.
+    """Only this owner's predictions use it, because it includes their own untrusted reports; empty
+    for everybody.
     """
     payload: JsonObject
     num_measurements: int
@@ -298,53 +272,49 @@ class CalibrationRecord:
 
     @property
     def applied(self) -> dict[str, float]:
-        """Shares of the correction that the fit found to hold for runs, and for models, that it
-        left out; by name.
-        """
+        """Fractions of the correction that hold for held-out runs and held-out models, by name."""
         fit = self.payload.get("step_time") or {}
         return {name: fit[name] for name in ("applied", "applied_elsewhere") if name in fit}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegistrationRecord:
-    """A cluster or model that someone added to the catalogue under a name."""
+    """A named cluster, model or trace that a user registered."""
 
     kind: RegistrationKind
     name: str
     spec: JsonObject
     owner: str | None = None
-    """Whose it is; None: everybody's."""
+    """None if shared with everybody."""
     created_at: datetime
     updated_at: datetime
 
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """How far a search has come."""
+    """State and last event of a search."""
 
     state: SearchState
     seq: int
-    """Of its last event; 0: it has none."""
+    """Number of its last event; 0 if it has none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EventRecord:
-    """Something that happened to a search. `seq` has no gaps and follows commit order, so a reader
-    after n misses nothing.
-    """
+    """An event of a search. `seq` has no gaps and follows commit order, so readers miss nothing."""
 
     search_id: str
     seq: int
     """From 1."""
     kind: str
-    """state, run (the store's own), or a coordinator's word."""
+    """`state` or `run` (from the store), or a coordinator's own kind."""
     payload: JsonObject
     at: datetime
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Page(Generic[T]):
-    """Part of a list, newest first."""
+    """A page of a list."""
 
     items: tuple[T, ...]
     next_cursor: str | None
@@ -353,18 +323,18 @@ class Page(Generic[T]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuSecondsLimit:
-    """GPU-seconds that profile runs may take in one day (UTC)."""
+    """Limit on the GPU-seconds of profile runs per day (UTC)."""
 
     per_day: float
     api_key_id: str | None = ANY_KEY
-    """Whose searches count; ANY_KEY: everybody's."""
+    """Key whose searches count; ANY_KEY for all."""
     cluster: str | None = None
-    """Only those on this registered cluster; None: wherever."""
+    """Only searches on this registered cluster; None for all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenRunsLimit:
-    """Profile runs that may be open at a time, of all searches on a registered cluster."""
+    """Limit on open profile runs on a registered cluster."""
 
     cluster: str
     runs: int

@@ -1,29 +1,27 @@
-"""A webhook: where to tell that a search has ended, and how far the telling has come."""
+"""Webhooks that report a search's end, and their delivery state."""
 
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 
 ATTEMPTS = 8
-"""How often a delivery is tried before it is given up, about three hours after the first."""
+"""Delivery attempts, over about three hours."""
 FIRST_WAIT_S = 15.0
-"""Longer than a delivery may take, for it is also how long one that began is left to its worker."""
-LONGEST_WAIT_S = 3600.0
+"""Longer than a delivery can take, because an attempt is left to its worker for this time."""
+MAX_WAIT_S = 3600.0
 OVERDUE_S = 120.0
-"""An attempt later than this has no worker that makes it, or none that keeps up: they look every
-few seconds.
-"""
+"""Delay from which a delivery counts as overdue; workers look every few seconds."""
 
 
 class WebhookState(StrEnum):
-    """Where a delivery stands."""
+    """State of a delivery."""
 
     PENDING = "pending"
     """The search has not ended, or the next attempt is due at `next_attempt_at`."""
     DELIVERED = "delivered"
-    """Answered with a 2xx."""
+    """The receiver returned a 2xx status."""
     FAILED = "failed"
-    """Given up; `last_error` says why the last attempt failed."""
+    """All attempts failed; `last_error` has the last reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,10 +30,10 @@ class WebhookRecord:
 
     search_id: str
     url: str = field(repr=False)
-    """May hold a token of the receiver's, so it stays out of logs."""
+    """May contain a token of the receiver, so it is not logged."""
     state: WebhookState
     attempts: int
-    """Begun so far, since the search last ended."""
+    """Attempts since the search last ended."""
     next_attempt_at: datetime
     last_error: str | None = None
     created_at: datetime
@@ -43,7 +41,5 @@ class WebhookRecord:
 
 
 def wait_s(*, attempt: int) -> float:
-    """Seconds from the beginning of attempt 1, 2, ... to the next: 15 s, 1 min, 4 min, 16 min, then
-    an hour.
-    """
-    return min(FIRST_WAIT_S * 4.0 ** (attempt - 1), LONGEST_WAIT_S)
+    """Return the seconds between attempt 1, 2, ... and the next: 15 s, 1, 4, 16 min, then 1 h."""
+    return min(FIRST_WAIT_S * 4.0 ** (attempt - 1), MAX_WAIT_S)

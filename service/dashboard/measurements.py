@@ -11,7 +11,12 @@ from fastapi.responses import RedirectResponse
 
 from hp_tool.domain.access import Scope
 from hp_tool.domain.measurement import MeasurementStatus
-from hp_tool.domain.measurement_records import COMPARED, ODD, MeasurementRecord, MeasurementState
+from hp_tool.domain.measurement_records import (
+    COMPARED_FIGURES,
+    WARNING_RATIO,
+    MeasurementRecord,
+    MeasurementState,
+)
 from hp_tool.domain.units import times
 from hp_tool.errors import InputError
 from service.api.dependencies import Cursor, PrincipalDep, StoreDep
@@ -236,10 +241,10 @@ def _notes(record: MeasurementRecord, *, teaches: str | None) -> Iterator[str]:
 def odd_figures(record: MeasurementRecord) -> Iterator[str]:
     """`1,539 s, 25 times the predicted 61.57 s`: the figures that the record's `warnings` name."""
     for name, distance in record.distances.items():
-        if distance >= ODD:
+        if distance >= WARNING_RATIO:
             measured, predicted = (
                 getattr(record.measurement, name),
-                record.predicted[COMPARED[name]],
+                record.predicted[COMPARED_FIGURES[name]],
             )
             write = formats.seconds if name.endswith("_s") else formats.gib
             side = "" if measured > predicted else "below "

@@ -1,4 +1,4 @@
-"""The ports through which the search reaches the outside: a cluster engine and a store."""
+"""Ports to the outside: a cluster engine and a store."""
 
 from hp_tool.domain.ports.launcher import Launcher as Launcher
 from hp_tool.domain.ports.launcher import Queueing as Queueing

@@ -1,4 +1,4 @@
-"""The port to the database; `hp_tool.store` holds its adapter."""
+"""Port to the database; `hp_tool.store` has its adapter."""
 
 from collections.abc import Collection, Sequence
 from datetime import datetime
@@ -39,23 +39,21 @@ from hp_tool.domain.webhooks import WebhookRecord
 
 
 class Store(Protocol):
-    """The one truth about searches, runs and measurements, shared by any number of processes.
+    """Searches, runs and measurements, shared by any number of processes.
 
     Guarantees:
-    - Every method is one transaction: it happened wholly or not at all. Once it returns, no crash
-      of a process undoes it (a power loss may take SQLite's last moments, and the local jobs with
-      them; PostgreSQL keeps all).
-    - One coordinator per search. `claim_search` hands out a lease with a token that grows with
-      every claim; methods that take `lease` change nothing and raise ConflictError once another
-      claim was made or the search was let go. An expired lease that nobody claimed still writes:
-      expiry only opens the search to others.
-    - Expiry is judged by the database's clock (PostgreSQL's; for SQLite the one host's), never by a
-      client's.
-    - Intent before act: `intend_run` is committed before the submit, and answers the same run for
-      the same configuration until that run is abandoned. `finish_run` stores measurement, state and
+    - Every method is one transaction. Once it returns, a process crash does not undo it. (A power
+      failure may lose SQLite's last moments, and the local jobs with them; PostgreSQL keeps all.)
+    - One coordinator per search. `claim_search` returns a lease with a token that grows with every
+      claim. Methods that take `lease` raise ConflictError and change nothing after another claim or
+      a release. An expired lease that nobody claimed still writes: expiry only allows others to
+      claim.
+    - Leases expire by the database's clock (SQLite: the host's), never by a client's.
+    - Intent before action: `intend_run` commits before the submit, and returns the same run for the
+      same configuration until that run is abandoned. `finish_run` stores measurement, state and
       event together, once.
-    - Unknown ids raise NotFoundError, forbidden transitions ConflictError, values that are no JSON
-      InputError.
+    - Unknown ids raise NotFoundError, forbidden transitions ConflictError, and values that are not
+      JSON InputError.
     """
 
     # Searches: anyone
@@ -73,16 +71,22 @@ class Store(Protocol):
         request: JsonObject | None = None,
         edition: int | None = None,
     ) -> SearchRecord:
-        """Queue a search. `paused`: only a claim by its id takes it, which is how a process keeps
-        its own search to itself. `webhook`: a URL that a worker of a service tells when the search
-        has ended.
+        """Queue a search.
 
-        The same owner's idempotency key answers the first search again; with another query,
-        priority or webhook it is a ConflictError. `request`: the query as it was sent, before names
-        were looked up; None: it names nothing. `edition`: of the hp-tool that stores it
-        (`queries.edition`), below which no worker takes it; None: every worker may. Where its
-        budget passes one of `limits`, nothing is stored and LimitError raised; searches admitted at
-        once are counted one after another.
+        Args:
+            query: The query, with registered names looked up.
+            owner: Owner of the search.
+            priority: Higher is claimed first.
+            paused: Only a claim by id takes the search, so a process can reserve its own search.
+            idempotency_key: Repeating the owner's key returns the first search; with another query,
+                priority or webhook it raises ConflictError.
+            api_key_id: Key whose quota the search uses.
+            limits: Raise LimitError and store nothing if the search's budget exceeds one.
+                Concurrent searches are admitted one at a time.
+            webhook: URL that a worker of a service notifies when the search ends.
+            request: The query as sent, before names were looked up; None if it has no names.
+            edition: Edition of this hp-tool (`queries.edition`). Older workers do not take the
+                search; None: every worker may.
         """
 
     def earlier_search(
@@ -95,9 +99,18 @@ class Store(Protocol):
         webhook: str | None = None,
         expanded: JsonObject | None = None,
     ) -> SearchRecord | None:
-        """What `create_search` made for this key and request; None for a new key. ConflictError
-        with another request. `expanded`: the request with its defaults, by which earlier editions
-        told requests apart.
+        """Return what `create_search` made for this key and request; None for a new key.
+
+        Args:
+            request: The query as sent.
+            idempotency_key: The key.
+            owner: Owner of the key.
+            priority: As in the request.
+            webhook: As in the request.
+            expanded: The request with defaults, as earlier editions fingerprinted it.
+
+        Raises:
+            ConflictError: The key was used for a different request.
         """
 
     def get_search(self, *, search_id: str) -> SearchRecord: ...
@@ -113,18 +126,19 @@ class Store(Protocol):
         limit: int = 50,
         **paging: Unpack[Paging],
     ) -> Page[SearchRecord]:
-        """Newest first unless asked otherwise, without results. `model`: as their queries name it;
-        `words`: all of them in its label.
+        """List searches without results, newest first by default.
+
+        `model` matches the name in the query; all `words` must occur in the label.
         """
 
     def label_search(self, *, search_id: str, label: Label) -> SearchRecord:
-        """Give it this name, these tags and this note in place of those it has."""
+        """Replace a search's name, tags and note."""
 
     def request_cancel(self, *, search_id: str) -> SearchRecord:
-        """A waiting or failed search without open runs is cancelled at once, any other is asked
-        through `requested`.
+        """Cancel a search.
 
-        Cancelling twice is harmless; a search that succeeded is a ConflictError.
+        A waiting or failed search without open runs is cancelled at once; others get a request for
+        their coordinator. Repeating is harmless; a succeeded search raises ConflictError.
         """
 
     def request_pause(self, *, search_id: str) -> SearchRecord: ...
@@ -132,10 +146,9 @@ class Store(Protocol):
     def resume_search(
         self, *, search_id: str, limits: Sequence[GpuSecondsLimit] = ()
     ) -> SearchRecord:
-        """Queue a paused or failed search again (its finished runs stay), or take back a pause not
-        yet followed.
+        """Queue a paused or failed search again, or withdraw a pending pause.
 
-        What a failed one may still spend is held against `limits` again.
+        Finished runs stay. The remaining budget of a failed search is checked against `limits`.
         """
 
     def change_budget(
@@ -146,13 +159,14 @@ class Store(Protocol):
         budget_gpu_seconds: float | None = None,
         limits: Sequence[GpuSecondsLimit] = (),
     ) -> SearchRecord:
-        """Let a search that has not ended spend more or less; None leaves a budget as it is. Its
-        coordinator follows with its next heartbeat. What it may spend on top is held against
-        `limits`; ConflictError where it succeeded or was cancelled.
+        """Change the budget of an unfinished search; None leaves a value unchanged.
+
+        Its coordinator follows at its next heartbeat. An increase is checked against `limits`. A
+        succeeded or cancelled search raises ConflictError.
         """
 
     def get_webhook(self, *, search_id: str) -> WebhookRecord:
-        """NotFoundError where the search has none."""
+        """Return a search's webhook; raise NotFoundError if it has none."""
 
     # Searches: their coordinator
     def claim_search(
@@ -164,27 +178,33 @@ class Store(Protocol):
         per_cluster: int | None = None,
         edition: int | None = None,
     ) -> tuple[SearchRecord, Lease] | None:
-        """Become coordinator of the next search that is queued or whose lease expired; by id also
-        of a paused one.
+        """Become coordinator of the next search that is queued or has an expired lease.
 
-        Next is the highest priority; among equals the owner with the fewest running searches, then
-        the one whose last search was started the longest ago; of an owner's the oldest.
-        `per_cluster`: where so many run on a cluster, its others wait. None: nothing to claim. Two
-        callers never get the same token. A search over which worker after worker fell silent, with
-        no run of it moved on, is not handed out again: it ends as failed, `worker_lost_repeatedly`.
+        The order is: highest priority, then the owner with the fewest running searches, then the
+        owner whose last search started earliest, then the oldest search. Two callers never get the
+        same token. A search that lost several workers in a row without progress of a run fails with
+        `worker_lost_repeatedly` instead.
 
-        `edition`: the claimant's. Raises StoreError `older_edition`, with nothing claimed, where a
-        newer one stored the search, or, without `search_id`, where the database has a newer schema
-        than this hp-tool knows.
+        Args:
+            holder: The claiming worker.
+            lease_s: Duration of the lease.
+            search_id: Claim this search, even if it is paused.
+            per_cluster: Maximum number of running searches per cluster.
+            edition: Edition of the claiming hp-tool.
+
+        Returns:
+            The search and its lease; None if there is nothing to claim.
+
+        Raises:
+            StoreError: A newer edition stored the search, or (without `search_id`) the database has
+                a newer schema; nothing is claimed (`older_edition`).
         """
 
     def renew_lease(self, *, lease: Lease, lease_s: float) -> SearchRecord:
-        """The heartbeat: lease_s more seconds from now. The record tells whether a pause or cancel
-        is requested.
-        """
+        """Extend the lease by `lease_s` from now; the record shows requested pauses and cancels."""
 
     def release_search(self, *, lease: Lease, paused: bool = False) -> SearchRecord:
-        """Let go without an end: back to the queue, or paused."""
+        """Release a search that has not ended, to the queue or paused."""
 
     def finish_search(
         self,
@@ -195,11 +215,10 @@ class Store(Protocol):
         result: JsonObject | None = None,
         error: JsonObject | None = None,
     ) -> SearchRecord:
-        """End it as succeeded, failed or cancelled, and let go. A cancel that was requested
-        meanwhile is its end, where no run is open.
+        """End a search as succeeded, failed or cancelled, and release it.
 
-        Only a failed search may leave open runs behind (for whoever resumes or cancels it);
-        otherwise they are a ConflictError.
+        A requested cancel takes precedence. Only a failed search may have open runs, for a later
+        resume or cancel; otherwise they raise ConflictError.
         """
 
     def set_progress(self, *, lease: Lease, progress: JsonObject) -> None: ...
@@ -207,10 +226,10 @@ class Store(Protocol):
     def append_event(self, *, lease: Lease, kind: str, payload: JsonObject) -> EventRecord: ...
 
     def events(self, *, search_id: str, after: int = 0, limit: int = 200) -> list[EventRecord]:
-        """Oldest first, those with seq > after."""
+        """Return events with seq > `after`, oldest first."""
 
     def heads(self, search_ids: Collection[str]) -> dict[str, Head]:
-        """How far each of these searches has come; without those that there are not."""
+        """Return the state and last event of these searches; unknown ids are omitted."""
 
     # Runs
     def intend_run(
@@ -222,11 +241,10 @@ class Store(Protocol):
         predicted: JsonObject,
         limit: OpenRunsLimit | None = None,
     ) -> RunRecord:
-        """The run of this configuration, stored before it is submitted; a new attempt only where
-        the last was abandoned.
+        """Return the run of this configuration, stored before it is submitted.
 
-        LimitError `cluster_full` where a new run would pass `limit`; runs intended at once are
-        counted one after another.
+        Creates a new attempt only if the last one was abandoned. Raises LimitError `cluster_full`
+        if a new run would exceed `limit`; concurrent runs are admitted one at a time.
         """
 
     def mark_submitted(self, *, lease: Lease, run_id: str, handle: str) -> RunRecord: ...
@@ -240,7 +258,7 @@ class Store(Protocol):
         gpu_seconds: float = 0.0,
         account: RunAccount | None = None,
     ) -> RunRecord:
-        """It ended and says nothing about the configuration; what it cost still counts."""
+        """End a run that says nothing about its configuration; its cost counts."""
 
     def finish_run(
         self,
@@ -251,12 +269,10 @@ class Store(Protocol):
         gpu_seconds: float,
         account: RunAccount | None = None,
     ) -> RunRecord:
-        """Store what came out. A run that is already finished keeps its first measurement and is
-        answered as it is.
-        """
+        """Store a run's measurement; a finished run is returned unchanged."""
 
     def runs(self, *, search_id: str) -> list[RunRecord]:
-        """All runs of a search in order of intent, with their measurements."""
+        """Return all runs of a search with measurements, in order of intent."""
 
     def list_runs(
         self,
@@ -267,22 +283,19 @@ class Store(Protocol):
         limit: int = 100,
         **paging: Unpack[Paging],
     ) -> Page[RunRecord]:
-        """A search's runs in pages, oldest first unless asked otherwise; every filter given must
-        hold. `status`: of what was measured.
+        """List a search's runs that match all filters, oldest first by default.
+
+        `status` is that of the measurement.
         """
 
     def count_open_runs(self, *, cluster: str) -> int:
-        """Runs that have not ended, of the searches on the registered cluster of this name that
-        have not either.
-        """
+        """Count open runs of unfinished searches on a registered cluster."""
 
     def run_figures(self, *, search_id: str) -> list[RunFigures]:
-        """A search's runs by their figures alone: what a page reads of a search with thousands of
-        them.
-        """
+        """Return a search's runs without logs and step lists."""
 
     def get_run(self, *, search_id: str, run_id: str) -> RunRecord:
-        """One of them, whole."""
+        """Return a complete run."""
 
     # Measurements and what is learnt from them
     def add_measurement(
@@ -292,7 +305,7 @@ class Store(Protocol):
         request: JsonObject | None = None,
         idempotency_key: str | None = None,
     ) -> MeasurementRecord:
-        """`request`: what came with the idempotency key, where names were looked up since."""
+        """Store a measurement; `request` is what was sent with the idempotency key."""
 
     def earlier_measurement(
         self,
@@ -302,8 +315,10 @@ class Store(Protocol):
         owner: str | None = None,
         expanded: JsonObject | None = None,
     ) -> MeasurementRecord | None:
-        """The measurement that an owner's request with this key stored; None of a new key.
-        ConflictError as in creating one.
+        """Return the measurement that a request with this key stored; None for a new key.
+
+        Raises:
+            ConflictError: The key was used for a different request.
         """
 
     def get_measurement(self, *, measurement_id: str) -> MeasurementRecord: ...
@@ -311,28 +326,29 @@ class Store(Protocol):
     def measurements(
         self, *, owner: str | None = None, limit: int = 100, **query: Unpack[MeasurementQuery]
     ) -> Page[MeasurementRecord]:
-        """Newest first unless asked otherwise; every filter given must hold."""
+        """List measurements that match all filters, newest first by default."""
 
     def set_measurement_state(
         self, *, measurement_id: str, state: MeasurementState, trusted: bool = True
     ) -> MeasurementRecord:
-        """Let it teach, or not; a refit of its cluster's calibrations is due from then on.
-        `trusted`: one that is accepted teaches everybody, not its owner alone.
+        """Change whether a measurement calibrates predictions; a refit becomes due.
+
+        `trusted`: an accepted measurement counts for everybody, not only its owner.
         """
 
     def due_refits(self) -> list[DueRefit]:
-        """Return changes of state that no calibration was fitted to yet, at most MOST_DUE."""
+        """Return state changes that no calibration was fitted to yet, at most MAX_DUE_REFITS."""
 
     def drop_due_refits(self, *, refits: Sequence[DueRefit]) -> None:
-        """Forget these, which calibrations have been fitted to."""
+        """Delete due refits after calibrations have been fitted."""
 
     def reporters(self, *, cluster_key: str, framework: str) -> list[str]:
-        """Owners whom measurements teach that nobody else trusts."""
+        """Return owners with accepted measurements that count only for themselves."""
 
     def measured_clusters(
         self, *, gpu: str | None = None, framework: str | None = None
     ) -> list[MeasuredCluster]:
-        """Every (cluster, framework) that has measurements, by name."""
+        """Return every (cluster, framework) with measurements, by name."""
 
     def save_calibration(
         self,
@@ -344,7 +360,7 @@ class Store(Protocol):
         model_family: str = "",
         owner: str = "",
     ) -> CalibrationRecord:
-        """Store as the next version; versions are never changed."""
+        """Store a calibration as the next version; versions never change."""
 
     def latest_calibration(
         self,
@@ -355,7 +371,7 @@ class Store(Protocol):
         owner: str = "",
         before: datetime | None = None,
     ) -> CalibrationRecord | None:
-        """The newest version, or the newest of those made before."""
+        """Return the newest version, or the newest created before `before`."""
 
     def list_calibrations(
         self,
@@ -366,23 +382,25 @@ class Store(Protocol):
         limit: int = 50,
         **paging: Unpack[Paging],
     ) -> Page[CalibrationRecord]:
-        """Newest first. `owners`: only theirs, the empty one being everybody; None: all."""
+        """List calibrations, newest first; `owners` restricts them ("" is everybody, None all)."""
 
-    # Registered clusters and models: `owner` None is everybody's
+    # Registered clusters and models; `owner` None means shared.
     def put_registration(
         self, *, kind: RegistrationKind, name: str, spec: JsonObject, owner: str | None = None
     ) -> RegistrationRecord:
-        """Add, or replace what this owner has under this name. ConflictError `too_many` above what
-        a list may hold.
+        """Add a registration or replace the owner's of this name.
+
+        Raises:
+            ConflictError: The owner has too many (`too_many`).
         """
 
     def get_registration(
         self, *, kind: RegistrationKind, name: str, owner: str | None = None
     ) -> RegistrationRecord | None:
-        """What this name means to an owner: their own, else everybody's."""
+        """Return the owner's registration of this name, else the shared one."""
 
     def registered_names(self, *, kind: RegistrationKind, owner: str | None = None) -> list[str]:
-        """What an owner may name: theirs and everybody's."""
+        """Return the names that an owner may use: their own and shared ones."""
 
     def list_registrations(
         self,
@@ -391,17 +409,17 @@ class Store(Protocol):
         owner: str | None = None,
         names: Collection[str] | None = None,
     ) -> list[RegistrationRecord]:
-        """All of them, or those of `names`, by name; of one name as `get_registration` answers."""
+        """List registrations (all, or `names`) by name; each as `get_registration` returns it."""
 
     def remove_registration(
         self, *, kind: RegistrationKind, name: str, owner: str | None = None
     ) -> None:
-        """NotFoundError where this owner has none of this name."""
+        """Delete an owner's registration; raise NotFoundError if there is none."""
 
     # Workers
     def live_workers(self) -> list[WorkerRecord]:
-        """Workers that announced themselves of late, the longest running first."""
+        """Return workers with a recent heartbeat, longest running first."""
 
     # The store itself
     def close(self) -> None:
-        """Give the connections back; the store is not used afterwards."""
+        """Close all connections; the store cannot be used afterwards."""
