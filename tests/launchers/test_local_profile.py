@@ -86,7 +86,7 @@ def test_running_out_of_memory_is_told_as_such(tmp_path: Path) -> None:
 def test_a_refused_configuration_is_a_crash_with_its_cause(tmp_path: Path) -> None:
     measurement = _profile(tmp_path, parallel={"zero_stage": 3})
     assert measurement.status == "crashed"
-    assert "the profiler does not run zero_stage: 3" in (measurement.cause or "")
+    assert "The profiler does not support zero_stage: 3" in (measurement.cause or "")
 
 
 def test_a_run_past_its_limit_is_ended_while_torchrun_works(tmp_path: Path) -> None:

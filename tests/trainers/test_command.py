@@ -295,11 +295,15 @@ def test_a_configuration_as_a_file() -> None:
             "trainer.command",
             "must be a whole argument",
         ),
-        (trainer("{recompute}"), "trainer.command", "own name"),
+        (trainer("{recompute}"), "trainer.command", "program's name"),
         (trainer("train", "a\0b"), "trainer.command", "NUL"),
         (trainer("train", environment={"A B": "1"}), "trainer.environment", "A B"),
         (trainer("train", metrics_file="../x"), "trainer.metrics_file", "letters"),
-        (trainer("train", metrics_file="result.json"), "trainer.metrics_file", "not one of ours"),
+        (
+            trainer("train", metrics_file="result.json"),
+            "trainer.metrics_file",
+            "not a reserved name",
+        ),
         (
             trainer("train", "{seed}", reducible=("layers",)),
             "trainer.reducible",

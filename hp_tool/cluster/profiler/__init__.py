@@ -1,3 +1,4 @@
-"""The profiler, a leaf started by torchrun on every rank: `python -m hp_tool.cluster.profiler
-REQUEST.json RESULT.json`.
+"""The profiler, started by torchrun on every rank.
+
+`python -m hp_tool.cluster.profiler REQUEST.json RESULT.json`
 """

@@ -1,6 +1,4 @@
-"""One rank of a run: reads the request, runs a few steps, answers or operations, and writes the
-result by rename.
-"""
+"""One rank of a run: read the request, run it, and write the result atomically."""
 
 from __future__ import annotations
 
@@ -39,7 +37,7 @@ _BROKEN_DEVICE = re.compile(
     r"|device (is )?unavailable|system not yet initialized",
     re.IGNORECASE,
 )
-"""Errors of a GPU that will not run anything else either."""
+"""Errors of a GPU that cannot run anything else either."""
 _INHERITED = frozenset(os.environ)
 _NO_PEAKS: dict[str, Any] = {
     "peak_memory_bytes": None,
@@ -47,13 +45,13 @@ _NO_PEAKS: dict[str, Any] = {
     "peak_memory_bytes_per_rank": (),
     "peak_memory_source": None,
 }
-"""A host's heap keeps what it once had: how far it grows says nothing of a second model."""
+"""A host's heap does not shrink, so its growth says nothing about a second model."""
 _LOG_TAIL_CHARACTERS = 4096
 _CAUSE_CHARACTERS = 500
 
 
 def main() -> int:
-    """Exit code 0 where the result was written, 1 where this rank left a failure file instead."""
+    """Return 0 if the result was written, 1 if this rank wrote a failure report."""
     parser = argparse.ArgumentParser(prog="python -m hp_tool.cluster.profiler", description=__doc__)
     parser.add_argument("request", type=Path)
     parser.add_argument("result", type=Path)
@@ -75,9 +73,7 @@ def main() -> int:
 
 
 def profile(request: RunRequest) -> Measurement:
-    """Run the request. Every rank calls it and gets the same answer; raises whatever went wrong on
-    this rank.
-    """
+    """Run the request. All ranks call it and get the same answer, or this rank's exception."""
     if isinstance(request, ProfileRequest):
         connections = device_connections(workload=request.training, parallel=request.parallel)
         if connections is not None:
@@ -128,9 +124,9 @@ def profile(request: RunRequest) -> Measurement:
 
 
 def with_rivals(request: RunRequest, first: Measurement) -> Iterator[JobResult]:
-    """The first configuration's measurement with those of its rivals so far, each as soon as it is
-    there. They run in the same processes, which know their devices and each other; a rival that
-    fails ends the job, and what ran before it stands.
+    """Yield the first configuration's measurement with those of its rivals so far.
+
+    Rivals run in the same processes. One that fails ends the job; earlier results remain.
     """
     if not isinstance(request, ProfileRequest):
         return
@@ -138,7 +134,7 @@ def with_rivals(request: RunRequest, first: Measurement) -> Iterator[JobResult]:
 
     device, rivals = backend.device(request), list[Measurement]()
     for parallel in request.rivals:
-        # A rank that fails below ends the others: not before the first has written what ran.
+        # A failing rank ends the others, so the first rank must have written earlier results.
         sys.modules["torch"].distributed.barrier()
         started, own = time.monotonic(), replace(request, parallel=parallel, rivals=())
         support.check(own)
@@ -159,9 +155,7 @@ def with_rivals(request: RunRequest, first: Measurement) -> Iterator[JobResult]:
 
 
 def forget() -> None:
-    """Free what the configuration before held: its model, its groups, its buffers, what Megatron
-    noted of its attention.
-    """
+    """Free the previous configuration's model, groups, buffers and Megatron's attention state."""
     gc.collect()
     if (torch := sys.modules["torch"]).cuda.is_available():
         torch.cuda.empty_cache()
@@ -176,7 +170,7 @@ def forget() -> None:
 
 
 def _train(request: ProfileRequest, *, device: torch.device) -> Measurement:
-    """A few optimizer steps of a training configuration."""
+    """Run a few optimizer steps of a training configuration."""
     is_native = request.training.framework == "torch-fsdp"
     if not is_native:
         _prepare_megatron(device)
@@ -213,7 +207,7 @@ def _train(request: ProfileRequest, *, device: torch.device) -> Measurement:
 
 
 def _serve(request: InferenceRequest, *, device: torch.device) -> Measurement:
-    """A few answers of one replica of a serving configuration."""
+    """Run a few answers of a replica of a serving configuration."""
     _prepare_megatron(device)
 
     from hp_tool.cluster.profiler import serving
@@ -231,7 +225,7 @@ def _prepare_megatron(device: torch.device) -> None:
 
 
 def failure(error: Exception, *, rank: int) -> Measurement:
-    """This rank's report of why the run ended."""
+    """Return this rank's report of a failure."""
     status = "crashed"
     if "torch" in sys.modules:
         from hp_tool.cluster.profiler.memory import is_out_of_memory
@@ -240,7 +234,7 @@ def failure(error: Exception, *, rank: int) -> Measurement:
     message = " ".join(str(error).split())[:_CAUSE_CHARACTERS]
     broken = _BROKEN_DEVICE.search(message) is not None
     return Measurement(
-        status="preempted" if broken else status,  # the device's fault, not the configuration's
+        status="preempted" if broken else status,  # the device's fault
         suspects=(socket.gethostname(),) if broken else (),
         cause=f"rank {rank}: {type(error).__name__}: {message}".removesuffix(": "),
         log_tail=traceback.format_exc()[-_LOG_TAIL_CHARACTERS:],
@@ -248,12 +242,12 @@ def failure(error: Exception, *, rank: int) -> Measurement:
 
 
 def read_request(path: Path) -> RunRequest:
-    """The request in `path`. Raises pydantic.ValidationError for an unknown key or a wrong type."""
+    """Read a request; raise pydantic.ValidationError if it is invalid."""
     return _REQUEST.validate_json(path.read_bytes(), strict=True)
 
 
 def write_measurement(path: Path, measurement: Measurement) -> None:
-    """Write `measurement` atomically: a reader sees all of it or nothing."""
+    """Write `measurement` atomically."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with temporary.open("wb") as file:
         file.write(TypeAdapter(type(measurement)).dump_json(measurement, indent=1))
@@ -263,7 +257,7 @@ def write_measurement(path: Path, measurement: Measurement) -> None:
 
 
 def failure_path(result: Path, *, rank: int) -> Path:
-    """The path of a failing rank's own report: result.json -> result.rank3.json."""
+    """Return the path of a failing rank's report: result.json -> result.rank3.json."""
     return result.with_name(f"{result.stem}.rank{rank}{result.suffix}")
 
 
@@ -272,5 +266,5 @@ if __name__ == "__main__":
     sys.stdout.flush()
     sys.stderr.flush()
     # Not sys.exit: gloo's threads sometimes abort the interpreter's shutdown after the result is
-    # safe, and NCCL's communicators hang it after a failure.
+    # written, and NCCL's communicators hang it after a failure.
     os._exit(code)

@@ -1,6 +1,4 @@
-"""The devices of this run, their process group and their clock: CUDA with NCCL, or one CPU thread
-per process with gloo.
-"""
+"""Devices, process group and clock of a run: CUDA with NCCL, or one CPU thread each with gloo."""
 
 import os
 import platform
@@ -21,23 +19,24 @@ from hp_tool.errors import InputError
 
 
 def start(request: ProfileRequest) -> torch.device:
-    """Select this rank's device and join the process group. Raises InputError if the machine does
-    not match the request.
+    """Select this rank's device and join the process group.
+
+    Raises:
+        InputError: The machine does not match the request.
     """
     cpu = request.gpu == "cpu"
     if not cpu and not torch.cuda.is_available():
-        raise InputError(f"the request is for {request.gpu}, but torch sees no CUDA device here")
+        raise InputError(f"The request needs {request.gpu}, but torch finds no CUDA device.")
     if (world := int(os.environ["WORLD_SIZE"])) != request.num_gpus:
         raise InputError(
-            f"the request is for {request.num_gpus} processes, but {world} were started"
+            f"The request needs {request.num_gpus} processes, but {world} were started."
         )
     chosen = device(request)
     if cpu:
         torch.set_num_threads(1)
     else:
         torch.cuda.set_device(chosen)
-    # A rank that waits for a failed one gives up at the run's own limit instead of torch's half
-    # hour.
+    # A rank that waits for a failed one stops at the run's limit, not after torch's 30 minutes.
     distributed.init_process_group(
         "gloo" if cpu else "nccl",
         timeout=timedelta(seconds=request.timeout_s),
@@ -47,7 +46,7 @@ def start(request: ProfileRequest) -> torch.device:
 
 
 def device(request: ProfileRequest) -> torch.device:
-    """This rank's."""
+    """Return this rank's device."""
     return (
         torch.device("cpu")
         if request.gpu == "cpu"
@@ -56,7 +55,7 @@ def device(request: ProfileRequest) -> torch.device:
 
 
 def hardware(request: ProfileRequest, *, device: torch.device) -> Hardware:
-    """The hardware of this run; a collective call."""
+    """Return the hardware of this run; a collective call."""
     hosts: list[str | None] = [None] * distributed.get_world_size()
     distributed.all_gather_object(hosts, socket.gethostname())
     local = int(os.environ["LOCAL_WORLD_SIZE"])
@@ -77,9 +76,7 @@ def hardware(request: ProfileRequest, *, device: torch.device) -> Hardware:
 
 
 class DeviceWatch:
-    """The states of a run's GPUs under load: the driver is asked beside a step that does not
-    count.
-    """
+    """Reads the state of a run's GPUs under load, during a step that is not measured."""
 
     _FIELDS = (
         "clocks.sm,clocks.max.sm,clocks_throttle_reasons.active,ecc.errors.uncorrected.volatile.total,"
@@ -98,7 +95,7 @@ class DeviceWatch:
         )
 
     def states(self) -> tuple[tuple[DeviceState, ...], str | None]:
-        """(every GPU of every node, the driver's version); a collective call."""
+        """Return (all GPUs of all nodes, driver version); a collective call."""
         text = ""
         if self._query is not None:
             try:
@@ -114,7 +111,7 @@ class DeviceWatch:
 
 
 def parse_devices(text: str, *, host: str) -> tuple[tuple[DeviceState, ...], str | None]:
-    """(the GPUs in nvidia-smi's lines, the driver's version); what a GPU does not tell is None."""
+    """Parse nvidia-smi's lines to (GPUs, driver version); missing values are None."""
     rows = [[cell.strip() for cell in line.split(",")] for line in text.splitlines()]
     rows = [row for row in rows if len(row) == 8]
     states = []
@@ -136,7 +133,7 @@ def parse_devices(text: str, *, host: str) -> tuple[tuple[DeviceState, ...], str
 
 
 _IDLE = 0x1
-"""The driver's reason of a clock that is low because nothing runs."""
+"""The driver's reason for a low clock because the GPU is idle."""
 
 
 def _scaled(text: str, unit: float = 1.0) -> float | None:
@@ -147,7 +144,7 @@ def _scaled(text: str, unit: float = 1.0) -> float | None:
 
 
 def versions() -> dict[str, str]:
-    """The versions of the software that determines speed and memory, by package."""
+    """Return versions of software that affects speed and memory, by package."""
     versions_by_package = {"python": platform.python_version(), "torch": torch.__version__}
     if torch.version.cuda:
         versions_by_package["cuda"] = torch.version.cuda
@@ -182,19 +179,19 @@ def _cpu_name() -> str:
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait for the device's queued work; a CPU has none."""
+    """Wait for the device's queued work; CPUs have none."""
     if device.type == "cuda":
         torch.cuda.synchronize()
 
 
 def slowest(seconds: float, *, device: torch.device) -> float:
-    """The slowest rank's seconds, on all ranks; a collective call."""
+    """Return the slowest rank's seconds on all ranks; a collective call."""
     most = torch.tensor([seconds], dtype=torch.float64, device=device)
     distributed.all_reduce(most, op=distributed.ReduceOp.MAX)
     return float(most)
 
 
 def now(device: torch.device) -> float:
-    """Seconds on this process's clock, once the device's queued work is done."""
+    """Return this process's clock in seconds after the device's queued work is done."""
     synchronize(device)
     return time.perf_counter()

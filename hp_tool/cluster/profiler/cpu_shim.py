@@ -1,9 +1,7 @@
-"""Lets Megatron Core, which names CUDA explicitly, run on a CPU. Call `install()` before the first
-megatron import.
+"""Run Megatron Core, which hard-codes CUDA, on a CPU. Call `install()` before importing megatron.
 
-Nothing is emulated: devices become the CPU, streams and synchronisation become nothing, and the
-CUDA generator becomes the CPU's, so that Megatron's own RNG tracker and checkpointing run
-unchanged.
+Nothing is emulated: devices become the CPU, streams and synchronization do nothing, and the CUDA
+generator becomes the CPU's, so Megatron's RNG tracker and checkpointing run unchanged.
 """
 
 from __future__ import annotations
@@ -21,9 +19,9 @@ _CPU = torch.device("cpu")
 
 @functools.cache
 def install() -> None:
-    """Patch torch for this process, once."""
-    # Compiling small fused kernels costs more than a profile run on a CPU, and importing the
-    # compiler two seconds.
+    """Patch torch once in this process."""
+    # On a CPU, compiling small fused kernels takes longer than a profile run, and importing the
+    # compiler takes two seconds.
     torch.compile = _no_compile
     torch.cuda.current_device = lambda: _CPU
     torch.cuda.synchronize = torch.cuda.empty_cache = lambda *_, **__: None
@@ -50,7 +48,7 @@ def install() -> None:
 
 
 class _Stream:
-    """A stream or event on a device that has none."""
+    """A stream or event on a device without streams."""
 
     def __init__(self, *_: object, **__: object) -> None: ...
 
@@ -65,9 +63,7 @@ class _Stream:
 
 
 def _split_sizes(tensor: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:
-    """What the original returns for tensors on a GPU only: the numbers of tokens of an
-    all-to-all.
-    """
+    """Return an all-to-all's token counts, which the original returns for GPU tensors only."""
     return tensor.numpy() if as_numpy and isinstance(tensor, torch.Tensor) else tensor
 
 
@@ -76,7 +72,7 @@ def _no_compile(function: Callable[..., Any] | None = None, **_: object) -> Call
 
 
 def _on_cpu(factory: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """A tensor factory that replaces device="cuda" by the CPU and pinned by plain memory."""
+    """Wrap a tensor factory to replace device="cuda" by the CPU and pinned by normal memory."""
 
     @functools.wraps(factory)
     def create(
@@ -88,9 +84,7 @@ def _on_cpu(factory: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]
 
 
 def _cuda_type_names(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Tensor.type() that returns torch.cuda.FloatTensor, because the distributed optimizer sorts
-    parameters by that name.
-    """
+    """Wrap Tensor.type() to return torch.cuda names, by which the optimizer sorts parameters."""
 
     @functools.wraps(original)
     def type_of(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:

@@ -1,13 +1,11 @@
-"""A load on a server with OpenAI's completions API, and what its answers took: closed, Poisson, or
-a trace at its own times.
+"""Load generator for servers with OpenAI's completions API: closed, Poisson, or a trace.
 
-Started alone in the job's folder, with the URL in endpoint.json and the key in the environment.
-Prompts are random, so no cache knows them, but for the leading tokens that the load says a prefix
-cache holds: these all prompts share. A closed load keeps as many requests in flight as asked; each
-that ends is followed by another. Requests that `max_num_seqs` leaves no room for wait here, and
-their wait is part of their time to first token. Answers count in the order in which they end,
-`num_requests` to a repetition; the first repetitions warm up, and the load goes on until the last
-has ended.
+Started in the job's folder, with the URL in endpoint.json and the key in the environment. Prompts
+are random, so no cache has them, except for the leading tokens that the load defines as cached,
+which all prompts share. A closed load keeps the requested number of requests in flight. Requests
+beyond `max_num_seqs` wait here, and their wait counts in the time to first token. Answers are
+counted in the order in which they end, `num_requests` per repetition. The first repetitions are
+warm-up, and the load continues until the last one has ended.
 """
 
 import asyncio
@@ -36,7 +34,7 @@ from hp_tool.errors import HpToolError
 
 _KEY = "HP_ENDPOINT_API_KEY"
 _VOCABULARY = 10_000
-"""Token ids are drawn from this many: further ones may have a meaning to the server."""
+"""Token ids are drawn from this range; others may have a special meaning."""
 _WORDS = (
     "time",
     "year",
@@ -54,26 +52,22 @@ _WORDS = (
     "family",
 )
 _LENGTH_TOLERANCE, _LENGTH_SLACK = 0.05, 2
-"""How far the server's count of a prompt may be off: words differ, and a server may add a token of
-its own.
-"""
+"""Tolerance of the server's prompt token count: words differ, and a server may add a token."""
 _BACKLOG = 64
-"""Requests that may wait here beyond ten repetitions of them, before an open load is said to be too
-high.
-"""
+"""Requests waiting beyond ten repetitions' worth at which an open load counts as too high."""
 _CAUSE_CHARACTERS, _TAIL_CHARACTERS = 500, 4096
 
 
 class EndpointError(Exception):
-    """The server's answers are no measurement."""
+    """The server's answers cannot be used as a measurement."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One request, in seconds of the monotonic clock."""
+    """Times of one request, in seconds of the monotonic clock."""
 
     ttft_s: float
-    """From its arrival, which may be before it was sent."""
+    """Seconds from its arrival, which may be before it was sent."""
     tpot_s: float
     latency_s: float
     ended_s: float
@@ -81,7 +75,7 @@ class Answer:
 
 
 class Endpoint:
-    """The server under one run's load."""
+    """The server under load."""
 
     def __init__(
         self, client: httpx.AsyncClient, request: InferenceRequest, *, where: dict[str, Any]
@@ -92,17 +86,15 @@ class Endpoint:
         self._words_per_token = 1.0
         self._requests = itertools.cycle(_requests(request))
         self._shared: list[Any] = []
-        """What the prompts that a cache holds begin with."""
+        """Beginning of prompts that a cache has."""
 
     async def prepare(self) -> dict[str, str]:
-        """Ask for the model's name where none is given, learn the length of words, and return the
-        server's versions.
-        """
+        """Get the model name, measure tokens per word, and return the server's versions."""
         if self._model is None:
             listed = await self._client.get("models")
             if listed.status_code != 200 or not listed.json().get("data"):
                 raise EndpointError(
-                    f"HTTP {listed.status_code} where its models are listed: {listed.text[:200]}"
+                    f"HTTP {listed.status_code} when listing models: {listed.text[:200]}"
                 )
             self._model = str(listed.json()["data"][0]["id"])
         if self._where["prompts"] == "text":
@@ -118,7 +110,7 @@ class Endpoint:
         return versions
 
     async def answers(self, total: int) -> list[Answer]:
-        """The first `total` answers, in the order in which they ended."""
+        """Return the first `total` answers in the order in which they ended."""
         ended: list[Answer] = []
         enough = asyncio.Event()
         parallel, load = self._request.parallel, self._request.inference
@@ -145,14 +137,14 @@ class Endpoint:
                     for _ in range(users):
                         group.create_task(user())
                     return
-                assert isinstance(rate, int | float)  # a search's load is one number
+                assert isinstance(rate, int | float)  # a search has a single rate
                 for arrival in self._arrivals(rate):
                     if waiting > 10 * self._request.num_requests + _BACKLOG:
                         break
                     await asyncio.sleep(max(arrival - time.monotonic(), 0.0))
                     group.create_task(one(arrival))
                 raise EndpointError(
-                    f"{waiting} requests wait: the server falls behind {rate:g} a second"
+                    f"{waiting} requests are waiting: the server cannot sustain {rate:g} per second"
                 )
 
         sending, done = asyncio.create_task(load()), asyncio.create_task(enough.wait())
@@ -173,9 +165,7 @@ class Endpoint:
         return ended[:total]
 
     def _arrivals(self, rate: float) -> Iterator[float]:
-        """When the requests of an open load come, without end: the trace's times over and over,
-        else independent ones.
-        """
+        """Yield arrival times of an open load: the repeated trace, or independent times."""
         trace, start = self._request.trace, time.monotonic()
         times = None if trace is None else trace.arrival_s
         while True:
@@ -192,7 +182,7 @@ class Endpoint:
         ):
             if abs(usage[name] - length) > slack:
                 raise EndpointError(
-                    f"{usage[name]} {name} by the server's count, not {length} as asked; see "
+                    f"the server counts {usage[name]} {name}, not {length} as requested. Check "
                     "`prompts` and `body` of its entry"
                 )
         following = max(outputs - 1, 1)
@@ -205,7 +195,7 @@ class Endpoint:
         )
 
     def _prompt(self, length: int, *, cached: int) -> list[int] | str:
-        """So many tokens, of which the first `cached` are those of every such prompt."""
+        """Return a prompt of `length` tokens, the first `cached` of them shared."""
         text = self._where["prompts"] == "text"
         each: Sequence[Any] = (
             _WORDS if text else range(min(self._request.model.vocab_size, _VOCABULARY))
@@ -220,8 +210,10 @@ class Endpoint:
     async def _tokens(
         self, prompt: list[int] | str, *, max_tokens: int
     ) -> tuple[dict[str, int], list[float]]:
-        """The server's count of tokens, and when the events with text came. Raises EndpointError
-        for no such stream.
+        """Return the server's token counts and the times of events with text.
+
+        Raises:
+            EndpointError: The response is not such a stream.
         """
         fields = {
             "model": self._model,
@@ -245,22 +237,19 @@ class Endpoint:
                     continue
                 event = json.loads(data)
                 if "error" in event:
-                    raise EndpointError(f"the server says {event['error']}")
+                    raise EndpointError(f"the server reports {event['error']}")
                 if event.get("choices"):
                     at.append(time.monotonic())
                 usage = event.get("usage") or usage
                 if len(at) > 4 * max_tokens + _BACKLOG:
-                    raise EndpointError(f"the server does not end an answer of {max_tokens} tokens")
+                    raise EndpointError(f"the server exceeds the limit of {max_tokens} tokens")
         if not at or not {"prompt_tokens", "completion_tokens"} <= usage.keys():
-            raise EndpointError(
-                "an answer ended without tokens, or without the server's count of them "
-                "(stream_options)"
-            )
+            raise EndpointError("an answer has no tokens, or no token counts (stream_options)")
         return usage, at
 
 
 def _requests(request: InferenceRequest) -> list[tuple[int, int, int]]:
-    """(prompt tokens, answer tokens, shared prompt tokens) of each request in turn."""
+    """Return (prompt, answer, shared prompt) tokens of each request."""
     load, trace = request.inference, request.trace
     if trace is None:
         return [
@@ -280,8 +269,9 @@ def _requests(request: InferenceRequest) -> list[tuple[int, int, int]]:
 def serving_times(
     answers: list[Answer], request: InferenceRequest, *, started_s: float
 ) -> ServingTimes:
-    """Means of each repetition, warm-up left out, their medians, and the quantiles of all of them;
-    the rate is that of all.
+    """Compute medians of the repetitions' means, quantiles over all requests, and the total rate.
+
+    Warm-up is left out.
     """
     n = request.num_requests
     warm, later = answers[: request.warmup * n], answers[request.warmup * n :]
@@ -305,7 +295,7 @@ def serving_times(
 async def measure(
     request: InferenceRequest, *, where: dict[str, Any], key: str | None
 ) -> Measurement:
-    """Put the load on the server, and time it. Raises EndpointError and httpx.HTTPError."""
+    """Run the load and time it; raises EndpointError and httpx.HTTPError."""
     started = time.monotonic()
     headers = {} if key is None else {"Authorization": f"Bearer {key}"}
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
@@ -334,9 +324,7 @@ async def measure(
 
 
 def main(folder: Path) -> int:
-    """Run the request of a folder. Exit code 0 where the result was written, 1 where a report of
-    the failure was.
-    """
+    """Run a folder's request; return 0 if the result was written, 1 for a failure report."""
     request, where = (
         read_request(folder / "request.json"),
         json.loads((folder / "endpoint.json").read_text()),
@@ -347,7 +335,7 @@ def main(folder: Path) -> int:
         check_serving(request)
         measurement = asyncio.run(measure(request, where=where, key=key))
     except (EndpointError, httpx.HTTPError, HpToolError, ValueError) as error:
-        away = isinstance(error, httpx.ConnectError)  # says nothing about the configuration
+        away = isinstance(error, httpx.ConnectError)  # independent of the configuration
         texts = (f"{where['url']}: {type(error).__name__}: {error}", traceback.format_exc())
         cause, tail = (
             text.replace(key, "***") if key else text for text in texts

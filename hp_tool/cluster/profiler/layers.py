@@ -1,8 +1,7 @@
-"""The modules of a layer: Transformer Engine's if installed, else Megatron's own with a norm and
-attention in plain torch.
+"""Layer modules: Transformer Engine's if installed, else Megatron's with a norm and attention here.
 
-Megatron's own local norms do not support sequence parallelism, and its local attention always
-builds the s x s scores.
+Megatron's local norms do not support sequence parallelism, and its local attention builds the s x s
+scores.
 """
 
 import contextlib
@@ -36,9 +35,7 @@ from hp_tool.domain.measurement import ProfileRequest
 
 
 class Norm:
-    """LayerNorm or RMSNorm as the config says, marked for the gradient all-reduce that sequence
-    parallelism needs.
-    """
+    """LayerNorm or RMSNorm, marked for the gradient all-reduce of sequence parallelism."""
 
     def __new__(
         cls, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **_: Any
@@ -48,16 +45,13 @@ class Norm:
             hidden_size, eps=eps, device=torch.cuda.current_device(), dtype=config.params_dtype
         )
         for parameter in norm.parameters():
-            # Each rank of a sequence-parallel group sees its share of the tokens, so these
-            # gradients are partial sums.
+            # Ranks of a sequence-parallel group have different tokens, so gradients are partial.
             parameter.sequence_parallel = config.sequence_parallel
         return norm
 
 
 class FlashAttention(MegatronModule):
-    """Causal attention through torch's fused kernel: nothing of size s x s is kept for the backward
-    pass.
-    """
+    """Causal attention with torch's fused kernel, which stores nothing of size s x s."""
 
     def __init__(
         self, config: TransformerConfig, *, attention_dropout: float | None = None, **_: Any
@@ -68,12 +62,14 @@ class FlashAttention(MegatronModule):
     def forward(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any, **__: Any
     ) -> torch.Tensor:
-        """query [s, b, heads, head_dim], key and value [s, b, groups, head_dim] -> [s, b, heads x
-        head_dim].
+        """Attend.
+
+        query [s, b, heads, head_dim], key and value [s, b, groups, head_dim] ->
+        [s, b, heads x head_dim].
         """
         if parallel_state.get_context_parallel_world_size() > 1:
             return self._context_parallel(query, key, value)
-        # Otherwise there is one new token, which sees all cached ones.
+        # Otherwise there is one new token, which attends to all cached ones.
         return self._attend(query, key, value, causal=len(query) == len(key))
 
     def _attend(
@@ -98,8 +94,9 @@ class FlashAttention(MegatronModule):
     def _context_parallel(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     ) -> torch.Tensor:
-        """Keys and values gathered from all context ranks; each of this rank's two pieces attends
-        to all before its end.
+        """Attend to keys and values gathered from all context ranks.
+
+        Each of this rank's two pieces attends to everything before its end.
         """
         group = parallel_state.get_context_parallel_group()
         size, rank = (
@@ -129,10 +126,10 @@ class FlashAttention(MegatronModule):
 
 
 class CachedSelfAttention(SelfAttention):
-    """Megatron's self attention with a KV cache of rotated keys, as inference engines keep it.
+    """Megatron's self attention with a KV cache of rotated keys, as in inference engines.
 
-    Without flash-attn's kernels Megatron caches keys as they were and rotates all of them again for
-    every new token.
+    Without flash-attn's kernels, Megatron caches unrotated keys and rotates all of them for every
+    new token.
     """
 
     def _adjust_key_value_for_inference(
@@ -144,7 +141,7 @@ class CachedSelfAttention(SelfAttention):
         rotary_pos_emb: Any,
         *_: Any,
     ) -> tuple[Any, ...]:
-        """(query, keys and values so far, no more rotation, kind of mask, no block table)."""
+        """Return (query, keys and values so far, no more rotation, mask kind, no block table)."""
         if inference_context is None:
             return query, key, value, rotary_pos_emb, self.attn_mask_type, None
         start = inference_context.sequence_len_offset
@@ -171,16 +168,14 @@ class CachedSelfAttention(SelfAttention):
 
 
 def has_transformer_engine() -> bool:
-    """Whether the layers of Transformer Engine can run here."""
+    """Return True if Transformer Engine's layers can run here."""
     return torch.cuda.is_available() and util.find_spec("transformer_engine") is not None
 
 
 def layer_specs(
     request: ProfileRequest, config: TransformerConfig, *, vp_stage: int | None
 ) -> TransformerBlockSubmodules | ModuleSpec:
-    """The layers of one model chunk; the first `first_k_dense_replace` of a model with experts are
-    dense.
-    """
+    """Return the layers of a model chunk; the first `first_k_dense_replace` are dense."""
     if has_transformer_engine() and not request.model.first_k_dense_replace:
         return _layer(request, config, experts=config.num_moe_experts)
     _without_transformer_engine()
@@ -201,9 +196,7 @@ def mtp_specs(
     *,
     vp_stage: int | None,
 ) -> MultiTokenPredictionBlockSubmodules | None:
-    """The layers that predict tokens further on, if this chunk has them: each one like the model's
-    last.
-    """
+    """Return the multi-token prediction layers of this chunk, if any; each like the last layer."""
     if config.mtp_num_layers is None:
         return None
     specs = get_gpt_mtp_block_spec(config, layers, has_transformer_engine(), vp_stage=vp_stage)
@@ -241,9 +234,7 @@ def _layer(
 
 
 def _without_transformer_engine() -> None:
-    """Define the names that Megatron Core 0.16 uses but does not define without Transformer Engine;
-    fp8 is off here.
-    """
+    """Define names that Megatron Core 0.16 uses but lacks without Transformer Engine (no fp8)."""
     if has_transformer_engine():
         return
     multi_latent_attention.TELinear = type("TELinear", (), {})

@@ -1,4 +1,4 @@
-"""Peak memory of one rank, and what running out of it looks like."""
+"""Peak memory of a rank, and detection of out-of-memory errors."""
 
 import contextlib
 import gc
@@ -16,18 +16,18 @@ from hp_tool.domain.measurement import Measurement
 
 @dataclass(frozen=True, slots=True)
 class PeakMemory:
-    """Bytes at the fullest moment."""
+    """Peak memory in bytes."""
 
     allocated: int
-    """cuda: torch.cuda.max_memory_allocated(); cpu: growth of the resident set, program text apart,
-    since before the model.
+    """cuda: torch.cuda.max_memory_allocated(); cpu: growth of the resident set without program text
+    since before the model was built.
     """
     reserved: int
     """cuda: torch.cuda.max_memory_reserved(); cpu: the whole resident set."""
 
 
 class MemoryMeter:
-    """Measures the peak memory of this process; created before the model is built."""
+    """Measures this process's peak memory; create it before the model."""
 
     def __init__(self, device: torch.device) -> None:
         self._cuda = device.type == "cuda"
@@ -37,10 +37,10 @@ class MemoryMeter:
         if self._cuda:
             torch.cuda.reset_peak_memory_stats()
             return
-        # torch.optim loads the compiler at its first step: tens of MB that are not the model's.
+        # torch.optim imports the compiler at its first step: tens of MB that are not the model's.
         importlib.import_module("torch._dynamo")
         gc.collect()
-        with contextlib.suppress(OSError):  # some kernels do not allow it
+        with contextlib.suppress(OSError):  # some kernels do not allow this
             Path("/proc/self/clear_refs").write_text(
                 "5"
             )  # starts the high-water mark afresh: importing libraries does not count
@@ -53,13 +53,12 @@ class MemoryMeter:
                 reserved=torch.cuda.max_memory_reserved(),
             )
         peak = _resident("VmHWM") or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        # Files stay mapped once touched, so what is mapped now was in the peak too: libraries, not
-        # the model.
+        # Mapped files stay mapped, so they were in the peak: libraries, not the model.
         files = _resident("RssFile") + _resident("RssShmem")
         return PeakMemory(allocated=max(0, peak - files - self._before), reserved=peak)
 
     def add_to(self, measurement: Measurement) -> Measurement:
-        """The measurement with this run's peak memory on all ranks; a collective call."""
+        """Return the measurement with peak memory over all ranks; a collective call."""
         peaks: list[Any] = [None] * distributed.get_world_size()
         distributed.all_gather_object(peaks, self.peak())
         return replace(
@@ -72,10 +71,9 @@ class MemoryMeter:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether the device's allocator gave up; of a run on GPUs not the host's, whose memory is not
-    what a search looks for.
+    """Return True if the device's allocator failed (on GPU runs, not the host's).
 
-    torch's CPU allocator says so only in the text of a RuntimeError.
+    torch's CPU allocator reports it only in a RuntimeError's text.
     """
     if isinstance(error, torch.OutOfMemoryError):
         return True
@@ -88,7 +86,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def _resident(kind: str) -> int:
-    """One figure of /proc/self/status in bytes; 0 if the kernel does not give it."""
+    """Return a figure of /proc/self/status in bytes; 0 if missing."""
     try:
         status = Path("/proc/self/status").read_text()
         return int(status.partition(f"\n{kind}:")[2].split()[0]) * 1024

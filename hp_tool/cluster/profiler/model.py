@@ -1,6 +1,4 @@
-"""The request's model in Megatron Core: configuration, layers, initial weights, data-parallel
-wrapper.
-"""
+"""Build the request's model in Megatron Core: configuration, layers, weights, DDP wrapper."""
 
 import math
 import re
@@ -38,13 +36,11 @@ _BLOCK = 2**20  # elements hashed at a time, so that initialisation never sets t
 
 
 def build(request: ProfileRequest, *, device: torch.device) -> list[DistributedDataParallel]:
-    """This rank's model chunks (one unless pipelining is interleaved), ready to train. Needs the
-    process group.
-    """
+    """Build this rank's model chunks (one unless interleaved). Needs the process group."""
     chunks = build_chunks(request, device=device)
     config = get_model_config(chunks[0])
     ddp = DistributedDataParallelConfig(**ddp_fields(request))
-    # Later chunks' gradients are reduced as one bucket, as Megatron's own training loop does.
+    # Later chunks' gradients are reduced as one bucket, as in Megatron's training loop.
     wrapped = [
         DistributedDataParallel(config, ddp, chunk, disable_bucketing=index > 0)
         for index, chunk in enumerate(chunks)
@@ -61,7 +57,7 @@ def build(request: ProfileRequest, *, device: torch.device) -> list[DistributedD
 
 
 def ddp_fields(request: ProfileRequest) -> dict[str, Any]:
-    """Fields of Megatron Core's DistributedDataParallelConfig."""
+    """Return the fields of Megatron Core's DistributedDataParallelConfig."""
     run, _ = switched(request)
     return {
         "grad_reduce_in_fp32": request.training.gradient_precision in (None, "fp32"),
@@ -71,7 +67,7 @@ def ddp_fields(request: ProfileRequest) -> dict[str, Any]:
 
 
 def build_chunks(request: ProfileRequest, *, device: torch.device) -> list[torch.nn.Module]:
-    """This rank's model chunks without data parallelism, as for serving."""
+    """Build this rank's model chunks without data parallelism, for serving."""
     parallel = request.parallel
     parallel_state.initialize_model_parallel(
         parallel.tensor_parallel_size,
@@ -97,7 +93,7 @@ def build_chunks(request: ProfileRequest, *, device: torch.device) -> list[torch
 
 
 def transformer_config(request: ProfileRequest, *, cuda: bool) -> TransformerConfig:
-    """Megatron Core's configuration of the request."""
+    """Return Megatron Core's configuration of the request."""
     run, _ = switched(request)
     latent = request.model.kv_lora_rank is not None
     return (MLATransformerConfig if latent else TransformerConfig)(
@@ -106,7 +102,7 @@ def transformer_config(request: ProfileRequest, *, cuda: bool) -> TransformerCon
 
 
 def transformer_fields(request: ProfileRequest, *, run: Switches, cuda: bool) -> dict[str, Any]:
-    """Its fields, with these switches."""
+    """Return the fields of the TransformerConfig with these switches."""
     model, training, parallel = request.model, request.training, request.parallel
     dtype = _DTYPES[training.precision]
     return dict(
@@ -139,7 +135,7 @@ def transformer_fields(request: ProfileRequest, *, run: Switches, cuda: bool) ->
         cp_comm_type=parallel.context_parallel_communication or "p2p",
         sequence_parallel=parallel.sequence_parallel and parallel.tensor_parallel_size > 1,
         pipeline_dtype=dtype,
-        # Megatron frees an output once its send is posted: NCCL's streams keep that memory alive,
+        # Megatron frees an output once its send is posted. NCCL's streams keep that memory alive;
         # gloo would send other data.
         deallocate_pipeline_outputs=cuda,
         attention_backend=AttnBackend.auto
@@ -153,7 +149,7 @@ def transformer_fields(request: ProfileRequest, *, run: Switches, cuda: bool) ->
 
 
 def _latent(model: ModelSpec) -> dict[str, Any]:
-    """Multi-head latent attention: ranks of the latents, widths of the two parts of a head."""
+    """Return the fields of multi-head latent attention: latent ranks and head widths."""
     if model.kv_lora_rank is None:
         return {}
     return {
@@ -167,8 +163,10 @@ def _latent(model: ModelSpec) -> dict[str, Any]:
 
 
 def _experts(request: ProfileRequest) -> dict[str, Any]:
-    """Routed and shared experts. A few steps would not balance the router, and its loss would be
-    added: where tokens are to be spread evenly, the router draws.
+    """Return the fields of routed and shared experts.
+
+    A few steps do not balance the router, and its loss would be added. For evenly spread tokens,
+    the router is random.
     """
     model, parallel = request.model, request.parallel
     if model.num_experts is None:
@@ -199,7 +197,7 @@ def _interleaving(request: ProfileRequest) -> int | None:
 
 
 def _shorter_ends(request: ProfileRequest) -> dict[str, Any]:
-    """Fewer layers at the ends, if the layers do not divide among the stages."""
+    """Return layer counts of the ends, if the layers do not divide among the stages."""
     parallel, layers, dense = (
         request.parallel,
         request.model.num_hidden_layers,
@@ -224,7 +222,7 @@ def _shorter_ends(request: ProfileRequest) -> dict[str, Any]:
 
 
 def _recompute(request: ProfileRequest) -> dict[str, Any]:
-    """Megatron's recompute_* arguments, with the defaults of Recompute's docstrings."""
+    """Return Megatron's recompute_* arguments, with the defaults of Recompute."""
     recompute = request.parallel.recompute
     if isinstance(recompute, str):
         recompute = Recompute(granularity=recompute)
@@ -250,9 +248,7 @@ def _recompute(request: ProfileRequest) -> dict[str, Any]:
 
 
 def _start_userbuffers(request: ProfileRequest) -> None:
-    """The buffers through which Transformer Engine overlaps tensor-parallel communication, as
-    Megatron-LM makes them.
-    """
+    """Create the buffers of Transformer Engine's tensor-parallel overlap, as Megatron-LM does."""
     from megatron.core.utils import is_te_min_version
     from transformer_engine.pytorch.module import base
 
@@ -275,7 +271,7 @@ def _start_userbuffers(request: ProfileRequest) -> None:
 def _chunk(
     request: ProfileRequest, config: TransformerConfig, *, vp_stage: int, device: torch.device
 ) -> torch.nn.Module:
-    """One model chunk on its device, in the precision of the run."""
+    """Build one model chunk on its device, in the run's precision."""
     model = request.model
     stage = vp_stage if _interleaving(request) else None
     layers = layer_specs(request, config, vp_stage=stage)
@@ -300,12 +296,11 @@ def _chunk(
 def _initialise(
     chunk: torch.nn.Module, *, config: TransformerConfig, tied: bool, seed: int
 ) -> None:
-    """Fill every matrix of one model chunk; biases stay 0 and norm weights 1, as Megatron leaves
-    them.
+    """Fill every matrix of a model chunk; biases stay 0 and norm weights 1, as in Megatron.
 
-    A weight's value is a hash of its name and its place in the undivided matrix, so that any TP, PP
-    and DP start from the same model. The losses of all configurations must then agree, which checks
-    every profile run.
+    A weight's value is a hash of its name and its position in the undivided matrix, so every TP, PP
+    and DP size starts from the same model. All configurations must then have equal losses, which
+    checks every profile run.
     """
     for name, weight in chunk.named_parameters():
         if weight.dim() == 2:
@@ -322,9 +317,7 @@ def _initialise(
 
 
 def _global_name(name: str, chunk: torch.nn.Module, *, tied: bool) -> str:
-    """The name with the layer's number in the whole model; a tied output layer has the name of the
-    embedding.
-    """
+    """Return a parameter's name with the global layer number; tied outputs use the embedding's."""
     if tied and name == "output_layer.weight":
         return "embedding.word_embeddings.weight"
     if predicted := re.match(r"mtp\.layers\.(\d+)\.", name):  # all of them are on one stage
@@ -338,9 +331,7 @@ def _global_name(name: str, chunk: torch.nn.Module, *, tied: bool) -> str:
 
 
 def _global_expert(name: str, *, layer: torch.nn.Module) -> str:
-    """The name with an expert's number among those of all ranks, whatever this build calls the
-    experts of this rank.
-    """
+    """Return a parameter's name with the global number of its expert."""
     match = re.search(
         r"experts\.local_experts\.(\d+)\.(linear_fc\d)\.weight|experts\.(linear_fc\d)\.weight(\d+)",
         name,
@@ -352,9 +343,7 @@ def _global_expert(name: str, *, layer: torch.nn.Module) -> str:
 
 
 def _shards(name: str) -> tuple[int, int]:
-    """(number of ranks that share a divided matrix, this rank's number among them); experts have
-    their own group.
-    """
+    """Return (number of shards, this rank's shard) of a matrix; experts have their own group."""
     if ".experts." in name:
         return (
             parallel_state.get_expert_tensor_parallel_world_size(),
@@ -375,15 +364,13 @@ def _fill(
     std: float,
     seed: int,
 ) -> None:
-    """Uniform values of the given standard deviation in this rank's [rows, columns] part of a
-    matrix.
-    """
+    """Fill this rank's [rows, columns] part of a matrix with uniform values of a given std."""
     size, rank = shards
     rows, columns = (torch.arange(n, device=weight.device) for n in weight.shape)
     width = weight.shape[1] * (size if dim == 1 else 1)
     if dim == 0:
-        # stride 2: a gated MLP's rank holds its share of the gate and, below it, its share of the
-        # up projection.
+        # Stride 2: a rank of a gated MLP has its share of the gate, followed by that of the up
+        # projection.
         part = weight.shape[0] // stride
         rows = (rows // part * size + rank) * part + rows % part
     elif dim == 1:
@@ -395,9 +382,7 @@ def _fill(
 
 
 def _hash(place: torch.Tensor, *, seed: int) -> torch.Tensor:
-    """int64 -> float32 in [0, 1): the mixing steps of MurmurHash3's 32-bit finaliser after a Weyl
-    sequence.
-    """
+    """Hash int64 to float32 in [0, 1): MurmurHash3's 32-bit finalizer after a Weyl sequence."""
     mask = 0xFFFFFFFF
     x = (place * 0x9E3779B1 + seed) & mask
     x = ((x ^ (x >> 16)) * 0x85EBCA6B) & mask

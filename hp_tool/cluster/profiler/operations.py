@@ -1,4 +1,4 @@
-"""Single operations in plain torch, each timed on all ranks at the same time."""
+"""Times of single operations in plain torch, on all ranks at the same time."""
 
 import statistics
 from collections.abc import Callable
@@ -18,9 +18,7 @@ Call = Callable[[], object]
 
 
 def time_all(request: BenchmarkRequest, *, device: torch.device) -> tuple[OperationTimes, ...]:
-    """Mean seconds of each operation on every rank; a collective call with the same answer on all
-    ranks.
-    """
+    """Return each operation's mean seconds on every rank; a collective call."""
     torch.manual_seed(request.seed)
     groups: dict[tuple[int, int], distributed.ProcessGroup] = {}
     times = []
@@ -34,9 +32,10 @@ def time_all(request: BenchmarkRequest, *, device: torch.device) -> tuple[Operat
 
 
 def _mean_seconds(call: Call, *, device: torch.device, budget_s: float) -> float:
-    """The mean of repetitions that all ranks start together, as many on each, or a collective would
-    wait forever. The mean rather than the median, because a step is a sum of such operations,
-    disturbed ones included.
+    """Return the mean seconds of repetitions that all ranks start together.
+
+    Ranks do equally many, or a collective would hang. The mean, not the median, because a step is a
+    sum of such operations, including disturbed ones.
     """
     _seconds(call, device=device)
     first = slowest(_seconds(call, device=device), device=device)
@@ -58,7 +57,7 @@ def _call(
     device: torch.device,
 ) -> Call:
     if operation.precision not in _DTYPES:
-        raise InputError(f"operations run in {', '.join(_DTYPES)}, not {operation.precision}")
+        raise InputError(f"Operations support {', '.join(_DTYPES)}, not {operation.precision}.")
     factory = {"device": device, "dtype": _DTYPES[operation.precision]}
     shape = operation.shape
     match operation.name:
@@ -98,7 +97,7 @@ def _attention(b: int, s: int, heads: int, kv_heads: int, head_dim: int, **facto
 
 
 def _both_passes(function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> Call:
-    """Forward and backward from a fixed gradient of the result, so that nothing else is timed."""
+    """Run forward and backward with a fixed output gradient, so nothing else is timed."""
     x.requires_grad_()
     gradient = torch.ones_like(function(x).detach())
 
@@ -112,8 +111,9 @@ def _both_passes(function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tens
 def _collective(
     operation: Operation, *, group: distributed.ProcessGroup, **factory: object
 ) -> Call:
-    """A collective over a buffer of shape[0] bytes, which is the output of all_gather and the input
-    of reduce_scatter.
+    """Return a collective on a buffer of shape[0] bytes.
+
+    The buffer is the output of all_gather and the input of reduce_scatter.
     """
     size = distributed.get_world_size(group)
     count = operation.shape[0] // torch.empty((), **factory).element_size() // size * size
@@ -133,12 +133,14 @@ def _collective(
 def _group(
     operation: Operation, *, groups: dict[tuple[int, int], distributed.ProcessGroup]
 ) -> distributed.ProcessGroup:
-    """This rank's group; every rank creates every group, in the same order."""
+    """Return this rank's group; every rank creates all groups in the same order."""
     size, stride = operation.group_size, operation.stride
     if (size, stride) not in groups:
         world = distributed.get_world_size()
         if world % (size * stride):
-            raise InputError(f"groups of {size} ranks {stride} apart do not divide {world} ranks")
+            raise InputError(
+                f"Groups of {size} ranks with stride {stride} do not divide {world} ranks."
+            )
         for block in range(0, world, size * stride):
             for first in range(block, block + stride):
                 ranks = list(range(first, first + size * stride, stride))

@@ -1,11 +1,10 @@
-"""torchrun whose store listens on one address only: sent with a job and started by file name; needs
-torch alone.
+"""torchrun with a store that listens on one address only; sent with a job, needs only torch.
 
-torchrun's own stores listen on every interface, ask for no password, and `--standalone` unpickles
-what lies in them: whoever reaches the port runs code as the job. Here the first node opens the
-socket and hands it to the store. On one node that is the loopback device; on several, the address
-that PET_MASTER_ADDR names. The ranks join that store (TORCHELASTIC_USE_AGENT_STORE) and open none
-of their own; nothing in it is unpickled.
+torchrun's own stores listen on every interface without a password, and `--standalone` unpickles
+their contents, so whoever reaches the port can run code as the job. Here the first node opens the
+socket and passes it to the store: on one node the loopback device, on several the address in
+PET_MASTER_ADDR. Ranks join that store (TORCHELASTIC_USE_AGENT_STORE), and nothing in it is
+unpickled.
 """
 
 import os
@@ -29,7 +28,7 @@ _BACKLOG = 2048
 
 
 class Bound(RendezvousHandler):
-    """A rendezvous of a fixed number of nodes at a store on one address."""
+    """Rendezvous of a fixed number of nodes at a store on one address."""
 
     def __init__(self, parameters: RendezvousParameters) -> None:
         self._nodes, self._run_id = parameters.max_nodes, parameters.run_id
@@ -49,7 +48,7 @@ class Bound(RendezvousHandler):
         )
 
     def _open(self) -> TCPStore:
-        """The store: on the first node with the server behind it, elsewhere a client's view."""
+        """Open the store: the server on the first node, a client elsewhere."""
         common: dict[str, Any] = {"world_size": self._nodes, "timeout": self._timeout}
         if self._node != 0:
             return TCPStore(self._address, self._port, is_master=False, **common)
@@ -76,7 +75,7 @@ class Bound(RendezvousHandler):
         return False
 
     def set_closed(self) -> None:
-        """Leave the store open: nobody joins later."""
+        """Leave the store open, because no node joins later."""
 
     def num_nodes_waiting(self) -> int:
         return 0

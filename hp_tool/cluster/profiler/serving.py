@@ -1,6 +1,4 @@
-"""One replica that answers the same batch repeatedly: prefill, then greedy decoding, one token per
-step, over a KV cache.
-"""
+"""One replica that answers a batch repeatedly: prefill, then greedy decoding with a KV cache."""
 
 import statistics
 from dataclasses import dataclass
@@ -19,10 +17,10 @@ from hp_tool.domain.workload import TrainingWorkload
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One repetition, as the slowest rank saw it."""
+    """Times of one repetition on the slowest rank."""
 
     ttft_s: float
-    """Mean over the prompts; those of one forward pass get their first token at the same time."""
+    """Mean over prompts; prompts of one forward pass get their first token together."""
     tpot_s: float
     seconds: float
     tokens: torch.Tensor
@@ -30,7 +28,7 @@ class Answer:
 
 
 def serve(request: InferenceRequest, *, device: torch.device) -> ServingTimes:
-    """Latencies of the request's batch; a collective call with the same answer on all ranks."""
+    """Return latencies of the request's batch, equal on all ranks; a collective call."""
     gpt = build(request, device=device)
     prompts = make_prompts(request, device=device)
     answers = [
@@ -46,13 +44,13 @@ def serve(request: InferenceRequest, *, device: torch.device) -> ServingTimes:
 
 
 def build(request: InferenceRequest, *, device: torch.device) -> torch.nn.Module:
-    """This rank's shard of the model, ready to serve. Needs the process group."""
+    """Build this rank's shard of the model. Needs the process group."""
     chunk = model.build_chunks(_as_training(request), device=device)[0]
     return chunk.eval()
 
 
 def make_prompts(request: InferenceRequest, *, device: torch.device) -> torch.Tensor:
-    """[concurrency, input_length] random tokens, the same on every rank."""
+    """Return [concurrency, input_length] random tokens, equal on every rank."""
     generator = torch.Generator().manual_seed(request.seed)
     shape = (request.inference.concurrency or 1, request.inference.input_length)
     return torch.randint(request.model.vocab_size, shape, generator=generator).to(device)
@@ -62,7 +60,7 @@ def make_prompts(request: InferenceRequest, *, device: torch.device) -> torch.Te
 def answer(
     request: InferenceRequest, gpt: torch.nn.Module, prompts: torch.Tensor, *, device: torch.device
 ) -> Answer:
-    """Prefill in groups of at most max_num_batched_tokens, then decode all prompts together."""
+    """Prefill groups of at most max_num_batched_tokens, then decode all prompts together."""
     batch, length = prompts.shape
     context = StaticInferenceContext(batch, length + request.inference.output_length)
     group = max(1, request.parallel.max_num_batched_tokens // length)
@@ -95,7 +93,7 @@ def answer(
 def _next_tokens(
     gpt: torch.nn.Module, tokens: torch.Tensor, context: StaticInferenceContext, *, position: int
 ) -> torch.Tensor:
-    """[n, k] tokens from `position` on -> [n, 1], the most likely next one of each."""
+    """Map [n, k] tokens starting at `position` to [n, 1] most likely next tokens."""
     positions = torch.arange(position, position + tokens.shape[1], device=tokens.device).expand_as(
         tokens
     )
@@ -110,7 +108,7 @@ def _next_tokens(
 
 
 def _as_training(request: InferenceRequest) -> ProfileRequest:
-    """A training request with the model to serve."""
+    """Return a training request with the model to serve."""
     load = request.inference
     return ProfileRequest(
         run_id=request.run_id,

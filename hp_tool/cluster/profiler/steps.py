@@ -1,6 +1,7 @@
-"""The timed steps of a training run, the same for both engines: all of them, or until their time is
-known well enough. And the seconds of one more step by torch's profiler: compute, each kind of
-communication, and idle.
+"""Timed steps of a training run, for both engines, and the breakdown of one more step.
+
+Runs all steps, or stops when their time is known well enough. torch's profiler splits the last step
+into compute, communication by kind, and idle time.
 """
 
 import math
@@ -19,11 +20,11 @@ from hp_tool.domain.measurement import DeviceState, ProfileRequest
 from hp_tool.domain.steps import step_line, warmup_of
 
 MIN_STEPS = 4
-"""The median lies between the shortest and the longest of n steps with probability 1 - 2^(1-n): 7
-in 8 for four.
+"""The median is between the shortest and the longest of n steps with probability 1 - 2^(1-n): 7/8
+for four.
 """
 Step = Callable[[], tuple[torch.Tensor | None, float]]
-"""One optimizer step -> (its mean loss; None on a rank that does not know it, gradient norm)."""
+"""Runs one optimizer step; returns (mean loss, None on ranks without it; gradient norm)."""
 Interval = tuple[float, float]
 _STEP = "hp_tool step"
 _KINDS = (
@@ -38,27 +39,29 @@ _KINDS = (
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """The steps that ran, as every rank knows them."""
+    """Steps that ran, known to all ranks."""
 
     warmup_s: tuple[float, ...]
-    """The slowest rank's seconds, step by step."""
+    """Slowest rank's seconds of each warm-up step."""
     times_s: tuple[float, ...]
-    """The same of the measured steps."""
+    """Slowest rank's seconds of each measured step."""
     losses: tuple[float, ...]
-    """Of all: mean over the global batch."""
+    """Losses of all steps: means over the global batch."""
     stopped: str | None
     """Why there are fewer steps than requested."""
     devices: tuple[DeviceState, ...]
-    """The GPUs during a step that does not count."""
+    """GPU states during a step that is not measured."""
     driver: str | None
-    """Version of theirs."""
+    """Driver version."""
     breakdown_s: dict[str, float] | None
-    """Where the seconds of one more step went, if requested."""
+    """Breakdown of one more step, if requested."""
 
 
 def run(request: ProfileRequest, step: Step, *, device: torch.device) -> Steps:
-    """Run warm-up, until steps no longer become faster, and measured steps. Raises ArithmeticError
-    if a loss is not finite.
+    """Run warm-up (until steps stop getting faster) and measured steps.
+
+    Raises:
+        ArithmeticError: A loss is not finite.
     """
     times: list[float] = []
     losses: list[float] = []
@@ -97,10 +100,9 @@ def run(request: ProfileRequest, step: Step, *, device: torch.device) -> Steps:
 
 
 def why_stop(request: ProfileRequest, times_s: Sequence[float]) -> str | None:
-    """Why no further step is needed after these (warm-up included), for the measurement's cause;
-    None to go on.
+    """Return why no further step is needed, for the measurement's cause; None to continue.
 
-    Every rank calls it with the same times, those of the slowest rank, so that all stop together.
+    All ranks call it with the slowest rank's times (warm-up included), so they stop together.
     """
     least, most = request.warmup
     measured = times_s[warmup_of(times_s, least=least, most=most) :]
@@ -109,8 +111,8 @@ def why_stop(request: ProfileRequest, times_s: Sequence[float]) -> str | None:
     done = f"stopped after {len(measured)} of {request.steps} steps"
     if request.longest_step_s is not None and min(measured) > request.longest_step_s:
         return (
-            f"{done}: {min(measured):.4g} s is beyond {request.longest_step_s:.4g} s, hopeless "
-            "against what is known"
+            f"{done}: {min(measured):.4g} s is above the limit of {request.longest_step_s:.4g} s, "
+            "far slower than the best"
         )
     spread = (max(measured) - min(measured)) / statistics.median(measured)
     if (
@@ -118,12 +120,12 @@ def why_stop(request: ProfileRequest, times_s: Sequence[float]) -> str | None:
         and len(measured) >= MIN_STEPS
         and spread <= request.step_tolerance_fraction
     ):
-        return f"{done}: all within {spread:.2%}"
+        return f"{done}: all are within {spread:.2%}"
     return None
 
 
 def sample(request: ProfileRequest, number: int) -> torch.Tensor:
-    """[sequence_length + 1] synthetic tokens that depend only on the seed and the row's number."""
+    """Return [sequence_length + 1] synthetic tokens from the seed and the row's number."""
     generator = torch.Generator().manual_seed(request.seed * 1_000_003 + number)
     return torch.randint(
         request.model.vocab_size, (request.training.sequence_length + 1,), generator=generator
@@ -131,7 +133,7 @@ def sample(request: ProfileRequest, number: int) -> torch.Tensor:
 
 
 def _mean(loss: torch.Tensor | None, *, device: torch.device) -> float:
-    """The mean over the ranks that know a loss; a collective call."""
+    """Return the mean loss over the ranks that have one; a collective call."""
     sums = torch.tensor(
         [0.0 if loss is None else float(loss), float(loss is not None)],
         dtype=torch.float64,
@@ -142,12 +144,11 @@ def _mean(loss: torch.Tensor | None, *, device: torch.device) -> float:
 
 
 def _of_one_step(step: Callable[[], object], *, device: torch.device) -> dict[str, float]:
-    """The seconds of one more step under the profiler, mean over the ranks: `compute`, exposed
-    communication by kind, and `idle`, which sum to the step. The profiler itself takes time, so
-    this step is longer than the measured ones.
+    """Profile one more step; return seconds by part, mean over the ranks.
 
-    A GPU is idle while no kernel runs on it; a CPU process while no operator of torch runs, even if
-    Python does.
+    Parts are `compute`, exposed communication by kind, and `idle`; they sum to the step, which is
+    longer than measured steps due to profiling. A GPU is idle while no kernel runs, a CPU process
+    while no torch operator runs, even if Python does.
     """
     cuda = device.type == "cuda"
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
@@ -182,7 +183,7 @@ def _of_one_step(step: Callable[[], object], *, device: torch.device) -> dict[st
 
 
 def communication_kind(name: str) -> str | None:
-    """`all_reduce` for gloo:all_reduce and for NCCL's kernel of it; None for other events."""
+    """Return `all_reduce` for gloo:all_reduce and NCCL's kernel of it; None for other events."""
     lower = name.lower()
     if not lower.startswith(("gloo:", "nccl")):
         return None
@@ -194,9 +195,7 @@ def communication_kind(name: str) -> str | None:
 def parts(
     *, whole: Interval, compute: Iterable[Interval], communication: Mapping[str, Iterable[Interval]]
 ) -> dict[str, float]:
-    """The length of `whole` that each part covers and earlier ones do not, and `idle`, the rest;
-    they sum to its length.
-    """
+    """Return the time in `whole` that each part covers and earlier ones do not, and `idle`."""
     covered = _merged(compute, within=whole)
     lengths = {"compute": _length(covered)}
     for kind in sorted(communication):
@@ -207,7 +206,7 @@ def parts(
 
 
 def _merged(intervals: Iterable[Interval], *, within: Interval) -> list[Interval]:
-    """The union as disjoint intervals, cut to `within`."""
+    """Return the union as disjoint intervals, clipped to `within`."""
     merged: list[Interval] = []
     for start, end in sorted(intervals):
         start, end = max(start, within[0]), min(end, within[1])

@@ -1,4 +1,4 @@
-"""The profiler's check of a request, before anything is built."""
+"""Check that the profiler supports a request before anything is built."""
 
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -15,12 +15,13 @@ _MODULES = {
     APEX: "fused_weight_gradient_mlp_cuda",
     DEEP_EP: "deep_ep",
 }
-"""What Megatron Core imports of each package."""
+"""Names that Megatron Core imports from each package."""
 
 
 def switched(request: ProfileRequest) -> tuple[Switches, dict[str, tuple[str, ...]]]:
-    """(what this run overlaps and fuses, what this host lacks by field that is therefore not as
-    exported).
+    """Return (this run's overlaps and fusions, differences from the exported configuration).
+
+    Differences list what this host lacks, by field.
     """
     parallel = request.parallel
     wanted = switches(
@@ -39,11 +40,9 @@ def switched(request: ProfileRequest) -> tuple[Switches, dict[str, tuple[str, ..
 
 
 def check(request: ProfileRequest) -> None:
-    """Raise UnsupportedError for a training that the profiler does not run, InputError for
-    inconsistent sizes.
-    """
+    """Raise UnsupportedError for unsupported trainings, InputError for inconsistent sizes."""
     for field, what in unprofiled(model=request.model, training=request.training, gpu=request.gpu):
-        raise UnsupportedError(f"the profiler does not run {what}", field=field)
+        raise UnsupportedError(f"The profiler does not support {what}.", field=field)
     parallel = request.parallel
     sizes = unprofiled_sizes(
         parallel,
@@ -54,12 +53,13 @@ def check(request: ProfileRequest) -> None:
     )
     for unsupported, what in (*sizes, *_recompute(parallel, framework=request.training.framework)):
         if unsupported:
-            raise UnsupportedError(f"the profiler does not run {what}", field="parallel")
+            raise UnsupportedError(f"The profiler does not support {what}.", field="parallel")
     has_engine = request.gpu != "cpu" and find_spec("transformer_engine") is not None
     for needs, what in _transformer_engine(request):
         if needs and not has_engine:
             raise UnsupportedError(
-                f"the profiler does not run {what} without Transformer Engine", field="parallel"
+                f"The profiler does not support {what} without Transformer Engine.",
+                field="parallel",
             )
     for wrong, message in _sizes(request):
         if wrong:
@@ -67,9 +67,7 @@ def check(request: ProfileRequest) -> None:
 
 
 def check_serving(request: InferenceRequest) -> None:
-    """Raise UnsupportedError or InputError for an inference run that the profiler cannot carry
-    out.
-    """
+    """Raise UnsupportedError or InputError for inference runs that the profiler cannot do."""
     load, parallel = request.inference, request.parallel
     unsupported = (
         *unserved(model=request.model, inference=load, runner=request.runner),
@@ -78,13 +76,13 @@ def check_serving(request: InferenceRequest) -> None:
         ),
     )
     for field, what in unsupported:
-        raise UnsupportedError(f"the profiler does not serve {what}", field=field)
+        raise UnsupportedError(f"The profiler does not serve {what}.", field=field)
     if request.runner != "endpoint" and request.num_gpus != parallel.tensor_parallel_size:
         raise InputError(
-            f"one replica of TP {parallel.tensor_parallel_size} is not num_gpus {request.num_gpus}"
+            f"num_gpus is {request.num_gpus}, but a replica has TP {parallel.tensor_parallel_size}."
         )
     if min(request.repetitions, load.input_length, load.output_length) < 1 or request.warmup < 0:
-        raise InputError("repetitions and lengths must be at least 1 and warmup at least 0")
+        raise InputError("repetitions and lengths must be at least 1, warmup at least 0.")
 
 
 def _recompute(parallel: ParallelConfig, *, framework: str) -> Iterator[tuple[bool, str]]:
@@ -98,7 +96,7 @@ def _recompute(parallel: ParallelConfig, *, framework: str) -> Iterator[tuple[bo
 
 
 def _transformer_engine(request: ProfileRequest) -> Iterator[tuple[bool, str]]:
-    """Features that need its kernels."""
+    """Yield features that need Transformer Engine's kernels."""
     parallel, training = request.parallel, request.training
     communication = parallel.context_parallel_communication or "p2p"
     yield training.precision == "fp8", "precision fp8"

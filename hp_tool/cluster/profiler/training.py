@@ -1,6 +1,4 @@
-"""Real optimizer steps of the Megatron model, on one global batch that is the same at every step
-and under every division.
-"""
+"""Optimizer steps of the Megatron model on a global batch that is the same in every layout."""
 
 from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
@@ -29,15 +27,13 @@ _LOSS_SCALE = (
 
 
 MicroBatch: TypeAlias = dict[str, torch.Tensor]
-"""tokens, labels and position_ids, each [micro_batch_size, sequence_length /
-context_parallel_size].
-"""
+"""tokens, labels, position_ids: [micro_batch_size, sequence_length / context_parallel_size]."""
 
 
 def train(
     request: ProfileRequest, chunks: list[DistributedDataParallel], *, device: torch.device
 ) -> steps.Steps:
-    """Run the steps. Raises ArithmeticError if a loss is not finite or fp16 skipped a step."""
+    """Run the steps; raise ArithmeticError if a loss is not finite or fp16 skips a step."""
     optimizer = _optimizer(request, chunks)
     config = get_model_config(chunks[0])
     config.finalize_model_grads_func = finalize_model_grads
@@ -81,9 +77,7 @@ def _step(
     batches: list[MicroBatch],
     schedule: Callable[..., list[dict[str, torch.Tensor]]],
 ) -> tuple[torch.Tensor | None, float]:
-    """One optimizer step under Megatron's schedule -> (mean loss of this rank's micro-batches,
-    gradient norm).
-    """
+    """Run one step under Megatron's schedule; return (mean loss, gradient norm) of this rank."""
     for chunk in chunks:
         chunk.zero_grad_buffer()
     optimizer.zero_grad()
@@ -99,7 +93,7 @@ def _step(
     )
     updated, norm, _zeros = optimizer.step()
     if not updated:
-        raise ArithmeticError("fp16 gradients overflowed and the optimizer skipped a step")
+        raise ArithmeticError("fp16 gradients overflowed, so the optimizer skipped a step")
     last = parallel_state.is_pipeline_last_stage(ignore_virtual=True)
     return torch.stack([result["loss"] for result in results]).mean() if last else None, float(norm)
 
@@ -107,9 +101,7 @@ def _step(
 def _forward(
     batches: Iterator[MicroBatch], chunk: torch.nn.Module, return_schedule_plan: bool = False
 ) -> tuple[torch.Tensor, Any]:
-    """Megatron's forward_step_func: one micro-batch through one chunk; or its plan, where two
-    passes are merged.
-    """
+    """Run one micro-batch through one chunk (Megatron's forward_step_func), or return its plan."""
     batch = next(batches)
     forward = chunk.build_schedule_plan if return_schedule_plan else chunk
     return forward(
@@ -119,15 +111,13 @@ def _forward(
 
 def _loss(token_losses: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     loss = token_losses.float().mean()
-    # The schedule multiplies the loss by the context-parallel size, because it expects this rank's
-    # share of the whole row's mean, and changes it in place.
+    # The schedule multiplies the loss by the context-parallel size, as it expects this rank's
+    # share of the row's mean, and changes it in place.
     return loss / parallel_state.get_context_parallel_world_size(), {"loss": loss.detach().clone()}
 
 
 def _micro_batches(request: ProfileRequest, *, device: torch.device) -> list[MicroBatch]:
-    """One step's micro-batches of this data-parallel rank; a sample depends only on the seed and
-    its number.
-    """
+    """Return this rank's micro-batches; a sample depends only on the seed and its number."""
     size, rank = request.parallel.micro_batch_size, parallel_state.get_data_parallel_rank()
     count = request.training.global_batch_size // (request.parallel.data_parallel_size * size)
     places = _places(request.training.sequence_length).to(device)
@@ -149,8 +139,10 @@ def _micro_batches(request: ProfileRequest, *, device: torch.device) -> list[Mic
 
 
 def _places(sequence: int) -> torch.Tensor:
-    """The places of a sequence on this context-parallel rank: of 2c equal pieces the r-th and the
-    r-th from the end, so that causal attention is as much work on every rank.
+    """Return this context-parallel rank's positions in a sequence.
+
+    Of 2c equal pieces it has the r-th from the start and from the end, which balances causal
+    attention.
     """
     size, rank = (
         parallel_state.get_context_parallel_world_size(),

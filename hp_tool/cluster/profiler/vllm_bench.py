@@ -1,7 +1,7 @@
-"""Inference runs by vLLM's own benchmark, `vllm bench latency`, where vLLM is installed.
+"""Inference runs with vLLM's own benchmark, `vllm bench latency`.
 
-It reports the seconds of a whole batch. A run for one token takes the time to first token, so two
- runs give both latencies: TPOT = (T(n) - T(1)) / (n - 1) for n output tokens.
+It reports the seconds of a whole batch. With one output token this is the time to first token, so
+two runs give both latencies: TPOT = (T(n) - T(1)) / (n - 1) for n output tokens.
 """
 
 import json
@@ -33,12 +33,12 @@ _OF_TORCHRUN = (
 
 
 def serve(request: InferenceRequest) -> Measurement:
-    """Run the benchmark. Raises UnsupportedError if vLLM is not installed."""
+    """Run the benchmark; raise UnsupportedError if vLLM is not installed."""
     program = shutil.which("vllm")
     if program is None:
         raise UnsupportedError(
-            "runner vllm needs the command `vllm`, which is not on this node's PATH; install vLLM "
-            "there"
+            "Runner vllm needs the command `vllm`, which is not on this node's PATH. Install vLLM "
+            "there."
         )
     started = time.monotonic()
     folder = Path.cwd() / "model"
@@ -58,9 +58,7 @@ def serve(request: InferenceRequest) -> Measurement:
 def command(
     program: str, request: InferenceRequest, *, model: Path, output_length: int, result: Path
 ) -> list[str]:
-    """argv of one benchmark, with random weights, and with token ids as prompts so that no
-    tokenizer is needed.
-    """
+    """Return a benchmark's argv, with random weights and token ids (no tokenizer needed)."""
     load, parallel = request.inference, request.parallel
     return [
         *(
@@ -92,9 +90,7 @@ def command(
 def serving_times(
     request: InferenceRequest, *, first: list[float], whole: list[float]
 ) -> ServingTimes:
-    """Latencies from the seconds of batches of one token (`first`) and of batches of all tokens
-    (`whole`).
-    """
+    """Compute latencies from seconds of batches of one token (`first`) and all (`whole`)."""
     steps = request.inference.output_length - 1
     ttft = statistics.median(first)
     tpot = [(seconds - ttft) / steps for seconds in whole] if steps else [0.0]
@@ -104,7 +100,7 @@ def serving_times(
 
 
 def huggingface_config(request: InferenceRequest) -> dict[str, Any]:
-    """A config.json of the request's shape, which `check_serving` has seen."""
+    """Return a config.json with the request's shape, which `check_serving` has accepted."""
     model = request.model
     length = request.inference.input_length + request.inference.output_length
     return {
@@ -125,7 +121,7 @@ def huggingface_config(request: InferenceRequest) -> dict[str, Any]:
 
 
 def _family(model: ModelSpec) -> dict[str, Any]:
-    """The architecture: Llama, or Qwen3 for its norms of queries and keys."""
+    """Return the architecture: Llama, or Qwen3 if queries and keys are normalized."""
     if model.query_key_norm == "head":
         return {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}
     return {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
@@ -134,7 +130,7 @@ def _family(model: ModelSpec) -> dict[str, Any]:
 def _seconds(
     program: str, request: InferenceRequest, *, model: Path, output_length: int
 ) -> list[float]:
-    """Seconds of each batch. vLLM writes into the job's log; if it fails, so does this run."""
+    """Return each batch's seconds; vLLM's output goes to the job's log."""
     result = Path.cwd() / f"vllm-{output_length}.json"
     environment = {name: value for name, value in os.environ.items() if name not in _OF_TORCHRUN}
     argv = command(program, request, model=model, output_length=output_length, result=result)
@@ -143,7 +139,7 @@ def _seconds(
 
 
 def read_latencies(text: str) -> list[float]:
-    """The `latencies` in the file of --output-json."""
+    """Return `latencies` from the --output-json file."""
     return [float(seconds) for seconds in json.loads(text)["latencies"]]
 
 

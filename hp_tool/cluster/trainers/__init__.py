@@ -1,1 +1,1 @@
-"""Someone's own training command in place of the built-in profiler."""
+"""A user's own training command in place of the built-in profiler."""

@@ -1,11 +1,13 @@
-"""A trainer's command: looked up, checked, and filled in for a configuration. Its placeholders are
+"""A trainer's command: look it up, check it, and fill it in for a configuration.
+
+Placeholders:
 
     {tensor_parallel_size}                   a value, anywhere in an argument
-    {sequence_parallel?--sequence-parallel}  a whole argument, left out if the value is false, 0 or none
-    {flags:megatron-lm}                      a whole argument that becomes all flags or overrides of the configuration
-    {file:torchtitan}                        the name of a file with the configuration, written into the run's folder
+    {sequence_parallel?--sequence-parallel}  a complete argument, omitted if the value is false, 0 or none
+    {flags:megatron-lm}                      a complete argument, replaced by all flags or overrides of the configuration
+    {file:torchtitan}                        the name of a file with the configuration, written to the run's folder
 
-Braces around anything that is no name stay as they are; `{{name}}` is `{name}`.
+Braces around other text do not change; `{{name}}` is `{name}`.
 """  # noqa: E501
 
 import difflib
@@ -34,7 +36,7 @@ PLACEHOLDER = re.compile(
     r"(?<!\{)\{(?P<name>[a-z][a-z0-9_]*)(?P<rest>(?::[a-z0-9-]+)?|\?[^{}]*)\}(?!\})"
 )
 AXES = tuple(item.name for item in fields(ParallelConfig) if item.name not in OF_THE_QUERY)
-"""Fields of a configuration that candidates may differ in."""
+"""Fields in which candidate configurations may differ."""
 _MODEL = (
     "num_hidden_layers",
     "hidden_size",
@@ -62,55 +64,51 @@ RESERVED = (jobs.REQUEST, "result.json", "job.json", "job.log", "job.sbatch", "r
 _FILE = re.compile(r"[a-zA-Z0-9._-]{1,128}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,255}")
 _COLUMNS = {"recompute": ("recompute_method", "recompute_num_layers", "recompute_modules")}
-"""The columns of candidates for an axis that is no column itself."""
+"""Columns of candidates for an axis that is not a column itself."""
 _DERIVED = ("data_parallel_size",)
-"""Axes that follow from the others and the number of devices."""
+"""Axes that follow from other axes and the number of devices."""
 
 
-def special() -> dict[str, Export]:
-    """Return the exports that a command may name: those of flags as `flags:NAME`, those of files as
-    `file:NAME`.
-    """
+def export_placeholders() -> dict[str, Export]:
+    """Return the exports that a command may name, as `flags:NAME` or `file:NAME`."""
     training = exports()
     flags = {
-        f"flags:{each.flags_name or each.name}": each for each in training if each.flags is not None
+        f"flags:{export.flags_name or export.name}": export
+        for export in training
+        if export.flags is not None
     }
-    return flags | {f"file:{each.name}": each for each in training if each.file is not None}
+    return flags | {f"file:{export.name}": export for export in training if export.file is not None}
 
 
-def _followed(what: Reducible) -> tuple[str, ...]:
-    """Return what a command has to name something of in order to follow a reduction; few formats
-    say the model's shape.
-    """
+def _reduction_placeholders(what: Reducible) -> tuple[str, ...]:
+    """Return placeholders of which a command needs one in order to follow a reduction."""
     if what == "layers":
-        says = {
-            name: each.says_shape or (name.startswith("flags:") and each.fewer_layers)
-            for name, each in special().items()
+        has_shape = {
+            name: export.says_shape or (name.startswith("flags:") and export.fewer_layers)
+            for name, export in export_placeholders().items()
         }
-        return ("num_hidden_layers", *filter(says.get, says))
-    return ("global_batch_size", "gradient_accumulation_steps", *special())
+        return ("num_hidden_layers", *filter(has_shape.get, has_shape))
+    return ("global_batch_size", "gradient_accumulation_steps", *export_placeholders())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegisteredTrainer:
-    """What a registered trainer is to whoever submits searches. Its command and environment are the
-    administrator's.
-    """
+    """A registered trainer as users see it, without the administrator's command and environment."""
 
     name: str
-    """What `trainer` of a query names it by."""
+    """Name for `trainer` in a query."""
     reader: str
     launch: str
     axes: tuple[str, ...] | None
-    """What it can vary, by fields of `parallel`; None: whatever a query leaves open."""
+    """Fields of `parallel` that it can vary; None for all that a query leaves open."""
     reducible: tuple[Reducible, ...]
-    """What `search.fidelity: auto` may leave out of its runs."""
+    """Reductions that `search.fidelity: auto` may use."""
     source: str
-    """Where it comes from, as its file says."""
+    """Source given in its file."""
 
 
 def registered_trainers() -> list[RegisteredTrainer]:
-    """All registered trainers, by name. Raises InputError for a mistake in one's file."""
+    """Return all registered trainers by name; raise InputError for an invalid file."""
     listed = []
     for entry in library.entries("trainers"):
         command = _command(entry)
@@ -120,10 +118,13 @@ def registered_trainers() -> list[RegisteredTrainer]:
 
 
 def registered_trainer(name: str, *, field: str = "trainer") -> TrainerCommand:
-    """The command registered by this name: an entry of `trainers` in one's own catalogue folders.
+    """Return a registered command, an entry of `trainers` in the catalogue folders.
 
-    It says what a worker runs, so it comes from files alone. Raises NotFoundError, and InputError
-    for a mistake in it.
+    Workers run it, so it comes from files only.
+
+    Raises:
+        NotFoundError: No trainer has this name.
+        InputError: Its file is invalid.
     """
     return _command(library.entry("trainers", name, field=field))
 
@@ -133,41 +134,41 @@ def _command(entry: library.Entry) -> TrainerCommand:
 
 
 def trainer_of(query: Query) -> TrainerCommand | None:
-    """The query's own command, or the registered one that it names."""
+    """Return the query's own command, or the registered one that it names."""
     return registered_trainer(query.trainer) if isinstance(query.trainer, str) else query.trainer
 
 
 def check_trainer(trainer: TrainerCommand) -> None:
-    """Raise InputError for a command that cannot be run, with the field and the fix."""
+    """Raise InputError for a command that cannot be run."""
     command = trainer.command
     if not command or not command[0]:
         raise InputError(
-            "trainer.command is empty; give the program and its arguments as a list",
+            "trainer.command is empty. Give the program and its arguments as a list.",
             field="trainer.command",
         )
     if len(command) > MAX_ARGUMENTS or any(
-        len(each) > MAX_CHARACTERS or "\0" in each for each in command
+        len(argument) > MAX_CHARACTERS or "\0" in argument for argument in command
     ):
         raise InputError(
-            f"trainer.command may have {MAX_ARGUMENTS} arguments of {MAX_CHARACTERS:,} characters, "
-            "none of them NUL",
+            f"trainer.command may have at most {MAX_ARGUMENTS} arguments of {MAX_CHARACTERS:,} "
+            "characters without NUL.",
             field="trainer.command",
         )
     if PLACEHOLDER.search(command[0]):
         raise InputError(
-            "trainer.command must begin with the program's own name", field="trainer.command"
+            "trainer.command must begin with the program's name.", field="trainer.command"
         )
     for name, value in trainer.environment.items():
         if not _VARIABLE.fullmatch(name) or len(value) > MAX_CHARACTERS or "\0" in value:
             raise InputError(
-                f"trainer.environment: {name[:80]!r} cannot be a variable",
+                f"trainer.environment: {name[:80]!r} is not a valid variable.",
                 field="trainer.environment",
             )
     file = trainer.metrics_file
     if file is not None and (not _FILE.fullmatch(file) or file in (".", "..") or file in RESERVED):
         raise InputError(
-            "trainer.metrics_file must be a name of letters, digits, . _ and - in the run's "
-            "folder, and not one of ours",
+            "trainer.metrics_file must be a file name of letters, digits, . _ and - in the run's "
+            "folder, and not a reserved name.",
             field="trainer.metrics_file",
         )
     for axis in trainer.axes or ():
@@ -179,26 +180,23 @@ def check_trainer(trainer: TrainerCommand) -> None:
                 field="trainer.axes",
                 code="unknown_key",
             )
-        if not tells(trainer, axis):
+        if not names_axis(trainer, axis):
             raise InputError(
-                f"trainer.axes: the command cannot vary {axis}: name {{{axis}}} in it, or leave "
-                f"{axis} out",
+                f"trainer.axes: the command cannot vary {axis}. Add {{{axis}}} to it, or remove "
+                f"{axis}.",
                 field="trainer.axes",
             )
     named = set(placeholders(command))
     for what in trainer.reducible:
-        if named.isdisjoint(followed := _followed(what)):
+        if named.isdisjoint(followed := _reduction_placeholders(what)):
             raise InputError(
-                f"trainer.reducible: the command cannot follow fewer {what}: name "
-                f"{{{followed[0]}}} in it, or leave {what} out",
-                field="trainer.reducible",
+                f"trainer.reducible: the command cannot run fewer {what}. Add "
+                f"{{{followed[0]}}} to it, or remove {what}.",
             )
 
 
 def check_varied(trainer: TrainerCommand, candidates: Candidates) -> None:
-    """Raise InputError if candidates differ in an axis that the command does not name: their runs
-    would be the same.
-    """
+    """Raise InputError if candidates differ in an axis that the command does not use."""
     for axis in AXES:
         columns = _COLUMNS.get(axis, (axis,))
         varied = (
@@ -206,22 +204,23 @@ def check_varied(trainer: TrainerCommand, candidates: Candidates) -> None:
             if len(candidates)
             else False
         )
-        if varied and axis not in _DERIVED and not tells(trainer, axis):
+        if varied and axis not in _DERIVED and not names_axis(trainer, axis):
             raise InputError(
-                f"the candidates differ in {axis}, which trainer.command does not name: add "
-                f"{{{axis}}} or "
-                f"{{{next(iter(special()))}}} to it, fix parallel.{axis} to one value, or leave "
-                f"{axis} out of trainer.axes",
+                f"The candidates differ in {axis}, which trainer.command does not use. Add "
+                f"{{{axis}}} or {{{next(iter(export_placeholders()))}}} to it, fix "
+                f"parallel.{axis} to one value, or remove {axis} from trainer.axes.",
                 field="trainer.command",
                 code="missing_field",
             )
 
 
-def varying(parallel: ParallelQuery, *, trainer: TrainerCommand, framework: str) -> ParallelQuery:
-    """Return a query's `parallel` with one value of each axis that the trainer leaves out of its
-    `axes`.
+def fix_other_axes(
+    parallel: ParallelQuery, *, trainer: TrainerCommand, framework: str
+) -> ParallelQuery:
+    """Return a query's `parallel` with a single value for each axis not in the trainer's `axes`.
 
-    Raises InputError where the query gives several.
+    Raises:
+        InputError: The query gives several values for such an axis.
     """
     if trainer.axes is None:
         return parallel
@@ -233,7 +232,7 @@ def varying(parallel: ParallelQuery, *, trainer: TrainerCommand, framework: str)
             continue
         if isinstance(value, tuple) and len(value) > 1:
             raise InputError(
-                f"the trainer does not vary {axis} (trainer.axes): give one value",
+                f"The trainer cannot vary {axis} (see trainer.axes). Give one value.",
                 field=f"parallel.{axis}",
                 code="fixed_axis",
             )
@@ -242,26 +241,26 @@ def varying(parallel: ParallelQuery, *, trainer: TrainerCommand, framework: str)
     return replace(parallel, **fixed)
 
 
-def tells(trainer: TrainerCommand, axis: str) -> bool:
-    """Whether the command names the axis, or an export, which has the whole configuration or is an
-    error.
-    """
+def names_axis(trainer: TrainerCommand, axis: str) -> bool:
+    """Return True if the command uses the axis, or an export of the whole configuration."""
     return any(
         name == axis or name.startswith(("flags:", "file:"))
         for name in placeholders(trainer.command)
     )
 
 
-def writes(trainer: TrainerCommand, *, problem: TrainingProblem, parallel: ParallelConfig) -> bool:
-    """Return whether the command has an export that says all of the configuration, and every one
-    that it has does.
-    """
-    named = {name: special()[name] for name in placeholders(trainer.command) if ":" in name}
+def exports_everything(
+    trainer: TrainerCommand, *, problem: TrainingProblem, parallel: ParallelConfig
+) -> bool:
+    """Return True if the command has exports and all of them support the configuration."""
+    named = {
+        name: export_placeholders()[name] for name in placeholders(trainer.command) if ":" in name
+    }
     setup = training_setup(problem, parallel)
     try:
-        for name, each in named.items():
-            write = each.flags if name.startswith("flags:") else each.write
-            assert write is not None  # `special` names no other
+        for name, export in named.items():
+            write = export.flags if name.startswith("flags:") else export.write
+            assert write is not None
             write(setup)
     except HpToolError:
         return False
@@ -269,7 +268,7 @@ def writes(trainer: TrainerCommand, *, problem: TrainingProblem, parallel: Paral
 
 
 def program_name(trainer: TrainerCommand) -> str:
-    """The script or module, else the program, under which measurements are stored."""
+    """Return the script, module or program name under which measurements are stored."""
     command = trainer.command
     scripts = [word for word in command if word.endswith(".py")]
     module = command[command.index("-m") + 1] if "-m" in command[:-1] else None
@@ -280,17 +279,20 @@ def program_name(trainer: TrainerCommand) -> str:
 def program(
     trainer: TrainerCommand, *, request: ProfileRequest, problem: TrainingProblem
 ) -> Program:
-    """The program of this request. Pure. Raises UnsupportedError if an export does not support the
-    configuration.
+    """Return the program for a request. Pure.
+
+    Raises:
+        UnsupportedError: An export does not support the configuration.
     """
-    named = {name: special()[name] for name in placeholders(trainer.command) if ":" in name}
-    reduced = replace(
-        problem, model=request.model, workload=request.training
-    )  # of a reduced run less than the problem
+    named = {
+        name: export_placeholders()[name] for name in placeholders(trainer.command) if ":" in name
+    }
+    # A reduced run has a smaller model or workload than the problem.
+    reduced = replace(problem, model=request.model, workload=request.training)
     setup = training_setup(reduced, request.parallel) if named else None
-    files = {name: each for name, each in named.items() if name.startswith("file:")}
+    files = {name: export for name, export in named.items() if name.startswith("file:")}
     values = _values(request, num_nodes=-(-request.num_gpus // problem.cluster.gpus_per_node))
-    values |= {name: each.file for name, each in files.items()}
+    values |= {name: export.file for name, export in files.items()}
     command: list[str] = []
     for argument in trainer.command:
         whole = PLACEHOLDER.fullmatch(argument)
@@ -300,7 +302,7 @@ def program(
                 setup,
                 fewer_layers=request.fidelity.num_hidden_layers is not None,
             )
-        elif (word := _filled(argument, values)) is not None:
+        elif (word := _fill(argument, values)) is not None:
             command.append(word)
     return Program(
         command=tuple(command),
@@ -311,35 +313,37 @@ def program(
             *((jobs.REQUEST,) if trainer.reducible else ()),
         ),
         files={
-            values[name]: each.write(setup)
-            for name, each in files.items()
-            if each.write is not None and setup is not None
+            values[name]: export.write(setup)
+            for name, export in files.items()
+            if export.write is not None and setup is not None
         },
     )
 
 
 def _flags(export: Export, setup: TrainingSetup, *, fewer_layers: bool) -> list[str]:
-    assert export.flags is not None  # `special` names no other
+    assert export.flags is not None
     more = export.fewer_layers(setup) if fewer_layers and export.fewer_layers is not None else []
     return export.flags(setup) + more
 
 
 def placeholders(command: tuple[str, ...]) -> Iterator[str]:
-    """The names of a command's placeholders, in order; `flags:` and `file:` with their format.
+    """Yield the names of a command's placeholders; `flags:` and `file:` with their format.
 
-    Raises InputError for an unknown one, with the nearest name, and for one that must be a whole
-    argument but is not.
+    Raises:
+        InputError: A placeholder is unknown, or must be a whole argument but is not.
     """
     for argument in command:
         for match in PLACEHOLDER.finditer(argument):
             name, rest = match["name"], match["rest"]
             whole = name + (rest if rest.startswith(":") else "")
-            if whole not in (NAMES if ":" not in whole else special()):
-                near = difflib.get_close_matches(whole, [*NAMES, *special()], n=1, cutoff=0.5)
+            if whole not in (NAMES if ":" not in whole else export_placeholders()):
+                near = difflib.get_close_matches(
+                    whole, [*NAMES, *export_placeholders()], n=1, cutoff=0.5
+                )
                 hint = (
                     f"did you mean {{{near[0]}}}?"
                     if near
-                    else f"known: {', '.join([*NAMES, *special()])}"
+                    else f"known: {', '.join([*NAMES, *export_placeholders()])}"
                 )
                 raise InputError(
                     f"trainer.command: unknown placeholder {match[0]}; {hint}",
@@ -349,14 +353,14 @@ def placeholders(command: tuple[str, ...]) -> Iterator[str]:
             if (rest.startswith("?") or name == "flags") and match[0] != argument:
                 raise InputError(
                     f"trainer.command: {match[0]} must be a whole argument, not part of "
-                    f"{argument[:80]!r}",
+                    f"{argument[:80]!r}.",
                     field="trainer.command",
                 )
             yield whole
 
 
 def _values(request: ProfileRequest, *, num_nodes: int) -> dict[str, Any]:
-    """The values of all names, other than flags and files."""
+    """Return the values of all placeholders except flags and files."""
     parallel, training, model = request.parallel, request.training, request.model
     batch = parallel.data_parallel_size * parallel.micro_batch_size
     values: dict[str, Any] = {name: getattr(parallel, name) for name in AXES}
@@ -380,8 +384,8 @@ def _values(request: ProfileRequest, *, num_nodes: int) -> dict[str, Any]:
     }
 
 
-def _filled(argument: str, values: Mapping[str, Any]) -> str | None:
-    """Return an argument with its values filled in; None if it is left out."""
+def _fill(argument: str, values: Mapping[str, Any]) -> str | None:
+    """Fill an argument's placeholders; return None if the argument is omitted."""
     whole = PLACEHOLDER.fullmatch(argument)
     if whole is not None and whole["rest"].startswith("?"):
         return whole["rest"][1:] if values[whole["name"]] not in (False, 0, None, "none") else None

@@ -1,4 +1,4 @@
-"""Runs of a trainer's command by any launcher, and what their logs measure."""
+"""Run a trainer's command with any launcher, and read measurements from its logs."""
 
 import statistics
 from dataclasses import replace
@@ -19,9 +19,7 @@ from hp_tool.questions.training.problem import TrainingProblem
 
 
 class TrainerLauncher:
-    """The Launcher port over another launcher, with the trainer's command in its plans and
-    measurements from its logs.
-    """
+    """Wraps a launcher: plans run the trainer's command, measurements come from its logs."""
 
     def __init__(
         self,
@@ -37,7 +35,7 @@ class TrainerLauncher:
             problem,
             settings,
         )
-        # All but `plan` and `fetch` is the launcher's own.
+        # Everything except `plan` and `fetch` is the launcher's.
         self.name, self.hardware, self.answers = launcher.name, launcher.hardware, launcher.answers
         self.describe, self.submit, self.find, self.poll = (
             launcher.describe,
@@ -56,17 +54,17 @@ class TrainerLauncher:
             self.lasted_s = launcher.lasted_s
 
     def plan(self, request: RunRequest, *, job_name: str) -> LaunchPlan:
-        """The launcher's plan. Raises UnsupportedError if an export does not support the
-        configuration.
+        """Plan the trainer's run.
+
+        Raises:
+            UnsupportedError: An export does not support the configuration.
         """
-        assert isinstance(request, ProfileRequest)  # a search over a trainer only runs trainings
-        own = program(self._trainer, request=request, problem=self._problem)
-        return self._launcher.plan(replace(request, program=own), job_name=job_name)
+        assert isinstance(request, ProfileRequest)  # searches over a trainer only run trainings
+        trainer_program = program(self._trainer, request=request, problem=self._problem)
+        return self._launcher.plan(replace(request, program=trainer_program), job_name=job_name)
 
     def fetch(self, handle: str) -> Measurement:
-        """The measurement of the trainer's log, or of its result.json if it writes one as the
-        profiler does.
-        """
+        """Return the measurement from the trainer's log, or from its result.json."""
         ended = self._launcher.fetch(handle)
         file = self._trainer.metrics_file
         facts = read_log(self.output(handle, name=file).splitlines(), reader=self._trainer.reader)
@@ -79,7 +77,7 @@ class TrainerLauncher:
         workload, num_gpus = self._problem.workload, self._problem.cluster.num_gpus
         if self._trainer.reducible:
             text = self.output(handle, name=jobs.REQUEST)
-            if not text:  # whatever took it says how the run ended
+            if not text:  # `ended` explains how the run ended
                 return ended
             request = jobs.request_json().validate_json(text)
             assert isinstance(request, ProfileRequest)
@@ -97,12 +95,18 @@ def measurement(
     num_gpus: int,
     settings: SearchSettings,
 ) -> Measurement:
-    """The run's numbers if its log has enough of them, else `ended` with the cause.
+    """Return the run's measurement if its log has enough figures, else `ended` with the cause.
 
-    `ended` is the launcher's measurement of a job without a result of its own. Steps that started
-    before the end of the warm-up are left out; a figure that is a mean over several steps counts as
-    all of them. A job that printed all its steps is measured however it ended; one that exited or
-    reached its time limit earlier, by the steps it printed.
+    Steps that started during the warm-up are left out; a mean over several steps counts as all of
+    them. A job that printed all its steps is measured however it ended; one that exited or timed
+    out earlier, by the steps it printed.
+
+    Args:
+        facts: Figures of the log.
+        ended: The launcher's measurement of a job without its own result.
+        workload: The training.
+        num_gpus: Number of devices.
+        settings: Steps and warm-up steps of the search.
     """
     if ended.status in ("ok", "preempted"):
         return ended
@@ -117,13 +121,12 @@ def measurement(
         return replace(ended, status="oom", cause=facts.out_of_memory_line, exit_code=None)
     if not times_s and ended.exit_code == 0:
         no_steps = (
-            f"the trainer ended by itself and printed no step after the {settings.warmup_steps} of "
-            "the warm-up: let it print "
-            "every step and run {train_iters} of them"
+            f"the trainer ended and printed no step after the {settings.warmup_steps} warm-up "
+            "steps. Make it print every step and run {train_iters} steps"
         )
         unread = (
-            "the trainer ended by itself and printed no step that trainer.reader recognises; "
-            "is it the right reader?"
+            "the trainer ended and printed no step that trainer.reader recognizes. Is it the right "
+            "reader?"
         )
         return replace(ended, cause=no_steps if printed_s else unread)
     if not times_s or not (done or ended.exit_code == 0 or ended.status == "timeout"):
@@ -155,13 +158,12 @@ def measurement(
         return checked(run, field="log")
     except InputError as error:
         return replace(
-            ended, status="crashed", cause=f"the trainer's log cannot be believed: {error.message}"
+            ended, status="crashed", cause=f"the trainer's log is invalid: {error.message}"
         )
 
 
 def _spans(ends_at: list[int], *, count: int) -> list[tuple[int, int]]:
-    """(steps done before, steps done after) for each figure; one step each if the trainer does not
-    number them.
+    """Return (steps before, steps after) of each figure; one step each without step numbers.
 
     The first figure spans at most as many steps as the second, so that a run from a checkpoint
     counts from its own start.

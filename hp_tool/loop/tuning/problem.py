@@ -16,11 +16,11 @@ from hp_tool.cluster.launchers import check_known
 from hp_tool.cluster.trainers.command import (
     check_trainer,
     check_varied,
+    exports_everything,
+    fix_other_axes,
+    names_axis,
     program_name,
-    tells,
     trainer_of,
-    varying,
-    writes,
 )
 from hp_tool.cost.candidates import MOE_ACT, PER_OP, Candidates
 from hp_tool.domain.digests import problem_digest
@@ -118,12 +118,14 @@ def resolve_training_search(query: Query) -> TrainingProblem:
             raise UnsupportedError(
                 f"search.{name} is the built-in profiler's, not a trainer's", field=f"search.{name}"
             )
-        parallel = varying(problem.parallel, trainer=trainer, framework=problem.workload.framework)
+        parallel = fix_other_axes(
+            problem.parallel, trainer=trainer, framework=problem.workload.framework
+        )
         problem = replace(problem, parallel=parallel)
         varied = trainer.axes is None or "moe_token_dispatcher_type" in trainer.axes
         return (
             problem
-            if varied and tells(trainer, "moe_token_dispatcher_type")
+            if varied and names_axis(trainer, "moe_token_dispatcher_type")
             else _with_one_dispatcher(problem)
         )
     check_profiled(problem.cluster.gpu)
@@ -243,7 +245,7 @@ def _runs(
 ) -> bool:
     """Whether the trainer can be told all of a configuration, or the profiler runs it."""
     if trainer is not None:
-        return writes(trainer, problem=problem, parallel=parallel)
+        return exports_everything(trainer, problem=problem, parallel=parallel)
     if any(
         unprofiled(model=problem.model, training=problem.workload, gpu=problem.cluster.gpu.name)
     ):

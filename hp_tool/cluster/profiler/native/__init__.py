@@ -1,3 +1,1 @@
-"""The second engine, plain torch: FSDP2, DTensor tensor parallelism, torch's pipelining and
-checkpointing. No Megatron here.
-"""
+"""Engine in plain torch without Megatron: FSDP2, DTensor tensor parallelism, torch pipelining."""

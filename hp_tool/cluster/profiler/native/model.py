@@ -1,4 +1,4 @@
-"""A decoder in plain torch, as small as it can be read: pre-norm blocks of attention and MLP."""
+"""A small decoder in plain torch: pre-norm blocks of attention and MLP."""
 
 import torch
 from torch import nn
@@ -10,9 +10,7 @@ _ROTARY_BASE = 10_000.0
 
 
 class Decoder(nn.Module):
-    """The layers `first` to `last` of a model; the first stage embeds, the last has the output
-    layer.
-    """
+    """A range of a model's layers; the first stage has the embedding, the last the output layer."""
 
     def __init__(self, model: ModelSpec, *, layers: range, sequence_length: int) -> None:
         super().__init__()
@@ -29,9 +27,7 @@ class Decoder(nn.Module):
         self.output = nn.Linear(width, model.vocab_size, bias=False) if is_last else None
 
     def tie(self) -> None:
-        """Make the output layer's weight the embedding's, where the model wants it and both are
-        here.
-        """
+        """Tie the output layer's weight to the embedding if the model does and both are here."""
         if (
             self.model.tie_word_embeddings
             and self.embedding is not None
@@ -40,11 +36,11 @@ class Decoder(nn.Module):
             self.output.weight = self.embedding.weight
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[b, s] tokens, or [b, s, h] from the stage before -> [b, s, h], or [b, s, V] logits."""
+        """Map [b, s] tokens or [b, s, h] activations to [b, s, h], or to [b, s, V] logits."""
         if self.embedding is not None:
             x = self.embedding(x)
             if self.positions is not None:
-                # Of the whole row: under sequence parallelism each rank keeps its share of both.
+                # Angles of the whole row: with sequence parallelism each rank keeps its share.
                 x = x + self.positions(torch.arange(self.length, device=x.device))
         for layer in self.layers.values():
             x = layer(x)
@@ -66,7 +62,7 @@ class Block(nn.Module):
 
 
 class Attention(nn.Module):
-    """Causal, fused, with grouped keys; under tensor parallelism each rank has whole heads."""
+    """Causal fused attention with grouped keys; tensor-parallel ranks have whole heads."""
 
     def __init__(self, model: ModelSpec) -> None:
         super().__init__()
@@ -123,9 +119,7 @@ def _norm(model: ModelSpec, width: int) -> nn.Module:
 
 
 def _rotate(x: torch.Tensor) -> torch.Tensor:
-    """[b, heads, s, d] turned by its places' angles (arXiv 2104.09864), the halves of a head
-    paired.
-    """
+    """Rotate [b, heads, s, d] by position (RoPE, arXiv 2104.09864), pairing halves of a head."""
     half = x.shape[-1] // 2
     speeds = _ROTARY_BASE ** (-torch.arange(half, device=x.device, dtype=torch.float32) / half)
     angles = torch.arange(x.shape[2], device=x.device, dtype=torch.float32)[:, None] * speeds

@@ -1,7 +1,8 @@
-"""The plain-torch engine: real optimizer steps, and before them the model divided into pipeline
-stages, its matrices over a tensor-parallel mesh, its parameters by FSDP, with recomputation. A
-layer is materialised, filled and sharded before the next one, so that no rank ever has the whole
-model.
+"""The plain-torch engine: divide the model, then run optimizer steps.
+
+The model is divided into pipeline stages, its matrices over a tensor-parallel mesh, its parameters
+by FSDP, with recomputation. Layers are materialized, filled and sharded one by one, so no rank ever
+has the whole model.
 """
 
 import itertools
@@ -54,7 +55,7 @@ _KEPT = {
 
 
 def train(request: ProfileRequest, *, device: torch.device) -> steps.Steps:
-    """Build the model and run the steps. Raises ArithmeticError if a loss is not finite."""
+    """Build the model and run the steps; raise ArithmeticError if a loss is not finite."""
     mesh = make_mesh(request, device=device)
     stages = build_stages(request, mesh, device=device)
     parameters = [parameter for _, stage in stages for parameter in stage.parameters()]
@@ -81,9 +82,7 @@ def train(request: ProfileRequest, *, device: torch.device) -> steps.Steps:
 
 
 class _Plain:
-    """Micro-batches one after another; gradients are reduced after each one, so that they stay
-    sharded.
-    """
+    """Runs micro-batches one by one; gradients are reduced after each, so they stay sharded."""
 
     def __init__(self, request: ProfileRequest, model: Decoder) -> None:
         self.size, self.model = request.parallel.micro_batch_size, model
@@ -99,9 +98,7 @@ class _Plain:
 
 
 class _Pipeline:
-    """torch's own schedules over this rank's stages; only the ranks of the last stage know the
-    loss.
-    """
+    """Runs torch's schedules over this rank's stages; only the last stage's ranks have the loss."""
 
     def __init__(
         self,
@@ -136,8 +133,9 @@ class _Pipeline:
 
 @torch.no_grad()
 def _clip(parameters: list[torch.nn.Parameter], mesh: DeviceMesh, *, max_norm: float) -> float:
-    """Scale all gradients so that their norm is at most `max_norm`, and return it. Operations
-    cannot mix different meshes.
+    """Scale gradients to a norm of at most `max_norm`; return the norm before.
+
+    Meshes are handled separately, because operations cannot mix them.
     """
     by_mesh: dict[Any, list[torch.Tensor]] = defaultdict(list)
     for parameter in parameters:
@@ -162,9 +160,7 @@ def _loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 
 
 def _rows(request: ProfileRequest, mesh: DeviceMesh, *, device: torch.device) -> torch.Tensor:
-    """[B / d, s + 1] tokens of this data-parallel rank; a row depends only on the seed and its
-    number.
-    """
+    """Return this rank's [B / d, s + 1] tokens; a row depends only on the seed and its number."""
     d = request.parallel.data_parallel_size
     rank = (
         mesh["replicate"].get_local_rank() * mesh["shard"].size() + mesh["shard"].get_local_rank()
@@ -174,7 +170,7 @@ def _rows(request: ProfileRequest, mesh: DeviceMesh, *, device: torch.device) ->
 
 
 def make_mesh(request: ProfileRequest, *, device: torch.device) -> DeviceMesh:
-    """Pipeline outermost, then replicas, shards and, innermost, tensor parallelism."""
+    """Create the mesh: pipeline outermost, then replicas, shards and tensor parallelism."""
     parallel = request.parallel
     shards = parallel.data_parallel_shard_size or parallel.data_parallel_size
     replicas = parallel.data_parallel_size // shards
@@ -185,7 +181,7 @@ def make_mesh(request: ProfileRequest, *, device: torch.device) -> DeviceMesh:
 def build_stages(
     request: ProfileRequest, mesh: DeviceMesh, *, device: torch.device
 ) -> list[tuple[int, Decoder]]:
-    """(number, model) of this rank's stages: every p-th of p v."""
+    """Build (number, model) of this rank's stages: every p-th of p v."""
     parallel, model = request.parallel, request.model
     p = parallel.pipeline_parallel_size
     counts = chunk_layers(
@@ -222,8 +218,9 @@ def _distribute(
 
 
 def _recompute(layer: nn.Module, request: ProfileRequest) -> None:
-    """Recompute a layer: per_layer keeps only its input; per_op keeps attention, reduce-scatters
-    and every second matmul, as torchtitan does.
+    """Recompute a layer: per_layer stores its input only; per_op as torchtitan does.
+
+    per_op stores attention, reduce-scatters and every second matmul.
     """
     name = recompute_name(request.parallel.recompute)
     if name == "none":
@@ -233,7 +230,7 @@ def _recompute(layer: nn.Module, request: ProfileRequest) -> None:
 
 
 def _per_op() -> Any:
-    """Forward and recomputation see the same matmuls, so each counts its own."""
+    """Return contexts that count matmuls separately in the forward pass and the recomputation."""
     counters = {False: itertools.count(), True: itertools.count()}
 
     def policy(context: Any, operation: Any, *_: Any, **__: Any) -> CheckpointPolicy:
@@ -253,7 +250,7 @@ def _ends(decoder: Decoder) -> list[nn.Module]:
 
 
 def _ends_plan(decoder: Decoder, sequence_parallel: bool) -> dict[str, ParallelStyle]:
-    """Vocabulary-parallel embedding and output layer; logits are gathered for the loss."""
+    """Return the plan of a vocabulary-parallel embedding and output layer with gathered logits."""
     hidden = Shard(1) if sequence_parallel else Replicate()
     plan: dict[str, ParallelStyle] = {}
     if decoder.embedding is not None:
@@ -270,16 +267,14 @@ def _ends_plan(decoder: Decoder, sequence_parallel: bool) -> dict[str, ParallelS
 
 
 def _layer_plan(layer: nn.Module, sequence_parallel: bool) -> dict[str, ParallelStyle]:
-    """Column- then row-parallel matrices; with sequence parallelism, norms on a share of the
-    rows.
-    """
+    """Return the plan of column- then row-parallel matrices, and sequence-parallel norms."""
     out = RowwiseParallel(output_layouts=Shard(1) if sequence_parallel else Replicate())
     plan: dict[str, ParallelStyle] = {f"attention.{name}": ColwiseParallel() for name in "qkv"}
     plan |= {"attention.out": out, "mlp.up": ColwiseParallel(), "mlp.down": out}
     if layer.mlp.gate is not None:
         plan["mlp.gate"] = ColwiseParallel()
     if not isinstance(layer.attention.q_norm, nn.Identity):
-        # Each rank has its heads alone, [b, heads, s, d]: the norms' gradients are sums over the
+        # Each rank has its own heads, [b, heads, s, d], so the norms' gradients are sums over
         # ranks.
         plan |= {
             f"attention.{name}_norm": SequenceParallel(sequence_dim=1, use_local_output=True)
@@ -299,9 +294,7 @@ def _layer_plan(layer: nn.Module, sequence_parallel: bool) -> dict[str, Parallel
 
 
 def _fsdp_options(request: ProfileRequest, mesh: DeviceMesh) -> dict[str, object]:
-    """ZeRO 3 frees gathered weights after the forward pass, ZeRO 2 keeps them until the backward
-    pass is over.
-    """
+    """Return FSDP options: ZeRO 3 frees gathered weights after the forward pass."""
     half = request.training.precision == "bf16"
     policy = (
         MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
@@ -325,13 +318,11 @@ def _materialise(
     device: torch.device,
     only: Iterable[nn.Module] | None = None,
 ) -> None:
-    """Give a module memory and values that depend on its parameters' names alone, not on how the
-    model is divided.
-    """
+    """Materialize a module with values that depend only on its parameters' names."""
     for each in [module] if only is None else only:
         each.to_empty(device=device)
     if isinstance(module, Decoder):
-        module.tie()  # not before: memory is given to each module's own parameters
+        module.tie()  # not earlier: memory is allocated per module parameter
     for name, parameter in module.named_parameters(prefix=prefix):
         if parameter.device.type == "meta" or (only is not None and ".layers." in f".{name}"):
             continue
@@ -346,9 +337,7 @@ def _materialise(
 
 
 def _values(name: str, shape: torch.Size, request: ProfileRequest) -> torch.Tensor:
-    """Normal matrices, the residual ones narrower by depth; vectors one (norms) or zero
-    (biases).
-    """
+    """Return initial values: normal matrices (residual ones scaled by depth), norms 1, biases 0."""
     if len(shape) == 1:
         return torch.zeros(shape) if name.endswith("bias") else torch.ones(shape)
     residual = "attention.out" in name or "mlp.down" in name
