@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from hp_tool.cost.arrays import Floats, anywhere, column
+from hp_tool.cost.arrays import Floats, Ints, anywhere, column
 from hp_tool.cost.block import LayerTime
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.case import TrainingCase
@@ -130,12 +130,13 @@ def time_parts(
     )
 
 
-def _devices(case: TrainingCase, c: Candidates, pipeline: Pipeline) -> int:
+def _devices(case: TrainingCase, c: Candidates, pipeline: Pipeline) -> Ints:
     """Return the devices of the job; a part of a pipeline is on as large a share of them."""
     own = case.cluster.num_gpus
     if pipeline.part is None:
         return own
-    return round(float(np.max(own * c.pipeline_parallel_size / pipeline.part)))
+    devices: Ints = np.rint(own * c.pipeline_parallel_size / pipeline.part).astype(np.int64)
+    return devices
 
 
 def _offload_seconds(

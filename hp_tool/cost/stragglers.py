@@ -7,7 +7,9 @@ from __future__ import annotations
 import functools
 from statistics import NormalDist
 
-from hp_tool.cost.arrays import Floats, Ints, where
+import numpy as np
+
+from hp_tool.cost.arrays import Floats, Ints, anywhere, where
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.case import TrainingCase
 
@@ -15,14 +17,22 @@ SERVER_GPUS = 8
 """Devices of the servers that the other constants were measured on, whose waits these include."""
 
 
-@functools.cache
-def deviations_of_slowest(devices: int) -> float:
+def deviations_of_slowest(devices: Ints) -> Floats:
     """Return how many standard deviations the slowest of so many devices is expected to be above
     their mean, beyond the slowest of one server.
 
     The expected maximum of n normal values by Blom's approximation, F^-1((n - 3/8) / (n + 1/4))
     (Statistical Estimates and Transformed Beta-Variables, 1958).
     """
+    if isinstance(devices, int):
+        return _beyond_a_server(devices)
+    counts, places = np.unique(devices, return_inverse=True)
+    beyond: Floats = np.array([_beyond_a_server(int(n)) for n in counts], dtype=np.float64)[places]
+    return beyond
+
+
+@functools.cache
+def _beyond_a_server(devices: int) -> float:
     if devices <= SERVER_GPUS:
         return 0.0
     return _expected_maximum(devices) - _expected_maximum(SERVER_GPUS)
@@ -37,7 +47,7 @@ def straggler_share(
     case: TrainingCase,
     candidates: Candidates,
     micro_batches: Floats,
-    devices: int,
+    devices: Ints,
     run: Ints | int = 1,
 ) -> Floats:
     """Return the seconds that all devices wait for the slowest one, per second of compute.
@@ -56,7 +66,7 @@ def straggler_share(
     """
     framework, workload = case.profile.framework, case.workload
     z = deviations_of_slowest(devices)
-    if z == 0.0 or not (framework.device_log_sd or framework.micro_batch_log_sd):
+    if not anywhere(z > 0.0) or not (framework.device_log_sd or framework.micro_batch_log_sd):
         return 0.0
     delayed = workload.precision == "fp8" and workload.fp8_recipe in (None, "delayed")
     zero = candidates.zero_stage

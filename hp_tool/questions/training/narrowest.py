@@ -9,6 +9,7 @@ from typing import Any
 from hp_tool.domain.query import Query
 from hp_tool.domain.releases import LATEST, is_later
 from hp_tool.domain.result import Estimate, Narrowest
+from hp_tool.errors import HpToolError
 from hp_tool.questions.training.evaluate import resolve_configuration
 from hp_tool.questions.training.problem import TrainingProblem, resolve_training
 from hp_tool.questions.training.releases import release_variance
@@ -38,7 +39,10 @@ def with_narrowest(
         named = {"recipe": settings["training.recipe"]}
     for values in filter(None, (named, recorded and named | recorded)):
         naming = replace(query, training=replace(query.training, **values))
-        resolved = resolve_configuration(naming)
+        try:
+            resolved = resolve_configuration(naming)
+        except HpToolError:  # the recipe has a setting that the query's own rule out
+            continue
         narrowed = as_usual(
             resolved.estimate(with_fixes=False), query=naming, problem=resolved.problem
         ).intervals
