@@ -177,10 +177,11 @@ def _deepspeed(line: str, facts: LogFacts) -> None:
 
 
 def _trainer(line: str, facts: LogFacts) -> None:
-    """Hugging Face's Trainer at its end, and its state file: {'train_samples_per_second': 1.147,
-    'train_steps_per_second': 0.005, ...}; ms-swift at each log: {'loss': 1.6,
-    'global_step/max_steps': '15/94', 'memory(GiB)': 5.64, 'train_speed(iter/s)': 0.49}, the mean
-    speed since the start.
+    """Read the final lines of Hugging Face's Trainer, its state file, and ms-swift's log lines.
+
+    Trainer: {'train_samples_per_second': 1.147, 'train_steps_per_second': 0.005, ...}. ms-swift:
+    {'loss': 1.6, 'global_step/max_steps': '15/94', 'memory(GiB)': 5.64, 'train_speed(iter/s)':
+    0.49}, where the speed is the mean since the start.
     """
 
     def entry(name: str) -> float | None:
@@ -191,7 +192,7 @@ def _trainer(line: str, facts: LogFacts) -> None:
         facts.add("step_s", 1.0 / rate, step=step)
     elif (seconds := entry("train_speed(s/it)")) is not None:
         facts.add("step_s", seconds, step=step)
-    if (steps := entry("train_steps_per_second")) is not None and steps >= LEAST_PRINTED_RATE:
+    if (steps := entry("train_steps_per_second")) is not None and steps >= MIN_PRINTED_RATE:
         facts.add("step_s", 1.0 / steps, step=None)
     if (rate := entry("train_samples_per_second")) is not None:
         facts.add("samples_per_second", rate, step=None)
@@ -199,13 +200,14 @@ def _trainer(line: str, facts: LogFacts) -> None:
     facts.loss(entry("loss"))
 
 
-LEAST_PRINTED_RATE = 0.1
-"""Steps a second below which the Trainer's three decimals say less than its samples a second."""
+MIN_PRINTED_RATE = 0.1
+"""Steps per second below which three decimals are less precise than the samples per second."""
 
 
 def _torchtune(line: str, facts: LogFacts) -> None:
-    """Step 10 | loss:1.57 lr:2e-05 tokens_per_second_per_gpu:5123.4 peak_memory_alloc:12.3
-    peak_memory_reserved:13.4; GiB.
+    """Read `Step 10 | loss:1.57 lr:2e-05 tokens_per_second_per_gpu:5123.4 peak_memory_alloc:12.3`.
+
+    Memory, also `peak_memory_reserved:13.4`, is in GiB.
     """
     step = re.match(r"Step (\d+) \|", line)
     if step is None:
@@ -295,15 +297,15 @@ def read_log(lines: Iterable[str], *, reader: str) -> LogFacts:
 
 @dataclass(slots=True, kw_only=True)
 class ServerStart:
-    """Memory that an engine reports when it starts, of one device."""
+    """Memory of one device, as reported by an engine at startup."""
 
     weights_bytes: float | None = None
     kv_cache_bytes: float | None = None
-    """For keys and values; SGLang's two halves together."""
+    """Size of the KV cache; SGLang reports keys and values separately."""
     kv_cache_tokens: int | None = None
-    """Of one replica."""
+    """Capacity of one replica."""
     graphs_bytes: float | None = None
-    """Taken by CUDA graphs."""
+    """Memory used by CUDA graphs."""
 
 
 _STARTS: tuple[tuple[str, str, float], ...] = (
@@ -316,12 +318,12 @@ _STARTS: tuple[tuple[str, str, float], ...] = (
     ("kv_cache_bytes", rf"KV Cache is allocated\..*?KV size: {_NUMBER} GB", GIB),
     ("graphs_bytes", rf"Capture cuda graph end\..*?mem usage={_NUMBER} GB", GIB),
 )
-"""Lines of vLLM (v1) and SGLang, whose GB are 2**30 bytes."""
+"""Startup lines of vLLM (v1) and SGLang, whose GB are 2**30 bytes."""
 _HALVES = re.compile(rf"KV Cache is allocated\..*?K size: {_NUMBER} GB, V size: {_NUMBER} GB")
 
 
 def read_server_start(lines: Iterable[str]) -> ServerStart:
-    """Return what vLLM or SGLang reports when it starts; the first device's figures."""
+    """Read memory figures that vLLM or SGLang prints at startup, of the first device."""
     start = ServerStart()
     for raw in lines:
         line = _COLOUR.sub("", raw[:MAX_LINE])

@@ -262,7 +262,7 @@ class Messages:
         Args:
             groups: Groups listed in the trace, by name; `part` is empty if unknown.
         """
-        made = tuple(self._group(label, groups) for label in self._labels)
+        made = tuple(self._resolve_group(label, groups) for label in self._labels)
         operation, label = self.operation.array(), self.label.array()
         size = self.size_bytes.array()
         members = np.array([max(len(group.ranks), 1) for group in made] or [1])
@@ -275,7 +275,7 @@ class Messages:
             event=self.event.array(), operation=operation, group=label, size_bytes=size
         ), made
 
-    def _group(self, label: tuple[Any, ...], groups: Mapping[str, Group]) -> Group:
+    def _resolve_group(self, label: tuple[Any, ...], groups: Mapping[str, Group]) -> Group:
         """Return a label's group.
 
         If its ranks were not recorded, use those of the first listed group of its part, as

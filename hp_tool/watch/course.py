@@ -68,7 +68,7 @@ def course_of(record: WatchRecord, sources: Iterable[WatchSource]) -> Course:
             Stretch(
                 first_step=number(regime.first),
                 last_step=number(end),
-                pace=_pace(regime, job.log_batch),
+                pace=_regime_pace(regime, job.log_batch),
             )
             for regime, end in zip(regimes, ends, strict=True)
         ),
@@ -77,6 +77,6 @@ def course_of(record: WatchRecord, sources: Iterable[WatchSource]) -> Course:
     )
 
 
-def _pace(regime: Regime, log_batch: float) -> Pace:
+def _regime_pace(regime: Regime, log_batch: float) -> Pace:
     low, high = math.exp(regime.low + log_batch), math.exp(regime.high + log_batch)
     return Pace(step_s=math.exp(regime.log_s + log_batch), interval=(low, high))

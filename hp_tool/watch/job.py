@@ -228,13 +228,15 @@ class Job:
             return Verdict(status="learning", **counts)
         before = min(self.changes.past, key=lambda regime: regime.log_s, default=None)
         slowdown = (
-            None if before is None else self._slowdown(before, now) or self._recurring(before, now)
+            None
+            if before is None
+            else self._find_slowdown(before, now) or self._find_recurring_slowdown(before, now)
         )
         batch = self.log_batch
         lag = (
             None
             if expected is None or not self._comparable(expected)
-            else _lag(now, expected, batch=batch)
+            else _find_lag(now, expected, batch=batch)
         )
         causes: tuple[Cause, ...] = ()
         if slowdown is not None:
@@ -251,12 +253,12 @@ class Job:
             else "slower_than_it_should_be"
             if lag
             else "as_expected",
-            now=_pace(now, batch=batch),
-            was=None if before is None else _pace(before, batch=batch),
+            now=_regime_pace(now, batch=batch),
+            was=None if before is None else _regime_pace(before, batch=batch),
             slowdown=slowdown,
             lag=lag,
             causes=causes,
-            loss_per_day=None if factor is None else _loss(factor, expected),
+            loss_per_day=None if factor is None else _daily_loss(factor, expected),
             **counts,
         )
         return replace(verdict, text=sentences(verdict))
@@ -287,7 +289,7 @@ class Job:
             return True
         return abs(self.newest_work / expected.samples - 1.0) < BATCH_TOLERANCE
 
-    def _slowdown(self, before: Regime, now: Regime) -> Slowdown | None:
+    def _find_slowdown(self, before: Regime, now: Regime) -> Slowdown | None:
         """Return the slowdown against the fastest earlier pace; None if the job recovered."""
         log, reach = now.log_s - before.log_s, math.hypot(_half_width(now), _half_width(before))
         slower = [regime for regime in self.changes.regimes if regime.first > before.first]
@@ -306,7 +308,7 @@ class Job:
             log, reach, first=first, now=now, shape="growing" if growing else "sudden"
         )
 
-    def _recurring(self, before: Regime, now: Regime) -> Slowdown | None:
+    def _find_recurring_slowdown(self, before: Regime, now: Regime) -> Slowdown | None:
         """Return the slowdown by recurring slow steps or bursts while the median is unchanged.
 
         Bursts recur if two slow regimes have ended, and the time since the last is at most
@@ -393,13 +395,13 @@ def _min_log_slowdown() -> float:
     return math.log1p(assumed().watch.least_slowdown) / 2.0
 
 
-def _pace(regime: Regime, *, batch: float = 0.0) -> Pace:
+def _regime_pace(regime: Regime, *, batch: float = 0.0) -> Pace:
     """Return the pace of a regime; `batch` is ln of the newest step's work over the first one's."""
     low, high = math.exp(regime.low + batch), math.exp(regime.high + batch)
     return Pace(step_s=math.exp(regime.log_s + batch), interval=(low, high))
 
 
-def _lag(now: Regime, expected: Expected, *, batch: float = 0.0) -> Lag | None:
+def _find_lag(now: Regime, expected: Expected, *, batch: float = 0.0) -> Lag | None:
     """Return how much slower than expected the job is; None if chance may explain it.
 
     The threshold is `Watch.unlikely_sds`.
@@ -415,7 +417,7 @@ def _lag(now: Regime, expected: Expected, *, batch: float = 0.0) -> Lag | None:
     )
 
 
-def _loss(factor: float, expected: Expected | None) -> Loss:
+def _daily_loss(factor: float, expected: Expected | None) -> Loss:
     hours = SECONDS_PER_DAY / SECONDS_PER_HOUR * (1.0 - 1.0 / factor)
     if expected is None:
         return Loss(hours=hours)

@@ -44,7 +44,7 @@ def causes_of(
                 kind="some_ranks",
                 ranks=names,
                 hosts=slow_hosts,
-                text=f"{_ranks(names, len(ranks))}{_on(slow_hosts)}: compute time "
+                text=f"{_rank_list(names, len(ranks))}{_host_suffix(slow_hosts)}: compute time "
                 f"{math.expm1(slow[0][1]):+.0%} (other ranks: {math.expm1(typical):+.0%})",
             )
         )
@@ -77,14 +77,14 @@ def causes_of(
     return tuple(causes)
 
 
-def _ranks(names: tuple[int, ...], all_ranks: int) -> str:
+def _rank_list(names: tuple[int, ...], all_ranks: int) -> str:
     shown = ", ".join(map(str, names[:MAX_NAMED_RANKS])) + (
         f" and {len(names) - MAX_NAMED_RANKS} more" if len(names) > MAX_NAMED_RANKS else ""
     )
     return f"rank {shown} of {all_ranks}" if len(names) == 1 else f"ranks {shown} of {all_ranks}"
 
 
-def _on(hosts: tuple[str, ...]) -> str:
+def _host_suffix(hosts: tuple[str, ...]) -> str:
     return f" on {', '.join(hosts[:MAX_NAMED_RANKS])}" if hosts else ""
 
 
@@ -115,7 +115,8 @@ def sentences(verdict: Verdict) -> tuple[str, ...]:
     if lag is not None and expected is not None and now is not None:
         lines.append(
             f"slower than it should be: {_percent(lag.factor, lag.interval)} "
-            f"({duration(now.step_s)} a step, {duration(expected.step_s)} expected{_of(expected)})"
+            f"({duration(now.step_s)} a step, {duration(expected.step_s)} expected"
+            f"{_layout_suffix(expected)})"
         )
     if (loss := verdict.loss_per_day) is not None:
         money = "" if loss.cost is None else f", ${loss.cost:,.0f}"
@@ -149,7 +150,7 @@ def faster_words(verdict: Verdict) -> str:
     query = ". Is the query for another job?" if doubts_query(verdict) else ""
     between = (
         f"{duration(now.step_s)} a step, {duration(expected.step_s)} expected ({low} to "
-        f"{high}){_of(expected)}"
+        f"{high}){_layout_suffix(expected)}"
     )
     return f"{times(expected.step_s / now.step_s)} as fast as expected: {between}{query}"
 
@@ -162,7 +163,7 @@ def doubts_query(verdict: Verdict) -> bool:
     return now.interval[1] < expected.interval[0] and expected.step_s > DOUBTED_SPEEDUP * now.step_s
 
 
-def _of(expected: Expected) -> str:
+def _layout_suffix(expected: Expected) -> str:
     return f" of {expected.layout}" if expected.layout else ""
 
 

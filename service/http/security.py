@@ -148,7 +148,7 @@ class RateLimits:
         self._clock = clock
         self._buckets: dict[str, tuple[float, float]] = {}
 
-    def take(self, who: str, *, per_second: float, tokens: float = 1.0) -> None:
+    def take(self, bucket: str, *, per_second: float, tokens: float = 1.0) -> None:
         """Take tokens from a bucket.
 
         tokens = min(capacity, tokens + elapsed x per_second), capacity = max(1, BURST_S x
@@ -159,18 +159,18 @@ class RateLimits:
         """
         capacity = max(1.0, BURST_S * per_second)
         now = self._clock()
-        if who not in self._buckets and len(self._buckets) >= MAX_BUCKETS:
+        if bucket not in self._buckets and len(self._buckets) >= MAX_BUCKETS:
             self._buckets.clear()
-        left, seen = self._buckets.get(who, (capacity, now))
+        left, seen = self._buckets.get(bucket, (capacity, now))
         left = min(capacity, left + (now - seen) * per_second)
         if left < 1.0:
-            self._buckets[who] = left, now
+            self._buckets[bucket] = left, now
             raise LimitError(
-                f"Rate limit: {who} may send {per_second:g} requests per second. Send many "
+                f"Rate limit: {bucket} may send {per_second:g} requests per second. Send many "
                 "queries as one POST /v1/batch.",
                 retry_after_s=(1.0 - left) / per_second,
             )
-        self._buckets[who] = left - tokens, now
+        self._buckets[bucket] = left - tokens, now
 
 
 def check_host(headers: Headers, accepted: Set[str]) -> None:

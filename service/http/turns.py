@@ -38,18 +38,18 @@ class Turns:
         finally:
             self._end(owner)
 
-    async def _wait(self, who: str) -> None:
+    async def _wait(self, turn_key: str) -> None:
         granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(who, deque()).append(granted)
+        self._waiting.setdefault(turn_key, deque()).append(granted)
         self._grant()
         try:
             async with asyncio.timeout(self._max_wait_s):
                 await granted
         except BaseException as error:
             if granted.done() and not granted.cancelled():  # granted at the same moment
-                self._end(who)
+                self._end(turn_key)
             else:
-                self._leave(who, granted)
+                self._leave(turn_key, granted)
             if not isinstance(error, TimeoutError):
                 raise
             raise LimitError(
@@ -68,28 +68,28 @@ class Turns:
                 return
             self._start(next_key)
 
-    def _start(self, who: str) -> None:
-        granted = self._waiting[who].popleft()
-        if not self._waiting[who]:
-            del self._waiting[who]
+    def _start(self, turn_key: str) -> None:
+        granted = self._waiting[turn_key].popleft()
+        if not self._waiting[turn_key]:
+            del self._waiting[turn_key]
         if not granted.done():  # otherwise its request has just ended
-            self._at_work[who] += 1
+            self._at_work[turn_key] += 1
             self._free -= 1
             granted.set_result(None)
 
-    def _end(self, who: str) -> None:
+    def _end(self, turn_key: str) -> None:
         """End a turn, and move the key behind all waiting keys."""
-        self._at_work[who] -= 1
-        if not self._at_work[who]:
-            del self._at_work[who]
+        self._at_work[turn_key] -= 1
+        if not self._at_work[turn_key]:
+            del self._at_work[turn_key]
         self._free += 1
-        if who in self._waiting:
-            self._waiting.move_to_end(who)
+        if turn_key in self._waiting:
+            self._waiting.move_to_end(turn_key)
         self._grant()
 
-    def _leave(self, who: str, granted: asyncio.Future[None]) -> None:
-        queue = self._waiting.get(who)
+    def _leave(self, turn_key: str, granted: asyncio.Future[None]) -> None:
+        queue = self._waiting.get(turn_key)
         if queue is not None and granted in queue:
             queue.remove(granted)
             if not queue:
-                del self._waiting[who]
+                del self._waiting[turn_key]

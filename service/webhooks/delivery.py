@@ -161,12 +161,12 @@ class Deliveries:
                 for owner, count in self._under_way.items()
                 if count >= MAX_CONCURRENT_PER_OWNER
             ]
-            claim = self._of_search(full) or self._of_watch(full)
+            claim = self._claim_search(full) or self._claim_watch(full)
             if claim is not None:
                 self._under_way[claim.owner] += 1
             return claim
 
-    def _of_search(self, full: list[str | None]) -> Claim | None:
+    def _claim_search(self, full: list[str | None]) -> Claim | None:
         claim = self.store.claim_webhook(except_of=full)
         if claim is None:
             return None
@@ -180,7 +180,7 @@ class Deliveries:
             words=f"search {search.id}: webhook, attempt {webhook.attempts}",
         )
 
-    def _of_watch(self, full: list[str | None]) -> Claim | None:
+    def _claim_watch(self, full: list[str | None]) -> Claim | None:
         watch = self.store.claim_watch_event(except_of=full)
         if watch is None:
             return None

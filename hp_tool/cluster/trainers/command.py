@@ -111,7 +111,7 @@ def registered_trainers() -> list[RegisteredTrainer]:
     """Return all registered trainers by name; raise InputError for an invalid file."""
     listed = []
     for entry in library.entries("trainers"):
-        command = _command(entry)
+        command = _build_command(entry)
         shown = {name: getattr(command, name) for name in ("reader", "launch", "axes", "reducible")}
         listed.append(RegisteredTrainer(name=entry.name, source=entry.source, **shown))
     return listed
@@ -126,10 +126,10 @@ def registered_trainer(name: str, *, field: str = "trainer") -> TrainerCommand:
         NotFoundError: No trainer has this name.
         InputError: Its file is invalid.
     """
-    return _command(library.entry("trainers", name, field=field))
+    return _build_command(library.entry("trainers", name, field=field))
 
 
-def _command(entry: library.Entry) -> TrainerCommand:
+def _build_command(entry: library.Entry) -> TrainerCommand:
     return records.build(TrainerCommand, entry.fields, field="trainer", origin=entry.path)
 
 
@@ -291,13 +291,15 @@ def program(
     reduced = replace(problem, model=request.model, workload=request.training)
     setup = training_setup(reduced, request.parallel) if named else None
     files = {name: export for name, export in named.items() if name.startswith("file:")}
-    values = _values(request, num_nodes=-(-request.num_gpus // problem.cluster.gpus_per_node))
+    values = _placeholder_values(
+        request, num_nodes=-(-request.num_gpus // problem.cluster.gpus_per_node)
+    )
     values |= {name: export.file for name, export in files.items()}
     command: list[str] = []
     for argument in trainer.command:
         whole = PLACEHOLDER.fullmatch(argument)
         if setup is not None and whole is not None and whole["name"] == "flags":
-            command += _flags(
+            command += _export_flags(
                 named[whole[0][1:-1]],
                 setup,
                 fewer_layers=request.fidelity.num_hidden_layers is not None,
@@ -320,7 +322,7 @@ def program(
     )
 
 
-def _flags(export: Export, setup: TrainingSetup, *, fewer_layers: bool) -> list[str]:
+def _export_flags(export: Export, setup: TrainingSetup, *, fewer_layers: bool) -> list[str]:
     assert export.flags is not None
     more = export.fewer_layers(setup) if fewer_layers and export.fewer_layers is not None else []
     return export.flags(setup) + more
@@ -359,7 +361,7 @@ def placeholders(command: tuple[str, ...]) -> Iterator[str]:
             yield whole
 
 
-def _values(request: ProfileRequest, *, num_nodes: int) -> dict[str, Any]:
+def _placeholder_values(request: ProfileRequest, *, num_nodes: int) -> dict[str, Any]:
     """Return the values of all placeholders except flags and files."""
     parallel, training, model = request.parallel, request.training, request.model
     batch = parallel.data_parallel_size * parallel.micro_batch_size

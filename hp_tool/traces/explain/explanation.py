@@ -262,17 +262,19 @@ def _compare_with_query(
     return {
         "estimate": estimate,
         "query": schema.query_mapping(query),
-        "report": None if teaching(trace_checks) == "refused" else _report(query, measured),
+        "report": None
+        if teaching(trace_checks) == "refused"
+        else _measurement_report(query, measured),
         "checks": trace_checks,
         "teaches": teaching(trace_checks),
         "suggestions": tuple(
-            _suggestion(change, query=query, estimate=estimate, tool=tool) for change in chosen
+            _make_suggestion(change, query=query, estimate=estimate, tool=tool) for change in chosen
         ),
         "share": None if rate is None or not math.isfinite(peak) else rate / peak,
     }
 
 
-def _report(query: Query, measured_s: dict[str, float]) -> dict[str, Any]:
+def _measurement_report(query: Query, measured_s: dict[str, float]) -> dict[str, Any]:
     """Return the step as a measurement.
 
     Up to MAX_UNKNOWN_SHARE, unknown kernels count as compute; above it, parts are omitted.
@@ -287,7 +289,7 @@ def _report(query: Query, measured_s: dict[str, float]) -> dict[str, Any]:
     return {"query": mapping, "parallel": parallel, "measurement": measurement}
 
 
-def _suggestion(
+def _make_suggestion(
     change: Change, *, query: Query, estimate: Estimate, tool: str | None
 ) -> Suggestion:
     """Return a change with its flags."""
@@ -295,7 +297,7 @@ def _suggestion(
     before = Configuration(query=query, parallel=estimate.parallel)
     after = Configuration.of(change, query=query)
     values: dict[str, Any] = {name: getattr(change, name) for name in Change.__slots__}
-    old, new = _paths(before), _paths(after)
+    old, new = _values_by_path(before), _values_by_path(after)
     changed = {path: value for path, value in new.items() if old.get(path) != value}
     return Suggestion(**values, changed=changed, flags=_flags(before, after, tool))
 
@@ -311,13 +313,13 @@ def _flags(
             old, new = options(before, tool), options(after, tool)
     if old == new:
         old, new = (
-            {path: str(value) for path, value in _paths(configuration).items()}
+            {path: str(value) for path, value in _values_by_path(configuration).items()}
             for configuration in (before, after)
         )
     return written_otherwise(old, new)
 
 
-def _paths(configuration: Configuration) -> dict[str, Any]:
+def _values_by_path(configuration: Configuration) -> dict[str, Any]:
     """Return the values of `parallel` and `training.overlap` by path of the query."""
     training = configuration.query.training
     overlap = (
