@@ -108,9 +108,9 @@ def by_recipe(estimate: Estimate) -> str:
     """Return `With recipe megatron-bridge-26.08: 14.7 s (CUDA graphs, bf16 gradients).`; empty if
     there is no such recipe.
     """
-    recipe = estimate.with_recipe
-    if recipe is None:
-        return ""
+    recipe, assumed = estimate.with_recipe, estimate.provenance.get("usual")
+    if recipe is None or (isinstance(assumed, dict) and "training.recipe" in assumed["set"]):
+        return ""  # the answer assumes it already
     knobs = [
         _knob(path, value)
         for path, value in recipe.changes.items()
@@ -135,8 +135,8 @@ def launched(estimate: Estimate) -> str:
 
 
 def usual(estimate: Estimate) -> str:
-    """Return `assumes training.recipe megatron-bridge-26.08, as runs of this kind have; 13.6 s
-    without`; empty where the query's open settings are the framework's defaults.
+    """Return `Assumes recipe megatron-bridge-26.08, as such runs use it; 13.6 s per step without
+    it.`; empty if the query's open settings are the framework's defaults.
     """
     assumed = estimate.provenance.get("usual")
     if not isinstance(assumed, dict):
@@ -146,10 +146,11 @@ def usual(estimate: Estimate) -> str:
         ["training.recipe"] if "training.recipe" in settings else list(settings)
     )  # what follows from a recipe is its own
     words = ", ".join(
-        f"{path} {'true' if settings[path] is True else settings[path]}" for path in names
+        f"{path.removeprefix('training.')} {'true' if settings[path] is True else settings[path]}"
+        for path in names
     )
     without = duration(float(assumed["step_s_without"]))
-    return f"assumes {words}, as runs of this kind have; {without} without"
+    return f"Assumes {words}, as such runs use it; {without} per step without it."
 
 
 def taken(chosen: Mapping[str, object]) -> str:
