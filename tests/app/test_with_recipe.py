@@ -72,7 +72,7 @@ def test_graphs_are_assumed_where_recipes_of_such_gpus_record_them(gpu: str, ass
     graphs = bare.provenance["with_cuda_graphs"]["step_s"]  # type: ignore[index]
     assert answer.time.step_s == pytest.approx(graphs)
     assert answer.intervals.step_s[1] >= bare.time.step_s
-    assert "assumes training.cuda_graphs true" in usual(answer)
+    assert "Assumes cuda_graphs true" in usual(answer)
     settled = answered(
         replace(query, training=replace(query.training, cuda_graphs=False))  # type: ignore[type-var]
     )
