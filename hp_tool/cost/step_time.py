@@ -6,8 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from hp_tool.cost.arrays import Floats, Ints, anywhere, column
 from hp_tool.cost.block import LayerTime
 from hp_tool.cost.candidates import Candidates
@@ -131,11 +129,15 @@ def time_parts(
 
 
 def _devices(case: TrainingCase, c: Candidates, pipeline: Pipeline) -> Ints:
-    """Return the devices of the job; a part of a pipeline is on as large a share of them."""
-    own = case.cluster.num_gpus
+    """Return the devices of the job.
+
+    A part of a pipeline is costed on the devices of its own kind or on those of the whole job, so
+    there the layout counts them.
+    """
     if pipeline.part is None:
-        return own
-    devices: Ints = np.rint(own * c.pipeline_parallel_size / pipeline.part).astype(np.int64)
+        return case.cluster.num_gpus
+    t, p, d = c.tensor_parallel_size, c.pipeline_parallel_size, c.data_parallel_size
+    devices: Ints = t * p * c.context_parallel_size * d
     return devices
 
 
