@@ -57,8 +57,9 @@ def recorded(parts_s: dict[str, float], *, steps: int = 3) -> RankEvents:
             for piece in range(pieces):
                 length = seconds / pieces + waits * (piece == 0)
                 rows.append((part, now, now + length))
+                if part == "compute" and piece < PAUSES / 2:  # hidden
+                    rows.append(("data_parallel", now, now + length))
                 now += length + parts_s["overhead"] / PAUSES * (part == "compute")
-        rows.append(("data_parallel", begin, begin + 0.5 * parts_s["compute"]))  # hidden
         spans.append((begin, now))
     groups = tuple(Group(part=part, ranks=(0, 1, 2, 3)) for part in COMMUNICATION)
     sent = [(place, part) for place, (part, _, _) in enumerate(rows) if part in COMMUNICATION]

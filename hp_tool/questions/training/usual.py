@@ -79,3 +79,16 @@ def as_usual(
         intervals=replace(usual.intervals, step_s=(min(low, plain_s), max(high, plain_s))),
         provenance=usual.provenance | {"usual": {"set": settings, "step_s_without": plain_s}},
     )
+
+
+def answered(
+    query: Query, *, resolved: ResolvedConfiguration | None = None
+) -> tuple[Query, Estimate]:
+    """Return the query with the usual settings, and the estimate that it has as an answer."""
+    resolved = resolved or resolve_configuration(query)
+    plain = resolved.estimate(with_fixes=False)
+    estimate = as_usual(plain, query=query, problem=resolved.problem)
+    if estimate is plain:
+        return query, estimate
+    settings = dict(estimate.provenance["usual"]["set"])
+    return parse_query(lay(query_mapping(query), settings)), estimate

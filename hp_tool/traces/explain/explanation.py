@@ -18,6 +18,7 @@ from hp_tool.questions import schema
 from hp_tool.questions.configuration import Configuration
 from hp_tool.questions.training.changes import Change, changes
 from hp_tool.questions.training.evaluate import resolve_configuration
+from hp_tool.questions.training.usual import answered
 from hp_tool.traces.explain.checks import Check, Teaching, checks, teaching
 from hp_tool.traces.explain.findings import Finding, findings
 from hp_tool.traces.explain.parts import StepPart, step_parts
@@ -239,7 +240,7 @@ def _compare_with_query(
     if query.kind != "training":
         raise UnsupportedError("explain supports training queries only", field="query")
     resolved = resolve_configuration(query)
-    estimate = resolved.estimate(with_fixes=False)
+    assumed, estimate = answered(query, resolved=resolved)
     if estimate.time is None:
         reason = estimate.reasons[0]
         raise InputError(
@@ -252,7 +253,7 @@ def _compare_with_query(
     peak = peak_flops(problem.cluster.gpu, precision=problem.workload.precision)
     trains = workload_of(line.ranks) in ("training", "unknown")
     chosen = (
-        changes(query, estimate=estimate, measured_s=measured)
+        changes(assumed, estimate=estimate, measured_s=measured)
         if estimate.feasible and trains
         else ()
     )
@@ -268,7 +269,8 @@ def _compare_with_query(
         "checks": trace_checks,
         "teaches": teaching(trace_checks),
         "suggestions": tuple(
-            _make_suggestion(change, query=query, estimate=estimate, tool=tool) for change in chosen
+            _make_suggestion(change, query=query, assumed=assumed, estimate=estimate, tool=tool)
+            for change in chosen
         ),
         "share": None if rate is None or not math.isfinite(peak) else rate / peak,
     }
@@ -290,33 +292,37 @@ def _measurement_report(query: Query, measured_s: dict[str, float]) -> dict[str,
 
 
 def _make_suggestion(
-    change: Change, *, query: Query, estimate: Estimate, tool: str | None
+    change: Change, *, query: Query, assumed: Query, estimate: Estimate, tool: str | None
 ) -> Suggestion:
-    """Return a change with its flags."""
+    """Return a change of the query with its usual settings, and its flags.
+
+    The tool's flags are those of the query as asked: they differ by the change alone, and a tool
+    need not have every usual setting.
+    """
     assert estimate.parallel is not None
-    before = Configuration(query=query, parallel=estimate.parallel)
-    after = Configuration.of(change, query=query)
+    before, after = (
+        _values_by_path(configuration)
+        for configuration in (
+            Configuration(query=assumed, parallel=estimate.parallel),
+            Configuration.of(change, query=assumed),
+        )
+    )
     values: dict[str, Any] = {name: getattr(change, name) for name in Change.__slots__}
-    old, new = _values_by_path(before), _values_by_path(after)
-    changed = {path: value for path, value in new.items() if old.get(path) != value}
-    return Suggestion(**values, changed=changed, flags=_flags(before, after, tool))
-
-
-def _flags(
-    before: Configuration, after: Configuration, tool: str | None
-) -> tuple[dict[str, str | None], ...]:
-    """Return {flag, from, to} of the differences, in the tool's words or the query's paths."""
-    old: Mapping[str, str] = {}
-    new: Mapping[str, str] = {}
+    changed = {path: value for path, value in after.items() if before.get(path) != value}
+    flags: tuple[dict[str, str | None], ...] = ()
     if tool is not None:
         with contextlib.suppress(UnsupportedError):
-            old, new = options(before, tool), options(after, tool)
-    if old == new:
-        old, new = (
-            {path: str(value) for path, value in _values_by_path(configuration).items()}
-            for configuration in (before, after)
-        )
-    return written_otherwise(old, new)
+            flags = written_otherwise(
+                options(Configuration(query=query, parallel=estimate.parallel), tool),
+                options(Configuration.of(change, query=query), tool),
+            )
+    return Suggestion(
+        **values, changed=changed, flags=flags or written_otherwise(_words(before), _words(after))
+    )
+
+
+def _words(values: Mapping[str, Any]) -> dict[str, str]:
+    return {path: str(value) for path, value in values.items()}
 
 
 def _values_by_path(configuration: Configuration) -> dict[str, Any]:

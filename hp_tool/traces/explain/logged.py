@@ -14,7 +14,7 @@ from hp_tool.domain.units import duration
 from hp_tool.errors import InputError, UnsupportedError
 from hp_tool.formats.timers import TimedStep
 from hp_tool.questions import schema
-from hp_tool.questions.training.evaluate import resolve_configuration
+from hp_tool.questions.training.usual import answered
 from hp_tool.traces.explain.findings import LEAST_SHARE, Finding
 from hp_tool.traces.explain.parts import StepPart, step_parts
 from hp_tool.traces.timeline.faults import MIN_FAULT_SHARE
@@ -210,7 +210,7 @@ def _differences(rows: Sequence[StepPart], step_s: float) -> Iterator[Finding]:
 def _estimate(query: Query) -> Estimate:
     if query.kind != "training":
         raise UnsupportedError("explain supports training queries only", field="query")
-    estimate = resolve_configuration(query).estimate(with_fixes=False)
+    _, estimate = answered(query)
     if estimate.time is None:
         reason = estimate.reasons[0]
         raise InputError(
