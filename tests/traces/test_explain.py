@@ -165,9 +165,12 @@ def test_what_a_change_wins_is_what_the_tool_predicts_of_it_times_what_was_measu
     )
     parts = {each.part: each for each in plain.suggestions}
     assert parts and {each.part for each in slow.suggestions} >= set(parts)
-    assert all(
-        each.seconds >= parts[each.part].seconds for each in slow.suggestions if each.part in parts
-    )
+    # Of an overhead no more is won than was predicted, however long it was measured.
+    launched = {each.change for each in slow.suggestions if each.part == "overhead"}
+    grown = [
+        each for each in slow.suggestions if each.part in parts and each.change not in launched
+    ]
+    assert grown and all(each.seconds >= parts[each.part].seconds for each in grown)
     changed = next(iter(parts.values()))
     mapping = QUERY | {"parallel": schema.to_dict(changed.parallel)}
     after = hp_tool.estimate(

@@ -108,14 +108,12 @@ def _axes(query: Query, estimate: Estimate, measured_s: Mapping[str, float]) -> 
         for part, seconds in predicted_s.items()
     }
     won = np.sum(list(wins.values()), axis=0)
-    best = (
-        {part: int(np.argmax(np.minimum(own, won))) for part, own in wins.items()}
-        if len(rows)
-        else {}
-    )
+    best = {}
+    for part, own in wins.items():
+        named = (won > 0.0) & (own >= OWN_SHARE * won)  # rows that win mostly by this part
+        if named.any():
+            best[part] = int(np.argmax(np.where(named, np.minimum(own, won), 0.0)))
     for part, place in best.items():
-        if won[place] <= 0.0 or wins[part][place] < OWN_SHARE * won[place]:
-            continue
         row = int(rows[place])
         after = estimate_row(row, case=problem, costs=near.costs, candidates=near.candidates)
         assert after.parallel is not None

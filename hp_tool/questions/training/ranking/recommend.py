@@ -5,7 +5,7 @@ Pareto fronts.
 import itertools
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -173,9 +173,7 @@ def _best(
     query: Query, chosen: Mapping[str, Any], keep: int, calibrations: Calibrations | None
 ) -> Best:
     """The best of one training; `chosen`: values of `training` that its answers name."""
-    problem = resolve_training(query)
-    values = {f"training.{name}": value for name, value in chosen.items()}
-    problem = replace(problem, assumed={**problem.assumed, **values}).choosing(values)
+    problem = _resolved(query, chosen)
     predictor = None if calibrations is None else calibrations(problem)
     keep = max(keep, LAYOUTS) if may_choose(query, problem) else keep
 
@@ -186,7 +184,29 @@ def _best(
             )[1]
         return best_of(problem, keep=keep, rank_by=query.rank_by, predictor=predictor)
 
-    best = ranked(problem, predictor)
+    return _with_free_knobs(
+        query, ranked(problem, predictor), problem=problem, ranked=ranked, calibrations=calibrations
+    )
+
+
+def _resolved(query: Query, chosen: Mapping[str, Any]) -> TrainingProblem:
+    """Return the query's problem, whose answers name the values of `training` chosen for it."""
+    problem = resolve_training(query)
+    values = {f"training.{name}": value for name, value in chosen.items()}
+    return replace(problem, assumed={**problem.assumed, **values}).choosing(values)
+
+
+def _with_free_knobs(
+    query: Query,
+    best: Best,
+    *,
+    problem: TrainingProblem,
+    ranked: Callable[[TrainingProblem, CalibratedPredictor | None], Best],
+    calibrations: Calibrations | None,
+) -> Best:
+    """Return the best with the free knobs that shorten its steps, on the problem's devices; `best`
+    itself if none does.
+    """
     rankings = [best]
     for faster in free_knobs(query, best):
         faster = faster.with_num_gpus(problem.cluster.num_gpus)
@@ -246,14 +266,30 @@ def pareto_front(
     best = _best_of_lists(replace(query, objective="throughput"), keep=1, calibrations=calibrations)
     if against == "memory":
         return recommendations_of(_memory_front(best))
-    problem, predictor = (
-        best.problems[0],
-        best.predictors[0],
-    )  # with the knobs that the ranking takes
+    assert query.training is not None
+    chosen = {
+        name: best.problems[0].chosen[f"training.{name}"]
+        for name in (*query.training.choices, "offload")
+        if f"training.{name}" in best.problems[0].chosen
+    }
+    query = replace(query, training=replace(query.training, **chosen))
+    problem = _resolved(query, chosen)
+    predictor = None if calibrations is None else calibrations(problem)
+    keep = LAYOUTS if may_choose(query, problem) else 1
+
+    def ranked(problem: TrainingProblem, predictor: CalibratedPredictor | None) -> Best:
+        return best_of(problem, keep=keep, rank_by="mean", predictor=predictor)
+
     rows: list[Recommendation] = []
     best_s = float("inf")
     for smaller in _possible(problem):
-        best = best_of(smaller, keep=1, rank_by="mean", predictor=predictor)
+        best = _with_free_knobs(
+            query,
+            ranked(smaller, predictor),
+            problem=smaller,
+            ranked=ranked,
+            calibrations=calibrations,
+        )
         if best.feasible and best.value_s[0] < best_s:
             best_s = float(best.value_s[0])
             rows += recommendations_of(best.take(np.arange(1)))
