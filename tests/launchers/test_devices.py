@@ -23,7 +23,7 @@ DRIVERS = {
     "NVIDIA GH200 480GB": "gh200-96gb",
     "NVIDIA GH200 144G HBM3e": "nvidia-gh200-144g-hbm3e",
     "NVIDIA H20": "h20-sxm-96gb",
-    "NVIDIA H20-3e": "nvidia-h20-3e",
+    "NVIDIA H20-3e": "h20-sxm-141gb",
     "NVIDIA A800-SXM4-80GB": "a800-sxm-80gb",
     "Tesla V100-SXM3-32GB-H": "v100-sxm3-32gb-h",
     "NVIDIA L4": "l4-24gb",
@@ -39,6 +39,15 @@ DRIVERS = {
     "NVIDIA B200": "b200-sxm-180gb",
     "Tesla V100-SXM2-32GB": "v100-sxm-32gb",
     "NVIDIA L40S": "l40s-48gb",
+    "NVIDIA L20": "l20-48gb",
+    "NVIDIA A40": "a40-48gb",
+    "NVIDIA A40-48Q": "nvidia-a40-48q",
+    "NVIDIA RTX A6000": "rtx-a6000-48gb",
+    "NVIDIA RTX 6000 Ada Generation": "rtx-6000-ada-48gb",
+    "NVIDIA GeForce RTX 3090": "rtx-3090-24gb",
+    "NVIDIA GeForce RTX 3090 Ti": "nvidia-geforce-rtx-3090-ti",
+    "NVIDIA GB10": "gb10-128gb",
+    "Tesla T4": "t4-16gb",
 }
 """Names that are not in the catalogue stay close to the driver's."""
 
