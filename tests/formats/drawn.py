@@ -14,7 +14,7 @@ TOOLS = {
     "torchtitan": "torch-fsdp",
     "torchtitan-python": "torch-fsdp",
     "accelerate": "torch-fsdp",
-    "deepspeed": "megatron-core",
+    "deepspeed": "deepspeed",
     "nanotron": "nanotron",
     "verl": "megatron-core",
 }
@@ -43,6 +43,9 @@ OWN_MODELS = {
     "nanotron": ("llama-3-8b", "llama-2-13b", "mistral-7b"),
 }
 """Models of the tools that run, or fit, few others."""
+LENGTHS = (2048, 4096, 8192, 32768, 131072)
+OWN_LENGTHS = {"deepspeed": LENGTHS[:3]}
+"""Sequences of the tools that do not split longer ones."""
 CLUSTERS = (
     "a100-sxm-80gb",
     "h100-sxm-80gb",
@@ -126,7 +129,7 @@ def training(seed: int, *, format: str) -> dict[str, Any]:
         ),
         "cluster": {"gpu": draw.choice(CLUSTERS), "num_gpus": draw.choice((8, 16, 64, 72, 256))},
         "training": {
-            "sequence_length": draw.choice((2048, 4096, 8192, 32768, 131072)),
+            "sequence_length": draw.choice(OWN_LENGTHS.get(format) or LENGTHS),
             "global_batch_size": draw.choice((32, 64, 256, 504)),
             "framework": framework,
         },

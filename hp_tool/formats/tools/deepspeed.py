@@ -113,6 +113,8 @@ register(
         write=text,
         options=lambda setup: key_values(config(setup)),
         notes=notes,
+        usual_of="deepspeed",
+        framework="deepspeed",
         axes=arguments.AXES,
         log="deepspeed",
         file="deepspeed.json",
