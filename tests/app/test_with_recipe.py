@@ -242,3 +242,24 @@ def test_a_recipe_whose_graphs_exclude_the_recomputation_is_answered_with_whole_
     )
     figure = answered(query).with_recipe
     assert figure is not None and figure.set["training.cuda_graphs"] is True
+
+
+def test_what_a_recipe_gains_by_dropping_tokens_is_stated() -> None:
+    """No query can state that an expert's capacity is unlimited beside a recipe that limits it."""
+    query = parse_query(
+        {
+            "kind": "training",
+            "model": "qwen3-30b-a3b",
+            "cluster": {"gpu": "b200-sxm-180gb", "num_gpus": 64},
+            "training": {
+                "sequence_length": 4096,
+                "global_batch_size": 512,
+                "framework_version": "25.09",
+                "expert_imbalance": 1.5,
+            },
+            "parallel": {"expert_parallel_size": 4},
+        }
+    )
+    stated = answered(query).with_recipe
+    assert stated is not None and stated.changes["training.expert_capacity_factor"] == 1.0
+    assert stated.gains["training.expert_capacity_factor"] > 1.0

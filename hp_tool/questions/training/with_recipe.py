@@ -22,6 +22,7 @@ NEWEST = "megatron-bridge"
 AUDITED = "mlperf-training-5.0"
 TRAINED = (*(f"training.{name}" for name in CHOICES), "training.frozen_precision")
 """Knobs that change the numbers that are trained."""
+CAPACITY = "training.expert_capacity_factor"
 OF_THE_LAYOUT: tuple[tuple[dict[str, Any], dict[str, Any]], ...] = (
     ({}, {}),
     ({"cuda_graphs": True}, {}),  # of whole iterations, which go with layers that are recomputed
@@ -163,11 +164,18 @@ def _gains(
     """How many times as long a step would take without each knob that changes what is trained."""
     gains: dict[str, float] = {}
     for path in (path for path in changes if path in TRAINED and path in before.assumed):
-        kept = _resolved(
-            _filled(
-                named, training={path.removeprefix("training."): before.assumed[path]}, parallel={}
-            )
-        )
-        if kept is not None and not kept.reasons:
-            gains[path] = float(kept.problem.costs(kept.candidate).step_s) / step_s
+        if path == CAPACITY and before.workload.expert_capacity_factor is None:
+            kept = _resolved(named)
+            problem = None if kept is None else _with_all_tokens(kept.problem)
+        else:
+            value = {path.removeprefix("training."): before.assumed[path]}
+            kept = _resolved(_filled(named, training=value, parallel={}))
+            problem = None if kept is None else kept.problem
+        if kept is not None and problem is not None and not kept.reasons:
+            gains[path] = float(problem.costs(kept.candidate).step_s) / step_s
     return gains
+
+
+def _with_all_tokens(problem: TrainingProblem) -> TrainingProblem:
+    """The problem without a capacity of experts, which no query of the recipe can state."""
+    return replace(problem, workload=replace(problem.workload, expert_capacity_factor=None))
