@@ -29,11 +29,43 @@ def estimated(run: Run, *arguments: str) -> dict[str, Any]:
 
 
 def flags(values: dict[str, Any]) -> list[str]:
-    return [f'--set={path}="{value}"' for path, value in values.items()]
+    return [f"--set={path}={json.dumps(value)}" for path, value in values.items()]
 
 
 def width(interval: Sequence[float]) -> float:
     return math.log(interval[1] / interval[0])
+
+
+@pytest.mark.parametrize(
+    ("query", "named"),
+    [
+        ((*MIXTURE, PIPELINE, "--model=llama-3-8b"), {"training.framework_version"}),
+        (
+            (*MIXTURE, "--model=llama-3-8b", "--set=parallel.tensor_parallel_size=8"),
+            {"training.framework_version", "training.cuda_graphs"},
+        ),
+        (
+            (*MIXTURE, PIPELINE, "--gpu=b200-sxm-180gb", "--model=qwen3-30b-a3b"),
+            {"training.recipe"},
+        ),
+        (
+            (*MIXTURE, "--gpu=gb200-nvl72", "--set=parallel.tensor_parallel_size=4"),
+            {"training.recipe"},
+        ),
+    ],
+    ids=["release", "release and graphs", "recipe", "recipe on NVL72"],
+)
+def test_writing_what_is_named_gives_the_interval_that_is_promised(
+    entry_point: Run, query: tuple[str, ...], named: set[str]
+) -> None:
+    estimate = estimated(entry_point, *query)
+    narrowest = estimate["narrowest"]
+    assert narrowest["set"].keys() == named
+    assert width(estimate["intervals"]["step_s"]) > LEAST * width(narrowest["step_s"])
+    written = estimated(entry_point, *query, *flags(narrowest["set"]))
+    assert written["intervals"]["step_s"] == narrowest["step_s"]
+    left = written["narrowest"] or {"set": {}}
+    assert left["set"].keys() <= {"training.cuda_graphs"}, "what was named is no longer unsaid"
 
 
 @pytest.mark.parametrize(
@@ -42,27 +74,17 @@ def width(interval: Sequence[float]) -> float:
         (*MIXTURE, PIPELINE),
         (*MIXTURE, "--set=parallel.expert_parallel_size=8"),
         (*MIXTURE, PIPELINE, "--gpu=a100-sxm-80gb"),
-        (*MIXTURE, PIPELINE, "--model=llama-3-8b"),
-        (
-            *MIXTURE,
-            PIPELINE,
-            "--gpu=b200-sxm-180gb",
-            "--model=qwen3-30b-a3b",
-            "--set=training.cuda_graphs=false",
-        ),
     ],
 )
-def test_writing_what_is_named_gives_the_interval_that_is_promised(
+def test_a_mixture_is_answered_as_if_its_recipe_were_named(
     entry_point: Run, query: tuple[str, ...]
 ) -> None:
     estimate = estimated(entry_point, *query)
-    narrowest = estimate["narrowest"]
-    assert narrowest["set"].keys() == {"training.framework_version"}
-    assert width(estimate["intervals"]["step_s"]) > LEAST * width(narrowest["step_s"])
-    written = estimated(entry_point, *query, *flags(narrowest["set"]))
-    assert written["intervals"]["step_s"] == narrowest["step_s"]
-    left = written["narrowest"] or {"set": {}}
-    assert left["set"].keys() <= {"training.cuda_graphs"}, "the release is no longer left unsaid"
+    assumed = estimate["provenance"]["usual"]["set"]
+    written = estimated(entry_point, *query, *flags(assumed))
+    assert estimate["narrowest"] is written["narrowest"] is None
+    assert written["time"] == estimate["time"]
+    assert written["intervals"]["step_s"] == estimate["intervals"]["step_s"]
 
 
 @pytest.mark.parametrize(
@@ -80,12 +102,18 @@ def test_nothing_is_named_where_nothing_unsaid_widens(
     assert estimated(entry_point, *query)["narrowest"] is None
 
 
-def test_people_are_told(entry_point: Run) -> None:
-    release = estimated(entry_point, *MIXTURE, PIPELINE)["narrowest"]["set"][
-        "training.framework_version"
-    ]
-    shown = " ".join(entry_point("estimate", *MIXTURE, PIPELINE).stdout.split())
-    assert f"set training.framework_version to {release}." in shown and "Narrower range" in shown
+@pytest.mark.parametrize(
+    "query",
+    [
+        (*MIXTURE, PIPELINE, "--model=llama-3-8b"),
+        (*MIXTURE, PIPELINE, "--gpu=b200-sxm-180gb", "--model=qwen3-30b-a3b"),
+    ],
+    ids=["release", "recipe"],
+)
+def test_people_are_told(entry_point: Run, query: tuple[str, ...]) -> None:
+    ((path, value),) = estimated(entry_point, *query)["narrowest"]["set"].items()
+    shown = " ".join(entry_point("estimate", *query).stdout.split())
+    assert f"set {path} to {value}." in shown and "Narrower range" in shown
 
 
 def test_rows_of_a_ranking_name_it_too(entry_point: Run) -> None:

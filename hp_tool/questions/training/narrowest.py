@@ -3,6 +3,7 @@ naming it makes it.
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -10,6 +11,7 @@ from hp_tool.domain.query import Query
 from hp_tool.domain.releases import LATEST, is_later
 from hp_tool.domain.result import Estimate, Narrowest
 from hp_tool.errors import HpToolError
+from hp_tool.questions.schema import lay, parse_query, query_mapping
 from hp_tool.questions.training.evaluate import resolve_configuration
 from hp_tool.questions.training.problem import TrainingProblem, resolve_training
 from hp_tool.questions.training.releases import release_variance
@@ -30,28 +32,31 @@ def with_narrowest(
     if estimate.intervals is None or query.training is None:
         return estimate
     release = _narrowing(problem or resolve_training(query))
-    named: dict[str, Any] = {} if release is None else {"framework_version": release}
     usual = estimate.provenance.get("usual")
-    settings = usual["set"] if isinstance(usual, dict) else {}
-    launched = "with_cuda_graphs" in estimate.provenance or "training.cuda_graphs" in settings
-    recorded = {"cuda_graphs": True} if launched else {}
-    if "training.recipe" in settings:
-        named = {"recipe": settings["training.recipe"]}
-    for values in filter(None, (named, recorded and named | recorded)):
-        naming = replace(query, training=replace(query.training, **values))
-        try:
-            resolved = resolve_configuration(naming)
-        except HpToolError:  # the recipe has a setting that the query's own rule out
-            continue
-        narrowed = as_usual(
-            resolved.estimate(with_fixes=False), query=naming, problem=resolved.problem
-        ).intervals
-        if narrowed is not None and _width(estimate.intervals.step_s) > LEAST * _width(
-            narrowed.step_s
-        ):
-            paths = {f"training.{name}": value for name, value in values.items()}
-            return replace(estimate, narrowest=Narrowest(set=paths, step_s=narrowed.step_s))
+    assumed: dict[str, Any] = usual["set"] if isinstance(usual, dict) else {}
+    named: dict[str, Any] = {} if release is None else {"training.framework_version": release}
+    if "training.recipe" in assumed:
+        named = assumed
+    launched = "with_cuda_graphs" in estimate.provenance or "training.cuda_graphs" in assumed
+    recorded: dict[str, Any] = {"training.cuda_graphs": True} if launched else {}
+    for settings in filter(None, (named, recorded and named | recorded)):
+        narrowed = _step_interval(query, settings)
+        if narrowed is not None and _width(estimate.intervals.step_s) > LEAST * _width(narrowed):
+            return replace(estimate, narrowest=Narrowest(set=settings, step_s=narrowed))
     return estimate
+
+
+def _step_interval(query: Query, settings: Mapping[str, Any]) -> tuple[float, float] | None:
+    """The interval that the estimate of the query with these settings states for its step; None if
+    it cannot run so.
+    """
+    try:
+        query = parse_query(lay(query_mapping(query), settings))
+        resolved = resolve_configuration(query)
+    except HpToolError:  # the recipe has a setting that the query's own rule out
+        return None
+    estimate = as_usual(resolved.estimate(with_fixes=False), query=query, problem=resolved.problem)
+    return None if estimate.intervals is None else estimate.intervals.step_s
 
 
 def _narrowing(problem: TrainingProblem) -> str | None:
