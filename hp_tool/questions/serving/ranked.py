@@ -241,7 +241,7 @@ def _score(costs: ServingCosts, objective: str | None, problem: ServingProblem) 
 def recommendations(
     space: CostedSpace, rows: NDArray[np.intp], *, problem: ServingProblem
 ) -> tuple[ServingRecommendation, ...]:
-    """The chosen candidates in full, ranked in their order, each under its own load."""
+    """The chosen candidates in full, in their order, each under its own load."""
     ranking = []
     for place, row in enumerate(rows.tolist()):
         one = space.candidates.take(slice(row, row + 1))
@@ -250,14 +250,25 @@ def recommendations(
             if space.loads is None
             else problem.costed_under(float(space.loads[row]), one)
         )
-        estimate = estimate_row(costed, 0)
-        passed = space.passed_over(row) if place == 0 and space.acceptable[row] else None
-        if passed is not None:
-            better = space.candidates.config(passed[0])
-            said = {"passed_over": {"parallel": better, "better_by_fraction": passed[1]}}
-            estimate = replace(estimate, provenance={**estimate.provenance, **said})
-        ranking.append(row_of(place + 1, one, estimate, problem))
+        ranking.append(row_of(place + 1, one, estimate_row(costed, 0), problem))
     return tuple(ranking)
+
+
+def best_recommendations(
+    space: CostedSpace, *, top: int, problem: ServingProblem
+) -> tuple[ServingRecommendation, ...]:
+    """The `top` best candidates in full; the first one's provenance names a better one that nobody
+    measured.
+    """
+    best = space.best(top)
+    rows = recommendations(space, best, problem=problem)
+    passed = space.passed_over(int(best[0])) if len(best) else None
+    if passed is None:
+        return rows
+    first, better = rows[0].estimate, space.candidates.config(passed[0])
+    said = {"passed_over": {"parallel": better, "better_by_fraction": passed[1]}}
+    estimate = replace(first, provenance={**first.provenance, **said})
+    return (replace(rows[0], estimate=estimate), *rows[1:])
 
 
 def row_of(

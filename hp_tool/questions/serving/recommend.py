@@ -13,7 +13,13 @@ from hp_tool.domain.serving import ServingRecommendation
 from hp_tool.errors import InputError
 from hp_tool.questions.serving.fewest import cheapest_devices, fewest_devices
 from hp_tool.questions.serving.problem import ServingProblem, resolve_serving
-from hp_tool.questions.serving.ranked import cost_space, grouped, nearest_misses, recommendations
+from hp_tool.questions.serving.ranked import (
+    best_recommendations,
+    cost_space,
+    grouped,
+    nearest_misses,
+    recommendations,
+)
 from hp_tool.questions.serving.traced import fewest_played, played_best, played_space
 from hp_tool.space.pareto import undominated
 
@@ -47,14 +53,10 @@ def recommend(*, query: Query, top: int = 10) -> Ranking[ServingRecommendation]:
     elif query.objective == "cost":
         problem = cheapest_devices(query=query, problem=problem)
     space = cost_space(query=query, problem=problem)
-    best = space.best(top)
+    rows = best_recommendations(space, top=top, problem=problem)
     return Ranking(
-        recommendations=grouped(
-            recommendations(space, best, problem=problem),
-            problem=problem,
-            objective=query.objective,
-        ),
-        nearest_misses=() if len(best) else nearest_misses(space, problem=problem),
+        recommendations=grouped(rows, problem=problem, objective=query.objective),
+        nearest_misses=() if rows else nearest_misses(space, problem=problem),
         space=SpaceSummary(
             legal=len(space.candidates),
             feasible=int(np.count_nonzero(space.acceptable)),
