@@ -38,7 +38,7 @@ from hp_tool.wording.columns import (
     serving_figures,
 )
 from hp_tool.wording.short import serving_figures as serving_answer
-from hp_tool.wording.short import serving_layout
+from hp_tool.wording.short import serving_layout, use_serving
 from hp_tool.wording.words import assumption_sentences, cache_words, serving_arithmetic
 
 POOL = "replicas x tensor (TP), attention data (ADP) and expert parallel (EP) ranks"
@@ -175,11 +175,7 @@ def print_serving_recommendations(answer: RecommendAnswer) -> None:
         _print_gpus_by_rate(console, ranked)
     elif ranked:
         best = ranked[0]
-        console.print(
-            f"Use {serving_layout(best.parallel, best.estimate.replicas)}: "
-            f"{serving_answer(best.estimate)}.",
-            highlight=False,
-        )
+        console.print(use_serving(best), highlight=False)
         print_familiarity(console, best.estimate)
         if len(ranked) > 1:
             columns = [

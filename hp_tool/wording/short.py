@@ -2,7 +2,7 @@
 
 from hp_tool.domain.parallel import ParallelConfig, recompute_name
 from hp_tool.domain.result import Estimate, Recommendation
-from hp_tool.domain.serving import InferenceEstimate, ServingConfig
+from hp_tool.domain.serving import InferenceEstimate, ServingConfig, ServingRecommendation
 from hp_tool.domain.units import GIB, decimal, duration, duration_range
 
 UNUSUAL = {
@@ -54,9 +54,13 @@ def training_figures(estimate: Estimate) -> str:
 
 def use(row: Recommendation) -> str:
     """Return what to run and what to expect of it."""
+    return f"Use {_chosen_gpus(row)}{layout(row.parallel)}: {training_figures(row.known)}."
+
+
+def _chosen_gpus(row: Recommendation | ServingRecommendation) -> str:
+    """Return `16 GPUs with `, if the ranking chose the number."""
     chosen = row.set.get("cluster.num_gpus")
-    gpus = "" if chosen is None else f"{chosen:,} GPUs with "
-    return f"Use {gpus}{layout(row.parallel)}: {training_figures(row.known)}."
+    return "" if chosen is None else f"{chosen:,} GPU{'' if chosen == 1 else 's'} with "
 
 
 def whole_training(row: Recommendation) -> str:
@@ -93,6 +97,12 @@ def serving_layout(config: ServingConfig, replicas: int | None) -> str:
         "" if replicas is None else f"{replicas} replica{'' if replicas == 1 else 's'}",
     ]
     return ", ".join(filter(None, parts))
+
+
+def use_serving(row: ServingRecommendation) -> str:
+    """Return how to serve and what to expect of it."""
+    chosen = serving_layout(row.parallel, row.estimate.replicas)
+    return f"Use {_chosen_gpus(row)}{chosen}: {serving_figures(row.estimate)}."
 
 
 def serving_figures(estimate: InferenceEstimate) -> str:
