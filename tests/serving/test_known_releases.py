@@ -176,4 +176,5 @@ def test_a_newer_release_s_interval_is_no_narrower_than_that_of_its_constants() 
         low, high = hp_tool.estimate(served(version)).estimate.intervals.tpot_s
         return high / low
 
-    assert width("0.33.0") > width("0.24.0") and width("0.13.0") > width("0.12.0")
+    assert width("0.13.0") > width("0.12.0")
+    assert width("0.33.0") >= width("0.24.0")  # timed kernels alone: the doubt is of a release
