@@ -338,7 +338,7 @@ class FurtherContract(Launching):
     def test_a_bad_job_name_is_refused(self, launcher: Launcher, name: str) -> None:
         from hp_tool.errors import InputError
 
-        with pytest.raises(InputError, match="job name"):
+        with pytest.raises(InputError, match="Job name"):
             launcher.submit(plan(GOOD, job_name=name))
 
 

@@ -475,7 +475,7 @@ def test_files_beyond_what_a_config_map_holds_are_refused() -> None:
     launcher = create("kubernetes", options={**OPTIONS, "kubectl": "/no/such/kubectl"})
     with pytest.raises(InputError, match="1,000,000"):
         launcher.submit(plan("x" * 1_000_001))
-    with pytest.raises(LauncherError, match="cannot be run"):
+    with pytest.raises(LauncherError, match="Cannot run"):
         launcher.submit(plan(GOOD))
 
 
@@ -594,7 +594,7 @@ def test_what_some_pods_wait_for_is_seen_while_others_run(monkeypatch: pytest.Mo
     assert launcher.poll(["a"]) == {"a": JobState.RUNNING}
     listed["jobs"] = [job() | {"kind": "Job", "spec": {"parallelism": 2, "suspend": True}}]
     assert launcher.poll(["a"]) == {"a": JobState.QUEUED}
-    assert isinstance(launcher, Queueing) and "queue has not admitted it" in str(
+    assert isinstance(launcher, Queueing) and "not admitted by its queue" in str(
         launcher.waiting("a")
     )
 

@@ -69,7 +69,7 @@ RANK_KILLED = "  traceback : Signal 9 (SIGKILL) received by PID 4711\n===="  # t
             Ending(reason="lost"),
             "",
             "preempted",
-            "the machine was shut down or the job's supervisor killed",
+            "the machine was shut down or the supervisor was killed",
         ),
     ],
 )
@@ -126,7 +126,7 @@ def test_a_host_out_of_memory_is_no_device_out_of_memory(tmp_path: Path) -> None
     statuses = {}
     for gpu in ("cpu", "h100-sxm-80gb"):
         found = measure(tmp_path, ending=ending, timeout_s=30.0, hardware=Hardware(gpu=gpu))
-        assert found.cause is not None and "lack of host memory" in found.cause
+        assert found.cause is not None and "out of host memory" in found.cause
         statuses[gpu] = found.status
     assert statuses == {"cpu": "oom", "h100-sxm-80gb": "crashed"}
 

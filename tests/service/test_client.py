@@ -43,7 +43,7 @@ def test_errors_are_the_librarys(server: str, query: Query) -> None:
             client.search(search_id="nope")
         with pytest.raises(NotFoundError):
             list(client.events(search_id="nope"))
-        with pytest.raises(InputError, match="nothing to change"):
+        with pytest.raises(InputError, match="Nothing to change"):
             client.change_budget(search_id=client.submit_search(query=query).id)
         search = client.submit_search(query=query)
         client.cancel(search_id=search.id)

@@ -52,7 +52,7 @@ def test_signatures_are_the_specifications(monkeypatch: pytest.MonkeyPatch) -> N
     with pytest.raises(InputError):
         verify(secret="whsec_" + "A" * 32, headers=headers, body=body)
     monkeypatch.setattr(time, "time", lambda: 1614265330.0 + 301)
-    with pytest.raises(InputError, match="another time"):
+    with pytest.raises(InputError, match="too old"):
         verify(secret=SECRET, headers=headers, body=body)
 
 
@@ -131,7 +131,7 @@ def test_a_name_for_a_private_address_is_not_connected_to(
     port = receiver.server_address[1]
     found = [(0, 0, 0, "", (address, port)) for address in answers]
     monkeypatch.setattr(delivery.socket, "getaddrinfo", lambda *given, **options: found)
-    with pytest.raises(DeliveryError, match="public addresses"):
+    with pytest.raises(DeliveryError, match="not public"):
         post(
             PUBLIC.check(f"https://rebound.example:{port}/"),
             settings=PUBLIC,
@@ -152,7 +152,7 @@ def test_a_name_that_nobody_answers_for_ends_with_the_deadline(
         return []
 
     monkeypatch.setattr(delivery.socket, "getaddrinfo", nobody_answers)
-    with pytest.raises(DeliveryError, match="not found in time"):
+    with pytest.raises(DeliveryError, match="name lookup timed out"):
         post(
             PUBLIC.check("https://silent.example/"),
             settings=PUBLIC,

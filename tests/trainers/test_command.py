@@ -307,7 +307,7 @@ def test_a_configuration_as_a_file() -> None:
         (
             trainer("train", "{seed}", reducible=("layers",)),
             "trainer.reducible",
-            r"fewer layers: name \{num_hidden_layers\}",
+            r"fewer layers. Add \{num_hidden_layers\}",
         ),
         (
             trainer("train", "{flags:verl}", reducible=("layers",)),
@@ -317,7 +317,7 @@ def test_a_configuration_as_a_file() -> None:
         (
             trainer("train", "{seed}", reducible=("replicas",)),
             "trainer.reducible",
-            r"name \{global_batch_size\}",
+            r"Add \{global_batch_size\}",
         ),
     ],
     ids=str,
@@ -381,7 +381,7 @@ def searched(**changes: Any) -> Candidates:
 
 
 def test_what_a_trainer_varies_is_said_once_and_all_else_has_one_value() -> None:
-    with pytest.raises(InputError, match=r"leave \w+ out of trainer.axes"):
+    with pytest.raises(InputError, match=r"remove \w+ from trainer.axes"):
         searched()
     few = searched(axes=["micro_batch_size", "recompute"])
     assert len(np.unique(few.micro_batch_size)) > 1 and len(np.unique(few.recompute_method)) > 1
@@ -404,12 +404,12 @@ def test_what_a_trainer_varies_is_said_once_and_all_else_has_one_value() -> None
     ("axes", "parallel", "field", "words"),
     [
         (["recomputed"], {}, "trainer.axes", "did you mean recompute"),
-        (["zero_stage"], {}, "trainer.axes", r"name \{zero_stage\} in it"),
+        (["zero_stage"], {}, "trainer.axes", r"Add \{zero_stage\} to it"),
         (
             ["recompute"],
             {"micro_batch_size": [1, 2]},
             "parallel.micro_batch_size",
-            "give one value",
+            "Give one value",
         ),
     ],
 )

@@ -192,6 +192,7 @@ def check_trainer(trainer: TrainerCommand) -> None:
             raise InputError(
                 f"trainer.reducible: the command cannot run fewer {what}. Add "
                 f"{{{followed[0]}}} to it, or remove {what}.",
+                field="trainer.reducible",
             )
 
 
