@@ -100,7 +100,7 @@ class Meter:
         max_s = self._max_s * bounds.questions
         if bounds.spent_s > max_s:
             if not bounds.planned:
-                message = f"The request used its {max_s:g} s of CPU time. Send less in one request."
+                message = f"The request used its {max_s:g} s of CPU time. Send less in one request"
                 raise InputError(message, code="request_too_costly")
             share = bounds.done / max(bounds.planned, 1)
             needed = f" (about {bounds.spent_s / share:,.0f} s needed)" if 0.0 < share < 1.0 else ""
@@ -108,7 +108,7 @@ class Meter:
                 f"The request used its {max_s:g} s of CPU time{needed} after {bounds.done:,} of "
                 f"{bounds.planned:,} combinations. Fix or narrow axes of `parallel` to at most "
                 f"{int(bounds.done * 0.8):,} "
-                "combinations.",
+                "combinations",
                 field="parallel",
                 code="request_too_costly",
             )

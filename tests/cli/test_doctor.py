@@ -39,7 +39,7 @@ def test_a_sound_host_is_called_sound(tmp_path: Path, monkeypatch: pytest.Monkey
     url = f"sqlite:///{tmp_path}/new/hp.sqlite3"
     code, checks = examined(url)
     assert (code, checks["database"]["status"]) == (0, "ok")
-    assert "made at its first use" in checks["database"]["detail"]
+    assert "created on first use" in checks["database"]["detail"]
     assert list(tmp_path.iterdir()) == []  # looking makes nothing
     open_store(url).close()
     code, checks = examined(url)

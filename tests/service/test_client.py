@@ -49,10 +49,10 @@ def test_errors_are_the_librarys(server: str, query: Query) -> None:
         client.cancel(search_id=search.id)
         with pytest.raises(ConflictError):
             client.resume(search_id=search.id)
-    with pytest.raises(StoreError, match="does not answer") as away:
+    with pytest.raises(StoreError, match="does not respond") as away:
         Client(server="http://127.0.0.1:9").search(search_id="x")
     assert away.value.code == "server_unreachable"
-    with pytest.raises(StoreError, match="does not answer"):
+    with pytest.raises(StoreError, match="does not respond"):
         list(Client(server="http://127.0.0.1:9").batch(lines=[b"{}"]))
     with pytest.raises(InputError):
         Client(server="file:///etc/passwd")

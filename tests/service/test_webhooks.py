@@ -102,7 +102,7 @@ def test_what_fails_is_kept_and_told(
     deliveries = Deliveries(store=store, settings=HERE, stopping=threading.Event())
     assert deliveries.step()
     assert not deliveries.step()  # the next attempt is not due
-    assert store.get_webhook(search_id=search.id).last_error == "answered 302"
+    assert store.get_webhook(search_id=search.id).last_error == "HTTP status 302"
     assert len(receiver.came) == 1
     refused = store.create_search(
         query=query, webhook=receiver.url
@@ -235,7 +235,7 @@ def test_what_nobody_tells_is_told_to_the_operator(
     assert not store.state().overdue_webhooks  # nor has its worker had the time to tell
     long_ago(store, tables.searches.c.finished_at)
     with caplog.at_level(logging.WARNING):
-        warn_of_overdue(store=store, stopping=stopping, look_s=0.01)  # returns, for it says so once
+        warn_of_overdue(store=store, stopping=stopping, check_interval_s=0.01)  # returns, for it says so once
     (record,) = caplog.records
     assert (
         "1 webhooks are overdue" in record.getMessage()
