@@ -186,7 +186,7 @@ class Coordination(StoreBase):
             row = leased_search(connection, lease)
             unfinished = open_runs(connection, lease.search_id)
             if row.requested == "cancel":
-                # Cancel even if the engine does not answer: stray-job cleanup ends open runs.
+                # Cancel even if the engine does not respond: stray-job cleanup ends open runs.
                 state, stopped_because, error = SearchState.CANCELLED, "cancelled", None
                 if result is not None:
                     ended = {"state": state, "stopped_because": stopped_because}

@@ -186,7 +186,7 @@ def read(url: str, read: Callable[[sa.Connection], T]) -> T | None:
     """Call `read` in a transaction; return None if the SQLite file does not exist.
 
     Raises:
-        StoreError: The database does not answer.
+        StoreError: The database does not respond.
         InputError: The URL cannot be parsed.
     """
     parsed = parse_url(url)

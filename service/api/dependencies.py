@@ -30,6 +30,7 @@ from service.settings import Settings
 
 
 async def get_settings(request: Request) -> Settings:
+    """Return the settings of the service."""
     return cast(Settings, request.app.state.settings)
 
 

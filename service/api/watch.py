@@ -31,7 +31,7 @@ class Watch:
         """Wait until the search has a new event or state or is deleted, at most `limit_s`.
 
         Raises:
-            StoreError: The database does not answer.
+            StoreError: The database does not respond.
         """
         waiter = _Waiter(search_id, seen, asyncio.get_running_loop().create_future())
         self._waiting.setdefault(search_id, set()).add(waiter)

@@ -170,9 +170,7 @@ def _spread(step: TimedStep, name: str) -> TimerSpread:
 
 
 def _slow_rank(step: TimedStep) -> Iterator[Finding]:
-    """The rank whose passes take longer than the median rank's; without ranks, how far the longest
-    is from the shortest.
-    """
+    """Yield the slowest rank's excess over the median, or without ranks over the fastest."""
     stages = "It is slow, or its stage has more work."
     if by_rank := _by_rank(step):
         rank = max(by_rank, key=lambda one: by_rank[one])

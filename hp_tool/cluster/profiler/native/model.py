@@ -48,6 +48,8 @@ class Decoder(nn.Module):
 
 
 class Block(nn.Module):
+    """A pre-norm block of attention and MLP."""
+
     def __init__(self, model: ModelSpec) -> None:
         super().__init__()
         self.attention_norm, self.mlp_norm = (
@@ -94,6 +96,8 @@ class Attention(nn.Module):
 
 
 class Mlp(nn.Module):
+    """A plain or gated MLP."""
+
     def __init__(self, model: ModelSpec) -> None:
         super().__init__()
         bias, width = model.has_mlp_bias, model.ffn_size
