@@ -248,7 +248,7 @@ class TestKubernetesLauncher(OnKubernetes):
 @pytest.mark.components
 def test_a_job_set_runs_is_cancelled_and_is_one_job_of_pods(tmp_path: Path) -> None:
     launcher = over_the_stand_in(tmp_path, workload="jobset")()
-    assert "JobSets may be created" in launcher.answers()
+    assert "JobSets can be created" in launcher.answers()
     handle = launcher.submit(replace(plan(GOOD_ON_TWO), num_gpus=2))
     assert wait(launcher, handle, until={JobState.FINISHED}) is JobState.FINISHED
     assert launcher.fetch(handle).status == "ok"

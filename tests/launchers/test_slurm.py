@@ -150,7 +150,7 @@ class TestSlurmLauncher(OnSlurm, EngineContract):
         measurement = launcher.fetch(handle)
         assert (measurement.status, measurement.cause) == (
             "crashed",
-            "Slurm will not run the job: PartitionTimeLimit",
+            "Slurm rejects the job: PartitionTimeLimit",
         )
         assert (measurement.refused, measurement.wall_s) == (True, 0.0)
 
@@ -202,7 +202,7 @@ class TestSlurmLauncher(OnSlurm, EngineContract):
             is JobState.FINISHED
         )
         measurement = launcher.fetch(handle)
-        assert (measurement.status, "lack of host memory" in (measurement.cause or "")) == (
+        assert (measurement.status, "out of host memory" in (measurement.cause or "")) == (
             status,
             True,
         ), measurement

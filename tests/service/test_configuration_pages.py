@@ -215,7 +215,7 @@ def test_one_is_compared_with_the_one_to_try(shared_http: TestClient) -> None:
     [
         ({"model": "llama-3-71b"}, "no model is called"),
         ({"model": "/etc/passwd"}, "no model is called"),
-        ({"trainer": {"command": ["true"], "reader": "megatron-lm"}}, "runs no commands"),
+        ({"trainer": {"command": ["true"], "reader": "megatron-lm"}}, "do not run commands"),
         ({"sarch": {}}, "did you mean search"),
     ],
 )

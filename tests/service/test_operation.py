@@ -200,13 +200,13 @@ def test_readiness_tells_what_is_wrong(
     answer = http.get("/readyz")
     assert (answer.status_code, answer.json()["code"]) == (503, "not_ready")
     assert "hp-tool db upgrade" in answer.json()["detail"]
-    assert "can only be read" in answer.json()["detail"]
+    assert "the database is read-only" in answer.json()["detail"]
     full = replace(old, revision=old.needed_revision, read_only=False, free_bytes=2**20)
     monkeypatch.setattr(store, "state", lambda: full)
     answer = http.get("/readyz")
     assert (
         answer.status_code == 503
-        and "1 MiB are free on the database's disk: make room" in answer.json()["detail"]
+        and "1 MiB free on the database's disk: free some space" in answer.json()["detail"]
     )
     newer = replace(old, revision="9999", read_only=False)  # another host was updated first
     monkeypatch.setattr(store, "state", lambda: newer)

@@ -112,7 +112,7 @@ def test_a_restore_under_running_searches(
         doctor = THIS.run("doctor", "--json", database_url=restored, home=tmp_path)
         checks = {each["name"]: each for each in json.loads(doctor.stdout)["checks"]}
         assert stray.job_name in checks["unknown jobs"]["detail"]
-        assert "folders of jobs" in checks["unknown folders"]["detail"]
+        assert "job folders that are not in the database" in checks["unknown folders"]["detail"]
         after = stack.enter_context(closing(open_store(restored)))
         known = {run.id for run in runs_of(after, begun)}
         assert 0 < len(known) < query["search"]["budget_runs"] and not runs_of(after, waiting)

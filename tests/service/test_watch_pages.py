@@ -81,10 +81,7 @@ def test_a_job_faster_than_expected_is_told_so_and_lost_nodes_are_counted_from_i
     watch = begun(http, query=DENSE)
     http.post(f"/v1/watches/{watch}/steps", json=batch(times(100, median_s=0.65)))
     page, text = twin(http, watch, lost_nodes=1), http.get(f"/watches/{watch}").text
-    assert (
-        page["faster"].endswith("the query is probably of another job")
-        and "Check the query." in text
-    )
+    assert page["faster"].endswith("Is the query for another job?") and "Check the query." in text
     assert page["row"]["query_doubted"] and "check the query" in http.get("/watches").text
     assert "as it should be" not in text
     answer = http.post("/v1/lost-nodes?lost_nodes=1", json=DENSE).json()

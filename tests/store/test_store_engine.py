@@ -208,7 +208,7 @@ def test_a_full_disk_is_seen_before_a_write_fails(
     monkeypatch.setattr(shutil, "disk_usage", lambda path: room._replace(free=2**20))
     (check,) = (each for each in database_state(store.state()) if each.name == "database disk")
     store.close()
-    assert (check.status, check.fix) == ("failed", "make room there")
+    assert (check.status, check.fix) == ("failed", "free some space")
 
 
 def test_writers_of_a_process_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

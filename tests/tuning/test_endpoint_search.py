@@ -446,7 +446,7 @@ def test_a_training_a_missing_key_and_a_silent_server_are_told(
     with pytest.raises(LauncherError, match="No response from"):
         create("endpoint", options=options | {"url": "http://127.0.0.1:9/v1"}).answers()
     monkeypatch.delenv("ENDPOINT_KEY")
-    with pytest.raises(InputError, match="ENDPOINT_KEY, which is not set"):
+    with pytest.raises(InputError, match=r"ENDPOINT_KEY, .* is not set"):
         create("endpoint", options=options)
     with pytest.raises(InputError, match="one of them"):
         create("endpoint", options=options | {"api_key": "sk-1"})
