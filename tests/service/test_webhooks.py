@@ -235,7 +235,7 @@ def test_what_nobody_tells_is_told_to_the_operator(
     assert not store.state().overdue_webhooks  # nor has its worker had the time to tell
     long_ago(store, tables.searches.c.finished_at)
     with caplog.at_level(logging.WARNING):
-        warn_of_overdue(store=store, stopping=stopping, check_interval_s=0.01)  # returns, for it says so once
+        warn_of_overdue(store=store, stopping=stopping, check_interval_s=0.01)
     (record,) = caplog.records
     assert (
         "1 webhooks are overdue" in record.getMessage()

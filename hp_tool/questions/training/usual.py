@@ -88,7 +88,8 @@ def answered(
     resolved = resolved or resolve_configuration(query)
     plain = resolved.estimate(with_fixes=False)
     estimate = as_usual(plain, query=query, problem=resolved.problem)
-    if estimate is plain:
+    assumed = estimate.provenance.get("usual")
+    if estimate is plain or not isinstance(assumed, dict):
         return query, estimate
-    settings = dict(estimate.provenance["usual"]["set"])
+    settings = dict(assumed["set"])
     return parse_query(lay(query_mapping(query), settings)), estimate
