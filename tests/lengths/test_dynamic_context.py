@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from hp_tool.catalog import cluster, model
 from hp_tool.catalog.lengths import sequence_lengths
 from hp_tool.cost.candidates import Candidates
+from hp_tool.cost.lengths import dynamic
 from hp_tool.cost.lengths.dynamic import (
     ContextComparison,
     MicroBatchClock,
@@ -159,9 +160,12 @@ def test_what_cannot_be_scheduled_is_refused_by_name() -> None:
 
 
 @pytest.mark.parametrize("p", [1, 4])
-def test_the_expected_wait_is_what_scheduled_steps_show(p: int) -> None:
+def test_the_expected_wait_is_what_scheduled_steps_show(
+    p: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Mean rows and an expected maximum, against rows packed, timed and dealt out one by one."""
-    timer = clock(c=1, d=16, p=p)  # 128 rows a step, so that eight steps are a fair sample
+    monkeypatch.setattr(dynamic, "STEPS", 64)  # the mean maximum of eight is off by 1 %
+    timer = clock(c=1, d=16, p=p)
     mixed = lengths(*[1024] * 60, ROW)  # every third row is one long sequence
     rows = packed_rows(mixed, row_tokens=ROW)
     values = {
@@ -206,26 +210,26 @@ SPLIT = {"tensor_parallel_size": 2, "context_parallel_size": 8, "recompute": "fu
 
 
 def test_an_estimate_is_shortened_by_the_gain_of_its_schedules() -> None:
-    dynamic, static = (
+    shorter, static = (
         estimate(query=asked(parallel=SPLIT | {"dynamic_context_parallel": on}), with_fixes=False)
         for on in (True, False)
     )
-    assert dynamic.time is not None and static.time is not None and dynamic.parallel is not None
+    assert shorter.time is not None and static.time is not None and shorter.parallel is not None
     assert (
-        dynamic.parallel.dynamic_context_parallel and not static.parallel.dynamic_context_parallel
+        shorter.parallel.dynamic_context_parallel and not static.parallel.dynamic_context_parallel
     )  # type: ignore[union-attr]
-    assert sum(dynamic.time.parts_s.values()) == pytest.approx(dynamic.time.step_s)
+    assert sum(shorter.time.parts_s.values()) == pytest.approx(shorter.time.step_s)
     machine = cluster(ClusterQuery(gpu="h100-sxm-80gb", num_gpus=32))
     workload = TrainingWorkload(sequence_length=ROW, global_batch_size=8)
     timer = MicroBatchClock(
         case=case_of(model=model("llama-3-8b"), cluster=machine, workload=workload),
-        config=replace(dynamic.parallel, dynamic_context_parallel=None),
+        config=replace(shorter.parallel, dynamic_context_parallel=None),
     )
     gain = compare_context_parallelism(
         clock=timer, distribution=sequence_lengths("synthetic-code")
     ).gain_over_packing
     assert gain > 1.05
-    assert static.time.step_s / dynamic.time.step_s == pytest.approx(gain)
+    assert static.time.step_s / shorter.time.step_s == pytest.approx(gain)
 
 
 def test_a_recommendation_ranks_what_it_shows_by_its_schedules_and_asks_for_the_same_again() -> (
@@ -252,15 +256,15 @@ def test_a_recommendation_states_its_gain_over_the_best_static_layout(exchange: 
         "context_parallel_size": 8,
     }
     parallel |= {"context_parallel_communication": exchange}
-    dynamic = recommend(query=asked(parallel=parallel), top=1).recommendations[0]
+    grouped = recommend(query=asked(parallel=parallel), top=1).recommendations[0]
     static = recommend(
         query=asked(parallel=parallel | {"dynamic_context_parallel": None}), top=1
     ).recommendations[0]
     used = static.parallel.context_parallel_communication or "p2p"
-    assert used == exchange or (exchange is None and used.startswith("a2a"))
-    assert static.expected_token_s is not None and dynamic.expected_token_s is not None
-    gain = static.expected_token_s / dynamic.expected_token_s
-    said = str(dynamic.estimate.provenance["dynamic_context_parallel"])
+    assert exchange in (None, used)
+    assert static.expected_token_s is not None and grouped.expected_token_s is not None
+    gain = static.expected_token_s / grouped.expected_token_s
+    said = str(grouped.estimate.provenance["dynamic_context_parallel"])
     how = f"{gain:.2f}x faster" if gain >= 1.0 else f"{1.0 / gain:.2f}x slower"
     assert how in said and f"which exchanges by {used}" in said and "p2p only" in said
 

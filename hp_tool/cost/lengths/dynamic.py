@@ -119,6 +119,7 @@ def compare_context_parallelism(
         totals += arrival, balanced, best_s
         for size, tokens in zip(best.sizes.tolist(), best.tokens.tolist(), strict=True):
             tokens_by_size[size] = tokens_by_size.get(size, 0.0) + tokens
+    totals *= 1.0 + clock.waits_per_second()
     packed_s, balanced_s, dynamic_s = (totals / STEPS + clock.once_a_step_s()).tolist()
     shares = {
         size: tokens_by_size[size] / sum(tokens_by_size.values()) for size in sorted(tokens_by_size)
@@ -317,14 +318,40 @@ class MicroBatchClock:
         """Seconds of a step that do not depend on the order of sequences; of the bubble, only the
         ends and transfers.
         """
-        parts = training_costs(case=self.case, candidates=self._alone).parts
+        parts, (_, between) = self._parts_without_waits(), self._full_row()
+        return sum(parts[name] for name in ONCE_A_STEP) - self.fill * between
+
+    def waits_per_second(self) -> float:
+        """Seconds of waiting for the slowest device per second that the replicas run, as with full
+        rows: they grow with the work of a step (`cost.stragglers`).
+        """
+        waits = self._parts(self.case)["data_parallel"]
+        waits -= self._parts_without_waits()["data_parallel"]
+        row, between = self._full_row()
+        replicas = self.config.data_parallel_size
+        runs = self.case.workload.global_batch_size / replicas * row + self.fill * between
+        return waits / runs
+
+    def _full_row(self) -> tuple[float, float]:
+        """`seconds` of one full row of one sequence."""
         row = float(self.case.workload.sequence_length)
-        _, between = self.seconds(
+        seconds, between = self.seconds(
             sizes=np.array([self.config.context_parallel_size]),
             tokens=np.array([row]),
             squares=np.array([row**2]),
         )
-        return float(sum(parts[name] for name in ONCE_A_STEP) - self.fill * between[0])
+        return float(seconds[0]), float(between[0])
+
+    def _parts(self, case: TrainingCase) -> dict[str, float]:
+        parts = training_costs(case=case, candidates=self._alone).parts
+        return {name: float(part) for name, part in parts.items()}
+
+    def _parts_without_waits(self) -> dict[str, float]:
+        """Parts of a step of full rows on devices that are equally fast."""
+        profile = self.case.profile
+        alike = dataclasses.replace(profile.framework, device_log_sd=0.0, micro_batch_log_sd=0.0)
+        profile = dataclasses.replace(profile, framework=alike)
+        return self._parts(dataclasses.replace(self.case, profile=profile))
 
     @property
     def _alone(self) -> Candidates:
