@@ -162,8 +162,8 @@ def test_json_text_http_page_and_agents_map_the_step(
     )
     text = " ".join(command("recommend", str(path), COLUMNS="200").stdout.split())
     assert (
-        f"days ({decimal(days[0])} to {decimal(days[1])}), ${row['cost']:,.0f} (${cost[0]:,.0f} to "
-        f"${cost[1]:,.0f})" in text
+        f"days ({decimal(days[0])}-{decimal(days[1])} days), ${row['cost']:,.0f} "
+        f"(${cost[0]:,.0f}-${cost[1]:,.0f})" in text
     )
 
     # Several machines: a table of the terminal, and the page.

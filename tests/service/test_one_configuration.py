@@ -215,6 +215,7 @@ def test_the_communication_that_a_ranking_chose_is_exported(tmp_path: Path) -> N
         "model": "llama-3-8b",
         "cluster": {"gpu": GPU, "num_gpus": 64},
         "training": {"sequence_length": 131072, "global_batch_size": 64},
+        "parallel": {"context_parallel_size": 16},
     }
     (tmp_path / "query.json").write_text(json.dumps(query))
     (tmp_path / "result.json").write_text(
