@@ -11,6 +11,7 @@ from hp_tool.formats.tools.megatron_lm.scripts import command, kubernetes, slurm
 from hp_tool.formats.tools.megatron_lm.write import flags, loop_flags, yaml
 
 _FLAGS = r"--(num[-_]layers|tensor[-_]model[-_]parallel[-_]size|hidden[-_]size|micro[-_]batch[-_]size|recompute[-_]granularity)\b"  # noqa: E501
+_PROGRAMS = r"\bpretrain_(bert|gpt|hybrid|mamba|t5)\.py\b"
 
 
 def options(setup: TrainingSetup) -> dict[str, str]:
@@ -37,7 +38,7 @@ register(
                 rank=20,
                 holds=lambda evidence: PRINTED_ARGUMENTS.search(evidence.text) is not None,
             ),
-            Sign(of="script", rank=50, holds=words(_FLAGS)),
+            Sign(of="script", rank=50, holds=words(rf"{_FLAGS}|{_PROGRAMS}")),
         ),
         read=read_source,
         write=command,
