@@ -217,7 +217,10 @@ def test_a_measurement_is_excluded_and_taken_back_each_as_a_version(hp_tool):
     assert "version 3" in hp_tool("measurements", "--accept", identity).stdout
     after = estimate(hp_tool, query)["calibrated_estimate"]
     assert after["time"] == before["time"]
-    assert "no measurement" in hp_tool("measurements", "--accept", "nobody", exit_code=2).stderr
+    assert (
+        "No measurement 'nobody'"
+        in hp_tool("measurements", "--accept", "nobody", exit_code=2).stderr
+    )
 
 
 def test_runs_without_a_step_time_say_that_they_correct_none(hp_tool):

@@ -62,7 +62,7 @@ def test_a_key_pays_for_its_own_searches_only(
     assert store.gpu_seconds_today(api_key_id="k1") == 20.0  # spent; the rest of its budget is free
     other = store.create_search(query=query(30.0), api_key_id="k1", limits=(mine,))
     with pytest.raises(
-        LimitError, match="0 are left"
+        LimitError, match="this key has 0 of 50 left"
     ):  # a failed one comes back with what it has left
         store.resume_search(search_id=search.id, limits=(mine,))
     store.request_cancel(search_id=other.id)

@@ -265,7 +265,7 @@ def test_a_clusters_ceilings_hold_for_a_search_and_for_a_day(store: Any) -> None
         query=query("silent", budget_gpu_seconds=1e6), store=store, launcher=CpuEngine()
     )  # elsewhere
     tune(query=query("bounded"), store=store, launcher=CpuEngine())
-    with pytest.raises(LimitError, match="cluster bounded's 400 GPU-seconds") as exhausted:
+    with pytest.raises(LimitError, match="cluster bounded has 280 of 400 left") as exhausted:
         for _ in range(4):
             tune(query=query("bounded"), store=store, launcher=CpuEngine())
     assert exhausted.value.code == "quota_exhausted"

@@ -58,7 +58,7 @@ def test_json_stands_alone_on_stdout_and_talk_goes_to_stderr(engine):
     assert set(best) == {
         *("rank", "group", "parallel", "set", "estimate", "measurement", "calibrated_estimate"),
         "measured_range_s",
-        *("expected_step_s", "out_of_memory_probability"),
+        *("expected_step_s", "out_of_memory_probability", "faster"),
         *(each.name for each in fields(Priced)),
     }
     assert best["rank"] == 1
