@@ -59,7 +59,7 @@ OF: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     },
     "deepspeed": (
         "llama-3-8b",
-        {},
+        {"framework": "deepspeed"},
         PLAIN | {"tensor_parallel_size": 1, "sequence_parallel": False},
     ),
     "nanotron": ("llama-3-8b", {"framework": "nanotron"}, DENSE | {"context_parallel_size": 1}),

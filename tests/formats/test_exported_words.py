@@ -179,11 +179,11 @@ def test_bridges_file_says_the_optimizers_precisions() -> None:
     assert training["gradient_precision"] == "bf16"
 
 
-RECOMPUTED = {
+RECOMPUTED: dict[str, Any] = {
     "kind": "training",
     "model": "llama-3-8b",
     "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8},
-    "training": {"sequence_length": 4096, "global_batch_size": 64},
+    "training": {"sequence_length": 4096, "global_batch_size": 64, "framework": "deepspeed"},
     "parallel": {
         "tensor_parallel_size": 1,
         "pipeline_parallel_size": 1,
@@ -212,7 +212,7 @@ def test_deepspeeds_file_says_what_makes_a_trainer_recompute() -> None:
         "training.sequence_length=4096",
     )
     assert imported(ran.stdout, *said)["parallel"]["recompute"] == "full"
-    kept = RECOMPUTED | {"parallel": RECOMPUTED["parallel"] | {"recompute": "none"}}  # type: ignore[operator]
+    kept = RECOMPUTED | {"parallel": RECOMPUTED["parallel"] | {"recompute": "none"}}
     assert (
         "gradient_checkpointing"
         not in run("export", "-", "--format", "deepspeed", content=kept).stderr
@@ -220,14 +220,19 @@ def test_deepspeeds_file_says_what_makes_a_trainer_recompute() -> None:
 
 
 def test_a_free_knob_that_a_format_cannot_say_is_left_out_with_a_word_on_its_price() -> None:
-    answer = json.loads(run("recommend", "-", "--top", "1", "--json", content=RECOMPUTED).stdout)
+    megatron = {
+        key: RECOMPUTED["training"][key] for key in ("sequence_length", "global_batch_size")
+    }
+    query = RECOMPUTED | {"training": megatron}
+    query["parallel"] = RECOMPUTED["parallel"] | {"zero_stage": 1}
+    answer = json.loads(run("recommend", "-", "--top", "1", "--json", content=query).stdout)
     assert answer["recommendations"][0]["set"]["training.cross_entropy"] == "fused"
-    ran = run("export", "-", "--format", "deepspeed", content=answer)
+    ran = run("export", "-", "--format", "verl", content=answer)
     (note,) = (line for line in ran.stderr.splitlines() if "training.cross_entropy" in line)
     step_s = answer["recommendations"][0]["estimate"]["time"]["step_s"]
     assert f"{step_s:.4g} s with it" in note and "without" in note
-    said = RECOMPUTED | {"training": RECOMPUTED["training"] | {"cross_entropy": "fused"}}  # type: ignore[operator]
-    refused = run("export", "-", "--format", "deepspeed", content=said)
+    said = query | {"training": megatron | {"cross_entropy": "fused"}}
+    refused = run("export", "-", "--format", "verl", content=said)
     assert (
         refused.returncode == 2 and "training.cross_entropy" in refused.stderr
     )  # what a user asks for is never left out

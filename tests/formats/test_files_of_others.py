@@ -66,11 +66,10 @@ def test_deepspeed_comes_back_the_same(
         zero_stage=zero,
         recompute=recompute,
     )
-    query["training"]["precision"] = precision
+    query["training"] |= {"framework": "deepspeed", "precision": precision}
     query["training"]["global_batch_size"] = 256
     setup = setup_of(query)
     said = {
-        "training.framework": "megatron-core",
         "cluster.gpu": "h100-sxm-80gb",
         "model": "llama-3-70b",
         "training.sequence_length": 8192,
@@ -282,3 +281,12 @@ def test_a_hostile_model_name_stays_in_its_comment() -> None:
     for format in ("megatron-lm", "slurm", "nemo"):
         lines = export(result=query, format=format).splitlines()
         assert all(line.startswith("#") for line in lines if "never" in line)
+
+
+@pytest.mark.parametrize("framework", ["deepspeed", "llama-factory", "openrlhf"])
+def test_deepspeeds_file_is_written_for_what_runs_deepspeed(framework: str) -> None:
+    query = llama(tensor_parallel_size=1, pipeline_parallel_size=1, zero_stage=3)
+    with pytest.raises(UnsupportedError, match=r"training\.framework: deepspeed"):
+        deepspeed.text(setup_of(query))
+    query["training"]["framework"] = framework
+    assert deepspeed.text(setup_of(query))

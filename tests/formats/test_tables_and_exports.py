@@ -149,6 +149,7 @@ TOLD = {
 FRAMEWORK = {
     "nanotron": ("nanotron",),
     "accelerate": ("torch-fsdp",),
+    "deepspeed": ("deepspeed",),
     "torchtitan": ("torch-fsdp",),
     "verl": ("verl", "verl-fsdp"),
 }

@@ -264,11 +264,14 @@ def test_a_configuration_as_a_file() -> None:
         tomllib.loads(made.files["torchtitan.toml"])["parallelism"]["tensor_parallel_degree"] == 4
     )
     alone = ParallelConfig(data_parallel_size=16, zero_stage=2)
-    made = run(trainer("train.py", "--deepspeed_config={file:deepspeed}"), config=alone)
+    given = trainer("train.py", "--deepspeed_config={file:deepspeed}")
+    made = run(given, config=alone, framework="deepspeed")
     assert made.command[1] == "--deepspeed_config=deepspeed.json"
     assert json.loads(made.files["deepspeed.json"])["zero_optimization"]["stage"] == 2
     with pytest.raises(UnsupportedError):
-        run(trainer("train.py", "{file:deepspeed}"))  # no tensor parallelism in such a file
+        run(given, framework="deepspeed")  # no tensor parallelism in such a file
+    with pytest.raises(UnsupportedError, match=r"training\.framework: deepspeed"):
+        run(given, config=alone)
 
 
 @pytest.mark.parametrize(

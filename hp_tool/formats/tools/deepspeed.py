@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hp_tool.domain.declared import BATCH, names
+from hp_tool.domain.frameworks import STAND_INS
 from hp_tool.domain.setups import TrainingSetup
 from hp_tool.errors import UnsupportedError
 from hp_tool.formats.reading import Reading, key_values
@@ -28,8 +29,8 @@ _GRADIENTS = {"fp32": "fp32", "bf16": "bf16", "fp16": "fp16"}
 
 def config(setup: TrainingSetup) -> dict[str, Any]:
     """Return the JSON file's content. Raises UnsupportedError for what it cannot say."""
-    refuse_unsaid(setup, tool=TOOL, expressed=SAID | SHAPE)
     w, c = setup.workload, setup.parallel
+    refuse_unsaid(setup, tool=TOOL, expressed=SAID | SHAPE, runs=_runs(w.framework))
     if w.precision not in ("bf16", "fp16", "fp32"):
         raise UnsupportedError(
             f"{TOOL} has no setting for precision {w.precision}", field="training.precision"
@@ -63,6 +64,12 @@ def config(setup: TrainingSetup) -> dict[str, Any]:
             f"{TOOL} checkpoints whole layers: none or full", field="parallel.recompute"
         )
     return content
+
+
+def _runs(framework: str) -> str:
+    """Return the framework if it is a trainer around DeepSpeed; else DeepSpeed itself."""
+    around = framework in STAND_INS and STAND_INS[framework].constants == "deepspeed"
+    return framework if around else "deepspeed"
 
 
 def text(setup: TrainingSetup) -> str:
