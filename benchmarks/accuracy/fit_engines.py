@@ -96,7 +96,7 @@ PROFILED = {
 (0.11.0, 1,024 sequences; Llama 3.1 8B, Llama 3.3 70B, Qwen3 0.6B and 32B, GPT-OSS 20B and 120B) is
 38.3 bytes a logit within 1 %, beside 0.13 GiB that PyTorch does not count on one device and 0.55 on
 each of two. On four H100 vLLM and SGLang both printed caches of Qwen3-235B that leave 1.3 GiB more
-(vllm-project/vllm#21348).
+(vllm-project/vllm#21348); SGLang's is a row that `kv_cache` judges.
 """
 OUTSIDE = {
     "reserve_bytes": 0.5 * GIB,

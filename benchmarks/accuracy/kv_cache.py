@@ -1,8 +1,9 @@
 """Cache sizes that engines printed when they started, beside predictions: `python -m
 benchmarks.accuracy.kv_cache [--data DIR] [--json]`.
 
-No constant of these predictions is fitted to these rows: what vLLM reserves comes from runs that
-print its parts (`fit_engines.PROFILED`), SGLang's rule from its source.
+What vLLM reserves comes from runs that print its parts (`fit_engines.PROFILED`), SGLang's rule from
+its source. One constant saw a row: the buffer of NCCL's multicast (NVLS) comes from two caches of
+Qwen3-235B that vLLM and SGLang printed, and SGLang's is among these rows.
 """
 
 from __future__ import annotations
@@ -42,6 +43,10 @@ PRECISIONS = {
 }
 CACHES = {"int8 per token and head": "fp8"}
 CLOSE = 0.1
+SAW = (
+    "reserves that vLLM 0.11 printed; SGLang's source; the NVLS buffer from two printed caches of "
+    "Qwen3-235B, of which SGLang's is a judged row (layers alike)"
+)
 
 
 def comparisons(folder: Path) -> Iterator[Comparison]:
@@ -147,7 +152,7 @@ def groups(folder: Path) -> list[Group]:
         Group(
             title=title,
             left_out="all",
-            saw="reserves that vLLM 0.11 printed; SGLang's source",
+            saw=SAW,
             rows=[row for row in every if ("unlike" in row.part) == unlike],
             unit="tokens",
         )
