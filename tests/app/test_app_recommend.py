@@ -235,7 +235,7 @@ def test_a_layout_narrows_the_axes_and_stands_in_each_answer() -> None:
         "training": {"sequence_length": 8192, "global_batch_size": 64},
         "parallel": {"pipeline_layout": layout},
     }
-    result = recommend(query=parse_query(query), top=20)
+    result = recommend(query=parse_query(query), top=40)
     assert result.rejections["layout_not_applicable"] > 0
     sizes = {
         (one.parallel.pipeline_parallel_size, one.parallel.virtual_pipeline_parallel_size)

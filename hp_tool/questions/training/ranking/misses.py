@@ -1,5 +1,6 @@
 """What comes nearest where no configuration is acceptable."""
 
+from collections.abc import Callable
 from dataclasses import fields, replace
 
 import numpy as np
@@ -43,6 +44,25 @@ def nearest_misses(
     return tuple(misses)
 
 
+def distance(problem: TrainingProblem) -> Callable[[Recommendation], tuple[int, float, float]]:
+    """Return the order of `nearest` as a key of rows."""
+    capacity, longest_s = _capacity(problem), problem.longest_step_s
+
+    def of(row: Recommendation) -> tuple[int, float, float]:
+        known = row.known
+        assert known.memory is not None and known.time is not None  # legal configurations
+        size, step_s = known.memory.total_bytes / capacity, known.time.step_s
+        time = step_s / longest_s
+        return (size > 1.0) + (time > 1.0), max(size, time), step_s
+
+    return of
+
+
+def _capacity(problem: TrainingProblem) -> float:
+    fraction = 1.0 - problem.constraints.memory_headroom_fraction
+    return problem.cluster.gpu.memory_bytes * fraction
+
+
 def nearest(
     rows: CostedRows, *, problem: TrainingProblem, variant: IntArray | None = None
 ) -> NDArray[np.intp]:
@@ -51,10 +71,7 @@ def nearest(
     over the longest step that max_days and max_cost allow, whichever is the larger multiple. Equal
     ones, of which there may be two, count once; `variant` also tells them apart.
     """
-    capacity = problem.cluster.gpu.memory_bytes * (
-        1.0 - problem.constraints.memory_headroom_fraction
-    )
-    size, time = rows.memory_total_bytes / capacity, rows.step_s / problem.longest_step_s
+    size, time = rows.memory_total_bytes / _capacity(problem), rows.step_s / problem.longest_step_s
     missed = (size > 1.0).astype(np.int64) + (time > 1.0)
     order = np.lexsort((rows.step_s, np.maximum(size, time), missed))[: 2 * NEAREST]
     columns = [getattr(rows.candidates, f.name)[order] for f in fields(Candidates)]

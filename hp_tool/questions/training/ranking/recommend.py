@@ -25,7 +25,7 @@ from hp_tool.questions.training.ranking.choice import (
     recommendations_of,
 )
 from hp_tool.questions.training.ranking.knobs import LAYOUTS, free_knobs, may_choose
-from hp_tool.questions.training.ranking.misses import nearest_misses
+from hp_tool.questions.training.ranking.misses import distance, nearest_misses
 from hp_tool.questions.training.ranking.rank import (
     CostedRows,
     costed_chunks,
@@ -63,7 +63,7 @@ def recommend(
     misses: tuple[Recommendation, ...] = ()
     if best.computed and not best.feasible:
         with bounds.over_again():
-            misses = nearest_misses(problem, predictor)
+            misses = _nearest_misses(query, best, calibrations=calibrations)
     chosen = choose(best, count=top)
     ranked = chosen_recommendations(chosen)
     if query.parallel.dynamic_context_parallel and ranked:
@@ -196,6 +196,32 @@ def _resolved(query: Query, chosen: Mapping[str, Any]) -> TrainingProblem:
     return replace(problem, assumed={**problem.assumed, **values}).choosing(values)
 
 
+def _chosen_values(query: Query, best: Best) -> dict[str, Any]:
+    """Return what the best has of the values that `training` lists, and where it offloads."""
+    assert query.training is not None
+    chosen = best.problems[0].chosen
+    names = (*query.training.choices, "offload")
+    return {name: chosen[f"training.{name}"] for name in names if f"training.{name}" in chosen}
+
+
+def _with_training(query: Query, values: Mapping[str, Any]) -> Query:
+    assert query.training is not None
+    return replace(query, training=replace(query.training, **values))
+
+
+def _nearest_misses(
+    query: Query, best: Best, *, calibrations: Calibrations | None
+) -> tuple[Recommendation, ...]:
+    """Return what comes nearest without the free knobs or with them, whichever is nearer."""
+    problem, predictor = best.problems[0], best.predictors[0]
+    found, least = nearest_misses(problem, predictor), distance(problem)
+    for other in free_knobs(_with_training(query, _chosen_values(query, best)), best):
+        misses = nearest_misses(other, None if calibrations is None else calibrations(other))
+        if misses and (not found or least(misses[0]) < least(found[0])):
+            found = misses
+    return found
+
+
 def _with_free_knobs(
     query: Query,
     best: Best,
@@ -266,13 +292,8 @@ def pareto_front(
     best = _best_of_lists(replace(query, objective="throughput"), keep=1, calibrations=calibrations)
     if against == "memory":
         return recommendations_of(_memory_front(best))
-    assert query.training is not None
-    chosen = {
-        name: best.problems[0].chosen[f"training.{name}"]
-        for name in (*query.training.choices, "offload")
-        if f"training.{name}" in best.problems[0].chosen
-    }
-    query = replace(query, training=replace(query.training, **chosen))
+    chosen = _chosen_values(query, best)
+    query = _with_training(query, chosen)
     problem = _resolved(query, chosen)
     predictor = None if calibrations is None else calibrations(problem)
     keep = LAYOUTS if may_choose(query, problem) else 1
