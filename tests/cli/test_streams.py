@@ -49,7 +49,9 @@ def test_a_closed_standard_input_is_named(tmp_path: Path) -> None:
 def test_a_database_without_a_place_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     ended = shell('HP_DATABASE_URL="sqlite:///$PWD/file/of/hp.sqlite3" "$@" db upgrade', tmp_path)
-    assert ended.returncode == 1 and ended.stderr.startswith("hp-tool: the database's folder ")
+    assert ended.returncode == 1 and ended.stderr.startswith(
+        "hp-tool: Cannot create the database folder "
+    )
     assert "HP_DATABASE_URL" in ended.stderr and ended.stderr.count("\n") == 1
 
 
