@@ -247,7 +247,9 @@ def _answer(
         float(bound[0])
         for bound in known.alone.take(np.array([row])).interval(confidence=CONFIDENCE)
     )
-    own = float(known.step.median_s[row]), float(known.step.log_sd[row])
+    low, high = (float(bound[0]) for bound in known.step.take(np.array([row])).interval())
+    # It may be of the slow regime too, which the standard deviation of the regular one leaves out.
+    own = float(known.step.median_s[row]), math.log(high / low) / (2.0 * NORMAL_QUANTILE)
     steps = measured_steps(runs, kind=problem.training.cluster.gpu.kind)
     gains = (
         () if baseline is None else gains_of(best.parallel, own, baseline=baseline, measured=steps)
