@@ -99,8 +99,8 @@ def fill_template(template: str, *, plan: LaunchPlan) -> str:
             plain = re.sub(r"[^A-Za-z0-9_.-]+", "-", value)[:40].strip("-._")
             if not plain:
                 message = (
-                    f"Cannot fill {{{name}}} in {template}: {value!r} has no letters or digits. "
-                    "Set an owner, or remove the placeholder."
+                    f"Cannot fill {{{name}}} in {template}: {value!r} has no ASCII letters or "
+                    "digits. Set an owner, or remove the placeholder."
                 )
                 raise InputError(message, field="cluster.runs.options")
             template = template.replace(f"{{{name}}}", plain)
