@@ -223,8 +223,8 @@ def test_the_communication_that_a_ranking_chose_is_exported(tmp_path: Path) -> N
     )
     rows = json.loads((tmp_path / "result.json").read_text())["recommendations"]
     for source, rank in (
-        ("result.json", 1),
-        ("query.json", 1),
+        ("result.json", 2),
+        ("query.json", 2),
         ("result.json", 3),
         ("query.json", 3),
     ):
