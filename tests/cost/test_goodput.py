@@ -201,14 +201,14 @@ def test_limits_count_calendar_days() -> None:
     )  # offload, tried where nothing else is in time, would be
     missed = training.recommend(query=schema.parse_query(between | failing), top=1)
     assert not missed.recommendations
-    nearest = missed.nearest_misses[0].estimate  # of the usual exchanges of a sequence
+    nearest = missed.nearest_misses[0].estimate  # with its own free knobs, so maybe a little faster
     assert (
         nearest.reasons[0].code == "target_missed"
         and nearest.reasons[0].needed == nearest.effective_days
     )
     assert (
         nearest.effective_days is not None
-        and best.effective_days <= nearest.effective_days <= 1.02 * best.effective_days
+        and 0.99 * best.effective_days <= nearest.effective_days <= 1.02 * best.effective_days
     )
 
 

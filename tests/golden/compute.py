@@ -85,6 +85,9 @@ def _batch() -> Iterator[tuple[str, dict[str, Any]]]:
         )
     for answer in _command_batch(lines + read("serving.jsonl")):
         if answer["id"]:
+            familiarity = (answer.get("estimate") or {}).get("familiarity") or {}
+            if "class" in familiarity:  # which Python calls class_
+                familiarity["class_"] = familiarity.pop("class")
             yield f"batch/{answer['id']}", predicted(answer)
 
 

@@ -448,5 +448,5 @@ def test_a_training_a_missing_key_and_a_silent_server_are_told(
     monkeypatch.delenv("ENDPOINT_KEY")
     with pytest.raises(InputError, match=r"ENDPOINT_KEY, .* is not set"):
         create("endpoint", options=options)
-    with pytest.raises(InputError, match="one of them"):
+    with pytest.raises(InputError, match="set either api_key or api_key_variable"):
         create("endpoint", options=options | {"api_key": "sk-1"})
