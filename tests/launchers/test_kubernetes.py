@@ -220,7 +220,7 @@ class TestKubernetesLauncher(OnKubernetes):
         kubectl.write_text("#!/bin/sh\nexec sleep 30\n")
         with (
             monkeypatch.context() as patch,
-            pytest.raises(EngineAwayError, match=r"no answer within 0\.2 s"),
+            pytest.raises(EngineAwayError, match=r"no response within 0\.2 s"),
         ):
             patch.setattr(kubernetes, "_COMMAND_LIMIT_S", 0.2)
             launcher.find("job-1")

@@ -228,7 +228,7 @@ def test_a_stored_calibration_that_cannot_be_read_is_said(tmp_path: Path) -> Non
         connection.execute("INSERT INTO hp_calibrations VALUES (1)")
     connection.close()
     ((code, out, err),), _ = called(installed, [ANSWERED["estimate"]])
-    assert code == 0 and "step time" in out
+    assert code == 0 and "per step" in out
     assert err.startswith("not calibrated: a stored calibration needs ") and err.endswith(
         f"pip install -e '{lean.ROOT}[search]'\n"
     )

@@ -11,7 +11,7 @@ from tests.profiler.requests import request
 @pytest.mark.parametrize(
     ("times", "limits", "words"),
     [
-        ((9.0, 1.0, 1.0, 1.0, 1.0), {"step_tolerance_fraction": 0.01}, "all within 0.00%"),
+        ((9.0, 1.0, 1.0, 1.0, 1.0), {"step_tolerance_fraction": 0.01}, "all are within 0.00%"),
         (
             (9.0, 1.0, 1.0, 1.0),
             {"step_tolerance_fraction": 0.01},

@@ -242,7 +242,7 @@ def test_processor_time_ends_what_its_size_did_not_tell(service: Service) -> Non
         "POST", "/v1/recommendations", json=ENDLESS | {"parallel": parallel}
     )
     assert (answer.status_code, answer.json()["code"]) == (422, "request_too_costly")
-    assert "1 s of processor time" in answer.json()["detail"]
+    assert "1 s of CPU time" in answer.json()["detail"]
 
 
 def test_a_silly_line_of_a_batch_harms_no_other(service: Service) -> None:
