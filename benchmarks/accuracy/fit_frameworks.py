@@ -81,8 +81,6 @@ FIXED = FrameworkEfficiency(
     optimizer_traffic_factor=1.0,
     step_overhead_s=0.0,
     time_log_sd=0.08,
-    fitted_gpus=(GPU,),
-    fitted_silicon=("a100",),
     newest_release="22.05",
     memory_log_sd=0.03,
     fragmentation_fraction=0.03,
@@ -229,7 +227,7 @@ def fit_today(runs: tuple[Prepared, ...], start: Constants) -> Constants:
 
 @functools.cache
 def _fit_dense(runs: tuple[Prepared, ...], start: Constants, newest: str | None) -> Constants:
-    framework = dataclasses.replace(seen(start.framework, runs), newest_release=newest, **UNEQUAL)
+    framework = dataclasses.replace(start.framework, newest_release=newest, **UNEQUAL)
 
     def constants(values: Values) -> Constants:
         own = {name: value for name, value in values.items() if name not in CLOCKS}
@@ -337,22 +335,13 @@ def fitted(folder: Path) -> Iterator[FittedFile]:
         },
         fitted_on=f"{rows}; {by}; {untold}",
     )
-    v100, amd = v100_runs(folder), amd_runs(folder)
-    saw_all = seen(modern, [*(run for run in today_runs(folder) if not run.has_experts), *amd])
     nothing = "nothing: processes on a CPU hide nothing, and each search calibrates"
     profiles = {
         "a100": old,
         # Its rows are of 2020's software, and tell nothing of other releases.
-        "v100": dataclasses.replace(
-            seen(old, v100),
-            newest_release=old.newest_release,
-            yearly_gain=0.0,
-            attention_kernel=None,
-        ),
-        "default": dataclasses.replace(saw_all, newest_release=modern.newest_release),
-        "cpu": dataclasses.replace(
-            FIXED, fitted_gpus=(), fitted_silicon=(), newest_release=None, fitted_on=nothing
-        ),
+        "v100": dataclasses.replace(old, yearly_gain=0.0, attention_kernel=None),
+        "default": modern,
+        "cpu": dataclasses.replace(FIXED, newest_release=None, fitted_on=nothing),
     }
     for name, profile in profiles.items():
         yield framework_file(name, profile)
@@ -361,11 +350,11 @@ def fitted(folder: Path) -> Iterator[FittedFile]:
         (earlier.shares, f"{tables} {by}"),
         (today.shares, f"{rows}; {by}"),
         (
-            fit_die("v100", v100, old),
+            fit_die("v100", v100_runs(folder), old),
             f"four runs of Megatron-LM 2020 on V100, {at_once}; {by}",
         ),
         (
-            fit_die("mi300x", amd, modern),
+            fit_die("mi300x", amd_runs(folder), modern),
             f"LoRA of MLPerf on MI300X and MI325X, {at_once}; {by}",
         ),
     )

@@ -53,8 +53,8 @@ class Fitted:
     """The runs that they were fitted on."""
 
     def seen(self, runs: Sequence[Prepared]) -> Fitted:
-        """Return the constants as profiles state them: four digits each, and the cards of the runs
-        they were fitted on.
+        """Return the constants as profiles state them: four digits each, and the newest release of
+        the runs they were fitted on.
         """
         return Fitted(
             {

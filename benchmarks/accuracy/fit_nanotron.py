@@ -80,8 +80,6 @@ FIXED = FrameworkEfficiency(
     # Held out, 90 % of the runs are within 1.645 of these; half are within a tenth, and some ran
     # twenty times slower.
     time_log_sd=0.8,
-    fitted_gpus=("h100-sxm-80gb",),
-    fitted_silicon=("h100",),
     memory_log_sd=0.125,
     # of the grid's pipelines 79 % are held up on 64 nodes, 46 % on 32, 8 to 17 % on fewer
     message_stall_nodes=32,

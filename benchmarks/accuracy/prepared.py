@@ -361,14 +361,8 @@ def index_of(runs: tuple[Prepared, ...]) -> Index:
 
 
 def seen(framework: FrameworkEfficiency, runs: Iterable[Prepared]) -> FrameworkEfficiency:
-    """The constants with the cards, dies and releases of the runs that they were fitted on."""
-    chosen = list(runs)
-    return dataclasses.replace(
-        framework,
-        fitted_gpus=tuple(sorted({run.gpu.name for run in chosen})),
-        fitted_silicon=tuple(sorted({str(run.gpu.silicon) for run in chosen})),
-        newest_release=newest_release(chosen),
-    )
+    """The constants with the newest release of the runs that they were fitted on."""
+    return dataclasses.replace(framework, newest_release=newest_release(runs))
 
 
 def newest_release(runs: Iterable[Prepared]) -> str | None:

@@ -71,7 +71,10 @@ QUESTIONS = ("estimates", "lines", "export", "serving", "candidates", "process")
 
 
 def questions(only: Sequence[str]) -> dict[str, Any]:
-    """Return what `benchmarks.speed.questions` is given: of each question its variants by name."""
+    """Return what `benchmarks.speed.questions` is given: of each question its variants by name.
+
+    Empty where only whole commands are timed: these need no import that old trees lack.
+    """
     drawn = (
         {name: layouts(query) for name, query in MODELS.items()}
         if {"estimates", "lines"} & {*only}
@@ -88,7 +91,8 @@ def questions(only: Sequence[str]) -> dict[str, Any]:
             "both kinds": workloads.MIXED_QUERY | {"parallel": NARROW},
         },
     }
-    return {"warm": SMALL_QUERY} | {name: variants[name] for name in only if name in variants}
+    asked = {name: variants[name] for name in only if name in variants}
+    return {"warm": SMALL_QUERY} | asked if asked else {}
 
 
 def layouts(query: dict[str, Any]) -> list[dict[str, Any]]:
@@ -110,9 +114,13 @@ def times_of(
     """
     environment = os.environ | {"PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": ""}
     script = Path(__file__).with_name("questions.py")
-    command = [sys.executable, script, file, str(repeats)]
-    done = subprocess.run(command, cwd=tree, env=environment, check=True, stdout=subprocess.PIPE)
-    times: dict[str, float] = json.loads(done.stdout)
+    times: dict[str, float] = {}
+    if json.loads(file.read_text()):
+        command = [sys.executable, script, file, str(repeats)]
+        done = subprocess.run(
+            command, cwd=tree, env=environment, check=True, stdout=subprocess.PIPE
+        )
+        times = json.loads(done.stdout)
     for name, query in processes.items():
         command = [
             sys.executable,

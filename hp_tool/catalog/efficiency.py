@@ -226,8 +226,6 @@ def _standing_in(constants: FrameworkEfficiency, *, name: str) -> FrameworkEffic
         reserved_log_sd=wider(constants.reserved_log_sd, STAND_IN_MEMORY_LOG_SD),
         pair_log_sd=wider(constants.pair_log_sd, STAND_IN_LOG_SD),
         expert_pair_log_sd=wider(constants.expert_pair_log_sd, STAND_IN_LOG_SD),
-        fitted_gpus=(),
-        fitted_silicon=(),
         fitted_on=f"assumed for {name}: the constants of {constants.framework} "
         f"({constants.fitted_on})",
     )

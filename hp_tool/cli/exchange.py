@@ -247,7 +247,7 @@ def _files(names: list[str] | None) -> dict[str, str]:
 
 def _print(assessment: Assessment) -> None:
     """Print how the run compares with its prediction, what to change, and then the details."""
-    from hp_tool.cli.layout import make_console
+    from hp_tool.cli.layout import make_console, print_flags
     from hp_tool.cli.serving_tables import print_inference_estimate
     from hp_tool.cli.tables import print_estimate
     from hp_tool.domain.result import Estimate
@@ -255,16 +255,7 @@ def _print(assessment: Assessment) -> None:
     console = make_console()
     for line in (*_logged_lines(assessment), *_better_lines(assessment)):
         console.print(line, highlight=False)
-    for change in assessment.changes:
-        for sign, value in (("-", change["from"]), ("+", change["to"])):
-            if value is not None:
-                separator = " " if str(change["flag"]).startswith("-") else "="
-                console.print(
-                    f"{sign} {change['flag']}{separator + value if value else ''}",
-                    markup=False,
-                    highlight=False,
-                    soft_wrap=True,
-                )
+    print_flags(console, assessment.changes)
     console.print("\nPrediction", style="bold")
     if isinstance(assessment.estimate, Estimate):
         print_estimate(assessment.estimate)

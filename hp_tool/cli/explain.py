@@ -166,7 +166,7 @@ def _imported(
 
 
 def _print(answer: Explanation) -> None:
-    from hp_tool.cli.layout import make_console, print_table
+    from hp_tool.cli.layout import make_console, print_flags, print_table
     from hp_tool.domain.parts import PARTS, label
     from hp_tool.domain.units import LEAST_CHANGE, counted, duration
     from hp_tool.traces.explain.findings import saving
@@ -190,16 +190,7 @@ def _print(answer: Explanation) -> None:
             f"[bold]{each.change}[/bold] saves {saving(each)}, mostly {PARTS[each.part].in_words}",
             highlight=False,
         )
-        for flag in each.flags:
-            for sign, value in (("-", flag["from"]), ("+", flag["to"])):
-                if value is not None:
-                    separator = " " if str(flag["flag"]).startswith("-") else "="
-                    console.print(
-                        f"{sign} {flag['flag']}{separator + value if value else ''}",
-                        markup=False,
-                        highlight=False,
-                        soft_wrap=True,
-                    )
+        print_flags(console, each.flags)
     predicted = {
         part.name: part.predicted_s for part in answer.parts if part.predicted_s is not None
     }

@@ -3,7 +3,7 @@ the letters below.
 """
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from rich import box
 from rich.cells import cell_len
@@ -121,6 +121,21 @@ def print_table(
         for number, (head, column) in enumerate(zip(heads, cells, strict=True))
     ]
     print_columns(console, columns, title=title)
+
+
+def print_flags(console: Console, changes: Iterable[Mapping[str, object]]) -> None:
+    """Print changed flags as a diff: `- old` and `+ new`, each with `from`, `to` and `flag`."""
+    for change in changes:
+        flag = str(change["flag"])
+        separator = " " if flag.startswith("-") else "="
+        for sign, value in (("-", change["from"]), ("+", change["to"])):
+            if value is not None:
+                console.print(
+                    f"{sign} {flag}{f'{separator}{value}' if value else ''}",
+                    markup=False,
+                    highlight=False,
+                    soft_wrap=True,
+                )
 
 
 def _fits(console: Console, columns: Sequence[Column], *, gap: int) -> bool:

@@ -238,7 +238,7 @@ class FrameworkEfficiency(Strict):
     """Host work once a step: data loading, logging, synchronisation."""
     time_log_sd: float
     """Standard deviation of log(measured / predicted step time) of dense models that were not
-    fitted on, on fitted_gpus.
+    fitted on, on GPUs that were.
     """
     expert_time_log_sd: float | None = None
     """What models with experts add to it, in variance; None: nobody measured any."""
@@ -253,12 +253,10 @@ class FrameworkEfficiency(Strict):
     """
     expert_pair_log_sd: float | None = None
     """The same of models with experts; None: as of dense ones."""
-    fitted_gpus: tuple[str, ...] = ()
-    """Cards whose runs the constants saw, by catalogue name."""
-    fitted_silicon: tuple[str, ...] = ()
-    """Their dies."""
     newest_release: str | None = None
-    """Of those runs, as the year and month of its NeMo container; later ones drift."""
+    """Newest of the runs that the constants saw, as the year and month of its NeMo container; later
+    ones drift.
+    """
     yearly_gain: float = 0.0
     """By how much of a logarithm a step gets shorter with each year of the software's release; the
     constants are those of the newest one.

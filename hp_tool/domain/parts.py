@@ -37,8 +37,6 @@ class Part:
     """A trace can teach a factor of its own. A bubble is the computing of other ranks, and overhead
     may be of anything.
     """
-    help: str = ""
-    """What it counts, in one line."""
 
     @property
     def in_words(self) -> str:
@@ -54,7 +52,6 @@ STEP = (
         colour=1,
         per_micro_batch=True,
         computes=True,
-        help="Forward and backward matmuls and elementwise kernels, without attention's core.",
     ),
     Part(
         key="attention",
@@ -63,7 +60,6 @@ STEP = (
         factor="attention",
         per_micro_batch=True,
         computes=True,
-        help="Attention's core: scores, softmax and values.",
     ),
     Part(
         key="recompute",
@@ -72,7 +68,6 @@ STEP = (
         colour=2,
         per_micro_batch=True,
         computes=True,
-        help="Activations that the backward pass computes again.",
     ),
     Part(
         key="tensor_parallel",
@@ -82,7 +77,6 @@ STEP = (
         factor="communication",
         per_micro_batch=True,
         communicates=True,
-        help="Exchanges of activations within a tensor-parallel group that nothing hides.",
     ),
     Part(
         key="context_parallel",
@@ -92,7 +86,6 @@ STEP = (
         factor="communication",
         per_micro_batch=True,
         communicates=True,
-        help="Exchanges of keys and values between parts of a sequence that nothing hides.",
     ),
     Part(
         key="expert_parallel",
@@ -102,14 +95,12 @@ STEP = (
         factor="communication",
         per_micro_batch=True,
         communicates=True,
-        help="Dispatch of tokens to experts and back that nothing hides.",
     ),
     Part(
         key="pipeline_bubble",
         label="pipeline bubble",
         colour=None,
         measured=False,
-        help="Time in which a stage waits for other stages.",
     ),
     Part(
         key="pipeline_p2p",
@@ -118,7 +109,6 @@ STEP = (
         colour=9,
         factor="communication",
         communicates=True,
-        help="Activations and gradients sent between stages that nothing hides.",
     ),
     Part(
         key="data_parallel",
@@ -128,7 +118,6 @@ STEP = (
         factor="communication",
         communicates=True,
         sharded=True,
-        help="Reduction of gradients and gathering of weights that nothing hides.",
     ),
     Part(
         key="optimizer",
@@ -138,7 +127,6 @@ STEP = (
         factor="memory_bound",
         computes=True,
         sharded=True,
-        help="The update of weights and optimizer states.",
     ),
     Part(
         key="offload",
@@ -147,7 +135,6 @@ STEP = (
         colour=10,
         factor="memory_bound",
         sharded=True,
-        help="Copies between device and host that nothing hides.",
     ),
     Part(
         key="overhead",
@@ -155,7 +142,6 @@ STEP = (
         noun="idle time",
         colour=11,
         measured=False,
-        help="Time in which the device waits for its host, and the fixed part of a step.",
     ),
 )
 """Of a training step: exposed seconds."""

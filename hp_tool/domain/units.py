@@ -56,6 +56,11 @@ def counted(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
+def capital(text: str) -> str:
+    """Text that begins with a capital."""
+    return f"{text[:1].upper()}{text[1:]}"
+
+
 def whole(value: float) -> str:
     """The number without decimals, below 1 with two significant digits: `1,024`, `0.41`."""
     return decimal(value) if abs(value) < 1.0 else f"{value:,.0f}"

@@ -154,7 +154,7 @@ class Reading:
         self.ignored.append(Ignored(flag=setting.written, reason=reason, line=setting.line))
 
     def bound(self, flag: str) -> None:
-        """Note that rows are taken to be full, although `flag` only bounds the samples' lengths."""
+        """Note that each sample is taken to be as long as `flag`, which is only an upper bound."""
         reason = (
             "a bound, taken for each sample's length: if samples are shorter, set "
             "training.sequence_lengths, or training.sequence_length to their mean"

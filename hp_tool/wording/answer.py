@@ -13,7 +13,7 @@ from hp_tool.domain.answer import (
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.parts import PARTS
 from hp_tool.domain.serving import ServingConfig
-from hp_tool.domain.units import counted, decimal, duration, gib
+from hp_tool.domain.units import capital, counted, decimal, duration, gib
 from hp_tool.wording.words import change_in_words, stopped_words
 
 LEAST_SAVED = 0.01
@@ -124,7 +124,7 @@ def decision(answer: Answer | ServingAnswer) -> str | None:
         return f"The fastest has {_gain(answer.gain, 'speed')}, which is not clearly faster."
     if state == "tied":
         others = as_good_words(answer)
-        return f"{others[0].upper()}{others[1:]}." if others else "No layout is clearly faster."
+        return f"{capital(others)}." if others else "No layout is clearly faster."
     return None
 
 
@@ -241,7 +241,7 @@ def sentences(answer: Answer | ServingAnswer) -> list[str]:
         for each in (
             decision(answer),
             f"{headline(answer)}.",
-            f"{measured[0].upper()}{measured[1:]}." if measured else None,
+            f"{capital(measured)}." if measured else None,
             foreseen_words(answer),
             gains_words(answer),
             why(answer),

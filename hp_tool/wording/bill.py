@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from hp_tool.domain.plan import SearchPlan
-from hp_tool.domain.units import SECONDS_PER_HOUR, duration
+from hp_tool.domain.units import SECONDS_PER_HOUR, capital, duration
 
 Interval = tuple[float, float] | None
 
@@ -42,7 +42,7 @@ def worst_words(plan: SearchPlan) -> str:
 def bill_sentences(plan: SearchPlan) -> tuple[str, ...]:
     """Return what is expected and what it costs at worst, a sentence each."""
     expected = expected_words(plan)
-    return f"{expected[0].upper()}{expected[1:]}.", f"At worst {worst_words(plan)}."
+    return f"{capital(expected)}.", f"At worst {worst_words(plan)}."
 
 
 def device_time(gpu_seconds: float) -> str:

@@ -13,7 +13,7 @@ from hp_tool.domain.parallel import ParallelConfig, recompute_name
 from hp_tool.domain.parts import PARTS
 from hp_tool.domain.records import JsonObject
 from hp_tool.domain.serving import ServingConfig
-from hp_tool.domain.units import JOULES_PER_MWH
+from hp_tool.domain.units import JOULES_PER_MWH, capital
 from hp_tool.domain.units import duration as exact_duration
 from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.questions.configuration import Configuration
@@ -211,11 +211,6 @@ def unmeasured_words(names: Iterable[str]) -> str:
 def sentence(text: str) -> str:
     """Text that begins with a capital and ends with a stop."""
     return f"{capital(text).rstrip('.')}." if text else ""
-
-
-def capital(text: str) -> str:
-    """Text that begins with a capital."""
-    return f"{text[:1].upper()}{text[1:]}"
 
 
 def in_words(value: Any, *, number: Callable[[float], str] = plain_number) -> str:

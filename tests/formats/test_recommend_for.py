@@ -45,6 +45,13 @@ def test_layouts_that_the_tool_has_no_setting_for_are_left_out() -> None:
     assert "parallel.tensor_parallel_size" in result.stderr
 
 
+def test_the_pareto_front_holds_no_layout_that_the_tool_cannot_be_told() -> None:
+    """torchtune has no pipeline: a front of all layouts would have some."""
+    words = ("recommend", *TRAINING, "--pareto", "memory", "--json")
+    front = json.loads(ask(*words, "--for", "torchtune"))["pareto"]
+    assert {row["parallel"]["pipeline_parallel_size"] for row in front} == {1}
+
+
 def test_a_serving_tool_is_ranked_under_its_engine(tmp_path: Path) -> None:
     query = tmp_path / "query.json"
     query.write_text(

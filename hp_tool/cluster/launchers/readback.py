@@ -117,7 +117,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 
 def read_as(adapter: TypeAdapter[T], path: Path) -> T | None:
-    """Read JSON as a type; None as for `read_json`, or if it does not match."""
+    """Read JSON of a type. Returns None where `read_json` does, or if the type does not match."""
     try:
         with _detect_damage(path.parent):
             return adapter.validate_json(read_file(path), strict=True)

@@ -298,17 +298,32 @@ def recommend_for(
     rows: list[Any] = []
     refusal: UnsupportedError | None = None
     for row in answer.recommendations:
-        try:
-            _expressed(Configuration.of(row, query=query), partial(write, format=format))
-        except UnsupportedError as error:
-            refusal = refusal or error
-        else:
+        refused = _refusal(row, query, format=format)
+        refusal = refusal or refused
+        if refused is None:
             rows.append(replace(row, rank=len(rows) + 1))
         if len(rows) == top:
             break
     if refusal is not None and not rows:
         raise refusal
-    return replace(answer, recommendations=tuple(rows)), left_out
+    fronts: dict[str, Any] = {
+        name: front and tuple(row for row in front if _refusal(row, query, format=format) is None)
+        for name, front in (
+            ("pareto", answer.pareto),
+            ("throughput_front", answer.throughput_front),
+        )
+    }
+    groups = () if refusal is not None else answer.groups  # they count what the tool refuses too
+    return replace(answer, recommendations=tuple(rows), groups=groups, **fronts), left_out
+
+
+def _refusal(row: Any, query: Query, *, format: str) -> UnsupportedError | None:
+    """Return why the tool cannot be told the recommendation; None if it can."""
+    try:
+        _expressed(Configuration.of(row, query=query), partial(write, format=format))
+    except UnsupportedError as error:
+        return error
+    return None
 
 
 def _restricted(query: Query, tool: Format[Any]) -> tuple[Query, tuple[str, ...]]:

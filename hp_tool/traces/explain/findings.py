@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from hp_tool.domain.parts import COMMUNICATION, PARTS
-from hp_tool.domain.units import duration
+from hp_tool.domain.units import capital, duration
 from hp_tool.traces.explain.parts import StepPart
 from hp_tool.traces.timeline import Fault
 from hp_tool.traces.timeline.faults import MIN_FAULT_SHARE
@@ -121,7 +121,7 @@ def _exposed_findings(
             fault.kind == "exposed_communication" for fault in named
         ):
             continue
-        what = _sentence(PARTS[part].in_words)
+        what = capital(PARTS[part].in_words)
         shown = f"{what} is exposed for {rest_s / step_s:.0%} of the step"
         yield Finding(
             seconds=rest_s, text=f"{shown}: {duration(rest_s)} in which nothing computes{waits}."
@@ -152,7 +152,7 @@ def _fault_text(fault: Fault) -> str:
         case "exposed_communication":
             return f"Nothing hides {PARTS[fault.part or ''].in_words}: {seconds} per step."
         case "slow_link":
-            what = _sentence(PARTS[fault.part or ""].in_words)
+            what = capital(PARTS[fault.part or ""].in_words)
             return (
                 f"{what} of {group} takes {factor} times as long as in other groups: {seconds} per "
                 "step."
@@ -162,7 +162,7 @@ def _fault_text(fault: Fault) -> str:
 def _difference_text(part: str, measured_s: float, predicted_s: float) -> str:
     more = duration(measured_s - predicted_s)
     words = (
-        f"{_sentence(PARTS[part].in_words)}: {more} longer than predicted "
+        f"{capital(PARTS[part].in_words)}: {more} longer than predicted "
         f"({duration(measured_s)}, predicted {duration(predicted_s)})"
     )
     if part in COMMUNICATION and predicted_s > 0.0:
@@ -175,10 +175,6 @@ def _difference_text(part: str, measured_s: float, predicted_s: float) -> str:
 
 def _change_text(change: Suggested | None) -> str:
     return "." if change is None else f". {change.change} saves {saving(change)}."
-
-
-def _sentence(words: str) -> str:
-    return words[:1].upper() + words[1:]
 
 
 def saving(change: Suggested) -> str:

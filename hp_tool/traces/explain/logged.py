@@ -10,7 +10,7 @@ from typing import Any, Literal
 from hp_tool.domain.parts import PARTS, PER_MICRO_BATCH, STEP_KEYS
 from hp_tool.domain.query import Query
 from hp_tool.domain.result import Estimate
-from hp_tool.domain.units import duration
+from hp_tool.domain.units import capital, duration
 from hp_tool.errors import InputError, UnsupportedError
 from hp_tool.formats.timers import TimedStep
 from hp_tool.questions import schema
@@ -200,7 +200,7 @@ def _differences(rows: Sequence[StepPart], step_s: float) -> Iterator[Finding]:
             words = PARTS[row.name].in_words
             yield Finding(
                 seconds=more,
-                text=f"{words[:1].upper()}{words[1:]}: {duration(more)} longer than predicted "
+                text=f"{capital(words)}: {duration(more)} longer than predicted "
                 f"({duration(row.measured_s)}, predicted {duration(row.predicted_s)}).",
             )
 

@@ -19,7 +19,7 @@ class StepPart:
     predicted_s: float | None = None
     """None without a query."""
     interval: tuple[float, float] | None = None
-    """90% interval of predicted_s; None without a query."""
+    """90% interval of predicted_s; None where the step has none."""
 
     @property
     def excess_s(self) -> float:
@@ -48,7 +48,7 @@ def step_parts(
         return tuple(StepPart(name=name, measured_s=value) for name, value in measured_s.items())
     parts_s, step_s = estimate.time.parts_s, estimate.time.step_s
     predicted = {name: sum(parts_s.get(part, 0.0) for part in covers[name]) for name in measured_s}
-    width = 1.0
+    width = None
     if estimate.intervals is not None:
         low, high = estimate.intervals.step_s
         shares = sum((seconds / step_s) ** 2 for seconds in predicted.values())
@@ -58,7 +58,7 @@ def step_parts(
             name=name,
             measured_s=measured_s[name],
             predicted_s=seconds,
-            interval=(seconds / width, seconds * width),
+            interval=None if width is None else (seconds / width, seconds * width),
         )
         for name, seconds in predicted.items()
     )

@@ -15,7 +15,7 @@ from typing import Any, Self
 from hp_tool.loop.assumptions import assumed
 
 SLOW_STEP = math.log(1.5) / 2.0
-"""Smallest ln of a slow step over the reference."""
+"""A step is slow if ln(its seconds / the reference's) is above this."""
 SHORTEST_PERIOD, LONGEST_PERIOD = 2, 25
 MIN_HITS = 4
 OWN_HITS, OWN_PERIODS = 3, 3
