@@ -46,10 +46,10 @@ def test_layouts_that_the_tool_has_no_setting_for_are_left_out() -> None:
 
 
 def test_the_pareto_front_holds_no_layout_that_the_tool_cannot_be_told() -> None:
-    """torchtune has no pipeline: a front of all layouts would have some."""
-    words = ("recommend", *TRAINING, "--pareto", "memory", "--json")
-    front = json.loads(ask(*words, "--for", "torchtune"))["pareto"]
-    assert {row["parallel"]["pipeline_parallel_size"] for row in front} == {1}
+    """Accelerate checkpoints whole layers: a front of all layouts would have others."""
+    words = ("recommend", *TRAINING, "--pareto", "memory", "--top", "1", "--json")
+    front = json.loads(ask(*words, "--for", "accelerate"))["pareto"]
+    assert {row["parallel"]["recompute"] for row in front} <= {"none", "per_layer", "full"}
 
 
 def test_a_serving_tool_is_ranked_under_its_engine(tmp_path: Path) -> None:
