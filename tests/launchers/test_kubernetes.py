@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -597,6 +598,31 @@ def test_what_some_pods_wait_for_is_seen_while_others_run(monkeypatch: pytest.Mo
     assert isinstance(launcher, Queueing) and "not admitted by its queue" in str(
         launcher.waiting("a")
     )
+
+
+@pytest.mark.parametrize(
+    ("keep_hours", "removed"), [(1, ["30 hours", "50 hours"]), (40, ["50 hours"])]
+)
+def test_a_cancelled_name_stays_taken_for_a_day_and_for_keep_s(
+    keep_hours: int, removed: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launcher = create("kubernetes", options={**OPTIONS, "keep_s": keep_hours * 3600})
+    now = datetime.now(UTC)
+    made = [
+        {
+            "metadata": {
+                "name": f"{hours} hours",
+                "creationTimestamp": (now - timedelta(hours=hours)).isoformat(),
+            }
+        }
+        for hours in (2, 20, 30, 50)
+    ]
+    commands: list[tuple[str, ...]] = []
+    monkeypatch.setattr(launcher, "_items", lambda kind, selector: made)
+    monkeypatch.setattr(launcher, "_kubectl", lambda *words: commands.append(words))
+    launcher._delete_old()  # type: ignore[attr-defined]
+    assert [words[:2] for words in commands] == [("delete", "configmap")] * len(removed)
+    assert [words[2] for words in commands] == removed
 
 
 def test_what_is_printed_for_people_is_json() -> None:
