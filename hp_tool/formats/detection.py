@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from hp_tool.errors import InputError, UnsupportedError
+from hp_tool.formats.manifests import serving_manifest
 from hp_tool.formats.reading import as_settings, look_up, table
 from hp_tool.formats.registry import formats, readable
 from hp_tool.formats.signs import Evidence, Place, Sign, any_key, key_within, words
@@ -29,6 +30,18 @@ def _gpt_neox(evidence: Evidence) -> bool:
 
 
 _UNREAD = (
+    Sign(
+        of="text",
+        rank=8,
+        holds=words(r"(?m)^from torchtitan\.experiments\.graph_trainer\b"),
+        refused="a configuration of torchtitan's GraphTrainer, which changes others in Python",
+    ),
+    Sign(
+        of="text",
+        rank=90,
+        holds=words(r"(?s)\A\s*# [^!\n]+\n.*\n```\w*\n"),
+        refused="a page of Markdown (import one of the commands that it shows)",
+    ),
     Sign(of="keys", rank=10, holds=_gpt_neox, refused="GPT-NeoX"),
     Sign(of="keys", rank=80, holds=_olmo, refused="OLMo"),
     Sign(of="keys", rank=90, holds=key_within("openrlhf"), refused="OpenRLHF"),
@@ -44,6 +57,12 @@ _UNREAD = (
         rank=97,
         holds=lambda evidence: {"meta", "model", "variants"} <= set(evidence.keys),
         refused="a page of vLLM's recipes (import a command that it shows)",
+    ),
+    Sign(
+        of="keys",
+        rank=22,
+        holds=any_key("verification_index"),
+        refused="a model verification card of Megatron Bridge (import a command that it shows)",
     ),
     Sign(of="keys", rank=97, holds=key_within("recipe_args"), refused="a recipe of speculation"),
     Sign(
@@ -66,6 +85,24 @@ _UNREAD = (
     ),
     Sign(of="keys", rank=98, holds=key_within("nodes_and_edges"), refused="a workflow"),
     Sign(of="script", rank=10, holds=words(r"\bopenrlhf\b"), refused="OpenRLHF"),
+    Sign(
+        of="script",
+        rank=5,
+        holds=words(r"\bexamples/multimodal/\S*\.py\b|\bpretrain_vlm\.py\b"),
+        refused="a script that trains a model of images and text",
+    ),
+    Sign(
+        of="script",
+        rank=9,
+        holds=words(r"\bslime_plugins\."),
+        refused="slime's arguments of a model, which its launch scripts source",
+    ),
+    Sign(
+        of="script",
+        rank=11,
+        holds=words(r"\bdynamo\.trtllm\b"),
+        refused="Dynamo's workers of TensorRT-LLM (import a trtllm-serve command with its options)",
+    ),
     Sign(of="script", rank=14, holds=words(r"\bdeepy\.py\b"), refused="GPT-NeoX"),
     Sign(of="script", rank=15, holds=words(r"\bcolossalai\s+run\b"), refused="ColossalAI"),
     Sign(
@@ -96,6 +133,8 @@ def detect(text: str, *, files: Mapping[str, str] | None = None) -> str:
 
     Raises UnsupportedError for a known format that is not read, InputError where it is none.
     """
+    if served := serving_manifest(text):
+        text = served.script
     if tool := _tool_of("text", Evidence(text=text)):
         return tool
     content = parsed(text) if text.lstrip("\ufeff \t\r\n").startswith("{") else mapping_of(text)
@@ -156,6 +195,12 @@ def _resemblance(content: Mapping[str, Any]) -> str:
         name: sum(look_up(each, table(name)) is not None for each in names) for name in _TABLES
     }
     best = max(shares, key=lambda name: shares[name])
+    if names and shares[best] == len(names) and best in ("vllm", "sglang"):
+        raise UnsupportedError(
+            f"this is a file of {best}'s options, which names no model; import the command that "
+            "starts the server, and give this file with --file",
+            field="format",
+        )
     if 2 * shares[best] >= len(names):
         return f" (it resembles {best}: {shares[best]} of its {len(names)} keys)"
     return f" (it has {', '.join(list(map(str, content))[:6])})"

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from hp_tool import catalog
 from hp_tool.catalog.library import stored_precision
 from hp_tool.errors import InputError, UnsupportedError
 from hp_tool.formats.reading import (
@@ -159,6 +160,9 @@ def read(
     model = model or next(
         (flags[name][0] for name in ("model", "model-path") if flags.get(name)), None
     )
+    served = (flags.get("served-model-name") or [""])[0]
+    if model is not None and model.startswith("/") and catalog.knows("models", served):
+        model = served  # a folder of the host, by the name of what lies there
     groups, t = (
         parallel.get("attention_data_parallel_size", 1),
         parallel.get("tensor_parallel_size", 1),

@@ -189,7 +189,17 @@ def recipe(words: Iterable[Setting], script: Script, reading: Reading) -> list[S
             f"{named.values[0]}"
         )
         return []
-    return file_settings(parsed(text), text=text)
+    try:
+        content = parsed(text)
+    except InputError:
+        if "$" not in text:
+            raise
+        reading.refuse(
+            f"{named.written} {named.values[0]}: the script writes it with values that "
+            f"only running would tell; give the written file with --file {named.values[0]}"
+        )
+        return []
+    return file_settings(content, text=text)
 
 
 def file_settings(content: Mapping[str, Any], *, text: str) -> list[Setting]:

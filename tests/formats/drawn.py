@@ -19,7 +19,7 @@ TOOLS = {
     "verl": "megatron-core",
 }
 """Formats of trainings that are also read, and the framework that each is asked for."""
-ENGINES = ("vllm", "sglang")
+ENGINES = ("vllm", "sglang", "trtllm", "llm-d")
 """Formats of deployments that are also read."""
 MODELS = (
     "llama-3-8b",
@@ -157,7 +157,7 @@ def serving(seed: int, *, format: str) -> dict[str, Any]:
         "model": draw.choice(MODELS),
         "cluster": {"gpu": draw.choice(CLUSTERS[:4]), "num_gpus": draw.choice((1, 2, 8, 16))},
         "inference": {
-            "engine": format,
+            "engine": {"llm-d": "vllm"}.get(format, format),
             "input_length": draw.choice((128, 1000, 4000)),
             "output_length": draw.choice((128, 1000)),
         },

@@ -14,6 +14,7 @@ from hp_tool.domain.hardware import ClusterQuery
 from hp_tool.domain.model import ModelSpec
 from hp_tool.errors import HpToolError
 from hp_tool.formats import imports
+from hp_tool.formats.manifests import serving_manifest
 from hp_tool.formats.reading import (
     MAX_NAMED,
     ImportRefusedError,
@@ -49,6 +50,8 @@ def read_configuration(
     at all.
     """
     changes = dict(overrides or {})
+    served = serving_manifest(text)
+    text = served.script if served else text
     devices = num_gpus or changes.get("cluster.num_gpus")
     num_gpus = devices if isinstance(devices, int) and devices > 0 else None
     source = Source(
@@ -68,6 +71,8 @@ def read_configuration(
     )
     reading = imports.read(source, format=format)
     query = reading.query
+    if served and reading.num_gpus and num_gpus is None:
+        reading.num_gpus *= served.replicas
     if reading.num_gpus:
         query["cluster"] = {"num_gpus": reading.num_gpus}
     if "model" in changes or "model.vocab_size" in changes:

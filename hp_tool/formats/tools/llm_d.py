@@ -12,6 +12,7 @@ import yaml
 
 from hp_tool.domain.setups import ServingSetup
 from hp_tool.errors import UnsupportedError
+from hp_tool.formats.engine_commands import reader
 from hp_tool.formats.registry import Format, register
 from hp_tool.formats.tools import vllm
 from hp_tool.formats.writing import Values, headline, option_words
@@ -107,8 +108,10 @@ register(
     Format(
         name="llm-d",
         kind="inference",
+        read=reader("vllm"),
         write=text,
         write_pools=pools,
+        reads="LLMInferenceService with one pool, as `vllm serve`",
         writes="a manifest of KServe's LLMInferenceService: vLLM's command in each replica, which "
         "is one pod; pools too",
         checked="a schema of the fields it uses, after KServe's types",

@@ -130,7 +130,9 @@ register(
             Sign(
                 of="script",
                 rank=21,
-                holds=words(r"sglang\.launch_server|(?<![\w/.-])sglang\s+serve\b"),
+                holds=words(
+                    r"sglang\.launch_server|\bdynamo\.sglang\b|(?<![\w/.-])sglang\s+serve\b"
+                ),
             ),
         ),
         read=reader("sglang"),

@@ -119,7 +119,7 @@ register(
                 of="script",
                 rank=20,
                 holds=words(
-                    r"(?m)(?<![\w/.-])vllm\s+serve\b|vllm/vllm-openai\b|vllm\.entrypoints\.(openai\.)?api_server"
+                    r"(?m)(?<![\w/.-])vllm\s+serve\b|\bdynamo\.vllm\b|vllm/vllm-openai\b|vllm\.entrypoints\.(openai\.)?api_server"
                 ),
             ),
         ),

@@ -1,0 +1,1 @@
+"""How files of other tools are read, over whole sets of files."""

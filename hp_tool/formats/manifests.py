@@ -1,0 +1,82 @@
+"""Kubernetes manifests as the shell command that their container starts."""
+
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from hp_tool.formats.source import mapping_of
+
+_SERVES = re.compile(
+    r"(?<![\w/.-])vllm serve\b|vllm\.entrypoints\.(openai\.)?api_server|sglang\.launch_server"
+    r"|(?<![\w/.-])sglang serve\b|trtllm-serve|dynamo\.(vllm|sglang)\b"
+)
+"""Commands of the engines that are read."""
+_MOUNTED = "/mnt/models"
+"""Where KServe mounts the checkpoint that `spec.model.uri` names."""
+_SHELLS = ("sh", "bash", "/bin/sh", "/bin/bash")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServingManifest:
+    """The server that a manifest starts."""
+
+    script: str
+    """Its command, as a line of a shell script."""
+    replicas: int
+    """How many pods start it."""
+
+
+def serving_manifest(text: str) -> ServingManifest | None:
+    """Return the server that a manifest of one object starts.
+
+    None for any other text, and for a manifest whose containers start no engine that is read, or
+    several.
+    """
+    content = mapping_of(text) if "apiVersion" in text else None
+    if content is None or "apiVersion" not in content:
+        return None
+    spec = content.get("spec")
+    if not isinstance(spec, Mapping):
+        return None
+    commands = {each for each in map(_command, _containers(spec)) if _SERVES.search(each)}
+    if len(commands) != 1:
+        return None
+    command, replicas = commands.pop(), spec.get("replicas", 1)
+    model = spec.get("model")
+    uri = str(model.get("uri", "")) if isinstance(model, Mapping) else ""
+    if uri.startswith("hf://"):
+        command = command.replace(_MOUNTED, shlex.quote(uri.removeprefix("hf://")))
+    return ServingManifest(
+        script=f"{command}\n", replicas=replicas if isinstance(replicas, int) else 1
+    )
+
+
+def _containers(node: Any) -> Iterator[Mapping[str, Any]]:
+    """Yield the containers anywhere in a specification."""
+    if isinstance(node, Mapping):
+        for key, value in node.items():
+            if key == "containers" and isinstance(value, list):
+                yield from (each for each in value if isinstance(each, Mapping))
+            else:
+                yield from _containers(value)
+    elif isinstance(node, list):
+        for each in node:
+            yield from _containers(each)
+
+
+def _command(container: Mapping[str, Any]) -> str:
+    """Return a container's command and arguments in one shell line, or the script that its shell
+    is given.
+    """
+    words = [
+        str(word)
+        for key in ("command", "args")
+        for word in (container.get(key) if isinstance(container.get(key), list) else [])
+    ]
+    if words and words[0] in _SHELLS and len(words) > 2 and words[1].endswith("c"):
+        return words[2]
+    if words and words[0].startswith("-") and "vllm-openai" in str(container.get("image", "")):
+        words = ["vllm", "serve", *words]
+    return shlex.join(words)
