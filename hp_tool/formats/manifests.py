@@ -70,11 +70,8 @@ def _command(container: Mapping[str, Any]) -> str:
     """Return a container's command and arguments in one shell line, or the script that its shell
     is given.
     """
-    words = [
-        str(word)
-        for key in ("command", "args")
-        for word in (container.get(key) if isinstance(container.get(key), list) else [])
-    ]
+    parts = (container.get("command"), container.get("args"))
+    words = [str(word) for part in parts if isinstance(part, list) for word in part]
     if words and words[0] in _SHELLS and len(words) > 2 and words[1].endswith("c"):
         return words[2]
     if words and words[0].startswith("-") and "vllm-openai" in str(container.get("image", "")):
