@@ -22,9 +22,10 @@ Unit = Literal[
     "hours",
     "dollars",
     "joules",
+    "kilograms",
     "count",
 ]
-LESS_IS_BETTER = frozenset({"seconds", "bytes", "days", "hours", "dollars", "joules"})
+LESS_IS_BETTER = frozenset({"seconds", "bytes", "days", "hours", "dollars", "joules", "kilograms"})
 """Units in which a smaller value is better."""
 Interval = tuple[float, float]
 
@@ -51,12 +52,12 @@ class Figure:
 
     def value(self, source: object) -> float | None:
         """Return its value in `source`; None where that has none."""
-        value: float | None = _at(source, self.path or self.name)
+        value: float | None = value_at(source, self.path or self.name)
         return value
 
     def own_interval(self, source: object) -> Interval | None:
         """Return the interval that `source` states for this very figure."""
-        ends: Sequence[float] | None = _at(source, self.interval) if self.interval else None
+        ends: Sequence[float] | None = value_at(source, self.interval) if self.interval else None
         return None if ends is None else (ends[0], ends[1])
 
     def between(self, source: object) -> Interval | None:
@@ -71,7 +72,8 @@ class Figure:
         return low, high
 
 
-def _at(source: Any, path: str) -> Any:
+def value_at(source: Any, path: str) -> Any:
+    """Return the value at a dotted path of an object or a mapping; None if there is none."""
     for name in path.split("."):
         source = source.get(name) if isinstance(source, Mapping) else getattr(source, name, None)
     return source

@@ -25,6 +25,7 @@ from hp_tool.questions.training.calibrated import Calibrations
 from hp_tool.questions.training.evaluate import resolve_configuration
 from hp_tool.questions.training.problem import resolve_training
 from hp_tool.wording.figures import STEP
+from hp_tool.wording.rankings import TRAINING, Table
 from service.api.bodies import resolve
 from service.api.dependencies import CalibrationsDep, FindDep, StoreDep
 from service.dashboard.configuration import ConfigurationView, configuration_view
@@ -119,6 +120,11 @@ class ExplorerPage(Page):
     """Memory with sequence parallelism and selective recomputation switched on and off."""
     effect_time: Stack | None = None
     error: ErrorFields | None = None
+
+    @property
+    def table(self) -> Table:
+        """The ranked rows with their columns."""
+        return Table(columns=TRAINING, rows=self.fastest)
 
 
 @page_at(router, "/explorer", template="explorer.html", section="Ask", home=True)

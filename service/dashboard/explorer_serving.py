@@ -18,6 +18,7 @@ from hp_tool.questions.answers import RecommendAnswer, recommend_answer
 from hp_tool.questions.configuration import NUM_GPUS, Configuration
 from hp_tool.questions.registered import Find
 from hp_tool.questions.shown import Section, fields, sections
+from hp_tool.wording.rankings import SERVING, Table
 from service.api.bodies import resolve
 from service.api.dependencies import FindDep, StoreDep
 from service.dashboard.configuration import ConfigurationView, configuration_view
@@ -102,6 +103,11 @@ class ServingExplorerPage(Page):
     legal: int = 0
     feasible: int = 0
     error: ErrorFields | None = None
+
+    @property
+    def table(self) -> Table:
+        """The ranked rows with their columns."""
+        return Table(columns=SERVING, rows=self.rows)
 
 
 @page_at(router, PATH, template="explorer_serving.html", section="Ask")

@@ -262,9 +262,16 @@ def days(value: float) -> str:
     return UNITS["days"](value)
 
 
-def measured(value: float | None, unit: str) -> str:
-    """A figure in its unit."""
+def measured(value: float | str | None, unit: str) -> str:
+    """A figure in its unit; text as it is."""
+    if isinstance(value, str):
+        return value or ABSENT
     return ABSENT if value is None else UNITS.get(unit, _significant)(value)
+
+
+def bare(value: float, unit: str) -> str:
+    """An end of an interval in its unit; days without the word, which stands by the value."""
+    return number(value) if unit == "days" else measured(value, unit)
 
 
 def moment(value: datetime | None) -> str:
@@ -444,5 +451,7 @@ UNITS: dict[str, Callable[[float], str]] = {
     "hours": lambda value: f"{value:,.0f} h",
     "dollars": dollars,
     "joules": lambda value: f"{_significant(value / JOULES_PER_MWH)} MWh",
+    "kilograms": lambda value: f"{_significant(value / 1e3)} t",
+    "risk": risk,
 }
 """Formats of figures by their unit."""

@@ -21,6 +21,8 @@ from hp_tool.questions.answers import RecommendAnswer, recommend_answer
 from hp_tool.questions.registered import Find
 from hp_tool.questions.shown import Section, sections
 from hp_tool.questions.training.calibrated import Calibrations
+from hp_tool.wording.rankings import MACHINES as COLUMNS
+from hp_tool.wording.rankings import Table
 from hp_tool.wording.words import machines_heading
 from service.api.bodies import resolve
 from service.api.dependencies import CalibrationsDep, FindDep, StoreDep, turn
@@ -38,7 +40,15 @@ from service.dashboard.new_search_form import (
     recipe_choices,
     to_query,
 )
-from service.dashboard.page import ErrorFields, Page, address, json_href, read_form, streamed
+from service.dashboard.page import (
+    ErrorFields,
+    Page,
+    address,
+    csv_response,
+    json_href,
+    read_form,
+    streamed,
+)
 from service.dashboard.run import Way, as_text
 
 PATH = "/explorer/machines"
@@ -129,6 +139,11 @@ class MachinesPage(Page):
     answered: bool = False
     """Whether what stands above from `heading` on is known."""
 
+    @property
+    def table(self) -> Table:
+        """The machines with their columns."""
+        return Table(columns=COLUMNS[self.kind], rows=self.rows or self.misses)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
@@ -206,6 +221,11 @@ AskedDep = Annotated[Asked, Depends(asked)]
 async def machines_json(question: AskedDep) -> MachinesPage:
     """A question over several machines, as shown on its page."""
     return await question.answered()
+
+
+@router.get(f"{PATH}.csv", response_class=Response, include_in_schema=False)
+async def machines_csv(question: AskedDep) -> Response:
+    return csv_response((await question.answered()).table, name="machines")
 
 
 @router.get(PATH, response_class=HTMLResponse, include_in_schema=False)

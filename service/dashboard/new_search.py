@@ -30,6 +30,7 @@ from hp_tool.questions.answers import RecommendAnswer, recommend_answer
 from hp_tool.questions.shown import Section, sections
 from hp_tool.questions.training.calibrated import Calibrations
 from hp_tool.wording.bill import bill_sentences
+from hp_tool.wording.rankings import SERVING, TRAINING, Table
 from hp_tool.wording.words import serving_arithmetic
 from service.api.bodies import json_response, resolve
 from service.api.dependencies import CalibrationsDep, FindDep, RankingTurn, StoreDep, turn
@@ -93,6 +94,13 @@ class Preview:
     bill: tuple[str, ...] = ()
     """The plan's cost in words: expected, and at worst."""
     commands: tuple[Way, ...] = ()
+
+    @property
+    def table(self) -> Table:
+        """The ranked rows with their columns."""
+        return Table(
+            columns=TRAINING if self.kind == "training" else SERVING, rows=self.rows or self.misses
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

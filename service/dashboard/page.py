@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_type_hints
 from urllib.parse import parse_qsl, urlencode
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Depends, Request, Response
 from fastapi.responses import HTMLResponse, RedirectResponse, StreamingResponse
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 from markupsafe import Markup
@@ -23,6 +23,7 @@ from hp_tool.domain import records
 from hp_tool.errors import HpToolError, InputError
 from hp_tool.questions import schema
 from hp_tool.questions.configuration import Configuration, Row
+from hp_tool.wording.rankings import Table
 from service.api.bodies import read_body
 from service.dashboard import formats
 from service.dashboard.labelled import labelled
@@ -101,6 +102,11 @@ class Page:
     title: str
     json_href: str
 
+    @property
+    def csv_href(self) -> str:
+        """Address of the page's table as a file, if it has one."""
+        return self.json_href.replace(".json", ".csv", 1)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fact:
@@ -140,14 +146,23 @@ def page_at(
             )
 
         name = context_function.__name__.removesuffix("_context")
+        context_type = get_type_hints(context_function)["return"]
         # JSON first: if the path ends in a parameter, the HTML route would match its address too.
         router.add_api_route(
             f"{path}.json",
             json_page,
             name=f"{name}_json",
             description=inspect.getdoc(context_function),
-            response_model=get_type_hints(context_function)["return"],
+            response_model=context_type,
         )
+        if hasattr(context_type, "table"):
+
+            def csv_page(context: Any = dependency) -> Response:
+                return csv_response(context.table, name=name)
+
+            router.add_api_route(
+                f"{path}.csv", csv_page, name=f"{name}_csv", include_in_schema=False
+            )
         for address in (path, "/") if home else (path,):
             router.add_api_route(
                 address,
@@ -159,6 +174,12 @@ def page_at(
         return context_function
 
     return register
+
+
+def csv_response(table: Table, *, name: str) -> Response:
+    """Return a table as a file to download."""
+    headers = {"Content-Disposition": f'attachment; filename="{name}.csv"'}
+    return Response(table.csv(), media_type="text/csv", headers=headers)
 
 
 def error_status(context: Any) -> int:

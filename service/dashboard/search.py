@@ -18,6 +18,7 @@ from hp_tool.formats.registry import writable
 from hp_tool.questions import schema
 from hp_tool.questions.anatomy import Schedule
 from hp_tool.wording.answer import stop_reason
+from hp_tool.wording.rankings import Table, runs_columns
 from service.api.bodies import json_response
 from service.api.dependencies import FindDep, StoreDep
 from service.api.searches import (
@@ -53,8 +54,6 @@ TONES: dict[SearchState, Tone] = {
     SearchState.FAILED: "bad",
 }
 
-MOST_ROWS = 500
-"""Rows of the plain table of runs."""
 START_UP_S = 20.0
 """A guess at what a run takes before its first step, for a limit that lets it end."""
 LIMITS_S = (60, 120, 300, 600, 1200, 1800, 3600, 7200, 4 * 3600, 24 * 3600)
@@ -184,6 +183,15 @@ class RunsPage(Page):
     order: tuple[int, ...]
     """Indices of the rows, the fastest first."""
 
+    @property
+    def table(self) -> Table:
+        """The runs with their columns."""
+        named = self.runs.quantity
+        return Table(
+            columns=runs_columns(seconds=named.seconds, rate=named.rate),
+            rows=[trials.TrialRow(self.runs, index) for index in self.order],
+        )
+
 
 @page_at(router, "/searches/{search_id}/runs", template="runs.html", section="Searches")
 def runs_context(search_id: str, store: StoreDep) -> RunsPage:
@@ -199,9 +207,7 @@ def runs_context(search_id: str, store: StoreDep) -> RunsPage:
         search_href=f"/searches/{record.id}",
         runs=table,
         order=tuple(
-            sorted(range(len(seconds)), key=lambda i: (seconds[i] is None, seconds[i] or 0.0))[
-                :MOST_ROWS
-            ]
+            sorted(range(len(seconds)), key=lambda i: (seconds[i] is None, seconds[i] or 0.0))
         ),
     )
 

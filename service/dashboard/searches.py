@@ -13,6 +13,7 @@ from hp_tool.domain.query import Kind
 from hp_tool.domain.records import JsonObject, Label, SearchRecord, SearchState
 from hp_tool.store.columns import decode_configuration
 from hp_tool.store.searches import model_of
+from hp_tool.wording.rankings import SEARCHES, Table
 from service.api.dependencies import Cursor, PrincipalDep, StoreDep, reject_number
 from service.api.views import SearchView, View
 from service.dashboard.formats import device_of, subject
@@ -111,6 +112,11 @@ class SearchesPage(Page):
     """Searches wait, and no worker is alive."""
     rows: tuple[SearchRow, ...]
     next_href: str | None
+
+    @property
+    def table(self) -> Table:
+        """The searches with their columns."""
+        return Table(columns=SEARCHES, rows=self.rows)
 
 
 @page_at(router, "/searches", template="searches.html", section="Searches")

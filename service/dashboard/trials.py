@@ -164,6 +164,20 @@ class TrialTable:
     """Ends of logs by run, for a report in one file; None if the server can be asked for them."""
 
 
+class TrialRow:
+    """One run of a table: its figures by the names of the columns."""
+
+    def __init__(self, table: TrialTable, index: int) -> None:
+        """Take the row at `index`."""
+        self.chosen = index == table.best
+        self.place = table.number[index] + 1
+        self._table, self._index = table, index
+
+    def __getattr__(self, name: str) -> Any:
+        """Return the row's value in a column; raises AttributeError if there is no such column."""
+        return getattr(self._table, name)[self._index]
+
+
 def trial_table(
     *, record: SearchRecord, runs: Sequence[RunFigures], logs: Mapping[str, str] | None = None
 ) -> TrialTable:

@@ -1,0 +1,74 @@
+"""Every list of configurations, machines, runs and searches is also a CSV file."""
+
+from __future__ import annotations
+
+import csv
+import io
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from hp_tool.domain.ports import Store
+from hp_tool.wording.rankings import Column, Table
+from service.dashboard.page import address
+from tests.service.coordinator import claim, one_run
+from tests.service.every_page import DONE, RENT
+
+
+def rows_at(http: TestClient, href: str) -> list[dict[str, str]]:
+    answer = http.get(href)
+    assert answer.status_code == 200 and answer.headers["content-type"].startswith("text/csv")
+    return list(csv.DictReader(io.StringIO(answer.text)))
+
+
+@pytest.mark.parametrize(
+    ("page", "listed", "figures"),
+    [
+        ("/explorer", "fastest", ("step_s", "mfu", "tokens_per_second_per_gpu")),
+        ("/explorer/serving", "rows", ("ttft_s", "tpot_s", "tokens_per_second_per_gpu")),
+    ],
+)
+def test_a_ranking_s_file_has_the_figures_of_its_page(
+    http: TestClient, page: str, listed: str, figures: tuple[str, ...]
+) -> None:
+    shown: dict[str, Any] = http.get(f"{page}.json").json()
+    assert f'href="{page}.csv' in http.get(page).text
+    rows = rows_at(http, f"{page}.csv")
+    names = (
+        {"tokens_per_second_per_gpu": "output_tokens_per_second_per_gpu"}
+        if "serving" in page
+        else {}
+    )
+    assert len(rows) == len(shown[listed]) > 1
+    for row, known in zip(rows, shown[listed], strict=True):
+        assert row["configuration"] == known["arithmetic"]
+        assert [float(row[names.get(name, name)]) for name in figures] == [
+            known[name] for name in figures
+        ]
+
+
+def test_machines_have_their_costs_with_intervals(http: TestClient) -> None:
+    href = address("/explorer/machines", RENT)
+    shown = http.get(href.replace("?", ".json?")).json()["rows"]
+    rows = rows_at(http, href.replace("?", ".csv?"))
+    assert [float(row["cost"]) for row in rows] == [each["cost"] for each in shown]
+    assert all(
+        float(row["cost_low"]) < float(row["cost"]) < float(row["cost_high"]) for row in rows
+    )
+
+
+def test_runs_and_searches_have_files(
+    http: TestClient, store: Store, query: dict[str, Any]
+) -> None:
+    search = http.post("/v1/searches", json=query).json()["id"]
+    one_run(store, claim(store, search), DONE)
+    (run,) = rows_at(http, f"/searches/{search}/runs.csv")
+    assert (run["run"], run["state"], float(run["measured_s"])) == ("1", "ok", DONE.step_s)
+    assert [row["id"] for row in rows_at(http, "/searches.csv")] == [search]
+
+
+def test_a_text_is_no_formula_of_a_spreadsheet() -> None:
+    column = Column(name="name", label="Name", unit="text")
+    table = Table(columns=(column,), rows=[{"name": "=1+1"}, {"name": 'a,"b"'}])
+    assert table.csv().splitlines() == ["name", "'=1+1", '"a,""b"""']
