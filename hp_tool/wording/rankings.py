@@ -268,7 +268,7 @@ def runs_columns(*, seconds: str, rate: str) -> tuple[Column, ...]:
 
 SEARCHES = (
     Column(name="search", label="Search", unit="heading", path="subject"),
-    Column(name="id", label="ID", unit="text", shown=False),
+    Column(name="href", label="Page", unit="text", shown=False),
     Column(name="name", label="Name", unit="text", path="label.name", shown=False),
     Column(name="state", label="State", unit="text"),
     Column(name="owner", label="Owner", unit="text", optional=True),

@@ -45,7 +45,7 @@ from service.dashboard.new_search_form import (
     to_query,
     to_values,
 )
-from service.dashboard.page import ErrorFields, Form, Page, page_at, read_form, render
+from service.dashboard.page import ErrorFields, Form, Page, csv_response, page_at, read_form, render
 from service.dashboard.presets import PRESETS, Preset
 from service.dashboard.ranking import RankedRow, best_by_layout, ranked_row
 from service.dashboard.run import Way, as_text
@@ -256,6 +256,11 @@ def preview_json(page: PreviewDep) -> Response:
 @router.post("/preview", response_class=HTMLResponse, include_in_schema=False)
 def preview_html(page: PreviewDep) -> HTMLResponse:
     return render("preview.html", page=page)
+
+
+@router.post("/preview.csv", include_in_schema=False)
+def preview_csv(page: PreviewDep) -> Response:
+    return csv_response(page.table, name="configurations")
 
 
 @router.post("", include_in_schema=False)
