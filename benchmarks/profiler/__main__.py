@@ -17,11 +17,11 @@ import time
 from typing import Any
 
 from hp_tool.cluster.launchers import create
-from hp_tool.domain.jobs import JobState
 from hp_tool.domain.measurement import Measurement, ProfileRequest
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.ports import Launcher
+from hp_tool.domain.states import JobState
 from hp_tool.domain.workload import TrainingWorkload
 
 POLL_S = 0.05

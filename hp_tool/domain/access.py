@@ -7,18 +7,9 @@ from enum import IntEnum
 from typing import NotRequired, Protocol, TypedDict, Unpack
 
 from hp_tool.domain.ports import Store, WatchStore
-from hp_tool.domain.records import (
-    ANY_KEY,
-    JsonObject,
-    Offer,
-    Page,
-    Paging,
-    RunRecord,
-    RunState,
-    SearchRecord,
-    SearchState,
-)
+from hp_tool.domain.records import ANY_KEY, JsonObject, Offer, Page, Paging, RunRecord, SearchRecord
 from hp_tool.domain.retention import EndedRun, Kept
+from hp_tool.domain.states import RunState, SearchState
 from hp_tool.domain.webhooks import WebhookRecord, WebhookState
 
 

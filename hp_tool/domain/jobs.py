@@ -1,30 +1,7 @@
-"""Jobs of a cluster engine: plans, states and reasons for waiting."""
+"""Jobs of a cluster engine: plans and reasons for waiting."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import StrEnum
-
-
-class JobState(StrEnum):
-    """State of a job, independent of the engine's terms."""
-
-    QUEUED = "queued"
-    """Accepted, waits for devices."""
-    RUNNING = "running"
-    """Uses devices."""
-    FINISHED = "finished"
-    """Ended by itself or by its time limit; fetch() reports how."""
-    PREEMPTED = "preempted"
-    """Ended by the engine, not because of the configuration."""
-    CANCELLED = "cancelled"
-    """Ended on request."""
-    LOST = "lost"
-    """Unknown to the engine, without a result."""
-
-    @property
-    def is_open(self) -> bool:
-        """Whether the job has not ended."""
-        return self in (JobState.QUEUED, JobState.RUNNING)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

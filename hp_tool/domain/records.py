@@ -5,7 +5,6 @@ Timestamps are timezone-aware UTC. JSON values contain no infinity and no NaN.
 
 from dataclasses import dataclass, field
 from datetime import datetime
-from enum import StrEnum
 from typing import Annotated, Any, Generic, Literal, TypedDict, TypeVar
 
 from annotated_types import MaxLen, MinLen
@@ -13,6 +12,7 @@ from annotated_types import MaxLen, MinLen
 from hp_tool.domain.fields import ChosenValues, Strict
 from hp_tool.domain.measurement import Fidelity, Latencies, Measurement, MeasurementStatus
 from hp_tool.domain.serving import RunConfig
+from hp_tool.domain.states import Outcome, RunState, SearchState
 
 JsonObject = dict[str, Any]
 RegistrationKind = Literal["cluster", "model", "trace"]
@@ -23,43 +23,6 @@ REUSED = "reused_measurement_id"
 """Key in a run's prediction: id of the earlier measurement that is reused instead of a run."""
 SET = "set"
 """Key in a run's prediction: query values that the search chose besides `parallel`, by path."""
-
-
-class SearchState(StrEnum):
-    """State of a search. Succeeded and cancelled are final; failed may be resumed or cancelled."""
-
-    QUEUED = "queued"
-    """Waits for a coordinator."""
-    RUNNING = "running"
-    """Has a coordinator, or one whose lease expired, so that another may claim it."""
-    PAUSED = "paused"
-    """Waits until it is resumed or claimed by its id."""
-    SUCCEEDED = "succeeded"
-    FAILED = "failed"
-    CANCELLED = "cancelled"
-
-    @property
-    def ended(self) -> bool:
-        return self in (SearchState.SUCCEEDED, SearchState.FAILED, SearchState.CANCELLED)
-
-
-class RunState(StrEnum):
-    """State of a profile run."""
-
-    INTENDED = "intended"
-    """Stored before the submit; after a crash its job is found by name."""
-    SUBMITTED = "submitted"
-    """Accepted by the engine, with a `handle`."""
-    FINISHED = "finished"
-    """Has a measurement; never run again."""
-    ABANDONED = "abandoned"
-    """Ended without information about the configuration (preempted, lost, cancelled); may be
-    repeated.
-    """
-
-    @property
-    def ended(self) -> bool:
-        return self in (RunState.FINISHED, RunState.ABANDONED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,6 +167,11 @@ class RunRecord:
         return None if self.measurement is None else self.measurement.status
 
     @property
+    def shown_state(self) -> RunState | Outcome:
+        """Its outcome; its own state without a measurement."""
+        return Outcome(self.status) if self.status else self.state
+
+    @property
     def objective_s(self) -> float | None:
         """`Measurement.objective_s`, which a search minimizes; None without a measurement."""
         return None if self.measurement is None else self.measurement.objective_s
@@ -238,6 +206,11 @@ class RunFigures:
     """Why it was abandoned or failed."""
     gpu_seconds: float | None
     finished_at: datetime | None
+
+    @property
+    def shown_state(self) -> RunState | Outcome:
+        """As `RunRecord.shown_state`."""
+        return Outcome(self.status) if self.status else self.state
 
 
 class Paging(TypedDict, total=False):

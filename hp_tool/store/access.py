@@ -8,16 +8,8 @@ from typing import Any, Unpack
 import sqlalchemy as sa
 
 from hp_tool.domain.access import AuditRecord, KeyRecord, NewAudit, NewKey, Scope, Usage
-from hp_tool.domain.records import (
-    ANY_KEY,
-    GpuSecondsLimit,
-    JsonObject,
-    OpenRunsLimit,
-    Page,
-    Paging,
-    RunState,
-    SearchState,
-)
+from hp_tool.domain.records import ANY_KEY, GpuSecondsLimit, JsonObject, OpenRunsLimit, Page, Paging
+from hp_tool.domain.states import RunState, SearchState
 from hp_tool.domain.webhooks import WebhookState
 from hp_tool.errors import InputError, LimitError
 from hp_tool.store import tables

@@ -11,15 +11,8 @@ from typing import Any, TypeVar
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 
-from hp_tool.domain.records import (
-    EventRecord,
-    JsonObject,
-    Label,
-    Lease,
-    RunState,
-    SearchRecord,
-    SearchState,
-)
+from hp_tool.domain.records import EventRecord, JsonObject, Label, Lease, SearchRecord
+from hp_tool.domain.states import RunState, SearchState
 from hp_tool.errors import ConflictError, InputError, NotFoundError, StoreError
 from hp_tool.store import tables
 from hp_tool.store.columns import row_dict

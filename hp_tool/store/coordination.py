@@ -9,7 +9,8 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from hp_tool.domain.records import EventRecord, JsonObject, Lease, SearchRecord, SearchState
+from hp_tool.domain.records import EventRecord, JsonObject, Lease, SearchRecord
+from hp_tool.domain.states import SearchState
 from hp_tool.errors import OLDER_EDITION, ConflictError, InputError, StoreError
 from hp_tool.store import schema, tables
 from hp_tool.store.base import (

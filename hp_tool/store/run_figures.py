@@ -7,7 +7,8 @@ from typing import Any
 import sqlalchemy as sa
 
 from hp_tool.domain.measurement import Fidelity, Latencies
-from hp_tool.domain.records import RunFigures, RunState
+from hp_tool.domain.records import RunFigures
+from hp_tool.domain.states import RunState
 from hp_tool.store import tables
 from hp_tool.store.columns import decode, decode_configuration
 

@@ -21,9 +21,9 @@ from hp_tool.domain.records import (
     RunAccount,
     RunFigures,
     RunRecord,
-    RunState,
 )
 from hp_tool.domain.serving import RunConfig
+from hp_tool.domain.states import RunState
 from hp_tool.errors import ConflictError, NotFoundError
 from hp_tool.store import tables
 from hp_tool.store.access import admit_run, open_runs_on

@@ -16,8 +16,8 @@ from hp_tool.domain.records import (
     Page,
     Paging,
     SearchRecord,
-    SearchState,
 )
+from hp_tool.domain.states import SearchState
 from hp_tool.errors import ConflictError
 from hp_tool.store import tables
 from hp_tool.store.access import admit, budget_of
@@ -228,10 +228,7 @@ class Searches(StoreBase):
     ) -> SearchRecord:
         with self._writing() as connection:
             row = locked_search(connection, search_id)
-            if (
-                row.state in (SearchState.SUCCEEDED, SearchState.CANCELLED)
-                or row.requested == "cancel"
-            ):
+            if SearchState(row.state).final or row.requested == "cancel":
                 raise ConflictError(
                     f"Cannot resume search {search_id}: it is {row.requested or row.state}."
                 )
@@ -271,10 +268,7 @@ class Searches(StoreBase):
         changed = {name: value for name, value in budgets.items() if value is not None}
         with self._writing() as connection:
             row = locked_search(connection, search_id)
-            if (
-                row.state in (SearchState.SUCCEEDED, SearchState.CANCELLED)
-                or row.requested == "cancel"
-            ):
+            if SearchState(row.state).final or row.requested == "cancel":
                 raise ConflictError(
                     f"Cannot change the budget of search {search_id}: it is "
                     f"{row.requested or row.state}."

@@ -6,7 +6,8 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from hp_tool.domain.records import JsonObject, RunRecord, RunState, SearchState
+from hp_tool.domain.records import JsonObject, RunRecord
+from hp_tool.domain.states import RunState, SearchState
 from hp_tool.store import tables
 from hp_tool.store.base import (
     ENDED,

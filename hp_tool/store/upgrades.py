@@ -9,7 +9,7 @@ from alembic.script import ScriptDirectory
 from alembic.script.revision import RevisionError
 from alembic.util import CommandError
 
-from hp_tool.domain.records import SearchState
+from hp_tool.domain.states import SearchState
 from hp_tool.errors import ConflictError, InputError
 from hp_tool.store import maintenance, schema
 from hp_tool.store.base import now, transaction

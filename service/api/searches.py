@@ -17,15 +17,8 @@ from hp_tool.domain.fields import Amount, Strict, check_bounds
 from hp_tool.domain.measurement import MeasurementStatus
 from hp_tool.domain.plan import PlanAnswer
 from hp_tool.domain.ports import Store
-from hp_tool.domain.records import (
-    EventRecord,
-    Head,
-    JsonObject,
-    Label,
-    RunState,
-    SearchRecord,
-    SearchState,
-)
+from hp_tool.domain.records import EventRecord, Head, JsonObject, Label, SearchRecord
+from hp_tool.domain.states import RunState, SearchState
 from hp_tool.errors import HpToolError, InputError, StoreError
 from hp_tool.loop.tuning import resolve_search
 from hp_tool.loop.tuning.plan import bill

@@ -20,11 +20,10 @@ from hp_tool.domain.records import (
     Page,
     RegistrationKind,
     RunRecord,
-    RunState,
     SearchRecord,
-    SearchState,
 )
 from hp_tool.domain.serving import RunConfig
+from hp_tool.domain.states import RunState, SearchState
 from hp_tool.domain.webhooks import WebhookRecord, WebhookState
 from hp_tool.errors import (
     ConflictError,

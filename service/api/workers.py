@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from hp_tool.domain.ports import Store
-from hp_tool.domain.records import Offer, SearchRecord, SearchState
+from hp_tool.domain.records import Offer, SearchRecord
+from hp_tool.domain.states import SearchState
 from service.api.dependencies import StoreDep, versioned
 from service.api.views import PageView, View
 

@@ -15,9 +15,10 @@ from hp_tool.domain.axes import BY_KEY
 from hp_tool.domain.measurement import Latencies, Measurement
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.ports import Store
-from hp_tool.domain.records import JsonObject, RunRecord, RunState, SearchRecord
+from hp_tool.domain.records import JsonObject, RunRecord, SearchRecord
 from hp_tool.domain.result import Estimate, Recommendation
 from hp_tool.domain.serving import InferenceEstimate, RunConfig, ServingRecommendation
+from hp_tool.domain.states import RunState
 from hp_tool.domain.units import times
 from hp_tool.errors import HpToolError
 from hp_tool.loop.search.serving import TARGETS

@@ -13,6 +13,7 @@ from hp_tool.domain.parallel import ParallelConfig, recompute_name
 from hp_tool.domain.parts import PARTS
 from hp_tool.domain.records import JsonObject
 from hp_tool.domain.serving import ServingConfig
+from hp_tool.domain.states import State
 from hp_tool.domain.units import JOULES_PER_MWH, capital
 from hp_tool.domain.units import duration as exact_duration
 from hp_tool.domain.workload import TrainingWorkload
@@ -455,3 +456,11 @@ UNITS: dict[str, Callable[[float], str]] = {
     "risk": risk,
 }
 """Formats of figures by their unit."""
+
+
+def state_looks(states: Mapping[str, State]) -> dict[str, dict[str, object]]:
+    """Return the label and tone of each state, and whether it ended without a result."""
+    return {
+        key: {"label": state.label, "tone": state.tone, "failed": state.failed}
+        for key, state in states.items()
+    }

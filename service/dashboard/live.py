@@ -6,16 +6,12 @@ from datetime import UTC, datetime, timedelta
 
 from hp_tool.domain.ports import Store
 from hp_tool.domain.query import SearchSettings
-from hp_tool.domain.records import JsonObject, RunRecord, RunState, SearchRecord
+from hp_tool.domain.records import JsonObject, RunRecord, SearchRecord
+from hp_tool.domain.states import RunState
+from hp_tool.domain.units import counted
 from hp_tool.loop.search.underway import Underway
 from hp_tool.questions import schema
 from service.dashboard import trials
-
-PHASES: dict[str, str] = {
-    "queued": "waiting for devices",
-    "start-up": "starting up",
-    "running": "running",
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,18 +92,14 @@ def _running(run: RunRecord, record: SearchRecord, *, usual_s: float | None) -> 
         seconds=None if run.submitted_at is None else (now - run.submitted_at).total_seconds(),
         ends_at=ends_at,
         usual_s=usual_s,
-        phase=_phase(seen, steps=steps) if seen else None,
+        phase=None
+        if seen is None
+        else seen.phase.happened.format(
+            warmup=counted(seen.warmup_steps, "step"), steps=seen.steps, of_steps=steps
+        ),
         steps=seen.steps if seen else 0,
         of_steps=steps,
         log_tail=seen.log_tail if seen else "",
-    )
-
-
-def _phase(seen: Underway, *, steps: int) -> str:
-    if seen.phase == "warm-up":
-        return f"warming up, {seen.warmup_steps} step{'' if seen.warmup_steps == 1 else 's'} done"
-    return (
-        f"measuring, step {seen.steps} of {steps}" if seen.phase == "steps" else PHASES[seen.phase]
     )
 
 

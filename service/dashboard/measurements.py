@@ -17,6 +17,7 @@ from hp_tool.domain.measurement_records import (
     MeasurementRecord,
     MeasurementState,
 )
+from hp_tool.domain.states import Outcome
 from hp_tool.domain.units import times
 from hp_tool.errors import InputError
 from service.api.dependencies import Cursor, PrincipalDep, StoreDep
@@ -35,7 +36,7 @@ from service.dashboard.page import (
     page_at,
     stored_configuration,
 )
-from service.dashboard.trials import TONES, words
+from service.dashboard.trials import words
 
 MAX_ROWS = 50
 STATES: tuple[MeasurementState, ...] = get_args(MeasurementState)
@@ -202,7 +203,7 @@ def _row(record: MeasurementRecord, *, scope: Scope) -> MeasurementRow:
         record,
         measurement,
         short_id=record.id[:8],
-        tone=TONES.get(measurement.status, ""),
+        tone=Outcome(measurement.status).tone,
         predicted_s=predicted_s,
         measured_s=measured_s,
         times_off=max(predicted_s / measured_s, measured_s / predicted_s)

@@ -8,11 +8,10 @@ from dataclasses import dataclass, replace
 from hp_tool.domain.records import RunRecord
 from hp_tool.domain.result import Estimate, Fix
 from hp_tool.domain.serving import InferenceEstimate, ServingFix
+from hp_tool.domain.states import Tone
 from hp_tool.wording import figures
 from hp_tool.wording.figures import Figure, Unit
 from hp_tool.wording.fit import needs
-from service.dashboard.page import Tone
-from service.dashboard.trials import TONES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,11 +49,10 @@ class ComparedRun:
 def compared_run(run: RunRecord, device: str) -> ComparedRun:
     """Return what a run came to; `device`: what its GPUs are called."""
     measurement = run.measurement
-    state = measurement.status if measurement else str(run.state)
     return ComparedRun(
         number=run.number,
-        state=state,
-        tone=TONES.get(state, ""),
+        state=str(run.shown_state),
+        tone=run.shown_state.tone,
         cause=run.cause or (measurement.cause if measurement else None),
         reduced=not run.fidelity.is_whole,
         metrics=measured_metrics(run, device),

@@ -19,7 +19,7 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
 from starlette.status import HTTP_200_OK, HTTP_303_SEE_OTHER, HTTP_422_UNPROCESSABLE_CONTENT
 
-from hp_tool.domain import records
+from hp_tool.domain import records, states
 from hp_tool.errors import HpToolError, InputError
 from hp_tool.questions import schema
 from hp_tool.questions.configuration import Configuration, Row
@@ -30,7 +30,7 @@ from service.dashboard.labelled import labelled
 
 P = TypeVar("P")
 ContextFunction = TypeVar("ContextFunction", bound=Callable[..., Any])
-Tone = Literal["good", "warn", "bad", "busy", ""]
+Tone = states.Tone
 ErrorFields = dict[str, str | None]
 """{code, message, field} of an error."""
 
@@ -91,7 +91,12 @@ _environment = Environment(
     lstrip_blocks=True,
     finalize=formats.visible,
 )
-_environment.globals |= {"assets": ASSETS, "sections": SECTIONS, "guides": GUIDES}
+_environment.globals |= {
+    "assets": ASSETS,
+    "sections": SECTIONS,
+    "guides": GUIDES,
+    "run_states": states.RUN_STATES,
+}
 _environment.filters |= dict(inspect.getmembers(formats, inspect.isfunction))
 
 

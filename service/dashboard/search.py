@@ -12,7 +12,8 @@ from fastapi.responses import PlainTextResponse, RedirectResponse
 
 from hp_tool.domain.ports import Store
 from hp_tool.domain.query import Kind, SearchSettings
-from hp_tool.domain.records import JsonObject, Label, SearchRecord, SearchState
+from hp_tool.domain.records import JsonObject, Label, SearchRecord
+from hp_tool.domain.states import SearchState
 from hp_tool.errors import InputError
 from hp_tool.formats.registry import writable
 from hp_tool.questions import schema
@@ -46,13 +47,6 @@ from service.dashboard.page import (
 )
 from service.dashboard.ranking import run_href
 from service.dashboard.verdict import failed_so_far, runs_verdict
-
-TONES: dict[SearchState, Tone] = {
-    SearchState.RUNNING: "busy",
-    SearchState.PAUSED: "warn",
-    SearchState.SUCCEEDED: "good",
-    SearchState.FAILED: "bad",
-}
 
 START_UP_S = 20.0
 """A guess at what a run takes before its first step, for a limit that lets it end."""
@@ -310,7 +304,7 @@ def search_page(record: SearchRecord, *, store: Store) -> SearchPage:
         best_href=configuration and configuration_href(configuration, search_id=view.id),
         export_formats=writable("inference" if trials.serves(view.query) else "training"),
         events_href=None if view.state.ended else f"/v1/searches/{view.id}/events",
-        tone=TONES.get(view.state, ""),
+        tone=view.state.tone,
         ended=view.state.ended,
         actions=_buttons(view),
         longer_s=longer_s,

@@ -10,7 +10,8 @@ from pydantic import BeforeValidator
 from hp_tool.domain.access import Scope
 from hp_tool.domain.ports import Store
 from hp_tool.domain.query import Kind
-from hp_tool.domain.records import JsonObject, Label, SearchRecord, SearchState
+from hp_tool.domain.records import JsonObject, Label, SearchRecord
+from hp_tool.domain.states import SearchState
 from hp_tool.store.columns import decode_configuration
 from hp_tool.store.searches import model_of
 from hp_tool.wording.rankings import SEARCHES, Table
@@ -18,7 +19,7 @@ from service.api.dependencies import Cursor, PrincipalDep, StoreDep, reject_numb
 from service.api.views import SearchView, View
 from service.dashboard.formats import device_of, subject
 from service.dashboard.page import BLANK_IS_NONE, Page, Tone, address, next_href, page_at
-from service.dashboard.search import TONES, budget_runs_of, saved_gpu_seconds, stalled
+from service.dashboard.search import budget_runs_of, saved_gpu_seconds, stalled
 from service.dashboard.trials import serves, words
 
 MAX_ROWS = 50
@@ -172,7 +173,7 @@ def _row(record: SearchRecord) -> SearchRow:
         view,
         short_id=view.id[:8],
         href=f"/searches/{view.id}",
-        tone=TONES.get(view.state, ""),
+        tone=view.state.tone,
         kind="inference" if serves(view.query) else "training",
         stalled=stalled(record),
         subject=subject(view.query),

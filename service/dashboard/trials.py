@@ -14,6 +14,7 @@ from hp_tool.domain.measurement import Latencies
 from hp_tool.domain.parallel import recompute_name
 from hp_tool.domain.records import JsonObject, RunFigures, SearchRecord
 from hp_tool.domain.serving import RunConfig, ServingConfig
+from hp_tool.domain.states import RUN_STATES, Phase, Tone
 from hp_tool.domain.targets import Targets
 from hp_tool.errors import HpToolError
 from hp_tool.loop.search.fidelity import repeats, standing
@@ -25,19 +26,8 @@ from hp_tool.store.columns import decode_configuration
 from hp_tool.wording.words import missed_words, serving_arithmetic
 from service.api.search_results import calibrated_predictions
 from service.dashboard import formats
-from service.dashboard.page import Tone
 
 AxisValue = int | str | bool
-TONES: dict[str, Tone] = {
-    "intended": "",
-    "submitted": "busy",
-    "abandoned": "",
-    "ok": "good",
-    "oom": "warn",
-    "timeout": "warn",
-    "crashed": "bad",
-    "preempted": "",
-}
 WHY = {
     "analytic_best": "the cost model's best",
     "coverage": "shows a value not tried yet",
@@ -47,14 +37,6 @@ WHY = {
     "baseline": "your baseline, for comparison",
 }
 """Why a run was chosen, by the search's word for it."""
-DOES = {
-    "queued": "waiting",
-    "start-up": "starting",
-    "warm-up": "warming up",
-    "steps": "measuring",
-    "running": "running",
-}
-"""What a job does, by the phase that its log shows."""
 LATENCIES = {
     "ttft_s": "time to first token",
     "tpot_s": "time per output token",
@@ -192,13 +174,14 @@ def trial_table(
     counts = [place[counting.get(run.parallel, run).id] for run in runs]
     by_configuration = repeats(runs)
     underway = {
-        run: DOES[seen["phase"]] for run, seen in (record.progress.get("underway") or {}).items()
+        run: Phase(seen["phase"]).label
+        for run, seen in (record.progress.get("underway") or {}).items()
     }
     groups = [by_configuration.get(run.parallel) for run in runs]
     return TrialTable(
         quantity=quantity(record.query),
         axes=_axes(runs, of_kind("inference" if serves(record.query) else "training")),
-        tones=TONES,
+        tones={key: state.tone for key, state in RUN_STATES.items()},
         best=_best(record, runs, counts),
         run_id=tuple(run.id for run in runs),
         number=tuple(run.number for run in runs),
@@ -209,7 +192,7 @@ def trial_table(
         why=tuple(why(run.chosen_by) for run in runs),
         arithmetic=tuple(arithmetic for arithmetic, _ in worded),
         details=tuple(details for _, details in worded),
-        state=tuple(run.status or str(run.state) for run in runs),
+        state=tuple(str(run.shown_state) for run in runs),
         now=tuple(None if run.state.ended else underway.get(run.id) for run in runs),
         cause=tuple(run.cause for run in runs),
         predicted_step_s=tuple(run.predicted_step_s for run in runs),

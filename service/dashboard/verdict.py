@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hp_tool.domain.records import JsonObject, RunFigures, RunRecord
+from hp_tool.domain.states import RUN_STATES, Outcome, RunState
 from hp_tool.domain.units import counted, times
 from hp_tool.wording.figures import REQUEST, STEP, TPOT, TTFT
 from service.dashboard import formats
@@ -13,15 +14,6 @@ from service.dashboard.metrics import ComparedRun, measured_peak
 from service.dashboard.page import Tone
 from service.dashboard.trials import TrialTable
 
-FAILURES = {
-    "oom": "ran out of memory",
-    "timeout": "did not end in time",
-    "preempted": "was taken off",
-    "abandoned": "was abandoned",
-    "submitted": "has not ended",
-    "intended": "has not started",
-}
-"""What became of a run without a result, by its state."""
 MUCH = 1.5
 """Times as long from which a factor is said in place of a percentage."""
 SAME = 0.005
@@ -60,7 +52,8 @@ def agreement(run: ComparedRun, record: RunRecord) -> Agreement:
     timed = _timed(run)
     if timed is None:
         cause = f": {run.cause}" if run.cause else ""
-        return Agreement(text=f"It {_failure(run)}{cause}.", inside=None, word="", tone="bad")
+        happened = RUN_STATES[run.state].happened
+        return Agreement(text=f"It {happened}{cause}.", inside=None, word="", tone="bad")
     name, measured_s = timed
     text, compared_s = f"Measured {formats.seconds(measured_s)} {PER[name]}", measured_s
     objective_s = record.measurement.objective_s if record.measurement else None
@@ -162,7 +155,7 @@ def verdict(
             if own
         ]
     ended = [
-        f"{name} {_failure(run)}"
+        f"{name} {RUN_STATES[run.state].happened}"
         for name, run, failure in zip(names, runs, failed, strict=True)
         if run and failure
     ]
@@ -205,11 +198,6 @@ def _measured(factor: float, first: str) -> str:
     return f"{_percent(factor)} {'slower' if factor > 1.0 else 'faster'} than {first}, measured"
 
 
-def _failure(run: ComparedRun) -> str:
-    """`crashed`, `ran out of memory`: what became of a run without a result."""
-    return FAILURES.get(run.state, run.state)
-
-
 def _slower(ratio: Ratio, first: str) -> str:
     """`17 % slower than First, 9 to 25 %`; where the interval holds no difference, both its ends
     say which way they are.
@@ -235,23 +223,18 @@ def runs_verdict(table: TrialTable) -> str:
     parts = []
     if best is not None and seconds:
         parts.append(f"Run {table.number[best] + 1} is best: {formats.seconds(seconds)}, measured")
-    states: dict[str, list[int]] = {}
-    for number, state in zip(table.number, table.state, strict=True):
-        if table.tones.get(state) in ("warn", "bad"):
+    states: dict[RunState | Outcome, list[int]] = {}
+    for number, key in zip(table.number, table.state, strict=True):
+        if (state := RUN_STATES[key]).tone in ("warn", "bad"):
             states.setdefault(state, []).append(number + 1)
     failed = [
-        f"run {runs[0]} {FAILURES.get(state, state)}"
+        f"run {runs[0]} {state.happened}"
         if len(runs) == 1
-        else f"{len(runs):,} runs {_of_many(state)}"
+        else f"{len(runs):,} runs {state.happened.replace('was ', 'were ', 1)}"
         for state, runs in states.items()
     ]
     text = "; ".join([*parts, *([" and ".join(failed)] if failed else [])])
     return formats.sentence(text)
-
-
-def _of_many(state: str) -> str:
-    """FAILURES with the verb of several runs: only `was` changes."""
-    return FAILURES.get(state, state).replace("was ", "were ", 1)
 
 
 def failed_so_far(runs: Sequence[RunFigures], *, left: int) -> str | None:
@@ -262,7 +245,4 @@ def failed_so_far(runs: Sequence[RunFigures], *, left: int) -> str | None:
     which = "The first run" if len(ended) == 1 else f"All {len(ended):,} runs failed; the last"
     last = ended[-1]
     cause = f": {last.cause}" if last.cause else ""
-    return (
-        f"{which} {FAILURES.get(str(last.status), str(last.status))}{cause}. "
-        f"{counted(left, 'run')} left."
-    )
+    return f"{which} {last.shown_state.happened}{cause}. {counted(left, 'run')} left."

@@ -7,7 +7,8 @@ from datetime import datetime
 from fastapi import APIRouter
 
 from hp_tool.domain.ports import Store
-from hp_tool.domain.records import SearchRecord, SearchState
+from hp_tool.domain.records import SearchRecord
+from hp_tool.domain.states import SearchState
 from service.api.dependencies import StoreDep
 from service.api.workers import WorkerView, searches_in, workers
 from service.dashboard.health import Health, health

@@ -16,7 +16,6 @@ from hp_tool.domain.answer import Answer, Repeats
 from hp_tool.domain.familiarity import Familiarity
 from hp_tool.domain.measurement import Fidelity, Measurement, Tail, Tails
 from hp_tool.domain.parallel import ParallelConfig
-from hp_tool.domain.records import SearchState
 from hp_tool.domain.result import (
     Estimate,
     Fix,
@@ -35,6 +34,7 @@ from hp_tool.domain.serving import (
     ServingRecommendation,
     TokenPrices,
 )
+from hp_tool.domain.states import SearchState
 from hp_tool.domain.units import GIB
 from hp_tool.loop.tuning.result import SearchSummary, TuneResult
 from hp_tool.questions.answers import RecommendAnswer

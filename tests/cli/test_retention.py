@@ -17,7 +17,8 @@ import optuna
 import pytest
 import sqlalchemy as sa
 
-from hp_tool.domain.records import RunRecord, SearchState
+from hp_tool.domain.records import RunRecord
+from hp_tool.domain.states import SearchState
 from hp_tool.loop.tuning.study import opened_studies
 from hp_tool.store import SqlStore, open_store
 from hp_tool.store.engine import opened

@@ -18,8 +18,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from hp_tool.domain.jobs import JobState, LaunchPlan
+from hp_tool.domain.jobs import LaunchPlan
 from hp_tool.domain.ports import Launcher
+from hp_tool.domain.states import JobState
 from hp_tool.loop.tuning import Sweeper
 from hp_tool.store import open_store
 from tests.launchers.slurm_cluster import until

@@ -16,9 +16,9 @@ import pytest
 from hp_tool.cluster.launchers import create
 from hp_tool.cluster.launchers.options import SlurmOptions
 from hp_tool.cluster.launchers.slurm_script import render
-from hp_tool.domain.jobs import JobState
 from hp_tool.domain.measurement import Hardware, Measurement
 from hp_tool.domain.ports import Launcher
+from hp_tool.domain.states import JobState
 from hp_tool.errors import InputError, LauncherError
 from hp_tool.loop.tuning import Sweeper
 from hp_tool.store import open_store

@@ -22,8 +22,9 @@ from hp_tool.cluster.launchers import create, kubernetes
 from hp_tool.cluster.launchers.kubernetes import ending, job_state
 from hp_tool.cluster.launchers.kubernetes_patch import merge_patch
 from hp_tool.cluster.launchers.options import KubernetesOptions
-from hp_tool.domain.jobs import JobState, Waiting
+from hp_tool.domain.jobs import Waiting
 from hp_tool.domain.ports import Launcher, Queueing, Timekeeping
+from hp_tool.domain.states import JobState
 from hp_tool.errors import EngineAwayError, InputError, LauncherError
 from tests.launchers.contract import GOOD, LauncherContract, Launching, plan, wait
 from tests.launchers.slurm_cluster import until

@@ -18,9 +18,9 @@ import pytest
 
 from hp_tool.cluster.launchers import create, torchrun
 from hp_tool.cluster.launchers.options import RayOptions
-from hp_tool.domain.jobs import JobState
 from hp_tool.domain.measurement import Program
 from hp_tool.domain.ports import Launcher
+from hp_tool.domain.states import JobState
 from tests.conftest import skip_or_fail
 from tests.launchers.contract import wait
 from tests.launchers.slurm_cluster import until

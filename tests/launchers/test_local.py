@@ -11,11 +11,11 @@ import pytest
 
 from hp_tool.cluster.launchers import create
 from hp_tool.cluster.launchers.readback import read_json
-from hp_tool.domain.jobs import JobState
 from hp_tool.domain.measurement import KILLED, ProfileRequest
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.ports import Launcher
+from hp_tool.domain.states import JobState
 from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.errors import InputError, LauncherError
 from tests.launchers.contract import GOOD, LauncherContract, plan, processes, started, wait

@@ -10,8 +10,8 @@ import psutil
 import pytest
 
 from hp_tool.cluster.launchers import create
-from hp_tool.domain.jobs import JobState
 from hp_tool.domain.measurement import Measurement
+from hp_tool.domain.states import JobState
 from tests.conftest import skip_or_fail
 from tests.launchers.contract import wait
 from tests.profiler.requests import request

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from hp_tool.cluster.launchers import create
-from hp_tool.domain.jobs import JobState
 from hp_tool.domain.ports import Launcher
+from hp_tool.domain.states import JobState
 from hp_tool.errors import InputError, LauncherError
 from hp_tool.loop.tuning import tune
 from hp_tool.questions import schema

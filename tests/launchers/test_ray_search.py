@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import yaml
 
-from hp_tool.domain.records import RunState
+from hp_tool.domain.states import RunState
 from hp_tool.errors import LauncherError
 from hp_tool.loop.tuning import tune
 from hp_tool.questions import schema

@@ -14,8 +14,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from hp_tool.domain.jobs import JobState
 from hp_tool.domain.ports import Launcher
+from hp_tool.domain.states import JobState
 from hp_tool.domain.steps import step_line
 from hp_tool.errors import LauncherError, RefusedError
 from tests.launchers.contract import (

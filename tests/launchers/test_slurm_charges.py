@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from hp_tool.domain.records import RunRecord, RunState
+from hp_tool.domain.records import RunRecord
+from hp_tool.domain.states import RunState
 from hp_tool.loop.learning.make import calibrate
 from hp_tool.loop.tuning import tune
 from hp_tool.questions import schema

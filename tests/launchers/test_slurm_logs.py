@@ -21,8 +21,9 @@ from hp_tool.cluster.launchers.jobs import measure
 from hp_tool.cluster.launchers.options import Logs, SlurmOptions
 from hp_tool.cluster.launchers.slurm_controller import Job
 from hp_tool.cluster.launchers.slurm_script import render
-from hp_tool.domain.jobs import JobState, LaunchPlan
+from hp_tool.domain.jobs import LaunchPlan
 from hp_tool.domain.measurement import Hardware
+from hp_tool.domain.states import JobState
 from tests.launchers.contract import GOOD
 
 SRUN = f"""#!{sys.executable}

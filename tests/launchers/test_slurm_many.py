@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from hp_tool.domain.records import SearchState
+from hp_tool.domain.states import SearchState
 from hp_tool.questions import schema
 from hp_tool.store import open_store
 from tests.launchers.slurm_cluster import OPTIONS, QUERY, SlurmCluster, until

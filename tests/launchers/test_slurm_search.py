@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from hp_tool.domain.jobs import JobState
-from hp_tool.domain.records import RunRecord, RunState, SearchState
+from hp_tool.domain.records import RunRecord
+from hp_tool.domain.states import JobState, RunState, SearchState
 from hp_tool.questions import schema
 from hp_tool.store import SqlStore, open_store
 from tests.conftest import skip_or_fail

@@ -25,7 +25,7 @@ from hp_tool.cluster.launchers.slurm_controller import (
     seconds,
 )
 from hp_tool.cluster.launchers.slurm_controller import controller as shared_controller
-from hp_tool.domain.jobs import JobState
+from hp_tool.domain.states import JobState
 from hp_tool.errors import LauncherError
 
 OUTPUT = Path(__file__).parent / "slurm_output"

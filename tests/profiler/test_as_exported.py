@@ -12,7 +12,8 @@ import pytest
 
 from hp_tool.domain.measurement import Fidelity, Hardware, Measurement, ProfileRequest
 from hp_tool.domain.parallel import ParallelConfig
-from hp_tool.domain.records import RunRecord, RunState
+from hp_tool.domain.records import RunRecord
+from hp_tool.domain.states import RunState
 from hp_tool.domain.switches import switches, without
 from hp_tool.formats.tools import megatron_lm
 from hp_tool.loop.tuning.problem import TuningProblem, build_problem

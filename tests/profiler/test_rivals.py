@@ -10,9 +10,9 @@ from dataclasses import replace
 import pytest
 
 from hp_tool.cluster.launchers import create
-from hp_tool.domain.jobs import JobState
 from hp_tool.domain.measurement import JobResult
 from hp_tool.domain.parallel import ParallelConfig
+from hp_tool.domain.states import JobState
 from tests.conftest import skip_or_fail
 from tests.launchers.contract import wait
 from tests.profiler.requests import request

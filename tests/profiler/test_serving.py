@@ -14,11 +14,11 @@ import pytest
 from hp_tool.cluster.launchers import create, jobs, torchrun
 from hp_tool.cluster.profiler.support import check_serving
 from hp_tool.domain.inference import InferenceWorkload, LoadSpec
-from hp_tool.domain.jobs import JobState
 from hp_tool.domain.measurement import Measurement
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.requests import InferenceRequest
 from hp_tool.domain.serving import ServingConfig
+from hp_tool.domain.states import JobState
 from hp_tool.errors import InputError, UnsupportedError
 from tests.conftest import skip_or_fail
 from tests.launchers.contract import wait

@@ -10,8 +10,9 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from hp_tool.cluster.launchers import create
-from hp_tool.domain.jobs import JobState, LaunchPlan
+from hp_tool.domain.jobs import LaunchPlan
 from hp_tool.domain.measurement import Measurement, ProfileRequest
+from hp_tool.domain.states import JobState
 from tests.conftest import skip_or_fail
 from tests.launchers.contract import wait
 from tests.profiler.requests import request

@@ -11,8 +11,7 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import pairwise
 
-from hp_tool.domain.jobs import JobState
-from hp_tool.domain.records import RunState, SearchState
+from hp_tool.domain.states import JobState, RunState, SearchState
 from hp_tool.loop.assumptions import assumed
 from hp_tool.store.coordination import MAX_LOST_CLAIMS
 from tests.promises.world import CLUSTER_RUNS, ENGINE_FAULTS, World

@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from hp_tool.domain.digests import configuration_digest
-from hp_tool.domain.jobs import JobState, LaunchPlan
+from hp_tool.domain.jobs import LaunchPlan
 from hp_tool.domain.measurement import Hardware, Measurement, ProfileRequest
+from hp_tool.domain.states import JobState
 from hp_tool.errors import LauncherError
 
 Fate = Literal["ok", "crashed", "oom", "slow", "waits", "hangs", "preempted"]

@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
-from hp_tool.domain.records import RunState, SearchState
+from hp_tool.domain.states import RunState, SearchState
 from hp_tool.errors import ConflictError
 from tests.promises import audit
 from tests.promises.world import CLUSTER_RUNS, LEASE_S, Process, World

@@ -21,14 +21,8 @@ from greenlet import GreenletExit, getcurrent, greenlet
 from sqlalchemy.pool import StaticPool
 
 from hp_tool.domain.query import SearchSettings
-from hp_tool.domain.records import (
-    EventRecord,
-    Lease,
-    OpenRunsLimit,
-    RunRecord,
-    SearchRecord,
-    SearchState,
-)
+from hp_tool.domain.records import EventRecord, Lease, OpenRunsLimit, RunRecord, SearchRecord
+from hp_tool.domain.states import SearchState
 from hp_tool.errors import ConflictError, HpToolError, LauncherError, StoreError
 from hp_tool.loop.search import charges, coordinator
 from hp_tool.loop.search.account import progress_of

@@ -12,11 +12,12 @@ import numpy as np
 from hp_tool.cost.candidates import Candidates
 from hp_tool.domain.digests import configuration_digest
 from hp_tool.domain.hardware import ClusterSpec, GpuSpec
-from hp_tool.domain.jobs import JobState, LaunchPlan
+from hp_tool.domain.jobs import LaunchPlan
 from hp_tool.domain.measurement import Hardware, Measurement, ProfileRequest
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.query import SearchSettings
+from hp_tool.domain.states import JobState
 from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.errors import LauncherError
 from hp_tool.loop.search.problem import SearchProblem

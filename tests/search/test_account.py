@@ -10,7 +10,8 @@ import pytest
 from hp_tool.domain.measurement import Fidelity, Measurement
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.query import SearchSettings
-from hp_tool.domain.records import RunRecord, RunState
+from hp_tool.domain.records import RunRecord
+from hp_tool.domain.states import RunState
 from hp_tool.domain.steps import MORE_WARMUP
 from hp_tool.loop.assumptions import assumed
 from hp_tool.loop.search.account import run_gpu_seconds, startup_s

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from hp_tool.domain.jobs import JobState, Waiting
+from hp_tool.domain.jobs import Waiting
 from hp_tool.domain.measurement import Hardware, Measurement
-from hp_tool.domain.records import RunState
+from hp_tool.domain.states import JobState, RunState
 from hp_tool.errors import LauncherError, RefusedError
 from tests.search.search_bench import Bench
 from tests.search.search_engine import MemoryEngine

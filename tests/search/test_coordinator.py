@@ -11,7 +11,8 @@ import pytest
 from optuna.trial import TrialState
 
 from hp_tool.domain.measurement import Measurement
-from hp_tool.domain.records import REUSED, RunState
+from hp_tool.domain.records import REUSED
+from hp_tool.domain.states import RunState
 from hp_tool.loop.search.account import spent_by
 from tests.search.search_engine import best_row
 from tests.search.search_tables import true_step_s

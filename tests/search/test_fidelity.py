@@ -15,7 +15,8 @@ from hp_tool.cost.candidates import Candidates
 from hp_tool.domain.measurement import Fidelity, Measurement
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import ParallelConfig
-from hp_tool.domain.records import RunRecord, RunState
+from hp_tool.domain.records import RunRecord
+from hp_tool.domain.states import RunState
 from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.loop.search.fidelity import (
     EXTRAPOLATION_RATIO,

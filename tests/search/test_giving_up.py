@@ -6,9 +6,8 @@ from __future__ import annotations
 
 import pytest
 
-from hp_tool.domain.jobs import JobState
 from hp_tool.domain.measurement import KILLED, Measurement
-from hp_tool.domain.records import RunState, SearchState
+from hp_tool.domain.states import JobState, RunState, SearchState
 from hp_tool.errors import ConflictError, LauncherError
 from tests.search.search_bench import Bench, wait_for_claim
 from tests.search.search_engine import MemoryEngine

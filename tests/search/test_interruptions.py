@@ -10,9 +10,8 @@ import pytest
 import sqlalchemy as sa
 from optuna.trial import TrialState
 
-from hp_tool.domain.jobs import JobState
 from hp_tool.domain.measurement import Measurement
-from hp_tool.domain.records import RunState
+from hp_tool.domain.states import JobState, RunState
 from hp_tool.errors import ConflictError, LauncherError
 from hp_tool.loop.search.coordinator import FOLDER_PATIENCE_S, LONGEST_FOLDER_WAIT_S
 from hp_tool.store import tables

@@ -9,7 +9,8 @@ import pytest
 
 from hp_tool.domain.measurement import Fidelity, Measurement
 from hp_tool.domain.parallel import ParallelConfig
-from hp_tool.domain.records import RunRecord, RunState
+from hp_tool.domain.records import RunRecord
+from hp_tool.domain.states import RunState
 from hp_tool.loop.search.noise import measured_steps, standard_error_s
 from hp_tool.loop.search.planner import unsure
 

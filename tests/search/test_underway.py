@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from hp_tool.domain.jobs import JobState
+from hp_tool.domain.states import JobState
 from hp_tool.domain.steps import RUN, step_line
 from hp_tool.errors import EngineAwayError
 from hp_tool.loop.search.underway import LINES, Underway, Watched, underway

@@ -8,8 +8,9 @@ from hp_tool.domain.measurement import Fidelity, Measurement
 from hp_tool.domain.measurement_records import NewMeasurement
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.ports import Store
-from hp_tool.domain.records import JsonObject, Lease, SearchState
+from hp_tool.domain.records import JsonObject, Lease
 from hp_tool.domain.result import Estimate, Recommendation, SpaceSummary, TimeEstimate
+from hp_tool.domain.states import SearchState
 from hp_tool.loop.search.account import progress_of
 from hp_tool.loop.tuning import SearchSummary, TuneResult
 from hp_tool.questions.schema import to_dict

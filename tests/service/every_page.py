@@ -18,7 +18,7 @@ from hp_tool.domain.measurement import Fidelity, Measurement
 from hp_tool.domain.measurement_records import NewMeasurement
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.ports import Store
-from hp_tool.domain.records import SearchState
+from hp_tool.domain.states import SearchState
 from hp_tool.errors import HpToolError
 from hp_tool.loop.search.underway import Underway
 from hp_tool.loop.tuning import tune

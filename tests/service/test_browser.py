@@ -10,7 +10,7 @@ from zoneinfo import ZoneInfo
 from hp_tool.domain.measurement import Measurement
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.ports import Store
-from hp_tool.domain.records import SearchState
+from hp_tool.domain.states import SearchState
 from service.client import Client
 from tests.service.coordinator import claim, finish, one_run
 from tests.service.processes import wait_for

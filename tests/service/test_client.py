@@ -13,7 +13,7 @@ import pytest
 from hp_tool.cli.batches.answering import Task, by_server
 from hp_tool.domain.measurement import Measurement
 from hp_tool.domain.ports import Store
-from hp_tool.domain.records import SearchState
+from hp_tool.domain.states import SearchState
 from hp_tool.errors import ConflictError, HpToolError, InputError, NotFoundError, StoreError
 from hp_tool.questions import schema
 from service.api.views import EventView

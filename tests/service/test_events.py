@@ -21,7 +21,8 @@ from starlette.concurrency import run_in_threadpool
 from hp_tool.domain.access import Scope
 from hp_tool.domain.measurement import Measurement
 from hp_tool.domain.parallel import ParallelConfig
-from hp_tool.domain.records import Head, SearchState
+from hp_tool.domain.records import Head
+from hp_tool.domain.states import SearchState
 from hp_tool.errors import InputError, StoreError
 from hp_tool.store import SqlStore
 from service import keys

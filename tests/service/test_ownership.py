@@ -17,7 +17,7 @@ from fastapi.testclient import TestClient
 
 from hp_tool.domain.access import Scope
 from hp_tool.domain.measurement import Measurement
-from hp_tool.domain.records import SearchState
+from hp_tool.domain.states import SearchState
 from hp_tool.store import SqlStore
 from service import keys
 from service.app import create_app

@@ -8,7 +8,7 @@ from fastapi.testclient import TestClient
 
 from hp_tool.domain.measurement import Measurement
 from hp_tool.domain.ports import Store
-from hp_tool.domain.records import SearchState
+from hp_tool.domain.states import SearchState
 from tests.service.coordinator import claim, one_run
 
 FILLED = {

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from hp_tool.domain.records import RunState
+from hp_tool.domain.states import RunState
 from hp_tool.loop.tuning import TuneResult
 from service.client import Client
 from tests.conftest import skip_or_fail

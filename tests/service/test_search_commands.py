@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from hp_tool.cli.main import build
-from hp_tool.domain.records import SearchState
+from hp_tool.domain.states import SearchState
 from hp_tool.errors import ConflictError, InputError, NotFoundError
 from hp_tool.store import SqlStore
 from tests.service.coordinator import claim, finish

@@ -11,7 +11,7 @@ from fastapi.testclient import TestClient
 from hp_tool.domain.measurement import Measurement
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.ports import Store
-from hp_tool.domain.records import SearchState
+from hp_tool.domain.states import SearchState
 from tests.service.coordinator import claim, finish, one_run
 
 Query = dict[str, Any]

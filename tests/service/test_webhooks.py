@@ -18,7 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from typer.testing import CliRunner
 
 from hp_tool.cli.main import build
-from hp_tool.domain.records import SearchState
+from hp_tool.domain.states import SearchState
 from hp_tool.domain.webhooks import OVERDUE_S
 from hp_tool.store import SqlStore, tables
 from service.app import create_app

@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from hp_tool.domain.records import Lease, SearchRecord, SearchState
+from hp_tool.domain.records import Lease, SearchRecord
+from hp_tool.domain.states import SearchState
 from hp_tool.errors import StoreError
 from hp_tool.store import SqlStore
 from service.worker import Worker

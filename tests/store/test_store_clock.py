@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 
 import pytest
 
-from hp_tool.domain.records import SearchState
+from hp_tool.domain.states import SearchState
 from hp_tool.store import SqlStore, base, coordination, webhooks
 
 LEASE_S = 60.0

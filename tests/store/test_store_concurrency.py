@@ -12,7 +12,8 @@ from pathlib import Path
 from hp_tool.domain.measurement import Fidelity
 from hp_tool.domain.measurement_records import NewMeasurement
 from hp_tool.domain.parallel import ParallelConfig
-from hp_tool.domain.records import Lease, OpenRunsLimit, SearchState
+from hp_tool.domain.records import Lease, OpenRunsLimit
+from hp_tool.domain.states import SearchState
 from hp_tool.errors import LimitError
 from hp_tool.store import SqlStore, open_store, schema
 from tests.forked import FORKED

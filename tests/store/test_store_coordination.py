@@ -10,7 +10,7 @@ import pytest
 
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.ports import Store
-from hp_tool.domain.records import SearchState
+from hp_tool.domain.states import SearchState
 from hp_tool.errors import ConflictError, InputError
 from tests.store.acting import LONG_S, QUERY, SHORT_S, NewMeasurementFactory, claimed, intended
 

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from hp_tool.domain.ports import Store
-from hp_tool.domain.records import Lease, OpenRunsLimit, RunState, SearchState
+from hp_tool.domain.records import Lease, OpenRunsLimit
+from hp_tool.domain.states import RunState, SearchState
 from hp_tool.errors import LimitError
 from hp_tool.store.coordination import MAX_LOST_CLAIMS
 from tests.store.acting import LONG_S, SHORT_S, claimed, intended

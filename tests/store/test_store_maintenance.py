@@ -15,7 +15,8 @@ from hp_tool.domain.access import NewKey, Scope
 from hp_tool.domain.measurement import Fidelity
 from hp_tool.domain.measurement_records import NewMeasurement
 from hp_tool.domain.parallel import ParallelConfig
-from hp_tool.domain.records import Label, SearchState
+from hp_tool.domain.records import Label
+from hp_tool.domain.states import SearchState
 from hp_tool.domain.watch_records import WatchChange
 from hp_tool.errors import ConflictError, InputError, NotFoundError, StoreError, UnsupportedError
 from hp_tool.store import SqlStore, maintenance, open_store, schema

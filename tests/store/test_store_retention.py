@@ -12,7 +12,7 @@ import pytest
 from hp_tool.domain.measurement import Fidelity, Measurement
 from hp_tool.domain.measurement_records import NewMeasurement
 from hp_tool.domain.parallel import ParallelConfig
-from hp_tool.domain.records import SearchState
+from hp_tool.domain.states import SearchState
 from hp_tool.errors import InputError
 from hp_tool.store import SqlStore, base, retention
 

@@ -11,7 +11,7 @@ from hp_tool.domain.digests import configuration_digest
 from hp_tool.domain.measurement import Fidelity, Measurement
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.ports import Store
-from hp_tool.domain.records import RunState
+from hp_tool.domain.states import RunState
 from hp_tool.errors import ConflictError, InputError, NotFoundError
 from tests.store.acting import LONG_S, SHORT_S, TP2, NewMeasurementFactory, claimed, intended
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hp_tool.domain.records import SearchState
+from hp_tool.domain.states import SearchState
 from hp_tool.store import SqlStore
 
 QUERY = {"cluster": {"gpu": "h100-sxm-80gb"}, "search": {"launcher": "slurm"}}

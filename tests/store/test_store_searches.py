@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from hp_tool.domain.ports import Store
-from hp_tool.domain.records import SearchState
+from hp_tool.domain.states import SearchState
 from hp_tool.errors import ConflictError, InputError, NotFoundError
 from tests.store.acting import QUERY, claimed
 

@@ -14,8 +14,8 @@ from hp_tool.domain.digests import configuration_digest
 from hp_tool.domain.measurement import Fidelity, LoadLatencies, Measurement, ServingTimes
 from hp_tool.domain.measurement_records import NewMeasurement
 from hp_tool.domain.parallel import ParallelConfig
-from hp_tool.domain.records import SearchState
 from hp_tool.domain.serving import ServingConfig
+from hp_tool.domain.states import SearchState
 from hp_tool.store import open_store, schema
 from hp_tool.store.engine import create_engine
 from hp_tool.store.tables import measurements, runs, searches

@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 
 from hp_tool.domain.ports import Store
-from hp_tool.domain.records import SearchState
+from hp_tool.domain.states import SearchState
 from hp_tool.errors import ConflictError
 from tests.store.acting import LONG_S, QUERY, claimed, intended
 

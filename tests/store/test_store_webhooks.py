@@ -10,7 +10,7 @@ from datetime import timedelta
 import pytest
 import sqlalchemy as sa
 
-from hp_tool.domain.records import SearchState
+from hp_tool.domain.states import SearchState
 from hp_tool.domain.webhooks import ATTEMPTS, FIRST_WAIT_S, WebhookRecord, WebhookState, wait_s
 from hp_tool.errors import ConflictError, InputError, NotFoundError
 from hp_tool.store import SqlStore, tables

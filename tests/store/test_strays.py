@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hp_tool.domain.parallel import ParallelConfig
-from hp_tool.domain.records import RunState, SearchState
+from hp_tool.domain.states import RunState, SearchState
 from hp_tool.store.sql import SqlStore
 from tests.store.acting import QUERY, NewMeasurementFactory, claimed, intended
 

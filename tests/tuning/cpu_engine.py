@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from hp_tool.domain.hardware import ClusterQuery
-from hp_tool.domain.jobs import JobState, LaunchPlan
+from hp_tool.domain.jobs import LaunchPlan
 from hp_tool.domain.measurement import Hardware, Measurement, ProfileRequest
 from hp_tool.domain.query import Query
+from hp_tool.domain.states import JobState
 from hp_tool.questions.training import config_query, estimate
 
 FACTOR = 2.5

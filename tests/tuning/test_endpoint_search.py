@@ -26,9 +26,9 @@ from hp_tool.cluster.profiler.endpoint import EndpointError, main, measure
 from hp_tool.domain.measurement import Fidelity, Measurement
 from hp_tool.domain.ports import Launcher
 from hp_tool.domain.query import Query
-from hp_tool.domain.records import SearchState
 from hp_tool.domain.requests import InferenceRequest
 from hp_tool.domain.serving import ServingRecommendation
+from hp_tool.domain.states import SearchState
 from hp_tool.errors import InputError, LauncherError, UnsupportedError
 from hp_tool.loop.tuning import TuneResult, resolve_search, tune
 from hp_tool.loop.tuning.serving import build_serving

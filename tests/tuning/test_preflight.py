@@ -7,8 +7,8 @@ from pathlib import Path
 
 from hp_tool.domain.jobs import LaunchPlan
 from hp_tool.domain.measurement import Hardware, Measurement, OperationTimes
-from hp_tool.domain.records import SearchState
 from hp_tool.domain.requests import BenchmarkRequest
+from hp_tool.domain.states import SearchState
 from hp_tool.loop.tuning import run_search
 from hp_tool.questions import schema
 from hp_tool.store import open_store

@@ -15,9 +15,10 @@ import pytest
 from hp_tool.domain.answer import ServingAnswer
 from hp_tool.domain.measurement_records import NewMeasurement
 from hp_tool.domain.query import Query
-from hp_tool.domain.records import REUSED, SearchState
+from hp_tool.domain.records import REUSED
 from hp_tool.domain.requests import InferenceRequest
 from hp_tool.domain.serving import ServingRecommendation
+from hp_tool.domain.states import SearchState
 from hp_tool.errors import InputError, UnsupportedError
 from hp_tool.loop.tuning import TuneResult, resolve_search, tune
 from hp_tool.loop.tuning.evidence import earlier_evidence

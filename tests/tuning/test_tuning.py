@@ -14,7 +14,7 @@ from hp_tool.domain.measurement import Measurement
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import ParallelQuery
 from hp_tool.domain.query import SearchSettings
-from hp_tool.domain.records import RunState, SearchState
+from hp_tool.domain.states import RunState, SearchState
 from hp_tool.errors import ConflictError, HpToolError, InputError, LauncherError
 from hp_tool.loop.tuning import TuneResult, run_search, study_storage, tune
 from hp_tool.loop.tuning.result import rank

@@ -38,8 +38,9 @@ from hp_tool.cluster.launchers.kubernetes_pods import (
 )
 from hp_tool.cluster.launchers.options import KubernetesOptions
 from hp_tool.cluster.launchers.streamed import StreamedLauncher
-from hp_tool.domain.jobs import JobState, LaunchPlan, Waiting
+from hp_tool.domain.jobs import LaunchPlan, Waiting
 from hp_tool.domain.requests import RunRequest
+from hp_tool.domain.states import JobState
 from hp_tool.errors import EngineAwayError, LauncherError
 
 _TEMPORARY_ERROR = re.compile(

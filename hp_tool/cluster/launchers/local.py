@@ -21,9 +21,10 @@ from hp_tool.cluster.launchers import jobs, readback, supervisor, torchrun
 from hp_tool.cluster.launchers.jobs import measure, parse_ending
 from hp_tool.cluster.launchers.readback import DamagedError
 from hp_tool.domain.device_names import known_name
-from hp_tool.domain.jobs import JobState, LaunchPlan
+from hp_tool.domain.jobs import LaunchPlan
 from hp_tool.domain.measurement import Hardware, Measurement
 from hp_tool.domain.requests import RunRequest
+from hp_tool.domain.states import JobState
 from hp_tool.errors import InputError, LauncherError
 
 _STATES = {"cancelled": JobState.CANCELLED, "terminated": JobState.PREEMPTED, "lost": JobState.LOST}

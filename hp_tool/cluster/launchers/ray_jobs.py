@@ -18,8 +18,9 @@ from urllib.parse import urlsplit
 from hp_tool.cluster.launchers import jobs, streamed, torchrun
 from hp_tool.cluster.launchers.jobs import Ending
 from hp_tool.cluster.launchers.options import RayOptions
-from hp_tool.domain.jobs import JobState, LaunchPlan, Waiting
+from hp_tool.domain.jobs import LaunchPlan, Waiting
 from hp_tool.domain.requests import RunRequest
+from hp_tool.domain.states import JobState
 from hp_tool.errors import EngineAwayError, LauncherError
 from hp_tool.extras import require
 

@@ -32,9 +32,10 @@ from hp_tool.cluster.launchers.slurm_folder import (
     REFUSED,
     SUBMITTED,
 )
-from hp_tool.domain.jobs import JobState, LaunchPlan, Waiting
+from hp_tool.domain.jobs import LaunchPlan, Waiting
 from hp_tool.domain.measurement import Hardware, Measurement
 from hp_tool.domain.requests import RunRequest
+from hp_tool.domain.states import JobState
 from hp_tool.errors import LauncherError
 
 _CANCEL_TIMEOUT_S = 20.0

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from hp_tool.domain.jobs import JobState
+from hp_tool.domain.states import JobState
 from hp_tool.errors import EngineAwayError, LauncherError, RefusedError
 
 _COMMAND_LIMIT_S = 20.0

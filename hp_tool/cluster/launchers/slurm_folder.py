@@ -42,7 +42,8 @@ from hp_tool.cluster.launchers.jobs import Ending, parse_ending
 from hp_tool.cluster.launchers.options import Logs, SlurmOptions
 from hp_tool.cluster.launchers.readback import is_there
 from hp_tool.cluster.launchers.slurm_controller import Job, job_state
-from hp_tool.domain.jobs import JobState, LaunchPlan
+from hp_tool.domain.jobs import LaunchPlan
+from hp_tool.domain.states import JobState
 from hp_tool.errors import InputError
 
 JOB = "job.json"

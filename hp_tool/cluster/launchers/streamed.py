@@ -15,8 +15,9 @@ from typing import Any
 from hp_tool.cluster.launchers import jobs, supervisor
 from hp_tool.cluster.launchers.jobs import Ending
 from hp_tool.cluster.launchers.options import ClusterOptions
-from hp_tool.domain.jobs import JobState, LaunchPlan
+from hp_tool.domain.jobs import LaunchPlan
 from hp_tool.domain.measurement import Hardware, Measurement
+from hp_tool.domain.states import JobState
 from hp_tool.errors import InputError, LauncherError
 
 JOB = "job.json"

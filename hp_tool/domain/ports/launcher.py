@@ -3,9 +3,10 @@
 from collections.abc import Iterable
 from typing import Protocol, runtime_checkable
 
-from hp_tool.domain.jobs import JobState, LaunchPlan, Waiting
+from hp_tool.domain.jobs import LaunchPlan, Waiting
 from hp_tool.domain.measurement import Hardware, Measurement
 from hp_tool.domain.requests import RunRequest
+from hp_tool.domain.states import JobState
 
 
 class Launcher(Protocol):

@@ -29,12 +29,11 @@ from hp_tool.domain.records import (
     RunAccount,
     RunFigures,
     RunRecord,
-    RunState,
     SearchRecord,
-    SearchState,
     WorkerRecord,
 )
 from hp_tool.domain.serving import RunConfig
+from hp_tool.domain.states import RunState, SearchState
 from hp_tool.domain.webhooks import WebhookRecord
 
 

@@ -14,12 +14,12 @@ from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.training import training_costs
 from hp_tool.domain.efficiency import EfficiencyProfile
 from hp_tool.domain.hardware import ClusterSpec, GpuSpec, Precision
-from hp_tool.domain.jobs import JobState
 from hp_tool.domain.measurement import Measurement, ProfileRequest
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.ports import Launcher
 from hp_tool.domain.requests import BenchmarkRequest, RunRequest
+from hp_tool.domain.states import JobState
 from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.errors import InputError, LauncherError
 from hp_tool.loop.calibration.microbenchmarks import (

@@ -9,7 +9,8 @@ from typing import Literal
 
 from hp_tool.domain.measurement import Measurement
 from hp_tool.domain.query import SearchSettings
-from hp_tool.domain.records import REUSED, JsonObject, RunRecord, RunState
+from hp_tool.domain.records import REUSED, JsonObject, RunRecord
+from hp_tool.domain.states import RunState
 from hp_tool.loop.assumptions import assumed
 from hp_tool.loop.calibration import Prior
 from hp_tool.loop.search.acquisition import Proposal

@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
 
-from hp_tool.domain.jobs import JobState
 from hp_tool.domain.measurement import Measurement
 from hp_tool.domain.ports import Launcher, Store, Timekeeping
 from hp_tool.domain.records import REUSED, Lease, RunAccount, RunRecord
+from hp_tool.domain.states import JobState
 from hp_tool.errors import EngineAwayError, InputError, LauncherError
 from hp_tool.loop.assumptions import assumed
 from hp_tool.loop.search.fidelity import num_gpus

@@ -11,10 +11,10 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 
-from hp_tool.domain.jobs import JobState
 from hp_tool.domain.measurement import KILLED, Measurement
 from hp_tool.domain.ports import Launcher, Queueing, Store
 from hp_tool.domain.records import REUSED, JsonObject, Lease, RunRecord, SearchRecord
+from hp_tool.domain.states import JobState
 from hp_tool.errors import (
     ConflictError,
     EngineAwayError,

@@ -11,8 +11,9 @@ from optuna.trial import Trial
 from hp_tool.domain.digests import configuration_digest
 from hp_tool.domain.hardware import Kind
 from hp_tool.domain.measurement import Fidelity
-from hp_tool.domain.records import REUSED, JsonObject, RunRecord, RunState
+from hp_tool.domain.records import REUSED, JsonObject, RunRecord
 from hp_tool.domain.serving import RunConfig
+from hp_tool.domain.states import RunState
 from hp_tool.loop.assumptions import assumed
 from hp_tool.loop.calibration import Calibration
 from hp_tool.loop.search.account import (

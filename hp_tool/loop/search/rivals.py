@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hp_tool.domain.measurement import JobResult, Measurement
-from hp_tool.domain.records import REUSED, JsonObject, RunRecord, RunState
+from hp_tool.domain.records import REUSED, JsonObject, RunRecord
+from hp_tool.domain.states import RunState
 
 RIVALS = "rivals"
 """Key of a run's prediction: those of the configurations that its job runs afterwards, each with

@@ -4,12 +4,11 @@ import contextlib
 import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Literal
 
-from hp_tool.domain.jobs import JobState
 from hp_tool.domain.ports import Launcher
 from hp_tool.domain.records import JsonObject, RunRecord
 from hp_tool.domain.serving import ServingConfig
+from hp_tool.domain.states import JobState, Phase
 from hp_tool.domain.steps import RUN, read_steps
 from hp_tool.errors import LauncherError
 
@@ -17,8 +16,6 @@ EVERY_S = 2.0
 SHARE = 0.05
 """Of a coordinator's time that reading logs may take, where an engine is slow to give them."""
 LINES, LINE_CHARACTERS = 12, 200
-Phase = Literal["queued", "start-up", "warm-up", "steps", "running"]
-"""`running`: a job that writes down no steps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +55,7 @@ class Watched:
 
     def _one(self, handle: str, run: RunRecord, state: JobState) -> Underway:
         if state is JobState.QUEUED:
-            return Underway(phase="queued")
+            return Underway(phase=Phase.QUEUED)
         log = self._launcher.output(handle)
         return underway(log, serves=isinstance(run.parallel, ServingConfig))
 
@@ -75,9 +72,11 @@ def underway(log: str, *, serves: bool) -> Underway:
     tail = "\n".join(lines[-LINES:])
     warmup_s, times_s, _ = read_steps(log)
     if serves or not (warmup_s or times_s):
-        return Underway(phase="running" if serves and RUN in log else "start-up", log_tail=tail)
+        return Underway(
+            phase=Phase.RUNNING if serves and RUN in log else Phase.START_UP, log_tail=tail
+        )
     return Underway(
-        phase="steps" if times_s else "warm-up",
+        phase=Phase.STEPS if times_s else Phase.WARM_UP,
         warmup_steps=len(warmup_s),
         steps=len(times_s),
         step_s=statistics.median(times_s or warmup_s),

@@ -13,7 +13,8 @@ from dataclasses import asdict, replace
 from types import TracebackType
 
 from hp_tool.domain.ports import Launcher, Store
-from hp_tool.domain.records import Lease, RunRecord, SearchState
+from hp_tool.domain.records import Lease, RunRecord
+from hp_tool.domain.states import SearchState
 from hp_tool.errors import ConflictError, HpToolError, StoreError
 from hp_tool.loop.calibration import Calibration
 from hp_tool.loop.search.account import Outcome, open_runs, progress_of

@@ -14,7 +14,8 @@ from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.plan import PlanAnswer, PlannedRun, SearchPlan
 from hp_tool.domain.ports import Launcher, Store
 from hp_tool.domain.query import Query
-from hp_tool.domain.records import RunRecord, RunState
+from hp_tool.domain.records import RunRecord
+from hp_tool.domain.states import RunState
 from hp_tool.domain.units import SECONDS_PER_HOUR
 from hp_tool.errors import InputError, UnsupportedError
 from hp_tool.loop.assumptions import assumed

@@ -11,9 +11,10 @@ import numpy as np
 from hp_tool.domain.answer import Answer, ServingAnswer
 from hp_tool.domain.measurement import Measurement
 from hp_tool.domain.query import Query, SearchSettings
-from hp_tool.domain.records import RunRecord, SearchState
+from hp_tool.domain.records import RunRecord
 from hp_tool.domain.result import Recommendation, SpaceSummary
 from hp_tool.domain.serving import ServingRecommendation
+from hp_tool.domain.states import SearchState
 from hp_tool.errors import HpToolError
 from hp_tool.loop.calibration.evidence import FloatArray
 from hp_tool.loop.search.account import spent_by

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from hp_tool.domain.measurement import Hardware
 from hp_tool.domain.ports import Launcher, Store
 from hp_tool.domain.query import Query
-from hp_tool.domain.records import JsonObject, Lease, SearchState
+from hp_tool.domain.records import JsonObject, Lease
+from hp_tool.domain.states import SearchState
 from hp_tool.errors import ConflictError, NotFoundError
 from hp_tool.loop.learning.series import StoredCalibrations
 from hp_tool.loop.search.account import spent_by

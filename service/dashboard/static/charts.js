@@ -125,7 +125,7 @@ export function front(trials, shown) {
 
 // Whether a trial can no longer become the best.
 export function faded(trials, i) {
-  return !["ok", "intended", "submitted"].includes(trials.state[i]);
+  return trials.states[trials.state[i]].failed;
 }
 
 // Axis title of the time that runs are compared by.

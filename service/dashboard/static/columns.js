@@ -6,9 +6,6 @@ import { count, gib, percent, seconds, setting } from "./numbers.js";
 const SPARE = ["tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size", "data_parallel_size"]; // by the arithmetic
 const CAUSE = 90; // characters of an error's first line
 
-// A run's state in words.
-export const named = (state) => (state === "submitted" ? "running" : state);
-
 // {name, label, title, number, hidden (unless chosen), value(i) to sort by and for CSV, cell(i) to show}
 export function columns(trials, { runs }) {
   const { quantity, serving } = trials;
@@ -30,7 +27,7 @@ export function columns(trials, { runs }) {
     {
       name: "state", label: "State", value: from(trials.state),
       cell: (i) => element("div", {},
-        element("span", { class: `state ${trials.tones[trials.state[i]] ?? ""}` }, trials.now[i] ?? named(trials.state[i])),
+        element("span", { class: `state ${trials.states[trials.state[i]].tone}` }, trials.now[i] ?? trials.states[trials.state[i]].label),
         trials.cause[i] ? element("div", { class: "small cause", title: trials.cause[i] }, firstLine(trials.cause[i])) : null),
     },
     { name: "num_runs", label: "Runs", title: "Runs that tell its time", number: true, hidden: true, value: from(trials.num_runs), cell: (i) => String(trials.num_runs[i]) },

@@ -1,7 +1,7 @@
 // A search's trials: one filter, order and choice of columns for the table and all charts, stored in the URL.
 
 import { MOST_POINTS, accuracy, front, history, ring, waterfall } from "./charts.js";
-import { columns as columnsOf, csv, named, sorted } from "./columns.js";
+import { columns as columnsOf, csv, sorted } from "./columns.js";
 import { element } from "./elements.js";
 import { tpot, ttft } from "./latency.js";
 import { setting } from "./numbers.js";
@@ -46,6 +46,7 @@ async function load() {
     if (mine !== loads) return; // asked again meanwhile: an answer that comes late is not the newest
     trials = answer;
   }
+  trials.states = JSON.parse(root.dataset.states);
   tickedRows();
   columns = columnsOf(trials, { runs: root.dataset.runs });
   selects = [["state", "State", choices(trials.state)], ...trials.axes.map((axis) => [axis.name, axis.label, choices(axis.values)])].filter(([, , values]) => values.length > 1);
@@ -98,7 +99,7 @@ function controls() {
     form.dataset.says = says;
     form.replaceChildren(
       ...selects.map(([name, label, values]) => {
-        const options = [["", "Any"], ...values.map((value) => [String(value), name === "state" ? named(value) : setting(value)])];
+        const options = [["", "Any"], ...values.map((value) => [String(value), name === "state" ? trials.states[value].label : setting(value)])];
         const select = element("select", { name, onchange: (event) => choose(name, event.target.value) });
         select.append(...options.map(([value, text]) => element("option", { value }, text)));
         return element("label", {}, label, select);

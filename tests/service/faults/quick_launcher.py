@@ -17,8 +17,9 @@ from hp_tool.cluster.launchers import jobs, readback
 from hp_tool.cluster.launchers.local import LocalLauncher
 from hp_tool.cluster.launchers.ray_jobs import RayLauncher
 from hp_tool.cluster.launchers.slurm import SlurmLauncher
-from hp_tool.domain.jobs import JobState, LaunchPlan
+from hp_tool.domain.jobs import LaunchPlan
 from hp_tool.domain.measurement import Measurement, ProfileRequest
+from hp_tool.domain.states import JobState
 from hp_tool.errors import EngineAwayError
 from tests.service.faults import quick_job
 

@@ -1,0 +1,150 @@
+"""States of searches, runs, their outcomes and jobs: one object for each, from which the store, the
+terminal, the API and pages take whether it is final, its words and its colour.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Literal, Self
+
+Tone = Literal["good", "warn", "bad", "busy", ""]
+"""Colour of a state on pages; empty: neutral."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What holds for a state, and what interfaces show of it."""
+
+    ended: bool = False
+    """No work is left to do."""
+    resumable: bool = False
+    """`resume` queues it again."""
+    tone: Tone = ""
+    label: str = ""
+    """Its name on pages; empty: its key."""
+    happened: str = ""
+    """What became of it, after a subject, such as `ran out of memory`; empty: its key."""
+
+
+class State(StrEnum):
+    """A state: its key is its value in the database and in JSON."""
+
+    facts: Facts
+
+    def __new__(cls, key: str, facts: Facts | None = None) -> Self:
+        """Make a member that is a string and carries its facts."""
+        member = str.__new__(cls, key)
+        member._value_, member.facts = key, facts or Facts()
+        return member
+
+    @property
+    def ended(self) -> bool:
+        """Whether no work is left to do."""
+        return self.facts.ended
+
+    @property
+    def is_open(self) -> bool:
+        """Whether work is left to do."""
+        return not self.facts.ended
+
+    @property
+    def final(self) -> bool:
+        """Whether it ended for good, so that it cannot be resumed."""
+        return self.facts.ended and not self.facts.resumable
+
+    @property
+    def failed(self) -> bool:
+        """Whether it ended without a result."""
+        return self.facts.ended and self.facts.tone != "good"
+
+    @property
+    def tone(self) -> Tone:
+        """Its colour on pages."""
+        return self.facts.tone
+
+    @property
+    def label(self) -> str:
+        """Its name on pages."""
+        return self.facts.label or self.value
+
+    @property
+    def happened(self) -> str:
+        """What became of it, after a subject."""
+        return self.facts.happened or self.value
+
+
+class SearchState(State):
+    """State of a search. Succeeded and cancelled are final; failed may be resumed or cancelled."""
+
+    QUEUED = "queued"
+    """Waits for a coordinator."""
+    RUNNING = "running", Facts(tone="busy")
+    """Has a coordinator, or one whose lease expired, so that another may claim it."""
+    PAUSED = "paused", Facts(tone="warn", resumable=True)
+    """Waits until it is resumed or claimed by its id."""
+    SUCCEEDED = "succeeded", Facts(tone="good", ended=True)
+    FAILED = "failed", Facts(tone="bad", ended=True, resumable=True)
+    CANCELLED = "cancelled", Facts(ended=True, happened="was cancelled")
+
+
+class RunState(State):
+    """State of a profile run."""
+
+    INTENDED = "intended", Facts(happened="has not started")
+    """Stored before the submit; after a crash its job is found by name."""
+    SUBMITTED = "submitted", Facts(tone="busy", label="running", happened="has not ended")
+    """Accepted by the engine, with a `handle`."""
+    FINISHED = "finished", Facts(ended=True)
+    """Has a measurement; never run again."""
+    ABANDONED = "abandoned", Facts(ended=True, happened="was abandoned")
+    """Ended without information about the configuration (preempted, lost, cancelled); may be
+    repeated.
+    """
+
+
+class Outcome(State):
+    """Outcome of a finished run: `MeasurementStatus` with its facts."""
+
+    OK = "ok", Facts(ended=True, tone="good")
+    OOM = "oom", Facts(ended=True, tone="warn", happened="ran out of memory")
+    TIMEOUT = "timeout", Facts(ended=True, tone="warn", happened="did not end in time")
+    CRASHED = "crashed", Facts(ended=True, tone="bad")
+    PREEMPTED = "preempted", Facts(ended=True, happened="was taken off")
+
+
+RUN_STATES: dict[str, RunState | Outcome] = {
+    str(state): state for kind in (RunState, Outcome) for state in kind
+}
+"""What lists and pages show as a run's state, by key."""
+
+
+class Phase(State):
+    """Phase of a running job, read from its log.
+
+    `happened` is filled with `warmup` and `steps` done, and the most steps, `of_steps`.
+    """
+
+    QUEUED = "queued", Facts(label="waiting", happened="waiting for devices")
+    START_UP = "start-up", Facts(label="starting", happened="starting up")
+    WARM_UP = "warm-up", Facts(label="warming up", happened="warming up, {warmup} done")
+    STEPS = "steps", Facts(label="measuring", happened="measuring, step {steps} of {of_steps}")
+    RUNNING = "running"
+    """A job that writes down no steps."""
+
+
+class JobState(State):
+    """State of a job, independent of the engine's terms."""
+
+    QUEUED = "queued"
+    """Accepted, waits for devices."""
+    RUNNING = "running"
+    """Uses devices."""
+    FINISHED = "finished", Facts(ended=True)
+    """Ended by itself or by its time limit; fetch() reports how."""
+    PREEMPTED = "preempted", Facts(ended=True)
+    """Ended by the engine, not because of the configuration."""
+    CANCELLED = "cancelled", Facts(ended=True)
+    """Ended on request."""
+    LOST = "lost", Facts(ended=True)
+    """Unknown to the engine, without a result."""
