@@ -17,6 +17,7 @@ from hp_tool.cli.tables import (
     rank_column,
 )
 from hp_tool.domain.inference import RATE
+from hp_tool.domain.latencies import LATENCIES
 from hp_tool.domain.serving import (
     InferenceEstimate,
     PoolConfig,
@@ -42,7 +43,6 @@ from hp_tool.wording.short import serving_layout, use_serving
 from hp_tool.wording.words import assumption_sentences, cache_words, serving_arithmetic
 
 POOL = "replicas x tensor (TP), attention data (ADP) and expert parallel (EP) ranks"
-LATENCIES = ("ttft_s", "tpot_s", "request_latency_s")
 
 
 def print_inference_estimate(estimate: InferenceEstimate) -> None:
@@ -142,7 +142,7 @@ def _print_latencies(console: Console, estimate: InferenceEstimate) -> None:
     columns = [
         Column(
             head="latency",
-            cells=("time to first token", "time per output token", "request"),
+            cells=tuple(each.noun.removesuffix(" latency") for each in LATENCIES.values()),
             left=True,
         ),
         Column(

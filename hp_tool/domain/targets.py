@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from hp_tool.domain.fields import Amount, Flattened, Shown, bounds_of, out_of_bounds
+from hp_tool.domain.latencies import BY_QUANTILE_KEY
 from hp_tool.errors import InputError
 
-QUANTILE = re.compile(r"(ttft|tpot|e2e)_p(\d\d)\.?(\d*)_s")
+QUANTILE = re.compile(rf"({'|'.join(BY_QUANTILE_KEY)})_p(\d\d)\.?(\d*)_s")
 """A target on a quantile. Digits behind the second are decimals, with a point or without: p99.9 and
 p999 are the same.
 """
@@ -109,6 +110,6 @@ def _bounded(quantile: re.Match[str]) -> tuple[str, str]:
     """Return the latency that a target bounds, and the quantile as it is reported: p95, p99.9."""
     latency, whole, decimals = quantile.groups()
     return (
-        "request_latency_s" if latency == "e2e" else f"{latency}_s",
+        BY_QUANTILE_KEY[latency].key,
         f"p{float(f'{whole}.{decimals or 0}'):g}",
     )

@@ -6,9 +6,11 @@ read from an object and from the JSON of one alike.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from hp_tool.domain import latencies
+from hp_tool.domain.latencies import LATENCIES
 from hp_tool.wording.words import MEANINGS
 
 Unit = Literal[
@@ -133,23 +135,17 @@ TRAINING = (
 )
 """Figures of a training."""
 
-TTFT = Figure(
-    name="ttft_s",
-    label="Time to first token",
-    head="TTFT",
-    unit="seconds",
-    interval="intervals.ttft_s",
-    note=MEANINGS["TTFT"],
+TTFT, TPOT, REQUEST = (
+    Figure(
+        name=latency.key,
+        label=latency.label,
+        head=latency.head,
+        unit="seconds",
+        interval="" if latency is latencies.REQUEST else f"intervals.{latency.key}",
+        note=MEANINGS.get(latency.head, ""),
+    )
+    for latency in LATENCIES.values()
 )
-TPOT = Figure(
-    name="tpot_s",
-    label="Time per output token",
-    head="TPOT",
-    unit="seconds",
-    interval="intervals.tpot_s",
-    note=MEANINGS["TPOT"],
-)
-REQUEST = Figure(name="request_latency_s", label="Request latency", head="request", unit="seconds")
 OUTPUT = Figure(
     name="output_tokens_per_second_per_gpu",
     label="Output tokens/s per GPU",
@@ -224,8 +220,7 @@ AFTER_FIX = (
 """Figures of a fix of a training that does not fit."""
 SERVED_AFTER_FIX = (
     AFTER_FIX[0],
-    Figure(name="ttft_s", label="TTFT", head="TTFT", unit="seconds", note=MEANINGS["TTFT"]),
-    Figure(name="tpot_s", label="TPOT", head="TPOT", unit="seconds", note=MEANINGS["TPOT"]),
+    *(replace(figure, label=figure.head, interval="") for figure in (TTFT, TPOT)),
     Figure(
         name="output_tokens_per_second_per_gpu",
         label=OUTPUT.label,
@@ -244,10 +239,9 @@ MEASURED = (
 )
 """Figures of a training run, under the labels of the predicted ones."""
 SERVED_MEASURED = (
-    Figure(name="ttft_s", label=TTFT.label, unit="seconds", path="load.ttft_s"),
-    Figure(name="tpot_s", label=TPOT.label, unit="seconds", path="load.tpot_s"),
-    Figure(
-        name="request_latency_s", label=REQUEST.label, unit="seconds", path="load.request_latency_s"
+    *(
+        Figure(name=latency.key, label=latency.label, unit="seconds", path=f"load.{latency.key}")
+        for latency in LATENCIES.values()
     ),
     Figure(name="tokens_per_second_per_gpu", label=OUTPUT.label, unit="rate"),
 )

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from hp_tool.domain.axes import AXES, BY_KEY
+from hp_tool.domain.latencies import LATENCIES, TPOT, TTFT
 from hp_tool.domain.parallel import ParallelConfig, recompute_name
 from hp_tool.domain.query import Query
 from hp_tool.domain.serving import KvCache, ServingConfig
@@ -15,8 +16,8 @@ Config = ParallelConfig | ServingConfig
 
 MEANINGS = {axis.head: axis.meaning for axis in AXES if axis.meaning} | {
     "MFU": "model FLOPs over peak, attention in full",
-    "TTFT": "time to first token",
-    "TPOT": "time per output token",
+    TTFT.head: TTFT.noun,
+    TPOT.head: TPOT.noun,
 }
 """What letters stand for, in every table and on every page."""
 
@@ -32,20 +33,13 @@ STOPPED = {
 WIDE = ("bf16", "fp16", "fp32")
 """Precisions of weights that need no mention where a query leaves them open."""
 
-LATENCIES = {
-    "ttft_s": "to the first token",
-    "tpot_s": "per output token",
-    "request_latency_s": "per request",
-}
-"""What a latency is the time of."""
-
 
 def missed_words(target: str, *, value: float, limit: float) -> str:
     """`30.4 ms per output token (p99) is 30 times the target of 1.0 ms`; `target`: its name in a
     query, as tpot_p99_s.
     """
     latency, quantile = bounded_by(target)
-    of = f"{LATENCIES[latency]}{f' ({quantile})' if quantile else ''}"
+    of = f"{LATENCIES[latency].per}{f' ({quantile})' if quantile else ''}"
     return f"{duration(value)} {of} is {times(value / limit)} the target of {duration(limit)}"
 
 

@@ -12,6 +12,7 @@ from hp_tool.domain.answer import (
     verdict_of,
 )
 from hp_tool.domain.axes import BY_KEY
+from hp_tool.domain.latencies import LATENCIES
 from hp_tool.domain.measurement import Latencies, Measurement
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.ports import Store
@@ -38,12 +39,6 @@ PAGE_WORDS = {
     "SP o": "sequence parallel o",
 }
 """What a page's tables write in place of the command line's words."""
-PER = {
-    "ttft_s": "to the first token",
-    "tpot_s": "per output token",
-    "request_latency_s": "for a whole request",
-}
-"""What follows the seconds of each latency."""
 FAR = 1.5
 """Times too fast or too slow from which the cost model's predictions are said to have been so."""
 
@@ -355,11 +350,11 @@ def _served(row: ServingRecommendation, query: JsonObject, answer: ServingAnswer
 
 
 def _measured_load(load: Latencies, runs: Repeats | None) -> str:
-    """`Measured 323.1 ms to the first token, 16.8 ms per output token and 843.9 ms for a whole
+    """`Measured 323.1 ms to the first token, 16.8 ms per output token and 843.9 ms per
     request in one run.`
     """
     first, each, whole = (
-        f"{formats.seconds(getattr(load, name))} {per}" for name, per in PER.items()
+        f"{formats.seconds(getattr(load, name))} {each.per}" for name, each in LATENCIES.items()
     )
     several = (
         "in one run"
@@ -391,7 +386,7 @@ def _off(predicted: InferenceEstimate, measured: Latencies | None) -> tuple[str,
     )
     way = f"{times(typical)} too fast" if typical > 1.0 else f"{times(1.0 / typical)} too slow"
     return (
-        f"The cost model alone was {way}: {formats.seconds(alone)} {PER[name]}, measured "
+        f"The cost model alone was {way}: {formats.seconds(alone)} {LATENCIES[name].per}, measured "
         f"{formats.seconds(was)}.",
     )
 
@@ -406,7 +401,7 @@ def _latencies(
     targets = trials.targets_of(query)
     return tuple(
         Latency(
-            name=trials.LATENCIES[name],
+            name=LATENCIES[name].noun,
             known_s=getattr(known, name) if known else None,
             measured_s=getattr(measured, name) if measured else None,
             predicted_s=predicted_s[name],

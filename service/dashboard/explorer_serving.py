@@ -10,6 +10,7 @@ from functools import lru_cache
 from fastapi import APIRouter, Request
 
 from hp_tool import catalog
+from hp_tool.domain.latencies import TPOT, TTFT
 from hp_tool.domain.query import Query
 from hp_tool.domain.serving import ServingRecommendation
 from hp_tool.errors import HpToolError
@@ -57,8 +58,8 @@ AXES = {
 }
 """Controls of the layout; one that is not set is the best for the others."""
 RANKED_BY = {
-    "ttft": "time to first token",
-    "tpot": "time per output token",
+    TTFT.quantile_key: TTFT.noun,
+    TPOT.quantile_key: TPOT.noun,
     "cost": "cost",
     "min_gpus": "number of GPUs",
 }

@@ -3,13 +3,13 @@
 from dataclasses import dataclass, replace
 
 from hp_tool.domain.fit import Fit
+from hp_tool.domain.latencies import LATENCIES
 from hp_tool.domain.query import Query
 from hp_tool.domain.result import Estimate, Fix
 from hp_tool.domain.serving import InferenceEstimate, ServingFix
 from hp_tool.questions.configuration import Configuration
 from hp_tool.questions.training.calibrated import Calibrations
 from hp_tool.questions.training.evaluate import resolve_configuration
-from hp_tool.wording.words import LATENCIES
 from service.dashboard import formats
 from service.dashboard.metrics import Metric, fix_metrics
 from service.dashboard.page import compare_href, configuration_href
@@ -69,7 +69,7 @@ def _price(fix: Fix | ServingFix, before: Estimate | InferenceEstimate) -> str:
     if isinstance(fix, Fix) or isinstance(before, Estimate):
         return ""
     pairs = [
-        (getattr(before, name), getattr(fix, name), words) for name, words in LATENCIES.items()
+        (getattr(before, name), getattr(fix, name), each.per) for name, each in LATENCIES.items()
     ]
     longer = [
         f"{formats.seconds(was)} -> {formats.seconds(now)} {words}"

@@ -5,12 +5,13 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from typing import Any
 
+from hp_tool.domain.latencies import LATENCIES
 from hp_tool.domain.prices import Offer
 from hp_tool.domain.query import Query
 from hp_tool.domain.result import Recommendation
 from hp_tool.domain.serving import ServingRecommendation
 from hp_tool.wording.figures import PER_MILLION
-from hp_tool.wording.words import LATENCIES, machines_heading
+from hp_tool.wording.words import machines_heading
 from service.dashboard import formats
 from service.dashboard.figures import Figure, line, markers
 from service.dashboard.ranking import RankedRow, ranked_row
@@ -185,7 +186,7 @@ def _latencies(row: RankedRow) -> str:
         (row.tpot_s, row.tpot_s_interval, "tpot_s"),
     )
     return "".join(
-        f", {formats.seconds(value)}{_between(interval, formats.seconds)} {LATENCIES[name]}"
+        f", {formats.seconds(value)}{_between(interval, formats.seconds)} {LATENCIES[name].per}"
         for value, interval, name in known
         if value is not None
     )

@@ -37,11 +37,6 @@ WHY = {
     "baseline": "your baseline, for comparison",
 }
 """Why a run was chosen, by the search's word for it."""
-LATENCIES = {
-    "ttft_s": "time to first token",
-    "tpot_s": "time per output token",
-    "request_latency_s": "request latency",
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

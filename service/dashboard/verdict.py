@@ -5,10 +5,11 @@ predicted.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from hp_tool.domain.latencies import LATENCIES
 from hp_tool.domain.records import JsonObject, RunFigures, RunRecord
 from hp_tool.domain.states import RUN_STATES, Outcome, RunState
 from hp_tool.domain.units import counted, times
-from hp_tool.wording.figures import REQUEST, STEP, TPOT, TTFT
+from hp_tool.wording.figures import REQUEST, STEP
 from service.dashboard import formats
 from service.dashboard.metrics import ComparedRun, measured_peak
 from service.dashboard.page import Tone
@@ -18,12 +19,7 @@ MUCH = 1.5
 """Times as long from which a factor is said in place of a percentage."""
 SAME = 0.005
 """Relative difference below which two figures count as the same."""
-PER = {
-    STEP.label: "a step",
-    TTFT.label: "to the first token",
-    TPOT.label: "per output token",
-    REQUEST.label: "per request",
-}
+PER = {STEP.label: "a step"} | {each.label: each.per for each in LATENCIES.values()}
 """What a measured time is the time of, by its label."""
 
 Ratio = tuple[float, tuple[float, float]]

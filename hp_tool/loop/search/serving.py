@@ -11,6 +11,7 @@ import numpy as np
 
 from hp_tool.cost.serving.candidates import ServingCandidates
 from hp_tool.domain.inference import InferenceWorkload, TraceSpec
+from hp_tool.domain.latencies import LATENCIES
 from hp_tool.domain.measurement import Latencies, LoadLatencies, Measurement, Runner, ServingTimes
 from hp_tool.domain.records import RunRecord
 from hp_tool.domain.requests import InferenceRequest
@@ -19,7 +20,7 @@ from hp_tool.domain.targets import Targets
 from hp_tool.loop.assumptions import assumed
 from hp_tool.loop.search.problem import Question
 
-TARGETS = ("ttft_s", "tpot_s", "request_latency_s")
+TARGETS = tuple(LATENCIES)
 """Targets that every run can be held to; those on quantiles take an endpoint's, whose requests come
 one by one.
 """

@@ -1,0 +1,52 @@
+"""Latencies of a request: one object for each, from which targets, searches, tables and pages take
+keys, names and words.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Latency:
+    """One latency, in seconds: a mean, or a quantile over requests."""
+
+    key: str
+    """Its name in JSON and in `targets`."""
+    quantile_key: str
+    """Its name in targets on quantiles, as `tpot` in tpot_p99_s."""
+    head: str
+    """Its head in tables of the terminal."""
+    label: str
+    """Its name on pages."""
+    per: str
+    """What follows its seconds in a sentence."""
+
+    @property
+    def noun(self) -> str:
+        """What a sentence calls it."""
+        return self.label.lower()
+
+
+TTFT = Latency(
+    key="ttft_s",
+    quantile_key="ttft",
+    head="TTFT",
+    label="Time to first token",
+    per="to the first token",
+)
+TPOT = Latency(
+    key="tpot_s",
+    quantile_key="tpot",
+    head="TPOT",
+    label="Time per output token",
+    per="per output token",
+)
+REQUEST = Latency(
+    key="request_latency_s",
+    quantile_key="e2e",
+    head="request",
+    label="Request latency",
+    per="per request",
+)
+LATENCIES = {latency.key: latency for latency in (TTFT, TPOT, REQUEST)}
+"""By key, in the order of tables."""
+BY_QUANTILE_KEY = {latency.quantile_key: latency for latency in LATENCIES.values()}
