@@ -17,7 +17,7 @@ from typing import Any
 
 from evidence.arithmetic import impossible
 from evidence.dates import date_of
-from evidence.schema import KINDS
+from evidence.schema import KINDS, Column
 from evidence.table import FILE_OF, Row, cell_of, parse
 
 GIB = float(2**30)
@@ -246,9 +246,31 @@ SHAPES: Mapping[str, Mapping[str, Any]] = {
     },
 }
 """Shapes of models that the catalogue does not have."""
+TARGETS = {
+    "query+value": "q_proj+v_proj",
+    "q+v": "q_proj+v_proj",
+    "query+key+value+projection+mlp+head": "q_proj+k_proj+v_proj+o_proj+linear_fc1+linear_fc2",
+    "*_proj": "q_proj+k_proj+v_proj+o_proj+gate_proj+up_proj+down_proj",
+    "all": "q_proj+k_proj+v_proj+o_proj+gate_proj+up_proj+down_proj",
+    "c_attn+c_proj+w1+w2": "linear_qkv+o_proj+gate_proj+up_proj+down_proj",
+}
+"""Matrices with adapters, by each source's names."""
 CAPACITY = {"tokendrop": 1.0}
 """Tokens kept, over the mean load, of a release that dropped the rest."""
 TASKS = {"Pre-Training": "pretrain", "SFT": "sft", "LoRA": "lora", "sft full": "sft"}
+NAMES: Mapping[str, Mapping[str, str]] = {
+    "model": MODELS,
+    "task": TASKS,
+    "status": {"ok": "ran", "oom": "out_of_memory"},
+    "recompute": {"selective op": "per_op", "selective per op": "per_op"},
+    "pipeline_schedule": {
+        "1f1b-interleaved": "interleaved",
+        "zbv-formatted": "zbv",
+        "zero-bubble": "zb-h1",
+    },
+    "lora_target_modules": TARGETS,
+}
+"""The schema's words for those of the tables, by column."""
 FP8 = {
     "fp8_cs": ("fp8", "tensorwise"),
     "fp8_sc": ("fp8", "blockwise"),
@@ -325,12 +347,28 @@ Values = dict[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Format:
-    """How one collected table maps to the schema."""
+    """How one collected table maps to the schema, beside the columns in RENAMED."""
 
-    rows: Callable[[Cells], Iterable[Values]]
-    """Values that are not mere renames: one set a row, or several rows."""
+    columns: str = ""
+    """Columns of the schema, each with the name of its cell where that differs (`gpu=system`);
+    NAMES, flags and GiB are translated.
+    """
     assumed: Values = field(default_factory=dict)
     """Settings that the source does not print: its software's, or deduced."""
+    rows: Callable[[Cells], Iterable[Values]] = lambda row: ({},)
+    """What several cells decide: one set a row, or several rows."""
+
+
+def _copied(row: Cells, column: Column, cell: str) -> Any:
+    """Return a cell as the schema states it; None: blank."""
+    if column.type == "flag":
+        return row.flag(cell)
+    text = row[cell]
+    if column.unit == "bytes":
+        return _bytes(text)
+    if column.name == "gpu":
+        return GPUS.get(text.lower(), text) or None
+    return NAMES.get(column.name, {}).get(text, text) or None
 
 
 def read_collected(path: Path, table: str) -> list[Row]:
@@ -360,7 +398,9 @@ def converted(cells: Mapping[Any, Any], table: str) -> Iterator[Row]:
     """
     format, kind = FORMATS[table], KINDS[FILE_OF[table].partition("/")[0]]
     row = Cells(_corrected(_mended(cells, table), table))
-    for values in format.rows(row):
+    pairs = (pair.partition("=") for pair in format.columns.split())
+    copied = {name: _copied(row, kind.by_name[name], cell or name) for name, _, cell in pairs}
+    for values in ({**copied, **decided} for decided in format.rows(row)):
         given = {**_renamed(row, values), **format.assumed, **values, "table": table}
         given |= date_of(table, row, str(given.get("source") or ""))
         given["other"] = _others(row)
@@ -397,7 +437,7 @@ def _renamed(row: Cells, values: Values) -> Values:
     found: Values = {}
     for name in list(row):
         target = RENAMED.get(name)
-        if target is None or name in row.seen:
+        if target is None:
             continue
         column, divisor = (target, None) if isinstance(target, str) else target
         if column in values:
@@ -428,34 +468,9 @@ def _bytes(cell: str) -> float | None:
     return float(cell) * GIB if cell else None
 
 
-def _gpu(row: Cells, name: str = "gpu") -> Values:
-    return {"gpu": GPUS.get(row[name].lower(), row[name]) or None}
-
-
-def _model(row: Cells) -> Values:
-    return {"model": MODELS.get(row["model"], row["model"])}
-
-
-def _status(row: Cells) -> Values:
-    return {
-        "status": {"ok": "ran", "oom": "out_of_memory"}.get(row["status"], row["status"]) or None
-    }
-
-
 def _ones(row: Cells, *names: str) -> Values:
     """Return these sizes; a blank one is 1."""
     return {str(RENAMED[name]): "1" if row[name] in BLANK else row[name] for name in names}
-
-
-def _shape(row: Cells) -> Values:
-    names = {
-        "layers": "num_hidden_layers",
-        "hidden": "hidden_size",
-        "heads": "num_attention_heads",
-        "ffn": "intermediate_size",
-        "vocab": "vocab_size",
-    }
-    return {column: row[name] for name, column in names.items() if row.get(name)}
 
 
 def _unshaped(row: Cells) -> None:
@@ -467,15 +482,8 @@ def _megatron_2020(row: Cells) -> Iterator[Values]:
     gpu, per_node = SYSTEMS_2020[row["system"]]
     hides = int(row["tp"]) > 2 and int(row["dp"]) > 1
     yield {
-        **_shape(row),
-        "model": row["case"],
-        "run": row["system"],
         "gpu": gpu,
         "gpus_per_node": min(per_node, int(row["gpus"])),
-        "num_gpus": row["gpus"],
-        "tensor_parallel_size": row["tp"],
-        "data_parallel_size": row["dp"],
-        "global_batch_size": row["gbs"],
         "micro_batch_size": int(row["gbs"]) // int(row["dp"]),
         "overlap": f"tensor_parallel=false{'+data_parallel=true' if hides else ''}",
     }
@@ -491,7 +499,6 @@ def _table5(row: Cells) -> Iterator[Values]:
         if row[column]:
             yield {
                 "model": MODELS[row["model"].split()[0]],
-                **_gpu(row),
                 "run": row["model"],
                 "virtual_pipeline_parallel_size": row["interleave_m"],
                 "sequence_parallel": present,
@@ -499,14 +506,6 @@ def _table5(row: Cells) -> Iterator[Values]:
                 "step_s": row[column],
                 "mfu": float(row["mfu_pct"]) / PERCENT if present else None,
                 "hfu": float(row["hfu_pct"]) / PERCENT if present and row["hfu_pct"] else None,
-                **{
-                    target: row[name]
-                    for name, target in RENAMED.items()
-                    if name in row
-                    and name in ("gpus", "seq", "gbs", "mbs", "tp", "pp", "dp")
-                    and isinstance(target, str)
-                },
-                "source": row["source"],
             }
 
 
@@ -542,21 +541,9 @@ def _activations(row: Cells) -> Iterator[Values]:
             }
 
 
-def _days(row: Cells) -> Iterator[Values]:
-    yield {
-        **_model(row),
-        **_gpu(row),
-        "quantity": "days to train",
-        "value": row["days"],
-        "unit": "d",
-    }
-
-
 def _nanotron(row: Cells) -> Iterator[Values]:
     large = row["model"] == "8B"
     yield {
-        "model": row["model"],
-        "variant": row["variant"],
         "num_hidden_layers": 32 if large else 16,
         "hidden_size": 4096 if large else 2048,
         "intermediate_size": 14336 if large else 8192,
@@ -564,46 +551,24 @@ def _nanotron(row: Cells) -> Iterator[Values]:
         "tie_word_embeddings": not large,
         "num_gpus": 8 * int(row["nodes"]),
         "sequence_parallel": int(row["tp"]) > 1,
-        "tensor_parallel_size": row["tp"],
-        "zero_stage": row["zero"],
-        "used_bytes": _bytes(row["mem_gb"]),
-        **_status(row),
     }
 
 
 def _bloom(row: Cells) -> Iterator[Values]:
-    precision = row["precision"]
+    row.seen.add("vocab")
     yield {
-        **{name: value for name, value in _shape(row).items() if name != "vocab_size"},
         "model": "bloom-176b",
-        "variant": row["nominal_size"],
-        **_gpu(row),
         "framework": row["framework"].lower(),
-        "precision": precision,
-        "gradient_precision": precision if row["gradients"] == "16bit" else None,
-        "sequence_parallel": row.flag("sp"),
-        "zero_stage": row["zero"],
-        "recompute": row["recompute"],
-        **_status(row),
+        "gradient_precision": row["precision"] if row["gradients"] == "16bit" else None,
     }
 
 
 def _b200(row: Cells) -> Iterator[Values]:
     yield {
-        **_model(row),
-        **_gpu(row),
-        "run": row["case"],
-        "num_hidden_layers": row["num_hidden_layers"],
-        "precision": row["precision"],
         "global_batch_size": int(row["micro_batch_size"])
         * int(row["num_microbatches"])
         * int(row["dp"]),
-        "micro_batch_size": row["micro_batch_size"],
-        "num_microbatches": row["num_microbatches"],
-        "data_parallel_size": row["dp"],
         "step_s": float(row["real_ms"]) / MILLI,
-        "allocated_bytes": float(row["real_alloc_gib"]) * GIB,
-        "reserved_bytes": float(row["real_reserved_gib"]) * GIB,
     }
 
 
@@ -611,8 +576,6 @@ def _memory(row: Cells) -> Iterator[Values]:
     sharded = row["zero"].startswith("FSDP")
     column = "reserved_bytes" if "reserved" in row["metric"] else "allocated_bytes"
     yield {
-        **_model(row),
-        **_gpu(row, "system"),
         "framework": "torch-fsdp" if sharded else "megatron-core",
         "precision": "fp8" if "float8" in row["precision"] else "bf16",
         "recompute": "none" if row["recompute"] == "1" else row["recompute"],
@@ -625,17 +588,13 @@ def _memory(row: Cells) -> Iterator[Values]:
 def _bridge(row: Cells) -> Iterator[Values]:
     precision, experts = bridge_precision(row), row["ep"] not in (*BLANK, "1")
     yield {
-        **_model(row),
-        **_gpu(row, "system"),
         "framework_version": row["release"].removeprefix("NeMo"),
-        "task": TASKS[row["task"]],
         "precision": precision or row["precision"],
         "zero_stage": {"": None, "0": 1}.get(row["fsdp"], 3),
         "expert_capacity_factor": 1.0 if row["release"] == "25.09" and experts else None,
         "expert_parallel_size": row["ep"] if experts else None,
         **_ones(row, "cp"),
         "num_microbatches": round(float(row["num_microbatches"])),
-        "data_parallel_size": row["dp"],
     }
 
 
@@ -681,11 +640,6 @@ def _recipe_run(row: Cells) -> Iterator[Values]:
     task, quantised = TASKS[row["task"]], row["fp8_params"] == "1" and precision in ("fp8", "mxfp8")
     row.seen.update(("grad_reduce_fp32",))
     yield {
-        **_model(row),
-        **_gpu(row),
-        "run": row["recipe"] or None,
-        "framework_version": row["release"],
-        "task": task,
         "precision": precision,
         "fp8_recipe": scaling,
         **({"lora_rank": 16, "lora_target_modules": "linear_qkv"} if task == "lora" else {}),
@@ -709,10 +663,7 @@ def _recipe_run(row: Cells) -> Iterator[Values]:
 
 def _dgxc(row: Cells) -> Iterator[Values]:
     yield {
-        **_model(row),
-        **_gpu(row, "system"),
         "framework_version": row["release"].removeprefix("v"),
-        "task": TASKS.get(row["task"], row["task"]),
         "num_hidden_layers": None if row["layers"] in ("", "32", "80") else row["layers"],
         "precision": row["precision"].lower(),
         **(_ones(row, "vp", "mbs") if row["task"] == "pretrain" else {}),
@@ -724,24 +675,14 @@ def _mlperf(row: Cells) -> Iterator[Values]:
     lora, quantised = "lora" in row["model"], row["fp8_params"] == "1"
     row.seen.update(("layout_found",) if row["layout_found"] == "named" else ())
     yield {
-        **_model(row),
-        **_gpu(row),
         "run": f"{row['round']} {row['submitter']}",
         "gpus_per_node": min(int(row["gpus_per_node"]), int(row["gpus"])),
         "num_gpus": row["gpus"],
         "task": "lora" if lora else "pretrain",
         **({"lora_rank": 16, "lora_target_modules": "linear_qkv+linear_proj"} if lora else {}),
-        "precision": row["precision"],
-        "fp8_recipe": row["fp8_recipe"] or None,
         "parameter_precision": "fp8" if quantised and not lora else None,
         "frozen_precision": "fp8" if quantised and lora else None,
-        "cuda_graphs": row.flag("cuda_graphs"),
         "overlap": "tensor_parallel=false" if row["tp_overlap"] == "0" else None,
-        "sequence_parallel": row.flag("sp"),
-        "recompute": row["recompute"] or None,
-        "zero_stage": row["zero"] or None,
-        "moe_token_dispatcher_type": row["dispatcher"] or None,
-        "allocated_bytes": _bytes(row["peak_allocated_gib"]),
     }
 
 
@@ -749,8 +690,6 @@ def _foundry(row: Cells) -> Iterator[Values]:
     _unshaped(row)
     checkpoints = row["activation_ckpt"] or row["activation_checkpointing"]
     yield {
-        **_model(row),
-        **_gpu(row),
         "precision": "fp8" if "fp8" in row["precision"] else "bf16",
         "zero_stage": {"FULL_SHARD": 3, "SHARD_GRAD_OP": 2}[row["sharding"]],
         "recompute": "full" if checkpoints == "True" else "none",
@@ -760,14 +699,8 @@ def _foundry(row: Cells) -> Iterator[Values]:
 
 def _titan(row: Cells) -> Iterator[Values]:
     failed = row["tps_per_gpu"] == "OOM"
-    recompute = {"selective op": "per_op"}.get(row["ac"], row["ac"])
     yield {
-        **_model(row),
-        **_gpu(row, "hw"),
-        "run": row["table"],
         "precision": "fp8" if "float8" in row["precision"] else row["precision"],
-        "data_parallel_size": row["fsdp"],
-        "recompute": recompute,
         "status": "out_of_memory" if failed else "ran",
         "tokens_per_second_per_gpu": None if failed else row["tps_per_gpu"],
         "reserved_bytes": _bytes("" if failed else row["mem_gib"]),
@@ -776,45 +709,18 @@ def _titan(row: Cells) -> Iterator[Values]:
 
 def _trl(row: Cells) -> Iterator[Values]:
     kernel = row["attention_kernel"].split()[0]
-    yield {
-        **_model(row),
-        **_gpu(row),
-        "precision": row["precision"],
-        "attention_kernel": {"flash-attention-2": "fa2"}.get(kernel, kernel),
-        "cross_entropy": row["loss"],
-        "context_parallel_size": row["gpus"],
-        "num_gpus": row["gpus"],
-    }
+    yield {"attention_kernel": {"flash-attention-2": "fa2"}.get(kernel, kernel)}
 
 
 def _internevo(row: Cells) -> Iterator[Values]:
     shard, replicas = int(row.get("optimizer_shard_gpus") or 0), int(row["dp"])
     repeated = row["figure_also_printed_unpacked"] == "1"
     yield {
-        **_shape(row),
-        "model": row["model"],
-        **_gpu(row),
         "framework": row["framework"].lower(),
         "gpus_per_node": min(int(row["gpus_per_node"]), int(row["gpus"])),
-        "num_gpus": row["gpus"],
-        "data_parallel_size": row["dp"],
-        "precision": row["precision"],
-        "zero_stage": row["zero"],
         "data_parallel_shard_size": shard if shard < replicas else 0,
         "sequence_parallel": row["sp"] == "1",
-        "recompute": row["recompute"],
         **({"run": "figure also printed unpacked"} if repeated else {}),
-    }
-
-
-def _schedule(row: Cells) -> Iterator[Values]:
-    names = {"1f1b-interleaved": "interleaved", "zbv-formatted": "zbv", "zero-bubble": "zb-h1"}
-    yield {
-        **_model(row),
-        **_gpu(row),
-        "run": row["schedule"],
-        "pipeline_schedule": names.get(row["schedule"], row["schedule"]),
-        **_status(row),
     }
 
 
@@ -833,28 +739,20 @@ def _fms(row: Cells) -> Iterator[Values]:
     padded = round(float(row["mean_tokens_per_sample"])) if row["mean_tokens_per_sample"] else None
     yield {
         **SHAPES.get(row["model"], {}),
-        **_model(row),
-        **_gpu(row),
         "task": "lora" if task == "qlora" else task,
         "sequence_length": row["seq_tokens"] or padded,
         "precision": width,
         "parameter_precision": ("fp32" if widened else width) if task == "sft" else None,
         "frozen_precision": frozen,
         "lora_target_modules": targets or None,
-        "lora_rank": row["lora_rank"] or None,
         "lora_dropout": 0.1 if row["lora_rank"] else None,
         "kernel_fusion": row["fused_rms_norm"] == "1",
-        "attention_kernel": "fa2",
         "cross_entropy": {
             "fused cross entropy kernel": "fused",
             "liger fused linear cross entropy": "chunked",
         }.get(row["fused_loss"], "unfused"),
         "zero_stage": 3 if shards else 0,
         "recompute": "full" if row["gradient_checkpointing"] == "1" else "none",
-        "expert_parallel_size": row["expert_parallel"] or None,
-        "allocated_bytes": _bytes(row["peak_allocated_gib"]),
-        "used_bytes": _bytes(row["nvidia_smi_used_gib"]),
-        **_status(row),
     }
 
 
@@ -870,23 +768,15 @@ def _swift(row: Cells) -> Iterator[Values]:
     if accumulated.startswith("$(expr"):
         accumulated = str(16 // int(row["gpus"]))  # $(expr 16 / $nproc_per_node)
     each = row["per_device_train_batch_size"] or row["micro_batch_size"]
-    sequence_parallel = row.flag("sequence_parallel")
     deepspeed = row["deepspeed"]
     yield {
-        **_model(row),
-        **_gpu(row),
-        "run": row["script"],
         "framework": "ms-swift" if megatron else "deepspeed" if deepspeed else "hf-trainer",
-        "num_gpus": row["gpus"] or None,
-        "task": TASKS.get(row["task"], row["task"]),
-        "sequence_length": row["max_length"] or None,
         "micro_batch_size": each or None,
         "num_microbatches": accumulated or None,
         "global_batch_size": row["global_batch_size"] or _product(each, accumulated, row["gpus"]),
         "precision": row["precision"] or "bf16",
         "frozen_precision": "nf4" if row["quant_method"] == "bnb" else row["quant_method"] or None,
         "lora_target_modules": TARGETS["all"] if row["lora_rank"] else None,
-        "lora_rank": row["lora_rank"] or None,
         "lora_dropout": 0.05 if row["lora_rank"] else None,
         "cross_entropy": "fused"
         if row["cross_entropy_loss_fusion"] == "true"
@@ -894,29 +784,14 @@ def _swift(row: Cells) -> Iterator[Values]:
         if row["use_liger_kernel"] == "true"
         else None,
         "kernel_fusion": True if row["use_liger_kernel"] == "true" else None,
-        "tensor_parallel_size": row["tensor_model_parallel_size"] or None,
-        "pipeline_parallel_size": row["pipeline_model_parallel_size"] or None,
-        "expert_parallel_size": row["expert_model_parallel_size"] or None,
-        "sequence_parallel": sequence_parallel,
         "zero_stage": deepspeed.removeprefix("zero")
         or (3 if "fsdp" in row["script"] else None if megatron else 0),
         "recompute": row["recompute_granularity"]
         or (None if megatron else "none" if row["gradient_checkpointing"] == "false" else "full"),
-        "status": "ran",
-        "used_bytes": float(row["peak_gib"]) * GIB,
     }
 
 
 QUANTISED = {"bnb.nf4": "nf4", "bnb.nf4-dq": "nf4", "gptq int4": "int4", "none": ""}
-TARGETS = {
-    "query+value": "q_proj+v_proj",
-    "q+v": "q_proj+v_proj",
-    "query+key+value+projection+mlp+head": "q_proj+k_proj+v_proj+o_proj+linear_fc1+linear_fc2",
-    "*_proj": "q_proj+k_proj+v_proj+o_proj+gate_proj+up_proj+down_proj",
-    "all": "q_proj+k_proj+v_proj+o_proj+gate_proj+up_proj+down_proj",
-    "c_attn+c_proj+w1+w2": "linear_qkv+o_proj+gate_proj+up_proj+down_proj",
-}
-"""Matrices with adapters, by each source's names."""
 TORCHTUNE_LORA = {"Llama 3.1 8B": 8, "Llama 3.2 3B": 64}
 """Ranks in recipes/configs/llama3_1/8B_lora_single_device.yaml and llama3_2/3B_..., whose targets
 are the same.
@@ -963,22 +838,13 @@ def _trainer(row: Cells) -> Iterator[Values]:
     )
     task = TASKS.get(row["task"], row["task"])
     quantisation = row["quantisation"]
-    recompute = {"selective per op": "per_op"}
     trainer = names.get(row["trainer"], row["trainer"])
     adapted = TORCHTUNE_LORA.get(row["model"]) if "lora" in task else None
     adapted = adapted if trainer == "torchtune" else None
     row.seen.add("release")
     yield {
         **SHAPES.get(row["model"], {}),
-        **_model(row),
-        **_gpu(row),
-        "run": row["table"],
         "framework": "deepspeed" if _deepspeed_stage(row) else trainer,
-        "num_gpus": row["gpus"] or None,
-        "micro_batch_size": row["mbs"] or None,
-        "num_microbatches": row["grad_accum"] or None,
-        "tensor_parallel_size": row["tp"] or None,
-        "pipeline_parallel_size": row["pp"] or None,
         "global_batch_size": row["gbs"] or _whole_batch(row),
         "task": "lora" if task == "qlora" else task,
         "sequence_length": round(float(row["seq_tokens"] or row["max_seq_tokens"] or 0)) or None,
@@ -996,14 +862,10 @@ def _trainer(row: Cells) -> Iterator[Values]:
         "lora_rank": row["lora_rank"] or adapted,
         "lora_target_modules": TARGETS.get(row["lora_targets"], row["lora_targets"])
         or (TORCHTUNE_TARGETS if adapted else None),
-        "sequence_parallel": row.flag("sequence_parallel"),
         "moe_token_dispatcher_type": "flex"
         if row["dispatcher"] in ("deepep", "hybridep")
         else None,
-        "recompute": recompute.get(row["activation_checkpointing"], row["activation_checkpointing"])
-        or None,
         column: _bytes(row["memory_gib"]),
-        **_status(row),
     }
 
 
@@ -1025,14 +887,8 @@ def _served(row: Cells) -> Iterator[Values]:
     row.seen.add("precision")  # gemm_quant says more
     yield {
         **pools,
-        "model": row["model"],
-        **_gpu(row, "system"),
-        "run": row["id"],
         "precision": SHIPPED.get(row["model"]) or SERVED_PRECISIONS[row["gemm_quant"]],
-        "load": "closed",
         "client": "inferencemax" if drawn else None,
-        "input_length": row["isl"],
-        "output_length": row["osl"],
         "concurrency": row["concurrency"] or row["batch"],
         "disaggregated": row["mode"] == "disagg",
         "expert_parallel_size": int(row["moe_ep"] or 0) or None,
@@ -1040,174 +896,34 @@ def _served(row: Cells) -> Iterator[Values]:
     }
 
 
-def _queued(row: Cells) -> Iterator[Values]:
-    yield {
-        "model": row["model"],
-        **_gpu(row),
-        "precision": row["weights"],
-        "kv_cache_precision": row["kv_cache"] or None,
-        "load": "offline",
-        "client": row["runner"],
-    }
-
-
 def _as_started(row: Cells) -> Iterator[Values]:
     row.seen.update(("mode", "concurrency_measured", "expert_parallel", "dp_attention"))
     yield {
-        "model": row["model"],
-        **_gpu(row, "system"),
-        "run": row["id"],
-        "precision": row["precision"],
-        "load": "closed",
         "client": row["client"].partition(" (")[0],
-        "statistic": row["stat"],
         "num_prompts": row["num_prompts"] or row["prompts_completed"] or None,
-    }
-
-
-def _speed_of_one(row: Cells) -> Iterator[Values]:
-    words = row["weight_quantisation"].lower().rpartition("-")[2]
-    yield {
-        "model": row["model"],
-        **_gpu(row),
-        "precision": words,
-        "run": row["weight_quantisation"],
-        "load": "closed",
-        "concurrency": row["batch"],
-        "request_latency_s": row["time_s"],
-        "output_tokens_per_second": row["generated_tokens_s"],
-    }
-
-
-def _cache(row: Cells) -> Iterator[Values]:
-    sizes = {
-        "device_memory_bytes": "gpu_memory_gib",
-        "kv_cache_bytes": "kv_cache_gib",
-        "weights_bytes": "weights_gib",
-        "non_torch_bytes": "non_torch_gib",
-        "activations_bytes": "activation_peak_gib",
-    }
-    yield {
-        "model": row["model"],
-        **_gpu(row),
-        "checkpoint": row["checkpoint"] or None,
-        "precision": row["weight_quantisation"],
-        "kv_cache_precision": row["kv_dtype"] or None,
-        "max_model_len": row["max_model_len"] or None,
-        "max_num_seqs": row["max_num_seqs"] or None,
-        "max_num_batched_tokens": row["max_num_batched_tokens"] or None,
-        "block_size": row["block_size"] or None,
-        "kv_cache_tokens": row["kv_tokens"] or None,
-        "kv_cache_blocks": row["kv_blocks"] or None,
-        "max_concurrency": row["max_concurrency"] or None,
-        "hybrid_or_window": row["hybrid_or_window"] == "1",
-        "status": row["outcome"] or None,
-        **{column: _bytes(row[name]) for column, name in sizes.items()},
     }
 
 
 def _rl_nemo(row: Cells) -> Iterator[Values]:
     others = 0 if row["colocated"] == "1" else int(row["gen_gpus"])
-    yield {
-        **_model(row),
-        **_gpu(row),
-        "algorithm": row["algorithm"],
-        "framework": "nemo-rl",
-        "framework_version": row["release"],
-        "mode": row["mode"],
-        "colocated": row.flag("colocated"),
-        "staleness": row["steps_off_policy"],
-        "precision": row["training_precision"],
-        "generation_precision": row["generation_precision"],
-        "max_sequence_length": row["max_seq_tokens"],
-        "mean_sequence_length": row["mean_seq_tokens"],
-        "prompts_per_step": row["prompts_per_step"],
-        "generations_per_prompt": row["generations_per_prompt"],
-        "rollouts_per_step": row["rollouts_per_step"],
-        "global_batch_size": row["train_gbs"],
-        "micro_batch_size": row["train_mbs"],
-        **{
-            f"{name}_parallel_size": row[f"train_{short}"]
-            for name, short in (
-                ("tensor", "tp"), ("pipeline", "pp"), ("context", "cp"), ("expert", "ep"),
-            )
-        },
-        "sequence_parallel": row.flag("train_sp"),
-        "recompute": row["recompute"],
-        "generation_gpus": row["gen_gpus"],
-        "training_gpus": int(row["gpus"]) - others,
-        "num_gpus": row["gpus"],
-        "generation_tensor_parallel_size": row["gen_tp"],
-        "generation_pipeline_parallel_size": row["gen_pp"],
-        "memory_fraction": row["gen_gpu_memory_utilization"],
-    }  # fmt: skip
+    yield {"training_gpus": int(row["gpus"]) - others}
 
 
 def _rl_verl(row: Cells) -> Iterator[Values]:
     colocated = "colocated" in row["mode"]
-    yield {
-        **_model(row),
-        **_gpu(row),
-        "algorithm": row["algorithm"],
-        "framework": "verl",
-        "mode": "sync" if colocated else "async",
-        "colocated": colocated,
-        "staleness": row["staleness"] or None,
-        "max_prompt_length": row["max_prompt_tokens"],
-        "max_response_length": row["max_response_tokens"],
-        "prompts_per_step": row["prompts_per_step"],
-        "generations_per_prompt": row["generations_per_prompt"],
-        "rollouts_per_step": row["rollouts_per_step"],
-        "tensor_parallel_size": row["train_tp"],
-        "context_parallel_size": row["train_sp_ulysses"],
-        "training_gpus": row["train_gpus"],
-        "generation_gpus": row["gen_gpus"],
-        "generation_tensor_parallel_size": row["gen_tp"],
-        "generation_s": row["gen_wait_s"] or None,
-        "logprob_s": row["logprob_s"] or None,
-        "update_s": row["update_s"] or None,
-    }
+    yield {"mode": "sync" if colocated else "async", "colocated": colocated}
 
 
-def _preset(row: Cells) -> Iterator[Values]:
-    yield {
-        **_model(row),
-        **_gpu(row, "system" if row["system"] else "gpu"),
-        "framework_version": row["release"] or None,
-        "task": TASKS[row["task"]],
-        "precision": row["precision"],
-        "preset": row["name"] or None,
-        "use_megatron_fsdp": row.flag("fsdp"),
-        "moe_token_dispatcher_type": row["dispatcher"] or None,
-        "moe_flex_dispatcher_backend": row["flex_backend"] or None,
-        "overlap_moe_expert_parallel_comm": row.flag("ep_overlap"),
-        "overlap_grad_reduce": row.flag("overlap_grad_reduce"),
-        "overlap_param_gather": row.flag("overlap_param_gather"),
-        "recompute_modules": row["recompute_modules"] or None,
-        "recompute_num_layers": row["recompute_num_layers"] or None,
-        "cuda_graph_impl": row["cuda_graph_impl"] or None,
-        "cpu_offloading_num_layers": row["offload_layers"] or None,
-    }
+def _speed_of_one(row: Cells) -> Iterator[Values]:
+    yield {"precision": row["weight_quantisation"].lower().rpartition("-")[2]}
+
+
+def _cache(row: Cells) -> Iterator[Values]:
+    yield {"hybrid_or_window": row["hybrid_or_window"] == "1"}
 
 
 def _shape_of_model(row: Cells) -> Iterator[Values]:
-    names = {
-        "kv_heads": "num_key_value_heads",
-        "head_dim": "head_dim",
-        "experts": "num_experts",
-        "topk": "num_experts_per_tok",
-        "moe_ffn": "moe_intermediate_size",
-        "shared_experts": "num_shared_experts",
-        "first_dense_layers": "first_k_dense_replace",
-        "seq": "max_position_embeddings",
-    }
-    yield {
-        "model": row["model"],
-        **_shape(row),
-        **{column: row[name] or None for name, column in names.items()},
-        "gated_mlp": row.flag("gated_mlp"),
-        "from_memory": "memory" in row["source_kind"],
-    }
+    yield {"from_memory": "memory" in row["source_kind"]}
 
 
 RECIPES = {"gradient_precision": "bf16", "cross_entropy": "in_place", "framework": "megatron-core"}
@@ -1218,9 +934,50 @@ SOFTWARE_2022 = {
     "attention": "unfused",
     "dropout": 0.1,
 }
+PRESET = (
+    "precision task recompute_modules recompute_num_layers cuda_graph_impl overlap_grad_reduce "
+    "overlap_param_gather framework_version=release preset=name use_megatron_fsdp=fsdp "
+    "moe_token_dispatcher_type=dispatcher moe_flex_dispatcher_backend=flex_backend "
+    "overlap_moe_expert_parallel_comm=ep_overlap cpu_offloading_num_layers=offload_layers"
+)
+MLPERF = Format(
+    columns=(
+        "model gpu precision fp8_recipe cuda_graphs recompute sequence_parallel=sp "
+        "zero_stage=zero moe_token_dispatcher_type=dispatcher allocated_bytes=peak_allocated_gib"
+    ),
+    assumed=AUDITED,
+    rows=_mlperf,
+)
+FOUNDRY = Format(
+    columns="model gpu",
+    assumed={
+        "framework": "torch-fsdp",
+        "gradient_precision": "bf16",
+        "cross_entropy": "fused",
+        "attention_kernel": "triton",
+    },
+    rows=_foundry,
+)
+RECIPE_RUN = Format(
+    columns="model gpu task run=recipe framework_version=release",
+    assumed=RECIPES,
+    rows=_recipe_run,
+)
+SERVED = Format(
+    columns="model gpu=system run=id input_length=isl output_length=osl",
+    assumed={"load": "closed"},
+    rows=_served,
+)
+QUEUED = Format(
+    columns="model gpu precision=weights kv_cache_precision=kv_cache client=runner",
+    assumed={"load": "offline"},
+)
 FORMATS: Mapping[str, Format] = {
     "megatron_lm_2020_scaling": Format(
-        rows=_megatron_2020,
+        columns=(
+            "num_hidden_layers=layers hidden_size=hidden num_attention_heads=heads model=case "
+            "run=system"
+        ),
         assumed={
             **SOFTWARE_2022,
             "max_position_embeddings": 1024,
@@ -1230,19 +987,21 @@ FORMATS: Mapping[str, Format] = {
             "recompute": "full",
             "zero_stage": 0,
         },
+        rows=_megatron_2020,
     ),
     "korthikanti2022_table5": Format(
-        rows=_table5,
-        assumed={**SOFTWARE_2022, "zero_stage": 0},
+        columns="gpu", assumed={**SOFTWARE_2022, "zero_stage": 0}, rows=_table5
     ),
     "korthikanti2022_table4": Format(
-        rows=_table4,
-        assumed={**SOFTWARE_2022, "gpu": "a100-sxm-80gb"},
+        assumed={**SOFTWARE_2022, "gpu": "a100-sxm-80gb"}, rows=_table4
     ),
-    "korthikanti2022_fig1_fig7_memory": Format(rows=_activations, assumed={"gpu": "a100-sxm-80gb"}),
-    "narayanan2021_days": Format(rows=_days),
+    "korthikanti2022_fig1_fig7_memory": Format(assumed={"gpu": "a100-sxm-80gb"}, rows=_activations),
+    "narayanan2021_days": Format(
+        columns="model gpu value=days",
+        assumed={"quantity": "days to train", "unit": "d"},
+    ),
     "grid_h100_nanotron": Format(
-        rows=_nanotron,
+        columns="model variant status zero_stage=zero used_bytes=mem_gb",
         assumed={
             "framework": "nanotron",
             "gpu": "h100-sxm-80gb",
@@ -1255,13 +1014,22 @@ FORMATS: Mapping[str, Format] = {
             "precision": "bf16",
             "source": "huggingface.co/datasets/nanotron/ultrascale-playbook-data",
         },
+        rows=_nanotron,
     ),
     "grid_a100_bloom": Format(
-        rows=_bloom,
+        columns=(
+            "num_hidden_layers=layers hidden_size=hidden num_attention_heads=heads gpu precision "
+            "recompute status variant=nominal_size intermediate_size=ffn sequence_parallel=sp "
+            "zero_stage=zero"
+        ),
         assumed={"attention": "unfused", "inter_node_bandwidth_bytes_per_second": 4 * 12.5e9 / 8},
+        rows=_bloom,
     ),
     "memory_b200_megatron": Format(
-        rows=_b200,
+        columns=(
+            "model gpu num_hidden_layers precision run=case allocated_bytes=real_alloc_gib "
+            "reserved_bytes=real_reserved_gib"
+        ),
         assumed={
             "framework": "megatron-core",
             "cross_entropy": "fused",
@@ -1270,40 +1038,24 @@ FORMATS: Mapping[str, Format] = {
                 for name in ("tensor", "context", "expert", "pipeline", "data")
             ),
         },
+        rows=_b200,
     ),
-    "memory_measured": Format(rows=_memory),
+    "memory_measured": Format(columns="model gpu=system", rows=_memory),
     "training_megatron_bridge": Format(
-        rows=_bridge,
-        assumed=AUDITED,
+        columns="model gpu=system task", assumed=AUDITED, rows=_bridge
     ),
-    "training_megatron_bridge_recipes": Format(rows=_recipe_run, assumed=RECIPES),
-    "training_megatron_bridge_recipes_2": Format(rows=_recipe_run, assumed=RECIPES),
-    "training_dgxc": Format(rows=_dgxc, assumed=AUDITED),
-    **{
-        table: Format(
-            rows=_mlperf,
-            assumed=AUDITED,
-        )
-        for table in ("training_mlperf", "training_mlperf_2", "mlperf_v6")
-    },
-    **{
-        table: Format(
-            rows=_foundry,
-            assumed={
-                "framework": "torch-fsdp",
-                "gradient_precision": "bf16",
-                "cross_entropy": "fused",
-                "attention_kernel": "triton",
-            },
-        )
-        for table in ("training_llm_foundry_fsdp", "training_llm_foundry_h100")
-    },
+    "training_megatron_bridge_recipes": RECIPE_RUN,
+    "training_megatron_bridge_recipes_2": RECIPE_RUN,
+    "training_dgxc": Format(columns="model gpu=system task", assumed=AUDITED, rows=_dgxc),
+    **dict.fromkeys(("training_mlperf", "training_mlperf_2", "mlperf_v6"), MLPERF),
+    **dict.fromkeys(("training_llm_foundry_fsdp", "training_llm_foundry_h100"), FOUNDRY),
     "training_torchtitan": Format(
-        rows=_titan,
+        columns="model gpu=hw run=table data_parallel_size=fsdp recompute=ac",
         assumed={"framework": "torch-fsdp", "zero_stage": 3},
+        rows=_titan,
     ),
     "training_trl_long": Format(
-        rows=_trl,
+        columns=("model gpu precision cross_entropy=loss context_parallel_size=gpus num_gpus=gpus"),
         assumed={
             "framework": "torch-fsdp",
             "task": "sft",
@@ -1311,35 +1063,109 @@ FORMATS: Mapping[str, Format] = {
             "recompute": "full",
             "offload": "activations",
         },
+        rows=_trl,
     ),
     "training_internevo": Format(
-        rows=_internevo,
+        columns=(
+            "num_hidden_layers=layers hidden_size=hidden num_attention_heads=heads "
+            "intermediate_size=ffn vocab_size=vocab model gpu precision recompute num_gpus=gpus "
+            "zero_stage=zero"
+        ),
         assumed={"gated_mlp": True, "normalization": "rmsnorm", "tie_word_embeddings": False},
+        rows=_internevo,
     ),
-    "schedules_primus": Format(rows=_schedule, assumed={"framework": "primus"}),
-    "trainer_fms_a100": Format(rows=_fms, assumed={"framework": "hf-trainer"}),
-    "trainer_ms_swift": Format(rows=_swift),
-    "trainer_small_tables": Format(rows=_trainer),
-    **{
-        table: Format(rows=_served)
-        for table in (
-            "inference_measured",
-            "inference_measured_2",
-            "inference_measured_3",
-            "inference_measured_4",
-        )
-    },
-    **{
-        table: Format(rows=_queued)
-        for table in ("inference_trtllm_throughput", "inference_trtllm_throughput_2")
-    },
-    "serving_as_started": Format(rows=_as_started),
-    "serving_qwen3_h20": Format(rows=_speed_of_one),
-    "kv_cache_counts": Format(rows=_cache),
-    "rl_nemo": Format(rows=_rl_nemo),
-    "rl_verl": Format(rows=_rl_verl),
-    "recipe_settings_by_release": Format(rows=_preset),
-    "recipes_nvidia": Format(rows=_preset),
-    "model_shapes": Format(rows=_shape_of_model),
+    "schedules_primus": Format(
+        columns="model gpu status run=schedule pipeline_schedule=schedule",
+        assumed={"framework": "primus"},
+    ),
+    "trainer_fms_a100": Format(
+        columns=(
+            "model gpu lora_rank status expert_parallel_size=expert_parallel "
+            "allocated_bytes=peak_allocated_gib used_bytes=nvidia_smi_used_gib"
+        ),
+        assumed={"framework": "hf-trainer", "attention_kernel": "fa2"},
+        rows=_fms,
+    ),
+    "trainer_ms_swift": Format(
+        columns=(
+            "model gpu task lora_rank sequence_parallel run=script num_gpus=gpus "
+            "sequence_length=max_length tensor_parallel_size=tensor_model_parallel_size "
+            "pipeline_parallel_size=pipeline_model_parallel_size "
+            "expert_parallel_size=expert_model_parallel_size used_bytes=peak_gib"
+        ),
+        assumed={"status": "ran"},
+        rows=_swift,
+    ),
+    "trainer_small_tables": Format(
+        columns=("model gpu status sequence_parallel run=table recompute=activation_checkpointing"),
+        rows=_trainer,
+    ),
+    "inference_measured": SERVED,
+    **{f"inference_measured_{number}": SERVED for number in (2, 3, 4)},
+    "inference_trtllm_throughput": QUEUED,
+    "inference_trtllm_throughput_2": QUEUED,
+    "serving_as_started": Format(
+        columns="model precision gpu=system run=id statistic=stat",
+        assumed={"load": "closed"},
+        rows=_as_started,
+    ),
+    "serving_qwen3_h20": Format(
+        columns=(
+            "model gpu run=weight_quantisation concurrency=batch request_latency_s=time_s "
+            "output_tokens_per_second=generated_tokens_s"
+        ),
+        assumed={"load": "closed"},
+        rows=_speed_of_one,
+    ),
+    "kv_cache_counts": Format(
+        columns=(
+            "model gpu checkpoint max_model_len max_num_seqs block_size max_num_batched_tokens "
+            "max_concurrency precision=weight_quantisation kv_cache_precision=kv_dtype "
+            "kv_cache_tokens=kv_tokens kv_cache_blocks=kv_blocks status=outcome "
+            "device_memory_bytes=gpu_memory_gib kv_cache_bytes=kv_cache_gib "
+            "weights_bytes=weights_gib non_torch_bytes=non_torch_gib "
+            "activations_bytes=activation_peak_gib"
+        ),
+        rows=_cache,
+    ),
+    "rl_nemo": Format(
+        columns=(
+            "model gpu algorithm mode colocated generation_precision prompts_per_step "
+            "generations_per_prompt rollouts_per_step recompute num_gpus=gpus "
+            "framework_version=release staleness=steps_off_policy precision=training_precision "
+            "max_sequence_length=max_seq_tokens mean_sequence_length=mean_seq_tokens "
+            "global_batch_size=train_gbs micro_batch_size=train_mbs tensor_parallel_size=train_tp "
+            "pipeline_parallel_size=train_pp context_parallel_size=train_cp "
+            "expert_parallel_size=train_ep sequence_parallel=train_sp generation_gpus=gen_gpus "
+            "generation_tensor_parallel_size=gen_tp generation_pipeline_parallel_size=gen_pp "
+            "memory_fraction=gen_gpu_memory_utilization"
+        ),
+        assumed={"framework": "nemo-rl"},
+        rows=_rl_nemo,
+    ),
+    "rl_verl": Format(
+        columns=(
+            "model gpu algorithm staleness logprob_s update_s prompts_per_step "
+            "generations_per_prompt rollouts_per_step max_prompt_length=max_prompt_tokens "
+            "max_response_length=max_response_tokens tensor_parallel_size=train_tp "
+            "context_parallel_size=train_sp_ulysses training_gpus=train_gpus "
+            "generation_gpus=gen_gpus generation_tensor_parallel_size=gen_tp "
+            "generation_s=gen_wait_s"
+        ),
+        assumed={"framework": "verl"},
+        rows=_rl_verl,
+    ),
+    "recipe_settings_by_release": Format(columns=f"{PRESET} model gpu=system"),
+    "recipes_nvidia": Format(columns=f"{PRESET} model gpu"),
+    "model_shapes": Format(
+        columns=(
+            "num_hidden_layers=layers hidden_size=hidden num_attention_heads=heads "
+            "intermediate_size=ffn vocab_size=vocab model head_dim gated_mlp "
+            "num_key_value_heads=kv_heads num_experts=experts num_experts_per_tok=topk "
+            "moe_intermediate_size=moe_ffn num_shared_experts=shared_experts "
+            "first_k_dense_replace=first_dense_layers max_position_embeddings=seq"
+        ),
+        rows=_shape_of_model,
+    ),
 }
 """The collected tables, by the names of their files."""
