@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from evidence.megatron_bridge import FP8, LORA, megatron_knobs
 from evidence.schema import TRAINING
 from evidence.table import Row, other
 from hp_tool.catalog import gpu, model
@@ -94,16 +95,6 @@ def replaced(case: Case, *, what: str | None = None, **settings: object) -> Case
     return dataclasses.replace(case, query=query, what=what or case.what)
 
 
-FP8 = {
-    "fp8_cs": ("fp8", "tensorwise"),
-    "fp8_sc": ("fp8", "blockwise"),
-    "fp8_ds": ("fp8", "delayed"),
-    "fp8_mx": ("mxfp8", None),
-}
-"""(precision, scaling) by Megatron Bridge's name of both."""
-DISPATCHERS = {"flex_deepep": "flex", "flex_hybridep": "flex"}
-LLAMA_70B_LAYERS = 80
-"""Layers of the one model whose measured recipes offload layers."""
 ASKED_AS = {"megatron-deepspeed": "megatron-core", "primus": "megatron-core"}
 """Frameworks without constants of their own, and the one that they are asked as."""
 GPUS: Mapping[str, GpuSpec] = {
@@ -218,33 +209,26 @@ def training_query(row: Row) -> Query:
 def as_training_row(preset: Row) -> Row:
     """Return a preset as a training row without figures."""
     precision, scaling = FP8.get(preset["precision"], (preset["precision"], None))
-    shared = {column.name: preset.get(column.name) for column in TRAINING.columns}
-    lora = preset["task"] == "lora"
-    graphs, modules = preset["cuda_graph_impl"], preset["cuda_graph_modules"]
-    dispatcher, recompute = preset["moe_token_dispatcher_type"], preset["recompute_modules"]
-    offloaded = preset["cpu_offloading_num_layers"]
     return {
-        **shared,
+        **dict.fromkeys(TRAINING.by_name),
+        **{name: value for name, value in preset.items() if name in TRAINING.by_name},
         "precision": precision,
         "fp8_recipe": scaling,
         "framework": "megatron-core",
         "gradient_precision": "bf16",
         "cross_entropy": "in_place",
         "optimizer_precision": "bf16" if preset["model"] == "deepseek-v3" else None,
-        "lora_rank": 16 if lora else None,
-        "lora_target_modules": "linear_qkv" if lora else None,
+        **(LORA if preset["task"] == "lora" else {}),
         "zero_stage": 3 if preset["use_megatron_fsdp"] else 1,
         "expert_tensor_parallel_size": preset["expert_tensor_parallel_size"] or 1,
-        "overlap": "expert_parallel=true" if preset["overlap_moe_expert_parallel_comm"] else None,
-        # Graph modules without an implementation are recorded; under `none` they are not.
-        "cuda_graphs": graphs in ("local", "full_iteration")
-        or (graphs != "none" and bool(modules))
-        or None,
-        "cuda_graph_modules": None if modules == "full_iteration" else modules,
-        "offload": "activations" if offloaded else None,
-        "offload_fraction": min(offloaded / LLAMA_70B_LAYERS, 1.0) if offloaded else None,
-        "recompute": f"selective {recompute}" if recompute else "none",
-        "moe_token_dispatcher_type": DISPATCHERS.get(dispatcher, dispatcher),
+        **megatron_knobs(
+            dispatcher=preset["moe_token_dispatcher_type"],
+            overlaps_experts=preset["overlap_moe_expert_parallel_comm"],
+            recompute_modules=preset["recompute_modules"],
+            graphs=preset["cuda_graph_impl"],
+            graph_modules=preset["cuda_graph_modules"],
+            offloaded_layers=preset["cpu_offloading_num_layers"],
+        ),
     }
 
 

@@ -17,6 +17,7 @@ from typing import Any
 
 from evidence.arithmetic import impossible
 from evidence.dates import date_of
+from evidence.megatron_bridge import FP8, LORA, megatron_knobs
 from evidence.schema import KINDS, Column
 from evidence.table import FILE_OF, Row, cell_of, parse
 
@@ -271,16 +272,6 @@ NAMES: Mapping[str, Mapping[str, str]] = {
     "lora_target_modules": TARGETS,
 }
 """The schema's words for those of the tables, by column."""
-FP8 = {
-    "fp8_cs": ("fp8", "tensorwise"),
-    "fp8_sc": ("fp8", "blockwise"),
-    "fp8_ds": ("fp8", "delayed"),
-    "fp8_mx": ("mxfp8", None),
-}
-"""(precision, scaling) by Megatron Bridge's name of both."""
-LLAMA_70B_LAYERS = 80
-"""Of the one model whose measured recipes offload layers."""
-DISPATCHERS = {"flex_deepep": "flex", "flex_hybridep": "flex"}
 SYSTEMS_2020 = {"DGX-2 V100": ("v100-sxm-32gb", 16), "DGX-A100": ("a100-sxm-40gb", 8)}
 INFERENCEMAX = {("1024", "1024"), ("1024", "8192"), ("8192", "1024")}
 """Lengths of the dated serving runs that InferenceMAX's client sent."""
@@ -607,34 +598,6 @@ def bridge_precision(row: Mapping[str, str]) -> str | None:
     return "fp8" if row["precision"].startswith("FP8") and row["variant"] != "paren" else None
 
 
-def megatron_knobs(
-    *,
-    dispatcher: str | None,
-    overlaps_experts: bool | None,
-    recompute_modules: str | None,
-    graphs: str | None,
-    graph_modules: str | None,
-    offloaded_layers: int | None,
-) -> Values:
-    """Return Megatron Bridge's settings as columns of a training row.
-
-    Graph modules without an implementation are recorded; with the implementation `none` they are
-    not.
-    """
-    records = graphs in ("local", "full_iteration") or (graphs != "none" and bool(graph_modules))
-    return {
-        "overlap": "expert_parallel=true" if overlaps_experts else None,
-        "cuda_graphs": records or None,
-        "cuda_graph_modules": None if graph_modules == "full_iteration" else graph_modules or None,
-        "offload": "activations" if offloaded_layers else None,
-        "offload_fraction": min(offloaded_layers / LLAMA_70B_LAYERS, 1.0)
-        if offloaded_layers
-        else None,
-        "recompute": f"selective {recompute_modules}" if recompute_modules else "none",
-        "moe_token_dispatcher_type": DISPATCHERS.get(dispatcher or "", dispatcher) or None,
-    }
-
-
 def _recipe_run(row: Cells) -> Iterator[Values]:
     precision, scaling = FP8.get(row["precision"], (row["precision"], None))
     task, quantised = TASKS[row["task"]], row["fp8_params"] == "1" and precision in ("fp8", "mxfp8")
@@ -642,7 +605,7 @@ def _recipe_run(row: Cells) -> Iterator[Values]:
     yield {
         "precision": precision,
         "fp8_recipe": scaling,
-        **({"lora_rank": 16, "lora_target_modules": "linear_qkv"} if task == "lora" else {}),
+        **(LORA if task == "lora" else {}),
         "parameter_precision": "fp8" if quantised and task != "lora" else None,
         "frozen_precision": "fp8" if quantised and task == "lora" else None,
         "optimizer_precision": "bf16" if row["model"] == "deepseek_v3" else None,

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.accuracy.data import rows
-from evidence.cases import DISPATCHERS, FP8, is_known
+from evidence.cases import is_known
+from evidence.megatron_bridge import DISPATCHERS, FP8
 from evidence.table import Row
 from hp_tool.catalog import model
 from hp_tool.domain.hardware import Precision
