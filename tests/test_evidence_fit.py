@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import shutil
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.accuracy import ledger, page
+from benchmarks.accuracy import fit_trainers, ledger, page
 from evidence import fit as evidence_fit
 from evidence import fitted_file
 from evidence.fitted_file import FittedFile
@@ -88,6 +89,26 @@ def check(data: Path, *names: str) -> dict[str, str]:
     printed = dict(line.split(": ", 1) for line in done.stdout.splitlines())
     assert done.returncode == any(text != "reproduced" for text in printed.values()), done.stderr
     return printed
+
+
+OWN_OF_TRAINERS = {
+    "time_log_sd",
+    "expert_time_log_sd",
+    "pair_log_sd",
+    "expert_pair_log_sd",
+    "memory_log_sd",
+    "fitted_on",
+}
+"""Fields that a trainer's own rows give."""
+
+
+@pytest.mark.parametrize("name", fit_trainers.OPTIMIZERS)
+def test_a_trainer_has_the_constants_of_the_fsdp_profile_it_inherits(name: str) -> None:
+    """A refit of torch-fsdp alone leaves the trainers' profiles stale."""
+    derived = dataclasses.asdict(fit_trainers.inherited(name))
+    fields = {key: value for key, value in derived.items() if key not in OWN_OF_TRAINERS}
+    file = FittedFile(file=f"frameworks/{name}/default.yaml", fields=fields, keeps=None)
+    assert list(file.differences()) == []
 
 
 @pytest.mark.components

@@ -24,6 +24,7 @@ from evidence.fitted_file import FittedFile
 from hp_tool.catalog import gpu
 from hp_tool.catalog.efficiency import doubts, efficiency
 from hp_tool.cost.uncertainty import CONFIDENCE, NORMAL_QUANTILE
+from hp_tool.domain.efficiency import FrameworkEfficiency
 
 COMMAND = "python -m evidence.fit --only trainers"
 HOST_LAUNCH_S = 2.9e-5
@@ -76,27 +77,36 @@ def pooled(rows: Sequence[Comparison]) -> float:
     return float(off[order][place]) / NORMAL_QUANTILE
 
 
-def fitted(folder: Path) -> Iterator[FittedFile]:
+def inherited(name: str) -> FrameworkEfficiency:
+    """Return a trainer's constants without its own scatter: torch-fsdp's on A100, and what the
+    trainer's code decides.
+    """
     base = efficiency(gpu=gpu("a100-sxm-80gb"), framework="torch-fsdp").framework
+    return dataclasses.replace(
+        base,
+        framework=name,
+        elementwise_traffic_factor=1.0,
+        narrow_traffic_factor=None,
+        attention_kernels={},
+        host_launch_s=HOST_LAUNCH_S,
+        optimizer_traffic_factor=OPTIMIZERS[name],
+        earlier_expert_time_log_sd=None,
+    )
+
+
+def fitted(folder: Path) -> Iterator[FittedFile]:
     times, peaks, mixtures = (
         trainers.step_times(folder, experts=False),
         trainers.peaks(folder, experts=False),
         trainers.step_times(folder, experts=True),
     )
     of_adapters = doubts().lora_log_sd ** 2
-    for name, optimizer in OPTIMIZERS.items():
+    for name in OPTIMIZERS:
         time = scatter(times, name)
         profile = dataclasses.replace(
-            base,
-            framework=name,
-            elementwise_traffic_factor=1.0,
-            narrow_traffic_factor=None,
-            attention_kernels={},
-            host_launch_s=HOST_LAUNCH_S,
-            optimizer_traffic_factor=optimizer,
+            inherited(name),
             time_log_sd=time,
             expert_time_log_sd=scatter(mixtures, "all", known=time**2 + of_adapters),
-            earlier_expert_time_log_sd=None,
             pair_log_sd=time,
             expert_pair_log_sd=time,
             memory_log_sd=scatter(peaks, name),
