@@ -1,10 +1,11 @@
-"""`python -m benchmarks.learning.loop [--seeds 12] [--runs 12] [--save FILE]`: searches over the
-quickstart's candidates, whose true step times are drawn: the prediction times a bias, and a scatter
-of each layout's own. A run shows the truth with noise.
+"""`python -m benchmarks.learning.loop [--seeds 12] [--noises .02 .20] [--save FILE]`: searches on
+machines that the cost model does not describe.
 
-Says how wide intervals are after so many runs, how many of the true step times lie inside, and when
-searches stop by themselves and how much slower than the best what they chose is. Nothing here was
-used to fit or choose a constant.
+Eight truths, each with quiet and with noisy runs, give the true step time of every layout of the
+quickstart's search. A run shows its layout's true time with noise. The table reports how many true
+times of layouts that have not run lie inside the 90% interval, how wide the interval is, when the
+search stops, and what the best of four further runs would win. No constant of the product was
+chosen with these truths in view.
 """
 
 from __future__ import annotations
@@ -12,8 +13,11 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import os
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from statistics import fmean, median
 
@@ -22,48 +26,81 @@ import optuna
 from threadpoolctl import threadpool_limits
 
 from hp_tool.domain.measurement import Hardware
+from hp_tool.domain.parts import PARTS
+from hp_tool.domain.query import SearchSettings
 from hp_tool.loop.assumptions import assumed
 from hp_tool.loop.calibration.evidence import FloatArray
 from hp_tool.loop.search.account import Spent, coverage_runs, why_stop
 from hp_tool.loop.search.sampler import CostModelSampler
+from hp_tool.loop.search.table import CandidateTable
 from hp_tool.loop.tuning.problem import TuningProblem, build_problem
 from hp_tool.questions.schema import parse_query, query_mapping
 
 QUICKSTART = Path(__file__).parents[2] / "examples" / "quickstart.yaml"
-BIASES, SCATTERS, NOISES = (1.0, 1.2, 3.0), (0.03, 0.10), (0.02, 0.08)
-"""Truth over prediction; standard deviations of the logarithm, of layouts and of the runs of
-one.
-"""
-CHECKPOINTS = (0, 1, 2, 3, 4, 6, 9, 12)
+BIAS, SCATTER_LOG_SD = 1.2, 0.03
+"""Of every machine: true over predicted step time, and scatter of single layouts."""
+STEP_OVERHEAD_S = 0.02
+"""A cost of each step that the prediction does not have, where a truth multiplies the overhead."""
+TAIL_DEGREES = 2.0
+"""Degrees of freedom of Student's t where tails are heavy."""
+NOISES = (0.02, 0.20)
+CHECKPOINTS = (6, 12)
+"""Runs after which intervals are compared with the truth."""
+MOST_RUNS, FURTHER_RUNS = 12, 4
+COVERED, WIDEST, MOST_GAIN = (0.83, 0.97), 2.2, {0.02: 0.02, 0.20: 0.06}
+"""Aims: share inside, median high/low after six runs, gain left at the stop by noise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
-    """A machine to search on."""
+class Truth:
+    """How a machine differs from its prediction, beyond BIAS."""
 
-    bias: float
-    scatter: float
-    noise: float
+    name: str
+    factors: dict[str, float] = field(default_factory=dict)
+    """True over predicted seconds by part, or by group for parts without a factor of their own."""
+    scatter_log_sd: float = SCATTER_LOG_SD
+    """Standard deviation of the logarithm, by layout."""
+    stall_share: float = 0.0
+    """Share of layouts that take three times as long."""
+    heavy_tails: bool = False
+    """Scatter and noise follow Student's t of TAIL_DEGREES, with the same scale."""
+    drift_log: float = 0.0
+    """ln of the slowdown of the whole machine from one run to the next."""
+
+
+TRUTHS = (
+    Truth(name="as assumed"),
+    Truth(name="communication x3", factors={"communication": 3.0}),
+    Truth(name="recompute x3, bubble x2", factors={"recompute": 3.0, "pipeline_bubble": 2.0}),
+    Truth(name="compute x2, overhead x4", factors={"compute": 2.0, "overhead": 4.0}),
+    Truth(name="scatter .2", scatter_log_sd=0.2),
+    Truth(name="15% stall x3", stall_share=0.15),
+    Truth(name="heavy tails", heavy_tails=True),
+    Truth(name="drift 2% a run", drift_log=0.02),
+)
+STALL_FACTOR = 3.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
     """One search."""
 
-    widths: dict[int, float]
-    """By number of runs: median high/low of what has not run, ..."""
     inside: dict[int, float]
-    """... and the share of its true step times inside."""
-    stopped_after: int | None
-    """Runs after which it stopped by itself; None: it did not."""
+    """By number of runs: share inside the 90% interval of the true times of layouts that have not
+    run, ..."""
+    widths: dict[int, float]
+    """... and the median high/low of those intervals."""
+    stopped_after: int
+    """Runs; MOST_RUNS if the search did not stop by itself."""
+    gain_left: float
+    """1 - best true time of the four next runs / that of the row that ran fastest, at least 0."""
     regret: float
-    """1 - best true step time / that of the row that ran fastest, when it stopped or at the end."""
-    regret_of_all: float
-    """Had every row run once: runs scatter."""
+    """1 - best true time of all layouts / that of the row that ran fastest, at the stop."""
 
 
+@cache
 def quickstart() -> TuningProblem:
-    """The search that the README's first command starts."""
+    """Return the search that the README's first command starts, with its table of predictions."""
     query = parse_query(QUICKSTART.read_text())
     problem = build_problem(
         query=query, query_json=query_mapping(query), hardware=Hardware(gpu="cpu", num_gpus=2)
@@ -72,13 +109,37 @@ def quickstart() -> TuningProblem:
     return problem
 
 
-def searched(problem: TuningProblem, case: Case, *, seed: int, runs: int) -> Trace:
-    """Search one machine, on beyond the stop, so that widths after as many runs can be compared."""
-    table, settings = problem.search.table, replace(problem.search.settings, budget_runs=runs + 1)
-    predicted = np.sum(list(table.parts_s.values()), axis=0)
-    rng = np.random.default_rng([seed, *map(ord, str(case))])
-    true_s = case.bias * predicted * rng.lognormal(0.0, case.scatter, len(table))
-    answers = true_s * rng.lognormal(0.0, case.noise, len(table))
+def true_step_s(table: CandidateTable, truth: Truth, *, rng: np.random.Generator) -> FloatArray:
+    """Draw the true seconds of each of n layouts, (n,), before any drift."""
+
+    def factor(part: str) -> float:
+        return truth.factors.get(part, truth.factors.get(PARTS[part].factor, 1.0))
+
+    rows = len(table)
+    seconds = sum(factor(part) * seconds for part, seconds in table.parts_s.items())
+    seconds = seconds + truth.factors.get("overhead", 0.0) * STEP_OVERHEAD_S
+    stalls = np.where(rng.random(rows) < truth.stall_share, STALL_FACTOR, 1.0)
+    scatter = truth.scatter_log_sd * _draws(truth, rng, rows)
+    return np.asarray(BIAS * seconds * stalls * np.exp(scatter))
+
+
+def _draws(truth: Truth, rng: np.random.Generator, rows: int) -> FloatArray:
+    """(rows,) standardised errors."""
+    return rng.standard_t(TAIL_DEGREES, rows) if truth.heavy_tails else rng.standard_normal(rows)
+
+
+def searched(truth: Truth, *, noise: float, seed: int) -> Trace:
+    """Search one machine, on beyond the stop, so that all searches are compared after as many
+    runs.
+    """
+    problem = quickstart()
+    table = problem.search.table
+    settings = replace(
+        problem.search.settings, budget_runs=MOST_RUNS + FURTHER_RUNS, budget_gpu_seconds=None
+    )
+    rng = np.random.default_rng([seed, round(1000 * noise), *map(ord, truth.name)])
+    true_s = true_step_s(table, truth, rng=rng)
+    answers = true_s * np.exp(noise * _draws(truth, rng, len(table)))
     sampler = CostModelSampler(
         table=table,
         prior=problem.prior,
@@ -86,106 +147,116 @@ def searched(problem: TuningProblem, case: Case, *, seed: int, runs: int) -> Tra
         seed=seed,
     )
     study = optuna.create_study(sampler=sampler)
-    done: list[int] = []
-    widths: dict[int, float] = {}
+    measured: dict[int, float] = {}
     inside: dict[int, float] = {}
-    stopped_after, regret = None, 1.0
-    for count in range(runs + 1):
+    widths: dict[int, float] = {}
+    stopped_after: int | None = None
+    for count in itertools.count():
+        now_s = true_s * np.exp(truth.drift_log * count)
         if count in CHECKPOINTS:
-            widths[count], inside[count] = _believed(sampler, study, true_s, done)
-        if stopped_after is None:
-            regret = _regret(true_s, answers, done) if done else 1.0
-            spent = Spent(profile_runs=count, gpu_seconds=0.0)
-            proposal = sampler.proposal(study=study)
-            if (
-                why_stop(
-                    settings=settings, spent=spent, next_run_gpu_seconds=0.0, proposal=proposal
-                )
-                == "no_expected_gain"
-            ):
-                stopped_after = count
-        if count < runs:
-            trial = study.ask(sampler.distributions)
-            row = table.row_of(trial.params)
-            assert row is not None
-            study.tell(trial, float(answers[row]))
-            done.append(row)
+            inside[count], widths[count] = _believed(sampler, study, now_s, list(measured))
+        if stopped_after is None and (count == MOST_RUNS or _stops(sampler, study, settings)):
+            stopped_after = count
+        if stopped_after is not None and count >= max(MOST_RUNS, stopped_after + FURTHER_RUNS):
+            break
+        trial = study.ask(sampler.distributions)
+        row = table.row_of(trial.params)
+        assert row is not None
+        measured[row] = float(answers[row] * np.exp(truth.drift_log * count))
+        study.tell(trial, measured[row])
+    rows = list(measured)
+    chosen = min(rows[:stopped_after], key=measured.__getitem__)
+    further = rows[stopped_after : stopped_after + FURTHER_RUNS]
     return Trace(
-        widths=widths,
         inside=inside,
+        widths=widths,
         stopped_after=stopped_after,
-        regret=regret,
-        regret_of_all=_regret(true_s, answers, range(len(true_s))),
+        gain_left=max(0.0, 1.0 - float(true_s[further].min() / true_s[chosen])),
+        regret=1.0 - float(true_s.min() / true_s[chosen]),
     )
+
+
+def _stops(sampler: CostModelSampler, study: optuna.Study, settings: SearchSettings) -> bool:
+    runs = len(study.get_trials(deepcopy=False))
+    reason = why_stop(
+        settings=settings,
+        spent=Spent(profile_runs=runs, gpu_seconds=0.0),
+        next_run_gpu_seconds=0.0,
+        proposal=sampler.proposal(study=study),
+    )
+    return reason == "no_expected_gain"
 
 
 def _believed(
     sampler: CostModelSampler, study: optuna.Study, true_s: FloatArray, done: Sequence[int]
 ) -> tuple[float, float]:
+    """(share inside, median high/low) of the intervals of layouts that have not run."""
     low, high = sampler.table.predict_step(sampler.calibration(study=study)).interval()
-    unseen = ~np.isin(np.arange(len(true_s)), list(done))
+    unseen = ~np.isin(np.arange(len(true_s)), done)
     holds = (low <= true_s) & (true_s <= high)
-    return float(np.median((high / low)[unseen])), float(holds[unseen].mean())
+    return float(holds[unseen].mean()), float(np.median((high / low)[unseen]))
 
 
-def _regret(true_s: FloatArray, answers: FloatArray, done: Sequence[int]) -> float:
-    return float(1.0 - true_s.min() / true_s[min(done, key=lambda row: answers[row])])
+Key = tuple[str, float]
 
 
-def cases() -> list[Case]:
-    """Every bias, scatter and noise."""
-    return [
-        Case(bias=b, scatter=s, noise=n) for b, s, n in itertools.product(BIASES, SCATTERS, NOISES)
-    ]
-
-
-def as_text(traces: dict[Case, list[Trace]]) -> str:
-    """A row for each machine: means over its searches."""
-    counts = list(next(iter(traces.values()))[0].widths)
+def as_text(traces: dict[Key, list[Trace]]) -> str:
+    """One row for each truth and noise, and how many of them meet each aim."""
+    head = ("inside 6", "inside 12", "high/low", "stopped", "4 more win", "regret")
     lines = [
-        "median high/low and share of true step times inside, by runs; searches that stopped, "
-        "after how many runs, regret",
-        f"{'bias scatter noise':20}"
-        + "".join(f"{count:>13}" for count in counts)
-        + f"{'stopped':>10}{'after':>7}{'regret':>8}{'of all':>8}",
+        "share of true step times inside the 90% interval after 6 and 12 runs (mean), high/low "
+        "after 6, runs at the stop (medians),",
+        "what the best of four further runs would win, and regret (means)",
+        f"{'truth':26}{'noise':>6}" + "".join(f"{each:>12}" for each in head),
     ]
-    for case, each in traces.items():
-        cells = [
-            (median(t.widths[k] for t in each), fmean(t.inside[k] for t in each)) for k in counts
-        ]
-        stops = [t.stopped_after for t in each if t.stopped_after is not None]
-        after = f"{median(stops):.0f}" if stops else "-"
+    honest = narrow = finished = 0
+    for (name, noise), each in traces.items():
+        six, twelve = (fmean(t.inside[count] for t in each) for count in CHECKPOINTS)
+        width = median(t.widths[CHECKPOINTS[0]] for t in each)
+        gain, regret = fmean(t.gain_left for t in each), fmean(t.regret for t in each)
+        covered = all(COVERED[0] <= share <= COVERED[1] for share in (six, twelve))
+        honest += covered
+        narrow += covered and width <= WIDEST
+        finished += gain <= MOST_GAIN.get(noise, max(MOST_GAIN.values()))
         lines.append(
-            f"{case.bias:4} {case.scatter:7.2f} {case.noise:5.2f}  "
-            + "".join(f"{width:8.2f} {share:4.0%}" for width, share in cells)
-            + f"{f'{len(stops)}/{len(each)}':>10}{after:>7}{median(t.regret for t in each):8.1%}"
-            + f"{median(t.regret_of_all for t in each):8.1%}"
+            f"{name:26}{noise:6.2f}{six:12.0%}{twelve:12.0%}{width:12.2f}"
+            f"{median(t.stopped_after for t in each):12.0f}{gain:12.1%}{regret:12.1%}"
         )
-    lines.append(f"(no search stops before {assumed().search.least_runs} runs)")
+    lines += [
+        f"inside {COVERED[0]:.0%} to {COVERED[1]:.0%} after 6 and 12: {honest} of {len(traces)}; "
+        f"at high/low up to {WIDEST}: {narrow}",
+        f"four further runs would win at most {MOST_GAIN[0.02]:.0%} (noise .02) or "
+        f"{MOST_GAIN[0.20]:.0%} (.20): {finished} of {len(traces)}",
+        f"(no search stops before {assumed().search.least_runs} runs)",
+    ]
     return "\n".join(lines)
 
 
+def _task(task: tuple[Truth, float, int]) -> Trace:
+    truth, noise, seed = task
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    with threadpool_limits(limits=1):
+        return searched(truth, noise=noise, seed=seed)
+
+
 def main() -> None:
+    """Run every case and print the table."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.learning.loop", description=__doc__)
     parser.add_argument("--seeds", type=int, default=12)
-    parser.add_argument("--runs", type=int, default=12)
+    parser.add_argument("--noises", type=float, nargs="+", default=NOISES)
+    parser.add_argument("--processes", type=int, default=os.cpu_count())
     parser.add_argument("--save", type=Path, metavar="FILE", help="write the traces as JSON")
     arguments = parser.parse_args()
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    problem = quickstart()
-    with threadpool_limits(limits=1):
-        traces = {
-            case: [
-                searched(problem, case, seed=seed, runs=arguments.runs)
-                for seed in range(arguments.seeds)
-            ]
-            for case in cases()
-        }
+    tasks = list(itertools.product(TRUTHS, arguments.noises, range(arguments.seeds)))
+    traces: dict[Key, list[Trace]] = {}
+    with ProcessPoolExecutor(arguments.processes) as pool:
+        for (truth, noise, _), trace in zip(tasks, pool.map(_task, tasks), strict=True):
+            traces.setdefault((truth.name, noise), []).append(trace)
     print(as_text(traces))
     if arguments.save:
         rows = [
-            {**asdict(case), "traces": [asdict(trace) for trace in each]}
-            for case, each in traces.items()
+            {"truth": name, "noise": noise, "traces": [asdict(trace) for trace in each]}
+            for (name, noise), each in traces.items()
         ]
         arguments.save.write_text(json.dumps(rows, indent=1) + "\n")
 
