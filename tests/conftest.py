@@ -34,6 +34,7 @@ def skip_or_fail(*, component: str, reason: str) -> NoReturn:
     pytest.skip(reason)
 
 
+TESTS = Path(__file__).parent
 COMPONENT_FIXTURES = {
     "browser",
     "postgres_server_url",
@@ -53,6 +54,21 @@ SHARED_PROCESSES = {
     **dict.fromkeys(("cost", "space"), "megatron"),
 }
 """With -n, marked tests of these folders share one process per group."""
+LONGEST = ("launchers", "service", "measured jobs")
+"""Groups that mostly wait and take minutes: they start first, everything else runs beside them."""
+
+
+def with_components(config: pytest.Config) -> bool:
+    """Return True if a run selects tests of components."""
+    return "not components" not in config.option.markexpr
+
+
+def scope_of(file: Path) -> str | None:
+    """Return the group that runs in one process, to which a test file belongs."""
+    folder = file.relative_to(TESTS).parts[0] if file.is_relative_to(TESTS) else ""
+    if folder in SHARED_PROCESSES and is_marked(file):
+        return SHARED_PROCESSES[folder].format(folder=folder)
+    return None
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -66,15 +82,10 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """
     from xdist.scheduler import LoadScopeScheduling
 
-    with_components = "not components" not in config.option.markexpr
-
     class Scheduler(LoadScopeScheduling):  # type: ignore[misc]
         def _split_scope(self, nodeid: str) -> str:
             file = nodeid.partition("::")[0]
-            folder = Path(file).parts[1] if Path(file).parts[0] == "tests" else ""
-            if with_components and folder in SHARED_PROCESSES and is_marked(config.rootpath / file):
-                return SHARED_PROCESSES[folder].format(folder=folder)
-            return file
+            return (with_components(config) and scope_of(config.rootpath / file)) or file
 
     # xdist would start with the files of most tests, and leave the long ones for the end.
     config.option.loadscopereorder = False
@@ -83,8 +94,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark the users of component fixtures, deselect long tests unless `-m` names them, and put
-    files with components first.
+    """Mark the users of component fixtures, deselect long tests unless `-m` names them, and put the
+    longest groups first, then files with components.
     """
     for item in items:
         if COMPONENT_FIXTURES.intersection(getattr(item, "fixturenames", ())):
@@ -93,7 +104,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         long = [item for item in items if item.get_closest_marker("long")]
         config.hook.pytest_deselected(items=long)
         items[:] = [item for item in items if not item.get_closest_marker("long")]
-    items.sort(key=lambda item: not is_marked(item.path))
+    items.sort(key=lambda item: place(item.path, grouped=with_components(config)))
+
+
+def place(file: Path, *, grouped: bool) -> int:
+    """Return a number by which the tests of a file are sorted: with -n, what takes longest in one
+    process starts first.
+    """
+    group = scope_of(file) if grouped else None
+    if group in LONGEST:
+        return LONGEST.index(group)
+    return len(LONGEST) + (not is_marked(file))
 
 
 @functools.cache
