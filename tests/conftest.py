@@ -5,12 +5,13 @@ makes that a failure.
 from __future__ import annotations
 
 import functools
+import gc
 import os
 import shutil
 import sys
 import tempfile
 import uuid
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
@@ -90,6 +91,20 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     # xdist would start with the files of most tests, and leave the long ones for the end.
     config.option.loadscopereorder = False
     return Scheduler(config, log)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collect without looking for garbage, and never look through what was collected: thousands of
+    tests and all imported modules stay to the end.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.hookimpl(tryfirst=True)
