@@ -177,6 +177,14 @@ def test_less_than_a_server_is_one_node(gpus_per_node: int | None) -> None:
     assert (cluster.num_nodes, cluster.gpus_per_node, cluster.nvlink_domain_size) == (1, 4, 4)
 
 
+def test_a_part_of_a_cluster_is_whole_nodes_or_an_equal_share_of_one() -> None:
+    """Of three nodes of six: 1, 2 or 3 of one node, or one, two or all nodes."""
+    found = catalog.cluster(ClusterQuery(gpu="h100-sxm-80gb", num_gpus=18, gpus_per_node=6))
+    parts = (1, 2, 3, 6, 12, 18)
+    assert tuple(n for n in range(1, 19) if found.divides_into(n)) == parts
+    assert found.legal_counts() == parts
+
+
 def test_what_a_query_says_wins_over_node_type_over_gpu() -> None:
     node = catalog.cluster(ClusterQuery(node_type="gcp-a3-highgpu-8g", num_gpus=16))
     assert node.inter_node_bandwidth_bytes_per_second == 12.5e9

@@ -482,3 +482,30 @@ def test_the_order_of_unlike_layers_is_that_of_the_class(
         for _ in range(block.count)
     ]
     assert pattern * (8 // len(pattern)) == layers.split()
+
+
+@pytest.mark.parametrize(
+    ("given", "experts"),
+    [
+        ({}, [False, True, True, True]),  # MiMoV2FlashConfig: all but the first layer
+        ({"moe_layer_freq": [0, 0, 1, 1]}, [False, False, True, True]),
+        ({"mlp_layer_types": ["sparse", "sparse", "dense", "sparse"]}, [True, True, False, True]),
+    ],
+)
+def test_layers_of_mimo_have_experts_as_its_lists_say_or_all_but_the_first(
+    given: dict[str, Any], experts: list[bool]
+) -> None:
+    config = {
+        **SIZES,
+        "model_type": "mimo_v2_flash",
+        "num_attention_heads": 8,
+        "num_hidden_layers": 4,
+        "head_dim": 16,
+        "v_head_dim": 10,
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 56,
+    }
+    read = catalog.model_from_mapping({**config, **given})
+    kinds = [kind for _, kind in read.kinds]
+    assert [kinds[place].num_experts == 8 for place in read.pattern] == experts

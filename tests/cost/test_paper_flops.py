@@ -9,6 +9,7 @@ import pytest
 import hp_tool
 from hp_tool.catalog import model as catalogue_model
 from hp_tool.cost.flops import step_tokens, token_flops
+from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.result import Estimate
 from hp_tool.domain.workload import TrainingWorkload
 from tests.cost.korthikanti_models import MODELS, SEQUENCE, Published, published_estimate
@@ -146,3 +147,24 @@ def test_a_layer_that_predicts_ahead_is_one_more_layer_with_its_projection_and_l
     assert ahead.layers - longer.layers == pytest.approx(2 * 2 * shape.hidden_size**2, rel=1e-6)
     assert ahead.attention == longer.attention
     assert ahead.logits == 2 * plain.logits
+
+
+def test_a_token_meets_each_layer_s_own_feed_forward() -> None:
+    """One dense layer, then two with experts, by hand in entries of matrices. Attention 4 x 64^2
+    = 16,384; the dense MLP 3 x 64 x 128 = 24,576; two experts of eight 2 x 3 x 64 x 32 = 12,288,
+    and their router 64 x 8 = 512. Two FLOPs each.
+    """
+    shape = ModelSpec(
+        num_hidden_layers=3,
+        hidden_size=64,
+        num_attention_heads=4,
+        vocab_size=256,
+        intermediate_size=128,
+        gated_mlp=True,
+        num_experts=8,
+        num_experts_per_tok=2,
+        moe_intermediate_size=32,
+        first_k_dense_replace=1,
+    )
+    found = token_flops(shape, TrainingWorkload(sequence_length=16, global_batch_size=1))
+    assert found.layers == 2.0 * (3 * 16_384 + 24_576 + 2 * (12_288 + 512))

@@ -15,8 +15,9 @@ from hp_tool.traces import files, json_stream, read_traces
 from hp_tool.traces.json_stream import TraceStream
 from hp_tool.traces.messages import Messages
 from hp_tool.traces.names import Names, table
-from hp_tool.traces.timeline import KINDS, timeline
+from hp_tool.traces.timeline import KINDS, RankEvents, timeline
 from hp_tool.traces.timeline.events import COLLECTIVES, Group
+from hp_tool.traces.timeline.use import matmul_flops_per_second
 from tests.timeline.made import training, write
 
 OLD = [
@@ -184,6 +185,24 @@ def test_matmuls_of_recorded_shapes_are_counted(tmp_path: Path) -> None:
     ]
     (rank,) = read_traces([written(tmp_path, {"traceEvents": [*OLD, *events]})])
     assert rank.flops[:, 1].tolist() == [128.0, 128.0, 384.0]
+
+
+def test_the_rate_of_matmuls_counts_the_first_kernel_of_an_unmarked_recording() -> None:
+    """By hand: 60 and 40 FLOPs in two matmuls of a second each are 50 FLOP/s, whatever else runs.
+    The recording counts as one step, which begins with the first call.
+    """
+    start = np.array([0.0, 1.0, 2.0])
+    events = RankEvents(
+        rank=0,
+        start_s=start,
+        end_s=start + 1.0,
+        kind=np.array([KINDS.index(name) for name in ("matmul", "elementwise", "matmul")]),
+        launch_s=start,
+        thread=np.zeros(3, dtype=np.int64),
+        flops=np.array([[0.0, 60.0], [2.0, 40.0]]),
+        on_device=False,
+    )
+    assert matmul_flops_per_second(timeline([events]), row=0) == 50.0
 
 
 @pytest.mark.parametrize(

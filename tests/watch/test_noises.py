@@ -101,6 +101,23 @@ def test_bursts_are_told_even_while_the_job_is_at_its_pace(tmp_path: Path) -> No
     )  # 30 of 200 steps 30 % slower
 
 
+def test_bursts_are_told_until_the_next_is_overdue_by_half_of_the_gap_between_them() -> None:
+    """Bursts at 300 and 500 are 200 steps apart: told up to 300 steps after the last has ended."""
+    times = np.exp(np.random.default_rng(5).normal(0.0, 0.005, 900))
+    for first in (300, 500):
+        times[first : first + 30] *= 1.3
+    job, told = Job(), []
+    for number, each in enumerate(times, start=1):
+        job.add([StepReport(seq=number, step_s=float(each))])
+        slowdown = job.verdict(expected=None, sources=[]).slowdown
+        if slowdown is not None and slowdown.shape == "recurring":
+            told.append(number)
+    firsts = [regime.first for regime in job.changes.regimes if regime.kind == "shift"]
+    ended = job.changes.regimes[-1].first
+    assert firsts == [300, 500] and 530 <= ended <= 535
+    assert told == list(range(told[0], ended + 300 + 1))
+
+
 def ramp(steps: int = 300) -> list[tuple[float, int]]:
     """(seconds, sequences) of steps whose batch doubles twice; 2 s of each step do not grow with
     it.
