@@ -98,6 +98,14 @@ def test_short_sequences_need_no_ring() -> None:
     assert found.gain > 1.0 and found.token_share == pytest.approx({1: 1.0})
 
 
+@pytest.mark.parametrize(
+    ("length", "group"), [(ROW // 4, 1), (ROW // 4 + 1, 2), (ROW // 2, 2), (ROW // 2 + 1, 4)]
+)
+def test_a_sequence_is_split_over_the_smallest_group_that_holds_it(length: int, group: int) -> None:
+    """Four ranks hold a row, so each holds a quarter; groups are of one, two or four."""
+    assert compared(length).token_share == {group: 1.0}
+
+
 def test_the_gain_shrinks_as_sequences_grow() -> None:
     gains = [compared(length).gain for length in (ROW // 16, ROW // 4, ROW // 2, ROW)]
     assert gains == sorted(gains, reverse=True) and gains[-1] == 1.0
