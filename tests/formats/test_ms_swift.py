@@ -32,7 +32,7 @@ OLDER = {
         "tiled-mlp-num-shards",
         "activation-cpu-offload",
     },
-    "axolotl": {"fsdp", "model-type", "debug"},
+    "axolotl": {"fsdp", "model-type", "model-config", "debug"},
 }
 """Names of earlier releases, and axolotl's aliases."""
 

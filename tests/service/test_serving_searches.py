@@ -90,8 +90,8 @@ def test_its_page_speaks_of_latencies_and_not_of_steps(searched: Searched) -> No
         assert latency["measured_s"] == pytest.approx(FACTOR * latency["predicted_s"], rel=0.01)
     first, each, whole = (formats.seconds(latency["measured_s"]) for latency in best["latencies"])
     measured = (
-        f"Measured {first} to the first token, {each} per output token and {whole} for a "
-        "whole request in one run."
+        f"Measured {first} to the first token, {each} per output token and {whole} per request "
+        "in one run."
     )
     said = best["sentences"]
     assert (
