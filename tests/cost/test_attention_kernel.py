@@ -4,6 +4,7 @@ that were timed.
 
 import pytest
 
+from hp_tool.catalog.efficiency import doubts
 from hp_tool.domain.hardware import ClusterQuery
 from hp_tool.domain.parallel import ParallelQuery
 from hp_tool.domain.query import Query
@@ -11,6 +12,7 @@ from hp_tool.domain.result import Estimate
 from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.errors import UnsupportedError
 from hp_tool.questions.training.evaluate import resolve_configuration
+from tests.cost.test_intervals import adding, time_sd
 
 
 def answer(
@@ -81,15 +83,11 @@ def test_a_kernel_without_figures_is_refused_by_name() -> None:
 
 
 def test_lengths_that_no_kernel_was_timed_on_widen_the_interval() -> None:
-    known, beyond = answer(None, tokens=16_384), answer(None, tokens=32_768)
+    """By the doubt of one feature without data, which adds in variance."""
+    known, beyond = answer(None, tokens=16_384), answer(None, tokens=20_000)
     assert (
         beyond.familiarity.unmeasured == ("training.sequence_length",)
         and known.familiarity.unmeasured == ()
     )
-
-    def width(estimate: Estimate) -> float:
-        assert estimate.intervals is not None
-        low, high = estimate.intervals.step_s
-        return math.log(high / low)
-
-    assert width(beyond) > width(known) * 1.2
+    doubt = doubts().feature_log_sd
+    assert doubt > 0.0 and time_sd(beyond) == adding(time_sd(known), doubt)
