@@ -252,7 +252,13 @@ BODIES: dict[str, Callable[[str, str], Iterator[Json]]] = {
     "/mcp": _tool,
     **dict.fromkeys(("/v1/models", "/v1/clusters", "/v1/traces"), _registration),
     **dict.fromkeys(
-        ("/searches/new", "/searches/new/preview", "/searches/new/preview.json"), _form
+        (
+            "/searches/new",
+            "/searches/new/preview",
+            "/searches/new/preview.csv",
+            "/searches/new/preview.json",
+        ),
+        _form,
     ),
 }
 """How each changing route is given a query with a value at a place."""
