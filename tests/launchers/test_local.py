@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from hp_tool.cluster.launchers import create
+from hp_tool.cluster.launchers import create, local, supervisor
 from hp_tool.cluster.launchers.readback import read_json
 from hp_tool.domain.measurement import KILLED, ProfileRequest
 from hp_tool.domain.model import ModelSpec
@@ -143,3 +144,43 @@ def test_a_request_for_other_hardware_is_refused(tmp_path: Path, wrong: dict[str
 def test_an_unknown_launcher_names_the_known_ones() -> None:
     with pytest.raises(InputError, match="known: endpoint, kubernetes, local"):
         create("lsf")
+
+
+def _ends_with(monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    """Have every supervisor end with this code, and start nothing."""
+    done = subprocess.CompletedProcess[bytes](args=(), returncode=code)
+    monkeypatch.setattr(local.subprocess, "run", lambda *_, **__: done)
+
+
+def test_a_supervisor_that_fails_is_told_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _ends_with(monkeypatch, 1)
+    monkeypatch.setattr(local.time, "sleep", lambda _: pytest.fail("waited for nobody"))
+    with pytest.raises(LauncherError, match=r"job-1 did not start.*supervisor\.log"):
+        create("local", root=tmp_path, cpu_only=True).submit(plan(GOOD))
+
+
+def test_who_loses_the_race_to_start_a_job_waits_until_the_winner_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _ends_with(monkeypatch, supervisor.EXIT_ALREADY_RUN)
+    waits: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        waits.append(seconds)
+        if len(waits) == 3:
+            (tmp_path / "job-1" / "started.json").touch()
+
+    monkeypatch.setattr(local.time, "sleep", sleep)
+    assert create("local", root=tmp_path, cpu_only=True).submit(plan(GOOD)) == "job-1"
+    assert len(waits) == 3
+
+
+def test_a_job_that_the_winner_never_starts_is_told_after_the_time_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _ends_with(monkeypatch, supervisor.EXIT_ALREADY_RUN)
+    monkeypatch.setattr(local, "_START_TIMEOUT_S", 0.1)
+    with pytest.raises(LauncherError, match="job-1 did not start"):
+        create("local", root=tmp_path, cpu_only=True).submit(plan(GOOD))

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
 
 from hp_tool.domain.jobs import LaunchPlan
 from hp_tool.domain.measurement import Hardware, Measurement, OperationTimes
 from hp_tool.domain.requests import BenchmarkRequest
-from hp_tool.domain.states import SearchState
-from hp_tool.loop.tuning import run_search
+from hp_tool.domain.states import JobState, SearchState
+from hp_tool.loop.tuning import preflight, run_search
 from hp_tool.questions import schema
 from hp_tool.store import open_store
 from tests.tuning.cpu_engine import CpuEngine
@@ -103,3 +107,40 @@ def test_a_node_that_lags_is_avoided_and_the_check_is_charged_once(tmp_path: Pat
         and record.state is SearchState.SUCCEEDED
     )
     assert first.gpu_seconds is not None and first.gpu_seconds > 120.0 > (second.gpu_seconds or 0.0)
+
+
+class SlowCheck(FourNodes):
+    """Whose check of the nodes takes ten seconds of a clock that only sleeping moves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now_s, self.polled_at = 0.0, list[float]()
+
+    def sleep(self, seconds: float) -> None:
+        self.now_s += seconds
+
+    def poll(self, handles: Iterable[str]) -> dict[str, JobState]:
+        known = super().poll(handles)
+        if not any(handle.endswith(".preflight") for handle in known):
+            return known
+        self.polled_at.append(self.now_s)
+        assert len(self.polled_at) < 100, "asked without a pause"
+        return known if self.now_s >= 10.0 else dict.fromkeys(known, JobState.RUNNING)
+
+
+def test_a_check_that_takes_a_while_is_asked_after_twice_a_second(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = SlowCheck()
+    clock = SimpleNamespace(monotonic=lambda: engine.now_s, sleep=engine.sleep)
+    monkeypatch.setattr(preflight, "time", clock)
+    store = open_store(f"sqlite:///{tmp_path / 'hp.sqlite3'}")
+    try:
+        store.create_search(query=schema.to_dict(schema.parse_query(QUERY)))
+        _, lease = store.claim_search(holder="one", lease_s=60.0) or (None, None)
+        assert lease is not None
+        run_search(store=store, lease=lease, launcher=engine)
+    finally:
+        store.close()
+    assert engine.polled_at == [0.5 * n for n in range(21)]
+    assert [plan.excluded_hosts for plan in engine.plans] == [(), ("n3",), ("n3",)]
