@@ -206,6 +206,6 @@ def python() -> str:
     """The functions of `import hp_tool`, and what they answer."""
     return (
         "# Python\n\n"
-        + "\n\n".join(f"::: hp_tool.{name}" for name in ("api", "answers", "errors"))
+        + "\n\n".join(f"::: hp_tool.{name}" for name in ("api", "questions.answers", "errors"))
         + "\n"
     )

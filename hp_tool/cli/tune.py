@@ -210,7 +210,7 @@ def _on_server(
                 "started", {"search_id": search_id, "budget_runs": query.search.budget_runs}
             )
         assert search_id is not None  # without --resume there is a query
-        if resume is not None and client.search(search_id=resume).state.facts.resumable:
+        if resume is not None and client.search(search_id=resume).state.resumable:
             client.resume(search_id=resume)
         answer = client.wait(
             search_id=search_id, on_event=lambda event: progress.on_event(event.kind, event.payload)

@@ -27,51 +27,40 @@ class Facts:
     """What became of it, after a subject, such as `ran out of memory`; empty: its key."""
 
 
+NO_FACTS = Facts()
+
+
 class State(StrEnum):
     """A state: its key is its value in the database and in JSON."""
 
-    facts: Facts
+    ended: bool
+    resumable: bool
+    tone: Tone
+    label: str
+    happened: str
 
-    def __new__(cls, key: str, facts: Facts | None = None) -> Self:
+    def __new__(cls, key: str, facts: Facts = NO_FACTS) -> Self:
         """Make a member that is a string and carries its facts."""
         member = str.__new__(cls, key)
-        member._value_, member.facts = key, facts or Facts()
+        member._value_ = key
+        member.ended, member.resumable, member.tone = facts.ended, facts.resumable, facts.tone
+        member.label, member.happened = facts.label or key, facts.happened or key
         return member
-
-    @property
-    def ended(self) -> bool:
-        """Whether no work is left to do."""
-        return self.facts.ended
 
     @property
     def is_open(self) -> bool:
         """Whether work is left to do."""
-        return not self.facts.ended
+        return not self.ended
 
     @property
     def final(self) -> bool:
         """Whether it ended for good, so that it cannot be resumed."""
-        return self.facts.ended and not self.facts.resumable
+        return self.ended and not self.resumable
 
     @property
     def failed(self) -> bool:
         """Whether it ended without a result."""
-        return self.facts.ended and self.facts.tone != "good"
-
-    @property
-    def tone(self) -> Tone:
-        """Its colour on pages."""
-        return self.facts.tone
-
-    @property
-    def label(self) -> str:
-        """Its name on pages."""
-        return self.facts.label or self.value
-
-    @property
-    def happened(self) -> str:
-        """What became of it, after a subject."""
-        return self.facts.happened or self.value
+        return self.ended and self.tone != "good"
 
 
 class SearchState(State):
@@ -96,7 +85,7 @@ class RunState(State):
     SUBMITTED = "submitted", Facts(tone="busy", label="running", happened="has not ended")
     """Accepted by the engine, with a `handle`."""
     FINISHED = "finished", Facts(ended=True)
-    """Has a measurement; never run again."""
+    """It has a measurement and is never run again."""
     ABANDONED = "abandoned", Facts(ended=True, happened="was abandoned")
     """Ended without information about the configuration (preempted, lost, cancelled); may be
     repeated.

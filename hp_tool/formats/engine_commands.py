@@ -11,6 +11,7 @@ from hp_tool import catalog
 from hp_tool.catalog.library import stored_precision
 from hp_tool.errors import InputError, UnsupportedError
 from hp_tool.formats.reading import (
+    Ignored,
     Read,
     Reading,
     Setting,
@@ -162,7 +163,10 @@ def read(
     )
     served = (flags.get("served-model-name") or [""])[0]
     if model is not None and model.startswith("/") and catalog.knows("models", served):
-        model = served  # a folder of the host, by the name of what lies there
+        reading.ignored.append(
+            Ignored(flag=model, reason=f"a folder; taken for {served}, by --served-model-name")
+        )
+        model = served
     groups, t = (
         parallel.get("attention_data_parallel_size", 1),
         parallel.get("tensor_parallel_size", 1),

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from hp_tool.errors import UnsupportedError
 from hp_tool.formats.source import mapping_of
 
 _SERVES = re.compile(
@@ -13,7 +14,7 @@ _SERVES = re.compile(
     r"|(?<![\w/.-])sglang serve\b|trtllm-serve|dynamo\.(vllm|sglang)\b"
 )
 """Commands of the engines that are read."""
-_MOUNTED = "/mnt/models"
+_MOUNTED = re.compile(r"(?<![^\s'\"=])/mnt/models/?(?![^\s'\"])")
 """Where KServe mounts the checkpoint that `spec.model.uri` names."""
 _SHELLS = ("sh", "bash", "/bin/sh", "/bin/bash")
 
@@ -32,7 +33,10 @@ def serving_manifest(text: str) -> ServingManifest | None:
     """Return the server that a manifest of one object starts.
 
     None for any other text, and for a manifest whose containers start no engine that is read, or
-    several.
+    several servers.
+
+    Raises:
+        UnsupportedError: The number of pods is not a positive integer.
     """
     content = mapping_of(text) if "apiVersion" in text else None
     if content is None or "apiVersion" not in content:
@@ -40,17 +44,21 @@ def serving_manifest(text: str) -> ServingManifest | None:
     spec = content.get("spec")
     if not isinstance(spec, Mapping):
         return None
-    commands = {each for each in map(_command, _containers(spec)) if _SERVES.search(each)}
+    commands = [each for each in map(_command, _containers(spec)) if _SERVES.search(each)]
     if len(commands) != 1:
         return None
-    command, replicas = commands.pop(), spec.get("replicas", 1)
+    [command], replicas = commands, spec.get("replicas", 1)
+    if not isinstance(replicas, int) or replicas < 1:
+        raise UnsupportedError(
+            f"the manifest's spec.replicas is {replicas!r}; write the number of pods, at least 1",
+            field="spec.replicas",
+        )
     model = spec.get("model")
     uri = str(model.get("uri", "")) if isinstance(model, Mapping) else ""
     if uri.startswith("hf://"):
-        command = command.replace(_MOUNTED, shlex.quote(uri.removeprefix("hf://")))
-    return ServingManifest(
-        script=f"{command}\n", replicas=replicas if isinstance(replicas, int) else 1
-    )
+        name = shlex.quote(uri.removeprefix("hf://"))
+        command = _MOUNTED.sub(lambda _: name, command)
+    return ServingManifest(script=f"{command}\n", replicas=replicas)
 
 
 def _containers(node: Any) -> Iterator[Mapping[str, Any]]:

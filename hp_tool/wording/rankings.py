@@ -11,7 +11,7 @@ from typing import Any, Literal
 from hp_tool.wording import figures
 from hp_tool.wording.figures import Figure, value_at
 
-FORMULA_SIGNS = ("=", "+", "-", "@")
+FORMULA_SIGNS = ("=", "+", "-", "@", "\t", "\r")
 """A spreadsheet calculates a text that begins with one of these."""
 
 
@@ -59,7 +59,7 @@ class Table:
 
     @property
     def shown(self) -> list[Column]:
-        """The columns on a page."""
+        """The columns that a page shows."""
         return [
             column
             for column in self.columns

@@ -50,7 +50,7 @@ def test_pages_know_every_state_of_a_run() -> None:
 
 
 def test_only_paused_and_failed_searches_are_resumed() -> None:
-    assert [state for state in SearchState if state.facts.resumable] == ["paused", "failed"]
+    assert [state for state in SearchState if state.resumable] == ["paused", "failed"]
     assert [state for state in SearchState if state.final] == ["succeeded", "cancelled"]
 
 

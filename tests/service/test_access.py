@@ -114,6 +114,7 @@ def test_a_reading_key_changes_nothing_and_only_administrators_administer(
         "/v1/lost-nodes",
         "/explain",
         "/searches/new/preview",
+        "/searches/new/preview.csv",
         "/searches/new/preview.json",
     }
     computing |= {"/mcp"}  # tools meet the scopes of what they ask

@@ -70,7 +70,7 @@ export function sorted(indices, column, descending) {
 // The rows as comma-separated values, all columns in plain units (seconds, bytes, shares).
 export function csv(list, indices) {
   const quoted = (value) => (/[",\n]/.test(value) ? `"${value.replaceAll('"', '""')}"` : value);
-  const safe = (value) => (typeof value === "string" && /^[=+\-@]/.test(value) ? `'${value}` : String(value ?? "")); // no formula
+  const safe = (value) => (typeof value === "string" && /^[=+\-@\t\r]/.test(value) ? `'${value}` : String(value ?? "")); // no formula
   return [list.map((column) => column.name), ...indices.map((i) => list.map((column) => safe(column.value(i))))]
     .map((row) => row.map(quoted).join(",")).join("\n");
 }
