@@ -144,6 +144,13 @@ def fit(folder: Path) -> tuple[dict[str, dict[str, float]], dict[str, tuple[floa
     pairs["nanotron"] = regular_scatter(
         log_ratios(groups["nanotron's grid"], lambda row: (row.model, row.part))
     )
+    tuned = {  # what fine-tuning adds under a framework that was measured in pre-training
+        name: scatter((groups[f"Fine-tuning asked as torch-fsdp, {figure}"], known))
+        for name, figure, known in (
+            ("tuning_log_sd", "step time", fsdp),
+            ("tuning_memory_log_sd", "peak memory", allocated**2),
+        )
+    }
     of_experts = {"expert_time_log_sd": math.sqrt(experts), "earlier_expert_time_log_sd": older}
     # Five ratios of mixtures are too few to state less than dense models' ratios do.
     of_experts["expert_pair_log_sd"] = max(
@@ -153,9 +160,9 @@ def fit(folder: Path) -> tuple[dict[str, dict[str, float]], dict[str, tuple[floa
         "megatron-core/default": {"time_log_sd": math.sqrt(own), **of_experts, **of_memory},
         "megatron-core/a100": {"time_log_sd": math.sqrt(early), **of_experts, **of_memory},
         "megatron-core/v100": {"time_log_sd": math.sqrt(early), **of_experts, **of_memory},
-        "torch-fsdp/default": {"time_log_sd": math.sqrt(fsdp), **of_memory},
-        "torch-fsdp/a100": {"time_log_sd": math.sqrt(fsdp), **of_memory},
-        "torch-fsdp/h100": {"time_log_sd": math.sqrt(fsdp), **of_memory},
+        "torch-fsdp/default": {"time_log_sd": math.sqrt(fsdp), **of_memory, **tuned},
+        "torch-fsdp/a100": {"time_log_sd": math.sqrt(fsdp), **of_memory, **tuned},
+        "torch-fsdp/h100": {"time_log_sd": math.sqrt(fsdp), **of_memory, **tuned},
         "internevo/default": {"time_log_sd": math.sqrt(internevo)},
         "nanotron/default": {},
     }

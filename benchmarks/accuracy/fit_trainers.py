@@ -87,6 +87,8 @@ def inherited(name: str) -> FrameworkEfficiency:
         framework=name,
         elementwise_traffic_factor=1.0,
         narrow_traffic_factor=None,
+        tuning_log_sd=0.0,
+        tuning_memory_log_sd=0.0,
         attention_kernels={},
         host_launch_s=HOST_LAUNCH_S,
         optimizer_traffic_factor=OPTIMIZERS[name],

@@ -23,6 +23,7 @@ from hp_tool.domain.units import GIB
 from hp_tool.errors import HpToolError
 
 TABLES = ("trainer_fms_a100", "trainer_small_tables", "trainer_ms_swift")
+BARE_FSDP = "torch-fsdp"
 SAW = "MPT under FSDP, and counts of the trainers' own kernels"
 
 
@@ -74,16 +75,55 @@ def counts_memory(row: Row) -> bool:
     )
 
 
-def prepared(folder: Path, wanted: Callable[[Row], bool]) -> Iterable[tuple[Row, Prepared]]:
-    """Yield the rows of all tables that ran, are wanted, and make a query."""
+def prepared(
+    folder: Path, wanted: Callable[[Row], bool], framework: str | None = None
+) -> Iterable[tuple[Row, Prepared]]:
+    """Yield the rows of all tables that ran, are wanted, and make a query; asked as `framework` if
+    it is given.
+    """
     for table in TABLES:
         for row in rows_of(folder, table):
             if row["status"] == "failed" or not wanted(row) or missing(row):
                 continue
             try:
-                yield row, Prepared.of(training_case(row))
+                yield row, Prepared.of(asked_as(training_case(row), framework))
             except HpToolError:
                 continue
+
+
+def asked_as(case: Case, framework: str | None) -> Case:
+    """Return the case as a run of `framework`, of no release in particular."""
+    if framework is None:
+        return case
+    assert case.query.training is not None
+    training = dataclasses.replace(case.query.training, framework=framework, framework_version=None)
+    return dataclasses.replace(case, query=dataclasses.replace(case.query, training=training))
+
+
+def by_bare_fsdp(folder: Path) -> tuple[list[Comparison], list[Comparison]]:
+    """Return step times and peaks of fine-tuning under FSDP by the constants of torch-fsdp, which
+    saw pre-training alone. They judge no class of familiarity: their trainers' own rows do.
+    """
+
+    def tuned(row: Row) -> bool:
+        return row["framework"] != "deepspeed" and row["task"] != "pretrain" and not is_loop(row)
+
+    def compared(
+        wanted: Callable[[Row], bool], compare: Callable[[Prepared], Comparison | None]
+    ) -> list[Comparison]:
+        runs = prepared(folder, lambda row: tuned(row) and wanted(row), BARE_FSDP)
+        found = ((row, compare(run)) for row, run in runs)
+        return [
+            dataclasses.replace(_without_settings(each, row), differs=None)
+            for row, each in found
+            if each is not None
+        ]
+
+    return compared(times, _timed), compared(counts_memory, peak)
+
+
+def _timed(run: Prepared) -> Comparison | None:
+    return run.shipped() if math.isfinite(run.case.step_s) else None
 
 
 def _part(row: Row) -> str:
@@ -103,11 +143,8 @@ def _without_settings(comparison: Comparison, row: Row) -> Comparison:
 
 def step_times(folder: Path, *, experts: bool) -> list[Comparison]:
     """Return the step times of models with experts, or of all others."""
-    return [
-        _without_settings(run.shipped(), row)
-        for row, run in prepared(folder, times)
-        if is_loop(row) == experts and math.isfinite(run.case.step_s)
-    ]
+    found = ((row, _timed(run)) for row, run in prepared(folder, times) if is_loop(row) == experts)
+    return [_without_settings(each, row) for row, each in found if each is not None]
 
 
 def peak(run: Prepared) -> Comparison | None:
@@ -170,4 +207,15 @@ def groups(folder: Path) -> list[Group]:
         )
         for what, unit, rows in (("step time", "s", step_times), ("peak memory", "GiB", peaks))
         for experts in (False, True)
+    ] + [
+        Group(
+            title=f"Fine-tuning asked as torch-fsdp, {what}",
+            left_out="model",
+            saw="MPT under FSDP; the interval alone saw these rows",
+            unit=unit,
+            rows=rows,
+        )
+        for (what, unit), rows in zip(
+            (("step time", "s"), ("peak memory", "GiB")), by_bare_fsdp(folder), strict=True
+        )
     ]

@@ -253,6 +253,12 @@ class FrameworkEfficiency(Strict):
     """
     expert_pair_log_sd: float | None = None
     """The same of models with experts; None: as of dense ones."""
+    tuning_log_sd: float = 0.0
+    """What fine-tuning adds to `time_log_sd`, in variance: none of the framework's runs did it, and
+    the trainers that do differ.
+    """
+    tuning_memory_log_sd: float = 0.0
+    """The same for `memory_log_sd`."""
     newest_release: str | None = None
     """Newest of the runs that the constants saw, as the year and month of its NeMo container; later
     ones drift.

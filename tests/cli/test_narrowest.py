@@ -19,6 +19,16 @@ MIXTURE = (
     "--sequence-length=4096",
     "--global-batch-size=512",
 )
+LORA = (
+    "--model=llama-3-8b",
+    "--gpu=a100-sxm-80gb",
+    "--num-gpus=2",
+    "--sequence-length=4096",
+    "--global-batch-size=32",
+    "--set=training.task=lora",
+    "--set=training.lora.rank=16",
+    "--set=parallel.recompute=per_layer",
+)
 PIPELINE = "--set=parallel.pipeline_parallel_size=8"
 LEAST = 1.1
 
@@ -52,8 +62,9 @@ def width(interval: Sequence[float]) -> float:
             (*MIXTURE, "--gpu=gb200-nvl72", "--set=parallel.tensor_parallel_size=4"),
             {"training.recipe"},
         ),
+        ((*LORA, "--set=training.framework=torch-fsdp"), {"training.framework"}),
     ],
-    ids=["release", "release and graphs", "recipe", "recipe on NVL72"],
+    ids=["release", "release and graphs", "recipe", "recipe on NVL72", "trainer"],
 )
 def test_writing_what_is_named_gives_the_interval_that_is_promised(
     entry_point: Run, query: tuple[str, ...], named: set[str]
@@ -132,3 +143,32 @@ def test_rows_of_a_ranking_name_it_too(entry_point: Run) -> None:
     )
     shown = " ".join(entry_point("recommend", *MIXTURE, "--top=2").stdout.split())
     assert "Narrower range" in shown and "set training.framework_version to" in shown
+
+
+def test_fine_tuning_under_no_trainer_in_particular_is_less_sure_than_pretraining(
+    entry_point: Run,
+) -> None:
+    """Constants of torch-fsdp come from pre-training: runs of trainers scatter about its answers by
+    a factor of 2 in memory. The trainers have their own scatter.
+    """
+    bare = estimated(entry_point, *LORA, "--set=training.framework=torch-fsdp")["intervals"]
+    full = estimated(entry_point, *LORA[:5], LORA[-1], "--set=training.framework=torch-fsdp")[
+        "intervals"
+    ]
+    tuned = estimated(
+        entry_point,
+        *LORA[:5],
+        LORA[-1],
+        "--set=training.framework=torch-fsdp",
+        "--set=training.task=sft",
+    )["intervals"]
+    trainer = estimated(
+        entry_point,
+        *LORA[:-1],
+        "--set=training.framework=hf-trainer",
+        "--set=parallel.recompute=full",
+    )["intervals"]
+    for figure, least in (("step_s", 1.2), ("memory_total_bytes", 3.0)):
+        assert width(tuned[figure]) > least * width(full[figure]), figure
+        assert width(bare[figure]) > least * width(full[figure]), figure
+        assert width(bare[figure]) > 1.1 * width(trainer[figure]), figure

@@ -20,18 +20,24 @@ from hp_tool.questions.training.usual import as_usual
 LEAST = 1.1
 """How many times as wide an interval must be, in the logarithm, for what narrows it to be named."""
 
+TRAINER = "hf-trainer"
+"""The trainer named to who fine-tunes under a framework that was measured in pre-training alone."""
+
 
 def with_narrowest(
     estimate: Estimate, *, query: Query, problem: TrainingProblem | None = None
 ) -> Estimate:
     """Return the estimate of the query's one configuration with what would narrow its interval
-    most, if anything does: naming the release, or that kernels are recorded, or both.
+    most, if anything does: naming the trainer, the release, or that kernels are recorded, or both.
 
     `problem`: the query's, if it was resolved earlier.
     """
     if estimate.intervals is None or query.training is None:
         return estimate
-    release = _narrowing(problem or resolve_training(query))
+    problem = problem or resolve_training(query)
+    tunes = query.training.task != "pretrain" and problem.profile.framework.tuning_log_sd
+    trainer = {"training.framework": TRAINER} if tunes else {}
+    release = _narrowing(problem)
     usual = estimate.provenance.get("usual")
     assumed: dict[str, Any] = usual["set"] if isinstance(usual, dict) else {}
     named: dict[str, Any] = {} if release is None else {"training.framework_version": release}
@@ -39,7 +45,7 @@ def with_narrowest(
         named = assumed
     launched = "with_cuda_graphs" in estimate.provenance or "training.cuda_graphs" in assumed
     recorded: dict[str, Any] = {"training.cuda_graphs": True} if launched else {}
-    for settings in filter(None, (named, recorded and named | recorded)):
+    for settings in filter(None, (trainer, named, recorded and named | recorded)):
         narrowed = _step_interval(query, settings)
         if narrowed is not None and _width(estimate.intervals.step_s) > LEAST * _width(narrowed):
             return replace(estimate, narrowest=Narrowest(set=settings, step_s=narrowed))

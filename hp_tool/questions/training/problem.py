@@ -525,8 +525,8 @@ def _new_profile(
 def with_scatter(
     profile: EfficiencyProfile, *, model: ModelSpec, workload: TrainingWorkload, gpu: GpuSpec
 ) -> EfficiencyProfile:
-    """The profile with the scatter of step times that holds for this kind of model and this
-    release.
+    """The profile with the scatter of step times and memory that holds for this kind of model, this
+    release and this task.
     """
     if model.num_experts or workload.lora is not None:
         profile = with_pairs(
@@ -535,10 +535,14 @@ def with_scatter(
     constants = profile.framework
     experts, release = bool(model.num_experts), workload.framework_version
     more = release_variance(profile, experts=experts, gpu=gpu, release=release)
-    if more == 0.0:
+    memory = constants.memory_log_sd
+    if workload.task != "pretrain":
+        more += constants.tuning_log_sd**2
+        memory = math.hypot(memory, constants.tuning_memory_log_sd)
+    if more == 0.0 and memory == constants.memory_log_sd:
         return profile
     framework = dataclasses.replace(
-        constants, time_log_sd=math.sqrt(constants.time_log_sd**2 + more)
+        constants, time_log_sd=math.sqrt(constants.time_log_sd**2 + more), memory_log_sd=memory
     )
     unsaid = math.sqrt(unsaid_release_variance(profile, experts=experts, release=release))
     return dataclasses.replace(profile, framework=framework, release_log_sd=unsaid)
