@@ -177,6 +177,14 @@ def _launch(command: Command) -> Launch | None:
             counts={},
             line=command.line,
         )
+    if names[0] == "llamafactory-cli" and texts[1:2] == ["train"]:
+        return Launch(
+            program="llamafactory-cli",
+            words=tuple(words[2:]),
+            launchers=(),
+            counts={},
+            line=command.line,
+        )
     start = _program(texts, names)
     if start is None:
         return None

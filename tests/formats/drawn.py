@@ -6,14 +6,21 @@ import random
 from typing import Any
 
 from hp_tool.formats.exchange.export import runs
+from hp_tool.formats.registry import get
 from hp_tool.questions import schema
 
 TOOLS = {
     "megatron-lm": "megatron-core",
+    "megatron-lm-yaml": "megatron-core",
     "slurm": "megatron-core",
+    "kubernetes": "megatron-core",
+    "nemo": "megatron-core",
     "torchtitan": "torch-fsdp",
     "torchtitan-python": "torch-fsdp",
     "accelerate": "torch-fsdp",
+    "trl": "torch-fsdp",
+    "axolotl": "torch-fsdp",
+    "llama-factory": "torch-fsdp",
     "deepspeed": "deepspeed",
     "nanotron": "nanotron",
     "verl": "megatron-core",
@@ -38,13 +45,17 @@ MODELS = (
 DENSE = MODELS[:7]
 OWN_MODELS = {
     "deepspeed": ("llama-3.2-1b", "llama-3.2-3b", "qwen2.5-1.5b", "llama-3-8b"),
+    **dict.fromkeys(
+        ("trl", "axolotl", "llama-factory"),
+        ("llama-3.2-1b", "qwen2.5-1.5b", "llama-3-8b", "mistral-7b", "qwen3-14b", "llama-3-70b"),
+    ),
     "torchtitan": ("llama-3-8b", "llama-3-70b"),
     "torchtitan-python": ("llama-3-8b", "llama-3.2-3b"),
     "nanotron": ("llama-3-8b", "llama-2-13b", "mistral-7b"),
 }
 """Models of the tools that run, or fit, few others."""
 LENGTHS = (2048, 4096, 8192, 32768, 131072)
-OWN_LENGTHS = {"deepspeed": LENGTHS[:3]}
+OWN_LENGTHS = dict.fromkeys(("deepspeed", "trl", "axolotl", "llama-factory"), LENGTHS[:3])
 """Sequences of the tools that do not split longer ones."""
 CLUSTERS = (
     "a100-sxm-80gb",
@@ -135,6 +146,8 @@ def training(seed: int, *, format: str) -> dict[str, Any]:
         },
         "parallel": {},
     }
+    if (loss := get(format).loss) is not None:
+        query["training"]["cross_entropy"] = loss
     for path, value in draw.sample(RARE, k=draw.choice((0, 0, 1, 1, 2, 3))):
         schema.lay(query, {path: value})
     if "lora" in query["training"]:

@@ -102,10 +102,29 @@ def test_what_is_not_modelled_is_refused_by_name(key: str, word: str) -> None:
         read_query(f"{kept}\n{key}\n", num_gpus=8, overrides=H100)
 
 
-def test_its_command_names_the_file_to_import() -> None:
-    with pytest.raises(InputError, match="import the YAML file"):
-        read_query(
-            "llamafactory-cli train examples/train_lora/llama3_lora_sft.yaml\n",
-            num_gpus=8,
-            overrides=H100,
-        )
+COMMAND = "FORCE_TORCHRUN=1 llamafactory-cli train examples/train_lora/lora.yaml {words}\n"
+
+
+def test_a_command_is_read_by_the_file_that_it_names() -> None:
+    read = read_query(
+        COMMAND.format(words="per_device_train_batch_size=4 output_dir=$OUT"),
+        num_gpus=8,
+        overrides=H100,
+        files={"examples/train_lora/lora.yaml": LORA},
+    )
+    own = read_query(LORA, num_gpus=8, overrides=H100)
+    ratio = 4 / own["parallel"]["micro_batch_size"]
+    assert read["parallel"] == own["parallel"] | {"micro_batch_size": 4}
+    assert read["training"]["global_batch_size"] == ratio * own["training"]["global_batch_size"]
+
+
+@pytest.mark.parametrize(
+    ("words", "files", "word"),
+    [
+        ("", {}, r"lora\.yaml is not at hand; give it with --file"),
+        ("--lr 1", {"lora.yaml": LORA}, "--lr: LLaMA-Factory takes KEY=VALUE"),
+    ],
+)
+def test_a_command_names_what_is_missing(words: str, files: dict[str, str], word: str) -> None:
+    with pytest.raises(InputError, match=word):
+        read_query(COMMAND.format(words=words), num_gpus=8, overrides=H100, files=files)

@@ -286,7 +286,7 @@ def of_yaml(text: str, configuration: Configuration) -> dict[str, str]:
     return {
         renamed.get(name, name): "true"
         if value is True
-        else " ".join(value)
+        else " ".join(map(str, value))
         if isinstance(value, list)
         else str(value)
         for name, value in merged.items()

@@ -4,15 +4,19 @@ started by Accelerate.
 
 from typing import Any
 
+from hp_tool.catalog import documents
 from hp_tool.domain.setups import TrainingSetup
+from hp_tool.errors import InputError
 from hp_tool.formats import fine_tuning
 from hp_tool.formats.fine_tuning import targets, trainer_arguments
+from hp_tool.formats.launch import Launch
 from hp_tool.formats.reading import Reading, Setting, as_settings
 from hp_tool.formats.registry import Format, register
+from hp_tool.formats.shell import Script
 from hp_tool.formats.signs import Evidence, Sign, words
-from hp_tool.formats.source import Source, parsed
+from hp_tool.formats.source import Source, beside, parsed
 from hp_tool.formats.trainer import accelerate, arguments
-from hp_tool.formats.trainer.scripts import deepspeed_file
+from hp_tool.formats.trainer.scripts import by_script, deepspeed_file
 
 TOOL = "LLaMA-Factory 0.9.5"
 ARGUMENTS = "sft.yaml"
@@ -60,10 +64,13 @@ _STAGES = ("pt", "sft")
 
 
 def read(source: Source, reading: Reading) -> None:
-    """Fill the reading with the query of LLaMA-Factory's file: over DeepSpeed where it names one of
-    its files, else with a copy of the model on each device. Raises InputError.
+    """Fill the reading with the query of LLaMA-Factory's file, or of a script that trains by one:
+    over DeepSpeed where it names one of its files, over FSDP where Accelerate's file or its own
+    says so, else with a copy of the model on each device. Raises InputError.
     """
-    settings = as_settings(source.keys(reading), lines=source.text)
+    launched = None if source.mapping is not None else source.launch(reading)
+    content = source.keys(reading) if launched is None else _launched_file(*launched)
+    settings = as_settings(content, lines=source.text)
     values = {each.name: each.text for each in settings}
     reading.lack_unknown(settings, {"disable-gradient-checkpointing": "parallel.recompute"})
     for name, value in _DEFAULTS.items():
@@ -93,6 +100,10 @@ def read(source: Source, reading: Reading) -> None:
         reading.refuse(f"stage {stage}: is not modelled; {', '.join(_STAGES)} are")
     if (kind := values.get("finetuning-type", "lora")) not in ("lora", "full"):
         reading.refuse(f"finetuning_type {kind}: is not modelled; lora and full are")
+    if launched is not None:
+        by_script(settings, launched[1], source, reading)
+        reading.tool = "llama-factory"
+        return
     if (fsdp := values.get("fsdp", "")) not in ("", "null", "false"):
         laid = {"distributed_type": "FSDP", "fsdp_config": accelerate.own_fsdp(fsdp, reading)}
         accelerate.read(laid, text="", reading=reading, words=settings, spare=source.ignore)
@@ -111,6 +122,30 @@ def read(source: Source, reading: Reading) -> None:
     )
 
 
+def _launched_file(launch: Launch, script: Script) -> dict[str, Any]:
+    """Return the file that a command of LLaMA-Factory names, with the KEY=VALUE words behind it
+    laid over. Raises InputError for a file that is not at hand, and for any other word.
+    """
+    known = (word.text for word in launch.words if "=" in word.text or not word.unknown)
+    name, *words = [text for text in known if text] or [""]
+    text = beside(script, name)
+    if text is None:
+        raise InputError(
+            f"{name or 'the file of arguments'} is not at hand; give it with --file",
+            field="command",
+            code="missing_field",
+        )
+    content = parsed(text)
+    for word in words:
+        key, separator, value = word.partition("=")
+        if not separator or key.startswith("-"):
+            raise InputError(
+                f"{word}: LLaMA-Factory takes KEY=VALUE behind its file", field="command"
+            )
+        content[key] = documents.load_yaml(value)
+    return content
+
+
 def _is_its_file(evidence: Evidence) -> bool:
     return bool(evidence.keys & {"finetuning_type", "cutoff_len"}) or {
         "model_name_or_path",
@@ -127,8 +162,7 @@ register(
             Sign(
                 of="script",
                 rank=13,
-                holds=words(r"\bllamafactory-cli\b"),
-                refused="a command of LLaMA-Factory (import the YAML file that it names)",
+                holds=words(r"\bllamafactory-cli\b|\bsrc/train\.py\s+\S+\.ya?ml\b"),
             ),
         ),
         log="trainer",
@@ -136,10 +170,12 @@ register(
         write=text,
         framework="torch-fsdp",
         fsdp_axes=fine_tuning.AXES,
-        reads="its YAML file, with `--file ds.json` where that names one of DeepSpeed",
+        reads="its YAML file, or a script that trains by it, with `--file ds.json` where that names "
+        "one of DeepSpeed",
         writes="a script that writes Accelerate's and LLaMA-Factory's file and starts "
         "`src/train.py`, in full or with LoRA and "
         "QLoRA",
-        checked="the fields of LLaMA-Factory 0.9.5's and transformers' classes",
+        checked="the fields of LLaMA-Factory 0.9.5's and transformers' classes; read back by "
+        "`import`",
     )
 )

@@ -44,6 +44,13 @@ def read(source: Source, reading: Reading) -> None:
         each.text.endswith("trl/scripts/sft.py") for each in _words(script)
     ):
         words += _unsaid_by_trl({each.name for each in words})
+    by_script(words, script, source, reading)
+
+
+def by_script(words: list[Setting], script: Script, source: Source, reading: Reading) -> None:
+    """Read a Trainer's arguments together with what the script starts it by: the file and the
+    options of `accelerate launch`, DeepSpeed's file, or neither.
+    """
     config = _accelerate_config(script, source, reading)
     started = [word.text for word in _words(script)]
     options = (
@@ -56,8 +63,13 @@ def read(source: Source, reading: Reading) -> None:
 
 def read_file(source: Source, reading: Reading) -> None:
     """Fill the reading with the query of TRL's YAML file, as `trl sft --config` takes it: sharded
-    as Accelerate's or DeepSpeed's file says, if one is at hand, else by data alone.
+    as Accelerate's or DeepSpeed's file says, if one is at hand, else by data alone; or of a script
+    that starts its trainer.
     """
+    if source.mapping is None:
+        read(source, reading)
+        reading.tool = "trl"
+        return
     words = as_settings(source.keys(reading), lines=source.text)
     words += _unsaid_by_trl({each.name for each in words})
     config = next(

@@ -530,11 +530,13 @@ def yaml_content(setup: TrainingSetup) -> dict[str, Any]:
 
 def _value(name: str, values: list[str]) -> Any:
     """A switch is true; numbers are numbers; what may be several stays a list."""
-    if name == "recompute-modules" or (name == "cuda-graph-scope" and len(values) > 1):
+    if name == "recompute-modules":
         return values
     if not values:
         return True
-    text = " ".join(values)
+    if len(values) > 1:
+        return [_value(name, [each]) for each in values]
+    (text,) = values
     for kind in (int, float):
         try:
             return kind(text)
