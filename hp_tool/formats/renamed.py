@@ -50,26 +50,31 @@ def names(tool: str) -> Mapping[str, str]:
     return arguments
 
 
+def argument_of(key: str, *, tool: str) -> str:
+    """Return Megatron's argument that a key of the tool's file sets, with `!` behind one that it
+    switches off; an empty text for a key of another part of the tool.
+    """
+    known, megatron = names(tool), table(TABLE)
+    section, _, tail = key.rpartition(".")
+    name = known.get(key, known.get(tail, key if key in megatron else ""))
+    decides = tail in megatron and megatron[tail].fate == "read"
+    return tail if not name and section in _SECTIONS and decides else name
+
+
 def renamed(
     settings: Iterable[Setting], *, tool: str, reading: Reading, spare: Iterable[str] = ()
 ) -> list[Setting]:
     """The settings under Megatron's names; those of other parts of the tool are noted as its table
     says. `spare` are keys that the caller says to ignore.
     """
-    own, known, megatron = table(tool), names(tool), table(TABLE)
+    own, megatron = table(tool), table(TABLE)
     spared = {plain(name) for name in spare}
     passed: list[Setting] = []
     for setting in settings:
         if setting.name in spared:
             reading.ignore(setting, AS_YOU_SAID)
             continue
-        tail = setting.name.rpartition(".")[2]
-        name = known.get(
-            setting.name, known.get(tail, setting.name if setting.name in megatron else "")
-        )
-        section = setting.name.rpartition(".")[0]
-        if not name and section in _SECTIONS and tail in megatron and megatron[tail].fate == "read":
-            name = tail
+        tail, name = setting.name.rpartition(".")[2], argument_of(setting.name, tool=tool)
         argument = None if name else look_up(setting.name, own)
         if argument is None and not name and tail in megatron:
             name = tail

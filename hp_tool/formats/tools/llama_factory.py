@@ -170,8 +170,8 @@ register(
         write=text,
         framework="torch-fsdp",
         fsdp_axes=fine_tuning.AXES,
-        reads="its YAML file, or a script that trains by it, with `--file ds.json` where that names "
-        "one of DeepSpeed",
+        reads="its YAML file, or a script that trains by it, with `--file ds.json` where that "
+        "names one of DeepSpeed",
         writes="a script that writes Accelerate's and LLaMA-Factory's file and starts "
         "`src/train.py`, in full or with LoRA and "
         "QLoRA",

@@ -6,6 +6,7 @@ from hp_tool.domain.setups import TrainingSetup
 from hp_tool.formats.registry import Format, register
 from hp_tool.formats.scripts import assignments
 from hp_tool.formats.signs import Evidence, Sign, words
+from hp_tool.formats.tools.nemo.overrides import listed
 from hp_tool.formats.tools.nemo.read import read
 from hp_tool.formats.tools.nemo.write import overrides, text
 
@@ -17,6 +18,14 @@ def _is_its_file(evidence: Evidence) -> bool:
     return isinstance(model, Mapping) and (
         bool(evidence.keys & {"train", "trainer", "ddp", "mixed_precision"})
         or any("tensor_model_parallel_size" in str(key) for key in model)
+    )
+
+
+def _are_overrides(evidence: Evidence) -> bool:
+    """Return whether the text holds overrides alone, and some of them are Bridge's."""
+    return any(
+        word.text.lstrip("+").startswith(("model.", "train.", "ddp.", "comm_overlap."))
+        for word in listed(evidence.text)
     )
 
 
@@ -32,6 +41,7 @@ register(
         title="Megatron Bridge",
         signs=(
             Sign(of="keys", rank=70, holds=_is_its_file),
+            Sign(of="script", rank=17, holds=_are_overrides),
             Sign(
                 of="script",
                 rank=18,

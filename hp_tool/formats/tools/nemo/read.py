@@ -4,10 +4,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from hp_tool.formats.reading import Reading, Setting, fraction, sort, table, whole_number
-from hp_tool.formats.renamed import file_settings, renamed
+from hp_tool.errors import InputError
+from hp_tool.formats.reading import Reading, Setting, fraction, plain, sort, table, whole_number
+from hp_tool.formats.renamed import argument_of, file_settings, renamed
+from hp_tool.formats.shell import Word
 from hp_tool.formats.source import Source
+from hp_tool.formats.tools.megatron_lm.arguments import TABLE
 from hp_tool.formats.tools.megatron_lm.read import read as read_arguments
+from hp_tool.formats.tools.nemo.overrides import laid_over, listed, override_of
 from hp_tool.formats.writing import DTYPES
 
 _MIXED = {
@@ -40,9 +44,99 @@ _DISTRIBUTED = ("mcore_distributed_optim", "distributed_fused_adam")
 
 def read(source: Source, reading: Reading) -> None:
     """Fill the reading with the query of a file of Megatron Bridge's ConfigContainer, or of
-    NeMo.
+    NeMo, or of overrides of a recipe. Raises InputError.
     """
-    content, num_gpus, spare = source.keys(reading), reading.num_gpus, source.ignore
+    if source.mapping is not None:
+        read_content(source.keys(reading), source=source, reading=reading)
+    elif words := listed(source.text):
+        _read_overrides(overridden({}, words, reading=reading), source=source, reading=reading)
+    else:
+        raise InputError("neither a file of keys nor overrides of a recipe", field="format")
+
+
+def overridden(
+    content: dict[str, Any], words: Iterable[Word], *, reading: Reading
+) -> dict[str, Any]:
+    """Return the content with KEY=VALUE words laid over it; refuse those that delete a key."""
+    overrides = [override_of(word) for word in words]
+    for each in overrides:
+        if each.deletes:
+            reading.refuse(f"~{each.key}: deletes a key, which is not read")
+    return laid_over(content, (each for each in overrides if not each.deletes))
+
+
+_DECIDED = {
+    "model.tensor_model_parallel_size": "parallel.tensor_parallel_size",
+    "model.pipeline_model_parallel_size": "parallel.pipeline_parallel_size",
+    "model.virtual_pipeline_model_parallel_size": "parallel.virtual_pipeline_parallel_size",
+    "model.context_parallel_size": "parallel.context_parallel_size",
+    "model.sequence_parallel": "parallel.sequence_parallel",
+    "model.recompute_granularity": "parallel.recompute",
+    "ddp.use_distributed_optimizer": "parallel.zero_stage",
+    "train.micro_batch_size": "parallel.micro_batch_size",
+    "train.global_batch_size": "training.global_batch_size",
+    "model.seq_length": "training.sequence_length",
+    "mixed_precision": "training.precision",
+}
+"""Keys that every recipe sets, and the fields that they decide."""
+
+
+def _read_overrides(content: dict[str, Any], *, source: Source, reading: Reading) -> None:
+    """Fill the reading with the query of overrides whose recipe nobody names; note as missing what
+    they leave to it.
+    """
+    layers = source.layers_of("")
+    if layers is None:
+        why = "the recipe brings the model, which overrides do not name; add"
+        reading.lack("model", why, example="NAME")
+        length = _section(content, "model").get("seq_length")
+        training = {"sequence_length": length} if isinstance(length, int) else {}
+        reading.query = {"kind": "training", "training": training, "parallel": {}}
+        return
+    refuse_shapes(content, num_layers=layers, source=source, reading=reading)
+    of_recipe = {"model": {"num_layers": layers}}
+    read_content(_merged(content, of_recipe), source=source, reading=reading)
+    for key, field in _DECIDED.items():
+        section, _, name = key.rpartition(".")
+        if name not in (_section(content, section) if section else content):
+            reading.lack(field, f"{key} is the recipe's, which overrides do not name; add")
+    fields = {each.field for each in reading.read}
+    for name in ("dropout", "cross_entropy"):
+        if f"training.{name}" not in fields:
+            reading.query["training"].pop(name, None)
+
+
+def refuse_shapes(
+    content: Mapping[str, Any], *, num_layers: int | None, source: Source, reading: Reading
+) -> None:
+    """Refuse overrides that give the model another shape than the recipe's."""
+    spared = {plain(name) for name in source.ignore}
+    for name, value in _section(content, "model").items():
+        argument = table(TABLE).get(argument_of(plain(f"model.{name}"), tool="nemo").rstrip("!"))
+        shapes = argument is not None and argument.why.startswith("model.")
+        same = name == "num_layers" and str(value) == str(num_layers)
+        if shapes and not same and plain(f"model.{name}") not in spared:
+            reading.refuse(
+                f"model.{name} {value}: changes the recipe's model; import the YAML file that the "
+                "run saves"
+            )
+
+
+def _merged(content: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the content with another laid over it, section by section."""
+    merged = dict(content)
+    for key, value in over.items():
+        before = merged.get(key)
+        if isinstance(value, Mapping) and isinstance(before, Mapping):
+            merged[key] = _merged(before, value)
+        else:
+            merged[key] = value
+    return merged
+
+
+def read_content(content: Mapping[str, Any], *, source: Source, reading: Reading) -> None:
+    """Fill the reading with the query of the content of Bridge's or NeMo's file."""
+    num_gpus, spare = reading.num_gpus, source.ignore
     leaves = file_settings(content, text=source.text)
     reading.lack_unknown(leaves, _READ_HERE)
     reading.lack_unknown(

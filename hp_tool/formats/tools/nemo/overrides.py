@@ -1,0 +1,81 @@
+"""Overrides of a recipe, KEY=VALUE as Hydra reads them, as the content of Bridge's YAML file."""
+
+import re
+import shlex
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+from hp_tool.catalog import documents
+from hp_tool.formats.shell import Word
+
+_OVERRIDE = re.compile(r"[+~]{0,2}[A-Za-z_][\w-]*(\.[\w-]+)*(=|$)")
+_UNSPACED = re.compile(r"([{,]\s*[\w.]+):(?=[^\s])")
+"""A key in a mapping as Hydra writes it; YAML wants a space behind the colon."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Override:
+    """One KEY=VALUE word."""
+
+    key: str
+    """Dotted, without the signs before it."""
+    value: Any
+    """As YAML reads it; text with a variable that nothing sets stays as it is written."""
+    line: int
+    deletes: bool = False
+    """`~KEY`, which removes the key."""
+
+
+def is_override(text: str) -> bool:
+    """Return whether a word is an override of a dotted key."""
+    match = _OVERRIDE.match(text)
+    return match is not None and (match[0].endswith("=") or text.startswith("~"))
+
+
+def override_of(word: Word) -> Override:
+    """Return the override that a word holds."""
+    key, _, text = word.text.partition("=")
+    return Override(
+        key=key.lstrip("+~"), value=_value(text), line=word.line, deletes=key.startswith("~")
+    )
+
+
+def _value(text: str) -> Any:
+    try:
+        return documents.load_yaml(_UNSPACED.sub(r"\1: ", text) if "{" in text else text)
+    except yaml.YAMLError:
+        return text
+
+
+def laid_over(content: dict[str, Any], overrides: Iterable[Override]) -> dict[str, Any]:
+    """Return the content with the overrides laid over it, the later over the earlier."""
+    result = dict(content)
+    for each in overrides:
+        *sections, name = each.key.split(".")
+        node = result
+        for section in sections:
+            inner = node.get(section)
+            node[section] = dict(inner) if isinstance(inner, dict) else {}
+            node = node[section]
+        node[name] = each.value
+    return result
+
+
+def listed(text: str) -> list[Word]:
+    """Return the overrides of a text that holds nothing else, one a line; empty for any other."""
+    words = []
+    for number, line in enumerate(text.splitlines(), 1):
+        row = line.strip().removesuffix("\\").strip()
+        if not row or row.startswith("#"):
+            continue
+        try:
+            parts = shlex.split(row)
+        except ValueError:
+            return []
+        if not all(is_override(part) for part in parts):
+            return []
+        words += [Word(part, number) for part in parts]
+    return words
