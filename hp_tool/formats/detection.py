@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from hp_tool.errors import InputError, UnsupportedError
-from hp_tool.formats.manifests import serving_manifest
+from hp_tool.formats.manifests import started_by
 from hp_tool.formats.reading import as_settings, look_up, table
 from hp_tool.formats.registry import formats, readable
 from hp_tool.formats.signs import Evidence, Place, Sign, any_key, key_within, words
@@ -133,8 +133,8 @@ def detect(text: str, *, files: Mapping[str, str] | None = None) -> str:
 
     Raises UnsupportedError for a known format that is not read, InputError where it is none.
     """
-    if served := serving_manifest(text):
-        text = served.script
+    if started := started_by(text):
+        text = started.script
     if tool := _tool_of("text", Evidence(text=text)):
         return tool
     content = parsed(text) if text.lstrip("\ufeff \t\r\n").startswith("{") else mapping_of(text)

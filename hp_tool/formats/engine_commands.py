@@ -17,6 +17,7 @@ from hp_tool.formats.reading import (
     Setting,
     fraction,
     look_up,
+    plain,
     settings_of,
     sort,
     table,
@@ -102,8 +103,14 @@ def reader(engine: str) -> Callable[[Source, Reading], None]:
             for each in settings
         ]
         own = [each for each in settings if each.name != "config"]
+        if source.is_pool:
+            own = _without_transfers(own, reading)
         read(
-            [*_of_file(settings, script, reading, engine=engine), *own],
+            [
+                *_of_environment(source, engine=engine),
+                *_of_file(settings, script, reading, engine=engine),
+                *own,
+            ],
             engine=engine,
             model=model,
             reading=reading,
@@ -111,6 +118,42 @@ def reader(engine: str) -> Callable[[Source, Reading], None]:
         )
 
     return follow
+
+
+_ENVIRONMENT = {
+    "vllm": ("VLLM_",),
+    "sglang": ("SGLANG_", "SGL_"),
+    "trtllm": ("TRTLLM_", "TLLM_"),
+}
+"""How variables begin that an engine itself looks at."""
+_TRANSFERS = ("kv-transfer-config", "disaggregation-")
+"""Options that hand the caches of a prompt from one pool to the other, which pools do."""
+
+
+def _of_environment(source: Source, *, engine: str) -> list[Setting]:
+    """Return the variables of the container that the engine looks at, as settings."""
+    begin = _ENVIRONMENT[engine]
+    known = [
+        Setting(name=plain(name), written=name, values=(value,))
+        for name, value in source.environment.items()
+        if name.startswith(begin)
+    ]
+    return known + [
+        Setting(name=plain(name), written=name, unknown=(f"${name}",))
+        for name in source.unset
+        if name.startswith(begin)
+    ]
+
+
+def _without_transfers(settings: Iterable[Setting], reading: Reading) -> list[Setting]:
+    """Return the settings without those that connect the pools, which are noted as ignored."""
+    kept = []
+    for each in settings:
+        if each.name.startswith(_TRANSFERS):
+            reading.ignore(each, "hands caches from the prefill pool to the decoding pool")
+        else:
+            kept.append(each)
+    return kept
 
 
 def _in_full(name: str, known: Mapping[str, Any]) -> str:

@@ -1,87 +1,284 @@
-"""Kubernetes manifests as the shell command that their container starts."""
+"""Kubernetes manifests and values of llm-d's chart as the shell commands that their containers
+start.
+"""
 
 import re
 import shlex
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+import yaml
+
+from hp_tool.catalog import documents
 from hp_tool.errors import UnsupportedError
-from hp_tool.formats.source import mapping_of
+from hp_tool.formats.source import MAX_YAML
 
 _SERVES = re.compile(
     r"(?<![\w/.-])vllm serve\b|vllm\.entrypoints\.(openai\.)?api_server|sglang\.launch_server"
     r"|(?<![\w/.-])sglang serve\b|trtllm-serve|dynamo\.(vllm|sglang)\b"
 )
 """Commands of the engines that are read."""
+_TRAINS = re.compile(r"(?<![\w/.-])(torchrun|deepspeed|accelerate launch)\b|\bpretrain_\w+\.py\b")
+"""Commands that start a training."""
 _MOUNTED = re.compile(r"(?<![^\s'\"=])/mnt/models/?(?![^\s'\"])")
 """Where KServe mounts the checkpoint that `spec.model.uri` names."""
 _SHELLS = ("sh", "bash", "/bin/sh", "/bin/bash")
+_REFERENCE = re.compile(r"\$\$\(|\$\(([A-Za-z_][\w.-]*)\)")
+"""`$(NAME)` in a container's words, which Kubernetes fills in; `$$(` is written for `$(`."""
+_NAME = re.compile(r"[A-Za-z_]\w*")
+MAX_DOCUMENTS = 50
+"""Objects of one file that are looked at."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServingManifest:
-    """The server that a manifest starts."""
+class Started:
+    """What the pods of a manifest start."""
 
     script: str
-    """Its command, as a line of a shell script."""
+    """Its variables and its command, as lines of a shell script."""
     replicas: int
     """How many pods start it."""
+    trains: bool = False
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Variables of its container whose values the manifest says."""
+    unknown: tuple[str, ...] = ()
+    """Variables of its container that the manifest takes from elsewhere."""
+    prefill: "Started | None" = None
+    """The pool that prefills for it."""
 
 
-def serving_manifest(text: str) -> ServingManifest | None:
-    """Return the server that a manifest of one object starts.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Container:
+    content: Mapping[str, Any]
+    replicas: Any
+    role: str
+    """prefill, decode, or an empty text."""
+    model: str
+    """The checkpoint that the object names; an empty text: it names none."""
+    parallelism: Mapping[str, Any]
 
-    None for any other text, and for a manifest whose containers start no engine that is read, or
-    several servers.
+
+def started_by(text: str) -> Started | None:
+    """Return what the pods of a manifest, of one object or several, start.
+
+    None for any other text, and for a manifest whose containers start no engine or training that is
+    read, or several of them that are no pools for prefill and decoding.
 
     Raises:
         UnsupportedError: The number of pods is not a positive integer.
     """
-    content = mapping_of(text) if "apiVersion" in text else None
-    if content is None or "apiVersion" not in content:
+    if "apiVersion" not in text and "modelArtifacts" not in text:
         return None
-    spec = content.get("spec")
-    if not isinstance(spec, Mapping):
+    objects = _objects(text)
+    settings = _config_maps(objects)
+    found = []
+    for container in (each for one in objects for each in _containers_of(one)):
+        command = _command(container, settings)
+        if _SERVES.search(command) or _TRAINS.search(command):
+            found.append((container, command))
+    served = [(each, command) for each, command in found if _SERVES.search(command)]
+    if len(served) == len(found) == 2:
+        by_role = {each.role: (each, command) for each, command in served}
+        if "prefill" not in by_role or len(by_role) != 2:
+            return None
+        first = by_role.pop("prefill")
+        (second,) = by_role.values()
+        return _started(*second, settings, prefill=_started(*first, settings))
+    if len(found) != 1:
         return None
-    commands = [each for each in map(_command, _containers(spec)) if _SERVES.search(each)]
-    if len(commands) != 1:
-        return None
-    [command], replicas = commands, spec.get("replicas", 1)
+    return _started(*found[0], settings)
+
+
+def _started(
+    container: _Container,
+    command: str,
+    settings: Mapping[str, Mapping[str, str]],
+    *,
+    prefill: Started | None = None,
+) -> Started:
+    replicas = container.replicas
     if not isinstance(replicas, int) or replicas < 1:
         raise UnsupportedError(
             f"the manifest's spec.replicas is {replicas!r}; write the number of pods, at least 1",
             field="spec.replicas",
         )
-    model = spec.get("model")
-    uri = str(model.get("uri", "")) if isinstance(model, Mapping) else ""
-    if uri.startswith("hf://"):
-        name = shlex.quote(uri.removeprefix("hf://"))
+    if container.model:
+        name = shlex.quote(container.model)
         command = _MOUNTED.sub(lambda _: name, command)
-    return ServingManifest(script=f"{command}\n", replicas=replicas)
+    values, unknown = _environment(container.content, settings)
+    exports = "".join(
+        f"export {name}={shlex.quote(value)}\n"
+        for name, value in values.items()
+        if _NAME.fullmatch(name) and name in command
+    )
+    return Started(
+        script=f"{exports}{command}\n",
+        replicas=replicas,
+        trains=_SERVES.search(command) is None,
+        environment=values,
+        unknown=unknown,
+        prefill=prefill,
+    )
 
 
-def _containers(node: Any) -> Iterator[Mapping[str, Any]]:
-    """Yield the containers anywhere in a specification."""
-    if isinstance(node, Mapping):
-        for key, value in node.items():
-            if key == "containers" and isinstance(value, list):
-                yield from (each for each in value if isinstance(each, Mapping))
-            else:
-                yield from _containers(value)
-    elif isinstance(node, list):
+def _objects(text: str) -> list[dict[str, Any]]:
+    """Return the mappings of a text of YAML documents; none of a text that is no YAML."""
+    parts = re.split(r"(?m)^---(?:[ \t].*)?$", text)
+    if len(text) > MAX_YAML or len(parts) > MAX_DOCUMENTS or text.startswith("#!"):
+        return []
+    try:
+        loaded = [documents.load_yaml(part) for part in parts]
+    except (yaml.YAMLError, ValueError, RecursionError):
+        return []
+    return [each for each in loaded if isinstance(each, dict)]
+
+
+def _config_maps(objects: list[dict[str, Any]]) -> dict[str, Mapping[str, str]]:
+    """Return the data of the ConfigMaps among the objects, by name."""
+    maps = {}
+    for each in objects:
+        metadata, data = each.get("metadata"), each.get("data")
+        if each.get("kind") == "ConfigMap" and isinstance(metadata, Mapping):
+            values = data if isinstance(data, Mapping) else {}
+            maps[str(metadata.get("name"))] = {str(key): str(v) for key, v in values.items()}
+    return maps
+
+
+def _containers_of(one: Mapping[str, Any]) -> Iterator[_Container]:
+    """Yield the containers of an object, or of the values of llm-d's chart."""
+    if isinstance(artifacts := one.get("modelArtifacts"), Mapping):
+        uri = str(artifacts.get("uri", "")).replace('"', "")
+        name = str(artifacts.get("name", ""))
+        model = uri.removeprefix("hf://") if uri.startswith("hf://") and "{{" not in uri else name
+        for role in ("decode", "prefill"):
+            side = one.get(role)
+            if isinstance(side, Mapping) and side.get("create", True) is not False:
+                yield from _containers(
+                    side, replicas=side.get("replicas", 1), role=role, model=model
+                )
+        return
+    spec = one.get("spec")
+    if "apiVersion" not in one or not isinstance(spec, Mapping):
+        return
+    source = spec.get("model")
+    uri = str(source.get("uri", "")) if isinstance(source, Mapping) else ""
+    model = uri.removeprefix("hf://") if uri.startswith("hf://") else ""
+    pods = 1 if one.get("kind") == "Job" else spec.get("replicas", 1)
+    yield from _containers(spec, replicas=pods, role=_role(one), model=model)
+
+
+def _role(one: Mapping[str, Any]) -> str:
+    """Return which pool an object's pods belong to, by llm-d's label or the end of its name."""
+    labels = re.findall(r"'llm-d\.ai/role': '(prefill|decode)'", str(one))
+    metadata = one.get("metadata")
+    name = str(metadata.get("name", "")) if isinstance(metadata, Mapping) else ""
+    ends = re.search(r"-(prefill|decode)$", name)
+    return str(labels[0]) if labels else ends[1] if ends else ""
+
+
+def _containers(node: Any, *, replicas: Any, role: str, model: str) -> Iterator[_Container]:
+    """Yield the containers anywhere in a specification, with the replicas that are nearest."""
+    if isinstance(node, list):
         for each in node:
-            yield from _containers(each)
+            yield from _containers(each, replicas=replicas, role=role, model=model)
+    if not isinstance(node, Mapping):
+        return
+    replicas = node.get("replicas", replicas)
+    parallelism = node.get("parallelism")
+    for key, value in node.items():
+        if key == "containers" and isinstance(value, list):
+            for each in (each for each in value if isinstance(each, Mapping)):
+                yield _Container(
+                    content=each,
+                    replicas=replicas,
+                    role=role,
+                    model=model,
+                    parallelism=parallelism if isinstance(parallelism, Mapping) else {},
+                )
+        else:
+            within = "prefill" if key == "prefill" else role
+            pods = value.get("replicas", 1) if within != role else replicas
+            yield from _containers(value, replicas=pods, role=within, model=model)
 
 
-def _command(container: Mapping[str, Any]) -> str:
+def _environment(
+    container: Mapping[str, Any], settings: Mapping[str, Mapping[str, str]]
+) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Return the variables of a container, and the names of those whose values stand elsewhere."""
+    values: dict[str, str] = {}
+    unknown: list[str] = []
+    for each in _mappings(container.get("envFrom")):
+        source = each.get("configMapRef")
+        name = str(source.get("name", "")) if isinstance(source, Mapping) else ""
+        values |= settings.get(name, {})
+    for each in _mappings(container.get("env")):
+        name = str(each.get("name", ""))
+        source = each.get("valueFrom")
+        if source is None:
+            values[name] = _filled(_text(each.get("value", "")), values)
+            continue
+        key = source.get("configMapKeyRef") if isinstance(source, Mapping) else None
+        data = settings.get(str(key.get("name")), {}) if isinstance(key, Mapping) else {}
+        value = data.get(str(key.get("key"))) if isinstance(key, Mapping) else None
+        if value is not None:
+            values[name] = value
+        else:
+            values.pop(name, None)
+            unknown.append(name)
+    return values, tuple(unknown)
+
+
+def _mappings(value: Any) -> Iterator[Mapping[str, Any]]:
+    yield from (
+        (each for each in value if isinstance(each, Mapping)) if isinstance(value, list) else ()
+    )
+
+
+def _text(value: Any) -> str:
+    return "" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _filled(text: str, values: Mapping[str, str]) -> str:
+    """Return the text with the references that the variables tell filled in."""
+    return _REFERENCE.sub(
+        lambda match: "$(" if match[1] is None else values.get(match[1], match[0]), text
+    )
+
+
+def _word(text: str, values: Mapping[str, str]) -> str:
+    """Return a container's word as the shell reads it; a reference that nothing tells becomes a
+    variable of the shell.
+    """
+    parts, place = [], 0
+    for match in _REFERENCE.finditer(text):
+        parts.append(shlex.quote(text[place : match.start()]) if match.start() > place else "")
+        known = "$(" if match[1] is None else values.get(match[1])
+        parts.append(f'"${{{match[1]}}}"' if known is None else shlex.quote(known))
+        place = match.end()
+    rest = text[place:]
+    return "".join(parts) + (shlex.quote(rest) if rest or not parts else "")
+
+
+def _command(container: _Container, settings: Mapping[str, Mapping[str, str]]) -> str:
     """Return a container's command and arguments in one shell line, or the script that its shell
     is given.
     """
-    parts = (container.get("command"), container.get("args"))
-    words = [str(word) for part in parts if isinstance(part, list) for word in part]
+    content = container.content
+    parts = (content.get("command"), content.get("args"))
+    words = [_text(word) for part in parts if isinstance(part, list) for word in part]
+    values, _ = _environment(content, settings)
     if words and words[0] in _SHELLS and len(words) > 2 and words[1].endswith("c"):
-        return words[2]
-    if words and words[0].startswith("-") and "vllm-openai" in str(container.get("image", "")):
+        return _filled(words[2], values)
+    if content.get("modelCommand") == "vllmServe":
+        words = ["vllm", "serve", container.model, *words, *_by_the_chart(container.parallelism)]
+    elif words and words[0].startswith("-") and "vllm-openai" in str(content.get("image", "")):
         words = ["vllm", "serve", *words]
-    return shlex.join(words)
+    return " ".join(_word(each, values) for each in words)
+
+
+def _by_the_chart(parallelism: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the options that llm-d's chart adds to vLLM's command."""
+    for key, option in (("tensor", "--tensor-parallel-size"), ("data", "--data-parallel-size")):
+        if parallelism.get(key) not in (None, 1):
+            yield from (option, str(parallelism[key]))

@@ -31,6 +31,12 @@ class Source:
     log: Sequence[str] = ()
     """Lines of the run's log, which completes what the configuration does not say."""
     num_gpus: int | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Variables that a manifest gives the container of a server."""
+    unset: Sequence[str] = ()
+    """Variables that it takes from elsewhere."""
+    is_pool: bool = False
+    """Whether the server prefills for others, or decodes what others prefilled."""
     overrides: Mapping[str, Any] = field(default_factory=dict)
     """Fields of the query, by dotted path, that the caller gives beside the configuration."""
     vocabulary: Callable[[Mapping[str, Setting]], str] = lambda settings: ""

@@ -12,9 +12,9 @@ from hp_tool import catalog
 from hp_tool.catalog.models import published_precision
 from hp_tool.domain.hardware import ClusterQuery
 from hp_tool.domain.model import ModelSpec
-from hp_tool.errors import HpToolError
-from hp_tool.formats import imports
-from hp_tool.formats.manifests import serving_manifest
+from hp_tool.errors import HpToolError, InputError
+from hp_tool.formats import imports, pools
+from hp_tool.formats.manifests import Started, started_by
 from hp_tool.formats.reading import (
     MAX_NAMED,
     ImportRefusedError,
@@ -50,10 +50,12 @@ def read_configuration(
     at all.
     """
     changes = dict(overrides or {})
-    served = serving_manifest(text)
-    text = served.script if served else text
+    started = started_by(text)
+    text = started.script if started else text
     devices = num_gpus or changes.get("cluster.num_gpus")
     num_gpus = devices if isinstance(devices, int) and devices > 0 else None
+    if started is not None and num_gpus is None:
+        _check_nodes(started)
     source = Source(
         text=text,
         overrides={**changes, **({"cluster.num_gpus": num_gpus} if num_gpus else {})},
@@ -62,6 +64,8 @@ def read_configuration(
         ignore=ignore,
         log=log,
         num_gpus=num_gpus,
+        environment=started.environment if started else {},
+        unset=started.unknown if started else (),
         vocabulary=_vocabulary,
         layers_of=lambda name: _layers(changes.get("model", name)),
         precision_of=published_precision,
@@ -69,10 +73,14 @@ def read_configuration(
         num_experts_of=lambda name: _spec(changes.get("model", name)).num_experts,
         positions_of=lambda name: _spec(changes.get("model", name)).max_position_embeddings,
     )
-    reading = imports.read(source, format=format)
+    if (sides := pools.pools_of(source, started)) is not None:
+        reading = pools.read(sides, pools.replicas_of(source, started), format=format)
+        reading.num_gpus = num_gpus or reading.num_gpus
+    else:
+        reading = imports.read(source, format=format)
+        if started and not started.trains and reading.num_gpus and num_gpus is None:
+            reading.num_gpus *= started.replicas
     query = reading.query
-    if served and reading.num_gpus and num_gpus is None:
-        reading.num_gpus *= served.replicas
     if reading.num_gpus:
         query["cluster"] = {"num_gpus": reading.num_gpus}
     if "model" in changes or "model.vocab_size" in changes:
@@ -85,6 +93,21 @@ def read_configuration(
     if reading.refused or reading.missing:
         raise _refusal(reading)
     return reading
+
+
+def _check_nodes(started: Started) -> None:
+    """Raise InputError for a training that several pods start without saying how many."""
+    if (
+        started.trains
+        and started.replicas > 1
+        and not re.search("nnodes|num_machines", started.script)
+    ):
+        raise InputError(
+            f"{started.replicas} pods start the training, whose command does not say --nnodes; add "
+            "--num-gpus",
+            field="cluster.num_gpus",
+            code="missing_field",
+        )
 
 
 def _spec(model: Any) -> ModelSpec:

@@ -1,0 +1,123 @@
+"""Pools for prefill and decoding, which two commands start, as one query."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from hp_tool.formats import imports
+from hp_tool.formats.manifests import Started
+from hp_tool.formats.reading import Reading
+from hp_tool.formats.source import Source
+
+ROLES = ("prefill", "decode")
+_SIZES = ("tensor_parallel_size", "expert_parallel_size", "attention_data_parallel_size")
+_BRANCHES = re.compile(r"(?m)^[ \t]*\(?(prefill|decode)\)[ \t]*$")
+_REPLICAS = re.compile(r"(?m)^#\s*(prefill|decode): one of (\d{1,6}) replicas$")
+"""How an exported script says the replicas of a pool."""
+
+
+def pools_of(source: Source, started: Started | None) -> dict[str, Source] | None:
+    """Return the command of either pool, by its role; None of what starts one kind of server."""
+    if started is not None:
+        if started.prefill is None:
+            return None
+        return {
+            role: replace(
+                source,
+                text=each.script,
+                environment=each.environment,
+                unset=each.unknown,
+                is_pool=True,
+            )
+            for role, each in zip(ROLES, (started.prefill, started), strict=True)
+        }
+    if "1" in source.variables or set(_BRANCHES.findall(source.text)) != set(ROLES):
+        return None
+    return {
+        role: replace(source, variables={**source.variables, "1": role}, is_pool=True)
+        for role in ROLES
+    }
+
+
+def replicas_of(source: Source, started: Started | None) -> dict[str, int]:
+    """Return the replicas of either pool, as far as the manifest or the script says them."""
+    if started is not None and started.prefill is not None:
+        return {"prefill": started.prefill.replicas, "decode": started.replicas}
+    return {role: int(count) for role, count in _REPLICAS.findall(source.text)}
+
+
+def read(
+    pools: Mapping[str, Source], replicas: Mapping[str, int], *, format: str | None
+) -> Reading:
+    """Return the query of both pools, with what became of each of their words. Raises InputError,
+    UnsupportedError.
+    """
+    readings = {
+        role: imports.read(replace(each, num_gpus=None), format=format)
+        for role, each in pools.items()
+    }
+    first, second = (readings[role] for role in ROLES)
+    merged = Reading(tool=second.tool, overrides=second.overrides, hints=second.hints)
+    for role, each in readings.items():
+        merged.refused += [f"{role}: {why}" for why in each.refused]
+        merged.read += [replace(one, field=_field(one.field, role)) for one in each.read]
+        merged.ignored += each.ignored
+    seen = set()
+    for lacking in (*first.missing, *second.missing):
+        if lacking.field not in seen:
+            seen.add(lacking.field)
+            merged.missing.append(lacking)
+    sizes: dict[str, Any] = {}
+    total: int | None = 0
+    for role, each in readings.items():
+        parallel = dict(each.query.get("parallel", {}))
+        for name in _SIZES:
+            sizes[f"{role}_{name}"] = parallel.pop(name, 1)
+        if parallel.pop("pipeline_parallel_size", 1) != 1:
+            merged.refuse(f"{role}: pools with a pipeline are not modelled")
+        ranks = (
+            sizes[f"{role}_tensor_parallel_size"] * sizes[f"{role}_attention_data_parallel_size"]
+        )
+        path = f"inference.disaggregated.{role}_replicas"
+        count = replicas.get(role, merged.overrides.get(path))
+        if isinstance(count, int):
+            sizes[f"{role}_replicas"] = count
+            total = None if total is None else total + ranks * count
+        else:
+            total = None
+            merged.lack(
+                path, f"nothing says how many replicas of the {role} pool start; add", example=1
+            )
+        each.query["parallel"] = parallel
+    merged.query = dict(second.query)
+    merged.query["parallel"] = _shared(first, second, "parallel", merged)
+    merged.query["inference"] = _shared(first, second, "inference", merged) | {
+        "disaggregated": sizes
+    }
+    if first.query.get("model") != second.query.get("model"):
+        merged.refuse(f"the pools serve {first.query.get('model')} and {second.query.get('model')}")
+    merged.num_gpus = total
+    return merged
+
+
+def _field(field: str, role: str) -> str:
+    name = field.rpartition(".")[2]
+    return f"inference.disaggregated.{role}_{name}" if name in _SIZES else field
+
+
+def _shared(first: Reading, second: Reading, section: str, merged: Reading) -> dict[str, Any]:
+    """Return what both pools say alike of a section; refuse by name what they say otherwise."""
+    one, other = (each.query.get(section, {}) for each in (first, second))
+    shared: dict[str, Any] = {}
+    for name in dict.fromkeys((*one, *other)):
+        if one.get(name) == other.get(name):
+            shared[name] = one[name]
+        elif name == "redundant_experts":
+            merged.hints["parallel.redundant_experts"] = "as many as divide the experts"
+        else:
+            merged.refuse(
+                f"{section}.{name}: {one.get(name)} in the prefill pool and {other.get(name)} in "
+                "the decoding pool; pools that differ in it are not modelled"
+            )
+    return shared
