@@ -92,7 +92,8 @@ def memory(
             states=kept,
             head=head,
             gathered=gathered
-            + (stage.embedding + stage.output) * states.gathered_end
+            + stage.embedding * states.gathered_end
+            + stage.output * states.gathered_end
             + cached
             + cached_dense * (stage.layers.expert_share < 1.0),
             critical_layers=pipeline.critical.count,

@@ -10,6 +10,7 @@ import pytest
 
 from hp_tool.cost.candidates import Candidates
 from hp_tool.domain import bounds
+from hp_tool.domain.frameworks import FRAMEWORKS
 from hp_tool.domain.parallel import ParallelConfig, Recompute
 from hp_tool.domain.query import Query
 from hp_tool.errors import InputError
@@ -54,6 +55,28 @@ def test_best_first_and_each_row_is_the_estimate_of_its_configuration() -> None:
     for row in found.recommendations[:3]:
         alone = estimate(query=replace(asked, parallel=config_query(row.parallel)))
         assert alone.feasible and alone.parallel == row.parallel
+        assert alone.time is not None and row.estimate.time is not None
+        assert alone.time.step_s == pytest.approx(row.estimate.time.step_s, rel=1e-12)
+        assert alone.memory is not None and row.estimate.memory is not None
+        assert alone.memory.total_bytes == pytest.approx(row.estimate.memory.total_bytes, rel=1e-12)
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+@pytest.mark.parametrize("model", ["mistral-7b", "llama-3.2-1b"], ids=["two ends", "tied ends"])
+def test_a_row_takes_what_its_configuration_takes_under_every_framework(
+    framework: str, model: str
+) -> None:
+    """Arrays of many layouts and the numbers of one go through the same formulas: a truth that is
+    added as a number counts twice, added as an array once.
+    """
+    training = {"sequence_length": 2048, "global_batch_size": 16, "framework": framework}
+    cluster = {"gpu": "h100-sxm-80gb", "num_gpus": 8}
+    asked = query(model=model, cluster=cluster, training=training)
+    rows = recommend(query=asked, top=20).recommendations
+    stages = {row.parallel.zero_stage: row for row in rows}
+    assert stages
+    for row in stages.values():
+        alone = estimate(query=parse_query(Configuration.of(row, query=asked).mapping()))
         assert alone.time is not None and row.estimate.time is not None
         assert alone.time.step_s == pytest.approx(row.estimate.time.step_s, rel=1e-12)
         assert alone.memory is not None and row.estimate.memory is not None
