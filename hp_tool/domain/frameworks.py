@@ -185,6 +185,7 @@ FACTS = {
         wide_residual_with_adapters=True,
         wraps_adapters=True,
         loops_experts=True,
+        zero_stages=(0, 2, 3),
         default_zero_stage=0,
     ),
     # deepspeedai/DeepSpeed, deepspeed/runtime/zero/stage_1_and_2.py and stage3.py: 16-bit weights

@@ -14,7 +14,7 @@ from hp_tool.errors import UnsupportedError
 from hp_tool.formats.reading import Reading
 from hp_tool.formats.scripts import FILL, bash, invocation, option_lines, required
 from hp_tool.formats.tools import accelerate
-from hp_tool.formats.writing import DTYPES, SHAPE, headline, one_word, refuse_unsaid
+from hp_tool.formats.writing import DTYPES, SHAPE, headline, is_pure, one_word, refuse_unsaid
 
 SAID = (
     BATCH
@@ -23,7 +23,7 @@ SAID = (
 )
 AXES: dict[str, Any] = {
     **dict.fromkeys(("tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size"), 1),
-    "recompute": ("none", "per_layer"),
+    "recompute": ("none", "full"),
     "zero_stage": (2, 3),
 }
 """Axes of `parallel` as far as these tools can be told about them."""
@@ -40,12 +40,20 @@ def check(setup: TrainingSetup, *, tool: str, loss: str, chooses_width: bool = F
     `chooses_width`: the tool can load the weights in 32 bits under LoRA.
     """
     w = setup.workload
-    width = (
-        {"parameter_precision"}
-        if w.parameter_precision in ((w.precision, "fp32") if chooses_width else ())
-        else set()
-    )
-    refuse_unsaid(setup, tool=tool, expressed=SAID | SHAPE | width, runs="torch-fsdp")
+    width: set[str] = set()
+    if w.lora is None or chooses_width:
+        width |= (
+            {"parameter_precision"} if w.parameter_precision in (w.precision, "fp32") else set()
+        )
+    if is_pure(setup):
+        width |= {"gradient_precision", "optimizer_precision", "master_precision"}
+    refuse_unsaid(setup, tool=tool, expressed=SAID | SHAPE | width, runs="hf-trainer")
+    if is_pure(setup) and w.precision != "bf16":
+        raise UnsupportedError(
+            f"{tool} trains weights of {w.precision} without a wider copy in bf16 alone; set "
+            "training.parameter_precision: fp32",
+            field="training.parameter_precision",
+        )
     if w.loss != loss:
         raise UnsupportedError(
             f"{tool} computes the loss {loss}; set training.cross_entropy: {loss}",
@@ -53,7 +61,7 @@ def check(setup: TrainingSetup, *, tool: str, loss: str, chooses_width: bool = F
         )
     if setup.recomputes_by_layer is None:
         raise UnsupportedError(
-            f"{tool} checkpoints whole layers: none or per_layer", field="parallel.recompute"
+            f"{tool} checkpoints whole layers: none or full", field="parallel.recompute"
         )
     if w.precision not in DTYPES or w.optimizer not in OPTIMIZERS:
         raise UnsupportedError(
@@ -98,7 +106,7 @@ def trainer_arguments(setup: TrainingSetup) -> dict[str, Any]:
         "model_name_or_path": model_path(setup),
         "per_device_train_batch_size": setup.parallel.micro_batch_size,
         "gradient_accumulation_steps": setup.accumulation_steps,
-        "bf16": w.precision == "bf16",
+        "bf16": w.precision == "bf16" and not is_pure(setup),
         "fp16": w.precision == "fp16",
         "gradient_checkpointing": False,  # FSDP's own, of Accelerate's file
         "optim": OPTIMIZERS[w.optimizer],

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, TypeVar
 
 from hp_tool.domain.setups import ServingSetup, TrainingSetup
-from hp_tool.domain.workload import CrossEntropy
+from hp_tool.domain.workload import CrossEntropy, StatePrecision
 from hp_tool.errors import InputError
 from hp_tool.formats import tools
 from hp_tool.formats.reading import Reading
@@ -54,6 +54,10 @@ class Format(Generic[Setup]):
     """The same under torch-fsdp."""
     loss: CrossEntropy | None = None
     """The way to compute the loss that the tool has no switch for."""
+    trained_weights: StatePrecision | None = None
+    """The precision in which the tool keeps weights that are all trained, where nobody names
+    one.
+    """
     log: str = "json"
     """The reader of its logs (cluster.logs)."""
     file: str | None = None

@@ -3,7 +3,7 @@
 RUNS = {
     "trainer": "hf-trainer",
     "trainer-deepspeed": "deepspeed",
-    "trainer-fsdp": "torch-fsdp",
+    "fsdp": "torch-fsdp",
     "torchtitan": "torch-fsdp",
     "torchtune": "torchtune",
     "nemo-automodel": "nemo-automodel",

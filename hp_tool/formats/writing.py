@@ -6,6 +6,7 @@ from typing import Any
 
 from hp_tool.domain.blocks import Block
 from hp_tool.domain.declared import any_value, setting, undeclared
+from hp_tool.domain.frameworks import facts
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.setups import ServingSetup, TrainingSetup
 from hp_tool.domain.workload import TrainingWorkload
@@ -64,6 +65,19 @@ SHAPE = frozenset({f.name for f in fields(ModelSpec)} | {f"blocks.{f.name}" for 
 """Fields that a tool expresses as a whole: by a model's name, or in the code of a training
 script.
 """
+
+
+def is_pure(setup: TrainingSetup) -> bool:
+    """Return whether all weights are trained in 16 bits as they are, without a copy in 32 bits."""
+    w = setup.workload
+    kept = (w.parameter_precision, w.gradient_precision, w.optimizer_precision)
+    return (
+        facts(w.framework).pure_states
+        and w.lora is None
+        and w.precision in ("bf16", "fp16")
+        and all(each in (None, w.precision) for each in kept)
+        and w.master_precision in (None, "none")
+    )
 
 
 def refuse_unsaid(

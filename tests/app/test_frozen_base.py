@@ -87,7 +87,7 @@ def test_a_base_of_16_bits_is_offered_8_and_4() -> None:
 def test_trl_is_told_what_was_counted_and_reads_it_back(
     training: dict[str, Any], dtype: str
 ) -> None:
-    one = query("torch-fsdp", cross_entropy="chunked", **training)
+    one = query("hf-trainer", cross_entropy="chunked", **training)
     one["cluster"] = {"gpu": "h100-sxm-80gb", "num_gpus": 8}
     one["training"]["global_batch_size"] = 8
     text = export(result=one, format="trl")

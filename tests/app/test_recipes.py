@@ -164,10 +164,10 @@ def test_a_recipe_of_another_framework_brings_it() -> None:
     query = mixture({"recipe": "trl", "precision": "bf16"})
     query |= {"model": "llama-3-8b", "parallel": {}}
     assert (
-        resolved(query).workload.framework == "torch-fsdp"
+        resolved(query).workload.framework == "hf-trainer"
         and resolved(query).workload.loss == "chunked"
     )
-    assert assumed(query)["training.framework"] == "torch-fsdp"
+    assert assumed(query)["training.framework"] == "hf-trainer"
 
 
 def test_a_recipe_by_its_date() -> None:

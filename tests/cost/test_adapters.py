@@ -302,7 +302,9 @@ def test_adapters_cost_less_than_training_everything(
     problem, config = case
     config = replace(config, zero_stage=zero)
     # Nothing hidden: with less to compute, less would be.
-    framework = replace(problem.profile.framework, data_parallel_overlap=0.0)
+    framework = replace(
+        problem.profile.framework, data_parallel_overlap=0.0, all_reduce_overlap=None
+    )
     problem = replace(problem, profile=replace(problem.profile, framework=framework))
     full, lora = (
         problem.costs([config]),

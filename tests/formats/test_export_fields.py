@@ -48,7 +48,7 @@ OF: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     **{
         name: (
             "llama-3-8b",
-            {"framework": "torch-fsdp"} | loss,
+            {"framework": "hf-trainer", "parameter_precision": "fp32"} | loss,
             PLAIN | {"zero_stage": 3, "tensor_parallel_size": 1},
         )
         for name, loss in (
@@ -75,10 +75,17 @@ CASES: list[tuple[str, str, dict[str, Any], dict[str, Any]]] = [
         (
             format,
             "qwen3-30b-a3b",
-            {"framework": "torch-fsdp"} | ({"cross_entropy": "chunked"} if format == "trl" else {}),
+            trained | ({"cross_entropy": "chunked"} if format == "trl" else {}),
             SHARDED,
         )
-        for format in ("torchtitan-python", "accelerate", "trl", "axolotl", "llama-factory", "verl")
+        for trained, formats in (
+            ({"framework": "torch-fsdp"}, ("torchtitan-python", "accelerate", "verl")),
+            (
+                {"framework": "hf-trainer", "parameter_precision": "fp32"},
+                ("trl", "axolotl", "llama-factory"),
+            ),
+        )
+        for format in formats
     ),
     ("verl", "llama-3-8b", {"framework": "torch-fsdp"}, SHARDED),
 ]

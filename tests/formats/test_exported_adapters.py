@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 import hp_tool
-from hp_tool.errors import UnsupportedError
+from hp_tool.errors import InputError, UnsupportedError
 from hp_tool.formats.exchange import read_query
 from hp_tool.formats.reading import look_up, plain, table
 from tests.formats.test_exported_words import exported, imported, run
@@ -27,7 +27,7 @@ def query(
     format: str, *, lora: dict[str, Any] | None = None, frozen: str | None = "nf4", **parallel: Any
 ) -> dict[str, Any]:
     training: dict[str, Any] = {
-        "framework": "torch-fsdp",
+        "framework": "hf-trainer",
         "sequence_length": 4096,
         "global_batch_size": 64,
         "task": "lora",
@@ -38,7 +38,7 @@ def query(
     sizes = {
         "tensor_parallel_size": 1,
         "zero_stage": 3,
-        "recompute": "per_layer",
+        "recompute": "full",
         "micro_batch_size": 2,
     } | parallel
     return {
@@ -69,7 +69,7 @@ def settings(text: str, format: str) -> dict[str, Any]:
     return values
 
 
-@pytest.mark.parametrize("recompute", ["none", "per_layer"])
+@pytest.mark.parametrize("recompute", ["none", "full"])
 @pytest.mark.parametrize("frozen", [None, "nf4"])
 @pytest.mark.parametrize("format", ["trl", "axolotl", "llama-factory"])
 def test_every_key_is_one_that_the_tool_knows(
@@ -197,7 +197,7 @@ def test_what_the_tool_would_run_otherwise_is_refused_by_name(format: str) -> No
         asked = query(format)
         for section, values in change.items():
             asked[section] = asked[section] | values if isinstance(values, dict) else values
-        with pytest.raises(UnsupportedError) as refused:
+        with pytest.raises((UnsupportedError, InputError)) as refused:
             hp_tool.export(asked, format=format)
         assert refused.value.field == field
 
@@ -224,7 +224,7 @@ def test_a_query_of_another_framework_is_ranked_again_for_the_tool(format: str) 
     asked = query(format, frozen=None) | {"parallel": {}}
     asked["training"] |= {"framework": "megatron-core", "cross_entropy": None}
     chosen = hp_tool.export(asked, format=format, rerank=True)
-    assert chosen.framework == "torch-fsdp" and chosen.parallel["tensor_parallel_size"] == 1
+    assert chosen.framework == "hf-trainer" and chosen.parallel["tensor_parallel_size"] == 1
     assert not settings(chosen.text, format).keys() - set(KEYS[format])
 
 

@@ -58,14 +58,14 @@ def queries(seeds: int) -> Iterator[tuple[dict[str, Any], tuple[str, ...]]]:
             work = {
                 "sequence_length": 2048,
                 "global_batch_size": 64,
-                "framework": "torch-fsdp",
+                "framework": "hf-trainer",
                 "cross_entropy": loss,
             }
             asked = drawn.training(seed, format="accelerate") | {
                 "training": work,
                 "model": OWN if seed == 0 else "llama-3-8b",
             }
-            yield {**asked, "parallel": dict(get(format).fsdp_axes)}, (format,)
+            yield {**asked, "parallel": dict(get(format).axes)}, (format,)
 
 
 def script_of(text: str) -> str:

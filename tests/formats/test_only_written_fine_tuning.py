@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
+from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.questions.configuration import Configuration
 from hp_tool.questions.training.problem import resolve_training
 from tests.formats import drawn
@@ -23,7 +24,7 @@ KEYS: dict[str, list[str]] = json.loads(
     Path(__file__).with_name("fine_tuning_keys.json").read_text()
 )
 FORMATS = ("trl", "axolotl", "llama-factory")
-SEEDS = 12
+SEEDS = 24
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 RARE: tuple[dict[str, Any], ...] = (
     {},
@@ -33,7 +34,8 @@ RARE: tuple[dict[str, Any], ...] = (
         "lora": {"rank": 8, "target_modules": ["q_proj", "v_proj"]},
         "frozen_precision": "nf4",
     },
-    {"task": "sft", "precision": "fp16"},
+    {"task": "sft", "precision": "fp16", "parameter_precision": "fp32"},
+    {"task": "sft", "parameter_precision": "fp32"},
     {"optimizer": "sgd", "attention": "unfused"},
 )
 """What of a training is set beside a random query; each value is written or refused."""
@@ -41,6 +43,11 @@ RARE: tuple[dict[str, Any], ...] = (
 
 def absent(wanted: bool, value: Any) -> Any:
     return value if wanted else None
+
+
+def is_pure(w: TrainingWorkload) -> bool:
+    """Whether all weights are trained as they are, in 16 bits."""
+    return w.lora is None and (w.parameter_precision or w.precision) == w.precision == "bf16"
 
 
 def trainer(configuration: Configuration) -> dict[str, Any]:
@@ -52,7 +59,7 @@ def trainer(configuration: Configuration) -> dict[str, Any]:
         "model_name_or_path": ANY,
         "per_device_train_batch_size": c.micro_batch_size,
         "gradient_accumulation_steps": w.global_batch_size // per_step,
-        "bf16": w.precision == "bf16",
+        "bf16": w.precision == "bf16" and not is_pure(w),
         "fp16": w.precision == "fp16",
         "gradient_checkpointing": False,
         "optim": {"adam": "adamw_torch_fused", "sgd": "sgd"}[w.optimizer],
@@ -67,7 +74,7 @@ def trl(configuration: Configuration) -> dict[str, Any]:
         "max_length": w.sequence_length,
         "attn_implementation": "sdpa" if w.attention == "flash" else "eager",
         "loss_type": "chunked_nll",
-        "dtype": "float32" if lora is None else DTYPES[w.precision],
+        "dtype": DTYPES[w.precision if is_pure(w) or lora else "fp32"],
         "use_peft": absent(lora is not None, True),
         "lora_r": lora and lora.rank,
         "lora_dropout": lora and lora.dropout,
@@ -90,6 +97,7 @@ def llama_factory(configuration: Configuration) -> dict[str, Any]:
         "disable_gradient_checkpointing": True,
         "flash_attn": "auto" if w.attention == "flash" else "disabled",
         "finetuning_type": "full" if lora is None else "lora",
+        "pure_bf16": is_pure(w),
         "dataset": ANY,
         "template": ANY,
         "lora_rank": lora and lora.rank,
@@ -121,8 +129,9 @@ def axolotl(configuration: Configuration) -> dict[str, Any]:
         "lora_dropout",
         "lora_target_modules",
     )
-    kept = ("gradient_accumulation_steps", "bf16", "fp16", "gradient_checkpointing")
+    kept = ("gradient_accumulation_steps", "fp16", "gradient_checkpointing")
     return {name: same[name] for name in kept} | {
+        "bf16": "full" if is_pure(w) else same["bf16"],
         "base_model": ANY,
         "sequence_len": w.sequence_length,
         "micro_batch_size": c.micro_batch_size,
@@ -173,9 +182,9 @@ def sharding(text: str, format: str, configuration: Configuration) -> None:
             problem.cluster.num_nodes,
             problem.cluster.num_gpus,
         )
-        assert file["mixed_precision"] == {"fp32": "no"}.get(
-            problem.workload.precision, problem.workload.precision
-        )
+        w = problem.workload
+        mixed = w.precision != "fp32" and not is_pure(w)
+        assert file["mixed_precision"] == (w.precision if mixed else "no")
         sizes = {
             name.removeprefix("parallelism_config_"): value
             for name, value in file["parallelism_config"].items()
@@ -210,12 +219,12 @@ def same(written: Any, expected: Any) -> bool:
     return written == expected or str(written) == str(expected)
 
 
-@pytest.mark.parametrize("training", RARE, ids=["", "lora", "qlora", "fp16", "sgd"])
+@pytest.mark.parametrize("training", RARE, ids=["", "lora", "qlora", "fp16", "wide", "sgd"])
 @pytest.mark.parametrize("format", FORMATS)
 def test_each_option_exists_and_is_the_rows_own(
     format: str, training: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(drawn.TOOLS, format, "torch-fsdp")
+    monkeypatch.setitem(drawn.TOOLS, format, "hf-trainer")
     monkeypatch.setattr(drawn, "MODELS", drawn.DENSE)
     written = []
     for seed in range(SEEDS):

@@ -230,7 +230,7 @@ def test_a_file_of_accelerates_that_is_not_at_hand_is_asked_for(
     options = ("--var", "CONFIG=fsdp.yaml", "--file", str(tmp_path / "fsdp.yaml"))
     code, query, shown = read(tmp_path, "run.sh", text, *GPUS, *options)
     assert code in (0, 3), shown
-    assert query["training"]["framework"] == "torch-fsdp" and query["parallel"]["zero_stage"] == 3
+    assert query["training"]["framework"] == "hf-trainer" and query["parallel"]["zero_stage"] == 3
 
 
 FSDP = """distributed_type: FSDP

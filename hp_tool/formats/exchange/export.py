@@ -360,6 +360,9 @@ def _workload_for(
                 left_out.append(f"training.{name}")
     if adapted.cross_entropy is None and tool.loss is not None:
         adapted = replace(adapted, cross_entropy=tool.loss)
+    full = workload.lora is None and workload.framework != tool.framework
+    if full and workload.parameter_precision is None and tool.trained_weights is not None:
+        adapted = replace(adapted, parameter_precision=tool.trained_weights)
     return adapted, tuple(left_out)
 
 

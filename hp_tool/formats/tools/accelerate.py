@@ -14,7 +14,7 @@ from hp_tool.formats.signs import Evidence, Sign, any_key
 from hp_tool.formats.source import Source, mapping_of
 from hp_tool.formats.tools import deepspeed
 from hp_tool.formats.trainer import accelerate, arguments
-from hp_tool.formats.writing import SHAPE, headline, refuse_unsaid
+from hp_tool.formats.writing import SHAPE, headline, is_pure, refuse_unsaid
 
 TOOL = "Accelerate 1.15 (FSDP 2)"
 SAID = BATCH | names("""
@@ -59,7 +59,7 @@ def content(setup: TrainingSetup) -> dict[str, Any]:
     return {
         "compute_environment": "LOCAL_MACHINE",
         "distributed_type": "FSDP",
-        "mixed_precision": "no" if w.precision == "fp32" else w.precision,
+        "mixed_precision": "no" if w.precision == "fp32" or is_pure(setup) else w.precision,
         "num_machines": setup.cluster.num_nodes,
         "num_processes": setup.cluster.num_gpus,
         "machine_rank": 0,

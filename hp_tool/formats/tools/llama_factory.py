@@ -17,6 +17,7 @@ from hp_tool.formats.signs import Evidence, Sign, words
 from hp_tool.formats.source import Source, beside, parsed
 from hp_tool.formats.trainer import accelerate, arguments
 from hp_tool.formats.trainer.scripts import by_script, deepspeed_file
+from hp_tool.formats.writing import is_pure
 
 TOOL = "LLaMA-Factory 0.9.5"
 ARGUMENTS = "sft.yaml"
@@ -43,6 +44,7 @@ def config(setup: TrainingSetup) -> dict[str, Any]:
         "disable_gradient_checkpointing": True,  # FSDP's own, of Accelerate's file
         "flash_attn": "auto" if w.attention == "flash" else "disabled",
         "finetuning_type": "full" if w.lora is None else "lora",
+        "pure_bf16": is_pure(setup),
         "dataset": "alpaca_en_demo",
         "template": "default",
     }
@@ -168,8 +170,9 @@ register(
         log="trainer",
         read=read,
         write=text,
-        framework="torch-fsdp",
-        fsdp_axes=fine_tuning.AXES,
+        framework="hf-trainer",
+        axes=fine_tuning.AXES,
+        trained_weights="fp32",
         reads="its YAML file, or a script that trains by it, with `--file ds.json` where that "
         "names one of DeepSpeed",
         writes="a script that writes Accelerate's and LLaMA-Factory's file and starts "

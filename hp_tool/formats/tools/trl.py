@@ -34,7 +34,7 @@ def arguments(setup: TrainingSetup) -> Values:
         "--attn_implementation": "sdpa" if w.attention == "flash" else "eager",
     }
     options["--loss_type"] = "chunked_nll"  # in 1.16 as nll, which earlier releases compute at once
-    wide = w.lora is None or "fp32" in (w.precision, w.parameter_precision)
+    wide = "fp32" in (w.precision, w.parameter_precision)
     options["--dtype"] = "float32" if wide else DTYPES[w.precision]
     if w.lora is not None:
         options |= {
@@ -68,8 +68,9 @@ register(
         read=read_file,
         reads="its YAML file (`trl sft --config`), with `--file` for Accelerate's or DeepSpeed's",
         write=text,
-        framework="torch-fsdp",
-        fsdp_axes=fine_tuning.AXES,
+        framework="hf-trainer",
+        axes=fine_tuning.AXES,
+        trained_weights="fp32",
         loss="chunked",
         writes="a script that writes Accelerate's file and starts `trl.scripts.sft`, in full or "
         "with LoRA and QLoRA",

@@ -32,7 +32,7 @@ def read(
     *,
     text: str,
     reading: Reading,
-    words: Iterable[Setting] = (),
+    words: Sequence[Setting] = (),
     spare: Iterable[str] = (),
 ) -> None:
     """Fill the reading with the query of Accelerate's file: FSDP 1 or 2, DeepSpeed, or plain data
@@ -74,10 +74,14 @@ def read(
     if precision == "fp8":
         training["precision"] = "fp8"
     if kind == "FSDP":
-        training["framework"] = RUNS["trainer-fsdp"]
-        parallel["recompute"] = (
-            "per_layer" if checkpointed or parallel["recompute"] == "full" else "none"
-        )
+        # The file alone names no trainer; Hugging Face's own splits neither matrices nor sequences.
+        trained = bool(words) and replicas == (reading.num_gpus or 0)
+        training["framework"] = RUNS["trainer" if trained else "fsdp"]
+        if trained and parallel["zero_stage"]:
+            arguments.keep_sharded(training, words)
+        checkpointed = checkpointed or parallel["recompute"] == "full"
+        whole = "full" if trained else "per_layer"
+        parallel["recompute"] = whole if checkpointed else "none"
         parallel |= degrees
         if parallel["tensor_parallel_size"] > 1:  # the model's own plan shards matrices alone
             parallel["sequence_parallel"] = False

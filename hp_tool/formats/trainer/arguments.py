@@ -249,6 +249,22 @@ def pure_states(precision: str) -> dict[str, str]:
     return {**kept, "master_precision": "none"}
 
 
+def keep_sharded(training: dict[str, Any], words: Iterable[Setting]) -> None:
+    """Add in which precision FSDP keeps weights that are all trained.
+
+    In mixed precision Accelerate casts them to 32 bits (accelerate/accelerator.py,
+    accelerate/utils/fsdp_utils.py); else they stay as they were loaded.
+    """
+    if "task" in training:  # adapters: the frozen weights stay as they were loaded
+        return
+    dtype = next((word.text.lower() for word in words if word.name in ("torch-dtype", "dtype")), "")
+    if training["precision"] != "fp32":
+        training["parameter_precision"] = "fp32"
+    elif dtype in SIXTEEN_BITS:
+        training["precision"] = SIXTEEN_BITS[dtype]
+        training |= pure_states(training["precision"])
+
+
 def _count(value: str | None, name: str) -> int | None:
     if value is None:
         return None

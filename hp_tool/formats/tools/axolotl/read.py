@@ -133,7 +133,7 @@ def _precision(texts: Mapping[str, str], reading: Reading) -> list[Setting]:
         "bfloat16" if bf16 != "false" else "float16" if texts.get("fp16") == "true" else "float32"
     )
     return [
-        _word("bf16", "bf16", "false" if bf16 == "false" else "true"),
+        _word("bf16", "bf16", "false" if bf16 in ("false", "full") else "true"),
         _word("torch-dtype", "bf16", kind),  # of the loaded weights
     ]
 

@@ -9,7 +9,7 @@ from hp_tool.formats import fine_tuning
 from hp_tool.formats.fine_tuning import OPTIMIZERS, model_path, targets
 from hp_tool.formats.scripts import FILL
 from hp_tool.formats.tools.accelerate import fsdp
-from hp_tool.formats.writing import headline
+from hp_tool.formats.writing import headline, is_pure
 
 TOOL = "axolotl 0.21"
 
@@ -37,7 +37,7 @@ def config(setup: TrainingSetup) -> dict[str, Any]:
         "sequence_len": w.sequence_length,
         "micro_batch_size": c.micro_batch_size,
         "gradient_accumulation_steps": setup.accumulation_steps,
-        "bf16": w.precision == "bf16",
+        "bf16": "full" if is_pure(setup) else w.precision == "bf16",
         "fp16": w.precision == "fp16",
         "optimizer": OPTIMIZERS[w.optimizer],
         "attn_implementation": "sdpa" if w.attention == "flash" else "eager",
