@@ -1,4 +1,4 @@
-"""Fine-tuning over torch FSDP 2, in full or with LoRA: what TRL, LLaMA-Factory and axolotl
+"""Fine-tuning over DDP or FSDP 2, in full or with LoRA: what TRL, LLaMA-Factory and axolotl
 share.
 """
 
@@ -24,7 +24,7 @@ SAID = (
 AXES: dict[str, Any] = {
     **dict.fromkeys(("tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size"), 1),
     "recompute": ("none", "full"),
-    "zero_stage": (2, 3),
+    "zero_stage": (0, 2, 3),
 }
 """Axes of `parallel` as far as these tools can be told about them."""
 OPTIMIZERS = {"adam": "adamw_torch_fused", "sgd": "sgd"}
@@ -108,9 +108,16 @@ def trainer_arguments(setup: TrainingSetup) -> dict[str, Any]:
         "gradient_accumulation_steps": setup.accumulation_steps,
         "bf16": w.precision == "bf16" and not is_pure(setup),
         "fp16": w.precision == "fp16",
-        "gradient_checkpointing": False,  # FSDP's own, of Accelerate's file
+        "gradient_checkpointing": checkpoints(setup),
         "optim": OPTIMIZERS[w.optimizer],
     }
+
+
+def checkpoints(setup: TrainingSetup) -> bool:
+    """Return whether the Trainer checkpoints layers: under FSDP its own checkpoints do it, of
+    Accelerate's file.
+    """
+    return not setup.parallel.zero_stage and setup.recompute.granularity != "none"
 
 
 def model_path(setup: TrainingSetup) -> str:

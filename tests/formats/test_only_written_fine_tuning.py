@@ -61,7 +61,7 @@ def trainer(configuration: Configuration) -> dict[str, Any]:
         "gradient_accumulation_steps": w.global_batch_size // per_step,
         "bf16": w.precision == "bf16" and not is_pure(w),
         "fp16": w.precision == "fp16",
-        "gradient_checkpointing": False,
+        "gradient_checkpointing": c.zero_stage == 0 and c.recompute != "none",
         "optim": {"adam": "adamw_torch_fused", "sgd": "sgd"}[w.optimizer],
     }
 
@@ -94,7 +94,7 @@ def llama_factory(configuration: Configuration) -> dict[str, Any]:
         "stage": "pt" if w.task == "pretrain" else "sft",
         "do_train": True,
         "cutoff_len": w.sequence_length,
-        "disable_gradient_checkpointing": True,
+        "disable_gradient_checkpointing": not trainer(configuration)["gradient_checkpointing"],
         "flash_attn": "auto" if w.attention == "flash" else "disabled",
         "finetuning_type": "full" if lora is None else "lora",
         "pure_bf16": is_pure(w),
@@ -117,6 +117,12 @@ def axolotl(configuration: Configuration) -> dict[str, Any]:
         trainer(configuration),
     )
     lora, shard = w.lora, c.data_parallel_shard_size or c.data_parallel_size
+    sharded = {
+        "dp_shard_size": shard,
+        "dp_replicate_size": c.data_parallel_size // shard,
+        "fsdp_version": 2,
+        "fsdp_config": ANY,
+    }
     adapter = {
         "adapter": "qlora" if w.frozen_precision == "nf4" else "lora",
         "load_in_4bit": w.frozen_precision == "nf4",
@@ -139,10 +145,7 @@ def axolotl(configuration: Configuration) -> dict[str, Any]:
         "attn_implementation": "sdpa" if w.attention == "flash" else "eager",
         "sample_packing": False,
         "pad_to_sequence_len": True,
-        "dp_shard_size": shard,
-        "dp_replicate_size": c.data_parallel_size // shard,
-        "fsdp_version": 2,
-        "fsdp_config": ANY,
+        **{name: value if c.zero_stage else None for name, value in sharded.items()},
         "datasets": ANY,
         "learning_rate": ANY,
         "lr_scheduler": ANY,
@@ -170,6 +173,8 @@ def sharding(text: str, format: str, configuration: Configuration) -> None:
     c, problem = configuration.parallel, resolve_training(configuration.query)
     shard = c.data_parallel_shard_size or c.data_parallel_size
     checkpointed = c.recompute != "none"
+    if format == "axolotl" and not c.zero_stage:
+        return
     if format == "axolotl":
         own = yaml.safe_load(text)["fsdp_config"]
         assert not own.keys() - set(KEYS["axolotl"])
@@ -185,6 +190,9 @@ def sharding(text: str, format: str, configuration: Configuration) -> None:
         w = problem.workload
         mixed = w.precision != "fp32" and not is_pure(w)
         assert file["mixed_precision"] == (w.precision if mixed else "no")
+        if not c.zero_stage:
+            assert file["distributed_type"] == "MULTI_GPU" and "fsdp_config" not in file
+            return
         sizes = {
             name.removeprefix("parallelism_config_"): value
             for name, value in file["parallelism_config"].items()

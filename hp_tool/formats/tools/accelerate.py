@@ -56,17 +56,7 @@ def content(setup: TrainingSetup) -> dict[str, Any]:
     """Return how the processes are started and sharded, whatever the script trains."""
     c, w = setup.parallel, setup.workload
     shard = c.data_parallel_shard_size or c.data_parallel_size
-    return {
-        "compute_environment": "LOCAL_MACHINE",
-        "distributed_type": "FSDP",
-        "mixed_precision": "no" if w.precision == "fp32" or is_pure(setup) else w.precision,
-        "num_machines": setup.cluster.num_nodes,
-        "num_processes": setup.cluster.num_gpus,
-        "machine_rank": 0,
-        "main_training_function": "main",
-        "rdzv_backend": "c10d" if setup.cluster.num_nodes > 1 else "static",
-        "same_network": True,
-        "use_cpu": False,
+    sharded = {
         "fsdp_config": {
             "fsdp_version": 2,
             **{f"fsdp_{key}": value for key, value in fsdp(setup).items()},
@@ -78,6 +68,19 @@ def content(setup: TrainingSetup) -> dict[str, Any]:
             "parallelism_config_cp_size": c.context_parallel_size,
             **_exchange(setup),
         },
+    }
+    return {
+        "compute_environment": "LOCAL_MACHINE",
+        "distributed_type": "FSDP" if c.zero_stage else "MULTI_GPU",
+        "mixed_precision": "no" if w.precision == "fp32" or is_pure(setup) else w.precision,
+        "num_machines": setup.cluster.num_nodes,
+        "num_processes": setup.cluster.num_gpus,
+        "machine_rank": 0,
+        "main_training_function": "main",
+        "rdzv_backend": "c10d" if setup.cluster.num_nodes > 1 else "static",
+        "same_network": True,
+        "use_cpu": False,
+        **(sharded if c.zero_stage else {}),
     }
 
 

@@ -8,7 +8,7 @@ from hp_tool.catalog import documents
 from hp_tool.domain.setups import TrainingSetup
 from hp_tool.errors import InputError
 from hp_tool.formats import fine_tuning
-from hp_tool.formats.fine_tuning import targets, trainer_arguments
+from hp_tool.formats.fine_tuning import checkpoints, targets, trainer_arguments
 from hp_tool.formats.launch import Launch
 from hp_tool.formats.reading import Reading, Setting, as_settings
 from hp_tool.formats.registry import Format, register
@@ -41,7 +41,7 @@ def config(setup: TrainingSetup) -> dict[str, Any]:
         "stage": "pt" if w.task == "pretrain" else "sft",
         "do_train": True,
         "cutoff_len": w.sequence_length,
-        "disable_gradient_checkpointing": True,  # FSDP's own, of Accelerate's file
+        "disable_gradient_checkpointing": not checkpoints(setup),
         "flash_attn": "auto" if w.attention == "flash" else "disabled",
         "finetuning_type": "full" if w.lora is None else "lora",
         "pure_bf16": is_pure(setup),

@@ -1,4 +1,4 @@
-"""axolotl 0.21: its YAML file, written over FSDP 2."""
+"""axolotl 0.21: its YAML file, written over DDP or FSDP 2."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import yaml
 
 from hp_tool.domain.setups import TrainingSetup
 from hp_tool.formats import fine_tuning
-from hp_tool.formats.fine_tuning import OPTIMIZERS, model_path, targets
+from hp_tool.formats.fine_tuning import OPTIMIZERS, checkpoints, model_path, targets
 from hp_tool.formats.scripts import FILL
 from hp_tool.formats.tools.accelerate import fsdp
 from hp_tool.formats.writing import headline, is_pure
@@ -32,6 +32,12 @@ def config(setup: TrainingSetup) -> dict[str, Any]:
     """Return the content of axolotl's file."""
     w, c = setup.workload, setup.parallel
     shard = c.data_parallel_shard_size or c.data_parallel_size
+    sharded = {
+        "dp_shard_size": shard,
+        "dp_replicate_size": c.data_parallel_size // shard,
+        "fsdp_version": 2,
+        "fsdp_config": fsdp(setup),
+    }
     content: dict[str, Any] = {
         "base_model": model_path(setup),
         "sequence_len": w.sequence_length,
@@ -43,11 +49,8 @@ def config(setup: TrainingSetup) -> dict[str, Any]:
         "attn_implementation": "sdpa" if w.attention == "flash" else "eager",
         "sample_packing": False,
         "pad_to_sequence_len": True,
-        "gradient_checkpointing": False,  # FSDP's own, below
-        "dp_shard_size": shard,
-        "dp_replicate_size": c.data_parallel_size // shard,
-        "fsdp_version": 2,
-        "fsdp_config": fsdp(setup),
+        "gradient_checkpointing": checkpoints(setup),
+        **(sharded if c.zero_stage else {}),
         "datasets": [
             {
                 "path": "mhenrichsen/alpaca_2k_test",
