@@ -152,6 +152,8 @@ def training(seed: int, *, format: str) -> dict[str, Any]:
         schema.lay(query, {path: value})
     if "lora" in query["training"]:
         query["training"]["task"] = "lora"
+    if 0 in runs(format, schema.parse_query(query)).get("zero_stage", ()) and draw.random() < 0.5:
+        query["parallel"].setdefault("zero_stage", 0)
     query["parallel"] = {
         **{
             name: list(value) if isinstance(value, tuple) else value

@@ -52,7 +52,9 @@ def read_configuration(
     changes = dict(overrides or {})
     started = started_by(text)
     text = started.script if started else text
-    devices = num_gpus or changes.get("cluster.num_gpus")
+    cluster = changes.get("cluster")
+    whole = cluster.get("num_gpus") if isinstance(cluster, Mapping) else None
+    devices = num_gpus or changes.get("cluster.num_gpus", whole)
     num_gpus = devices if isinstance(devices, int) and devices > 0 else None
     if started is not None and num_gpus is None:
         _check_nodes(started)

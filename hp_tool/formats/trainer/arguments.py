@@ -205,7 +205,8 @@ def read(
         training["parameter_precision"] = "fp32"  # TRL's default
     if content is None and not stage and "task" not in training:
         if narrow:
-            training |= pure_states(SIXTEEN_BITS[dtype])
+            kept = training["precision"] if training["precision"] != "fp32" else SIXTEEN_BITS[dtype]
+            training |= {"precision": kept, **pure_states(SIXTEEN_BITS[dtype])}
         elif dtype == "float32" and training["precision"] != "fp32":
             training["parameter_precision"] = "fp32"
     optimizer = run.key("optimizer.type") or run.argument("optim")
