@@ -20,7 +20,7 @@ LAYERS = (
     {"catalog", "cost", "space", "store"},
     {"questions", "loop", "cluster", "wording"},
     {"formats", "traces", "watch"},
-    {"api", "cli", "service"},
+    {"api", "cli", "__main__", "service"},
 )
 """Packages and modules of hp_tool, and the service, from the lowest layer to the highest."""
 GROUPS = {"questions", "loop", "cluster"}

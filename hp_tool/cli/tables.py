@@ -32,6 +32,7 @@ from hp_tool.wording.columns import (
 )
 from hp_tool.wording.familiarity import familiarity_words, faster_words
 from hp_tool.wording.fit import chance, left_open, needs, taken, why_wide
+from hp_tool.wording.rejections import RULES
 from hp_tool.wording.short import layout, use, whole_training
 from hp_tool.wording.short import training_figures as training_answer
 from hp_tool.wording.words import arithmetic, serving_arithmetic, unmeasured_words
@@ -86,12 +87,18 @@ def print_groups(console: Console, rows: Sequence[ServingRecommendation]) -> Non
 
 
 def print_rejections(console: Console, answer: RecommendAnswer) -> None:
-    """How many candidates each rule ruled out."""
+    """How many candidates each rule ruled out, and what the commonest requires where none is
+    left.
+    """
     if answer.rejections:
         console.print(
             "rejected: "
             + ", ".join(f"{name} {count:,}" for name, count in answer.rejections.items())
         )
+        if not answer.recommendations:
+            most = max(answer.rejections, key=lambda name: answer.rejections[name])
+            if most in RULES:  # machines also count codes of queries that they cannot run
+                console.print(f"{most}: {RULES[most]}.")
 
 
 def print_estimate(estimate: Estimate, *, calibrated: Estimate | None = None) -> None:

@@ -85,13 +85,17 @@ _Explanation = tuple[str, float, float]
 def _heads(case: TrainingCase, config: ParallelConfig) -> _Explanation:
     t = config.tensor_parallel_size
     kind = next(kind for _, kind in case.model.kinds if heads_broken(kind, t))
-    heads = kind.num_attention_heads
+    heads, kv = kind.num_attention_heads, kind.kv_heads
+    works = [size for size in divisors(heads, limit=64) if not heads_broken(kind, size)]
+    wrong = (
+        f"num_attention_heads {heads}"
+        if heads % t
+        else f"num_key_value_heads {kv} and is no multiple of it"
+    )
     return (
-        f"tensor_parallel_size {t} does not divide num_attention_heads {heads} (and "
-        "num_key_value_heads "
-        f"{kind.kv_heads}); choose one of {list(divisors(heads, limit=64))}",
+        f"tensor_parallel_size {t} does not divide {wrong}; choose one of {works}",
         t,
-        heads,
+        heads if heads % t else kv,
     )
 
 

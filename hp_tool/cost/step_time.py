@@ -65,6 +65,10 @@ def time_parts(
     """Exposed seconds of a step by STEP_KEYS: the slowest stage runs m micro-batches, then waits
     for the others to fill and drain.
 
+    pipeline_bubble = bubble of `critical_stage` + 2 (p - 1) transfer + stalls of a step's first
+    messages (`message_stalls`); `pipeline_parts` replaces it where stages differ in their GPUs or
+    by a layout.
+
     `layers` are as in `critical_stage`; `offloaded` the bytes that a micro-batch on it sends to the
     host. Transfers between stages count twice: once for each micro-batch, as far as they are not
     hidden, and for the first one both ways.

@@ -136,7 +136,7 @@ def _objects(text: str) -> list[dict[str, Any]]:
 
 def _config_maps(objects: list[dict[str, Any]]) -> dict[str, Mapping[str, str]]:
     """Return the data of the ConfigMaps among the objects, by name."""
-    maps = {}
+    maps: dict[str, Mapping[str, str]] = {}
     for each in objects:
         metadata, data = each.get("metadata"), each.get("data")
         if each.get("kind") == "ConfigMap" and isinstance(metadata, Mapping):

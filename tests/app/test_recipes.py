@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,14 @@ import pytest
 from hp_tool.catalog import library
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.strategy_legality import strategy_broken
-from hp_tool.domain.parallel import ParallelConfig, Recompute, recompute_name
+from hp_tool.domain.parallel import ParallelConfig, ParallelQuery, Recompute, recompute_name
+from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.errors import HpToolError, NotFoundError
 from hp_tool.formats.exchange import export
 from hp_tool.questions.schema import parse_query, to_dict
 from hp_tool.questions.training import estimate, recommend
 from hp_tool.questions.training.problem import TrainingProblem, resolve_training
-from hp_tool.questions.training.recipes import recipe, recipes
+from hp_tool.questions.training.recipes import PARALLEL_KNOBS, TRAINING_KNOBS, recipe, recipes
 
 NEWEST = "megatron-bridge-26.06"
 
@@ -433,3 +435,10 @@ def test_every_recipe_is_one_that_megatron_core_starts() -> None:
             gpu,
             num_gpus,
         )
+
+
+def test_a_knob_that_recipes_set_is_open_until_a_query_sets_it() -> None:
+    """A recipe fills what is None: a knob with another default would ignore every recipe."""
+    for kind, knobs in ((TrainingWorkload, TRAINING_KNOBS), (ParallelQuery, PARALLEL_KNOBS)):
+        defaults = {each.name: each.default for each in fields(kind)}
+        assert {name for name in knobs if defaults[name] is not None} == set()

@@ -1,4 +1,5 @@
-"""Costs of a pipeline schedule: its bubble, and the micro-batches whose activations a rank holds.
+"""Costs of a pipeline schedule: the bubble of split backward passes, and the micro-batches whose
+activations a rank holds. The bubble of 1F1B, plain or interleaved, is in `cost.critical_stage`.
 Letters: docs/cost-model.md.
 
 The closed forms equal the duration of the operation orders in `execution`. A step ends when its

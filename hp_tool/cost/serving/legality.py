@@ -113,10 +113,9 @@ def explain(
     # In the order of REASONS.
     explanations: dict[str, tuple[str, float, float]] = {
         "heads_not_divisible": (
-            f"tensor_parallel_size {t} does not divide num_attention_heads "
-            f"{model.num_attention_heads} (and "
-            f"num_key_value_heads {model.kv_heads}); choose a common divisor or a multiple of the "
-            "key/value heads",
+            f"tensor_parallel_size {t} must divide num_attention_heads "
+            f"{model.num_attention_heads}, and divide num_key_value_heads {model.kv_heads} or be a "
+            "multiple of it",
             t,
             model.num_attention_heads,
         ),

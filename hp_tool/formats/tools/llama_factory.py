@@ -107,15 +107,14 @@ def read(source: Source, reading: Reading) -> None:
         reading.tool = "llama-factory"
         return
     if (fsdp := values.get("fsdp", "")) not in ("", "null", "false"):
-        laid = {"distributed_type": "FSDP", "fsdp_config": accelerate.own_fsdp(fsdp, reading)}
-        accelerate.read(laid, text="", reading=reading, words=settings, spare=source.ignore)
+        own = {"distributed_type": "FSDP", "fsdp_config": accelerate.own_fsdp(fsdp, reading)}
+        accelerate.read(own, text="", reading=reading, words=settings, spare=source.ignore)
         reading.tool = "llama-factory"
         return
     text = deepspeed_file(settings, source.files, reading)
-    content = None if text is None else parsed(text)
     num_gpus = reading.num_gpus
     arguments.read(
-        content,
+        None if text is None else parsed(text),
         text=text or "",
         words=settings,
         reading=reading,

@@ -1,0 +1,35 @@
+"""What each code of an illegal or unacceptable configuration requires, in one sentence."""
+
+RULES = {
+    "heads_not_divisible": "TP must divide the attention heads, and divide the KV heads or be a "
+    "multiple of them",
+    "hidden_not_divisible": "TP must divide the hidden size and the MLP's width",
+    "layers_not_divisible": "each model chunk needs a layer, and most schedules equally many",
+    "world_size_mismatch": "TP x PP x CP x DP must be the number of GPUs",
+    "batch_not_divisible": "DP x micro-batch must divide the global batch",
+    "sequence_not_divisible": "CP, and TP with sequence parallelism, must divide the sequence",
+    "experts_not_divisible": "EP must divide the experts, and EP x expert TP the GPUs of a stage",
+    "interleaving_needs_pipeline": "several model chunks per rank need PP of at least 2",
+    "micro_batches_not_divisible": "with interleaving, PP must divide the micro-batches of a step",
+    "too_few_micro_batches": "the schedule or the framework needs more micro-batches per step",
+    "shards_not_divisible": "the sharding group must divide DP and fit the ZeRO stage",
+    "schedule_not_applicable": "the pipeline schedule does not run this model or these chunks",
+    "kinds_not_divisible": "stages on two kinds of GPU need whole groups of each kind",
+    "encoder_decoder_not_split": "an encoder and decoder need a pipeline split between them",
+    "context_heads_not_divisible": "CP by all-to-all must divide the heads of a TP rank",
+    "exchange_overlap_not_applicable": "overlapped expert exchange needs EP and its schedule",
+    "layout_not_applicable": "the pipeline layout must have PP x chunks stages",
+    "dispatcher_not_applicable": "the token dispatcher does not run these expert groups",
+    "cuda_graphs_not_applicable": "CUDA graphs do not record these modules or this recomputation",
+    "mixer_not_divisible": "TP must divide the heads and groups of recurrent layers",
+    "attention_data_parallel_needs_experts": "attention DP needs a model with experts",
+    "request_too_long": "prompt and answer must fit the model's positions",
+    "memory": "the configuration needs more memory than a GPU has",
+    "host_memory": "offloaded bytes exceed the host's memory",
+    "precision_unsupported": "the GPU has no matrix units of this precision",
+    "overloaded": "the request rate is more than the replicas serve",
+    "queued": "more requests are in flight than the KV cache holds",
+    "crashed": "a run of this configuration crashed",
+    "target_missed": "a latency target, deadline or budget is missed",
+}
+"""By code of `estimate.reasons` and `rejections`."""
