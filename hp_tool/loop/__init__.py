@@ -1,1 +1,3 @@
-"""Run a little, measure, learn: search, tuning, calibration and stored knowledge."""
+"""Search, tuning, calibration and learning: run a few configurations, measure, and correct
+predictions.
+"""

@@ -1,8 +1,7 @@
-"""Figures of calibration, search and learning that somebody chose, as `assumptions.yaml` beside
-this module states them.
+"""Chosen figures of calibration, search and learning, read from `assumptions.yaml`.
 
-The file says of each figure its unit, its meaning and what chose it. It is read at the first use,
-so that predictions without a calibration never parse it.
+The file gives each figure's unit, its meaning and the reason for its value. It is read at first
+use, so predictions without a calibration never parse it.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ ByName = Mapping[str, float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DevicePriors:
-    """Widths of a calibration's prior by kind of device; see `calibration.Prior`."""
+    """Prior widths of a calibration by kind of device; see `calibration.Prior`."""
 
     common_log_sd: ByKind
     group_log_sd: ByKind
@@ -40,7 +39,7 @@ class DevicePriors:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Features:
-    """Distances between configurations, and which kinds of them stall."""
+    """Distance scales between configurations, and features of configurations that stall."""
 
     distances: ByName
     other_distance: float
@@ -52,9 +51,7 @@ class Features:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variances:
-    """What the stated variances count as against runs, and what similar configurations share of
-    them.
-    """
+    """Weights of the stated variances against runs, and correlations of similar configurations."""
 
     prior_runs: ByName
     similar_share: float
@@ -64,7 +61,7 @@ class Variances:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTime:
-    """How the interval that the cost model states of a step is split up."""
+    """Split of the step-time variance that the cost model states."""
 
     regular_log_sd_limit: float
     stall_share_limit: float
@@ -81,7 +78,7 @@ class StepTime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stalls:
-    """How rare, how slow and how local stalls are, and how rare slips."""
+    """Frequency, size and correlation length of stalls, and frequency of outliers."""
 
     mean_log_excess: float
     slip_share: float
@@ -93,7 +90,7 @@ class Stalls:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traces:
-    """What the parts of a step that a trace measured say of the same parts elsewhere."""
+    """Transfer of part times measured by traces to other configurations."""
 
     link_log_sd: float
     part_log_sd: float
@@ -103,7 +100,7 @@ class Traces:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
-    """How memory needs scatter."""
+    """Scatter of memory needs."""
 
     excess_log_sd: float
     model_share: float
@@ -111,7 +108,7 @@ class Memory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Repeats:
-    """How repeats of one configuration scatter, and how many count."""
+    """Scatter of repeated runs of a configuration, and the number of repeats that count."""
 
     fitted_runs: int
     step_log_sd: ByKind
@@ -121,7 +118,7 @@ class Repeats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlowDevices:
-    """From when on a device or link lags its peers."""
+    """Thresholds for devices and links that are slower than their peers."""
 
     least_slowdown: float
     deviations: float
@@ -129,7 +126,7 @@ class SlowDevices:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Search:
-    """What runs cost before any has shown it, which are worth it, and when enough have run."""
+    """Assumed costs of runs, and criteria to choose and stop runs."""
 
     local_startup_s: float
     cluster_startup_s: float
@@ -158,7 +155,7 @@ class Search:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Learning:
-    """Which measurements teach, and which are doubted."""
+    """Rules for which measurements teach and which are held."""
 
     measurements: int
     repeats: int
@@ -173,7 +170,7 @@ class Learning:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Watch:
-    """When a running job is called slower than it was, or than it should be."""
+    """Thresholds for reporting a running job as slower than before or than predicted."""
 
     least_slowdown: float
     false_alarm_steps: float
@@ -187,7 +184,7 @@ class Watch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assumptions:
-    """All of them, by what they are about."""
+    """All assumptions by topic."""
 
     device_priors: DevicePriors
     features: Features

@@ -1,5 +1,6 @@
-"""Mathematics of learning: fits corrections to arrays of predictions and measurements, and applies
-them with intervals; it reads no store and knows no query.
+"""Calibration mathematics: fit corrections to arrays of predictions and measurements.
+
+The package reads no store and knows no query.
 """
 
 from hp_tool.loop.calibration.calibration import Calibration, fit_calibration

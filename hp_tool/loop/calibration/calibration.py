@@ -1,6 +1,4 @@
-"""A calibration: what the runs so far say about predictions on this hardware, as a value that can
-be stored.
-"""
+"""The calibration: fitted corrections of predictions on this hardware, as a storable value."""
 
 from __future__ import annotations
 
@@ -18,7 +16,7 @@ from hp_tool.loop.calibration.repeats import without_surplus
 from hp_tool.loop.calibration.step_time import StepTimeFit, fit_step_time
 
 PAYLOAD_VERSION = 5
-"""Earlier ones hold fits of another form; the measurements behind them are fitted anew."""
+"""Earlier versions hold fits in another format; their measurements are fitted again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,12 +27,10 @@ class Calibration:
     step_time: StepTimeFit
     memory: MemoryFit
     measurement_ids: tuple[str, ...]
-    """Sorted; empty: this is the prior."""
+    """Sorted ids; empty for the prior."""
 
     def summary(self) -> dict[str, Any]:
-        """The few numbers people want to see: factors by group, overheads, remaining error, number
-        of measurements.
-        """
+        """Return factors by group, overheads, remaining error and number of measurements."""
         return {
             "measurements": len(self.measurement_ids),
             "factors": self.step_time.factors,
@@ -50,7 +46,7 @@ class Calibration:
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready payload, readable by `from_dict` of this and later versions."""
         payload = _payload(self)
-        if not len(self.step_time.part_logs):  # as versions without it wrote
+        if not len(self.step_time.part_logs):  # versions without it wrote this
             del payload["step_time"]["part_logs"]
         return {
             "version": PAYLOAD_VERSION,
@@ -61,7 +57,11 @@ class Calibration:
 
     @staticmethod
     def from_dict(payload: Mapping[str, Any]) -> Calibration:
-        """Read a stored payload. Raises ValueError for one of another version."""
+        """Read a stored payload.
+
+        Raises:
+            ValueError: The payload has another version.
+        """
         if payload.get("version") != PAYLOAD_VERSION:
             raise ValueError(
                 f"calibration payload has version {payload.get('version')!r}, expected "
@@ -77,8 +77,9 @@ class Calibration:
 
 
 def _payload(value: Any) -> Any:
-    """A fit as JSON: arrays and tuples as lists, dataclasses as mappings; all share one prior,
-    which is left out.
+    """Return a fit as JSON: arrays and tuples as lists, dataclasses as mappings.
+
+    The prior, which all fits share, is omitted.
     """
     if is_dataclass(value):
         return {
@@ -96,8 +97,8 @@ def _payload(value: Any) -> Any:
 
 
 def _read(kind: Any, payload: Mapping[str, Any]) -> Any:
-    """The dataclass `kind` that `_payload` wrote; a field that an earlier version did not write has
-    its default.
+    """Return the dataclass `kind` from a payload of `_payload`; missing fields get their
+    default.
     """
     hints = get_type_hints(kind)
     return kind(**{name: _value(hints[name], value) for name, value in payload.items()})
@@ -112,18 +113,18 @@ def _value(hint: Any, value: Any) -> Any:
 
 
 def fit_calibration(*, evidence: Evidence | None = None, prior: Prior | None = None) -> Calibration:
-    """Fit everything that is fitted. No evidence gives the prior: predictions equal the cost
-    model's exactly.
+    """Fit step time and memory to the evidence.
 
-    The order of the rows does not matter. Of many repeats of one configuration a few stand for all
-    (see `repeats`). The default prior is a GPU's; `prior_for(kind="cpu")` is wider.
+    Without evidence the result is the prior, and predictions equal the cost model's exactly. The
+    order of the rows does not matter. Of many repeats of a configuration, a few represent all (see
+    `repeats`). The default prior is a GPU's; `prior_for(kind="cpu")` is wider.
     """
     from threadpoolctl import threadpool_limits
 
     evidence = Evidence.empty() if evidence is None else evidence
     prior = prior_for(kind="gpu") if prior is None else prior
     runs = without_surplus(evidence)
-    # Thousands of small factorisations: on a busy machine BLAS threads that wait for each other
+    # Thousands of small factorisations: on a busy machine, BLAS threads that wait for each other
     # take a hundred times longer.
     with threadpool_limits(limits=1, user_api="blas"):
         return Calibration(

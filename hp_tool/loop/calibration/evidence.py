@@ -1,6 +1,4 @@
-"""What the calibration learns from: predictions and measurements as arrays of n rows, and the
-features that relate them.
-"""
+"""Evidence of a calibration: arrays of n predictions and measurements, and their features."""
 
 from __future__ import annotations
 
@@ -37,36 +35,33 @@ _COLUMNS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """n profile runs. Rows without a step time (out of memory) still teach memory; NaN stands for
-    "not measured".
+    """n profile runs.
+
+    Rows without a step time (out of memory) still teach memory. NaN means not measured.
     """
 
     measurement_ids: tuple[str, ...]
-    """Whose numbers these are; kept with the calibration."""
+    """Ids of the measurements, stored with the calibration."""
     parts_s: Mapping[str, FloatArray]
     """Uncalibrated exposed seconds by part, each (n,)."""
     layer_passes: FloatArray
-    """(n,) forward-and-backward passes of one micro-batch through one layer in a step on one rank,
+    """(n,) passes of one micro-batch forward and backward through one layer, per step and rank,
     bubble included.
     """
     memory_bytes: FloatArray
     """(n,) uncalibrated allocated bytes on the worst rank."""
     capacity_bytes: FloatArray
-    """(n,) bytes that allocations could take on the device that ran."""
+    """(n,) bytes available for allocations on the device of the run."""
     measured_step_s: FloatArray
     """(n,) seconds, NaN unless the run succeeded."""
     measured_memory_bytes: FloatArray
     """(n,) peak allocated bytes, NaN where not measured."""
     out_of_memory: BoolArray
-    """(n,) the run ended because memory did: it needs more than capacity_bytes, how much more is
-    unknown.
-    """
+    """(n,) whether the run ended out of memory, so it needs more than `capacity_bytes`."""
     features: Mapping[str, FloatArray] = field(default_factory=dict)
-    """See `residual_features`, each (n,); without them only the multipliers learn."""
+    """See `residual_features`, each (n,); without features only the multipliers are fitted."""
     measured_parts_s: Mapping[str, FloatArray] = field(default_factory=dict)
-    """Seconds of some of `parts_s` as traces measured them, each (n,); NaN where there was no
-    trace.
-    """
+    """Seconds of some of `parts_s` measured by traces, each (n,); NaN without a trace."""
 
     def __post_init__(self) -> None:
         tables = (self.parts_s, self.features, self.measured_parts_s)
@@ -81,7 +76,7 @@ class Evidence:
         return len(self.measurement_ids)
 
     def take(self, rows: NDArray[np.intp]) -> Evidence:
-        """Some of the rows."""
+        """Return the given rows."""
         return Evidence(
             measurement_ids=tuple(self.measurement_ids[row] for row in rows),
             parts_s={name: seconds[rows] for name, seconds in self.parts_s.items()},
@@ -94,7 +89,7 @@ class Evidence:
 
     @staticmethod
     def empty() -> Evidence:
-        """No runs."""
+        """Return evidence without runs."""
         nothing: dict[str, Any] = {
             name: np.empty(0, dtype=bool if name == "out_of_memory" else float) for name in _COLUMNS
         }
@@ -102,9 +97,7 @@ class Evidence:
 
     @staticmethod
     def concatenate(pieces: Sequence[Evidence]) -> Evidence:
-        """All rows of all pieces in order; a part or feature that a piece does not name is zero
-        there.
-        """
+        """Concatenate the rows of all pieces in order; missing parts and features are zero."""
 
         def table(attribute: str, missing: float = 0.0) -> dict[str, FloatArray]:
             names = sorted({name for piece in pieces for name in getattr(piece, attribute)})
@@ -132,7 +125,7 @@ class Evidence:
 
 
 MICRO_BATCHES = "micro_batches"
-"""A feature that is also a count: what a stall is paid for."""
+"""Feature that is also the number of micro-batches, each of which may stall."""
 STEP_LOG_SD, PAIR_LOG_SD, DEVICE_LOG_SD, MEMORY_LOG_SD = (
     "step_log_sd",
     "pair_log_sd",
@@ -141,24 +134,24 @@ STEP_LOG_SD, PAIR_LOG_SD, DEVICE_LOG_SD, MEMORY_LOG_SD = (
 )
 STALL_RISK = "stall_log_risk"
 STATED = {STEP_LOG_SD, PAIR_LOG_SD, DEVICE_LOG_SD, MEMORY_LOG_SD, STALL_RISK}
-"""No features but what the cost model says of its own errors: how far a step time is off, the ratio
-of two (0: nothing is stated), what of it is the device's and its software's, whatever runs there;
-how far memory is; and the logarithm of how much oftener than usual a configuration stalls.
+"""Names of the cost model's stated errors, which are not features.
+
+They are the deviation of a step time, of the ratio of two (0: not stated), its part that depends on
+device and software only, and that of memory, and the logarithm of the relative frequency of stalls.
 """
 
 
 def allocated_bytes(costs: TrainingCosts) -> FloatArray:
-    """(n,) what the framework's allocator is predicted to hold: the total without what lies outside
-    of it.
+    """Return (n,) bytes allocated by the framework: the total without memory outside the
+    allocator.
     """
     return np.asarray(costs.memory_total_bytes - costs.memory_parts["overhead"])
 
 
 def layer_passes(*, case: TrainingCase, candidates: Candidates) -> FloatArray:
-    """(n,) (m + (p-1)/v) L/p: passes of one micro-batch through one layer that a rank waits for in
-    a step.
+    """Return (n,) (m + (p-1)/v) L/p: passes of one micro-batch through one layer per rank and step.
 
-    m = B / (d b) micro-batches and the bubble's (p-1)/v, each through the L/p layers of a stage.
+    m = B / (d b) micro-batches and the bubble's (p-1)/v each pass the L/p layers of a stage.
     """
     micro_batches = case.workload.global_batch_size / (
         candidates.data_parallel_size * candidates.micro_batch_size
@@ -170,12 +163,12 @@ def layer_passes(*, case: TrainingCase, candidates: Candidates) -> FloatArray:
 
 
 def residual_features(*, case: TrainingCase, candidates: Candidates) -> dict[str, FloatArray]:
-    """Columns of shape (n,), one for each thing that kernels, fabrics and schedules treat
-    differently.
+    """Return the features of configurations, each (n,).
 
-    Sizes count in doublings: half as many GPUs differ as much at 8 as at 512. Groups that leave a
-    node are a category of their own. Model, workload and cluster are features too, so that what
-    other models taught on other node counts is near where it should be and no nearer.
+    There is one feature for each property that affects kernels, fabrics or schedules. Sizes are
+    logarithms to base 2, so halving the number of GPUs is the same distance at 8 and at 512. Groups
+    that leave a node are a category. Model, workload and cluster are features too, so measurements
+    of other models on other node counts are nearby but not equal.
     """
     c, model, cluster = candidates, case.model, case.cluster
     tensor, pipeline = np.asarray(c.tensor_parallel_size), np.asarray(c.pipeline_parallel_size)
@@ -216,7 +209,9 @@ def _by_flex(case: TrainingCase, c: Candidates) -> Any:
 
 
 def _stall_risk(case: TrainingCase, pipeline_crosses: BoolArray) -> FloatArray:
-    """Pipelines whose messages the cost model holds up already stall no more than others."""
+    """Return the stall risk; pipelines whose messages already stall in the cost model have the base
+    risk.
+    """
     framework, nodes = case.profile.framework, case.cluster.num_nodes
     held_up = framework.message_stall_s > 0.0 and nodes > framework.message_stall_nodes
     risk = assumed().features
@@ -243,7 +238,7 @@ def _stated(case: TrainingCase) -> dict[str, float]:
 
 
 def _of_model(model: ModelSpec) -> dict[str, float]:
-    """Shape: two models that agree in all of it are one."""
+    """Return the features of the model's shape; models with equal features are treated as one."""
     experts = bool(model.num_experts)
     return {
         "hidden_size": np.log2(model.hidden_size),
@@ -257,7 +252,9 @@ def _of_model(model: ModelSpec) -> dict[str, float]:
 
 
 def _of_workload(workload: TrainingWorkload) -> dict[str, float]:
-    """What is trained, and by which software; a release as a year, 0 where none is named."""
+    """Return the features of the workload and its software; the release is a year, 0 if not
+    named.
+    """
     numbers = [int(part) for part in re.findall(r"\d+", workload.framework_version or "")]
     return {
         "sequence_length": np.log2(workload.sequence_length),
@@ -286,7 +283,7 @@ MODEL = (
     "release",
     "devices",
 )
-"""Features that tell models and workloads apart; the others tell layouts apart."""
+"""Features that distinguish models and workloads; all others distinguish layouts."""
 SHAPE = (
     "hidden_size",
     "feed_forward_size",
@@ -295,15 +292,15 @@ SHAPE = (
     "experts",
     "experts_per_token",
 )
-"""What two models agree in that are one, with however many layers."""
+"""Features that must be equal for two models to count as one, regardless of their number of
+layers.
+"""
 SAME = 1e-6
-"""Distance below which two configurations are one."""
+"""Distance below which two configurations count as one."""
 
 
 def scaled(features: Mapping[str, FloatArray], names: Sequence[str]) -> FloatArray:
-    """(n, k) points in units of the distances at which configurations say nothing of each other; a
-    missing feature is zero.
-    """
+    """Return (n, k) points in units of each feature's distance scale; a missing feature is zero."""
     apart = assumed().features
     rows = len(next(iter(features.values()), ()))
     known = [name for name in names if name not in STATED]
@@ -315,12 +312,12 @@ def scaled(features: Mapping[str, FloatArray], names: Sequence[str]) -> FloatArr
 
 
 def most_alike(*, evidence: Evidence, features: Mapping[str, FloatArray], limit: int) -> Evidence:
-    """Return the `limit` timed measurements from elsewhere nearest to these configurations; others
-    teach them least.
+    """Return the `limit` timed measurements from elsewhere that are nearest to these
+    configurations.
 
-    What ran out of memory stays only where the very same configuration of the same model on the
-    same cluster is among these: a factor on predicted memory that explains the worst failure of
-    another model would refuse what fits here.
+    Runs out of memory are kept only if the same configuration of the same model on the same cluster
+    is among these. Otherwise a factor that explains the worst failure of another model would reject
+    configurations that fit here.
     """
     if not evidence.features or not features:
         return evidence

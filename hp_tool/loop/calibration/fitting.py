@@ -1,12 +1,10 @@
-"""What step time and memory share: priors, and one linear Gaussian model whose posterior has a
-closed form.
+"""Priors and the linear Gaussian model of step time and memory, with a closed-form posterior.
 
-y = J x + model + layout + noise: parameters x that all runs share, an effect of each model, one of
-each layout, and what runs of one configuration scatter by. All four are normal; the last three are
+y = J x + model + layout + noise: parameters x shared by all runs, an effect of each model, an
+effect of each layout, and the noise of repeated runs. All four are normal. The last three are
 Gaussian processes over features. Their variances are those of the interval that the cost model
-states, times one factor each, which the runs decide as far as there are any. Rasmussen and
-Williams, Gaussian Processes for Machine Learning (2006): algorithm 2.1, leave-one-out by equation
-5.12.
+states, each times a factor that is fitted to the runs. Rasmussen and Williams, Gaussian Processes
+for Machine Learning (2006): algorithm 2.1, leave-one-out by equation 5.12.
 """
 
 from __future__ import annotations
@@ -26,42 +24,37 @@ from hp_tool.loop.calibration.evidence import FloatArray, IntArray
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prior:
-    """Widths of the prior. Factors are log-normal around 1; overheads are half-normal, most likely
-    0.
+    """Prior widths. Factors are log-normal around 1; overheads are half-normal with mode 0.
 
-    Where the cost model states how far off a step and the ratio of two are, that is what all of it
-    adds up to.
+    If the cost model states the deviations of a step and of a ratio of two steps, the widths are
+    scaled to sum to them.
     """
 
     name: str
     common_log_sd: float
-    """One factor on every part: the device as a whole is faster or slower than its profile says."""
+    """Factor on every part: the whole device is faster or slower than its profile."""
     group_log_sd: float
     """A further factor on each group of parts (compute, attention, communication, memory-bound)."""
     step_overhead_s: float
-    """Scale of a fixed cost of each optimizer step: data loading, launch of the schedule,
-    Python.
-    """
+    """Scale of a fixed cost per optimizer step: data loading, launch of the schedule, Python."""
     layer_overhead_s: float
-    """Scale of a fixed cost of one micro-batch's forward and backward pass through one layer:
-    kernel launches.
-    """
+    """Scale of a fixed cost per layer and micro-batch, forward and backward: kernel launches."""
     model_log_sd: float
-    """What one model's runs have in common beyond the factors."""
+    """Effect shared by the runs of one model, in addition to the factors."""
     residual_log_sd: float
-    """What remains per configuration."""
+    """Remaining deviation of a configuration."""
     memory_log_sd: float
-    """One factor on the predicted bytes."""
+    """Factor on the predicted bytes."""
     memory_overhead_bytes: float
-    """Scale of bytes that every configuration needs on top."""
+    """Scale of bytes that every configuration needs in addition."""
     memory_residual_log_sd: float
-    """What remains of memory per configuration."""
+    """Remaining deviation of a configuration's memory."""
     slow_share: float
-    """Share of runs that stall; see `regimes`."""
+    """Fraction of runs that stall; see `regimes`."""
 
 
 def prior_for(*, kind: Kind) -> Prior:
-    """The default prior of a device kind."""
+    """Return the default prior of a device kind."""
     widths = assumed().device_priors
     return Prior(
         name=kind, **{each.name: getattr(widths, each.name)[kind] for each in fields(widths)}
@@ -70,37 +63,40 @@ def prior_for(*, kind: Kind) -> Prior:
 
 COMPONENTS = ("common", "groups", "model", "layout", "noise")
 WIDEST = 8.0
-"""ln(factor) up to which it is searched."""
+"""Search limit of |ln(factor)|."""
 NUGGET = 1e-8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rows:
-    """n configurations as the model sees them."""
+    """n configurations as inputs of the model."""
 
     jacobian: FloatArray
-    """(n, p) derivative of y by the parameters, in units of their prior standard deviations; the
-    first is the common one.
+    """(n, p) derivative of y by the parameters, in units of their prior standard deviations.
+
+    The first parameter is the common factor.
     """
     model: FloatArray
-    """(n, k) what tells models and workloads apart, in units of the features' scales."""
+    """(n, k) features of models and workloads, in units of the features' scales."""
     layout: FloatArray
     """(n, l) all features."""
     model_log_sd: FloatArray
-    """(n,) of the model's effect."""
+    """(n,) standard deviation of the model's effect."""
     layout_log_sd: FloatArray
-    """(n,) of the layout's."""
+    """(n,) standard deviation of the layout's effect."""
     noise_log_sd: FloatArray
-    """(n,) of one run."""
+    """(n,) standard deviation of one run."""
 
     def variances(self) -> FloatArray:
-        """(5, n) prior variance by component."""
+        """Return (5, n) prior variances by component."""
         squares = self.jacobian**2
         sds = (self.model_log_sd, self.layout_log_sd, self.noise_log_sd)
         return np.stack([squares[:, 0], squares[:, 1:].sum(axis=1), *(sd**2 for sd in sds)])
 
     def covariances(self, others: Rows) -> FloatArray:
-        """(4, n, m) prior covariance with other configurations by component, noise left out."""
+        """Return (4, n, m) prior covariances with other configurations by component, without
+        noise.
+        """
         one, two = self.jacobian, others.jacobian
         return np.stack(
             [
@@ -119,30 +115,32 @@ class Process:
 
     rows: Rows
     values: FloatArray
-    """(n,) y"""
+    """(n,) observed y."""
     doubt: FloatArray
-    """(n,) variance of an observation beyond the noise they all have."""
+    """(n,) variance of each observation in addition to the common noise."""
     logs: FloatArray
-    """(5,) ln of the factor on each component's variance."""
+    """(5,) logarithm of the factor on each component's variance."""
 
     def improbability(self, logs: FloatArray) -> tuple[float, FloatArray]:
-        """Minus the log density of `logs` a priori, and its slope.
+        """Return minus the prior log density of `logs`, and its gradient.
 
         A factor s on a variance that is worth w runs has the log density -w / 2 (ln s + 1 / s - 1),
-        that of scaled inverse chi-square: it grows easily and shrinks hardly, since runs close
-        together that agree say nothing of others.
+        that of a scaled inverse chi-square distribution. It increases easily and decreases hardly,
+        because similar runs that agree contain no information about others.
         """
         shrunk, worth = np.exp(-logs), self._worth
         return 0.5 * float(worth @ (logs + shrunk - 1.0)), 0.5 * worth * (1.0 - shrunk)
 
     @cached_property
     def _worth(self) -> FloatArray:
-        """(5,) runs that each component's stated variance is worth."""
+        """Return (5,) the number of runs to which each component's stated variance is
+        equivalent.
+        """
         return np.array([assumed().variances.prior_runs[name] for name in COMPONENTS])
 
     @property
     def scales(self) -> FloatArray:
-        """(5,) factors on the components' variances."""
+        """Return (5,) factors on the components' variances."""
         return np.exp(self.logs)
 
     @cached_property
@@ -160,31 +158,30 @@ class Process:
 
     @cached_property
     def _root(self) -> FloatArray:
-        """(n, n) inverse of the lower Cholesky factor of the runs' covariance."""
+        """Return the (n, n) inverse of the lower Cholesky factor of the runs' covariance."""
         return _inverse(np.linalg.cholesky(self._covariance(self.scales)))
 
     @cached_property
     def pull(self) -> FloatArray:
-        """(n,) covariance^-1 y."""
+        """Return (n,) covariance^-1 y."""
         return self._root.T @ (self._root @ self.values)
 
     @cached_property
     def parameters(self) -> FloatArray:
-        """(p,) posterior mean of x."""
+        """Return (p,) posterior means of x."""
         scales = np.full(self.rows.jacobian.shape[1], self.scales[1])
         scales[0] = self.scales[0]
         return np.asarray(scales * (self.rows.jacobian.T @ self.pull))
 
     @cached_property
     def usual_effect(self) -> float:
-        """Mean effect of the models that ran: for predictions that do not say of which model they
-        are.
-        """
+        """Return the mean effect of the models that ran, for predictions without a named model."""
         return float(np.mean(self.scales[2] * self._components[2] @ self.pull))
 
     def predict(self, rows: Rows) -> tuple[FloatArray, FloatArray]:
-        """Return, each (m,), the mean effect of model and layout, and the variance of one run,
-        parameters included.
+        """Return, each (m,), the mean effect of model and layout, and the variance of one run.
+
+        The variance includes that of the parameters.
         """
         covariances = self.scales[:-1, None, None] * rows.covariances(self.rows)
         explained = covariances.sum(axis=0) @ self._root.T
@@ -192,8 +189,9 @@ class Process:
         return covariances[2:].sum(axis=0) @ self.pull, variance
 
     def left_out(self, groups: IntArray | None = None) -> tuple[FloatArray, FloatArray]:
-        """(n,) mean and variance of each run given those of other groups; None: given all other
-        runs.
+        """Return (n,) mean and variance of each run given the runs of other groups.
+
+        Without groups, given all other runs.
         """
         inverse = self._root.T @ self._root
         if groups is None:
@@ -208,8 +206,9 @@ class Process:
         return mean, variance
 
     def fitted(self) -> Process:
-        """The process under its most likely scales, searched from its own: marginal likelihood
-        times their prior.
+        """Return the process with its most likely scales, searched from its own.
+
+        The criterion is the marginal likelihood times the scales' prior.
         """
         from scipy.optimize import minimize
 
@@ -234,30 +233,33 @@ class Process:
             loss, self.logs, jac=True, bounds=bounds, method="L-BFGS-B", options=options
         )
         fitted = replace(self, logs=optimum.x)
-        fitted.__dict__["_components"] = self._components  # scales do not change them
+        fitted.__dict__["_components"] = self._components  # scales do not affect them
         return fitted
 
 
 def inflation(squares: FloatArray, *, weight: FloatArray) -> float:
-    """Return the factor by which deviations were too small for (n,) squares of standardised
-    leave-one-out errors; at least 1.
+    """Return the factor, at least 1, by which stated deviations were too small.
 
-    What was stated is worth a few errors as large as stated (`Variances.stated_errors`).
+    The argument is (n,) squares of standardised leave-one-out errors. The stated deviation counts
+    as a few errors of its size (`Variances.stated_errors`).
     """
     worth = assumed().variances.stated_errors
     return math.sqrt(max(1.0, (worth + float(weight @ squares)) / (worth + float(weight.sum()))))
 
 
 def _inverse(factor: NDArray[np.floating[Any]]) -> FloatArray:
-    """(n, n) of a lower triangle: a quarter of the time of a general inverse."""
+    """Return the (n, n) inverse of a lower triangular matrix, four times as fast as a general
+    inverse.
+    """
     from scipy.linalg.lapack import dtrtri
 
     return np.asarray(dtrtri(factor, lower=1)[0])
 
 
 def matern(points: FloatArray, others: FloatArray) -> FloatArray:
-    """(n, m) Matern's correlation of smoothness 5/2: (1 + u + u^2/3) e^-u with u = sqrt(5) distance
-    / length.
+    """Return the (n, m) Matern correlation of smoothness 5/2.
+
+    (1 + u + u^2/3) e^-u with u = sqrt(5) distance / length.
     """
     squares = (
         np.sum(points**2, axis=1)[:, None] + np.sum(others**2, axis=1) - 2.0 * points @ others.T

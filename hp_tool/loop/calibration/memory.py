@@ -1,5 +1,6 @@
-"""Memory: one factor, some bytes on top, runs that ran out as at least their capacity, and what
-configurations alike needed.
+"""Memory fit: one factor, additional bytes, and effects of similar configurations.
+
+Runs out of memory count as needing at least their capacity.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ from hp_tool.loop.calibration.regimes import judge
 
 _MIN_BYTES = 1.0
 _WIDEST = 1e6
-"""Of an interval's bounds to its median: what is wider says nothing either, and infinity could not
-be stored.
+"""Maximum ratio of an interval's bound to its median; a wider bound has no information, and
+infinity cannot be stored.
 """
 ROUNDS = 3
-"""Turns of fitting the factor and the effects, and of asking how much runs out of memory needed and
-which runs are slips.
+"""Iterations of fitting the factor and the effects, and of estimating needs of runs out of memory
+and outliers.
 """
 
 
@@ -40,23 +41,23 @@ class MemoryPrediction:
     """A log-normal prediction of n memory needs."""
 
     median_bytes: FloatArray
-    """(n,)"""
+    """(n,) medians."""
     log_sd: FloatArray
-    """(n,)"""
+    """(n,) standard deviations of the logarithm."""
 
     def take(self, rows: IntArray) -> MemoryPrediction:
-        """Those of some rows."""
+        """Return the given rows."""
         return MemoryPrediction(median_bytes=self.median_bytes[rows], log_sd=self.log_sd[rows])
 
     def interval(self, *, confidence: float = 0.9) -> tuple[FloatArray, FloatArray]:
-        """(low, high), each (n,): should hold the measured bytes with this probability."""
+        """Return (low, high), each (n,), which contain the measured bytes with this probability."""
         from scipy.special import ndtri
 
         half_width = np.minimum(ndtri(0.5 + confidence / 2) * self.log_sd, np.log(_WIDEST))
         return self.median_bytes * np.exp(-half_width), self.median_bytes * np.exp(half_width)
 
     def fit_probability(self, capacity_bytes: FloatArray | float) -> FloatArray:
-        """(n,) probability that the need is at most the capacity."""
+        """Return (n,) probabilities that the need is at most the capacity."""
         from scipy.special import ndtr
 
         margin = np.log(np.maximum(capacity_bytes, _MIN_BYTES)) - np.log(self.median_bytes)
@@ -71,23 +72,24 @@ class MemoryFit:
     factor: float = 1.0
     overhead_bytes: float = 0.0
     process: Process | None = None
-    """None: no run yet."""
+    """None before the first run."""
     names: tuple[str, ...] = ()
-    """Features of the process' layouts."""
+    """Names of the features of the process' layouts."""
     inflation: float = 1.0
-    """How far runs were from what the others said of them, in units of what was to be expected, at
-    least 1.
+    """Factor, at least 1, by which leave-one-out errors of runs exceeded their stated
+    deviations.
     """
     ran_out: FloatArray = field(default_factory=lambda: np.empty((0, 1)))
-    """(k, l) layouts that ran out of memory and never fitted, ..."""
+    """(k, l) features of layouts that ran out of memory and never fitted."""
     ran_out_bytes: FloatArray = field(default_factory=lambda: np.empty(0))
-    """... and what there was, (k,)."""
+    """(k,) bytes that were available to them."""
 
     def predict(
         self, *, memory_bytes: FloatArray, features: Mapping[str, FloatArray] | None = None
     ) -> MemoryPrediction:
-        """Predict n configurations from their uncalibrated bytes, and their features where they
-        have some. With no evidence the median is those bytes.
+        """Predict n configurations from their uncalibrated bytes and, if given, their features.
+
+        Without evidence the median equals those bytes.
         """
         predicted = np.asarray(memory_bytes, dtype=np.float64)
         median = np.maximum(self.factor * predicted + self.overhead_bytes, _MIN_BYTES)
@@ -106,7 +108,9 @@ class MemoryFit:
         )
 
     def _seen(self, median: FloatArray, layouts: FloatArray) -> FloatArray:
-        """(n,) at least what did not suffice, for a configuration that was seen to run out."""
+        """Return (n,) lower bounds: the insufficient bytes of configurations that ran out of
+        memory.
+        """
         for layout, capacity in (
             zip(self.ran_out, self.ran_out_bytes, strict=True) if layouts.shape[1] else ()
         ):
@@ -116,7 +120,7 @@ class MemoryFit:
         return median
 
     def _gradient(self, predicted: FloatArray, median: FloatArray) -> FloatArray:
-        """(n, 2) derivative of ln(median) by the standardised parameters."""
+        """Return the (n, 2) derivative of ln(median) by the standardised parameters."""
         prior = self.prior
         return np.stack(
             [
@@ -128,13 +132,12 @@ class MemoryFit:
 
 
 def fit_memory(*, evidence: Evidence, prior: Prior) -> MemoryFit:
-    """The posterior of factor, overhead and effects given the runs whose peak is known, or known to
-    exceed their device's.
+    """Fit factor, overhead and effects to runs with a known peak or an exceeded device.
 
-    One that ran out counts as at least its capacity, and as what is predicted where that is more.
-    Afterwards the factor is raised, where it has to be, until every such run is predicted not to
-    fit, unless a run predicted to need at least as much did fit: then the two disagree and the
-    effects have the last word.
+    A run out of memory counts as at least its capacity, and as its prediction if that is more. Then
+    the factor is raised until every such run is predicted not to fit. The exception is a run whose
+    prediction is at most that of a run that fitted: then the two contradict each other, and the
+    effects decide.
     """
     measured = np.isfinite(evidence.measured_memory_bytes) & (evidence.measured_memory_bytes > 0)
     runs = evidence.take(np.flatnonzero(measured | evidence.out_of_memory))
@@ -143,8 +146,8 @@ def fit_memory(*, evidence: Evidence, prior: Prior) -> MemoryFit:
         np.log(np.maximum(bytes_of, _MIN_BYTES)),
         np.maximum(runs.memory_bytes, _MIN_BYTES),
     )
-    # Sums over rows are done in sorted order, so that the answer does not depend on the order in
-    # which runs ended.
+    # Sums over rows use sorted order, so that the answer does not depend on the order in which runs
+    # ended.
     order = np.lexsort((*runs.features.values(), log_target, predicted, runs.out_of_memory))
     runs, predicted, log_target = runs.take(order), predicted[order], log_target[order]
     fit = MemoryFit(prior=prior, names=tuple(sorted(set(runs.features) - STATED)))
@@ -184,7 +187,7 @@ def _fitted(
         values = log_needed - np.log(median) + gradient @ x
         process = Process(rows=rows, values=values, doubt=doubt, logs=logs).fitted()
         logs, x = process.logs, process.parameters
-        free[1] *= x[1] >= 0.0  # needs no less than nothing
+        free[1] *= x[1] >= 0.0  # needs at least zero
         x = x * free
         mean, variance = process.left_out()
         expected = log_needed - (values - mean)
@@ -213,7 +216,7 @@ def _fitted(
 
 
 def _never_fitted(layouts: FloatArray, ran_out: BoolArray) -> IntArray:
-    """Rows that ran out of memory, of configurations that fitted in no other run."""
+    """Return the rows that ran out of memory, of configurations that fitted in no other run."""
     fitted = layouts[~ran_out]
     return np.array(
         [row for row in np.flatnonzero(ran_out) if not _same(fitted, layouts[row]).any()],

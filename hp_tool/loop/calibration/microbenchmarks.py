@@ -1,9 +1,8 @@
-"""The operations to time on a machine, the constants of its kernels and links that fit their times,
-and who lags its peers.
+"""Micro-benchmarks: the operations to time, the fit of kernel and link constants, slow devices.
 
-Each fit is robust least squares on log ratios. It takes what an operation would take at the
-datasheet's rates, in seconds, so that constants are fractions of it, and returns the constants and
-each row's relative error.
+Each fit is robust least squares on log ratios. Its input is the time of an operation at the
+datasheet's rates, in seconds, so constants are fractions of these rates. It returns the constants
+and each row's relative error.
 """
 
 from __future__ import annotations
@@ -26,24 +25,26 @@ from hp_tool.loop.assumptions import assumed
 T = TypeVar("T")
 ELEMENT_BYTES: dict[Precision, float] = {"bf16": 2.0, "fp16": 2.0, "fp32": 4.0}
 _RING: dict[Collective, float] = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0}
-"""Times each byte of the buffer travels the ring: S (n-1)/n for all-gather and reduce-scatter,
-twice that for all-reduce.
+"""Number of times each byte of the buffer travels the ring.
+
+It is S (n-1)/n for all-gather and reduce-scatter, twice that for all-reduce.
 """
 _PASSES = {"add": 3.0, "activation": 5.0, "norm": 5.0, "loss": 4.0}
-"""Tensors that a fused kernel must read or write: two in and one out; forward and backward of an
-elementwise function (x, y; x, dy, dx); of a loss from logits (read, and its softmax kept; read, and
-the gradient written).
+"""Number of tensors that a fused kernel must read or write.
+
+`add` reads two and writes one. Elementwise functions count forward and backward (x, y; x, dy, dx).
+`loss` reads logits and saves their softmax, then reads it and writes the gradient.
 """
 _KERNELS = {"add": 1.0, "activation": 2.0, "norm": 2.0, "loss": 2.0}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineFit:
-    """What a machine was found to be."""
+    """Fitted constants of a machine."""
 
     gpu: GpuEfficiency
     network: Link | None
-    """Ring collectives across nodes; None where all ranks share one."""
+    """Ring collectives across nodes; None if all ranks share one node."""
     errors: dict[str, tuple[int, float]]
     """(operations, median relative error) of each fit on its own rows."""
 
@@ -51,7 +52,7 @@ class MachineFit:
 def plan_operations(
     cluster: ClusterSpec, *, precisions: Sequence[Precision]
 ) -> tuple[Operation, ...]:
-    """What to time on a cluster: a few minutes on GPUs, less on CPU processes."""
+    """Return the operations to time on a cluster: a few minutes on GPUs, less on CPU processes."""
     cpu = cluster.gpu.kind == "cpu"
     sizes = (64, 256, 768) if cpu else (1024, 4096, 8192)
     lengths = (64, 256, 512) if cpu else (1024, 4096, 8192)
@@ -81,8 +82,8 @@ def plan_operations(
 
 
 def _collectives(cluster: ClusterSpec, *, precision: Precision, cpu: bool) -> Iterable[Operation]:
-    """Groups inside a node of every size that divides it, and one across all nodes for each device
-    of a node.
+    """Return groups of every size that divides a node, and one across all nodes per device of a
+    node.
     """
     node, nodes = cluster.gpus_per_node, cluster.num_nodes
     groups = [(n, 1) for n in range(2, node + 1) if node % n == 0]
@@ -98,9 +99,10 @@ def _collectives(cluster: ClusterSpec, *, precision: Precision, cpu: bool) -> It
 def fit_machine(
     times: Sequence[OperationTimes], *, cluster: ClusterSpec, start: GpuEfficiency, fitted_on: str
 ) -> MachineFit:
-    """Constants of the cluster's devices and links. What no operation tells is taken from `start`.
+    """Fit the constants of the cluster's devices and links; constants without operations keep
+    `start`.
 
-    Kernels of the median rank; collectives of the slowest, since nobody leaves one before it.
+    Kernels use the median rank. Collectives use the slowest rank, because all ranks wait for it.
     """
     gpu = cluster.gpu
     bounds = CPU if gpu.kind == "cpu" else GPU
@@ -138,7 +140,7 @@ class _Fits:
     errors: dict[str, tuple[int, float]] = dataclasses.field(default_factory=dict)
 
     def matmuls(self) -> dict[Precision, Roofline]:
-        """A roofline for each precision."""
+        """Fit a roofline for each precision."""
         rooflines: dict[Precision, Roofline] = {}
         for precision in dict.fromkeys(each.operation.precision for each in self._named("matmul")):
             rows = [each for each in self._named("matmul") if each.operation.precision == precision]
@@ -155,7 +157,10 @@ class _Fits:
         return rooflines
 
     def attention(self) -> Roofline | None:
-        """Over all precisions timed: the cost model has one for all. Causal: half of the scores."""
+        """Fit attention over all timed precisions, because the cost model has one constant for all.
+
+        Causal attention computes half of the scores.
+        """
         rows = self._named("attention")
         if not rows:
             return None
@@ -170,9 +175,7 @@ class _Fits:
         return self._noted("attention", fit)
 
     def memory(self) -> tuple[float, float] | None:
-        """(share of memory bandwidth, seconds a kernel) of the operations that do little else than
-        move memory.
-        """
+        """Fit (fraction of memory bandwidth, seconds per kernel) on memory-bound operations."""
         rows = [each for each in self.times if each.operation.name in _PASSES]
         if not rows:
             return None
@@ -192,7 +195,7 @@ class _Fits:
     def link(
         self, what: str, travels: dict[Collective, float], *, across: bool, bandwidth: float
     ) -> Link | None:
-        """Collectives named in `travels`, inside nodes or across them."""
+        """Fit the collectives named in `travels`, inside nodes or across them."""
         rows = [
             each
             for each in self.times
@@ -233,22 +236,24 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """What fractions and overheads (seconds) may be, and where a fit starts."""
+    """Search ranges and start values of fractions and overheads (seconds)."""
 
     fraction: tuple[float, float, float]
-    """(least, start, most)"""
+    """(minimum, start, maximum)"""
     overhead_s: tuple[float, float, float]
 
     def of(self, kinds: str) -> tuple[list[float], list[float], list[float]]:
-        """(start, least, most) of several constants: `f` a fraction, `o` an overhead."""
+        """Return (start, minimum, maximum) of several constants: `f` a fraction, `o` an
+        overhead.
+        """
         chosen = [self.fraction if kind == "f" else self.overhead_s for kind in kinds]
         low, start, high = zip(*chosen, strict=True)
         return list(start), list(low), list(high)
 
 
 CPU = Bounds(fraction=(0.001, 0.5, 5.0), overhead_s=(1e-7, 1e-5, 1e-1))
-"""A core's datasheet is a guess, its caches beat the memory's bandwidth, and others may share
-it.
+"""Wide bounds for CPUs: datasheet rates are estimates, caches exceed the memory bandwidth, and
+other processes may share a core.
 """
 GPU = Bounds(fraction=(0.05, 0.7, 1.5), overhead_s=(1e-7, 5e-6, 1e-3))
 
@@ -256,7 +261,9 @@ GPU = Bounds(fraction=(0.05, 0.7, 1.5), overhead_s=(1e-7, 5e-6, 1e-3))
 def robust_fit(
     residuals: Callable[[Floats], Floats], start: list[float], low: list[float], high: list[float]
 ) -> Floats:
-    """Least squares on log ratios with a soft-l1 loss: a few odd kernels must not bend the fit."""
+    """Fit least squares on log ratios with a soft-l1 loss, so that a few outliers have little
+    effect.
+    """
     from scipy.optimize import least_squares
 
     constants: Floats = least_squares(
@@ -268,7 +275,7 @@ def robust_fit(
 def _fit(
     predicted_s: Callable[[Floats], Floats], seconds: Floats, *, kinds: str, bounds: Bounds
 ) -> tuple[Floats, Floats]:
-    """(constants x, each row's relative error) of `predicted_s(x)`; `kinds` of the constants as for
+    """Return (constants x, relative error of each row) of `predicted_s(x)`; `kinds` as in
     `Bounds.of`.
     """
 
@@ -282,7 +289,7 @@ def _fit(
 def fit_roofline(
     flops_s: Floats, bytes_s: Floats, seconds: Floats, *, bounds: Bounds
 ) -> tuple[Roofline, Floats]:
-    """t = overhead + max(FLOPs / (x peak), bytes / (y bandwidth))."""
+    """Fit t = overhead + max(FLOPs / (x peak), bytes / (y bandwidth))."""
     x, errors = _fit(
         lambda x: x[2] + np.maximum(flops_s / x[0], bytes_s / x[1]),
         seconds,
@@ -295,8 +302,9 @@ def fit_roofline(
 def fit_additive_roofline(
     flops_s: Floats, bytes_s: Floats, seconds: Floats, *, bounds: Bounds
 ) -> tuple[Roofline, Floats]:
-    """t = overhead + FLOPs / (x peak) + bytes / (y bandwidth): kernels that alternate between the
-    two, as attention does.
+    """Fit t = overhead + FLOPs / (x peak) + bytes / (y bandwidth).
+
+    This is for kernels that alternate between arithmetic and memory, such as attention.
     """
     x, errors = _fit(
         lambda x: x[2] + flops_s / x[0] + bytes_s / x[1], seconds, kinds="ffo", bounds=bounds
@@ -307,8 +315,10 @@ def fit_additive_roofline(
 def fit_memory(
     bytes_s: Floats, kernels: Floats, seconds: Floats, *, bounds: Bounds
 ) -> tuple[tuple[float, float], Floats]:
-    """((share of memory bandwidth, seconds per kernel), errors): t = kernels overhead + bytes / (x
-    bandwidth).
+    """Fit t = kernels overhead + bytes / (x bandwidth).
+
+    Returns:
+        ((fraction of memory bandwidth, seconds per kernel), errors)
     """
     x, errors = _fit(lambda x: x[1] * kernels + bytes_s / x[0], seconds, kinds="fo", bounds=bounds)
     return (short(x[0]), short(x[1])), errors
@@ -317,9 +327,10 @@ def fit_memory(
 def fit_link(
     peers: Floats, wire_s: Floats, seconds: Floats, *, bounds: Bounds
 ) -> tuple[Link, Floats]:
-    """t = latency + latency_per_peer (n - 1) + wire / (x bandwidth). One group size cannot tell the
-    two latencies apart: each is then given half of their sum, because a single message is half of
-    the shortest ring.
+    """Fit t = latency + latency_per_peer (n - 1) + wire / (x bandwidth).
+
+    A single group size cannot separate the two latencies. Each then gets half of their sum, because
+    a single message is half of the shortest ring.
     """
     apart = len(np.unique(peers)) > 1
 
@@ -339,7 +350,7 @@ def fit_link(
 
 
 def short(value: float) -> float:
-    """Four digits: more would pretend to a precision that no timing has."""
+    """Round to four digits, the precision of timings."""
     return float(f"{value:.4g}")
 
 
@@ -354,20 +365,20 @@ _MAD_TO_SD = 1.4826
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outlier:
-    """One member of the cluster that lags."""
+    """A device, link or node that is slower than its peers."""
 
     kind: Literal["node", "gpu", "link"]
     name: str
     slowdown: float
-    """Its time over the median of its peers, median over operations."""
+    """Median over operations of its time divided by the median of its peers."""
     operations: int
 
 
 def find_outliers(times: Sequence[OperationTimes], *, hosts: Sequence[str]) -> tuple[Outlier, ...]:
-    """Devices by local operations, links by collectives of few ranks; where every device of a node
-    lags it is the node.
+    """Find slow devices by local operations and slow links by collectives of few ranks.
 
-    hosts: of each rank. Three peers are the least that can outvote one.
+    If every device of a node is slow, the node is reported. At least three peers are required.
+    `hosts` has the host of each rank.
     """
     local = [
         each.seconds_per_rank for each in times if each.operation.name in get_args(LocalOperation)
@@ -386,9 +397,7 @@ def find_outliers(times: Sequence[OperationTimes], *, hosts: Sequence[str]) -> t
 
 
 def _links(times: Sequence[OperationTimes], *, hosts: Sequence[str]) -> Iterable[Outlier]:
-    """Groups of one shape against each other: a group's collective is as fast as its slowest
-    link.
-    """
+    """Compare groups of the same shape: a group's collective is as fast as its slowest link."""
     for size, stride in dict.fromkeys(
         (each.operation.group_size, each.operation.stride) for each in times
     ):
@@ -405,7 +414,9 @@ def _links(times: Sequence[OperationTimes], *, hosts: Sequence[str]) -> Iterable
 
 
 def group_ranks(world: int, *, size: int, stride: int) -> list[list[int]]:
-    """The groups of `size` ranks `stride` apart that `world` ranks are dealt out into."""
+    """Return the groups of `size` ranks at distance `stride` into which `world` ranks are
+    divided.
+    """
     blocks = range(0, world, size * stride)
     return [
         list(range(first, first + size * stride, stride))
@@ -417,8 +428,8 @@ def group_ranks(world: int, *, size: int, stride: int) -> list[list[int]]:
 def _slow(
     kind: Literal["gpu", "link"], seconds: Floats, *, labels: Sequence[str]
 ) -> dict[int, Outlier]:
-    """Columns whose median log ratio to their peers' median is far out, by median absolute
-    deviation.
+    """Return the columns whose median log ratio to their peers' median is an outlier by median
+    absolute deviation.
     """
     if seconds.size == 0 or seconds.shape[1] < 3:
         return {}

@@ -1,5 +1,5 @@
-"""Parts of a step: the groups whose factors a fit learns, and each part's own factor where traces
-measured it.
+"""Parts of a step: the groups with fitted factors, and factors of single parts measured by
+traces.
 """
 
 from __future__ import annotations
@@ -17,14 +17,12 @@ GROUPS = ("compute", "attention", "communication", "memory_bound")
 
 
 def part_factors(logs: FloatArray) -> dict[str, float]:
-    """Measured over predicted seconds by part, from `part_logs`; empty where no trace taught
-    any.
-    """
+    """Return measured over predicted seconds by part, from `part_logs`; empty without traces."""
     return dict(zip(STEP_KEYS, np.exp(logs).tolist(), strict=True)) if len(logs) else {}
 
 
 def as_traced(parts_s: Mapping[str, FloatArray], logs: FloatArray) -> Mapping[str, FloatArray]:
-    """The parts with the factors that traces taught."""
+    """Return the parts multiplied by the factors of traces."""
     factors = part_factors(logs)
     return (
         {name: seconds * factors.get(name, 1.0) for name, seconds in parts_s.items()}
@@ -34,14 +32,14 @@ def as_traced(parts_s: Mapping[str, FloatArray], logs: FloatArray) -> Mapping[st
 
 
 def part_logs(evidence: Evidence, *, prior: Prior) -> FloatArray:
-    """(parts,) posterior mean of ln f_p, the factor on each of STEP_KEYS, given the runs that a
-    trace took apart; empty where none was.
+    """Return (parts,) posterior means of ln f_p, the factor on each of STEP_KEYS; empty without
+    traces.
 
-    ln f_p = a + d_g + e_p with the device's a and the group's d_g as in `StepTimeFit`, and e_p each
-    part's own, since links and kernels differ within a group: N(0, K), K_pq = sd(a)^2 + [same
-    group] sd(d)^2 + [p = q] sd(e)^2. A run tells ln measured - ln predicted of each part that is at
-    least a hundredth of its step, up to `Traces.part_scatter_log_sd`: E(ln f) = K_.o (K_oo + S)^-1
-    mean, S its variance over the number of runs.
+    ln f_p = a + d_g + e_p with the device's a and the group's d_g as in `StepTimeFit`, and e_p for
+    each part, because links and kernels differ within a group: N(0, K), K_pq = sd(a)^2 + [same
+    group] sd(d)^2 + [p = q] sd(e)^2. A run observes ln measured - ln predicted of each part that is
+    at least 1% of its step, with the deviation `Traces.part_scatter_log_sd`: E(ln f) = K_.o (K_oo +
+    S)^-1 mean, with S the deviation's square over the number of runs.
     """
     figures = assumed().traces
     whole_s = np.sum(list(evidence.parts_s.values()), axis=0) if evidence.parts_s else np.empty(0)

@@ -1,4 +1,4 @@
-"""One factor on every step: what stands in for a fit that its own left-out runs do not support."""
+"""A single factor on every step, used if held-out runs do not support a fit."""
 
 from __future__ import annotations
 
@@ -12,30 +12,33 @@ from hp_tool.loop.calibration.evidence import FloatArray
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlainFactor:
-    """ln(step / predicted) of every configuration."""
+    """Normal distribution of ln(step / predicted) of every configuration."""
 
     log_factor: float
     log_sd: float
-    """Of a run that was left out."""
+    """Standard deviation of a held-out run."""
 
 
 def plain_factor(
     *, excess: FloatArray, left_out_correction: FloatArray, slow: FloatArray
 ) -> PlainFactor | None:
-    """Return the factor where a fit calls many of (n,) runs stalls, and a factor tells runs that it
-    did not see better; None where the fit stands.
+    """Return the factor if a fit calls many of (n,) runs stalls and a factor predicts held-out runs
+    better.
 
-    `excess`: ln(measured / predicted) of the runs; `left_out_correction`: what the fit to the
-    others says of each; `slow`: the probability that it stalled. The factor is the mean of the runs
-    and of one that agrees with the prediction. Errors count by their squares, those of stalls no
-    more than a usual one: a fit that calls every other run a stall tells the rest well, and no run
-    that is to come.
+    None if the fit is better. The factor is the mean of the runs and of one run that agrees with
+    the prediction. Squared errors of stalls are limited to that of a typical stall. Otherwise a fit
+    that calls every second run a stall would predict the rest well, but no future run.
+
+    Args:
+        excess: ln(measured / predicted) of the runs.
+        left_out_correction: Prediction of each by the fit to the other runs.
+        slow: Probability that each run stalled.
     """
     figures, most = assumed().step_time, assumed().stalls.mean_log_excess
     runs = len(excess)
     if runs < figures.plain_least_runs or slow.mean() < figures.plain_stalled_share:
         return None
-    others = (excess.sum() - excess) / runs  # n - 1 runs, and the one that agrees
+    others = (excess.sum() - excess) / runs  # n - 1 runs and the prior one
     fitted, plain = (
         float(np.mean(np.minimum(np.abs(error), most) ** 2))
         for error in (excess - left_out_correction, excess - others)

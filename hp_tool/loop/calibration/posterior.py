@@ -1,6 +1,4 @@
-"""One log-normal of each configuration from its calibrated prediction and its own runs, and the
-ratio of two of those.
-"""
+"""The posterior of a configuration from its calibrated prediction and its own runs, and ratios."""
 
 from __future__ import annotations
 
@@ -18,24 +16,24 @@ from hp_tool.loop.calibration.prediction import StepPrediction
 
 @dataclass(frozen=True, kw_only=True)
 class OwnRuns:
-    """What k runs measured of rows of a table; arrays of shape (k,)."""
+    """Measured values of k runs and their rows; arrays of shape (k,)."""
 
     row: IntArray
     value: FloatArray
     """Seconds or bytes."""
     log_sd: FloatArray
-    """Of each run's own logarithm, as its steps scattered or its extrapolation doubts; 0 where
-    nothing says.
+    """Standard deviation of each run's logarithm, from the scatter of its steps or its
+    extrapolation; 0 if unknown.
     """
 
     @cached_property
     def rows(self) -> IntArray:
-        """The rows that ran, each once."""
+        """Return the rows that ran, without duplicates."""
         return np.unique(self.row)
 
     def mean(self, row: int, *, noise_log_sd: float) -> tuple[float, float]:
-        """(mean, variance) of ln(value) of a row by its runs alone, weighted by their certainty 1 /
-        u_i; see `combined`.
+        """Return (mean, variance) of a row's ln(value) from its runs only, weighted by 1 / u_i; see
+        `combined`.
         """
         own = self.row == row
         certainty = 1.0 / np.maximum(noise_log_sd, self.log_sd[own]) ** 2
@@ -44,11 +42,11 @@ class OwnRuns:
 
 
 def repeat_log_sd(runs: OwnRuns, *, kind: Kind) -> float:
-    """Standard deviation s of ln(seconds) between runs of one configuration.
+    """Return the standard deviation s of ln(seconds) between runs of one configuration.
 
     s^2 = (w s0^2 + sum_i (y_i - mean of its row)^2) / (w + sum_rows (n - 1)): the repeats among the
-    runs, beside the stated s0 of the device's kind (`Repeats.step_log_sd`), which is worth w of
-    them (`step_prior_runs`).
+    runs, and the stated s0 of the device's kind (`Repeats.step_log_sd`) with the weight w
+    (`step_prior_runs`).
     """
     logs, scatter, freedom = np.log(runs.value), 0.0, 0
     for row in runs.rows:
@@ -62,19 +60,18 @@ def repeat_log_sd(runs: OwnRuns, *, kind: Kind) -> float:
 def combined(
     median: FloatArray, log_sd: FloatArray, *, runs: OwnRuns, noise_log_sd: float
 ) -> tuple[FloatArray, FloatArray]:
-    """(median, log_sd) of n rows, each (n,), after their own runs; rows without runs stay as
-    predicted.
+    """Return (median, log_sd) of n rows, each (n,), after their own runs.
 
-    The calibration says ln t ~ N(m, v), a run i says y_i ~ N(ln t, u_i) with u_i = max(s^2, e_i^2):
-    s is the noise of repeats (`noise_log_sd`), e_i the run's own (`OwnRuns.log_sd`). Together ln t
-    ~ N(M, V):
+    Rows without runs keep their prediction. The calibration gives ln t ~ N(m, v). A run i gives y_i
+    ~ N(ln t, u_i) with u_i = max(s^2, e_i^2), where s is the noise of repeats (`noise_log_sd`) and
+    e_i the run's own (`OwnRuns.log_sd`). Together ln t ~ N(M, V):
 
         1 / V = 1 / v' + sum_i 1 / u_i        M = V (m / v' + sum_i y_i / u_i)
         v' = max(v, (y - m)^2 - u)            y, u: mean and variance of the row's runs alone
 
-    v' is v, or what the runs show where they lie outside: a prediction that is far off does not
-    pull on what was measured. The calibration has seen these runs too, as some of many; that they
-    count twice hardly matters where v holds the noise.
+    v' is v, or larger if the runs are outside of it, so that a wrong prediction does not shift
+    measured values. The calibration was fitted to these runs too, among many. Counting them twice
+    has little effect if v contains the noise.
     """
     center, spread = np.log(median), log_sd.copy()
     for row in runs.rows:
@@ -86,8 +83,8 @@ def combined(
 
 
 def step_posterior(prediction: StepPrediction, *, runs: OwnRuns, kind: Kind) -> StepPrediction:
-    """Step times of n rows by calibration and own runs. A row that ran is in the regime in which it
-    was seen.
+    """Return step times of n rows from calibration and own runs; a row that ran keeps its observed
+    regime.
     """
     median_s, log_sd = combined(
         prediction.median_s,
@@ -108,7 +105,7 @@ def step_posterior(prediction: StepPrediction, *, runs: OwnRuns, kind: Kind) -> 
 
 
 def memory_posterior(prediction: MemoryPrediction, *, runs: OwnRuns) -> MemoryPrediction:
-    """Memory needs of n rows by calibration and the peaks of their own runs."""
+    """Return memory needs of n rows from calibration and the peaks of their own runs."""
     median, log_sd = combined(
         prediction.median_bytes,
         prediction.log_sd,
@@ -125,11 +122,11 @@ Estimates = tuple[FloatArray | float, FloatArray | float]
 def ratio(
     one: Estimates, other: Estimates, *, quantile: float
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """(one / other, low, high), each () or (n,).
+    """Return (one / other, low, high), each () or (n,).
 
-    ln(one / other) ~ N(M_1 - M_2, V_1 + V_2); low and high lie `quantile` of its standard
-    deviations away. What both share is not taken to cancel, which only widens the interval: rows
-    that ran share little.
+    ln(one / other) ~ N(M_1 - M_2, V_1 + V_2); low and high are `quantile` standard deviations away.
+    Shared errors are assumed not to cancel, which only widens the interval: rows that ran share
+    little.
     """
     factor = np.asarray(one[0]) / other[0]
     width = np.exp(quantile * np.hypot(one[1], other[1]))

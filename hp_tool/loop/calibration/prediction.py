@@ -1,4 +1,4 @@
-"""A calibrated step time with its interval: log-normal, beside a second regime where runs stall."""
+"""Calibrated step times with intervals: log-normal, with a second regime if runs stall."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ import numpy as np
 from hp_tool.loop.calibration.evidence import FloatArray, IntArray
 
 HALVINGS = 40
-"""Of an interval of a dozen e-folds: to a relative 1e-10."""
+"""Bisection steps for an interval of a dozen e-folds: a relative error of 1e-10."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,32 +15,30 @@ class SlowRegime:
     """n configurations that may stall; see `regimes`."""
 
     probability: FloatArray
-    """(n,)"""
+    """(n,) stall probabilities."""
     step_s: FloatArray
-    """(n,) median seconds where it stalls."""
+    """(n,) median seconds of a stalled step."""
     log_sd: float = 0.7
-    """Scatter of a stalled step about that."""
+    """Standard deviation of the logarithm of a stalled step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepPrediction:
-    """n step times: log-normal in the regular regime; a second, slower one of its own probability
-    where runs have shown one.
-    """
+    """n step times: log-normal in the regular regime, with a second, slower one if runs stalled."""
 
     regular_s: FloatArray
-    """(n,) median where nothing stalls."""
+    """(n,) median seconds without stalls."""
     log_sd: FloatArray
-    """(n,) standard deviation of ln(step_s) there: unknown parameters and what none of them
-    explains.
+    """(n,) standard deviation of ln(step_s) without stalls: unknown parameters and unexplained
+    effects.
     """
     slow: SlowRegime | None = None
     usual_slow_share: FloatArray | float = 0.0
-    """(n,) that usually stalls, where no run says more: `log_sd` has it in it."""
+    """(n,) typical stall share without further runs, which `log_sd` already includes."""
 
     @property
     def median_s(self) -> FloatArray:
-        """(n,) of the likelier regime."""
+        """Return (n,) medians of the likelier regime."""
         return (
             self.regular_s
             if self.slow is None
@@ -48,7 +46,7 @@ class StepPrediction:
         )
 
     def take(self, rows: IntArray) -> "StepPrediction":
-        """Those of some rows."""
+        """Return the given rows."""
         slow = self.slow and SlowRegime(
             probability=self.slow.probability[rows],
             step_s=self.slow.step_s[rows],
@@ -64,7 +62,7 @@ class StepPrediction:
 
     @property
     def slow_probability(self) -> FloatArray:
-        """(n,)"""
+        """Return (n,) stall probabilities."""
         return (
             self.usual_slow_share + np.zeros_like(self.regular_s)
             if self.slow is None
@@ -72,18 +70,20 @@ class StepPrediction:
         )
 
     def interval(self, *, confidence: float = 0.9) -> tuple[FloatArray, FloatArray]:
-        """(low, high), each (n,): should hold the measured step time with this probability."""
+        """Return (low, high), each (n,), which contain the measured step time with this
+        probability.
+        """
         return self.quantile(0.5 - confidence / 2), self.quantile(0.5 + confidence / 2)
 
     def quantile(self, probability: float) -> FloatArray:
-        """(n,) seconds that the step takes at most with this probability."""
+        """Return (n,) seconds that the step does not exceed with this probability."""
         from scipy.special import ndtr, ndtri
 
         regular = np.asarray(self.regular_s * np.exp(ndtri(probability) * self.log_sd))
         if self.slow is None:
             return regular
-        # Two regimes have no closed form: halve the interval between the least and the most it can
-        # be.
+        # Two regimes have no closed form: bisect between the smallest and the largest possible
+        # value.
         log_regular, log_slow, share = (
             np.log(self.regular_s),
             np.log(self.slow.step_s),

@@ -1,10 +1,9 @@
-"""Runs that are not what their configuration is: stalls, which happen again, and steps faster than
-can be, which are slips.
+"""Regimes of runs: regular, stalled, and outliers.
 
-On real clusters some configurations stall: a group that crosses nodes waits for every micro-batch
-and the step takes two to fifty times as long. Those runs say nothing about the others; they say
-where the slow regime is and what a micro-batch costs in it. Every run belongs to each regime with a
-probability.
+On real clusters some configurations stall: a group that crosses nodes waits at every micro-batch,
+and the step takes 2 to 50 times as long. Such runs do not inform predictions of others. They show
+which configurations stall and the cost per micro-batch. Each run has a probability of each regime.
+Outliers are steps that are faster than possible.
 """
 
 from __future__ import annotations
@@ -19,21 +18,22 @@ from hp_tool.loop.calibration.evidence import FloatArray
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judgement:
-    """n runs by regime."""
+    """Regime probabilities of n runs."""
 
     slow: FloatArray
     """(n,) probability of a stall."""
     regular: FloatArray
-    """(n,) of neither a stall nor a slip."""
+    """(n,) probability of neither a stall nor an outlier."""
     doubt: FloatArray
-    """(n,) variance that takes a run's weight as far as it is not regular."""
+    """(n,) variance that reduces a run's weight by the probability that it is not regular."""
     score: float
-    """Log density of all of them, and of the share that stalled."""
+    """Log density of all runs, and of the fraction that stalled."""
 
 
 def judge(excess: FloatArray, variance: FloatArray, *, usual_share: float) -> Judgement:
-    """How far ln(step) lies above what is expected, with the variance of that expectation, as
-    regimes; `usual_share`: of runs that stall, elsewhere.
+    """Classify runs by the excess of ln(step) over its expected value and variance.
+
+    `usual_share` is the stall share elsewhere.
     """
     figures, slow_share = assumed().stalls, usual_share
     for _ in range(5):
@@ -54,29 +54,28 @@ def judge(excess: FloatArray, variance: FloatArray, *, usual_share: float) -> Ju
 
 
 def share(slow: FloatArray, *, usual_share: float) -> float:
-    """Return the share of slow runs; without runs it is the prior's."""
+    """Return the fraction of slow runs; the prior's without runs."""
     worth = assumed().stalls.share_runs
     return float((worth * usual_share + slow.sum()) / (worth + len(slow)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stalls:
-    """Where runs stalled, and by how much."""
+    """Stalled runs and their size."""
 
     points: FloatArray
-    """(n, k) of all runs, in units of the features' scales."""
+    """(n, k) features of all runs, in units of the features' scales."""
     slow: FloatArray
     """(n,) probability that the run stalled."""
     log_stall: FloatArray
-    """(n,) ln of the seconds that each micro-batch lost, if it did."""
+    """(n,) ln of the seconds lost per micro-batch if the run stalled."""
     share: float
 
     def predict(self, points: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Return, each (m,), the probability of a stall, and the seconds that a micro-batch then
-        loses.
+        """Return, each (m,), the probability of a stall and the seconds lost per micro-batch.
 
-        Each run counts by how near it is to the configuration asked for; far from all, the share of
-        all does.
+        Runs are weighted by their distance to the configuration. Far from all runs, the share of
+        all runs applies.
         """
         figures = assumed().stalls
         squares = (
@@ -91,7 +90,7 @@ class Stalls:
         )
         slow = slow + (
             1e-3 * self.slow + 1e-8
-        )  # far from every slow run, all of them count the same
+        )  # far from every slow run, all runs have the same weight
         return probability, np.exp(slow @ self.log_stall / slow.sum(axis=1))
 
 
@@ -104,7 +103,7 @@ def stalls(
     micro_batches: FloatArray,
     usual_share: float,
 ) -> Stalls | None:
-    """What the runs say of stalls; None where none probably did and none usually does."""
+    """Fit stalls to the runs; None if no run probably stalled and none typically does."""
     stalled, figures = judged.slow > 0.5, assumed().stalls
     if usual_share <= figures.unseen_share and not stalled.any():
         return None

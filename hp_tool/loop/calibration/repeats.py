@@ -1,4 +1,4 @@
-"""Repeats of one configuration: a few of them say what all do."""
+"""Repeats of one configuration: a few represent all of them."""
 
 import numpy as np
 
@@ -7,12 +7,11 @@ from hp_tool.loop.calibration.evidence import Evidence, IntArray
 
 
 def without_surplus(evidence: Evidence, *, repeats: int | None = None) -> Evidence:
-    """Return the evidence with at most `repeats` runs of each configuration, and as many that ran
-    out of memory; None: as many as `Repeats.fitted_runs` says.
+    """Return the evidence with at most `repeats` runs per configuration and outcome.
 
-    Those kept stand at evenly spaced quantiles of the configuration's step times, k of n at (i +
-    1/2) / k: its median, its spread and its share of stalls stay. The order of the rows does not
-    matter.
+    None means `Repeats.fitted_runs`. The selected runs are at evenly spaced quantiles of the
+    configuration's step times, k of n at (i + 1/2) / k. Median, spread and stall share are
+    preserved. The order of the rows does not matter.
     """
     most = assumed().repeats.fitted_runs if repeats is None else repeats
     kept = [_quantiles(evidence, rows, most) for rows in configurations(evidence, outcome=True)]
@@ -22,8 +21,10 @@ def without_surplus(evidence: Evidence, *, repeats: int | None = None) -> Eviden
 
 
 def configurations(evidence: Evidence, *, outcome: bool = False) -> list[IntArray]:
-    """Return the rows of each configuration, in the order of its first: those of which the cost
-    model says the same in every part; with `outcome`, apart by whether they ran out of memory.
+    """Return the rows of each configuration, in the order of first occurrence.
+
+    A configuration is defined by equal predictions of every part. `outcome` separates runs out of
+    memory.
     """
     columns = [evidence.layer_passes, *evidence.parts_s.values(), *evidence.features.values()]
     if outcome:

@@ -1,5 +1,5 @@
-"""Step time: factors on groups of parts and two overheads, effects of models and layouts, and runs
-that stall.
+"""Step-time fit: factors on groups of parts, two overheads, effects of models and layouts,
+stalls.
 """
 
 from collections.abc import Mapping
@@ -33,71 +33,68 @@ from hp_tool.loop.calibration.regimes import Judgement, Stalls, judge, stalls
 
 _NUM_PARAMETERS = 1 + len(GROUPS) + 2
 ROUNDS = 3
-"""Turns of fitting parameters, scales and regimes, each given the others."""
+"""Iterations of fitting parameters, scales and regimes, each given the others."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepTimeFit:
-    """ln step_s = ln(sum_g theta_g T_g + o_step + o_layer n_layer) + model + layout + noise, T_g
-    the predicted seconds of group g.
+    """ln step_s = ln(sum_g theta_g T_g + o_step + o_layer n_layer) + model + layout + noise.
 
-    theta_g = exp(a + d_g): `a` is shared, so a group that no run has exercised still follows the
-    device as a whole. The parameters x = (a, d_1..d_g, o_step, o_layer) are kept in units of their
-    prior standard deviations.
+    T_g are the predicted seconds of group g. theta_g = exp(a + d_g), where `a` is shared, so a
+    group without runs follows the whole device. The parameters x = (a, d_1..d_g, o_step, o_layer)
+    are in units of their prior standard deviations.
     """
 
     prior: Prior
     x: FloatArray
     """(p,) standardised parameters; zeros are the prior."""
     width: float = 1.0
-    """Factor on the standard deviations of the prior of parameters: so that they add up to what the
-    cost model states.
+    """Factor on the prior standard deviations of parameters, so that they sum to the cost model's
+    stated variance.
     """
     as_stated: bool = True
-    """Whether what the cost model states holds here, else the prior of the device's kind."""
+    """Whether the cost model's stated deviations apply, else the prior of the device's kind."""
     process: Process | None = None
-    """None: no run yet."""
+    """None before the first run."""
     names: tuple[str, ...] = ()
-    """Features of the process' layouts."""
+    """Names of the features of the process' layouts."""
     shapes: FloatArray = field(default_factory=lambda: np.empty((0, len(SHAPE))))
-    """(n, k) of the models that ran."""
+    """(n, k) shapes of the models that ran."""
     applied: float = 1.0
-    """Share of a correction that is applied to models that ran, ..."""
+    """Fraction of a correction applied to models that ran, from held-out runs."""
     applied_elsewhere: float = 1.0
-    """... and to others: as far as it was right about runs, and about models, that were left
-    out.
-    """
+    """Fraction of a correction applied to other models, from held-out models."""
     inflation: float = 1.0
-    """How far runs were from what the others said of them, in units of what was to be expected, at
-    least 1.
+    """Factor, at least 1, by which leave-one-out errors of runs exceeded their stated
+    deviations.
     """
     stalls: Stalls | None = None
-    """None: no run stalled, nor do they usually."""
+    """None if no run stalled and none typically does."""
     plain: PlainFactor | None = None
-    """Where the runs contradict what was fitted to them: it is said in place of all of it."""
+    """Replaces the whole fit if the runs contradict it."""
     part_logs: FloatArray = field(default_factory=lambda: np.empty(0))
-    """(parts,) ln of the factor on each of STEP_KEYS that traces taught; empty: no trace."""
+    """(parts,) ln of the factor on each of STEP_KEYS from traces; empty without traces."""
 
     @property
     def factors(self) -> dict[str, float]:
-        """theta by group: measured seconds per predicted second."""
+        """Return theta by group: measured seconds per predicted second."""
         if self.plain is not None:
             return dict.fromkeys(GROUPS, float(np.exp(self.plain.log_factor)))
         return dict(zip(GROUPS, self._model.factors(self.x).tolist(), strict=True))
 
     @property
     def step_overhead_s(self) -> float:
-        """Seconds every step costs whatever is in it."""
+        """Return the fixed seconds of every step."""
         return float(self._model.overheads(self.x)[0])
 
     @property
     def layer_overhead_s(self) -> float:
-        """Seconds every pass of a micro-batch through a layer costs whatever its size."""
+        """Return the fixed seconds of every pass of a micro-batch through a layer."""
         return float(self._model.overheads(self.x)[1])
 
     @property
     def residual_log_sd(self) -> float:
-        """What the factors do not explain, of one configuration."""
+        """Return the deviation of a configuration that the factors do not explain."""
         if self.process is None:
             return self.prior.residual_log_sd
         if self.plain is not None:
@@ -118,9 +115,10 @@ class StepTimeFit:
         layer_passes: FloatArray,
         step: StepPrediction | None = None,
     ) -> dict[str, FloatArray]:
-        """Each part times its group's factor, and the overheads as a part `overhead`; they sum to
-        the median step time. What the rest of a prediction `step` for the same rows shifts, it
-        shifts in proportion; stalls are overhead.
+        """Return each part times its group's factor, and the overheads as a part `overhead`.
+
+        The parts sum to the median step time. The remaining corrections of a prediction `step` for
+        the same rows are distributed in proportion. Stalls are overhead.
         """
         factors, known_s = self.factors, as_traced(parts_s, self.part_logs)
         parts = {name: seconds * factors[factor(name)] for name, seconds in known_s.items()}
@@ -141,8 +139,9 @@ class StepTimeFit:
         layer_passes: FloatArray,
         features: Mapping[str, FloatArray] | None = None,
     ) -> StepPrediction:
-        """Predict n configurations from their uncalibrated parts, and their features where they
-        have some. With no evidence the median is the parts' sum.
+        """Predict n configurations from their uncalibrated parts and, if given, their features.
+
+        Without evidence the median is the parts' sum.
         """
         design = _design(parts_s=as_traced(parts_s, self.part_logs), layer_passes=layer_passes)
         before_s, gradient = self._model.seconds(design, np.zeros(_NUM_PARAMETERS))
@@ -163,10 +162,10 @@ class StepTimeFit:
         share = np.where(ran, self.applied, self.applied_elsewhere)
         whole = np.log(median_s / before_s) + shift
         correction = share * whole
-        # What is left of a correction that is not applied whole may be right after all.
+        # The part of a correction that is not applied may be right after all.
         log_sd = np.hypot(self.inflation * np.sqrt(variance), (1.0 - share) * whole)
-        # What is stated of models was measured where machines are as stated: beside a shift their
-        # own differ in proportion.
+        # The stated variances of models were measured on machines without a shift; with a shift
+        # they grow in proportion.
         elsewhere = np.hypot(
             stated, self.prior.model_log_sd / self.prior.common_log_sd * correction
         )
@@ -185,7 +184,7 @@ class StepTimeFit:
         return _rows(gradient, features, prior=self.prior, names=self.names, stated=stated)
 
     def _ran(self, features: Mapping[str, FloatArray], rows: int) -> BoolArray:
-        """(n,) whether a run was of the configuration's model."""
+        """Return (n,) whether a run used the configuration's model."""
         if not features or not self.names:
             return np.ones(rows, dtype=bool)
         apart = np.abs(scaled(features, SHAPE)[:, None] - self.shapes)
@@ -193,7 +192,7 @@ class StepTimeFit:
 
 
 def fit_step_time(*, evidence: Evidence, prior: Prior) -> StepTimeFit:
-    """The posterior of the parameters and effects given the runs that have a step time."""
+    """Fit the posterior of the parameters and effects to the runs that have a step time."""
     runs = evidence.take(
         np.flatnonzero(np.isfinite(evidence.measured_step_s) & (evidence.measured_step_s > 0))
     )
@@ -204,8 +203,8 @@ def fit_step_time(*, evidence: Evidence, prior: Prior) -> StepTimeFit:
         parts_s=as_traced(runs.parts_s, traced.part_logs), layer_passes=runs.layer_passes
     )
     log_measured = np.log(runs.measured_step_s)
-    # Sums over rows are done in sorted order, so that the answer does not depend on the order in
-    # which runs ended.
+    # Sums over rows use sorted order, so that the answer does not depend on the order in which runs
+    # ended.
     order = np.lexsort((*design.T, *runs.features.values(), log_measured))
     design, log_measured, runs = design[order], log_measured[order], runs.take(order)
     if not len(runs):
@@ -225,9 +224,9 @@ def fit_step_time(*, evidence: Evidence, prior: Prior) -> StepTimeFit:
     machines, figures = [plain], assumed().step_time
     if plain.width < 1.0 and surprise.max() > figures.surprise_sds:
         machines.append(replace(plain, width=1.0, as_stated=False))
-    # Is the whole machine slower than predicted, or do some runs stall? Each turn answers next to
-    # where it starts, so it starts from both: runs beside their median, and beside the prediction.
-    # The best explanation counts.
+    # Is the whole machine slower than predicted, or do some runs stall? Each iteration converges
+    # near its start, so the fit starts from the median of the runs and from the prediction, and the
+    # best explanation is used.
     fits = []
     for machine in machines:
         rows = machine._rows(machine._model.seconds(design, machine.x)[1], features)
@@ -251,8 +250,9 @@ def _fit_from(
     *,
     often: float,
 ) -> tuple[StepTimeFit, float]:
-    """Parameters, scales and regimes in turn, and the log density of the runs under them; `often`:
-    how many usually stall.
+    """Iterate parameters, scales and regimes; return the log density of the runs.
+
+    `often` is the fraction of runs that typically stall.
     """
     model, x = plain._model, plain.x
     logs = np.zeros(len(COMPONENTS))
@@ -266,7 +266,7 @@ def _fit_from(
         doubt = judged.doubt
         process = Process(rows=rows, values=values, doubt=doubt, logs=logs).fitted()
         logs, x = process.logs, process.parameters
-        free[-2:] *= x[-2:] >= 0.0  # no overhead is negative
+        free[-2:] *= x[-2:] >= 0.0  # overheads are not negative
         x = x * free
         mean, variance = process.left_out()
         judged = judge(values - mean, variance, usual_share=often)
@@ -302,8 +302,9 @@ def _fit_from(
 def _trusted(
     correction: FloatArray, excess: FloatArray, regular: FloatArray, variance: FloatArray
 ) -> float:
-    """Share s of corrections that suits runs which they did not see best: least squares of excess =
-    s correction, beside one run of each kind that says 1.
+    """Return the fraction s of corrections that fits held-out runs.
+
+    Least squares of excess = s correction, with one run of each kind at s = 1.
     """
     weight = regular / variance
     return float(
@@ -316,7 +317,7 @@ def _trusted(
 
 
 def _model_numbers(features: Mapping[str, FloatArray], rows: int) -> IntArray:
-    """(n,) one for each model."""
+    """Return (n,) a number for each model."""
     if not features:
         return np.zeros(rows, dtype=np.intp)
     return np.unique(scaled(features, SHAPE), axis=0, return_inverse=True)[1].reshape(-1)
@@ -330,8 +331,8 @@ def _micro_batches(features: Mapping[str, FloatArray]) -> FloatArray:
 def _stated(
     features: Mapping[str, FloatArray], rows: int, *, prior: Prior
 ) -> tuple[FloatArray, FloatArray, FloatArray] | None:
-    """(n,) variance that all configurations have in common, that of one model, and of one layout,
-    as the cost model states them.
+    """Return (n,) stated variances common to all configurations, of one model, and of one
+    layout.
     """
     if not np.any(features.get(PAIR_LOG_SD, 0.0)):
         return None
@@ -349,8 +350,9 @@ def _stated(
 
 
 def _stall_share(features: Mapping[str, FloatArray], *, prior: Prior) -> float:
-    """Return the share of runs that stall: as many as explain the stated variance beyond
-    `regular_log_sd_limit`.
+    """Return the fraction of runs that stall.
+
+    It explains the stated variance beyond `regular_log_sd_limit`.
     """
     if STEP_LOG_SD not in features:
         return prior.slow_share
@@ -363,9 +365,10 @@ def _stall_share(features: Mapping[str, FloatArray], *, prior: Prior) -> float:
 
 
 def _first_stalls(features: Mapping[str, FloatArray], *, prior: Prior) -> FloatArray | float:
-    """(n,) the same by kind of configuration, for the choice of a first run. Fits do not take it:
-    presumed stalls made answers carried to larger clusters several times too slow (`python -m
-    benchmarks.learning`).
+    """Return (n,) stall shares by kind of configuration, to choose a first run.
+
+    Fits do not use it: presumed stalls made predictions for larger clusters several times too slow
+    (`python -m benchmarks.learning`).
     """
     if STEP_LOG_SD not in features:
         return prior.slow_share
@@ -379,8 +382,10 @@ def _first_stalls(features: Mapping[str, FloatArray], *, prior: Prior) -> FloatA
 
 
 def _width(design: FloatArray, features: Mapping[str, FloatArray], *, prior: Prior) -> float:
-    """Return the factor by which the parameters' prior is narrower than the device kind's, so that
-    the usual run's variance, through all of them, is what configurations have in common.
+    """Return the factor by which the parameters' prior is narrower than the device kind's.
+
+    With it, the variance of a typical run through all parameters equals the variance common to
+    configurations.
     """
     stated = _stated(features, len(design), prior=prior)
     if stated is None:
@@ -419,8 +424,8 @@ def _rows(
 
 
 def _design(*, parts_s: Mapping[str, FloatArray], layer_passes: FloatArray) -> FloatArray:
-    """(n, groups + 2): predicted seconds by group, then the counts that the two overheads
-    multiply.
+    """Return (n, groups + 2): predicted seconds by group, and the multipliers of the two
+    overheads.
     """
     layer_passes = np.asarray(layer_passes, dtype=np.float64)
     design = np.zeros((layer_passes.size, len(GROUPS) + 2))
@@ -437,14 +442,14 @@ class _Parameters:
     width: float
 
     def factors(self, x: FloatArray) -> FloatArray:
-        """(groups,) theta."""
+        """Return (groups,) theta."""
         log_factors = (
             self.prior.common_log_sd * x[0] + self.prior.group_log_sd * x[1 : 1 + len(GROUPS)]
         )
         return np.asarray(np.exp(self.width * log_factors))
 
     def overheads(self, x: FloatArray) -> FloatArray:
-        """(2,) seconds of a step, and of a pass through a layer."""
+        """Return (2,) seconds of a step, and of a pass through a layer."""
         return (
             self.width
             * np.array([self.prior.step_overhead_s, self.prior.layer_overhead_s])
@@ -452,7 +457,7 @@ class _Parameters:
         )
 
     def seconds(self, design: FloatArray, x: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """(n,) median seconds and (n, p) derivative of their logarithm by the standardised
+        """Return (n,) median seconds and the (n, p) derivative of their logarithm by the
         parameters.
         """
         prior, groups = self.prior, len(GROUPS)
