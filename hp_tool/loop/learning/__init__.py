@@ -1,5 +1,6 @@
-"""Lasting knowledge: stores measurements, fits each cluster's series of calibrations to them, and
-finds the newest one for a problem; `calibration` does the mathematics.
+"""Learning: store measurements, fit each cluster's series of calibrations, find the newest one.
+
+The mathematics is in `calibration`.
 """
 
 from hp_tool.loop.learning.make import Follower, MadeCalibration, calibrate, refit

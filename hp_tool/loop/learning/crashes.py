@@ -1,4 +1,4 @@
-"""Configurations that were seen to crash: what a stored calibration tells of them."""
+"""Configurations that crashed, as recorded in a stored calibration."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from hp_tool.loop.assumptions import assumed
 
 
 def crashes(records: Iterable[MeasurementRecord]) -> JsonObject:
-    """Return, by problem, the configurations whose whole runs crashed, `Learning.crashes` times,
-    and never succeeded.
+    """Return, by problem, the configurations that crashed and never succeeded.
+
+    Only whole runs count, at least `Learning.crashes` of them.
     """
     runs: dict[tuple[str, str], list[MeasurementRecord]] = {}
     for record in records:

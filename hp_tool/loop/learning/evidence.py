@@ -1,5 +1,5 @@
-"""What stored measurements teach: their numbers beside today's predictions, and beside those of a
-stored calibration.
+"""Evidence from stored measurements: measured values with today's predictions or calibrated
+ones.
 """
 
 import math
@@ -35,14 +35,15 @@ from hp_tool.questions.training.links import Links, with_links
 from hp_tool.questions.training.problem import TrainingProblem, resolve_training
 
 Release = Callable[[MeasurementRecord], str | None]
-"""Which release of its framework a run counts as."""
+"""Returns the framework release that a run counts as."""
 
 
 def stored_evidence(
     *, store: Store, series: Series, release: str | None = None, without_search: str | None = None
 ) -> Evidence:
-    """The newest measurements of a series, predicted again with today's cost model. `release`: the
-    one that is asked about; None: releases are not told apart.
+    """Return the newest measurements of a series, predicted with today's cost model.
+
+    `release` is the release in question; None does not distinguish releases.
     """
     groups = of_series(series, store=store, without_search=without_search)
     counted: Release = (lambda _: None) if release is None else known_or(release)
@@ -54,12 +55,12 @@ def stored_evidence(
 def of_series(
     series: Series, *, store: Store, without_search: str | None = None
 ) -> Iterator[tuple[TrainingProblem, list[MeasurementRecord]]]:
-    """The newest measurements of a series that may touch a calibration, of whatever model and node
-    count, by problem.
+    """Return the newest measurements of a series that may teach, by problem, for all models and
+    node counts.
 
-    One whose query can no longer be read or modelled teaches nothing and is passed over.
+    A measurement whose query cannot be parsed or modelled any more is skipped.
     """
-    framework = series.framework.partition(" ")[0]  # earlier versions kept each release apart
+    framework = series.framework.partition(" ")[0]  # earlier: a series per release
     records = newest(store, cluster_key=series.cluster_key, framework=framework, owner=series.owner)
     for problem, same in by_problem(
         [each for each in records if without_search is None or each.search_id != without_search]
@@ -71,8 +72,10 @@ def of_series(
 def newest(
     store: Store, *, cluster_key: str, framework: str, owner: str = ""
 ) -> list[MeasurementRecord]:
-    """Return the newest measurements, a few of each configuration, that may touch a calibration of
-    this cluster and framework: everybody's, or an owner's own.
+    """Return the newest measurements of this cluster and framework that may teach, a few per
+    configuration.
+
+    They are those of all users, or one owner's.
     """
     query: MeasurementQuery = {
         "cluster_key": cluster_key,
@@ -87,8 +90,9 @@ def newest(
 
 
 def teaching(records: Iterable[MeasurementRecord], *, owner: str = "") -> list[MeasurementRecord]:
-    """Those that may touch a calibration: accepted, trusted or the owner's own, and not another
-    record's number again.
+    """Return the records that may teach.
+
+    They are accepted, trusted or the owner's own, and do not repeat another record's number.
     """
     trusted = (record for record in records if record.trusted or record.owner == owner)
     return [
@@ -101,8 +105,8 @@ def teaching(records: Iterable[MeasurementRecord], *, owner: str = "") -> list[M
 def by_problem(
     records: Sequence[MeasurementRecord],
 ) -> Iterator[tuple[TrainingProblem, list[MeasurementRecord]]]:
-    """Records by the question they answer, resolved; those that this version cannot resolve are
-    left out.
+    """Group records by the resolved problem they answer; skip those that this version cannot
+    resolve.
     """
     by_query: dict[str, list[MeasurementRecord]] = {}
     for record in records:
@@ -120,10 +124,11 @@ def evidence_of(
     problem: TrainingProblem,
     release: Release = lambda _: None,
 ) -> Evidence:
-    """Measurements of configurations of one problem beside its predictions; a reduced run beside
-    those for what it ran, and one on fewer devices than the cluster has, as objective min_gpus
-    seeks them, beside those for so many. Releases are features: all are corrected alike as far as
-    nothing tells them apart.
+    """Return measurements of configurations of a problem with its predictions.
+
+    A reduced run is compared with the prediction of what it ran. A run on fewer devices than the
+    cluster has (objective min_gpus) is compared with the prediction for that number. Releases are
+    features, so without differences they are corrected alike.
     """
     pieces = []
     whole: dict[tuple[int, str | None], list[MeasurementRecord]] = {}
@@ -172,9 +177,7 @@ def _evidence(
 
 
 def measured_parts(outcomes: Sequence[Measurement]) -> dict[str, FloatArray]:
-    """(n,) seconds by part where traces took runs apart, NaN for the others; empty without a
-    trace.
-    """
+    """Return (n,) seconds by part measured by traces, NaN for other runs; empty without traces."""
     traced = [m.parts_s or {} for m in outcomes]
     names = sorted({name for parts in traced for name in parts})
     return {
@@ -184,29 +187,29 @@ def measured_parts(outcomes: Sequence[Measurement]) -> dict[str, FloatArray]:
 
 
 def _trained(record: MeasurementRecord) -> ParallelConfig:
-    """Its configuration: of a query about training, which `by_problem` resolved, a way to train."""
+    """Return the training configuration of a record that `by_problem` resolved."""
     assert isinstance(record.parallel, ParallelConfig)
     return record.parallel
 
 
 def asked_release(record: MeasurementRecord) -> str | None:
-    """The framework's release that its query names."""
+    """Return the framework release that the query names."""
     release: str | None = (record.query.get("training") or {}).get("framework_version")
     return release
 
 
 def release_of(record: MeasurementRecord) -> str | None:
-    """The release that it ran: what the run itself says counts before what its query asked for."""
+    """Return the release of the run: the run's own report, else the query's."""
     return record.measurement.versions.get(record.framework) or asked_release(record)
 
 
 def known_or(release: str | None) -> Release:
-    """Each run's own release, and this one for those that do not say theirs."""
+    """Use each run's own release, and this one for runs that report none."""
     return lambda record: release_of(record) or release
 
 
 def newest_release(records: Iterable[MeasurementRecord]) -> str | None:
-    """The newest release that any of them ran; None where none says its own."""
+    """Return the newest release that any of the runs reports; None if none does."""
     known = (release for record in records if (release := release_of(record)) is not None)
     return max(
         known,
@@ -218,7 +221,7 @@ def newest_release(records: Iterable[MeasurementRecord]) -> str | None:
 def reduced_problem(
     problem: TrainingProblem, *, parallel: ParallelConfig, fidelity: Fidelity
 ) -> tuple[TrainingProblem, ParallelConfig]:
-    """The question that a reduced run answers, and the configuration it runs."""
+    """Return the problem and the configuration of a reduced run."""
     model, workload, config = reduced(
         fidelity=fidelity, model=problem.model, training=problem.workload, parallel=parallel
     )
@@ -231,20 +234,21 @@ NORMAL_MAD = 0.6745
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Residual:
-    """One measured run beside its predictions by today's cost model and the stored calibration, in
-    seconds of a step.
+    """A measured run with its predictions by today's cost model and the stored calibration.
+
+    All values are seconds of a step.
     """
 
     record: MeasurementRecord
     measured_s: float
     before_s: float
-    """By the cost model alone."""
+    """Predicted without calibration."""
     after_s: float
-    """After calibration, by a fit that did not see this run."""
+    """Predicted with calibration, by a fit without this run."""
     taught: bool
-    """Whether the calibration was fitted on it; then `after_s` is by a fit that did not see it."""
+    """Whether the calibration was fitted on this run."""
     outlier: bool = False
-    """Whether it deviates more than the others scatter."""
+    """Whether its deviation is an outlier among the others."""
 
     @property
     def error_before(self) -> float:
@@ -258,10 +262,10 @@ class Residual:
 
 
 def residual_report(*, store: Store, record: CalibrationRecord) -> tuple[Residual, ...]:
-    """Residuals of the newest measurements of the record's series that have a step time and that
-    the store shows, oldest first.
+    """Return residuals of the newest visible measurements of the record's series, oldest first.
 
-    Empty for a calibration that this version cannot read.
+    Only measurements with a step time are included. Empty if this version cannot read the
+    calibration.
     """
     calibration = read_calibration(record)
     if calibration is None:
@@ -301,11 +305,10 @@ def residual_report(*, store: Store, record: CalibrationRecord) -> tuple[Residua
 
 
 def outliers(ratios: FloatArray) -> NDArray[np.bool_]:
-    """(n,) whether each of n ratios measured / predicted lies apart: 0.6745 |x - median(x)| /
-    MAD(x) > 3.5 of x = ln(ratio).
+    """Return (n,) whether each ratio measured / predicted is an outlier.
 
-    The median and its deviation do not follow the outliers themselves, as the fit's own range
-    would.
+    0.6745 |x - median(x)| / MAD(x) > 3.5 of x = ln(ratio). Median and MAD are robust against
+    outliers, unlike the fit's own range.
     """
     if not len(ratios):
         return np.zeros(0, dtype=np.bool_)

@@ -1,4 +1,4 @@
-"""The links' speeds, from steps that traces took apart."""
+"""Link speeds fitted to steps that traces measured by part."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from hp_tool.questions.training.links import Links, with_links
 from hp_tool.questions.training.problem import TrainingProblem
 
 Traced = tuple[TrainingProblem, Candidates, dict[str, FloatArray]]
-"""A problem, n of its candidates, and their measured seconds by part, each (n,), NaN where not
+"""A problem, n of its candidates, and their measured seconds by part, each (n,), NaN if not
 measured.
 """
 Group = tuple[TrainingProblem, Sequence[MeasurementRecord]]
 TURNS = 2
-"""Searches of each link, given the other."""
+"""Searches of each link's bandwidth, given the other."""
 WIDEST = 3.0
-"""ln of a bandwidth over the stated one up to which it is searched."""
+"""Search limit of |ln(bandwidth / stated)|."""
 
 
 def links_of(groups: Iterable[Group]) -> Links:
-    """Return the bandwidths that stored measurements with parts say, of what is stated; as stated
-    where none has any.
+    """Return link bandwidths as multiples of the stated ones, fitted to measurements with parts; 1
+    without any.
     """
     traced: list[Traced] = []
     for problem, records in groups:
@@ -52,13 +52,13 @@ def links_of(groups: Iterable[Group]) -> Links:
 
 
 def fitted_links(traced: Sequence[Traced]) -> Links:
-    """Return the most likely bandwidths, of what is stated, given traced steps; as stated without
-    any.
+    """Return the most likely link bandwidths, as multiples of the stated ones; 1 without traced
+    steps.
 
-    ln bandwidth / stated ~ N(0, `Traces.link_log_sd`^2), and the measured seconds of a part scatter
-    about the cost model's at that bandwidth by `Traces.part_scatter_log_sd`. Exposed seconds do not
-    follow a bandwidth in proportion, as some of them hide: so the cost model is asked at every
-    bandwidth.
+    ln bandwidth / stated ~ N(0, `Traces.link_log_sd`^2). The measured seconds of a part scatter
+    around the cost model's at that bandwidth by `Traces.part_scatter_log_sd`. Exposed seconds are
+    not proportional to the bandwidth, because they are partly overlapped, so each bandwidth is
+    evaluated with the cost model.
     """
     links = Links()
     if not any(np.isfinite(seconds).any() for _, _, parts in traced for seconds in parts.values()):
@@ -82,7 +82,7 @@ def fitted_links(traced: Sequence[Traced]) -> Links:
 
 
 def _objective(traced: Sequence[Traced], links: Links, name: str) -> Callable[[float], float]:
-    """Minus twice the log density of one link's ln bandwidth, the other's given."""
+    """Return minus twice the log density of one link's ln bandwidth, given the other's."""
     figures = assumed().traces
 
     def improbability(log: float) -> float:
@@ -94,8 +94,8 @@ def _objective(traced: Sequence[Traced], links: Links, name: str) -> Callable[[f
             for part in COMMUNICATION:
                 if part not in measured:
                     continue
-                # Where all of a part hides, there are no seconds to compare: the least share stands
-                # for them.
+                # If a part is completely overlapped, there are no seconds to compare, so the
+                # minimum share is used.
                 least = figures.least_part_share * step_s
                 ratio = np.log(np.maximum(measured[part], least) / np.maximum(parts[part], least))
                 total += float(np.nansum((ratio / figures.part_scatter_log_sd) ** 2))

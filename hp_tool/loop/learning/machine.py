@@ -1,5 +1,5 @@
-"""Micro-benchmarks of a cluster: timed through its launcher, fitted, kept, and tried on one real
-training step.
+"""Micro-benchmarks of a cluster: run with its launcher, fit, store, and check with one training
+step.
 """
 
 import time
@@ -36,19 +36,19 @@ _FRAMEWORK = "megatron-core"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepCheck:
-    """One real training step beside its predictions, in seconds."""
+    """One real training step with its predictions, in seconds."""
 
     what: str
     before_s: float
-    """With the constants the cluster had until now."""
+    """Predicted with the cluster's previous constants."""
     after_s: float
-    """With those just measured."""
+    """Predicted with the constants just measured."""
     measured_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineReport:
-    """What a pass over a cluster found."""
+    """Result of a benchmark of a cluster."""
 
     cluster: str
     profile: MachineProfile
@@ -66,11 +66,12 @@ def benchmark_machine(
     precisions: Sequence[Precision],
     timeout_s: float = 900.0,
 ) -> tuple[MachineReport, Measurement]:
-    """Time operations on all of the cluster's devices at once, and fit its constants: nothing is
-    stored.
+    """Time operations on all of the cluster's devices at once, and fit its constants; store
+    nothing.
 
-    Raises InputError `launcher_mismatch` where the launcher's devices are others, LauncherError
-    where the job fails.
+    Raises:
+        InputError: `launcher_mismatch`, the launcher has other devices.
+        LauncherError: The job failed.
     """
     hardware = launcher.hardware()
     if hardware.gpu != cluster.gpu.name:
@@ -110,8 +111,8 @@ def benchmark_machine(
 def check_step(
     *, cluster: ClusterSpec, launcher: Launcher, profile: MachineProfile, precision: Precision
 ) -> StepCheck:
-    """Train a small GPT for a few steps over all of the cluster's devices, beside what both
-    profiles say of it.
+    """Train a small GPT for a few steps on all devices, and compare it with both profiles'
+    predictions.
     """
     request = small_training(cluster, precision=precision)
     measured = run_job(launcher, request)
@@ -132,7 +133,7 @@ def check_step(
 
 
 def applied(machine: MachineProfile, *, to: EfficiencyProfile) -> EfficiencyProfile:
-    """A framework's profile on the measured machine."""
+    """Return a framework's profile with the constants of the measured machine."""
     network = machine.network or to.framework.network
     return EfficiencyProfile(gpu=machine.gpu, framework=replace(to.framework, network=network))
 
@@ -140,7 +141,7 @@ def applied(machine: MachineProfile, *, to: EfficiencyProfile) -> EfficiencyProf
 def predicted_step_s(
     request: ProfileRequest, *, cluster: ClusterSpec, profile: EfficiencyProfile
 ) -> float:
-    """What the cost model says of a request's step."""
+    """Return the predicted step time of a request."""
     costs = training_costs(
         case=TrainingCase(
             model=request.model, cluster=cluster, workload=request.training, profile=profile
@@ -151,8 +152,8 @@ def predicted_step_s(
 
 
 def small_training(cluster: ClusterSpec, *, precision: Precision) -> ProfileRequest:
-    """A GPT that any device holds, with tensor parallelism over two devices where there are two,
-    data parallelism beyond.
+    """Return a GPT that fits any device, with TP 2 if there are two devices, and data parallelism
+    beyond.
     """
     cpu = cluster.gpu.kind == "cpu"
     width, heads, sequence = (256, 8, 128) if cpu else (2048, 16, 2048)
@@ -182,8 +183,12 @@ def small_training(cluster: ClusterSpec, *, precision: Precision) -> ProfileRequ
 
 
 def run_job(launcher: Launcher, request: RunRequest) -> Measurement:
-    """Submit, wait, fetch. Raises LauncherError where a run without steps fails; a training that
-    fails is a measurement.
+    """Submit a job, wait for it and fetch its measurement.
+
+    A failed training is a measurement.
+
+    Raises:
+        LauncherError: A run without steps failed.
     """
     plan = launcher.plan(request, job_name=f"{request.run_id}-{uuid.uuid4().hex[:12]}")
     handle = launcher.submit(plan)
@@ -200,7 +205,9 @@ def run_job(launcher: Launcher, request: RunRequest) -> Measurement:
 
 
 def hosts_of_ranks(measured: Measurement, cluster: ClusterSpec) -> list[str]:
-    """Where each rank ran: hosts come in the order of their ranks, equally many each."""
+    """Return the host of each rank: hosts in the order of their ranks, with equally many ranks
+    each.
+    """
     hosts: Any = measured.hardware.hosts if measured.hardware else ()
     names = (
         hosts
@@ -211,7 +218,11 @@ def hosts_of_ranks(measured: Measurement, cluster: ClusterSpec) -> list[str]:
 
 
 def checked_precisions(names: Sequence[str], *, gpu: GpuSpec) -> tuple[Precision, ...]:
-    """Those that operations can be timed in on this device. Raises InputError for any other."""
+    """Return the precisions in which operations can be timed on this device.
+
+    Raises:
+        InputError: The device does not support a precision.
+    """
     timed = [precision for precision in ELEMENT_BYTES if precision in gpu.peak_flops_per_second]
     unknown = [name for name in names if name not in timed]
     if unknown:

@@ -1,5 +1,5 @@
-"""Calibrations from stored measurements: each as the next version of its series, with its error
-before and after.
+"""Make calibrations from stored measurements, as the next version of each series, with their
+errors.
 """
 
 import importlib
@@ -53,45 +53,40 @@ RECENT = 20
 OWN_MODELS = "models of users"
 _REFITTING = threading.Lock()
 Group = tuple[TrainingProblem, list[MeasurementRecord]]
-"""A problem, and what was measured of it."""
+"""A problem and its measurements."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accuracy:
-    """How far predicted step times are from measured ones: the median of |predicted / measured -
-    1|.
-    """
+    """Median of |predicted / measured - 1| of step times."""
 
     measurements: int
-    """With a step time; the others (out of memory) teach memory alone."""
+    """Measurements with a step time; others (out of memory) teach memory only."""
     error_before: float | None
-    """Of the cost model alone; None without a step time."""
+    """Error of the cost model; None without a step time."""
     error_after: float | None
-    """Of calibrated predictions for measurements that their fit did not see; None with fewer than
-    two.
-    """
+    """Error of calibrated predictions of held-out measurements; None with fewer than two."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MadeCalibration:
-    """One series after `calibrate`."""
+    """Result of `calibrate` for a series."""
 
     record: CalibrationRecord
     new: bool
-    """False: the newest version already says all that these measurements do."""
+    """False if the newest version was fitted to the same measurements."""
     models: tuple[str, ...]
-    """Whose measurements it learnt from."""
+    """Models of the measurements."""
     accuracy: Accuracy
 
 
 def calibrate(
     *, store: Store, gpu: str | None = None, framework: str | None = None, owner: str = ""
 ) -> tuple[MadeCalibration, ...]:
-    """A calibration of every series that has measurements, of this GPU and framework where they are
-    given; `owner`'s own too.
+    """Calibrate every series that has measurements, including the owner's.
 
-    A series whose newest version was made from the same measurements, by the same cost model, keeps
-    it.
+    `gpu` and `framework` restrict the series. A series is skipped if its newest version was made
+    from the same measurements by the same cost model.
     """
     refit(store=store)
     clusters = store.measured_clusters(gpu=gpu, framework=framework)
@@ -109,9 +104,10 @@ def calibrate(
 def calibrate_cluster(
     *, store: Store, cluster_key: str, framework: str, owner: str = ""
 ) -> tuple[MadeCalibration, ...]:
-    """Calibrate every series of one cluster and framework; an owner's, where reports that nobody
-    else trusts make a difference. A series that lost every measurement gets a version that knows
-    nothing.
+    """Calibrate every series of one cluster and framework.
+
+    Owners get a series of their own if their untrusted reports make a difference. A series that
+    lost all measurements gets an empty version.
     """
     groups: defaultdict[ModelFamily, list[Group]] = defaultdict(list)
     for problem, same in by_problem(
@@ -134,9 +130,10 @@ def calibrate_cluster(
 
 
 def refit(*, store: Store) -> tuple[MadeCalibration, ...]:
-    """Return new fits of every cluster and framework of which a measurement teaches from now on, or
-    no more: everybody's, and those of owners who have one of their own. Within a process, who comes
-    meanwhile waits and finds nothing due.
+    """Fit again for every cluster and framework with a measurement whose status changed.
+
+    The new fits are everybody's, and those of owners with own series. Concurrent callers in the
+    same process wait and find nothing to do.
     """
     if not store.due_refits():
         return ()
@@ -178,7 +175,7 @@ def _make(store: Store, series: Series, groups: Sequence[Group]) -> MadeCalibrat
     calibration = fit_calibration(evidence=evidence, prior=prior)
     unseen_s = predicted_unseen(evidence, prior=prior)
     accuracy = accuracy_of(evidence, unseen_s=unseen_s)
-    # Everybody reads calibrations: what a user calls a model of theirs is not told.
+    # All users can read calibrations, so a user's own model names are omitted.
     models = Counter(
         record.model if library.knows("models", record.model) else OWN_MODELS for record in records
     )
@@ -197,7 +194,7 @@ def _make(store: Store, series: Series, groups: Sequence[Group]) -> MadeCalibrat
 
 
 def _is_emptied(store: Store, last: CalibrationRecord) -> bool:
-    """Whether none of the measurements that a calibration learnt from may teach any more."""
+    """Return True if every source measurement was withdrawn."""
 
     def teaches(identity: str) -> bool:
         try:
@@ -211,7 +208,7 @@ def _is_emptied(store: Store, last: CalibrationRecord) -> bool:
 
 
 def _emptied(store: Store, series: Series, last: CalibrationRecord) -> MadeCalibration:
-    """The next version, which changes nothing."""
+    """Return the next version, which corrects nothing."""
     nothing = Accuracy(measurements=0, error_before=None, error_after=None)
     facts = {PREDICTIONS: last.payload.get(PREDICTIONS)}
     record, new = save(
@@ -223,11 +220,11 @@ def _emptied(store: Store, series: Series, last: CalibrationRecord) -> MadeCalib
 def save(
     store: Store, *, series: Series, calibration: Calibration, accuracy: Accuracy, facts: JsonObject
 ) -> tuple[CalibrationRecord, bool]:
-    """Store as the next version of its series, unless the newest one is the same; whether it was
+    """Store as the next version of the series unless the newest one is equal; return whether it was
     stored.
 
-    `facts`: what else its payload holds; nothing for serving, whose calibrations are read by nobody
-    else.
+    `facts` are additional entries of the payload. Serving has none, because only searches read its
+    calibrations.
     """
     payload: dict[str, Any] = (
         calibration.to_dict() | {"accuracy": asdict(accuracy), PREDICTIONS: None} | facts
@@ -241,8 +238,8 @@ def save(
 
 
 def accuracy_of(evidence: Evidence, *, unseen_s: FloatArray) -> Accuracy:
-    """The cost model's error on these measurements, and that of fits which did not see the ones
-    they predict.
+    """Return the error of the cost model on these measurements, and that of fits on held-out
+    ones.
     """
     measured = evidence.measured_step_s
     before = (
@@ -258,18 +255,18 @@ def accuracy_of(evidence: Evidence, *, unseen_s: FloatArray) -> Accuracy:
 
 
 def predicted_unseen(evidence: Evidence, *, prior: Prior) -> FloatArray:
-    """(n,) median seconds of a step, each by a fit without its fold; NaN where nothing was timed,
-    or nothing else was.
+    """Return (n,) median seconds of a step, each by a fit without its fold; NaN if there is nothing
+    to fit.
 
-    Repeats of one configuration share a fold: a fit that saw one of them knows the others. Folds
-    follow the order of storage, not the random ids: the same measurements, imported again, give the
-    same answer.
+    Repeats of one configuration are in the same fold, because a fit to one of them predicts the
+    others. Folds follow the order of storage, not the random ids, so importing the same
+    measurements again gives the same result.
     """
     predicted = np.full(len(evidence), np.nan)
     timed = np.flatnonzero(np.isfinite(evidence.measured_step_s))
     runs = replace(
         evidence.take(timed), measured_memory_bytes=np.full(len(timed), np.nan)
-    )  # memory is not asked for
+    )  # memory is not needed
     groups = configurations(runs)
     if len(groups) < 2:
         return predicted
@@ -287,9 +284,7 @@ def predicted_unseen(evidence: Evidence, *, prior: Prior) -> FloatArray:
 
 
 def prepare() -> None:
-    """Load what fits need: without it the first one of a process takes a second longer than
-    others.
-    """
+    """Import the modules of fits in advance, which otherwise adds a second to the first fit."""
     for name in ("scipy.optimize", "scipy.special", "threadpoolctl"):
         importlib.import_module(name)
 
@@ -301,19 +296,19 @@ def _median_error(predicted: FloatArray, measured: FloatArray) -> float | None:
 
 
 class Follower:
-    """Keeps calibrations up with measurements. Several may follow one store: who comes later finds
-    nothing left to do.
-    """
+    """Keeps calibrations up to date with measurements; several may use the same store."""
 
     def __init__(self, *, store: Store) -> None:
         self._store = store
         self._seen: str | None = None
-        """The newest measurement when it last looked."""
+        """The newest measurement at the last check."""
 
     def catch_up(self) -> tuple[MadeCalibration, ...]:
-        """Calibrate every cluster and framework that was measured since its newest calibration, of
-        which other measurements teach now, or whose calibrations correct other predictions than
-        today's; the versions that are new.
+        """Calibrate every cluster and framework with outdated calibrations, and return the new
+        versions.
+
+        A calibration is outdated if newer measurements exist, its source measurements changed
+        status, or it corrects predictions of another cost model.
         """
         refitted = refit(store=self._store)
         return tuple(each for each in (*refitted, *self._measured()) if each.new)
@@ -362,8 +357,8 @@ class Follower:
 
 
 def outdated(store: Store, cluster: MeasuredCluster, *, owner: str = "") -> bool:
-    """Whether the newest calibration of any family of models corrects other predictions than
-    today's.
+    """Return whether the newest calibration of any family corrects predictions of another cost
+    model.
     """
     key, framework = cluster.cluster_key, cluster.framework
     recent = store.measurements(
@@ -383,8 +378,8 @@ def outdated(store: Store, cluster: MeasuredCluster, *, owner: str = "") -> bool
 
 
 def outdated_notice(store: Store) -> str | None:
-    """What to say of stored calibrations that correct other predictions than today's; None if there
-    are none.
+    """Return a notice about calibrations that correct predictions of another cost model; None
+    without any.
     """
     count = sum(outdated(store, cluster) for cluster in store.measured_clusters())
     return (

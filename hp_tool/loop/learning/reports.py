@@ -1,6 +1,4 @@
-"""What a real training reports of itself, or a file says of it, checked before it may teach anyone
-anything.
-"""
+"""Measurements that trainings or files report, checked before they may teach."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
@@ -33,13 +31,13 @@ from hp_tool.questions.answers import Line
 from hp_tool.questions.training.problem import TrainingProblem, resolve_training
 
 Bytes = Annotated[int, Interval(ge=1, le=1 << 50)]
-"""More than none: who reports a peak has measured one."""
+"""At least 1: a reported peak was measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportedMeasurement(Measurement):
-    """A training's own numbers: of the step either `step_s` or `tokens_per_second_per_gpu` is
-    enough.
+    """Reported numbers of a training; either `step_s` or `tokens_per_second_per_gpu` is
+    required.
     """
 
     status: MeasurementStatus = "ok"
@@ -54,14 +52,14 @@ class ReportedMeasurement(Measurement):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasurementReport(Strict):
-    """A training's own figures."""
+    """Report of a training's measurement."""
 
     query: Query
     """What is trained, and where."""
     parallel: ParallelQuery
-    """The one configuration it ran with."""
+    """The configuration of the run."""
     measurement: ReportedMeasurement
-    """Its numbers: a median step time or a rate, or why there is none."""
+    """A median step time or rate, or the reason for a failure."""
 
 
 def add_reports(
@@ -73,9 +71,7 @@ def add_reports(
     resolve: Callable[[Query], Query] = lambda query: query,
     hold: bool = False,
 ) -> Imported:
-    """Store each report that is in order. `key`: the idempotency key of a line, from its number and
-    its bytes.
-    """
+    """Store each valid report. `key` returns a line's idempotency key from its number and bytes."""
     stored: list[MeasurementRecord] = []
     refused: list[Refused] = []
     for number, line in enumerate(lines, start=1):
@@ -110,22 +106,22 @@ def add_report(
     resolve: Callable[[Query], Query] = lambda query: query,
     hold: bool = False,
 ) -> MeasurementRecord:
-    """Return the stored measurement of a body or line.
+    """Store the measurement in a body or line, and return it.
 
-    One that was sent with this idempotency key before is returned as it was stored then, whatever
-    its names mean by now.
+    If the idempotency key was used before, return the measurement as it was stored then.
 
     Args:
         data: The body or line.
-        store: Where it is stored.
-        source: Who reports it.
+        store: The store to write to.
+        source: Source of the report.
         key: The idempotency key, if any.
-        resolve: May refuse its query, or look its names up.
-        hold: Store it such that it teaches nothing until someone accepts it.
+        resolve: Resolves the names in the query, or rejects it.
+        hold: Store it such that it teaches only after a user accepts it.
 
-    Raises: InputError: the report is malformed, its configuration illegal, or its numbers cannot be
-        or belong to other hardware. ConflictError: the idempotency key was used with another
-        report.
+    Raises:
+        InputError: The report is malformed, its configuration illegal, its numbers impossible, or
+            the hardware another.
+        ConflictError: The idempotency key was used with another report.
     """
     report: MeasurementReport = schema.parse(MeasurementReport, data)
     body = {"source": source, **schema.parse_mapping(data)}
@@ -145,21 +141,23 @@ def read_report(
     source: MeasurementSource,
     resolve: Callable[[Query], Query] = lambda query: query,
 ) -> NewMeasurement:
-    """The measurement in a body or line, not stored. Raises InputError as `add_report` does."""
+    """Return the measurement in a body or line without storing it; raises InputError like
+    `add_report`.
+    """
     return _measurement(schema.parse(MeasurementReport, data), source=source, resolve=resolve)
 
 
 def _measurement(
     report: MeasurementReport, *, source: MeasurementSource, resolve: Callable[[Query], Query]
 ) -> NewMeasurement:
-    """The reported measurement, with the prediction it is to be held against."""
+    """Return the reported measurement with its prediction."""
     query = resolve(replace(report.query, parallel=report.parallel))
     query = schema.parse_query(schema.to_dict(query))
     problem = resolve_training(query)
     estimate = training.estimate(query=query, with_fixes=False)
     if (
         estimate.time is None or estimate.memory is None
-    ):  # one that is predicted not to fit may well have run
+    ):  # a configuration that is predicted not to fit may have run
         reason = estimate.reasons[0]
         raise InputError(
             f"this configuration cannot have run: {reason.message}",
@@ -198,9 +196,7 @@ def _measurement(
 def _completed(
     report: ReportedMeasurement, problem: TrainingProblem
 ) -> tuple[Measurement, Hardware]:
-    """The measurement with what follows from what it says filled in, and the hardware it belongs
-    to.
-    """
+    """Return the measurement with derived values and its hardware."""
     cluster = problem.cluster
     hardware = report.hardware or Hardware(gpu=cluster.gpu.name, num_gpus=cluster.num_gpus)
     if hardware.gpu != cluster.gpu.name:
@@ -247,8 +243,10 @@ def _completed(
 
 
 def _check_hardware(hardware: Hardware, *, gpu: GpuSpec, num_gpus: int | None) -> None:
-    """Raise InputError `hardware_mismatch` for another device's name, and for another number of
-    devices if that is stated.
+    """Check the reported device.
+
+    Raises:
+        InputError: `hardware_mismatch`, the device's name or the stated number of devices differs.
     """
     name = hardware.device_name
     if name and gpu.name in RECOGNIZED and is_device(name, gpu=gpu.name) is False:
@@ -267,8 +265,10 @@ def _check_hardware(hardware: Hardware, *, gpu: GpuSpec, num_gpus: int | None) -
 
 
 def _check_parts(parts_s: Mapping[str, float] | None, *, step_s: float | None) -> None:
-    """Raises InputError for a part that no prediction has, and where they do not sum to the
-    step.
+    """Check the names of parts and that they sum to the step.
+
+    Raises:
+        InputError: A part is unknown, or the sum differs.
     """
     if parts_s is None:
         return
@@ -292,9 +292,12 @@ def _check_parts(parts_s: Mapping[str, float] | None, *, step_s: float | None) -
 def check_possible(
     measurement: Measurement, *, problem: TrainingProblem, predicted_s: float
 ) -> None:
-    """Raises InputError `implausible` for a step `Learning.impossible_factor` times off the
-    prediction or faster than the devices' peak FLOP/s, and for a peak above the device's memory. Of
-    a CPU, whose speed and memory are its host's, not.
+    """Check that step time and peak memory are possible. CPUs are not checked, because their limits
+    are the host's.
+
+    Raises:
+        InputError: `implausible`: the step is `Learning.impossible_factor` times off the prediction
+            or exceeds the devices' peak FLOP/s, or the memory peak exceeds the device.
     """
     gpu, step_s, peak = problem.cluster.gpu, measurement.step_s, measurement.peak_memory_bytes
     if gpu.kind == "cpu":
@@ -333,8 +336,10 @@ def check_possible(
 def check_parts(
     measurement: Measurement, *, problem: TrainingProblem, config: ParallelConfig
 ) -> None:
-    """Raise InputError `implausible` for parts of a step without an optimizer, or with less compute
-    than its FLOPs take.
+    """Check the parts of a training step.
+
+    Raises:
+        InputError: `implausible`: there is no optimizer, or less compute than the FLOPs take.
     """
     parts = measurement.parts_s
     if parts is None or problem.cluster.gpu.kind == "cpu":

@@ -1,5 +1,5 @@
-"""What one calibration covers (a cluster, its software, a family of models), and the newest stored
-one for a problem.
+"""Series of calibrations (a cluster, its software, a family of models), and the newest for a
+problem.
 """
 
 from __future__ import annotations
@@ -25,12 +25,14 @@ from hp_tool.questions.training.problem import TrainingProblem
 
 ModelFamily = Literal["dense", "moe"]
 PREDICTIONS = "predictions"
-"""Key of a stored calibration's digest of the predictions it corrects."""
+"""Key of a stored calibration's digest of the predictions that it corrects."""
 MODELS, RELEASE, UNSEEN, CRASHED, LINKS = "models", "release", "unseen_s", "crashed", "links"
-"""Its further keys: measurements by model; the newest release among them, which a query that names
-none is taken to mean; seconds that fits without a measurement predict of it, by its id;
-configurations that crashed (`learning.crashes`); bandwidths over the stated ones, where traces told
-them (`learning.links`).
+"""Further keys of a stored calibration.
+
+`MODELS`: measurements by model. `RELEASE`: the newest release of the measurements, assumed for
+queries without one. `UNSEEN`: seconds predicted by fits without a measurement, by its id.
+`CRASHED`: configurations that crashed (`learning.crashes`). `LINKS`: bandwidths over the stated
+ones, fitted to traces (`learning.links`).
 """
 OTHER_PREDICTIONS = (
     "corrects predictions of other constants or another cost model; a worker fits it again from "
@@ -44,31 +46,31 @@ PENDING = (
 )
 MOST_KNOWN = 1000
 MAX_AGE_S = 5.0
-"""How long an answer of the database is believed: a batch asks for the same series thousands of
-times a second.
+"""Seconds for which a database answer is cached: a batch reads the same series thousands of times
+per second.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Series:
-    """The key of calibrations that are versions of each other."""
+    """Key of calibrations that are versions of each other."""
 
     cluster_key: str
     framework: str
-    """Calibrations of all releases, told apart as far as measurements do."""
+    """Calibrations cover all releases; measurements distinguish them."""
     model_family: str
-    """dense or moe; empty: all families (older calibrations)."""
+    """dense or moe; empty for all families (older calibrations)."""
     owner: str = ""
-    """Who alone uses it; empty: everybody."""
+    """The only user of the series; empty for all users."""
 
     def nearest_first(self) -> tuple[Series, ...]:
-        """This series, everybody's, and that of all families, which stands in for it."""
+        """Return this series, everybody's, and that of all families, in order of preference."""
         shared = replace(self, owner="")
         return tuple(dict.fromkeys((self, shared, replace(shared, model_family=""))))
 
 
 def series_of(problem: TrainingProblem, *, hardware: Hardware) -> Series:
-    """The series that speaks for a problem on this hardware."""
+    """Return the series for a problem on this hardware."""
     return Series(
         cluster_key=cluster_key(problem.cluster, hardware),
         framework=problem.workload.framework,
@@ -77,8 +79,9 @@ def series_of(problem: TrainingProblem, *, hardware: Hardware) -> Series:
 
 
 def cluster_key(cluster: ClusterSpec, hardware: Hardware) -> str:
-    """The device, its whole node and NVLink domain, whatever part a job uses, and its network;
-    hosts' CPUs differ, so `cpu` is kept apart by host.
+    """Return the key of a cluster: device, whole node, NVLink domain and network.
+
+    The part that a job uses does not matter. CPUs differ between hosts, so `cpu` includes the host.
     """
     network = f"{cluster.inter_node_bandwidth_bytes_per_second / 1e9:g}GBps"
     node, domain = (
@@ -94,15 +97,13 @@ def cluster_key(cluster: ClusterSpec, hardware: Hardware) -> str:
 
 
 def model_family(model: ModelSpec) -> ModelFamily:
-    """Models whose steps are made of the same operations: an all-to-all teaches nothing to those
-    that have none.
-    """
+    """Return dense or moe: measurements with all-to-alls do not inform models without them."""
     return "moe" if model.num_experts else "dense"
 
 
 def own_hardware(cluster: ClusterSpec) -> Hardware:
-    """What runs would have been filed under: GPUs are alike wherever they stand, CPUs are those of
-    this host.
+    """Return the hardware that runs would be stored under: any GPU of that name, or this host's
+    CPU.
     """
     if cluster.gpu.kind == "gpu":
         return Hardware(gpu=cluster.gpu.name, num_gpus=cluster.num_gpus)
@@ -112,7 +113,7 @@ def own_hardware(cluster: ClusterSpec) -> Hardware:
 
 
 class StoredCalibrations:
-    """`training.calibrated.Calibrations` over a store. May be called by several threads at once."""
+    """`training.calibrated.Calibrations` of a store; thread-safe."""
 
     def __init__(
         self,
@@ -124,9 +125,14 @@ class StoredCalibrations:
         refit: Callable[[], object] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`refit`: fits what is due; None leaves that to others, and answers say that it is
-        pending. `before`: only what was known then. `hardware`: what runs go to; None: what they
-        would go to from this host. `owner`: whose own reports count beside what everybody trusts.
+        """Create the lookup.
+
+        Args:
+            refit: Fits series that are due. None leaves this to others, and answers report it as
+                pending.
+            before: Use only calibrations from before this time.
+            hardware: Hardware of the runs; None for this host's.
+            owner: User whose own reports count in addition to trusted ones.
         """
         self._store, self._before, self._hardware, self._owner, self._clock = (
             store,
@@ -139,14 +145,14 @@ class StoredCalibrations:
         self._known: dict[Series, tuple[float, CalibratedPredictor | str | None]] = {}
 
     def of(self, owner: str) -> StoredCalibrations:
-        """Return the calibrations that another owner sees."""
+        """Return the calibrations visible to another owner."""
         other = copy.copy(self)
         other._owner = owner
         return other
 
     def __eq__(self, other: object) -> bool:
-        """Whether both answer alike: caches find what an earlier request of the same owner
-        computed.
+        """Return whether both give the same answers, so that caches are shared between requests of
+        an owner.
         """
         return (
             isinstance(other, StoredCalibrations)
@@ -158,14 +164,16 @@ class StoredCalibrations:
         return hash((id(self._known), self._owner))
 
     def __call__(self, problem: TrainingProblem) -> CalibratedPredictor | None:
-        """The predictor of the problem's series, else of the nearest that stands in for it; None if
-        nothing was learnt yet, or nothing that still holds.
+        """Return the predictor of the problem's series, else of the nearest fallback; None without
+        a valid one.
         """
         known = self._find(problem)
         return known if isinstance(known, CalibratedPredictor) else None
 
     def unused(self, problem: TrainingProblem) -> str | None:
-        """Why there is no predictor; None where there is one, or nothing was ever measured."""
+        """Return why there is no predictor; None if there is one, or if nothing was ever
+        measured.
+        """
         known = self._find(problem)
         return known if isinstance(known, str) else None
 
@@ -178,7 +186,7 @@ class StoredCalibrations:
             known = self._newest(series, predictions=digest_of(problem))
             if (
                 len(self._known) >= MOST_KNOWN
-            ):  # whoever asks names the network, so there may be any number
+            ):  # queries choose the network, so the number of keys is unbounded
                 self._known.clear()
             self._known[series] = (self._clock(), known)
         return known
@@ -189,15 +197,15 @@ class StoredCalibrations:
             self.forget()
 
     def forget(self) -> None:
-        """Ask the database anew: somebody knows that there is something new."""
+        """Clear the cache of database answers."""
         self._known.clear()
 
     def _newest(self, series: Series, *, predictions: str) -> CalibratedPredictor | str | None:
-        """The predictor with its provenance, or why there is none."""
+        """Return the predictor with its provenance, or the reason for having none."""
         outdated = None
         for each in series.nearest_first():
             record = self._store.latest_calibration(**asdict(each), before=self._before)
-            if record is None or not record.num_measurements:  # all that it knew was excluded
+            if record is None or not record.num_measurements:  # all its measurements were excluded
                 continue
             if record.payload.get(PREDICTIONS) != predictions:
                 outdated = outdated or (
@@ -234,8 +242,8 @@ class StoredCalibrations:
         )
 
     def _missing(self, series: Series) -> str | None:
-        """Why there is nothing that could be used: the nearest measurements there are. None where
-        nothing was ever measured.
+        """Return why no measurement applies, with the nearest ones; None if nothing was ever
+        measured.
         """
 
         def nearest(**query: Unpack[MeasurementQuery]) -> MeasurementRecord | None:
@@ -274,8 +282,8 @@ class StoredCalibrations:
 
 
 def read_calibration(record: CalibrationRecord) -> Calibration | None:
-    """The stored calibration; None for one that this version cannot read, which `hp-tool calibrate`
-    replaces.
+    """Return the stored calibration; None if this version cannot read it (`hp-tool calibrate`
+    replaces it).
     """
     try:
         return Calibration.from_dict(record.payload)

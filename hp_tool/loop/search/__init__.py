@@ -1,3 +1,1 @@
-"""Which few candidates deserve a real run, in which order, and when to stop. Reaches the outside
-through ports only.
-"""
+"""Choose the few candidates to run, their order, and when to stop; effects go through ports."""

@@ -1,6 +1,4 @@
-"""The account of a search: what its runs have cost, what another one would, when to stop, and where
-it stands.
-"""
+"""Accounting of a search: costs of its runs, expected cost of the next, stop criteria, progress."""
 
 import statistics
 from collections.abc import Sequence
@@ -18,35 +16,37 @@ from hp_tool.loop.search.fidelity import leader, repeats
 from hp_tool.loop.search.rivals import BESIDE
 
 BUDGETS = ("budget_runs", "budget_gpu_seconds")
-"""Search settings that may change while a search runs."""
+"""Search settings that may change during a search."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """How the loop ended; the caller ends or releases the search accordingly."""
+    """Reason for the end of the loop; the caller ends or releases the search accordingly."""
 
     state: Literal["succeeded", "cancelled", "paused", "released"]
     stopped_because: str
     expected_gain_fraction: float | None = None
-    """What another run was last expected to win, as a share of the best step time; None while
-    nothing was measured.
+    """Last expected gain of another run, as a fraction of the best step time; None without
+    measurements.
     """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spent:
-    """What a search has used up."""
+    """Used budget of a search."""
 
     profile_runs: int
-    """Real runs that ended with a measurement, good or bad."""
+    """Real runs that ended with a measurement, successful or not."""
     gpu_seconds: float
-    """Devices x wall seconds of all runs, abandoned ones too."""
+    """Devices x wall seconds of all runs, including abandoned ones."""
     queue_s: float = 0.0
-    """Seconds that their jobs waited for devices, which cost nothing."""
+    """Seconds for which jobs waited for devices, which cost nothing."""
 
 
 def spent_by(runs: Sequence[RunRecord]) -> Spent:
-    """What runs have cost: reused measurements are no runs, abandoned ones cost seconds only."""
+    """Return the costs of runs: reused measurements are no runs, abandoned runs cost only
+    seconds.
+    """
     real = sum(run.state is RunState.FINISHED and REUSED not in run.predicted for run in runs)
     return Spent(
         profile_runs=real,
@@ -56,14 +56,12 @@ def spent_by(runs: Sequence[RunRecord]) -> Spent:
 
 
 def open_runs(runs: Sequence[RunRecord]) -> list[RunRecord]:
-    """Those that have not ended."""
+    """Return the runs that have not finished."""
     return [run for run in runs if not run.state.ended]
 
 
 def startup_s(runs: Sequence[RunRecord], *, settings: SearchSettings) -> float | None:
-    """Median seconds of a run that are no training step, by the runs that succeeded; None until one
-    has.
-    """
+    """Return the median start-up seconds of successful runs; None without any."""
     ended = [
         run.measurement
         for run in runs
@@ -78,7 +76,7 @@ def startup_s(runs: Sequence[RunRecord], *, settings: SearchSettings) -> float |
 
 
 def seen_startup_s(measurement: Measurement, *, settings: SearchSettings) -> float | None:
-    """Seconds of a run that are no training step; None of one that has no time."""
+    """Return a run's seconds outside training steps; None if its time is unknown."""
     if measurement.step_s is None or measurement.wall_s is None:
         return None
     warmup_s = sum(measurement.warmup_times_s) or settings.warmup_steps * measurement.step_s
@@ -89,17 +87,17 @@ def seen_startup_s(measurement: Measurement, *, settings: SearchSettings) -> flo
 def run_gpu_seconds(
     *, num_gpus: int, step_s: float, startup_s: float, settings: SearchSettings
 ) -> float:
-    """Devices x (start-up and all steps) of a run yet to come."""
+    """Return devices x (start-up and all steps) of a future run."""
     return num_gpus * (startup_s + (settings.warmup_steps + settings.steps) * step_s)
 
 
 def coverage_runs(settings: SearchSettings, *, prior: Prior) -> int:
-    """How many of the first runs may be spent on showing axis values not yet seen, rather than on
-    expected improvement.
+    """Return how many of the first runs may cover unseen axis values instead of expected
+    improvement.
 
-    None where the cost model is believed within tens of per cent: what it expects of a run says
-    enough, and measured grids were searched with less regret. Else it rarely takes all of them.
-    Earlier evidence changes nothing: hosts change.
+    None if the cost model is accurate to tens of percent: expected improvement is then sufficient,
+    and gave less regret on measured grids. Otherwise a search rarely uses all of them. Earlier
+    evidence does not reduce the number, because hosts change.
     """
     return (
         _least_runs(settings) if prior.group_log_sd > assumed().search.roughly_known_log_sd else 0
@@ -113,10 +111,9 @@ def why_stop(
     next_run_gpu_seconds: float,
     proposal: Proposal | None,
 ) -> str | None:
-    """A reason to stop now, or None.
+    """Return a reason to stop now, or None.
 
-    `budget_gpu_seconds` is not overdrawn knowingly: a run that is expected to exceed it is not
-    started.
+    A run that is expected to exceed `budget_gpu_seconds` is not started.
     """
     if proposal is None:
         return "space_exhausted"
@@ -142,15 +139,16 @@ def _least_runs(settings: SearchSettings) -> int:
 
 
 def with_budget(settings: SearchSettings, *, stored: JsonObject) -> SearchSettings:
-    """The settings with the budget that the stored query has by now."""
+    """Return the settings with the current budget of the stored query."""
     return replace(settings, **{name: stored[name] for name in BUDGETS if name in stored})
 
 
 def progress_of(
     runs: Sequence[RunRecord], *, budget_runs: int, expected_gain: float | None
 ) -> JsonObject:
-    """What its runs have cost and the best of them; `expected_gain` is what another one is expected
-    to win, as a share of the best step time.
+    """Return the costs and the best of a search's runs.
+
+    `expected_gain` is the expected gain of another run, as a fraction of the best step time.
     """
     spent = spent_by(runs)
     best, best_step_s = leader(runs) or (None, None)

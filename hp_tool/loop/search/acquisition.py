@@ -1,4 +1,6 @@
-"""What another run is expected to win, and which one: numeric kernels over the table's rows."""
+"""Expected improvement of another run, and the choice of the run: numeric kernels over table
+rows.
+"""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
@@ -12,29 +14,31 @@ from hp_tool.loop.calibration.evidence import BoolArray, FloatArray
 from hp_tool.loop.search.table import AxisValue, CandidateTable
 
 COVERED_AXES = ("tensor_parallel_size", "pipeline_parallel_size", "sequence_parallel", "recompute")
-"""Axes whose effect on time a calibration can only learn by seeing them vary."""
+"""Axes whose effect on time a calibration can learn only from runs that vary them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observations:
-    """What is known about rows from this search's own runs."""
+    """Results of this search's own runs by row."""
 
     step_s: Mapping[int, float] = field(default_factory=dict)
     """Measured seconds of the rows that ran."""
     memory_bytes: Mapping[int, float] = field(default_factory=dict)
-    """Measured peak of those rows, where known."""
+    """Measured peak bytes of those rows, if known."""
     measurement_ids: Mapping[int, str] = field(default_factory=dict)
     out_of_memory: frozenset[int] = frozenset()
     broken: frozenset[int] = frozenset()
-    """Crashed or timed out: says nothing about speed, something about what works here."""
+    """Rows that crashed or timed out: no information about speed, but about which axis values
+    work.
+    """
     pending: frozenset[int] = frozenset()
-    """Proposed or running."""
+    """Rows that are proposed or running."""
     apart: frozenset[int] = frozenset()
-    """Not asked for this time."""
+    """Rows that are excluded from this proposal."""
 
     @property
     def tried(self) -> frozenset[int]:
-        """Rows that are not proposed again."""
+        """Return the rows that are not proposed again."""
         return frozenset(self.step_s) | self.out_of_memory | self.broken | self.pending
 
 
@@ -44,18 +48,17 @@ class Proposal:
 
     row: int
     expected_gain: float
-    """Expected saving as a share of the best step time so far; infinite while nothing has been
-    measured.
-    """
+    """Expected saving as a fraction of the best step time so far; infinite without measurements."""
     reason: str
     """analytic_best, coverage or expected_improvement."""
     hold_probability: float
-    """That it fits, works and does not stall."""
+    """Probability that the run fits, works and does not stall."""
 
 
 def expected_improvement(*, median_s: FloatArray, log_sd: FloatArray, best_s: float) -> FloatArray:
-    """E[max(best - T, 0)] in seconds for ln T ~ N(ln median, log_sd^2): best Phi(z) - median
-    e^(sd^2/2) Phi(z - sd).
+    """Return E[max(best - T, 0)] in seconds for ln T ~ N(ln median, log_sd^2).
+
+    best Phi(z) - median e^(sd^2/2) Phi(z - sd).
     """
     from scipy.special import ndtr
 
@@ -75,14 +78,14 @@ def propose(
     rng: np.random.Generator,
     stored: Collection[int] = (),
 ) -> Proposal | None:
-    """The row to run next; None where every row that may fit has been tried.
+    """Return the row to run next; None if every row that may fit was tried.
 
-    Nothing measured yet: the greatest expected speed, none for a row that fails, little for one
-    that stalls. Then, until `coverage_runs` rows were tried, the rows that show most axis values
-    not yet seen, among those that are not much slower. Then expected improvement times the
-    probability that the row fits, works and neither stalls nor retries. Pending rows count as if
-    they had returned what is predicted for them. `stored`: rows whose measurement is there already,
-    which go first among those nearly as good.
+    Without measurements: the greatest expected speed, weighted by the probability to fit and not to
+    stall. Then, until `coverage_runs` rows were tried: the rows with the most unseen axis values,
+    among those that are not much slower. Then: expected improvement times the probability that the
+    row fits, works and neither stalls nor retries. Pending rows count as if they had returned their
+    prediction. Rows in `stored` already have a measurement and are preferred among nearly equal
+    ones.
     """
     free = np.ones(len(table), dtype=np.bool_)
     free[list(observations.tried | observations.apart)] = False
@@ -90,8 +93,8 @@ def propose(
     chance = table.predict_memory(calibration).fit_probability(table.usable_bytes)
     chance = chance * _works_probability(table, observations)
     quick = 1.0 - step.slow_probability
-    # Equal predictions are common (an axis that has no effect here); the seed, not the enumeration,
-    # breaks such ties.
+    # Equal predictions are common (an axis without effect). The seed breaks ties, not the order of
+    # enumeration.
     median_s = step.regular_s * (1.0 + 1e-9 * rng.random(len(table)))
     likely = free & (chance >= min(0.5, float(chance[free].max(initial=0.0))))
     if not likely.any():
@@ -134,12 +137,11 @@ def _argmin(values: FloatArray, where: BoolArray) -> int:
 
 
 def _works_probability(table: CandidateTable, observations: Observations) -> FloatArray:
-    """(n,) doubt after crashes: (worked + 1) / (worked + blame + 1) of a row's least trusted axis
-    value.
+    """Return (n,) success probabilities after crashes.
 
-    One of a crashed row's values is at fault, nobody knows which: each bears an equal share of the
-    blame. Without crashes it is 1. Where a value (a schedule, a degree) has only ever crashed,
-    others are tried first.
+    (worked + 1) / (worked + blame + 1) of a row's least reliable axis value. The axis value that
+    caused a crash is unknown, so all values of the row share the blame equally. Without crashes the
+    result is 1. If a value (a schedule, a degree) has only ever crashed, others are tried first.
     """
     probability = np.ones(len(table))
     worked = list(observations.step_s) + list(observations.out_of_memory)
@@ -154,7 +156,7 @@ def _works_probability(table: CandidateTable, observations: Observations) -> Flo
 
 
 def _unseen_values(table: CandidateTable, observations: Observations) -> NDArray[np.int64]:
-    """(n,) how many of the covered axes show a value that no tried row has."""
+    """Return (n,) the number of covered axes with a value that no tried row has."""
     count = np.zeros(len(table), dtype=np.int64)
     for name in COVERED_AXES:
         if name in table.axes:

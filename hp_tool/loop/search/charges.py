@@ -1,6 +1,4 @@
-"""What runs cost: the seconds that their jobs held devices, by the engine's account. Waiting for
-devices costs nothing and is a figure of its own.
-"""
+"""Costs of runs: the seconds for which jobs were allocated devices, and their queue time."""
 
 import contextlib
 import math
@@ -20,12 +18,12 @@ from hp_tool.loop.search.problem import Question
 
 
 class Charges:
-    """Since when each job has waited and run, as its coordinator saw it: for engines that do not
-    say.
-    """
+    """Observed queue and run times of jobs, for engines that do not report them."""
 
     def __init__(self, *, clock: Callable[[], float], carried_gpu_seconds: float = 0.0) -> None:
-        """`carried_gpu_seconds`: of a check before the first run, which pays for it."""
+        """Create the record. `carried_gpu_seconds` of a check before the first run are charged to
+        that run.
+        """
         self._clock, self._carried = clock, carried_gpu_seconds
         self._started_at: dict[str, float] = {}
         self._running_since: dict[str, float] = {}
@@ -33,8 +31,8 @@ class Charges:
         self._lasted_s: dict[str, float] = {}
 
     def start(self, run: RunRecord) -> bool:
-        """Note that a run is handed over, or was by an earlier coordinator; False if that is
-        known.
+        """Record that a run was submitted, now or by an earlier coordinator; return False if
+        already recorded.
         """
         if run.id in self._started_at:
             return False
@@ -42,7 +40,7 @@ class Charges:
         return True
 
     def watch(self, states: Mapping[str, JobState]) -> None:
-        """Note the states of runs by their id."""
+        """Record the states of runs by id."""
         for run_id, state in states.items():
             if state is JobState.RUNNING:
                 self._running_since.setdefault(run_id, self._clock())
@@ -51,8 +49,8 @@ class Charges:
                 self._waiting_until[run_id] = self._clock()
 
     def end(self, run: RunRecord, handle: str, *, launcher: Launcher) -> None:
-        """Note how long the engine had an ended job, where it says so."""
-        with contextlib.suppress(LauncherError):  # then it is as it was seen
+        """Record how long an ended job was allocated devices, if the engine reports it."""
+        with contextlib.suppress(LauncherError):  # else use the observed time
             if (
                 isinstance(launcher, Timekeeping)
                 and (lasted_s := launcher.lasted_s(handle)) is not None
@@ -60,25 +58,25 @@ class Charges:
                 self._lasted_s[run.id] = lasted_s
 
     def waited_s(self, run: RunRecord) -> float:
-        """Seconds since it was handed over."""
+        """Return seconds since the submission."""
         now = self._clock()
         return now - self._started_at.get(run.id, now)
 
     def ran_s(self, run: RunRecord) -> float:
-        """For how long its job has been seen to hold devices."""
+        """Return the observed seconds for which the job was allocated devices."""
         now = self._clock()
         return now - self._running_since.get(run.id, now)
 
     def gpu_seconds(self, run: RunRecord, measurement: Measurement) -> float:
-        """What it cost, by the engine's account, or else as it was seen."""
+        """Return GPU-seconds reported by the engine, else the observed ones."""
         carried, self._carried = self._carried, 0.0
         return carried + _gpu_seconds(
             run, wall_s=measurement.wall_s, ran_s=self._longest_s(run, measurement)
         )
 
     def account(self, run: RunRecord, measurement: Measurement) -> RunAccount:
-        """What is kept of its job beside the measurement; nothing of a run that was never handed
-        over.
+        """Return data about the job to store with the measurement; empty for a run that was never
+        submitted.
         """
         if run.id not in self._started_at or REUSED in run.predicted:
             return {}
@@ -86,9 +84,7 @@ class Charges:
         return _account(measurement, waited_s=waited_s, ran_s=self._longest_s(run, measurement))
 
     def _longest_s(self, run: RunRecord, measurement: Measurement) -> float:
-        """For how long its job was seen to hold devices, or can have held them if it ran without
-        being seen.
-        """
+        """Return the maximum seconds for which the job can have been allocated devices."""
         if (
             run.id in self._running_since
             or measurement.refused
@@ -107,25 +103,25 @@ def end_run(
     cause: str,
     ran_s: float = 0.0,
 ) -> None:
-    """End an open run's job with every process of it, and abandon the run.
+    """End an open run's job with all its processes, and abandon the run.
 
-    Its GPU-seconds are by the job's own account, or else by `ran_s`, for how long it was seen to
-    run; the sweep books what it turns out to have taken. An engine that is away is not waited for:
-    the search ends, and the sweep ends the job.
+    Its GPU-seconds are those of the job's record, else `ran_s`, its observed run time; the sweep
+    corrects them later. An unreachable engine is not waited for: the search ends, and the sweep
+    ends the job.
     """
     try:
         launcher.cancel(run.job_name)
     except EngineAwayError as error:
         raise LauncherError(error.message) from error
-    except OSError:  # a runs folder that takes no mark
+    except OSError:  # a runs folder that is not writable
         if run.handle is not None or launcher.find(run.job_name) is not None:
             raise
-        # No job is there. One that a sleeping worker submits after this is ended by that worker, or
-        # by the sweep.
+        # There is no job. If a delayed worker submits it after this, that worker or the sweep ends
+        # it.
     known = Measurement(status="preempted")
     with contextlib.suppress(
         Exception
-    ):  # whatever keeps its report back: the job is cancelled, and the run has to end
+    ):  # whatever the error of the report: the job is cancelled, and the run has to end
         handle = launcher.find(run.job_name)
         known = known if handle is None else launcher.fetch(handle)
     gpu_seconds = _gpu_seconds(run, wall_s=known.wall_s, ran_s=ran_s)
@@ -145,9 +141,7 @@ def finish_run(
     gpu_seconds: float,
     account: RunAccount,
 ) -> RunRecord:
-    """Store what a run brought; one whose words the database cannot hold crashed, which ends no
-    search.
-    """
+    """Store a run's measurement; a run with text that the database rejects counts as crashed."""
     store_it = partial(
         store.finish_run, lease=lease, run_id=run.id, gpu_seconds=gpu_seconds, account=account
     )
@@ -162,9 +156,7 @@ def finish_run(
 
 
 def taken_off(launcher: Launcher, handle: str, state: JobState) -> Measurement:
-    """What is known of a job that the engine ended, cancelled or lost: its time, its nodes and its
-    log, but no result.
-    """
+    """Return time, nodes and log of a job that the engine ended, cancelled or lost."""
     cause = f"the engine ended the job: {state}"
     try:
         known = launcher.fetch(handle)
@@ -181,7 +173,9 @@ def taken_off(launcher: Launcher, handle: str, state: JobState) -> Measurement:
 
 
 def with_traces(account: RunAccount, measurement: Measurement) -> RunAccount:
-    """The account of a run that is given up, whose nodes and log no measurement keeps."""
+    """Return the account of a run that is given up, whose nodes and log are not in a
+    measurement.
+    """
     traces: RunAccount = {}
     if measurement.hardware is not None:
         traces["hosts"] = list(measurement.hardware.hosts)
@@ -193,9 +187,7 @@ def with_traces(account: RunAccount, measurement: Measurement) -> RunAccount:
 
 
 def failed_hosts(runs: Sequence[RunRecord]) -> tuple[str, ...]:
-    """Nodes that were at fault, or may have been, in so many runs (`Search.node_failures`) that
-    others are not to meet them.
-    """
+    """Return the nodes that may have caused `Search.node_failures` runs to fail."""
     suspected = Counter(host for run in runs for host in (run.account or {}).get("suspects", ()))
     return tuple(
         sorted(host for host, count in suspected.items() if count >= assumed().search.node_failures)
@@ -203,7 +195,7 @@ def failed_hosts(runs: Sequence[RunRecord]) -> tuple[str, ...]:
 
 
 def submitted_ago_s(run: RunRecord) -> float:
-    """Seconds since the run was handed over; 0 of one that was not."""
+    """Return seconds since the run was submitted; 0 if it was not."""
     if run.submitted_at is None:
         return 0.0
     return max((datetime.now(UTC) - run.submitted_at).total_seconds(), 0.0)

@@ -1,9 +1,8 @@
-"""The loop of one search: propose, intend, submit, poll, fetch, store, learn, and again. All
-effects go through ports.
+"""The loop of one search: propose, store the intent, submit, poll, fetch, store, learn, repeat.
 
-Whatever happens to this process, the next coordinator finds in the store what was intended and at
-the engine what was submitted, and goes on from there: finished runs are never repeated, running
-ones are adopted by their job's name.
+All effects go through ports. If this process dies, the next coordinator reads the intended runs
+from the store and the submitted jobs from the engine, and continues: finished runs are never
+repeated, and running ones are adopted by their job's name.
 """
 
 import contextlib
@@ -42,13 +41,14 @@ from hp_tool.loop.search.terms import Site, Timing
 from hp_tool.loop.search.underway import Watched
 
 FULL_POLL_S = 1.0
-"""How often a search looks whether the cluster has room again."""
+"""Seconds between checks whether the cluster has room for a run."""
 MAX_ENGINE_FAILURES = 20
-"""Polls in a row that the engine may leave unanswered."""
+"""Maximum consecutive polls that fail because the engine does not answer."""
 FOLDER_PATIENCE_S = 300.0
-"""How long a coordinator waits for a runs folder, an engine, or room on its cluster; then the
-search goes back to the queue: another host may be sound, and this search may be the only one that
-can end the runs that fill the cluster.
+"""Seconds for which a coordinator waits for a runs folder, an engine, or room on its cluster.
+
+Then the search returns to the queue: another host may work, and this search may be the only one
+that can end the runs that fill the cluster.
 """
 LONGEST_FOLDER_WAIT_S = 5.0
 Report = Callable[[str, JsonObject], None]
@@ -60,7 +60,7 @@ class _Stop(Exception):  # noqa: N818 - not an error: unwinds the loop between a
 
 
 class Coordinator:
-    """Runs one search under its lease. Not reusable, not for several threads."""
+    """Coordinates one search under its lease; neither reusable nor thread-safe."""
 
     def __init__(
         self,
@@ -76,9 +76,13 @@ class Coordinator:
         report: Report = lambda kind, payload: None,
         should_release: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`reusable`: ids of stored measurements that stand for runs, by configuration digest.
-        `report` hears of each event. `should_release`: this process is asked to end; the search
-        goes back to the queue with its job running, for the next one to adopt.
+        """Create the coordinator.
+
+        Args:
+            reusable: Ids of stored measurements that replace runs, by configuration digest.
+            report: Receives each event.
+            should_release: Returns True if this process should exit. The search then returns to the
+                queue with its job running, for the next coordinator.
         """
         self._store, self._launcher, self._lease, self._problem = store, launcher, lease, problem
         self._projection = projection
@@ -99,14 +103,16 @@ class Coordinator:
         self._waiting_since, self._full_since = 0.0, timing.clock()
 
     def run(self) -> Outcome:
-        """Work until there is a reason to stop. Raises ConflictError `lease_lost` at once, jobs
-        untouched, where another coordinator took over, and LauncherError where the engine stays out
-        of reach.
+        """Work until there is a reason to stop.
+
+        Raises:
+            ConflictError: `lease_lost`, another coordinator took over; jobs are unchanged.
+            LauncherError: The engine stays unreachable.
         """
         try:
             self._progress(
                 self._runs()
-            )  # what an earlier coordinator waited for may be there by now
+            )  # what an earlier coordinator waited for may be available by now
             while True:
                 try:
                     self._turn()
@@ -117,15 +123,18 @@ class Coordinator:
         except KeyboardInterrupt:
             with contextlib.suppress(
                 LauncherError, OSError
-            ):  # a run that cannot be ended is for whoever resumes the search
+            ):  # a run that cannot be ended is left to the coordinator that resumes the search
                 self._end_open_jobs(cause="interrupted")
             outcome = Outcome(state="paused", stopped_because="interrupted")
         self._projection.sync(self._runs())
         return outcome
 
     def _turn(self) -> None:
-        """Start one more run if there is room and it may pay off, else wait for those under way.
-        Raises _Stop at the end.
+        """Start one more run if there is room and a sufficient expected gain, else wait for running
+        ones.
+
+        Raises:
+            _Stop: The search ends.
         """
         record = self._heartbeat(every_s=0.0)
         unfinished = open_runs(runs := self._runs())
@@ -137,7 +146,7 @@ class Coordinator:
         )
         try:
             reason = self._next(runs) if room else None
-        except LimitError:  # another search was faster
+        except LimitError:  # another search claimed the room
             room, reason = False, None
         self._full_since = self._timing.clock() if room or unfinished else self._full_since
         if room and reason is None:
@@ -146,7 +155,7 @@ class Coordinator:
             self._advance(unfinished)
         elif pausing:
             raise _Stop(Outcome(state="paused", stopped_because="paused"))
-        elif not room:  # other searches have all that the cluster gives
+        elif not room:  # other searches use all of the cluster
             if self._timing.clock() - self._full_since > FOLDER_PATIENCE_S:
                 raise _Stop(Outcome(state="released", stopped_because="released"))
             self._timing.sleep(FULL_POLL_S)
@@ -154,8 +163,8 @@ class Coordinator:
             raise _Stop(Outcome(state="succeeded", stopped_because=reason or "space_exhausted"))
 
     def _wait_out(self, error: OSError | EngineAwayError) -> None:
-        """Wait and report why before the next try: the runs folder is full, read-only or away, or
-        the engine is.
+        """Wait before a retry, and report why: the runs folder is full, read-only or unreachable,
+        or the engine is unreachable.
         """
         now = self._timing.clock()
         if self._waiting_for is None:
@@ -175,13 +184,15 @@ class Coordinator:
         self._timing.sleep(min(max(waited_s, self._timing.poll_s), LONGEST_FOLDER_WAIT_S))
 
     def _stop_waiting(self) -> None:
-        """Report that the engine and its folder answer again."""
+        """Report that the engine and its folder are reachable again."""
         if self._waiting_for is not None:
             self._waiting_for = None
             self._progress(self._runs())
 
     def _next(self, runs: list[RunRecord]) -> str | None:
-        """Decide on the next run and store the intent; the reason where another run cannot pay."""
+        """Choose the next run and store the intent; return the reason if no run is worth its
+        cost.
+        """
         self._projection.sync(runs)
         proposal = self._projection.proposal() if to_try_again(runs) is None else None
         decision = self._planner.decide(runs, proposal)
@@ -200,7 +211,7 @@ class Coordinator:
         )
         if (
             run.state.ended
-        ):  # the store repeats no run: without its measurement it would be proposed for ever
+        ):  # the store repeats no run: without its measurement it would be proposed forever
             raise ConflictError(
                 f"Run {run.number} has ended, but its measurement is missing, so this search "
                 "cannot go on. "
@@ -222,15 +233,15 @@ class Coordinator:
         return None
 
     def _has_room(self) -> bool:
-        """Whether the cluster takes one more run of any search. A check before planning one;
-        `intend_run` decides.
+        """Return whether the cluster has room for a run, as a check before planning; `intend_run`
+        decides.
         """
         limit = self._site.limit
         return limit is None or self._store.count_open_runs(cluster=limit.cluster) < limit.runs
 
     def _advance(self, unfinished: list[RunRecord]) -> None:
-        """Start what was only intended, wherever an earlier coordinator left it, and wait until one
-        of the jobs has ended.
+        """Submit intended runs, also those of an earlier coordinator, and wait until a job has
+        ended.
         """
         waiting: dict[str, RunRecord] = {}
         for run in unfinished:
@@ -246,7 +257,7 @@ class Coordinator:
                 self._refuse(run, error.message)
                 return
             except EngineAwayError:
-                if not waiting:  # else tried again once one of those has ended
+                if not waiting:  # else retried once one of those has ended
                     raise
             except LauncherError as error:
                 self._give_back(
@@ -254,7 +265,7 @@ class Coordinator:
                 )
                 return
             except InputError as error:
-                # this launcher will never run it: no attempt more, and no end of the search
+                # this launcher will never run it: no further attempt, and the search continues
                 self._finish(
                     run,
                     Measurement(status="crashed", cause=f"not submitted: {error.message}"),
@@ -265,7 +276,7 @@ class Coordinator:
             self._end(waiting[handle], handle, state)
 
     def _end(self, run: RunRecord, handle: str, state: JobState) -> None:
-        """Store what an ended job brought."""
+        """Store the result of an ended job."""
         self._charges.end(run, handle, launcher=self._launcher)
         measurement = (
             self._launcher.fetch(handle)
@@ -285,9 +296,14 @@ class Coordinator:
             self._finish(run, measurement, gpu_seconds=self._charges.gpu_seconds(run, measurement))
 
     def _refuse(self, run: RunRecord, cause: str, measurement: Measurement | None = None) -> None:
-        """Give up the run, and with it the search: others would be refused as well. A site that has
-        run jobs of this search refused this one for its size, or one of its nodes is at fault: then
-        what is known so far is the result. Raises RefusedError, or _Stop.
+        """Give up the run and end the search, because the site would refuse other runs too.
+
+        If the site has run jobs of this search, and refused this one for its size or because a node
+        failed, the search ends with its results so far.
+
+        Raises:
+            RefusedError: The site ran no job of this search.
+            _Stop: The search ends with its results.
         """
         with contextlib.suppress(LauncherError, OSError):
             self._launcher.cancel(run.job_name)
@@ -303,12 +319,12 @@ class Coordinator:
         raise RefusedError(f"the cluster runs no such job: {cause}")
 
     def _give_back(self, run: RunRecord, measurement: Measurement) -> None:
-        """Abandon an attempt that says nothing about the configuration, to be tried again a few
-        times (`Search.attempts`).
+        """Abandon an attempt without information about the configuration, and retry it up to
+        `Search.attempts` times.
         """
         with contextlib.suppress(
             LauncherError, OSError
-        ):  # the sweeper cancels what an unreachable engine still runs
+        ):  # the sweeper cancels jobs that an unreachable engine still runs
             self._launcher.cancel(run.job_name)
         if run.attempt + 1 >= assumed().search.attempts:
             self._finish(run, measurement, gpu_seconds=self._charges.gpu_seconds(run, measurement))
@@ -316,7 +332,9 @@ class Coordinator:
             self._abandon(run, measurement)
 
     def _abandon(self, run: RunRecord, measurement: Measurement) -> None:
-        """Store a run that says nothing about its configuration, with what is known of its job."""
+        """Store a run without information about its configuration, with the known data of its
+        job.
+        """
         cause, gpu_seconds = (
             measurement.cause or measurement.status,
             self._charges.gpu_seconds(run, measurement),
@@ -331,8 +349,8 @@ class Coordinator:
         return self._store.runs(search_id=self._lease.search_id)
 
     def _submit(self, run: RunRecord) -> str:
-        """Start the job of a stored intent, or find it started: submission is idempotent by the
-        run's job name.
+        """Start the job of a stored intent, or find it; submission is idempotent by the run's job
+        name.
         """
         runs = self._runs()
         seen_s = startup_s(runs, settings=self._problem.settings)
@@ -346,8 +364,8 @@ class Coordinator:
         try:
             self._store.mark_submitted(lease=self._lease, run_id=run.id, handle=handle)
         except ConflictError:
-            # We were away, and another coordinator took over. One that adopted the run watches this
-            # job; of a run that is over, by itself or with its search, nobody does.
+            # While this process was delayed, another coordinator took over. If it adopted the run,
+            # it watches this job. If the run or its search has ended, nobody does.
             now = self._store.get_run(search_id=run.search_id, run_id=run.id)
             if now.state.ended or self._store.get_search(search_id=run.search_id).state.ended:
                 self._launcher.cancel(run.job_name)
@@ -355,8 +373,8 @@ class Coordinator:
         return handle
 
     def _wait(self, handles: Mapping[str, RunRecord]) -> dict[str, JobState]:
-        """Poll until a job has ended, keeping the lease and watching for a cancel; those that have,
-        with their states.
+        """Poll until a job has ended, renewing the lease and checking for a cancel; return ended
+        jobs and states.
         """
         failures = 0
         while True:
@@ -385,9 +403,7 @@ class Coordinator:
     def _tell_pending(
         self, handles: Mapping[str, RunRecord], states: Mapping[str, JobState]
     ) -> None:
-        """Show that a job waits for devices, why, and when it is expected to start; or that none
-        waits any more.
-        """
+        """Report that a job waits for devices, why, and its expected start; or that none waits."""
         queued = [handle for handle, state in states.items() if state is JobState.QUEUED]
         waiting = (
             self._launcher.waiting(queued[0])
@@ -406,7 +422,7 @@ class Coordinator:
         )
         self._pending = pending
         self._progress(self._runs())
-        if pending is not None and reason != before:  # the expected start changes all the time
+        if pending is not None and reason != before:  # the expected start changes constantly
             run = handles[queued[0]]
             payload = {"run_id": run.id, "number": run.number, **pending}
             self._store.append_event(lease=self._lease, kind="pending", payload=payload)
@@ -415,9 +431,11 @@ class Coordinator:
     def _enforce_queue_timeout(
         self, handles: Mapping[str, RunRecord], states: Mapping[str, JobState]
     ) -> None:
-        """Take back a run that has waited for devices as long as it may, and end the search.
+        """Cancel a run that exceeded its queue timeout, and end the search.
 
-        Raises LauncherError `queue_timeout`, or _Stop where something was measured.
+        Raises:
+            LauncherError: `queue_timeout`, nothing was measured.
+            _Stop: The search ends with its results.
         """
         limit_s = self._problem.settings.queue_timeout_s
         late = [
@@ -455,7 +473,7 @@ class Coordinator:
             self._store_end(rival, share)
         self._store_end(
             run, own
-        )  # last: until then the job is found again, should this worker be lost
+        )  # last, so that the job can be found again if this worker dies earlier
         self._stop_waiting()
 
     def _store_end(self, run: RunRecord, share: Share) -> None:
@@ -479,8 +497,9 @@ class Coordinator:
     def _heartbeat(self, *, every_s: float) -> SearchRecord | None:
         """Renew the lease when it is due, and carry out a cancel or release at once.
 
-        A cancel ends the running job. A release leaves it to the next coordinator. A pause lets it
-        finish, since its result is nearly paid for; the loop looks at the returned record.
+        A cancel ends the running job. A release leaves the job to the next coordinator. A pause
+        lets the job finish, because most of its cost is already spent; the loop checks the returned
+        record.
         """
         if self._should_release():
             raise _Stop(Outcome(state="released", stopped_because="released"))
@@ -495,14 +514,14 @@ class Coordinator:
         return record
 
     def _follow_budget(self, record: SearchRecord) -> None:
-        """A budget that was changed meanwhile holds from here on."""
+        """Apply a changed budget."""
         settings = with_budget(self._problem.settings, stored=record.query.get("search") or {})
         if settings != self._problem.settings:
             self._problem = replace(self._problem, settings=settings)
             self._planner = replace(self._planner, problem=self._problem)
 
     def _end_open_jobs(self, *, cause: str) -> None:
-        """End the jobs of all open runs with every process of theirs, and say so in the store."""
+        """End the jobs of all open runs with all their processes, and record it in the store."""
         for run in open_runs(self._runs()):
             ran_s = self._charges.ran_s(run)
             end_run(

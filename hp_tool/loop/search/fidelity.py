@@ -1,9 +1,8 @@
-"""Cheaper runs that stand for a configuration: what may be left out of it, and what their step time
-implies for the whole.
+"""Reduced runs of a configuration, and the extrapolation of their step times.
 
-A reduced run keeps what decides a step's character: tensor, context and pipeline groups as they
-are, data-parallel groups that still cross nodes where the whole ones do, a pipeline that still
-fills and drains. Fewer replicas save devices, fewer micro-batches and layers save seconds.
+A reduced run preserves the communication pattern of a step: tensor, context and pipeline groups are
+unchanged, data-parallel groups still cross nodes if the whole ones do, and the pipeline still fills
+and drains. Fewer replicas save devices, fewer micro-batches and layers save seconds.
 """
 
 import math
@@ -29,14 +28,14 @@ from hp_tool.loop.calibration.evidence import FloatArray
 
 WHOLE = Fidelity()
 EXTRAPOLATION_RATIO = "extrapolation_ratio"
-"""In a reduced run's prediction: predicted seconds of the whole step by those of the reduced
+"""Key of a reduced run's prediction: predicted seconds of the whole step over those of the reduced
 one.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reduction:
-    """A reduced run of one configuration, with what the cost model says of it."""
+    """A reduced run of one configuration, with its predictions."""
 
     fidelity: Fidelity
     num_gpus: int
@@ -47,12 +46,12 @@ class Reduction:
     features: Mapping[str, FloatArray] = field(default_factory=dict)
     """See `calibration.residual_features`, each (1,)."""
     crowding: float = 1.0
-    """Processes a core in the whole run by those in this one: a CPU's processes share cores, which
-    no cost model knows.
+    """Processes per core in the whole run over those in this one; a CPU's processes share cores,
+    which the cost model does not include.
     """
 
     def step_s(self, calibration: Calibration) -> float:
-        """What its step is expected to take by now."""
+        """Return its expected step time."""
         step = calibration.step_time.predict(
             parts_s=self.parts_s, layer_passes=self.layer_passes, features=self.features
         )
@@ -62,8 +61,10 @@ class Reduction:
 def reduced(
     *, fidelity: Fidelity, model: ModelSpec, training: TrainingWorkload, parallel: ParallelConfig
 ) -> tuple[ModelSpec, TrainingWorkload, ParallelConfig]:
-    """The model, workload and configuration with the layers, replicas and micro-batches of
-    `fidelity`; the batch follows.
+    """Return model, workload and configuration with the layers, replicas and micro-batches of
+    `fidelity`.
+
+    The batch size follows.
     """
     replicas = fidelity.data_parallel_size or parallel.data_parallel_size
     micro_batches = fidelity.num_micro_batches or num_micro_batches(training, parallel)
@@ -75,7 +76,7 @@ def reduced(
 
 
 def num_gpus(parallel: RunConfig, fidelity: Fidelity = WHOLE) -> int:
-    """Devices of a run; of a way to serve one replica runs."""
+    """Return the devices of a run; for serving those of one replica."""
     model_ranks = parallel.tensor_parallel_size * parallel.pipeline_parallel_size
     if isinstance(parallel, ServingConfig):
         return model_ranks
@@ -86,11 +87,10 @@ def num_gpus(parallel: RunConfig, fidelity: Fidelity = WHOLE) -> int:
 def replicas_kept(
     sizes: Sizes, *, data_parallel_size: NDArray[np.int64], gpus_per_node: int
 ) -> NDArray[np.int64]:
-    """(n,) the fewest replicas with the communication pattern of all d: two, or as many as reach a
-    second node where d do.
+    """Return (n,) the fewest replicas with the communication pattern of all d.
 
-    Ranks are laid out tensor, context, data, pipeline: a data-parallel group spans t c d
-    neighbours.
+    These are two, or as many as reach a second node if d does. Ranks are ordered tensor, context,
+    data, pipeline, so a data-parallel group spans t c d neighbours.
     """
     d = np.asarray(data_parallel_size)
     neighbours = np.asarray(sizes.tensor_parallel_size * sizes.context_parallel_size)
@@ -99,7 +99,7 @@ def replicas_kept(
     kept = d.copy()
     for degree in np.unique(
         d
-    ):  # replicas stay divisors, so that shards and batches divide as before
+    ):  # replicas remain divisors, so that shards and batches divide as before
         divisors = np.array([k for k in range(1, int(degree) + 1) if degree % k == 0])
         rows = d == degree
         kept[rows] = divisors[np.searchsorted(divisors, wanted[rows])]
@@ -107,14 +107,14 @@ def replicas_kept(
 
 
 def micro_batches_kept(training: TrainingWorkload, parallel: ParallelConfig) -> int:
-    """The fewest micro-batches with a steady state: twice the pipeline's depth, a multiple of it as
-    interleaving wants.
+    """Return the fewest micro-batches with a steady state: twice the pipeline's depth, and a
+    multiple of it for interleaving.
     """
     return min(num_micro_batches(training, parallel), 2 * parallel.pipeline_parallel_size)
 
 
 class Outcome(Protocol):
-    """A run, in full or as the figures of one."""
+    """A run, in full or as the values of one."""
 
     @property
     def id(self) -> str: ...
@@ -132,11 +132,11 @@ Run = TypeVar("Run", bound=Outcome)
 
 
 def standing(runs: Sequence[Run]) -> dict[RunConfig, Run]:
-    """The run whose outcome counts, by configuration: the last whole one that worked, else the last
-    whole, else the last.
+    """Return the relevant run by configuration: the last successful whole run, else the last whole
+    one, else the last.
 
-    What a reduced run implied is void once the whole of it failed; not if that was cut off by its
-    time limit, which says nothing about the configuration.
+    A whole run that failed invalidates reduced runs of its configuration, unless it only hit its
+    time limit.
     """
     counting: dict[RunConfig, Run] = {}
     for run in runs:
@@ -148,7 +148,7 @@ def standing(runs: Sequence[Run]) -> dict[RunConfig, Run]:
 
 
 def repeats(runs: Sequence[Run]) -> dict[RunConfig, Repeats]:
-    """What the runs of each configuration say together; those without a step time are left out."""
+    """Return the combined runs of each configuration; those without a step time are omitted."""
     times_s: dict[RunConfig, list[float]] = {}
     for run in runs:
         if run.objective_s is not None and run.fidelity.is_whole:
@@ -156,7 +156,7 @@ def repeats(runs: Sequence[Run]) -> dict[RunConfig, Repeats]:
     repeated: dict[RunConfig, Repeats] = {}
     for parallel, run in standing(runs).items():
         if (step_s := run.objective_s) is not None:
-            times = times_s.get(parallel, [step_s])  # a reduced run alone
+            times = times_s.get(parallel, [step_s])  # only a reduced run
             low_s, high_s = min(times), max(times)
             repeated[parallel] = Repeats(
                 run_id=run.id,
@@ -176,7 +176,7 @@ def _rank(run: Outcome) -> int:
 
 
 def leader(runs: Sequence[RunRecord]) -> tuple[RunRecord, float] | None:
-    """The run with the shortest known step of those that count, and that step's seconds."""
+    """Return the relevant run with the shortest known step, and that step's seconds."""
     timed = [
         (run, run.measurement.objective_s)
         for run in standing(runs).values()
@@ -192,10 +192,10 @@ def leader(runs: Sequence[RunRecord]) -> tuple[RunRecord, float] | None:
 def extrapolated(
     run: RunRecord, measurement: Measurement, *, runs: Sequence[RunRecord]
 ) -> Measurement:
-    """A reduced run's measurement with what it implies for the whole configuration.
+    """Return a reduced run's measurement, extrapolated to the whole configuration.
 
-    predicted whole / predicted reduced x measured reduced x bias: the bias is learnt from
-    configurations of this search that ran both ways, and half believed after a few such pairs
+    predicted whole / predicted reduced x measured reduced x bias. The bias is fitted to
+    configurations of this search that ran both ways. After a few such pairs half of it is applied
     (`Search.extrapolation_log_sd`, `extrapolation_bias_log_sd`).
     """
     if run.fidelity.is_whole or measurement.status != "ok" or measurement.step_s is None:
@@ -219,7 +219,9 @@ def extrapolated(
 
 
 def _pairs(runs: Sequence[RunRecord]) -> list[float]:
-    """ln(measured whole / extrapolated without bias) of each configuration that ran both ways."""
+    """Return ln(measured whole / extrapolated without bias) of each configuration that ran both
+    ways.
+    """
     whole: dict[RunConfig, float] = {}
     implied: dict[RunConfig, float] = {}
     for run in runs:
@@ -235,5 +237,5 @@ def _pairs(runs: Sequence[RunRecord]) -> list[float]:
 
 
 def num_micro_batches(training: TrainingWorkload, parallel: ParallelConfig) -> int:
-    """m = B / (d b)."""
+    """Return m = B / (d b)."""
     return training.global_batch_size // (parallel.data_parallel_size * parallel.micro_batch_size)

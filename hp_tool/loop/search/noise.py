@@ -1,6 +1,4 @@
-"""How far measured step times may be off: the steps of one run scatter, and so do runs of one
-configuration.
-"""
+"""Noise of measured step times: within a run and between runs of one configuration."""
 
 import math
 import statistics
@@ -18,26 +16,26 @@ from hp_tool.loop.assumptions import assumed
 from hp_tool.loop.calibration.posterior import OwnRuns, ratio, repeat_log_sd
 
 _MEDIAN_EFFICIENCY = math.sqrt(math.pi / 2)
-"""Standard error of a median by that of a mean, for normal noise."""
+"""Standard error of a median over that of a mean, for normal noise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredSteps:
-    """The step times of configurations that ran as a whole, and how far they may be off."""
+    """Measured step times of whole configurations, with their noise."""
 
     known: Mapping[RunConfig, tuple[float, float]]
-    """(seconds, log_sd) by configuration: the mean of its runs by their certainty, as
-    `posterior.combined` takes it.
+    """(seconds, log_sd) by configuration: the mean of its runs, weighted as in
+    `posterior.combined`.
     """
     repeat_log_sd: float
-    """Standard deviation of ln(seconds) between runs of one configuration, see
+    """Standard deviation of ln(seconds) between runs of a configuration; see
     `calibration.posterior`.
     """
     num_repeats: int
-    """Runs of a configuration that had run before; without any the noise is an assumed one."""
+    """Runs of a configuration that had run before; if 0, the noise is assumed."""
 
     def ratio(self, one: RunConfig, other: RunConfig) -> tuple[float, float, float]:
-        """(seconds of one / seconds of the other, low, high), 90 %."""
+        """Return (seconds of one / seconds of the other, low, high) with a 90% interval."""
         factor, low, high = ratio(self.known[one], self.known[other], quantile=NORMAL_QUANTILE)
         return float(factor), float(low), float(high)
 
@@ -48,9 +46,10 @@ def measured_steps(
     kind: Kind,
     seconds: Callable[[Measurement], float | None] = lambda run: run.objective_s,
 ) -> MeasuredSteps:
-    """Return what whole runs that worked measured. ln(seconds) of run i has variance u_i = max(s^2,
-    e_i^2): s is the noise of repeats, e_i that of its own steps. `seconds`: the figure of a run
-    that is compared.
+    """Return the measurements of successful whole runs.
+
+    ln(seconds) of run i has variance u_i = max(s^2, e_i^2), where s is the noise of repeats and e_i
+    that of its own steps. `seconds` returns the compared value of a run.
     """
     worked = [
         (run, figure)
@@ -78,8 +77,10 @@ def measured_steps(
 
 
 def standard_error_s(measurement: Measurement) -> float:
-    """Return the standard error of a run's median step time: by how its steps scattered, for one
-    step by how they do elsewhere, and 0 without any.
+    """Return the standard error of a run's median step time.
+
+    It is computed from the scatter of its steps. A single step uses the typical scatter. 0 without
+    steps.
     """
     times = measurement.repetitions_s
     if len(times) < 2:
@@ -88,8 +89,8 @@ def standard_error_s(measurement: Measurement) -> float:
 
 
 def spread_of(measurement: Measurement) -> float:
-    """Standard deviation of the logarithm of a run's median, as its steps or repetitions scattered;
-    0 without any.
+    """Return the standard deviation of the logarithm of a run's median, from its steps or
+    repetitions; 0 without any.
     """
     times = measurement.repetitions_s
     return standard_error_s(measurement) / (sum(times) / len(times)) if times else 0.0

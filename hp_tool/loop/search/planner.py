@@ -1,5 +1,5 @@
-"""Which run comes next: a retry, the baseline, the proof of a leader in doubt, or what the sampler
-proposes.
+"""Choose the next run: a retry, the baseline, a confirmation of the leader, or a proposal of the
+sampler.
 """
 
 from collections.abc import Mapping, Sequence
@@ -32,47 +32,47 @@ from hp_tool.loop.search.rivals import BESIDE, DIGEST, RIVALS, configurations, n
 from hp_tool.loop.search.study import StudyProjection
 
 CONFIRMATION = "confirmation"
-"""Why a run was chosen: the best so far was only seen reduced."""
+"""Reason of a run: the best configuration only ran reduced."""
 
 REPEAT = "repeat"
-"""Why a run was chosen: noise leaves open whether the leader leads."""
+"""Reason of a run: noise does not determine the leader."""
 BASELINE = "baseline"
-"""Why a run was chosen: the answer is compared with it."""
+"""Reason of a run: the answer is compared with this configuration."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NextRun:
-    """A run worth doing."""
+    """A run to start."""
 
     parallel: RunConfig
     fidelity: Fidelity
     predicted: JsonObject
     trial: Trial | None = None
-    """The study's, where the sampler proposed it."""
+    """The study's trial, if the sampler proposed it."""
     calibration: Calibration | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Nothing:
-    """No further run, and why."""
+    """The reason for starting no further run."""
 
     reason: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class Planner:
-    """Decides from everything that has run so far; the same runs give the same decision."""
+    """Decides from all runs so far; the same runs give the same decision."""
 
     problem: Question
     projection: StudyProjection
     available_gpus: int
-    """Devices that the launcher can give one job."""
+    """Maximum devices that the launcher can allocate to one job."""
     reusable: Mapping[str, str]
-    """Ids of stored measurements that stand for runs, by configuration digest."""
+    """Ids of stored measurements that replace runs, by configuration digest."""
 
     def decide(self, runs: Sequence[RunRecord], proposal: Proposal | None) -> NextRun | Nothing:
-        """The next run, or why there is none. Open runs count in the budgets as if they had
-        ended.
+        """Return the next run, or the reason for none. Open runs count in the budgets as if they
+        had ended.
         """
         again = to_try_again(runs)
         if again is not None:
@@ -109,14 +109,16 @@ class Planner:
         return self._proposed(runs, proposal, runs_left=runs_left, beside=beside)
 
     def startup_s(self, runs: Sequence[RunRecord]) -> float:
-        """Seconds of a run to come before its first step."""
+        """Return the expected seconds of a run before its first step."""
         seen_s = startup_s(runs, settings=self.problem.settings)
         return self.problem.assumed_startup_s if seen_s is None else seen_s
 
     def best_step_s(self, run: RunRecord, runs: Sequence[RunRecord]) -> float | None:
-        """Seconds of a step that a run's are hopeless against: the best known; of the first run on
-        GPUs, its own prediction, since one that stalls has nothing more to say. A CPU's predictions
-        may be off by as much themselves.
+        """Return the step seconds with which a run is compared to end it early.
+
+        This is the best known step time. For the first run on GPUs it is its own prediction,
+        because a stalled run has no further information. CPU predictions are too inaccurate for
+        this.
         """
         if (known := leader(runs)) is not None:
             return known[1]
@@ -127,7 +129,7 @@ class Planner:
     def _proposed(
         self, runs: Sequence[RunRecord], proposal: Proposal, *, runs_left: int, beside: int
     ) -> NextRun:
-        """The proposed run, with `beside` more configurations in its job at most."""
+        """Return the proposed run, with at most `beside` more configurations in its job."""
         trial, row = self.projection.ask()
         parallel = self.problem.candidates.config(row)
         calibration = self._calibration()
@@ -156,8 +158,8 @@ class Planner:
     def _rivals(
         self, runs: Sequence[RunRecord], row: int, calibration: Calibration, *, count: int
     ) -> JsonObject:
-        """What the job of a row's run runs afterwards, as the run's prediction keeps it: the
-        baseline first.
+        """Return the rivals in the job of a row's run, as stored in its prediction; the baseline
+        first.
         """
         apart = self.problem.apart(row)
         baseline = self._baseline_row(runs) if count > 0 else None
@@ -186,8 +188,10 @@ class Planner:
         *,
         runs_left: int,
     ) -> Reduction | None:
-        """A reduced run in place of the whole one: where the launcher has too few devices, or where
-        it saves half the cost and a run is left to prove the leader with.
+        """Return a reduced run to replace the whole one, or None.
+
+        It is used if the launcher has too few devices, or if it saves half the cost and another run
+        remains to confirm the leader.
         """
         settings = self.problem.settings
         must = num_gpus(parallel) > self.available_gpus
@@ -204,9 +208,7 @@ class Planner:
     def _baseline(
         self, runs: Sequence[RunRecord], spent: Spent, average_s: float
     ) -> NextRun | None:
-        """A run of the configuration that the answer is compared with, after the first run was
-        chosen without it.
-        """
+        """Return a run of the baseline, after the first run was chosen without it."""
         row = self._baseline_row(runs)
         if row is None or not runs or not self._affordable(spent, average_s):
             return None
@@ -216,9 +218,7 @@ class Planner:
         )
 
     def _baseline_row(self, runs: Sequence[RunRecord]) -> int | None:
-        """The row of the baseline; None without one that can be run, and once it ran or a job is to
-        run it.
-        """
+        """Return the row of the baseline; None if it cannot run, has run, or is part of a job."""
         baseline = self.problem.baseline
         row = None if baseline is None else self.problem.row(baseline)
         if baseline is None or row is None or num_gpus(baseline) > self.available_gpus:
@@ -231,9 +231,11 @@ class Planner:
     def _confirmation(
         self, runs: Sequence[RunRecord], spent: Spent, *, average_s: float, stopping: bool
     ) -> NextRun | None:
-        """Another run of the leader, where it was only seen reduced or noise leaves open whether it
-        leads: when nothing else is worth running, or while it is still affordable and would not be
-        after one more run. Noise is not worth one of the first runs.
+        """Return another run of the leader if it only ran reduced, or if noise does not determine
+        the leader.
+
+        It runs if no other run is worthwhile, or if it is affordable now but would not be after one
+        more run. Noise does not justify one of the first runs.
         """
         best, step_s = leader(runs) or (None, 0.0)
         if best is None or num_gpus(best.parallel) > self.available_gpus:
@@ -265,7 +267,7 @@ class Planner:
         return self._again(best.parallel, fidelity=fidelity, reason=reason)
 
     def _affordable(self, spent: Spent, gpu_seconds: float) -> bool:
-        """Whether the budgets leave room for one more run."""
+        """Return whether the budgets allow one more run."""
         settings = self.problem.settings
         budget = settings.budget_gpu_seconds or float("inf")
         return (
@@ -275,8 +277,10 @@ class Planner:
     def _again(
         self, parallel: RunConfig, *, fidelity: Fidelity, reason: str, reused: str | None = None
     ) -> NextRun | None:
-        """A run of a configuration that was not proposed; None where it is no candidate any more.
-        `reused`: the stored measurement that stands for it.
+        """Return a run of a configuration that was not proposed; None if it is no candidate any
+        more.
+
+        `reused` is the stored measurement that replaces it.
         """
         row = self.problem.row(parallel)
         if row is None:
@@ -296,15 +300,15 @@ class Planner:
 
 
 def _anyway(row: int, *, reason: str) -> Proposal:
-    """Return a proposal that nobody weighed: its row has run before, here or where the user
-    trains.
+    """Return a proposal without expected gain: its row ran before, in this search or in the user's
+    training.
     """
     return Proposal(row=row, expected_gain=0.0, reason=reason, hold_probability=1.0)
 
 
 def gpu_seconds_by_job(runs: Sequence[RunRecord]) -> tuple[float, float]:
-    """(device seconds of a job with one configuration, of each further one in it), on average so
-    far; 0 before any.
+    """Return mean device seconds of a job with one configuration, and of each further one; 0 before
+    any.
     """
     beside = [run.gpu_seconds or 0.0 for run in runs if BESIDE in run.predicted]
     jobs = num_jobs(runs)
@@ -313,7 +317,7 @@ def gpu_seconds_by_job(runs: Sequence[RunRecord]) -> tuple[float, float]:
 
 
 def to_try_again(runs: Sequence[RunRecord]) -> RunRecord | None:
-    """The first configuration whose last attempt was abandoned for no fault of its own."""
+    """Return the first configuration whose last attempt was abandoned for an external reason."""
     last, attempts = {run.digest: run for run in runs}, assumed().search.attempts
     return next(
         (
@@ -328,7 +332,7 @@ def to_try_again(runs: Sequence[RunRecord]) -> RunRecord | None:
 def _of_reduction(
     reduction: Reduction, predicted: JsonObject, calibration: Calibration
 ) -> JsonObject:
-    """What is believed of the reduced run, and what its seconds are to be multiplied by."""
+    """Return the prediction of the reduced run, and the factor on its seconds."""
     step_s = reduction.step_s(calibration)
     return {
         "reduced_step_s": float(sum(seconds[0] for seconds in reduction.parts_s.values())),
@@ -338,8 +342,10 @@ def _of_reduction(
 
 
 def unsure(runs: Sequence[RunRecord], *, kind: Kind) -> bool:
-    """Whether the leader ran once and its runner-up may be faster by more than a repeat is worth:
-    by the 90 % interval of the ratio of their measured steps, one run each.
+    """Return whether the leader ran once and the runner-up may be faster by more than a repeat is
+    worth.
+
+    The criterion is the 90% interval of the ratio of their measured steps, one run each.
     """
     steps = measured_steps(runs, kind=kind)
     ranked = sorted(steps.known, key=lambda parallel: steps.known[parallel][0])

@@ -1,6 +1,4 @@
-"""One search's question, resolved: its candidates with their costs, and how a run of one of them is
-asked for.
-"""
+"""The resolved question of a search: candidates with their costs, and requests for runs of them."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -36,49 +34,49 @@ from hp_tool.loop.search.table import AxisValue, CandidateTable
 
 @dataclass(frozen=True, kw_only=True)
 class Question(ABC):
-    """Everything the coordinator needs to know about what is searched, whatever kind of run answers
-    it.
-    """
+    """The inputs of a coordinator, for all kinds of runs."""
 
     query: JsonObject
-    """The query as stored: measurements keep it, so that they can be predicted again."""
+    """The query as stored; measurements contain it, so that they can be predicted again."""
     model: ModelSpec
     cluster: ClusterSpec
     settings: SearchSettings
     candidates: Candidates | ServingCandidates
-    """Row by row those of the table."""
+    """Candidates in the order of the table's rows."""
     table: CandidateTable
     cluster_key: str
     problem_digest: str
     chosen: Mapping[str, Any] = field(default_factory=dict)
-    """Values put into the query beside `parallel`, by path; all runs have them."""
+    """Values added to the query apart from `parallel`, by path; all runs use them."""
     baseline: RunConfig | None = None
-    """What `search.baseline` describes, which is run once where it is a candidate."""
+    """The configuration in `search.baseline`, which runs once if it is a candidate."""
     assumed_startup_s: float = field(default_factory=lambda: assumed().search.local_startup_s)
-    """Seconds from a job's start to its first step, until a run of this search has shown them."""
+    """Assumed seconds from a job's start to its first step, until a run of this search has measured
+    them.
+    """
     startup_is_known: bool = False
-    """Earlier runs on this cluster have shown it; else it is a guess."""
+    """Whether earlier runs on this cluster measured the start-up time, else it is assumed."""
 
     @cached_property
     def _row_by_digest(self) -> dict[str, int]:
         return {self.digest(row): row for row in range(len(self.candidates))}
 
     def digest(self, row: int) -> str:
-        """The digest of a row's configuration, run as a whole."""
+        """Return the digest of a row's configuration, run as a whole."""
         return configuration_digest(parallel=self.candidates.config(row))
 
     def row(self, parallel: RunConfig) -> int | None:
-        """The table's row of a configuration; None where it is not among the candidates."""
+        """Return the table's row of a configuration; None if it is not a candidate."""
         return self._row_by_digest.get(configuration_digest(parallel=parallel))
 
     def params(self, parallel: RunConfig) -> dict[str, AxisValue] | None:
-        """A configuration's values by axis; None where it is not among the candidates."""
+        """Return a configuration's values by axis; None if it is not a candidate."""
         row = self.row(parallel)
         return None if row is None else self.table.params(row)
 
     def predicted(self, *, row: int, calibration: Calibration, proposal: Proposal) -> JsonObject:
-        """What is believed before a run: the cost model's numbers, the calibrated ones, and why it
-        was chosen.
+        """Return the prediction before a run: uncalibrated and calibrated values, and the reason
+        for the run.
         """
         one = self.table.take(np.array([row]))
         step, memory = one.predict_step(calibration), one.predict_memory(calibration)
@@ -110,16 +108,16 @@ class Question(ABC):
 
     @property
     def configurations_per_job(self) -> int:
-        """How many configurations one job may run, one after another, at most."""
+        """Return the maximum number of configurations that one job may run in sequence."""
         return 1
 
     def apart(self, row: int) -> frozenset[int]:
-        """Rows that no job of this row can run besides."""
+        """Return the rows that cannot run in the same job as this row."""
         return frozenset()
 
     def rival_rows(self, run: RunRecord) -> list[int]:
-        """Rows of what the run's job runs afterwards; none where one of them is no candidate any
-        more.
+        """Return the rows that the run's job runs afterwards; none if one of them is no candidate
+        any more.
         """
         rows = [self._row_by_digest.get(rival[DIGEST]) for rival in rivals_of(run)]
         return [row for row in rows if row is not None] if None not in rows else []
@@ -127,27 +125,31 @@ class Question(ABC):
     @property
     @abstractmethod
     def framework(self) -> str:
-        """The software that measurements are filed under."""
+        """Return the software name under which measurements are stored."""
 
     @property
     @abstractmethod
     def tokens_per_gpu(self) -> float:
-        """Tokens of one step, by device."""
+        """Return the tokens of one step per device."""
 
     @abstractmethod
     def request(
         self, run: RunRecord, *, best_step_s: float | None = None, startup_s: float | None = None
     ) -> RunRequest:
-        """What the profiler is asked to run for a stored run: the configuration, or as much of it
-        as its fidelity says.
+        """Return the profiler's request for a stored run: the configuration, reduced to the run's
+        fidelity.
 
-        `best_step_s`: of the best configuration known, or expected; a run that is hopeless against
-        it may end early. `startup_s`: of earlier runs of this search; None until one has shown it.
+        Args:
+            best_step_s: Step seconds of the best configuration, known or expected. A run that is
+                far slower may end early.
+            startup_s: Start-up seconds of earlier runs of this search; None before the first.
         """
 
     def startup_range_s(self, seen_s: float | None = None) -> tuple[float, float]:
-        """Fewest and most seconds of a start: one figure if runs of this search (`seen_s`) or
-        earlier ones have shown it, else as far around the guess as it may be off.
+        """Return minimum and maximum seconds of a start.
+
+        They are equal if runs of this search (`seen_s`) or earlier ones measured the start-up, else
+        they span the uncertainty of the assumed value.
         """
         doubt = (
             assumed().search.startup_doubt if seen_s is None and not self.startup_is_known else 1.0
@@ -156,9 +158,10 @@ class Question(ABC):
         return center_s / doubt, center_s * doubt
 
     def time_limit_s(self, run: RunRecord, *, startup_s: float | None) -> float:
-        """Seconds after which a run is cut off: those of the query, else its start-up with slack
-        (one that nobody has seen: as long as it may take), and every step at the upper end of its
-        interval.
+        """Return the seconds after which a run is cut off.
+
+        They are the query's. By default they are the start-up with slack (its maximum if no run
+        measured it), plus every step at the upper end of its interval.
         """
         settings, predicted, limits = self.settings, run.predicted, assumed().search
         if settings.run_timeout_s != "auto":
@@ -183,18 +186,20 @@ class Question(ABC):
         return float((1 + len(beside)) * starting_s + steps * share * longest_s + beside_s)
 
     def completed(self, measurement: Measurement, run: RunRecord) -> Measurement:
-        """The measurement with what follows from it for this question."""
+        """Return the measurement with derived values for this question."""
         return measurement
 
     def reduction(self, parallel: RunConfig) -> Reduction | None:
-        """The cheapest run that can stand for a configuration; None where only the whole will
-        do.
+        """Return the cheapest reduced run of a configuration; None if only the whole run represents
+        it.
         """
         return None
 
     def new_measurement(self, *, run: RunRecord, measurement: Measurement) -> NewMeasurement:
-        """A run's outcome on its way into the store. One whose nodes lacked what trainings use is
-        of another software, and is kept apart; a CPU lacks it always.
+        """Return the measurement of a run to store.
+
+        If its nodes lacked software that trainings use, it is stored under another software name;
+        this is always so for CPUs.
         """
         lacked = {package for packages in measurement.differences.values() for package in packages}
         lacking = sorted(lacked) if self.cluster.gpu.kind == "gpu" else []
@@ -216,14 +221,14 @@ class Question(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class SearchProblem(Question):
-    """A search over ways to train: its runs are a few optimizer steps."""
+    """A search over training configurations; a run is a few optimizer steps."""
 
     candidates: Candidates
     training: TrainingWorkload
     strategy: Strategy = DEFAULT_STRATEGY
-    """What all candidates have in common beyond their sizes."""
+    """Settings that all candidates share, apart from their sizes."""
     reduce: Callable[[ParallelConfig], Reduction | None] | None = None
-    """Finds the cheapest run that can stand for a configuration; None: all run as a whole."""
+    """Return the cheapest reduced run of a configuration; None to run all as a whole."""
 
     @property
     def framework(self) -> str:
@@ -246,8 +251,8 @@ class SearchProblem(Question):
 
     @cached_property
     def _processes(self) -> list[tuple[str | None, int]]:
-        """Per row what cannot change within a job: CUDA's queues, which are set before its first
-        kernel, and its processes.
+        """Return per row the settings that cannot change within a job: CUDA queues, set before the
+        first kernel, and processes.
         """
         configs = map(self.candidates.config, range(len(self.candidates)))
         if self.cluster.gpu.kind == "cpu":
@@ -264,7 +269,9 @@ class SearchProblem(Question):
         )
 
     def completed(self, measurement: Measurement, run: RunRecord) -> Measurement:
-        """The measurement with the throughput, which a run that was cut off does not tell."""
+        """Return the measurement with the throughput, which is unknown for a run that was cut
+        off.
+        """
         if measurement.step_s is None or measurement.tokens_per_second_per_gpu is not None:
             return measurement
         assert isinstance(run.parallel, ParallelConfig)
@@ -312,7 +319,7 @@ class SearchProblem(Question):
         )
 
     def _with_strategy(self, parallel: ParallelConfig) -> ParallelConfig:
-        """The configuration with what the query, its release or its recipe says for all of them."""
+        """Return the configuration with the settings of the query, its release or its recipe."""
         if parallel.context_parallel_size > 1:
             parallel = replace(
                 parallel,

@@ -1,7 +1,7 @@
-"""Several configurations in one job: imports, rendezvous and the wait for devices are paid once.
+"""Several configurations in one job, which share imports, rendezvous and queue time.
 
-A run's prediction names its rivals, so that whoever goes on with the search asks for the same job.
-Each becomes a run of its own when the job has ended, with its share of what that cost.
+The rivals are part of a run's prediction, so that a resumed search submits the same job. Each rival
+becomes a separate run when the job has ended, with its share of the cost.
 """
 
 from collections.abc import Sequence
@@ -12,12 +12,10 @@ from hp_tool.domain.records import REUSED, JsonObject, RunRecord
 from hp_tool.domain.states import RunState
 
 RIVALS = "rivals"
-"""Key of a run's prediction: those of the configurations that its job runs afterwards, each with
-its DIGEST.
-"""
+"""Key of a run's prediction: the predictions of its rivals, each with its DIGEST."""
 DIGEST = "digest"
 BESIDE = "beside"
-"""Key of a rival's prediction: the run whose job ran it."""
+"""Key of a rival's prediction: the run whose job executed it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,17 +28,17 @@ class Share:
 
 
 def rivals_of(run: RunRecord) -> list[JsonObject]:
-    """What is predicted of the configurations that the run's job runs afterwards."""
+    """Return the predictions of the rivals that the run's job executes afterwards."""
     return list(run.predicted.get(RIVALS, ()))
 
 
 def configurations(runs: Sequence[RunRecord]) -> int:
-    """How many configurations the jobs of these runs measure."""
+    """Return how many configurations the jobs of these runs measure."""
     return sum(1 + len(rivals_of(run)) for run in runs)
 
 
 def num_jobs(runs: Sequence[RunRecord]) -> int:
-    """How many jobs brought these runs' measurements."""
+    """Return how many jobs produced these runs' measurements."""
     return sum(
         run.state is RunState.FINISHED and not {REUSED, BESIDE} & run.predicted.keys()
         for run in runs
@@ -48,7 +46,7 @@ def num_jobs(runs: Sequence[RunRecord]) -> int:
 
 
 def shares(run: RunRecord, measurement: Measurement, *, gpu_seconds: float) -> list[Share]:
-    """The run's own part of its job, then those of the rivals that were measured."""
+    """Return the run's own part of its job, then those of the measured rivals."""
     if not isinstance(measurement, JobResult):
         return [Share(predicted=run.predicted, measurement=measurement, gpu_seconds=gpu_seconds)]
     per_s = gpu_seconds / measurement.wall_s if measurement.wall_s else 0.0
@@ -60,7 +58,7 @@ def shares(run: RunRecord, measurement: Measurement, *, gpu_seconds: float) -> l
         )
         for predicted, rival in zip(
             rivals_of(run), measurement.rivals, strict=False
-        )  # the job may have ended before the last
+        )  # the job may have ended before the last configuration
     ]
     own = max(gpu_seconds - sum(each.gpu_seconds for each in beside), 0.0)
     return [Share(predicted=run.predicted, measurement=measurement.own, gpu_seconds=own), *beside]

@@ -1,6 +1,4 @@
-"""An Optuna sampler that knows the cost model: proposes rows of a candidate table and learns from
-the study's trials.
-"""
+"""An Optuna sampler with the cost model as prior: proposes rows of a candidate table."""
 
 from collections.abc import Collection
 from dataclasses import replace
@@ -19,11 +17,11 @@ from hp_tool.loop.search.acquisition import Observations, Proposal, propose
 from hp_tool.loop.search.table import CandidateTable
 
 MEMORY_CONSTRAINT = "memory"
-"""Trials above 0 on it ran out of memory."""
+"""Name of the constraint that is above 0 for trials that ran out of memory."""
 PEAK_MEMORY = "peak_memory_bytes"
-"""User attribute: what the run allocated at most."""
+"""User attribute: peak allocated bytes of the run."""
 STATUS = "status"
-"""User attribute of trials that mirror a profile run: its measurement's status, or ABANDONED."""
+"""User attribute of trials that mirror a profile run: the measurement's status, or ABANDONED."""
 ABANDONED = "abandoned"
 MEASUREMENT_ID = "measurement_id"
 
@@ -32,11 +30,11 @@ class CostModelSampler(BaseSampler):
     """Minimises step time (seconds) over the rows of a table, with the cost model as prior
     knowledge.
 
-    The objective asks for each axis with `trial.suggest_categorical(name,
-    sampler.table.choices[name])` and returns the measured seconds; a run out of memory returns any
-    number and calls `trial.set_constraint("memory", 1.0)`. Proposals are joint: all axes of a trial
-    together name a row of the table. Parameters that are no axes are drawn uniformly. Deterministic
-    given the seed and the study's trials.
+    The objective calls `trial.suggest_categorical(name, sampler.table.choices[name])` for each axis
+    and returns the measured seconds. A run out of memory returns any number and calls
+    `trial.set_constraint("memory", 1.0)`. Proposals are joint: all axes of a trial together name a
+    row of the table. Other parameters are drawn uniformly. Deterministic given the seed and the
+    study's trials.
     """
 
     def __init__(
@@ -49,8 +47,12 @@ class CostModelSampler(BaseSampler):
         seed: int = 0,
         stored: Collection[int] = (),
     ) -> None:
-        """`evidence`: measurements from outside the study. `coverage_runs`, `stored`: see
-        `acquisition.propose`.
+        """Create the sampler.
+
+        Args:
+            evidence: Measurements from outside the study.
+            coverage_runs: See `acquisition.propose`.
+            stored: See `acquisition.propose`.
         """
         self.table = table
         self._prior = prior
@@ -62,24 +64,24 @@ class CostModelSampler(BaseSampler):
         self._seed = seed
         self._stored = stored
         self.reserved: frozenset[int] = frozenset()
-        """Rows that jobs under way will run beside their trials."""
+        """Rows that running jobs will execute in addition to their trials."""
         self._last_fit: tuple[Any, Calibration] | None = None
-        """Observations and result of the last fit, for which a turn asks several times."""
+        """Observations and result of the last fit, which one step uses several times."""
 
     @property
     def distributions(self) -> dict[str, BaseDistribution]:
-        """One categorical per axis over its values; for `study.ask(fixed_distributions)`."""
+        """Return one categorical distribution per axis, for `study.ask(fixed_distributions)`."""
         return {
             name: CategoricalDistribution(choices) for name, choices in self.table.choices.items()
         }
 
     def calibration(self, *, study: Study) -> Calibration:
-        """What the study's finished trials and the evidence from outside say together."""
+        """Return the calibration by the study's finished trials and the outside evidence."""
         return self._calibrate(self.observations(study=study))
 
     def proposal(self, *, study: Study, exclude: int | None = None) -> Proposal | None:
-        """The next row and what it is expected to win; None where nothing is left. `exclude`: a
-        trial number to ignore.
+        """Return the next row and its expected gain; None if no row is left. Ignore trial number
+        `exclude`.
         """
         observations = self.observations(study=study, exclude=exclude)
         return self._propose(observations, self._calibrate(observations))
@@ -87,8 +89,10 @@ class CostModelSampler(BaseSampler):
     def rivals(
         self, *, study: Study, count: int, apart: frozenset[int] = frozenset()
     ) -> list[Proposal]:
-        """Propose up to `count` rows to run beside the study's pending trials, each as if those
-        before it had returned what is predicted for them; none of those `apart`.
+        """Propose up to `count` rows to run in the same jobs as the pending trials; none of
+        `apart`.
+
+        Each is chosen as if those before it had returned their predictions.
         """
         observations, proposals = (
             replace(self.observations(study=study), apart=apart),
@@ -114,7 +118,7 @@ class CostModelSampler(BaseSampler):
         )
 
     def observations(self, *, study: Study, exclude: int | None = None) -> Observations:
-        """The study's trials by row; the last word on a row counts."""
+        """Return the study's trials by row; the last trial of a row counts."""
         step_s: dict[int, float] = {}
         memory: dict[int, float] = {}
         ids: dict[int, str] = {}
@@ -129,7 +133,7 @@ class CostModelSampler(BaseSampler):
             if trial.state in (TrialState.RUNNING, TrialState.WAITING):
                 pending.add(row)
                 continue
-            for earlier in (step_s, memory):  # of a reduced run, or of one that is repeated
+            for earlier in (step_s, memory):  # a reduced run, or one that is repeated
                 earlier.pop(row, None)
             if trial.state != TrialState.COMPLETE:
                 broken.add(row)
@@ -171,7 +175,7 @@ class CostModelSampler(BaseSampler):
     def infer_relative_search_space(
         self, study: Study, trial: FrozenTrial
     ) -> dict[str, BaseDistribution]:
-        """All axes, from the first trial on: the space is known before anything ran."""
+        """Return all axes, from the first trial on: the space is known in advance."""
         if study.direction != StudyDirection.MINIMIZE:
             raise ValueError(
                 "CostModelSampler minimises seconds: create the study with direction='minimize'"
@@ -181,7 +185,7 @@ class CostModelSampler(BaseSampler):
     def sample_relative(
         self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
-        """The values of the proposed row; where every row was tried, those of the best one (a
+        """Return the values of the proposed row, or of the best one if all rows were tried (a
         repeat).
         """
         proposal = self.proposal(study=study, exclude=trial.number)
@@ -197,7 +201,7 @@ class CostModelSampler(BaseSampler):
         param_name: str,
         param_distribution: BaseDistribution,
     ) -> Any:
-        """Anything that is no axis of the table: uniform."""
+        """Draw parameters that are not axes of the table uniformly."""
         from optuna.samplers import RandomSampler
 
         seed = int(np.random.SeedSequence([self._seed, trial.number]).generate_state(1)[0])

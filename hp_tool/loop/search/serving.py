@@ -1,5 +1,5 @@
-"""A search over ways to serve: what one replica is asked to run, and what its latencies imply for
-the whole load.
+"""Searches over serving configurations: the run of one replica, and its latencies under the whole
+load.
 """
 
 import math
@@ -21,18 +21,16 @@ from hp_tool.loop.assumptions import assumed
 from hp_tool.loop.search.problem import Question
 
 TARGETS = tuple(LATENCIES)
-"""Targets that every run can be held to; those on quantiles take an endpoint's, whose requests come
-one by one.
+"""Targets that every run can measure; targets on quantiles need an endpoint, whose requests are
+sent one by one.
 """
 SERVING = "-serving"
-"""The end of every name that measurements of serving are filed under."""
+"""Suffix of the software name under which serving measurements are stored."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServingSearch(Question):
-    """Serving configurations under a closed load; every replica is alike, so a run of one stands
-    for all.
-    """
+    """Serving configurations under a closed load; replicas are equal, so one replica runs."""
 
     candidates: ServingCandidates
     inference: InferenceWorkload
@@ -45,14 +43,14 @@ class ServingSearch(Question):
 
     @property
     def tokens_per_gpu(self) -> float:
-        """Output tokens of the load's requests in flight, by device."""
-        assert isinstance(self.inference.concurrency, int)  # a search is of a closed load
+        """Return the output tokens of the load's requests in flight, per device."""
+        assert isinstance(self.inference.concurrency, int)  # a search has a closed load
         return self.inference.concurrency * self.inference.output_length / self.cluster.num_gpus
 
     def request(
         self, run: RunRecord, *, best_step_s: float | None = None, startup_s: float | None = None
     ) -> InferenceRequest:
-        """A replica with as many requests as it serves at once: a run has no queue."""
+        """Return a replica with as many requests as it serves at once; a run has no queue."""
         config = run.parallel
         assert isinstance(config, ServingConfig)
         return InferenceRequest(
@@ -70,7 +68,7 @@ class ServingSearch(Question):
         )
 
     def completed(self, measurement: Measurement, run: RunRecord) -> Measurement:
-        """The measurement with what its replica's latencies imply for the load."""
+        """Return the measurement with the load's latencies, computed from its replica's."""
         times = measurement.serving
         if measurement.status != "ok" or times is None:
             return measurement
@@ -85,14 +83,14 @@ class ServingSearch(Question):
 
 @dataclass(frozen=True, kw_only=True)
 class EndpointSearch(ServingSearch):
-    """A search on a server that runs already: a run is the whole load on all of it, so it shows the
-    load's latencies.
+    """A search on a running server: a run sends the whole load, so it measures the load's
+    latencies.
     """
 
     in_flight: float
-    """Requests of the load, as predicted where it is a rate."""
+    """Requests in flight, predicted if the load is a rate."""
     trace: TraceSpec | None = None
-    """The requests to send; None: equal ones."""
+    """The requests to send; None for equal ones."""
 
     @property
     def framework(self) -> str:
@@ -105,8 +103,8 @@ class EndpointSearch(ServingSearch):
     def request(
         self, run: RunRecord, *, best_step_s: float | None = None, startup_s: float | None = None
     ) -> InferenceRequest:
-        """Ask for as many requests per repetition as are in flight, and as targets on quantiles
-        want.
+        """Request as many requests per repetition as are in flight, or as targets on quantiles
+        require.
         """
         replica = super().request(run, startup_s=startup_s)
         assert isinstance(run.parallel, ServingConfig)
@@ -144,11 +142,11 @@ class EndpointSearch(ServingSearch):
 def load_latencies(
     times: ServingTimes, config: ServingConfig, *, inference: InferenceWorkload, targets: Targets
 ) -> LoadLatencies:
-    """What a replica's batch implies for a closed load.
+    """Return the latencies of a closed load from those of a replica's batch.
 
     A batch of b requests takes S seconds, of which the first tokens wait the TTFT. With C / d
-    requests per replica, each is served after r = max(C / (d b), 1) batches: requests that find no
-    room wait S (r - 1) longer (Little's law).
+    requests per replica, each is served after r = max(C / (d b), 1) batches: requests without room
+    wait S (r - 1) longer (Little's law).
     """
     assert isinstance(inference.concurrency, int)
     batches = max(inference.concurrency / config.data_parallel_size / config.max_num_seqs, 1.0)
@@ -181,25 +179,25 @@ def _of_load(
 
 
 def software(runner: Runner) -> str:
-    """What measurements of serving are filed under, apart from the training runs of the same
+    """Return the software name of serving measurements, separate from trainings with the same
     software.
     """
     return f"{runner}{SERVING}"
 
 
 def penalised_latency_s(latencies: Latencies, *, targets: Targets) -> float:
-    """What a search minimises: request latency x (1 + penalty)."""
+    """Return the objective of a search: request latency x (1 + penalty)."""
     return float(latencies.request_latency_s * (1.0 + penalty(bounded(latencies, targets=targets))))
 
 
 def meets(latencies: Latencies, *, targets: Targets) -> bool:
-    """Whether all targets are kept."""
+    """Return whether all targets are met."""
     return all(value <= limit for _, limit, value in bounded(latencies, targets=targets))
 
 
 def bounded(latencies: Latencies, *, targets: Targets) -> Iterator[tuple[str, float, float]]:
-    """Each target: its name, its limit, and the mean or quantile that it bounds; none of a quantile
-    that was not measured.
+    """Return name, limit, and bounded mean or quantile of each target; skip quantiles that were not
+    measured.
     """
     for name, latency, quantile, limit in targets.limits():
         if quantile is None:
@@ -209,8 +207,9 @@ def bounded(latencies: Latencies, *, targets: Targets) -> Iterator[tuple[str, fl
 
 
 def penalty(values: Iterable[tuple[str, float, Any]]) -> Any:
-    """penalty sum_i max(latency_i / target_i - 1, 0), a number or (n,), of (name, target,
-    latency).
+    """Return penalty sum_i max(latency_i / target_i - 1, 0), a number or (n,).
+
+    The inputs are (name, target, latency) of each target.
     """
     return assumed().search.target_penalty * sum(
         (np.maximum(value / limit - 1.0, 0.0) for _, limit, value in values), 0.0

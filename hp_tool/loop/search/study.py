@@ -1,5 +1,5 @@
 """The Optuna study of a search: a projection of the store's runs for Optuna's tools, which may be
-deleted at any time.
+deleted.
 """
 
 import contextlib
@@ -24,17 +24,21 @@ from hp_tool.loop.search.sampler import (
 
 RUN_ID = "run_id"
 CLAIMS_LOOKED_BACK = 3
-"""Each claim removes the study before it; this many at most were left by claims that died first."""
+"""Maximum number of earlier studies removed by a claim; each claim removes the study before it,
+unless it died.
+"""
 CLAIM = "-claim-"
 
 
 def study_name(search_id: str, *, claim: int) -> str:
-    """The study's name: the search's id, and after it changed hands the number of the claim."""
+    """Return the study's name: the search's id, and after a change of coordinator the number of the
+    claim.
+    """
     return search_id if claim == 1 else f"{search_id}{CLAIM}{claim}"
 
 
 class StudyProjection:
-    """One search's study: ask for the next configuration, and mirror what its runs brought."""
+    """One search's study: asks for the next configuration, and mirrors the results of runs."""
 
     def __init__(
         self,
@@ -45,10 +49,10 @@ class StudyProjection:
         storage: BaseStorage,
         claim: int = 1,
     ) -> None:
-        """Opens the study of one claim of the search, or creates it; those of earlier claims go.
+        """Open or create the study of one claim of the search, and delete those of earlier claims.
 
-        Claims share no study: a coordinator that lost its lease and does not know yet could change
-        what its successor reads.
+        Claims share no study, because a coordinator that lost its lease without noticing could
+        change its successor's study.
         """
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self.sampler = sampler
@@ -58,42 +62,39 @@ class StudyProjection:
             storage=storage, sampler=sampler, study_name=name, load_if_exists=True
         )
         for earlier in range(max(claim - CLAIMS_LOOKED_BACK, 1), claim):
-            # A late writer may still be at it: then this one stays, or its writer fails, who is no
-            # coordinator any more.
+            # A late writer may still use it: then either this study remains, or its writer, which
+            # is no coordinator any more, fails.
             with contextlib.suppress(KeyError, StorageInternalError):
                 optuna.delete_study(
                     study_name=study_name(search_id, claim=earlier), storage=storage
                 )
 
     def proposal(self) -> Proposal | None:
-        """What would run next, and what it is expected to win; None where every candidate was
-        tried.
-        """
+        """Return the next row and its expected gain; None if every candidate was tried."""
         return self.sampler.proposal(study=self.study)
 
     def rivals(self, *, count: int, apart: frozenset[int]) -> list[Proposal]:
-        """What one job would run beside the trial asked for last; none of the rows `apart`."""
+        """Return the rows to run in the same job as the last trial; none of the rows `apart`."""
         return self.sampler.rivals(study=self.study, count=count, apart=apart)
 
     def ask(self) -> tuple[Trial, int]:
-        """A new trial and the table's row that its parameters name; `bind` it once its run is
+        """Return a new trial and the table's row of its parameters; call `bind` once its run is
         stored.
         """
         trial = self.study.ask(self.sampler.distributions)
         row = self.sampler.table.row_of(trial.params)
-        assert row is not None  # the sampler proposes rows of this very table
+        assert row is not None  # the sampler proposes rows of this table
         return trial, row
 
     def bind(self, *, trial: Trial, run: RunRecord) -> None:
-        """Say which run a trial stands for."""
+        """Assign a run to a trial."""
         trial.set_user_attr(RUN_ID, run.id)
 
     def sync(self, runs: Sequence[RunRecord]) -> None:
-        """Bring the study up to date: each run has a trial, each ended run an ended one; trials
-        without a run are closed.
+        """Update the study: one trial per run, ended for ended runs; close trials without a run.
 
-        A run of a configuration that is no candidate any more has none: it still counts as evidence
-        and in the budget.
+        A run of a configuration that is no candidate any more has no trial. It still counts as
+        evidence and in the budget.
         """
         underway = [run for run in runs if not run.state.ended]
         self.sampler.reserved = frozenset(
@@ -124,11 +125,15 @@ class StudyProjection:
                 self._tell(trial, mirrored)
 
     def _tell(self, trial: Trial, run: RunRecord) -> None:
-        """ok: its seconds. Out of memory: completed, constraint violated. Timeout: pruned. The
-        rest: failed, with its cause.
+        """Report a run's result to its trial.
 
-        A reduced run counts with what it implies for the whole. Its memory is another one's, so
-        running out says nothing.
+        - ok: its seconds.
+        - Out of memory: completed, with a violated constraint.
+        - Timeout: pruned.
+        - Everything else: failed, with its cause.
+
+        A reduced run counts with its extrapolated step time. Its memory differs from the whole
+        run's, so running out of memory has no information.
         """
         measurement = run.measurement
         status = ABANDONED if measurement is None else measurement.status
@@ -150,8 +155,8 @@ class StudyProjection:
             trial.set_constraint(MEMORY_CONSTRAINT, -1.0)
             self.study.tell(trial, step_s)
         elif status == "oom" and run.fidelity.is_whole:
-            # A completed trial needs a value; the prediction stands in, and the violated constraint
-            # says not to use it.
+            # A completed trial needs a value. The prediction is used, and the violated constraint
+            # marks it as invalid.
             trial.set_constraint(MEMORY_CONSTRAINT, 1.0)
             self.study.tell(trial, float(run.predicted["step_s"]))
         else:

@@ -1,6 +1,4 @@
-"""Candidates of one search as columns: their values by axis, their uncalibrated costs and features,
-which a calibration that others fitted corrects.
-"""
+"""Candidates of a search as columns: axis values, uncalibrated costs and features."""
 
 from __future__ import annotations
 
@@ -43,32 +41,30 @@ _NOT_AXES = {
 
 @dataclass(frozen=True, kw_only=True)
 class CandidateTable:
-    """n candidates. Rows are addressed by their axis values: an index means nothing outside one
-    process.
-    """
+    """n candidates, identified by their axis values; indices are valid only within a process."""
 
     axes: Mapping[str, tuple[AxisValue, ...]]
-    """Value of each row on each axis: tensor_parallel_size, recompute, ...; together they name the
-    row.
+    """Value of each row on each axis (tensor_parallel_size, recompute, ...); together they identify
+    the row.
     """
     parts_s: Mapping[str, FloatArray]
-    """Uncalibrated exposed seconds by part, each (n,); without what an allocator's retries add."""
+    """Uncalibrated exposed seconds by part, each (n,), without allocator retries."""
     layer_passes: FloatArray
     """(n,) see `calibration.Evidence`."""
     memory_bytes: FloatArray
     """(n,) uncalibrated allocated bytes on the worst rank."""
     usable_bytes: FloatArray
-    """(n,) what allocations may take in a recommended configuration: the device less headroom and
+    """(n,) bytes available to a recommended configuration: the device without headroom and
     overheads.
     """
     device_bytes: FloatArray
-    """(n,) what allocations can take before the device runs out."""
+    """(n,) bytes that can be allocated before the device runs out of memory."""
     features: Mapping[str, FloatArray] = field(default_factory=dict)
     """See `calibration.residual_features`."""
     retry_chance: FloatArray | float = 0.0
-    """(n,) of steps that wait for an allocator whose device is nearly full, ..."""
+    """(n,) fraction of steps that wait for the allocator of a nearly full device."""
     retry_slowdown: FloatArray | float = 1.0
-    """... and how much longer they then take; see `cost.memory`."""
+    """(n,) factor on the time of such steps; see `cost.memory`."""
 
     def __post_init__(self) -> None:
         if len(self.rows) != len(self):
@@ -79,26 +75,28 @@ class CandidateTable:
 
     @cached_property
     def rows(self) -> dict[tuple[AxisValue, ...], int]:
-        """Row by its values, in the order of `axes`."""
+        """Return the row by its values, in the order of `axes`."""
         return {values: row for row, values in enumerate(zip(*self.axes.values(), strict=True))}
 
     @cached_property
     def choices(self) -> dict[str, tuple[AxisValue, ...]]:
-        """Distinct values of each axis, sorted; the choices of its categorical distribution."""
+        """Return the sorted distinct values of each axis, the choices of its categorical
+        distribution.
+        """
         return {name: tuple(sorted(set(values))) for name, values in self.axes.items()}
 
     def params(self, row: int) -> dict[str, AxisValue]:
-        """A row's values by axis."""
+        """Return a row's values by axis."""
         return {name: values[row] for name, values in self.axes.items()}
 
     def row_of(self, params: Mapping[str, AxisValue]) -> int | None:
-        """The row with these values; None where the table has none, or an axis is missing."""
+        """Return the row with these values; None if there is none, or an axis is missing."""
         if any(name not in params for name in self.axes):
             return None
         return self.rows.get(tuple(params[name] for name in self.axes))
 
     def take(self, rows: NDArray[np.intp]) -> CandidateTable:
-        """The table of some of the rows; an axis on which those do not differ stays."""
+        """Return the table of some rows; axes on which these do not differ are kept."""
 
         def some(columns: Mapping[str, FloatArray]) -> dict[str, FloatArray]:
             return {name: values[rows] for name, values in columns.items()}
@@ -124,9 +122,7 @@ class CandidateTable:
         memory_bytes: FloatArray,
         out_of_memory: NDArray[np.bool_],
     ) -> Evidence:
-        """What was measured (NaN: nothing) for the given rows, beside what was predicted for
-        them.
-        """
+        """Return the measurements (NaN: none) of the given rows with their predictions."""
         return Evidence(
             measurement_ids=measurement_ids,
             parts_s={name: seconds[rows] for name, seconds in self.parts_s.items()},
@@ -140,27 +136,27 @@ class CandidateTable:
         )
 
     def predict_step(self, calibration: Calibration) -> StepPrediction:
-        """Step times of all rows as this calibration corrects them; with retries, as estimates
-        count them: by the mean of the logarithm.
+        """Return calibrated step times of all rows with allocator retries, which count by the mean
+        of the logarithm.
         """
         step = self.predict_without_retries(calibration)
         return replace(step, regular_s=step.regular_s * self.retry_slowdown**self.retry_chance)
 
     def predict_without_retries(self, calibration: Calibration) -> StepPrediction:
-        """Step times of all rows where no allocator retries."""
+        """Return calibrated step times of all rows without allocator retries."""
         return calibration.step_time.predict(
             parts_s=self.parts_s, layer_passes=self.layer_passes, features=self.features
         )
 
     def predict_memory(self, calibration: Calibration) -> MemoryPrediction:
-        """Memory needs of all rows as this calibration corrects them."""
+        """Return calibrated memory needs of all rows."""
         return calibration.memory.predict(memory_bytes=self.memory_bytes, features=self.features)
 
 
 def candidate_table(
     *, case: TrainingCase, candidates: Candidates, costs: TrainingCosts
 ) -> CandidateTable:
-    """The table of candidates whose costs are known."""
+    """Return the table of candidates with known costs."""
     overhead = costs.memory_parts["overhead"]
     return CandidateTable(
         axes=candidate_axes(candidates),
@@ -176,8 +172,8 @@ def candidate_table(
 
 
 def candidate_axes(candidates: Candidates) -> dict[str, tuple[AxisValue, ...]]:
-    """The axes on which candidates differ, with the value of each; data_parallel_size follows from
-    the others.
+    """Return the axes on which candidates differ, with each value; data_parallel_size is
+    derived.
     """
     columns: dict[str, tuple[AxisValue, ...]] = {
         f.name: tuple(getattr(candidates, f.name).tolist())

@@ -1,6 +1,4 @@
-"""What a coordinator knows beside its search: how the cluster takes its jobs, and how time
-passes.
-"""
+"""Context of a coordinator: limits of the cluster, polling intervals and clock."""
 
 import time
 from collections.abc import Callable
@@ -11,26 +9,26 @@ from hp_tool.domain.records import OpenRunsLimit
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Site:
-    """The cluster's side of a search."""
+    """Cluster-side settings of a search."""
 
     limit: OpenRunsLimit | None = None
-    """The runs that the cluster takes at a time, of all searches; None: any number."""
+    """Maximum concurrent runs on the cluster, of all searches; None for no limit."""
     owner: str = ""
-    """Whose search it is, for the site's accounts."""
+    """Owner of the search, for the site's accounting."""
     avoided_hosts: tuple[str, ...] = ()
-    """Nodes that a check before the search found to lag: none of its jobs gets them."""
+    """Slow nodes found by a check before the search, which its jobs avoid."""
     check_gpu_seconds: float = 0.0
     """GPU-seconds of that check, charged to the first run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
-    """How often a coordinator acts, and by which clock."""
+    """Intervals of a coordinator, and its clock."""
 
     lease_s: float = 60.0
-    """How long the lease lasts from each renewal."""
+    """Seconds from a renewal of the lease to its expiry."""
     poll_s: float = 0.25
-    """Between two looks at the jobs."""
+    """Seconds between polls of the jobs."""
     sleep: Callable[[float], None] = time.sleep
     clock: Callable[[], float] = time.monotonic
-    """Seconds from any start, never backwards."""
+    """Seconds from any start; must be monotonic."""

@@ -1,4 +1,4 @@
-"""How far the jobs of a search are, by their logs: their phase, their steps, and the last lines."""
+"""Progress of a search's jobs from their logs: phase, steps, and last lines."""
 
 import contextlib
 import statistics
@@ -14,25 +14,25 @@ from hp_tool.errors import LauncherError
 
 EVERY_S = 2.0
 SHARE = 0.05
-"""Of a coordinator's time that reading logs may take, where an engine is slow to give them."""
+"""Maximum fraction of a coordinator's time for reading logs from slow engines."""
 LINES, LINE_CHARACTERS = 12, 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Underway:
-    """What a job has done so far."""
+    """Progress of a job."""
 
     phase: Phase
     warmup_steps: int = 0
     steps: int = 0
-    """Measured so far."""
+    """Number of measured steps so far."""
     step_s: float | None = None
-    """Median of the measured steps, else of those of the warm-up."""
+    """Median of the measured steps, else of the warm-up steps."""
     log_tail: str = ""
 
 
 class Watched:
-    """Reads the logs of running jobs now and then."""
+    """Reads the logs of running jobs at intervals."""
 
     def __init__(self, *, launcher: Launcher, clock: Callable[[], float]) -> None:
         self._launcher, self._clock, self._next = launcher, clock, -float("inf")
@@ -40,11 +40,11 @@ class Watched:
         """`Underway` as JSON by the run's id."""
 
     def look(self, handles: Mapping[str, RunRecord], states: Mapping[str, JobState]) -> bool:
-        """Read the logs again if it is time to; whether a job has moved on."""
+        """Read the logs if it is time to; return whether a job has made progress."""
         if (started := self._clock()) < self._next:
             return False
         before = self.jobs
-        with contextlib.suppress(LauncherError, OSError):  # then it shows what was seen before
+        with contextlib.suppress(LauncherError, OSError):  # else it shows the last known state
             self.jobs = {
                 handles[handle].id: asdict(self._one(handle, handles[handle], state))
                 for handle, state in states.items()
@@ -61,8 +61,8 @@ class Watched:
 
 
 def underway(log: str, *, serves: bool) -> Underway:
-    """Read what a running job has done from its log; `serves`: it answers requests, and writes down
-    no steps.
+    """Return a running job's progress from its log; with `serves` it answers requests and logs no
+    steps.
     """
     lines = [
         line[:LINE_CHARACTERS]

@@ -1,5 +1,5 @@
-"""Tuning: a search from its stored query to its ranked answer, the same for the command line and
-for a worker.
+"""Tuning: run a search from its stored query to its ranked answer, in the command line or a
+worker.
 """
 
 from hp_tool.loop.tuning.clusters import Sweeper, create_launcher, daily_limits, within_limits

@@ -1,5 +1,5 @@
-"""What answers of trainings and of deployments share: the baseline they are compared with, and what
-each axis decides.
+"""Common parts of training and serving answers: comparison with the baseline, effect of each
+axis.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Predicted = TypeVar("Predicted")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownBaseline(Generic[Config, Predicted]):
-    """The configuration that an answer is compared with, by the estimate that ranks all others."""
+    """The configuration that an answer is compared with, and its estimate."""
 
     parallel: Config
     source: BaselineSource
@@ -43,11 +43,11 @@ def gains_of(
     baseline: KnownBaseline[Config, Predicted],
     measured: MeasuredSteps,
 ) -> tuple[Gain, ...]:
-    """How many times as fast the answer's configuration is as the baseline, the first run and the
-    slowest.
+    """Return the speedup of the answer's configuration over the baseline, the first run and the
+    slowest run.
 
-    `known`: (seconds, log_sd) of it, by which it was chosen: what one of the two did not run is
-    compared by.
+    `known` is its (seconds, log_sd), on which the choice was based. It is used if either of the two
+    did not run.
     """
 
     def gain(other: RunConfig, against: GainSource) -> Gain:
@@ -65,7 +65,7 @@ def gains_of(
         return Gain(against=against, factor=factor, interval=(low, high), **source)
 
     gains = [gain(baseline.parallel, baseline.source)]
-    if parallel in measured.known:  # what others were measured at says nothing of a prediction
+    if parallel in measured.known:  # measurements of others are not compared with a prediction
         first, slowest = (
             next(iter(measured.known)),
             max(measured.known, key=lambda each: measured.known[each][0]),
@@ -78,10 +78,12 @@ def gains_of(
 def described_baseline(
     query: Query, *, resolve: Callable[[ParallelQuery], Config], reasons: Callable[[Config], str]
 ) -> Config | None:
-    """Return the configuration that `search.baseline` describes; None where the query has none.
+    """Return the configuration in `search.baseline`; None if the query has none.
 
-    `reasons`: why a configuration is illegal, in words; none if it is legal. Raises InputError
-    `illegal_baseline`.
+    `reasons` returns why a configuration is illegal, in words; none if it is legal.
+
+    Raises:
+        InputError: `illegal_baseline`.
     """
     if query.search.baseline is None:
         return None
@@ -99,8 +101,10 @@ def described_baseline(
 def compared_with(
     described: RunConfig | None, runs: Sequence[RunRecord]
 ) -> tuple[RunConfig | None, BaselineSource]:
-    """Return what an answer is compared with: the described one, which need not be a candidate,
-    else the first that worked.
+    """Return the configuration to compare with: the described baseline, else the first successful
+    run.
+
+    The baseline need not be a candidate.
     """
     if described is not None:
         return described, "search.baseline"
@@ -108,8 +112,8 @@ def compared_with(
 
 
 def foreseen(measured: Repeats, *, runs: Sequence[RunRecord]) -> Foreseen | None:
-    """Return what was predicted of a configuration before the first of its runs; None where only a
-    reduced one worked.
+    """Return a configuration's prediction before its first run; None if only a reduced run
+    succeeded.
     """
     before = next((run.predicted for run in runs if run.fidelity.is_whole), None)
     if measured.reduced or before is None or "calibrated_step_s_interval" not in before:
@@ -124,15 +128,15 @@ def foreseen(measured: Repeats, *, runs: Sequence[RunRecord]) -> Foreseen | None
 
 
 def saved_parts(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:
-    """Return the seconds of each part that the second of two configurations saves."""
+    """Return the seconds that the second of two configurations saves, by part."""
     return {name: before.get(name, 0.0) - after.get(name, 0.0) for name in (*before, *after)}
 
 
 def effect_of_axes(
     axes: Mapping[str, Sequence[int | bool | str]], rows: Sequence[int], step_s: FloatArray
 ) -> dict[str, dict[str, float]]:
-    """Shortest step time among `rows` by the value of each axis: what holding on to that value
-    costs.
+    """Return the shortest step time among `rows` by value of each axis: the cost of fixing that
+    value.
     """
     effects: dict[str, dict[str, float]] = {}
     for name, values in axes.items():

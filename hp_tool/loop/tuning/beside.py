@@ -1,5 +1,6 @@
-"""What a search takes over from a ranking beside the layout, for all of its runs: offload where
-nothing fits without it, and how ranks exchange a split sequence.
+"""Settings that a search adopts from a ranking apart from the layout, for all of its runs.
+
+These are offload if nothing fits without it, and the context exchange.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,17 +17,19 @@ from hp_tool.questions.training.ranking.recommend import offloaded
 
 OFFLOAD, EXCHANGE = "training.offload", "parallel.context_parallel_communication"
 SHOWN = 32
-"""Layouts of `recommend`'s answer that a search looks at."""
+"""Number of layouts of `recommend`'s answer that a search considers."""
 Runs = Callable[[TrainingProblem, ParallelConfig], bool]
-"""Whether a search can run a configuration as it is."""
+"""Returns whether a search can run a configuration unchanged."""
 
 
 def chosen_beside(
     problem: TrainingProblem, *, query: Query, runs: Runs
 ) -> tuple[dict[str, Any], Best]:
-    """Return the values of the query, by path, that the first row of its ranking which can be run
-    has; and the ranking of the query as it is. Levels of a2a+p2p are the usual ones: a ranking's
-    hold for one size, a search tries several.
+    """Return the query values, by path, of the first row of its ranking that can run, and the
+    ranking.
+
+    Levels of a2a+p2p are the defaults, because a ranking's levels apply to one size and a search
+    tries several.
     """
     plain = best_of(problem, keep=SHOWN, rank_by=query.rank_by)
     best = plain if plain.feasible else offloaded(query, plain, keep=SHOWN, calibrations=None)
@@ -52,9 +55,7 @@ def resolved_with(
     problem: TrainingProblem,
     resolve: Callable[[Query], TrainingProblem],
 ) -> TrainingProblem:
-    """Return the query's problem with these values, on as many devices as `problem`; its answers
-    name them.
-    """
+    """Return the query's problem with these values, on as many devices as `problem`."""
     for path, value in values.items():
         query = with_value(query, path, value)
     chosen = resolve(query).with_num_gpus(problem.cluster.num_gpus).choosing(values)

@@ -1,5 +1,5 @@
-"""Where a search's runs go, how much of a registered cluster they may take, and the end of jobs
-that no live search owns.
+"""Launchers of searches, limits of registered clusters, and the end of jobs without a live
+search.
 """
 
 import contextlib
@@ -25,19 +25,21 @@ from hp_tool.questions.training.problem import TrainingProblem
 
 LOCAL = "local"
 ENDPOINT: Literal["endpoint"] = "endpoint"
-"""The launcher of a server that runs already, and the runner of its runs."""
+"""The launcher of a running server, and the runner of its runs."""
 log = logging.getLogger(__name__)
 
 
 def launcher_name(query: Query) -> str:
-    """What the query says, else its registered cluster's entry, else this host."""
+    """Return the launcher of the query, else of its registered cluster's entry, else this host."""
     runs = cluster_runs(query.cluster)
     return query.search.launcher or (runs.launcher if runs is not None else LOCAL)
 
 
 def check_profiled(gpu: GpuSpec) -> None:
-    """Raises UnsupportedError for a device on which the profiler cannot run: only its predictions
-    can be had.
+    """Check that the profiler can run on the device.
+
+    Raises:
+        UnsupportedError: The device is predict-only.
     """
     if gpu.predict_only:
         raise UnsupportedError(
@@ -49,10 +51,11 @@ def check_profiled(gpu: GpuSpec) -> None:
 
 
 def create_launcher(query: Query) -> Launcher:
-    """The launcher of a query's runs; a query about `cpu` runs on this host's cores even where it
-    has GPUs.
+    """Return the launcher of a query's runs; `cpu` queries run on this host's cores even if it has
+    GPUs.
 
-    Raises MissingExtraError where jobs would run on this host and could not.
+    Raises:
+        MissingExtraError: Jobs would run on this host and a package is missing.
     """
     name = launcher_name(query)
     if name == LOCAL and query.trainer is None:
@@ -61,7 +64,7 @@ def create_launcher(query: Query) -> Launcher:
 
 
 def trained_by(query: Query, launcher: Launcher, *, problem: TrainingProblem) -> Launcher:
-    """The launcher, whose runs are those of the query's own command if it has one."""
+    """Return the launcher, wrapped to run the query's own command if it has one."""
     trainer = trainer_of(query)
     return (
         launcher
@@ -71,8 +74,10 @@ def trained_by(query: Query, launcher: Launcher, *, problem: TrainingProblem) ->
 
 
 def cluster_launcher(cluster: str | ClusterQuery, *, name: str | None = None) -> Launcher:
-    """The launcher called `name` (default: the entry's, else this host) over a cluster: with the
-    options of its entry where that is its launcher, else with those of the launcher's own file.
+    """Return the launcher `name` over a cluster, by default the entry's, else this host.
+
+    Options come from the cluster's entry if it names that launcher, else from the launcher's own
+    file.
     """
     runs, spec = cluster_runs(cluster), catalog.cluster(cluster)
     name = name or (runs.launcher if runs is not None else LOCAL)
@@ -90,12 +95,15 @@ def cluster_launcher(cluster: str | ClusterQuery, *, name: str | None = None) ->
 
 
 def within_limits(query: JsonObject, *, ceiling: float | None = None) -> JsonObject:
-    """The stored form of a query, with a budget of GPU-seconds where its cluster (or `ceiling`)
-    bounds it: without one a search could promise nothing.
+    """Return the stored form of a query, with a budget of GPU-seconds if its cluster or `ceiling`
+    has one.
 
-    It depends on settings alone, not on what is left today, so that a request sent twice is the
-    same request. Raises InputError for more than is allowed: `gpu_seconds_ceiling`, and more runs
-    at a time than the cluster takes.
+    The result depends only on settings, not on the remaining daily quota, so repeated requests are
+    equal.
+
+    Raises:
+        InputError: The query exceeds a limit: `gpu_seconds_ceiling`, or more parallel runs than the
+            cluster allows.
     """
     runs, search = _runs_of(query), query.get("search") or {}
     if runs is not None and (search.get("parallel_runs") or 1) > runs.max_concurrent_runs:
@@ -127,7 +135,7 @@ def within_limits(query: JsonObject, *, ceiling: float | None = None) -> JsonObj
 
 
 def daily_limits(query: JsonObject) -> tuple[GpuSecondsLimit, ...]:
-    """What the cluster of a stored query gives to all searches on it in a day."""
+    """Return the daily limits of the query's cluster over all searches."""
     runs = _runs_of(query)
     if runs is None or runs.max_gpu_seconds_per_day is None:
         return ()
@@ -146,7 +154,9 @@ def _runs_of(query: JsonObject) -> ClusterRuns | None:
 
 
 def runs_limit(query: Query) -> OpenRunsLimit | None:
-    """How many runs the query's registered cluster takes at a time; None where nothing is said."""
+    """Return the maximum concurrent runs on the query's registered cluster; None without a
+    limit.
+    """
     runs, name = cluster_runs(query.cluster), cluster_name(query.cluster)
     return (
         None
@@ -156,22 +166,21 @@ def runs_limit(query: Query) -> OpenRunsLimit | None:
 
 
 def engine_of(query: JsonObject) -> Launcher:
-    """The launcher over the engine that runs a stored query's jobs."""
+    """Return the launcher over the engine that runs a stored query's jobs."""
     parsed = parse_query(query)
     return cluster_launcher(parsed.cluster, name=launcher_name(parsed))
 
 
 class Sweeper:
-    """Ends jobs that no live search owns, and books what they took.
+    """Ends jobs without a live search, and records their GPU-seconds.
 
-    A run that is given up takes its job's name with it: what is submitted late under a cancelled
-    name starts nothing. Jobs slip through all the same where an engine was away when it was told,
-    where it cannot keep a name, or where a worker died in the wrong moment; and what a job took in
-    the end is not always known when it is given up.
+    Giving up a run reserves its job's name, so a late submission under that name starts nothing.
+    Jobs can survive if the engine was unreachable at the cancel, cannot reserve a name, or if a
+    worker died between two steps. The final cost of a job is not always known when it is given up.
 
-    Several may sweep one engine: to end or to book a job twice changes nothing. Only jobs are
-    touched that a run of this store is stored for, whoever else uses the engine; a run is stored
-    before its job is submitted, and open for as long as somebody may adopt it.
+    Several sweepers may use one engine: ending or recording a job twice has no effect. Only jobs of
+    runs in this store are touched. A run is stored before its job is submitted, and remains open as
+    long as a coordinator may adopt it.
     """
 
     def __init__(
@@ -179,12 +188,12 @@ class Sweeper:
     ) -> None:
         self._store, self._launcher_of = store, launcher_of
         self._unbooked: dict[str, dict[str, RunRecord]] = {}
-        """Of each cluster, by id: jobs that may not have ended yet."""
+        """Jobs that may not have ended, by cluster and id."""
         self._booked: set[str] = set()
 
     def sweep(self) -> None:
-        """Look once at every engine that was used of late. One that does not answer is left for the
-        next time.
+        """Check every recently used engine once; skip those that do not answer until the next
+        sweep.
         """
         for cluster, query in self._store.engines_in_use().items():
             try:
@@ -193,7 +202,7 @@ class Sweeper:
                 log.warning("cannot sweep %s: %s", cluster, error)
 
     def sweep_engine(self, cluster: str, launcher: Launcher) -> None:
-        """End the stray jobs of one engine, and book those that have ended."""
+        """End the stray jobs of one engine, and record those that have ended."""
         open_jobs = frozenset(launcher.open_jobs())
         strays = dict(self._unbooked.get(cluster, {}))
         for run in self._store.stray_runs(cluster=cluster, job_names=open_jobs):
@@ -209,7 +218,7 @@ class Sweeper:
         }
 
     def _book(self, launcher: Launcher, run: RunRecord) -> bool:
-        """Book what the job took by its own account; False where it does not tell yet."""
+        """Record a job's cost by its own account; return False if it is not yet known."""
         with _apart(run):
             handle = launcher.find(run.job_name)
             try:
@@ -228,8 +237,8 @@ class Sweeper:
 
 @contextlib.contextmanager
 def _apart(run: RunRecord) -> Iterator[None]:
-    """Leave what went wrong with one job for the next sweep: others are not to wait for it. A
-    database that is away is no job's matter.
+    """Leave an error of one job to the next sweep, so that others do not wait; database errors are
+    raised.
     """
     try:
         yield

@@ -1,6 +1,7 @@
-"""Knowledge that a search starts from: stored measurements as its sampler's evidence, as runs it
-need not repeat, and as how long jobs take to start; what lasts beyond a search is made by
-`learning`.
+"""Earlier knowledge of a search: stored measurements as evidence and as replaced runs, and start-up
+times.
+
+Knowledge that lasts beyond a search is made by `learning`.
 """
 
 from __future__ import annotations
@@ -20,21 +21,21 @@ from hp_tool.loop.search.problem import Question
 from hp_tool.loop.tuning.searched import Searched
 
 STARTS = 20
-"""Runs whose start-up is looked at."""
+"""Number of runs considered for the start-up time."""
 
 
 def earlier_evidence(
     store: Store, problem: Searched, *, without_search: str | None = None, owner: str = ""
 ) -> Evidence:
-    """What stored runs like these taught everybody, and reports of `owner`'s them."""
+    """Return evidence from trusted stored runs of the series, and from the owner's reports."""
     return problem.evidence(
         store, series=replace(problem.series, owner=owner), without_search=without_search
     )
 
 
 def reusable_measurements(*, store: Store, problem: Question) -> dict[str, str]:
-    """Measurement id by configuration digest: whole runs of this very problem that may stand for
-    new ones, newest first.
+    """Return measurement ids by configuration digest: whole runs of this problem to reuse, newest
+    first.
     """
     page = store.measurements(
         cluster_key=problem.cluster_key,
@@ -60,9 +61,7 @@ def reusable_measurements(*, store: Store, problem: Question) -> dict[str, str]:
 
 
 def _arrangement(query: JsonObject, *, parallel: RunConfig) -> tuple[Any, ...]:
-    """What a run's digest leaves to its query: the contents of stages, and how ranks exchange a
-    sequence that they split.
-    """
+    """Return settings that a run's digest omits: contents of stages, and the context exchange."""
     fixed = query.get("parallel") or {}
     layout = fixed.get("pipeline_layout")
     if not isinstance(parallel, ParallelConfig) or parallel.context_parallel_size == 1:
@@ -78,8 +77,8 @@ Asked = TypeVar("Asked", bound=Question)
 
 
 def with_known_startup(problem: Asked, *, store: Store) -> Asked:
-    """Return the question with the start-up of the newest runs on this cluster, their median; as it
-    is without any.
+    """Return the question with the median start-up of the newest runs on this cluster; unchanged
+    without any.
     """
     page = store.measurements(
         cluster_key=problem.cluster_key, source="profile", status="ok", limit=STARTS

@@ -1,6 +1,4 @@
-"""What a search knows of its rows: calibrated predictions and its own runs as one estimate of
-each.
-"""
+"""Posterior estimates of a search's rows, from calibrated predictions and its own runs."""
 
 from __future__ import annotations
 
@@ -30,24 +28,22 @@ from hp_tool.questions.training.calibrated import KnownRow
 
 @dataclass(frozen=True, kw_only=True)
 class KnownRows:
-    """One estimate of each of n rows, by which they are chosen, compared and shown."""
+    """One estimate of each of n rows, used to choose, compare and show them."""
 
     alone: StepPrediction
-    """The calibration's, which takes a row's own runs for some of many."""
+    """Prediction of the calibration only, in which a row's own runs are some of many."""
     step: StepPrediction
     memory: MemoryPrediction
-    """Of what is allocated."""
+    """Allocated memory."""
     fails: FloatArray
-    """(n,) chance of running out of memory; 0 of what ran as a whole."""
+    """(n,) probability of running out of memory; 0 for rows that ran as a whole."""
     ran: BoolArray
-    """(n,) whether a whole run of it worked."""
+    """(n,) whether a whole run of the row succeeded."""
     repeat_log_sd: float
     """Standard deviation of ln(seconds) between runs of one row."""
 
     def row(self, row: int) -> KnownRow:
-        """The estimate of one row; its interval is that of another run, which the calibration's of
-        what did not run is too.
-        """
+        """Return the estimate of one row, with the interval of another run of it."""
         one = np.array([row])
         step = self.step.take(one)
         if self.ran[row]:
@@ -58,7 +54,7 @@ class KnownRows:
 def known_rows(
     *, search: Question, calibration: Calibration, runs: Sequence[RunRecord]
 ) -> KnownRows:
-    """The rows of a training search after its runs."""
+    """Return the rows of a training search after its runs."""
     table, kind = search.table, search.cluster.gpu.kind
     alone = table.predict_step(calibration)
     memory = memory_posterior(
@@ -83,11 +79,11 @@ def own_runs(
     *,
     shown: Callable[[Measurement], tuple[float, float] | None],
 ) -> OwnRuns:
-    """What runs that worked measured of the search's rows: all whole ones of a configuration, else
-    the reduced one that counts.
+    """Return the measurements of successful runs by row: all whole runs of a configuration, else
+    its relevant reduced one.
 
-    A configuration whose last whole run failed is left out. `shown`: a run's figure and the
-    standard deviation of its logarithm; None where the run does not show it.
+    Configurations whose last whole run failed are omitted. `shown` returns a run's value and the
+    standard deviation of its logarithm; None if the run has none.
     """
     counting = {parallel: run for parallel, run in standing(runs).items() if run.status == "ok"}
     known: list[tuple[int, float, float]] = []
@@ -108,8 +104,8 @@ def own_runs(
 
 
 def as_good(rows: Sequence[int], *, step: StepPrediction) -> int:
-    """How many rows after the first cannot be told apart from it: the 90 % interval of the ratio of
-    their times holds 1.
+    """Return how many of the following rows are tied with the first: the 90% interval of the ratio
+    contains 1.
     """
     first, *others = rows
     _, low, high = ratio(
@@ -121,8 +117,8 @@ def as_good(rows: Sequence[int], *, step: StepPrediction) -> int:
 
 
 def _step(measurement: Measurement) -> tuple[float, float] | None:
-    """Seconds of the whole configuration's step: of a reduced run as far as its extrapolation may
-    be off.
+    """Return seconds of the whole configuration's step; reduced runs include the extrapolation
+    error.
     """
     if measurement.objective_s is None:
         return None
@@ -133,6 +129,6 @@ def _step(measurement: Measurement) -> tuple[float, float] | None:
 
 
 def _peak(measurement: Measurement) -> tuple[float, float] | None:
-    """Bytes of a whole run; a reduced one needs another amount of memory."""
+    """Return bytes of a whole run; a reduced one needs another amount of memory."""
     peak = measurement.peak_memory_bytes
     return (float(peak), 0.0) if peak and measurement.fidelity.is_whole else None

@@ -1,4 +1,4 @@
-"""Both latencies of deployments, TTFT and TPOT, as stored runs correct them."""
+"""Calibrated TTFT and TPOT of serving configurations."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from hp_tool.questions.serving.problem import ServingProblem, resolve_serving
 
 @dataclass(frozen=True, slots=True)
 class ServingEvidence:
-    """What a search's runs showed: the penalised latency, and the two latencies it is made of."""
+    """Evidence of a search's runs: the penalised latency, TTFT and TPOT."""
 
     objective: Evidence
     ttft: Evidence
@@ -35,8 +35,8 @@ class ServingEvidence:
 def serving_evidence(
     *, store: Store, series: Series, without_search: str | None = None
 ) -> ServingEvidence:
-    """The newest runs of a series, of whatever model and load, predicted again; one that can no
-    longer be is passed over.
+    """Return the newest runs of a series, predicted again, for all models and loads; skip those
+    that cannot be predicted.
     """
     by_query: dict[str, list[MeasurementRecord]] = {}
     for record in newest(
@@ -62,9 +62,7 @@ def serving_evidence(
 def _evidence_of(
     records: Sequence[MeasurementRecord], *, problem: ServingProblem
 ) -> ServingEvidence:
-    """Return what runs of one problem showed; a configuration that ran twice is one row of the
-    table.
-    """
+    """Return the evidence of one problem's runs; a configuration that ran twice is one row."""
     configs = list(
         dict.fromkeys(
             record.parallel for record in records if isinstance(record.parallel, ServingConfig)
@@ -106,7 +104,7 @@ def _evidence_of(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatencyCalibration:
-    """Both latencies as runs correct them."""
+    """Both latencies, corrected by runs."""
 
     ttft: Calibration
     tpot: Calibration
@@ -121,7 +119,7 @@ class LatencyCalibration:
     def predict(
         self, table: CandidateTable, costs: ServingCosts
     ) -> tuple[StepPrediction, StepPrediction]:
-        """(TTFT, TPOT) of all rows of the table."""
+        """Return (TTFT, TPOT) of all rows of the table."""
         passes, features = table.layer_passes, table.features
         return (
             self.ttft.step_time.predict(

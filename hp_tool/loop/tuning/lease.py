@@ -1,5 +1,5 @@
-"""The lease of a search: renewed beside the work, and given back with what the search learnt, or
-the error that ended it.
+"""The lease of a search: renewal during the work, and the end of the search with its result or
+error.
 """
 
 from __future__ import annotations
@@ -24,19 +24,15 @@ from hp_tool.loop.tuning.searched import Searched
 from hp_tool.questions.schema import to_dict
 
 LEASE_S = 30.0
-"""A coordinator that died keeps its search from others this long; a living one renews far more
-often.
+"""Lease seconds: other processes wait this long after a coordinator died. A live one renews far
+more often.
 """
 PATIENCE_LEASES = 10
-"""A coordinator that shows no sign of life for this many leases has lost its way, and loses its
-search.
-"""
+"""Leases without progress after which a coordinator counts as stuck and loses its search."""
 
 
 class Heartbeat:
-    """Renews `lease` in a thread of its own until left, lost, or the work beside it stands
-    still.
-    """
+    """Renews `lease` in a separate thread until left, lost, or without progress."""
 
     def __init__(
         self,
@@ -67,7 +63,7 @@ class Heartbeat:
         self._thread.join(timeout=self._lease_s)
 
     def watched(self, question: Callable[[], bool]) -> Callable[[], bool]:
-        """`question`, which the work asks again and again; each time is a sign of life."""
+        """Wrap `question`, which the work calls repeatedly, to count each call as progress."""
 
         def asked() -> bool:
             self._seen = self._clock()
@@ -83,9 +79,9 @@ class Heartbeat:
                 self._store.renew_lease(lease=self._lease, lease_s=self._lease_s)
             except (
                 ConflictError
-            ):  # ended, handed back or taken over: whoever works here learns it at the next write
+            ):  # ended, released or taken over: the worker is told at the next write
                 return
-            except StoreError:  # away for a while; the lease may last until it is back
+            except StoreError:  # unreachable for a while; the lease may last until it is back
                 continue
 
 
@@ -93,9 +89,9 @@ class Heartbeat:
 def outcome_stored(
     store: Store, lease: Lease, *, launcher: Callable[[], Launcher | None]
 ) -> Iterator[None]:
-    """An error inside ends the search and its open runs, or lets go of it; and is raised.
+    """End or release the search and its open runs on an error inside, and raise the error.
 
-    `launcher` gives the launcher of the runs; None while there is none yet.
+    `launcher` returns the launcher of the runs; None before there is one.
     """
     try:
         yield
@@ -103,8 +99,8 @@ def outcome_stored(
         store.release_search(lease=lease, paused=True)
         raise
     except HpToolError as error:
-        # With another coordinator at work, or the store away, it is not ours to end: the lease
-        # decides who goes on.
+        # If another coordinator is active or the store is unreachable, this process must not end
+        # the search: the lease decides who continues.
         if error.code != "lease_lost" and not isinstance(error, StoreError):
             _fail(store, lease, error, launcher=launcher())
         raise
@@ -113,7 +109,7 @@ def outcome_stored(
 
         if is_driver_error(
             bug
-        ):  # Optuna's tables lie in it too, and it raises the driver's errors as they are
+        ):  # Optuna's tables are in the same database, and it raises the driver's errors unchanged
             raise StoreError(f"the study's database: {type(bug).__name__}") from bug
         _fail(store, lease, HpToolError(f"{type(bug).__name__}: {bug}"), launcher=launcher())
         raise
@@ -129,8 +125,9 @@ def conclude(
     seconds: float,
     owner: str,
 ) -> TuneResult:
-    """Keep what was learnt, and end or let go of the search with its result. `owner`: the search's,
-    whose own doubted runs count for its result alone.
+    """Store the learnt calibration, and end or release the search with its result.
+
+    The owner's own held runs count only for its result.
     """
     problem.keep(store)
     account = account_of(
@@ -158,7 +155,9 @@ def conclude(
 def account_of(
     runs: Sequence[RunRecord], outcome: Outcome, *, search_id: str, seconds: float
 ) -> Account:
-    """How a search ended: failed where none of its runs worked, else as its coordinator says."""
+    """Return how a search ended: failed if none of its runs succeeded, else as its coordinator
+    reports.
+    """
     error = _nothing_worked(runs) if outcome.state == "succeeded" else None
     return Account(
         search_id=search_id,
@@ -172,7 +171,7 @@ def account_of(
 
 
 def end(store: Store, lease: Lease, result: TuneResult) -> TuneResult:
-    """End the search with its result, or let go of a paused one."""
+    """End the search with its result, or release a paused one."""
     if result.search.state is SearchState.PAUSED:
         store.release_search(lease=lease, paused=True)
     else:
@@ -183,7 +182,7 @@ def end(store: Store, lease: Lease, result: TuneResult) -> TuneResult:
             result=to_dict(result),
             error=result.error,
         )
-        if record.state is not result.search.state:  # cancelled in the last moment
+        if record.state is not result.search.state:  # cancelled at the last moment
             search = replace(
                 result.search, state=record.state, stopped_because=record.stopped_because or ""
             )
@@ -192,7 +191,7 @@ def end(store: Store, lease: Lease, result: TuneResult) -> TuneResult:
 
 
 def _nothing_worked(runs: Sequence[RunRecord]) -> HpToolError | None:
-    """The error of a search whose every run failed: how many of each kind, and the last one's
+    """Return the error of a search whose runs all failed: the number by status, and the last
     cause.
     """
     measurements = [run.measurement for run in runs if run.measurement is not None]
@@ -208,13 +207,12 @@ def _nothing_worked(runs: Sequence[RunRecord]) -> HpToolError | None:
 
 
 def _fail(store: Store, lease: Lease, error: HpToolError, *, launcher: Launcher | None) -> None:
-    """End the search as failed (the store: as cancelled where that was asked for), and with it its
-    runs.
+    """Mark the search as failed (as cancelled if that was requested), and end its runs.
 
-    Where the store itself is the trouble, the error that led here says more.
+    Errors of the store are ignored, because the original error is more useful.
     """
     with contextlib.suppress(HpToolError):
-        # Whoever lost the lease to another, and does not know yet, ends none of its jobs.
+        # A process that lost the lease without knowing ends no jobs.
         store.renew_lease(lease=lease, lease_s=LEASE_S)
         if launcher is not None:
             _end_runs(store, lease, launcher, cause=f"the search ended: {error.code}")
@@ -224,11 +222,9 @@ def _fail(store: Store, lease: Lease, error: HpToolError, *, launcher: Launcher 
 
 
 def _end_runs(store: Store, lease: Lease, launcher: Launcher, *, cause: str) -> None:
-    """End all open runs. One whose engine or folder does not answer stays open for whoever resumes
-    or cancels the search.
+    """End all open runs. Runs whose engine or folder does not answer stay open for a resume or a
+    cancel.
     """
     for run in open_runs(store.runs(search_id=lease.search_id)):
-        with contextlib.suppress(
-            Exception
-        ):  # a bug may lie in the launcher, and must not leave the search unended
+        with contextlib.suppress(Exception):  # a bug in the launcher must not leave the search open
             end_run(run, store=store, launcher=launcher, lease=lease, cause=cause)

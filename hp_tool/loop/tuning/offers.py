@@ -1,5 +1,5 @@
-"""What a worker can run, and whether any live one can run a query: asked before a search is
-stored.
+"""Devices and clusters that workers offer, and the check before a search is stored that one can run
+it.
 """
 
 import time
@@ -19,12 +19,12 @@ from hp_tool.loop.tuning.clusters import LOCAL, cluster_launcher, launcher_name
 from hp_tool.loop.tuning.run import build_search
 
 LOOKED_S = 300.0
-"""This host's devices are looked for anew: a driver may come up after its worker."""
+"""Seconds for which this host's devices are cached; a driver may start after the worker."""
 
 
 def offers() -> tuple[Offer, ...]:
-    """What a worker in this process can run: this host's devices, and the clusters whose options it
-    has.
+    """Return what a worker in this process can run: this host's devices, and the clusters with
+    options.
     """
     profiler = not missing("profiler")
 
@@ -36,7 +36,7 @@ def offers() -> tuple[Offer, ...]:
             except (
                 HpToolError,
                 OSError,
-            ):  # no options for it here, or options that are wrong: `hp-tool doctor` says so
+            ):  # missing or wrong options on this host, which `hp-tool doctor` reports
                 continue
             yield Offer(launcher=name, gpu=hardware.gpu, num_gpus=hardware.num_gpus)
 
@@ -45,8 +45,8 @@ def offers() -> tuple[Offer, ...]:
 
 @lru_cache(maxsize=1)
 def _host(profiler: bool, *, at: int) -> tuple[Offer, ...]:
-    """Its GPUs, and its processor, on which a query about cpu runs. Asking the driver takes a
-    while: once per LOOKED_S.
+    """Return this host's GPUs and its processor; cached for LOOKED_S, because querying the driver
+    is slow.
     """
     each = (launchers.create(LOCAL, cpu_only=cpu_only).hardware() for cpu_only in (False, True))
     return tuple(
@@ -55,25 +55,24 @@ def _host(profiler: bool, *, at: int) -> tuple[Offer, ...]:
 
 
 def _launchers() -> Iterator[tuple[str, Callable[[], Launcher]]]:
-    """Those that reach a cluster by their own file of options, and those of the catalogue's
-    clusters.
-    """
+    """Return the launchers with their own options file, and those of the catalogue's clusters."""
     for name in launchers.names():
         if name != LOCAL:
             yield name, partial(launchers.create, name)
     for cluster in catalog.names("clusters"):
         try:
             runs = cluster_runs(cluster)
-        except HpToolError:  # an entry that cannot be read hides no other
+        except HpToolError:  # an unreadable entry does not hide others
             continue
         if runs is not None and runs.launcher != LOCAL:
             yield runs.launcher, partial(cluster_launcher, cluster)
 
 
 def check_offered(query: Query, workers: Sequence[WorkerRecord]) -> None:
-    """Raise InputError `launcher_mismatch` where workers are alive and none can run the query.
+    """Check that a live worker can run the query. Without workers nothing is rejected.
 
-    Without a worker nothing is refused: the right one may be started later.
+    Raises:
+        InputError: `launcher_mismatch`, workers are alive and none can run it.
     """
     if not workers:
         return
@@ -96,13 +95,15 @@ def check_offered(query: Query, workers: Sequence[WorkerRecord]) -> None:
             code="launcher_mismatch",
         )
     most = max(offer.num_gpus for offer in matching)
-    if most < cluster.num_gpus:  # smaller runs may stand for the whole: the search's own rules know
+    if most < cluster.num_gpus:  # reduced runs may represent the whole; the search decides
         hardware = Hardware(gpu=cluster.gpu.name, num_gpus=most)
         build_search(query=query, query_json={}, hardware=hardware)
 
 
 def offers_in_words(workers: Sequence[WorkerRecord]) -> str:
-    """`8 x h100-sxm-80gb by local, 64 x cpu by slurm`; of all workers, each once."""
+    """Return `8 x h100-sxm-80gb by local, 64 x cpu by slurm` for all workers, without
+    duplicates.
+    """
     each = dict.fromkeys(offer for worker in workers for offer in worker.offers)
     return (
         ", ".join(f"{offer.num_gpus} x {offer.gpu} by {offer.launcher}" for offer in each) or "none"

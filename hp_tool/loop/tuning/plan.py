@@ -1,5 +1,5 @@
-"""What a search would cost before anything runs: its first run, the proof of its leader, and all of
-it at its budget.
+"""Predicted cost of a search: its first run, the confirmation of its leader, and its whole
+budget.
 """
 
 from __future__ import annotations
@@ -37,10 +37,12 @@ _NAME = "planned"
 def plan_search(
     query: Query, *, store: Store | None = None, launcher: Launcher | None = None
 ) -> PlanAnswer:
-    """The bill of a search in this process, with its first job.
+    """Return the cost of a search in this process, with its first job.
 
-    `store`: whose measurements the search would know. Raises what a search does for a query that
-    cannot be run, and InputError where nothing fits.
+    `store` contains the measurements that the search would use.
+
+    Raises:
+        InputError: Nothing fits, or the query cannot run.
     """
     launcher = launcher or create_launcher(query)
     plan, problem, run = _plan(query, hardware=launcher.hardware(), store=store)
@@ -50,9 +52,7 @@ def plan_search(
 
 
 def bill(query: Query, *, store: Store | None = None) -> PlanAnswer:
-    """Return the plan of a search as if one job could have all of the cluster; no launcher is
-    needed.
-    """
+    """Return the plan of a search as if one job could use the whole cluster; needs no launcher."""
     cluster = resolve_training_search(_a_training(query)).cluster
     hardware = Hardware(gpu=cluster.gpu.name, num_gpus=cluster.num_gpus, hosts=(cluster.name,))
     plan, _, _ = _plan(query, hardware=hardware, store=store)
@@ -70,7 +70,7 @@ def _a_training(query: Query) -> Query:
 def _plan(
     query: Query, *, hardware: Hardware, store: Store | None
 ) -> tuple[SearchPlan, TuningProblem, RunRecord]:
-    """The bill, the problem, and the first run as it would be stored."""
+    """Return the costs, the problem, and the first run as it would be stored."""
     stored = within_limits(to_dict(self_contained(_a_training(query))))
     query = replace(query, search=parse_query(stored).search)
     problem = build_problem(query=query, query_json=stored, hardware=hardware)
@@ -155,16 +155,16 @@ def _planned(run: RunRecord, problem: TuningProblem, *, chosen_by: str) -> Plann
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Bill:
-    """What all runs take if each takes what is stated of it."""
+    """Expected seconds and GPU-seconds of all runs."""
 
     wall_s: float
     gpu_seconds: float
     alike: int
-    """Runs like the first."""
+    """Number of runs like the first."""
 
 
 def _sum(first: PlannedRun, proof: PlannedRun | None, *, problem: TuningProblem) -> SearchPlan:
-    """All runs at the budget, in jobs like the first, and the proof of the leader where it is
+    """Sum over all runs in the budget, in jobs like the first, and the leader's confirmation if
     affordable.
     """
     settings, budget = problem.search.settings, problem.search.settings.budget_gpu_seconds
@@ -235,7 +235,7 @@ def _sum(first: PlannedRun, proof: PlannedRun | None, *, problem: TuningProblem)
 
 
 def _walls(run: PlannedRun | None) -> tuple[float, float, float]:
-    """Seconds of a run's job with the shortest start-up, the expected and the longest; 0 without a
+    """Return seconds of a run's job with minimum, expected and maximum start-up; 0 without a
     run.
     """
     if run is None:

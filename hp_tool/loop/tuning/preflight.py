@@ -1,5 +1,6 @@
-"""A check of the nodes before a search's first run: single operations on all of them at once; who
-lags is avoided.
+"""A check of the nodes before a search's first run, with single operations on all of them at once.
+
+The search avoids slow nodes.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ _POLL_S, _LOOK_S = 0.5, 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preflight:
-    """What the check found, and took."""
+    """Result and cost of the check."""
 
     hosts: tuple[str, ...] = ()
-    """Nodes that lag, or have a device that does: the search's jobs stay away from them."""
+    """Slow nodes, or nodes with a slow device, which the search's jobs avoid."""
     gpu_seconds: float = 0.0
-    """Charged to the first run."""
+    """GPU-seconds of the check, charged to the first run."""
 
 
 def preflight(
@@ -40,12 +41,14 @@ def preflight(
     should_release: Callable[[], bool],
     on_event: Callable[[str, JsonObject], None],
 ) -> Preflight:
-    """Check as many devices as one job may have, once in a search: a coordinator that follows reads
-    what was found.
+    """Check as many devices as one job may use, once per search; later coordinators read the
+    result.
 
-    A check that fails says nothing, and the search goes on. Nothing too where the search is to
-    stop: its coordinator sees to that, and a successor adopts the job by its name. Raises
-    RefusedError where the site takes no such job.
+    If the check fails, the search continues without it. It is also skipped if the search is to
+    stop; a successor adopts the job by its name.
+
+    Raises:
+        RefusedError: The site refuses such a job.
     """
     known = next(
         (each.payload for each in store.events(search_id=lease.search_id) if each.kind == EVENT),
@@ -103,5 +106,5 @@ def preflight(
 
 
 def _is_of(host: str, name: str) -> bool:
-    """Whether a lagging node or device is this host's."""
+    """Return whether a slow node or device belongs to this host."""
     return name == host or name.startswith(f"{host} rank ")

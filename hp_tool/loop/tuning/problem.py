@@ -1,5 +1,5 @@
-"""From a training query to the table a search works on: the fastest candidates by prior, and the
-best of each kind.
+"""Build the table of a training search from its query: the fastest candidates, and the best of each
+kind.
 """
 
 import math
@@ -54,18 +54,18 @@ from hp_tool.questions.training.ranking.rank import CostedRows, CostedSpace, cos
 from hp_tool.questions.training.ranking.recommend import fewest_devices
 
 MAX_ROWS = 4096
-"""Candidates the residual mathematics sees; a larger space is represented by its fastest and the
-best of each kind.
+"""Maximum number of candidates in the residual model; larger spaces are represented by the fastest
+and the best of each kind.
 """
 _MEMORY_DOUBT = 1.25
-"""Candidates predicted to need up to this much of the capacity stay in: a calibration may find that
-they fit.
+"""Candidates are kept up to this multiple of the capacity, because a calibration may find that they
+fit.
 """
 
 
 @dataclass(frozen=True, kw_only=True)
 class TuningProblem(Searched):
-    """A training search at both levels."""
+    """A training search: the cost model's problem and the search's question."""
 
     search: SearchProblem
     training: TrainingProblem
@@ -87,8 +87,8 @@ class TuningProblem(Searched):
         )
 
     def keep(self, store: Store) -> None:
-        # Not the search's own: that one saw reduced runs as what they imply, here they stand for
-        # what they are.
+        # Not the search's own evidence, in which reduced runs are extrapolated; here they are
+        # reduced.
         calibrate_series(store=store, series=self.series)
 
     def result(
@@ -99,11 +99,12 @@ class TuningProblem(Searched):
 
 
 def resolve_training_search(query: Query) -> TrainingProblem:
-    """The query's problem, if real runs can search it at all: asked before a search is stored, and
-    again when it starts.
+    """Return the query's problem if real runs can search it; called before a search is stored and
+    at its start.
 
-    Raises what `resolve_training` does, InputError for an unknown launcher, UnsupportedError for
-    what is not run.
+    Raises:
+        InputError: As `resolve_training`, or the launcher is unknown.
+        UnsupportedError: Runs do not support the query.
     """
     problem = resolve_training(query)
     baseline_config(query, problem)
@@ -141,8 +142,8 @@ def resolve_training_search(query: Query) -> TrainingProblem:
 
 
 def _with_one_dispatcher(problem: TrainingProblem) -> TrainingProblem:
-    """The problem with the usual dispatcher where the query leaves it open: a command that does not
-    name it decides it.
+    """Return the problem with the usual dispatcher if the query names none and the command does not
+    set it.
     """
     if not problem.model.num_experts or problem.parallel.moe_token_dispatcher_type is not None:
         return problem
@@ -160,18 +161,18 @@ def build_problem(
     calibrations: Calibrations | None = None,
     chosen: Mapping[str, Any] | None = None,
 ) -> TuningProblem | CostedSpace:
-    """Resolve, enumerate and cost. Only the space where nothing in it could fit: there is nothing
-    to search then.
+    """Resolve, enumerate and cost. Return only the space if nothing in it can fit.
 
-    `chosen`: what the search's earlier runs had beside their layouts; None: it has none, and what
-    its ranking has is taken.
+    Objective min_gpus uses the fewest devices that suffice according to `calibrations`. If the runs
+    show that they do not suffice, the answer reports it, and the next search uses more.
 
-    Objective min_gpus is searched on the fewest devices that are enough as far as `calibrations`
-    know. Where the runs show that they are not, the answer says so, and the next search, which
-    knows it, takes more.
+    Args:
+        chosen: Settings of the search's earlier runs apart from their layouts; None to use those of
+            its ranking.
+        hardware: The launcher's hardware.
 
-    Raises InputError `launcher_mismatch` where `hardware` (the launcher's) is not what the query
-    asks about.
+    Raises:
+        InputError: `launcher_mismatch`, `hardware` differs from the query's.
     """
     problem = resolve_training_search(query)
     check_gpu(problem.cluster, hardware)
@@ -206,9 +207,9 @@ def build_problem(
     costs = problem.costs(candidates)
     table = candidate_table(case=problem, candidates=candidates, costs=costs)
     series = series_of(problem, hardware=hardware)
-    if trainer is not None:  # what another program measures is kept apart
+    if trainer is not None:  # measurements of other programs are stored separately
         series = replace(series, cluster_key=f"{series.cluster_key}/{program_name(trainer)}")
-    # Processes share the cores of one host; those with devices of their own share none.
+    # Processes share the cores of one host, but not devices.
     shared = problem.cluster.gpu.kind == "cpu" and hardware.num_gpus >= problem.cluster.num_gpus
     reducer = Reducer(
         problem=problem,
@@ -243,7 +244,9 @@ def build_problem(
 def _runs(
     problem: TrainingProblem, parallel: ParallelConfig, *, trainer: TrainerCommand | None
 ) -> bool:
-    """Whether the trainer can be told all of a configuration, or the profiler runs it."""
+    """Return whether the trainer can be configured completely, or the profiler supports the
+    configuration.
+    """
     if trainer is not None:
         return exports_everything(trainer, problem=problem, parallel=parallel)
     if any(
@@ -254,9 +257,7 @@ def _runs(
 
 
 def _with_best(space: CostedSpace, best: Best) -> CostedSpace:
-    """The space with what `recommend` would show besides: recomputation and sharding beyond the
-    usual values.
-    """
+    """Return the space with what `recommend` would add: other recomputation and sharding."""
     shown = choose(best, count=SHOWN).best
     own = np.flatnonzero(shown.variant == 0)
     known = set(_configurations(space.candidates))
@@ -280,13 +281,19 @@ def _configurations(candidates: Candidates) -> Iterator[tuple[int, ...]]:
 
 
 def assumed_startup_s(query: Query, *, gpu: GpuSpec) -> float:
-    """Seconds from a job's start to its first step, where nothing is known of the cluster."""
+    """Return assumed seconds from a job's start to its first step, without measurements on the
+    cluster.
+    """
     here = launcher_name(query) == LOCAL and gpu.kind == "cpu"
     return assumed().search.local_startup_s if here else assumed().search.cluster_startup_s
 
 
 def check_gpu(cluster: ClusterSpec, hardware: Hardware) -> None:
-    """Raises InputError `launcher_mismatch` unless the launcher's devices are the query's."""
+    """Check that the launcher's devices are the query's.
+
+    Raises:
+        InputError: `launcher_mismatch`.
+    """
     if hardware.gpu != cluster.gpu.name:
         raise InputError(
             f"the launcher runs on {hardware.gpu}, the query asks about {cluster.gpu.name}: "
@@ -298,7 +305,7 @@ def check_gpu(cluster: ClusterSpec, hardware: Hardware) -> None:
 
 
 def _reduced_gpus(query: Query, cluster: ClusterSpec, hardware: Hardware) -> int:
-    """Devices of a reduced run at most: one host alone cannot show what happens between nodes."""
+    """Return the maximum devices of a reduced run; one host cannot show inter-node effects."""
     return (
         min(hardware.num_gpus, cluster.gpus_per_node)
         if launcher_name(query) == LOCAL
@@ -309,10 +316,11 @@ def _reduced_gpus(query: Query, cluster: ClusterSpec, hardware: Hardware) -> int
 def _runnable(
     space: CostedSpace, problem: TrainingProblem, *, query: Query, hardware: Hardware
 ) -> CostedSpace:
-    """The candidates that the launcher has devices for: for the whole of them, or for the smallest
-    run that can stand for one.
+    """Return the candidates for which the launcher has devices, whole or for their smallest reduced
+    run.
 
-    Raises InputError `launcher_mismatch` where that is none.
+    Raises:
+        InputError: `launcher_mismatch`, there is none.
     """
     available_gpus = hardware.num_gpus
     if available_gpus >= problem.cluster.num_gpus or len(space.candidates) == 0:
@@ -334,7 +342,9 @@ def _runnable(
 
 
 def _reducible(query: Query) -> tuple[Reducible, ...]:
-    """What may be left out of a run; a trainer's own command says what it follows."""
+    """Return what a run may leave out; a trainer's command declares the settings that it
+    follows.
+    """
     if query.search.fidelity == "full":
         return ()
     trainer = trainer_of(query)
@@ -342,14 +352,12 @@ def _reducible(query: Query) -> tuple[Reducible, ...]:
 
 
 def _profiled(space: CostedSpace, problem: TrainingProblem) -> CostedSpace:
-    """The candidates that the profiler runs; the others are counted as turned away, not tried in
-    vain.
-    """
+    """Return the candidates that the profiler supports; the others count as rejected."""
     return _without(space, _unprofiled(space.candidates, problem))
 
 
 def _unprofiled(candidates: Candidates, problem: TrainingProblem) -> NDArray[np.bool_]:
-    """(n,) whether the profiler does not run a candidate."""
+    """Return (n,) whether the profiler does not support a candidate."""
     refused = np.zeros(len(candidates), dtype=np.bool_)
     rules = unprofiled_sizes(
         candidates,
@@ -360,8 +368,8 @@ def _unprofiled(candidates: Candidates, problem: TrainingProblem) -> NDArray[np.
     )
     for unsupported, _ in rules:
         refused |= unsupported
-    # Per-operation recomputation is torchtitan's; Megatron recomputes moe_act in Transformer
-    # Engine's grouped matmuls alone.
+    # Per-operation recomputation is torchtitan's. Megatron recomputes moe_act only in Transformer
+    # Engine's grouped matmuls.
     if problem.workload.framework == "megatron-core":
         unrun = PER_OP | MOE_ACT if problem.cluster.gpu.kind == "cpu" else PER_OP
         refused |= (candidates.recompute_modules & unrun) != 0
@@ -369,7 +377,7 @@ def _unprofiled(candidates: Candidates, problem: TrainingProblem) -> NDArray[np.
 
 
 def _without(space: CostedSpace, refused: NDArray[np.bool_]) -> CostedSpace:
-    """The other candidates; those refused are counted as not profiled."""
+    """Return the other candidates; the given ones count as not profiled."""
     if not refused.any():
         return space
     rows = np.flatnonzero(~refused)
@@ -383,8 +391,8 @@ def _without(space: CostedSpace, refused: NDArray[np.bool_]) -> CostedSpace:
 
 
 def _rows(space: CostedSpace, *, capacity_bytes: float) -> NDArray[np.intp]:
-    """Indices of the candidates to search: the fastest, and of each (t, p, SP, recomputation) the
-    fastest one.
+    """Return indices of the candidates to search: the fastest, and the fastest of each (t, p, SP,
+    recomputation).
     """
     possible = np.flatnonzero(space.memory_total_bytes <= _MEMORY_DOUBT * capacity_bytes)
     order = possible[np.lexsort((space.memory_total_bytes[possible], space.step_s[possible]))]

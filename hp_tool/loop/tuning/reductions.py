@@ -1,6 +1,4 @@
-"""The cheapest runs that can stand for a whole configuration: fewer replicas, micro-batches and
-layers.
-"""
+"""The cheapest reduced runs of configurations: fewer replicas, micro-batches and layers."""
 
 import math
 from collections.abc import Iterator
@@ -29,22 +27,20 @@ from hp_tool.questions.training.problem import TrainingProblem
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reducer:
-    """Reductions of one problem's configurations on a launcher that can give one job
-    `available_gpus`.
-    """
+    """Reductions of one problem's configurations, for jobs of at most `available_gpus` devices."""
 
     problem: TrainingProblem
     available_gpus: int
     cores: float = math.inf
-    """Of a host whose processes are the devices: more of them than cores share these. GPUs are not
-    shared.
+    """Cores of a host whose processes are the devices; more processes than cores share them. GPUs
+    are not shared.
     """
     kinds: tuple[Reducible, ...] = get_args(Reducible)
-    """What may be left out."""
+    """What a reduced run may leave out."""
 
     def __call__(self, parallel: ParallelConfig) -> Reduction | None:
-        """The first of the cheapest reductions that the frameworks accept and that fits; None where
-        only the whole will do.
+        """Return the first of the cheapest legal reductions that fits; None if only the whole run
+        represents it.
         """
         for fidelity in self._fidelities(parallel):
             reduction = self._reduction(parallel, fidelity)
@@ -53,8 +49,8 @@ class Reducer:
         return None
 
     def _fidelities(self, parallel: ParallelConfig) -> Iterator[Fidelity]:
-        """From the cheapest up: all layers first, then fewer, on as few replicas as keep the
-        pattern; then more replicas.
+        """Yield fidelities from the cheapest: all layers, then fewer, on the fewest replicas; then
+        more replicas.
         """
         d, layers = parallel.data_parallel_size, self.problem.model.num_hidden_layers
         whole_m = num_micro_batches(self.problem.workload, parallel)
@@ -103,8 +99,8 @@ class Reducer:
 
 
 def _fewest_replicas(candidates: Candidates, *, problem: TrainingProblem) -> NDArray[np.int64]:
-    """(n,) replicas of the smallest run that can stand for each candidate; all of them where ZeRO
-    shards over a part.
+    """Return (n,) replicas of each candidate's smallest reduced run; all of them if ZeRO shards
+    over a part.
     """
     d = candidates.data_parallel_size
     kept = replicas_kept(
@@ -114,7 +110,7 @@ def _fewest_replicas(candidates: Candidates, *, problem: TrainingProblem) -> NDA
 
 
 def fewest_gpus(candidates: Candidates, *, problem: TrainingProblem) -> NDArray[np.int64]:
-    """(n,) devices of the smallest run that can stand for each candidate."""
+    """Return (n,) devices of each candidate's smallest reduced run."""
     c = candidates
     ranks = c.tensor_parallel_size * c.pipeline_parallel_size * c.context_parallel_size
     return np.asarray(ranks * _fewest_replicas(c, problem=problem))

@@ -1,6 +1,4 @@
-"""The result of a search: its candidates ranked by one estimate each, of calibration and own
-runs.
-"""
+"""The result of a search: candidates ranked by estimates from calibration and own runs."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,46 +26,42 @@ from hp_tool.questions.training.ranking.misses import NEAREST, nearest, nearest_
 from hp_tool.questions.training.ranking.rank import CostedSpace
 
 TOP = 10
-"""Recommendations in a result; measured configurations beyond it are added."""
+"""Number of recommendations in a result; further measured configurations are added."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchSummary:
-    """What a search cost, and why it ended."""
+    """Cost and end of a search."""
 
     id: str
     state: SearchState
     profile_runs: int
-    """Real runs that ended with a measurement, good or bad."""
+    """Real runs that ended with a measurement, successful or not."""
     gpu_seconds: float
-    """Devices x wall seconds of all runs. The last one may pass the budget: only its expected time
-    is held against that.
+    """Devices x wall seconds of all runs; the last run may exceed the budget, because only its
+    expected time is checked.
     """
     budget_gpu_seconds: float | None = None
-    """What the search might spend; None without a limit."""
+    """Budget of the search; None without a limit."""
     grid_gpu_seconds: float | None
-    """What running every feasible candidate would have cost, by the calibrated prediction; None
-    where nothing succeeded.
-    """
+    """Predicted cost of running every feasible candidate; None without a successful run."""
     stopped_because: str
     expected_gain_fraction: float | None = None
-    """Saving expected of another run, as a share of the best step time; None where it was not
-    computed.
-    """
+    """Expected saving of another run, as a fraction of the best step time; None if not computed."""
     queue_s: float = 0.0
-    """Seconds that the runs' jobs waited for devices; they cost nothing."""
+    """Seconds for which jobs waited for devices, which cost nothing."""
     reduced_runs: int = 0
-    """How many of the runs left out replicas, micro-batches or layers."""
+    """Number of runs without all replicas, micro-batches or layers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TuneResult:
-    """The ranked answer with measurements, the space it was found in, and the search's account."""
+    """The ranked answer with measurements, its space, and the search's summary."""
 
     id: str | None
-    """The query's."""
+    """Id of the query."""
     status: Literal["ok", "error"] = "ok"
-    """error: no run succeeded; what is recommended is only predicted."""
+    """error: no run succeeded, and recommendations are only predicted."""
     error: dict[str, str | None] | None = None
     """{code, message, field}"""
     recommendations: tuple[Recommendation, ...] | tuple[ServingRecommendation, ...]
@@ -75,38 +69,38 @@ class TuneResult:
     rejections: dict[str, int]
     search: SearchSummary
     nearest_misses: tuple[Recommendation, ...] | tuple[ServingRecommendation, ...] = ()
-    """Where nothing is recommended: the infeasible configurations that lack least of memory, days,
-    money or latency.
+    """Infeasible configurations with the smallest gap in memory, days, cost or latency, if nothing
+    is recommended.
     """
     answer: Answer | ServingAnswer | None = None
-    """The first recommendation in figures; None where nothing is recommended."""
+    """The first recommendation's figures; None if nothing is recommended."""
     axes: dict[str, dict[str, float]] = field(default_factory=dict)
-    """Step time (of serving: request latency) known of the best configuration with each value of an
-    axis: what holding on to that value costs.
+    """Shortest step time (serving: request latency) by value of each axis: the cost of fixing that
+    value.
     """
     pareto: tuple[Recommendation, ...] = ()
-    """What no other beats in both step time and memory of the fullest device, measured where it
-    ran; fastest first.
+    """Pareto-optimal configurations in step time and memory of the fullest device, fastest first;
+    measured if they ran.
     """
     query: dict[str, Any] | None = None
-    """What was asked, so that a row can be exported; None in results of earlier versions."""
+    """The query, so that rows can be exported; None in results of earlier versions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Account:
-    """A search's runs and how it ended: what a result says beside its recommendations."""
+    """The runs and the end of a search."""
 
     search_id: str
     state: SearchState
     runs: Sequence[RunRecord]
     stopped_because: str
     seconds: float
-    """Spent on enumerating and costing the space."""
+    """Seconds for enumerating and costing the space."""
     expected_gain_fraction: float | None = None
     error: HpToolError | None = None
 
     def summary(self, *, settings: SearchSettings, grid_gpu_seconds: float | None) -> SearchSummary:
-        """What the search cost."""
+        """Return the cost of the search."""
         spent = spent_by(self.runs)
         return SearchSummary(
             id=self.search_id,
@@ -126,37 +120,33 @@ class Account:
 
 @dataclass(frozen=True, kw_only=True)
 class Ranked:
-    """The candidates of a search as its runs leave them, by row, and how they are shown."""
+    """The candidates of a search after its runs, by row."""
 
     order: list[int]
-    """Acceptable ones, the one to try first."""
+    """Acceptable rows, best first."""
     near: list[int]
-    """Others, those that lack least first."""
+    """Other rows, smallest gap first."""
     front: list[int]
-    """What no other beats in two objectives, where this kind of search shows it."""
+    """Pareto-optimal rows in two objectives, if this kind of search has them."""
     measured: Mapping[int, Measurement]
-    """Of runs that worked."""
+    """Measurements of successful runs."""
     seconds: FloatArray
-    """(n,) known of a step or a request."""
+    """(n,) posterior seconds of a step or a request."""
     legal: int
     feasible: int
     rejections: dict[str, int]
     grid_gpu_seconds: float | None
-    """Devices x seconds that running every candidate would have cost; None where nothing tells
-    it.
-    """
+    """Devices x seconds of running every candidate; None if unknown."""
     describe: Callable[[Sequence[int]], tuple[Any, ...]]
-    """The recommendations of some rows, ranked in their order."""
+    """Returns the recommendations of rows, in their order."""
     answer: Callable[[Any], Answer | ServingAnswer]
-    """The first row in figures, from its recommendation."""
+    """Returns the answer from the first row's recommendation."""
 
 
 def make_result(
     ranked: Ranked, *, query: Query, table: CandidateTable, account: Account
 ) -> TuneResult:
-    """Describe the first rows, and all that ran; where nothing is acceptable, what comes
-    nearest.
-    """
+    """Describe the first rows and all that ran; if nothing is acceptable, the nearest misses."""
     shown = [row for place, row in enumerate(ranked.order) if place < TOP or row in ranked.measured]
     recommendations = ranked.describe(shown)
     return TuneResult(
@@ -178,7 +168,7 @@ def make_result(
 def nothing_feasible(
     *, query: Query, problem: TrainingProblem, space: CostedSpace, search_id: str, seconds: float
 ) -> TuneResult:
-    """The result of a search that had nothing to run, with what comes nearest."""
+    """Return the result of a search without feasible candidates, with the nearest misses."""
     account = Account(
         search_id=search_id,
         state=SearchState.SUCCEEDED,
@@ -206,10 +196,10 @@ def rank(
     eligible: Sequence[int],
     measured_s: Mapping[int, float],
 ) -> list[int]:
-    """Rows best first by their seconds: `measured_s` of what ran as a whole, else `median_s`.
+    """Rank rows by their seconds: `measured_s` of whole runs, else `median_s`.
 
-    The first place goes to a measured row unless a prediction beats it by more than one standard
-    deviation of their ratio: within the noise, what was seen to run is the better advice.
+    A measured row is first unless a prediction is better by more than one standard deviation of
+    their ratio: within the noise, a configuration that ran is preferable.
     """
     times = {row: measured_s.get(row, float(median_s[row])) for row in {*eligible, *measured_s}}
     order = sorted(times, key=lambda row: (times[row], row))
@@ -227,7 +217,7 @@ def rank(
 
 
 def outcome_of_rows(search: Question, runs: Sequence[RunRecord]) -> dict[int, Measurement]:
-    """What was measured of each of the search's rows, by the run that counts."""
+    """Return the measurement of each of the search's rows, from its relevant run."""
     counted = ((search.row(parallel), run.measurement) for parallel, run in standing(runs).items())
     return {
         row: measurement

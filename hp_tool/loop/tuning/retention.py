@@ -1,5 +1,5 @@
-"""What searches leave behind, and its end: folders of runs on this host, searches with their
-studies, details, measurements.
+"""Retention of searches: run folders on this host, searches with their studies, details,
+measurements.
 """
 
 from __future__ import annotations
@@ -33,14 +33,16 @@ VARIABLES = {
     "measurement_days": "HP_RETENTION_MEASUREMENT_DAYS",
     "watch_days": "HP_RETENTION_WATCH_DAYS",
 }
-"""Environment variables of workers, by the field of Retention that each sets."""
+"""Environment variables of workers, by field of Retention."""
 
 
 def retention_settings(
     environment: Mapping[str, str] = os.environ, *, days: float | None = None
 ) -> Retention:
-    """Return the retention that the environment sets; `days` in place of HP_RETENTION_DAYS.
-    InputError names the variable that is malformed.
+    """Return the retention set by the environment; `days` overrides HP_RETENTION_DAYS.
+
+    Raises:
+        InputError: A variable is malformed; the error names it.
     """
     hints: dict[str, Any] = get_type_hints(Retention)
     values: dict[str, Any] = {}
@@ -58,8 +60,10 @@ def retention_settings(
 
 
 def checked(retention: Retention, *, names: Mapping[str, str]) -> Retention:
-    """The retention itself. Raises InputError for an age or a number out of bounds, under its name
-    in `names`.
+    """Return the retention if its values are in bounds.
+
+    Raises:
+        InputError: An age or a number is out of bounds, under its name in `names`.
     """
     for each in fields(retention):
         value = getattr(retention, each.name)
@@ -73,7 +77,7 @@ def checked(retention: Retention, *, names: Mapping[str, str]) -> Retention:
 
 
 def in_words(retention: Retention) -> str:
-    """What is deleted, in one phrase: `workers keep searches for 90 days`."""
+    """Return what is deleted, as one phrase: `workers keep searches for 90 days`."""
     if not retention:
         return "nothing deletes them (see `hp-tool db prune`)"
     limits = {
@@ -91,8 +95,8 @@ def in_words(retention: Retention) -> str:
 
 
 def run_roots() -> list[Path]:
-    """Return the folders under which this host's launchers keep those of runs; mistakes in entries
-    are left to `doctor`.
+    """Return the folders in which this host's launchers store runs; errors in entries are left to
+    `doctor`.
     """
     places: list[Any] = [jobs.default_root()]
     with contextlib.suppress(HpToolError):
@@ -111,10 +115,12 @@ def run_roots() -> list[Path]:
 def prune(
     *, store: AccessStore, database_url: str, retention: Retention, dry_run: bool = False
 ) -> dict[str, int]:
-    """Delete what the retention no longer keeps, or with `dry_run` only count it; numbers by kind.
+    """Delete what the retention no longer keeps, or only count it with `dry_run`; return numbers by
+    kind.
 
-    Folders of runs go before their searches: interrupted, the next call finds them. Neither goes
-    while a run or its search has not ended, its job is alive, or it ended less than a day ago.
+    Run folders are deleted before their searches, so an interrupted call can be repeated. Neither
+    is deleted if a run or its search has not ended, its job is alive, or it ended less than a day
+    ago.
     """
     going = store.old_searches(older_than_days=retention.search_days, keep=retention.searches)
     folder_roots = {name: root for root in run_roots() for name in folders.job_folders(root)}
@@ -155,7 +161,7 @@ def prune(
 def _expired(
     ended: Mapping[str, EndedRun], *, retention: Retention, searches: frozenset[str]
 ) -> list[str]:
-    """Names of the folders that go: of these searches, too old, or beyond the number."""
+    """Return the names of folders to delete: of these searches, too old, or beyond the number."""
     newest_first = sorted(ended, key=lambda name: ended[name].age_s)
     expired = {name for name in ended if ended[name].search_id in searches}
     if retention.folders is not None:
@@ -168,7 +174,7 @@ def _expired(
 
 
 def _delete_studies(database_url: str, searches: frozenset[str]) -> None:
-    """Delete the Optuna studies of searches that are gone."""
+    """Delete the Optuna studies of deleted searches."""
     import optuna
 
     with opened_studies(database_url) as storage:

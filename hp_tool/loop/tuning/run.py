@@ -1,4 +1,4 @@
-"""Running a search in this process, or a stored one under its lease."""
+"""Run a search in this process, or a stored one under its lease."""
 
 from __future__ import annotations
 
@@ -41,8 +41,11 @@ OnEvent = Callable[[str, JsonObject], None]
 
 
 def resolve_search(query: Query) -> TrainingProblem | ServingProblem:
-    """The query's problem, if real runs can search it at all; else InputError or UnsupportedError
-    says what they cannot.
+    """Return the query's problem if real runs can search it.
+
+    Raises:
+        InputError: The query is invalid.
+        UnsupportedError: Runs do not support the query.
     """
     return (
         resolve_serving_search(query)
@@ -59,8 +62,8 @@ def build_search(
     calibrations: Calibrations | None = None,
     chosen: Mapping[str, Any] | None = None,
 ) -> Searched | CostedSpace:
-    """Resolve, enumerate and cost, as `build_problem` says; only the space where nothing in it
-    could fit.
+    """Resolve, enumerate and cost as in `build_problem`; return only the space if nothing in it can
+    fit.
     """
     if query.kind == "inference":
         return build_serving(query=query, query_json=query_json, hardware=hardware)
@@ -83,13 +86,14 @@ def run_search(
     should_release: Callable[[], bool] = lambda: False,
     lease_s: float = LEASE_S,
 ) -> TuneResult | None:
-    """Coordinate a claimed search until it ends, is paused, or `should_release` says that this
-    process has to go.
+    """Coordinate a claimed search until it ends, is paused, or `should_release` returns True.
 
-    The search is ended or let go in the store, with its result. None: released, nothing to say yet.
-    Errors end the search as failed (it may be resumed or cancelled) with the jobs of its runs, and
-    are raised; ConflictError `lease_lost` is raised with nothing touched. `launcher` and `storage`
-    (Optuna's) default to what the query names and to memory.
+    The search is ended or released in the store, with its result; None means released. Errors end
+    the search as failed (it may be resumed or cancelled), end its jobs, and are raised. `launcher`
+    and `storage` (Optuna's) default to the query's launcher and to memory.
+
+    Raises:
+        ConflictError: `lease_lost`; nothing was changed.
     """
     heartbeat = Heartbeat(store=store, lease=lease, lease_s=lease_s)
     with heartbeat, outcome_stored(store, lease, launcher=lambda: launcher):
@@ -98,11 +102,11 @@ def run_search(
         launcher = launcher or create_launcher(query)
         if (
             record.requested == "cancel" and record.lost_claims
-        ):  # what cost the last workers their lives is not begun again
+        ):  # a search that killed its last workers is not started again
             raise ConflictError(f"search {record.id} was cancelled", code="cancelled")
         started = time.perf_counter()
         hardware = launcher.hardware()
-        # Calibrations from before the search: a search that is resumed solves the same problem.
+        # Use calibrations from before the search, so that a resumed search solves the same problem.
         calibrations = StoredCalibrations(
             store=store, before=record.created_at, hardware=hardware, owner=record.owner or ""
         )
@@ -200,13 +204,15 @@ def tune(
     patience_s: float = LEASE_S + 2.0,
     on_event: OnEvent = lambda kind, payload: None,
 ) -> TuneResult:
-    """Search in this process: a new search for `query`, or the one called `search_id` from where it
-    stands.
+    """Search in this process: a new search for `query`, or resume the one with `search_id`.
 
-    A search that already succeeded is answered as it was. One that a process which died had held is
-    free once its lease expired: that is waited for, `patience_s` at most. Raises ConflictError
-    where another process works on it, InputError where the launcher is not the cluster's, and
-    whatever made the search fail; it can then be resumed.
+    A search that succeeded is answered from the store. The search of a process that died is
+    available once its lease expires, which is waited for up to `patience_s` seconds. If the search
+    fails, its error is raised, and it can be resumed.
+
+    Raises:
+        ConflictError: Another process works on the search.
+        InputError: The launcher is not the cluster's.
     """
     if search_id is None:
         if query is None:
@@ -214,7 +220,7 @@ def tune(
         stored = query_mapping(self_contained(query))
         resolve_search(
             parse_query(stored)
-        )  # as it is kept, without files that only this process may read
+        )  # as stored, without files that only this process can read
         stored = within_limits(stored)
         search_id = store.create_search(
             query=stored, paused=True, limits=daily_limits(stored), edition=edition()
@@ -235,20 +241,23 @@ def tune(
             raise ConflictError(
                 f"search {search_id} was handed back to the queue: {waiting_for}", code="released"
             )
-        # Others have all that the cluster gives. A worker would look at its other searches; here is
-        # none.
+        # Other searches use all of the cluster. A worker would continue with its other searches;
+        # here there is none.
         lease = _claim(store, search_id, holder=holder or default_holder(), patience_s=patience_s)
     return result
 
 
 def default_holder() -> str:
-    """Who this process is, for people: host and process id."""
+    """Return a readable name of this process: host and process id."""
     return f"{socket.gethostname()}:{os.getpid()}"
 
 
 def _claim(store: Store, search_id: str, *, holder: str, patience_s: float) -> Lease:
-    """Become this search's coordinator; ConflictError where it has ended or its holder goes on
-    renewing the lease, StoreError where a newer edition stored it.
+    """Claim this search's lease.
+
+    Raises:
+        ConflictError: It has ended, or its owner still renews the lease.
+        StoreError: A newer edition stored it.
     """
     deadline = time.monotonic() + patience_s
     while True:

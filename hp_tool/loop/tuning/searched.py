@@ -1,4 +1,4 @@
-"""A search's question at both levels: what the cost model takes, and what the search works on."""
+"""A search's question for the cost model and for the search itself."""
 
 from __future__ import annotations
 
@@ -18,20 +18,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Searched(ABC):
-    """What a search is made of and what follows from its runs; trainings and deployments have one
-    each.
-    """
+    """Inputs of a search and functions of its runs; implemented for trainings and deployments."""
 
     query: Query
     search: Question
     prior: Prior
     series: Series
-    """Whose calibration the search takes up and leaves behind."""
+    """Series of the calibration that the search uses and updates."""
 
     @property
     @abstractmethod
     def legal(self) -> int:
-        """How many legal candidates the query has."""
+        """Return the number of legal candidates."""
 
     def launched(self, launcher: Launcher) -> Launcher:
         """Return the launcher of the search's runs."""
@@ -41,18 +39,17 @@ class Searched(ABC):
     def evidence(
         self, store: Store, *, series: Series, without_search: str | None = None
     ) -> Evidence:
-        """Return what stored runs of a series taught, those of one search left out."""
+        """Return evidence from stored runs of a series, without those of one search."""
 
     @abstractmethod
     def keep(self, store: Store) -> None:
-        """Store what the series' runs teach as its next calibration."""
+        """Store the calibration fitted to the series' runs."""
 
     @abstractmethod
     def result(
         self, store: Store, *, calibration: Calibration, account: Account, owner: str
     ) -> TuneResult:
-        """Rank and describe by `calibration` and the account's runs; possible at any moment of a
-        search.
+        """Rank and describe by `calibration` and the account's runs, at any moment of a search.
 
-        `owner`: the search's, whose own doubted runs count for its result.
+        Held runs of `owner`, the search's, count for its result.
         """

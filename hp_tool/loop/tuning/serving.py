@@ -1,5 +1,5 @@
-"""From an inference query to the table a search works on: replicas of each size with each batch
-they may serve at once.
+"""Build the table of a serving search from its query: replicas of each size with each batch
+limit.
 """
 
 from dataclasses import dataclass, replace
@@ -41,31 +41,31 @@ from hp_tool.questions.serving.problem import (
 from hp_tool.questions.serving.replay import arrivals_s, played
 
 _MEASURED_OBJECTIVES = (None, "throughput_per_gpu", "cost")
-"""What the shortest round of a closed load on given devices serves; the others are recommended, not
-searched.
+"""Objectives that the shortest round of a closed load on given devices optimises; others are
+recommended, not searched.
 """
 HOPELESS = 100.0
-"""A rate so many times what full batches complete is a slip: even unmeasured constants err by a
-factor of 16 at most.
+"""Maximum ratio of a requested rate to the predicted maximum; unmeasured constants err by at most a
+factor of 16.
 """
 STARTS: dict[Runner, int] = {"megatron-core": 1, "vllm": 2, ENDPOINT: 1}
-"""How often a run starts its engine: vLLM's once for one token, and once for all."""
+"""Engine starts per run: vLLM starts once for one token, and once for all."""
 _AXES: dict[Runner, tuple[str, ...]] = {
     "megatron-core": ("tensor_parallel_size", "max_num_seqs"),
     "vllm": ("tensor_parallel_size", "max_num_seqs"),
     ENDPOINT: ("max_num_seqs",),
 }
-"""What runs can vary; to an endpoint, how many requests are sent at once."""
+"""Axes that runs can vary; for an endpoint only the number of concurrent requests."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServingTuning(Searched):
-    """A serving search at both levels."""
+    """A serving search: the cost model's problem and the search's question."""
 
     search: ServingSearch
     problem: ServingProblem
     costs: ServingCosts
-    """Row by row those of the table."""
+    """Costs in the order of the table's rows."""
     rejections: dict[str, int]
 
     @property
@@ -73,7 +73,7 @@ class ServingTuning(Searched):
         return len(self.search.candidates)
 
     def estimate(self, row: int) -> InferenceEstimate:
-        """What the cost model says of a row; under a trace what its requests would see."""
+        """Return the cost model's estimate of a row; for a trace the latencies of its requests."""
         costed = self.problem.costed(self.search.candidates.take(slice(row, row + 1)))
         return estimate_row(costed, 0) if self.problem.trace is None else played(costed)
 
@@ -92,7 +92,7 @@ class ServingTuning(Searched):
     def result(
         self, store: Store, *, calibration: Calibration, account: Account, owner: str
     ) -> TuneResult:
-        """Rank by both latencies, which `calibration` has as one penalised latency."""
+        """Rank by both latencies, which `calibration` combines into one penalised latency."""
         evidence = serving_evidence(store=store, series=replace(self.series, owner=owner))
         latencies = LatencyCalibration.fitted(evidence, prior=self.prior)
         ranked = ranked_deployments(self, calibration=latencies, runs=account.runs)
@@ -100,8 +100,8 @@ class ServingTuning(Searched):
 
 
 def resolve_serving_search(query: Query) -> ServingProblem:
-    """The query's problem, if real runs can search it at all: asked before a search is stored, and
-    again when it starts.
+    """Return the query's problem if real runs can search it; called before a search is stored and
+    at its start.
     """
     problem = resolve_serving(query)
     check_known(launcher_name(query))
@@ -165,7 +165,7 @@ def resolve_serving_search(query: Query) -> ServingProblem:
 
 
 def runner_of(query: Query) -> Runner:
-    """The software that serves, named by the engine, or the server that runs already."""
+    """Return the serving software of the engine, or the running server."""
     assert query.inference is not None
     if launcher_name(query) == ENDPOINT:
         return ENDPOINT
@@ -181,8 +181,10 @@ def runner_of(query: Query) -> Runner:
 
 
 def build_serving(*, query: Query, query_json: JsonObject, hardware: Hardware) -> ServingTuning:
-    """Resolve, enumerate and cost. Raises InputError `launcher_mismatch` where `hardware` is not
-    what the query asks about.
+    """Resolve, enumerate and cost.
+
+    Raises:
+        InputError: `launcher_mismatch`, `hardware` differs from the query's.
     """
     problem = resolve_serving_search(query)
     check_gpu(problem.cluster, hardware)
@@ -235,7 +237,7 @@ def build_serving(*, query: Query, query_json: JsonObject, hardware: Hardware) -
 
 
 def _load(query: Query, problem: ServingProblem) -> InferenceWorkload:
-    """The query's load with what its trace says: mean lengths and rate."""
+    """Return the query's load with the mean lengths and the rate of its trace."""
     workload = served_workload(query)
     lengths = {
         name: getattr(problem, name)
@@ -246,8 +248,8 @@ def _load(query: Query, problem: ServingProblem) -> InferenceWorkload:
 
 
 def _sent(problem: ServingProblem) -> TraceSpec | None:
-    """The trace's requests at the problem's rate, as a run's request holds them; None: equal
-    ones.
+    """Return the trace's requests at the problem's rate, as a run's request contains them; None for
+    equal ones.
     """
     if problem.trace is None:
         return None
@@ -255,8 +257,10 @@ def _sent(problem: ServingProblem) -> TraceSpec | None:
 
 
 def _check_rate(problem: ServingProblem, rows: CostedRows) -> None:
-    """Raises InputError `overloaded` for a rate so far beyond full batches that no doubt about them
-    bridges it.
+    """Check that the rate is possible.
+
+    Raises:
+        InputError: `overloaded`, the rate exceeds full batches by more than any model error.
     """
     rate, gpus = problem.request_rate_per_second, problem.cluster.num_gpus
     most = float(rows.costs.output_tokens_per_second_per_gpu.max()) * gpus / problem.output_length
@@ -272,8 +276,10 @@ def _check_rate(problem: ServingProblem, rows: CostedRows) -> None:
 def _candidates(
     query: Query, problem: ServingProblem, *, available_gpus: int
 ) -> tuple[ServingCandidates, dict[str, int]]:
-    """Deployments whose replicas the load can fill, engines accept and the launcher has devices
-    for; and the number of rejected ones by reason.
+    """Return deployments whose replicas the load can fill, engines accept and the launcher has
+    devices for.
+
+    Also return the number of rejected ones by reason.
     """
     inference = query.inference
     assert inference is not None and problem.concurrency is not None
@@ -328,9 +334,7 @@ def _candidates(
 
 
 def _of_endpoint(query: Query, problem: ServingProblem) -> tuple[ServingCandidates, dict[str, int]]:
-    """The deployment that the query says the endpoint is, by how many requests each scheduler is
-    sent at once.
-    """
+    """Return the endpoint's deployment with each number of concurrent requests per scheduler."""
     num_gpus, allowed = problem.cluster.num_gpus, query.parallel
     sizes = {
         name: (_values(getattr(allowed, name)) or (None,))[0] for name in ServingConfig.__slots__

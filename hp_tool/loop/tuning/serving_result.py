@@ -1,5 +1,5 @@
-"""The deployments of a serving search after its runs: their order, the answer, and how they compare
-with the baseline.
+"""The deployments of a serving search after its runs: ranking, answer, comparison with the
+baseline.
 """
 
 from __future__ import annotations
@@ -54,8 +54,10 @@ if TYPE_CHECKING:
 
 
 def baseline_config(query: Query, problem: ServingProblem) -> ServingConfig | None:
-    """The deployment that `search.baseline` describes; None where the query has none. Raises
-    InputError if it is illegal.
+    """Return the deployment in `search.baseline`; None if the query has none.
+
+    Raises:
+        InputError: It is illegal.
     """
 
     def reasons(config: ServingConfig) -> str:
@@ -75,17 +77,19 @@ def baseline_config(query: Query, problem: ServingProblem) -> ServingConfig | No
 
 @dataclass(frozen=True, kw_only=True)
 class RowLatencies:
-    """What is known of each row's latencies by calibration and own runs; arrays of shape (n,)."""
+    """Posterior latencies of each row from calibration and own runs; arrays of shape (n,)."""
 
     ttft_s: FloatArray
     tpot_s: FloatArray
     log_sd: FloatArray
-    """Of the request latency: both latencies are taken to be off together."""
+    """Standard deviation of the request latency's logarithm; errors of both latencies are assumed
+    equal.
+    """
     intervals: dict[str, tuple[FloatArray, FloatArray]]
     measured: dict[int, Measurement]
     failed: Set[int]
     tails: dict[int, Tails]
-    """Of single requests, by row; none where runs show no quantiles."""
+    """Quantiles of single requests by row; empty if runs do not measure them."""
 
     def row(self, row: int, *, output_length: int) -> Latencies:
         ttft, tpot = float(self.ttft_s[row]), float(self.tpot_s[row])
@@ -95,11 +99,13 @@ class RowLatencies:
         )
 
     def known(self, row: int, *, output_length: int) -> tuple[float, float]:
-        """(seconds, log_sd) of a request."""
+        """Return (seconds, log_sd) of a request."""
         return self.row(row, output_length=output_length).request_latency_s, float(self.log_sd[row])
 
     def alike(self, row: int, first: int, *, output_length: int) -> bool:
-        """Whether the 90 % interval of the ratio of two rows' request latencies holds 1."""
+        """Return whether the 90% interval of the ratio of two rows' request latencies
+        contains 1.
+        """
         one, other = (self.known(each, output_length=output_length) for each in (row, first))
         _, low, high = ratio(one, other, quantile=NORMAL_QUANTILE)
         return bool(low <= 1.0 <= high)
@@ -108,7 +114,7 @@ class RowLatencies:
 def ranked_deployments(
     tuning: ServingTuning, *, calibration: LatencyCalibration, runs: Sequence[RunRecord]
 ) -> Ranked:
-    """The candidates of a serving search. Those whose known latencies miss a target are not
+    """Return the candidates of a serving search; those whose latencies miss a target are not
     acceptable.
     """
     latencies = _latencies(tuning, runs, calibration)
@@ -153,7 +159,7 @@ def ranked_deployments(
 def _latencies(
     tuning: ServingTuning, runs: Sequence[RunRecord], calibration: LatencyCalibration
 ) -> RowLatencies:
-    """Calibrated predictions with the rows' own runs."""
+    """Return calibrated predictions with the rows' own runs."""
     kind, following = tuning.problem.cluster.gpu.kind, tuning.problem.output_length - 1
     ttft, tpot = (
         step_posterior(
@@ -188,7 +194,7 @@ def _latencies(
 
 
 def _latency(measurement: Measurement, *, name: str) -> tuple[float, float] | None:
-    """Seconds of one latency under the load, and how far its logarithm scattered."""
+    """Return seconds of one latency under the load, and the scatter of its logarithm."""
     seconds: float = getattr(measurement.load, name) if measurement.load is not None else 0.0
     return (seconds, spread_of(measurement)) if seconds > 0.0 else None
 
@@ -196,8 +202,10 @@ def _latency(measurement: Measurement, *, name: str) -> tuple[float, float] | No
 def _tails(
     tuning: ServingTuning, means: dict[str, FloatArray], measured: dict[int, Measurement]
 ) -> dict[int, Tails]:
-    """Quantiles of an endpoint's rows: measured, or as many times the mean as predicted, by as much
-    as the measured rows' were off on (geometric) average.
+    """Return quantiles of an endpoint's rows.
+
+    They are measured, or predicted multiples of the mean, corrected by the (geometric) mean error
+    of the measured rows.
     """
     if not isinstance(tuning.search, EndpointSearch):
         return {}
@@ -325,8 +333,8 @@ def _answer(
 def _baseline(
     tuning: ServingTuning, runs: Sequence[RunRecord], calibration: LatencyCalibration
 ) -> KnownBaseline[ServingConfig, InferenceEstimate] | None:
-    """What the answer is compared with, described like a recommendation; it need not be one that
-    runs vary.
+    """Return the baseline described like a recommendation; it need not be a configuration that runs
+    vary.
     """
     problem = tuning.problem
     config, source = compared_with(baseline_config(tuning.query, problem), runs)
@@ -362,13 +370,15 @@ def _saved(
 
 
 def _corrected(tuning: ServingTuning, latencies: RowLatencies) -> ServingCosts:
-    """The costs with these latencies; parts keep their shares, tails their shape."""
+    """Return the costs with these latencies; proportions of parts and shapes of tails are
+    unchanged.
+    """
     costs = tuning.costs
     latency = latencies.ttft_s + (tuning.problem.output_length - 1) * latencies.tpot_s
     ratio = latency / costs.request_latency_s
     slower = (
         ratio if tuning.problem.request_rate_per_second is None else 1.0
-    )  # a rate that is kept up stays what it is
+    )  # a rate that is completed remains the same
     return replace(
         costs,
         ttft_s=latencies.ttft_s,
@@ -384,7 +394,7 @@ def _corrected(tuning: ServingTuning, latencies: RowLatencies) -> ServingCosts:
 def _with_tails(
     tuning: ServingTuning, estimate: InferenceEstimate, row: int, latencies: RowLatencies
 ) -> InferenceEstimate:
-    """The estimate with these quantiles, and what they miss of the targets."""
+    """Return the estimate with these quantiles, and the targets that they miss."""
     if row not in latencies.tails or estimate.ttft_s is None:
         return estimate
     figures = bounded(
@@ -402,7 +412,7 @@ def _with_tails(
 def _with_intervals(
     estimate: InferenceEstimate, row: int, latencies: RowLatencies
 ) -> InferenceEstimate:
-    """The estimate with what is left in doubt."""
+    """Return the estimate with its intervals."""
     if estimate.output_tokens_per_second_per_gpu is None:
         return replace(estimate, intervals=None)
     ttft, tpot = (

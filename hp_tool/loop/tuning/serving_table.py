@@ -1,4 +1,4 @@
-"""Deployments as the table that a search works on."""
+"""The table of deployments for a search."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -17,15 +17,15 @@ from hp_tool.questions.serving.problem import CostedRows, ServingProblem
 def serving_candidates(
     problem: ServingProblem, configs: Sequence[ServingConfig]
 ) -> ServingCandidates:
-    """Deployments under the problem's load."""
+    """Return deployments under the problem's load."""
     return ServingCandidates.from_configs(
         configs, concurrency=[problem.concurrency or 1] * len(configs)
     )
 
 
 def serving_table(rows: CostedRows) -> CandidateTable:
-    """What the cost model says of deployments: seconds of the penalised latency by part, and
-    memory.
+    """Return the cost model's predictions of deployments: seconds of the penalised latency by part,
+    and memory.
     """
     problem, candidates, costs = rows.problem, rows.candidates, rows.costs
     parts = {
@@ -57,7 +57,7 @@ def serving_table(rows: CostedRows) -> CandidateTable:
 
 
 def in_flight_of(rows: CostedRows) -> FloatArray:
-    """(n,) requests over all devices: those of a closed load, or by Little's law those of a
+    """Return (n,) requests over all devices: those of a closed load, or by Little's law those of a
     rate.
     """
     return (
@@ -66,8 +66,8 @@ def in_flight_of(rows: CostedRows) -> FloatArray:
 
 
 def _features(problem: ServingProblem, candidates: ServingCandidates) -> dict[str, Any]:
-    """What the residual model sees; names and scales are those of training where they mean the
-    same.
+    """Return the features of the residual model; names and scales equal those of training for equal
+    quantities.
     """
     same = np.ones(len(candidates))
     return {

@@ -1,6 +1,4 @@
-"""A search's Optuna study: what it projects, where it is kept, and a copy in a file of its own, for
-Optuna's tools.
-"""
+"""A search's Optuna study: its projection, its storage, and a copy in a file for Optuna's tools."""
 
 from __future__ import annotations
 
@@ -21,11 +19,12 @@ if TYPE_CHECKING:
 
 
 def study_storage(database_url: str | None) -> BaseStorage:
-    """Where Optuna keeps the studies: in tables of its own in the database at this URL, or in
-    memory.
+    """Return Optuna's storage: tables in the database at this URL, or memory.
 
-    Safe to call from many processes at once on a new database. Raises StoreError where the database
-    does not answer.
+    Safe for concurrent calls by many processes on a new database.
+
+    Raises:
+        StoreError: The database does not answer.
     """
     import optuna
 
@@ -35,27 +34,26 @@ def study_storage(database_url: str | None) -> BaseStorage:
     from hp_tool.store.schema import exclusive_access
 
     url = parse_url(database_url)
-    # Like our own connections, Optuna's wait for their turn on SQLite instead of failing.
+    # Optuna's connections wait for locks on SQLite instead of failing, as ours do.
     if url.get_backend_name() == "sqlite":
         options: dict[str, Any] = {"connect_args": {"timeout": BUSY_TIMEOUT_S}}
     else:
         options = {"connect_args": POSTGRESQL_OPTIONS, "pool_pre_ping": True}
-    with exclusive_access(
-        database_url
-    ):  # Optuna makes its tables without a lock: all but the first of several would fail
+    with exclusive_access(database_url):  # Optuna creates its tables without a lock
         try:
             return optuna.storages.RDBStorage(
                 url.render_as_string(hide_password=False), engine_kwargs=dict(options)
             )
-        except Exception as error:  # the driver's, passed on as it is
+        except Exception as error:  # the driver's error, passed on unchanged
             raise StoreError(f"Optuna's tables cannot be opened: {type(error).__name__}") from error
 
 
 @contextmanager
 def opened_studies(database_url: str) -> Iterator[BaseStorage]:
-    """Open the studies of a database, and close their connections at the end: Optuna does not.
+    """Open the studies of a database, and close the connections at the end, which Optuna does not.
 
-    Raises StoreError if the database does not answer.
+    Raises:
+        StoreError: The database does not answer.
     """
     storage: Any = study_storage(database_url)
     try:
@@ -74,8 +72,9 @@ def projection_of(
     claim: int = 1,
     stored: Container[str] = (),
 ) -> StudyProjection:
-    """The study of a search, whose sampler knows what earlier measurements taught; `stored`:
-    digests of configurations whose measurement stands for a run.
+    """Return the study of a search, whose sampler uses earlier measurements.
+
+    `stored` contains digests of configurations whose measurement replaces a run.
     """
     settings = problem.search.settings
     sampler = CostModelSampler(
@@ -96,11 +95,12 @@ def projection_of(
 
 
 def copy_study(*, search_id: str, database_url: str, path: Path) -> None:
-    """Copy the study that the search keeps in the database at this URL into an SQLite file, which
-    is made where there is none.
+    """Copy the search's study from the database at this URL into an SQLite file, created if
+    missing.
 
-    Raises NotFoundError where the search has no study (it never ran), InputError where the file has
-    one of its name.
+    Raises:
+        NotFoundError: The search has no study (it never ran).
+        InputError: The file already has a study of this name.
     """
     import optuna
 

@@ -1,5 +1,5 @@
-"""The candidates of a training search after its runs: their order, the answer, and how they compare
-with the baseline.
+"""The candidates of a training search after its runs: ranking, answer, comparison with the
+baseline.
 """
 
 from __future__ import annotations
@@ -50,8 +50,10 @@ if TYPE_CHECKING:
 
 
 def baseline_config(query: Query, problem: TrainingProblem) -> ParallelConfig | None:
-    """The configuration that `search.baseline` describes; None where the query has none. Raises
-    InputError if it is illegal.
+    """Return the configuration in `search.baseline`; None if the query has none.
+
+    Raises:
+        InputError: It is illegal.
     """
 
     def reasons(config: ParallelConfig) -> str:
@@ -71,7 +73,7 @@ def baseline_config(query: Query, problem: TrainingProblem) -> ParallelConfig | 
 def ranked_trainings(
     problem: TuningProblem, *, calibration: Calibration, runs: Sequence[RunRecord]
 ) -> Ranked:
-    """The candidates of a training search. Those whose known step misses max_days or max_cost are
+    """Return the candidates of a training search; those whose step misses max_days or max_cost are
     not acceptable.
     """
     table = problem.search.table
@@ -137,9 +139,11 @@ def simplest_first(
     measured: Container[int],
     baseline_s: float | None = None,
 ) -> list[int]:
-    """The rows with the one to try first, as `training.ranking.choice` finds it: of those that take
-    at most NEAR times as long as the first and no longer than the baseline, and were measured if
-    that was.
+    """Return the rows with the simplest near-optimal one first, as `training.ranking.choice`
+    selects it.
+
+    Candidates take at most NEAR times as long as the first and no longer than the baseline. If the
+    first was measured, they were measured too.
     """
     longest_s = min(NEAR * known_s[rows[0]], baseline_s or np.inf) if rows else 0.0
     near = [
@@ -192,7 +196,7 @@ def _describe(
 def _ranges(
     problem: TuningProblem, runs: Sequence[RunRecord]
 ) -> dict[int | None, tuple[float, float]]:
-    """(fastest, slowest) by row of what ran more than once as a whole."""
+    """Return (fastest, slowest) by row of configurations that ran more than once as a whole."""
     several = {config: one for config, one in repeats(runs).items() if one.num_runs > 1}
     return {
         problem.search.row(config): (one.low_s, one.high_s)
@@ -208,7 +212,7 @@ def _baseline(
     known: KnownRows,
     runs: Sequence[RunRecord],
 ) -> KnownBaseline[ParallelConfig, Estimate] | None:
-    """What the answer is compared with; it need not be a candidate."""
+    """Return the configuration to compare with; it need not be a candidate."""
     training = problem.training
     config, source = compared_with(baseline_config(problem.query, training), runs)
     if not isinstance(config, ParallelConfig):
@@ -248,7 +252,7 @@ def _answer(
         for bound in known.alone.take(np.array([row])).interval(confidence=CONFIDENCE)
     )
     low, high = (float(bound[0]) for bound in known.step.take(np.array([row])).interval())
-    # It may be of the slow regime too, which the standard deviation of the regular one leaves out.
+    # It may also be in the slow regime, which the standard deviation of the regular one excludes.
     own = float(known.step.median_s[row]), math.log(high / low) / (2.0 * NORMAL_QUANTILE)
     steps = measured_steps(runs, kind=problem.training.cluster.gpu.kind)
     gains = (
@@ -306,7 +310,9 @@ def _saved(
 def _grid_gpu_seconds(
     problem: TuningProblem, runs: Sequence[RunRecord], *, median_s: np.ndarray
 ) -> float | None:
-    """Every feasible candidate once, as a whole: start-up as these runs had it, and all steps."""
+    """Return the cost of running every feasible candidate once, as a whole: observed start-up and
+    all steps.
+    """
     if median_s.size == 0:
         return None
     settings = problem.query.search
