@@ -1,1 +1,1 @@
-"""A query in, an answer out: parsing, estimates, rankings, fixes, anatomy and budgets."""
+"""Queries and answers: parsing, estimates, rankings, fixes, anatomy and budgets."""

@@ -1,5 +1,5 @@
-"""One configuration in detail: what each pipeline stage holds and takes, when it runs what, and
-where its ranks lie.
+"""One configuration in detail: memory and time of each pipeline stage, its schedule, and rank
+placement.
 """
 
 from collections.abc import Callable, Iterator, Sequence, Set
@@ -27,32 +27,33 @@ from hp_tool.domain.pipeline_layout import PipelineLayout, chunk_layers, layout_
 from hp_tool.questions.training.problem import TrainingProblem
 
 _Contents = tuple[float, float, float | None, tuple[bool, bool], TrainingCase]
-"""Layers before, layers, dense ones among them where others have experts (None: by the layers
-before), whether embedding and output layer stand there, and the case on the stage's device.
+"""Contents of a stage.
+
+Layers before it, its layers, dense ones among them in a mixture (None: from the layers before),
+whether it has the embedding and the output layer, and the case on its device.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageAnatomy:
-    """One rank of the pipeline, 0-based; of its tensor, context and data-parallel ranks all are
-    alike.
-    """
+    """One pipeline rank (0-based); its tensor-, context- and data-parallel ranks are equal."""
 
     rank: int
     gpu: str
     layers: float
-    """Transformer layers, of all its model chunks."""
+    """Transformer layers over all its model chunks."""
     holds_embedding: bool
     holds_output: bool
     memory_bytes: dict[str, float]
-    """By cost.memory.MEMORY_KEYS."""
+    """Bytes by cost.memory.MEMORY_KEYS."""
     capacity_bytes: float
     seconds: float
-    """One micro-batch through all its chunks, there and back, with exposed communication and waits
-    for the host.
+    """Seconds of one micro-batch through all its chunks, forward and backward.
+
+    Includes exposed communication and waits for the host.
     """
     parts_s: dict[str, float]
-    """What of them is compute, recompute, and communication of each kind."""
+    """Seconds of compute, recomputation and each kind of communication."""
 
     @property
     def total_bytes(self) -> float:
@@ -60,10 +61,10 @@ class StageAnatomy:
 
 
 def stages(*, problem: TrainingProblem, config: ParallelConfig) -> tuple[StageAnatomy, ...]:
-    """Every stage of a legal configuration, first to last.
+    """Return all stages of a legal configuration, first to last.
 
-    Rows of unequal cost (packed sequences) are taken at their mean; what the slowest of them adds
-    is in the estimate's time.
+    Rows of unequal cost (packed sequences) use their mean. The excess of the slowest row is part of
+    the estimate's time.
     """
     candidate = Candidates.alone(config)
     parts = _parts(problem, candidate)
@@ -75,7 +76,7 @@ def stages(*, problem: TrainingProblem, config: ParallelConfig) -> tuple[StageAn
 def _parts(
     problem: TrainingProblem, candidate: Candidates
 ) -> Iterator[tuple[Pipeline, TrainingCase]]:
-    """Each stage as a part of the pipeline of its own, and the case on its device."""
+    """Return each stage as a pipeline of its own, and the case on its device."""
     p, layout, model = (
         int(candidate.pipeline_parallel_size),
         problem.strategy.pipeline_layout,
@@ -111,7 +112,7 @@ def _parts(
 
 
 def _usual_layout(model: ModelSpec, candidate: Candidates) -> PipelineLayout:
-    """What each chunk of a model holds that nobody lays out."""
+    """Return the contents of each chunk without a pipeline layout."""
     sizes = {
         "stages": int(candidate.pipeline_parallel_size),
         "chunks": int(candidate.virtual_pipeline_parallel_size),
@@ -123,7 +124,7 @@ def _usual_layout(model: ModelSpec, candidate: Candidates) -> PipelineLayout:
 
 
 def _contents(problem: TrainingProblem, candidate: Candidates, p: int) -> Iterator[_Contents]:
-    """What each rank of a pipeline that is not laid out by hand holds."""
+    """Return the contents of each rank of a pipeline without a pipeline layout."""
     framework = facts(problem.workload.framework)
     if framework.balances_blocks:
         layers, output_at = stage_contents(problem.model, p)
@@ -171,13 +172,13 @@ def _contents(problem: TrainingProblem, candidate: Candidates, p: int) -> Iterat
 
 
 def _of_two_kinds(problem: TrainingProblem, candidate: Candidates, p: int) -> Iterator[_Contents]:
-    """Yield what each stage holds on two kinds of devices.
+    """Yield the contents of each stage on two kinds of devices.
 
-    Stages of a kind hold equally many layers, as `cost.pipeline_parts` found best.
+    Stages of a kind have equally many layers, as divided by `cost.pipeline_parts`.
     """
     layers = [float(count) for count in problem.costs(candidate).layers_by_kind]
     kinds = problem.kinds
-    assert kinds  # there are two
+    assert kinds  # there are two kinds
     first = int(stages_by_kind(kinds, candidate)[0])
     for rank in range(p):
         kind = int(rank >= first)
@@ -212,65 +213,68 @@ def _anatomy(
 
 
 V_SHAPED = ("zbv", "dualpipe-v")
-"""Schedules whose rank r holds the stages r and 2p - 1 - r."""
+"""Schedules in which rank r has the stages r and 2p - 1 - r."""
 MAX_RANKS = 16
-"""Drawn; of more, these are chosen evenly, both ends among them."""
+"""Maximum number of ranks drawn, spaced evenly and including both ends."""
 MAX_STAGES = 128
-"""Of a longer pipeline the schedule is not executed."""
+"""Maximum number of stages for which the schedule is executed."""
 SpanKind = Literal["F", "B", "W", "BW", "F+B"]
-"""Forward; backward for the inputs; for the weights; both at once; a forward and a backward pass
-that overlap.
+"""Kinds of spans: F forward, B gradients of inputs, W gradients of weights, BW both, F+B overlapped
+passes.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduleSpan:
-    """One block of work; seconds from the start of the step."""
+    """One span of a schedule, in seconds from the start of the step."""
 
     kind: SpanKind
     micro_batch: int
-    """0-based; of a pair that overlaps, that of the forward pass."""
+    """0-based; for an overlapped pair that of the forward pass."""
     chunk: int
-    """0-based, of the rank's model chunks."""
+    """0-based index of the rank's model chunk."""
     start_s: float
     end_s: float
     critical: bool
-    """On the critical path: a longer one makes a longer step."""
+    """Whether it is on the critical path, so that a longer span lengthens the step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduleRow:
-    """One pipeline rank."""
+    """The spans of one pipeline rank."""
 
     rank: int
     spans: tuple[ScheduleSpan, ...]
     idle_fraction: float
-    """Share of the drawn time in which it waits."""
+    """Fraction of the drawn time for which it waits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """The executed schedule. Data-parallel communication and the optimizer, which follow it, are
-    not in it, nor is exposed stage-to-stage communication besides the way there and back.
+    """The executed schedule.
+
+    It excludes data-parallel communication and the optimizer, which follow it, and exposed
+    stage-to-stage communication except the first and last transfers.
     """
 
     name: str
     num_ranks: int
-    """Of which `rows` may be a choice."""
+    """Number of ranks; `rows` may contain fewer."""
     num_micro_batches: int
-    """Of a step on each replica."""
+    """Micro-batches per step and replica."""
     drawn_micro_batches: int
-    """Fewer where the ones left out would only lengthen the steady middle."""
+    """Number of drawn micro-batches; more would only lengthen the steady phase."""
     end_s: float
-    """Of the drawn ones."""
+    """End of the drawn micro-batches, in seconds."""
     rows: tuple[ScheduleRow, ...]
 
 
 def schedule(
     *, problem: TrainingProblem, config: ParallelConfig, each: Sequence[StageAnatomy]
 ) -> Schedule | None:
-    """The schedule of a legal configuration with stages `each`; None without a pipeline, or with
-    more than MAX_STAGES.
+    """Return the schedule of a legal configuration with stages `each`.
+
+    None without a pipeline, or with more than MAX_STAGES.
     """
     p, v = config.pipeline_parallel_size, config.virtual_pipeline_parallel_size
     if not 1 < p <= MAX_STAGES:
@@ -279,7 +283,7 @@ def schedule(
     all_micro_batches = micro_batches(candidate, workload=problem.workload)
     m = int(all_micro_batches)
     name = config.pipeline_schedule or ("interleaved" if v > 1 else "1f1b")
-    # To show how it fills, runs and drains.
+    # enough to show how the pipeline fills, runs and drains
     enough = {
         "interleaved": 2 * p,
         "zbv": 2 * p + 2,
@@ -328,10 +332,12 @@ def schedule(
 
 
 def _passes(stage: StageAnatomy, layer: LayerTime) -> dict[str, float]:
-    """Seconds of one micro-batch on one rank by kind of operation, all its model chunks together.
+    """Return seconds of one micro-batch on one rank by kind of operation, over all its model
+    chunks.
 
-    The stage's seconds, with the ends (embedding, output layer) and waits for the host, are divided
-    like those of `layer`, the mean one of the critical stage. Recomputation is backward.
+    The stage's seconds, including the ends (embedding, output layer) and waits for the host, are
+    divided in the proportions of `layer`, the mean layer of the critical stage. Recomputation
+    belongs to the backward pass.
     """
     forward = weight = 0.0
     own, own_backward = layer.forward - layer.attention, layer.backward - layer.attention_backward
@@ -360,8 +366,9 @@ def _passes(stage: StageAnatomy, layer: LayerTime) -> dict[str, float]:
 def _seconds(
     name: str, work: Sequence[dict[str, float]], *, p: int, v: int
 ) -> Callable[[Operation], float]:
-    """What one operation takes: a model chunk's share of its rank's time; of DualPipe's two ranks,
-    the first's.
+    """Return the seconds of one operation: a model chunk's share of its rank's time.
+
+    For DualPipe's two ranks it is that of the first.
     """
 
     def seconds(operation: Operation) -> float:
@@ -401,12 +408,12 @@ def _row(
 
 
 MAX_NODES = 16
-"""Drawn; the others go on in the same pattern."""
+"""Maximum number of nodes drawn; the others continue the pattern."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankPlace:
-    """One device: its global rank, and its place in each parallel dimension, 0-based."""
+    """One device: its global rank, and its index in each parallel dimension, 0-based."""
 
     rank: int
     tensor: int
@@ -425,18 +432,18 @@ class Node:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankGroup:
-    """Ranks that talk to each other in one parallel dimension."""
+    """Ranks that communicate in one parallel dimension."""
 
     name: str
     size: int
     in_domain: int
-    """Of them inside one NVLink domain (a node, where there is none larger)."""
+    """Number of them inside one NVLink domain (or a node, if no domain is larger)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """Ranks counted through the dimensions in `order`, innermost first, and laid on the nodes one
-    after the other.
+    """Ranks enumerated through the dimensions in `order`, innermost first, and assigned to nodes in
+    sequence.
     """
 
     order: str
@@ -444,13 +451,13 @@ class Placement:
     gpus_per_node: int
     nvlink_domain_size: int
     nodes: tuple[Node, ...]
-    """The first MAX_NODES."""
+    """The first MAX_NODES nodes."""
     groups: tuple[RankGroup, ...]
-    """Of more than one rank."""
+    """Groups of more than one rank."""
 
 
 def placement(*, config: ParallelConfig, cluster: ClusterSpec) -> Placement:
-    """The placement of a configuration that uses all of the cluster's devices."""
+    """Return the placement of a configuration that uses all of the cluster's devices."""
     sizes = {
         "tp": config.tensor_parallel_size,
         "cp": config.context_parallel_size,

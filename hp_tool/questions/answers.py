@@ -1,6 +1,4 @@
-"""Answers to a query, or to lines of them: the same for a command, a request body, a page and
-Python.
-"""
+"""Answers to a query or to lines of queries, for the command line, HTTP, pages and Python."""
 
 import json
 import logging
@@ -28,11 +26,13 @@ log = logging.getLogger(__name__)
 Task = Literal["estimate", "recommend"]
 T = TypeVar("T")
 Line = bytes | HpToolError
-"""A line, or in its place why there is none."""
+"""A line, or the error that replaces it."""
 Read = Callable[[bytes], Query]
 
 MIN_ARRAY = 8
-"""Configurations of one problem from which on an array costs less than as many plain numbers."""
+"""Minimum number of configurations of one problem for which arrays are faster than plain
+numbers.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,24 +42,24 @@ class EstimateAnswer:
     """
 
     id: str | None
-    """The query's."""
+    """Id of the query."""
     status: Literal["ok"] = "ok"
     estimate: Estimate | InferenceEstimate
     query: dict[str, Any] | None = None
-    """The query without its defaults: with it the answer can be exported. None in batches."""
+    """The query without its defaults, from which the answer can be exported. None in batches."""
     calibrated_estimate: Estimate | None = None
-    """The estimate corrected by measurements on this cluster; None if there are none."""
+    """The estimate corrected by measurements on this cluster; None without any."""
 
     @property
     def known(self) -> Estimate | InferenceEstimate:
-        """What is known of it: the calibrated estimate, if there is one."""
+        """Return the calibrated estimate if there is one, else the estimate."""
         return self.calibrated_estimate or self.estimate
 
     def __repr__(self) -> str:
         return f"<EstimateAnswer: {self.known!r}>"
 
     def _repr_html_(self) -> str:
-        """What a notebook shows."""
+        """Return the HTML shown by notebooks."""
         from hp_tool.wording.html import estimate_html
 
         return estimate_html(self.estimate, self.calibrated_estimate)
@@ -70,14 +70,14 @@ class RecommendAnswer:
     """The best configurations by the cost model, best first."""
 
     id: str | None
-    """The query's."""
+    """Id of the query."""
     status: Literal["ok"] = "ok"
     recommendations: tuple[Recommendation, ...] | tuple[ServingRecommendation, ...]
     space: SpaceSummary
     rejections: dict[str, int]
-    """How many candidates each reason ruled out."""
+    """Number of candidates rejected by each reason."""
     groups: tuple[int, ...] = ()
-    """Trainings: how many layouts each group has, up to the last that is shown."""
+    """For trainings, the number of layouts in each group, up to the last that is shown."""
     nearest_misses: tuple[Recommendation, ...] | tuple[ServingRecommendation, ...] = ()
     """If nothing is acceptable: what lacks least of memory, days or money, or of targets, each
     estimate with its reasons; and of each rate of a list that nothing bears.
@@ -107,7 +107,7 @@ class RecommendAnswer:
         )
 
     def _repr_html_(self) -> str:
-        """What a notebook shows."""
+        """Return the HTML shown by notebooks."""
         from hp_tool.wording.html import recommendations_html
 
         return recommendations_html(
@@ -123,11 +123,16 @@ def estimate_answer(
     with_query: bool = True,
     calibrations: Calibrations | None = None,
 ) -> EstimateAnswer:
-    """The answer to a query of one configuration. Raises HpToolError.
+    """Return the answer to a query of one configuration.
 
-    `configuration`: the training query's, if it was resolved or costed earlier. `with_fixes`: also
-    the fixes of an infeasible one, and what would narrow the interval of its step time.
-    `calibrations`: what is known of clusters; None leaves the cost model alone.
+    Args:
+        configuration: The training query's configuration, if it was resolved or costed earlier.
+        with_fixes: Add the fixes of an infeasible configuration, and what would narrow its
+            interval.
+        calibrations: Calibrations of clusters; None uses only the cost model.
+
+    Raises:
+        HpToolError: The query cannot be answered.
     """
     problem = problem_of(query, configuration=configuration)
     estimate, calibrated = problem.estimate(with_fixes=with_fixes, calibrations=calibrations)
@@ -146,11 +151,15 @@ def recommend_answer(
     pareto: Front | None = None,
     sensitivity: bool = False,
 ) -> RecommendAnswer:
-    """The answer to a query of many configurations. Raises HpToolError.
+    """Return the answer to a query of many configurations.
 
-    `pareto`: also the Pareto front of step time against memory or gpus; for serving that of tokens
-    per second for a user and for a GPU ("throughput"). `sensitivity`: also what the answer of a
-    training depends on.
+    Args:
+        pareto: Add the Pareto front of step time and memory or gpus; for serving that of tokens per
+            second per user and per GPU ("throughput").
+        sensitivity: Add what the answer of a training depends on.
+
+    Raises:
+        HpToolError: The query cannot be answered.
     """
     ranking, beside = problem_of(query).answer(
         top=top, pareto=pareto, sensitivity=sensitivity, calibrations=calibrations
@@ -158,7 +167,7 @@ def recommend_answer(
     rows = ranking.recommendations
     if query.training is not None and query.training.total_tokens:
         from hp_tool.questions.machines.answers import (
-            with_the_whole,  # which most questions do not need
+            with_the_whole,  # imported here, because most questions do not need it
         )
 
         rows = tuple(
@@ -189,12 +198,11 @@ def answer_lines(
     read: Read = schema.parse_query,
     calibrations: Calibrations | None = None,
 ) -> list[str]:
-    """An answer for each line, the same as if it were the only one. Estimates that differ in their
-    configuration alone are costed together, which is several times faster: pass a few dozen lines
-    at a time.
+    """Yield an answer for each line, the same as if it were the only one.
 
-    Estimates come without fixes and `narrowest`, which would cost more than the rest of a batch
-    together.
+    Estimates that differ only in their configuration are costed together, which is several times
+    faster: pass a few dozen lines at a time. Estimates omit fixes and `narrowest`, which would cost
+    more than the rest of a batch.
     """
 
     def begin(line: Line) -> ResolvedConfiguration | str:
@@ -231,9 +239,10 @@ def answer_lines(
 
 
 def cost_together(configurations: Sequence[ResolvedConfiguration]) -> list[ResolvedConfiguration]:
-    """The configurations, with their costs where they were computed as one array. Those stay
-    without that are illegal, that are too few of one problem, or among which one breaks the costs
-    of all.
+    """Return the configurations, with their costs if they were computed as one array.
+
+    Illegal configurations, those with too few others of the same problem, and arrays that fail with
+    an error are returned without costs.
     """
     costed = list(configurations)
     groups: defaultdict[Hashable, list[int]] = defaultdict(list)
@@ -250,7 +259,7 @@ def cost_together(configurations: Sequence[ResolvedConfiguration]) -> list[Resol
         candidates = Candidates.from_configs(configurations[place].config for place in places)
         try:
             costs = configurations[places[0]].problem.costs(candidates)
-        except HpToolError:  # costing each alone shows whose it is
+        except HpToolError:  # costing each alone shows which one fails
             continue
         except Exception:
             log.exception("candidates could not be costed together")
@@ -263,20 +272,18 @@ def cost_together(configurations: Sequence[ResolvedConfiguration]) -> list[Resol
 
 
 def _or_its_error(line: Line, answer: Callable[[], T]) -> T | str:
-    """What `answer` returns, or the error it raises as the line's answer."""
+    """Return the result of `answer`, or the error it raises as the line's answer."""
     try:
         return answer()
     except HpToolError as error:
         return error_line(line, error)
-    except Exception:  # a bug that one query finds must not take the answers of all others with it
+    except Exception:  # a bug in one query must not lose the answers of all others
         log.exception("unhandled error on a batch line")
         return error_line(line, HpToolError("an internal error occurred; it has been logged"))
 
 
 def error_line(line: Line, error: HpToolError) -> str:
-    """The answer of a line that cannot be answered, with the id it came with if that can be
-    read.
-    """
+    """Return the answer of a line that failed, with its id if that can be read."""
     try:
         data = json.loads(line) if isinstance(line, bytes) else None
         identity = data.get("id") if isinstance(data, dict) else None

@@ -1,5 +1,5 @@
-"""From a budget (devices and days, parameters, tokens or FLOPs) to the training that it buys, timed
-by the cost model.
+"""From a budget (devices and days, parameters, tokens or FLOPs) to a training, timed by the cost
+model.
 """
 
 import math
@@ -26,14 +26,18 @@ from hp_tool.questions.training.calibrated import Calibrations
 from hp_tool.questions.training.problem import named_model
 
 CLOSE = 0.02
-"""Days off the budget at which tokens fill the rest."""
+"""Deviation from the budget's days at which tokens fill the rest."""
 MAX_PLANS = 24
 _SMALLER = 4.0
-"""Factor on compute after a model that fits nowhere."""
+"""Factor by which compute is reduced after a model that does not fit."""
 
 
 def parse_sizing(data: Mapping[str, Any] | str | bytes) -> SizingQuery:
-    """A validated sizing query from a mapping, or from JSON or YAML text. Raises InputError."""
+    """Return a validated sizing query from a mapping, or from JSON or YAML text.
+
+    Raises:
+        InputError: The query is invalid.
+    """
     query: SizingQuery = schema.parse(SizingQuery, data)
     schema.check_axes(query.parallel, field="parallel")
     if query.experts is not None and query.experts.num_experts_per_tok > query.experts.num_experts:
@@ -47,7 +51,13 @@ def parse_sizing(data: Mapping[str, Any] | str | bytes) -> SizingQuery:
 
 
 def _model(query: SizingQuery) -> ModelSpec | None:
-    """The query's model, if it names one. Raises InputError, NotFoundError, UnsupportedError."""
+    """Return the query's model, if it names one.
+
+    Raises:
+        InputError: The model is malformed.
+        NotFoundError: The name is unknown.
+        UnsupportedError: The model is not a decoder.
+    """
     if query.model is None:
         return None
     model = named_model(query.model)
@@ -61,7 +71,7 @@ def _model(query: SizingQuery) -> ModelSpec | None:
 
 
 def _check_together(query: SizingQuery) -> None:
-    """Refuse a query that says too little to answer, or the same thing twice."""
+    """Check that the query is neither underdetermined nor overdetermined."""
     size = "model" if query.model is not None else "parameters"
     sizes = [name for name in (size, "tokens", "flops") if getattr(query, name) is not None]
     if query.model is not None and query.parameters is not None:
@@ -94,11 +104,11 @@ def _check_together(query: SizingQuery) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What is trained, and how fast if there is a cluster."""
+    """A training, and its speed if there is a cluster."""
 
     model: ModelSpec
     target_parameters: float
-    """Active parameters that `model` was shaped for."""
+    """Active parameters for which `model` was shaped."""
     workload: TrainingWorkload
     query: Query | None = None
     """The cost model's query; None without a cluster."""
@@ -113,13 +123,15 @@ class Plan:
 
     @property
     def estimate(self) -> Estimate | None:
-        """The recommendation's, calibrated if anything was measured on the cluster."""
+        """Return the recommendation's estimate, calibrated if there are measurements on the
+        cluster.
+        """
         row = self.recommendation
         return None if row is None else row.known
 
     @property
     def effective_days(self) -> float | None:
-        """Calendar days, time lost to failures included."""
+        """Return calendar days, including time lost to failures."""
         return None if self.estimate is None else self.estimate.effective_days
 
 
@@ -136,7 +148,7 @@ class Planner:
 
     @property
     def parameters(self) -> float | None:
-        """Parameters that a token passes, if the query gives a model or their number."""
+        """Return the active parameters, if the query gives a model or their number."""
         query, model = self.query, self.model
         return (
             query.parameters
@@ -146,7 +158,7 @@ class Planner:
 
     @property
     def flops(self) -> float | None:
-        """6 N D of the query's training; None if it gives only a time."""
+        """Return 6 N D of the query's training; None if it gives only a time."""
         parameters, tokens = self.parameters, self.query.tokens
         if self.query.flops is not None:
             return self.query.flops
@@ -159,8 +171,8 @@ class Planner:
         return None if tokens is None else self.law.flops_of_tokens(tokens)
 
     def of_flops(self, flops: float) -> Plan:
-        """The training of 6 N D = `flops`, not yet timed; what the query leaves open follows from
-        the law.
+        """Return the training of 6 N D = `flops` without its time; the law determines what the
+        query leaves open.
         """
         query, tokens, parameters = self.query, self.query.tokens, self.parameters
         if parameters is None:
@@ -185,8 +197,9 @@ class Planner:
         return Plan(model=model, target_parameters=parameters, workload=workload)
 
     def timed(self, plan: Plan, *, deadline_days: float | None = None) -> Plan:
-        """The plan with its fastest configuration on the whole cluster; with a deadline in calendar
-        days, on the fewest devices that meet it.
+        """Return the plan with its fastest configuration on the whole cluster.
+
+        With a deadline in calendar days, on the fewest devices that meet it.
         """
         if self.query.cluster is None:
             return plan
@@ -211,7 +224,7 @@ class Planner:
 
 
 def _reasons(ranking: Ranking[Recommendation]) -> tuple[Reason, ...]:
-    """Why nothing is acceptable: what lacks least, or how many each rule turned away."""
+    """Return why nothing is acceptable: the smallest gaps, or the number of rejections by rule."""
     if ranking.nearest_misses:
         return ranking.nearest_misses[0].estimate.reasons
     return tuple(
@@ -226,12 +239,11 @@ def _reasons(ranking: Ranking[Recommendation]) -> tuple[Reason, ...]:
 
 
 def _largest(planner: Planner) -> Plan:
-    """The largest plan by the law that the cluster does in the query's calendar days.
+    """Return the largest plan by the law that fits the query's calendar days.
 
-    Compute and throughput settle together: the compute of a plan times the budget over its days is
-    the next one's. The first is what the devices would do at their peak, so an upper bound. Shapes
-    are coarse, and memory may end the way up; so the tokens then fill the time of the nearest plan
-    that fits.
+    Compute and throughput are iterated: the compute of a plan times the budget over its days is the
+    next one's. The first plan uses the devices' peak, an upper bound. Shapes are coarse, and memory
+    may limit the size. The tokens then fill the time of the nearest plan that fits.
     """
     days = planner.query.days
     assert days is not None and planner.cluster is not None  # checked with the query
@@ -261,9 +273,12 @@ def _largest(planner: Planner) -> Plan:
 
 
 def size_answer(query: SizingQuery, *, calibrations: Calibrations | None = None) -> SizingAnswer:
-    """The training that a budget buys. Raises HpToolError.
+    """Return the training for a budget.
 
-    One that fits nowhere, or meets no deadline, is `feasible: false` with its reasons.
+    A plan that does not fit or misses the deadline is `feasible: false` with its reasons.
+
+    Raises:
+        HpToolError: The query cannot be answered.
     """
     ratio = query.tokens_per_parameter
     planner = Planner(
@@ -281,7 +296,7 @@ def size_answer(query: SizingQuery, *, calibrations: Calibrations | None = None)
             else planner.timed(planner.of_flops(flops), deadline_days=query.days)
         )
     except HpToolError as error:
-        # What a query says below `training` stands at the top of a budget.
+        # Keys below `training` in a query are top-level keys in a budget.
         error.field = error.field and error.field.removeprefix("training.")
         raise
     return SizingAnswer(id=query.id, sizing=_sizing(plan, query=query, law=planner.law))
@@ -325,7 +340,7 @@ def _sizing(plan: Plan, *, query: SizingQuery, law: ScalingLaw) -> Sizing:
 
 
 def _law_choice(law: ScalingLaw, *, flops: float) -> Choice:
-    """What the law finds best at this compute, whether it was followed or not."""
+    """Return the law's optimum at this compute, whether it was used or not."""
     best = law.parameters(flops)
     return Choice(
         name=law.name,

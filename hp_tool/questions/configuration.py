@@ -1,5 +1,6 @@
-"""One configuration: a query with every chosen value put in, and what that resolves to. Every door
-takes it from here.
+"""One configuration: a query with every chosen value inserted, and its resolved layout.
+
+All interfaces use it.
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ NO_PART = ("search", "id")
 
 
 class Row(Protocol):
-    """A row of a ranking, a fix, a run of a search. It may have `set`: values of the query beside
-    `parallel`, by path.
+    """A row of a ranking, a fix, or a run of a search.
+
+    It may have `set`: values of the query apart from `parallel`, by path.
     """
 
     @property
@@ -34,23 +36,24 @@ class Row(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Configuration:
-    """A query of one configuration. What it leaves to a recipe or a default stays open in it and
-    resolves again.
+    """A query of one configuration.
+
+    Values left to a recipe or a default stay open in it and are resolved again.
     """
 
     query: Query
-    """As it was asked, with each chosen value put in."""
+    """The query with each chosen value inserted."""
     parallel: RunConfig
-    """What its `parallel` resolves to."""
+    """The resolved `parallel`."""
     set: ChosenValues = field(default_factory=dict)
-    """Values that a ranking or a fix put in beside `parallel`, by path."""
+    """Values that a ranking or a fix inserted apart from `parallel`, by path."""
     lays_out: bool = False
-    """Whether `parallel` has a pipeline_layout that the query as it was asked does not."""
+    """Whether `parallel` has a pipeline_layout that the original query does not have."""
 
     @staticmethod
     def of(row: Row, *, query: Query) -> Configuration:
-        """Return the configuration of a row of the query's ranking, of a fix of its estimate, or of
-        a run of its search.
+        """Return the configuration of a row of the query's ranking, a fix of its estimate, or a run
+        of its search.
         """
         values: ChosenValues = dict(getattr(row, "set", {}))
         for path, value in values.items():
@@ -58,12 +61,12 @@ class Configuration:
         return _whole(row.parallel, query=query, values=values)
 
     def without(self, path: str) -> Configuration:
-        """Return the configuration with a value of `set` left open again."""
+        """Return the configuration with a value of `set` removed."""
         values = {name: value for name, value in self.set.items() if name != path}
         return replace(self, query=with_value(self.query, path, None), set=values)
 
     def without_layout(self) -> Configuration:
-        """Return the configuration with the stages that its framework makes unasked."""
+        """Return the configuration with the stages that its framework uses by default."""
         assert isinstance(self.parallel, ParallelConfig)  # others have no layout
         parallel = replace(self.parallel, pipeline_layout=None)
         return replace(
@@ -74,10 +77,11 @@ class Configuration:
     def read(
         result: Mapping[str, Any], *, rank: int, parse: Callable[[Mapping[str, Any]], Query]
     ) -> Configuration:
-        """Return the configuration of the recommendation of this rank in the JSON of an answer, or
-        of the one it estimates.
+        """Return the configuration of the recommendation of this rank in an answer's JSON, or of
+        its estimate.
 
-        Raises InputError where the answer lacks its query or has no such row.
+        Raises:
+            InputError: The answer lacks its query or has no such row.
         """
         query = result.get("query")
         if not isinstance(query, dict):
@@ -101,7 +105,7 @@ class Configuration:
         return _whole(config, query=typed, values=values)
 
     def mapping(self) -> dict[str, Any]:
-        """Return the query as JSON-ready values: valid input for every door."""
+        """Return the query as JSON-ready values, valid input for every interface."""
         return {
             name: value
             for name, value in schema.query_mapping(self.query).items()
@@ -109,15 +113,15 @@ class Configuration:
         }
 
     def text(self) -> str:
-        """Return the query as compact JSON. Parsed and resolved again it gives the same figures and
+        """Return the query as compact JSON; parsed and resolved again it gives the same figures and
         intervals.
         """
         return json.dumps(self.mapping(), separators=(",", ":"), ensure_ascii=False)
 
 
 def _whole(config: RunConfig, *, query: Query, values: ChosenValues) -> Configuration:
-    """The configuration with what the query says of all its layouts, which runs and rows of a
-    search leave to it.
+    """Return the configuration with values that the query sets for all layouts, which rows and runs
+    omit.
     """
     lays_out = False
     if isinstance(config, ParallelConfig):
@@ -138,8 +142,8 @@ def _whole(config: RunConfig, *, query: Query, values: ChosenValues) -> Configur
 
 
 def with_value(query: Query, path: str, value: Any) -> Query:
-    """Return the query with the value at a path of two names; a mapping is read as a query's text
-    is.
+    """Return the query with the value at a path of two names; a mapping is parsed like a query's
+    text.
     """
     if path == NUM_GPUS:
         return query.with_num_gpus(value)
@@ -152,7 +156,7 @@ def with_value(query: Query, path: str, value: Any) -> Query:
 
 
 def _row(result: Mapping[str, Any], rank: int) -> dict[str, Any]:
-    """The recommendation of this rank in an answer, or the one that it estimates."""
+    """Return the recommendation of this rank in an answer, or the one that it estimates."""
     rows = result.get("recommendations")
     if rows is None and isinstance(result.get("estimate"), dict):
         rows = [result["estimate"]]
@@ -170,8 +174,8 @@ def _row(result: Mapping[str, Any], rank: int) -> dict[str, Any]:
 
 
 def _chosen_earlier(row: Mapping[str, Any], query: Mapping[str, Any]) -> ChosenValues:
-    """What a ranking of an earlier version, whose rows have no `set`, says among its assumptions
-    that it chose.
+    """Return the chosen values of a ranking of an earlier version, from its assumptions; its rows
+    lack `set`.
     """
     estimate, training = row.get("estimate") or row, query.get("training")
     provenance = estimate.get("provenance") if isinstance(estimate, dict) else None

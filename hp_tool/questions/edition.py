@@ -1,6 +1,4 @@
-"""Which edition of hp-tool this is, as stored with each search: a worker leaves alone what a newer
-one stored.
-"""
+"""The edition of this hp-tool, stored with each search: workers skip searches of newer editions."""
 
 import functools
 from collections.abc import Iterator
@@ -13,11 +11,10 @@ from hp_tool.questions.schema import adapter
 
 @functools.cache
 def edition() -> int:
-    """Return the number of words that queries of this hp-tool know: keys, choices, and names of the
-    built-in catalogue.
+    """Return the number of query terms of this hp-tool: keys, choices, and built-in catalogue
+    names.
 
-    Words are added and never taken away, so of two editions the one with more words reads what both
-    store.
+    Terms are added and never removed, so the edition with more terms can read what both store.
     """
     return len(set(_words(adapter(Query).json_schema(), ()))) + library.number_of_built_in_names()
 

@@ -1,6 +1,4 @@
-"""What a query asks, whether about training or serving: doors call its members and need not know
-which.
-"""
+"""The common interface of training and serving queries."""
 
 from __future__ import annotations
 
@@ -20,8 +18,9 @@ if TYPE_CHECKING:
 
 
 class Problem(Protocol):
-    """A query with its answers; `training.answers` and `serving.answers` make one each. All members
-    raise HpToolError.
+    """A query with its answers, made by `training.answers` or `serving.answers`.
+
+    All members raise HpToolError.
     """
 
     @property
@@ -29,19 +28,19 @@ class Problem(Protocol):
 
     @property
     def configuration(self) -> ResolvedConfiguration | None:
-        """The query's one training configuration, which can be costed together with others; None of
+        """Return the query's single training configuration, to cost with others; None for
         serving.
         """
 
     def estimate(
         self, *, with_fixes: bool = True, calibrations: Calibrations | None = None
     ) -> tuple[Estimate | InferenceEstimate, Estimate | None]:
-        """The query's one configuration by the cost model, and corrected by what was measured on
-        its cluster, if anything.
+        """Return the estimate of the query's configuration, and the calibrated one if there are
+        measurements.
         """
 
     def rank(self, *, top: int, calibrations: Calibrations | None = None) -> Ranking[Any]:
-        """The best of the configurations that the query allows."""
+        """Return the best of the query's configurations."""
 
     def answer(
         self,
@@ -51,21 +50,23 @@ class Problem(Protocol):
         sensitivity: bool = False,
         calibrations: Calibrations | None = None,
     ) -> tuple[Ranking[Any], Beside]:
-        """The ranking as it is shown, with all that was asked for beside it."""
+        """Return the ranking for display, with all requested additions."""
 
     def ratio_log_sd(self, one: Any, other: Any, *, alike: bool) -> float:
-        """Standard deviation of ln(measured / predicted) of the ratio of two estimates' step times
-        or throughputs. `alike`: they differ in their layout alone, so that what is wrong with the
-        rest cancels.
+        """Return the standard deviation of ln(measured / predicted) of the ratio of two estimates.
+
+        The ratio is of step times or throughputs. With `alike` they differ only in their layout, so
+        other errors cancel.
         """
 
     def setup(self, configuration: Configuration) -> TrainingSetup | ServingSetup:
-        """What other tools' files say of one of its configurations."""
+        """Return the setup of one of its configurations for other tools' files."""
 
 
 def problem_of(query: Query, *, configuration: ResolvedConfiguration | None = None) -> Problem:
-    """Return the problem of a query; `configuration`: its one configuration, if that was resolved
-    or costed earlier.
+    """Return the problem of a query.
+
+    `configuration` is its single configuration, if that was resolved or costed earlier.
     """
     if names_several(query.cluster) is not None:
         from hp_tool.questions.machines.answers import Machines

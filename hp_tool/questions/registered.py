@@ -1,5 +1,5 @@
-"""Names that users registered with a service, laid into a query: what comes after sees shapes and
-figures alone.
+"""Insert registered models, clusters and traces into a query, so that later steps see only
+figures.
 """
 
 import re
@@ -20,21 +20,21 @@ from hp_tool.errors import ConflictError, InputError
 from hp_tool.questions import schema
 
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,99}")
-"""Small letters: the catalogue does not tell large from small."""
+"""Lower-case names, because the catalogue ignores case."""
 Find = Callable[[RegistrationKind, str], JsonObject | None]
-"""What is registered under a name; None: nothing."""
+"""Returns what is registered under a name, or None."""
 Q = TypeVar("Q", Query, SizingQuery)
 
 
 def checked_registration(
     *, kind: RegistrationKind, name: str, spec: JsonObject
 ) -> ModelSpec | NodeType | TraceSpec:
-    """The model, server or trace that would stand under `name`, checked as a catalogue file is.
+    """Return the model, server or trace to register under `name`, checked like a catalogue file.
 
     Raises:
-        InputError: the name or a field is malformed.
-        NotFoundError: a server's GPU is not in the catalogue.
-        ConflictError `name_taken`: the catalogue's own name.
+        InputError: The name or a field is malformed.
+        NotFoundError: A server's GPU is not in the catalogue.
+        ConflictError: `name_taken`, the catalogue has this name.
     """
     if not NAME.fullmatch(name) or catalog.is_file_name(name):
         raise InputError(
@@ -54,8 +54,11 @@ def checked_registration(
 def read_spec(
     *, kind: RegistrationKind, name: str, spec: JsonObject
 ) -> ModelSpec | NodeType | TraceSpec:
-    """What stands under a name. Raises InputError, and NotFoundError for a GPU that the catalogue
-    lacks.
+    """Return what is registered under a name.
+
+    Raises:
+        InputError: It is malformed.
+        NotFoundError: The catalogue lacks its GPU.
     """
     if kind == "trace":
         trace: TraceSpec = schema.parse(TraceSpec, spec)
@@ -69,8 +72,8 @@ def read_spec(
 
 
 def names_registered(query: Query | SizingQuery) -> bool:
-    """Whether the query names something that the catalogue does not have; only then is it worth
-    asking a database.
+    """Return whether the query names something that the catalogue does not have; else no database
+    is needed.
     """
     clusters = (_unknown_cluster(each) for each in _clusters(query))
     return any(
@@ -80,8 +83,8 @@ def names_registered(query: Query | SizingQuery) -> bool:
 
 
 def with_registered(query: Q, *, find: Find) -> Q:
-    """The query with what is registered in place of its names. What nobody registered stays, to be
-    refused as unknown.
+    """Return the query with registered entries instead of their names; unknown names are left, to
+    be rejected later.
     """
     trace = _trace_name(query)
     if (
@@ -103,11 +106,10 @@ def with_registered(query: Q, *, find: Find) -> Q:
 
 
 def as_asked(sent: JsonObject, *, query: Query, resolved: Query) -> JsonObject:
-    """Return the mapping that `query` was sent as, with what is registered in place of its names,
-    as `resolved` has it.
+    """Return the mapping that `query` was sent as, with registered entries as in `resolved`.
 
-    Nothing else joins it: an older edition may not know the key of a default, and a newer one may
-    have another.
+    Nothing else is added, because an older edition may not know the key of a default, and a newer
+    one may have another default.
     """
     return _with_changes(
         sent, before=schema.query_mapping(query), after=schema.query_mapping(resolved)
@@ -129,8 +131,8 @@ def _with_changes(sent: JsonObject, *, before: JsonObject, after: JsonObject) ->
 
 
 def registered_model(name: Any, *, find: Find) -> Any:
-    """The fields registered under a model's name; the name as it stands where it is the
-    catalogue's, or nobody's.
+    """Return the fields registered under a model's name; the name itself if it is the catalogue's
+    or unknown.
     """
     unknown = _unless_known("models", name)
     spec = None if unknown is None else find("model", unknown)
@@ -138,8 +140,8 @@ def registered_model(name: Any, *, find: Find) -> Any:
 
 
 def _laid(wanted: ClusterQuery, node: NodeType) -> ClusterQuery:
-    """The cluster asked for, with what it leaves out as the registered server has it; the
-    catalogue's rules for node types.
+    """Return the requested cluster with defaults from the registered server, by the rules for node
+    types.
     """
     if wanted.gpu is not None and wanted.gpu != node.gpu:
         raise InputError(
@@ -174,7 +176,7 @@ def _named(name: str, spec: JsonObject, *, field: str) -> JsonObject:
 
 
 def _clusters(query: Query | SizingQuery) -> tuple[Any, ...]:
-    """The query's cluster, or each of its list."""
+    """Return the query's cluster, or each of its list."""
     return query.cluster if isinstance(query.cluster, tuple) else (query.cluster,)
 
 
@@ -183,17 +185,13 @@ def _as_listed(query: Query | SizingQuery, clusters: tuple[Any, ...]) -> Any:
 
 
 def _unknown_cluster(cluster: Any) -> str | None:
-    """The name of a cluster, where it could be registered and the catalogue has none of that
-    name.
-    """
+    """Return the name of a cluster that may be registered and is not in the catalogue."""
     name = cluster.node_type if isinstance(cluster, ClusterQuery) else cluster
     return None if name == PRICED else _unless_known("clusters", name)
 
 
 def _registered_cluster(cluster: Any, *, find: Find) -> Any:
-    """The cluster that is registered under a name, with what is asked of it; the cluster as it
-    stands where none is.
-    """
+    """Return the registered cluster with the query's values; unchanged if none is registered."""
     name = _unknown_cluster(cluster)
     if name is None or (spec := find("cluster", name)) is None:
         return cluster
@@ -202,7 +200,7 @@ def _registered_cluster(cluster: Any, *, find: Find) -> Any:
 
 
 def _trace_name(query: Query | SizingQuery) -> str | None:
-    """The name of a trace; a path of this machine's own is none."""
+    """Return the name of a trace, unless it is a local path."""
     trace = query.inference.trace if isinstance(query, Query) and query.inference else None
     return (
         trace

@@ -1,6 +1,4 @@
-"""The one door for queries: JSON or YAML in, a strictly validated domain object or an InputError
-out; results back to JSON.
-"""
+"""Parse and validate queries strictly: JSON or YAML to domain objects, and results to JSON."""
 
 import difflib
 import functools
@@ -27,27 +25,25 @@ if TYPE_CHECKING:
     from hp_tool.domain.sizing import SizingQuery
 
 MAX_QUERY_BYTES = 1_000_000
-"""A query is small; anything larger is a mistake or an attack."""
+"""Maximum size of a query; anything larger is a mistake or an attack."""
 MAX_COMPLAINTS = 1_000
-"""Complaints that are looked at: a long list of wrong values has one of each, several where types
-may differ.
+"""Maximum number of validation errors examined: long lists of wrong values have at least one
+each.
 """
 RELEASES = (("training", "framework_version"), ("inference", "engine_version"))
-"""Where a query names a release: text, which YAML and JSON take for a number unless it is
-quoted.
-"""
+"""Paths of releases, which are text that YAML and JSON read as numbers without quotes."""
 _BOUNDS = ("greater_than_equal", "less_than_equal")
 _MISSING = ("missing", "missing_argument", "missing_keyword_only_argument")
 _UNITS = {"k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
 _WITH_UNIT = re.compile(r"(\d{1,9}(?:\.\d{1,6})?)\s*([kmbt])", re.IGNORECASE)
-"""Numbers as people write them: 8k tokens of a sequence, 80B parameters."""
+"""Numbers with a unit, such as 8k tokens of a sequence or 80B parameters."""
 Q = TypeVar("Q", Query, "SizingQuery")
 
 _ADAPTERS: dict[type[Any], TypeAdapter[Any]] = {}
 
 
 def adapter(kind: type[Any]) -> TypeAdapter[Any]:
-    """The (expensive to build) validator of a domain type, built once."""
+    """Return the cached validator of a domain type, which is expensive to build."""
     if kind not in _ADAPTERS:
         with building(described=False):
             _ADAPTERS.setdefault(kind, TypeAdapter(kind))
@@ -56,27 +52,35 @@ def adapter(kind: type[Any]) -> TypeAdapter[Any]:
 
 @functools.cache
 def described(kind: type[Any]) -> TypeAdapter[Any]:
-    """A validator whose schema has the descriptions of the fields."""
+    """Return a validator whose schema includes the descriptions of the fields."""
     with building(described=True):
         return TypeAdapter(kind)
 
 
 def parse_query(data: Mapping[str, Any] | str | bytes) -> Query:
-    """A validated query from a mapping, or from JSON or YAML text. Raises InputError."""
+    """Return a validated query from a mapping, or from JSON or YAML text.
+
+    Raises:
+        InputError: The query is invalid.
+    """
     query: Query = parse(Query, data)
     _check(query)
     return query
 
 
 def parse_own_query(data: Mapping[str, Any] | str | bytes) -> Query:
-    """A validated query from whoever may read this machine's files, whose names may be paths. Not
-    for what arrives from elsewhere (`parse_query`). Raises InputError.
+    """Return a validated query whose names may be local paths.
+
+    For callers that may read this machine's files; use `parse_query` for all other input.
+
+    Raises:
+        InputError: The query is invalid.
     """
     return with_own_files(parse_query(data))
 
 
 def with_own_files(query: Q) -> Q:
-    """The query as the command line and the Python API ask it: its model, trace and lengths may be
+    """Return the query as the command line and Python API read it: model, trace and lengths may be
     files.
     """
     if isinstance(query.model, str):
@@ -100,8 +104,10 @@ def with_own_files(query: Q) -> Q:
 
 
 def parse(kind: type[Any], data: Mapping[str, Any] | str | bytes) -> Any:
-    """`data` as the domain type `kind`, strictly: no coercion, no unknown key. Raises
-    InputError.
+    """Parse `data` strictly as the domain type `kind`: no coercion, no unknown keys.
+
+    Raises:
+        InputError: The data is invalid.
     """
     text = data if isinstance(data, str | bytes) else _dump(_with_release_texts(data))
     if len(text) > MAX_QUERY_BYTES:
@@ -120,7 +126,11 @@ def parse(kind: type[Any], data: Mapping[str, Any] | str | bytes) -> Any:
 
 
 def parse_mapping(text: str | bytes) -> dict[str, Any]:
-    """The mapping a JSON or YAML text holds, not yet validated. Raises InputError."""
+    """Return the mapping in a JSON or YAML text, not yet validated.
+
+    Raises:
+        InputError: The text is neither.
+    """
     try:
         return _mapping(json.loads(text))
     except (ValueError, RecursionError):
@@ -128,26 +138,26 @@ def parse_mapping(text: str | bytes) -> dict[str, Any]:
 
 
 def to_json(value: object, *, indent: int | None = None) -> str:
-    """A domain object, or a structure of them, as JSON text."""
+    """Return a domain object, or a structure of them, as JSON text."""
     return adapter(type(value)).dump_json(value, indent=indent).decode()
 
 
 def to_dict(value: object) -> Any:
-    """A domain object as plain JSON-ready Python values."""
+    """Return a domain object as JSON-ready Python values."""
     return adapter(type(value)).dump_python(value, mode="json")
 
 
 def query_mapping(query: Query) -> dict[str, Any]:
-    """A query as the mapping it was written as: what stands at its default is left out. Valid input
-    again.
-    """
+    """Return a query as a mapping without defaults; valid input."""
     mapping: dict[str, Any] = adapter(Query).dump_python(query, mode="json", exclude_defaults=True)
     return mapping
 
 
 def lay(data: dict[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """`data` with the values at dotted paths laid over it, in place. Raises InputError where a path
-    goes through a value.
+    """Set the values at dotted paths in `data`, in place.
+
+    Raises:
+        InputError: A path goes through a value.
     """
     for dotted, value in values.items():
         *parents, last = dotted.split(".")
@@ -164,7 +174,7 @@ def lay(data: dict[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _read_as_mapping(error: ValidationError) -> bool:
-    """Whether a text is no JSON, or has a number where a release's text is asked for."""
+    """Return whether a text is not JSON, or has a number where a release's text is required."""
     problems = error.errors(include_url=False)[:MAX_COMPLAINTS]
     not_json = len(problems) == 1 and problems[0]["type"] == "json_invalid"
     return not_json or any(
@@ -173,7 +183,7 @@ def _read_as_mapping(error: ValidationError) -> bool:
 
 
 def _has_whole_floats(error: ValidationError) -> bool:
-    """Return whether a whole number is written as 2000.0 where an integer is wanted."""
+    """Return whether an integer is written as 2000.0."""
     problems = error.errors(include_url=False)[:MAX_COMPLAINTS]
     return any(p["type"] == "int_type" and _is_whole_float(p["input"]) for p in problems)
 
@@ -183,8 +193,8 @@ def _is_whole_float(value: object) -> bool:
 
 
 def _with_whole_numbers(data: Any) -> Any:
-    """Return a copy in which floats without a fraction are integers, which fields of either kind
-    take; 2000.5 stays.
+    """Return a copy in which floats without a fraction are integers, if the field accepts both;
+    2000.5 stays.
     """
     if isinstance(data, dict):
         return {key: _with_whole_numbers(value) for key, value in data.items()}
@@ -194,8 +204,8 @@ def _with_whole_numbers(data: Any) -> Any:
 
 
 def _with_release_texts(data: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A query's mapping with a release that is a number as text, if it can have lost no zero:
-    26.06, but not 26.1.
+    """Return a query's mapping with numeric releases as text, unless they may have lost a zero:
+    26.06, not 26.1.
     """
     for section, key in RELEASES:
         values = data.get(section)
@@ -225,7 +235,11 @@ def _dump(data: Mapping[str, Any]) -> str:
 
 
 def read_yaml(text: str | bytes) -> dict[str, Any]:
-    """The mapping that a YAML text holds, not yet validated. Raises InputError."""
+    """Return the mapping in a YAML text, not yet validated.
+
+    Raises:
+        InputError: The text is not a mapping.
+    """
     bounds.check_yaml(len(text))
     try:
         data = load_yaml(text)
@@ -256,8 +270,10 @@ _CONTENT: dict[Kind, str] = {
 
 
 def _check(query: Query) -> None:
-    """Raise InputError where a section is missing or an axis too long; types say everything
-    else.
+    """Check for missing sections and too long axes; types check everything else.
+
+    Raises:
+        InputError: A section is missing or an axis too long.
     """
     if getattr(query, query.kind) is None:
         raise InputError(
@@ -280,14 +296,18 @@ def _check(query: Query) -> None:
 
 
 def check_axes(axes: ParallelQuery | DisaggregationSpec, *, field: str) -> None:
-    """Raises InputError where an axis lists more values than one request may."""
+    """Check the number of values of each axis.
+
+    Raises:
+        InputError: An axis lists more values than a request may.
+    """
     for name in axes.__slots__:
         if isinstance(values := getattr(axes, name), tuple):
             bounds.check_values(len(values), field=f"{field}.{name}")
 
 
 def _input_error(error: ValidationError, *, adapter: TypeAdapter[Any]) -> InputError:
-    """The most telling of pydantic's complaints about what `adapter` validates, as our error."""
+    """Return the most informative of pydantic's errors as an InputError."""
     problems = error.errors(include_url=False)[:MAX_COMPLAINTS]
     deepest = max(
         problems,
@@ -321,7 +341,7 @@ def _input_error(error: ValidationError, *, adapter: TypeAdapter[Any]) -> InputE
         whole = ".".join(path[:-1] if isinstance(deepest["loc"][-1], int) else path)
         return out_of_bounds(deepest["input"], bounds, field=whole)
     value = json.dumps(deepest.get("input"), default=str)
-    # All types of a value that may have several.
+    # all types of a value that may have several
     expected = " or ".join(
         dict.fromkeys(
             p["msg"].removeprefix("Input should be ") for p in problems if _path(p["loc"]) == path
@@ -336,9 +356,7 @@ def _input_error(error: ValidationError, *, adapter: TypeAdapter[Any]) -> InputE
 
 
 def _without_unit(value: object) -> str:
-    """Return `; write 8192 or 8000` for 8k, and the number of 80B; an empty text for what is no
-    number with a unit.
-    """
+    """Return `; write 8192 or 8000` for 8k, and the number of 80B; empty for other texts."""
     match = _WITH_UNIT.fullmatch(value) if isinstance(value, str) else None
     if match is None:
         return ""
@@ -348,7 +366,7 @@ def _without_unit(value: object) -> str:
 
 
 def _bounds(adapter: TypeAdapter[Any], loc: tuple[int | str, ...]) -> tuple[float, float] | None:
-    """Smallest and largest value of the number at a path."""
+    """Return the minimum and maximum of the number at a path."""
     options = (option for node in declarations(adapter, loc) for option in branches(adapter, node))
     return next(
         ((option["minimum"], option["maximum"]) for option in options if "maximum" in option), None
@@ -372,7 +390,7 @@ def _unknown_key(loc: tuple[int | str, ...], adapter: TypeAdapter[Any]) -> Input
 
 
 def _elsewhere(key: str, adapter: TypeAdapter[Any]) -> str | None:
-    """The dotted path of a key of exactly this name in a section at the top."""
+    """Return the dotted path of a key of exactly this name in a top-level section."""
     top = {
         name
         for option in branches(adapter, _json_schema(adapter))
@@ -390,9 +408,7 @@ def _elsewhere(key: str, adapter: TypeAdapter[Any]) -> str | None:
 
 
 def _path(loc: tuple[int | str, ...]) -> tuple[str, ...]:
-    """Keys as the user wrote them; pydantic also names the branch of a union, which nobody
-    wrote.
-    """
+    """Return the keys as the user wrote them, without pydantic's names of union branches."""
     return tuple(str(part) for part in loc if isinstance(part, int) or not _is_branch(part))
 
 
@@ -405,9 +421,7 @@ def _is_branch(part: str) -> bool:
 
 
 def declarations(adapter: TypeAdapter[Any], loc: Sequence[int | str]) -> list[dict[str, Any]]:
-    """The JSON schemas of what stands at a path, one for each branch of a union on the way that has
-    it.
-    """
+    """Return the JSON schemas at a path, one for each branch of a union on the way that has it."""
     nodes = [_json_schema(adapter)]
     for part in loc:
         if isinstance(part, int) or not _is_branch(part):
@@ -417,7 +431,9 @@ def declarations(adapter: TypeAdapter[Any], loc: Sequence[int | str]) -> list[di
 
 
 def branches(adapter: TypeAdapter[Any], node: dict[str, Any]) -> list[dict[str, Any]]:
-    """The branches of a union, references followed; of anything else itself."""
+    """Return the branches of a union, with references resolved; for other schemas the schema
+    itself.
+    """
     if "$ref" in node:
         return branches(adapter, _json_schema(adapter)["$defs"][node["$ref"].rsplit("/", 1)[-1]])
     union = node.get("anyOf") or node.get("oneOf")
@@ -426,12 +442,12 @@ def branches(adapter: TypeAdapter[Any], node: dict[str, Any]) -> list[dict[str, 
 
 @functools.cache
 def _json_schema(adapter: TypeAdapter[Any]) -> dict[str, Any]:
-    """Made once: it takes longer than anything else about a query."""
+    """Return the cached schema, which is slower to build than the rest of a query."""
     return adapter.json_schema()
 
 
 def _child(node: dict[str, Any], part: int | str) -> dict[str, Any] | None:
-    """The schema of an item or of a key's value."""
+    """Return the schema of an item or of a key's value."""
     if isinstance(part, int):
         child = node.get("items")
     else:

@@ -1,6 +1,4 @@
-"""Short names of a query's keys: the arguments and flags that stand for a path, the columns of a
-grid, and what people write who come from other tools.
-"""
+"""Short names of query keys: arguments, flags, grid columns, and names from other tools."""
 
 from hp_tool.domain.axes import AXES
 
@@ -13,9 +11,7 @@ COMMON = {
     "precision": "training.precision",
     "total_tokens": "training.total_tokens",
 }
-"""Common enough to be given without their path: as arguments of the Python API, as flags, as
-columns.
-"""
+"""Short names without a path: arguments of the Python API, flags, columns."""
 
 COLUMNS = {
     **{axis.column: f"parallel.{axis.key}" for axis in AXES if axis.column is not None},
@@ -61,10 +57,10 @@ FOREIGN = {
     "tpot": "targets.tpot_s",
     "itl": "targets.tpot_s",
 }
-"""What others call a key: suggested, not taken."""
+"""Names in other tools, which are suggested but not accepted."""
 
 
 def meant(key: str) -> str | None:
-    """The dotted path of the key that a name stands for elsewhere, whatever its case and dashes."""
+    """Return the dotted path of the key with this name in other tools, ignoring case and dashes."""
     name = key.lower().replace("-", "_")
     return COLUMNS.get(name) or FOREIGN.get(name)

@@ -1,6 +1,7 @@
-"""The fields of a query that people see, as they say of themselves where they are declared
-(`domain.fields.Shown`): for the form of a new search, the explorer, the table of fields in the
-documentation and `hp-tool fields`.
+"""The fields of a query shown to users, from their declarations (`domain.fields.Shown`).
+
+Used by the form of a new search, the explorer, the table of fields in the documentation and
+`hp-tool fields`.
 """
 
 from collections.abc import Iterator
@@ -20,37 +21,37 @@ class Field:
     """One field that is shown."""
 
     name: str
-    """Its dotted path in a query, which errors name too."""
+    """Its dotted path in a query, also used in errors."""
     label: str
     suggested: Suggested | None = None
     """Kind of names to suggest."""
     placeholder: str = ""
-    """An example, or what holds while it is left out."""
+    """An example, or the default."""
     left_out: str = ""
-    """What holds while it is left out; empty where it must be given, or nothing does."""
+    """The default; empty if the field is required or has none."""
     options: tuple[str, ...] = ()
     """All its values, if the schema lists them."""
     minimum: float | None = None
     maximum: float | None = None
     step: str = "any"
-    """1 for a whole number."""
+    """1 for an integer."""
     several: bool = False
-    """It takes several allowed values, separated by commas."""
+    """Accepts several values, separated by commas."""
     text: bool = False
-    """It is text even if it looks like a number."""
+    """Text, even if it looks like a number."""
     help: str = ""
     hint: str = ""
-    """Shown beneath it."""
+    """Text shown below it."""
     default: str = ""
 
     @property
     def unset(self) -> str:
-        """What it says while it is left out."""
+        """Return the text shown if it is omitted."""
         return self.placeholder or self.default or "any"
 
     @property
     def takes(self) -> str:
-        """What it may be, in words."""
+        """Return the accepted values in words."""
         if self.options:
             return ", ".join(self.options)
         if self.maximum is None:
@@ -68,16 +69,16 @@ class Section:
     title: str
     fields: tuple[Field, ...]
     folded: bool = False
-    """Collapsed, because most queries do without it."""
+    """Collapsed, because most queries do not need it."""
 
 
 RECIPE = "training.recipe"
 RECOMPUTE = "parallel.recompute"
 BASELINE = "search.baseline."
 MAX_DEPTH = 3
-"""Levels of a query's mappings below which no field is shown."""
+"""Maximum depth of nested mappings with shown fields."""
 UNFOLDED = ("Model", "Cluster", "Training", "Serving", "Goal")
-"""Sections that most queries fill; those after them are collapsed."""
+"""Sections that most queries fill; later sections are collapsed."""
 SECTIONS = (
     *UNFOLDED,
     *(
@@ -90,7 +91,7 @@ SECTIONS = (
     ),
     *("What you run today, to compare with", "Profile runs"),
 )
-"""The sections' order; fields that name another one follow."""
+"""Order of the sections; fields of other sections follow."""
 OTHER_KIND: dict[Kind, tuple[str, ...]] = {
     "training": ("inference", "targets"),
     "inference": ("training",),
@@ -104,12 +105,12 @@ SUGGESTED: dict[str, Suggested] = {
     "trainer": "trainers",
 }
 HINTS = {RECOMPUTE: "In detail: selective layernorm+mlp, full block 4"}
-"""Further words beneath a field."""
+"""Additional text below a field."""
 
 
 @cache
 def sections(kind: Kind) -> tuple[Section, ...]:
-    """Sections of the form for a kind of query, from what its fields say of themselves."""
+    """Return the sections of the form for a kind of query, from the declarations of its fields."""
     titled: dict[str, list[Field]] = {title: [] for title in SECTIONS}
     for path, declared in _shown(kind):
         title = SECTIONS[-2] if path.startswith(BASELINE) else declared["x-section"]
@@ -122,8 +123,8 @@ def sections(kind: Kind) -> tuple[Section, ...]:
 
 
 def _shown(kind: Kind) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Paths of the fields that are shown, with their declarations; the parts of a mapping come
-    before itself.
+    """Yield paths and declarations of the shown fields; parts of a mapping come before the
+    mapping.
     """
     query = schema.described(Query)
 
@@ -146,7 +147,7 @@ def _shown(kind: Kind) -> Iterator[tuple[str, dict[str, Any]]]:
 
 @cache
 def fields(kind: Kind) -> dict[str, Field]:
-    """Fields of the form by path."""
+    """Return the fields of the form by path."""
     return {field.name: field for section in sections(kind) for field in section.fields}
 
 
@@ -158,7 +159,7 @@ def _field(path: str, declared: dict[str, Any]) -> Field:
         options = ("true", "false")
     one = (
         "oneOf" in declared
-    )  # a list of it is for rankings alone: a search runs one training on one cluster
+    )  # a list is for rankings only: a search runs one training on one cluster
 
     def listed(kind: dict[str, Any]) -> bool:
         return one and kind.get("type") == "array"

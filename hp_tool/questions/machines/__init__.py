@@ -1,1 +1,1 @@
-"""A question over several machines: which to rent, how many of them, and what that costs."""
+"""Queries over several machines: which to rent, how many of them, and the cost."""

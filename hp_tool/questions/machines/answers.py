@@ -1,6 +1,4 @@
-"""The answers to a query over several machines, as doors ask for them
-(`hp_tool.questions.problem.Problem`).
-"""
+"""Answers to a query over several machines (`hp_tool.questions.problem.Problem`)."""
 
 from __future__ import annotations
 
@@ -33,18 +31,18 @@ if TYPE_CHECKING:
 
 Row = Recommendation | ServingRecommendation
 CLUSTER = "cluster"
-"""Path in a row's `set`: the machine, as the query of it alone has it."""
+"""Path in a row's `set`: the machine, as in a query of it alone."""
 SUPERLINEAR = 0.8
-"""A training on n times as many devices is taken to be at most n / SUPERLINEAR times as fast."""
+"""A training on n times as many devices is assumed to be at most n / SUPERLINEAR times as fast."""
 BEYOND = "twice the peak FLOP/s of its devices would miss the deadline or the budget"
 MOST_QUESTIONS = 8
-"""Machines that one request may spend processor time on as on a question each."""
-NEAREST = 3
-"""Misses in an answer."""
-FASTER = 4
-"""Numbers of devices that are tried under a deadline from the fewest that meet it on, each twice
-the last.
+"""Maximum number of machines for which a request may use the processor time of one question
+each.
 """
+NEAREST = 3
+"""Number of nearest misses in an answer."""
+FASTER = 4
+"""Numbers of devices tried from the fewest that meet a deadline, each twice the previous."""
 ONE_MACHINE = "is of one machine: take one of a ranking's rows, whose `set` names it"
 
 
@@ -56,7 +54,7 @@ class Machines:
 
     query: Query
     of_one: Callable[[Query], Any]
-    """The problem of a query of one machine."""
+    """Returns the problem of a query of one machine."""
 
     @property
     def configuration(self) -> None:
@@ -85,9 +83,7 @@ class Machines:
         sensitivity: bool = False,
         calibrations: Calibrations | None = None,
     ) -> tuple[Ranking[Any], Beside]:
-        """Beside the ranking always the front of days and cost, of trainings whose rows have
-        both.
-        """
+        """Return the ranking, with the front of days and cost for trainings that have both."""
         if sensitivity or pareto is not None:
             name = "sensitivity" if sensitivity else "pareto"
             raise UnsupportedError(f"{name} {ONE_MACHINE}", field=name)
@@ -111,7 +107,9 @@ class Machines:
 
 @dataclass(kw_only=True)
 class Ranked:
-    """Rankings of machines as they come, each kind of machine once whatever it costs."""
+    """Rankings of machines as they are computed; machines that differ only in cost are ranked
+    once.
+    """
 
     query: Query
     of_one: Callable[[Query], Any]
@@ -120,27 +118,27 @@ class Ranked:
     rows: list[Row] = field(default_factory=list)
     misses: list[Row] = field(default_factory=list)
     tried: list[Row] = field(default_factory=list)
-    """Of machines whose number of devices is open: all that are acceptable, for the front; `rows`
-    has the best of each.
+    """All acceptable rows of machines with an open number of devices, for the front; `rows` has the
+    best.
     """
     spaces: list[SpaceSummary] = field(default_factory=list)
     rejections: Counter[str] = field(default_factory=Counter)
     errors: list[HpToolError] = field(default_factory=list)
     not_ranked: list[NotRanked] = field(default_factory=list)
     beyond: list[tuple[float, Query, Machine]] = field(default_factory=list)
-    """Machines that cannot keep the limits at any throughput, by how far they are beyond them."""
+    """Machines that exceed the limits at any throughput, by how far."""
     failing: list[tuple[Machine, str, str]] = field(default_factory=list)
-    """Machines that cannot be asked about, perhaps with another number of devices: code and
+    """Machines that cannot be estimated, possibly only with this number of devices: code and
     message.
     """
     lacking: list[tuple[Machine, str, str]] = field(default_factory=list)
-    """Machines on which nothing is acceptable, alike."""
+    """Machines without an acceptable configuration: code and message."""
     with_rows: set[int] = field(default_factory=set)
     """Machines that have a row, by identity."""
     seconds: float = 0.0
 
     def add(self, machine: Machine) -> None:
-        """Rank a machine, with each number of devices that is to be tried."""
+        """Rank a machine with each number of devices to try."""
         query = replace(self.query, cluster=machine.cluster)
         if (
             query.kind == "inference"
@@ -159,8 +157,8 @@ class Ranked:
         self.rows[before:] = [min(rows, key=lambda row: _order(row, query))] if rows else []
 
     def _grow(self, query: Query, numbers: Sequence[int], machine: Machine) -> None:
-        """Rank a machine in rising numbers of devices, while more of them may still keep the limits
-        or be worth showing.
+        """Rank a machine with increasing numbers of devices, while more may meet the limits or be
+        shown.
         """
         longest = query.constraints.max_days
         acceptable, fewest, cheapest = 0, 0.0, math.inf
@@ -173,19 +171,21 @@ class Ranked:
                 acceptable += 1
                 if acceptable == FASTER and longest is not None:
                     return
-            elif acceptable:  # too dear, or more devices than the batch fills
+            elif acceptable:  # too expensive, or more devices than the batch fills
                 return
             elif row is not None and longest is not None and (days := _days(row)) is not None:
                 fewest = SUPERLINEAR * count * days / longest
             elif row is not None and longest is None and row.cost is not None:
-                if row.cost >= cheapest:  # the budget is passed, and more devices only cost more
+                if row.cost >= cheapest:  # over budget, and more devices only cost more
                     return
                 cheapest = row.cost
 
     @contextmanager
     def noting(self, machine: Machine) -> Iterator[None]:
-        """Within, what a machine cannot do is noted with its name and counted among the rejections,
-        and the other machines are ranked. A name that is unknown is an error all the same.
+        """Record an error of a machine with its name, count it as a rejection, and continue with
+        the others.
+
+        Unknown names are raised.
         """
         try:
             yield
@@ -197,8 +197,9 @@ class Ranked:
             self.failing.append((machine, error.code, error.message))
 
     def _row(self, query: Query, machine: Machine) -> Row | None:
-        """The best row of one machine, or what comes nearest; None where nothing is legal, or none
-        can keep the limits.
+        """Return the best row of one machine, or its nearest miss.
+
+        None if nothing is legal or no configuration can meet the limits.
         """
         first: Ranking[Any] = Ranking()
         with self.noting(machine), bounds.over_again():
@@ -209,8 +210,10 @@ class Ranked:
         return self._kept(first, query, machine)
 
     def end(self) -> None:
-        """Note the machines without a row. Where nothing was ranked, rank those that are the least
-        beyond the limits, for the nearest misses.
+        """Record the machines without a row.
+
+        If nothing was ranked, rank the machines that exceed the limits least, for the nearest
+        misses.
         """
         beyond = sorted(self.beyond, key=lambda each: each[0])
         if not self.rows and not self.misses:
@@ -225,7 +228,7 @@ class Ranked:
                 self.not_ranked.append(NotRanked(cluster=machine.name, code=code, message=message))
 
     def _kept(self, first: Ranking[Any], query: Query, machine: Machine) -> Row | None:
-        """The first row of a machine's ranking, among `rows` or `misses`, with what it costs."""
+        """Return the first row of a machine's ranking, among `rows` or `misses`, with its cost."""
         acceptable = bool(first.recommendations)
         row = next(iter(first.recommendations or first.nearest_misses), None)
         if row is None:
@@ -257,8 +260,8 @@ class Ranked:
         return whole
 
     def _first(self, query: Query) -> Ranking[Any]:
-        """The best row of a machine: that of an equal one where only names, grids and prices
-        differ.
+        """Return the best row of a machine, reusing that of one that differs only in name, grid and
+        price.
         """
         spec = catalog.cluster(query.with_most_devices().cluster)
         counts_money = query.constraints.max_cost is not None or query.objective == "cost"
@@ -273,7 +276,7 @@ class Ranked:
         return self.known[key]
 
     def first(self, top: int) -> Ranking[Any]:
-        """The ranking of all rows so far, by what the query asks for."""
+        """Return the ranking of all rows so far, by the query's criterion."""
         rows = [
             self._whole(row)
             for row in sorted(self.rows, key=lambda row: _order(row, self.query))[:top]
@@ -296,14 +299,15 @@ class Ranked:
         )
 
     def _whole(self, row: Row) -> Row:
-        """A row that is shown: its estimate as a question about it alone has it."""
+        """Return a row for display, with the estimate of a question about it alone."""
         alone = Configuration.of(row, query=self.query)
         estimate, calibrated = self.of_one(alone.query).estimate(calibrations=self.calibrations)
         return replace(row, estimate=estimate, calibrated_estimate=calibrated)
 
     def front(self) -> tuple[Recommendation, ...] | None:
-        """Rows that no other beats in both days and cost, cheapest first; None of serving, and
-        without days or prices.
+        """Return Pareto-optimal rows in days and cost, cheapest first.
+
+        None for serving, and without days or prices.
         """
         rows = {id(row): row for row in (*self.rows, *self.tried)}.values()
         both = [
@@ -320,9 +324,7 @@ class Ranked:
 
 @contextmanager
 def _among(number: int, count: int) -> Iterator[None]:
-    """Within, an error about the cost of the request says how many of the machines came before
-    it.
-    """
+    """Add the number of machines completed so far to an error about the request's cost."""
     try:
         yield
     except InputError as error:
@@ -333,9 +335,11 @@ def _among(number: int, count: int) -> Iterator[None]:
 
 
 def _beyond(query: Query) -> float:
-    """How many times a training's shortest step (`TrainingProblem.least_step_s`) is longer than the
-    longest that keeps the deadline and the budget; 0 without either, of serving, and where the
-    query lists trainings.
+    """Return by how many times a training's shortest step exceeds the longest that meets the
+    limits.
+
+    The shortest step is `TrainingProblem.least_step_s`. 0 without a deadline or budget, for
+    serving, and if the query lists trainings.
     """
     limits = query.constraints
     if (
@@ -365,8 +369,8 @@ def _days(row: Row) -> float | None:
 
 
 def _order(row: Row, query: Query) -> tuple[float, ...]:
-    """What decides between rows: cost under a deadline, days under a budget, else what `objective`
-    names, then cost.
+    """Return the sort key of rows: cost under a deadline, days under a budget, else `objective`,
+    then cost.
     """
     by_days = query.objective in ("throughput", "days") or (
         query.objective is None and query.constraints.max_cost is not None
@@ -381,7 +385,7 @@ def _order(row: Row, query: Query) -> tuple[float, ...]:
             else (math.inf if spent is None else spent, cost)
         )
     days = _days(row)
-    if days is None:  # no total_tokens: a token stands for the training
+    if days is None:  # without total_tokens, one token represents the training
         days = row.expected_token_s or math.inf
         cost = math.inf if row.price is None else row.price * row.set[CLUSTER]["num_gpus"] * days
     if query.objective == "min_gpus":
@@ -390,14 +394,14 @@ def _order(row: Row, query: Query) -> tuple[float, ...]:
 
 
 def _missed(row: Row, query: Query) -> float:
-    """How many times a training's days or cost are the limit, whichever is more; 0 of serving."""
+    """Return the larger ratio of a training's days or cost to its limit; 0 for serving."""
     limits = query.constraints
     both = ((_days(row), limits.max_days), (row.cost, limits.max_cost))
     return max((value / limit for value, limit in both if value is not None and limit), default=0.0)
 
 
 def priced(row: Any, *, query: Query, spec: ClusterSpec, date: str | None) -> Any:
-    """A row with what its machine costs."""
+    """Return a row with the cost of its machine."""
     price, cluster = spec.price_per_gpu_hour, query.cluster
     assert isinstance(cluster, ClusterQuery)  # as listed
     between_nodes = spec.num_gpus > spec.nvlink_domain_size
@@ -419,8 +423,8 @@ def priced(row: Any, *, query: Query, spec: ClusterSpec, date: str | None) -> An
 
 
 def with_the_whole(row: Recommendation, *, query: Query) -> Recommendation:
-    """A row with what the whole training takes, with intervals, and the chance that it keeps the
-    query's deadline.
+    """Return a row with the whole training's totals and intervals, and the probability to meet the
+    deadline.
     """
     known, max_days, days = (
         row.known,

@@ -1,4 +1,4 @@
-"""The chance that a training keeps its deadline."""
+"""The probability that a training meets its deadline."""
 
 import math
 from statistics import NormalDist
@@ -11,13 +11,14 @@ from hp_tool.domain.result import Estimate
 from hp_tool.domain.units import SECONDS_PER_DAY
 
 NODES = 64
-"""Equally likely lengths that stand for the uncertainty of a training's."""
+"""Number of equally likely durations that represent the uncertainty."""
 
 
 def deadline_probability(estimate: Estimate, *, max_days: float) -> float:
-    """The chance that a training ends in so many calendar days: its length without failures is
-    log-normal, by the interval of its step time on the side of the deadline, and failures come as
-    its goodput has them.
+    """Return the probability that a training ends within so many calendar days.
+
+    Its duration without failures is log-normal, by the interval of its step time on the side of the
+    deadline. Failures are distributed as in its goodput.
     """
     days, kept = estimate.days, estimate.goodput
     assert days is not None and estimate.time is not None and estimate.intervals is not None

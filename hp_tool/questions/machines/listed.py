@@ -1,4 +1,4 @@
-"""The machines that a query's cluster means, each as the query of it alone."""
+"""The machines of a query's cluster, each as a query of it alone."""
 
 import itertools
 from collections.abc import Iterator
@@ -15,9 +15,9 @@ from hp_tool.domain.query import Query
 from hp_tool.errors import InputError
 
 MOST_MACHINES = 4_096
-"""Machines, each with a number of devices, that one question may compare."""
+"""Maximum number of machines, each with a number of devices, in one comparison."""
 MOST_GPUS = 4_096
-"""Devices up to which a number that is left open is tried, doubling from one node on."""
+"""Maximum number of devices tried if the number is open, doubling from one node."""
 PLACES = ("node_type", "gpu", "num_gpus")
 
 
@@ -26,17 +26,15 @@ class Machine:
     """One machine and a number of them."""
 
     cluster: ClusterQuery
-    """As a query of it alone says; num_gpus None: to be found."""
+    """The cluster of a query of this machine; num_gpus is None if it is open."""
     priced: bool = False
-    """Whether it stands in the price list."""
+    """Whether it is in the price list."""
     date: str | None = None
-    """Day of its price, where that is the list's."""
+    """Date of its price, if that is the list's."""
 
     @property
     def name(self) -> str:
-        """What notes call it: `8 x aws-p5.48xlarge`, without a number of GPUs where that is
-        open.
-        """
+        """Return its name in notes: `8 x aws-p5.48xlarge`, without a number if that is open."""
         cluster = self.cluster
         gpu = getattr(cluster.gpu, "name", cluster.gpu)
         name = cluster.name or cluster.node_type or gpu or "a machine"
@@ -44,15 +42,17 @@ class Machine:
 
 
 def several(query: Query) -> bool:
-    """Whether a query compares machines."""
+    """Return whether a query compares machines."""
     return names_several(query.cluster) is not None
 
 
 def machines(query: Query) -> tuple[Machine, ...]:
-    """The machines of a query, in its order; of the price list those that have a price on the
-    market that it asks for.
+    """Return the machines of a query, in its order.
 
-    Raises InputError where there are none or too many.
+    For the price list, those with a price on the query's market.
+
+    Raises:
+        InputError: There are none or too many.
     """
     listed: list[Machine] = []
     clusters = query.cluster if isinstance(query.cluster, tuple) else (query.cluster,)
@@ -69,7 +69,7 @@ def machines(query: Query) -> tuple[Machine, ...]:
         )
     return tuple(
         {repr(machine): machine for machine in listed}.values()
-    )  # one that is named twice is one
+    )  # a machine that is named twice counts once
 
 
 def _machines(cluster: str | ClusterQuery) -> Iterator[Machine]:
@@ -89,8 +89,9 @@ def _machines(cluster: str | ClusterQuery) -> Iterator[Machine]:
 
 
 def _priced(wanted: ClusterQuery, *, kind: str | None) -> Iterator[Machine]:
-    """Every machine of the price list, or those with this kind of GPU or of this node type; what
-    the query says of them stands before what the list says.
+    """Return every machine of the price list, or those with this GPU or node type.
+
+    Values in the query override those of the list.
     """
     device = None if kind is None else catalog.gpu(kind, field="cluster.gpu").name
     named = wanted.node_type if wanted.node_type != PRICED else None
@@ -136,9 +137,13 @@ def _interruptions(wanted: ClusterQuery, offer: Offer) -> float:
 
 
 def counts(query: Query, *, listed: bool) -> tuple[int, ...]:
-    """The numbers of devices to try of a query of one machine: the query's, or under a deadline or
-    a budget that leaves it open one, two, four, ... nodes up to MOST_GPUS; else one node of a
-    machine that is listed. Raises InputError where nothing says how many.
+    """Return the numbers of devices to try for a query of one machine.
+
+    The number is the query's. If it is open under a deadline or a budget, it is one, two, four, ...
+    nodes up to MOST_GPUS, else one node of a listed machine.
+
+    Raises:
+        InputError: The number is undefined.
     """
     cluster = query.cluster
     assert isinstance(cluster, ClusterQuery)  # as listed

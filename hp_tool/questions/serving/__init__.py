@@ -1,5 +1,5 @@
-"""Serving queries: estimate one configuration, recommend the best ones for latency targets, show
-the whole trade-off.
+"""Serving queries: estimate one configuration, recommend the best for latency targets, show
+trade-offs.
 """
 
 from hp_tool.questions.serving.disaggregated import disaggregated, only_pools

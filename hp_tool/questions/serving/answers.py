@@ -1,4 +1,4 @@
-"""The answers to a serving query, as doors ask for them (`hp_tool.questions.problem.Problem`)."""
+"""Answers to a serving query (`hp_tool.questions.problem.Problem`)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Serving:
-    """A serving query with its answers; no stored calibration corrects them."""
+    """A serving query with its answers; stored calibrations do not apply."""
 
     query: Query
 
@@ -50,7 +50,7 @@ class Serving:
         sensitivity: bool = False,
         calibrations: Calibrations | None = None,
     ) -> tuple[Ranking[ServingRecommendation], Beside]:
-        """Under an unknown concurrency also the front of throughput."""
+        """Return the answer; under an unknown concurrency also with the throughput front."""
         query = self.query
         if sensitivity:
             raise UnsupportedError(

@@ -1,6 +1,4 @@
-"""Disaggregated serving: every pair of pools that the devices allow, costed, compared with the
-targets and ranked.
-"""
+"""Disaggregated serving: cost, filter and rank all pairs of prefill and decoding pools."""
 
 import dataclasses
 import itertools
@@ -41,12 +39,12 @@ MAX_PAIRS = 2_000_000
 ROUNDING = 1e-9
 """Relative error of a load that is computed back from rate and latency."""
 BEYOND = 1e12
-"""Requests a second that nothing completes."""
+"""A request rate per second above any throughput."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pairs:
-    """Pairs of pools of one problem under its load, each row one."""
+    """Pairs of pools of one problem under its load, one per row."""
 
     problem: ServingProblem
     cases: Sequence[ServingCase]
@@ -55,14 +53,14 @@ class Pairs:
 
     @property
     def by_rate(self) -> bool:
-        """Whether requests come at a rate."""
+        """Return whether requests arrive at a rate."""
         unknown = self.problem.unknown
         return self.problem.request_rate_per_second is not None or (
             unknown is not None and unknown.by_rate
         )
 
     def costed(self, loads: FloatArray) -> PoolCosts:
-        """Costs of all pairs, each under its own load: requests in flight, or a second."""
+        """Return costs of all pairs, each under its own load: requests in flight, or per second."""
         bounds.check(done=len(loads))
         return pool_costs(
             prefill=self.cases[0],
@@ -74,7 +72,7 @@ class Pairs:
         )
 
     def loads(self) -> FloatArray:
-        """The load of each pair: the query's, or the highest within the targets; shape (n,)."""
+        """Return (n,) the load of each pair: the query's, or the highest within the targets."""
         problem, n = self.problem, len(self.decoders)
         if problem.unknown is None:
             return np.full(n, float(problem.request_rate_per_second or problem.concurrency or 1))
@@ -102,8 +100,8 @@ class Pairs:
         )
 
     def acceptable(self, costs: PoolCosts) -> BoolArray:
-        """Return whether each pair fits, keeps up, meets the targets and queues no request that may
-        not wait.
+        """Return whether each pair fits, sustains the load, meets the targets, and does not queue
+        forbidden requests.
         """
         acceptable = costs.fits & costs.sustained
         for _, latency, quantile, limit in self.problem.targets.limits():
@@ -119,7 +117,7 @@ class Pairs:
         return acceptable
 
     def tails(self, costs: PoolCosts, rows: IntArray) -> list[Tails]:
-        """Quantiles of the chosen rows, those that targets name among them."""
+        """Return quantiles of the chosen rows, including those of targets."""
         others = asked_quantiles(self.problem.targets)
         by_quantile = {name: self.quantiles(costs, name) for name in (*SHARES, *others)}
 
@@ -139,12 +137,11 @@ class Pairs:
 
 
 def disaggregated(*, query: Query, top: int = 10) -> tuple[PoolRecommendation, ...]:
-    """The best pairs of pools for the query's load, best by its objective first; those that miss a
-    target are left out.
+    """Return the best pairs of pools for the query's load, best by its objective first.
 
-    Decoding takes all devices that prefill leaves, except under objectives min_gpus (fewest devices
-    first) and cost. With two kinds of GPU (cluster.stages) the first prefills and the second
-    decodes.
+    Pairs that miss a target are omitted. Decoding uses all devices that prefill leaves, except
+    under objectives min_gpus (fewest devices first) and cost. With two kinds of GPU
+    (cluster.stages) the first prefills and the second decodes.
     """
     query = query.with_most_devices()
     assert query.inference is not None
@@ -199,8 +196,8 @@ def disaggregated(*, query: Query, top: int = 10) -> tuple[PoolRecommendation, .
 
 
 def pools_problem(query: Query) -> tuple[ServingProblem, tuple[ClusterSpec, ClusterSpec]]:
-    """Return the problem that both pools share, and the devices that prefill and that decode: the
-    same, or two kinds.
+    """Return the problem that both pools share, and the devices of prefill and decoding: the same,
+    or two kinds.
     """
     query = query.with_most_devices()
     cluster = catalogue_cluster(query.cluster)
@@ -240,15 +237,13 @@ def _pool(side: ClusterSpec, config: ServingConfig) -> PoolConfig:
 
 
 def only_pools(query: Query) -> bool:
-    """Whether only separate pools can answer, since no server spans two kinds of GPU."""
+    """Return whether only separate pools can answer, because no server spans two kinds of GPU."""
     pools = query.inference is not None and query.inference.disaggregated is not None
     return pools and not isinstance(query.cluster, str) and query.cluster.stages is not None
 
 
 def _one_kind(query: Query) -> str | ClusterQuery:
-    """The query's cluster, or of two kinds the first: what else the query says is the same for
-    both.
-    """
+    """Return the query with one kind of GPU, the first of two; its other values apply to both."""
     if isinstance(query.cluster, str) or query.cluster.stages is None:
         return query.cluster
     first = query.cluster.stages[0]
@@ -256,9 +251,7 @@ def _one_kind(query: Query) -> str | ClusterQuery:
 
 
 Layout = tuple[int, int, int, int]
-"""Tensor, attention data and expert parallel sizes of a replica, and its second copies of
-experts.
-"""
+"""Tensor, attention data and expert parallel sizes of a replica, and its redundant experts."""
 
 
 def _pairs(
@@ -269,9 +262,10 @@ def _pairs(
     shared: bool,
     every: bool,
 ) -> IntArray:
-    """(n, 2, 5): the layouts of prefill and of decoding, each with its number of replicas, that are
-    legal and for which the devices suffice. `shared`: both pools take theirs from the same devices;
-    `every`: also pairs that leave some of them free.
+    """Return (n, 2, 5): legal layouts of prefill and decoding with their numbers of replicas.
+
+    Only pairs for which the devices suffice are returned. `shared`: both pools use the same
+    devices. `every`: include pairs that leave devices free.
     """
     room = [side.cluster.num_gpus for side in cases]
     copies = axis_values(parallel.redundant_experts)
@@ -304,13 +298,13 @@ def _pairs(
 
 
 def _axes(spec: DisaggregationSpec, pool: str) -> list[tuple[int, ...]]:
-    """The query's tensor, attention data and expert parallel sizes of a pool."""
+    """Return the query's tensor, attention data and expert parallel sizes of a pool."""
     names = ("tensor", "attention_data", "expert")
     return [axis_values(getattr(spec, f"{pool}_{name}_parallel_size")) for name in names]
 
 
 def _replicas(value: int | None, most: int, *, fewest: int = 1) -> range:
-    """The query's one value if it is possible, else all of them."""
+    """Return the query's one value if it is possible, else all of them."""
     if value is None:
         return range(fewest, most + 1)
     return range(value, value + 1) if value <= most else range(0)
@@ -319,9 +313,11 @@ def _replicas(value: int | None, most: int, *, fewest: int = 1) -> range:
 def _legal(
     case: ServingCase, sizes: Sequence[tuple[int, ...]], copies: tuple[int, ...]
 ) -> list[Layout]:
-    """Layouts of a replica that the model allows: the query's sizes, or powers of two, tensor
-    parallelism within a domain of fast links, experts undivided or over all ranks, and the fewest
-    second copies. Attention groups share experts, so a dense model has one.
+    """Return the legal layouts of a replica.
+
+    Sizes are the query's, or powers of two. Tensor parallelism stays within an NVLink domain,
+    experts are undivided or over all ranks, with the fewest redundant experts. Attention groups
+    share experts, so a dense model has one group.
     """
     cluster, mixture = case.cluster, case.model.num_experts is not None
     powers = tuple(1 << k for k in range(cluster.num_gpus.bit_length()))
@@ -357,8 +353,8 @@ def _is_legal(case: ServingCase, layout: Layout) -> bool:
 def _candidates(
     side: IntArray, problem: ServingProblem, parallel: ParallelQuery
 ) -> ServingCandidates:
-    """Layouts of one pool, (n, 5), as candidates under the query's load and its limits, the highest
-    of several.
+    """Return layouts of one pool, (n, 5), as candidates under the query's load and its highest
+    limits.
     """
     t, d, e, r, replicas = side.T
     ones, engine = np.ones_like(t), problem.engine
@@ -385,7 +381,7 @@ def _score(
     dollars: FloatArray | None,
     by_rate: bool,
 ) -> FloatArray:
-    """What to minimise."""
+    """Return the value to minimise."""
     if objective == "ttft":
         return costs.ttft_s
     if objective == "tpot":
@@ -400,7 +396,9 @@ def _score(
 def _cost_per_million(
     sides: Sequence[ClusterSpec], costs: PoolCosts, gpus: Sequence[IntArray]
 ) -> FloatArray | None:
-    """US dollars by million output tokens, each pool at its own price; None where one has none."""
+    """Return US dollars per million output tokens, each pool at its own price; None without a
+    price.
+    """
     first, second = (side.price_per_gpu_hour for side in sides)
     if first is None or second is None:
         return None

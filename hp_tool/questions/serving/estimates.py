@@ -1,6 +1,4 @@
-"""What serving costs say: latencies against targets, and one row as the full estimate a user
-reads.
-"""
+"""Estimates of serving configurations: latencies compared with targets, and full rows for users."""
 
 import math
 from collections.abc import Iterator
@@ -36,33 +34,34 @@ from hp_tool.questions.serving.problem import CostedRows, ServingProblem
 from hp_tool.wording.words import missed_words
 
 OVERLOADED = "overloaded"
-"""The reason of a configuration that cannot keep up with the load's request rate."""
+"""Reason code of a configuration that cannot sustain the load's request rate."""
 NO_QUEUE = (
     "no request waits for a free place in a batch, because no target limits TTFT or request latency"
 )
-"""The rule that an answer for the fewest devices states."""
+"""Rule stated in an answer for the fewest devices."""
 SHARES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
-"""Quantiles that every answer has."""
+"""Quantiles in every answer."""
 QUEUED = "queued"
-"""The reason of a configuration whose requests wait for a free place in a batch though they may
-not.
+"""Reason code of a configuration whose requests wait for a place in a batch although they
+must not.
 """
 WEIGHTS_DOUBT = 0.02
-"""Half of the 90 % interval of the weights' bytes, relative: tensors that a checkpoint keeps wide,
-and padding.
+"""Half of the 90% interval of the weights' bytes, relative: tensors in wide precision, and
+padding.
 """
 UNLIKE_DOUBT = 0.2
-"""The same of the cache of models whose layers keep unlike numbers of tokens: how releases pad and
-count them differs.
+"""The same for the cache of models whose layers cache different numbers of tokens: releases pad and
+count them differently.
 """
 KERNELS_ALONE = " (timed kernels alone)"
 PLACES = (np.arange(200) + 0.5) / 200
-"""Requests that stand for all when those within the targets are counted."""
+"""Quantiles of requests that represent all when goodput is computed."""
 
 
 def estimate_row(rows: CostedRows, row: int, *, spread: bool = True) -> InferenceEstimate:
-    """The estimate of one legal configuration; without latencies where the model does not fit.
-    `spread`: with tails.
+    """Return the estimate of one legal configuration; without latencies if the model does not fit.
+
+    `spread` adds tails.
     """
     costs, candidates, problem = rows.costs, rows.candidates, rows.problem
     memory = _memory(rows, row)
@@ -113,8 +112,8 @@ def estimate_row(rows: CostedRows, row: int, *, spread: bool = True) -> Inferenc
 
 
 def _price(rows: CostedRows, row: int) -> dict[str, Any]:
-    """What a million tokens cost; input and output by the time that prompts and decoding take of
-    the devices.
+    """Return the cost per million tokens, divided between input and output by the time of prompts
+    and decoding.
     """
     problem, costs = rows.problem, rows.costs
     hourly = problem.cluster.price_per_gpu_hour
@@ -131,8 +130,10 @@ def _price(rows: CostedRows, row: int) -> dict[str, Any]:
 
 
 def _expert_imbalance(rows: CostedRows, row: int) -> float | None:
-    """Return the imbalance of passes that decode, each with a stage's share of the running
-    requests; None without experts.
+    """Return the expert imbalance of decoding passes, each with a stage's share of the running
+    requests.
+
+    None without experts.
     """
     if rows.problem.model.num_experts is None:
         return None
@@ -170,8 +171,10 @@ def _memory(rows: CostedRows, row: int) -> ServingMemory:
 def kv_cache(
     problem: ServingProblem, candidates: ServingCandidates, row: int, *, longest: int | None = None
 ) -> KvCache:
-    """Return what the cache of one replica holds. `longest`: the most tokens of a request that the
-    engine is told; None: as many as the model knows positions for.
+    """Return the cache of one replica.
+
+    `longest` is the maximum number of tokens of a request set for the engine; None for the model's
+    maximum.
     """
     one = candidates.take(slice(row, row + 1))
     parts = serving_bytes(problem, one)
@@ -200,14 +203,14 @@ def kv_cache(
 
 
 def _request_bytes(rows: CostedRows, row: int) -> float:
-    """Keys and values of one whole request, prompt and answer."""
+    """Return the bytes of keys and values of one whole request, prompt and answer."""
     problem = rows.problem
     tokens = _cached(rows, row, problem.input_length + problem.output_length)
     return tokens * float(rows.costs.bytes.kv_per_token[row])
 
 
 def _cached(rows: CostedRows, row: int, tokens: float) -> float:
-    """Tokens of the cache that a sequence of so many takes."""
+    """Return the cache tokens of a sequence of so many tokens."""
     t = rows.candidates.tensor_parallel_size[row : row + 1]
     return float(np.ravel(cached_tokens(rows.problem, t, tokens))[0])
 
@@ -215,7 +218,7 @@ def _cached(rows: CostedRows, row: int, tokens: float) -> float:
 def _whole_requests(
     problem: ServingProblem, candidates: ServingCandidates, row: int, parts: ServingBytes
 ) -> float:
-    """Requests of the load, at their last token, that the cache holds."""
+    """Return how many of the load's requests the cache can contain at their last token."""
     t = candidates.tensor_parallel_size[row : row + 1]
     room = np.maximum(parts.kv_capacity[row : row + 1], 0.0) / parts.kv_per_token[row : row + 1]
     length = problem.input_length + problem.output_length
@@ -223,7 +226,9 @@ def _whole_requests(
 
 
 def _without_preemption(rows: CostedRows, row: int) -> int:
-    """Requests that find room for prompt and answer even if all are at their last token."""
+    """Return how many requests have room for prompt and answer even if all are at their last
+    token.
+    """
     problem, parts = rows.problem, rows.costs.bytes
     fitting = _whole_requests(problem, rows.candidates, row, parts)
     return int(min(fitting, float(rows.candidates.max_num_seqs[row]))) * int(
@@ -232,7 +237,9 @@ def _without_preemption(rows: CostedRows, row: int) -> int:
 
 
 def _too_large(rows: CostedRows, row: int, memory: ServingMemory) -> Reason:
-    """Weights, working set and one whole request are the least an engine needs."""
+    """Return the reason of a model that does not fit: an engine needs weights, working set and one
+    whole request.
+    """
     one = _request_bytes(rows, row)
     working = memory.activations_bytes + memory.logits_bytes
     needed = memory.weights_bytes + working + memory.overhead_bytes + one
@@ -246,7 +253,9 @@ def _too_large(rows: CostedRows, row: int, memory: ServingMemory) -> Reason:
 
 
 def _overloaded(rows: CostedRows, row: int) -> Reason:
-    """Full batches, and still requests come faster than they leave."""
+    """Return the reason of an overloaded configuration: requests arrive faster than full batches
+    complete them.
+    """
     problem = rows.problem
     wanted = problem.request_rate_per_second or 0.0
     reached = (
@@ -290,8 +299,8 @@ def _provenance(problem: ServingProblem) -> dict[str, object]:
 
 
 def engine_provenance(problem: ServingProblem) -> dict[str, object]:
-    """Return which release's constants an answer has, for which one if they stand in, and the
-    precision of the weights.
+    """Return the release whose constants are used, the release they replace if any, and the weight
+    precision.
     """
     engine = problem.engine
     return {
@@ -306,7 +315,7 @@ def engine_provenance(problem: ServingProblem) -> dict[str, object]:
 
 
 def _has_no_constants(problem: ServingProblem) -> bool:
-    """Return whether the query names a release that another one's constants stand in for."""
+    """Return whether the query names a release without own constants."""
     named = problem.engine_version
     return named is not None and version_key(named) != version_key(problem.engine.version)
 
@@ -333,8 +342,10 @@ def _load_words(problem: ServingProblem) -> str:
 
 
 def quantiles(rows: CostedRows, share: float) -> Quantiles:
-    """Seconds that `share` of each configuration's requests do not exceed. In a closed load whoever
-    waits longer before the first token waits shorter after it, and all requests take as long.
+    """Return seconds that the fraction `share` of each configuration's requests do not exceed.
+
+    In a closed load a request that waits longer before the first token waits less after it, and all
+    requests take equally long.
     """
     if rows.in_flight is not None:
         return _open(rows.problem, rows.candidates, rows.in_flight, share)
@@ -342,7 +353,7 @@ def quantiles(rows: CostedRows, share: float) -> Quantiles:
 
 
 def tails(rows: CostedRows, row: int) -> Tails:
-    """p50, p90 and p99 of one configuration, and the quantiles that its targets name."""
+    """Return p50, p90 and p99 of one configuration, and the quantiles of its targets."""
     others = asked_quantiles(rows.problem.targets)
     by_quantile = {name: quantiles(rows, share_of(name)) for name in (*SHARES, *others)}
 
@@ -361,7 +372,7 @@ def tails(rows: CostedRows, row: int) -> Tails:
 
 
 def goodput(rows: CostedRows, row: int) -> ServingGoodput | None:
-    """Requests a second and GPU that keep to every bound on single requests; None without
+    """Return requests per second and GPU that meet every bound on single requests; None without
     targets.
     """
     bounds = request_bounds(rows.problem.targets)
@@ -377,14 +388,15 @@ def goodput(rows: CostedRows, row: int) -> ServingGoodput | None:
 
 
 def asked_quantiles(targets: Targets) -> tuple[str, ...]:
-    """Return the quantiles that targets name beside those that every answer has, rising."""
+    """Return the quantiles of targets that are not in every answer, ascending."""
     names = {quantile for _, _, quantile, _ in targets.limits() if quantile is not None}
     return tuple(sorted(names - SHARES.keys(), key=share_of))
 
 
 def request_bounds(targets: Targets) -> dict[str, float]:
-    """What each latency of a single request may be: the tightest of its targets on quantiles, or,
-    without those, the mean's.
+    """Return the limit of each latency of a single request.
+
+    It is the tightest of its targets on quantiles, or without those the mean's.
     """
     bounds: dict[str, dict[bool, float]] = {}
     for _, latency, quantile, limit in targets.limits():
@@ -397,7 +409,7 @@ def request_bounds(targets: Targets) -> dict[str, float]:
 
 
 def _requests(rows: CostedRows, row: int) -> Quantiles:
-    """The requests at PLACES, from the first to be served to the last."""
+    """Return the requests at PLACES, from the first to be served to the last."""
     if rows.in_flight is not None:
         each = np.full(len(PLACES), row)
         return _open(rows.problem, rows.candidates.take(each), rows.in_flight[each], PLACES)
@@ -408,7 +420,9 @@ def _requests(rows: CostedRows, row: int) -> Quantiles:
 
 
 def _closed(rows: CostedRows, part: slice, share: float | FloatArray) -> Quantiles:
-    """Quantiles of some rows under a closed load; shapes of the rows and of `share` broadcast."""
+    """Return quantiles of some rows under a closed load; shapes of the rows and of `share`
+    broadcast.
+    """
     costs, output, wave = (
         rows.costs,
         rows.problem.output_length,
@@ -436,7 +450,7 @@ def _open(
     in_flight: FloatArray,
     share: float | FloatArray,
 ) -> Quantiles:
-    """Quantiles with on average so many independent requests in flight."""
+    """Return quantiles with so many independent requests in flight on average."""
     return open_quantiles(
         case=problem,
         candidates=candidates,
@@ -446,8 +460,8 @@ def _open(
 
 
 def bounded_values(rows: CostedRows) -> Iterator[tuple[str, float, FloatArray]]:
-    """Each target of the query: its name, its limit, and the predicted values that it bounds, a
-    mean or a quantile.
+    """Return each target's name and limit, and the predicted values that it bounds, a mean or a
+    quantile.
     """
     for name, latency, quantile, limit in rows.problem.targets.limits():
         yield (
@@ -460,7 +474,7 @@ def bounded_values(rows: CostedRows) -> Iterator[tuple[str, float, FloatArray]]:
 
 
 def meets_targets(rows: CostedRows) -> BoolArray:
-    """True where every latency target is met."""
+    """Return True for rows that meet every latency target."""
     met = np.ones(len(rows.candidates), dtype=bool)
     for _, limit, values in bounded_values(rows):
         met &= values <= limit
@@ -468,8 +482,8 @@ def meets_targets(rows: CostedRows) -> BoolArray:
 
 
 def queued(rows: CostedRows) -> BoolArray:
-    """Return True for rows with requests that wait for a free place in a batch, if the problem
-    allows no queue.
+    """Return True for rows with requests that wait for a place in a batch, if the problem allows no
+    queue.
     """
     if rows.problem.may_queue:
         return np.zeros(len(rows.candidates), dtype=bool)
@@ -477,7 +491,7 @@ def queued(rows: CostedRows) -> BoolArray:
 
 
 def _load_over_room(rows: CostedRows) -> FloatArray:
-    """Return (n,) the requests in flight over those that run at once."""
+    """Return (n,) requests in flight divided by the number that run at once."""
     ratio: FloatArray = rows.candidates.concurrency / (
         rows.costs.max_running * rows.candidates.schedulers
     )
@@ -485,7 +499,7 @@ def _load_over_room(rows: CostedRows) -> FloatArray:
 
 
 def _queued(rows: CostedRows, row: int) -> tuple[Reason, ...]:
-    """Return the reason of a row whose requests may not wait, but do."""
+    """Return the reason of a row whose requests wait although they must not."""
     if not queued(rows)[row]:
         return ()
     in_flight = int(rows.candidates.concurrency[row])
@@ -498,8 +512,8 @@ def _queued(rows: CostedRows, row: int) -> tuple[Reason, ...]:
 
 
 def worst_miss(rows: CostedRows) -> FloatArray:
-    """Return (n,) each row's value over its limit for the target, or the room for requests, that it
-    misses worst.
+    """Return (n,) the largest ratio of a row's value to its target, or of its load to its room for
+    requests.
     """
     worst = np.zeros(len(rows.candidates)) if rows.problem.may_queue else _load_over_room(rows)
     for _, limit, values in bounded_values(rows):
@@ -508,7 +522,7 @@ def worst_miss(rows: CostedRows) -> FloatArray:
 
 
 def missed_targets(rows: CostedRows, row: int) -> tuple[Reason, ...]:
-    """A reason for each target that the configuration misses, and by how much."""
+    """Return a reason for each target that the configuration misses, with the gap."""
     reasons: list[Reason] = []
     for name, limit, values in bounded_values(rows):
         reasons += missed_target(name, value=float(values[row]), limit=limit)
@@ -516,7 +530,7 @@ def missed_targets(rows: CostedRows, row: int) -> tuple[Reason, ...]:
 
 
 def missed_target(name: str, *, value: float, limit: float) -> tuple[Reason, ...]:
-    """Why a value is no answer to a target; nothing where it keeps to it."""
+    """Return why a value misses a target; None if it meets it."""
     if value <= limit:
         return ()
     message = missed_words(name, value=value, limit=limit)

@@ -1,4 +1,4 @@
-"""The one configuration that a serving query describes: resolved, checked and estimated."""
+"""The single configuration of a serving query: resolve, check and estimate it."""
 
 from dataclasses import replace
 from typing import Any
@@ -21,17 +21,15 @@ from hp_tool.questions.training.evaluate import single_values
 
 
 def estimate(*, query: Query, with_fixes: bool = True) -> InferenceEstimate:
-    """Predict the one configuration that `query.parallel` describes; sizes left out are 1, batch
-    limits the engine's.
+    """Predict the configuration in `query.parallel`; omitted sizes are 1, batch limits the
+    engine's.
 
-    An illegal or too large configuration, or one that misses a target, is an estimate with
-    feasible=False, its reasons and its fixes. Fixes cost some thousand estimates of neighbours:
-    leave them out if speed counts.
+    A configuration that is illegal, too large or misses a target is an estimate with
+    feasible=False, its reasons and its fixes. Fixes require several thousand estimates; omit them
+    if speed matters.
     """
     query.check_num_gpus()
-    problem = replace(
-        resolve_serving(query), may_queue=True
-    )  # what `objective` asks for concerns rankings
+    problem = replace(resolve_serving(query), may_queue=True)  # `objective` applies to rankings
     if query.inference is not None and query.inference.disaggregated is not None:
         raise UnsupportedError(
             "an estimate describes replicas that do both; let `recommend` answer "
@@ -66,7 +64,9 @@ def estimate(*, query: Query, with_fixes: bool = True) -> InferenceEstimate:
 
 
 def _estimated(problem: ServingProblem, candidate: ServingCandidates) -> InferenceEstimate:
-    """A configuration's estimate at the problem's load, or at the highest that it bears."""
+    """Return the configuration's estimate at the problem's load, or at the highest that it
+    sustains.
+    """
     loads = highest_loads(problem, candidate)
     return estimate_row(
         problem.costed(candidate) if loads is None else problem.costed_under(loads[0], candidate), 0
@@ -74,8 +74,10 @@ def _estimated(problem: ServingProblem, candidate: ServingCandidates) -> Inferen
 
 
 def resolve_config(parallel: ParallelQuery, *, problem: ServingProblem) -> ServingConfig:
-    """The one configuration a query describes, data_parallel_size derived. Raises InputError if an
-    axis is a list.
+    """Return the query's single configuration, with data_parallel_size derived.
+
+    Raises:
+        InputError: An axis is a list.
     """
     engine = problem.engine
     values = {

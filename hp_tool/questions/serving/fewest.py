@@ -1,12 +1,11 @@
-"""How many of the cluster's devices to use: the fewest that meet the targets, or the number on
-which a token is cheapest.
+"""The number of devices to use: the fewest that meet the targets, or the cheapest per token.
 
-Fewest: more replicas of one shape share the load, so what a shape does on n devices it does on
-every larger number that it fills. Let m(n) be the largest legal number up to n that a shape fills:
-whether any shape passes on its m(n) never turns from true to false as n grows, and where it first
-turns true is the answer. Halving finds it.
+Fewest: more replicas of one shape share the load, so a shape that passes on n devices passes on
+every larger number that it fills. Let m(n) be the largest legal number up to n that a shape fills.
+Whether any shape passes on its m(n) never changes from true to false as n grows, so bisection finds
+the smallest n.
 
-Cheapest: under a given load in flight every shape is costed on every number of devices that it
+Cheapest: under a given load in flight, every shape is costed on every number of devices that it
 fills. Under a given rate all numbers complete the same tokens, so the fewest devices are the
 cheapest.
 """
@@ -24,14 +23,15 @@ from hp_tool.questions.serving.problem import CostedRows, ServingProblem
 from hp_tool.space.serving import serving_space
 
 CHUNK = 12_288
-"""Candidates costed at once."""
+"""Number of candidates costed at once."""
 SAME = 1e-9
-"""Relative difference of throughputs that rounding explains."""
+"""Relative difference of throughputs due to rounding."""
 
 
 def fewest_devices(*, query: Query, problem: ServingProblem) -> ServingProblem:
-    """Return the problem on the fewest of the cluster's legal numbers of devices with an acceptable
-    configuration; as it is where none has one.
+    """Return the problem on the fewest legal number of devices with an acceptable configuration.
+
+    The problem is unchanged if there is none.
     """
     counts = np.array(problem.cluster.legal_counts())
     shapes, sizes = _shapes(query, problem, counts)
@@ -50,11 +50,10 @@ def fewest_devices(*, query: Query, problem: ServingProblem) -> ServingProblem:
 
 
 def cheapest_devices(*, query: Query, problem: ServingProblem) -> ServingProblem:
-    """Return the problem on the number of devices with the most tokens per second and device; the
-    larger number if several give as many.
+    """Return the problem on the number of devices with the most tokens per second and device.
 
-    A load that the query leaves open fills any number of devices, so the problem stays on all of
-    them.
+    The larger number is used for equal values. A load that the query leaves open fills any number
+    of devices, so the problem then stays on all of them.
     """
     if problem.unknown is not None:
         return problem
@@ -77,7 +76,7 @@ def cheapest_devices(*, query: Query, problem: ServingProblem) -> ServingProblem
 
 
 def _costed_on(problem: ServingProblem, shapes: ServingCandidates, devices: IntArray) -> CostedRows:
-    """Return the costs of replicas of each shape that together fill its number of devices."""
+    """Return costs of replicas of each shape that together fill its number of devices."""
     ranks = shapes.tensor_parallel_size * shapes.pipeline_parallel_size
     return costed_rows(problem, replace(shapes, data_parallel_size=devices // ranks))[0]
 
@@ -85,8 +84,8 @@ def _costed_on(problem: ServingProblem, shapes: ServingCandidates, devices: IntA
 def _shapes(
     query: Query, problem: ServingProblem, counts: IntArray
 ) -> tuple[ServingCandidates, IntArray]:
-    """Return every shape of a replica that is legal on one of `counts`, once, and its devices;
-    shape (n,).
+    """Return (n,) every shape of a replica that is legal on one of `counts`, without duplicates,
+    and its devices.
     """
     rows = []
     for count in counts.tolist():
@@ -110,8 +109,8 @@ def _shapes(
 def _passes(
     problem: ServingProblem, shapes: ServingCandidates, sizes: IntArray, counts: IntArray
 ) -> BoolArray:
-    """Return whether each shape is acceptable on the largest of the rising `counts` that it fills;
-    shape (n,).
+    """Return (n,) whether each shape is acceptable on the largest of the ascending `counts` that it
+    fills.
     """
     devices = np.zeros_like(sizes)
     for count in counts.tolist():

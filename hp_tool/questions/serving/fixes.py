@@ -1,4 +1,4 @@
-"""Fixes of an infeasible estimate: the fewest changes after which it is legal, fits and meets the
+"""Fixes of an infeasible estimate: the fewest changes after which it is legal, fits and meets
 targets.
 """
 
@@ -20,8 +20,8 @@ from hp_tool.space.serving import serving_space
 from hp_tool.wording.words import change_in_words, changed_fields
 
 LIMITS = {"max_num_seqs": range(-8, 3), "max_num_batched_tokens": range(-4, 3)}
-"""Powers of two by which an engine's limits are moved; far down, since most targets are missed by
-crowding.
+"""Powers of two by which engine limits are changed; mostly downwards, because crowding causes most
+missed targets.
 """
 AXES = (
     "tensor_parallel_size",
@@ -30,37 +30,38 @@ AXES = (
     "attention_data_parallel_size",
     *LIMITS,
 )
-"""What is chosen; data_parallel_size follows from the devices."""
+"""Axes that are chosen; data_parallel_size follows from the devices."""
 FIGURES = ("ttft_s", "tpot_s", "request_latency_s", "output_tokens_per_second_per_gpu")
-"""What a fix shows of its estimate."""
+"""Figures of its estimate that a fix shows."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Neighbours(CostedRows):
-    """Legal configurations around a given one, costed; arrays of shape (n,)."""
+    """Legal configurations around a given one with their costs; arrays of shape (n,)."""
 
     changes: IntArray
-    """Axes that differ."""
+    """Number of axes that differ."""
     directions: IntArray
-    """Which of them rise and which fall, as a number."""
+    """Which axes increase and which decrease, encoded as a number."""
     distance: FloatArray
-    """How far they moved: the sum of |log2|."""
+    """Distance: the sum of |log2| of the changes."""
     loads: FloatArray | None
-    """The highest load of each, where the query leaves it open."""
+    """The highest load of each, if the query leaves it open."""
 
     @property
     def fits(self) -> BoolArray:
-        """In memory, and with the load's rate."""
+        """Return whether each fits in memory and sustains the load's rate."""
         return self.costs.fits & self.costs.sustained
 
     @property
     def acceptable(self) -> BoolArray:
-        """Fits and keeps to every target."""
+        """Return whether each fits and meets every target."""
         return self.fits & meets_targets(self)
 
     def best(self, rows: NDArray[np.intp]) -> NDArray[np.intp]:
-        """Highest throughput first, of equals the nearest; one row of those that move the same axes
-        in the same directions.
+        """Return the rows with the highest throughput first, ties by distance.
+
+        Of rows that change the same axes in the same directions only one is returned.
         """
         keys = (
             self.distance[rows],
@@ -77,12 +78,11 @@ class Neighbours(CostedRows):
 def fixes(
     *, query: Query, problem: ServingProblem, infeasible: InferenceEstimate
 ) -> tuple[ServingFix, ...]:
-    """Return up to MAX_FIXES changes after which the infeasible estimate of `query` would be
-    feasible.
+    """Return up to MAX_FIXES changes that make the infeasible estimate of `query` feasible.
 
-    They change as few axes as possible, highest throughput first; then comes one on more devices.
-    If nothing meets the targets, what comes nearest is listed with what it still misses, if it is
-    nearer than the infeasible configuration.
+    They change as few axes as possible, highest throughput first; one on more devices comes last.
+    If nothing meets the targets, the nearest configuration is returned with its remaining misses,
+    if it is nearer than the infeasible one.
     """
     assert infeasible.parallel is not None
     grown = _on_more_devices(query, infeasible, num_gpus=problem.cluster.num_gpus)
@@ -103,7 +103,7 @@ def fixes(
 
 
 def _nearest(near: Neighbours, infeasible: InferenceEstimate) -> list[ServingFix]:
-    """The neighbour that misses the targets by least."""
+    """Return the neighbour with the smallest miss of the targets."""
     rows = np.flatnonzero(near.fits & (near.changes <= MAX_CHANGES))
     if len(rows) == 0:
         return []
@@ -122,7 +122,9 @@ def _nearest(near: Neighbours, infeasible: InferenceEstimate) -> list[ServingFix
 def _on_more_devices(
     query: Query, infeasible: InferenceEstimate, *, num_gpus: int
 ) -> list[ServingFix]:
-    """The best on the smallest multiple of the devices, with at most one axis changed."""
+    """Return the best fix on the smallest multiple of the devices, with at most one axis
+    changed.
+    """
     config = infeasible.parallel
     assert config is not None
     devices = (
@@ -131,7 +133,7 @@ def _on_more_devices(
         * config.attention_data_parallel_size
     )
     if infeasible.memory is None and devices <= num_gpus:
-        return []  # illegal, and not for want of devices
+        return []  # illegal, for another reason than too few devices
     for factor in GROWTH:
         try:
             more = factor * num_gpus
@@ -141,7 +143,7 @@ def _on_more_devices(
             near = _neighbours(grown, config)
         except (
             InputError
-        ):  # past the largest cluster, or nodes that no longer divide into NVLink domains
+        ):  # beyond the largest cluster, or nodes that no longer divide into NVLink domains
             return []
         acceptable = near.acceptable
         for count in (0, 1):
@@ -151,7 +153,7 @@ def _on_more_devices(
 
 
 def _neighbours(problem: ServingProblem, base: ServingConfig) -> Neighbours:
-    """Every legal layout under every limit within LIMITS of the given one's."""
+    """Return every legal layout under every limit within LIMITS of the given one's."""
 
     def around(name: str) -> tuple[int, ...]:
         return tuple(sorted({max(int(getattr(base, name) * 2.0**k), 1) for k in LIMITS[name]}))
@@ -179,7 +181,7 @@ def _neighbours(problem: ServingProblem, base: ServingConfig) -> Neighbours:
 
 
 def _fix(near: Neighbours, row: int, infeasible: InferenceEstimate, *, num_gpus: int) -> ServingFix:
-    """Row `row` compared with the infeasible configuration on `num_gpus` devices."""
+    """Return row `row` compared with the infeasible configuration on `num_gpus` devices."""
     if near.loads is None:
         after = estimate_row(near, row)
     else:

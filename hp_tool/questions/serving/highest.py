@@ -1,8 +1,7 @@
-"""The load as an unknown: the highest at which a configuration fits, keeps up and meets the
-targets.
+"""The highest load at which a configuration fits, sustains it and meets the targets.
 
-Latencies never fall as the load grows (tests/serving/test_highest_load.py holds that), so halving
-finds what trying every load would.
+Latencies never decrease as the load grows (tests/serving/test_highest_load.py), so bisection gives
+the same result as trying every load.
 """
 
 import dataclasses
@@ -19,17 +18,17 @@ from hp_tool.questions.serving.estimates import meets_targets, queued
 from hp_tool.questions.serving.problem import WAITING, CostedRows, Loads, ServingProblem
 
 RATES = 1_000
-"""Rates between the ends of a range, geometrically: answers are this fine."""
+"""Number of rates between the ends of a range, spaced geometrically: the resolution of answers."""
 SLOWEST = 1e-3
-"""Lowest rate of a search that names none, of what full batches complete."""
+"""Lowest rate of an unbounded search, relative to the throughput of full batches."""
 MOST = 1 << 31
 
 
 def costed_rows(
     problem: ServingProblem, candidates: ServingCandidates
 ) -> tuple[CostedRows, FloatArray | None]:
-    """The costs under the problem's load, or, where that is unknown, each candidate's under its
-    highest, and those loads.
+    """Return costs under the problem's load; if that is unknown, under each candidate's highest
+    load, with these loads.
     """
     loads = highest_loads(problem, candidates)
     return (
@@ -40,8 +39,10 @@ def costed_rows(
 
 
 def highest_loads(problem: ServingProblem, candidates: ServingCandidates) -> FloatArray | None:
-    """The highest of the problem's loads that each candidate bears, shape (n,); the lowest, if it
-    bears none. None: the load is given.
+    """Return (n,) the highest of the problem's loads that each candidate sustains, else the lowest
+    load.
+
+    None if the load is given.
     """
     if problem.unknown is None:
         return None
@@ -57,8 +58,8 @@ def highest_loads(problem: ServingProblem, candidates: ServingCandidates) -> Flo
 def most_loads(
     problem: ServingProblem, candidates: ServingCandidates, *, by_rate: bool
 ) -> FloatArray:
-    """Requests that each candidate runs at once, or completes a second in full batches; shape
-    (n,).
+    """Return (n,) requests that each candidate runs at once, or completes per second in full
+    batches.
     """
     running = most_running(case=problem, candidates=candidates)
     if not by_rate:
@@ -71,14 +72,15 @@ def most_loads(
 def highest(
     unknown: Loads, *, targets: Targets, most: FloatArray, borne: Callable[[FloatArray], BoolArray]
 ) -> FloatArray:
-    """The highest load of each of n rows that is `borne`, or the lowest; `most` runs at once, or is
-    completed a second.
+    """Return the highest load of each of n rows for which `borne` is true, else the lowest.
+
+    `most` runs at once, or is completed per second.
     """
     count, load = _grid(unknown, targets=targets, most=most, borne=borne)
     low, high = (
         np.zeros(len(most), dtype=np.int64),
         count,
-    )  # low is borne, or the lowest; high is not
+    )  # low is sustained, or the lowest; high is not
     for _ in range(int(count.max(initial=1)).bit_length()):
         middle = (low + high) // 2
         enough = borne(load(middle))
@@ -92,11 +94,11 @@ def highest(
 def _grid(
     unknown: Loads, *, targets: Targets, most: FloatArray, borne: Callable[[FloatArray], BoolArray]
 ) -> tuple[IntArray, Callable[[IntArray], FloatArray]]:
-    """The loads of each row, as `load_grid`: beyond what runs at once as far as a queue breaks no
+    """Return the loads of each row, as `load_grid`; beyond what runs at once if queueing breaks no
     target.
 
-    Without a target on one of WAITING the load is no higher than what runs at once: more requests
-    would only wait.
+    Without a target on one of WAITING, the load is at most what runs at once: more requests would
+    only wait.
     """
     top = most if unknown.highest is None else np.full(len(most), unknown.highest)
     open_ended = unknown.values is None and unknown.highest is None and not unknown.by_rate
@@ -110,8 +112,8 @@ def _grid(
 def load_grid(
     unknown: Loads, *, top: FloatArray
 ) -> tuple[IntArray, Callable[[IntArray], FloatArray]]:
-    """How many loads there are for each of n rows, up to `top` where no values are named, and the
-    k-th of them, ascending.
+    """Return the number of loads of each of n rows, up to `top` without given values, and the k-th
+    load, ascending.
     """
     n = len(top)
     if unknown.values is not None:
@@ -125,9 +127,7 @@ def load_grid(
 
 
 def bearable_load(problem: ServingProblem, candidate: ServingCandidates) -> float | None:
-    """The highest load that one candidate bears, counted as the problem's; None: not even the
-    lowest.
-    """
+    """Return the highest load that one candidate sustains, in the problem's unit; None if none."""
     if problem.offline or problem.unknown is not None:
         return None
     free = dataclasses.replace(
@@ -138,8 +138,8 @@ def bearable_load(problem: ServingProblem, candidate: ServingCandidates) -> floa
 
 
 def bears(rows: CostedRows) -> BoolArray:
-    """Return whether each row fits, keeps up with its load, meets the targets and queues no request
-    that may not wait.
+    """Return whether each row fits, sustains its load, meets the targets and queues no forbidden
+    requests.
     """
     return rows.costs.fits & rows.costs.sustained & meets_targets(rows) & ~queued(rows)
 

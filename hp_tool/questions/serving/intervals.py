@@ -1,6 +1,4 @@
-"""How sure serving's predictions are: intervals of latencies and throughput, and of what two
-layouts differ by.
-"""
+"""Intervals of latencies and throughput of serving, and of the ratio of two layouts."""
 
 import math
 
@@ -30,13 +28,15 @@ from hp_tool.questions.serving.problem import CostedRows, ServingProblem
 CONFIDENCE = 0.9
 _Z90 = 1.645
 BY_MODEL = ("family", "model_kind")
-"""Dimensions that the scatter of mixtures and of pools has in it: their models were left out."""
+"""Dimensions included in the scatter of mixtures and pools, because it is that of held-out
+models.
+"""
 
 
 def serving_setting(
     *, engine: str, release: str, gpu: GpuSpec, model: ModelSpec, precision: str, load: str
 ) -> Setting:
-    """Return what serving is compared with measured runs by."""
+    """Return the attributes by which serving is compared with measured runs."""
     return Setting(
         software=engine,
         release=release,
@@ -50,7 +50,7 @@ def serving_setting(
 
 
 def load_kind(problem: ServingProblem) -> str:
-    """Return how requests arrive, as the index of measured runs names it."""
+    """Return how requests arrive, as named in the index of measured runs."""
     if problem.trace is not None:
         return "trace"
     by_rate = problem.unknown is not None and problem.unknown.by_rate
@@ -62,7 +62,7 @@ def load_kind(problem: ServingProblem) -> str:
 
 
 def nearest_runs(problem: ServingProblem, figure: str = "tpot", *, pools: bool = False) -> Nearness:
-    """Return the measured runs that are nearest to the problem, by what widens one figure."""
+    """Return the measured runs nearest to the problem, by what widens one figure."""
     engine, gpu, doubts = problem.engine, problem.cluster.gpu, problem.profile.doubts
     setting = serving_setting(
         engine=engine.engine,
@@ -93,8 +93,9 @@ def nearest_served(
 ) -> Nearness:
     """Return the nearest runs of an index.
 
-    left_out: The scatter of the constants is that of models left out.
-    kernels_alone: It is that of another release, too.
+    Args:
+        left_out: The scatter of the constants is that of held-out models.
+        kernels_alone: The scatter includes another release.
     """
     covered = (*(BY_MODEL if left_out else ()), *(("release",) if kernels_alone else ()))
     added = doubts.serving.get(figure, {})
@@ -103,8 +104,10 @@ def nearest_served(
 
 
 def log_sd(own: float, near: Nearness, *, kernels: float) -> float:
-    """Standard deviation of ln(measured / predicted) of a figure: that of runs like those fitted
-    on, what the nearest runs lack, and `kernels` of a die whose kernels nobody timed.
+    """Return the standard deviation of ln(measured / predicted) of a figure.
+
+    It combines the scatter of the fitted runs, the differences from the nearest runs, and `kernels`
+    of a die without timed kernels.
     """
     return math.hypot(own, math.sqrt(near.variance), kernels)
 
@@ -123,12 +126,14 @@ def intervals(
     pools: PoolEfficiency | None = None,
     mixers: tuple[float, float] | None = None,
 ) -> ServingIntervals:
-    """The central 90 % around predicted means of a replica, or of pools. `mixers`: as
-    `mixers_doubt` says; None: that of the kernels alone, as if nothing else took time.
+    """Return the central 90% around predicted means of a replica or of pools.
+
+    `mixers` is the result of `mixers_doubt`; None for that of the kernels only, as if nothing else
+    took time.
     """
     engine = problem.engine
     mixture = problem.model.num_experts is not None
-    # Deviations of mixtures and pools are those of models, engines and lengths left out.
+    # Deviations of mixtures and pools are those of held-out models, engines and lengths.
     left_out = pools or (problem.experts if mixture else None)
     scatter = left_out or engine
 
@@ -155,13 +160,15 @@ def intervals(
 
 
 def kernels_log_sd(problem: ServingProblem, figure: str) -> float:
-    """Return the doubt of a die whose kernels nobody timed: as of another die, once more."""
+    """Return the doubt of a die without timed kernels: that of another die, once more."""
     return problem.profile.doubts.serving.get(figure, {}).get("die", 0.0)
 
 
 def ratio_log_sd(problem: ServingProblem, *, figure: str = "throughput") -> float:
-    """Standard deviation of ln(measured / predicted) of the ratio of two layouts' `ttft`, `tpot` or
-    `throughput`, one load.
+    """Return the standard deviation of ln(measured / predicted) of the ratio of two layouts under
+    one load.
+
+    The figure is `ttft`, `tpot` or `throughput`.
     """
     scatter = problem.experts if problem.model.num_experts is not None else problem.engine
     if (
@@ -175,8 +182,8 @@ def ratio_log_sd(problem: ServingProblem, *, figure: str = "throughput") -> floa
 
 
 def mixers_doubt(rows: CostedRows, row: int) -> tuple[float, float]:
-    """(log_sd of first tokens, of those that follow) for want of served runs with recurrent or
-    sparse layers.
+    """Return log_sd of first and of following tokens due to missing runs with recurrent or sparse
+    layers.
     """
     problem = rows.problem
     if not _whole_doubt(problem):
@@ -194,5 +201,5 @@ def mixers_doubt(rows: CostedRows, row: int) -> tuple[float, float]:
 
 
 def _whole_doubt(problem: ServingProblem) -> float:
-    """Return the log_sd of a model of which nothing but such kernels took time."""
+    """Return the log_sd of a model in which only such kernels took time."""
     return max(mixer_log_sd(problem.of(kind)) for _, kind in problem.model.kinds)

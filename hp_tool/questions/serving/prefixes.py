@@ -1,6 +1,4 @@
-"""Where engines resume a cached prompt of a model with recurrent layers: only where one kept their
-states.
-"""
+"""Positions at which engines resume a cached prompt of a model with recurrent layers."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,21 +8,21 @@ from hp_tool.cost.serving.operations import state_block
 from hp_tool.domain.releases import release_numbers
 
 SNAPSHOT_TOKENS = 256
-"""TensorRT-LLM's mamba_state_cache_interval, as 1.3 has it by default."""
+"""Default of TensorRT-LLM's mamba_state_cache_interval in 1.3."""
 SNAPSHOTS_SINCE = (1, 3)
-"""The release since which it keeps states for other requests; earlier ones need enable_block_reuse
-off for such models.
+"""First release that stores states for other requests; earlier ones need enable_block_reuse off for
+such models.
 """
 ANYWHERE, NOWHERE = 1, 0
 
 
 def resumed_every(case: ServingCase, *, release: str) -> int:
-    """Return the tokens of whose multiples a prompt resumes; ANYWHERE also where earlier requests
-    ended.
+    """Return the interval in tokens at which a prompt can resume; ANYWHERE also at the ends of
+    earlier requests.
 
-    vLLM keeps states at the ends of its cache blocks. SGLang keeps them at the ends of requests and
-    of their chunks (`--mamba-scheduler-strategy no_buffer`, its default), where the prefixes of a
-    conversation end. Other engines are taken to do as vLLM does.
+    vLLM stores states at the ends of its cache blocks. SGLang stores them at the ends of requests
+    and of their chunks (`--mamba-scheduler-strategy no_buffer`, its default), where the prefixes of
+    a conversation end. Other engines are assumed to behave like vLLM.
     """
     block = state_block(case)
     if block == ANYWHERE or case.engine.engine == "sglang":
@@ -40,7 +38,7 @@ def resumed(prefix_tokens: NDArray[np.int64], every: int) -> NDArray[np.int64]:
 
 
 def words(case: ServingCase, every: int) -> str:
-    """Return what an answer says of it."""
+    """Return the sentence of an answer about it."""
     engine = case.engine.engine
     if every == NOWHERE:
         return (

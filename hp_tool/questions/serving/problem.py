@@ -1,4 +1,4 @@
-"""A serving query with its names looked up; what this version does not model is refused by name."""
+"""A serving query with resolved names; unsupported features are rejected by name."""
 
 from __future__ import annotations
 
@@ -54,10 +54,10 @@ from hp_tool.questions.training.problem import named_model
 
 Scattered = TypeVar("Scattered", EngineEfficiency, ExpertEfficiency)
 NETWORK_PROFILE = "megatron-core"
-"""Whose measured network between nodes serving borrows: NCCL rings there and here."""
+"""Framework whose measured network between nodes applies to serving: both use NCCL rings."""
 
 WAITING = ("ttft_s", "request_latency_s")
-"""Latencies that grow while a request waits for a free place in a batch."""
+"""Latencies that grow while a request waits for a place in a batch."""
 
 _TRAINING_ONLY = (
     "virtual_pipeline_parallel_size",
@@ -79,17 +79,18 @@ _TRAINING_ONLY = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loads:
-    """Loads of which the highest within the targets is wanted: `values`, or all from lowest to
-    highest.
+    """Candidate loads of which the highest within the targets is searched.
+
+    They are `values`, or all from lowest to highest.
     """
 
     by_rate: bool
     """Requests per second, else requests in flight."""
     values: tuple[float, ...] | None = None
-    """Ascending."""
+    """Ascending values."""
     lowest: float | None = None
     highest: float | None = None
-    """None: what the devices sustain."""
+    """None for what the devices sustain."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,40 +98,40 @@ class ServingProblem(ServingCase):
     """A query's case, its load and its limits."""
 
     precision: str
-    """Of the weights, as the query names it."""
+    """Precision of the weights, as in the query."""
     concurrency: int | None
     """Requests in flight over all GPUs; None under a rate, an offline load, or `unknown`."""
     request_rate_per_second: float | None
     unknown: Loads | None
-    """What the highest load within the targets is wanted of; None: the load is given."""
+    """Loads of which the highest within the targets is searched; None if the load is given."""
     think_time_s: float
     """Seconds between an answer and the same person's next request."""
     trace: Trace | None
-    """Requests to play; the lengths are then their means."""
+    """Requests to simulate; the lengths are then their means."""
     offline: bool
     """Whether all requests are queued at once, without a front end."""
     num_prompts: int | None
-    """Of an offline load; None: more than run at once."""
+    """Number of requests of an offline load; None for more than run at once."""
     constraints: Constraints
     targets: Targets
     may_queue: bool = True
-    """Whether requests in flight may wait for a free place in a batch (see `_may_queue`)."""
+    """Whether requests in flight may wait for a place in a batch (see `_may_queue`)."""
     resumes: int | None = None
-    """Tokens of whose multiples a prompt of the trace resumes (`serving.prefixes`); None: wherever
-    its prefix ends.
+    """Interval in tokens at which a prompt of the trace can resume (`serving.prefixes`); None for
+    any position.
     """
     engine_version: str | None = None
     """The release that the query names."""
     assumed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    """Fields that the query leaves open, by path, with the values taken."""
+    """Assumed values of fields that the query omits, by path."""
     chosen: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    """Values put into the query beside `parallel`, by path; its answers carry them."""
+    """Values inserted into the query apart from `parallel`, by path; its answers include them."""
 
     def costed(
         self, candidates: ServingCandidates, *, rates: FloatArray | None = None
     ) -> CostedRows:
-        """Legal candidates with their latency, throughput and memory, at their own concurrency or
-        each at one of `rates`.
+        """Return legal candidates with latency, throughput and memory, at their own concurrency or
+        at one of `rates` each.
         """
         in_flight = None
         rate = self.request_rate_per_second if rates is None else rates
@@ -147,8 +148,8 @@ class ServingProblem(ServingCase):
         return CostedRows(problem=self, candidates=candidates, costs=costs, in_flight=in_flight)
 
     def costed_under(self, load: float, candidate: ServingCandidates) -> CostedRows:
-        """One candidate under one load: requests per second of an unknown rate, else requests in
-        flight.
+        """Return costs of one candidate under one load: requests per second of an unknown rate,
+        else in flight.
         """
         if self.unknown is not None and self.unknown.by_rate:
             return dataclasses.replace(
@@ -160,8 +161,8 @@ class ServingProblem(ServingCase):
         return loaded.costed(candidate.loaded(np.array([int(load)])))
 
     def with_num_gpus(self, num_gpus: int) -> ServingProblem:
-        """Return the problem on at most as many devices of the same kind, a number that its answers
-        name.
+        """Return the problem on at most as many devices of the same kind; its answers name the
+        number.
         """
         cluster = (
             self.cluster
@@ -181,14 +182,18 @@ class CostedRows:
     candidates: ServingCandidates
     costs: ServingCosts
     in_flight: FloatArray | None = None
-    """Requests over all GPUs, on average, whose number fluctuates as they come independently; None:
-    a closed loop.
+    """Mean number of requests in flight over all GPUs if they arrive independently; None for a
+    closed loop.
     """
 
 
 def resolve_serving(query: Query) -> ServingProblem:
-    """Look the names up. Raises InputError, NotFoundError for unknown names, UnsupportedError for
-    what is not modelled.
+    """Resolve the names of a query.
+
+    Raises:
+        InputError: The query is invalid.
+        NotFoundError: A name is unknown.
+        UnsupportedError: A feature is not modelled.
     """
     if query.kind != "inference" or query.inference is None:
         raise InputError("a serving query is of kind inference", field="kind")
@@ -256,7 +261,7 @@ def resolve_serving(query: Query) -> ServingProblem:
         case = dataclasses.replace(
             case, longest_request=int((trace.input_tokens + trace.output_tokens).max())
         )
-    # A rate that is given is what an engine reports, so that it is no longer than what was resumed.
+    # A given rate is an engine's report, so it is at most what was resumed.
     resumes = None
     if trace is not None and trace.prefix_tokens.any() and not named_rate and state_block(case) > 1:
         resumes = resumed_every(case, release=workload.engine_version or engine.version)
@@ -283,9 +288,7 @@ def resolve_serving(query: Query) -> ServingProblem:
 
 
 def served_workload(query: Query) -> InferenceWorkload:
-    """Return the query's load; a precision that it leaves out is that of the model's published
-    weights.
-    """
+    """Return the query's load; the default precision is that of the model's published weights."""
     assert query.inference is not None  # checked with the query
     if query.inference.precision is not None:
         return query.inference
@@ -293,7 +296,7 @@ def served_workload(query: Query) -> InferenceWorkload:
 
 
 def _doubted(constants: Scattered) -> Scattered:
-    """Return constants that scatter as widely as engines with default settings do."""
+    """Return constants with the scatter of engines with default settings."""
     doubt = defaults_efficiency()
     names = ("ttft_log_sd", "tpot_log_sd", "throughput_log_sd")
     wider = {name: max(getattr(constants, name), getattr(doubt, name)) for name in names}
@@ -303,7 +306,7 @@ def _doubted(constants: Scattered) -> Scattered:
 def with_device_defaults(
     engine: EngineEfficiency, *, gpu: GpuSpec, release: str | None, model: ModelSpec
 ) -> EngineEfficiency:
-    """Return the engine with its own settings on this device in the release that is named."""
+    """Return the engine with its settings on this device in the named release."""
     limits = device_defaults(
         engine.engine,
         memory_bytes=float(gpu.memory_bytes),
@@ -317,8 +320,8 @@ def with_device_defaults(
 def _with_memory_fraction(
     engine: EngineEfficiency, workload: InferenceWorkload, constraints: Constraints
 ) -> EngineEfficiency:
-    """Return the engine with the stated share of memory, else with its default or what the headroom
-    leaves, if that is less.
+    """Return the engine with the given memory fraction, else the smaller of its default and the
+    headroom's rest.
     """
     if workload.memory_fraction is None:
         return dataclasses.replace(
@@ -332,12 +335,12 @@ def _with_memory_fraction(
 
 
 def _traced(workload: InferenceWorkload) -> tuple[InferenceWorkload, Trace | None]:
-    """The workload with what its trace says of lengths, cached prefixes and rate, and the trace."""
+    """Return the workload with lengths, cached prefixes and rate of its trace, and the trace."""
     workload = _burst(workload)
     if workload.trace is None:
         return workload, None
     trace = request_trace(workload.trace)
-    if workload.input_length:  # lengths that are given stand in for the trace's
+    if workload.input_length:  # given lengths replace the trace's
         inputs = np.full(len(trace.input_tokens), workload.input_length)
         trace = dataclasses.replace(
             trace, input_tokens=inputs, prefix_tokens=np.minimum(trace.prefix_tokens, inputs - 1)
@@ -346,7 +349,7 @@ def _traced(workload: InferenceWorkload) -> tuple[InferenceWorkload, Trace | Non
         trace = dataclasses.replace(
             trace, output_tokens=np.full(len(trace.input_tokens), workload.output_length)
         )
-    if workload.prefix_cache_hit_rate:  # and so does a rate that is given
+    if workload.prefix_cache_hit_rate:  # and so does a given rate
         cached_tokens = np.floor(workload.prefix_cache_hit_rate * trace.input_tokens).astype(
             np.int64
         )
@@ -380,8 +383,8 @@ def _traced(workload: InferenceWorkload) -> tuple[InferenceWorkload, Trace | Non
 
 
 def _burst(workload: InferenceWorkload) -> InferenceWorkload:
-    """Return a burst as the trace of its requests, all in flight from the start; any other load as
-    it is.
+    """Return a burst as the trace of its requests, all in flight from the start; other loads
+    unchanged.
     """
     load = workload.load
     if load is None or load.arrival != "burst":
@@ -416,7 +419,7 @@ def _burst(workload: InferenceWorkload) -> InferenceWorkload:
 
 
 def unknown_loads(workload: InferenceWorkload) -> Loads | None:
-    """The loads that a workload leaves open; None: it gives one."""
+    """Return the loads that a workload leaves open; None if it gives one."""
     by_rate = workload.request_rate_per_second is not None
     by_rate |= workload.load is not None and workload.load.arrival == "poisson"
     field = "request_rate_per_second" if by_rate else "concurrency"
@@ -433,10 +436,10 @@ def unknown_loads(workload: InferenceWorkload) -> Loads | None:
 
 
 def _may_queue(query: Query, workload: InferenceWorkload) -> bool:
-    """Return False if the fewest devices are sought for a concurrency and no target limits how long
-    a request waits.
+    """Return False if the fewest devices are searched for a concurrency and no target limits
+    waiting.
 
-    Without this rule one device would serve any number of users, who wait in its queue.
+    Otherwise one device would serve any number of users, who wait in its queue.
     """
     by_rate = workload.request_rate_per_second is not None
     by_rate |= workload.load is not None and workload.load.arrival == "poisson"
@@ -445,7 +448,7 @@ def _may_queue(query: Query, workload: InferenceWorkload) -> bool:
 
 
 def seeks_concurrency(query: Query) -> bool:
-    """Whether the highest number of requests in flight is wanted."""
+    """Return whether the highest number of requests in flight is searched."""
     workload = query.inference
     assert workload is not None
     if workload.trace is not None or (
@@ -464,10 +467,13 @@ def serving_case(
     engine: EngineEfficiency,
     wide_attention: bool = False,
 ) -> ServingCase:
-    """The cost model's input, of a workload with its precision (`served_workload`), else of weights
-    in 16 bits. `wide_attention`: the checkpoint of that precision keeps attention in 16 bits.
+    """Return the cost model's input for a workload with its precision (`served_workload`), else
+    16-bit weights.
 
-    Raises InputError `precision_unsupported` if the GPU cannot multiply in it.
+    `wide_attention`: the checkpoint of that precision stores attention in 16 bits.
+
+    Raises:
+        InputError: `precision_unsupported`, the GPU cannot multiply in it.
     """
     stored = formats(
         workload.precision or "bf16",
@@ -494,7 +500,7 @@ def serving_case(
         input_length=round(shorter * workload.input_length),
         output_length=round(shorter * workload.output_length),
         prefix_cache_hit_rate=workload.prefix_cache_hit_rate,
-        # A trace does not tell which of its requests share a prefix.
+        # A trace does not contain which of its requests share a prefix.
         prefix_groups=math.inf if workload.trace is not None else workload.prefix_groups or 1,
         prefill_group=come["prefill_group"],
         wave_share=come["wave_share"],
@@ -508,10 +514,10 @@ def serving_case(
 
 
 def arrivals(client: str | None, *, engine: EngineEfficiency) -> dict[str, float]:
-    """{prefill_group, wave_share} of a closed load that this client sends; None: as
+    """Return {prefill_group, wave_share} of this client's closed load; None as
     `LoadSpec.client`.
     """
-    # Without a server requests come from the engine's own loop, which sends equal ones.
+    # Without a server, requests come from the engine's own loop, which sends equal ones.
     known = CLIENTS[client] if client is not None else None
     equal = known.equal_lengths if known is not None else engine.engine == "megatron-core"
     each = known.requests_each if known is not None else REQUESTS_EACH
@@ -524,8 +530,8 @@ def arrivals(client: str | None, *, engine: EngineEfficiency) -> dict[str, float
 
 
 def cache_precision(workload: InferenceWorkload, *, engine: EngineEfficiency) -> Precision:
-    """The precision of cached keys and values: the workload's, or the engine's for a checkpoint of
-    this precision.
+    """Return the precision of cached keys and values: the workload's, or the engine's for such a
+    checkpoint.
     """
     if workload.kv_cache_precision is not None:
         return workload.kv_cache_precision
@@ -535,7 +541,7 @@ def cache_precision(workload: InferenceWorkload, *, engine: EngineEfficiency) ->
 
 
 def _refuse_unmodelled(query: Query, workload: InferenceWorkload) -> None:
-    """Refuse by name what would otherwise be ignored."""
+    """Reject by name what would otherwise be ignored."""
     load, named = (
         workload.load,
         {name for name in ("concurrency", "request_rate_per_second") if getattr(workload, name)},

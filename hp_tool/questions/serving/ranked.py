@@ -1,6 +1,4 @@
-"""A query's space of serving configurations, costed chunk by chunk, and rows of it as an answer
-shows them.
-"""
+"""The space of serving configurations, costed in chunks, and its rows as shown in answers."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -33,32 +31,35 @@ from hp_tool.questions.training.ranking.rank import group_numbers
 from hp_tool.space.serving import serving_space
 
 MARGIN = 0.1
-"""Share by which a layout of an unmeasured kind must be better to be ranked above a measured one:
-predictions of measured kinds are off by as much.
+"""Advantage required for a layout of an unmeasured kind to rank above a measured one, the error of
+measured kinds.
 """
 NEAREST = 3
 CHUNK = 12_288
-"""Candidates costed at once: large enough for numpy, small enough for the processor's cache."""
+"""Number of candidates costed at once: large enough for numpy, small enough for the processor's
+cache.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostedSpace:
-    """Every legal candidate with what ranks it; arrays of shape (n,)."""
+    """Every legal candidate with its score; arrays of shape (n,)."""
 
     candidates: ServingCandidates
     score: FloatArray
     """Smaller is better."""
     acceptable: BoolArray
-    """True where it fits and meets every target."""
+    """Whether it fits and meets every target."""
     tpot_s: FloatArray
     output_tokens_per_second_per_gpu: FloatArray
     loads: FloatArray | None
-    """The load of each, where the query leaves it open."""
+    """The load of each, if the query leaves it open."""
     rejections: dict[str, int]
 
     def best(self, count: int) -> NDArray[np.intp]:
-        """Indices of the `count` best acceptable candidates, best first. The first is of a kind
-        that was measured unless one of another kind is better by MARGIN.
+        """Return indices of the `count` best acceptable candidates, best first.
+
+        The first is of a measured kind unless one of another kind is better by MARGIN.
         """
         rows = np.flatnonzero(self.acceptable)
         ranked: NDArray[np.intp] = rows[np.argsort(self.score[rows], kind="stable")]
@@ -71,8 +72,8 @@ class CostedSpace:
         return ranked[:count]
 
     def passed_over(self, first: int) -> tuple[int, float] | None:
-        """Return the best acceptable candidate if the one that is ranked first is another, and the
-        share by which it is better.
+        """Return the best acceptable candidate if another one is ranked first, and its
+        advantage.
         """
         rows = np.flatnonzero(self.acceptable)
         best = int(rows[np.argmin(self.score[rows])])
@@ -83,7 +84,7 @@ class CostedSpace:
 
 
 def unmeasured(candidates: ServingCandidates) -> BoolArray:
-    """Return True for layouts of a kind that no served run was measured on: pipelines inside a
+    """Return True for layouts of a kind without measured served runs: pipelines inside a
     replica.
     """
     pipelines: BoolArray = candidates.pipeline_parallel_size > 1
@@ -94,7 +95,7 @@ def cost_space(
     *, query: Query, problem: ServingProblem, concurrency: tuple[int, ...] = ()
 ) -> CostedSpace:
     """Enumerate the legal candidates, under each `concurrency` or the problem's load, and cost them
-    chunk by chunk.
+    in chunks.
     """
     concurrency = concurrency or (problem.concurrency or 1,)
     candidates, rejections = serving_space(
@@ -135,8 +136,8 @@ def cost_space(
 def costed_chunks(
     candidates: ServingCandidates, *, problem: ServingProblem
 ) -> Iterator[tuple[slice, CostedRows, FloatArray | None]]:
-    """Candidates chunk by chunk: which they are, their costs, and the load of each where the
-    problem leaves it open.
+    """Yield candidates in chunks with their costs, and each one's load if the problem leaves it
+    open.
     """
     for first in range(0, len(candidates), CHUNK):
         rows = slice(first, first + CHUNK)
@@ -148,7 +149,7 @@ def costed_chunks(
 def nearest_misses(
     space: CostedSpace, *, problem: ServingProblem
 ) -> tuple[ServingRecommendation, ...]:
-    """What comes nearest, with the load that it would bear."""
+    """Return the nearest misses, with the load that they would sustain."""
     if not len(space.candidates):
         return _illegal_for_all(problem) if "request_too_long" in space.rejections else ()
     rows = nearest(space.candidates, problem=problem)
@@ -163,7 +164,7 @@ def nearest_misses(
 
 
 def _illegal_for_all(problem: ServingProblem) -> tuple[ServingRecommendation, ...]:
-    """Return one layout with the reason why none is legal, where that lies in the requests."""
+    """Return one layout with the reason why none is legal, if the reason is in the requests."""
     config = ServingConfig(data_parallel_size=problem.cluster.num_gpus)
     code = 1 << REASONS.index("request_too_long")
     reasons = explain(
@@ -180,9 +181,10 @@ def _illegal_for_all(problem: ServingProblem) -> tuple[ServingRecommendation, ..
 
 
 def nearest(candidates: ServingCandidates, *, problem: ServingProblem) -> NDArray[np.intp]:
-    """Indices of the NEAREST of candidates none of which is acceptable: those that miss targets
-    alone by the least factor, then those that are too slow for the rate, then those that want the
-    least memory.
+    """Return indices of the NEAREST of unacceptable candidates.
+
+    First those that only miss targets, by the smallest factor; then those that are too slow for the
+    rate; then those that need the least memory.
     """
     kind, factor = np.empty(len(candidates)), np.empty(len(candidates))
     for rows, costed, _ in costed_chunks(candidates, problem=problem):
@@ -201,7 +203,7 @@ def nearest(candidates: ServingCandidates, *, problem: ServingProblem) -> NDArra
 def grouped(
     rows: Sequence[ServingRecommendation], *, problem: ServingProblem, objective: str | None
 ) -> tuple[ServingRecommendation, ...]:
-    """Ranked rows with their groups, by the figure that ranks them."""
+    """Return ranked rows with their groups, by the figure that ranks them."""
     figure = objective if objective in ("ttft", "tpot") else "throughput"
     bound = NORMAL_QUANTILE * ratio_log_sd(problem, figure=figure)
     by_latency = problem.request_rate_per_second is not None or (
@@ -226,14 +228,14 @@ def grouped(
 
 
 def _score(costs: ServingCosts, objective: str | None, problem: ServingProblem) -> FloatArray:
-    """What to minimise; min_gpus and cost compare throughput on the same devices."""
+    """Return the value to minimise; min_gpus and cost compare throughput on the same devices."""
     if objective == "ttft":
         return costs.ttft_s
     if objective == "tpot":
         return costs.tpot_s
     if (
         problem.request_rate_per_second is not None
-    ):  # the same throughput for all: the quickest answer is the better one
+    ):  # equal throughput for all: the lower latency is better
         return costs.request_latency_s
     return -costs.output_tokens_per_second_per_gpu
 
@@ -241,7 +243,7 @@ def _score(costs: ServingCosts, objective: str | None, problem: ServingProblem) 
 def recommendations(
     space: CostedSpace, rows: NDArray[np.intp], *, problem: ServingProblem
 ) -> tuple[ServingRecommendation, ...]:
-    """The chosen candidates in full, in their order, each under its own load."""
+    """Return the chosen candidates in full, in their order, each under its own load."""
     ranking = []
     for place, row in enumerate(rows.tolist()):
         one = space.candidates.take(slice(row, row + 1))
@@ -257,8 +259,8 @@ def recommendations(
 def best_recommendations(
     space: CostedSpace, *, top: int, problem: ServingProblem
 ) -> tuple[ServingRecommendation, ...]:
-    """The `top` best candidates in full; the first one's provenance names a better one that nobody
-    measured.
+    """Return the `top` best candidates in full; the first one's provenance names a better
+    unmeasured one.
     """
     best = space.best(top)
     rows = recommendations(space, best, problem=problem)

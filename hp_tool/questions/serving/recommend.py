@@ -1,4 +1,4 @@
-"""The best serving configurations: a query's space, ranked or cut down to its Pareto front."""
+"""The best serving configurations: a query's space, ranked or reduced to its Pareto front."""
 
 import time
 from collections import Counter
@@ -25,18 +25,16 @@ from hp_tool.space.pareto import undominated
 
 MAX_TOP = 1_000
 STEPS_PER_DOUBLING = 2
-"""Concurrencies of a front between one and twice itself: coarser than this the front shows
-corners.
-"""
+"""Concurrencies of a front per doubling; a coarser front has visible corners."""
 
 
 def recommend(*, query: Query, top: int = 10) -> Ranking[ServingRecommendation]:
     """Rank every legal configuration that fits and meets the targets, best by the objective first.
 
-    objective: throughput_per_gpu (default), ttft or tpot on all devices of the cluster; min_gpus or
-    cost, which take cluster.num_gpus as the maximum and answer for the number of devices (whole
-    nodes, or equal shares of one) that is the smallest, or on which a token is cheapest. Under
-    min_gpus a list of request rates is answered for each rate, ascending.
+    Objectives throughput_per_gpu (default), ttft and tpot use all devices of the cluster. min_gpus
+    and cost use cluster.num_gpus as the maximum. They return the number of devices (whole nodes, or
+    equal parts of one) that is the smallest, or the cheapest per token. Under min_gpus a list of
+    request rates is answered for each rate, ascending.
     """
     if not 1 <= top <= MAX_TOP:
         raise InputError(f"top must be from 1 to {MAX_TOP}, got {top}", field="top")
@@ -69,10 +67,10 @@ def recommend(*, query: Query, top: int = 10) -> Ranking[ServingRecommendation]:
 def _gpus_by_rate(
     query: Query, workload: InferenceWorkload, rates: tuple[float, ...], *, start: float
 ) -> Ranking[ServingRecommendation]:
-    """Return for each rate the best configuration on the fewest devices, or what comes nearest;
-    `set` holds rate and devices.
+    """Return for each rate the best configuration on the fewest devices, or its nearest miss.
 
-    The space sums those of all rates, each on the devices of its answer.
+    `set` contains rate and devices. The space sums those of all rates, each on the devices of its
+    answer.
     """
     rows: list[ServingRecommendation] = []
     misses: list[ServingRecommendation] = []
@@ -115,12 +113,12 @@ def _at_rate(query: Query) -> Ranking[ServingRecommendation]:
 
 
 def pareto_front(*, query: Query) -> tuple[ServingRecommendation, ...]:
-    """Every (configuration, concurrency up to the query's) that fits, meets the targets, and that
-    no other beats in both tokens per second per user (1 / TPOT) and tokens per second per GPU;
-    fastest for the user first.
+    """Return Pareto-optimal (configuration, concurrency) pairs in tokens per second per user and
+    per GPU.
 
-    The estimate's provenance names the concurrency. Needs inference.concurrency, or an unknown one,
-    and an output of at least two tokens.
+    The rate per user is 1 / TPOT. Pairs fit, meet the targets and have at most the query's
+    concurrency; fastest for the user first. The estimate's provenance names the concurrency.
+    Requires inference.concurrency, or an unknown one, and an output of at least two tokens.
     """
     problem = resolve_serving(query)
     most = _most_concurrency(query, problem)
@@ -145,7 +143,7 @@ def pareto_front(*, query: Query) -> tuple[ServingRecommendation, ...]:
 
 
 def _most_concurrency(query: Query, problem: ServingProblem) -> int:
-    """The load that a front goes up to."""
+    """Return the maximum load of a front."""
     if problem.concurrency is not None:
         return problem.concurrency
     if problem.unknown is None or problem.unknown.by_rate:

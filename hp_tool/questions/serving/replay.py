@@ -1,8 +1,6 @@
-"""A trace played event by event on one configuration: what single requests see, where the closed
-form knows means alone.
+"""Event-by-event simulation of a trace on one configuration, for latencies of single requests.
 
-Requests are dealt to the schedulers in turn, and one scheduler's share of the first of them stands
-for all.
+Requests are assigned to the schedulers in turn, and the first scheduler's share represents all.
 """
 
 import math
@@ -29,14 +27,15 @@ from hp_tool.questions.serving.intervals import intervals
 from hp_tool.questions.serving.problem import CostedRows, ServingProblem
 
 MOST_PLAYED = 5_000
-"""Requests of one scheduler; a second or so of computing."""
+"""Maximum requests of one scheduler; about a second of computing."""
 STEPS = 2_000
-"""Of a trace as a fluid."""
+"""Number of steps of a trace in the fluid model."""
 
 
 def played(rows: CostedRows) -> InferenceEstimate:
-    """The estimate of one legal configuration under its problem's trace; without latencies where it
-    does not fit or keep up.
+    """Return the estimate of one legal configuration under its problem's trace.
+
+    Without latencies if it does not fit or does not sustain the load.
     """
     problem, trace = rows.problem, rows.problem.trace
     assert trace is not None
@@ -99,8 +98,9 @@ def _tail(seconds: FloatArray, problem: ServingProblem) -> Tail:
 def flow_latencies(
     problem: ServingProblem, candidates: ServingCandidates
 ) -> tuple[FloatArray, FloatArray]:
-    """(TTFT, TPOT) under the trace as a fluid: bursts fill the devices, but all requests have the
-    mean lengths; shape (n,).
+    """Return (n,) (TTFT, TPOT) under the trace in the fluid model.
+
+    Bursts fill the devices, but all requests have the mean lengths.
     """
     arrival = arrivals_s(problem)
     assert arrival is not None
@@ -115,8 +115,8 @@ def flow_latencies(
 
 
 def arrivals_s(problem: ServingProblem) -> FloatArray | None:
-    """When the trace's requests come, at the problem's rate; None: as many at a time as its
-    concurrency.
+    """Return arrival times of the trace's requests at the problem's rate; None for a closed load of
+    its concurrency.
     """
     trace, rate = problem.trace, problem.request_rate_per_second
     assert trace is not None
@@ -128,7 +128,7 @@ def arrivals_s(problem: ServingProblem) -> FloatArray | None:
 
 
 def _serve(rows: CostedRows, *, schedulers: int) -> Served:
-    """The trace on one of so many schedulers."""
+    """Simulate the trace on one of so many schedulers."""
     problem, trace = rows.problem, rows.problem.trace
     assert trace is not None
     n, arrival = len(trace.input_tokens), arrivals_s(problem)
@@ -149,7 +149,7 @@ def _serve(rows: CostedRows, *, schedulers: int) -> Served:
 def _missed(
     problem: ServingProblem, seen: dict[str, FloatArray], means: dict[str, float]
 ) -> tuple[Reason, ...]:
-    """A reason for each target that the requests miss."""
+    """Return a reason for each target that the requests miss."""
     reasons: list[Reason] = []
     for name, latency, quantile, limit in problem.targets.limits():
         value = (

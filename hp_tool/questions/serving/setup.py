@@ -1,4 +1,4 @@
-"""A serving configuration as other tools' files need it."""
+"""The setup of a serving configuration for other tools' files."""
 
 import dataclasses
 import math
@@ -43,7 +43,7 @@ def pool_setups(
 
 
 def _devices(side: ClusterSpec, pool: PoolConfig) -> ClusterSpec:
-    """A cluster's part that a pool takes."""
+    """Return the part of a cluster that a pool uses."""
     used = pool.tensor_parallel_size * pool.attention_data_parallel_size * pool.replicas
     return dataclasses.replace(side, num_gpus=used)
 
@@ -74,8 +74,10 @@ def _setup(
 
 
 def _longest(problem: ServingProblem) -> int:
-    """Tokens that a request may have: the load's longest and a tenth for chat templates, in whole
-    thousands; at most what the model knows positions for.
+    """Return the maximum tokens of a request: the load's maximum plus 10% for chat templates, in
+    thousands.
+
+    At most the model's number of positions.
     """
     whole = problem.longest_request
     roomy = math.ceil(1.1 * whole / 1024) * 1024

@@ -1,8 +1,8 @@
-"""The best serving configurations under a trace: screened by means and a fluid, then played request
-by request.
+"""The best serving configurations under a trace: filtered by means and a fluid model, then
+simulated.
 
-The highest load is sought near what means say. A configuration that does not bear more than the
-best before it is sought no further, and left out.
+The highest load is searched near the one by means. A configuration that sustains no more than the
+best so far is dropped.
 """
 
 import functools
@@ -35,21 +35,20 @@ from hp_tool.questions.serving.ranked import (
 from hp_tool.questions.serving.replay import flow_latencies, played
 
 SCREENED, PLAYED = 200, 10
-"""Configurations that a trace's arrivals flow through, and those of them that its requests are
-played on.
+"""Number of configurations evaluated with the fluid model, and of those that are simulated by
+request.
 """
 
 
 def played_best(
     query: Query, problem: ServingProblem, *, top: int, start: float
 ) -> Ranking[ServingRecommendation]:
-    """Rank the PLAYED best, by a fluid of the trace's arrivals, of the SCREENED best by means: by
-    what its requests see.
+    """Rank the PLAYED best configurations by their simulated requests.
 
-    Where the load is open, the PLAYED best by means, of which those stay that bore more than any
-    before them. Under objective min_gpus on the fewest devices on which one of the PLAYED is
-    acceptable. Under objective cost likewise for a rate, else on the number of devices that is
-    cheapest by means.
+    They are chosen with the fluid model from the SCREENED best by means. If the load is open, they
+    are the PLAYED best by means, of which those remain that sustain more than all before them.
+    Objective min_gpus uses the fewest devices on which one of the PLAYED is acceptable. Objective
+    cost does the same for a rate, else it uses the cheapest number of devices by means.
     """
     arrive = problem.request_rate_per_second is not None
     if query.objective == "cost" and not arrive:
@@ -88,8 +87,8 @@ def played_best(
 
 
 def played_estimate(problem: ServingProblem, candidate: ServingCandidates) -> InferenceEstimate:
-    """One configuration's estimate under the trace, at the problem's load or the highest that it
-    bears.
+    """Return one configuration's estimate under the trace, at the problem's load or the highest
+    that it sustains.
     """
     loads = highest_loads(problem, candidate)
     return (
@@ -102,7 +101,7 @@ def played_estimate(problem: ServingProblem, candidate: ServingCandidates) -> In
 def _bearing_more(
     problem: ServingProblem, chosen: Sequence[ServingCandidates], *, near: FloatArray
 ) -> Iterator[ServingRecommendation]:
-    """Rows of those that bear more than any before them, and the first in any case, each at its
+    """Return the rows that sustain more than all before them, including the first, each at its
     highest load.
     """
     best = -math.inf
@@ -116,15 +115,17 @@ def _bearing_more(
 def fewest_played(
     *, query: Query, problem: ServingProblem
 ) -> tuple[ServingProblem, ServingRecommendation | None]:
-    """Return the problem on the fewest of the cluster's legal numbers of devices on which one of
-    the PLAYED is acceptable, with the first that is; as it is, with the quickest that misses, where
-    nothing is. An open load is the lowest.
+    """Return the problem on the fewest legal number of devices with an acceptable configuration of
+    the PLAYED.
+
+    Also return the first acceptable one. Without any, the problem is unchanged, with the fastest
+    that misses. An open load is the lowest.
     """
     counts = problem.cluster.legal_counts()
 
     @functools.cache
     def rows(place: int) -> list[ServingRecommendation]:
-        """The first acceptable one alone, or all."""
+        """Return only the first acceptable one, or all."""
         tried = []
         for row in _tried(query, problem.with_num_gpus(int(counts[place]))):
             if row.estimate.feasible:
@@ -144,7 +145,7 @@ def fewest_played(
 
 
 def _tried(query: Query, problem: ServingProblem) -> Iterator[ServingRecommendation]:
-    """Each of the PLAYED on these devices, the best first."""
+    """Return each of the PLAYED on these devices, best first."""
     space = played_space(query, problem)
     for one in (_one(space, row) for row in _screened(space, problem)[:PLAYED]):
         rows = (
@@ -157,8 +158,9 @@ def _tried(query: Query, problem: ServingProblem) -> Iterator[ServingRecommendat
 
 
 def played_space(query: Query, problem: ServingProblem) -> CostedSpace:
-    """The query's space by means: requests alone tell whether they meet targets, but means order
-    loads that these bound.
+    """Return the query's space by means.
+
+    Only requests show whether targets are met, but means order the loads that targets bound.
     """
     return cost_space(
         query=query,
@@ -171,9 +173,7 @@ def _one(space: CostedSpace, row: int) -> ServingCandidates:
 
 
 def _screened(space: CostedSpace, problem: ServingProblem) -> NDArray[np.intp]:
-    """The SCREENED best by means, in the order of a fluid of the trace's arrivals where the load is
-    given.
-    """
+    """Return the SCREENED best by means, in the order of the fluid model if the load is given."""
     rows = space.best(SCREENED)
     if problem.concurrency is None and problem.unknown is None and len(rows) > PLAYED:
         ttft, tpot = flow_latencies(problem, space.candidates.take(rows))
@@ -184,9 +184,11 @@ def _screened(space: CostedSpace, problem: ServingProblem) -> NDArray[np.intp]:
 def _highest_played(
     problem: ServingProblem, candidate: ServingCandidates, *, near: float, above: float = -math.inf
 ) -> tuple[float, InferenceEstimate]:
-    """The highest of the problem's open loads at which one configuration is acceptable, sought
-    `near` one, and its estimate there; where it bears none `above` a load, infeasible at the lowest
-    above it.
+    """Return the highest of the problem's open loads at which one configuration is acceptable, and
+    its estimate.
+
+    The search starts `near` a load. If none `above` a load is sustained, the estimate is infeasible
+    at the lowest above it.
     """
     count, load = _loads(problem, candidate)
 
@@ -206,8 +208,10 @@ def _highest_played(
 
 
 def _near(holds: Callable[[int], bool], guess: int, *, low: int, high: int) -> int:
-    """The last whole number from low to high for which something that stays false holds, sought
-    from a guess; `low` is not asked.
+    """Return the last integer from low to high before a monotonic condition becomes true, searched
+    from a guess.
+
+    `low` is not evaluated.
     """
     step = 1
     if guess == low or holds(guess):
@@ -228,8 +232,8 @@ def _near(holds: Callable[[int], bool], guess: int, *, low: int, high: int) -> i
 def _loads(
     problem: ServingProblem, candidate: ServingCandidates
 ) -> tuple[int, Callable[[int], float]]:
-    """How many open loads there are for one configuration, up to what it carries by means, and the
-    k-th of them.
+    """Return the number of open loads of one configuration, up to what it sustains by means, and
+    the k-th load.
     """
     assert problem.unknown is not None
     most = most_loads(problem, candidate, by_rate=problem.unknown.by_rate)
@@ -239,8 +243,8 @@ def _loads(
 
 
 def _last(holds: Callable[[int], bool], low: int, high: int) -> int:
-    """The last whole number from low to high for which something that stays false holds; `low` is
-    not asked.
+    """Return the last integer from low to high before a monotonic condition becomes true; `low` is
+    not evaluated.
     """
     while low < high:
         middle = (low + high + 1) // 2
@@ -249,7 +253,7 @@ def _last(holds: Callable[[int], bool], low: int, high: int) -> int:
 
 
 def _played_score(estimate: InferenceEstimate, objective: str | None, *, by_load: bool) -> float:
-    """What to minimise, as of means: latency, or under a load of its own the throughput."""
+    """Return the value to minimise, as for means: latency, or the throughput under an open load."""
     if estimate.ttft_s is None or estimate.tpot_s is None or estimate.request_latency_s is None:
         return math.inf
     if by_load and objective not in ("ttft", "tpot"):

@@ -1,3 +1,3 @@
-"""From a budget to a training: scaling laws, shapes, starting hyperparameters. Pure formulas with
+"""From a budget to a training: scaling laws, shapes, starting hyperparameters; pure formulas with
 sources.
 """

@@ -1,5 +1,5 @@
-"""Published rules: how a budget is divided between parameters and tokens, and where a first run's
-hyperparameters may begin.
+"""Published scaling laws: division of compute between parameters and tokens, starting
+hyperparameters.
 """
 
 import itertools
@@ -22,31 +22,31 @@ class ScalingLaw:
     name: str
     source: str
     exponent: float
-    """a."""
+    """Exponent a."""
     anchor_parameters: float
-    """N0: the optimum at..."""
+    """N0, the optimum at C0."""
     anchor_flops: float
-    """... C0."""
+    """Compute C0 in FLOPs."""
     fitted_parameters: tuple[float, float] | None = None
-    """Sizes of the models it was fitted on; None: it is no fit."""
+    """Sizes of the models it was fitted on; None if it is no fit."""
 
     def parameters(self, flops: float) -> float:
-        """N that C FLOPs are best spent on."""
+        """Return the compute-optimal N for C FLOPs."""
         return float(self.anchor_parameters * (flops / self.anchor_flops) ** self.exponent)
 
     def flops_of_parameters(self, parameters: float) -> float:
-        """C at which N parameters are optimal."""
+        """Return the C at which N parameters are optimal."""
         return float(
             self.anchor_flops * (parameters / self.anchor_parameters) ** (1.0 / self.exponent)
         )
 
     def flops_of_tokens(self, tokens: float) -> float:
-        """C at which D tokens are optimal: D = C^(1-a) C0^a / 6 N0, solved for C."""
+        """Return the C at which D tokens are optimal: D = C^(1-a) C0^a / 6 N0, solved for C."""
         scale = 6.0 * self.anchor_parameters * self.anchor_flops**-self.exponent
         return float((scale * tokens) ** (1.0 / (1.0 - self.exponent)))
 
     def extrapolated(self, parameters: float) -> bool:
-        """Whether a model of this size is outside the fit."""
+        """Return whether a model of this size is outside the fit."""
         return self.fitted_parameters is not None and not (
             self.fitted_parameters[0] <= parameters <= self.fitted_parameters[1]
         )
@@ -109,8 +109,8 @@ LAWS = {
 
 
 def over_trained(*, tokens_per_parameter: float) -> ScalingLaw:
-    """D = r N whatever the compute, so N = sqrt(C / 6r): what serves many requests is trained past
-    its optimum.
+    """Return D = r N for any compute, so N = sqrt(C / 6r), for models that are trained beyond their
+    optimum.
     """
     return ScalingLaw(
         name=f"{tokens_per_parameter:g} tokens per parameter",
@@ -122,12 +122,12 @@ def over_trained(*, tokens_per_parameter: float) -> ScalingLaw:
 
 
 def loss(*, parameters: float, tokens: float) -> float:
-    """Nats a token on MassiveText: L = E + A / N^alpha + B / D^beta (arXiv 2404.10102)."""
+    """Return nats per token on MassiveText: L = E + A / N^alpha + B / D^beta (arXiv 2404.10102)."""
     return float(_E + _A / parameters**_ALPHA + _B / tokens**_BETA)
 
 
 def compute_overhead(*, parameters: float, tokens: float) -> float:
-    """6ND over the least compute that reaches the same loss by the same fit, minus 1.
+    """Return 6ND over the least compute that reaches the same loss by the same fit, minus 1.
 
     Along the optimum N = G (C/6)^a, D = (C/6)^(1-a) / G, so L - E = (A / G^alpha + B G^beta)
     (C/6)^-gamma with gamma = alpha beta / (alpha + beta); solved for C.
@@ -172,8 +172,10 @@ _OPTIMIZER = (
 
 
 def hyperparameter_flops(*, model: ModelSpec, sequence_length: int, tokens: float) -> float:
-    """C of DeepSeek's laws: M D, M the non-embedding FLOPs a token, 72 L h^2 + 12 L h s for a plain
-    GPT (arXiv 2401.02954, section 3.2), so without the output layer.
+    """Return C of DeepSeek's laws: M D with M the non-embedding FLOPs per token.
+
+    M is 72 L h^2 + 12 L h s for a plain GPT (arXiv 2401.02954, section 3.2), so without the output
+    layer.
     """
     flops = token_flops(
         model, TrainingWorkload(sequence_length=sequence_length, global_batch_size=1)
@@ -189,11 +191,11 @@ def starting_hyperparameters(
     sequence_length: int,
     global_batch_size: int,
 ) -> tuple[Choice, ...]:
-    """Batch, learning rate and its schedule, Adam, decay, clipping and initialisation to begin a
-    training of `tokens` with; a sweep on a small model comes next.
+    """Return batch, learning rate with schedule, Adam, decay, clipping and initialisation to start
+    with.
 
-    `parameters`: those a token passes. Laws of learning rate were fitted on dense models with Adam
-    in the standard parametrisation.
+    Tune them with a sweep on a small model. `parameters` are the active ones. Laws of the learning
+    rate were fitted on dense models with Adam in the standard parametrisation.
     """
     flops = hyperparameter_flops(model=model, sequence_length=sequence_length, tokens=tokens)
     steps = max(math.ceil(tokens / (global_batch_size * sequence_length)), 1)
@@ -234,8 +236,9 @@ def starting_hyperparameters(
 
 
 def gpt3(column: Literal["learning_rate", "batch_tokens"], *, parameters: float) -> float:
-    """Peak learning rate, or tokens per step, of GPT-3's models: log-log between rows of the table,
-    its ends beyond them.
+    """Return peak learning rate, or tokens per step, of GPT-3's models.
+
+    Log-log interpolation between rows of the table, constant beyond its ends.
     """
     rows, place = _GPT3, 1 if column == "learning_rate" else 2
     inside = min(max(parameters, rows[0][0]), rows[-1][0])
@@ -314,16 +317,18 @@ FITTED_FLOPS = (1e17, 2e19)
 
 
 def batch_tokens(*, flops: float) -> float:
-    """Tokens a step: B = 0.2920 C^0.3271, C non-embedding FLOPs of the training (arXiv 2401.02954,
-    equation 1).
+    """Return tokens per step: B = 0.2920 C^0.3271, C non-embedding FLOPs of the training.
+
+    Source: arXiv 2401.02954, equation 1.
     """
     return float(0.2920 * flops**0.3271)
 
 
 def batch_sequences(*, flops: float, sequence_length: int, num_gpus: int) -> int:
-    """`batch_tokens` in whole sequences, at most 11 % off: 4, 5, 6 or 7 times a power of two, times
-    the odd part of num_gpus, so that replicas get equal shares whichever part of the devices they
-    take.
+    """Return `batch_tokens` in whole sequences, at most 11% off.
+
+    The result is 4, 5, 6 or 7 times a power of two, times the odd part of num_gpus, so that
+    replicas get equal shares for any part of the devices.
     """
     odd = num_gpus
     while odd % 2 == 0:

@@ -1,5 +1,5 @@
-"""The shape of a model of a given size: depth against width, heads, MLP and vocabulary that devices
-divide evenly.
+"""The shape of a model of a given size: depth, width, heads, MLP and vocabulary that devices divide
+evenly.
 """
 
 import math
@@ -12,44 +12,41 @@ from hp_tool.domain.sizing import Choice, SizingQuery
 from hp_tool.errors import InputError
 
 TENSOR_PARALLEL = 8
-"""Degree that shapes are made to divide by: the devices of the usual node."""
+"""Degree that shapes must be divisible by: the devices of a typical node."""
 TILE = 128
-"""Multiple of matrix dimensions on each rank that fills whole tiles of the tensor cores'
-matmuls.
-"""
+"""Multiple of matrix dimensions per rank that fills whole tiles of tensor-core matmuls."""
 TOLERANCE = 0.03
-"""Parameters off the target that are given up for a better divisible depth."""
+"""Relative deviation from the target parameters accepted for a depth with better divisors."""
 ASPECT_TOLERANCE = 1.4
-"""h/L off the rule that is accepted; published models of one size differ by more."""
+"""Deviation of h/L from the rule that is accepted; published models of one size differ by more."""
 WHOLE_NODE = 10e9
-"""Parameters from which heads are made to divide by a whole node; smaller models need half of one
-at most.
+"""Parameters from which heads must be divisible by a whole node; smaller models need half a
+node.
 """
 DEFAULT_VOCABULARY = {"llama": 128_256, "gpt": 50_257}
 MAX_LAYERS = 256
 MAX_HEADS = 512
 _SMALL, _LARGE = (0.76e9, 64.0), (6.7e9, 128.0)
-"""Size and h/L of GPT-3's models between which the ratio doubles."""
+"""Sizes and h/L of GPT-3's models between which the ratio doubles."""
 
 
 def aspect_ratio(*, parameters: float) -> float:
-    """h / L of GPT-3's models (arXiv 2005.14165, table 2.1): 64 up to 0.76B, 128 from 6.7B,
-    geometric between.
+    """Return h / L of GPT-3's models (arXiv 2005.14165, table 2.1).
 
-    Loss is flat around it: 3 % over a factor of 40 (arXiv 2001.08361, section 3.1). Llama's models
-    have 102 to 130.
+    64 up to 0.76B, 128 from 6.7B, geometric between. Loss is flat around it: 3% over a factor of 40
+    (arXiv 2001.08361, section 3.1). Llama's models have 102 to 130.
     """
     share = math.log(parameters / _SMALL[0]) / math.log(_LARGE[0] / _SMALL[0])
     return float(_SMALL[1] * (_LARGE[1] / _SMALL[1]) ** min(max(share, 0.0), 1.0))
 
 
 def shaped(query: SizingQuery, *, parameters: float) -> ModelSpec:
-    """A model with about so many active parameters, and what the query says of its style, words,
-    heads and experts.
+    """Return a model with about so many active parameters and the query's style, vocabulary, heads
+    and experts.
 
-    Of the depths divisible by 8, else 4, 2, 1 (pipeline stages), those within 3 % of the target
-    whose h/L is within a factor of 1.4 of the rule's; among them the nearest to the rule. Where
-    there is none, size counts ten times as much as ratio.
+    Depths divisible by 8, else 4, 2, 1 (pipeline stages), are considered if they are within 3% of
+    the target and h/L is within a factor of 1.4 of the rule's. The nearest to the rule is used. If
+    there is none, size is weighted ten times as much as the ratio.
     """
     target_ratio = query.aspect_ratio or aspect_ratio(parameters=parameters)
     multiple = TILE * TENSOR_PARALLEL
@@ -82,7 +79,7 @@ def shaped(query: SizingQuery, *, parameters: float) -> ModelSpec:
 
 
 def shape_choices(model: ModelSpec, query: SizingQuery, *, parameters: float) -> tuple[Choice, ...]:
-    """Why a model that `shaped` made looks as it does."""
+    """Return the reasons for the shape of a model from `shaped`."""
     degree = _tensor_degree(model.num_attention_heads)
     wide = model.hidden_size / model.num_hidden_layers
     ratio = query.aspect_ratio
@@ -157,7 +154,7 @@ def shape_choices(model: ModelSpec, query: SizingQuery, *, parameters: float) ->
 
 
 def _options(query: SizingQuery, parameters: float, vocabulary: int) -> Iterator[ModelSpec]:
-    """Shapes of every width, each with the depths around that which the target asks for."""
+    """Yield shapes of every width, each with the depths around the target's."""
 
     def model(heads: int, layers: int) -> ModelSpec:
         return _model(query, parameters, heads=heads, layers=layers, vocabulary=vocabulary)
@@ -177,8 +174,9 @@ def _options(query: SizingQuery, parameters: float, vocabulary: int) -> Iterator
 def _model(
     query: SizingQuery, parameters: float, *, heads: int, layers: int, vocabulary: int
 ) -> ModelSpec:
-    """Heads have 128 dimensions from a billion parameters up, 64 below: GPT-3's and Llama's sizes
-    between them.
+    """Return the model; heads have 128 dimensions from a billion parameters, 64 below.
+
+    These are GPT-3's and Llama's, with sizes between them.
     """
     h, degree = heads * (128 if parameters >= 1e9 else 64), _tensor_degree(heads)
     gated = query.style == "llama"
@@ -208,7 +206,7 @@ def _model(
 
 
 def _tensor_degree(heads: int) -> int:
-    """The largest power of two up to TENSOR_PARALLEL that divides the heads."""
+    """Return the largest power of two up to TENSOR_PARALLEL that divides the heads."""
     return math.gcd(heads, TENSOR_PARALLEL)
 
 
