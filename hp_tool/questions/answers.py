@@ -37,8 +37,9 @@ numbers.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EstimateAnswer:
-    """What one configuration needs. One that does not fit is `ok` too: `feasible: false` with its
-    reasons.
+    """The estimate of one configuration.
+
+    One that does not fit has status `ok` too: `feasible: false` with its reasons.
     """
 
     id: str | None
@@ -79,21 +80,22 @@ class RecommendAnswer:
     groups: tuple[int, ...] = ()
     """For trainings, the number of layouts in each group, up to the last that is shown."""
     nearest_misses: tuple[Recommendation, ...] | tuple[ServingRecommendation, ...] = ()
-    """If nothing is acceptable: what lacks least of memory, days or money, or of targets, each
-    estimate with its reasons; and of each rate of a list that nothing bears.
+    """Nearest misses if nothing is acceptable, each estimate with its reasons.
+
+    They have the smallest gap in memory, days or cost, or to targets. For a list of rates, those of
+    each rate that nothing sustains.
     """
     pareto: tuple[Recommendation, ...] | None = None
-    """Configurations that no other beats in two objectives at once; None unless asked for."""
+    """Pareto-optimal configurations in two objectives; None unless requested."""
     throughput_front: tuple[ServingRecommendation, ...] | None = None
-    """Inference, asked for as pareto "throughput" or under an unknown concurrency: what no other
-    beats in tokens per second for a user and for a GPU.
+    """Pareto-optimal configurations in tokens per second per user and per GPU.
+
+    For inference with pareto "throughput" or an unknown concurrency.
     """
     sensitivity: Sensitivity | None = None
-    """What the first row depends on: numbers of devices, axes, hardware; None unless asked for."""
+    """What the first row depends on: numbers of devices, axes, hardware; None unless requested."""
     disaggregated: tuple[PoolRecommendation, ...] | None = None
-    """Separate pools for prefill and decoding; None unless inference.disaggregated asks for
-    them.
-    """
+    """Separate pools for prefill and decoding; None without inference.disaggregated."""
     not_ranked: tuple[NotRanked, ...] = ()
     """Of several machines, those without a row, and why."""
     query: dict[str, Any] | None = None

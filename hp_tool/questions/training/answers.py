@@ -1,4 +1,4 @@
-"""The answers to a training query, as doors ask for them (`hp_tool.questions.problem.Problem`)."""
+"""Answers to a training query (`hp_tool.questions.problem.Problem`)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Training:
 
     query: Query
     resolved: ResolvedConfiguration | None = None
-    """Its one configuration, if that was resolved or costed earlier."""
+    """Its single configuration, if that was resolved or costed earlier."""
 
     @cached_property
     def configuration(self) -> ResolvedConfiguration:
@@ -42,9 +42,10 @@ class Training:
     def estimate(
         self, *, with_fixes: bool = True, calibrations: Calibrations | None = None
     ) -> tuple[Estimate, Estimate | None]:
-        """With the settings that runs of this kind usually have. With fixes also what would narrow
-        the step time's interval, and what today's recipe would give; the provenance says why
-        nothing corrects it.
+        """Return the estimate with the usual settings of such runs.
+
+        With fixes, also what would narrow the step time's interval and what today's recipe would
+        give. The provenance states why no calibration applies.
         """
         problem = self.configuration.problem
         estimate = asked = self.configuration.estimate(with_fixes=False)
@@ -107,5 +108,5 @@ class Training:
     def setup(self, configuration: Configuration) -> TrainingSetup:
         from hp_tool.questions.training.setup import training_setup
 
-        assert isinstance(configuration.parallel, ParallelConfig)  # the query trains
+        assert isinstance(configuration.parallel, ParallelConfig)  # the query is of kind training
         return training_setup(resolve_training(configuration.query), configuration.parallel)

@@ -1,4 +1,4 @@
-"""Corrected costs and estimates of a training problem, by a calibration that others fitted."""
+"""Costs and estimates of a training problem, corrected by a calibration."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ if TYPE_CHECKING:
 
 CONFIDENCE = 0.9
 SAME = 1e-9
-"""Of a step time: what is nearer was not corrected."""
+"""Relative difference of step times below which they count as not corrected."""
 CRASHED = "crashed"
-"""Code of the reason against what was seen to fail."""
+"""Reason code of configurations that crashed."""
 MEMORY_OVERHEAD = "overhead"
-"""The memory part outside the framework's allocator. A calibration is fitted on allocated bytes and
-leaves it alone.
+"""Memory part outside the framework's allocator, which calibrations of allocated bytes do not
+change.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownRow:
-    """What a search knows of one configuration by the calibration and its own runs; each prediction
-    has one row.
+    """Posterior of one configuration by the calibration and its own runs; each prediction has one
+    row.
     """
 
     step: StepPrediction
     memory: MemoryPrediction
-    """Of what is allocated."""
+    """Allocated memory."""
     ran: bool
-    """A whole run of it worked, so that it fits."""
+    """Whether a whole run of it succeeded, so that it fits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,22 +53,18 @@ class CalibratedPredictor:
 
     calibration: Calibration
     provenance: dict[str, Any] = field(default_factory=dict)
-    """Which stored calibration it is; empty for one that a running search has not stored yet."""
+    """The stored calibration; empty for one that a running search has not stored."""
     release: str | None = None
-    """Of the framework: what a query that names none is taken to mean; None: releases are not told
-    apart.
+    """Framework release assumed for queries that name none; None if releases are not
+    distinguished.
     """
     links: Links = field(default_factory=Links)
-    """Bandwidths that it was fitted with, of what is stated: costs are computed anew with them."""
+    """Bandwidths of the fit, relative to the stated ones; costs are computed with them."""
     crashed: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
-    """By problem: configurations that crashed and never succeeded, as `learning.crashes` has
-    them.
-    """
+    """Configurations that crashed and never succeeded, by problem, from `learning.crashes`."""
 
     def crashes(self, candidates: Candidates, *, problem: TrainingProblem) -> IntArray:
-        """(n,) how many runs of each candidate crashed where none succeeded; 0: it was not seen to
-        fail.
-        """
+        """Return (n,) numbers of crashed runs of each candidate without a successful one."""
         runs: IntArray = np.zeros(candidates.shape, dtype=np.int64)
         if self.crashed:
             digest = problem_digest(
@@ -90,9 +86,10 @@ class CalibratedPredictor:
         problem: TrainingProblem,
         residuals: bool = False,
     ) -> TrainingCosts:
-        """Costs of n candidates after calibration: medians of time and memory, in parts that still
-        sum to the totals. `residuals`: also apply what was learnt about similar configurations,
-        which is slow for large n.
+        """Return calibrated costs of n candidates: medians of time and memory, in parts that sum to
+        the totals.
+
+        `residuals` also applies corrections from similar configurations, which is slow for large n.
         """
         return self._calibrated(costs, candidates=candidates, problem=problem, residuals=residuals)[
             0
@@ -107,13 +104,13 @@ class CalibratedPredictor:
         problem: TrainingProblem,
         known: KnownRow | None = None,
     ) -> Estimate:
-        """Row `index` in full after calibration, residuals included, from uncalibrated `costs`;
-        `known`: with its own runs.
+        """Return row `index` in full after calibration, residuals included, from uncalibrated
+        `costs`.
 
-        Verdict, rates and money follow from the new numbers. The intervals are the fit's own: what
-        its measurements left unknown, and what no factor explains; neither memory outside the
-        allocator nor a nearly full device widens them. `provenance["stalls"]`: the chance that a
-        step stalls as runs did, and how many times as long it then takes.
+        `known` contains its own runs. Verdict, rates and cost follow from the corrected values. The
+        intervals are the fit's: parameter uncertainty and unexplained effects. Memory outside the
+        allocator and a nearly full device do not widen them. `provenance["stalls"]` contains the
+        stall probability and the factor of a stalled step.
         """
         one = candidates.take(np.array([index]))
         alone = costs.row(index).each(lambda number: np.array([number]))
@@ -172,7 +169,7 @@ class CalibratedPredictor:
     def judged(
         self, costs: TrainingCosts, *, candidates: Candidates, problem: TrainingProblem
     ) -> tuple[TrainingCosts, FloatArray]:
-        """Costs of n candidates after calibration, residuals included, and each one's chance of
+        """Return calibrated costs of n candidates, residuals included, and their probabilities of
         running out of memory.
         """
         calibrated, _, allocated = self._calibrated(
@@ -181,8 +178,8 @@ class CalibratedPredictor:
         return calibrated, self._fails(costs, allocated)
 
     def _fails(self, costs: TrainingCosts, allocated: MemoryPrediction) -> FloatArray:
-        """(n,) chance that what is allocated is more than the device without what lies outside the
-        allocator.
+        """Return (n,) probabilities that allocated memory exceeds the device's, without that
+        outside the allocator.
         """
         return 1.0 - allocated.fit_probability(
             costs.device_bytes - costs.memory_parts[MEMORY_OVERHEAD]
@@ -197,9 +194,11 @@ class CalibratedPredictor:
         residuals: bool,
         known: KnownRow | None = None,
     ) -> tuple[TrainingCosts, StepPrediction, MemoryPrediction]:
-        """The costs with time parts scaled by their group's factor, and overheads as a part of
-        their own; with what they are made from. Allocated memory is scaled by one factor; bytes
-        that every run needed on top join the overhead. Residuals scale both.
+        """Return the costs with each time part scaled by its group's factor, and overheads as a
+        separate part.
+
+        Allocated memory is scaled by one factor; additional bytes of every run are part of the
+        overhead. Residuals scale both.
         """
         from hp_tool.loop.calibration import allocated_bytes, layer_passes, residual_features
 
@@ -234,24 +233,24 @@ class CalibratedPredictor:
 
 
 class Calibrations(Protocol):
-    """Finds what was learnt about a problem's cluster, software and model family."""
+    """Finds the calibration for a problem's cluster, software and model family."""
 
     def __call__(self, problem: TrainingProblem, /) -> CalibratedPredictor | None:
-        """The predictor; None if nothing was learnt, or nothing that still holds."""
+        """Return the predictor; None without a valid calibration."""
 
     def __hash__(self) -> int:
-        """Caches of answers have it in their keys."""
+        """Return a hash, because caches of answers use calibrations as keys."""
 
     def unused(self, problem: TrainingProblem) -> str | None:
-        """Why there is no predictor; None where there is one, or nothing was ever measured."""
+        """Return why there is no predictor; None if there is one, or if nothing was ever
+        measured.
+        """
 
 
 def with_unused(
     estimate: Estimate, *, problem: TrainingProblem, calibrations: Calibrations
 ) -> Estimate:
-    """The estimate, whose provenance says why nothing that was measured corrects it, unless
-    something does.
-    """
+    """Return the estimate with the reason why no calibration applies, unless one does."""
     reason = calibrations.unused(problem)
     return (
         estimate

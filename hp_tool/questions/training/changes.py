@@ -1,6 +1,4 @@
-"""Single changes of a configuration that was measured part by part, and the seconds that each would
-win.
-"""
+"""Single changes of a configuration measured by part, and the seconds that each would save."""
 
 from __future__ import annotations
 
@@ -30,35 +28,35 @@ OVERLAPPED = {
     "pipeline_parallel": "pipeline_p2p",
     "data_parallel": "data_parallel",
 }
-"""Fields of training.overlap, and the part of a step that each hides."""
+"""Fields of training.overlap, and the part of a step that each overlaps."""
 LEAST_WIN = 0.01
-"""Share of the measured step below which a change is not worth a word."""
+"""Minimum saving as a fraction of the measured step."""
 WIDEST = 4.0
-"""Times that a measured part may count over its prediction: one further off is another fault, which
-a change may not fix.
+"""Maximum ratio of a measured part to its prediction; a larger one has another cause, which a
+change may not fix.
 """
 OWN_SHARE = 0.5
-"""Share of a change's seconds that must come from the part that it is named for."""
+"""Minimum share of a change's seconds that comes from the part it is named after."""
 LEAST_PART = 0.01
-"""Share of the predicted step below which a part's ratio of measured to predicted says nothing."""
+"""Fraction of the predicted step below which a part's ratio of measured to predicted is ignored."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """One change, and what it wins."""
+    """One change and its saving."""
 
     change: str
-    """In words."""
+    """The change in words."""
     part: str
-    """Where most of the seconds come from, of STEP_KEYS."""
+    """Part with most of the seconds, of STEP_KEYS."""
     parallel: ParallelConfig
-    """All of the changed configuration: valid input."""
+    """The changed configuration, valid input."""
     set: ChosenValues = field(default_factory=dict)
-    """Values that the query must have beside `parallel`, by path."""
+    """Required values of the query apart from `parallel`, by path."""
     seconds: float
-    """Less of a step."""
+    """Saved seconds per step."""
     seconds_interval: tuple[float, float]
-    """90 % interval: how far the ratio of two predictions scatters about that of two measured
+    """90% interval from the scatter of the ratio of two predictions around that of two measured
     steps.
     """
 
@@ -66,12 +64,11 @@ class Change:
 def changes(
     query: Query, *, estimate: Estimate, measured_s: Mapping[str, float]
 ) -> tuple[Change, ...]:
-    """Return changes that win at least LEAST_WIN of the step, by seconds: one of an axis for each
-    part, and overlaps.
+    """Return changes that save at least LEAST_WIN of the step, by seconds.
 
-    A part that took k times its prediction is taken to take k times its prediction after the change
-    too: win = sum over parts of k (predicted - predicted after the change). `measured_s` by
-    STEP_KEYS.
+    There is at most one axis change per part, and overlaps. A part that took k times its prediction
+    is assumed to do so after the change too: saving = sum over parts of k (predicted - predicted
+    after the change). `measured_s` has the keys STEP_KEYS.
     """
     if estimate.time is None or estimate.parallel is None:
         return ()
@@ -85,7 +82,7 @@ def changes(
 
 
 def _ratios(predicted_s: Mapping[str, float], measured_s: Mapping[str, float]) -> dict[str, float]:
-    """k by part; overheads may be anything's, so that no more of them is won than is predicted."""
+    """Return k by part; for overheads at most 1, because their cause is unknown."""
     least = LEAST_PART * sum(predicted_s.values())
     ratios = {}
     for part, seconds in predicted_s.items():
@@ -95,7 +92,7 @@ def _ratios(predicted_s: Mapping[str, float], measured_s: Mapping[str, float]) -
 
 
 def _axes(query: Query, estimate: Estimate, measured_s: Mapping[str, float]) -> Iterator[Change]:
-    """The acceptable neighbours, one axis away, that win most by each part."""
+    """Return the acceptable neighbours, one axis away, that save most in each part."""
     assert estimate.time is not None and estimate.parallel is not None
     problem = resolve_configuration(query).problem
     near = legal_neighbours(query, problem, estimate, changes=1)
@@ -110,7 +107,7 @@ def _axes(query: Query, estimate: Estimate, measured_s: Mapping[str, float]) -> 
     won = np.sum(list(wins.values()), axis=0)
     best = {}
     for part, own in wins.items():
-        named = (won > 0.0) & (own >= OWN_SHARE * won)  # rows that win mostly by this part
+        named = (won > 0.0) & (own >= OWN_SHARE * won)  # rows that save mostly in this part
         if named.any():
             best[part] = int(np.argmax(np.where(named, np.minimum(own, won), 0.0)))
     for part, place in best.items():
@@ -133,8 +130,8 @@ def _axes(query: Query, estimate: Estimate, measured_s: Mapping[str, float]) -> 
 def _switches(
     query: Query, estimate: Estimate, measured_s: Mapping[str, float]
 ) -> Iterator[Change]:
-    """Overlaps that the measured part looks to be without, though it could have them: what is
-    measured is nearer to the prediction without.
+    """Return overlaps that the run probably did not use: the measured part is nearer to the
+    prediction without.
     """
     assert estimate.parallel is not None and query.training is not None
     known = query.training.overlap or OverlapSpec()
@@ -169,7 +166,7 @@ def _switches(
 
 
 def _part_s(query: Query, overlap: OverlapSpec, part: str) -> float | None:
-    """A part's seconds with an overlap; None where it cannot be had."""
+    """Return a part's seconds with an overlap; None if the overlap is not supported."""
     assert query.training is not None
     try:
         changed = resolve_configuration(
@@ -182,7 +179,7 @@ def _part_s(query: Query, overlap: OverlapSpec, part: str) -> float | None:
 
 
 def _interval(seconds: float, step_s: float, *, log_sd: float) -> tuple[float, float]:
-    """The win if the step after it is off by the ratio's scatter either way."""
+    """Return the interval of the saving, from the scatter of the ratio."""
     after = max(step_s - seconds, 0.0)
     wide = math.exp(NORMAL_QUANTILE * log_sd)
     return step_s - after * wide, step_s - after / wide

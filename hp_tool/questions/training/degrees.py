@@ -1,4 +1,4 @@
-"""Degrees of parallelism that a framework does not have, refused by name."""
+"""Reject degrees of parallelism that a framework does not support."""
 
 from hp_tool.domain.frameworks import DEGREES, facts
 from hp_tool.domain.parallel import ParallelQuery, axis_values
@@ -6,7 +6,11 @@ from hp_tool.errors import InputError
 
 
 def check_degrees(parallel: ParallelQuery, *, framework: str) -> None:
-    """Raise InputError for a degree above 1 that the framework does not have."""
+    """Check that the framework supports each degree above 1.
+
+    Raises:
+        InputError: It does not support one.
+    """
     known = facts(framework).degrees
     for name in DEGREES:
         if name not in known and any(size > 1 for size in axis_values(getattr(parallel, name))):

@@ -1,6 +1,4 @@
-"""The one configuration that a query describes: resolved, checked, estimated, and corrected by what
-was measured.
-"""
+"""The single configuration of a query: resolve, check, estimate and calibrate it."""
 
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, replace
@@ -41,21 +39,21 @@ class CostedRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResolvedConfiguration:
-    """A query's one configuration, with all that its estimates are computed from."""
+    """A query's single configuration, with all inputs of its estimates."""
 
     query: Query
     problem: TrainingProblem
     config: ParallelConfig
     candidate: Candidates
-    """Alone, as plain numbers."""
+    """The configuration as plain numbers."""
     reasons: tuple[Reason, ...]
-    """Why it is illegal and has no costs; empty if it is legal."""
+    """Reasons why it is illegal and has no costs; empty if it is legal."""
     row: CostedRow | None = None
-    """Costs computed earlier together with other configurations; None computes them now."""
+    """Costs computed earlier together with other configurations; None to compute them."""
 
     def estimate(self, *, with_fixes: bool = True) -> Estimate:
-        """The cost model's estimate; an infeasible one with its fixes, which cost a few hundred
-        estimates of neighbours.
+        """Return the cost model's estimate; an infeasible one with its fixes, which need several
+        hundred estimates.
         """
         if self.reasons:
             estimate = Estimate(feasible=False, reasons=self.reasons, parallel=self.config)
@@ -78,8 +76,8 @@ class ResolvedConfiguration:
         )
 
     def calibrated_estimate(self, calibrations: Calibrations | None) -> Estimate | None:
-        """The estimate corrected by measurements of its cluster; None without any, and for an
-        illegal configuration.
+        """Return the calibrated estimate; None without measurements, and for an illegal
+        configuration.
         """
         predictor = None if self.reasons or calibrations is None else calibrations(self.problem)
         if predictor is None:
@@ -94,8 +92,10 @@ class ResolvedConfiguration:
         return replace(estimate, parallel=self.config)
 
     def problem_key(self) -> Hashable:
-        """Equal for queries whose configurations are candidates of one problem. Raises TypeError if
-        the query describes a model or a device by a mapping, which has no hash.
+        """Return a key that is equal for queries with candidates of one problem.
+
+        Raises:
+            TypeError: The query describes a model or a device by a mapping, which has no hash.
         """
         query = self.query
         strategy = tuple(getattr(query.parallel, name) for name in OF_THE_FRAMEWORK)
@@ -105,18 +105,20 @@ class ResolvedConfiguration:
 
 
 def estimate(*, query: Query, with_fixes: bool = True) -> Estimate:
-    """Predict the one configuration that `query.parallel` describes; axes left out are 1, recompute
-    none, zero_stage 1.
+    """Predict the configuration in `query.parallel`; omitted axes are 1, recompute none, zero_stage
+    1.
 
-    A configuration that is illegal, too large or too slow is no error but an Estimate with
-    feasible=False, its reasons and its fixes.
+    A configuration that is illegal, too large or too slow is an Estimate with feasible=False, its
+    reasons and its fixes.
     """
     return resolve_configuration(query).estimate(with_fixes=with_fixes)
 
 
 def resolve_configuration(query: Query) -> ResolvedConfiguration:
-    """The one configuration that `query.parallel` describes. Raises HpToolError if it describes
-    none, or several.
+    """Return the single configuration in `query.parallel`.
+
+    Raises:
+        HpToolError: There is none, or several.
     """
     query.check_num_gpus()
     problem = resolve_training(query)
@@ -143,11 +145,11 @@ def resolve_configuration(query: Query) -> ResolvedConfiguration:
 def resolve_config(
     parallel: ParallelQuery, *, num_gpus: int, framework: str = "megatron-core"
 ) -> ParallelConfig:
-    """The one configuration of a query's `parallel`, with data_parallel_size derived and the
-    framework's own zero_stage.
+    """Return the configuration in `parallel`, with data_parallel_size derived and the framework's
+    zero_stage.
 
-    Raises InputError if an axis is a list, or the schedule does not run that number of model
-    chunks.
+    Raises:
+        InputError: An axis is a list, or the schedule does not support that number of model chunks.
     """
     values = single_values(parallel, ParallelConfig.__slots__)
     values.setdefault("zero_stage", facts(framework).default_zero_stage)
@@ -158,7 +160,7 @@ def resolve_config(
     if parallel.pipeline_layout is not None:
         laid_out = len(
             parse_layout(parallel.pipeline_layout).chunks
-        )  # p v; if the query gives neither, each is a stage
+        )  # p v; if the query gives neither, each chunk is a stage
         p, v = values.get("pipeline_parallel_size"), values.get("virtual_pipeline_parallel_size")
         if p is None:
             values["pipeline_parallel_size"] = max(laid_out // (v or 1), 1)
@@ -170,7 +172,7 @@ def resolve_config(
     )
     if schedule is not None:
         scheduled_chunks((chunks,), schedule=schedule)
-    if schedule in ("1f1b", "interleaved"):  # the number of chunks already says which
+    if schedule in ("1f1b", "interleaved"):  # the number of chunks determines it
         del values["pipeline_schedule"]
     t = values.get("tensor_parallel_size", 1)
     if parallel.data_parallel_size is None:
@@ -185,14 +187,16 @@ def resolve_config(
 
 
 def checkpoints_layers(framework: str, *, sharded: bool) -> bool:
-    """Return whether the framework recomputes every layer unless it is told otherwise."""
+    """Return whether the framework recomputes every layer by default."""
     usual = facts(framework).checkpoints
     return usual == "full" or (usual == "sharded" and sharded)
 
 
 def single_values(parallel: ParallelQuery, axes: Iterable[str]) -> dict[str, Any]:
-    """The one value of each of these axes that the query gives. Raises InputError if an axis is a
-    list.
+    """Return the single value of each of these axes in the query.
+
+    Raises:
+        InputError: An axis is a list.
     """
     values: dict[str, Any] = {}
     for name in axes:

@@ -25,19 +25,19 @@ from hp_tool.wording.words import change_in_words, changed_fields
 
 MAX_FIXES = 5
 MAX_CHANGES = 3
-"""Axes changed at once; more are tried only if fewer fix nothing, three only if with fewer nothing
+"""Axes changed at once; more are tried only if fewer fix nothing, three only if nothing else
 fits.
 """
 WORTHWHILE = 0.9
-"""If one change is a fix, two are listed beside it only if the step takes no more than this share
-of its time.
+"""Two changes are listed in addition to one only if the step takes at most this fraction of its
+time.
 """
 GROWTH = (2, 4, 8)
 """Multiples of the devices that are tried; the smallest that is a fix is listed."""
 MAX_VALUES = 12
-"""Other values of one axis that are tried; the nearest ones where there are more."""
+"""Maximum number of other values of one axis; the nearest ones are tried."""
 SECTIONS = 8
-"""Parts into which the search for the fewest recomputed layers divides what is left, each time."""
+"""Sections per iteration of the search for the fewest recomputed layers."""
 SIZES = (
     "tensor_parallel_size",
     "pipeline_parallel_size",
@@ -54,8 +54,9 @@ Move = dict[str, IntArray]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Neighbours:
-    """Legal configurations that differ from `base` on a given number of axes, with their costs;
-    arrays of shape (n,).
+    """Legal configurations that differ from `base` on a given number of axes, with their costs.
+
+    Arrays have shape (n,).
     """
 
     problem: TrainingProblem
@@ -65,13 +66,14 @@ class Neighbours:
 
     @property
     def acceptable(self) -> BoolArray:
-        """Fits, and keeps to max_days and max_cost."""
+        """Return whether each fits and meets max_days and max_cost."""
         return self.costs.feasible & (self.costs.step_s <= self.problem.longest_step_s)
 
     def best(self, *, nearest: bool = False, limit_s: float = math.inf) -> NDArray[np.intp]:
-        """Acceptable rows with a step below limit_s, fastest first; equal times prefer less memory.
-        Of the rows that move the same axes in the same directions only the fastest is kept, or the
-        nearest.
+        """Return acceptable rows with a step below limit_s, fastest first; ties prefer less memory.
+
+        Of rows that change the same axes in the same directions only the fastest is returned, or
+        the nearest.
         """
         rows = np.flatnonzero(self.acceptable & (self.costs.step_s < limit_s))
         directions, distance = _moves(self.candidates, self.base)
@@ -83,13 +85,13 @@ class Neighbours:
 
 
 def fixes(*, query: Query, problem: TrainingProblem, infeasible: Estimate) -> tuple[Fix, ...]:
-    """Return up to MAX_FIXES smallest changes after which the infeasible estimate of `query` would
-    be feasible.
+    """Return up to MAX_FIXES smallest changes that make the infeasible estimate of `query`
+    feasible.
 
     Fastest first; of changes to the same axes in the same directions only the fastest is listed, or
-    the nearest if the configuration is illegal. What keeps the layout but narrows gradients or
-    frozen weights comes next, more devices last. If no change is fast enough for max_days or
-    max_cost, the fastest that fits is listed with what it still misses.
+    the nearest if the configuration is illegal. Then a change that keeps the layout with narrower
+    gradients or frozen weights, and last one on more devices. If no change meets max_days or
+    max_cost, the fastest that fits is listed with its remaining miss.
     """
     more = _on_more_devices(query, infeasible, num_gpus=problem.cluster.num_gpus)
     narrower = _with_narrower_states(query, problem, infeasible)
@@ -102,8 +104,9 @@ def fixes(*, query: Query, problem: TrainingProblem, infeasible: Estimate) -> tu
 def _with_narrower_states(
     query: Query, problem: TrainingProblem, infeasible: Estimate
 ) -> list[Fix]:
-    """The least of these after which the layout fits as it is: gradients in bf16, a LoRA's base in
-    16, 8 or 4 bits.
+    """Return the smallest change of precision after which the layout fits.
+
+    Gradients in bf16, or a LoRA base in 16, 8 or 4 bits.
     """
     workload, config = problem.workload, infeasible.parallel
     assert query.training is not None and config is not None
@@ -123,8 +126,8 @@ def _with_narrower_states(
 
 
 def _narrower_states(workload: TrainingWorkload) -> list[tuple[str, str, str]]:
-    """Return changes to try, least first: a key of training, the value that is counted, and a
-    narrower one.
+    """Return changes to try, smallest first: a key of training, the counted value, and a narrower
+    one.
     """
     if workload.lora is not None:
         base = workload.frozen_precision or stored_precision(workload)
@@ -155,7 +158,7 @@ def _on_the_same_devices(
         limit_s = min((WORTHWHILE * fix.step_s for fix in fixes), default=math.inf)
         rows = near.best(nearest=illegal, limit_s=limit_s)[: room - len(fixes)]
         fixes += [_fix(near, int(row), infeasible, num_gpus=num_gpus) for row in rows]
-        if len(fits := np.flatnonzero(near.costs.feasible)):  # whatever max_days and max_cost say
+        if len(fits := np.flatnonzero(near.costs.feasible)):  # regardless of max_days and max_cost
             fitting.append(
                 _fix(
                     near,
@@ -168,8 +171,8 @@ def _on_the_same_devices(
 
 
 def _too_slow(fitting: list[Fix], infeasible: Estimate) -> list[Fix]:
-    """The fastest of the changes that fit but miss a target, if it is better than the infeasible
-    configuration.
+    """Return the fastest change that fits but misses a target, if it is better than the infeasible
+    one.
     """
     best = min(fitting, key=lambda fix: fix.step_s, default=None)
     if best is None:
@@ -180,8 +183,9 @@ def _too_slow(fitting: list[Fix], infeasible: Estimate) -> list[Fix]:
 
 
 def _on_more_devices(query: Query, infeasible: Estimate, *, num_gpus: int) -> list[Fix]:
-    """The fastest fix on the smallest multiple of the devices; an illegal configuration must need
-    more than there are.
+    """Return the fastest fix on the smallest multiple of the devices.
+
+    An illegal configuration must require more devices than there are.
     """
     config = infeasible.parallel
     assert config is not None
@@ -198,7 +202,7 @@ def _on_more_devices(query: Query, infeasible: Estimate, *, num_gpus: int) -> li
             )
         except (
             InputError
-        ):  # past the largest cluster, or nodes that no longer divide into NVLink domains
+        ):  # beyond the largest cluster, or nodes that no longer divide into NVLink domains
             break
         for changes in (0, 1) if infeasible.memory is not None else (0,):
             near = legal_neighbours(query, problem, infeasible, changes=changes)
@@ -210,8 +214,8 @@ def _on_more_devices(query: Query, infeasible: Estimate, *, num_gpus: int) -> li
 def legal_neighbours(
     query: Query, problem: TrainingProblem, infeasible: Estimate, *, changes: int
 ) -> Neighbours | None:
-    """The legal neighbours on exactly so many axes that run under the query's schedule; None
-    without any.
+    """Return the legal neighbours on exactly so many axes under the query's schedule; None without
+    any.
     """
     base, named = infeasible.parallel, query.parallel.pipeline_schedule
     assert base is not None
@@ -241,12 +245,12 @@ def legal_neighbours(
 
 
 def neighbours(*, base: Candidates, axes: Axes, num_gpus: int, changes: int) -> Candidates:
-    """Every way to give exactly `changes` axes of `base` (one alone) another of the values in
-    `axes`, or another ZeRO stage.
+    """Return all changes of exactly `changes` axes of `base` (a single row) to values in `axes`, or
+    of ZeRO.
 
-    What follows from the axes follows here: data_parallel_size from the devices, sequence
-    parallelism off where t = 1 and on where t rises from 1. Legality is not looked at. Block
-    recomputation comes with 0 layers: all of them.
+    Derived values are updated: data_parallel_size follows from the devices, sequence parallelism is
+    off for t = 1 and on if t rises from 1. Legality is not checked. Block recomputation is returned
+    with 0 layers, which means all of them.
     """
     moves = _axis_values(base, axes)
     combined = [
@@ -262,7 +266,7 @@ def neighbours(*, base: Candidates, axes: Axes, num_gpus: int, changes: int) -> 
     )
     shards = columns["sequence_parallel"]
     columns["sequence_parallel"] = (t > 1) * (shards if base.tensor_parallel_size > 1 else 1)
-    # With one member to shard over, ZeRO means nothing, and sequence parallelism nothing without
+    # With one rank to shard over, ZeRO has no effect, and sequence parallelism has none without
     # tensor parallelism.
     idle = (columns["zero_stage"] != base.zero_stage) & (columns["data_parallel_size"] * c == 1)
     idle |= (shards != base.sequence_parallel) & (t == 1)
@@ -298,7 +302,7 @@ def _axis_values(base: Candidates, axes: Axes) -> dict[str, Move]:
 
 
 def _combined(base: Candidates, moves: list[Move]) -> Move:
-    """All combinations of the values of several axes as full columns."""
+    """Return all combinations of the values of several axes as full columns."""
     lengths = [len(next(iter(move.values()))) for move in moves]
     picks = (
         np.indices(lengths).reshape(len(moves), -1) if moves else np.zeros((0, 1), dtype=np.intp)
@@ -313,9 +317,11 @@ def _combined(base: Candidates, moves: list[Move]) -> Move:
 
 
 def _with_fewest_layers(problem: TrainingProblem, candidates: Candidates) -> Candidates:
-    """The candidates with block recomputation of the fewest layers that fit: each layer more takes
-    less memory and more time. All rows are searched at once, a grid of SECTIONS of each row's
-    layers at a time. Rows that need all layers are dropped; plain `full` is a value of its own.
+    """Return the candidates with block recomputation of the fewest layers that fit.
+
+    Each layer more needs less memory and more time. All rows are searched at once, with a grid of
+    SECTIONS of each row's layers per iteration. Rows that need all layers are dropped, because
+    plain `full` is a separate value.
     """
     block = (candidates.recompute_method == FULL_BLOCK) & (candidates.recompute_num_layers == 0)
     if not np.any(block):
@@ -340,8 +346,8 @@ def _with_fewest_layers(problem: TrainingProblem, candidates: Candidates) -> Can
 
 
 def _moves(candidates: Candidates, config: ParallelConfig) -> tuple[IntArray, FloatArray]:
-    """(a number that says which axes rise and which fall, how far sizes moved as a sum of
-    logarithms), shape (n,).
+    """Return, each (n,), a code of the axes that rise and fall, and the sum of logarithmic
+    changes.
     """
     base = Candidates.alone(config)
     directions, distance = np.zeros(len(candidates), dtype=np.int64), np.zeros(len(candidates))
@@ -354,7 +360,7 @@ def _moves(candidates: Candidates, config: ParallelConfig) -> tuple[IntArray, Fl
 
 
 def _fix(near: Neighbours, row: int, infeasible: Estimate, *, num_gpus: int) -> Fix:
-    """Row `row` of the neighbours, compared with the infeasible configuration on `num_gpus`
+    """Return row `row` of the neighbours, compared with the infeasible configuration on `num_gpus`
     devices.
     """
     problem = near.problem

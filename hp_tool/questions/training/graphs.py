@@ -1,4 +1,4 @@
-"""Whether a training has CUDA graphs, and the constants with them."""
+"""Whether a training uses CUDA graphs, and the constants with them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hp_tool.domain.workload import TrainingWorkload
 def has_graphs(
     *, cluster: ClusterSpec, workload: TrainingWorkload, profile: EfficiencyProfile
 ) -> bool:
-    """Return whether framework and devices have CUDA graphs."""
+    """Return whether framework and devices support CUDA graphs."""
     there = (
         workload.framework == "megatron-core" and not cluster.gpu.predict_only and not cluster.kinds
     )
@@ -32,10 +32,10 @@ def recorded(
     workload: TrainingWorkload,
     profile: EfficiencyProfile,
 ) -> EfficiencyProfile | None:
-    """Return the profile with CUDA graphs if the query leaves these open, and framework and GPU
-    have them and accept the query.
+    """Return the profile with CUDA graphs if framework, GPU and query support them and the query
+    leaves them open.
 
-    A recipe settles them too, whether it records any or not.
+    A recipe always sets them, to either value.
     """
     assert query.training is not None
     settled = query.training.recipe is not None or query.training.cuda_graphs is not None

@@ -1,4 +1,4 @@
-"""Pipeline layouts that a query names: its framework's own are left out, others are checked."""
+"""Pipeline layouts of queries: drop the framework's default layout, check others."""
 
 import dataclasses
 
@@ -14,8 +14,10 @@ from hp_tool.questions.training.recompute_rules import first_case
 
 
 def without_usual_layout(parallel: ParallelQuery, model: ModelSpec) -> ParallelQuery:
-    """Return the axes without a pipeline_layout that is what its framework does with so many stages
-    and chunks unasked: an answer's `parallel`, asked again.
+    """Return the axes without a pipeline_layout that equals the framework's default for these
+    sizes.
+
+    An answer's `parallel` can contain it.
     """
     stages, text = parallel.pipeline_parallel_size, parallel.pipeline_layout
     if text is None or not isinstance(stages, int):
@@ -42,9 +44,10 @@ def without_usual_layout(parallel: ParallelQuery, model: ModelSpec) -> ParallelQ
 
 
 def ends_alone_differ(model: ModelSpec, workload: TrainingWorkload) -> bool:
-    """Whether the ends of a pipeline alone may hold other numbers of layers than the stages between
-    them: of models whose mixers and feed-forwards are layers of their own, before Megatron's
-    pattern of them says stages.
+    """Return whether only the ends of a pipeline may have another number of layers.
+
+    This is so for models whose mixers and feed-forwards are separate layers, before Megatron's
+    pattern could specify stages.
     """
     hybrid = any("none" in (kind.mixer, kind.feed_forward) for _, kind in model.kinds)
     return hybrid and not has_come(workload.framework_version or "", since=STAGES_IN_PATTERNS)
@@ -53,8 +56,10 @@ def ends_alone_differ(model: ModelSpec, workload: TrainingWorkload) -> bool:
 def pipeline_layout(
     text: str | None, *, model: ModelSpec, workload: TrainingWorkload
 ) -> PipelineLayout | None:
-    """Return the layout, if it is this model's. Raises UnsupportedError for what is not modelled
-    along with it.
+    """Return the layout if it matches the model.
+
+    Raises:
+        UnsupportedError: It is combined with an unsupported feature.
     """
     if text is None:
         return None

@@ -1,4 +1,4 @@
-"""A question on links of another speed than stated: as traces found them."""
+"""Questions with link bandwidths other than stated, as fitted to traces."""
 
 from __future__ import annotations
 
@@ -11,28 +11,26 @@ from hp_tool.questions.training.problem import TrainingProblem
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Links:
-    """Bandwidths over what is stated."""
+    """Bandwidths relative to the stated ones."""
 
     network: float = 1.0
-    """Between nodes."""
+    """Links between nodes."""
     nvlink: float = 1.0
-    """Between devices of a node."""
+    """Links between devices of a node."""
 
     @staticmethod
     def read(payload: Mapping[str, float] | None) -> Links:
-        """What a stored calibration says; as stated where it says nothing."""
+        """Return the stored link factors; 1.0 for links without measurements."""
         return Links(**payload) if payload else Links()
 
     @property
     def as_stated(self) -> bool:
-        """Whether nothing was learnt of them."""
+        """Return whether all factors are 1."""
         return self.network == self.nvlink == 1.0
 
 
 def with_links(problem: TrainingProblem, links: Links) -> TrainingProblem:
-    """Return the question on such links. Two kinds of GPU, whose links are theirs, are left as
-    stated.
-    """
+    """Return the question with these links; unchanged for two kinds of GPU, whose links differ."""
     if links.as_stated or problem.kinds:
         return problem
     network = links.network * problem.cluster.inter_node_bandwidth_bytes_per_second

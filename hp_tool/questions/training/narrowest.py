@@ -1,6 +1,4 @@
-"""What a training query leaves unsaid that widens the interval of its step time, and how narrow
-naming it makes it.
-"""
+"""Omitted settings of a training query that widen its step interval, and the interval with them."""
 
 import math
 from collections.abc import Mapping
@@ -18,19 +16,19 @@ from hp_tool.questions.training.releases import release_variance
 from hp_tool.questions.training.usual import as_usual
 
 LEAST = 1.1
-"""How many times as wide an interval must be, in the logarithm, for what narrows it to be named."""
+"""Minimum ratio of interval widths, in the logarithm, for a setting to be named."""
 
 TRAINER = "hf-trainer"
-"""The trainer named to who fine-tunes under a framework that was measured in pre-training alone."""
+"""Trainer suggested for fine-tuning under a framework with measured pre-training only."""
 
 
 def with_narrowest(
     estimate: Estimate, *, query: Query, problem: TrainingProblem | None = None
 ) -> Estimate:
-    """Return the estimate of the query's one configuration with what would narrow its interval
-    most, if anything does: naming the trainer, the release, or that kernels are recorded, or both.
+    """Return the estimate with the setting that would narrow its interval most, if any.
 
-    `problem`: the query's, if it was resolved earlier.
+    Candidates are the trainer, the release, CUDA graphs, or both. `problem` is the query's, if it
+    was resolved earlier.
     """
     if estimate.intervals is None or query.training is None:
         return estimate
@@ -53,22 +51,18 @@ def with_narrowest(
 
 
 def _step_interval(query: Query, settings: Mapping[str, Any]) -> tuple[float, float] | None:
-    """The interval that the estimate of the query with these settings states for its step; None if
-    it cannot run so.
-    """
+    """Return the step interval of the query with these settings; None if it is not supported."""
     try:
         query = parse_query(lay(query_mapping(query), settings))
         resolved = resolve_configuration(query)
-    except HpToolError:  # the recipe has a setting that the query's own rule out
+    except HpToolError:  # the recipe has a setting that the query's own exclude
         return None
     estimate = as_usual(resolved.estimate(with_fixes=False), query=query, problem=resolved.problem)
     return None if estimate.intervals is None else estimate.intervals.step_s
 
 
 def _narrowing(problem: TrainingProblem) -> str | None:
-    """The newest release that is known, if no release is given and predictions for this one scatter
-    less.
-    """
+    """Return the newest known release, if none is given and predictions for it scatter less."""
     if problem.workload.framework_version is not None:
         return None
     newest = problem.profile.framework.newest_release

@@ -1,4 +1,4 @@
-"""The training that a recipe's source publishes and that is nearest to one it does not."""
+"""The training published by a recipe's source that is nearest to one it does not publish."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.recipe import Recipe
 
 ALIKE = 1.25
-"""Ratio of parameters up to which two models of one kind are run alike."""
+"""Maximum ratio of parameters at which two models of one kind use the same settings."""
 
 
 def like_model(recipe: Recipe, model: ModelSpec) -> ModelSpec:
-    """Return the listed model of the same kind (experts, latent attention, recurrent layers) and
-    nearest size.
+    """Return the listed model of the same kind and nearest size; the model itself if none is
+    similar.
 
-    Return the model itself if none is alike.
+    Kinds are experts, latent attention and recurrent layers.
     """
     if not recipe.models or model.name in recipe.models:
         return model
@@ -33,8 +33,8 @@ def like_model(recipe: Recipe, model: ModelSpec) -> ModelSpec:
 
 
 def like_gpu(recipe: Recipe, gpu: GpuSpec) -> GpuSpec:
-    """Return the listed GPU of the same die, else of as large an NVLink domain, else of the nearest
-    peak.
+    """Return the listed GPU of the same die, else with the same NVLink domain size, else with the
+    nearest peak.
     """
     if not recipe.gpus or gpu.name in recipe.gpus:
         return gpu
@@ -56,8 +56,8 @@ def like_gpu(recipe: Recipe, gpu: GpuSpec) -> GpuSpec:
 
 
 def stands_in(recipe: Recipe, *, model: ModelSpec, gpu: GpuSpec) -> str | None:
-    """Return what stands in for a training that the recipe's source does not publish, in words;
-    None if it does.
+    """Return in words what replaces a training that the recipe's source does not publish; None if
+    it does.
     """
     model_like, gpu_like = like_model(recipe, model), like_gpu(recipe, gpu)
     words = []
@@ -91,7 +91,7 @@ def _size(model: ModelSpec) -> int:
 
 
 def _domain(gpu: GpuSpec) -> bool:
-    """Whether NVLink reaches beyond a server of eight."""
+    """Return whether NVLink connects more than a server of eight."""
     return (gpu.nvlink_domain_size or gpu.gpus_per_node) > 8
 
 

@@ -1,4 +1,4 @@
-"""The one layout of a query that leaves no other open: its ranking need not be asked for."""
+"""The layout of a query that leaves no other open, so that no ranking is needed."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ LAYOUT = (
     "micro_batch_size",
     "moe_token_dispatcher_type",
 )
-"""Axes that a ranking varies where a query leaves them out, besides recomputation and how states
-are sharded.
-"""
+"""Axes that a ranking varies if a query omits them, in addition to recomputation and sharding."""
 
 
 def only_layout(query: Query) -> Estimate | None:
-    """Return the estimate of a training query that allows one layout and says what it recomputes,
-    if that is acceptable.
+    """Return the estimate of a training query that allows one layout and sets recomputation, if
+    acceptable.
 
-    States are sharded as the query or its framework says. None: there is something to rank. Raises
-    HpToolError.
+    States are sharded as in the query or its framework. None if there is something to rank.
+
+    Raises:
+        HpToolError: The query cannot be answered.
     """
     parallel = query.parallel
     lists = any(

@@ -1,6 +1,4 @@
-"""A training query with its names looked up: the case that the cost model takes, and the limits
-that the query sets.
-"""
+"""A training query with resolved names: the cost model's case and the query's limits."""
 
 from __future__ import annotations
 
@@ -65,29 +63,29 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 BEYOND_PEAK = 2.0
-"""Kernels skip the causal half of attention at most."""
+"""Maximum ratio of counted to computed FLOPs: kernels skip the causal half of attention."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingProblem(TrainingCase):
-    """A query's case, and what the query wants of it."""
+    """A query's case and its requested limits."""
 
     constraints: Constraints
     parallel: ParallelQuery = dataclasses.field(default_factory=ParallelQuery)
-    """The query's."""
+    """The query's `parallel`."""
     kinds: tuple[TrainingCase, TrainingCase] | tuple[()] = ()
-    """The case on each kind of GPU, if there are two; `profile` is then that of the kind whose
-    predictions scatter more.
+    """The case on each kind of GPU, if there are two; `profile` then belongs to the kind with more
+    scatter.
     """
     rows: Rows | None = None
-    """What packed rows hold; None if all rows cost the same."""
+    """Contents of packed rows; None if all rows cost the same."""
     lengths: LengthDistribution | None = None
-    """Of the sequences in packed rows."""
+    """Lengths of the sequences in packed rows."""
     chosen: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    """Values put into the query beside `parallel`, by path; its answers carry them."""
+    """Values inserted into the query apart from `parallel`, by path; its answers include them."""
 
     def costs(self, candidates: Candidates) -> TrainingCosts:
-        """Memory and step time of legal candidates."""
+        """Return memory and step time of legal candidates."""
         headroom = self.constraints.memory_headroom_fraction
         if self.kinds:
             return mixed_costs(self.kinds, candidates, memory_headroom_fraction=headroom)
@@ -104,8 +102,8 @@ class TrainingProblem(TrainingCase):
         return with_imbalance(costs, rows=self.rows, case=self, candidates=candidates)
 
     def scheduled(self, costs: TrainingCosts, candidates: Candidates) -> TrainingCosts:
-        """The costs with context parallelism as the strategy schedules it: seconds per candidate,
-        so not for a whole space.
+        """Return the costs with the strategy's context-parallel schedule; takes seconds per
+        candidate.
         """
         if not self.strategy.dynamic_context_parallel or self.lengths is None:
             return costs
@@ -114,8 +112,8 @@ class TrainingProblem(TrainingCase):
         return with_dynamic_context(costs, case=self, candidates=candidates, lengths=self.lengths)
 
     def named(self, config: ParallelConfig) -> ParallelConfig:
-        """The configuration with what the query says for all candidates, and with the layout that
-        its framework gives stages which cannot hold equally many layers.
+        """Return the configuration with the query's common settings, and its framework's layout of
+        uneven stages.
         """
         values = said_of_all(self.parallel, context_parallel_size=config.context_parallel_size)
         if any(getattr(config, name) != value for name, value in values.items()):
@@ -152,8 +150,9 @@ class TrainingProblem(TrainingCase):
         return dataclasses.replace(self, chosen={**self.chosen, **values})
 
     def with_parallel(self, **values: Any) -> TrainingProblem:
-        """Return the problem with these values of `parallel`, which its answers name and
-        `provenance.assumed` does not.
+        """Return the problem with these values of `parallel`.
+
+        Its answers name them in `parallel`, not in `provenance.assumed`.
         """
         parallel = dataclasses.replace(self.parallel, **values)
         return dataclasses.replace(
@@ -170,15 +169,16 @@ class TrainingProblem(TrainingCase):
         )
 
     def as_release(self, release: str | None) -> TrainingProblem:
-        """Return the problem under a release of the framework, its constants as they were."""
+        """Return the problem under a release of the framework with unchanged constants."""
         return dataclasses.replace(
             self, workload=dataclasses.replace(self.workload, framework_version=release)
         )
 
     @property
     def longest_step_s(self) -> float:
-        """The step time at which max_days or max_cost is just met; infinity without either. With
-        training.reliability both include the time that failures cost.
+        """Return the step time at which max_days or max_cost is just met; infinity without either.
+
+        With training.reliability both include the time lost to failures.
         """
         limits, price, tokens = (
             self.constraints,
@@ -201,16 +201,14 @@ class TrainingProblem(TrainingCase):
 
     @property
     def least_step_s(self) -> float:
-        """A lower bound of the step time: its model FLOPs at BEYOND_PEAK times the devices'
-        datasheet peak.
+        """Return a lower bound of the step time: its model FLOPs at BEYOND_PEAK times the devices'
+        peak.
         """
         return self._at_peak_s(token_flops(self.model, self.workload).model) / BEYOND_PEAK
 
     @property
     def peak_step_s(self) -> float:
-        """Seconds of a step's FLOPs, causal masks counted by half, at the devices' datasheet
-        peak.
-        """
+        """Return seconds of a step's FLOPs at the devices' peak, with half of causal attention."""
         return self._at_peak_s(token_flops(self.model, self.workload).causal.model)
 
     def _at_peak_s(self, flops_per_token: float) -> float:
@@ -224,8 +222,8 @@ class TrainingProblem(TrainingCase):
         return flops_per_token * step_tokens(workload) / (peak * cluster.num_gpus)
 
     def missed_targets(self, estimate: Estimate) -> tuple[Reason, ...]:
-        """A reason for each limit that the estimate exceeds: its value, the limit, and the parts of
-        a step it goes into.
+        """Return a reason for each limit that the estimate exceeds: value, limit, and parts of the
+        step.
         """
         limits, reasons = self.constraints, []
         for name, limit in (("days", limits.max_days), ("cost", limits.max_cost)):
@@ -250,9 +248,7 @@ class TrainingProblem(TrainingCase):
         return tuple(reasons)
 
     def with_missed_targets(self, estimate: Estimate) -> Estimate:
-        """The estimate with a reason for each limit that it misses; it is infeasible if there is
-        one.
-        """
+        """Return the estimate with a reason for each missed limit; any makes it infeasible."""
         missed = self.missed_targets(estimate)
         return (
             dataclasses.replace(estimate, feasible=False, reasons=estimate.reasons + missed)
@@ -262,8 +258,12 @@ class TrainingProblem(TrainingCase):
 
 
 def resolve_training(query: Query) -> TrainingProblem:
-    """Look the names up. Raises InputError, NotFoundError for unknown names, UnsupportedError for
-    what is not modelled.
+    """Resolve the names of a query.
+
+    Raises:
+        InputError: The query is invalid.
+        NotFoundError: A name is unknown.
+        UnsupportedError: A feature is not modelled.
     """
     if query.kind != "training" or query.training is None:
         raise UnsupportedError(
@@ -354,8 +354,10 @@ def resolve_training(query: Query) -> TrainingProblem:
 
 
 def _in_parts(estimate: Estimate, value: float, *, currency: str) -> str:
-    """`: compute 18.1, pipeline bubble 2.3`: the value divided like the step's time, largest part
-    first; dollars as `$18.1`.
+    """Return `: compute 18.1, pipeline bubble 2.3`: the value in the proportions of the step's
+    parts.
+
+    Largest part first; dollars as `$18.1`.
     """
     if estimate.time is None:
         return ""
@@ -370,8 +372,8 @@ def _in_parts(estimate: Estimate, value: float, *, currency: str) -> str:
 
 
 def self_contained(query: Query) -> Query:
-    """The query with a model and a trace that are files written out, so that another process
-    understands it, and it stays the same.
+    """Return the query with model and trace files inlined, so that other processes can read it and
+    it is constant.
     """
     if query.inference is not None and isinstance(query.inference.trace, OwnFile):
         from hp_tool.catalog.traces import request_trace
@@ -388,8 +390,11 @@ def self_contained(query: Query) -> Query:
 
 
 def named_model(model: str | ModelSpec | dict[str, Any]) -> ModelSpec:
-    """A catalogue name, an own file, a mapping or a shape as a shape. Raises InputError,
-    NotFoundError.
+    """Return a shape from a catalogue name, an own file, a mapping or a shape.
+
+    Raises:
+        InputError: The model is malformed.
+        NotFoundError: The name is unknown.
     """
     if isinstance(model, ModelSpec):
         return checked_model(model)
@@ -399,7 +404,7 @@ def named_model(model: str | ModelSpec | dict[str, Any]) -> ModelSpec:
 def _with_rank_order(
     cluster: ClusterSpec, *, model: ModelSpec, parallel: ParallelQuery
 ) -> ClusterSpec:
-    """The cluster with its ranks in the query's order."""
+    """Return the cluster with its ranks in the query's order."""
     if parallel.rank_order is None:
         return cluster
     order = checked_order(parallel.rank_order)
@@ -415,8 +420,10 @@ def _with_rank_order(
 def _strategy(
     parallel: ParallelQuery, *, model: ModelSpec, workload: TrainingWorkload, cluster: ClusterSpec
 ) -> Strategy:
-    """The query's strategy; what it leaves out is what its framework does. Raises InputError for
-    what would change nothing.
+    """Return the query's strategy, with the framework's defaults.
+
+    Raises:
+        InputError: A setting would have no effect.
     """
     dispatcher: TokenDispatcher = "alltoall"
     if model.num_experts:
@@ -438,14 +445,20 @@ def _strategy(
 
 
 def _dispatcher(parallel: ParallelQuery, *, release: str | None) -> TokenDispatcher:
-    """The release's usual dispatcher, if the query allows it; else the first that it names."""
+    """Return the release's usual dispatcher, if the query allows it; else the first that it
+    names.
+    """
     named: tuple[TokenDispatcher, ...] = axis_values(parallel.moe_token_dispatcher_type)
     usual = usual_dispatcher(release)
     return usual if usual in named or not named else named[0]
 
 
 def _context_levels(parallel: ParallelQuery, model: ModelSpec) -> tuple[int, int] | None:
-    """The query's levels of a2a+p2p. Raises InputError if Megatron Core would not run them."""
+    """Return the query's levels of a2a+p2p.
+
+    Raises:
+        InputError: Megatron Core does not support them.
+    """
     sizes, field = (
         parallel.hierarchical_context_parallel_sizes,
         "parallel.hierarchical_context_parallel_sizes",
@@ -480,12 +493,12 @@ def _first_equal_of(value: Any) -> Any:
 
 
 def _first_equal(value: T) -> T:
-    """The first of the values that are equal to this one: what follows from it is then known by it
+    """Return the first value equal to this one, so that cached derivations are shared
     (`cost.shared`).
     """
     try:
         first: T = _first_equal_of(value)
-    except TypeError:  # it holds a mapping, which has no hash
+    except TypeError:  # it contains a mapping, which has no hash
         return value
     return first
 
@@ -496,7 +509,7 @@ _profiles: Shared[EfficiencyProfile] = Shared()
 def _profile(
     cluster: ClusterSpec, *, model: ModelSpec, workload: TrainingWorkload, name: str
 ) -> EfficiencyProfile:
-    """The profile of a GPU under the workload's framework. `name`: the whole cluster's."""
+    """Return the profile of a GPU under the workload's framework. `name` is the whole cluster's."""
     objects = (cluster.gpu, model, workload, machine_profile(name))
     return _profiles.get(
         objects, (name,), lambda: _new_profile(cluster, model=model, workload=workload, name=name)
@@ -525,9 +538,7 @@ def _new_profile(
 def with_scatter(
     profile: EfficiencyProfile, *, model: ModelSpec, workload: TrainingWorkload, gpu: GpuSpec
 ) -> EfficiencyProfile:
-    """The profile with the scatter of step times and memory that holds for this kind of model, this
-    release and this task.
-    """
+    """Return the profile with the scatter of step time and memory for this model, release and task."""
     if model.num_experts or workload.lora is not None:
         profile = with_pairs(
             profile, experts=bool(model.num_experts), adapters=workload.lora is not None
@@ -551,9 +562,7 @@ def with_scatter(
 def _with_lengths(
     workload: TrainingWorkload,
 ) -> tuple[TrainingWorkload, Rows | None, LengthDistribution | None]:
-    """The workload with its sequence_lengths looked up, and what its rows hold if they are
-    packed.
-    """
+    """Return the workload with its resolved sequence_lengths, and the contents of packed rows."""
     if workload.sequence_lengths is None:
         return workload, None, None
     from hp_tool.catalog.lengths import sequence_lengths

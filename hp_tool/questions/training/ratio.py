@@ -1,4 +1,4 @@
-"""How many times as long one configuration's step takes as another's, with the interval of that."""
+"""The ratio of two configurations' step times, with its interval."""
 
 import math
 
@@ -8,16 +8,16 @@ from hp_tool.questions.training.problem import TrainingProblem
 from hp_tool.wording.columns import unmeasured
 
 Known = tuple[TrainingProblem, Estimate]
-"""A configuration's problem, and all that is known of it."""
+"""A configuration's problem and its best estimate."""
 
 
 def step_ratio(first: Known, second: Known) -> tuple[float, tuple[float, float]] | None:
-    """Return the second's step time over the first's with its 90 % interval; None where one of them
-    has none.
+    """Return the second's step time over the first's with its 90% interval; None if one has no step
+    time.
 
-    What misleads both predictions alike cancels out of the ratio: of one model and workload on one
-    cluster it scatters as pairs of measured runs do, or as the two intervals allow where they are
-    narrower, which runs of one's own make them.
+    Shared errors of both predictions cancel. For one model and workload on one cluster, the ratio
+    scatters like pairs of measured runs. If own runs make both intervals narrower than that, these
+    apply.
     """
     (problem, one), (other_problem, other) = first, second
     if one.time is None or other.time is None or one.intervals is None or other.intervals is None:
@@ -32,7 +32,7 @@ def step_ratio(first: Known, second: Known) -> tuple[float, tuple[float, float]]
 
 
 def _log_sd(estimate: Estimate) -> float:
-    """Standard deviation of ln(step time) that the interval of an estimate stands for."""
+    """Return the standard deviation of ln(step time) that an estimate's interval implies."""
     assert estimate.intervals is not None
     low, high = estimate.intervals.step_s
     return math.log(high / low) / (2.0 * NORMAL_QUANTILE)

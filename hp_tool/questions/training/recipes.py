@@ -1,4 +1,4 @@
-"""Knobs that a query leaves open: what its recipe sets, and what is assumed of the rest."""
+"""Settings that a query leaves open: what its recipe sets, and what is assumed for the rest."""
 
 import functools
 from collections import defaultdict
@@ -43,7 +43,7 @@ TRAINING_KNOBS = (
     "attention_kernel",
     "gradient_reduction",
 )
-"""Keys of `training` that a recipe may set beside the framework."""
+"""Keys of `training` that a recipe may set in addition to the framework."""
 PARALLEL_KNOBS = (
     "moe_token_dispatcher_type",
     "expert_tensor_parallel_size",
@@ -52,29 +52,30 @@ PARALLEL_KNOBS = (
     "context_parallel_communication",
 )
 LISTED = ("models", "gpus")
-"""Fields of a recipe that one which extends it has where it says nothing."""
+"""Fields of a recipe that an extending recipe inherits."""
 OVERLAPS = tuple(f.name for f in fields(OverlapSpec))
 S = TypeVar("S", TrainingWorkload, ParallelQuery, OverlapSpec)
 
 
 def recipe(name: str, *, field: str = "training.recipe") -> Recipe:
-    """The recipe called so, in the built-in catalogue or one's own. Raises NotFoundError;
-    InputError for a malformed one.
+    """Return the recipe of this name from the built-in or the user's catalogue.
+
+    Raises:
+        NotFoundError: The name is unknown.
+        InputError: The recipe is malformed.
     """
     return _recipe(library.entry("recipes", name, field=field))
 
 
 def recipes() -> list[Recipe]:
-    """All of them, by name."""
+    """Return all recipes by name."""
     return [_recipe(entry) for entry in library.entries("recipes")]
 
 
 def settings(
     recipe: Recipe, *, model: ModelSpec, gpu: GpuSpec, num_gpus: int, workload: TrainingWorkload
 ) -> dict[str, dict[str, Any]]:
-    """Return what the recipe sets for a training: values of keys of `training` and of
-    `parallel`.
-    """
+    """Return what the recipe sets for a training: values of keys of `training` and `parallel`."""
     values: dict[str, dict[str, Any]] = {"training": {}, "parallel": {}}
     model, gpu = like_model(recipe, model), like_gpu(recipe, gpu)
     for rule in recipe.rules:
@@ -85,8 +86,8 @@ def settings(
 
 
 def with_recipe(query: Query, *, model: ModelSpec, gpu: GpuSpec, num_gpus: int) -> Query:
-    """The query with what its recipe sets where the query says nothing; what it writes stays. A
-    recipe of another framework brings it.
+    """Return the query with its recipe's values for open keys; a recipe of another framework sets
+    that too.
     """
     workload, parallel = query.training, query.parallel
     assert workload is not None
@@ -100,16 +101,16 @@ def with_recipe(query: Query, *, model: ModelSpec, gpu: GpuSpec, num_gpus: int) 
             if workload.framework == TrainingWorkload.framework
             else workload.framework
         )
-        if workload.offload is not None:  # the fraction belongs to what is offloaded
+        if workload.offload is not None:  # offload_fraction applies to the recipe's offload
             training = replace(training, offload_fraction=None)
-        if workload.cuda_graphs is not None:  # as what is recorded to the graphs
+        if workload.cuda_graphs is not None:  # recorded modules apply to its graphs
             training = replace(training, cuda_graph_modules=None)
-        if parallel.zero_stage is not None:  # and when gradients are reduced to the stage
+        if parallel.zero_stage is not None:  # and the reduction of gradients to its stage
             training = replace(training, gradient_reduction=None)
         workload = replace(
             _filled(workload, training, TRAINING_KNOBS), framework=framework, recipe=None
         )
-        if training.overlap is not None:  # each kind on its own
+        if training.overlap is not None:  # each kind separately
             kinds = _filled(workload.overlap or OverlapSpec(), training.overlap, OVERLAPS)
             workload = replace(workload, overlap=kinds)
         parallel = _filled(parallel, knobs, PARALLEL_KNOBS)
@@ -127,8 +128,10 @@ def assumed(
     gpu: GpuSpec,
     strategy: Strategy,
 ) -> dict[str, object]:
-    """The value of each knob by its key, where the query as asked left it open and it matters to
-    this training: `workload` and `parallel` are the query's with its recipe.
+    """Return the assumed value of each setting that the query leaves open and that matters to this
+    training.
+
+    `workload` and `parallel` are the query's with its recipe.
     """
     before = query.training
     assert before is not None
@@ -186,7 +189,9 @@ def _training_values(workload: TrainingWorkload, model: ModelSpec) -> Iterator[t
 def _parallel_value(
     name: str, parallel: ParallelQuery, model: ModelSpec, strategy: Strategy
 ) -> object:
-    """None where it does not matter, or a ranking varies it: each answer has its `parallel`."""
+    """Return None if it does not matter, or if a ranking varies it: answers contain their
+    `parallel`.
+    """
     if name == "context_parallel_communication":
         return strategy.context_parallel_communication
     if name == "moe_token_dispatcher_type":
@@ -198,7 +203,7 @@ def _parallel_value(
 
 
 def _filled(written: S, usual: S, names: tuple[str, ...]) -> S:
-    """What is written, and the usual values where nothing is."""
+    """Return written values, and the usual values for others."""
     open_names = (name for name in names if getattr(written, name) is None)
     return replace(
         written,
@@ -207,9 +212,7 @@ def _filled(written: S, usual: S, names: tuple[str, ...]) -> S:
 
 
 def _typed(values: Mapping[str, Mapping[str, Any]]) -> tuple[TrainingWorkload, ParallelQuery]:
-    """Values of both sections, checked as a query's are; what no recipe sets stands at its
-    default.
-    """
+    """Return values of both sections, validated like a query's; others have their defaults."""
     sizes = {"sequence_length": 1, "global_batch_size": 1}
     return schema.parse(TrainingWorkload, {**sizes, **values["training"]}), schema.parse(
         ParallelQuery, values["parallel"]
@@ -241,10 +244,12 @@ def _recipe(entry: library.Entry) -> Recipe:
 
 
 def _without_overruled(rules: tuple[RecipeRule, ...]) -> tuple[RecipeRule, ...]:
-    """The rules without what later ones set anew for all of an earlier one's trainings."""
+    """Return the rules without values that later rules override for all trainings of an earlier
+    rule.
+    """
     kept: list[RecipeRule] = []
     later: defaultdict[str, list[RecipeRule]] = defaultdict(list)
-    """Rules behind the one at hand, by each key that they set."""
+    """Later rules by each key that they set."""
     for rule in reversed(rules):
         sections = {"training": rule.training, "parallel": rule.parallel}
         left = {
@@ -264,7 +269,7 @@ def _without_overruled(rules: tuple[RecipeRule, ...]) -> tuple[RecipeRule, ...]:
 
 
 def _listed(entry: library.Entry) -> dict[str, Any]:
-    """The fields LISTED that the entry, or else the recipe that it extends, has."""
+    """Return the LISTED fields of the entry, or else of the recipe that it extends."""
     base = entry.fields.get("extends")
     inherited = (
         {} if base is None else _listed(library.entry("recipes", base, field="training.recipe"))
@@ -273,7 +278,7 @@ def _listed(entry: library.Entry) -> dict[str, Any]:
 
 
 def _rules(entry: library.Entry, *, seen: tuple[str, ...] = ()) -> list[Any]:
-    """The rules of the recipe that this one extends, then its own."""
+    """Return the rules of the extended recipe, then its own."""
     base, own = entry.fields.get("extends"), list(entry.fields.get("rules", []))
     if base is None:
         return own

@@ -1,4 +1,4 @@
-"""Which recomputation a training may ask for."""
+"""Rules for supported recomputation of a training."""
 
 from hp_tool.domain.frameworks import wrapped
 from hp_tool.domain.model import ModelSpec
@@ -8,7 +8,7 @@ from hp_tool.errors import InputError, UnsupportedError
 
 
 def first_case(*cases: tuple[object, str]) -> str | None:
-    """Return the name of the first case that holds."""
+    """Return the name of the first case that applies."""
     return next((name for holds, name in cases if holds), None)
 
 
@@ -18,7 +18,7 @@ def refuse(
     error: type[InputError] = InputError,
     code: str | None = None,
 ) -> None:
-    """Raise `error` with the message of the first case that holds."""
+    """Raise `error` with the message of the first case that applies."""
     if message := first_case(*cases):
         raise error(message, field=field, code=code)
 
@@ -42,11 +42,11 @@ def check_recompute(spec: Recompute, model: ModelSpec, workload: TrainingWorkloa
 
 
 PER_OP_FRAMEWORKS = ("torch-fsdp", "torchtitan")
-"""Frameworks that have torchtitan's selective checkpoints by operation."""
+"""Frameworks with torchtitan's selective checkpoints by operation."""
 
 
 def _check_per_op(model: ModelSpec, workload: TrainingWorkload, *, field: str) -> None:
-    """The operations and their order are known for Llama's blocks."""
+    """Check the model: the order of operations is known for Llama's blocks only."""
     if workload.framework not in PER_OP_FRAMEWORKS:
         raise UnsupportedError(
             f"recompute per_op is torch-fsdp's, not {workload.framework}'s; choose none, selective "
@@ -76,7 +76,7 @@ def _check_modules(
     *,
     field: str,
 ) -> None:
-    """Each module must exist in the model: Megatron Core silently skips some of the missing
+    """Check that each module exists in the model; Megatron Core silently skips some missing
     ones.
     """
     refuse(

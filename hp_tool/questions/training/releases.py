@@ -1,6 +1,4 @@
-"""What a framework's release changes: how tokens reach experts by default, how fast steps are, how
-far predictions scatter.
-"""
+"""Effects of a framework's release: default dispatcher, step time, scatter of predictions."""
 
 from __future__ import annotations
 
@@ -19,25 +17,22 @@ from hp_tool.domain.releases import (
 )
 
 MOST_YEARS_AHEAD, MOST_YEARS_BACK = 1.0, 4.0
-"""How far the trend of releases is carried: as far back as there are runs of today's frameworks,
-and a year ahead of them.
+"""Maximum extrapolation of the release trend: back as far as runs of today's frameworks exist, and
+a year ahead.
 """
 
 
 def usual_dispatcher(framework_version: str | None) -> TokenDispatcher:
-    """flex from the releases of FLEX_IS_USUAL on; alltoall, which runs everywhere, before them and
-    for unknown releases.
-    """
+    """Return flex from the releases of FLEX_IS_USUAL on, else alltoall, which runs everywhere."""
     return "flex" if has_come(framework_version or "", since=FLEX_IS_USUAL) else "alltoall"
 
 
 def release_factor(framework: FrameworkEfficiency, release: str | None) -> float:
-    """Return the step time under a release of the framework over that under the newest release of
-    its measured runs.
+    """Return the step time under a release over that under the newest release of its measured runs.
 
-    The trend of today's releases gives it. Constants of one software (2022's, on A100) carry the
-    trend back in time alone: none of their runs is newer. 1 for releases that no query names, and
-    for Megatron Core's own versions, which have no date.
+    It follows the trend of today's releases. Constants of a single software version (2022's, on
+    A100) use the trend only back in time, because none of their runs is newer. 1 for unknown
+    releases, and for Megatron Core's own versions, which have no date.
     """
     if not framework.yearly_gain or framework.newest_release is None or release is None:
         return 1.0
@@ -52,12 +47,12 @@ def release_factor(framework: FrameworkEfficiency, release: str | None) -> float
 def release_variance(
     profile: EfficiencyProfile, *, experts: bool, gpu: GpuSpec, release: str | None
 ) -> float:
-    """Return what a model's experts and its framework's release add to the variance of ln(measured
-    / predicted step time).
+    """Return the variance of ln(measured / predicted step time) that experts and the release
+    add.
     """
     constants, more = profile.framework, 0.0
     if experts and constants.expert_time_log_sd is None:
-        # No run of the framework had experts: they scatter as Megatron Core's of all releases do.
+        # No run of the framework had experts, so they scatter like Megatron Core's of all releases.
         measured = efficiency(gpu=gpu, framework="megatron-core").framework
         more += (measured.expert_time_log_sd or 0.0) ** 2 + (
             measured.earlier_expert_time_log_sd or 0.0
@@ -73,12 +68,12 @@ def release_variance(
 def unsaid_release_variance(
     profile: EfficiencyProfile, *, experts: bool, release: str | None
 ) -> float:
-    """Return what of it a release that nobody named adds: all runs of one machine have it in
-    common.
+    """Return the part of that variance due to an unnamed release, common to all runs of one
+    machine.
     """
     constants = profile.framework
     several = (
         constants.newest_release is not None and constants.newest_release >= LATEST
-    )  # others are one software's
+    )  # others have a single software version
     unsaid = several and release is None and not experts and constants.stands_for is None
     return profile.doubts.unsaid_release_log_sd**2 if unsaid else 0.0

@@ -1,6 +1,4 @@
-"""What a training query may not say, refused by name: fields that do not go together, and what this
-version does not model.
-"""
+"""Rules for training queries: incompatible fields, and unsupported features, rejected by name."""
 
 from typing import Any
 
@@ -30,7 +28,12 @@ _PLAIN_SCHEDULES = {"1f1b", "interleaved"}
 
 
 def check_training(query: Query, *, model: ModelSpec, cluster: ClusterSpec) -> None:
-    """Raises InputError or UnsupportedError, which name the field to change."""
+    """Check a training query.
+
+    Raises:
+        InputError: Fields are incompatible; the error names the field to change.
+        UnsupportedError: A feature is not modelled.
+    """
     workload, parallel = query.training, query.parallel
     assert workload is not None  # checked with the kind
     _check_of_training(query)
@@ -356,7 +359,9 @@ def _check_adapters(model: ModelSpec, workload: TrainingWorkload) -> None:
 
 
 def _check_frozen(model: ModelSpec, workload: TrainingWorkload, parallel: ParallelQuery) -> None:
-    """Parts frozen by name, in plain pipelines of decoders; LoRA freezes everything already."""
+    """Check parts frozen by name, in plain pipelines of decoders; LoRA freezes everything
+    already.
+    """
     if not workload.frozen:
         return
     if model.tie_word_embeddings and set(workload.frozen) != {"embedding", "output_layer"}:
@@ -385,8 +390,8 @@ def _check_frozen(model: ModelSpec, workload: TrainingWorkload, parallel: Parall
 def _check_merged_passes(
     model: ModelSpec, workload: TrainingWorkload, parallel: ParallelQuery
 ) -> None:
-    """What Megatron Core's overlap_moe_expert_parallel_comm needs of model and workload; sizes are
-    a matter of the space.
+    """Check model and workload for overlap_moe_expert_parallel_comm of Megatron Core; the space
+    checks sizes.
     """
     field = "training.overlap.expert_parallel"
     if wrapped(workload.framework) != "megatron-core":
@@ -420,7 +425,7 @@ def _check_merged_passes(
 
 
 def _check_release(model: ModelSpec, workload: TrainingWorkload) -> None:
-    """Refuse what the release of Megatron Core does not start."""
+    """Reject what the release of Megatron Core does not start."""
     if workload.cuda_graphs and (refused := refused_recording(workload, model)):
         raise InputError(refused, field="training.cuda_graphs")
     release = workload.framework_version or ""
@@ -483,13 +488,11 @@ _PLAIN: dict[str, dict[str, tuple[Any, ...]]] = {
         "recompute": ("none", "full"),
     },
 }
-"""What the measured runs of plain frameworks used."""
+"""Values in the measured runs of plain frameworks."""
 
 
 def _check_plain(model: ModelSpec, workload: TrainingWorkload, parallel: ParallelQuery) -> None:
-    """Refuse what the framework does not have, or none of its measured runs used: another's figures
-    are no answer.
-    """
+    """Reject what the framework does not support, or none of its measured runs used."""
     framework = workload.framework
     if (
         model.architecture != "decoder"

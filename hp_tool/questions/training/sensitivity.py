@@ -1,5 +1,5 @@
-"""What a recommendation depends on: rankings on other numbers of devices, without an axis, and on
-better hardware.
+"""Sensitivity of a recommendation: other numbers of devices, without an axis, and on better
+hardware.
 """
 
 import math
@@ -20,7 +20,7 @@ from hp_tool.questions.training.ranking.recommend import device_counts
 
 NEAR_CHEAPEST = 1.05
 FASTER, LARGER = 2.0, 1.5
-"""Bandwidths and memory of the better hardware, over today's."""
+"""Bandwidth and memory factors of the better hardware."""
 PLAIN: dict[str, int | str] = {
     "tensor_parallel_size": 1,
     "pipeline_parallel_size": 1,
@@ -33,15 +33,17 @@ PLAIN: dict[str, int | str] = {
     "zero_stage": 0,
     "data_parallel_shard_size": 0,
 }
-"""Each axis as if it were not used."""
+"""The value of each axis that disables it."""
 
 
 def sensitivity(query: Query, *, calibrations: Calibrations | None = None) -> Sensitivity:
-    """How the fastest step changes with the number of devices, without each axis, and on better
+    """Return the fastest step with other numbers of devices, without each axis, and on better
     hardware.
 
-    Each figure is the best of a ranking of its own, by predicted step time. Raises UnsupportedError
-    for two kinds of GPU.
+    Each figure is the best of a separate ranking, by predicted step time.
+
+    Raises:
+        UnsupportedError: The cluster has two kinds of GPU.
     """
     problem = resolve_training(query)
     if problem.kinds:
@@ -90,7 +92,7 @@ def sensitivity(query: Query, *, calibrations: Calibrations | None = None) -> Se
 
 
 def _counts(problem: TrainingProblem) -> list[int]:
-    """The cluster's number of devices and its halves, quarters and so on, as far as those can be
+    """Return the cluster's number of devices and its halves, quarters and so on that can be
     filled.
     """
     most = problem.cluster.num_gpus
@@ -134,7 +136,7 @@ def _without(problem: TrainingProblem, name: str) -> TrainingProblem:
 
 
 def _better(cluster: ClusterSpec) -> list[tuple[str, ClusterSpec]]:
-    """The cluster with each of its limits raised, as far as it has it."""
+    """Return the cluster with each of its limits raised."""
     gpu = cluster.gpu
     memory = replace(cluster, gpu=replace(gpu, memory_bytes=int(LARGER * gpu.memory_bytes)))
     clusters = [(f"{LARGER:g} x memory", memory)]

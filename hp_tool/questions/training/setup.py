@@ -1,4 +1,4 @@
-"""A training configuration as other tools' files need it."""
+"""The setup of a training configuration for other tools' files."""
 
 import math
 from dataclasses import replace
@@ -19,8 +19,8 @@ from hp_tool.questions.training.problem import TrainingProblem
 
 
 def training_setup(problem: TrainingProblem, config: ParallelConfig) -> TrainingSetup:
-    """Return the case of one training configuration; a reduced run of it takes fewer devices than
-    the problem has.
+    """Return the case of one training configuration; a reduced run uses fewer devices than the
+    problem.
     """
     model_parallel = (
         config.tensor_parallel_size * config.pipeline_parallel_size * config.context_parallel_size
@@ -43,15 +43,16 @@ def training_setup(problem: TrainingProblem, config: ParallelConfig) -> Training
 
 
 def _dispatcher(strategy: Strategy, config: ParallelConfig) -> TokenDispatcher:
-    """alltoall where each rank has all experts, which Megatron Core's flex refuses."""
+    """Return alltoall if each rank has all experts, for which Megatron Core rejects flex."""
     if config.expert_parallel_size * config.expert_tensor_parallel_size == 1:
         return "alltoall"
     return config.moe_token_dispatcher_type or strategy.moe_token_dispatcher_type
 
 
 def _layout(problem: TrainingProblem, config: ParallelConfig) -> PipelineLayout | None:
-    """The layout that has to be written; None where the framework makes it of the sizes, or with a
-    layer less at the ends.
+    """Return the layout to write.
+
+    None if the framework derives it from the sizes, or from one layer fewer at the ends.
     """
     layers, dense, own = (
         problem.model.num_hidden_layers,

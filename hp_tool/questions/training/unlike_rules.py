@@ -1,4 +1,4 @@
-"""What a training of layers that are not all attention and MLP may not ask for, refused by name."""
+"""Rules for trainings with layers other than attention and MLP."""
 
 from hp_tool.domain.blocks import Mixer
 from hp_tool.domain.frameworks import facts, wrapped
@@ -9,16 +9,18 @@ from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.errors import UnsupportedError
 
 _SCHEDULES = {"1f1b", "interleaved", "gpipe", "zb-h1"}
-"""Those without two stages on a rank."""
+"""Schedules without two stages on a rank."""
 _MEGATRON: tuple[Mixer, ...] = ("attention", "gated_delta", "mamba2", "none")
-"""What Megatron Core has layers of (0.16: ssm/, transformer/)."""
+"""Mixers of Megatron Core (0.16: ssm/, transformer/)."""
 
 
 def check_unlike(
     *, model: ModelSpec, workload: TrainingWorkload, parallel: ParallelQuery, cluster: ClusterSpec
 ) -> None:
-    """Raise UnsupportedError for what is not modelled, or the framework lacks, with layers other
-    than attention and MLP.
+    """Check trainings with layers other than attention and MLP.
+
+    Raises:
+        UnsupportedError: A feature is not modelled, or the framework lacks a mixer.
     """
     if model.is_uniform and model.index_topk is None:
         return
@@ -44,7 +46,7 @@ def check_unlike(
 def _cases(
     model: ModelSpec, workload: TrainingWorkload, parallel: ParallelQuery, cluster: ClusterSpec
 ) -> tuple[tuple[object, tuple[str, str]], ...]:
-    """(whether it is asked for, (field, what it is called))."""
+    """Yield (whether it is used, (field, its name))."""
     return (
         (
             facts(workload.framework).is_plain,

@@ -1,4 +1,4 @@
-"""Settings that a query leaves open, as the framework's current recipes have them."""
+"""Settings that a query leaves open, from the framework's current recipes."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from hp_tool.questions.training.with_recipe import with_recipe_figure
 def usual_settings(
     estimate: Estimate, *, query: Query, problem: TrainingProblem | None = None
 ) -> dict[str, Any]:
-    """Return the settings by path that runs of this kind usually have and the query leaves open.
+    """Return the settings by path that such runs usually have and the query leaves open.
 
-    Mixtures of experts: today's recipe, because their steps differ up to threefold between
-    settings that nobody leaves at the framework's defaults. Other models: CUDA graphs, if launches
-    bound the step on a GPU whose recipes record them.
+    Mixtures of experts use today's recipe, because their steps differ up to threefold between
+    settings that nobody leaves at the framework's defaults. Other models use CUDA graphs if
+    launches limit the step on a GPU whose recipes use them.
     """
     problem = problem or resolve_configuration(query).problem
     if problem.model.num_experts:
@@ -34,11 +34,11 @@ def usual_settings(
 
 
 def records_graphs(cluster: ClusterSpec) -> bool:
-    """Return whether current recipes record CUDA graphs on this class of GPU where launches bound a
-    step: those with 8-bit matmuls, joined by NVLink.
+    """Return whether current recipes use CUDA graphs on this class of GPU if launches limit a step.
 
-    Source: Megatron Bridge 26.08 (Llama 3 8B on B200 to GB300, mixtures from H100 on) and NVIDIA's
-    LoRA in MLPerf Training 5.0 (from 64 H100 or B200 on).
+    These GPUs have 8-bit matmuls and NVLink. Source: Megatron Bridge 26.08 (Llama 3 8B on B200 to
+    GB300, mixtures from H100 on) and NVIDIA's LoRA in MLPerf Training 5.0 (from 64 H100 or B200
+    on).
     """
     gpu = cluster.gpu
     return gpu.nvlink_bandwidth_bytes_per_second is not None and (
@@ -47,7 +47,7 @@ def records_graphs(cluster: ClusterSpec) -> bool:
 
 
 def with_settings(query: Query, settings: Mapping[str, Any]) -> ResolvedConfiguration | None:
-    """Return the query's configuration with these settings; None if it cannot run so."""
+    """Return the query's configuration with these settings; None if it is not supported."""
     try:
         resolved = resolve_configuration(parse_query(lay(query_mapping(query), dict(settings))))
     except HpToolError:
@@ -62,9 +62,9 @@ def as_usual(
     problem: TrainingProblem | None = None,
     with_fixes: bool = False,
 ) -> Estimate:
-    """Return the estimate with the usual settings; the same one if there are none.
+    """Return the estimate with the usual settings; unchanged if there are none.
 
-    The interval reaches up to the step without them, and `provenance.usual` names both.
+    The interval extends to the step without them, and `provenance.usual` names both.
     """
     settings = usual_settings(estimate, query=query, problem=problem) if estimate.time else {}
     resolved = with_settings(query, settings) if settings else None
@@ -84,7 +84,7 @@ def as_usual(
 def answered(
     query: Query, *, resolved: ResolvedConfiguration | None = None
 ) -> tuple[Query, Estimate]:
-    """Return the query with the usual settings, and the estimate that it has as an answer."""
+    """Return the query with the usual settings, and its estimate."""
     resolved = resolved or resolve_configuration(query)
     plain = resolved.estimate(with_fixes=False)
     estimate = as_usual(plain, query=query, problem=resolved.problem)

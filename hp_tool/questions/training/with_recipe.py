@@ -1,4 +1,4 @@
-"""What today's recipe would give a query that names none."""
+"""The step time with today's recipe for a query without a recipe."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from hp_tool.questions.training.recipes import recipe
 NEWEST = "megatron-bridge"
 AUDITED = "mlperf-training-5.0"
 TRAINED = (*(f"training.{name}" for name in CHOICES), "training.frozen_precision")
-"""Knobs that change the numbers that are trained."""
+"""Settings that change the numerics."""
 CAPACITY = "training.expert_capacity_factor"
 OF_THE_LAYOUT: tuple[tuple[dict[str, Any], dict[str, Any]], ...] = (
     ({}, {}),
-    ({"cuda_graphs": True}, {}),  # of whole iterations, which go with layers that are recomputed
+    ({"cuda_graphs": True}, {}),  # of whole iterations, which allow recomputation of layers
     ({"cuda_graphs": False}, {}),
     ({"overlap": OverlapSpec(expert_parallel=False)}, {}),
     ({"overlap": OverlapSpec(expert_parallel=False), "cuda_graphs": False}, {}),
@@ -34,19 +34,18 @@ OF_THE_LAYOUT: tuple[tuple[dict[str, Any], dict[str, Any]], ...] = (
         {"zero_stage": 1, "recompute": "none"},
     ),
 )
-"""Values of `training` and `parallel` in place of what a recipe chose for its own layout, tried in
-turn until they can run.
+"""Replacements for values that a recipe chose for its own layout, tried in turn until one is
+supported.
 """
 
 
 def with_recipe_figure(
     estimate: Estimate, *, query: Query, problem: TrainingProblem | None = None
 ) -> Estimate:
-    """Return the estimate of the query's one configuration with the step that today's recipe would
-    take.
+    """Return the estimate with the step time of today's recipe.
 
-    Queries that name a recipe, and frameworks and devices that no recipe is for, have none.
-    `problem`: the query's, if it was resolved earlier.
+    Queries with a recipe, and frameworks and devices without one, are unchanged. `problem` is the
+    query's, if it was resolved earlier.
     """
     workload = query.training
     if workload is None or workload.recipe is not None or estimate.time is None:
@@ -63,7 +62,7 @@ def with_recipe_figure(
     else:
         return estimate
     figure = resolved.estimate(with_fixes=False)
-    assert figure.time is not None and figure.intervals is not None  # a legal configuration's
+    assert figure.time is not None and figure.intervals is not None  # the configuration is legal
     changes = _changes(before=problem, after=resolved.problem)
     if not changes:
         return estimate
@@ -82,8 +81,10 @@ def with_recipe_figure(
 
 
 def _todays(problem: TrainingProblem) -> str | None:
-    """The recipe for a training: of the release that the query names; of the audited runs where
-    these alone have its model and task; else the newest.
+    """Return the recipe for a training.
+
+    It is that of the query's release, that of the audited runs if only these have its model and
+    task, else the newest.
     """
     workload, gpu = problem.workload, problem.cluster.gpu
     if (
@@ -110,12 +111,12 @@ def _todays(problem: TrainingProblem) -> str | None:
 def _resolved(query: Query) -> ResolvedConfiguration | None:
     try:
         return resolve_configuration(query)
-    except HpToolError:  # what the recipe sets does not run on this layout
+    except HpToolError:  # this layout does not support what the recipe sets
         return None
 
 
 def _filled(query: Query, *, training: Mapping[str, Any], parallel: Mapping[str, Any]) -> Query:
-    """The query with these values where it says nothing."""
+    """Return the query with these values for open keys."""
     assert query.training is not None
     workload, layout = query.training, query.parallel
     filled = replace(workload, **_open(workload, training))
@@ -123,12 +124,12 @@ def _filled(query: Query, *, training: Mapping[str, Any], parallel: Mapping[str,
 
 
 def _open(section: TrainingWorkload | ParallelQuery, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of the values whose key the section leaves open."""
+    """Return the values whose key the section leaves open."""
     return {name: value for name, value in values.items() if getattr(section, name) is None}
 
 
 def _paths(query: Query, named: Query) -> dict[str, Any]:
-    """What was put into the query beside the recipe, by path."""
+    """Return what was inserted into the query in addition to the recipe, by path."""
     before, after = (schema.to_dict(each) for each in (query, named))
     return {
         f"{section}.{name}": value
@@ -139,7 +140,7 @@ def _paths(query: Query, named: Query) -> dict[str, Any]:
 
 
 def _changes(*, before: TrainingProblem, after: TrainingProblem) -> dict[str, Any]:
-    """Knobs by path that the recipe sets otherwise than the query leaves them."""
+    """Return settings by path that the recipe sets to other values than the query's."""
     old, new = (_knobs(each) for each in (before, after))
     return {
         path: value
@@ -161,7 +162,7 @@ def _knobs(problem: TrainingProblem) -> dict[str, Any]:
 def _gains(
     named: Query, *, changes: Mapping[str, Any], before: TrainingProblem, step_s: float
 ) -> dict[str, float]:
-    """How many times as long a step would take without each knob that changes what is trained."""
+    """Return the step-time ratio without each setting that changes the numerics."""
     gains: dict[str, float] = {}
     for path in (path for path in changes if path in TRAINED and path in before.assumed):
         if path == CAPACITY and before.workload.expert_capacity_factor is None:
@@ -177,5 +178,5 @@ def _gains(
 
 
 def _with_all_tokens(problem: TrainingProblem) -> TrainingProblem:
-    """The problem without a capacity of experts, which no query of the recipe can state."""
+    """Return the problem without an expert capacity, which no query of the recipe can set."""
     return replace(problem, workload=replace(problem.workload, expert_capacity_factor=None))

@@ -1,3 +1,1 @@
-"""The ranking of a training query: bounds, enumeration, order, the row to try, and the nearest
-misses.
-"""
+"""The ranking of a training query: bounds, enumeration, order, choice of rank 1, nearest misses."""

@@ -1,5 +1,5 @@
-"""Stages of unlike layers that take equally long, for the pipelines of a ranking in which that may
-win.
+"""Pipelines with unlike layers whose stages take equally long, for rankings in which they may
+gain.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ from hp_tool.questions.training.problem import TrainingProblem
 from hp_tool.questions.training.ranking.exact import BestSearch, Open
 
 WORTH = 0.99
-"""Of a pipeline with the usual stages: what it must take with others."""
+"""Maximum time relative to a pipeline with the default stages."""
 
 
 def balanced(search: BestSearch) -> Iterator[tuple[TrainingProblem, Open]]:
-    """The search's problem with stages that take equally long and the layouts to try them with, for
-    each number of stages and chunks: those of its fastest layout, by which the bounds of the others
-    fall too.
+    """Return the search's problem with balanced stages, and the layouts to try them with.
+
+    Balanced stages are computed for each number of stages and chunks, from its fastest layout. This
+    also lowers the bounds of other layouts.
     """
     problem, model = search.problem, search.problem.model
     if not search.pipelined or problem.parallel.pipeline_layout is not None:

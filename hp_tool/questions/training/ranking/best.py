@@ -1,4 +1,4 @@
-"""The best of all that a query leaves free, with every strategy that it leaves open."""
+"""The best of all that a query leaves free, with every open strategy."""
 
 from __future__ import annotations
 
@@ -22,40 +22,40 @@ from hp_tool.questions.training.ranking.rank import RERANKED, CostedRows, with_r
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Best:
-    """What may be among a query's best, best first; arrays of shape (n,)."""
+    """Candidates for a query's best, best first; arrays of shape (n,)."""
 
     problems: tuple[TrainingProblem, ...]
-    """The query's, and the same with strategies that it leaves open; of each value of `training`
-    that it lists.
+    """The query's problem, and those with open strategies, for each value of `training` that it
+    lists.
     """
     predictors: tuple[CalibratedPredictor | None, ...]
-    """What corrects each problem's costs."""
+    """Calibrated predictor of each problem."""
     rows: CostedRows
     variant: IntArray
-    """Which of `problems` each row belongs to."""
+    """Index in `problems` of each row."""
     layout: IntArray
-    """Equal for rows that differ in recomputation and sharding alone."""
+    """Equal for rows that differ only in recomputation and sharding."""
     value_s: FloatArray
-    """What ranks them."""
+    """Ranking criterion in seconds."""
     computed: int
     pruned: int
     feasible: int
     rejections: dict[str, int]
 
     def take(self, indices: NDArray[np.intp]) -> Best:
-        """The chosen rows, in the given order."""
+        """Return the chosen rows, in the given order."""
         chosen = {name: getattr(self, name)[indices] for name in ("variant", "layout", "value_s")}
         return replace(self, rows=self.rows.take(indices), **chosen)
 
     def ordered(self) -> Best:
-        """The acceptable rows, best first."""
+        """Return the acceptable rows, best first."""
         order = np.lexsort((self.rows.memory_total_bytes, self.value_s))
         return self.take(order[np.isfinite(self.value_s[order])])
 
     @staticmethod
     def joined(parts: Sequence[Best]) -> Best:
-        """The rows of several trainings, of at least one, in seconds for as many tokens as a step
-        of the first has.
+        """Join the rows of several trainings, in seconds for as many tokens as a step of the first
+        has.
         """
         if len(parts) == 1:
             return parts[0]
@@ -89,8 +89,9 @@ def best_of(
     rank_by: RankBy = "expected",
     predictor: CalibratedPredictor | None = None,
 ) -> Best:
-    """Every candidate that fewer than `keep` layouts beat or that is nearly the fastest, with
-    others met; best first.
+    """Return every candidate beaten by fewer than `keep` layouts or nearly the fastest, best first.
+
+    Other evaluated candidates may be included.
     """
     problems = [problem]
     searches = [BestSearch(problem, keep=keep, rank_by=rank_by, predictor=predictor).run()]
@@ -127,7 +128,7 @@ def best_of(
 
 
 def _reranked(search: BestSearch, predictor: CalibratedPredictor) -> CostedRows:
-    """The search's rows with residuals, which are too slow for more than RERANKED of them."""
+    """Return the search's rows with residuals, which are too slow for more than RERANKED rows."""
     kept = np.argsort(search.value(search.rows), kind="stable")[:RERANKED]
     search.rows, search.layout = search.rows.take(kept), search.layout[kept]
     if not len(kept):

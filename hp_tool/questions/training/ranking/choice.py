@@ -1,6 +1,4 @@
-"""From what is among the best to the rows shown: groups that cannot be told apart, and the one to
-try first.
-"""
+"""Choose the rows to show: groups of tied rows, and the one to try first."""
 
 from __future__ import annotations
 
@@ -26,7 +24,7 @@ from hp_tool.questions.training.ranking.exact import NEAR, NEAR_MEASURED
 from hp_tool.questions.training.ranking.rank import recommendations
 
 COARSE = 0.05
-"""Share of the device's memory up to which two candidates leave equally much free."""
+"""Fraction of the device's memory within which two candidates leave equally much free."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,19 +33,19 @@ class Choice:
 
     best: Best
     group: IntArray
-    """(n,) of each row, from 1."""
+    """(n,) group of each row, from 1."""
     sizes: tuple[int, ...]
-    """Layouts in each group, up to the last row's."""
+    """Number of layouts in each group, up to the last row's."""
     faster: Best | None = None
-    """The fastest row, if only its unmeasured features keep it from being rank 1."""
+    """The fastest row, if only its unmeasured features exclude it from rank 1."""
 
 
 def choose(best: Best, *, count: int) -> Choice:
-    """The `count` best layouts, each with its best recomputation and sharding, in groups.
+    """Return the `count` best layouts, each with its best recomputation and sharding, in groups.
 
-    Rank 1 is the simplest and safest candidate of group 1 that takes at most NEAR times its
-    fastest. If a candidate with measured features takes at most NEAR_MEASURED times as long as the
-    fastest, it is of those.
+    Rank 1 is the simplest and safest candidate of group 1 that takes at most NEAR times as long as
+    the fastest. If a candidate with measured features takes at most NEAR_MEASURED times as long as
+    the fastest, only such candidates are considered.
     """
     if not len(best.layout):
         return Choice(best=best, group=np.zeros(0, dtype=np.int64), sizes=())
@@ -83,8 +81,10 @@ def choose(best: Best, *, count: int) -> Choice:
 
 
 def _groups(best: Best) -> IntArray:
-    """(n,) the group of each row: a new one begins with the first that can be told apart from the
-    first of the last.
+    """Return (n,) the group of each row.
+
+    A new group begins with the first row that is distinguishable from the first of the previous
+    group.
     """
     group, start = np.ones(len(best.layout), dtype=np.int64), 0
     while len(apart := np.flatnonzero(~_alike(best, start)[start:])):
@@ -94,8 +94,8 @@ def _groups(best: Best) -> IntArray:
 
 
 def _alike(best: Best, first: int) -> BoolArray:
-    """(n,) whether the 90 % interval of the ratio of each row's step time to that of row `first`
-    holds 1.
+    """Return (n,) whether the 90% interval of the ratio of each step time to that of row `first`
+    contains 1.
     """
     unmeasured = _unmeasured(best)
     differing = (unmeasured ^ unmeasured[first]).sum(axis=1)
@@ -103,7 +103,7 @@ def _alike(best: Best, first: int) -> BoolArray:
     same = np.array([problem.workload == mine for problem in best.problems])[best.variant]
     apart = math.sqrt(2.0) * step_log_sd(
         case=first_of_all
-    )  # of two trainings nothing is taken to cancel
+    )  # errors of two trainings are assumed not to cancel
     bound = NORMAL_QUANTILE * np.where(
         same, ratio_log_sd(first_of_all.profile, differing=differing), apart
     )
@@ -112,7 +112,7 @@ def _alike(best: Best, first: int) -> BoolArray:
 
 
 def _measured(best: Best) -> BoolArray:
-    """(n,) whether measured runs have all features of each row's layout."""
+    """Return (n,) whether measured runs have all features of each row's layout."""
     measured = np.ones(len(best.layout), dtype=np.bool_)
     for number, problem in enumerate(best.problems):
         rows = np.flatnonzero(best.variant == number)
@@ -122,7 +122,7 @@ def _measured(best: Best) -> BoolArray:
 
 
 def _unmeasured(best: Best) -> BoolArray:
-    """(n, features) whether each row uses each feature that no measured run has."""
+    """Return (n, features) whether each row uses each feature without measured runs."""
     unmeasured = np.zeros((len(best.layout), 0), dtype=np.bool_)
     for number, problem in enumerate(best.problems):
         rows = np.flatnonzero(best.variant == number)
@@ -145,9 +145,11 @@ def simplest(
     value_s: FloatArray,
     more_axes: IntArray | int = 0,
 ) -> int:
-    """The row to try: safe, then on the fewest axes, then with the most devices left when a node is
-    lost, then with most free memory, then fastest. `fails`: chance of running out of memory;
-    `more_axes` are used besides those of the candidate.
+    """Return the row to try.
+
+    The criteria in order: safe, fewest axes, most devices remaining after the loss of a node, most
+    free memory, fastest. `fails` is the probability of running out of memory. `more_axes` are used
+    in addition to the candidate's.
     """
     free = np.floor(total_bytes / problem.cluster.gpu.memory_bytes / COARSE)
     axes = _axes(candidates, layers=problem.model.total_layers) + more_axes
@@ -156,7 +158,7 @@ def simplest(
 
 
 def _axes(c: Candidates, *, layers: int) -> IntArray:
-    """(n,) how many ways to divide the work or to save memory are used beyond the plain ones."""
+    """Return (n,) the number of ways to divide the work or to save memory beyond the basic ones."""
     sizes = (
         c.tensor_parallel_size,
         c.pipeline_parallel_size,
@@ -181,8 +183,9 @@ def _axes(c: Candidates, *, layers: int) -> IntArray:
 
 
 def _left(c: Candidates, problem: TrainingProblem) -> FloatArray:
-    """(n,) share of the replicas that go on when a node is lost: the most that the others hold and
-    that divide the batch.
+    """Return (n,) the fraction of replicas that continue after the loss of a node.
+
+    These are the most that fit on the other nodes and divide the batch.
     """
     cluster, batch = problem.cluster, problem.workload.global_batch_size
     ranks = c.tensor_parallel_size * c.pipeline_parallel_size * c.context_parallel_size
@@ -196,7 +199,7 @@ def _left(c: Candidates, problem: TrainingProblem) -> FloatArray:
 
 
 def recommendations_of(best: Best) -> tuple[Recommendation, ...]:
-    """The rows in full, ranked in their order."""
+    """Return the rows in full, ranked in their order."""
     described: dict[int, Recommendation] = {}
     for number, (problem, predictor) in enumerate(zip(best.problems, best.predictors, strict=True)):
         places = np.flatnonzero(best.variant == number)
@@ -210,7 +213,7 @@ def recommendations_of(best: Best) -> tuple[Recommendation, ...]:
 
 
 def chosen_recommendations(choice: Choice) -> tuple[Recommendation, ...]:
-    """The choice in full."""
+    """Return the choice in full."""
     rows = recommendations_of(choice.best)
     if choice.faster is not None:
         rows = (replace(rows[0], faster=_faster(choice.faster, than=rows[0])), *rows[1:])
@@ -225,7 +228,7 @@ def chosen_recommendations(choice: Choice) -> tuple[Recommendation, ...]:
 
 
 def _faster(best: Best, *, than: Recommendation) -> Faster:
-    """Return the fastest layout, which has features that no measured run has."""
+    """Return the fastest layout, which has features without measured runs."""
     (row,) = recommendations_of(best)
     near, first = row.estimate.familiarity, than.estimate.familiarity
     assert near is not None and first is not None
@@ -240,7 +243,9 @@ def _faster(best: Best, *, than: Recommendation) -> Faster:
 
 
 def _by_schedule(rows: tuple[Recommendation, ...], *, bound: float) -> tuple[Recommendation, ...]:
-    """Rows ranked without what their schedules save, in the order of what they take with it."""
+    """Return rows ranked without the savings of their schedules, in order of their time with
+    them.
+    """
     ordered = sorted(rows, key=lambda row: row.expected_step_s or math.inf)
     ranking: list[Recommendation] = []
     group, first_s = 0, 0.0
@@ -253,7 +258,7 @@ def _by_schedule(rows: tuple[Recommendation, ...], *, bound: float) -> tuple[Rec
 
 
 def _with_risk(row: Recommendation) -> Recommendation:
-    """The row with its estimate's chance of running out of memory, and the step time with that."""
+    """Return the row with its probability of running out of memory, and its expected step time."""
     known = row.known
     fails = known.out_of_memory_probability
     assert known.time is not None and fails is not None  # legal rows

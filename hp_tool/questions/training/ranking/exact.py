@@ -1,18 +1,16 @@
-"""The best candidates of one problem, found exactly without costing all of it.
+"""Exact search for the best candidates of one problem without costing all of them.
 
-A layout fixes every axis but three: what is recomputed, how states are sharded (ZeRO stage, shard
-size), and how ranks exchange a split sequence. Every layout is costed with the usual values of
-these (`space.axes`); the others are costed only where
-bounds let them matter:
+A layout fixes every axis except recomputation, sharding (ZeRO stage, shard size), and the context
+exchange. Every layout is costed with the usual values of these (`space.axes`). Other values are
+costed only if bounds do not exclude them:
 
 - Recomputation only adds time: no step is shorter than the same one without it.
-- Sharding changes the parts SHARDED alone: a step without these bounds all ways to shard.
-- Exchanging a sequence differently changes the part EXCHANGED alone, and as much of the bubble as
-  its share of a stage.
-- Every recomputation keeps at least its layers' inputs, as full recomputation does, whose memory
+- Sharding changes only the parts SHARDED: a step without these bounds all ways to shard.
+- Another context exchange changes only the part EXCHANGED, and a proportional share of the bubble.
+- Every recomputation saves at least its layers' inputs, like full recomputation, whose memory
   without buffers is a bound.
-- Block recomputation keeps at least what full does; shard groups hold at least what all replicas
-  together do.
+- Block recomputation saves at least as much as full. Shard groups store at least as much as
+  sharding over all replicas.
 """
 
 from __future__ import annotations
@@ -52,15 +50,15 @@ from hp_tool.space import default_axes, legal_chunks, spanned
 
 EXCHANGED = "context_parallel"
 NEAR = 1.01
-"""Rank 1 may take so many times the fastest expected step."""
+"""Maximum ratio of rank 1's expected step to the fastest."""
 NEAR_MEASURED = 1.04
-"""So many times, if measured runs have its features and not those of faster layouts."""
+"""The same if rank 1 has only features of measured runs and faster layouts do not."""
 FIRST, BLOCK = 256, 1 << 17
-"""Rows whose other values are costed first, which lower the limit for the others, and candidates
-costed together then.
+"""Number of rows whose other values are costed first, to lower the limit, and number of candidates
+costed together later.
 """
 ROUNDING = 1.0 - 1e-9
-"""Bounds are sums of floating-point numbers."""
+"""Bounds are sums of floating-point numbers, so they are multiplied by this."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,13 +69,13 @@ class Open:
     layout: IntArray
     """A number for each layout."""
     bound_s: FloatArray
-    """No value of the axis gives a shorter step."""
+    """Lower bound of the step for all values of the axis."""
     full_s: FloatArray
-    """The step with full recomputation, infinity if that is not run."""
+    """The step with full recomputation, infinity if it is not run."""
     full_fits: BoolArray
 
     def take(self, indices: NDArray[np.intp]) -> Open:
-        """The chosen rows, in the given order."""
+        """Return the chosen rows, in the given order."""
         columns: dict[str, Any] = {
             f.name: getattr(self, f.name).take(indices) for f in fields(Open)
         }
@@ -85,7 +83,7 @@ class Open:
 
     @staticmethod
     def joined(parts: list[Open]) -> Open:
-        """The rows of all parts; at least one."""
+        """Join the rows of all parts, at least one."""
         columns: dict[str, Any] = {
             f.name: np.concatenate([getattr(part, f.name) for part in parts])
             for f in fields(Open)[1:]
@@ -97,20 +95,21 @@ class Open:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GridCosts:
-    """Bounds from a grid that was costed, in its shape."""
+    """Bounds from a costed grid, in its shape."""
 
     step_s: FloatArray
     unsharded_s: FloatArray
-    """Without the parts SHARDED."""
+    """Step without the parts SHARDED."""
     exchanged_s: FloatArray
-    """What another exchange of the sequence can save at most."""
+    """Maximum saving of another context exchange."""
     may_fit: BoolArray
-    """Whether any recomputation of the same states may."""
+    """Whether any recomputation with the same states may fit."""
 
 
 class BestSearch:
-    """Finds every candidate of one problem up to `reach_s`: what fewer than `keep` layouts beat, or
-    is nearly the fastest.
+    """Finds every candidate of one problem up to `reach_s`.
+
+    These are beaten by fewer than `keep` layouts or nearly the fastest.
     """
 
     def __init__(
@@ -124,7 +123,7 @@ class BestSearch:
     ) -> None:
         self.problem, self.keep, self.rank_by, self.predictor = problem, keep, rank_by, predictor
         self.slack = max(NEAR, float(np.exp(NORMAL_QUANTILE * ratio_log_sd(problem.profile))))
-        # What takes longer than the longest step in time is not acceptable, whatever else is.
+        # A step longer than the longest permitted one is never acceptable.
         self.reach_s, self.limit_s = min(reach_s, problem.longest_step_s), np.inf
         self.axes = default_axes(query=problem.parallel, case=problem)
         self.modules = more_module_sets(problem, self.axes)
@@ -139,21 +138,21 @@ class BestSearch:
         self.full = methods.index(FULL_UNIFORM) if FULL_UNIFORM in methods else None
         self.rows = NO_ROWS
         self.layout: IntArray = np.zeros(0, dtype=np.int64)
-        """Of each of `rows`."""
+        """Layout of each of `rows`."""
         self.layouts = 0
         self.computed = self.feasible = self.combinations = 0
         self.rejections: Counter[str] = Counter()
         self.exchanged: list[Open] = []
-        """Layouts of which another exchange of the sequence may matter."""
+        """Layouts of which another context exchange may matter."""
         self.pipelined: list[Open] = []
-        """Layouts of unlike layers, which another split into stages may make shorter than their
-        bounds say.
+        """Layouts of unlike layers, which another division into stages may make faster than their
+        bounds.
         """
         self._unsharded: list[Open] = []
         self._unrecomputed: list[Open] = []
 
     def run_on(self, layouts: Open) -> BestSearch:
-        """Search these layouts alone, which were costed with another exchange before."""
+        """Search only these layouts, which were costed with another exchange before."""
         c = layouts.candidates
         legal = (legality(case=self.problem, candidates=c) == 0) & np.isin(
             c.context_parallel_size, self.axes.context_parallel_size
@@ -172,8 +171,8 @@ class BestSearch:
         return self
 
     def run(self) -> BestSearch:
-        """Gather in `rows` every candidate up to `reach_s`, and those met on the way that are in a
-        group with one of these.
+        """Collect in `rows` every candidate up to `reach_s`, and evaluated ones tied with one of
+        these.
         """
         keep_heap()
         for chunk in legal_chunks(case=self.problem, axes=self.axes):
@@ -187,11 +186,11 @@ class BestSearch:
 
     @property
     def pruned(self) -> int:
-        """Legal combinations that bounds ruled out."""
+        """Return the number of legal combinations that bounds excluded."""
         return self.combinations - self.computed
 
     def value(self, rows: CostedRows) -> FloatArray:
-        """What ranks the rows, in seconds; infinity where they are not acceptable."""
+        """Return the ranking criterion of the rows in seconds; infinity if not acceptable."""
         return (
             rows.expected_s
             if self.rank_by == "expected"
@@ -199,8 +198,10 @@ class BestSearch:
         )
 
     def _usual(self, grid: Candidates, layout: IntArray, *, counted: bool = False) -> None:
-        """Cost layouts with their usual recomputations and states, and note for which of them
-        others may matter; `counted`: their combinations are.
+        """Cost layouts with their usual recomputations and states, and record those for which
+        others may matter.
+
+        `counted`: their combinations are already counted.
         """
         if not len(grid):
             return
@@ -227,8 +228,8 @@ class BestSearch:
             self.pipelined.append(every.take(np.flatnonzero(base.pipeline_parallel_size > 1)))
 
     def _number(self, rows: Candidates, *, usual: int) -> IntArray:
-        """(n,) combinations of the other axes with each of n layouts, which have `usual` states by
-        default.
+        """Return (n,) combinations of the other axes with each of n layouts, which have `usual`
+        states by default.
         """
         replicated = np.asarray(
             rows.data_parallel_size * rows.context_parallel_size > 1, dtype=np.int64
@@ -238,7 +239,7 @@ class BestSearch:
         return states * (len(self.axes.recompute) + self._further(rows))
 
     def _shard_groups(self, rows: Candidates) -> BoolArray:
-        """(n, sizes) where the replicas can shard over groups of this size."""
+        """Return (n, sizes) whether the replicas can shard over groups of this size."""
         columns = {f.name: getattr(rows, f.name)[:, None] for f in fields(Candidates)}
         sizes = np.array(self.shards, dtype=np.int64)[None, :]
         grid = Candidates(**columns | {"data_parallel_shard_size": sizes})
@@ -247,11 +248,11 @@ class BestSearch:
         return legal
 
     def _further(self, rows: Candidates) -> IntArray:
-        """How many recomputations there are of each row besides the usual ones."""
+        """Return the number of recomputations of each row besides the usual ones."""
         return len(self.modules) + 2 * np.maximum(self._chunk_layers(rows) - 1, 0) * self.counts
 
     def _chunk_layers(self, rows: Candidates) -> IntArray:
-        """Layers of the fullest model chunk."""
+        """Return the layers of the fullest model chunk."""
         layers: IntArray = -(
             -self.problem.model.total_layers
             // (rows.pipeline_parallel_size * rows.virtual_pipeline_parallel_size)
@@ -259,8 +260,8 @@ class BestSearch:
         return layers
 
     def _shard(self) -> None:
-        """Cost the other ZeRO stages of layouts that may matter, then those of their shard groups
-        that may fit.
+        """Cost the other ZeRO stages of layouts that may matter, then those of shard groups that
+        may fit.
         """
         if not self._unsharded:
             return
@@ -293,7 +294,7 @@ class BestSearch:
                 self._layered(block)
 
     def _layered(self, block: Open) -> None:
-        """Cost full recomputation with every number of layers, where that may fit or matter."""
+        """Cost full recomputation with every number of layers that may fit and matter."""
         most = self._chunk_layers(block.candidates) - 1
         again = block.full_s * ROUNDING <= self.reach_s
         by_block, by_checkpoint = np.where(block.full_fits, most, 0), np.where(again, most, 0)
@@ -315,8 +316,10 @@ class BestSearch:
         self._cost(grid, block.layout[row], reopen=False)
 
     def _blocks(self, rows: Open, *, each: int) -> Iterator[Open]:
-        """The rows in blocks, by rising bound, until none can matter: each block may lower the
-        limit. `each` row stands for so many candidates.
+        """Yield the rows in blocks, by ascending bound, until none can matter; each block may lower
+        the limit.
+
+        Each row represents `each` candidates.
         """
         order, size = np.argsort(rows.bound_s, kind="stable"), max(BLOCK // each, FIRST)
         for part in np.split(order, [FIRST, *range(FIRST + size, len(order), size)]):
@@ -328,8 +331,9 @@ class BestSearch:
             yield block.take(near)
 
     def _cost(self, grid: Candidates, layout: IntArray, *, reopen: bool = True) -> GridCosts:
-        """Cost a grid of layouts, recomputations and states, and keep what may matter; `reopen`:
-        also note the rows of which other recomputations may matter.
+        """Cost a grid of layouts, recomputations and states, and keep the rows that may matter.
+
+        `reopen`: also record the rows of which other recomputations may matter.
         """
         shape = grid.shape
         costs = corrected_costs(grid, problem=self.problem, predictor=self.predictor)
@@ -390,8 +394,10 @@ class BestSearch:
         )
 
     def _near_s(self, rows: CostedRows) -> float:
-        """Return up to what time a row may be rank 1, of rows in order: within NEAR of the fastest,
-        or of the fastest with measured features within NEAR_MEASURED.
+        """Return the maximum time of rank 1 among sorted rows.
+
+        It is NEAR times the fastest, or NEAR_MEASURED times the fastest if measured features
+        require it.
         """
         value = self.value(rows)
         within = np.flatnonzero(value <= NEAR_MEASURED * value[0])
@@ -402,8 +408,8 @@ class BestSearch:
         return NEAR * float(value[measured[0]])
 
     def _keep(self, rows: CostedRows, layout: IntArray) -> None:
-        """Keep the rows up to `limit_s`, `slack` times the `keep`-th best layout, and lower that
-        and `reach_s`.
+        """Keep the rows up to `limit_s`, `slack` times the `keep`-th best layout; lower it and
+        `reach_s`.
         """
         value = self.value(rows)
         near = np.flatnonzero(np.isfinite(value) & (value <= self.limit_s))

@@ -1,8 +1,7 @@
-"""Values of free axes that a default space has besides the usual ones of `space.axes`: an expert's
-whole choice.
+"""Values of free axes beyond the usual ones of `space.axes`: an expert's whole choice.
 
-What changes the numbers that are trained (precision, batch, dropped tokens) is no free axis, and
-offload is tried where nothing else fits.
+Settings that change the numerics (precision, batch, dropped tokens) are no free axes, and offload
+is tried only if nothing else fits.
 """
 
 from __future__ import annotations
@@ -20,8 +19,8 @@ from hp_tool.space import Axes, default_axes
 
 
 def more_module_sets(problem: TrainingProblem, axes: Axes) -> list[tuple[int, int, int]]:
-    """Codes of the sets of modules, or of recomputation per operation, that the framework knows and
-    the axes do not list.
+    """Return codes of module sets, or of recomputation per operation, that the framework supports
+    in addition.
 
     Megatron Core does not recompute norms and activations under delayed scaling.
     """
@@ -30,7 +29,7 @@ def more_module_sets(problem: TrainingProblem, axes: Axes) -> list[tuple[int, in
     sets = itertools.chain.from_iterable(
         itertools.combinations(MODULES, size) for size in range(1, len(MODULES) + 1)
     )
-    # Recomputed whole, an MoE block includes its activations and shared experts.
+    # Recomputing an MoE block includes its activations and shared experts.
     named = [
         names
         for names in sets
@@ -45,8 +44,8 @@ def more_module_sets(problem: TrainingProblem, axes: Axes) -> list[tuple[int, in
 
 
 def every_chunk_count(problem: TrainingProblem) -> bool:
-    """Whether whole layers may be recomputed in any number: of each model chunk (block), or per
-    checkpoint (uniform).
+    """Return whether any number of layers may be recomputed, per model chunk (block) or checkpoint
+    (uniform).
     """
     workload = problem.workload
     return (
@@ -57,7 +56,7 @@ def every_chunk_count(problem: TrainingProblem) -> bool:
 
 
 def more_zero_stages(problem: TrainingProblem, axes: Axes) -> tuple[int, ...]:
-    """The framework's ZeRO stages that the axes leave out."""
+    """Return the framework's ZeRO stages that the axes omit."""
     if (
         problem.parallel.zero_stage is not None
         or problem.cluster.kinds
@@ -68,7 +67,7 @@ def more_zero_stages(problem: TrainingProblem, axes: Axes) -> tuple[int, ...]:
 
 
 def more_shards(problem: TrainingProblem, axes: Axes) -> tuple[int, ...]:
-    """Sizes of groups that ZeRO may shard over instead of all replicas."""
+    """Return sizes of groups over which ZeRO may shard instead of all replicas."""
     framework = facts(problem.workload.framework)
     plain = framework.is_plain and not framework.broadcasts_weights
     if problem.parallel.data_parallel_shard_size is not None or problem.cluster.kinds or plain:
@@ -81,16 +80,17 @@ def more_shards(problem: TrainingProblem, axes: Axes) -> tuple[int, ...]:
 
 
 def group_stages(problem: TrainingProblem, stages: Iterable[int]) -> tuple[int, ...]:
-    """Those of the ZeRO stages that can shard over groups: under Megatron Core the distributed
-    optimizer alone.
+    """Return the ZeRO stages that can shard over groups: under Megatron Core only the distributed
+    optimizer.
     """
     most = 1 if wrapped(problem.workload.framework) == "megatron-core" else 3
     return tuple(stage for stage in stages if 0 < stage <= most)
 
 
 def variants(problem: TrainingProblem) -> Iterator[TrainingProblem]:
-    """The problem with each strategy that the query leaves open, narrowed to the sizes for which it
-    makes a difference: ways to exchange a split sequence, and for a2a+p2p every pair of levels.
+    """Yield the problem with each open strategy, restricted to the sizes for which it matters.
+
+    Strategies are context exchanges, and for a2a+p2p every pair of levels.
     """
     sizes = [
         size
@@ -118,9 +118,7 @@ def variants(problem: TrainingProblem) -> Iterator[TrainingProblem]:
 
 
 def _free(problem: TrainingProblem) -> bool:
-    """Whether the query leaves recomputation free, in a model whose layers are alike on devices
-    that are alike.
-    """
+    """Return whether recomputation is free, in a model with equal layers on equal devices."""
     decoder = (
         problem.model.architecture == "decoder" and not facts(problem.workload.framework).is_plain
     )

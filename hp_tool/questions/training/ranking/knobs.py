@@ -1,6 +1,4 @@
-"""Knobs that change no number that is trained: a ranking takes them where they are worth it and the
-query leaves them open.
-"""
+"""Settings that do not change the numerics: a ranking chooses them if they help and are open."""
 
 from __future__ import annotations
 
@@ -19,25 +17,23 @@ from hp_tool.questions.training.problem import TrainingProblem, resolve_training
 from hp_tool.questions.training.ranking.best import Best
 
 HIDDEN = {"expert_parallel": True}
-"""Experts' all-to-alls behind another micro-batch, as `training.overlap` is written."""
+"""Overlap of experts' all-to-alls with another micro-batch, as in `training.overlap`."""
 WORTH = 0.99
-"""Of the fastest step without a knob: what it must take with it."""
+"""Maximum step time with a setting, relative to the fastest step without it."""
 LAYOUTS = 10
-"""Rows that fewer layouts beat decide: as many whatever a ranking shows, or each would choose its
-own knobs.
-"""
+"""Number of layouts that determine the choice, independent of the number of rows shown."""
 
 
 def free_knobs(query: Query, best: Best) -> tuple[TrainingProblem, ...]:
-    """Return the query's problem with the free knobs that shorten the steps of its best rows most;
-    nothing if none does.
+    """Return the query's problem with the free settings that shorten its best steps most; none if
+    none does.
 
-    If nothing is acceptable without them, return what to try, in this order: all knobs, and for
-    experts fewer of them, because graphs and hidden all-to-alls exclude some recomputation and
-    layouts. A fused loss frees memory, and a deadline may be met with the others.
+    If nothing is acceptable without them, return what to try, in this order: all settings, and for
+    experts fewer of them, because graphs and overlapped all-to-alls exclude some recomputation and
+    layouts. A fused loss saves memory, and a deadline may be met with the others.
 
-    The knobs are CUDA graphs, a fused loss and, for experts, all-to-alls behind another
-    micro-batch, if framework and GPU have them.
+    The settings are CUDA graphs, a fused loss and, for experts, overlapped all-to-alls, if
+    framework and GPU support them.
     """
     if not may_choose(query, best.problems[0]):
         return ()
@@ -55,7 +51,7 @@ def free_knobs(query: Query, best: Best) -> tuple[TrainingProblem, ...]:
         return (*resolved[:1], *fewer)
     fastest_s = _fastest_s(
         best.problems[0], best
-    )  # by the cost model, as with each knob: rows may be corrected
+    )  # by the cost model, as with each setting: rows may be calibrated
     chosen: TrainingProblem | None = None
     for values in _sets(query, best.problems[0]):
         problem = _with(query, values, before=best.problems[0])
@@ -65,7 +61,7 @@ def free_knobs(query: Query, best: Best) -> tuple[TrainingProblem, ...]:
 
 
 def may_choose(query: Query, problem: TrainingProblem) -> bool:
-    """Whether no recipe settles the knobs, and framework and device are those that have them."""
+    """Return whether no recipe sets the settings, and framework and device support them."""
     assert query.training is not None
     workload = problem.workload
     there = workload.cuda_graphs or has_graphs(
@@ -75,7 +71,9 @@ def may_choose(query: Query, problem: TrainingProblem) -> bool:
 
 
 def _sets(query: Query, problem: TrainingProblem) -> Iterator[dict[str, Any]]:
-    """Values of `training` that the query leaves open, by name: few knobs first."""
+    """Return values of `training` that the query leaves open, by name: the fewest settings
+    first.
+    """
     assert query.training is not None
     workload = problem.workload
     values: dict[str, Any] = {}
@@ -98,7 +96,7 @@ def _with(
     assert query.training is not None
     try:
         problem = resolve_training(replace(query, training=replace(query.training, **values)))
-    except InputError:  # the framework, the model or the device has no such thing
+    except InputError:  # not supported by the framework, the model or the device
         return None
     paths = {
         f"training.{name}": HIDDEN if name == "overlap" else value for name, value in values.items()
@@ -111,7 +109,7 @@ def _with(
 
 
 def _fastest_s(problem: TrainingProblem, best: Best) -> float:
-    """The fastest of the best rows under the problem; infinity where none of them is legal and
+    """Return the fastest of the best rows under the problem; infinity if none of them is legal and
     fits.
     """
     firsts = np.sort(np.unique(best.layout, return_index=True)[1])

@@ -1,4 +1,4 @@
-"""What comes nearest where no configuration is acceptable."""
+"""Nearest misses if no configuration is acceptable."""
 
 from collections.abc import Callable
 from dataclasses import fields, replace
@@ -15,14 +15,16 @@ from hp_tool.questions.training.ranking.best import best_of
 from hp_tool.questions.training.ranking.rank import CostedRows, costed_chunks, recommendations
 
 NEAREST = 3
-"""Misses in an answer."""
+"""Number of misses in an answer."""
 
 
 def nearest_misses(
     problem: TrainingProblem, predictor: CalibratedPredictor | None
 ) -> tuple[Recommendation, ...]:
-    """The NEAREST of the usual values of the axes and of the fastest that fit, whatever max_days
-    and max_cost say, which may have other values and exchange a sequence in any way.
+    """Return the NEAREST of the usual axis values and of the fastest configurations that fit.
+
+    Limits max_days and max_cost are ignored for the latter, which may have other values and context
+    exchanges.
     """
     unlimited = replace(
         problem, constraints=replace(problem.constraints, max_days=None, max_cost=None)
@@ -66,10 +68,11 @@ def _capacity(problem: TrainingProblem) -> float:
 def nearest(
     rows: CostedRows, *, problem: TrainingProblem, variant: IntArray | None = None
 ) -> NDArray[np.intp]:
-    """Indices of the NEAREST of candidates none of which is acceptable: first those that miss one
-    limit alone, memory or time, then by how far they are off: bytes over the capacity, or seconds
-    over the longest step that max_days and max_cost allow, whichever is the larger multiple. Equal
-    ones, of which there may be two, count once; `variant` also tells them apart.
+    """Return indices of the NEAREST of unacceptable candidates.
+
+    Candidates that miss one limit, memory or time, come first. Ties are ordered by the larger of
+    bytes over the capacity, and seconds over the longest step that max_days and max_cost allow.
+    Equal candidates count once; `variant` also distinguishes them.
     """
     size, time = rows.memory_total_bytes / _capacity(problem), rows.step_s / problem.longest_step_s
     missed = (size > 1.0).astype(np.int64) + (time > 1.0)
@@ -86,7 +89,7 @@ def nearest(
 def nearest_recommendations(
     chosen: Candidates, *, problem: TrainingProblem, predictor: CalibratedPredictor | None = None
 ) -> tuple[Recommendation, ...]:
-    """Candidates that are not acceptable in full, with every limit they miss among their estimate's
+    """Return unacceptable candidates in full, with every missed limit among their estimate's
     reasons.
     """
     rows = recommendations(chosen, problem=problem, predictor=predictor)

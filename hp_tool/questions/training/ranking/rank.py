@@ -1,6 +1,4 @@
-"""The space of a training query, costed chunk by chunk and ranked, and its best candidates as
-recommendations.
-"""
+"""Enumerate, cost and rank the layouts of a training query in chunks."""
 
 from __future__ import annotations
 
@@ -28,36 +26,37 @@ from hp_tool.space import default_axes, legal_chunks
 Row = TypeVar("Row")
 _HEAP_BYTES = 16 * MIB
 RERANKED = 4096
-"""The best candidates by a calibration's few factors, whose order its residuals decide: those are
+"""Number of best candidates by a calibration's factors that are ranked by its residuals, which are
 too slow for millions.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostedRows:
-    """Legal candidates with what ranks them; arrays of shape (n,)."""
+    """Legal candidates with their ranking criteria; arrays of shape (n,)."""
 
     candidates: Candidates
     step_s: FloatArray
     memory_total_bytes: FloatArray
     acceptable: BoolArray
-    """True where the candidate fits and keeps to the constraints."""
+    """Fits in memory and satisfies all constraints."""
     expected_s: FloatArray
-    """step_s over the probability that the candidate runs at all: a run that ends out of memory
-    yields no tokens. Where it is not acceptable, infinity.
+    """step_s divided by the probability that the run does not run out of memory; infinity if not
+    acceptable.
     """
 
     def take(self, rows: NDArray[np.intp]) -> CostedRows:
-        """The chosen rows, in the given order."""
+        """Return the chosen rows, in the given order."""
         return CostedRows(**{name: column.take(rows) for name, column in self.columns().items()})
 
     def columns(self) -> dict[str, Any]:
-        """What stands for each row, by name."""
+        """Return the columns of the rows, by name."""
         return {f.name: getattr(self, f.name) for f in fields(CostedRows)}
 
     def best(self, count: int) -> NDArray[np.intp]:
-        """Indices of the `count` fastest acceptable candidates; equal times prefer less memory,
-        then the earlier row.
+        """Return indices of the `count` fastest acceptable candidates.
+
+        Ties prefer less memory, then the earlier row.
         """
         rows = np.flatnonzero(self.acceptable)
         if len(rows) > count:
@@ -66,7 +65,7 @@ class CostedRows:
 
     @staticmethod
     def concatenate(parts: Sequence[CostedRows]) -> CostedRows:
-        """The rows of all parts, in order; of at least one part."""
+        """Concatenate the rows of all parts, at least one, in order."""
         return CostedRows(
             candidates=Candidates.concatenate([part.candidates for part in parts]),
             **{
@@ -88,16 +87,18 @@ NO_ROWS = CostedRows(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostedSpace(CostedRows):
-    """Every legal candidate, or only the best acceptable ones, best first; and what became of all
-    combinations of the axes.
+    """Every legal candidate, or only the best acceptable ones, and the counts of all
+    combinations.
     """
 
     legal: int
-    """Candidates of which all memory and time parts were computed."""
+    """Candidates whose memory and time were computed in full."""
     feasible: int
-    """How many of them are acceptable."""
+    """Number of acceptable candidates."""
     rejections: dict[str, int]
-    """How many combinations each rule turned away, and how many legal ones each limit."""
+    """Number of combinations that each rule rejected, and of legal ones that each limit
+    rejected.
+    """
 
 
 def cost_space(
@@ -106,11 +107,12 @@ def cost_space(
     keep: int | None = None,
     predictor: CalibratedPredictor | None = None,
 ) -> CostedSpace:
-    """Enumerate the legal candidates and cost them chunk by chunk.
+    """Enumerate the legal candidates and cost them in chunks.
 
-    `keep`: keep only so many of the best on the way; memory then stays bounded however large the
-    space is. `predictor`: corrects the costs; its factors decide which RERANKED are the best, its
-    residuals their order.
+    Args:
+        keep: Number of best candidates to keep, which bounds memory for spaces of any size.
+        predictor: Corrects the costs. Its factors select the best RERANKED, its residuals order
+            them.
     """
     rejections: Counter[str] = Counter()
     kept: list[CostedRows] = []
@@ -137,8 +139,9 @@ def cost_space(
 def costed_chunks(
     *, problem: TrainingProblem, predictor: CalibratedPredictor | None = None
 ) -> Iterator[tuple[CostedRows, Counter[str]]]:
-    """The space chunk by chunk: legal candidates with their costs, and what was turned away on the
-    way to them. Only the factors of a `predictor` are applied.
+    """Yield the space in chunks: legal candidates with their costs, and rejection counts.
+
+    Only the factors of a `predictor` are applied.
     """
     keep_heap()
     axes = default_axes(query=problem.parallel, case=problem)
@@ -151,7 +154,7 @@ def costed_chunks(
 def corrected_costs(
     candidates: Candidates, *, problem: TrainingProblem, predictor: CalibratedPredictor | None
 ) -> TrainingCosts:
-    """Costs of rows or a grid by the cost model, or by the factors of a `predictor`."""
+    """Return costs of rows or a grid by the cost model, or by the factors of a `predictor`."""
     costs = problem.costs(candidates)
     if predictor is None:
         return costs
@@ -162,8 +165,8 @@ def corrected_costs(
 def with_residuals(
     candidates: Candidates, *, problem: TrainingProblem, predictor: CalibratedPredictor
 ) -> tuple[CostedRows, dict[str, int]]:
-    """Candidates costed by a calibration with its residuals, and how many of them each limit turns
-    away.
+    """Return candidates costed by a calibration with its residuals, and the number that each limit
+    rejects.
     """
     costs, fails = predictor.judged(
         problem.costs(candidates), candidates=candidates, problem=problem
@@ -179,9 +182,10 @@ def judged(
     predictor: CalibratedPredictor | None = None,
     fails: FloatArray | None = None,
 ) -> tuple[CostedRows, dict[str, int]]:
-    """Legal candidates with what ranks them, and how many of them each limit turns away, and
-    crashes that `predictor` knows. `fails`: (n,) chance of running out of memory; None: by the cost
-    model.
+    """Return legal candidates with their ranking criteria, and the number that each limit rejects.
+
+    Known crashes of `predictor` count. `fails` is (n,) the probability of running out of memory;
+    None for the cost model's.
     """
     shape = candidates.shape
     step_s, total_bytes = _each(costs.step_s, shape), _each(costs.memory_total_bytes, shape)
@@ -201,7 +205,7 @@ def judged(
             )
         else:
             risk = fails[good]
-        with np.errstate(divide="ignore"):  # what surely runs out of memory never ends a step
+        with np.errstate(divide="ignore"):  # infinite for certain out of memory
             expected_s[good] = step_s[good] / (1.0 - risk)
     counts = {
         MEMORY: int(np.count_nonzero(~fits)),
@@ -219,13 +223,13 @@ def judged(
 
 
 def _each(column: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
-    """A column of a grid of this shape as one value per row; rows stay as they are."""
+    """Return a column of a grid of this shape as one value per row; rows are unchanged."""
     return column if column.ndim == 1 else np.broadcast_to(column, shape).ravel()
 
 
 def _best_of(parts: list[CostedRows], count: int) -> CostedRows:
-    """The best of the rows ranked so far and of a new chunk; most chunks hold none that is fast
-    enough.
+    """Return the best of the rows so far and of a new chunk; most chunks have no fast enough
+    row.
     """
     *before, new = parts
     if before and len(ranked := before[0].step_s) == count:
@@ -240,7 +244,7 @@ def _best_of(parts: list[CostedRows], count: int) -> CostedRows:
 def recommendations(
     chosen: Candidates, *, problem: TrainingProblem, predictor: CalibratedPredictor | None = None
 ) -> tuple[Recommendation, ...]:
-    """The chosen candidates in full, ranked in their order."""
+    """Return the chosen candidates in full, ranked in their order."""
     if len(chosen) == 0:
         return ()
     costs = problem.scheduled(problem.costs(chosen), chosen)
@@ -265,7 +269,7 @@ def recommendations(
 
 
 def group_numbers(rows: Sequence[Row], *, alike: Callable[[Row, Row], bool]) -> list[int]:
-    """The group of each ranked row, from 1: those that are `alike` the group's first row."""
+    """Return the group of each ranked row, from 1: rows `alike` the group's first row."""
     groups: list[int] = []
     first: Row | None = None
     for row in rows:
@@ -278,8 +282,9 @@ def group_numbers(rows: Sequence[Row], *, alike: Callable[[Row, Row], bool]) -> 
 
 @functools.cache
 def keep_heap() -> None:
-    """Make the C library reuse the memory of one chunk for the next. Until a block of this size has
-    been freed, glibc returns large blocks to the system (mallopt(3)), and fetching them again costs
-    more than the arithmetic.
+    """Make the C library reuse the memory of one chunk for the next.
+
+    Until a block of this size has been freed, glibc returns large blocks to the system
+    (mallopt(3)), and allocating them again takes longer than the arithmetic.
     """
     np.empty(_HEAP_BYTES, dtype=np.uint8)

@@ -1,6 +1,4 @@
-"""The best training configurations of a query's space: those ranked first, what comes nearest, and
-Pareto fronts.
-"""
+"""The best training configurations of a query's space, nearest misses, and Pareto fronts."""
 
 import itertools
 import math
@@ -38,22 +36,22 @@ MAX_TOP = 1_000
 DYNAMIC = "dynamic_context_parallel"
 """Key of an estimate's provenance."""
 MOST_TRAININGS = 16
-"""Combinations of the values that `training` lists: each is a ranking of its own."""
+"""Maximum number of combinations of listed `training` values; each is a separate ranking."""
 
 
 def recommend(
     *, query: Query, top: int = 10, calibrations: Calibrations | None = None
 ) -> Ranking[Recommendation]:
-    """Rank the configurations of the space by expected or predicted step time and return the best
-    `top`: of each layout the best, and first the one to try (`training.ranking.choice`).
+    """Rank the space by expected or predicted step time and return the best `top` layouts.
 
-    If nothing is acceptable, offload is tried where the query leaves it open; if that does not
-    help, the answer holds what comes nearest. What `calibrations` know about the cluster decides
-    the ranking and what fits; estimates are given without and with it.
+    The first is the one to try (`training.ranking.choice`). If nothing is acceptable, offload is
+    tried if the query leaves it open; if that does not help, the answer contains the nearest
+    misses. `calibrations` determine the ranking and what fits; estimates are given with and without
+    them.
 
-    Objective min_gpus takes cluster.num_gpus as the maximum and answers for the fewest devices on
-    which something is acceptable: whole nodes, or equal shares of one, that the model and the batch
-    can be divided over.
+    Objective min_gpus uses cluster.num_gpus as the maximum and returns the fewest devices with an
+    acceptable configuration. Numbers of devices are whole nodes, or equal parts of one, over which
+    model and batch can be divided.
     """
     if not 1 <= top <= MAX_TOP:
         raise InputError(f"top must be from 1 to {MAX_TOP}, got {top}", field="top")
@@ -98,8 +96,8 @@ def _beside_static(
 ) -> Recommendation:
     """Return the row with a sentence on the best layout without dynamic context parallelism.
 
-    Dynamic groups exchange by p2p alone. Static ones may exchange in any way, so the gain over them
-    can be smaller than the gain over the same layout.
+    Dynamic groups exchange only by p2p. Static groups may exchange in any way, so the gain over
+    them can be smaller than the gain over the same layout.
     """
     static = replace(query, parallel=replace(query.parallel, dynamic_context_parallel=None))
     with bounds.over_again():
@@ -135,8 +133,9 @@ def _beside_static(
 
 
 def _best_of_lists(query: Query, *, keep: int, calibrations: Calibrations | None) -> Best:
-    """The best with any of the values that `training` lists, which the answers name in
-    `provenance.assumed`; offloaded where nothing else fits.
+    """Return the best with any of the values that `training` lists, offloaded if nothing else fits.
+
+    The answers name the values in `provenance.assumed`.
     """
     choices = query.training.choices if query.training is not None else {}
     count = math.prod(map(len, choices.values()))
@@ -172,7 +171,7 @@ def _best_of_lists(query: Query, *, keep: int, calibrations: Calibrations | None
 def _best(
     query: Query, chosen: Mapping[str, Any], keep: int, calibrations: Calibrations | None
 ) -> Best:
-    """The best of one training; `chosen`: values of `training` that its answers name."""
+    """Return the best of one training. `chosen` are values of `training` that its answers name."""
     problem = _resolved(query, chosen)
     predictor = None if calibrations is None else calibrations(problem)
     keep = max(keep, LAYOUTS) if may_choose(query, problem) else keep
@@ -197,7 +196,7 @@ def _resolved(query: Query, chosen: Mapping[str, Any]) -> TrainingProblem:
 
 
 def _chosen_values(query: Query, best: Best) -> dict[str, Any]:
-    """Return what the best has of the values that `training` lists, and where it offloads."""
+    """Return the best's values of those that `training` lists, and its offload."""
     assert query.training is not None
     chosen = best.problems[0].chosen
     names = (*query.training.choices, "offload")
@@ -212,7 +211,7 @@ def _with_training(query: Query, values: Mapping[str, Any]) -> Query:
 def _nearest_misses(
     query: Query, best: Best, *, calibrations: Calibrations | None
 ) -> tuple[Recommendation, ...]:
-    """Return what comes nearest without the free knobs or with them, whichever is nearer."""
+    """Return the nearest misses without or with the free settings, whichever are nearer."""
     problem, predictor = best.problems[0], best.predictors[0]
     found, least = nearest_misses(problem, predictor), distance(problem)
     for other in free_knobs(_with_training(query, _chosen_values(query, best)), best):
@@ -230,9 +229,7 @@ def _with_free_knobs(
     ranked: Callable[[TrainingProblem, CalibratedPredictor | None], Best],
     calibrations: Calibrations | None,
 ) -> Best:
-    """Return the best with the free knobs that shorten its steps, on the problem's devices; `best`
-    itself if none does.
-    """
+    """Return the best with the free settings that shorten its steps, else `best`."""
     rankings = [best]
     for faster in free_knobs(query, best):
         faster = faster.with_num_gpus(problem.cluster.num_gpus)
@@ -244,15 +241,14 @@ def _with_free_knobs(
 
 
 def _first_of(best: Best) -> tuple[int, float]:
-    """What decides between rankings with something acceptable: fewest devices, then the shortest
-    step.
-    """
+    """Return the sort key of acceptable rankings: fewest devices, then the shortest step."""
     return best.problems[0].cluster.num_gpus, float(best.value_s[0])
 
 
 def offloaded(query: Query, best: Best, *, keep: int, calibrations: Calibrations | None) -> Best:
-    """Return the best with optimizer states or activations on the host, the faster of the two,
-    where the query leaves that open and then something is acceptable; else `best` as it was.
+    """Return the best with optimizer states or activations offloaded, the faster of the two.
+
+    `best` is returned if the query sets offload or nothing becomes acceptable.
     """
     if query.training is None or query.training.offload is not None or not best.computed:
         return best
@@ -262,7 +258,7 @@ def offloaded(query: Query, best: Best, *, keep: int, calibrations: Calibrations
             problem = resolve_training(
                 replace(query, training=replace(query.training, offload=offload))
             )
-        except InputError:  # the framework, or the device, has no such thing
+        except InputError:  # not supported by the framework or the device
             continue
         before = best.problems[0]
         problem = replace(
@@ -283,11 +279,11 @@ def offloaded(query: Query, best: Best, *, keep: int, calibrations: Calibrations
 def pareto_front(
     *, query: Query, against: Against, calibrations: Calibrations | None = None
 ) -> tuple[Recommendation, ...]:
-    """Configurations that no other beats in two objectives at once.
+    """Return Pareto-optimal configurations in two objectives.
 
     memory: step time and bytes on the fullest device, fastest first. gpus: step time (so days) and
-    number of devices up to cluster.num_gpus, fewest first; `provenance` of each estimate says on
-    how many it runs.
+    number of devices up to cluster.num_gpus, fewest first; the `provenance` of each estimate names
+    its number.
     """
     best = _best_of_lists(replace(query, objective="throughput"), keep=1, calibrations=calibrations)
     if against == "memory":
@@ -318,11 +314,10 @@ def pareto_front(
 
 
 def device_counts(problem: TrainingProblem) -> tuple[int, ...]:
-    """Rising numbers of devices up to the cluster's: whole nodes, or equal shares of one, that t p
-    c d can fill.
+    """Return ascending numbers of devices up to the cluster's that t p c d can fill.
 
-    d divides the global batch, t, p and c are the values that a search on the whole cluster would
-    try.
+    They are whole nodes, or equal parts of one. d divides the global batch; t, p and c are the
+    values that a search on the whole cluster would try.
     """
     cluster, batch = problem.cluster, problem.workload.global_batch_size
     axes = default_axes(query=problem.parallel, case=problem)
@@ -348,8 +343,9 @@ def fewest_devices(
     rank_by: RankBy = "expected",
     predictor: CalibratedPredictor | None = None,
 ) -> tuple[TrainingProblem, Best]:
-    """The fewest of `device_counts` with something acceptable, and the best there; the whole
-    cluster if none has.
+    """Return the fewest of `device_counts` with an acceptable configuration, and the best there.
+
+    The whole cluster if none has one.
     """
     problem = problem.choosing({"cluster.num_gpus": problem.cluster.num_gpus})
     for smaller in _possible(problem):
@@ -360,15 +356,16 @@ def fewest_devices(
 
 
 def _memory_front(best: Best) -> Best:
-    """Acceptable candidates that no other beats in both step time and memory, fastest first: of the
-    usual values of the axes, and of all that are nearly as fast as the fastest, with every strategy
-    that the query leaves open.
+    """Return acceptable candidates that are Pareto-optimal in step time and memory, fastest first.
+
+    The usual axis values and all nearly fastest candidates are considered, with every open
+    strategy.
     """
     problem, predictor = best.problems[0], best.predictors[0]
     front = [best.rows.take(np.flatnonzero(best.variant == 0))]
     for rows, _ in costed_chunks(problem=problem, predictor=predictor):
         front = [_acceptable_front(CostedRows.concatenate([*front, rows]))]
-    (rows,) = front  # there is at least one chunk, if an empty one
+    (rows,) = front  # there is at least one chunk, possibly empty
     if predictor is not None and len(rows.candidates):
         rows = _acceptable_front(
             with_residuals(rows.candidates, problem=problem, predictor=predictor)[0]
@@ -390,8 +387,8 @@ def _acceptable_front(rows: CostedRows) -> CostedRows:
 
 
 def _possible(problem: TrainingProblem) -> Iterator[TrainingProblem]:
-    """The problem on each of `device_counts` that could meet the deadline at twice the devices'
-    peak.
+    """Return the problem on each of `device_counts` that could meet the deadline at twice the
+    devices' peak.
     """
     for count in device_counts(problem):
         smaller = problem if count == problem.cluster.num_gpus else problem.with_num_gpus(count)
