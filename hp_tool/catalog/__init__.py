@@ -1,4 +1,4 @@
-"""Models, GPUs and servers as data, with their sources. One's own is one more file, never code."""
+"""Catalogue of models, GPUs and servers as data files with sources; users add entries as files."""
 
 from hp_tool.catalog.hardware import cluster, gpu, node_type, node_type_from_mapping
 from hp_tool.catalog.library import Entry, Kind, entry, knows, names, revision

@@ -1,4 +1,4 @@
-"""Reads YAML and JSON into plain mappings: safe, bounded, and fast enough for a command line."""
+"""Read YAML and JSON into plain mappings: safe, bounded, and fast enough for a command line."""
 
 import json
 import re
@@ -10,17 +10,17 @@ import yaml
 from hp_tool.errors import InputError
 
 MAX_FILE_BYTES = 4 * 2**20
-"""Far above any catalogue file or config.json; keeps a wrong path from filling memory."""
+"""Far above any catalogue file or config.json; limits memory if a path is wrong."""
 
 MAX_DEPTH = 32
-"""Of lists and mappings in one another; queries and catalogue files have fewer than ten."""
+"""Maximum nesting of lists and mappings; queries and catalogue files have fewer than ten levels."""
 
 SUFFIXES = (".yaml", ".yml", ".json")
 
 
 class _Loader(yaml.CSafeLoader):
-    """libyaml's safe loader, which also reads `312e12` as a number (YAML 1.2 does, PyYAML alone
-    makes it a string).
+    """libyaml's safe loader that also reads `312e12` as a number, as in YAML 1.2; PyYAML reads a
+    string.
     """
 
 
@@ -32,7 +32,11 @@ _Loader.add_implicit_resolver(
 
 
 def read_text(path: Path) -> str:
-    """The text of a file of at most MAX_FILE_BYTES; InputError where it cannot be read."""
+    """Return the text of a file of at most MAX_FILE_BYTES.
+
+    Raises:
+        InputError: The file cannot be read.
+    """
     try:
         with path.open("rb") as stream:
             content = stream.read(MAX_FILE_BYTES + 1)
@@ -47,13 +51,18 @@ def read_text(path: Path) -> str:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """The mapping a YAML or JSON file holds. Raises InputError."""
+    """Return the mapping in a YAML or JSON file.
+
+    Raises:
+        InputError: The file is not a mapping.
+    """
     return parse(read_text(path), origin=path)
 
 
 def parse(text: str, *, origin: Path) -> dict[str, Any]:
-    """The mapping a YAML or JSON document holds; `origin` decides by its suffix and stands in the
-    error.
+    """Return the mapping in a YAML or JSON document.
+
+    The suffix of `origin` determines the format; errors name it.
     """
     try:
         document = json.loads(text) if origin.suffix == ".json" else load_yaml(text)
@@ -66,10 +75,10 @@ def parse(text: str, *, origin: Path) -> dict[str, Any]:
 
 
 def load_yaml(text: str | bytes) -> Any:
-    """The value of one YAML document.
+    """Return the value of one YAML document.
 
-    Aliases are refused: with them a small text grows into a large structure. So is deep nesting:
-    libyaml builds what it reads by recursion, and a few thousand brackets end the process.
+    Aliases are rejected, because with them a small text can expand into a large structure. Deep
+    nesting is rejected too: libyaml is recursive, and several thousand brackets crash the process.
     """
     depth = 0
     for event in yaml.parse(text, Loader=_Loader):

@@ -1,4 +1,4 @@
-"""Efficiency profiles, the fitted constants of dies, frameworks, engines and clusters: a file
+"""Efficiency profiles: fitted constants of dies, frameworks, engines and clusters, one file
 each.
 """
 
@@ -39,11 +39,13 @@ from hp_tool.errors import InputError, UnsupportedError
 
 FOLDER = Path(__file__).parent / "data" / "efficiency"
 STAND_IN_LOG_SD, STAND_IN_MEMORY_LOG_SD = 0.25, 0.15
-"""Of the ratio of two step times, and of memory, under a framework without constants of its own:
-assumed. What such a framework adds to the scatter of step times is `Doubts.trainer_log_sd`.
+"""Assumed scatter of the ratio of two step times, and of memory, under a framework without
+constants.
+
+`Doubts.trainer_log_sd` is its additional scatter of step times.
 """
 _GENERIC = "generic"
-"""Constants for dies nobody measured: those typical of the measured ones."""
+"""Typical constants for dies without measurements."""
 P = TypeVar(
     "P",
     GpuEfficiency,
@@ -68,14 +70,13 @@ def efficiency(
     attention_kernel: str | None = None,
     cluster: str | None = None,
 ) -> EfficiencyProfile:
-    """The profile the cost model wants: constants of the GPU's die, or generic ones, marked
-    `measured: false`.
+    """Return the profile of a GPU and a framework; generic constants are marked `measured: false`.
 
-    `cluster`: its name; where `hp-tool calibrate --cluster` measured it, its own constants stand
-    before its GPU's.
+    If `hp-tool calibrate --cluster` measured `cluster`, its constants replace its GPU's.
 
-    UnsupportedError for a framework without a profile, and for an overlap or attention kernel that
-    nobody measured.
+    Raises:
+        UnsupportedError: The framework has no profile, or an overlap or attention kernel was never
+            measured.
     """
     constants = _framework(framework, _die(gpu))
     timed = gpu_efficiency(gpu).attention_kernels
@@ -110,23 +111,25 @@ def efficiency(
 
 @functools.cache
 def doubts() -> Doubts:
-    """What predictions scatter beyond a framework's own runs."""
+    """Return the scatter of predictions in addition to that of a framework's own runs."""
     return _build(Doubts, FOLDER / "doubts.yaml")
 
 
 def sustained(kernels: GpuEfficiency, *, gpu: GpuSpec, clocks: Clocks) -> GpuEfficiency:
-    """Constants of isolated kernels, at the clocks of a long training on this GPU."""
+    """Return constants of isolated kernels, at the clocks of a long training on this GPU."""
     return _at_clocks(kernels, clocks, gpu.power_w, gpu.peak_flops_per_second)
 
 
 def usual_clocks(gpu: GpuSpec) -> Clocks:
-    """Those of the GPU's die, or typical ones."""
+    """Return the clocks of the GPU's die, or typical ones."""
     return _clocks(_die(gpu))
 
 
 def check_power_cap(query: str | ClusterQuery, *, gpu: GpuSpec, serves: bool = False) -> None:
-    """Raise UnsupportedError where a query caps the power of devices, and it is not known what
-    their clocks do then.
+    """Check that the effect of a power cap on the clocks is known.
+
+    Raises:
+        UnsupportedError: It is not known.
     """
     if isinstance(query, str) or query.power_cap_w is None:
         return
@@ -142,7 +145,7 @@ def check_power_cap(query: str | ClusterQuery, *, gpu: GpuSpec, serves: bool = F
 def _usual_kernels(
     die: str, power_w: float, peaks: tuple[tuple[Precision, float], ...]
 ) -> GpuEfficiency:
-    """Those of a die at its sustained clocks, on a card with this power limit and these peaks."""
+    """Return a die's constants at its sustained clocks, for a card's power limit and peaks."""
     return _at_clocks(_of_die(die), _clocks(die), power_w, dict(peaks))
 
 
@@ -167,13 +170,13 @@ def _clocks(die: str) -> Clocks:
 
 
 def frameworks() -> list[str]:
-    """Frameworks that have a profile."""
+    """Return the frameworks that have a profile."""
     return sorted(path.parent.name for path in (FOLDER / "frameworks").glob("*/default.yaml"))
 
 
 def gpu_efficiency(gpu: GpuSpec) -> GpuEfficiency:
-    """What kernels reach on this GPU's die; generic constants, marked `measured: false`, where it
-    names none.
+    """Return the kernel constants of this GPU's die; generic ones, marked `measured: false`,
+    without a die.
     """
     return _of_die(_die(gpu))
 
@@ -196,7 +199,7 @@ def _of_die(name: str) -> GpuEfficiency:
 
 @functools.lru_cache(maxsize=256)
 def _framework(name: str, silicon: str) -> FrameworkEfficiency:
-    """The framework's constants on this die, else those of its newest measured software."""
+    """Return the framework's constants on this die, else those of its newest measured software."""
     if name in STAND_INS:
         return _standing_in(_framework(STAND_INS[name].constants, silicon), name=name)
     if name in SAME_CODE:
@@ -212,8 +215,8 @@ def _framework(name: str, silicon: str) -> FrameworkEfficiency:
 
 
 def _standing_in(constants: FrameworkEfficiency, *, name: str) -> FrameworkEfficiency:
-    """Return the constants as those of another framework, which scatter further and were fitted on
-    none of its runs.
+    """Return the constants as those of another framework, with more scatter and without own
+    runs.
     """
 
     def wider(log_sd: float | None, doubt: float) -> float | None:
@@ -232,38 +235,37 @@ def _standing_in(constants: FrameworkEfficiency, *, name: str) -> FrameworkEffic
 
 
 def _build(kind: type[P], path: Path) -> P:
-    """The profile that a file holds."""
+    """Return the profile in a file."""
     return records.build(kind, documents.read(path), field="efficiency", origin=path)
 
 
 @functools.cache
 def _profiles(folder: Path) -> dict[str, Path]:
-    """The profiles there are, by name: one that a query names is looked up here, and never becomes
-    part of a path.
+    """Return the existing profiles by name; a name in a query is looked up here and is never part
+    of a path.
     """
     return {path.stem: path for path in folder.glob("*.yaml")}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineProfile:
-    """What was measured on one cluster."""
+    """Measured constants of one cluster."""
 
     gpu: GpuEfficiency
     network: Link | None = None
-    """Ring collectives across nodes; None: not measured, the framework's stand."""
+    """Ring collectives across nodes; None if not measured, then the framework's apply."""
 
 
 def machine_profile(cluster: str) -> MachineProfile | None:
-    """The profile of the cluster called so; None where nobody measured it."""
+    """Return the profile of the named cluster; None without measurements."""
     return _read(f"{_slug(cluster)}.yaml", library.own_folders())
 
 
 def save_machine_profile(cluster: str, profile: MachineProfile) -> Path:
-    """Write it to the first of one's own catalogue folders, in place of an earlier one; this
-    process sees it at once.
+    """Write the profile to the user's first catalogue folder, replacing an earlier one.
 
-    Fields at their defaults are left out: an earlier edition on the same host rejects a field that
-    it does not know.
+    This process uses it at once. Fields with default values are omitted, because an earlier edition
+    on the same host rejects unknown fields.
     """
     import yaml
 
@@ -284,7 +286,7 @@ def save_machine_profile(cluster: str, profile: MachineProfile) -> Path:
 
 
 def _without_defaults(value: Any) -> Any:
-    """Return a dataclass, or a structure of them, as mappings of the fields that differ from their
+    """Return a dataclass, or a structure of them, as mappings of the fields that are not
     defaults.
     """
     if isinstance(value, dict):
@@ -315,7 +317,7 @@ def _read(name: str, folders: tuple[Path, ...]) -> MachineProfile | None:
 
 @functools.lru_cache(maxsize=1024)
 def _slug(cluster: str) -> str:
-    """A name that is a file's name anywhere and holds no path."""
+    """Return a name that is a valid file name on all systems and contains no path."""
     return re.sub(r"[^a-z0-9]+", "-", cluster.casefold()).strip("-")[:100] or "unnamed"
 
 
@@ -325,13 +327,15 @@ library.on_change(_read.cache_clear)
 def engine_efficiency(
     *, engine: str, version: str | None, silicon: str | None = None
 ) -> EngineEfficiency:
-    """Return the profile of the version that is named.
+    """Return the profile of an engine version.
 
-    A version without a profile has that of the newest one before it, of those with runs on this die
-    (`silicon`) if there are any, marked `measured: false`. Without a version it is the newest one
-    with measured runs, on this die if any has runs there. A profile of kernels alone stands for a
-    version that is named, and later ones. Raises UnsupportedError for an engine without any
-    profile.
+    A version without a profile uses that of the newest version before it, preferably with runs on
+    this die (`silicon`), marked `measured: false`. Without a version, the newest with measured runs
+    is used, preferably on this die. A profile of kernels alone applies only to a named version and
+    later ones.
+
+    Raises:
+        UnsupportedError: The engine has no profile.
     """
     known = engine_profiles()
     versions = sorted(
@@ -373,28 +377,28 @@ SETTINGS_OF_A_RELEASE = (
     "fp8_cache_with",
     "fp8_scales",
 )
-"""Fields of a profile that no run gave: they are those of the nearest release, whichever release
-gives the constants.
+"""Profile fields without runs, which come from the nearest release regardless of the release of the
+constants.
 """
 
 
 def _reaches(version: str | None, release: str) -> bool:
-    """Whether a version is named, and is a release or a later one."""
+    """Return whether a version is given and is that release or a later one."""
     return version is not None and version_key(version) >= version_key(release)
 
 
 def _nearest(versions: list[EngineEfficiency], version: str) -> EngineEfficiency:
-    """The newest of these profiles, sorted by version, up to the version named; the oldest where
-    all are newer.
-    """
+    """Return the newest of the sorted profiles up to the version; the oldest if all are newer."""
     earlier = [each for each in versions if version_key(each.version) <= version_key(version)]
     return earlier[-1] if earlier else versions[0]
 
 
 @functools.cache
 def expert_efficiency(*, engine: str) -> ExpertEfficiency:
-    """Return what layers with experts add in an engine: by its own runs, else by those of all
-    engines; for `megatron-core`, which is isolated kernels, nothing.
+    """Return an engine's overheads of layers with experts, by its own runs, else by those of all
+    engines.
+
+    None for `megatron-core`, which has isolated kernels.
     """
     if engine == "megatron-core":
         return ISOLATED
@@ -404,27 +408,29 @@ def expert_efficiency(*, engine: str) -> ExpertEfficiency:
 
 @functools.cache
 def defaults_efficiency() -> DefaultsEfficiency:
-    """Return what engines add that were started with their defaults."""
+    """Return the overheads of engines started with their defaults."""
     return _build(DefaultsEfficiency, FOLDER / "defaults.yaml")
 
 
 @functools.cache
 def pool_efficiency() -> PoolEfficiency:
-    """What separate pools for prefill and decoding add."""
+    """Return the overheads of separate pools for prefill and decoding."""
     return _build(PoolEfficiency, FOLDER / "pools.yaml")
 
 
 @functools.cache
 def engine_profiles() -> tuple[EngineEfficiency, ...]:
-    """Every profile there is, by engine and version."""
+    """Return every profile, by engine and version."""
     return tuple(
         _build(EngineEfficiency, path) for path in sorted((FOLDER / "engines").glob("*.yaml"))
     )
 
 
 def version_key(version: str) -> tuple[tuple[int, str], ...]:
-    """Orders `0.5.6.post2` after `0.5.1.post1`, `1.0.0rc3` before `1.2.0rc6` and before `1.0`,
-    which is `1.0.0`: runs of digits compare as numbers.
+    """Return a sort key of versions in which runs of digits compare as numbers.
+
+    `0.5.6.post2` follows `0.5.1.post1`. `1.0.0rc3` precedes `1.2.0rc6` and `1.0`, which equals
+    `1.0.0`.
     """
     parts: list[tuple[int, str]] = []
     for part in version.removeprefix("v").replace("-", ".").split("."):

@@ -1,4 +1,4 @@
-"""Choose the routed-expert kernels of an engine's release among those timed on a die."""
+"""Choose the kernels of routed experts for an engine's release among those timed on a die."""
 
 from collections.abc import Collection
 
@@ -6,14 +6,14 @@ from hp_tool.catalog.efficiency import version_key
 from hp_tool.domain.efficiency import ExpertKernel, GpuEfficiency
 
 STAND_IN = "vllm"
-"""Engine whose kernels stand in for a weight format that nobody timed in the engine: vLLM and
-SGLang share most of them.
+"""Engine whose kernels are used for weight formats not timed in an engine: vLLM and SGLang share
+most of them.
 """
 
 
 def expert_kernels(gpu: GpuEfficiency, *, engine: str, version: str) -> dict[str, ExpertKernel]:
-    """Return an engine's kernels by weight format, each from the release nearest to `version` that
-    was timed on the die.
+    """Return an engine's kernels by weight format, each from the release timed on the die nearest
+    to `version`.
     """
     timed = gpu.grouped_matmul or {}
     kernels: dict[str, ExpertKernel] = {}

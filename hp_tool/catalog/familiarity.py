@@ -1,4 +1,4 @@
-"""The measured runs behind the constants, as groups: what `domain.familiarity` compares with."""
+"""The measured runs behind the constants, in groups, for `domain.familiarity`."""
 
 import csv
 import functools

@@ -1,4 +1,4 @@
-"""GPUs, servers and whole clusters: names into specs, with the defaults of the usual server."""
+"""GPUs, servers and clusters: resolve names to specs, with the defaults of a typical server."""
 
 import dataclasses
 import functools
@@ -13,40 +13,49 @@ from hp_tool.domain.prices import PRICED
 from hp_tool.errors import InputError, NotFoundError
 
 Cluster = str | ClusterQuery
-"""What a query says of its cluster; of several machines a tuple of them."""
+"""The cluster in a query; a tuple of several machines."""
 RUNS = "runs"
-"""Key of a cluster's entry: how profile runs reach it."""
+"""Key of a cluster's entry with the launcher and limits of profile runs."""
 
 
 def gpu(name: str, *, field: str = "gpu") -> GpuSpec:
-    """A device's datasheet by catalogue name; NotFoundError names the nearest ones, and `field` as
-    the input at fault.
+    """Return a device's datasheet by catalogue name.
+
+    `field` is the input at fault in errors.
+
+    Raises:
+        NotFoundError: The name is unknown; the error names the nearest ones.
     """
     return _gpu(library.entry("gpus", name, field=field))
 
 
 def node_type(name: str, *, field: str = "cluster") -> NodeType:
-    """A server, cloud instance or registered cluster by catalogue name; errors as for gpu."""
+    """Return a server, cloud instance or registered cluster by catalogue name; raises like
+    `gpu`.
+    """
     return _node_type(library.entry("clusters", name, field=field))
 
 
 def node_type_from_mapping(mapping: Mapping[str, Any]) -> NodeType:
-    """A server from the fields that a catalogue file writes; an unknown key is an InputError that
-    names the nearest.
+    """Return a server from the fields of a catalogue file.
+
+    Raises:
+        InputError: A key is unknown; the error names the nearest one.
     """
     return records.build(NodeType, mapping, field="cluster")
 
 
 def cluster(query: Cluster) -> ClusterSpec:
-    """The cluster a query means: a registered name, or a description whose gaps the catalogue
-    fills.
+    """Return the cluster of a query: a registered name, or a description with catalogue defaults.
 
-    A node type's name alone means one such node. InputError names the field, its value and the
-    mend.
+    Only the name of a node type means one such node.
+
+    Raises:
+        InputError: The error names the field, its value and the fix.
     """
     check_one(query)
     if isinstance(query, str):
-        node_type(query)  # an unknown name is the fault of `cluster`, not of cluster.node_type
+        node_type(query)  # an unknown name is an error of `cluster`, not of cluster.node_type
         query = ClusterQuery(name=query, node_type=query)
     try:
         return _known(query, library.folders())
@@ -55,8 +64,9 @@ def cluster(query: Cluster) -> ClusterSpec:
 
 
 def names_several(query: Cluster) -> str | None:
-    """The field by which a query's cluster means several machines: a list, or all that have a
-    price; None: it means one.
+    """Return the field by which a query's cluster means several machines; None for one.
+
+    It is a list, or all machines with a price.
     """
     if isinstance(query, tuple) or query == PRICED:
         return "cluster"
@@ -68,8 +78,10 @@ def names_several(query: Cluster) -> str | None:
 
 
 def check_one(query: Cluster) -> None:
-    """Raise InputError where a query's cluster means several machines, which `recommend` alone
-    compares.
+    """Check that the cluster is one machine; only `recommend` compares several.
+
+    Raises:
+        InputError: It means several machines.
     """
     if (several := names_several(query)) is not None:
         raise InputError(
@@ -81,8 +93,8 @@ def check_one(query: Cluster) -> None:
 
 @functools.lru_cache(maxsize=256)
 def _known(query: ClusterQuery, folders: tuple[Path, ...]) -> ClusterSpec:
-    """The cluster of a query as one's own folders and the built-in ones have it: equal queries get
-    the very same.
+    """Return the query's cluster from the user's and built-in folders; equal queries return the
+    same object.
     """
     return _resolved(query)
 
@@ -147,7 +159,7 @@ def _gpu(entry: library.Entry) -> GpuSpec:
 @functools.lru_cache(maxsize=1024)
 def _node_type(entry: library.Entry) -> NodeType:
     fields = {"name": entry.name, "source": entry.source, **entry.fields}
-    fields.pop(RUNS, None)  # what only those who start runs need to know
+    fields.pop(RUNS, None)  # only needed by processes that start runs
     return records.build(NodeType, fields, field="cluster", origin=entry.path)
 
 
@@ -174,8 +186,8 @@ def _device(query: ClusterQuery, node: NodeType | None) -> GpuSpec:
 
 
 def _capped(device: GpuSpec, power_w: float | None) -> GpuSpec:
-    """The device with its power limit set to `power_w`: its clocks follow
-    (`cost.roofline.at_sustained_clocks`).
+    """Return the device with its power limit set to `power_w`; `cost.roofline.at_sustained_clocks`
+    uses it.
     """
     if power_w is None:
         return device
@@ -190,9 +202,7 @@ def _capped(device: GpuSpec, power_w: float | None) -> GpuSpec:
 
 
 def _check_market(query: ClusterQuery) -> None:
-    """A machine that no price list describes has the prices and interruptions that the query
-    says.
-    """
+    """Return prices and interruptions in the query for a machine without a price list entry."""
     needs = {None: (), "spot": ("price_per_gpu_hour", "interruptions_per_node_day")}.get(
         query.market, ("price_per_gpu_hour",)
     )
@@ -220,7 +230,7 @@ def _num_gpus(query: ClusterQuery, node: NodeType | None) -> int:
 
 
 def _gpus_per_node(query: ClusterQuery, usual: int, num_gpus: int) -> int:
-    """Devices per host; a cluster smaller than one host is a single, partly used host."""
+    """Return devices per host; a cluster smaller than one host is a single, partly used host."""
     gpus_per_node = min(query.gpus_per_node or usual, num_gpus)
     if num_gpus % gpus_per_node:
         fewer = num_gpus - num_gpus % gpus_per_node
@@ -233,14 +243,12 @@ def _gpus_per_node(query: ClusterQuery, usual: int, num_gpus: int) -> int:
 
 
 def _whole(size: int | None, usual: int, num_gpus: int) -> int:
-    """Devices of a whole host or NVLink domain. A job that lies in one says with its size only that
-    it does.
-    """
+    """Return the devices of a whole host or NVLink domain, for a job that is smaller than one."""
     return usual if size is None or size == num_gpus < usual else size
 
 
 def _network(query: ClusterQuery, node: NodeType | None) -> dict[str, Any]:
-    """What is said about the levels of the network, by the query or else by the node type."""
+    """Return the network levels given by the query, else by the node type."""
     names = ("network_topology", "nodes_per_leaf", "network_oversubscription")
     levels = {
         name: value
@@ -260,7 +268,7 @@ def _network(query: ClusterQuery, node: NodeType | None) -> dict[str, Any]:
 def _nvlink_domain_size(
     query: ClusterQuery, usual: int | None, num_gpus: int, gpus_per_node: int
 ) -> int:
-    """Devices of one fast domain; without NVLink that is the node, whose devices meet over PCIe."""
+    """Return the devices of one NVLink domain; without NVLink the node, whose devices use PCIe."""
     if query.nvlink_domain_size is None:
         return max(gpus_per_node, min(usual or gpus_per_node, num_gpus))
     size = min(query.nvlink_domain_size, num_gpus)
@@ -274,8 +282,9 @@ def _nvlink_domain_size(
 
 
 def _nvlink_segment(query: ClusterQuery, *, domain: int, gpus_per_node: int) -> int | None:
-    """Devices of one NVLink domain that a job uses together, if the query says so; a smaller
-    cluster uses all it has.
+    """Return the devices of one NVLink domain that a job uses together, if the query sets it.
+
+    A smaller cluster uses all it has.
     """
     segment = query.nvlink_segment_gpus
     if segment is None:
@@ -291,8 +300,8 @@ def _nvlink_segment(query: ClusterQuery, *, domain: int, gpus_per_node: int) -> 
 
 
 def _mixed_cluster(query: ClusterQuery) -> ClusterSpec:
-    """The cluster of two kinds of GPU that `query.stages` describes: each resolved by itself, and
-    what holds for both.
+    """Return the cluster of two kinds of GPU in `query.stages`: each resolved separately, and
+    common values.
     """
     stages = query.stages or ()
     if len(stages) != 2:
@@ -334,7 +343,7 @@ def _mixed_cluster(query: ClusterQuery) -> ClusterSpec:
 
 
 def _mean_gpu(kinds: Sequence[ClusterSpec]) -> GpuSpec:
-    """A device that stands for all of them: MFU divides by the mean peak, energy counts the mean
+    """Return a device with mean values: MFU divides by the mean peak, energy uses the mean
     power.
     """
     gpus = [kind.gpu for kind in kinds]
@@ -370,17 +379,21 @@ def _device_mean(kinds: Sequence[ClusterSpec], values: Sequence[float]) -> float
 
 
 def cluster_name(cluster: str | ClusterQuery) -> str | None:
-    """The registered cluster that a query means, whole or in part; None where it describes one."""
+    """Return the name of the query's registered cluster, whole or in part; None for a
+    description.
+    """
     check_one(cluster)
     return cluster if isinstance(cluster, str) else cluster.node_type
 
 
 def cluster_runs(cluster: str | ClusterQuery) -> ClusterRuns | None:
-    """How profile runs reach a registered cluster: `runs` of its entry in one's own catalogue;
-    None: it says nothing.
+    """Return `runs` of a registered cluster's entry in the user's catalogue; None without it.
 
-    It names the operator's programs, folders and shell lines, so it comes from files alone, never
-    from a query or over HTTP. Raises InputError for a mistake in it.
+    It names programs, folders and shell code of the operator, so it comes only from files, never
+    from a query or HTTP.
+
+    Raises:
+        InputError: It is malformed.
     """
     name = cluster_name(cluster)
     if name is None:

@@ -1,4 +1,4 @@
-"""Distributions of sequence lengths: by catalogue name, or from a file of one's own."""
+"""Distributions of sequence lengths: by catalogue name, or from a user's file."""
 
 import functools
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from hp_tool.errors import InputError
 
 FIELD = "training.sequence_lengths"
 LONGEST = 1 << 24
-"""Tokens; far above any sequence."""
+"""Maximum tokens of a sequence, far above any in use."""
 MOST_COUNTED = 1e15
 MAX_LINES = 1_000_000
 TABLES = (".txt", ".csv")
@@ -28,33 +28,36 @@ class LogNormal:
     """One component of a mixture."""
 
     share: Annotated[float, Interval(ge=1e-9, le=1e9)]
-    """Of the sequences, relative to the other components."""
+    """Share of the sequences, relative to the other components."""
     median: Annotated[float, Interval(ge=1.0, le=LONGEST)]
-    """Tokens."""
+    """Median tokens."""
     sigma: Annotated[float, Interval(ge=0.01, le=10.0)]
     """Standard deviation of the logarithm."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LengthRecord:
-    """One distribution as a file writes it: either `log_normal` components, or `counts`."""
+    """One distribution as written in a file: `log_normal` components, or `counts`."""
 
     name: str
     log_normal: dict[str, LogNormal] | None = None
     """Components by name."""
     shortest: Tokens = 1
-    """log_normal: tokens below which there is nothing."""
+    """Minimum tokens, for log_normal."""
     longest: Tokens = 1 << 20
     counts: dict[str | int, float] | None = None
     """Sequences by length in tokens."""
 
 
 def sequence_lengths(name: str) -> LengthDistribution:
-    """A distribution by catalogue name, or from one's own file.
+    """Return a distribution by catalogue name, or from a user's file.
 
-    A file is YAML or JSON of LengthRecord's fields, or text (.txt, .csv) with a length a line, or a
-    length and a count; it is read where the name is an OwnFile alone. Raises InputError;
-    NotFoundError names the nearest.
+    A file is YAML or JSON of LengthRecord's fields, or text (.txt, .csv) with a length, or a length
+    and a count, per line. It is read only if the name is an OwnFile.
+
+    Raises:
+        InputError: The file is malformed.
+        NotFoundError: The name is unknown; the error names the nearest.
     """
     path = Path(name)
     if path.suffix not in (*documents.SUFFIXES, *TABLES):

@@ -46,13 +46,13 @@ _SINGULAR: dict[Kind, str] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Entry:
-    """One thing of the catalogue, as its file writes it; equal only to itself, so that it can key a
-    cache.
+    """One catalogue entry as written in its file; compared by identity, so that it can be a cache
+    key.
     """
 
     name: str
     fields: dict[str, Any]
-    """The domain type's fields, not yet checked; or a config.json's content."""
+    """Fields of the domain type, not yet validated; or a config.json's content."""
     aliases: tuple[str, ...] = ()
     parameters: float | None = None
     """Published parameter count of a model."""
@@ -62,14 +62,16 @@ class Entry:
     """Precisions whose checkpoints keep attention in 16 bits."""
     source: str = ""
     path: Path
-    """The file it stands in."""
+    """The file that contains it."""
 
 
 def entry(kind: Kind, name: str, *, field: str | None = None) -> Entry:
-    """The entry called `name` (or so by alias, in any case of letters).
+    """Return the entry with this name or alias, ignoring case.
 
-    NotFoundError names the nearest ones, and `field` as the input at fault (model, gpu or cluster
-    by default).
+    `field` is the input at fault in errors (model, gpu or cluster by default).
+
+    Raises:
+        NotFoundError: The name is unknown; the error names the nearest ones.
     """
     if (match := _called(kind, name)) is not None:
         return match
@@ -91,13 +93,15 @@ def entry(kind: Kind, name: str, *, field: str | None = None) -> Entry:
 
 
 def knows(kind: Kind, name: str) -> bool:
-    """Whether some entry is called `name`, or so by alias."""
+    """Return whether an entry has this name or alias."""
     return _called(kind, name) is not None
 
 
 def _called(kind: Kind, name: str) -> Entry | None:
-    """The entry of this name or alias; a model that was trained further (-Instruct, -0324),
-    quantised, or published by someone else has the shape of its base.
+    """Return the entry of this name or alias.
+
+    A model that was fine-tuned (-Instruct, -0324), quantised, or republished has the shape of its
+    base.
     """
     match = _find(kind, name.casefold(), folders())
     if match is None and kind == "models":
@@ -107,14 +111,14 @@ def _called(kind: Kind, name: str) -> Entry | None:
 
 
 def base_model(name: str) -> str:
-    """Return the name of the model that was trained further, in lower case: `llama-3.1-8b` of
+    """Return the name of the base model in lower case: `llama-3.1-8b` of
     `Llama-3.1-8B-Instruct`.
     """
     return _FURTHER.sub("", name.casefold()) or name.casefold()
 
 
 def entries(kind: Kind) -> list[Entry]:
-    """All entries by name; one's own replace built-in ones of the same name."""
+    """Return all entries by name; the user's replace built-in ones of the same name."""
     by_name: dict[str, Entry] = {}
     for folder in folders():
         for path, _ in _texts(folder / kind):
@@ -124,19 +128,23 @@ def entries(kind: Kind) -> list[Entry]:
 
 
 def names(kind: Kind) -> list[str]:
-    """The names of all entries, sorted."""
+    """Return the sorted names of all entries."""
     return [each.name for each in entries(kind)]
 
 
 def number_of_built_in_names() -> int:
-    """Return how many names and aliases the catalogue that comes with hp-tool has, of all kinds."""
+    """Return the number of names and aliases in the built-in catalogue, of all kinds."""
     folders = (_BUILT_IN / kind for kind in _SINGULAR)
     entries_of = (_entries(path) for folder in folders for path, _ in _texts(folder))
     return sum(1 + len(each.aliases) for several in entries_of for each in several)
 
 
 def file_entries(path: Path) -> Iterator[Entry]:
-    """The entries of one file; InputError where the file is not of the form above."""
+    """Return the entries of one file.
+
+    Raises:
+        InputError: The file does not have the format above.
+    """
     document = documents.read(path)
     source = document.get("source", "")
     if "entries" not in document:
@@ -154,8 +162,10 @@ def file_entries(path: Path) -> Iterator[Entry]:
 
 
 def sole_entry(path: Path, *, field: str) -> Entry:
-    """The entry of a file that may hold no other. InputError, which names `field` as the input at
-    fault.
+    """Return the single entry of a file. `field` is the input at fault.
+
+    Raises:
+        InputError: The file has several entries.
     """
     several = list(file_entries(path))
     if len(several) != 1:
@@ -168,12 +178,12 @@ def sole_entry(path: Path, *, field: str) -> Entry:
 
 
 def own_folders() -> tuple[Path, ...]:
-    """One's own folders, first match wins; the first is where new entries are written."""
+    """Return the user's folders in order of priority; new entries are written to the first."""
     return folders()[:-1]
 
 
 def missing_folders() -> list[Path]:
-    """Folders that HP_CATALOG_DIR names and that are not there."""
+    """Return folders in HP_CATALOG_DIR that do not exist."""
     return [
         folder
         for folder in _own_folders(os.environ.get("HP_CATALOG_DIR", ""))
@@ -182,9 +192,10 @@ def missing_folders() -> list[Path]:
 
 
 def revision() -> str:
-    """A digest of one's own files by name, size and age. Where it is another than before, what was
-    read is forgotten, so that changed files are seen; the built-in data do not change while a
-    process runs.
+    """Return a digest of the user's files by name, size and age.
+
+    If it changes, cached entries are dropped, so changed files are read again. Built-in data do not
+    change during a process.
     """
     global _seen
     digest = hashlib.blake2b(digest_size=16)
@@ -203,7 +214,7 @@ _seen: str | None = None
 
 
 def clear_cache() -> None:
-    """Forget what was read, so that changed files are seen by this process."""
+    """Drop cached entries, so that this process reads changed files."""
     for forget in (
         _user_folder.cache_clear,
         _find.cache_clear,
@@ -218,20 +229,22 @@ _elsewhere: list[Callable[[], None]] = []
 
 
 def on_change(forget: Callable[[], None]) -> None:
-    """Have `forget` called too: for who keeps something that was read from one's own folders."""
+    """Register `forget`, called by `clear_cache`, for callers that cache data from the user's
+    folders.
+    """
     _elsewhere.append(forget)
 
 
 _FURTHER = re.compile(
     r"-(?:instruct|chat|it|hf|base|thinking|reasoning|preview|exp|terminus)(?=-|$)|-v0\.[12]$|-\d{4}$"
 )
-"""What names of models end in after further training: a method, a date."""
+"""Suffixes of model names after fine-tuning: a method, a date."""
 _WEIGHTS = re.compile(
     r"[-.](?:(?:un)?quantized|bnb|4bit|8bit|(?:nv|mx)?fp[48]|awq|gptq|int[48]|w\d+a\d+(?:kv\d+)?|bf16|bfloat16|"
     r"dynamic|static|pertensor|block|marlin|g\d+|autoround|mixed|torchao|qat|unsloth)"
     r"(?:-v2)?(?=[-.]|$)"
 )
-"""What names of checkpoints say of their weights' format."""
+"""Suffixes of checkpoint names for the weights' format."""
 _STORED = (
     (r"(?:mx)?fp8", "fp8"),
     (r"mxfp4", "mxfp4"),
@@ -242,7 +255,7 @@ _STORED = (
 
 
 def stored_precision(name: str) -> str | None:
-    """Return the precision of a checkpoint's weights, where its name says it."""
+    """Return the precision of a checkpoint's weights, if its name contains it."""
     tail = name.rstrip("/").rpartition("/")[2].casefold()
     found = (
         kind for words, kind in _STORED if re.search(rf"(?<![a-z0-9])({words})(?![a-z0-9])", tail)
@@ -251,8 +264,9 @@ def stored_precision(name: str) -> str | None:
 
 
 def _published_names(name: str) -> Iterator[str]:
-    """Yield what the model of a published checkpoint may be called here: as its base, by another
-    publisher, without the format of its weights.
+    """Yield possible catalogue names of a published checkpoint.
+
+    These are its base, without its publisher, and without the weight format.
     """
     yield base_model(name)
     tail = name.rstrip("/").rpartition("/")[2].casefold().removeprefix("meta-")
@@ -261,7 +275,7 @@ def _published_names(name: str) -> Iterator[str]:
 
 
 def _without_format(name: str) -> str:
-    """Return a checkpoint's name without what it says of its weights' format."""
+    """Return a checkpoint's name without the format of its weights."""
     return _WEIGHTS.sub("", name)
 
 
@@ -269,8 +283,8 @@ def _without_format(name: str) -> str:
 def _find(kind: Kind, wanted: str, folders: tuple[Path, ...]) -> Entry | None:
     for folder in folders:
         for path, text in _texts(folder / kind):
-            # A file that does not mention the name is not parsed: reading is a hundred times
-            # cheaper.
+            # A file that does not contain the name is not parsed: reading is a hundred times
+            # faster.
             if wanted in text or wanted == path.stem.casefold():
                 for candidate in _entries(path):
                     names = (
@@ -302,7 +316,7 @@ def _entry(
 
 
 def folders() -> tuple[Path, ...]:
-    """Where to look, first match wins: HP_CATALOG_DIR, the user's configuration folder, the
+    """Return the folders to search in order: HP_CATALOG_DIR, the user's configuration folder,
     built-in data.
     """
     return (*_own_folders(os.environ.get("HP_CATALOG_DIR", "")), _user_folder(), _BUILT_IN)

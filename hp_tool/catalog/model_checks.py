@@ -1,4 +1,4 @@
-"""Whether a transformer of a model's fields exists."""
+"""Check that a transformer with a model's fields exists."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -15,13 +15,15 @@ _NEEDED: dict[Mixer, tuple[str, ...]] = {
     "mamba2": ("mamba_num_heads", "mamba_head_dim", "ssm_state_size"),
 }
 MOST_KINDS = 128
-"""Kinds of layers in one model: several times as many as any has, and few enough to cost each."""
+"""Maximum kinds of layers in one model, several times as many as any has; each kind is costed."""
 _INDEXER = ("index_topk", "index_n_heads", "index_head_dim")
 
 
 def checked_model(spec: ModelSpec) -> ModelSpec:
-    """The spec itself. Raises InputError, which names the field, its value and the fix, if no
-    transformer has this shape.
+    """Return the spec if it describes a transformer.
+
+    Raises:
+        InputError: It does not; the error names the field, its value and the fix.
     """
     checked(spec, field="model")
     if spec.blocks is not None:
@@ -73,7 +75,7 @@ def _check_pattern(spec: ModelSpec) -> None:
 
 
 def _check_kind(kind: ModelSpec) -> None:
-    """Check layers that are alike."""
+    """Check layers of one kind."""
     if kind.feed_forward == "experts" and kind.num_experts is None:
         raise _wrong("num_experts", "layers with experts need num_experts; give it")
     if kind.feed_forward not in (None, "experts") and kind.num_experts is not None:
@@ -96,7 +98,7 @@ def _check_kind(kind: ModelSpec) -> None:
 
 
 def _uneven(kind: ModelSpec) -> Iterator[tuple[str, str]]:
-    """(what is wrong, field) of sizes that do not divide each other."""
+    """Yield (error, field) of sizes that do not divide each other."""
     heads = kind.num_attention_heads
     if kind.mixer == "attention":
         if kind.head_dim is None and kind.kv_lora_rank is None and kind.hidden_size % heads:

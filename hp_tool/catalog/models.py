@@ -1,4 +1,4 @@
-"""Models: a name, a file or a mapping into a ModelSpec."""
+"""Resolve a name, a file or a mapping to a ModelSpec."""
 
 import functools
 import itertools
@@ -18,14 +18,17 @@ from hp_tool.domain.query import OwnFile
 from hp_tool.errors import InputError
 
 COUNTS = {"num_parameters": total_parameters, "num_active_parameters": active_parameters}
-"""What follows from a model's fields and is printed with them."""
+"""Counts that are computed from a model's fields and printed with them."""
 
 
 def model(name: str) -> ModelSpec:
-    """A model by catalogue name or alias (a Hugging Face id), or from one's own file.
+    """Return a model by catalogue name or alias (a Hugging Face id), or from a user's file.
 
-    A file is a config.json (or the folder that holds one), or a YAML or JSON file of ModelSpec's
-    fields; it is read where the name is an OwnFile alone. NotFoundError names the nearest names.
+    A file is a config.json (or its folder), or a YAML or JSON file of ModelSpec's fields. It is
+    read only if the name is an OwnFile.
+
+    Raises:
+        NotFoundError: The name is unknown; the error names the nearest.
     """
     if is_own_file(name):
         return _from_file(_config_path(name))
@@ -39,8 +42,9 @@ def model(name: str) -> ModelSpec:
 
 
 def checkpoint(name: object) -> str | None:
-    """The Hugging Face id, or own folder, of a model by name; an instructed one before its base.
-    None: nobody knows it.
+    """Return the Hugging Face id, or local folder, of a model by name; None if unknown.
+
+    An instruction-tuned checkpoint is preferred to its base.
     """
     if not isinstance(name, str):
         return None
@@ -61,18 +65,16 @@ def checkpoint(name: object) -> str | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """Weights that an engine loads."""
+    """Weights for an engine to load."""
 
     path: str
-    """A Hugging Face id, or one's own folder."""
+    """A Hugging Face id, or a local folder."""
     precision: str | None
-    """What they are stored in; None: nobody knows. Weights of 16 bits are bf16 here."""
+    """Stored precision, None if unknown; bf16 for 16-bit weights."""
 
 
 def stored_checkpoint(name: object, *, precision: str) -> Checkpoint | None:
-    """Return the model's weights in this precision, else those that `checkpoint` names. None:
-    nobody knows any.
-    """
+    """Return the model's weights in this precision, else those of `checkpoint`; None if unknown."""
     if (path := checkpoint(name)) is None:
         return None
     if is_own_file(name) or not library.knows("models", str(name)):
@@ -93,8 +95,8 @@ def stored_checkpoint(name: object, *, precision: str) -> Checkpoint | None:
 
 
 def _stored(published: library.Entry, checkpoint_id: str) -> str | None:
-    """Return the precision of an entry's checkpoint; of one that was trained further, its base's.
-    None: not among them.
+    """Return the precision of an entry's checkpoint, for fine-tuned ones of its base; None if not
+    listed.
     """
     by_id = dict.fromkeys((each.casefold() for each in published.aliases), "bf16")
     by_id |= {each.casefold(): kind for kind, ids in published.checkpoints.items() for each in ids}
@@ -106,10 +108,13 @@ def _stored(published: library.Entry, checkpoint_id: str) -> str | None:
 
 
 def published_precision(name: str | Mapping[str, Any] | ModelSpec) -> str:
-    """Return the precision of a model's published weights; bf16 where nobody knows of any.
+    """Return the precision of a model's published weights; bf16 if unknown.
 
-    A catalogue's model has that of the checkpoint its name stands for, a config.json what its
-    quantization_config says. Raises UnsupportedError for a quantization_config that is not known.
+    A catalogue model has that of the checkpoint with its name, a config.json that of its
+    quantization_config.
+
+    Raises:
+        UnsupportedError: The quantization_config is unknown.
     """
     if isinstance(name, ModelSpec):
         return "bf16"
@@ -125,8 +130,9 @@ def published_precision(name: str | Mapping[str, Any] | ModelSpec) -> str:
 
 
 def keeps_attention_wide(name: str | Mapping[str, Any] | ModelSpec, *, precision: str) -> bool:
-    """Return whether the model's checkpoint of this precision keeps attention in 16 bits, as its
-    entry in the catalogue or the quantization_config of its config.json says.
+    """Return whether the model's checkpoint of this precision stores attention in 16 bits.
+
+    Sources are its catalogue entry and the quantization_config of its config.json.
     """
     if isinstance(name, ModelSpec):
         return False
@@ -140,23 +146,24 @@ def keeps_attention_wide(name: str | Mapping[str, Any] | ModelSpec, *, precision
 
 
 def is_own_file(name: object) -> bool:
-    """Whether a model of this name is read from a file."""
+    """Return whether a model of this name is read from a file."""
     return isinstance(name, OwnFile) and (is_file_name(name) or _holds_config(Path(name)))
 
 
 @functools.lru_cache(maxsize=1024)
 def is_file_name(name: str) -> bool:
-    """Whether a model of this name would be looked for in a file."""
+    """Return whether a model of this name would be searched as a file."""
     return "." in name and Path(name).suffix in documents.SUFFIXES
 
 
 def model_from_mapping(mapping: Mapping[str, Any], *, origin: Path | None = None) -> ModelSpec:
-    """A model from ModelSpec's fields, or from a Hugging Face config.json's content (told by
-    model_type or architectures).
+    """Return a model from ModelSpec's fields, or from a config.json's content.
 
-    An unknown key of the first form is an InputError that names the nearest known one. Counts of
-    parameters, which a printed model has, follow from the other fields and are counted anew.
-    `origin`: the file it stands in.
+    A config.json has model_type or architectures. Parameter counts, which printed models contain,
+    are computed from the other fields. `origin` is the file that contains the mapping.
+
+    Raises:
+        InputError: A key is unknown; the error names the nearest known one.
     """
     if is_config(mapping):
         return checked_model(read_config(mapping))
@@ -165,7 +172,7 @@ def model_from_mapping(mapping: Mapping[str, Any], *, origin: Path | None = None
 
 
 def parameter_counts(spec: ModelSpec) -> dict[str, int]:
-    """`num_parameters` and `num_active_parameters`; the second without the experts that a token is
+    """Return `num_parameters` and `num_active_parameters`, which excludes experts that a token is
     not sent to.
     """
     return {name: round(count(spec)) for name, count in COUNTS.items()}
@@ -178,7 +185,7 @@ def _from_entry(entry: library.Entry) -> ModelSpec:
 
 def _from_file(path: Path) -> ModelSpec:
     entry = library.sole_entry(path, field="model")
-    # config.json says nothing of a name: its folder's is the nearest thing.
+    # config.json has no name, so the folder's is used.
     name = path.resolve().parent.name if path.name == "config.json" else entry.name
     if is_config(entry.fields) and (count := _stored_parameters(path.parent, entry.fields)):
         return model_from_mapping({"name": name, "num_parameters": count, **entry.fields})
@@ -190,7 +197,8 @@ _INDEX = "model.safetensors.index.json"
 
 
 def _stored_parameters(folder: Path, config: Mapping[str, Any]) -> int | None:
-    """Return how many weights a checkpoint beside a config.json has, by the index of its files;
+    """Return the number of weights of a checkpoint by the index of its files.
+
     None if there is no index, or the weights are quantised.
     """
     width = _BYTES.get(str(config.get("torch_dtype", config.get("dtype"))))
@@ -208,5 +216,5 @@ def _config_path(name: str) -> Path:
 def _holds_config(path: Path) -> bool:
     try:
         return (path / "config.json").is_file()
-    except OSError:  # too long for a path, so it is none
+    except OSError:  # too long for a path, so it is not one
         return False

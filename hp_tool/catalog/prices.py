@@ -1,5 +1,5 @@
-"""What machines cost to rent, by provider, and what grids emit; one's own files replace built-in
-entries of the same name.
+"""Rental prices of machines by provider, and emissions of grids; user files replace built-in
+entries.
 """
 
 import functools
@@ -9,12 +9,12 @@ from hp_tool.domain.prices import Grid, Offer
 
 
 def offers() -> tuple[Offer, ...]:
-    """All machines with a price, by name."""
+    """Return all machines with a price, by name."""
     return tuple(_offer(entry) for entry in library.entries("prices"))
 
 
 def lowest_offers() -> dict[str, Offer]:
-    """Return the offer with the lowest on-demand price of each GPU in the price list, by the GPU's
+    """Return the offer with the lowest on-demand price of each GPU in the price list, by GPU
     name.
     """
     lowest: dict[str, tuple[float, Offer]] = {}
@@ -28,7 +28,11 @@ def lowest_offers() -> dict[str, Offer]:
 
 
 def grid(name: str) -> Grid:
-    """The grid of a place; NotFoundError names the nearest ones."""
+    """Return the grid of a region.
+
+    Raises:
+        NotFoundError: The name is unknown; the error names the nearest ones.
+    """
     return _grid(library.entry("grids", name))
 
 

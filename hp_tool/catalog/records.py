@@ -1,6 +1,6 @@
-"""Plain mappings into frozen dataclasses, strictly, on the standard library alone.
+"""Convert plain mappings to frozen dataclasses, strictly, with the standard library only.
 
-Pydantic does this for queries; here it would take longer to import than the whole look-up may last.
+Pydantic does this for queries. Importing it here would take longer than a whole lookup.
 """
 
 import dataclasses
@@ -21,10 +21,14 @@ T = TypeVar("T")
 def build(
     cls: Callable[..., T], mapping: Mapping[str, Any], *, field: str, origin: Path | None = None
 ) -> T:
-    """An instance of a dataclass; an unknown key, a wrong type, a number out of bounds or a missing
-    value is an InputError.
+    """Return an instance of a dataclass.
 
-    `field` is the dotted path of the mapping in the query, `origin` the file it stands in, if any.
+    Args:
+        field: Dotted path of the mapping in the query.
+        origin: File that contains it, if any.
+
+    Raises:
+        InputError: A key is unknown, a value missing, of a wrong type or out of bounds.
     """
     prefix = ": ".join((str(origin), *filter(None, [mapping.get("name")]), "")) if origin else ""
     hints, required = _shape(cls)
@@ -47,14 +51,14 @@ def build(
 
 
 def nearest(name: str, known: typing.Iterable[str]) -> str:
-    """`; did you mean 'x', 'y'?`, or nothing where no known name is close."""
+    """Return `; did you mean 'x', 'y'?`, or an empty text if no known name is similar."""
     close = difflib.get_close_matches(name, list(known), n=3, cutoff=0.5)
     return f"; did you mean {', '.join(map(repr, close))}?" if close else ""
 
 
 @functools.cache
 def _shape(cls: Any) -> tuple[dict[str, Any], frozenset[str]]:
-    """Type hints of a dataclass's fields, and the names of those without a default."""
+    """Return type hints of a dataclass's fields, and the names of those without a default."""
     hints = typing.get_type_hints(cls)
     fields = dataclasses.fields(cls)
     missing = dataclasses.MISSING
@@ -65,8 +69,8 @@ def _shape(cls: Any) -> tuple[dict[str, Any], frozenset[str]]:
 
 
 def _checked(value: Any, hint: Any, field: str) -> Any:
-    """The value where it is of the hinted type (an int serves as a float, a whole float as an
-    int).
+    """Return the value if it has the hinted type; integers are accepted as floats, integral floats
+    as integers.
     """
     is_union = typing.get_origin(hint) in (types.UnionType, typing.Union)
     options = typing.get_args(hint) if is_union else (hint,)

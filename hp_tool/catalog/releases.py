@@ -1,5 +1,5 @@
-"""Releases of engines and frameworks that a query may name, from data: `data/releases`, and files
-of one's own catalogue.
+"""Releases of engines and frameworks that a query may name, from `data/releases` and the user's
+files.
 """
 
 import functools
@@ -9,14 +9,12 @@ from hp_tool.domain.releases import release_numbers
 from hp_tool.errors import InputError
 
 _NAMED = 24
-"""Releases that an error lists; of the older ones it gives the number."""
+"""Number of releases listed in an error; older ones are counted."""
 
 
 @functools.lru_cache(maxsize=1)
 def _releases() -> dict[str, tuple[str, ...]]:
-    """Return the releases of each program, newest first; those of one's own files before the
-    built-in ones.
-    """
+    """Return the releases of each program, newest first; the user's before the built-in ones."""
     known: dict[str, tuple[str, ...]] = {}
     for folder in library.folders():
         for path in sorted((folder / "releases").glob("*.yaml")):
@@ -30,16 +28,18 @@ library.on_change(_releases.cache_clear)
 
 
 def has_releases(program: str) -> bool:
-    """Return whether any release of an engine or framework may be named."""
+    """Return whether an engine or framework has releases."""
     return program in _releases()
 
 
 def check_release(program: str, release: str, *, field: str) -> None:
-    """Raise InputError `unknown_release` for a release of an engine or framework that no list
-    names.
+    """Check a release of an engine or framework.
 
-    A release counts by its numbers: candidates, post releases and builds are those of their
-    release, and a series (0.16) is any of its releases.
+    Releases are compared by their numbers: candidates, post releases and builds count as their
+    release, and a series (0.16) as any of its releases.
+
+    Raises:
+        InputError: `unknown_release`, no list names it.
     """
     known = _releases().get(program, ())
     numbers = release_numbers(release)

@@ -1,9 +1,9 @@
-"""Request traces: a query's own columns, or a file of this machine in one of three formats.
+"""Request traces: columns in a query, or a local file in one of three formats.
 
-CSV with arrival_s, input_tokens, output_tokens and maybe prefix_tokens; Azure's (TIMESTAMP,
-ContextTokens, GeneratedTokens); JSON lines of the former's names, or Mooncake's (timestamp in ms,
-input_length, output_length, and hash_ids of blocks of 512 tokens, of which a request finds in the
-prefix cache those that an earlier one had).
+CSV with arrival_s, input_tokens, output_tokens and optionally prefix_tokens; Azure's CSV
+(TIMESTAMP, ContextTokens, GeneratedTokens); JSON lines with the former's names or Mooncake's
+(timestamp in ms, input_length, output_length, and hash_ids of blocks of 512 tokens). Of a request's
+blocks, those of earlier requests are in the prefix cache.
 """
 
 import csv
@@ -27,7 +27,7 @@ from hp_tool.errors import InputError, NotFoundError
 FIELD = "inference.trace"
 MAX_FILE_BYTES = 64 * 2**20
 DRAWN = 5_000
-"""Requests of a trace whose lengths are both distributions."""
+"""Number of requests if both lengths are distributions."""
 BLOCK_TOKENS = 512
 """Tokens of one of Mooncake's hashed blocks."""
 NAMES = {
@@ -35,7 +35,7 @@ NAMES = {
     "input_tokens": ("input_tokens", "input_length", "ContextTokens"),
     "output_tokens": ("output_tokens", "output_length", "GeneratedTokens"),
 }
-"""A column in the order of: own files, Mooncake's, Azure's."""
+"""Column names in own files, Mooncake's and Azure's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,24 +46,24 @@ class Trace:
     input_tokens: IntArray
     output_tokens: IntArray
     prefix_tokens: IntArray
-    """Of the input, found in the prefix cache."""
+    """Input tokens found in the prefix cache."""
     arrival_s: FloatArray | None = None
-    """Seconds since the first; None: lengths alone."""
+    """Seconds since the first request; None without arrival times."""
 
     @property
     def rate_per_second(self) -> float | None:
-        """Mean rate of arrivals; None without them, or where all come at once."""
+        """Return the mean arrival rate; None without arrivals, or if all are simultaneous."""
         if self.arrival_s is None or self.arrival_s[-1] <= 0.0:
             return None
         return (len(self.arrival_s) - 1) / float(self.arrival_s[-1])
 
     @property
     def prefix_share(self) -> float:
-        """Share of all input tokens that the prefix cache holds, at most 0.99."""
+        """Return the fraction of all input tokens in the prefix cache, at most 0.99."""
         return min(float(self.prefix_tokens.sum() / self.input_tokens.sum()), 0.99)
 
     def spec(self) -> TraceSpec:
-        """Its first MOST_TRACED requests as columns, which another process understands."""
+        """Return its first MOST_TRACED requests as columns, which other processes can read."""
         columns = {name: getattr(self, name) for name in TraceSpec.__slots__}
         return TraceSpec(
             **{name: tuple(column[:MOST_TRACED].tolist()) for name, column in _columns(columns)}
@@ -71,8 +71,10 @@ class Trace:
 
 
 def request_trace(trace: str | TraceSpec) -> Trace:
-    """The trace of a query. A text is a path, read where it is an OwnFile alone. Raises InputError
-    naming inference.trace.
+    """Return the trace of a query; a text is a path, read only if it is an OwnFile.
+
+    Raises:
+        InputError: The trace is malformed; the field is inference.trace.
     """
     if isinstance(trace, TraceSpec):
         return _checked("inline", _drawn(trace))
@@ -101,8 +103,8 @@ def request_trace(trace: str | TraceSpec) -> Trace:
 
 
 def _drawn(trace: TraceSpec) -> dict[str, Any]:
-    """The columns; one that is a distribution becomes its quantiles, as many as there are requests,
-    in an order of its own.
+    """Return the columns; a distribution is replaced by its quantiles, one per request, in a
+    shuffled order.
     """
     columns = {name: getattr(trace, name) for name in TraceSpec.__slots__}
     lengths = [len(column) for column in columns.values() if isinstance(column, tuple)]
@@ -118,7 +120,7 @@ def _drawn(trace: TraceSpec) -> dict[str, Any]:
 
 
 def _from_rows(name: str, rows: Iterable[Mapping[str, Any]]) -> Trace:
-    """Rows of any of the formats, by the names of the first one's columns."""
+    """Return rows of any format, by the column names of the first one."""
     columns: dict[str, list[Any]] = {column: [] for column in (*NAMES, "prefix_tokens")}
     keys: dict[str, str] = {}
     seen: set[Any] = set()
@@ -152,7 +154,7 @@ def _seconds(value: Any, *, unit: str) -> float:
 
 
 def _found_blocks(blocks: Iterable[Any], seen: set[Any]) -> int:
-    """Tokens of the leading blocks that an earlier request had."""
+    """Return the tokens of the leading blocks that earlier requests had."""
     known, ahead = 0, True
     for block in blocks:
         ahead = ahead and block in seen
@@ -162,7 +164,7 @@ def _found_blocks(blocks: Iterable[Any], seen: set[Any]) -> int:
 
 
 def _checked(name: str, columns: Mapping[str, Any]) -> Trace:
-    """The columns as arrays, in order of arrival, with every bound of TraceSpec kept."""
+    """Return the columns as arrays in order of arrival, within the bounds of TraceSpec."""
     lengths = {column: len(values) for column, values in _columns(columns)}
     if (
         not lengths.get("input_tokens")

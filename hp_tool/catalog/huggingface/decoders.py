@@ -1,5 +1,5 @@
-"""Dense decoders: Llama's kind (rotary positions, mostly RMSNorm and gated MLPs) and GPT's
-(LayerNorm, ungated MLPs).
+"""Dense decoders like Llama (rotary positions, mostly RMSNorm and gated MLPs) and GPT
+(LayerNorm).
 """
 
 from typing import Any
@@ -13,7 +13,7 @@ UNTIED = {"tie_word_embeddings": False}
 TIED = {"tie_word_embeddings": True}
 LLAMA_BLOCK = {"gated_mlp": True, "normalization": "rmsnorm", "position_embedding": "rotary"}
 PLAIN = Family(fixed={**LLAMA_BLOCK, **NO_BIAS}, defaults=UNTIED)
-"""No biases, whatever the file says."""
+"""Without biases, regardless of the file."""
 LLAMA = Family(
     fixed=LLAMA_BLOCK, defaults={**UNTIED, **NO_BIAS}, keys=same("attention_bias mlp_bias")
 )
@@ -32,7 +32,7 @@ LATENT = PLAIN.but(
         )
     },
 )
-"""Latent attention. The head_dim that some files carry is not a head's width there."""
+"""Latent attention; head_dim in some of these files is not the width of a head."""
 D_MODEL = {
     "num_hidden_layers": "n_layers",
     "hidden_size": "d_model",
@@ -138,7 +138,7 @@ def _mpt(config: Config) -> dict[str, Any]:
         unless=False,
         why="norms of queries and keys before the heads are split are not modelled",
     )
-    # The class has ALiBi alone, whatever attn_config says of learned or rotary positions.
+    # The class supports only ALiBi, regardless of learned or rotary positions in attn_config.
     fields: dict[str, Any] = {
         "intermediate_size": config.get("expansion_ratio", 4) * config["d_model"]
     }
@@ -175,7 +175,7 @@ FAMILIES: dict[str, Family] = {
             "num_attention_heads": 8,
             "num_key_value_heads": 4,
             "vocab_size": 262_208,
-        },  # multimodal files leave them out
+        },  # multimodal files omit them
         full_attention_every=6,
     ),
     "vaultgemma": GEMMA.but(full_attention_every=2),

@@ -1,5 +1,5 @@
-"""Encoders with the head of masked language models (BERT's also with its pooler), and
-encoder-decoder models.
+"""Encoders with the head of masked language models (BERT's with pooler), and encoder-decoder
+models.
 """
 
 from typing import Any
@@ -29,7 +29,7 @@ _MASKED = Family(
 
 
 def _heads(config: Config) -> dict[str, Any]:
-    """BERT is trained with both heads; a checkpoint of the masked language model alone says so."""
+    """Return BERT's heads: both, unless the file names only the masked language model."""
     architectures = config.get("architectures") or []
     return {"sentence_head": not any("ForMaskedLM" in str(name) for name in architectures)}
 
@@ -48,8 +48,7 @@ def _modernbert(config: Config) -> dict[str, Any]:
         "sliding_window_layers": windowed,
     }
     return {
-        # The norm behind the embedding is the first layer's: that layer has none before its
-        # attention.
+        # The norm after the embedding is the first layer's, which has none before its attention.
         "embedding_norm": False,
         "head_dense": "weight_bias" if config.get("classifier_bias") else "weight",
         "output_bias": config.get("decoder_bias", True),
@@ -110,8 +109,8 @@ _MARIAN = Family(
     },
     derive=_bart,
 )
-"""Post-norm, no norm behind the embeddings; its sinusoidal positions are kept as a table like
-learned ones.
+"""Post-norm, no norm after the embeddings; sinusoidal positions are stored as a table like learned
+ones.
 """
 _BART = _MARIAN.but(fixed={"position_embedding_offset": 2, "embedding_norm": True})
 _PEGASUS = _MARIAN.but(fixed={"final_norm": True})

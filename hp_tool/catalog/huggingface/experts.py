@@ -45,7 +45,7 @@ def _steps(config: Config) -> dict[str, Any]:
 
 
 def _dense(config: Config, dense: list[bool]) -> dict[str, Any]:
-    """Layers that differ by dense MLPs alone."""
+    """Return layers that differ only in dense MLPs."""
     fields = as_fields(feeding([Block()] * len(dense), dense))
     if "blocks" in fields:
         refuse(
@@ -58,7 +58,7 @@ def _dense(config: Config, dense: list[bool]) -> dict[str, Any]:
 
 
 def _dense_or_sparse(config: Config) -> dict[str, Any]:
-    """Layers by the file's list, or dense ones first."""
+    """Return layers by the file's list, or with the dense ones first."""
     return _dense(config, dense_layers(config, layers=layer_count(config)))
 
 
@@ -94,7 +94,9 @@ def _dbrx(config: Config) -> dict[str, Any]:
 
 
 def _llama4(config: Config) -> dict[str, Any]:
-    """Maverick: experts in every second layer, and a dense MLP of its own width in the others."""
+    """Return Maverick's layers: experts in every second layer, dense MLPs of another width in the
+    others.
+    """
     layers, step = layer_count(config), max(whole(config, "interleave_moe_layer_step", 1), 1)
     sparse = (
         numbered(config, "moe_layers")

@@ -1,5 +1,5 @@
-"""Decoders whose layers differ: recurrent mixers, state spaces, sizes of their own in windowed
-layers, sparse attention.
+"""Decoders with unlike layers: recurrent mixers, state spaces, windowed layers, sparse
+attention.
 """
 
 import math
@@ -31,8 +31,8 @@ _MAMBA_BIAS = {"mamba_proj_bias": (False, "biases of a state space's projections
 
 
 def linear_layers(config: Config, mixer: Mixer) -> list[Block]:
-    """Layers of a recurrent mixer with attention in every fourth, unless the file says other
-    ones.
+    """Return layers with a recurrent mixer and attention in every fourth, unless the file defines
+    others.
     """
     layers = layer_count(config)
     every = max(whole(config, "full_attention_interval", 4), 1)
@@ -92,8 +92,12 @@ def _nemotron_h(config: Config) -> dict[str, Any]:
 
 
 def _check_prediction(config: Config, blocks: list[Block]) -> None:
-    """Raise UnsupportedError where a layer of multi-token prediction is not as
-    `ModelSpec.mtp_kinds` takes it: one with attention and the last feed-forward.
+    """Check that a layer of multi-token prediction matches `ModelSpec.mtp_kinds`.
+
+    That is one with attention and the last feed-forward.
+
+    Raises:
+        UnsupportedError: It differs.
     """
     key = next(
         (
@@ -118,8 +122,9 @@ def _check_prediction(config: Config, blocks: list[Block]) -> None:
 
 
 def _sparse_attention(config: Config) -> dict[str, Any]:
-    """GLM-5 and DeepSeek-V3.2: an indexer in each layer, or in every few, whose choice the layers
-    behind it share.
+    """Return sparse attention of GLM-5 and DeepSeek-V3.2.
+
+    An indexer is in each layer, or in every few; the following layers share its choice.
     """
     layers = layer_count(config)
     own, shared = Block(), Block(shares_index=True)
@@ -177,8 +182,8 @@ def _gemma4(config: Config) -> dict[str, Any]:
             "num_experts_per_tok": None,
             "moe_intermediate_size": None,
         }
-    # A dense MLP beside the experts, with norms of its own; the router's norm is the eighth, and
-    # each expert has a scale.
+    # A dense MLP in parallel to the experts, with its own norms. The router's norm is the eighth,
+    # and each expert has a scale.
     width = config.get("intermediate_size")
     return fields | {
         "norms_per_layer": 8,
@@ -189,7 +194,7 @@ def _gemma4(config: Config) -> dict[str, Any]:
 
 
 def _own_sizes(config: Config) -> dict[int, dict[str, Any]]:
-    """Sizes by layer, as transformers writes them."""
+    """Return sizes by layer, as transformers writes them."""
     written = config.get("per_layer_config") or {}
     names = ("head_dim", "num_attention_heads", "num_key_value_heads")
     try:
@@ -215,7 +220,7 @@ def _kimi_linear(config: Config) -> dict[str, Any]:
         layers=layers,
     )
     if blocks is None:
-        full = numbered(linear, "full_attn_layers")  # the first layer is 1
+        full = numbered(linear, "full_attn_layers")  # layer numbers start at 1
         blocks = [_ATTENTION if layer + 1 in full else delta for layer in range(layers)]
     heads = {
         "linear_num_key_heads": linear.get("num_heads", config.get("linear_num_heads", 32)),
@@ -232,7 +237,7 @@ def _kimi_linear(config: Config) -> dict[str, Any]:
 
 
 def _minimax_m3(config: Config) -> dict[str, Any]:
-    """Attention over blocks of keys that an indexer chooses."""
+    """Return attention over blocks of keys that an indexer selects."""
     layers, sparse = layer_count(config), config.get("sparse_attention_config") or {}
     if not isinstance(sparse, dict):
         raise InputError(
@@ -300,7 +305,7 @@ def _mimo_v2(config: Config) -> dict[str, Any]:
 
 
 def _windows(config: Config, blocks: list[Block], usual: int) -> dict[str, Any]:
-    """The width of windows, if any layer has one."""
+    """Return the width of windows, if any layer has one."""
     return (
         {"sliding_window": config.get("sliding_window", usual)}
         if any(block.windowed for block in blocks)
@@ -359,8 +364,8 @@ _OTHER_BLOCKS = (
 
 
 def _searched(attention: Config, mlp: Config, config: Config) -> Block:
-    """A layer that a search over architectures left (DeciLM): without attention, or with an MLP of
-    its own width.
+    """Return a layer from an architecture search (DeciLM): without attention, or with another MLP
+    width.
     """
     for part in (attention, mlp):
         for key in _OTHER_BLOCKS:
@@ -388,8 +393,8 @@ def _searched(attention: Config, mlp: Config, config: Config) -> Block:
 
 
 def _width(multiple: float, config: Config) -> int:
-    """Two thirds of the multiple of hidden_size, as Llama has it, up to the next multiple of
-    256.
+    """Return two thirds of a multiple of hidden_size, as in Llama, rounded up to a multiple
+    of 256.
     """
     return math.ceil(int(2 * multiple * whole(config, "hidden_size") / 3) / 256) * 256
 

@@ -1,4 +1,4 @@
-"""What a config.json says layer by layer, as blocks."""
+"""Layer-by-layer fields of a config.json as blocks."""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -14,8 +14,10 @@ MOST_LAYERS = 10_000
 
 
 def as_fields(layers: Sequence[Block]) -> dict[str, Any]:
-    """ModelSpec's fields of these layers, in order: `first_k_dense_replace` where dense layers
-    precede layers that are the model's own, else the shortest pattern of blocks.
+    """Return ModelSpec's fields of these layers, in order.
+
+    `first_k_dense_replace` if dense layers precede the model's layers, else the shortest pattern of
+    blocks.
     """
     dense = len(
         list(itertools.takewhile(lambda layer: layer == Block(feed_forward="dense"), layers))
@@ -32,7 +34,7 @@ def as_fields(layers: Sequence[Block]) -> dict[str, Any]:
 
 
 def _written(block: Block) -> dict[str, Any]:
-    """The block's values that are not the usual ones."""
+    """Return the block's values that are not defaults."""
     return {
         each.name: value
         for each in fields(block)
@@ -41,13 +43,19 @@ def _written(block: Block) -> dict[str, Any]:
 
 
 def layer_count(config: Config) -> int:
-    """`num_hidden_layers`. Raises InputError."""
+    """Return `num_hidden_layers`.
+
+    Raises:
+        InputError: It is missing or malformed.
+    """
     return whole(config, "num_hidden_layers", most=MOST_LAYERS)
 
 
 def whole(config: Config, key: str, default: int | None = None, *, most: int = 1 << 26) -> int:
-    """The whole number of a key. Raises InputError where it is none or the file lacks it and there
-    is no default.
+    """Return the integer of a key.
+
+    Raises:
+        InputError: It is no integer, or missing without a default.
     """
     if (value := config.get(key, default)) is None:
         raise InputError(f"{key} must be given", field=f"model.{key}")
@@ -62,10 +70,13 @@ def whole(config: Config, key: str, default: int | None = None, *, most: int = 1
 def each_layer(
     config: Config, key: str, meanings: Mapping[Any, T], *, layers: int
 ) -> list[T] | None:
-    """The meaning of each layer's entry of a list; None where the file has no such list.
+    """Return the meaning of each layer's entry in a list; None without such a list.
 
-    Entries behind those of the layers describe multi-token prediction. Raises InputError for too
-    short a list, UnsupportedError for an entry without a meaning.
+    Entries after those of the layers describe multi-token prediction.
+
+    Raises:
+        InputError: The list is too short.
+        UnsupportedError: An entry is unknown.
     """
     entries = config.get(key)
     if entries is None:
@@ -87,7 +98,11 @@ def each_layer(
 
 
 def numbered(config: Config, key: str) -> set[int]:
-    """The layers whose numbers a list, or a text with commas, gives. Raises InputError."""
+    """Return the layers in a list of numbers or a text with commas.
+
+    Raises:
+        InputError: It is malformed.
+    """
     entries = config.get(key, ())
     entries = entries.split(",") if isinstance(entries, str) else entries
     try:
@@ -97,7 +112,7 @@ def numbered(config: Config, key: str) -> set[int]:
 
 
 def feeding(blocks: list[Block], dense: list[bool]) -> list[Block]:
-    """The blocks with a dense MLP where one stands in a model with experts."""
+    """Return the blocks with a dense MLP for the dense layers of a model with experts."""
     return [
         replace(block, feed_forward="dense") if plain else block
         for block, plain in zip(blocks, dense, strict=True)
@@ -105,8 +120,9 @@ def feeding(blocks: list[Block], dense: list[bool]) -> list[Block]:
 
 
 def sparse_steps(config: Config, *, layers: int) -> list[bool]:
-    """Whether each layer is dense: those that `mlp_only_layers` names, and all but every
-    `decoder_sparse_step`-th.
+    """Return whether each layer is dense.
+
+    Dense layers are in `mlp_only_layers`, or not at every `decoder_sparse_step`-th position.
     """
     step, dense = (
         max(whole(config, "decoder_sparse_step", 1), 1),
@@ -116,8 +132,8 @@ def sparse_steps(config: Config, *, layers: int) -> list[bool]:
 
 
 def dense_layers(config: Config, *, layers: int) -> list[bool]:
-    """Whether each layer of a model with experts has a dense MLP: by a list of its own, or the
-    first ones are dense.
+    """Return whether each layer of a model with experts has a dense MLP: by a list, or the first
+    ones.
     """
     lists = (
         ("mlp_layer_types", {"dense": True, "sparse": False}),

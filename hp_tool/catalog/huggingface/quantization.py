@@ -1,4 +1,4 @@
-"""The precision of a checkpoint's weights, from the quantization_config of its config.json."""
+"""Precision of a checkpoint's weights, from the quantization_config of its config.json."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,14 +9,14 @@ _BY_METHOD = {"fp8": "fp8", "fbgemm_fp8": "fp8", "mxfp4": "mxfp4", "awq": "int4"
 _BY_MODELOPT = {"FP8": "fp8", "NVFP4": "nvfp4"}
 _BY_BITS: dict[tuple[str, Any], str] = {("int", 4): "int4", ("int", 8): "int8", ("float", 8): "fp8"}
 _BY_FORMAT = {"nvfp4-pack-quantized": "nvfp4", "mxfp4-pack-quantized": "mxfp4"}
-"""compressed-tensors' formats of 4-bit floats (compressed_tensors/config/base.py)."""
+"""Formats of 4-bit floats in compressed-tensors (compressed_tensors/config/base.py)."""
 
 
 def weight_precision(config: Mapping[str, Any]) -> str:
-    """Return the precision of the weights that a config.json describes: bf16 unless it names a
-    quantization.
+    """Return the weight precision in a config.json: bf16 without a quantization.
 
-    Raises UnsupportedError for a quantization that is not known here.
+    Raises:
+        UnsupportedError: The quantization is unknown.
     """
     stored = _stored(config)
     if stored is None:
@@ -34,8 +34,9 @@ def weight_precision(config: Mapping[str, Any]) -> str:
 
 
 def attention_is_wide(config: Mapping[str, Any]) -> bool:
-    """Return whether the quantization_config of a config.json leaves attention in 16 bits: it names
-    projections of attention among the modules that it does not convert.
+    """Return whether a config.json's quantization_config leaves attention in 16 bits.
+
+    It then lists projections of attention among the modules that are not converted.
     """
     stored = _stored(config)
     if not isinstance(stored, Mapping):
@@ -49,7 +50,7 @@ def attention_is_wide(config: Mapping[str, Any]) -> bool:
 LEFT_WIDE = ("modules_to_not_convert", "ignore", "ignored_layers", "exclude_modules")
 """Keys of quantization_config that list the modules in 16 bits."""
 SMALL = ("norm", "indexer.weights_proj", "sinks")
-"""Endings of modules of attention that hold few numbers."""
+"""Suffixes of attention modules with few numbers."""
 
 
 def _stored(config: Mapping[str, Any]) -> object:

@@ -1,5 +1,5 @@
-"""Reads a Hugging Face config.json into a ModelSpec, by tables of what each architecture calls and
-fixes things.
+"""Read a Hugging Face config.json into a ModelSpec, by tables of each architecture's keys and
+constants.
 """
 
 from collections.abc import Mapping
@@ -29,15 +29,17 @@ _SAME = same(
 
 
 def is_config(mapping: Config) -> bool:
-    """Whether a mapping is a config.json's content: it names its model_type or architectures."""
+    """Return whether a mapping is a config.json: it has model_type or architectures."""
     return "model_type" in mapping or "architectures" in mapping
 
 
 def read_config(config: Config) -> ModelSpec:
-    """The model that a config.json describes.
+    """Return the model in a config.json.
 
-    UnsupportedError names a model_type or layout that cannot be read, with the reason or the known
-    types; InputError names a value that is missing or of the wrong type.
+    Raises:
+        UnsupportedError: A model_type or layout is not supported; the error names the reason or the
+            known types.
+        InputError: A value is missing or of the wrong type.
     """
     config, left_out, beside = _language_model(config)
     written = {key: value for key, value in config.items() if value is not None}
@@ -70,7 +72,7 @@ def _spec(
         or "model"
     )
     known = {"name": name, **family.defaults, **fields, **family.fixed, **family.derive(written)}
-    if "gemma3" not in model_type:  # whose max_position_embeddings are those after scaling
+    if "gemma3" not in model_type:  # whose max_position_embeddings are the scaled ones
         known |= _scaled_positions(written, known.get("max_position_embeddings"))
     layers = known.get("num_hidden_layers")
     if isinstance(layers, int) and not family.says_layers and "blocks" not in known:
@@ -87,14 +89,16 @@ def _spec(
 
 
 _SCALED_ALREADY = ("su", "longrope", "llama3", "default", "mrope")
-"""Types of RoPE scaling beside which max_position_embeddings holds the positions after scaling, or
-that scale nothing.
+"""Types of RoPE scaling with which max_position_embeddings is already scaled, or that do not
+scale.
 """
 
 
 def _scaled_positions(config: Config, positions: object) -> dict[str, int]:
-    """Return max_position_embeddings with the file's RoPE scaling, as vLLM derives the longest
-    request (vllm/config/model.py): YaRN scales original_max_position_embeddings, other types the
+    """Return max_position_embeddings with the file's RoPE scaling, as vLLM computes the longest
+    request.
+
+    Source: vllm/config/model.py. YaRN scales original_max_position_embeddings, other types the
     file's own.
     """
     scaling = config.get("rope_scaling") or config.get("rope_parameters") or {}
@@ -118,8 +122,9 @@ _TEXT = ("text_config", "llm_config", "language_config")
 
 
 def _language_model(config: Config) -> tuple[Config, str, dict[str, Tower]]:
-    """The language model's part of a file that wraps one, what else the file holds in words, and
-    its towers; of others itself, and what stands beside it.
+    """Return the language model's part of a file that wraps one, the rest in words, and its towers.
+
+    Other files are returned as they are, with what they contain in addition.
     """
     key = next((key for key in _TEXT if isinstance(config.get(key), Mapping)), None)
     if key is None or config.get("is_encoder_decoder"):
@@ -132,7 +137,7 @@ def _language_model(config: Config) -> tuple[Config, str, dict[str, Tower]]:
         "name",
         "_name_or_path",
         "tie_word_embeddings",
-    ):  # where the class of the whole reads them
+    ):  # where the wrapping class reads them
         if config.get(shared) is not None:
             inner.setdefault(shared, config[shared])
     if "model_type" not in inner and (named := f"{config.get('model_type')}_text") in FAMILIES:

@@ -1,4 +1,4 @@
-"""Types of config.json that cannot be read, with the reason."""
+"""Unsupported types of config.json, with the reason."""
 
 _RECURRENT = "its layers are recurrent or convolutional in a way that is not modelled"
 _LIGHTNING = "its layers are of lightning attention, which is not modelled"

@@ -1,4 +1,4 @@
-"""Models of state spaces (Mamba), alone or beside attention."""
+"""State-space models (Mamba), with or without attention."""
 
 import math
 from typing import Any
@@ -18,7 +18,7 @@ _ALONE = {
     "feed_forward": "none",
     "num_attention_heads": 1,
 }
-"""Layers without attention, whose heads say nothing."""
+"""Layers without attention, whose heads have no meaning."""
 _ALONE_KEYS = {
     "ssm_state_size": "state_size",
     "mamba_conv_kernel": "conv_kernel",
@@ -42,7 +42,7 @@ def _inner(config: Config, *, expand: str) -> int:
 
 
 def _steps(config: Config, key: str) -> int:
-    """The rank of the time steps; auto: a sixteenth of the width."""
+    """Return the rank of the time steps; auto is a sixteenth of the width."""
     return (
         whole(config, key)
         if config.get(key, "auto") != "auto"
@@ -63,7 +63,7 @@ def _mamba2(config: Config) -> dict[str, Any]:
 
 
 def _head(config: Config) -> dict[str, Any]:
-    """The width of Mamba 2's heads; auto: what makes them as wide as the inner width together."""
+    """Return the width of Mamba 2's heads; auto is the inner width divided by their number."""
     if (width := config.get("mamba_d_head", "auto")) == "auto":
         width = _inner(config, expand="mamba_expand") // max(whole(config, "mamba_n_heads", 128), 1)
     return {"mamba_head_dim": width}

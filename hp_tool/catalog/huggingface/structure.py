@@ -1,8 +1,8 @@
-"""A config.json of a model_type that nobody knows, read by the reader whose parameter count is the
-checkpoint's.
+"""Read a config.json of an unknown model_type with the reader whose parameter count matches the
+checkpoint.
 
-A right count proves nothing about windows or gates, so every key has to be one that the reader
-looked at, or one that changes neither weights nor work.
+A matching count does not check windows or gates, so every key must be read by the reader, or change
+neither weights nor compute.
 """
 
 from collections.abc import Callable, Mapping
@@ -86,11 +86,11 @@ HARMLESS = frozenset(
         "enable_moe_fp32_combine",
     ]
 )
-"""Keys that change neither a weight nor the work of a layer, whatever they hold."""
+"""Keys that change neither weights nor compute, regardless of their value."""
 
 
 class Recorded(dict[str, Any]):
-    """A config.json that records which of its keys were looked at."""
+    """A config.json that records which of its keys were read."""
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
@@ -116,10 +116,10 @@ def read_by_structure(
     families: Mapping[str, Family],
     read: Callable[[Recorded, Family], ModelSpec],
 ) -> ModelSpec | None:
-    """Return the model that the first matching reader makes of `config`; None if the file states
-    no number of parameters, or no reader counts as many.
+    """Return the model of the first matching reader; None without a parameter count or a match.
 
-    Raises UnsupportedError naming the keys that the matching readers do not understand.
+    Raises:
+        UnsupportedError: The matching readers do not know some keys, which the error names.
     """
     stated = config.get("num_parameters")
     if not isinstance(stated, int | float):

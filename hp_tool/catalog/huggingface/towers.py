@@ -1,6 +1,4 @@
-"""Vision and audio towers beside a language model: how many weights they have, from their part of a
-config.json.
-"""
+"""Parameter counts of vision and audio towers, from their part of a config.json."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,16 +9,14 @@ _DEPTH = ("num_hidden_layers", "depth", "encoder_layers", "vt_num_hidden_layers"
 _WIDTH = ("embed_dim", "d_model", "hidden_size", "vt_hidden_size")
 _INNER = ("intermediate_size", "encoder_ffn_dim", "vt_intermediate_size")
 _GATED = ("qwen2_5_vl", "pixtral", "gemma4_vision", "glm4v")
-"""Beginnings of types whose MLPs have three matrices; those of others have two."""
+"""Prefixes of types whose MLPs have three matrices; others have two."""
 _ONE_MATRIX = ("siglip", "gemma")
-"""Beginnings of types whose tokens one matrix takes to the language model's width; those of others
-two.
-"""
+"""Prefixes of types with one matrix from tower to language model; others have two."""
 _MOST = 1 << 20
 
 
 def towers(parts: Mapping[str, Any]) -> dict[str, Tower]:
-    """Return the parts of a file that have layers, by their keys."""
+    """Return the parts of a file that have layers, by key."""
     every = {name: part for name, part in parts.items() if isinstance(part, Mapping)}
     return {
         name: part for name, part in every.items() if _size(part, _DEPTH) and _size(part, _WIDTH)
@@ -34,19 +30,18 @@ def described(name: str, tower: Tower) -> str:
 
 
 def parameters(tower: Tower, *, into: int) -> int:
-    """Return about how many weights a tower has, with its projection into a language model of width
-    `into`.
+    """Return the approximate number of weights of a tower and its projection to width `into`.
 
-    h is the width, f the MLP's, m patches become one token: L (4 h^2 + 2 h f), or 3 h f where MLPs
-    are gated, patches, positions, and for each projection (m h)^2 + m h `into`, or h `into` +
-    `into`^2 where patches stay apart. Biases and norms are left out.
+    With width h, MLP width f and m patches per token: L (4 h^2 + 2 h f), or 3 h f for gated MLPs,
+    patches, positions, and for each projection (m h)^2 + m h `into`, or h `into` + `into`^2 if
+    patches are not merged. Biases and norms are omitted.
     """
     kind, into = str(tower.get("model_type")), _size(tower, ("out_hidden_size",)) or into
     depth, width = _size(tower, _DEPTH), _size(tower, _WIDTH)
     inner = _size(tower, _INNER) or int(width * _ratio(tower))
     if kind.startswith(
         "glm4v"
-    ):  # which has the width of its tokens inside, and `intermediate_size` behind
+    ):  # its width is that of its tokens inside, and `intermediate_size` after it
         inner = into
     layers = depth * (4 * width**2 + (3 if kind.startswith(_GATED) else 2) * width * inner)
     patch = 3 * _size(tower, ("patch_size",)) ** 2 * (_size(tower, ("temporal_patch_size",)) or 1)
