@@ -1,8 +1,9 @@
-"""Array types, and `where`, `maximum` and similar functions that take arrays of candidates or plain
-numbers of one.
+"""Array types, and `where`, `maximum` and similar functions for arrays of candidates or plain
+numbers.
 
-NumPy turns every argument into an array first, which costs fifty times the arithmetic, and one
-estimate calls these functions a hundred times. They return what they get: arrays, or plain numbers.
+NumPy converts every argument to an array, which takes fifty times as long as the arithmetic, and
+one estimate calls these functions a hundred times. They return arrays for arrays, and plain numbers
+for plain numbers.
 """
 
 import math
@@ -20,7 +21,7 @@ BoolArray = NDArray[np.bool_]
 Ints = NDArray[np.signedinteger[Any]] | int
 Floats = NDArray[np.floating[Any]] | float
 Bools = NDArray[np.bool_] | bool
-"""The same, or a plain number: one candidate alone, or one value for all."""
+"""The same, or a plain number: a single candidate, or one value for all."""
 Numbers = Ints | Floats | Bools
 
 
@@ -31,7 +32,7 @@ def where(condition: Numbers, x: Ints, y: Ints) -> Ints: ...  # type: ignore[ove
 @overload
 def where(condition: Numbers, x: Numbers, y: Numbers) -> Floats: ...
 def where(condition: Numbers, x: Any, y: Any) -> Any:
-    """x if the condition holds, else y."""
+    """Return x where the condition is true, else y."""
     return np.where(condition, x, y) if isinstance(condition, np.ndarray) else x if condition else y
 
 
@@ -40,7 +41,7 @@ def maximum(x: Ints, y: Ints) -> Ints: ...  # type: ignore[overload-overlap]
 @overload
 def maximum(x: Numbers, y: Numbers) -> Floats: ...
 def maximum(x: Any, y: Any) -> Any:
-    """The larger of each pair."""
+    """Return the larger of each pair."""
     return np.maximum(x, y) if isinstance(x, np.ndarray) or isinstance(y, np.ndarray) else max(x, y)
 
 
@@ -49,13 +50,13 @@ def minimum(x: Ints, y: Ints) -> Ints: ...  # type: ignore[overload-overlap]
 @overload
 def minimum(x: Numbers, y: Numbers) -> Floats: ...
 def minimum(x: Any, y: Any) -> Any:
-    """The smaller of each pair."""
+    """Return the smaller of each pair."""
     return np.minimum(x, y) if isinstance(x, np.ndarray) or isinstance(y, np.ndarray) else min(x, y)
 
 
 def column(value: Numbers, *, like: Numbers) -> Any:
-    """The value for each candidate that `like` has one for; a plain number stays one beside a plain
-    number.
+    """Return the value for each candidate of `like`; plain numbers stay plain for a plain
+    `like`.
     """
     if not isinstance(like, np.ndarray):
         return value
@@ -63,7 +64,7 @@ def column(value: Numbers, *, like: Numbers) -> Any:
 
 
 def gcd(x: Ints, y: Ints) -> Ints:
-    """Greatest common divisor of whole numbers."""
+    """Return the greatest common divisor of integers."""
     return (
         np.gcd(x, y)
         if isinstance(x, np.ndarray) or isinstance(y, np.ndarray)
@@ -72,7 +73,7 @@ def gcd(x: Ints, y: Ints) -> Ints:
 
 
 def lcm(x: Ints, y: Ints) -> Ints:
-    """Least common multiple of whole numbers."""
+    """Return the least common multiple of integers."""
     return (
         np.lcm(x, y)
         if isinstance(x, np.ndarray) or isinstance(y, np.ndarray)
@@ -81,15 +82,15 @@ def lcm(x: Ints, y: Ints) -> Ints:
 
 
 def ceil(x: Numbers) -> Floats:
-    """The smallest whole number that is not below x."""
+    """Return the smallest integer that is not below x."""
     return np.ceil(x) if isinstance(x, np.ndarray) else math.ceil(x)
 
 
 def floor(x: Numbers) -> Floats:
-    """The largest whole number that is not above x."""
+    """Return the largest integer that is not above x."""
     return np.floor(x) if isinstance(x, np.ndarray) else math.floor(x)
 
 
 def anywhere(condition: Numbers) -> bool:
-    """Whether the condition holds for any candidate."""
+    """Return whether the condition is true for any candidate."""
     return bool(condition.any()) if isinstance(condition, np.ndarray) else bool(condition)

@@ -1,5 +1,5 @@
-"""The attention block: projections (plain, grouped or latent), the core, and its context-parallel
-communication.
+"""The attention block: projections (plain, grouped or latent), the core, and context
+parallelism.
 """
 
 from hp_tool.cost.arrays import Floats, Ints, anywhere, gcd, maximum, minimum
@@ -33,25 +33,28 @@ from hp_tool.domain.workload import TrainingWorkload
 
 KERNELS = Kernels(forward=3.0, backward=5.0)
 RING = Kernels(forward=3.0, backward=3.0)
-"""Elementwise kernels of ring attention around its steps: one buffer for keys and values, the first
-output, statistics.
+"""Elementwise kernels of ring attention outside its steps: one buffer for keys and values, the
+first output, statistics.
 """
 RING_STEP = Kernels(forward=3.0, backward=4.0)
-"""And of each step after the first: a copy, and sums of statistics and outputs or of gradients."""
+"""Kernels of each step after the first: a copy, and sums of statistics and outputs or of
+gradients.
+"""
 
 
 def attention_bytes(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> BlockBytes:
-    """Activation bytes of the attention block.
+    """Return activation bytes of the attention block.
 
     `saved`: norm input, matmul input and dropout mask (whole, or sharded by sequence parallelism);
-    Q, K, V and the core's output (split by heads); latents; the output once more if context
-    parallelism exchanges it before its projection. V is projected into one storage with the
-    unrotated queries and keys, which stays if V is read there: by unfused attention, and by a core
-    that is recomputed. Otherwise Transformer Engine copies V (get_qkv_layout). Norms of queries and
-    keys keep that storage whatever is recomputed, and of several groups on a rank also the queries
-    put together. `core`, which selective recomputation drops: with unfused attention the scores,
-    5as^2b/t with dropout (softmax, mask, dropped softmax) and 2as^2b/t without; with fused
-    attention the fp32 log-sum-exp, 4asb/t, from which the backward pass rebuilds them.
+    Q, K, V and the core's output (split by heads); latents; the output again if context parallelism
+    exchanges it before its projection. V is projected into the same storage as the unrotated
+    queries and keys, which stays allocated if V is read there: by unfused attention, and by a
+    recomputed core. Otherwise Transformer Engine copies V (get_qkv_layout). Norms of queries and
+    keys always save that storage, and with several groups per rank also the concatenated queries.
+
+    `core`, which selective recomputation frees: with unfused attention the scores, 5as^2b/t with
+    dropout (softmax, mask, dropped softmax) and 2as^2b/t without. With fused attention it is the
+    fp32 log-sum-exp, 4asb/t, from which the backward pass recomputes them.
     """
     model = case.model
     qk, v = model.qk_head_size, model.v_head_size
@@ -60,7 +63,7 @@ def attention_bytes(*, case: TrainingCase, candidates: Candidates, s: Shapes) ->
     split = s.tokens * s.e * (heads * (qk + v) + keys * (qk + v))
     if (
         s.saved_input < s.e
-    ):  # the output projection keeps its own narrow copy; the core needs its output in 16 bits
+    ):  # the output projection saves its own narrow copy; the core needs its output in 16 bits
         split = split + s.tokens * s.saved_input * heads * v
     elif case.strategy.context_parallel_communication in ("a2a", "a2a+p2p"):
         split = split + s.tokens * s.e * heads * v * (candidates.context_parallel_size > 1)
@@ -81,14 +84,14 @@ def attention_bytes(*, case: TrainingCase, candidates: Candidates, s: Shapes) ->
         core = core - unrotated
     latent: Floats = 0.0
     if model.kv_lora_rank is not None:
-        # Inputs of the latents' norms, their outputs (inputs of the up-projections).
+        # Inputs of the latents' norms, and their outputs (inputs of the up-projections).
         latent = (
             s.tokens
             * (s.e + s.saved_input)
             * ((model.q_lora_rank or 0) + model.kv_lora_rank)
             / s.shards
         )
-    if model.attention_output_gate is not None:  # the gate, and what it lets through
+    if model.attention_output_gate is not None:  # the gate and its output
         gates = heads * (v if model.attention_output_gate == "channel" else 1)
         split = split + s.tokens * (s.e * gates + s.saved_input * heads * v)
     if model.index_topk is not None:
@@ -106,8 +109,8 @@ def attention_bytes(*, case: TrainingCase, candidates: Candidates, s: Shapes) ->
 def core_bytes(
     *, workload: TrainingWorkload, s: Shapes, heads: Floats, keys_per_query: float = 1.0
 ) -> Floats:
-    """Bytes that the attention core keeps: the fp32 log-sum-exp of each query, or the scores of
-    unfused attention.
+    """Return the saved bytes of the core: fp32 log-sum-exp of each query, or the scores of unfused
+    attention.
     """
     if workload.attention == "flash":
         return 4.0 * s.tokens * heads
@@ -120,11 +123,11 @@ def core_bytes(
 
 
 def attention_time(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> BlockTime:
-    """Seconds of the attention block.
+    """Return seconds of the attention block.
 
-    Elementwise forward: the norm reads and writes, the residual addition reads two tensors, writes
-    one and uses a mask, rotary positions pass over queries and keys, and so do their norms.
-    Backward: norms read gradient and input and write, the residual's gradient is added.
+    Elementwise forward: the norm reads and writes; the residual addition reads two tensors, writes
+    one and uses a mask; rotary positions and norms read and write queries and keys. Backward: norms
+    read gradient and input and write, and the residual's gradient is added.
     """
     model, workload = case.model, case.workload
     matrices = shapes(attention_matrices(model, tensor=s.t))
@@ -166,7 +169,7 @@ def attention_time(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> 
 
 
 def projected(model: ModelSpec, s: Shapes) -> Floats:
-    """Elements per token of queries, keys and values on one rank."""
+    """Return elements per token of queries, keys and values on one rank."""
     qk, v = model.qk_head_size, model.v_head_size
     return query_heads(model, s.t) * qk + kv_heads(model, s.t) * (qk + v)
 
@@ -174,10 +177,11 @@ def projected(model: ModelSpec, s: Shapes) -> Floats:
 def core_seconds(
     *, case: TrainingCase, s: Shapes, keys_per_query: float = 1.0, causal: bool | None = None
 ) -> tuple[Floats, Floats]:
-    """(forward, backward) seconds of scores, softmax, dropout and the product with the values.
+    """Return (forward, backward) seconds of scores, softmax, dropout and the product with the
+    values.
 
-    In cross attention `keys_per_query` is the number of keys per query; `causal` defaults to the
-    model's own attention.
+    In cross-attention `keys_per_query` is the number of keys per query; `causal` defaults to the
+    model's attention.
     """
     model, workload, profile = case.model, case.workload, case.profile
     if model.index_topk is not None:
@@ -190,16 +194,17 @@ def core_seconds(
         visible = 0.5 if (model.architecture == "decoder" if causal is None else causal) else 1.0
         flops = 2.0 * s.tokens * (s.attended * keys_per_query) * heads * (qk + v) * visible
         traffic = s.tokens * s.e * (heads + kv_heads(model, s.t) * keys_per_query) * (qk + v)
-        # Attention stays in 16 bits where the matmuls are narrower.
+        # Attention stays in 16 bits if the matmuls are narrower.
         peak = peak_flops(
             gpu, precision=workload.precision if workload.precision in ("fp16", "fp32") else "bf16"
         )
         forward = additive_seconds(flops, traffic, profile.gpu.attention, gpu=gpu, peak=peak)
         if profile.framework.attention_slowdown != 1.0:
             forward = forward * profile.framework.attention_slowdown
-        # Five matmuls in the backward pass against two in the forward pass.
+        # Five matmuls in the backward pass, two in the forward pass.
         return forward, 2.5 * forward * profile.framework.attention_backward_slowdown
-    # Unfused: two batched matmuls over all scores, and kernels that pass over the scores in memory.
+    # Unfused: two batched matmuls over all scores, and kernels that read and write the scores in
+    # memory.
     batch = s.tokens / length * heads
     scores = s.tokens * keys * heads
     precision = workload.precision if workload.precision in ("fp16", "fp32") else "bf16"
@@ -208,7 +213,7 @@ def core_seconds(
         length, v, keys, machine=case, precision=precision, batch=batch
     )
     # Softmax reads and writes; dropout reads, writes and stores its mask. Backward softmax reads
-    # two, writes one.
+    # two tensors and writes one.
     dropout = s.mask * (2.0 * s.e + 1.0)
     moved, moved_backward, kernels, kernels_backward = (
         2.0 * s.e + dropout,
@@ -218,9 +223,9 @@ def core_seconds(
     )
     copies: Floats = 0.0
     if not fuses_kernels(workload):
-        # Scaling, multiplying with the mask and subtracting from what it hides read and write each;
-        # the last has no backward. Batched matmuls copy queries, keys and values by heads; their
-        # gradients are put together again.
+        # Scaling, multiplication with the mask and subtraction of the masked part read and write
+        # each; the last has no backward. Batched matmuls copy queries, keys and values by heads,
+        # and their gradients are concatenated.
         moved, moved_backward, kernels, kernels_backward = (
             moved + 6.0 * s.e,
             moved_backward + 4.0 * s.e,
@@ -235,28 +240,28 @@ def core_seconds(
     return matmuls + softmax, 2.0 * matmuls + softmax_backward
 
 
-# Context parallelism: sending keys and values between the ranks that share a sequence, and hiding
-# that.
+# Context parallelism: exchange of keys and values between the ranks that share a sequence, and its
+# overlap.
 
 
 def context_seconds(
     *, case: TrainingCase, candidates: Candidates, s: Shapes, core_s: Floats
 ) -> tuple[Floats, Floats]:
-    """(forward, backward) exposed seconds of context-parallel communication per layer and
+    """Return (forward, backward) exposed seconds of context-parallel communication per layer and
     micro-batch.
 
-    - p2p (ring attention): keys and values of every other rank arrive in c - 1 steps, each hidden
-      behind the attention of the step before; the backward pass also sends their gradients. Each
-      step is an attention kernel of its own, with its fixed cost and copies, and its result is
-      added to the others' (`merging_seconds`).
-    - all_gather: keys and values are gathered first, and nothing hides that; the backward pass
-      gathers them again and reduce-scatters the gradients.
+    - p2p (ring attention): keys and values of every other rank arrive in c - 1 steps, each
+      overlapped with the attention of the previous step; the backward pass also sends their
+      gradients. Each step is a separate attention kernel with its fixed cost and copies, and its
+      result is added to the others' (`merging_seconds`).
+    - all_gather: keys and values are gathered first, without overlap; the backward pass gathers
+      them again and reduce-scatters the gradients.
     - a2a (Ulysses): queries, keys, values and the output change from sequence shards to head
       shards, in four all-to-alls of 1/c of a tensor each way.
-    - a2a+p2p: a2a among u neighbouring ranks, after which each holds u times the tokens of 1/u of
-      the heads, then the ring over c / u.
+    - a2a+p2p: a2a among u neighbouring ranks, after which each has u times the tokens of 1/u of the
+      heads, then the ring over c / u.
 
-    Each rank gets one early and one late piece of the sequence, which balances the causal load
+    Each rank has one early and one late piece of the sequence, which balances the causal load
     (Megatron Core, Transformer Engine).
     """
     model = case.model
@@ -295,14 +300,14 @@ def context_seconds(
 def merging_seconds(
     *, case: TrainingCase, s: Shapes, steps: Ints, keys_values: Floats
 ) -> tuple[Floats, Floats]:
-    """(forward, backward) seconds of what ring attention does around its `steps` kernels
-    (Transformer Engine, AttnFuncWithCPAndKVP2P); `keys_values` are bytes.
+    """Return (forward, backward) seconds of ring attention outside its `steps` attention kernels.
 
-    Keys and values are put into one buffer. Each step but the first takes a copy of half the
-    queries or half the keys and values, and its output is added, rescaled, to that of the steps
-    before: three passes over three quarters of the queries on average. In the backward pass the
-    same of the queries' gradients, after copies of half of output, gradient and queries; keys' and
-    values' gradients travel along and are added up.
+    Keys and values are copied to one buffer. Each step except the first copies half of the queries,
+    or half of the keys and values. Its output is rescaled and added to the previous ones: three
+    passes over three quarters of the queries on average. The backward pass does the same with the
+    queries' gradients, after copies of half of output, gradient and queries. Gradients of keys and
+    values are sent along and summed. `keys_values` are bytes. Source: Transformer Engine,
+    AttnFuncWithCPAndKVP2P.
     """
     model, later = case.model, steps - 1.0
     several = steps > 1
@@ -324,7 +329,7 @@ def merging_seconds(
 
 
 def exchanging(ranks: Group, *, model: ModelSpec, strategy: Strategy, heads_split: Ints) -> Ints:
-    """Ranks u of the inner level of a2a+p2p, which exchange heads."""
+    """Return the ranks u of the inner level of a2a+p2p, which exchange heads."""
     size = ranks.size
     if strategy.hierarchical_context_parallel_sizes is not None:
         return minimum(strategy.hierarchical_context_parallel_sizes[0], size)

@@ -1,6 +1,4 @@
-"""Stages of unlike layers that take equally long, as far as whole layers and the framework
-allow.
-"""
+"""Balanced pipeline stages of unlike layers, in whole layers and within the framework's limits."""
 
 from __future__ import annotations
 
@@ -19,17 +17,17 @@ from hp_tool.cost.training import training_costs
 from hp_tool.domain.parts import PER_MICRO_BATCH
 
 MOST_LAYERS = 512
-"""Splits are compared for each pair of first and last layer: no model has more."""
+"""Maximum layers, because splits are compared for each pair of first and last layer."""
 
 
 def balanced_chunks(
     seconds: FloatArray, *, stages: int, chunks: int, ends_alone: bool
 ) -> list[int] | None:
-    """Return the layers of each of the p v model chunks such that the slowest takes least; of
-    several such splits the one nearest to equal times. None where no split is possible.
+    """Return the layers of each of the p v model chunks that minimise the slowest chunk's time.
 
-    `seconds`: (layers,) as `layer_seconds` has them. `ends_alone`: the stages between the ends hold
-    equally many.
+    Of several such splits, the one nearest to equal times; None if no split is possible. `seconds`
+    are (layers,) from `layer_seconds`. With `ends_alone` the stages between the ends have equally
+    many layers.
     """
     if stages * chunks > len(seconds) or len(seconds) > MOST_LAYERS or (ends_alone and chunks > 1):
         return None
@@ -39,8 +37,9 @@ def balanced_chunks(
 def pipeline_seconds(
     seconds: FloatArray, sizes: Sequence[int], *, stages: int, micro_batches: float
 ) -> float:
-    """Return what a pipeline of these chunks takes for all micro-batches: its slowest stage each,
-    the others one, over v.
+    """Return the time of all micro-batches in a pipeline of these chunks.
+
+    The slowest stage runs each micro-batch, the others add one, over v.
     """
     ends = np.cumsum(sizes)
     of_chunks = np.array(
@@ -52,12 +51,11 @@ def pipeline_seconds(
 
 
 def layer_seconds(case: TrainingCase, candidates: Candidates) -> FloatArray:
-    """Return (n, layers) seconds of each layer for one micro-batch there and back: of the first one
-    with the embedding, of the last one with multi-token prediction, output layer and loss.
-    `candidates`: n rows.
+    """Return (n, layers) seconds of each layer for one micro-batch, forward and backward.
 
-    Waits for the host are left out: while it launches short layers, the device still runs longer
-    ones before them.
+    The first layer includes the embedding, the last one multi-token prediction, output layer and
+    loss. `candidates` has n rows. Waits for the host are excluded: while it launches short layers,
+    the device still runs longer ones before them.
     """
     model, depths = case.model, case.model.num_nextn_predict_layers
     kinds = len(model.kinds)
@@ -65,7 +63,7 @@ def layer_seconds(case: TrainingCase, candidates: Candidates) -> FloatArray:
         *range(kinds),
         model.pattern[0],
         model.pattern[-1],
-    ]  # a stage for each kind, and both ends
+    ]  # one stage per kind, and both ends
     counts = np.eye(kinds)[places]
     counts[-1] += depths * np.array(model.mtp_kinds)
     embedding, output = np.eye(kinds + 2)[-2:]
@@ -95,16 +93,17 @@ def layer_seconds(case: TrainingCase, candidates: Candidates) -> FloatArray:
 
 
 def split_evenly(seconds: FloatArray, parts: int) -> list[int]:
-    """Return how many neighbours each part holds, at least one, such that the largest sum is least,
-    then that of squares.
+    """Return the number of neighbours in each part, at least one, that minimises the largest sum.
+
+    Ties minimise the sum of squares.
     """
     before = np.concatenate([[0.0], np.cumsum(seconds)])
     spans = before[None, :] - before[:, None]  # (from, to): seconds of the layers between
     spans[np.tril_indices(len(before))] = np.inf
 
     def shortest(costs: FloatArray, join: Any) -> tuple[float, list[Any]]:
-        """The least cost of all layers in `parts` parts, and for each part where it begins, by
-        where it ends.
+        """Return the minimal cost of all layers in `parts` parts, and each part's start by
+        its end.
         """
         so_far, begins = np.where(np.arange(len(before)) == 0, 0.0, np.inf), []
         for _ in range(parts):
@@ -122,7 +121,7 @@ def split_evenly(seconds: FloatArray, parts: int) -> list[int]:
 
 
 def _with_own_ends(seconds: FloatArray, stages: int) -> list[int] | None:
-    """Return the best split whose stages between the ends hold equally many layers."""
+    """Return the best split in which the stages between the ends have equally many layers."""
     layers, between, before = len(seconds), stages - 2, np.concatenate([[0.0], np.cumsum(seconds)])
 
     def slowest(sizes: Sequence[int]) -> tuple[float, float]:

@@ -1,5 +1,6 @@
-"""Results of the two blocks of a layer (attention, MLP), whose sum is a layer, and the sizes that
-both need. Letters: docs/cost-model.md.
+"""Results of the two blocks of a layer (attention, MLP), and sizes that both use.
+
+Letters: docs/cost-model.md.
 """
 
 from __future__ import annotations
@@ -54,12 +55,12 @@ class BlockBytes:
     """Bytes per layer and micro-batch on one rank; shape (k,) or a scalar."""
 
     saved: Floats
-    """Kept for the backward pass, without the attention core."""
+    """Saved for the backward pass, without the attention core."""
     core: Floats = 0.0
-    """Kept by the attention core, less what stays only if it is recomputed."""
+    """Saved by the attention core, without what is also saved if it is recomputed."""
     norm_output: Floats = 0.0
-    """Part of `saved` that is not kept if layernorm is recomputed; the fields below are the same
-    for other modules.
+    """Part of `saved` that is freed if layernorm is recomputed; the following fields are for other
+    modules.
     """
     mlp: Floats = 0.0
     moe: Floats = 0.0
@@ -72,7 +73,7 @@ class BlockBytes:
     """Gradients and gathered inputs at the peak of the backward pass."""
 
     def __add__(self, other: BlockBytes) -> BlockBytes:
-        # The blocks' backward passes run one after the other: their working sets do not add up.
+        # The blocks' backward passes run in sequence, so their working sets do not add up.
         working = maximum(self.working, other.working)
         return BlockBytes(
             saved=self.saved + other.saved, core=self.core + other.core, working=working
@@ -83,7 +84,7 @@ NO_TIME, NO_BYTES = (
     BlockTime(matmul=0.0, weight_gradient=0.0, elementwise=0.0, elementwise_backward=0.0),
     BlockBytes(saved=0.0, working=0.0),
 )
-"""Of a block that a layer does not have."""
+"""Results of a block that a layer does not have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +100,7 @@ class LayerTime:
     weight_gradient: Floats
     """Part of `backward` that may run later than the rest."""
     repeated: Floats
-    """What selective recomputation runs again: the attention core, or the named modules."""
+    """Recomputed by selective recomputation: the attention core, or the named modules."""
     tensor: Floats
     """Tensor-parallel collectives of the forward pass."""
     tensor_backward: Floats
@@ -114,55 +115,60 @@ class LayerBytes:
     """Bytes per layer and micro-batch; shape (n,)."""
 
     saved: Floats
-    """Kept for the backward pass without recomputation."""
+    """Saved for the backward pass without recomputation."""
     saved_selective: Floats
-    """Kept if the attention core or the named modules are recomputed."""
+    """Saved if the attention core or the named modules are recomputed."""
     waiting: Floats
-    """Kept for weight gradients that run after the rest of the backward pass."""
+    """Saved for weight gradients that run after the rest of the backward pass."""
     saved_full: Floats
-    """Kept if the whole layer is recomputed: its input."""
+    """Saved if the whole layer is recomputed: its input."""
     repeated: Floats
-    """What selective recomputation restores at a time: one block of one layer."""
+    """Bytes that selective recomputation restores at a time: one block of one layer."""
     backward_working: Floats
     """Gradients and gathered inputs at the peak of one layer's backward pass."""
 
 
 def unfused_bytes(*, s: Shapes, split: Floats, bias: bool) -> Floats:
-    """Bytes that a block's forward pass moves more where biases and dropout are kernels of their
-    own: passes over the `split` elements per token that its matrices put out with a bias, and over
-    the block's output for its `bias` and for dropout, which writes what the residual addition then
-    reads. Backward passes are kernels of their own in either case.
+    """Return additional bytes of a block's forward pass if biases and dropout are separate kernels.
+
+    They read and write the `split` elements per token that its matrices output with a bias, and the
+    block's output for its `bias` and for dropout, which writes what the residual addition then
+    reads. Backward passes are separate kernels in both cases.
     """
     return 2.0 * s.e * s.tokens * (split + (float(bias) + s.mask) * s.h / s.shards)
 
 
 # Eager PyTorch: each operation reads its inputs from memory and writes its result. Bytes per
-# element beyond those of one fused kernel, counted in MistralRMSNorm, apply_rotary_pos_emb and
-# MistralMLP of huggingface/transformers (src/transformers/models/mistral/modeling_mistral.py) and
-# in their derivatives (pytorch/pytorch, tools/autograd/derivatives.yaml), for 16 bits.
+# element in addition to those of one fused kernel, counted in MistralRMSNorm, apply_rotary_pos_emb
+# and MistralMLP of huggingface/transformers (src/transformers/models/mistral/modeling_mistral.py)
+# and in their derivatives (pytorch/pytorch, tools/autograd/derivatives.yaml), for 16 bits.
 EAGER_NORM = (32.0, 78.0)
 """RMSNorm, forward and backward: to fp32, square, mean, product, to 16 bits, weight."""
 EAGER_ROTARY = (16.0, 22.0)
-"""Of queries and keys: negate half, concatenate, two products, sum."""
+"""Rotary positions of queries and keys: negate half, concatenate, two products, sum."""
 EAGER_GATE = (4.0, 8.0)
-"""Of a gated MLP's width: the activation, then the product with the other half."""
+"""Per element of a gated MLP's width: the activation, then the product with the other half."""
 EAGER_LAUNCHES = {"norm": (5.0, 9.0), "rotary": (9.0, 13.0), "gate": (1.0, 2.0)}
-"""(forward, backward) kernels beyond those of fused ones; rotary of queries and keys together."""
+"""(forward, backward) kernels in addition to those of fused ones; rotary of queries and keys
+together.
+"""
 
 
 def eager_norm(model: ModelSpec) -> bool:
-    """Return whether eager PyTorch runs the norms operator by operator: LayerNorm is one kernel."""
+    """Return whether eager PyTorch runs the norms operator by operator; LayerNorm is one kernel."""
     return model.normalization == "rmsnorm"
 
 
 def eager_norm_traffic(model: ModelSpec, s: Shapes) -> tuple[Floats, Floats]:
-    """Return the (forward, backward) bytes that one eager norm moves beyond a fused one."""
+    """Return the (forward, backward) bytes that one eager norm moves in addition to a fused one."""
     hidden = eager_norm(model) * s.tokens * s.h / s.shards
     return EAGER_NORM[0] * hidden, EAGER_NORM[1] * hidden
 
 
 def eager_launches(model: ModelSpec) -> tuple[float, float]:
-    """Return the (forward, backward) kernels of an eager dense layer beyond a fused one's."""
+    """Return the (forward, backward) kernels of an eager dense layer in addition to a fused
+    one's.
+    """
     counts = {
         "norm": 2.0 * eager_norm(model),
         "rotary": 1.0 * (model.positions == "rotary"),
@@ -174,18 +180,18 @@ def eager_launches(model: ModelSpec) -> tuple[float, float]:
     return forward, backward
 
 
-# Sliding-window attention: a query of a windowed layer sees the last w keys alone (arXiv
+# Sliding-window attention: a query of a windowed layer attends only to the last w keys (arXiv
 # 2004.05150).
 
 
 def windowed_length(model: ModelSpec, length: float) -> float:
-    """Keys that fused attention computes for a token of a sequence of `length`, mean over layers,
-    before the causal half.
+    """Return the keys per token that fused attention computes in a sequence of `length`, before the
+    causal half.
 
-    The query at position i of a causal layer sees min(i, w) keys: s w - w^2 / 2 scores per
-    sequence, so w (2 - w / s) per token instead of s. A bidirectional layer sees w. The mean is
-    weighted by `sliding_window_layers` of L. Ring exchange of keys and values between
-    context-parallel ranks, and unfused attention, which computes the scores it masks, are not
+    The query at position i of a causal layer attends to min(i, w) keys: s w - w^2 / 2 scores per
+    sequence, so w (2 - w / s) per token instead of s. A bidirectional layer attends to w. The
+    result is the mean over L layers, `sliding_window_layers` of which are windowed. Ring exchange
+    between context-parallel ranks, and unfused attention, which computes masked scores, are not
     reduced.
     """
     window = model.sliding_window
@@ -198,13 +204,15 @@ def windowed_length(model: ModelSpec, length: float) -> float:
 
 
 def seen_keys(most: float, length: float) -> float:
-    """W (2 - W / s): keys, before the causal half, of a token that sees W = `most` of a sequence:
-    the last, or chosen ones.
+    """Return W (2 - W / s): keys, before the causal half, of a token that attends to `most` = W of
+    a sequence.
+
+    These are the last keys, or selected ones.
     """
     return most * (2.0 - most / length) if most < length else length
 
 
-# Sizes that every block of a layer needs, computed once per kind of candidate.
+# Sizes that every block of a layer uses, computed once per kind of candidate.
 
 
 LAYER_AXES = (
@@ -216,7 +224,7 @@ LAYER_AXES = (
     "sequence_parallel",
     "moe_token_dispatcher_type",
 )
-"""Candidate fields that a layer's costs depend on if the ranks of a layer are neighbours."""
+"""Candidate fields that determine a layer's costs if the ranks of a layer are neighbours."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,8 +234,8 @@ class Shapes:
     t: Ints
     tokens: Floats
     attended: Floats
-    """Scores that fused attention computes per token, before the causal half: s, less if rows are
-    packed or layers have a sliding window.
+    """Scores per token that fused attention computes, before the causal half: s, less for packed
+    rows or sliding windows.
     """
     sharded: Bools
     """Whether sequence parallelism is on."""
@@ -240,13 +248,13 @@ class Shapes:
     mask: float
     """Bytes of a dropout mask element; 0 without dropout."""
     saved_input: float
-    """Bytes per element of a matmul input that is kept for the weight gradient: below 16 bits the
-    quantised element with its scales, else e.
+    """Bytes per element of a saved matmul input: below 16 bits the quantised element with its
+    scales, else e.
     """
     activation_input: float
-    """Bytes per element of what enters the activation function."""
+    """Bytes per element of the activation function's input."""
     product: float
-    """Bytes per element that a dense MLP keeps of what enters its last matmul."""
+    """Bytes per element that a dense MLP saves of its last matmul's input."""
     tensor: Ring
     """The tensor-parallel group's collectives."""
     gather_s: Floats
@@ -254,18 +262,16 @@ class Shapes:
     group.
     """
     input_gather_s: Floats
-    """Seconds of an all-gather of them as matmuls read them: below 16 bits quantised before they
-    are sent.
-    """
+    """Seconds of an all-gather of them as matmul inputs: below 16 bits quantised before sending."""
     all_reduce_s: Floats
     """Seconds of their all-reduce."""
     facts: FrameworkFacts
-    """What the framework keeps in memory."""
+    """Memory behaviour of the framework."""
 
 
 def spreading_axes(cluster: ClusterSpec) -> tuple[str, ...]:
-    """Candidate fields besides LAYER_AXES that a layer's costs depend on in the cluster's rank
-    order.
+    """Return candidate fields besides LAYER_AXES that a layer's costs depend on in the cluster's
+    rank order.
 
     Dimensions inside tp, cp and ep spread their groups over nodes.
     """
@@ -282,8 +288,8 @@ def shapes(
     tokens: Floats | None = None,
     attended: Floats | None = None,
 ) -> Shapes:
-    """The sizes of a layer of each candidate, with the workload's `tokens` and `attended` unless
-    they are given.
+    """Return the sizes of a layer of each candidate, by default with the workload's `tokens` and
+    `attended`.
     """
     model, workload = case.model, case.workload
     t = candidates.tensor_parallel_size

@@ -1,4 +1,4 @@
-"""One candidate's costs as a typed estimate, with MFU, HFU, days and money."""
+"""One candidate's costs as a typed estimate, with MFU, HFU, days and cost."""
 
 from dataclasses import replace
 
@@ -32,15 +32,13 @@ from hp_tool.domain.units import JOULES_PER_MWH, SECONDS_PER_DAY, SECONDS_PER_HO
 from hp_tool.domain.workload import VariableLengthWorkload
 
 WORTH_SAYING = 0.01
-"""Chance of retries from which an answer names it."""
+"""Minimum probability of retries that an answer reports."""
 WAITS = 0.01
-"""Share of a step that a dense model's devices wait for their host below which graphs are not worth
-a word.
+"""Minimum fraction of a dense model's step spent waiting for the host for graphs to be
+mentioned.
 """
 BOUND = 1.02
-"""How many times as long as with CUDA graphs a step takes from which on launches are said to bound
-it.
-"""
+"""Minimum ratio of a step to that with CUDA graphs for launches to count as its limit."""
 NEEDLESS = (
     "recompute selective frees nothing here and runs the attention core again: flash attention "
     "stores no scores, and a core "
@@ -58,7 +56,7 @@ def estimate_row(
     case: TrainingCase,
     config: ParallelConfig | None = None,
 ) -> Estimate:
-    """The full estimate of row `index`, whose `parallel` is `config` if that is given."""
+    """Return the full estimate of row `index`, whose `parallel` is `config` if given."""
     candidate = candidates.row(index)
     return estimate_alone(
         case=case,
@@ -71,10 +69,10 @@ def estimate_row(
 def estimate_alone(
     *, costs: TrainingCosts, candidate: Candidates, case: TrainingCase, config: ParallelConfig
 ) -> Estimate:
-    """The full estimate of one candidate, which is `config`.
+    """Return the full estimate of one candidate, which is `config`.
 
-    Shares of peak count all devices of the cluster. `familiarity` names what no measurement
-    covers, which widens the intervals.
+    Fractions of peak count all devices of the cluster. `familiarity` lists features without
+    measurements, which widen the intervals.
     """
     model, cluster, workload = case.model, case.cluster, case.workload
     memory = _memory(costs, fragmentation=case.profile.framework.fragmentation_fraction)
@@ -136,18 +134,16 @@ def estimate_alone(
 
 
 def _recorded_s(case: TrainingCase, candidate: Candidates, costs: TrainingCosts) -> float | None:
-    """Return the step with recorded CUDA graphs where the query leaves these open and the host's
-    launches bound it.
-    """
+    """Return the step with CUDA graphs if the query leaves these open and launches limit it."""
     framework, step_s = case.profile.framework, float(costs.step_s)
     waits_s = (
         float(costs.parts["overhead"]) - framework.step_overhead_s * case.profile.release_factor
     )
     if case.recorded is None or (waits_s <= WAITS * step_s and not case.model.num_experts):
         return None
-    # Anew where the costs are a row's.
+    # computed again if the costs are a row's
     graphs_s = costs.graphs_s or training_costs(case=case, candidates=candidate).graphs_s
-    assert graphs_s  # of one candidate, which leaves graphs open
+    assert graphs_s  # a single candidate, which leaves graphs open
     as_launched, as_recorded = graphs_s
     return step_s * as_recorded / as_launched if as_launched > BOUND * as_recorded else None
 
@@ -155,7 +151,7 @@ def _recorded_s(case: TrainingCase, candidate: Candidates, costs: TrainingCosts)
 def _with_whole_training(
     estimate: Estimate, *, case: TrainingCase, tokens: float, step_s: float, busy: float
 ) -> Estimate:
-    """The estimate with days, GPU-hours, cost and energy of `total_tokens`."""
+    """Return the estimate with days, GPU-hours, cost and energy of `total_tokens`."""
     cluster, workload, kept = case.cluster, case.workload, estimate.goodput
     assert workload.total_tokens is not None
     seconds = workload.total_tokens / tokens * step_s
@@ -179,8 +175,8 @@ def _with_whole_training(
 
 
 def _nearly_full(costs: TrainingCosts) -> dict[str, object]:
-    """Provenance of a nearly full device: the chance that its allocator retries, and how much
-    longer a step takes then.
+    """Return provenance of a nearly full device: the probability of allocator retries, and their
+    slowdown.
     """
     retries, slowdown = float(costs.retry_chance), float(costs.retry_slowdown)
     return (
@@ -191,7 +187,7 @@ def _nearly_full(costs: TrainingCosts) -> dict[str, object]:
 
 
 def _kinds(cluster: ClusterSpec, costs: TrainingCosts) -> dict[str, object]:
-    """Provenance of a pipeline over two kinds of GPU: the layers per stage on each."""
+    """Return provenance of a pipeline over two kinds of GPU: the layers per stage on each."""
     if not cluster.kinds:
         return {}
     layers = zip(cluster.kinds, costs.layers_by_kind, strict=True)
@@ -216,7 +212,7 @@ def _memory(costs: TrainingCosts, *, fragmentation: float) -> MemoryEstimate:
 
 
 def _too_large(memory: MemoryEstimate, *, host_capacity_bytes: float) -> tuple[Reason, ...]:
-    """The reasons if the memory of the device, or else of the host, is exceeded; empty if it
+    """Return the reasons if the memory of the device, or else of the host, is exceeded; empty if it
     fits.
     """
     if memory.total_bytes > memory.capacity_bytes:
@@ -233,7 +229,7 @@ def _too_large(memory: MemoryEstimate, *, host_capacity_bytes: float) -> tuple[R
 def _recomputed_flops(
     candidate: Candidates, model: ModelSpec, flops: TokenFlops
 ) -> tuple[float, float]:
-    """(forward FLOPs per token that run again, the same as arXiv 2205.05198 counts them).
+    """Return (recomputed forward FLOPs per token, the same as counted by arXiv 2205.05198).
 
     The paper's s/3h is three attention cores more than the model's s/6h; selective recomputation
     repeats one core, s/18h.
@@ -254,19 +250,19 @@ def _recomputed_flops(
 
 
 def _power_w(cluster: ClusterSpec, *, busy: float) -> float:
-    """Mean power of one device and its share of the host: idle power, plus the rest of the board's
-    power for the busy share.
+    """Return the mean power of one device and its share of the host.
 
-    Busy is the share of the step in kernels of layers, ends and recomputation; a device that waits,
-    communicates or updates is counted at idle power. Cooling, switches and storage are not counted.
+    It is idle power, plus the rest of the board's power for the busy fraction of the step, which is
+    the time in kernels of layers, ends and recomputation. A device that waits, communicates or
+    updates is counted at idle power. Cooling, switches and storage are not counted.
     """
     gpu = cluster.gpu
     return gpu.idle_w + (gpu.power_w - gpu.idle_w) * busy + gpu.host_power_w
 
 
 def _recomputation(case: TrainingCase, candidate: Candidates) -> dict[str, object]:
-    """Return provenance's `recompute`, a sentence, where recomputing the attention core frees
-    nothing; else nothing.
+    """Return provenance's `recompute`, a sentence, if recomputing the attention core frees
+    nothing.
     """
     core_alone = (
         candidate.recompute_method == SELECTIVE and candidate.recompute_modules == CORE_ATTN
@@ -279,7 +275,9 @@ def _recomputation(case: TrainingCase, candidate: Candidates) -> dict[str, objec
 
 
 def _assumed(case: TrainingCase, config: ParallelConfig) -> dict[str, object]:
-    """Knobs that the query left open; a dispatcher that a ranking varies is the configuration's."""
+    """Return settings that the query left open; a dispatcher that a ranking varies is the
+    configuration's.
+    """
     key, own = "parallel.moe_token_dispatcher_type", config.moe_token_dispatcher_type
     return dict(case.assumed) | ({key: own} if own is not None and key in case.assumed else {})
 

@@ -1,8 +1,9 @@
 """Candidates: many configurations as a struct of arrays, or one configuration as plain numbers.
 
-Formulas are elementwise, so each is written once for all forms. Arrays of shape (n,) make a million
-rows cheap. A grid, whose arrays broadcast to one shape, is cheaper still: what does not depend on
-an axis is computed once for all its values. Plain numbers make one candidate cheap.
+Formulas are elementwise, so each has one implementation for all forms. Arrays of shape (n,) are
+efficient for a million rows. A grid, whose arrays broadcast to one shape, is more efficient:
+results that do not depend on an axis are computed once for all its values. Plain numbers are
+efficient for one candidate.
 """
 
 from __future__ import annotations
@@ -42,11 +43,12 @@ MODULES: dict[RecomputeModule, int] = {
 """Bits of Candidates.recompute_modules."""
 CORE_ATTN, LAYERNORM, MLP, MOE, MOE_ACT, SHARED_EXPERTS, MLA_UP_PROJ = MODULES.values()
 PER_OP = 128
-"""In recompute_modules instead of modules: recomputation per operation (recompute per_op)."""
+"""Value of recompute_modules for recomputation per operation (recompute per_op)."""
 
 ONE_F_ONE_B, GPIPE, ZB_H1, ZBV, DUALPIPE, DUALPIPE_V = range(6)
-"""Codes of Candidates.pipeline_schedule. From ZB_H1 on the backward pass is split; from ZBV on both
-ends of the model are on the same rank.
+"""Codes of Candidates.pipeline_schedule.
+
+From ZB_H1 on the backward pass is split; from ZBV on both ends of the model are on the same rank.
 """
 SCHEDULE_NAMES: tuple[PipelineSchedule | None, ...] = (
     None,
@@ -64,10 +66,10 @@ ALLTOALL, FLEX, ALLGATHER = 1, 2, 3
 
 @dataclass(frozen=True, kw_only=True)
 class Candidates:
-    """n configurations. Arrays have shape (n,), or broadcast to one grid of n, numbered row by row;
-    one candidate has plain numbers.
+    """n configurations.
 
-    Fields are ParallelConfig's, with recomputation split into code and layers.
+    Arrays have shape (n,), or broadcast to one grid of n, numbered row by row; a single candidate
+    has plain numbers. Fields are ParallelConfig's, with recomputation split into code and layers.
     """
 
     tensor_parallel_size: IntArray
@@ -83,11 +85,11 @@ class Candidates:
     recompute_method: IntArray
     """NONE, SELECTIVE (some modules), FULL_UNIFORM, FULL_BLOCK."""
     recompute_num_layers: IntArray
-    """Full only: layers per checkpoint (uniform), or recomputed layers per model chunk (block; 0:
-    all).
+    """Only for full: layers per checkpoint (uniform), or recomputed layers per model chunk (block;
+    0: all).
     """
     recompute_modules: IntArray
-    """Selective only: sum of MODULES, or PER_OP. Otherwise 0."""
+    """Only for selective: sum of MODULES, or PER_OP. Otherwise 0."""
     zero_stage: IntArray
     data_parallel_shard_size: IntArray
     """0: the whole data-parallel group."""
@@ -117,50 +119,56 @@ class Candidates:
 
     @cached_property
     def recomputes_layers(self) -> bool:
-        """Whether any candidate recomputes whole layers."""
+        """Return whether any candidate recomputes whole layers."""
         return anywhere(self.recompute_method >= FULL_UNIFORM)
 
     @cached_property
     def names_modules(self) -> bool:
-        """Whether any candidate recomputes other modules than the attention core."""
+        """Return whether any candidate recomputes other modules than the attention core."""
         return anywhere(self.recompute_modules > CORE_ATTN)
 
     @cached_property
     def names_schedules(self) -> bool:
-        """Whether any candidate has another pipeline schedule than 1F1B and its interleaving."""
+        """Return whether any candidate has another pipeline schedule than 1F1B and interleaved
+        1F1B.
+        """
         return anywhere(self.pipeline_schedule)
 
     @cached_property
     def merges_passes(self) -> bool:
-        """Whether any candidate's schedule runs forward passes together with backward passes."""
+        """Return whether any candidate's schedule runs forward passes together with backward
+        passes.
+        """
         return self.names_schedules and anywhere(self.pipeline_schedule >= DUALPIPE)
 
     @property
     def splits_backward(self) -> Bools:
-        """Where weight gradients run apart from input gradients."""
+        """Return where weight gradients are separate from input gradients."""
         return self.pipeline_schedule >= ZB_H1
 
     @property
     def is_folded(self) -> Bools:
-        """Where embedding and output layer are on the same rank: a V's first rank, DualPipe's first
-        and last.
+        """Return where embedding and output layer are on the same rank: a V's first, DualPipe's
+        first and last.
         """
         return self.pipeline_schedule >= ZBV
 
     @property
     def is_v(self) -> Bools:
-        """Where rank r holds the chunks r and 2p - 1 - r: ZB-V and DualPipeV."""
+        """Return where rank r has the chunks r and 2p - 1 - r: ZB-V and DualPipeV."""
         folded: Bools = (self.pipeline_schedule == ZBV) | (self.pipeline_schedule == DUALPIPE_V)
         return folded
 
     def take(self, indices: NDArray[np.intp] | BoolArray | slice) -> Candidates:
-        """The chosen rows in the order of `indices`; rows of a grid are numbered row by row."""
+        """Return the chosen rows in the order of `indices`; rows of a grid are numbered row
+        by row.
+        """
         if len(shape := self.shape) > 1:
             return self.at(np.unravel_index(np.arange(len(self))[indices], shape))
         return self._each(lambda column: column[indices])
 
     def at(self, places: Sequence[NDArray[np.intp]]) -> Candidates:
-        """The rows at these places of the grid: one index array per axis."""
+        """Return the rows at these positions of the grid, with one index array per axis."""
 
         def chosen(column: IntArray) -> IntArray:
             where = tuple(
@@ -172,18 +180,18 @@ class Candidates:
         return self._each(chosen)
 
     def row(self, index: int) -> Candidates:
-        """One row as plain numbers."""
+        """Return one row as plain numbers."""
         return self._each(lambda column: int(column[index]))
 
     def _each(self, change: Callable[[IntArray], Any]) -> Candidates:
         return Candidates(**{f.name: change(getattr(self, f.name)) for f in fields(Candidates)})
 
     def config(self, index: int) -> ParallelConfig:
-        """One row as a configuration."""
+        """Return one row as a configuration."""
         return self.row(index).only_config()
 
     def only_config(self) -> ParallelConfig:
-        """The one candidate as a configuration."""
+        """Return the single candidate as a configuration."""
         values: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
         codes = [values.pop(name) for name in RECOMPUTE_COLUMNS]
         values["sequence_parallel"] = bool(values["sequence_parallel"])
@@ -193,19 +201,19 @@ class Candidates:
 
     @classmethod
     def alone(cls, config: ParallelConfig) -> Candidates:
-        """One configuration as plain numbers."""
+        """Return one configuration as plain numbers."""
         numbers: dict[str, Any] = _row(config)
         return cls(**numbers)
 
     @classmethod
     def from_configs(cls, configs: Iterable[ParallelConfig]) -> Candidates:
-        """The configurations as rows, in order."""
+        """Return the configurations as rows, in order."""
         rows = [_row(config) for config in configs]
         return cls.from_columns({f.name: [row[f.name] for row in rows] for f in fields(cls)})
 
     @classmethod
     def concatenate(cls, parts: Sequence[Candidates]) -> Candidates:
-        """The rows of all parts, in order; at least one part."""
+        """Concatenate the rows of all parts, at least one, in order."""
         parts = [part.take(slice(None)) if len(part.shape) > 1 else part for part in parts]
         if len(parts) == 1:
             return parts[0]
@@ -227,20 +235,19 @@ class Candidates:
 
 
 def schedule_code(schedule: PipelineSchedule | None) -> int:
-    """The code of a schedule's name; 1f1b and interleaved share one, and
-    virtual_pipeline_parallel_size tells them apart.
+    """Return the code of a schedule's name.
+
+    1f1b and interleaved share one; virtual_pipeline_parallel_size distinguishes them.
     """
     return ONE_F_ONE_B if schedule in ("1f1b", "interleaved") else SCHEDULE_NAMES.index(schedule)
 
 
 RECOMPUTE_COLUMNS = ("recompute_method", "recompute_num_layers", "recompute_modules")
-"""Fields that recompute_codes returns."""
+"""Fields returned by recompute_codes."""
 
 
 def recompute_codes(recompute: RecomputeName | Recompute) -> tuple[int, int, int]:
-    """(recompute_method, recompute_num_layers, recompute_modules) of a configuration's
-    `recompute`.
-    """
+    """Return (recompute_method, recompute_num_layers, recompute_modules) of `recompute`."""
     spec = Recompute(granularity=recompute) if isinstance(recompute, str) else recompute
     if spec.granularity == "none":
         return NONE, 0, 0
@@ -254,7 +261,7 @@ def recompute_codes(recompute: RecomputeName | Recompute) -> tuple[int, int, int
 
 
 def recompute_from_codes(method: int, num_layers: int, modules: int) -> RecomputeName | Recompute:
-    """The shortest `recompute` with these codes."""
+    """Return the shortest `recompute` with these codes."""
     if method == NONE:
         return "none"
     if method == SELECTIVE:
@@ -293,11 +300,11 @@ MAX_TABLE = 1 << 22
 def unique_rows(
     candidates: Candidates, names: Sequence[str]
 ) -> tuple[Candidates, NDArray[np.intp] | None]:
-    """(unique, inverse): one candidate for each combination of the named axes, and the index of its
-    combination for each row.
+    """Return (unique, inverse): one candidate per combination of the named axes, and each row's
+    combination.
 
-    `inverse` is None for at most one row; for a grid it has an axis only for what the named axes
-    vary along. Axes hold small integers, so combinations are numbered by mixed radix in a table:
+    `inverse` is None for at most one row. For a grid it has only the axes along which the named
+    axes vary. Axes have small integers, so combinations are numbered by mixed radix in a table:
     linear in n, without a sort.
     """
     if len(candidates) <= 1:

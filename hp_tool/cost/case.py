@@ -1,4 +1,4 @@
-"""The inputs of a prediction besides the candidates: model, machine and training."""
+"""Inputs of a prediction apart from the candidates: model, machine and training."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hp_tool.domain.workload import TrainingWorkload
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """Devices and links, and the share of their datasheet rates that programs reach."""
+    """Devices and links, and the fraction of their datasheet rates that programs reach."""
 
     cluster: ClusterSpec
     profile: EfficiencyProfile
@@ -22,20 +22,18 @@ class Machine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingCase(Machine):
-    """A training of a model on a machine: what is the same for all candidates."""
+    """A training of a model on a machine: the inputs common to all candidates."""
 
     model: ModelSpec
     workload: TrainingWorkload
     strategy: Strategy = DEFAULT_STRATEGY
     assumed: Mapping[str, object] = field(default_factory=dict)
-    """Values of knobs by their key in a query, where the query left them open; for the answer's
-    provenance.
-    """
+    """Assumed values of settings that the query left open, by key, for the answer's provenance."""
     recorded: EfficiencyProfile | None = None
-    """The profile with recorded CUDA graphs, where the query leaves open whether there are any."""
+    """The profile with CUDA graphs, if the query leaves these open."""
 
     def of(self, model: ModelSpec) -> TrainingCase:
-        """The case of a model's layers of one kind (`ModelSpec.kinds`)."""
+        """Return the case of a model's layers of one kind (`ModelSpec.kinds`)."""
         return TrainingCase(
             model=model,
             cluster=self.cluster,
@@ -47,7 +45,7 @@ class TrainingCase(Machine):
 
     @property
     def with_graphs(self) -> TrainingCase:
-        """The case with CUDA graphs recorded, where the query leaves them open."""
+        """Return the case with CUDA graphs, if the query leaves these open."""
         return TrainingCase(
             model=self.model,
             cluster=self.cluster,

@@ -1,6 +1,4 @@
-"""The critical stage: one micro-batch through the layers and the model's ends on the slowest stage,
-and on all others.
-"""
+"""The critical stage: seconds of one micro-batch on the slowest stage, and on all others."""
 
 from __future__ import annotations
 
@@ -33,17 +31,17 @@ class StageTime:
     context: Floats
     expert: Floats
     forward: Floats
-    """The forward pass's share of these six."""
+    """Forward pass's share of these six."""
     total: Floats
     """The sum of the six."""
     weight_gradient: Floats
-    """Part of `compute` that split backward passes put off."""
+    """Part of `compute` that split backward passes delay."""
     host_waits: Floats
-    """Seconds that the device additionally waits for its host, in both passes."""
+    """Additional seconds for which the device waits for its host, in both passes."""
     occupied_forward: Floats
     """`forward` with its waits."""
     occupied: Floats
-    """`total` with its waits: how long the stage is busy."""
+    """`total` with its waits: the time for which the stage is busy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,12 +66,12 @@ def critical_stage(
     pipeline: Pipeline,
     head: HeadTime,
 ) -> CriticalStage:
-    """The slowest stage's seconds. `layers` are the mean layer of the full stages, or of a model
-    with layers of two kinds a dense one and one with experts.
+    """Return the slowest stage's seconds.
 
-    The bubble is the time that the other stages take for one micro-batch, divided by v: with equal
-    stages (p-1)/v (t_f + t_b), arXiv 2104.04473 section 2.2; `schedules.bubble` has the share that
-    remains if the backward pass is split.
+    `layers` are the mean layer of the full stages, or for a model with two kinds of layers a dense
+    one and one with experts. The bubble is the time of the other stages for one micro-batch,
+    divided by v: with equal stages (p-1)/v (t_f + t_b), arXiv 2104.04473 section 2.2.
+    `schedules.bubble` has the fraction that remains with a split backward pass.
     """
     c = candidates
     if pipeline.dense is None:
@@ -113,7 +111,7 @@ def critical_stage(
 def stage_time(
     *, case: TrainingCase, candidates: Candidates, layer: LayerTime, stage: StageLayers
 ) -> StageTime:
-    """Seconds of the layers of a full stage, each the mean `layer`."""
+    """Return seconds of the layers of a full stage, each the mean `layer`."""
     layers = stage.count
     forward_layer = layer.forward + layer.tensor + layer.context + layer.expert
     whole = recomputed_layer_fraction(
@@ -160,17 +158,17 @@ def stage_time(
 
 
 class _Slowest(NamedTuple):
-    """The slowest stage, and what the others take for one micro-batch."""
+    """The slowest stage, and the time of the others for one micro-batch."""
 
     stage: StageTime
     ends: Floats
     ends_communication: Floats
     others: Floats
     folded_others: Floats
-    """The same if each rank holds a stage of either half: they hold equally much, ends included."""
+    """The same if each rank has a stage of either half, which are equal, ends included."""
 
 
-# Layers of one kind: stages differ by their number, and by the ends.
+# Layers of one kind: stages differ in their number, and in the ends.
 
 
 def _with_ends(
@@ -181,11 +179,11 @@ def _with_ends(
     stage: StageTime,
     pipeline: Pipeline,
 ) -> _Slowest:
-    """A full stage, and what embedding and output layer add to the first and last stage.
+    """Return a full stage, and what embedding and output layer add to the first and last stage.
 
-    The longer end is critical, as far as it exceeds the layers that an uneven end leaves out; in a
-    folded pipeline the rank with both ends is, as far as it exceeds what both leave out.
-    Multi-token prediction: each depth is one more layer and one more pass through the output layer.
+    The longer end is critical to the extent that it exceeds the layers that an uneven end lacks. In
+    a folded pipeline this is the rank with both ends, to the extent that it exceeds what both lack.
+    For multi-token prediction, each depth adds one layer and one pass through the output layer.
     """
     c, p, depths = candidates, candidates.pipeline_parallel_size, model.num_nextn_predict_layers
     layer_s = stage.occupied / pipeline.critical.count
@@ -222,10 +220,10 @@ class _Contents(NamedTuple):
     """Contents of one stage."""
 
     layers: Floats
-    """With those of multi-token prediction, which have experts."""
+    """Includes those of multi-token prediction, which have experts."""
     dense: Floats
     embedding: Floats
-    """Share of the micro-batches that it looks up."""
+    """Fraction of the micro-batches for which it runs the embedding."""
     output: Floats
 
 
@@ -238,10 +236,10 @@ def _slowest(
     pipeline: Pipeline,
     leading: DenseLayers,
 ) -> _Slowest:
-    """The slowest stage of those with most and with fewest dense layers, and of both ends.
+    """Return the slowest stage of those with most and fewest dense layers, and of both ends.
 
-    A stage takes as long as its layers, each the time of its kind on a full stage, and the ends of
-    the model on it. Once for a micro-batch, all stages take the sum over all layers.
+    A stage takes the time of its layers, each that of its kind on a full stage, plus its ends of
+    the model. For one micro-batch, all stages together take the sum over all layers.
     """
     c, p, depths = (
         candidates,
@@ -305,11 +303,10 @@ def _slowest(
 def _contents(
     c: Candidates, pipeline: Pipeline, leading: DenseLayers, *, depths: Floats | Ints
 ) -> Sequence[_Contents]:
-    """Both ends, and full stages with fewest and with most dense layers. `depths` layers of
-    multi-token prediction go with the output layer.
+    """Return both ends, and full stages with fewest and with most dense layers.
 
-    A V's first rank has both ends; DualPipe's ranks hold two stages each, of which they run half of
-    the micro-batches.
+    `depths` layers of multi-token prediction are with the output layer. A V's first rank has both
+    ends. DualPipe's ranks have two stages each, of which they run half of the micro-batches.
     """
     each = pipeline.critical.count
     counts = each - pipeline.fewer_first, each - pipeline.fewer_last

@@ -19,36 +19,36 @@ class FullStage(NamedTuple):
     rank: Ints | Floats
     dense: Floats
     mirrored: Floats
-    """Dense layers of stage p - 1 - rank, which DualPipe's rank holds as well."""
+    """Dense layers of stage p - 1 - rank, which DualPipe's rank has too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DenseLayers:
-    """Dense layers of the stages among which the slowest is, and of all stages together; shape (n,)
-    or the same for all.
+    """Dense layers of the stages that may be slowest, and of all stages; shape (n,) or the same for
+    all.
 
-    A stage's seconds are linear in its dense layers, so of equally full stages one with the most or
-    the fewest is slowest.
+    A stage's seconds are linear in its dense layers, so of equally full stages the slowest has the
+    most or the fewest.
     """
 
     first: Floats
     last: Floats
     between: Bools
-    """Whether stages lie between the ends."""
+    """Whether there are stages between the ends."""
     full: Floats
     """Layers of the fullest of these; the mean of the two stages that a rank of DualPipe runs for
     half of the micro-batches.
     """
     most: Floats
-    """Dense layers of the one of these that holds most."""
+    """Dense layers of the one of these that has most."""
     fewest: Floats
     total: Floats
     fullest: tuple[FullStage, ...] = ()
-    """Stages between the ends among which memory is the fullest; of a part of a pipeline none."""
+    """Stages between the ends that may have the highest memory; none for a part of a pipeline."""
 
 
 def has_both_kinds(model: ModelSpec) -> bool:
-    """Whether a model without `blocks` has layers with experts, and dense ones before them."""
+    """Return whether a model without `blocks` has dense layers before layers with experts."""
     return (
         model.blocks is None
         and bool(model.num_experts)
@@ -57,10 +57,10 @@ def has_both_kinds(model: ModelSpec) -> bool:
 
 
 def dense_layers(model: ModelSpec, c: Candidates, *, late: bool) -> DenseLayers:
-    """The dense layers of a whole pipeline, laid out as `domain.pipeline_layout.chunk_layers` has
-    it; `late`: as there.
+    """Return the dense layers of a whole pipeline, laid out by
+    `domain.pipeline_layout.chunk_layers`.
 
-    Each combination of stages, chunks and schedule is laid out once.
+    `late` is its argument. Each combination of stages, chunks and schedule is laid out once.
     """
     unique, inverse = unique_rows(
         c, ("pipeline_parallel_size", "virtual_pipeline_parallel_size", "pipeline_schedule")
@@ -122,9 +122,11 @@ _BEFORE_STAGES, _COLUMNS = 6, 6 + 4 * 3
 def _row(
     layers: int, leading: int, p: int, v: int, schedule: int, *, late: bool
 ) -> tuple[float, ...]:
-    """Fields of DenseLayers for one pipeline, with the four stages whose memory may be the fullest:
-    the first full one, the one with layers of both kinds, the first with fewest dense ones, and the
-    last, which waits with most weight gradients in ZB-H1.
+    """Return fields of DenseLayers for one pipeline, with the four stages that may have the highest
+    memory.
+
+    These are the first full one, the one with layers of both kinds, the first with fewest dense
+    ones, and the last, which has most delayed weight gradients in ZB-H1.
     """
     counts, dense = stage_counts(layers, leading, p, v, schedule, late=late)
     paired = [_mean_pairs(column) if schedule == DUALPIPE else column for column in (counts, dense)]
@@ -146,8 +148,9 @@ def _row(
 def stage_counts(
     layers: int, leading: int, p: int, v: int, schedule: int, *, late: bool = False
 ) -> tuple[list[float], list[float]]:
-    """(layers, dense ones among them) of each stage: chunk i is on stage i mod p, in a V chunk 2p -
-    1 - r on stage r too.
+    """Return (layers, dense ones among them) of each stage.
+
+    Chunk i is on stage i mod p; in a V, chunk 2p - 1 - r is also on stage r.
     """
     chunks = chunk_layers(
         num_layers=layers, stages=p, chunks=v, late=late, begins_dense=0 < leading < layers

@@ -1,6 +1,4 @@
-"""The ends of the model, embedding and output layer with its loss: seconds, and bytes kept for the
-backward pass.
-"""
+"""Embedding and output layer with its loss: seconds, and bytes saved for the backward pass."""
 
 from dataclasses import dataclass
 
@@ -34,8 +32,8 @@ class HeadTime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadBytes:
-    """Bytes besides the layers' that the rank with that end of the model keeps for micro-batches in
-    flight; shape (n,).
+    """Bytes, apart from the layers', of micro-batches in flight on the rank with that end; shape
+    (n,).
     """
 
     dropout_mask: Floats
@@ -47,7 +45,7 @@ class HeadBytes:
 
 
 def head_bytes(*, case: TrainingCase, candidates: Candidates, micro_batches: Floats) -> HeadBytes:
-    """Activation bytes of both ends.
+    """Return activation bytes of both ends.
 
     - dropout_mask: T h / r, one byte each, for up to p micro-batches.
     - inputs: 2 e T h / r, half if the output layer is frozen.
@@ -83,8 +81,8 @@ def _alive(workload: TrainingWorkload, hidden: Floats, width: int) -> Floats:
 def waiting_logit_bytes(
     case: TrainingCase, candidates: Candidates, *, micro_batches: Floats
 ) -> Floats:
-    """Bytes of the logits' gradients, e T V / t for each micro-batch that waits for the output
-    layer's weight gradient.
+    """Return bytes of the logits' gradients: e T V / t for each micro-batch with delayed weight
+    gradients.
     """
     model = case.model
     outputs = (
@@ -98,7 +96,7 @@ def waiting_logit_bytes(
 
 
 def _hidden_elements(case: TrainingCase, candidates: Candidates) -> Floats:
-    """T h: hidden states of one micro-batch on one context-parallel rank."""
+    """Return T h: hidden states of one micro-batch on one context-parallel rank."""
     return (
         case.workload.sequence_length
         * candidates.micro_batch_size
@@ -108,7 +106,7 @@ def _hidden_elements(case: TrainingCase, candidates: Candidates) -> Floats:
 
 
 def head_time(*, case: TrainingCase, candidates: Candidates, s: Shapes | None = None) -> HeadTime:
-    """Seconds of the embedding look-up, the output matmul (three times) and the loss over V/t
+    """Return seconds of the embedding, the output matmul (three times) and the loss over V/t
     logits.
 
     A frozen embedding has no gradient, a frozen output layer no weight gradient. A chunked loss
@@ -154,18 +152,18 @@ def head_time(*, case: TrainingCase, candidates: Candidates, s: Shapes | None = 
     return HeadTime(embedding=embedding, output=output, output_communication=around + inside)
 
 
-# Logits that the loss keeps on the last stage.
+# Logits that the loss saves on the last stage.
 
 
 def logit_bytes(workload: TrainingWorkload, *, e: float) -> float:
-    """Bytes per logit at the peak of the loss; the logit itself has `e`.
+    """Return bytes per logit at the peak of the loss; the logit itself has `e`.
 
-    Megatron Core keeps an fp32 copy, overwritten with the gradient, fused or not. Plain torch
-    (FSDP) keeps the fp32 log-softmax for the backward pass, its gradient and the logits' gradient
+    Megatron Core stores an fp32 copy, overwritten with the gradient, fused or not. Plain torch
+    (FSDP) stores the fp32 log-softmax for the backward pass, its gradient and the logits' gradient
     in fp32; with a fused kernel (flash-attn's) only the gradient, e bytes; in place that is the
-    logit. Transformers gives a fused loss a shifted copy, and an fp32 one, of the logits. nanotron
-    keeps the fp32 logits and their softmax, in which the gradient is computed; the 16-bit logits
-    are freed.
+    logit. Transformers passes a shifted copy, and an fp32 one, of the logits to a fused loss.
+    nanotron stores the fp32 logits and their softmax, in which the gradient is computed; the 16-bit
+    logits are freed.
     """
     kept = facts(workload.framework)
     if workload.loss == "in_place":

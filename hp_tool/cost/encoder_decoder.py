@@ -1,8 +1,8 @@
-"""Encoder-decoder models (T5) as one stack: the mean layer of encoder and decoder, and cross
-attention between them.
+"""Encoder-decoder models (T5) as one stack: the mean layer of encoder and decoder, and
+cross-attention.
 
 Megatron Core runs them without a pipeline: since encoder pipelines were removed, its schedules
-support only decoders and encoders. The encoder sees training.sequence_length tokens per row, the
+support only decoders and encoders. The encoder has training.sequence_length tokens per row, the
 decoder decoder_sequence_length.
 """
 
@@ -36,24 +36,24 @@ Columns = TypeVar("Columns", LayerBytes, LayerTime)
 
 
 def decoder_length(workload: TrainingWorkload) -> int:
-    """Tokens per row of the decoder."""
+    """Return the decoder's tokens per row."""
     return workload.decoder_sequence_length or workload.sequence_length
 
 
 def decoder_case(case: TrainingCase) -> TrainingCase:
-    """The case as decoder, head and loss see it: with the decoder's row length."""
+    """Return the case of decoder, head and loss: with the decoder's row length."""
     return replace(
         case, workload=replace(case.workload, sequence_length=decoder_length(case.workload))
     )
 
 
 def _encoder_tokens_per_decoder_token(case: TrainingCase) -> float:
-    """r = s_e / s_d."""
+    """Return r = s_e / s_d."""
     return case.workload.sequence_length / decoder_length(case.workload)
 
 
 def counted_candidates(model: ModelSpec, candidates: Candidates) -> Candidates:
-    """The candidates with recompute_num_layers counted over the whole stack.
+    """Return the candidates with recompute_num_layers counted over the whole stack.
 
     `full block` recomputes that many of the first layers of both encoder and decoder.
     """
@@ -64,9 +64,9 @@ def counted_candidates(model: ModelSpec, candidates: Candidates) -> Candidates:
 
 
 def mean_layer_bytes(*, case: TrainingCase, candidates: Candidates) -> LayerBytes:
-    """Activation bytes of the stack's mean layer.
+    """Return activation bytes of the stack's mean layer.
 
-    Each layer carries its share of what is kept once: the encoder's embedding mask, the input of
+    Each layer includes its share of what is saved once: the encoder's embedding mask, the input of
     its final norm, and its output, from which every decoder layer computes keys and values.
     """
     model = case.model
@@ -83,8 +83,9 @@ def mean_layer_bytes(*, case: TrainingCase, candidates: Candidates) -> LayerByte
 
 
 def decoder_layer_bytes(*, case: TrainingCase, candidates: Candidates) -> LayerBytes:
-    """Activation bytes of one decoder layer: its own attention and MLP, and cross attention,
-    without the encoder's output.
+    """Return activation bytes of one decoder layer: attention, MLP and cross-attention.
+
+    The encoder's output is excluded.
     """
     decoder = decoder_case(case)
     own = layer_bytes(case=decoder, candidates=candidates)
@@ -101,8 +102,10 @@ def decoder_layer_bytes(*, case: TrainingCase, candidates: Candidates) -> LayerB
 
 
 def mean_layer_time(*, case: TrainingCase, candidates: Candidates) -> LayerTime:
-    """Seconds of the stack's mean layer: encoder layers attend both ways, decoder layers causally
-    and to the encoder.
+    """Return seconds of the stack's mean layer.
+
+    Encoder layers have bidirectional attention, decoder layers causal attention and
+    cross-attention.
     """
     decoder, ratio = decoder_case(case), _encoder_tokens_per_decoder_token(case)
     one_stack, other_stack = (
@@ -124,7 +127,7 @@ def mean_layer_time(*, case: TrainingCase, candidates: Candidates) -> LayerTime:
 
 
 def both_heads(*, case: TrainingCase, candidates: Candidates) -> HeadTime:
-    """Seconds of the decoder's head and loss and of the embeddings of both sides."""
+    """Return seconds of the decoder's head and loss and of the embeddings of both sides."""
     ends = head_time(case=decoder_case(case), candidates=candidates)
     return replace(ends, embedding=ends.embedding * (1.0 + _encoder_tokens_per_decoder_token(case)))
 
@@ -132,10 +135,9 @@ def both_heads(*, case: TrainingCase, candidates: Candidates) -> HeadTime:
 def row_flops(
     model: ModelSpec, workload: TrainingWorkload, *, causal: float
 ) -> tuple[float, float]:
-    """Forward FLOPs of one row of both sides: (projections and MLPs, scores and their product with
-    the values).
+    """Return forward FLOPs of one row of both sides: (projections and MLPs, attention cores).
 
-    `causal` is the share of the decoder's own scores that the convention counts.
+    `causal` is the fraction of the decoder's own scores that the convention counts.
     """
     encoder_tokens, decoder_tokens = (
         float(workload.sequence_length),
@@ -164,17 +166,14 @@ def _mean(model: ModelSpec, encoder: Columns, decoder: Columns) -> Columns:
     )
 
 
-# Cross attention: each layer of a decoder reads the encoder's output (arXiv 1910.10683, Megatron
+# Cross-attention: each layer of a decoder reads the encoder's output (arXiv 1910.10683, Megatron
 # Core's T5).
-#
-# Queries come from the decoder's T = s_d b / c tokens, keys and values from the encoder's r T,
-# where r = s_e / s_d.
 
 
 def cross_bytes(*, case: TrainingCase, s: Shapes, ratio: float) -> BlockBytes:
-    """Activation bytes of one cross-attention block.
+    """Return activation bytes of one cross-attention block.
 
-    Kept are the norm input, the query projection's input and the dropout mask (whole, or sharded by
+    It saves the norm input, the query projection's input and the dropout mask (whole, or sharded by
     sequence parallelism), queries and the core's output (split by heads), and keys and values of
     the encoder's r T tokens. The input of their projection is the encoder's output, which all
     layers share; it is not counted here.
@@ -195,8 +194,9 @@ def cross_bytes(*, case: TrainingCase, s: Shapes, ratio: float) -> BlockBytes:
 
 
 def cross_time(*, case: TrainingCase, s: Shapes, ratio: float) -> BlockTime:
-    """Seconds of one cross-attention block: no scores are masked causally; norm, residual and
-    dropout as in self-attention.
+    """Return seconds of one cross-attention block.
+
+    No scores are masked causally; norm, residual and dropout are as in self-attention.
     """
     model, workload = case.model, case.workload
     precision = workload.precision
@@ -229,12 +229,11 @@ def cross_time(*, case: TrainingCase, s: Shapes, ratio: float) -> BlockTime:
 def memory_read_seconds(
     *, case: TrainingCase, s: Shapes, block: BlockTime, ratio: float
 ) -> tuple[Floats, Floats]:
-    """Exposed (forward, backward) tensor-parallel seconds of the encoder's output, the input of the
-    key/value projection.
+    """Return exposed (forward, backward) tensor-parallel seconds of the encoder's output.
 
-    With sequence parallelism it is gathered in both passes and its gradient reduce-scattered;
-    without, the gradient is all-reduced. The backward pass hides both behind the weight-gradient
-    matmuls, by the framework's overlap.
+    It is the input of the key/value projection. With sequence parallelism it is gathered in both
+    passes and its gradient reduce-scattered; without, the gradient is all-reduced. The backward
+    pass overlaps both with the weight-gradient matmuls, by the framework's overlap.
     """
     gather = s.tensor.seconds(ratio * s.tokens * s.h * s.e * (s.t - 1.0) / s.t)
     backward = where(
@@ -251,8 +250,8 @@ def memory_read_seconds(
 def cross_flops(
     model: ModelSpec, *, decoder_tokens: float, encoder_tokens: float
 ) -> tuple[float, float]:
-    """Forward FLOPs of one row in one cross-attention block: (projections, scores and their product
-    with the values).
+    """Return forward FLOPs of one row in one cross-attention block: (projections, attention
+    core).
     """
     qk, v = model.qk_head_size, model.v_head_size
     read = model.hidden_size * model.kv_heads * (qk + v)

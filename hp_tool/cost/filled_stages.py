@@ -1,4 +1,4 @@
-"""Pipeline stages filled by weight instead of by number of layers, as nanotron fills them."""
+"""Pipeline stages divided by weight instead of by number of layers, as in nanotron."""
 
 import functools
 from typing import Any, NamedTuple
@@ -13,7 +13,7 @@ TAIL_BLOCKS = 2
 
 
 class Split(NamedTuple):
-    """Places of a model's blocks for one number of stages."""
+    """Division of a model's blocks for one number of stages."""
 
     first: int
     """Layers on the first stage."""
@@ -22,14 +22,14 @@ class Split(NamedTuple):
     output: int
     """Layers on the stage with the output layer."""
     output_from_end: int
-    """Stages after the one with the output layer: they hold the loss, or nothing."""
+    """Stages after the one with the output layer, which have the loss or nothing."""
     empty: int
-    """Stages without a block: the framework cannot start with them."""
+    """Stages without a block, with which the framework cannot start."""
 
 
 @functools.lru_cache(maxsize=4096)
 def split(*, layers: int, layer_weight: float, output_weight: float, stages: int) -> Split:
-    """The split of `filled` in a few numbers."""
+    """Return the split of `filled` in a few numbers."""
     counts, blocks, output_at = filled(
         layers=layers, layer_weight=layer_weight, output_weight=output_weight, stages=stages
     )
@@ -45,7 +45,7 @@ def split(*, layers: int, layer_weight: float, output_weight: float, stages: int
 def filled(
     *, layers: int, layer_weight: float, output_weight: float, stages: int
 ) -> tuple[list[int], list[int], int]:
-    """(layers of each stage, blocks of each stage, the stage with the output layer).
+    """Return (layers of each stage, blocks of each stage, the stage with the output layer).
 
     Blocks in order: embedding (weight 0), layers, final norm (0), output layer, cast and loss (0).
     The block with which the running sum exceeds a stage's share, (r + 1)/p of the total, is the
@@ -68,7 +68,7 @@ def filled(
 
 
 def stage_contents(model: ModelSpec, stages: int) -> tuple[list[int], int]:
-    """(layers of each stage, the stage with the output layer)."""
+    """Return (layers of each stage, the stage with the output layer)."""
     layer_weight, output_weight = _weights(model)
     counts, _, output_at = filled(
         layers=model.num_hidden_layers,
@@ -80,8 +80,8 @@ def stage_contents(model: ModelSpec, stages: int) -> tuple[list[int], int]:
 
 
 def splits(model: ModelSpec, stages: Ints) -> Split:
-    """The split for each candidate's number of stages; every field is an array if `stages` is
-    one.
+    """Return the split for each candidate's number of stages; fields are arrays if `stages`
+    is one.
     """
     layer_weight, output_weight = _weights(model)
     of = functools.partial(
@@ -101,7 +101,7 @@ def splits(model: ModelSpec, stages: Ints) -> Split:
 
 
 def _weights(model: ModelSpec) -> tuple[float, float]:
-    """(a layer's, the output layer's) weight as the framework counts it.
+    """Return (a layer's, the output layer's) weight as the framework counts it.
 
     Four square projections, even with grouped heads, and three MLP matrices.
     """

@@ -19,8 +19,10 @@ from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.workload import TrainingWorkload
 
 FLOPS_TOLERANCE = 1.25
-"""Factor by which the measured FLOPs of a rank may be off the query's. Shapes are exact; padding of
-the vocabulary or of sequences, and matmuls that the model's formula leaves out, stay within it.
+"""Factor by which a rank's measured FLOPs may differ from the query's.
+
+Shapes are exact; padding of the vocabulary or of sequences, and matmuls outside the model's
+formula, are within it.
 """
 UNEVEN_TOLERANCE = 2.0
 """A further factor with pipeline or expert parallelism, under which ranks have unequal work."""
@@ -38,9 +40,9 @@ class TokenFlops:
     """
     logits: float
     masked: float = 0.0
-    """Part of `attention` that a causal mask leaves out."""
+    """Part of `attention` that a causal mask removes."""
     frozen: float = 0.0
-    """Part of `layers` and `logits` in matrices that are not trained."""
+    """Part of `layers` and `logits` in frozen matrices."""
 
     @property
     def forward(self) -> float:
@@ -48,7 +50,7 @@ class TokenFlops:
 
     @cached_property
     def model(self) -> float:
-        """FLOPs forward and backward: three forward passes minus the weight gradients of frozen
+        """Return FLOPs forward and backward: three forward passes minus weight gradients of frozen
         matrices.
 
         For a plain GPT 72 L h^2 (1 + s/6h + V/12hL).
@@ -57,7 +59,7 @@ class TokenFlops:
 
     @cached_property
     def causal(self) -> TokenFlops:
-        """FLOPs without the part of attention that a causal mask leaves out."""
+        """Return FLOPs without the part of attention that a causal mask removes."""
         return replace(self, attention=self.attention - self.masked)
 
 
@@ -65,7 +67,7 @@ _flops: Shared[TokenFlops] = Shared()
 
 
 def token_flops(model: ModelSpec, workload: TrainingWorkload) -> TokenFlops:
-    """FLOPs per token; with an encoder-decoder model per token of both sides.
+    """Return FLOPs per token; for an encoder-decoder model per token of both sides.
 
     Generalises arXiv 2205.05198 appendix A to GQA, latent attention, gated MLPs and mixtures of
     experts (top-k, shared experts and router). Embeddings, norms and scores outside a sliding
@@ -107,7 +109,7 @@ def _token_flops(model: ModelSpec, workload: TrainingWorkload) -> TokenFlops:
 
 
 def _entries_met(model: ModelSpec, *, layers: float) -> float:
-    """Entries of matrices that a token multiplies with in so many layers of one kind."""
+    """Return entries of matrices that a token is multiplied with in so many layers of one kind."""
     dense = float(model.num_hidden_layers - model.moe_layers) if model.num_experts else layers
     second = 0.0 if model.feed_forward == "none" else dense * entries(mlp_matrices(model))
     if model.num_experts:
@@ -116,9 +118,11 @@ def _entries_met(model: ModelSpec, *, layers: float) -> float:
 
 
 def _state_flops(model: ModelSpec) -> float:
-    """Forward FLOPs of a token on one layer's recurrent state, which it decays, writes and reads: 7
-    for a number of a state space's (Megatron-LM, training.py), 6 for one of a delta rule's (arXiv
-    2412.06464, section 3.1).
+    """Return forward FLOPs of a token on one layer's recurrent state, which it decays, writes and
+    reads.
+
+    7 per number of a state space's state (Megatron-LM, training.py), 6 per number of a delta rule's
+    (arXiv 2412.06464, section 3.1).
     """
     if not model.is_recurrent:
         return 0.0
@@ -133,8 +137,9 @@ def _state_flops(model: ModelSpec) -> float:
 def _score_flops(
     model: ModelSpec, workload: TrainingWorkload, *, layers: float, visible: float
 ) -> float:
-    """Forward FLOPs of a token's scores and their product with the values in so many layers of one
-    kind; of chosen keys in the latent space, with the indexer's scores of all.
+    """Return forward FLOPs of a token's attention core in so many layers of one kind.
+
+    Selected keys are in the latent space; the indexer's scores of all keys are included.
     """
     length = workload.attended_length
     if model.mixer != "attention":
@@ -161,7 +166,7 @@ def _score_flops(
 
 
 def _two_sided_flops(model: ModelSpec, workload: TrainingWorkload) -> TokenFlops:
-    """FLOPs of a row divided by its tokens on both sides; logits are the decoder's."""
+    """Return FLOPs of a row divided by its tokens on both sides; logits are the decoder's."""
     _, kept = row_flops(model, workload, causal=0.5)
     layers, attention = row_flops(model, workload, causal=1.0)
     attention = kept if workload.attention_mask_flops == "causal" else attention
@@ -174,11 +179,11 @@ def _two_sided_flops(model: ModelSpec, workload: TrainingWorkload) -> TokenFlops
 
 
 def step_tokens(workload: TrainingWorkload) -> float:
-    """Tokens of one optimizer step, B s, without padding."""
+    """Return tokens of one optimizer step, B s, without padding."""
     return float(workload.global_batch_size) * workload.tokens_per_row
 
 
 def flops_tolerance(config: ParallelConfig) -> float:
-    """Return the factor by which the measured FLOPs of a rank may be off the query's."""
+    """Return the factor by which a rank's measured FLOPs may differ from the query's."""
     uneven = config.pipeline_parallel_size > 1 or config.expert_parallel_size > 1
     return FLOPS_TOLERANCE * (UNEVEN_TOLERANCE if uneven else 1.0)

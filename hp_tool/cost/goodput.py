@@ -1,4 +1,4 @@
-"""Goodput: the share of wall-clock time that trains, with Poisson failures and periodic
+"""Goodput: the fraction of wall-clock time that trains, with Poisson failures and periodic
 checkpoints.
 """
 
@@ -20,7 +20,7 @@ H100.
 """
 WRITE_BYTES_PER_NODE_SECOND = 273e9 / 384
 READ_BYTES_PER_NODE_SECOND = 1e12 / 384
-"""Rates of saving to and loading from a parallel file system, 384 nodes of 8 A100 (arXiv
+"""Rates of writing to and reading from a parallel file system, 384 nodes of 8 A100 (arXiv
 2104.04473, section 5.10).
 """
 DIAGNOSIS_S = 600.0
@@ -28,30 +28,30 @@ DIAGNOSIS_S = 600.0
 2402.15627).
 """
 _MOST_MTBFS = 300.0
-"""Upper bound of a stretch without failure, in mean times between failures; beyond it the
-exponential overflows.
+"""Maximum time without failure, in mean times between failures, beyond which the exponential
+overflows.
 """
 _LONG_CHECKPOINT = 30.0
-"""Checkpoint length in mean times between failures, beyond which the best interval is M to thirteen
+"""Checkpoint time in mean times between failures beyond which the best interval is M to thirteen
 digits.
 """
 _NEWTON_STEPS = 12
 BINS = 1 << 13
-"""Of the distribution of lost time."""
+"""Bins of the distribution of lost time."""
 SPREADS = 10.0
-"""Standard deviations above its mean that the bins reach."""
+"""Standard deviations above its mean that the bins cover."""
 
 
 def goodput(*, case: TrainingCase) -> Goodput | None:
-    """Goodput of a training on the whole cluster; None if the workload has no `reliability` and no
-    node is taken back.
+    """Return the goodput of a training on the whole cluster.
 
-    Failures of devices are independent, so the job's MTBF is a device's MTBF over their number; a
-    failed node is replaced by a spare, and a spot node that is taken back, at its own rate, by
-    another. A checkpoint holds weights, master copy and optimizer states: 14 bytes per parameter
-    with Adam, as Megatron-LM's 13.8 TB at 1.008e12 parameters (arXiv 2104.04473); Muon's saving is
-    not subtracted. Planned maintenance and evaluation are not counted. Checkpoints written in the
-    background stop training only for the copy: set checkpoint_s to its time.
+    None if the workload has no `reliability` and no spot interruptions. Failures of devices are
+    independent, so the job's MTBF is a device's MTBF over their number. A failed node is replaced
+    by a spare, and a reclaimed spot node, at its own rate, by another. A checkpoint contains
+    weights, master copy and optimizer states: 14 bytes per parameter with Adam, like Megatron-LM's
+    13.8 TB at 1.008e12 parameters (arXiv 2104.04473); Muon's saving is not subtracted. Planned
+    maintenance and evaluation are not counted. Checkpoints written in the background stop training
+    only for the copy: set checkpoint_s to its time.
     """
     cluster, workload = case.cluster, case.workload
     taken_per_day = cluster.interruptions_per_node_day
@@ -92,13 +92,12 @@ def goodput(*, case: TrainingCase) -> Goodput | None:
 def time_stretch(
     *, interval_s: float, checkpoint_s: float, restart_s: float, mtbf_s: float
 ) -> float:
-    """Wall time over solution time, exact for Poisson failures: M e^(R/M) (e^((tau + C)/M) - 1) /
-    tau.
+    """Return wall time over solution time, exact for Poisson failures.
 
-    M is the mean time between failures, R the restart, C the checkpoint, tau the training between
-    checkpoints. Failures may hit restarts and checkpoints too. Source: Daly, A higher order
-    estimate of the optimum checkpoint interval for restart dumps (2006), the complete cost
-    function.
+    M e^(R/M) (e^((tau + C)/M) - 1) / tau with M the mean time between failures, R the restart, C
+    the checkpoint, tau the training between checkpoints. Failures may occur during restarts and
+    checkpoints too. Source: Daly, A higher order estimate of the optimum checkpoint interval for
+    restart dumps (2006), the complete cost function.
     """
     restart, segment = (
         min(span_s / mtbf_s, _MOST_MTBFS) for span_s in (restart_s, interval_s + checkpoint_s)
@@ -109,13 +108,13 @@ def time_stretch(
 def lost_s(
     *, stretches: float, interval_s: float, checkpoint_s: float, restart_s: float, mtbf_s: float
 ) -> tuple[FloatArray, FloatArray]:
-    """(seconds, probability), each (BINS,): how much longer so many stretches of training take than
-    without a failure.
+    """Return (seconds, probability), each (BINS,): the time that failures add to so many training
+    intervals.
 
-    A stretch of w = tau + C passes with probability p = e^(-w/M); each failure before costs X < w,
-    truncated exponential, and a restart D, which failures begin anew as well. With phi the Fourier
-    transforms of these times on equal bins, that of the sum over n stretches is (p / (1 - (1 - p)
-    phi_X phi_D))^n: a compound negative binomial.
+    An interval of w = tau + C passes with probability p = e^(-w/M). Each failure before that costs
+    X < w, truncated exponential, and a restart D, which failures begin anew as well. With phi the
+    Fourier transforms of these times on equal bins, that of the sum over n intervals is (p / (1 -
+    (1 - p) phi_X phi_D))^n: a compound negative binomial.
     """
     w, m = min(interval_s + checkpoint_s, _MOST_MTBFS * mtbf_s), mtbf_s
     passes, failures = math.exp(-w / m), stretches * math.expm1(w / m)
@@ -131,7 +130,7 @@ def lost_s(
     seconds: FloatArray = width_s * np.arange(BINS, dtype=np.float64)
 
     def before(end_s: float) -> ComplexArray:
-        """The transform of the time of a failure, known to come before."""
+        """Return the transform of the time of a failure, given that it occurs before."""
         edges = np.clip((np.arange(BINS + 1) - 0.5) * width_s, 0.0, end_s)
         return np.fft.rfft(np.diff(-np.expm1(-edges / m)) / -math.expm1(-end_s / m))
 
@@ -145,12 +144,12 @@ def lost_s(
 
 
 def best_interval_s(*, checkpoint_s: float, mtbf_s: float) -> float:
-    """The tau that minimises `time_stretch`.
+    """Return the tau that minimises `time_stretch`.
 
     With y = tau/M and x = C/M the derivative vanishes where (1 - y) e^(y + x) = 1, so tau = M (1 +
-    W(-e^(-1 - x))) with Lambert's W. The restart time does not matter. Newton's method on y + ln(1
-    - y) + x, which falls and is concave, descends from above the root without passing it; y^2/2 <=
-    x and ln(1 - y) >= -(1 + x) give the start.
+    W(-e^(-1 - x))) with Lambert's W. The restart time has no effect. Newton's method on y + ln(1 -
+    y) + x, which decreases and is concave, descends from above the root without passing it; y^2/2
+    <= x and ln(1 - y) >= -(1 + x) give the start.
     """
     x = min(checkpoint_s / mtbf_s, _LONG_CHECKPOINT)
     y = min(math.sqrt(2.0 * x), -math.expm1(-1.0 - x))
@@ -160,7 +159,7 @@ def best_interval_s(*, checkpoint_s: float, mtbf_s: float) -> float:
 
 
 def young_interval_s(*, checkpoint_s: float, mtbf_s: float) -> float:
-    """First-order optimum sqrt(2 C M) (Young 1974), for C much smaller than M."""
+    """Return the first-order optimum sqrt(2 C M) (Young 1974), for C much smaller than M."""
     return math.sqrt(2.0 * checkpoint_s * mtbf_s)
 
 

@@ -1,5 +1,5 @@
-"""Waits for the host: a device runs no kernel before it is launched, and blocking messages hold
-stages up.
+"""Waits for the host: kernels run only after they are launched, and blocking messages stall
+stages.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from hp_tool.domain.model import ModelSpec
 
 
 def _launches(mixer: Kernels, second: Kernels, *, blocks: int = 2, cores: int = 1) -> Kernels:
-    """All kernels of a layer of `blocks` blocks: two matmuls in each, with two more each in the
-    backward pass, and attention's core.
+    """Return all kernels of a layer of `blocks` blocks.
+
+    There are two matmuls in each, with two more each in the backward pass, and attention's core.
     """
     return Kernels(
         forward=mixer.forward + second.forward + 2 * blocks + cores,
@@ -35,7 +36,7 @@ _DENSE, _EXPERTS = (
 )
 _NOTHING = Kernels(forward=0.0, backward=0.0)
 _COLLECTIVES = Kernels(forward=4.0, backward=6.0)
-"""Of the two tensor-parallel regions of a layer, as with sequence parallelism."""
+"""Collectives of the two tensor-parallel regions of a layer, as with sequence parallelism."""
 DENSE_LAUNCHES = _DENSE.forward + _DENSE.backward
 """Kernels of a dense layer on one rank, both passes."""
 
@@ -43,10 +44,11 @@ DENSE_LAUNCHES = _DENSE.forward + _DENSE.backward
 def without_host(
     framework: FrameworkEfficiency, *, modules: tuple[str, ...] | None = None
 ) -> FrameworkEfficiency:
-    """The constants with recorded CUDA graphs: no device waits for its host.
+    """Return the constants with CUDA graphs, under which no device waits for its host.
 
-    Graphs of single `modules` leave out the experts' own kernels, whose shapes follow the tokens;
-    without attention's also most other launches, but not the preparation of the dispatch.
+    Graphs of single `modules` exclude the experts' kernels, whose shapes depend on the tokens.
+    Without attention's they also exclude most other launches, but not the preparation of the
+    dispatch.
     """
     if modules is not None and "attn" not in modules:
         prepared = "moe_preprocess" in modules
@@ -64,7 +66,7 @@ def without_host(
 
 
 def kind_launches(kind: ModelSpec) -> tuple[Kernels, int]:
-    """(all kernels of a layer of one kind, its blocks)."""
+    """Return (all kernels of a layer of one kind, its blocks)."""
     mixer = recurrent_block.KERNELS if kind.is_recurrent else attention.KERNELS
     mixer = _NOTHING if kind.mixer == "none" else mixer
     second = {"none": _NOTHING, "experts": moe.KERNELS}.get(kind.feed_forward or "", mlp.KERNELS)
@@ -73,8 +75,10 @@ def kind_launches(kind: ModelSpec) -> tuple[Kernels, int]:
 
 
 def _mean_launches(case: TrainingCase, layers: StageLayers, spread: Bools) -> tuple[Floats, Floats]:
-    """(forward, backward) kernels and collectives of the mean layer of a stage with unlike layers;
-    those that CUDA graphs of recurrent layers alone hold are not launched.
+    """Return (forward, backward) kernels and collectives of the mean layer of a stage with unlike
+    layers.
+
+    Kernels in CUDA graphs of recurrent layers are not launched.
     """
     model, recorded = (
         case.model,
@@ -103,11 +107,12 @@ def launches(
     added: tuple[Floats, Floats] = (0.0, 0.0),
     mean: tuple[Floats, Floats] | None = None,
 ) -> tuple[Floats, Floats]:
-    """(forward, backward) kernels and collectives that one micro-batch launches on `layers` layers.
+    """Return (forward, backward) kernels and collectives that one micro-batch launches on `layers`
+    layers.
 
-    The shares `moe_fraction` and `recomputed_fraction` of these have experts and are recomputed
-    whole, which launches the forward pass again; `added` are a layer's further kernels by pass,
-    `mean` all others where layers are unlike.
+    The fractions `moe_fraction` and `recomputed_fraction` of these have experts and are recomputed
+    whole, which launches the forward pass again. `added` are a layer's further kernels by pass,
+    `mean` all others for unlike layers.
     """
     spread = tensor_parallel_size > 1
     if mean is not None:
@@ -133,14 +138,13 @@ def host_waits(
     forward_s: Floats,
     backward_s: Floats,
 ) -> tuple[Floats, Floats]:
-    """(forward, backward) seconds per micro-batch that a device waits for its host: max(0, launches
-    x seconds each - pass).
+    """Return (forward, backward) seconds per micro-batch for which a device waits for its host.
 
-    A launch takes `host_launch_s` whatever its kernel's size, so large kernels hide it. Stalls of a
-    layer, spread over its launches, are added for each of the t ranks of a tensor-parallel group,
-    whose collectives wait for the slowest rank, if hosts also serve a network: the group itself, or
-    the pipeline, on several nodes. Launching the embedding, the output layer and the loss is not
-    counted.
+    max(0, launches x seconds each - pass). A launch takes `host_launch_s` for any kernel, so large
+    kernels hide it. If hosts also serve a network (the tensor-parallel group or the pipeline spans
+    nodes), stalls of a layer, spread over its launches, are added for each of the t ranks of a
+    tensor-parallel group, whose collectives wait for the slowest rank. Launches of the embedding,
+    the output layer and the loss are not counted.
     """
     cluster = case.cluster
     framework = case.profile.framework
@@ -161,29 +165,39 @@ def host_waits(
 
 
 UNIT_LAUNCHES = 40.0
-"""Launches that take the host as long as the hooks of one FSDP unit in one pass: 1.2 ms. Judged on
-QLoRA of Mistral-7B by FSDP on 2 A100, whose step of 2 x 290 tokens takes as long as one of 4 x 440.
+"""Launches equivalent to the hooks of one FSDP unit in one pass: 1.2 ms.
+
+Chosen by QLoRA of Mistral-7B with FSDP on 2 A100, whose step of 2 x 290 tokens takes as long as one
+of 4 x 440.
 """
 NARROW_LAUNCHES = 12.0
-"""The same of a matmul with a 4-bit matrix beyond one in 16 bits: it is widened first, with scales
-that are themselves quantised. Judged on Qwen-7B with and without GPTQ at 256 tokens.
+"""The same of a matmul with a 4-bit matrix in addition to one in 16 bits: it is widened first, with
+quantised scales.
+
+Chosen by Qwen-7B with and without GPTQ at 256 tokens.
 """
 
 
 MODULE_LAUNCHES, MODULES = 6.5, 13.0
 """The same of the hooks of one module under DeepSpeed's ZeRO 3, and modules of a layer without
-experts: seven matrices, two norms, the activation, both blocks, the layer. Judged on full
+experts.
+
+The modules are seven matrices, two norms, the activation, both blocks, the layer. Chosen by full
 fine-tuning of Qwen-1.8B and 7B at 256 tokens.
 """
 FETCHED_EXPERT = 150.0
-"""Launches that take as long as to gather one expert's three matrices in one pass under DeepSpeed's
-ZeRO 3: which experts run follows the tokens, so none is gathered ahead and each waits for its
-exchange. Judged on one published step of Qwen3-30B-A3B (91 s on 16 A800); answers say that it is
+"""Launches equivalent to gathering one expert's three matrices in one pass under DeepSpeed's ZeRO
+3.
+
+Which experts run depends on the tokens, so none is gathered in advance and each waits for its
+exchange. Chosen by one published step of Qwen3-30B-A3B (91 s on 16 A800); answers report that it is
 unchecked.
 """
 LOOPED_EXPERT = Kernels(forward=14.0, backward=20.0)
-"""Kernels of one expert in a loop over experts: those who chose it, their tokens, three matmuls,
-activation, product, weight, and the sum (MixtralSparseMoeBlock of huggingface/transformers 4).
+"""Kernels of one expert in a loop over experts.
+
+They select its tokens, copy them, run three matmuls, activation, product and weight, and sum
+(MixtralSparseMoeBlock of huggingface/transformers 4).
 """
 
 
@@ -203,9 +217,10 @@ def _gathers(c: Candidates) -> Bools:
 
 
 def _sharded_launches(case: TrainingCase, c: Candidates) -> tuple[Floats, Floats]:
-    """Return the (forward, backward) launches of a layer's FSDP units: the layer, and the A and B
-    of each adapter where PEFT's policy wraps modules with trained weights
-    (fsdp_auto_wrap_policy).
+    """Return the (forward, backward) launches of a layer's FSDP units.
+
+    Units are the layer, and the A and B of each adapter if PEFT's policy wraps modules with trained
+    weights (fsdp_auto_wrap_policy).
     """
     workload = case.workload
     if facts(workload.framework).hooks_modules:
@@ -221,7 +236,7 @@ def _sharded_launches(case: TrainingCase, c: Candidates) -> tuple[Floats, Floats
 
 
 def _added_launches(case: TrainingCase, candidates: Candidates) -> tuple[Floats, Floats]:
-    """(forward, backward) kernels of a layer that other workloads do not launch."""
+    """Return (forward, backward) kernels of a layer that other workloads do not launch."""
     workload = case.workload
     forward: Floats = 0.0
     backward: Floats = 0.0
@@ -242,11 +257,12 @@ def _added_launches(case: TrainingCase, candidates: Candidates) -> tuple[Floats,
 
 
 def message_stalls(*, case: TrainingCase, candidates: Candidates) -> tuple[Floats, Floats]:
-    """(seconds per micro-batch, seconds per step) by which blocking messages between stages stall
-    in large jobs.
+    """Return (seconds per micro-batch, seconds per step) of blocking messages between stages in
+    large jobs.
 
     A stage between two others receives and sends in each direction, four messages per micro-batch;
-    with two stages it is two. Filling and draining the pipeline adds two for each further stage.
+    with two stages there are two. Filling and draining the pipeline adds two for each further
+    stage.
     """
     cluster = case.cluster
     framework = case.profile.framework
