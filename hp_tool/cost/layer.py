@@ -1,5 +1,4 @@
-"""One transformer layer on one rank for one micro-batch: seconds forward and backward, and bytes
-kept in between.
+"""One transformer layer on one rank for one micro-batch: seconds of both passes, and saved bytes.
 
 Bytes follow arXiv 2205.05198 section 4 and tensor-parallel collectives its section 4.2, generalised
 to GQA, latent attention, gated MLPs, fused attention, mixtures of experts, context parallelism and
@@ -36,9 +35,11 @@ from hp_tool.cost.recurrent_block import recurrent_bytes, recurrent_time
 from hp_tool.domain.efficiency import FrameworkEfficiency
 
 GATHER_COST = 0.5
-"""What a gather takes from the matmul beside it, over what a reduction takes, which also adds up
-what it moves. Judged: Tables 4 and 5 of arXiv 2205.05198 fit equally well from 0.3 to 1, and up to
-0.5 SP quickens the backward pass, as in Table 4.
+"""Slowdown of a concurrent matmul by a gather, relative to a reduction, which also adds up its
+data.
+
+Chosen: Tables 4 and 5 of arXiv 2205.05198 fit equally well from 0.3 to 1, and up to 0.5 SP speeds
+up the backward pass, as in Table 4.
 """
 
 
@@ -49,12 +50,12 @@ def layer_bytes(
     s: Shapes | None = None,
     attention: BlockBytes | None = None,
 ) -> LayerBytes:
-    """Activation bytes of one layer of the case's kind.
+    """Return activation bytes of one layer of the case's kind.
 
-    For a plain GPT with dropout and unfused attention these are the paper's formulas to the byte:
+    For a plain GPT with dropout and unfused attention these equal the paper's formulas:
     sbh(34+5as/h) on one device, sbh(10+24/t+5as/(ht)) with TP, sbh(34+5as/h)/t with SP, 34sbh/t
     with selective recomputation, 2sbh with full recomputation. With sequence parallelism the
-    layer's input, which full recomputation keeps, is sharded: 2sbh/t (Megatron Core). `attention`
+    layer's input, which full recomputation saves, is sharded: 2sbh/t (Megatron Core). `attention`
     is the block's, if it was computed earlier.
     """
     s = s or shapes(case=case, candidates=candidates)
@@ -64,8 +65,8 @@ def layer_bytes(
     if case.workload.lora is not None:
         both = with_adapter_bytes(both, case=case, candidates=candidates, s=s)
     if case.workload.records_layers:
-        # A graph's output, and the gradients of its output and input, stay where it was captured;
-        # its input is the norm's.
+        # A graph keeps its output, and the gradients of its output and input; its input is the
+        # norm's.
         both = replace(both, saved=both.saved + 3.0 * s.e * s.tokens * s.h / s.shards)
     saved_selective, repeated = both.saved, both.core
     if case.workload.lora is not None:
@@ -89,8 +90,10 @@ def layer_bytes(
 
 
 def mixer_bytes(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> BlockBytes:
-    """Activation bytes of what mixes tokens in a layer. Where nothing follows it, its norm is part
-    of its projection's kernel and not recomputed (Megatron Core, mamba_layer_specs.py).
+    """Return activation bytes of the token mixer of a layer.
+
+    If no feed-forward follows, its norm is part of its projection's kernel and not recomputed
+    (Megatron Core, mamba_layer_specs.py).
     """
     if case.model.mixer == "none":
         return NO_BYTES
@@ -100,7 +103,7 @@ def mixer_bytes(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> Blo
 
 
 def mixer_time(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> BlockTime:
-    """Seconds of what mixes tokens in a layer."""
+    """Return seconds of the token mixer of a layer."""
     if case.model.mixer == "none":
         return NO_TIME
     block = attention_time if case.model.mixer == "attention" else recurrent_time
@@ -108,7 +111,7 @@ def mixer_time(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> Bloc
 
 
 def _second_bytes(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> BlockBytes:
-    """Activation bytes of what follows the mixer."""
+    """Return activation bytes of the block after the mixer."""
     if case.model.feed_forward == "none":
         return NO_BYTES
     return (
@@ -119,7 +122,7 @@ def _second_bytes(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> B
 
 
 def _second_time(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> BlockTime:
-    """Seconds of what follows the mixer."""
+    """Return seconds of the block after the mixer."""
     if case.model.feed_forward == "none":
         return NO_TIME
     return (
@@ -139,12 +142,12 @@ def layer_time(
     attention: BlockTime | None = None,
     second: BlockTime | None = None,
 ) -> LayerTime:
-    """Seconds of one layer of the case's kind.
+    """Return seconds of one layer of the case's kind.
 
     Weight matmuls run three times: forward, input gradient, weight gradient, which `split_backward`
     reports separately. With `merged`, forward and backward passes of different micro-batches run
-    together. `s` replaces the sizes that follow from the workload, for micro-batches that differ;
-    `attention` and `second` are its blocks, if these were timed earlier.
+    together. `s` replaces the sizes of the workload, for micro-batches that differ; `attention` and
+    `second` are its blocks, if these were timed earlier.
     """
     model, workload = case.model, case.workload
     s = s or shapes(case=case, candidates=candidates)
@@ -197,8 +200,10 @@ def as_layer_time(
     trained: bool = True,
     wide: int = 0,
 ) -> LayerTime:
-    """A layer's seconds from its blocks', with the collectives of their tensor-parallel regions
-    (column-row matmul pairs).
+    """Return a layer's seconds from its blocks', with the collectives of their tensor-parallel
+    regions.
+
+    A region is a column-row pair of matmuls.
     """
     tensor, tensor_backward = _tensor_seconds(
         case.profile.framework, s=s, block=block, regions=regions, trained=trained, wide=wide
@@ -231,18 +236,18 @@ def _tensor_seconds(
     trained: bool,
     wide: int,
 ) -> tuple[Floats, Floats]:
-    """Exposed (forward, backward) seconds of the tensor-parallel collectives around `regions`
-    column-row matmul pairs.
+    """Return exposed (forward, backward) seconds of the collectives of `regions` column-row matmul
+    pairs.
 
     Forward: an all-reduce each, or with SP an all-gather and a reduce-scatter. Inputs and gradients
     below 16 bits are quantised before they are gathered (Transformer Engine,
-    gather_along_first_dim), but for `wide` inputs that adapters read too; what is reduced stays
-    wide. Backward without SP: the all-reduces, behind the weight-gradient matmuls. Backward with
+    gather_along_first_dim), except `wide` inputs that adapters read too; reductions stay wide.
+    Backward without SP: the all-reduces, overlapped with the weight-gradient matmuls. Backward with
     SP: gradients are gathered first, exposed; if the weights are trained, the sharded inputs are
-    gathered once more behind the input-gradient matmuls (arXiv 2205.05198 section 4.2.2); input
-    gradients are reduce-scattered behind the weight-gradient matmuls. What runs behind matmuls
-    takes cores and bandwidth from them: the framework's overlap is the share of a reduction that
-    costs nothing. Gathers cost half as much (GATHER_COST).
+    gathered again, overlapped with the input-gradient matmuls (arXiv 2205.05198 section 4.2.2);
+    input gradients are reduce-scattered, overlapped with the weight-gradient matmuls. Overlapped
+    collectives use cores and bandwidth of the matmuls: the framework's overlap is the fraction of a
+    reduction that costs nothing. Gathers cost half as much (GATHER_COST).
     """
     gather, scatter, all_reduce = (
         regions * s.input_gather_s,
@@ -255,8 +260,8 @@ def _tensor_seconds(
         s.sharded, gather + wide * (s.gather_s - s.input_gather_s) + scatter, all_reduce
     )
     # If forward collectives are pipelined with their matmuls, so is the gathering of gradients in
-    # the backward pass; it shares the input-gradient matmuls with the gathering of inputs.
-    # Transformer Engine's Userbuffers, which pipeline them, do not reach beyond NVLink
+    # the backward pass, which shares the input-gradient matmuls with the gathering of inputs.
+    # Transformer Engine's Userbuffers, which pipeline them, work only within NVLink
     # (github.com/NVIDIA/TransformerEngine/issues/1071, pull/1470).
     pipelined = framework.tensor_parallel_forward_overlap * s.sharded * s.tensor.in_domain
     again = 1.0 if trained else 0.0

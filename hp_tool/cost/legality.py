@@ -1,4 +1,4 @@
-"""Which configurations frameworks accept: a bit per rule, computed for all candidates at once."""
+"""Legality rules of frameworks, one bit per rule, computed for all candidates at once."""
 
 import functools
 import operator
@@ -26,7 +26,7 @@ from hp_tool.domain.pipeline_layout import splits_unevenly
 from hp_tool.domain.releases import DELTA_RULES_EXCHANGE_HEADS, STAGES_IN_PATTERNS, has_come
 from hp_tool.domain.workload import TrainingWorkload
 
-# The rules of all frameworks, a bit per rule; `legality_reasons` explains them for one
+# The rules of all frameworks, one bit per rule; `legality_reasons` explains them for one
 # configuration.
 
 
@@ -55,8 +55,9 @@ MEMORY = "memory"
 
 
 def legality(*, case: TrainingCase, candidates: Candidates) -> IntArray:
-    """0 if the framework accepts the configuration, else the broken rules as bits; shape of the
-    candidates.
+    """Return 0 if the framework accepts the configuration, else the broken rules as bits.
+
+    The result has the shape of the candidates.
     """
     model, cluster, workload = case.model, case.cluster, case.workload
     c = candidates
@@ -84,7 +85,7 @@ def legality(*, case: TrainingCase, candidates: Candidates) -> IntArray:
             micro_batches=workload.global_batch_size // rank_batch,
         ),
         (p * cluster.kinds[0].num_gpus % cluster.num_gpus != 0) if cluster.kinds else False,
-        # Megatron Core's schedules and context parallelism do not support cross attention.
+        # Megatron Core's schedules and context parallelism do not support cross-attention.
         (model.architecture == "encoder_decoder") & ((p > 1) | (c.context_parallel_size > 1)),
         *strategy_broken(case=case, candidates=c),
         functools.reduce(
@@ -96,8 +97,9 @@ def legality(*, case: TrainingCase, candidates: Candidates) -> IntArray:
 
 
 def heads_broken(model: ModelSpec, t: Ints) -> Bools:
-    """Whether the heads of attention layers cannot be divided over t ranks. Key/value heads are
-    split, or copied whole if there are fewer heads than ranks.
+    """Return whether the heads of attention layers cannot be divided over t ranks.
+
+    Key/value heads are split, or copied whole if there are fewer heads than ranks.
     """
     if model.mixer != "attention":
         return False
@@ -107,21 +109,21 @@ def heads_broken(model: ModelSpec, t: Ints) -> Bools:
 
 
 def width_broken(model: ModelSpec, t: Ints) -> Bools:
-    """Whether hidden size or dense MLP cannot be divided over t ranks."""
+    """Return whether hidden size or dense MLP cannot be divided over t ranks."""
     width = 0 if model.feed_forward == "none" else model.ffn_size
     broken: Bools = (model.hidden_size % t != 0) | (width % t != 0)
     return broken
 
 
 def mixer_broken(model: ModelSpec, c: Candidates, *, workload: TrainingWorkload) -> Bools:
-    """Whether a framework cannot split the mixers of layers that are alike.
+    """Return whether a framework cannot split the mixers of equal layers.
 
     Megatron Core (0.16) splits Mamba 2's heads and groups over tensor-parallel ranks and over
     context-parallel ones, where a group may be copied, and interleaves its layers since 0.17
-    (ssm/mamba_mixer.py, mamba_context_parallel.py, mamba_block.py); it splits a gated delta rule's
+    (ssm/mamba_mixer.py, mamba_context_parallel.py, mamba_block.py). It splits a gated delta rule's
     heads over tensor-parallel ranks and, since 0.18, over context-parallel ones
-    (ssm/gated_delta_net.py), and no sequence whose keys an indexer chooses (transformer_config.py).
-    Other frameworks run transformers' layers whole.
+    (ssm/gated_delta_net.py). It does not split a sequence whose keys an indexer selects
+    (transformer_config.py). Other frameworks run transformers' layers whole.
     """
     t, context, p = c.tensor_parallel_size, c.context_parallel_size, c.pipeline_parallel_size
     if model.mixer == "attention":
@@ -147,7 +149,9 @@ def mixer_broken(model: ModelSpec, c: Candidates, *, workload: TrainingWorkload)
 
 
 def _sequence_broken(workload: TrainingWorkload, c: Candidates) -> Bools:
-    """Whether the ranks cannot get equal pieces of the sequence, or of the decoder's sequence."""
+    """Return whether the ranks cannot get equal pieces of the sequence, or of the decoder's
+    sequence.
+    """
     pieces = _sequence_pieces(c)
     broken: Bools = workload.sequence_length % pieces != 0
     if workload.decoder_sequence_length is not None:
@@ -156,8 +160,8 @@ def _sequence_broken(workload: TrainingWorkload, c: Candidates) -> Bools:
 
 
 def _sequence_pieces(c: Candidates) -> Ints:
-    """Pieces that a sequence is cut into: two per context-parallel rank (balanced causal load),
-    each sharded again by SP.
+    """Return the pieces of a sequence: two per context-parallel rank (balanced causal load),
+    sharded again by SP.
     """
     sharded = 1 + (c.tensor_parallel_size - 1) * c.sequence_parallel
     pieces: Ints = c.context_parallel_size * (1 + (c.context_parallel_size > 1)) * sharded
@@ -165,7 +169,7 @@ def _sequence_pieces(c: Candidates) -> Ints:
 
 
 def _pipeline_unfilled(workload: TrainingWorkload, c: Candidates) -> Bools:
-    """Whether a framework whose 1F1B needs m >= p - 1 has fewer micro-batches."""
+    """Return whether a framework whose 1F1B needs m >= p - 1 has fewer micro-batches."""
     if not facts(workload.framework).fills_pipeline:
         return False
     micro_batches = workload.global_batch_size // (c.data_parallel_size * c.micro_batch_size)
@@ -174,11 +178,11 @@ def _pipeline_unfilled(workload: TrainingWorkload, c: Candidates) -> Bools:
 
 
 def _layers_broken(case: TrainingCase, c: Candidates, *, framework: str) -> Bools:
-    """Whether the layers cannot be divided over the chunks.
+    """Return whether the layers cannot be divided over the chunks.
 
     If the framework balances blocks, no stage may be empty and there is no interleaving. Otherwise
-    every chunk holds the same number of layers, or some hold fewer (`domain.pipeline_layout`), but
-    not under ZB-V. Two kinds of GPU may hold different numbers.
+    every chunk has the same number of layers, or some have fewer (`domain.pipeline_layout`), except
+    under ZB-V. Two kinds of GPU may have different numbers.
     """
     model = case.model
     p, layers = c.pipeline_parallel_size, model.num_hidden_layers
@@ -186,7 +190,7 @@ def _layers_broken(case: TrainingCase, c: Candidates, *, framework: str) -> Bool
         empty: Bools = (splits(model, p).empty > 0) | (c.virtual_pipeline_parallel_size > 1)
         return empty
     chunks = p * c.virtual_pipeline_parallel_size
-    if case.cluster.kinds:  # balanced layer by layer; at least one in each chunk
+    if case.cluster.kinds:  # balanced by layer; at least one in each chunk
         too_few: Bools = chunks > layers
         return too_few
     even = layers % chunks == 0
@@ -198,8 +202,10 @@ def _layers_broken(case: TrainingCase, c: Candidates, *, framework: str) -> Bool
 
 
 def _experts_broken(model: ModelSpec, c: Candidates) -> Bools:
-    """Whether experts do not divide over e_p ranks, or those (times e_t) not over the ranks of one
-    pipeline stage; dense models have none.
+    """Return whether experts do not divide over e_p ranks, or e_p e_t not over the ranks of a
+    stage.
+
+    Dense models have no experts.
     """
     ep, etp = c.expert_parallel_size, c.expert_tensor_parallel_size
     if not model.num_experts:
@@ -211,8 +217,8 @@ def _experts_broken(model: ModelSpec, c: Candidates) -> Bools:
 
 
 def shards_broken(model: ModelSpec, c: Candidates) -> Bools:
-    """Whether shard groups do not divide the data-parallel group, or their replicas not the ranks
-    of the same experts.
+    """Return whether shard groups do not divide the data-parallel group, or their replicas not the
+    ranks with the same experts.
     """
     size, d = c.data_parallel_shard_size, c.data_parallel_size
     if not anywhere(size > 0):
@@ -228,8 +234,9 @@ def shards_broken(model: ModelSpec, c: Candidates) -> Bools:
 
 
 def rejection_counts(codes: IntArray, *, weights: IntArray | None = None) -> dict[str, int]:
-    """Number of candidates that broke each rule; a candidate that broke two counts in both, as many
-    times as its weight.
+    """Return the number of candidates that broke each rule.
+
+    A candidate counts in every rule it broke, multiplied by its weight.
     """
     counted = np.bincount(codes, weights=weights)
     broken = np.flatnonzero(counted)
@@ -243,7 +250,7 @@ def rejection_counts(codes: IntArray, *, weights: IntArray | None = None) -> dic
 
 
 def schedule_broken(c: Candidates, *, num_layers: int, micro_batches: Ints) -> Bools:
-    """Whether the schedule's rule in RULES is broken; those of 1F1B and interleaving are in
+    """Return whether the schedule's rule in RULES is broken; those of 1F1B and interleaving are in
     `legality`.
     """
     schedule = c.pipeline_schedule
@@ -272,11 +279,11 @@ RULES = {
     "pipeline_parallel_size",
     "dualpipe-v": "two model chunks per rank and at least 2 pipeline_parallel_size micro-batches",
 }
-"""What each schedule needs besides at least two pipeline stages."""
+"""Requirements of each schedule in addition to at least two pipeline stages."""
 
 
 def least_micro_batches(config: ParallelConfig) -> int:
-    """The fewest micro-batches that fill the schedule."""
+    """Return the fewest micro-batches that fill the schedule."""
     p = config.pipeline_parallel_size
     return {"zb-h1": p, "zbv": 2 * p - 1, "dualpipe": 2 * p, "dualpipe-v": 2 * p}.get(
         config.pipeline_schedule or "", 1
@@ -284,7 +291,9 @@ def least_micro_batches(config: ParallelConfig) -> int:
 
 
 def schedule_rule(config: ParallelConfig, *, num_layers: int, micro_batches: int) -> str:
-    """The rule of the configuration's schedule in words, with the configuration's numbers."""
+    """Return the rule of the configuration's schedule in words, with the configuration's
+    numbers.
+    """
     p, v = config.pipeline_parallel_size, config.virtual_pipeline_parallel_size
     return (
         f"pipeline_schedule {config.pipeline_schedule} needs at least 2 stages, "

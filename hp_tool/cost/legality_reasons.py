@@ -1,5 +1,5 @@
-"""Why one configuration is not possible, with numbers and how to fix it: broken rules of
-`legality`, and memory.
+"""Reasons why a configuration is not possible, with numbers and fixes: `legality` rules, and
+memory.
 """
 
 import math
@@ -26,7 +26,7 @@ from hp_tool.domain.units import gib
 
 
 def explain(code: int, *, case: TrainingCase, config: ParallelConfig) -> tuple[Reason, ...]:
-    """The reasons of one configuration whose `legality` is `code`."""
+    """Return the reasons of one configuration whose `legality` is `code`."""
     reasons = []
     for bit, name in enumerate(REASONS):
         if not code >> bit & 1:
@@ -40,8 +40,8 @@ def explain(code: int, *, case: TrainingCase, config: ParallelConfig) -> tuple[R
 
 
 def memory_reason(*, needed: float, available: float, parts: dict[str, float]) -> Reason:
-    """The reason for a legal configuration that does not fit: the sum, and its parts from the
-    largest down.
+    """Return the reason of a legal configuration that does not fit: the sum, and its parts in
+    descending order.
     """
     largest = sorted(parts.items(), key=lambda item: -item[1])
     shown = ", ".join(f"{name} {gib(size)}" for name, size in largest if size >= 0.01 * needed)
@@ -54,7 +54,7 @@ def memory_reason(*, needed: float, available: float, parts: dict[str, float]) -
 
 
 def host_memory_reason(*, needed: float, available: float) -> Reason:
-    """The reason for offloaded bytes that exceed host memory."""
+    """Return the reason for offloaded bytes that exceed host memory."""
     return Reason(
         code="host_memory",
         message=f"offloads {gib(needed)} a device, whose share of host memory is {gib(available)}; "
@@ -65,21 +65,21 @@ def host_memory_reason(*, needed: float, available: float) -> Reason:
 
 
 def _micro_batches(case: TrainingCase, config: ParallelConfig) -> int:
-    """Whole micro-batches of a replica in a step."""
+    """Return the whole micro-batches of a replica in a step."""
     return case.workload.global_batch_size // max(
         config.data_parallel_size * config.micro_batch_size, 1
     )
 
 
 def _product(config: ParallelConfig) -> str:
-    """Where the number of micro-batches comes from."""
+    """Return how the number of micro-batches is computed."""
     return (
         f"global_batch_size / (data {config.data_parallel_size} x micro {config.micro_batch_size})"
     )
 
 
 _Explanation = tuple[str, float, float]
-"""The problem with its fix, what the configuration needs, and what is available."""
+"""The problem with its fix, the required amount, and the available amount."""
 
 
 def _heads(case: TrainingCase, config: ParallelConfig) -> _Explanation:

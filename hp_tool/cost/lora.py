@@ -1,5 +1,4 @@
-"""Low-rank adapters (LoRA, arXiv 2106.09685) on frozen weights: parameters, saved tensors and time
-of one layer.
+"""Low-rank adapters (LoRA, arXiv 2106.09685) on frozen weights: parameters, saved bytes and time.
 
 y = W x + B A x with A of rank x inputs and B of outputs x rank; W has no gradient. The layout is
 that of Megatron Bridge's ParallelLinearAdapter: for a column-parallel W both A (by rank) and B (by
@@ -44,9 +43,7 @@ LoRA.
 DEFAULT_TARGETS = ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2")
 ADAPTER_BYTES = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0}
 UNFUSED_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-"""The same matrices where a framework keeps the parts of fused ones apart, as Hugging Face's models
-do.
-"""
+"""The same matrices for frameworks that do not fuse them, as in Hugging Face's models."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,12 +52,12 @@ class Adapter:
 
     matrix: Matrix
     rows: Floats
-    """Outputs on this rank of W, or of the part of W that has the adapter."""
+    """Outputs on this rank of W, or of the part of W with the adapter."""
     rank: float
 
     @property
     def matrices(self) -> tuple[tuple[Floats, Floats], tuple[Floats, Floats]]:
-        """(rows, columns) of A and of B on this rank."""
+        """Return (rows, columns) of A and of B on this rank."""
         split = self.matrix.ranks
         if self.matrix.division == "row":
             return (self.rank, self.matrix.inputs), (self.rows / split, self.rank)
@@ -68,13 +65,13 @@ class Adapter:
 
     @property
     def parameters(self) -> Floats:
-        """r (k + n) / t for a matrix with k inputs and n outputs in total."""
+        """Return r (k + n) / t for a matrix with k inputs and n outputs in total."""
         return sum(rows * columns for rows, columns in self.matrices)
 
 
 def adapters(matrix: Matrix, lora: LoraSpec) -> Iterator[Adapter]:
-    """The adapters that the targets name: one for a whole matrix, or one for each named part of
-    it.
+    """Return the adapters of the targets: one for a whole matrix, or one for each named part
+    of it.
     """
     targets = {ALIASES.get(name, name) for name in lora.target_modules or DEFAULT_TARGETS}
     rank = float(lora.rank)
@@ -88,7 +85,7 @@ def adapters(matrix: Matrix, lora: LoraSpec) -> Iterator[Adapter]:
 
 
 def target_names(model: ModelSpec, candidates: Candidates) -> set[str]:
-    """Every name that a query may give for a matrix of this model."""
+    """Return every name that a query may use for a matrix of this model."""
     modules = {
         matrix.module: matrix
         for matrix in rank_matrices(model, candidates)
@@ -104,8 +101,8 @@ def target_names(model: ModelSpec, candidates: Candidates) -> set[str]:
 
 
 def with_named_targets(workload: TrainingWorkload, *, model: ModelSpec) -> TrainingWorkload:
-    """Return the workload with the matrices of its adapters named, where torch keeps apart what
-    Megatron Core fuses.
+    """Return the workload with named adapter matrices, if torch does not fuse what Megatron Core
+    fuses.
     """
     lora = workload.lora
     if (
@@ -123,27 +120,31 @@ def with_named_targets(workload: TrainingWorkload, *, model: ModelSpec) -> Train
 def layer_adapter_parameters(
     model: ModelSpec, lora: LoraSpec, candidates: Candidates, *, routed: bool
 ) -> Floats:
-    """Adapter parameters of one layer on one rank: of routed experts, or of all other matrices."""
+    """Return adapter parameters of one layer on one rank: of routed experts, or of all other
+    matrices.
+    """
     matrices = (matrix for matrix in rank_matrices(model, candidates) if matrix.routed == routed)
     return sum((one.parameters for matrix in matrices for one in adapters(matrix, lora)), 0.0)
 
 
 def token_adapter_parameters(model: ModelSpec, lora: LoraSpec) -> float:
-    """Adapter parameters that one token passes in the whole model; an expert's once for each expert
-    it is sent to.
+    """Return adapter parameters that one token passes in the whole model.
+
+    An expert's count once for each expert that the token is sent to.
     """
     return _model_adapter_parameters(model, lora, of_experts=model.num_experts_per_tok or 1)
 
 
 def trained_parameters(model: ModelSpec, lora: LoraSpec, config: ParallelConfig) -> float:
-    """Adapter parameters of the whole model: of routed experts a pair for each expert-parallel
-    rank, whose experts share it.
+    """Return adapter parameters of the whole model.
+
+    Routed experts have one pair per expert-parallel rank, which its experts share.
     """
     return _model_adapter_parameters(model, lora, of_experts=config.expert_parallel_size)
 
 
 def _model_adapter_parameters(model: ModelSpec, lora: LoraSpec, *, of_experts: int) -> float:
-    """Adapter parameters of all layers, with those of routed experts so many times."""
+    """Return adapter parameters of all layers, with those of routed experts multiplied."""
     alone = Candidates.alone(ParallelConfig())
 
     def layer(kind: ModelSpec, *, routed: bool) -> float:
@@ -158,9 +159,10 @@ def _model_adapter_parameters(model: ModelSpec, lora: LoraSpec, *, of_experts: i
 
 
 def added_launches(model: ModelSpec, lora: LoraSpec, candidates: Candidates) -> tuple[float, float]:
-    """(forward, backward) kernels that adapters add to a dense layer's: of each pair two matmuls, a
-    scaling and an addition, and twice as many matmuls in the backward pass; the frozen matrices'
-    weight gradients fall away.
+    """Return (forward, backward) kernels that adapters add to a dense layer.
+
+    Each pair has two matmuls, a scaling and an addition, and twice as many matmuls in the backward
+    pass. The frozen matrices' weight gradients are omitted.
     """
     matrices = rank_matrices(model.without_experts, candidates)
     pairs = num_adapters(model, lora, candidates)
@@ -176,14 +178,14 @@ def num_adapters(model: ModelSpec, lora: LoraSpec, candidates: Candidates) -> in
 def with_adapter_bytes(
     block: BlockBytes, *, case: TrainingCase, candidates: Candidates, s: Shapes
 ) -> BlockBytes:
-    """The layer's saved bytes if only adapters are trained.
+    """Return the layer's saved bytes if only adapters are trained.
 
-    A frozen matrix keeps no input (torch and Transformer Engine save it only for the weight
-    gradient). A matrix with adapters keeps its input in 16 bits for A, whole if sequence
-    parallelism gathers it first, and A's output for B; with dropout each adapter keeps a dropped
-    copy of its own, and the mask. What attention or the activation function keeps anyway is counted
-    there. Matrices stored narrower than their matmuls run are widened one at a time: the largest
-    adds to the working set.
+    A frozen matrix saves no input (torch and Transformer Engine save it only for the weight
+    gradient). A matrix with adapters saves its input in 16 bits for A, whole if sequence
+    parallelism gathers it first, and A's output for B. With dropout each adapter saves a dropped
+    copy of its own, and the mask. Inputs that attention or the activation function saves are
+    counted there. Matrices stored narrower than their matmuls are widened one at a time: the
+    largest adds to the working set.
     """
     workload = case.workload
     assert workload.lora is not None
@@ -211,14 +213,15 @@ def with_adapter_bytes(
 
 
 def widens_frozen(workload: TrainingWorkload) -> bool:
-    """Whether matmuls need the frozen matrices wider than they are stored, one at a time."""
+    """Return whether matmuls need the frozen matrices wider than they are stored, one at a time."""
     stored = workload.frozen_precision
     return stored is not None and FROZEN_BYTES[stored] < ELEMENT_BYTES[workload.precision]
 
 
 def _kept_input(matrix: Matrix, tokens: Floats, s: Shapes, *, experts: bool) -> Floats:
-    """Bytes of a matrix's input that training all weights keeps, as counted by attention_bytes,
-    mlp_bytes and expert_bytes.
+    """Return bytes of a matrix's input that training all weights saves.
+
+    It is counted by attention_bytes, mlp_bytes and expert_bytes.
     """
     whole = tokens * matrix.inputs
     if matrix.source == "activation" and not experts:
@@ -233,10 +236,10 @@ def _kept_input(matrix: Matrix, tokens: Floats, s: Shapes, *, experts: bool) -> 
 def with_adapter_time(
     block: BlockTime, *, case: TrainingCase, candidates: Candidates, s: Shapes
 ) -> BlockTime:
-    """The layer's seconds if only adapters are trained.
+    """Return the layer's seconds if only adapters are trained.
 
     The frozen matrices have no weight gradients, and are read and written wide if they are stored
-    narrower; added are the adapters' matmuls with theirs, and the sums of both paths (forward reads
+    narrower. The adapters' matmuls are added with theirs, and the sums of both paths (forward reads
     two tensors and writes one of the output's size; backward the same for the input's gradient).
     """
     workload = case.workload
@@ -269,7 +272,7 @@ def with_adapter_time(
                 )
     wider = residual_bytes(case, candidates, s) - s.e
     if anywhere(wider > 0.0):
-        # Of a layer's two norms and two residual additions, which read and write both streams.
+        # For a layer's two norms and two residual additions, which read and write both streams.
         hidden = s.tokens * s.h / s.shards * wider
         forward = forward + elementwise_seconds(8.0 * hidden, machine=case, kernels=0.0)
         backward = backward + elementwise_seconds(10.0 * hidden, machine=case, kernels=0.0)
@@ -285,11 +288,11 @@ def with_adapter_time(
 def _eager_traffic(
     matrix: Matrix, adapter: Adapter, *, workload: TrainingWorkload, s: Shapes
 ) -> tuple[Floats, Floats]:
-    """Return the (forward, backward) bytes per token that an adapter moves in PyTorch's eager mode
-    besides its matmuls and sums.
+    """Return the (forward, backward) bytes per token that an adapter moves in PyTorch's eager mode.
 
-    The input is widened to the adapter's precision and dropped out, the output scaled; backward
-    the same of their gradients (huggingface/peft, src/peft/tuners/lora/layer.py, Linear.forward).
+    Its matmuls and sums are excluded. The input is widened to the adapter's precision and dropped
+    out, the output scaled; backward the same for their gradients (huggingface/peft,
+    src/peft/tuners/lora/layer.py, Linear.forward).
     """
     assert workload.lora is not None
     width = ADAPTER_BYTES[s.facts.adapter_precision]
@@ -301,16 +304,17 @@ def _eager_traffic(
 
 
 def residual_bytes(case: TrainingCase, c: Candidates, s: Shapes) -> Floats:
-    """Return the bytes of an element of the residual stream, which checkpoints keep."""
+    """Return the bytes per element of the residual stream, which checkpoints save."""
     if case.workload.lora is None or not s.facts.wide_residual_with_adapters:
         return s.e
     return where((c.zero_stage >= 3) & (c.data_parallel_size > 1), 4.0, s.e)
 
 
 def wide_gathers(case: TrainingCase, candidates: Candidates) -> int:
-    """Gathered inputs of a layer that stay in 16 bits because an adapter multiplies them too
-    (Megatron Bridge's adapters ask for return_layernorm_output_gathered, under which Transformer
-    Engine does not quantise before it gathers).
+    """Return gathered inputs of a layer that stay in 16 bits because an adapter reads them too.
+
+    Megatron Bridge's adapters request return_layernorm_output_gathered, under which Transformer
+    Engine does not quantise before it gathers.
     """
     assert case.workload.lora is not None
     columns = (
@@ -327,12 +331,12 @@ def wide_gathers(case: TrainingCase, candidates: Candidates) -> int:
 def adapter_tensor_seconds(
     *, case: TrainingCase, candidates: Candidates, s: Shapes
 ) -> tuple[Floats, Floats]:
-    """(forward, backward) seconds of the adapters' tensor-parallel collectives, none hidden; those
-    of routed experts are not counted.
+    """Return (forward, backward) seconds of the adapters' tensor-parallel collectives, without
+    overlap.
 
-    A's output is gathered (column-parallel) or all-reduced (row-parallel), and so is its gradient;
-    B's output of a row-parallel matrix is gathered, with sequence parallelism also its gradient.
-    Gathered inputs are the base layer's own.
+    Those of routed experts are not counted. A's output is gathered (column-parallel) or all-reduced
+    (row-parallel), and so is its gradient; B's output of a row-parallel matrix is gathered, with
+    sequence parallelism also its gradient. Gathered inputs are those of the base layer.
     """
     workload = case.workload
     assert workload.lora is not None

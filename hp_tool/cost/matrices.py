@@ -1,5 +1,6 @@
-"""The table of a layer's weight matrices on one rank, which FLOPs, matmul time, LoRA, Muon and
-serving read. Letters: docs/cost-model.md.
+"""A layer's weight matrices on one rank, used by FLOPs, matmul time, LoRA, Muon and serving.
+
+Letters: docs/cost-model.md.
 """
 
 from hp_tool.cost.arrays import Floats, Ints, maximum
@@ -12,9 +13,7 @@ from hp_tool.domain.model import ModelSpec
 def layer_matrices(
     model: ModelSpec, *, tensor: Ints = 1, expert: Ints = 1, expert_tensor: Ints = 1
 ) -> list[Matrix]:
-    """All matrices of a layer of the model's kind, under tensor, expert and expert-tensor
-    parallelism of these sizes.
-    """
+    """Return all matrices of a layer of the model's kind, under these parallel sizes."""
     attention = mixer_matrices(model, tensor=tensor)
     if model.feed_forward == "none":
         return attention
@@ -31,7 +30,7 @@ def layer_matrices(
 
 
 def rank_matrices(model: ModelSpec, candidates: Candidates) -> list[Matrix]:
-    """All matrices of a layer of the model's kind, on one rank of each candidate."""
+    """Return all matrices of a layer of the model's kind, on one rank of each candidate."""
     c = candidates
     return layer_matrices(
         model,
@@ -42,8 +41,9 @@ def rank_matrices(model: ModelSpec, candidates: Candidates) -> list[Matrix]:
 
 
 def mixer_matrices(model: ModelSpec, *, tensor: Ints = 1) -> list[Matrix]:
-    """The matrices of what mixes tokens in a layer: attention's, or a recurrent mixer's
-    projections, divided by heads.
+    """Return the matrices of a layer's token mixer, divided by heads.
+
+    These are attention's, or a recurrent mixer's projections.
     """
     match model.mixer:
         case "attention":
@@ -55,11 +55,11 @@ def mixer_matrices(model: ModelSpec, *, tensor: Ints = 1) -> list[Matrix]:
 
 
 def attention_matrices(model: ModelSpec, *, tensor: Ints = 1) -> list[Matrix]:
-    """Attention's projections, divided by heads, with the gate of its output and the indexer, if it
-    has them.
+    """Return attention's projections, divided by heads, with its output gate and indexer if it has
+    them.
 
-    Latent attention's down-projections are replicated (arXiv 2405.04434, section 2.1); so is the
-    indexer (DeepSeek-V3.2).
+    Latent attention's down-projections are replicated (arXiv 2405.04434, section 2.1), and so is
+    the indexer (DeepSeek-V3.2).
     """
     beside = _index_matrices(model)
     if model.attention_output_gate is not None:
@@ -80,8 +80,10 @@ def attention_matrices(model: ModelSpec, *, tensor: Ints = 1) -> list[Matrix]:
 
 
 def _index_matrices(model: ModelSpec) -> list[Matrix]:
-    """The indexer's: queries from the compressed query where there is one, one key, and of latent
-    attention a weight a head.
+    """Return the indexer's matrices: queries from the compressed query if there is one, and one
+    key.
+
+    For latent attention also one weight per head.
     """
     if not has_indexer(model):
         return []
@@ -147,25 +149,25 @@ def _projections(model: ModelSpec, tensor: Ints) -> list[Matrix]:
 
 
 def mlp_matrices(model: ModelSpec, *, tensor: Ints = 1) -> list[Matrix]:
-    """The matrices of a dense MLP: two, or three if it is gated."""
+    """Return the matrices of a dense MLP: two, or three if it is gated."""
     return _mlp(model, float(model.ffn_size), tensor)
 
 
 def shared_expert_matrices(model: ModelSpec, *, tensor: Ints = 1) -> list[Matrix]:
-    """The matrices of a layer's shared experts, which divide like a dense MLP; empty without shared
-    experts.
+    """Return the matrices of a layer's shared experts, which divide like a dense MLP; empty without
+    any.
     """
     return _mlp(model, float(model.shared_expert_size), tensor) if model.shared_expert_size else []
 
 
 def expert_matrices(model: ModelSpec, *, expert: Ints = 1, expert_tensor: Ints = 1) -> list[Matrix]:
-    """The matrices of a layer's routed experts, num_experts / expert of them on a rank."""
+    """Return the matrices of a layer's routed experts, num_experts / expert of them on a rank."""
     local = float(model.num_experts or 0) / expert
     return _mlp(model, float(model.expert_size), expert_tensor, count=local, routed=True)
 
 
 def latent_matrices(model: ModelSpec) -> list[Matrix]:
-    """What takes tokens to the width of the routed experts and back; empty where that is the hidden
+    """Return the projections to the width of the routed experts and back; empty if it is the hidden
     size.
     """
     if model.moe_latent_size is None:
@@ -178,22 +180,22 @@ def latent_matrices(model: ModelSpec) -> list[Matrix]:
 
 
 def router_matrix(model: ModelSpec) -> Matrix:
-    """The router, with one output per expert."""
+    """Return the router, with one output per expert."""
     return replicated(
         "router", float(model.num_experts or 0), float(model.hidden_size), source="mlp_input"
     )
 
 
 def query_heads(model: ModelSpec, tensor: Ints) -> Floats:
-    """Query heads on one rank."""
+    """Return query heads on one rank."""
     return model.num_attention_heads / tensor
 
 
 def kv_heads(model: ModelSpec, tensor: Ints) -> Floats:
-    """Key/value heads on one rank; with fewer heads than ranks each rank keeps one whole head
-    (Megatron Core).
+    """Return key/value heads on one rank.
 
-    Latent attention expands its latent to one key and value per query head.
+    With fewer heads than ranks each rank has one whole head (Megatron Core). Latent attention
+    expands its latent to one key and value per query head.
     """
     return (
         query_heads(model, tensor)
@@ -203,7 +205,7 @@ def kv_heads(model: ModelSpec, tensor: Ints) -> Floats:
 
 
 def attention_flops(model: ModelSpec, t: Ints, *, decoding: bool) -> Floats:
-    """FLOPs per query token and visible key: 4 a d / t.
+    """Return FLOPs per query token and visible key: 4 a d / t.
 
     Latent attention decodes in the latent space, where a head is rank (+ rope) wide, and prefills
     with expanded heads.
@@ -221,10 +223,10 @@ def attention_flops(model: ModelSpec, t: Ints, *, decoding: bool) -> Floats:
 
 
 def cached_width(model: ModelSpec, tensor: Ints) -> Floats:
-    """Numbers that a KV cache holds per token and layer on one rank.
+    """Return the numbers in a KV cache per token and layer on one rank.
 
-    Keys and values of the local heads, or the latent with its rotary key, which every rank keeps
-    whole; and an indexer's key.
+    Keys and values of the local heads, or the whole latent with its rotary key on every rank; and
+    an indexer's key.
     """
     if model.mixer != "attention":
         return 0.0 * tensor
@@ -238,12 +240,12 @@ def cached_width(model: ModelSpec, tensor: Ints) -> Floats:
 
 
 def index_width(model: ModelSpec) -> float:
-    """Numbers that an indexer's key takes for each token and layer, whole on every rank."""
+    """Return the numbers of an indexer's key per token and layer, replicated on every rank."""
     return float(model.index_head_dim or 0) if has_indexer(model) else 0.0
 
 
 def has_indexer(model: ModelSpec) -> bool:
-    """Whether each layer has an indexer of its own."""
+    """Return whether each layer has an indexer."""
     return model.index_topk is not None and not model.shares_index
 
 

@@ -28,7 +28,7 @@ class Matrix:
     inputs: Floats
     """Columns on this rank."""
     source: str
-    """The tensor that W multiplies. Matrices of one source share its copy for the backward pass."""
+    """The input tensor of W. Matrices with the same source share its copy for the backward pass."""
     division: Division
     ranks: Ints = 1
     """Ranks that share a divided matrix."""
@@ -39,17 +39,17 @@ class Matrix:
 
     @property
     def rows(self) -> Floats:
-        """Outputs on this rank."""
+        """Return outputs on this rank."""
         return sum(self.outputs[1:], self.outputs[0])
 
     @property
     def shape(self) -> Shape:
-        """(outputs, inputs) on this rank."""
+        """Return (outputs, inputs) on this rank."""
         return self.rows, self.inputs
 
     @property
     def entries(self) -> Floats:
-        """Entries of all `count` matrices on this rank."""
+        """Return entries of all `count` matrices on this rank."""
         return self.count * self.rows * self.inputs
 
 
@@ -68,17 +68,17 @@ def replicated(module: str, outputs: float, inputs: float, *, source: str) -> Ma
 
 
 def entries(matrices: Iterable[Matrix]) -> Floats:
-    """Entries of these matrices on one rank: their parameters without biases."""
+    """Return entries of these matrices on one rank: their parameters without biases."""
     return sum((matrix.entries for matrix in matrices), 0.0)
 
 
 def shapes(matrices: Iterable[Matrix]) -> list[Shape]:
-    """(outputs, inputs) of each matrix on one rank."""
+    """Return (outputs, inputs) of each matrix on one rank."""
     return [matrix.shape for matrix in matrices]
 
 
 def shapes_by_source(matrices: Iterable[Matrix]) -> list[Shape]:
-    """Shapes with the matrices of one source fused into one, as inference engines run them."""
+    """Return shapes with the matrices of one source fused, as in inference engines."""
     fused: dict[str, Shape] = {}
     for matrix in matrices:
         rows, inputs = fused.get(matrix.source, (0.0, matrix.inputs))

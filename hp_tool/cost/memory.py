@@ -21,8 +21,9 @@ from hp_tool.domain.frameworks import facts
 from hp_tool.domain.model import ModelSpec
 
 NEARLY_FULL = 0.9
-"""Share of the device in use from which allocators retry: of nanotron's runs all nine above it were
-slow, by a median of five times, and those below were as elsewhere.
+"""Fraction of the device in use from which allocators retry.
+
+All nine of nanotron's runs above it were slow, by a median of five times; runs below it were not.
 """
 LOGISTIC = 1.702
 """Slope at which a logistic function is within 0.01 of the normal distribution function."""
@@ -40,7 +41,7 @@ class Memory:
     first_stage: Floats
     """Bytes on the first stage, without `overhead`."""
     kept: Floats
-    """Activation bytes that one micro-batch keeps on all stages together; 0 where no retries are
+    """Activation bytes that one micro-batch saves on all stages together; 0 if no retries are
     counted.
     """
     total: Floats
@@ -72,11 +73,14 @@ def memory(
     micro_batches: Floats,
     capacity_bytes: float,
 ) -> Memory:
-    """Bytes on the fullest stage. `layers` are the mean layers of the pipeline's representative
-    stages, `capacity_bytes` what a configuration that fits may need.
+    """Return bytes on the fullest stage.
+
+    Args:
+        layers: Mean layers of the pipeline's representative stages.
+        capacity_bytes: Maximum bytes of a configuration that fits.
     """
     profile = case.profile
-    # ZeRO 3 gathers the weights of the running layer and of those prefetched.
+    # ZeRO 3 gathers the weights of the current layer and of prefetched ones.
     known = facts(case.workload.framework)
     gathered = states.gathered_layer * minimum(
         1.0 + known.prefetched_layers, pipeline.critical.count
@@ -141,13 +145,13 @@ def memory(
 
 
 def retry_chance(*, total_bytes: Floats, case: TrainingCase, candidates: Candidates) -> Floats:
-    """P(n >= f D) that a pipeline's rank needs the share f = NEARLY_FULL of its device of D bytes:
-    n is log-normal around `total_bytes` with the framework's scatter of memory, its distribution
-    function a logistic one.
+    """Return P(n >= f D): a pipeline's rank needs the fraction f = NEARLY_FULL of its device of D
+    bytes.
 
-    Blocks of the micro-batches in flight, whose lives cross, leave holes; the allocator then frees
-    what it cached and asks the driver again, micro-batch after micro-batch. Without a pipeline
-    blocks are freed in the order of their use.
+    n is log-normal around `total_bytes` with the framework's scatter of memory; a logistic function
+    approximates its distribution. Blocks of the micro-batches in flight, whose lifetimes overlap,
+    fragment the memory. The allocator then frees its cache and requests memory from the driver
+    again, at every micro-batch. Without a pipeline, blocks are freed in the order of their use.
     """
     framework = case.profile.framework
     if framework.retry_bytes_per_second is None:
@@ -160,27 +164,29 @@ def retry_chance(*, total_bytes: Floats, case: TrainingCase, candidates: Candida
 def retry_slowdown(
     *, kept: Floats, step_s: Floats, micro_batches: Floats, case: TrainingCase
 ) -> Floats:
-    """1 + m K / (r step): a retrying pipeline's step over one with room, with the bytes K that a
-    micro-batch keeps on all stages together, freed and got again at r bytes per second. Each stage
-    waits for the others' allocators too: nanotron's slow runs lost the same time on two, four and
-    eight stages.
+    """Return 1 + m K / (r step): a retrying pipeline's step over one without retries.
+
+    K are the bytes that a micro-batch saves on all stages together, freed and allocated again at r
+    bytes per second. Each stage waits for the others' allocators too: nanotron's slow runs lost the
+    same time on two, four and eight stages.
     """
     rate = case.profile.framework.retry_bytes_per_second
     return 1.0 if rate is None else 1.0 + micro_batches * kept / (rate * step_s)
 
 
 def _kept_bytes(case: TrainingCase, c: Candidates, *, layer: LayerBytes) -> Floats:
-    """Activation bytes of one micro-batch in all layers."""
+    """Return activation bytes of one micro-batch in all layers."""
     if case.profile.framework.retry_bytes_per_second is None:
         return 0.0
     return chunk_activations(candidates=c, layer=layer, layers=float(case.model.total_layers))
 
 
 def cached_gradients(case: TrainingCase, candidates: Candidates) -> tuple[Floats, Floats]:
-    """(bytes of the empty weight gradients that Transformer Engine keeps, one for each matrix of a
-    layer; more where a model with experts has layers without).
+    """Return bytes of the empty weight gradients that Transformer Engine caches, one per matrix of
+    a layer.
 
-    Not without its modules, nor under FSDP, which gives every matrix a gradient of its own.
+    The second value is the addition for layers without experts in a model with experts. Zero
+    without its modules, and under FSDP, which gives every matrix its own gradient.
     """
     workload, c = case.workload, candidates
     if workload.lora is not None or not workload.has_transformer_engine:
@@ -200,8 +206,9 @@ _shapes: Shared[tuple[Floats, Floats]] = Shared()
 
 
 def _shape_entries(model: ModelSpec, c: Candidates) -> tuple[Floats, Floats]:
-    """(entries of one matrix of each shape of a layer, of a dense layer's MLP where others have
-    experts).
+    """Return entries of one matrix of each shape of a layer, and of a dense layer's MLP.
+
+    The second is for models in which other layers have experts.
     """
 
     def entries(matrices: Sequence[Matrix]) -> Floats:
@@ -219,14 +226,17 @@ def _shape_entries(model: ModelSpec, c: Candidates) -> tuple[Floats, Floats]:
 
 
 PARTITION_PARAMETERS = 1e9
-"""DeepSpeed's ZeRO 3 keeps so many gathered parameters alive, and updates so many at a time
-(stage3_max_live_parameters and sub_group_size of deepspeed/runtime/zero/config.py).
+"""Maximum gathered parameters under DeepSpeed's ZeRO 3, and parameters updated at a time.
+
+stage3_max_live_parameters and sub_group_size of deepspeed/runtime/zero/config.py.
 """
 
 
 def _partition_buffers(c: Candidates, *, weights: Floats) -> tuple[Floats, Floats]:
-    """Return the (gathered parameters, fp32 gradients of the group that is updated) in bytes on a
-    rank of DeepSpeed's ZeRO 3, which keeps `weights` bytes of 16-bit parameters.
+    """Return (gathered parameters, fp32 gradients of the updated group) in bytes under DeepSpeed's
+    ZeRO 3.
+
+    `weights` are the bytes of 16-bit parameters.
     """
     sharded = c.zero_stage >= 3
     live = sharded * minimum(2.0 * PARTITION_PARAMETERS, weights * c.data_parallel_size)
@@ -236,11 +246,11 @@ def _partition_buffers(c: Candidates, *, weights: Floats) -> tuple[Floats, Float
 def _without_gradients(
     activations: Floats, logits: Floats, buffers: Floats, *, last: Floats, gradients: Floats
 ) -> tuple[Floats, Floats, Floats]:
-    """Return the parts of activations, logits and buffers that count beside all gradients at the
-    peak of a step whose only micro-batch starts without `gradients`.
+    """Return activations, logits and buffers that coexist with all gradients at the peak of a step.
 
-    A layer's gradients appear when its activations are free: there are none at the loss, and all
-    of them beside the buffers `last` of the layer whose backward pass is last.
+    The step's only micro-batch starts without `gradients`. A layer's gradients appear when its
+    activations are free: there are none at the loss, and all of them with the buffers `last` of the
+    layer whose backward pass is last.
     """
     peak = maximum(activations + logits + buffers - gradients, last)
     kept = minimum(activations, peak)
@@ -251,11 +261,11 @@ def _without_gradients(
 def queued_input_bytes(
     case: TrainingCase, candidates: Candidates, *, layers: Floats, micro_batches: Floats
 ) -> Floats:
-    """min(queued inputs, k L) T h e (t - 1) / t without a pipeline, else 0.
+    """Return min(queued inputs, k L) T h e (t - 1) / t without a pipeline, else 0.
 
-    PyTorch's allocator gives a freed block to the next tensor only when the other streams that used
-    it are through. Each of L layers gathers k = 2 inputs forward, and as many in the backward pass
-    of the micro-batch before, where there is one.
+    PyTorch's allocator reuses a freed block only when the other streams that used it have finished.
+    Each of L layers gathers k = 2 inputs forward, and as many in the backward pass of the previous
+    micro-batch, if there is one.
     """
     c, workload = candidates, case.workload
     tokens = c.micro_batch_size * workload.sequence_length / c.context_parallel_size
@@ -284,7 +294,7 @@ def stage_memory(
     micro_batches: Floats,
     capacity_bytes: float,
 ) -> StageMemory:
-    """Bytes of states, micro-batches in flight and a running layer on one stage.
+    """Return bytes of states, micro-batches in flight and a running layer on one stage.
 
     `critical_layers` is the number of layers on the critical stage.
     """
@@ -295,7 +305,7 @@ def stage_memory(
     saved = chunk * chunks_in_flight(c, from_end=from_end, micro_batches=micro_batches)
     logits = stage.output * head.logits
     if c.names_schedules:
-        # Kept until the weight gradients are computed: the layers' matmul inputs and output
+        # Saved until the weight gradients are computed: the layers' matmul inputs and output
         # gradients, the logits' gradient.
         waiting = waiting_in_flight(c, from_end=from_end)
         saved = saved + waiting * stage.layers.count * layer.waiting

@@ -21,11 +21,11 @@ KERNELS = Kernels(forward=4.0, backward=5.0)
 
 
 def mlp_bytes(*, model: ModelSpec, s: Shapes) -> BlockBytes:
-    """Activation bytes of the MLP block.
+    """Return activation bytes of the MLP block.
 
-    Norm input, matmul input and dropout mask (whole, or sharded by SP); pre-activations and
-    activation (split); the activated gate too if the activation is not fused. A product that a
-    fused kernel forms again comes back in the backward pass.
+    Norm input, matmul input and dropout mask (whole, or sharded by SP), pre-activations and
+    activation (split), and the activated gate if the activation is not fused. A product that a
+    fused kernel recomputes is written again in the backward pass.
     """
     hidden = model.ffn_size / s.t
     gates = float(model.mlp_inputs)
@@ -42,7 +42,7 @@ def mlp_bytes(*, model: ModelSpec, s: Shapes) -> BlockBytes:
 
 
 def mlp_time(*, case: TrainingCase, s: Shapes) -> BlockTime:
-    """Seconds of the block: two or three matrices, the norm, the activation function, the
+    """Return seconds of the block: two or three matrices, the norm, the activation function, the
     residual.
     """
     model, workload = case.model, case.workload

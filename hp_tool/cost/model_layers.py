@@ -1,5 +1,5 @@
-"""A model's layers and ends on one rank of each candidate: each combination of the few axes they
-depend on is costed once.
+"""A model's layers and ends on one rank of each candidate, computed once per combination of their
+axes.
 """
 
 from __future__ import annotations
@@ -35,24 +35,24 @@ class ModelLayers:
     sparse: LayerBytes | None
     """A layer with experts; None for models without."""
     times: tuple[LayerTime, ...]
-    """The mean layer of a stage; of a model with layers of two kinds a dense one and one with
+    """The mean layer of a stage; for a model with two kinds of layers a dense one and one with
     experts.
     """
     recorded_times: tuple[LayerTime, ...]
-    """The same with CUDA graphs recorded, where a lone candidate's query leaves these open."""
+    """The same with CUDA graphs, if a single candidate's query leaves these open."""
     head: HeadTime
     stages: tuple[LayerBytes, ...] = ()
-    """Of a model with `blocks`, the mean layer of each representative stage; `dense` is the
+    """For a model with `blocks`, the mean layer of each representative stage; `dense` is the
     critical stage's.
     """
 
     def mean_time(self, pipeline: Pipeline) -> LayerTime:
-        """The mean layer of the critical stage."""
+        """Return the mean layer of the critical stage."""
         dense, *sparse = self.times
         return _mix(dense, sparse[0], pipeline.critical.expert_share) if sparse else dense
 
     def of_stages(self, pipeline: Pipeline) -> list[LayerBytes]:
-        """The mean layer of each representative stage."""
+        """Return the mean layer of each representative stage."""
         if self.stages:
             return list(self.stages)
         if self.sparse is None:
@@ -64,22 +64,20 @@ class ModelLayers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerKinds:
-    """A layer of each kind that a model has, and its ends; shape (k,) for k combinations of the
-    axes they depend on.
+    """A layer of each kind in a model, and its ends; shape (k,) for k combinations of their
+    axes.
     """
 
     dense: LayerBytes
     time: LayerTime
     sparse: LayerBytes | None
-    """This and what follows: with experts."""
+    """With experts, like the following fields."""
     sparse_time: LayerTime | None
     merged_time: LayerTime | None
-    """Where forward and backward passes run together; None where they never do."""
+    """With merged forward and backward passes; None if there are none."""
     head: HeadTime
     recorded: LayerKinds | None = None
-    """With CUDA graphs recorded, if that changes a kind and a lone candidate's query leaves them
-    open.
-    """
+    """With CUDA graphs, if that changes a kind and a single candidate's query leaves them open."""
 
 
 _kinds: Shared[LayerKinds] = Shared()
@@ -88,7 +86,7 @@ _kinds: Shared[LayerKinds] = Shared()
 def model_layers(
     *, case: TrainingCase, candidates: Candidates, pipeline: Pipeline, micro_batches: Floats
 ) -> ModelLayers:
-    """The layers and ends of legal candidates."""
+    """Return the layers and ends of legal candidates."""
     kinds, inverse = layer_kinds(case=case, candidates=candidates)
 
     def times(kinds: LayerKinds) -> tuple[LayerTime, ...]:
@@ -117,8 +115,10 @@ def model_layers(
 def layer_kinds(
     *, case: TrainingCase, candidates: Candidates
 ) -> tuple[LayerKinds, NDArray[np.intp] | None]:
-    """Return the layers and ends of each combination of the axes they depend on, and the
-    combination of each candidate, as `unique_rows` numbers them.
+    """Return the layers and ends of each combination of their axes, and the combination of each
+    candidate.
+
+    Combinations are numbered by `unique_rows`.
     """
     axes = (*layer_axes(candidates), *spreading_axes(case.cluster))
     splits, merges = (
@@ -141,7 +141,9 @@ def layer_kinds(
 def _layer_kinds(
     *, case: TrainingCase, candidates: Candidates, splits: bool, merges: bool
 ) -> LayerKinds:
-    """The kinds of layers of unique candidates; `splits`: their weight gradients are told apart."""
+    """Return the kinds of layers of unique candidates; `splits` separates their weight
+    gradients.
+    """
     if case.model.architecture == "encoder_decoder":
         return LayerKinds(
             dense=mean_layer_bytes(case=case, candidates=candidates),
@@ -188,7 +190,9 @@ def _layer_kinds(
 
 
 def spread(columns: Columns, inverse: NDArray[np.intp] | None) -> Columns:
-    """The columns with each row's own entry; None: every row is unique. Scalars stay scalars."""
+    """Return the columns with each row's own entry; None means that every row is unique. Scalars
+    stay scalars.
+    """
     if inverse is None:
         return columns
     values = {name: getattr(columns, name) for name in columns.__slots__}
@@ -201,7 +205,9 @@ def spread(columns: Columns, inverse: NDArray[np.intp] | None) -> Columns:
 
 
 def _mix(dense: Columns, sparse: Columns, moe_fraction: Floats) -> Columns:
-    """The mean layer of a stage in which the share `moe_fraction` of layers costs `sparse`."""
+    """Return the mean layer of a stage in which the fraction `moe_fraction` of layers costs
+    `sparse`.
+    """
     values = {}
     for name in dense.__slots__:
         one = getattr(dense, name)

@@ -1,3 +1,1 @@
-"""Sequences of unequal length: attention after packing, imbalance between replicas, and dynamic
-context parallelism.
-"""
+"""Sequences of unequal length: packed attention, replica imbalance, dynamic context parallelism."""

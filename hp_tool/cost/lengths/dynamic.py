@@ -1,16 +1,15 @@
-"""Dynamic context parallelism: each packed micro-batch takes as many ranks as its own sequences
-need.
+"""Dynamic context parallelism: each packed micro-batch uses as many ranks as its sequences need.
 
-Modelled on the dynamic (hybrid) context parallelism of Megatron Core: a rank holds at most s/c
-tokens; a sequence goes to the smallest group of ranks that holds it; the data x context parallel
-ranks are divided anew for every micro-batch, and work rather than the number of micro-batches is
-balanced over them. Static context parallelism packs rows of s tokens and cuts every sequence of a
-row into c pieces, so that short ones travel round the ring with too little attention to hide
-behind.
+Modelled on the dynamic (hybrid) context parallelism of Megatron Core: a rank has at most s/c
+tokens, a sequence is assigned to the smallest group of ranks with enough room, the data x context
+parallel ranks are divided again for every micro-batch, and work rather than the number of
+micro-batches is balanced over them. Static context parallelism packs rows of s tokens and cuts
+every sequence of a row into c pieces, so short sequences use the ring with too little attention to
+overlap with.
 
 Gains are upper bounds: gathering lengths, moving sequences between ranks and switching
-communicators cost nothing here. Megatron Core may also give a sequence more ranks than it needs;
-that is not modelled.
+communicators are free here. Megatron Core may also give a sequence more ranks than it needs; that
+is not modelled.
 """
 
 from __future__ import annotations
@@ -38,32 +37,32 @@ from hp_tool.errors import InputError, UnsupportedError
 STEPS = 8
 """Optimizer steps whose data is sampled and scheduled."""
 MAX_SEQUENCES = 1 << 18
-"""Sequences per step that are scheduled one by one."""
+"""Maximum sequences per step that are scheduled one by one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContextComparison:
-    """Mean seconds per step of the same sequences, scheduled in three ways."""
+    """Mean seconds per step of the same sequences under three schedules."""
 
     packed_s: float
-    """Static size; packed rows go to the replicas in order of arrival."""
+    """Static size; packed rows are assigned to replicas in order of arrival."""
     balanced_s: float
     """Static size; the same rows, balanced over the replicas by their seconds."""
     dynamic_s: float
     """Size per micro-batch, balanced."""
     token_share: dict[int, float]
-    """Share of tokens by context-parallel size in the dynamic schedule."""
+    """Fraction of tokens by context-parallel size in the dynamic schedule."""
 
     @property
     def gain(self) -> float:
-        """Speed-up from dynamic sizes alone: balanced static seconds over dynamic ones. Never below
-        1.
+        """Return the speedup of dynamic sizes alone: balanced static seconds over dynamic ones, at
+        least 1.
         """
         return self.balanced_s / self.dynamic_s
 
     @property
     def gain_over_packing(self) -> float:
-        """Speed-up from balancing and dynamic sizes together, which published speed-ups report."""
+        """Return the speedup of balancing and dynamic sizes together, as in published speedups."""
         return self.packed_s / self.dynamic_s
 
 
@@ -77,19 +76,24 @@ class _MicroBatches:
     seconds: FloatArray
     """On the critical stage."""
     between_s: FloatArray
-    """On a stage between the pipeline's ends; decides how long the pipeline fills and drains."""
+    """On a stage between the pipeline's ends; determines the time to fill and drain the
+    pipeline.
+    """
 
 
 def compare_context_parallelism(
     *, clock: MicroBatchClock, distribution: LengthDistribution
 ) -> ContextComparison:
-    """Mean seconds of the same sampled sequences with static and with dynamic context-parallel
+    """Return mean seconds of the same sampled sequences with static and dynamic context-parallel
     sizes.
 
     A static step is global_batch_size packed rows of sequence_length tokens. Dynamic sizes are c,
-    c/2, c/4, ...; each step takes the schedule with the best smallest size, or the static one if
-    none is better. Raises InputError if micro_batch_size is not 1 (a packed row is a micro-batch),
-    replicas do not divide the rows, or there are too many sequences to schedule.
+    c/2, c/4, ...; each step uses the schedule with the best smallest size, or the static one if
+    none is better.
+
+    Raises:
+        InputError: micro_batch_size is not 1 (a packed row is a micro-batch), replicas do not
+            divide the rows, or there are too many sequences to schedule.
     """
     if clock.case.workload.global_batch_size % clock.config.data_parallel_size:
         raise InputError(
@@ -132,13 +136,13 @@ def compare_context_parallelism(
 def with_dynamic_context(
     costs: TrainingCosts, *, case: TrainingCase, candidates: Candidates, lengths: LengthDistribution
 ) -> TrainingCosts:
-    """The costs of rows, or of one, with the seconds of stages shortened as the schedules of the
-    same sequences differ (`gain_over_packing`). Candidates without context parallelism, or with
-    larger micro-batches, stay as they are.
+    """Return the costs of rows, or of one, with the stages' seconds reduced by `gain_over_packing`.
+
+    Candidates without context parallelism, or with larger micro-batches, are unchanged.
     """
     alone = candidates.is_alone
     values = {f.name: getattr(case.workload, f.name) for f in fields(TrainingWorkload)}
-    # Micro-batches are timed one by one, so the workload itself is of full rows.
+    # Micro-batches are timed one by one, so the workload itself has full rows.
     full = dataclasses.replace(
         case, workload=TrainingWorkload(**values | {"sequence_lengths": None, "packed": False})
     )
@@ -160,7 +164,9 @@ def _gain(config: ParallelConfig, *, case: TrainingCase, lengths: LengthDistribu
 
 
 def _sizes(clock: MicroBatchClock) -> list[int]:
-    """c and its halves: nested groups, so that ranks can be divided anew without moving data."""
+    """Return c and its halves: nested groups, so that ranks can be divided again without moving
+    data.
+    """
     sizes = [clock.config.context_parallel_size]
     while sizes[-1] % 2 == 0:
         sizes.append(sizes[-1] // 2)
@@ -170,9 +176,7 @@ def _sizes(clock: MicroBatchClock) -> list[int]:
 def _step_sequences(
     short: LengthDistribution, *, clock: MicroBatchClock, seed: int
 ) -> tuple[IntArray, IntArray]:
-    """(lengths, row of each) of the sequences of one step: those in the first global_batch_size
-    packed rows.
-    """
+    """Return (lengths, row of each) of the sequences in the first global_batch_size packed rows."""
     batch, capacity = clock.case.workload.global_batch_size, clock.case.workload.sequence_length
     expected = batch * capacity / short.mean
     if expected > MAX_SEQUENCES:
@@ -192,8 +196,10 @@ def _step_sequences(
 
 
 def _smallest_groups(lengths: IntArray, *, smallest: int, clock: MicroBatchClock) -> _MicroBatches:
-    """Micro-batches with every sequence on the smallest group that holds it, of at least `smallest`
-    ranks; packed by group size.
+    """Return micro-batches with every sequence on the smallest group with room, of at least
+    `smallest` ranks.
+
+    They are packed by group size.
     """
     share = clock.case.workload.sequence_length // clock.config.context_parallel_size
     allowed = np.array([size for size in _sizes(clock)[::-1] if size >= smallest])
@@ -214,7 +220,7 @@ def _smallest_groups(lengths: IntArray, *, smallest: int, clock: MicroBatchClock
 def _timed(
     lengths: IntArray, rows: IntArray, *, size: int, clock: MicroBatchClock
 ) -> _MicroBatches:
-    """The rows as micro-batches, each on `size` ranks."""
+    """Return the rows as micro-batches, each on `size` ranks."""
     wide = lengths.astype(np.float64)
     tokens, squares = (
         np.bincount(rows, weights=wide**power).astype(np.float64) for power in (1, 2)
@@ -225,7 +231,7 @@ def _timed(
 
 
 def _in_order_of_arrival(rows: _MicroBatches, *, clock: MicroBatchClock) -> float:
-    """Seconds until the last replica is done, with rows dealt out in turn."""
+    """Return seconds until the last replica ends, with rows assigned in turn."""
     seconds, between = (
         column.reshape(-1, clock.config.data_parallel_size)
         for column in (rows.seconds, rows.between_s)
@@ -234,10 +240,10 @@ def _in_order_of_arrival(rows: _MicroBatches, *, clock: MicroBatchClock) -> floa
 
 
 def _balanced(work: _MicroBatches, *, clock: MicroBatchClock) -> float:
-    """Seconds until the last rank is done under the LPT rule.
+    """Return seconds until the last rank ends under the LPT rule.
 
-    Larger groups first, longest micro-batch first, each to the group that ends earliest. Groups
-    nest, so the ranks of a group always end together and none waits inside one.
+    Larger groups come first, then longer micro-batches; each is assigned to the group that ends
+    earliest. Groups nest, so the ranks of a group always end together and none waits inside one.
     """
     ranks = clock.config.data_parallel_size * clock.config.context_parallel_size
     load, longest = np.zeros(ranks), np.zeros(ranks)
@@ -251,13 +257,14 @@ def _balanced(work: _MicroBatches, *, clock: MicroBatchClock) -> float:
     return float((load + clock.fill * longest).max())
 
 
-# Seconds of single micro-batches that differ in tokens, in attention and in context-parallel size.
+# Seconds of single micro-batches that differ in tokens, attention and context-parallel size.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MicroBatchClock:
-    """Seconds of packed micro-batches on a configuration's stages; workload.sequence_length is the
-    static row.
+    """Seconds of packed micro-batches on a configuration's stages.
+
+    workload.sequence_length is the static row.
     """
 
     case: TrainingCase
@@ -274,12 +281,15 @@ class MicroBatchClock:
     def seconds(
         self, *, sizes: IntArray, tokens: FloatArray, squares: FloatArray
     ) -> tuple[FloatArray, FloatArray]:
-        """(n,) seconds, forward, backward and recomputation, of the critical stage, and of one
-        between the ends.
+        """Return (n,) seconds of the critical stage, and of one between the ends.
 
-        `sizes` are context-parallel sizes, `tokens` the micro-batch's tokens over all its ranks,
-        `squares` the sum of l^2 over its sequences. Embedding and output layer grow with the
+        Forward, backward and recomputation are included. Embedding and output layer scale with the
         tokens.
+
+        Args:
+            sizes: Context-parallel sizes.
+            tokens: Tokens of each micro-batch over all its ranks.
+            squares: Sum of l^2 over its sequences.
         """
         columns = {
             name: np.full(len(sizes), value)
@@ -309,21 +319,23 @@ class MicroBatchClock:
 
     @property
     def fill(self) -> float:
-        """(p-1)/v: additional runs of the longest micro-batch while the pipeline fills and
+        """Return (p-1)/v: additional runs of the longest micro-batch while the pipeline fills and
         drains.
         """
         return (self.config.pipeline_parallel_size - 1) / self.config.virtual_pipeline_parallel_size
 
     def once_a_step_s(self) -> float:
-        """Seconds of a step that do not depend on the order of sequences; of the bubble, only the
-        ends and transfers.
+        """Return seconds of a step that do not depend on the order of sequences.
+
+        Of the bubble, these are the ends and transfers.
         """
         parts, (_, between) = self._parts_without_waits(), self._full_row()
         return sum(parts[name] for name in ONCE_A_STEP) - self.fill * between
 
     def waits_per_second(self) -> float:
-        """Seconds of waiting for the slowest device per second that the replicas run, as with full
-        rows: they grow with the work of a step (`cost.stragglers`).
+        """Return seconds of waiting for the slowest device per second of work, as with full rows.
+
+        Waits grow with the work of a step (`cost.stragglers`).
         """
         waits = self._parts(self.case)["data_parallel"]
         waits -= self._parts_without_waits()["data_parallel"]
@@ -333,7 +345,7 @@ class MicroBatchClock:
         return waits / runs
 
     def _full_row(self) -> tuple[float, float]:
-        """`seconds` of one full row of one sequence."""
+        """Return `seconds` of one full row of one sequence."""
         row = float(self.case.workload.sequence_length)
         seconds, between = self.seconds(
             sizes=np.array([self.config.context_parallel_size]),
@@ -347,7 +359,7 @@ class MicroBatchClock:
         return {name: float(part) for name, part in parts.items()}
 
     def _parts_without_waits(self) -> dict[str, float]:
-        """Parts of a step of full rows on devices that are equally fast."""
+        """Return the parts of a step of full rows on equally fast devices."""
         profile = self.case.profile
         alike = dataclasses.replace(profile.framework, device_log_sd=0.0, micro_batch_log_sd=0.0)
         profile = dataclasses.replace(profile, framework=alike)

@@ -1,5 +1,5 @@
-"""Costs of unequal rows: replicas wait for the one with the longest attention, pipelines for the
-longest micro-batch.
+"""Costs of unequal rows: replicas wait for the longest attention, pipelines for the longest
+micro-batch.
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ from hp_tool.domain.workload import TrainingWorkload
 PART = "length_imbalance"
 """Name of the step-time part that `with_imbalance` adds."""
 MAX_BATCH = 1 << 20
-"""Rows per step for which batches can be sampled."""
+"""Maximum rows per step for which batches can be sampled."""
 _DRAWN_ROWS = 1 << 19
 _MAX_DRAWS = 64
 
@@ -29,12 +29,11 @@ _MAX_DRAWS = 64
 def with_imbalance(
     costs: TrainingCosts, *, rows: Rows, case: TrainingCase, candidates: Candidates
 ) -> TrainingCosts:
-    """The costs with one more part: the expected seconds that the slowest replica needs beyond the
-    mean row's.
+    """Return the costs with the expected additional seconds of the slowest replica.
 
     A row's attention is proportional to the sum of l^2 over its sequences; everything else depends
     only on its length, padding included. Rows come in random order. Context-parallel communication
-    that a slower rank's longer attention might hide is not counted; a layer of multi-token
+    that overlaps with a slower rank's longer attention is not counted; a layer of multi-token
     prediction counts as one of the stage's.
     """
     per_length = _seconds_per_attended_token(case=case, candidates=candidates)
@@ -51,11 +50,12 @@ def with_imbalance(
 def expected_extra(
     rows: Rows, *, batch: int, replicas: int, micro_batch: int, lockstep: int = 1, fill: float = 0.0
 ) -> float:
-    """E[max over replicas of (sum over their micro-batches + fill x their longest)] - (m + fill) x
-    mean, in tokens of attended length; never below zero.
+    """Return the expected maximum over replicas, minus (m + fill) x mean, in tokens of attended
+    length.
 
-    `fill` is (p-1)/v: jobs that take equally long on each of p machines end after their sum and p-1
-    times the longest (proportionate flow shop; Pinedo, Scheduling, section 6.1). `lockstep`
+    The maximum is of (sum over their micro-batches + fill x their longest); the result is at least
+    zero. `fill` is (p-1)/v: jobs that take equally long on each of p machines end after their sum
+    and p-1 times the longest (proportionate flow shop; Pinedo, Scheduling, section 6.1). `lockstep`
     replicas wait for each other at every micro-batch. The expectation is over batches sampled with
     a fixed seed, the same for every division of the batch.
     """
@@ -68,9 +68,7 @@ def expected_extra(
 
 @functools.lru_cache(maxsize=4)
 def _draws(rows: Rows, batch: int) -> FloatArray:
-    """(draws, batch) attended length of each row of some batches, sampled independently from the
-    rows.
-    """
+    """Return (draws, batch) attended lengths of the rows of some batches, sampled independently."""
     draws = min(max(_DRAWN_ROWS // batch, 1), _MAX_DRAWS)
     index = np.random.default_rng(SEED).integers(len(rows.squares), size=(draws, batch))
     return np.asarray(np.sort(rows.squares)[index] / rows.row_tokens)
@@ -80,8 +78,9 @@ def _draws(rows: Rows, batch: int) -> FloatArray:
 def _per_replica(
     rows: Rows, batch: int, replicas: int, micro_batch: int, lockstep: int
 ) -> tuple[FloatArray, FloatArray]:
-    """(sum over micro-batches, longest micro-batch) of each group of replicas in lockstep; shape
-    (draws, groups).
+    """Return (sum over micro-batches, longest micro-batch) of each lockstep group of replicas.
+
+    Both have shape (draws, groups).
     """
     each = _draws(rows, batch).reshape(
         -1, replicas // lockstep, lockstep, batch // (replicas * micro_batch), micro_batch
@@ -91,11 +90,11 @@ def _per_replica(
 
 
 def _extra_lengths(rows: Rows, *, candidates: Candidates, workload: TrainingWorkload) -> Floats:
-    """`expected_extra` of each candidate, once for each combination that occurs."""
+    """Return `expected_extra` of each candidate, computed once per distinct combination."""
     c = candidates
     d, b = c.data_parallel_size, c.micro_batch_size
-    # Experts spread over several replicas, and sharded gradients or weights, make replicas meet at
-    # every micro-batch.
+    # With experts spread over several replicas, and with sharded gradients or weights, replicas
+    # wait for each other at every micro-batch.
     experts = (
         c.expert_parallel_size
         * c.expert_tensor_parallel_size
@@ -127,8 +126,9 @@ def _extra_lengths(rows: Rows, *, candidates: Candidates, workload: TrainingWork
 
 
 def _seconds_per_attended_token(*, case: TrainingCase, candidates: Candidates) -> Floats:
-    """Seconds that one more token of attended length adds to a micro-batch on a stage: forward,
-    backward and recomputation.
+    """Return seconds per additional token of attended length in a micro-batch on a stage.
+
+    Forward, backward and recomputation are included.
     """
     model = case.model
 
@@ -137,7 +137,7 @@ def _seconds_per_attended_token(*, case: TrainingCase, candidates: Candidates) -
             case=case, s=shapes(case=case, candidates=candidates, attended=attended)
         )
 
-    # Fused attention is linear in the attended length: the difference is exact.
+    # Fused attention is linear in the attended length, so the difference is exact.
     (none, none_backward), (one, one_backward) = core(0.0), core(1.0)
     forward, backward = one - none, one_backward - none_backward
     layers = (

@@ -1,4 +1,4 @@
-"""Sequences of a data set: their lengths, and how they are packed into rows."""
+"""Sequence lengths of a data set, and how sequences are packed into rows."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ import numpy as np
 from hp_tool.cost.arrays import FloatArray, IntArray
 
 BINS = 1024
-"""Lengths that represent a continuous distribution; neighbours differ by about one per cent."""
+"""Lengths that represent a continuous distribution; neighbours differ by about one percent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LengthDistribution:
-    """Shares of sequences by length, independent of their order."""
+    """Fractions of sequences by length, independent of their order."""
 
     name: str
     lengths: IntArray
     """(k,) distinct lengths in tokens, ascending, at least 1."""
     shares: FloatArray
-    """(k,) of all sequences; sums to 1."""
+    """(k,) fractions of all sequences; sum to 1."""
 
     @classmethod
     def from_counts(
         cls, *, name: str, lengths: Iterable[int], counts: Iterable[float]
     ) -> LengthDistribution:
-        """The distribution of these lengths and counts, in any order; lengths may repeat."""
+        """Return the distribution of these lengths and counts, in any order; lengths may repeat."""
         values = np.fromiter(lengths, dtype=np.int64)
         weights = np.fromiter(counts, dtype=np.float64)
         distinct, inverse = np.unique(values, return_inverse=True)
-        # Summed from small to large: the order of the input must not show in the last digit.
+        # Summed from small to large, so that the order of the input does not affect the last digit.
         order = np.lexsort((weights, inverse))
         totals = np.bincount(inverse[order], weights=weights[order], minlength=len(distinct))
         occurs = totals > 0
@@ -49,8 +49,9 @@ class LengthDistribution:
         shortest: int,
         longest: int,
     ) -> LengthDistribution:
-        """The distribution of (share, median in tokens, standard deviation of the logarithm) per
-        component, within limits.
+        """Return the distribution of components within limits.
+
+        Each component is (share, median in tokens, standard deviation of the logarithm).
         """
         edges = np.geomspace(shortest, longest, BINS + 1)
         middles = np.maximum(np.rint(np.sqrt(edges[:-1] * edges[1:])), 1).astype(np.int64)
@@ -67,8 +68,8 @@ class LengthDistribution:
         return cls.from_counts(name=name, lengths=middles.tolist(), counts=counts.tolist())
 
     def cut(self, longest: int) -> LengthDistribution:
-        """The distribution with longer sequences truncated to `longest` tokens, as in fine-tuning;
-        the rest is dropped.
+        """Return the distribution with longer sequences truncated to `longest` tokens, as in
+        fine-tuning.
         """
         cut = np.minimum(self.lengths, longest)
         return LengthDistribution.from_counts(
@@ -77,30 +78,32 @@ class LengthDistribution:
 
     @property
     def mean(self) -> float:
-        """Tokens per sequence, E[l]."""
+        """Return tokens per sequence, E[l]."""
         return float(self.shares @ self.lengths)
 
     @property
     def mean_square(self) -> float:
-        """E[l^2]."""
+        """Return E[l^2]."""
         return float(self.shares @ self.lengths.astype(np.float64) ** 2)
 
     @property
     def attended_length(self) -> float:
-        """E[l^2] / E[l]: length of the sequence that a token belongs to, mean over tokens."""
+        """Return E[l^2] / E[l]: length of the sequence that a token belongs to, mean over
+        tokens.
+        """
         return self.mean_square / self.mean
 
     def sample(self, count: int, *, seed: int) -> IntArray:
-        """(count,) lengths sampled independently, determined by the seed."""
+        """Return (count,) lengths sampled independently, determined by the seed."""
         return np.random.default_rng(seed).choice(self.lengths, size=count, p=self.shares)
 
 
-# Packing: several sequences share a row, each attending to itself alone (Megatron Core's thd
+# Packing: several sequences share a row, each attending only to itself (Megatron Core's thd
 # layout).
 
 
 SAMPLE = 1 << 16
-"""Sequences that are packed to estimate how full rows get."""
+"""Sequences that are packed to estimate how full rows are."""
 SEED = 0
 
 
@@ -109,7 +112,7 @@ class Packed:
     """Sequences packed into rows."""
 
     row_of: IntArray
-    """(n,) the row of each sequence."""
+    """(n,) row of each sequence."""
     tokens: IntArray
     """(r,) tokens of each row without padding."""
     squares: FloatArray
@@ -117,7 +120,7 @@ class Packed:
 
 
 def best_fit(lengths: IntArray, *, capacity: int) -> Packed:
-    """The sequences, in order, each in the fullest row with room for it (best-fit bin packing).
+    """Pack the sequences in order, each into the fullest row with room (best-fit bin packing).
 
     Data pipelines differ in how far they look ahead; offline packing by histogram fills rows
     equally well.
@@ -159,8 +162,9 @@ class Rows:
 
 @functools.lru_cache(maxsize=16)
 def padded_rows(distribution: LengthDistribution, *, row_tokens: int) -> Rows:
-    """One sequence per row, padded to row_tokens: kernels compute the padding too, so all rows cost
-    the same.
+    """Return one sequence per row, padded to row_tokens.
+
+    Kernels compute the padding too, so all rows cost the same.
     """
     short = distribution.cut(row_tokens)
     return Rows(
@@ -173,8 +177,9 @@ def padded_rows(distribution: LengthDistribution, *, row_tokens: int) -> Rows:
 
 @functools.lru_cache(maxsize=16)
 def packed_rows(distribution: LengthDistribution, *, row_tokens: int) -> Rows:
-    """Rows with as many sequences as fit. Row fill is estimated on a sample; E[l^2]/E[l] is
-    exact.
+    """Return rows with as many sequences as fit.
+
+    Row fill is estimated on a sample; E[l^2]/E[l] is exact.
     """
     short = distribution.cut(row_tokens)
     packed = best_fit(short.sample(SAMPLE, seed=SEED), capacity=row_tokens)
