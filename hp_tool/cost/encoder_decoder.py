@@ -168,6 +168,9 @@ def _mean(model: ModelSpec, encoder: Columns, decoder: Columns) -> Columns:
 
 # Cross-attention: each layer of a decoder reads the encoder's output (arXiv 1910.10683, Megatron
 # Core's T5).
+#
+# Queries are computed from the decoder's T = s_d b / c tokens, keys and values from the encoder's
+# r T, where r = s_e / s_d.
 
 
 def cross_bytes(*, case: TrainingCase, s: Shapes, ratio: float) -> BlockBytes:

@@ -1,5 +1,5 @@
-"""Weights, gradients and optimizer states of pipeline stages: parameters, bytes, and seconds to
-reduce and update them.
+"""Weights, gradients and optimizer states of pipeline stages: bytes, and seconds to reduce and
+update.
 """
 
 from __future__ import annotations
@@ -74,18 +74,18 @@ class StateCosts:
     stages: tuple[StageStates, ...]
     """In the order of Pipeline.stages."""
     gathered_layer: Floats
-    """Bytes of one layer's weights when gathered under ZeRO 3, and of its gradient before it is
-    reduced where that is a buffer of its own; 0 if weights are not sharded.
+    """Bytes of one layer's gathered weights under ZeRO 3, and of its gradient before reduction if
+    that is a separate buffer; 0 if weights are not sharded.
     """
     gathered_end: Floats
-    """Bytes of a trained or frozen embedding or output layer that stays gathered under ZeRO 3."""
+    """Bytes of an embedding or output layer that stays gathered under ZeRO 3."""
     times: StateTimes
 
 
 def state_costs(
     *, case: TrainingCase, candidates: Candidates, pipeline: Pipeline, micro_batches: Floats
 ) -> StateCosts:
-    """Bytes and seconds of the states under ZeRO.
+    """Return bytes and seconds of the states under ZeRO.
 
     Stage 1 shards the optimizer over the replicas, stage 2 also gradients, stage 3 also weights.
     Replicas are the d c ranks of a tensor and pipeline position; for a routed expert they are t d c
@@ -93,9 +93,9 @@ def state_costs(
 
     Reduction: all-reduce of gradients (ZeRO 0), or their reduce-scatter and the all-gather of
     weights; hybrid sharding does this in each shard group and all-reduces the gradients' shards
-    over the replicas. Gradients that ZeRO 2 adds up over a run of micro-batches lie whole on each
-    rank for one of v chunks, for two where a run follows another. Update: memory-bound; each rank
-    reads and writes every state of its shard, and zeroes all gradients and takes their norm.
+    over the replicas. Gradients that ZeRO 2 accumulates over a run of micro-batches are whole on
+    each rank for one of v chunks, or for two if another run follows. Update: memory-bound; each
+    rank reads and writes every state of its shard, zeroes all gradients and computes their norm.
     """
     model, workload, cluster = case.model, case.workload, case.cluster
     c, copies = candidates, weight_copies(workload, gpu=cluster.gpu)
@@ -168,9 +168,10 @@ def state_costs(
 
 
 def _runs(c: Candidates, micro_batches: Floats) -> tuple[Ints, Floats]:
-    """(micro-batches whose gradients ZeRO 2 adds up before it reduces them: the p that interleaving
-    runs of one chunk after another; share of a stage's gradients that lies whole on each rank
-    then).
+    """Return micro-batches accumulated by ZeRO 2 before it reduces, and the share of gradients
+    stored whole.
+
+    These are the p micro-batches that interleaving runs through one chunk in sequence.
     """
     chunks = c.virtual_pipeline_parallel_size
     run = where(chunks > 1, c.pipeline_parallel_size, 1)
@@ -178,10 +179,9 @@ def _runs(c: Candidates, micro_batches: Floats) -> tuple[Ints, Floats]:
 
 
 def _accumulation_traffic(workload: TrainingWorkload, micro_batches: Floats, run: Ints) -> Floats:
-    """Return the bytes moved in a step to accumulate gradients over runs of micro-batches, per byte
-    of a gradient.
+    """Return the bytes moved per step to accumulate gradients over runs, per byte of a gradient.
 
-    A framework whose matmuls write 16-bit gradients adds them up in kernels of its own: the first
+    A framework whose matmuls write 16-bit gradients accumulates them in separate kernels: the first
     micro-batch of a run reads 2 bytes per parameter and writes 4, each further one reads 2 + 4 and
     writes 4, so m micro-batches in runs of r move m (10 - 4 / r) bytes. Kernels that add to the
     fp32 buffer within the matmul (Megatron Core's) move nothing more here.
@@ -202,9 +202,9 @@ def _accumulation_traffic(workload: TrainingWorkload, micro_batches: Floats, run
 def stage_parameters(
     case: TrainingCase, candidates: Candidates, pipeline: Pipeline
 ) -> list[Floats]:
-    """Parameters, without routed experts, on one rank of each representative stage.
+    """Return parameters, without routed experts, on one rank of each representative stage.
 
-    Tied weights are kept on both ends if these are different stages (Megatron Core), otherwise
+    Tied weights are stored on both ends if these are different stages (Megatron Core), otherwise
     once.
     """
     model = case.model
@@ -248,8 +248,9 @@ def _layer_sums(
     pipeline: Pipeline,
     of: Callable[[ModelSpec], tuple[Floats, Floats]],
 ) -> list[Floats]:
-    """Sums over each stage's layers; `of` gives (a layer's without experts, what one with experts
-    has more) of a kind.
+    """Return sums over each stage's layers.
+
+    `of` returns (a layer's without experts, additional ones with experts) of a kind.
     """
     each = [of(kind) for _, kind in model.kinds]
     if model.blocks is None:
@@ -259,8 +260,8 @@ def _layer_sums(
 
 
 def _layer_weights(model: ModelSpec, t: Ints) -> tuple[Floats, Floats]:
-    """(parameters of a dense layer on one rank, what one with experts has more without the routed
-    ones).
+    """Return parameters of a dense layer on one rank, and additional ones with experts, without
+    routed ones.
     """
     dense = layer_parameters(model, tensor_parallel_size=t)
     return dense, moe_shared_parameters(
@@ -269,7 +270,9 @@ def _layer_weights(model: ModelSpec, t: Ints) -> tuple[Floats, Floats]:
 
 
 def stage_matrices(case: TrainingCase, candidates: Candidates, pipeline: Pipeline) -> list[Floats]:
-    """Entries of the layers' weight matrices, without routed experts, on one rank of each stage."""
+    """Return entries of the layers' weight matrices, without routed experts, on one rank of each
+    stage.
+    """
     model = case.model
 
     def of(kind: ModelSpec) -> tuple[Floats, Floats]:
@@ -286,7 +289,7 @@ def stage_matrices(case: TrainingCase, candidates: Candidates, pipeline: Pipelin
 def _shared_bytes(
     case: TrainingCase, candidates: Candidates, pipeline: Pipeline, size: BytesPerParameter
 ) -> list[StageBytes]:
-    """Bytes of each stage's parameters without routed experts."""
+    """Return bytes of each stage's parameters without routed experts."""
     nothing: list[Floats] = [0.0] * len(pipeline.stages)
     columns = zip(
         stage_parameters(case, candidates, pipeline),
@@ -304,11 +307,11 @@ def _shared_bytes(
 def _expert_bytes(
     case: TrainingCase, candidates: Candidates, pipeline: Pipeline, size: BytesPerParameter
 ) -> list[StageBytes]:
-    """Bytes of routed experts on one rank of each stage."""
+    """Return bytes of routed experts on one rank of each stage."""
     ranks = candidates.expert_parallel_size * candidates.expert_tensor_parallel_size
     experts = max(
         expert_parameters(kind) for _, kind in case.model.kinds
-    )  # all layers with experts have the same
+    )  # all layers with experts are equal
     adapters = _adapters(case, candidates, pipeline, routed=True)
     sizes = []
     for stage, added in zip(pipeline.stages, adapters, strict=True):
@@ -323,8 +326,9 @@ def _expert_bytes(
 def _adapters(
     case: TrainingCase, candidates: Candidates, pipeline: Pipeline, *, routed: bool
 ) -> Sequence[Floats | None]:
-    """Parameters of LoRA's adapters on one rank of each stage: on routed experts, or on all other
-    matrices.
+    """Return parameters of LoRA's adapters on one rank of each stage.
+
+    They are on routed experts, or on all other matrices.
     """
     model, lora = case.model, case.workload.lora
     if lora is None:
@@ -337,8 +341,9 @@ def _adapters(
 
 
 def _frozen(case: TrainingCase, candidates: Candidates, pipeline: Pipeline) -> list[Floats]:
-    """Parameters of each stage that `workload.frozen` names, in plain pipelines (`training.rules`
-    refuses others).
+    """Return parameters of each stage that `workload.frozen` names.
+
+    Only plain pipelines have them (`training.rules` rejects others).
     """
     model, workload, t = case.model, case.workload, candidates.tensor_parallel_size
     embedding: Floats = 0.0
@@ -354,15 +359,16 @@ def _frozen(case: TrainingCase, candidates: Candidates, pipeline: Pipeline) -> l
 
 
 def _matrix_entries(model: ModelSpec, candidates: Candidates) -> Floats:
-    """Entries of one layer's weight matrices, without routed experts, on one rank."""
+    """Return entries of one layer's weight matrices, without routed experts, on one rank."""
     return entries(matrix for matrix in rank_matrices(model, candidates) if not matrix.routed)
 
 
 def _gathered_end_bytes(
     model: ModelSpec, c: Candidates, size: BytesPerParameter, workload: TrainingWorkload
 ) -> Floats:
-    """V h / t weights as ZeRO 3 gathers them where the framework keeps the ends gathered; of tied
-    ends half for either.
+    """Return V h / t weights as ZeRO 3 gathers them, if the framework keeps the ends gathered.
+
+    Tied ends count half each.
     """
     if not facts(workload.framework).gathers_ends:
         return 0.0
@@ -374,8 +380,9 @@ def _gathered_end_bytes(
 def _gathered_bytes(
     model: ModelSpec, candidates: Candidates, size: BytesPerParameter, workload: TrainingWorkload
 ) -> Floats:
-    """Bytes of one layer's weights on one rank, as ZeRO 3 gathers them, with its whole gradient
-    where torch's autograd writes it apart from the shards; 0 below ZeRO 3.
+    """Return bytes of one layer's weights on one rank as ZeRO 3 gathers them; 0 below ZeRO 3.
+
+    Includes its whole gradient if torch's autograd writes it separately from the shards.
     """
     sharded = candidates.zero_stage >= 3
     if not anywhere(sharded):
@@ -394,7 +401,7 @@ def _gathered_bytes(
 
 
 def layer_on_rank(model: ModelSpec, candidates: Candidates) -> Floats:
-    """Parameters of one layer on one rank; of the larger kind if a model has both."""
+    """Return parameters of one layer on one rank; of the larger kind if a model has both."""
     t = candidates.tensor_parallel_size
     if model.architecture == "encoder_decoder":
         return layer_parameters(model, tensor_parallel_size=t) + attention_parameters(
@@ -408,7 +415,7 @@ def layer_on_rank(model: ModelSpec, candidates: Candidates) -> Floats:
     return moe_shared_parameters(model, tensor_parallel_size=t) + experts
 
 
-# Parameters divided over the ranks that hold the same ones, and the seconds of one step.
+# Parameters divided over the ranks with the same ones, and the seconds of one step.
 
 
 def _divided(
@@ -423,15 +430,17 @@ def _divided(
     whole: Floats,
     added: Floats,
 ) -> tuple[list[StageStates], StateTimes]:
-    """(states of each stage, seconds of one step) of parameters divided over the ranks that hold
-    the same ones, sent in `pieces`; the share `whole` of their gradients lies on every rank
-    besides. `added` are the bytes per byte of a gradient that kernels of their own move in a step
-    to accumulate it.
+    """Return states of each stage and seconds of one step, for parameters divided over ranks with
+    the same ones.
 
     Gradients are all-reduced, from ZeRO 1 (with Muon ZeRO 2) on reduce-scattered. Replicas reduce
-    in buckets, whose bytes are a share of the accumulated gradients'. Each bucket is a collective
-    of its own: scattered and gathered ones take a lap around the ring, all-reduces run through
-    trees.
+    in buckets, whose bytes are a fraction of the accumulated gradients'. Each bucket is a separate
+    collective: reduce-scatters and all-gathers use a ring, all-reduces use trees.
+
+    Args:
+        pieces: Number of collectives.
+        whole: Fraction of the gradients that is also stored whole on every rank.
+        added: Bytes per gradient byte that separate accumulation kernels move in a step.
     """
     profile, zero_stage = case.profile, candidates.zero_stage
     all_reduced_below = 2 if case.workload.optimizer == "muon" else 1
@@ -516,8 +525,9 @@ def _divided(
 
 
 def _largest(columns: Sequence[Floats], pipeline: Pipeline, candidates: Candidates) -> Floats:
-    """The largest of a quantity of each stage: of both ends, and with layers of two kinds of the
-    stages between them.
+    """Return the largest of a quantity of each stage.
+
+    These are both ends, and with two kinds of layers the stages between them.
     """
     ends = len(pipeline.ends)
     largest = functools.reduce(maximum, columns[:ends])
@@ -530,8 +540,8 @@ def _largest(columns: Sequence[Floats], pipeline: Pipeline, candidates: Candidat
 
 
 def _largest_stages(candidates: Candidates, pipeline: Pipeline) -> list[StageLayers]:
-    """Return stages as large as the largest, with the layers of the stage with fewest dense ones
-    and of that with most.
+    """Return stages as large as the largest, with the layers of the stages with fewest and most
+    dense layers.
     """
     count = maximum(
         functools.reduce(maximum, [end.layers.count for end in pipeline.ends]),
@@ -560,7 +570,7 @@ def _offloaded(
     pipeline: Pipeline,
     size: BytesPerParameter,
 ) -> tuple[list[StageStates], StateTimes]:
-    """The states with the share f of the optimizer on the host (see
+    """Return the states with the fraction f of the optimizer on the host (see
     `optimizer.offloaded_update`).
     """
     share = case.workload.offloaded_share

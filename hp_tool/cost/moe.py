@@ -1,8 +1,8 @@
 """The mixture-of-experts block: router, dispatch, grouped matmuls, combine, shared experts.
 
 Modelled on Megatron Core's dropless dispatcher: each rank routes its T/t tokens to k experts each,
-an all-to-all over the e_p expert-parallel ranks brings them to their experts, and expert tensor
-parallelism splits each expert's matrices. A rank holds E/e_p experts; the busiest rank sees
+an all-to-all over the e_p expert-parallel ranks sends them to their experts, and expert tensor
+parallelism splits each expert's matrices. A rank has E/e_p experts; the busiest rank has
 `imbalance` times the mean load.
 """
 
@@ -36,18 +36,17 @@ from hp_tool.domain.parallel import TokenDispatcher
 
 KERNELS = Kernels(forward=16.0, backward=20.0)
 TILE_ROWS = 128.0
-"""Rows that a matmul's thread blocks compute together: a group's last tile is half empty on
-average.
-"""
+"""Rows per thread block of a matmul: a group's last tile is half empty on average."""
 COMMUNICATION_SHARE = 20.0 / 132.0
-"""Of the device's arithmetic, taken by an exchange that runs beside it: 20 of 132 multiprocessors
+"""Fraction of the device's arithmetic used by an overlapped exchange: 20 of 132 multiprocessors
 (arXiv 2412.19437 section 3.2.2).
 """
 
 
 def routed_tokens(case: TrainingCase, candidates: Candidates, s: Shapes) -> Floats:
-    """Token copies that the busiest rank's experts process: (T/t) k e_t times the imbalance, at
-    most the capacity.
+    """Return token copies that the busiest rank's experts process.
+
+    (T/t) k e_t times the imbalance, at most the capacity.
     """
     workload = case.workload
     factor = workload.expert_imbalance
@@ -62,17 +61,17 @@ def routed_tokens(case: TrainingCase, candidates: Candidates, s: Shapes) -> Floa
 
 
 def routed_width(model: ModelSpec) -> float:
-    """Width in which tokens travel to the routed experts."""
+    """Return the width of tokens sent to the routed experts."""
     return float(model.moe_latent_size or model.hidden_size)
 
 
 def expert_bytes(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> BlockBytes:
-    """Activation bytes of the block.
+    """Return activation bytes of the block.
 
     Norm and router input (16 bits: the router's matmul is wide), 8 bytes per pair of token and
     expert (the fused permutation's map, two int32), permuted inputs of the experts, pre-activations
-    and activations of routed and shared experts. About 32 bytes per chosen pair, its probabilities
-    and indices, are not counted.
+    and activations of routed and shared experts. About 32 bytes per selected pair, its
+    probabilities and indices, are not counted.
     """
     model = case.model
     gates = float(model.mlp_inputs)
@@ -94,7 +93,7 @@ def expert_bytes(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> Bl
     experts = routed * (
         travelling * routed_input + width * (gates * s.activation_input + activated + routed_input)
     )
-    if model.moe_latent_size is not None:  # what the projection back reads
+    if model.moe_latent_size is not None:  # input of the projection back
         experts = experts + own * travelling * s.saved_input
     beside = s.tokens * shared * (gates * s.activation_input + activated + s.saved_input)
     return BlockBytes(
@@ -108,15 +107,16 @@ def expert_bytes(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> Bl
 
 
 def expert_time(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> BlockTime:
-    """Seconds of the block."""
+    """Return seconds of the block."""
     return with_launches(
         expert_kernels(case=case, candidates=candidates, s=s), case=case, candidates=candidates
     )
 
 
 def with_launches(block: BlockTime, *, case: TrainingCase, candidates: Candidates) -> BlockTime:
-    """The block with what its host takes to launch it: half of the preparation of the dispatch in
-    each pass, and each expert's own kernels.
+    """Return the block with its host's launch time.
+
+    Half of the dispatch preparation is in each pass, plus each expert's own kernels.
     """
     framework = case.profile.framework
     alone = kernels_of_expert(case)
@@ -133,7 +133,7 @@ def with_launches(block: BlockTime, *, case: TrainingCase, candidates: Candidate
 
 
 def expert_kernels(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> BlockTime:
-    """Seconds of the block on a device that waits for no launch.
+    """Return seconds of the block on a device that does not wait for launches.
 
     Two all-to-alls forward (dispatch, combine) and two backward; with expert tensor parallelism
     also an all-gather and a reduce-scatter of the dispatched tokens per pair.
@@ -170,8 +170,8 @@ def expert_kernels(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> 
         )
         forward, gradient = forward + beside, gradient + beside_gradient
 
-    # Permute (read, write) and un-permute (read, weighted sum) every copy, and where they arrive by
-    # ranks sort them by experts and back; norm, residual and activation as in a dense MLP.
+    # Permute (read, write) and un-permute (read, weighted sum) every copy, and sort copies that
+    # arrive by ranks by experts and back; norm, residual and activation as in a dense MLP.
     moved = routed * routed_width(model) * s.e
     sorting = 4.0 * arrives_by_ranks(case, c)
     norm = s.tokens * s.h / s.shards
@@ -232,7 +232,9 @@ def expert_kernels(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> 
 def _exchange_seconds(
     one_copy: Floats, *, case: TrainingCase, group: Group, candidates: Candidates
 ) -> Floats:
-    """Seconds of one exchange in which a copy of each of a rank's tokens takes so many bytes."""
+    """Return seconds of one exchange in which a copy of each of a rank's tokens has so many
+    bytes.
+    """
     codes, usual = candidates.moe_token_dispatcher_type, case.strategy.moe_token_dispatcher_type
     seconds: Floats = 0.0
     for code in np.unique(codes).tolist() if isinstance(codes, np.ndarray) else (codes,):
@@ -246,7 +248,7 @@ def _exchange_seconds(
 def _dispatched_seconds(
     one_copy: Floats, *, case: TrainingCase, group: Group, dispatcher: TokenDispatcher
 ) -> Floats:
-    """Seconds of one exchange by this dispatcher."""
+    """Return seconds of one exchange by this dispatcher."""
     if dispatcher == "allgather":
         return group_ring(machine=case, group=group).seconds(one_copy * (group.size - 1.0))
     near, away = travelling_copies(case=case, group=group, dispatcher=dispatcher)
@@ -257,8 +259,10 @@ def _dispatched_seconds(
 
 
 def arrives_by_ranks(case: TrainingCase, c: Candidates) -> Bools:
-    """Whether copies come in the order of the ranks that sent them, to several experts: under
-    alltoall (Megatron Core, MoEAlltoAllTokenDispatcher.sort_input_by_local_experts).
+    """Return whether copies arrive in the order of the sending ranks, for several experts: under
+    alltoall.
+
+    Source: Megatron Core, MoEAlltoAllTokenDispatcher.sort_input_by_local_experts.
     """
     several = c.expert_parallel_size < (case.model.num_experts or 1)
     codes, usual = (
@@ -270,11 +274,11 @@ def arrives_by_ranks(case: TrainingCase, c: Candidates) -> Bools:
 
 
 def kernels_of_expert(case: TrainingCase) -> Kernels:
-    """Kernels that one expert of a rank launches on its own, as Transformer Engine's grouped linear
-    layer does.
+    """Return kernels that one expert of a rank launches separately, as in Transformer Engine's
+    grouped linear.
 
     Two matmuls and four in the backward pass; below 16 bits a reduction and a cast before each
-    input and each gradient; biased experts (`expert_bias`) multiply and add the second bias, and
+    input and each gradient. Biased experts (`expert_bias`) multiply and add the second bias, and
     backward reduce its gradient and the weights'.
     """
     casts = 4.0 if is_narrow(case.workload.of_experts) else 0.0
@@ -282,22 +286,22 @@ def kernels_of_expert(case: TrainingCase) -> Kernels:
     return Kernels(forward=2.0 + casts + 2.0 * biased, backward=4.0 + casts + 8.0 * biased)
 
 
-# Copies of a token that travel to the experts' ranks, by link.
+# Copies of a token that are sent to the experts' ranks, by link.
 #
 # alltoall (Megatron Core's dispatcher of that name, NCCL): one copy for each of the token's k
 # experts. flex (DeepEP, HybridEP): one copy for each other node with any of these experts, and
-# inside a node one for each such rank; results are summed on the way back, so combining moves as
-# much (DeepEP, "normal kernels"; arXiv 2412.19437 section 3.2.2). allgather: every rank gets every
-# token, by a ring, and combining is a reduce-scatter of the same size.
+# inside a node one for each such rank; results are summed on the way back, so combine moves the
+# same amount (DeepEP, "normal kernels"; arXiv 2412.19437 section 3.2.2). allgather: every rank
+# receives every token, by a ring, and combine is a reduce-scatter of the same size.
 
 
 def travelling_copies(
     *, case: TrainingCase, group: Group, dispatcher: TokenDispatcher
 ) -> tuple[Floats, Floats]:
-    """(inside the NVLink domain, out of it) mean number of copies of a token that a rank sends, for
-    a uniform router.
+    """Return (inside the NVLink domain, out of it) mean copies of a token that a rank sends.
 
-    `group` are the e_p expert-parallel ranks, k of them in each of e_p / k domains.
+    The router is uniform. `group` are the e_p expert-parallel ranks, k of them in each of e_p / k
+    domains.
     """
     model = case.model
     size = group.size
@@ -315,13 +319,15 @@ def travelling_copies(
         groups=groups,
         kept=min(model.topk_group or groups, groups),
     )
-    # A copy that arrives in a domain is on one of the k ranks; the others get theirs over NVLink.
+    # A copy that arrives in a domain is on one of the k ranks; the others receive theirs over
+    # NVLink.
     return domains * (k - 1.0) * _of_each(size, used), (domains - 1.0) * _of_each(domains, used)
 
 
 @functools.lru_cache(maxsize=4096)
 def used_share(parts: int, *, experts: int, chosen: int, groups: int, kept: int) -> float:
-    """Probability that a token has an expert in one of `parts` equal parts of the E experts.
+    """Return the probability that a token has an expert in one of `parts` equal parts of the E
+    experts.
 
     With k `chosen` of E drawn uniformly 1 - C(E - E/n, k) / C(E, k). Group-limited routing
     (DeepSeek) first draws `kept` of `groups` groups of neighbouring experts, then the k from these;
@@ -329,7 +335,7 @@ def used_share(parts: int, *, experts: int, chosen: int, groups: int, kept: int)
     """
     eligible = kept * experts // groups
     untouched = 0.0
-    together = max(groups // parts, 1)  # groups in a part; a part smaller than a group lies in one
+    together = max(groups // parts, 1)  # groups in a part, at least one
     for drawn in range(max(kept - (groups - together), 0), min(together, kept) + 1):
         weight = (
             math.comb(together, drawn)
@@ -344,25 +350,25 @@ def used_share(parts: int, *, experts: int, chosen: int, groups: int, kept: int)
 
 
 def _of_each(parts: Ints, share: Callable[[int], float]) -> Floats:
-    """The share for each number of parts, computed once per distinct number."""
+    """Return the probability for each number of parts, computed once per distinct number."""
     if not isinstance(parts, np.ndarray):
         return share(int(parts))
     different, which = np.unique(parts, return_inverse=True)
     return np.array([share(int(one)) for one in different])[which]
 
 
-# All-to-alls of one micro-batch's experts behind the opposite pass of another's: Megatron Core's
-# overlap_moe_expert_parallel_comm (pipeline_parallel/combined_1f1b.py), DualPipe. What they hide
-# takes COMMUNICATION_SHARE of the arithmetic beside it.
+# Overlap of all-to-alls of one micro-batch's experts with the opposite pass of another: Megatron
+# Core's overlap_moe_expert_parallel_comm (pipeline_parallel/combined_1f1b.py), DualPipe. Overlapped
+# exchanges use COMMUNICATION_SHARE of the concurrent arithmetic.
 
 
 def behind_other_pass(experts: BlockTime, *, attention: BlockTime) -> BlockTime:
-    """The experts' block if one micro-batch's forward pass runs merged with another's backward
+    """Return the experts' block if one micro-batch's forward pass is merged with another's backward
     pass.
 
-    Of the two all-to-alls of each pass, one runs beside the other pass's attention and one beside
-    its experts: exposed = sum over both of max(a2a - compute, 0). Forward dispatch runs beside the
-    experts' backward, forward combine beside the attention's backward, and the backward ones beside
+    Of the two all-to-alls of each pass, one overlaps with the other pass's attention and one with
+    its experts: exposed = sum over both of max(a2a - compute, 0). Forward dispatch overlaps with
+    the experts' backward, forward combine with the attention's backward, and the backward ones with
     the forward compute.
     """
     forward, backward = experts.expert / 2.0, experts.expert_backward / 2.0
@@ -375,18 +381,18 @@ def behind_other_pass(experts: BlockTime, *, attention: BlockTime) -> BlockTime:
 
 
 def _left_over(exchange: Floats, compute: Floats) -> Floats:
-    """Seconds that an exchange adds to the compute beside it, which it slows."""
+    """Return how much an overlapped exchange slows the compute it overlaps with, in seconds."""
     hidden = minimum(exchange, compute)
     return exchange - (1.0 - COMMUNICATION_SHARE) * hidden
 
 
 def merged_share(candidates: Candidates, *, micro_batches: Floats, merges: bool = True) -> Floats:
-    """Share of the passes that run merged with an opposite one: 1 - ((v - 1) p + 1) / (m v), where
-    it is `merges` for.
+    """Return the fraction of passes that are merged with an opposite one: 1 - ((v - 1) p + 1) / (m
+    v).
 
     These are all passes except the warm-up of the last pipeline rank, whose passes follow each
-    other without gaps; without a pipeline all but one of m. Under DualPipe, merges or not, all but
-    3 p / 2 - 1 of its first rank's, under DualPipeV all but (3 p - 1) / 2 of both chunks'.
+    other without gaps; without a pipeline all but one of m. Under DualPipe, always, all but 3 p / 2
+    - 1 of its first rank's, under DualPipeV all but (3 p - 1) / 2 of both chunks'.
     """
     p, v = candidates.pipeline_parallel_size, candidates.virtual_pipeline_parallel_size
     share: Floats = (

@@ -1,5 +1,4 @@
-"""Groups of ranks on the network: their places, the effect of its topology on their traffic, and
-the seconds of collectives.
+"""Groups of ranks on the network: placement, topology effects, and seconds of collectives.
 
 Ranks are numbered through the parallel dimensions in an order, innermost first, as in Megatron
 Core's RankGenerator. Dense layers form the grid t c d p, experts the grid e_t e_p (t c d / (e_p
@@ -31,20 +30,18 @@ class Axis:
 
 @dataclass(frozen=True, slots=True)
 class Domain:
-    """The ranks of a job that reach each other over NVLink: `size` consecutive ones, from the first
-    rank on.
-    """
+    """Ranks of a job connected by NVLink: `size` consecutive ones, from the first rank on."""
 
     size: Ints
     together: Ints = 1
-    """Consecutive ranks that no domain divides, in whole nodes: the innermost groups."""
+    """Consecutive ranks, in whole nodes, that no domain divides: the innermost groups."""
     of_several_nodes: bool = False
-    """A rack: its nodes are given to a job one by one, so that groups too large for one rack are
-    spread evenly over several.
+    """Whether it is a rack, whose nodes are allocated one by one, so that groups too large for one
+    rack are spread evenly over several.
     """
 
     def sharing(self, axis: Axis) -> Ints:
-        """Members of an axis in one domain; where domains hold different numbers, the fewest."""
+        """Return the members of an axis in one domain; if domains differ, the fewest."""
         counted = in_block(axis, self.size)
         if not self.of_several_nodes:
             return counted
@@ -54,8 +51,9 @@ class Domain:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """The ranks of one group: all combinations of its axes, innermost first. Neighbouring
-    dimensions form one axis.
+    """The ranks of one group: all combinations of its axes, innermost first.
+
+    Neighbouring dimensions form one axis.
     """
 
     axes: tuple[Axis, ...]
@@ -63,12 +61,12 @@ class Group:
 
     @property
     def size(self) -> Ints:
-        """Ranks in the group."""
+        """Return the number of ranks in the group."""
         return math.prod((axis.size for axis in self.axes), start=1)
 
     @property
     def in_domain(self) -> Ints:
-        """Members that share an NVLink domain; where domains hold different numbers, the fewest."""
+        """Return the members that share an NVLink domain; if domains differ, the fewest."""
         return math.prod((self.domain.sharing(axis) for axis in self.axes), start=1)
 
 
@@ -76,9 +74,12 @@ DIMENSIONS = ("tp", "cp", "ep", "dp", "pp")
 
 
 def checked_order(order: str) -> str:
-    """The full order of DIMENSIONS for a query's rank_order. Raises InputError.
+    """Return the full order of DIMENSIONS for a query's rank_order.
 
-    cp and ep follow tp if left out (Megatron-LM's --use-tp-pp-dp-mapping is tp-cp-ep-pp-dp).
+    cp and ep follow tp if omitted (Megatron-LM's --use-tp-pp-dp-mapping is tp-cp-ep-pp-dp).
+
+    Raises:
+        InputError: The order does not name each dimension once.
     """
     named = order.split("-")
     if len(set(named)) < len(named) or not {"tp", "dp", "pp"} <= set(named) <= set(DIMENSIONS):
@@ -93,7 +94,9 @@ def checked_order(order: str) -> str:
 
 
 def dense_group(candidates: Candidates, *names: str, cluster: ClusterSpec) -> Group:
-    """The group over the dimensions `names` (tp, cp, dp, pp) of attention and dense layers."""
+    """Return the group over the dimensions `names` (tp, cp, dp, pp) of attention and dense
+    layers.
+    """
     return Group(
         _axes(_dense_sizes(candidates), names, cluster.rank_order),
         domains(candidates, cluster=cluster),
@@ -101,8 +104,9 @@ def dense_group(candidates: Candidates, *names: str, cluster: ClusterSpec) -> Gr
 
 
 def expert_group(candidates: Candidates, *names: str, cluster: ClusterSpec) -> Group:
-    """The group over the dimensions `names` of experts: tp (experts' tensor parallelism), ep, dp
-    (their replicas), pp.
+    """Return the group over the dimensions `names` of experts.
+
+    These are tp (experts' tensor parallelism), ep, dp (their replicas), and pp.
     """
     return Group(
         _axes(_expert_sizes(candidates), names, cluster.rank_order),
@@ -111,16 +115,16 @@ def expert_group(candidates: Candidates, *names: str, cluster: ClusterSpec) -> G
 
 
 def neighbours(size: Ints, *, cluster: ClusterSpec, stride: Ints = 1) -> Group:
-    """`size` ranks at a distance of `stride`, the innermost group of a job."""
+    """Return `size` ranks at a distance of `stride`, the innermost group of a job."""
     return Group((Axis(size, stride),), _filled(cluster, size * stride))
 
 
 def domains(candidates: Candidates, *, cluster: ClusterSpec) -> Domain:
-    """The NVLink domains as jobs are laid out over them.
+    """Return the NVLink domains of a job.
 
-    A node's devices all belong to the job. Of a rack it uses cluster.nvlink_segment_gpus, or else
-    as many as hold the innermost groups a whole number of times: the largest nested groups of dense
-    layers and of experts that fit into a rack, 64 of 72 for groups of 8 and of 32.
+    A node's devices all belong to the job. On a rack the job uses cluster.nvlink_segment_gpus, by
+    default as many as fit a whole number of the innermost groups. These are the largest nested
+    groups of dense layers and of experts that fit into a rack: 64 of 72 for groups of 8 and of 32.
     """
     if (
         cluster.nvlink_segment_gpus is not None
@@ -141,8 +145,8 @@ def domains(candidates: Candidates, *, cluster: ClusterSpec) -> Domain:
 
 
 def _filled(cluster: ClusterSpec, extent: Ints) -> Domain:
-    """Domains that hold groups of `extent` neighbouring ranks a whole number of times, in whole
-    nodes if that is possible.
+    """Return domains with a whole number of groups of `extent` neighbouring ranks, in whole nodes
+    if possible.
     """
     size, per_node = cluster.nvlink_domain_size, cluster.gpus_per_node
     if size <= per_node:
@@ -174,7 +178,8 @@ def _expert_sizes(c: Candidates) -> dict[str, Ints]:
 
 
 def split(group: Group, parts: Ints) -> tuple[Group, Group]:
-    """(one of `parts` equal parts of the group, the ranks with the same place in each part).
+    """Return (one of `parts` equal parts of the group, the ranks at the same position in each
+    part).
 
     The outermost axis is divided, into single ranks if it has fewer than `parts`.
     """
@@ -186,16 +191,16 @@ def split(group: Group, parts: Ints) -> tuple[Group, Group]:
 
 
 def sharing(group: Group, *, block: int) -> Ints:
-    """Members of a group within one block of `block` consecutive ranks, such as the devices under a
-    leaf.
+    """Return members of a group within one block of `block` consecutive ranks, such as those under
+    a leaf.
     """
     return math.prod((in_block(axis, block) for axis in group.axes), start=1)
 
 
 def in_block(axis: Axis, block: Ints) -> Ints:
-    """Members of an axis within one block of consecutive ranks.
+    """Return members of an axis within one block of consecutive ranks.
 
-    If groups do not fit into blocks evenly, some straddle an edge, and all wait for them: the count
+    If groups do not fit into blocks evenly, some span two blocks, and all wait for them: the count
     is that of the ranks on the short side, gcd(block, extent) / stride.
     """
     return maximum(gcd(block, axis.size * axis.stride) // axis.stride, 1)
@@ -228,8 +233,10 @@ def _axes(sizes: dict[str, Ints], names: tuple[str, ...], order: str) -> tuple[A
 
 
 def local_bandwidth(gpu: GpuSpec) -> float:
-    """Per-direction bandwidth to a device of the same host: NVLink, else PCIe; half of PCIe without
-    peer-to-peer, because messages are first written to the host's memory and then read.
+    """Return the per-direction bandwidth to a device of the same host: NVLink, else PCIe.
+
+    It is half of PCIe without peer-to-peer, because messages are first written to the host's memory
+    and then read.
     """
     return gpu.nvlink_bandwidth_bytes_per_second or gpu.pcie_bandwidth_bytes_per_second * (
         1.0 if gpu.peer_to_peer else 0.5
@@ -237,11 +244,11 @@ def local_bandwidth(gpu: GpuSpec) -> float:
 
 
 def ring_slowdown(group: Group, *, in_domain: Ints, cluster: ClusterSpec) -> Floats:
-    """Factor (at least 1) by which oversubscription slows a ring across leaves.
+    """Return the factor (at least 1) by which oversubscription slows a ring across leaves.
 
-    A ring enters and leaves each leaf once, whatever its members there: with j domains of the group
-    under a leaf, 1/j of the leaf's ports send upwards, and 1/oversubscription of their bandwidth
-    exists: max(1, oversubscription / j).
+    A ring enters and leaves each leaf once: with j domains of the group under a leaf, 1/j of the
+    leaf's ports send upwards, and 1/oversubscription of their bandwidth is available: max(1,
+    oversubscription / j).
     """
     if not _oversubscribed(cluster):
         return 1.0
@@ -254,8 +261,9 @@ def ring_slowdown(group: Group, *, in_domain: Ints, cluster: ClusterSpec) -> Flo
 
 
 def send_slowdown(distance: Ints, *, cluster: ClusterSpec) -> Floats:
-    """Factor (at least 1) if every rank sends `distance` ranks on: the share min(distance / leaf,
-    1) of them goes upwards.
+    """Return the factor (at least 1) if every rank sends `distance` ranks on.
+
+    The fraction min(distance / leaf, 1) of the messages leaves the leaf.
     """
     if not _oversubscribed(cluster):
         return 1.0
@@ -264,11 +272,11 @@ def send_slowdown(distance: Ints, *, cluster: ClusterSpec) -> Floats:
 
 
 def exchange_slowdown(group: Group, *, in_domain: Ints, cluster: ClusterSpec) -> Floats:
-    """Factor (at least 1) for an all-to-all: of what leaves the domain (size - k), the share (size
-    - j k) leaves the leaf.
+    """Return the factor (at least 1) for an all-to-all.
 
-    Without NVLink nothing forwards to the right rail, and the (k - 1)/k that change rails go
-    upwards too.
+    Of the traffic that leaves the domain (size - k), the fraction (size - j k) leaves the leaf.
+    Without NVLink nothing forwards to the right rail, and the (k - 1)/k that change rails leave it
+    too.
     """
     if not _oversubscribed(cluster):
         return 1.0
@@ -281,7 +289,7 @@ def exchange_slowdown(group: Group, *, in_domain: Ints, cluster: ClusterSpec) ->
 
 
 def forwarded_bytes(away_bytes: Floats, *, in_domain: Ints, cluster: ClusterSpec) -> Floats:
-    """Bytes of an all-to-all that cross NVLink before the network.
+    """Return bytes of an all-to-all that cross NVLink before the network.
 
     On rails each message first goes to the neighbour on its receiver's rail (NCCL's PXN), one of
     the k in the domain; 1/k start there.
@@ -292,7 +300,7 @@ def forwarded_bytes(away_bytes: Floats, *, in_domain: Ints, cluster: ClusterSpec
 
 
 def detour_latency(group: Group, cluster: ClusterSpec, inside: Link) -> Floats:
-    """Additional seconds of a message between neighbours on different rails: one hop over
+    """Return additional seconds of a message between neighbours on different rails: one hop over
     NVLink.
     """
     if not _changes_rails(cluster):
@@ -318,8 +326,8 @@ def _leaf_devices(cluster: ClusterSpec) -> int:
 
 
 MEASURED_PEERS = 16
-"""The most ranks of an NVLink domain whose number was seen to add latency; the switches of a rack
-reduce in place.
+"""Maximum ranks of an NVLink domain whose number was measured to add latency; the switches of a
+rack reduce in place.
 """
 
 
@@ -335,14 +343,14 @@ class Ring:
     in_domain: Bools = True
     """Whether all members share an NVLink domain."""
     inner: Ring | None = None
-    """Between racks, the part of the ring inside them, which may be the slower one."""
+    """Between racks, the part of the ring inside them, which may be slower."""
 
     def seconds(self, wire_bytes: Floats, *, pieces: Floats = 1.0) -> Floats:
-        """Seconds to send `wire_bytes` from each member; zero bytes for a group of one.
+        """Return seconds to send `wire_bytes` from each member; zero bytes for a group of one.
 
         An all-gather or reduce-scatter of S bytes in total sends S (n-1)/n, an all-reduce twice
-        that (NCCL's bus-bandwidth convention). In `pieces`, sent one after the other, each pays the
-        latency and the approach to full bandwidth.
+        that (NCCL's bus-bandwidth convention). Each of `pieces`, sent in sequence, has its own
+        latency and approach to full bandwidth.
         """
         seconds = _ramped(wire_bytes, pieces * self.ramp_bytes) / self.bandwidth
         if self.inner is not None:
@@ -353,7 +361,7 @@ class Ring:
 
 
 def _ramped(wire_bytes: Floats, ramp_bytes: Floats) -> Floats:
-    """W + sqrt(W ramp_bytes), the bytes that would take as long at full bandwidth."""
+    """Return W + sqrt(W ramp_bytes), the bytes that would take as long at full bandwidth."""
     product = wire_bytes * ramp_bytes
     return wire_bytes + (
         np.sqrt(product) if isinstance(product, np.ndarray) else math.sqrt(product)
@@ -361,16 +369,16 @@ def _ramped(wire_bytes: Floats, ramp_bytes: Floats) -> Floats:
 
 
 def group_ring(*, group: Group, machine: Machine) -> Ring:
-    """The ring over the ranks of a group.
+    """Return the ring over the ranks of a group.
 
-    k members share an NVLink domain. Across domains up to k rings share the load, each with a
-    network port of its own. Every ring also passes all k members, so all rings together carry no
-    more than one member's NVLink: bandwidth = min(near, f min(NVLink, k x network)), f the share
+    k members share an NVLink domain. Across domains up to k rings share the load, each with its own
+    network port. Every ring also passes through all k members, so all rings together cannot exceed
+    one member's NVLink: bandwidth = min(near, f min(NVLink, k x network)), where f is the fraction
     of its slowest link that a ring over the network reaches. Without this bound the 64 ports of a
     rack would make the network faster than NVLink.
 
-    A chunk visits every rank of its ring. Over the network each of the n - 1 hops costs the
-    proxy's overhead, those inside a domain too, and n / k - 1 of them cross it.
+    A chunk visits every rank of its ring. Over the network each of the n - 1 hops adds the proxy's
+    overhead, also inside a domain, and n / k - 1 of them cross the network.
 
     Source: NVIDIA/nccl, src/graph: search.cc (ncclTopoFollowPath takes a ring's bandwidth from
     every link on its way), tuning.cc (ncclTopoTuneModel: "Inter-node rings still have to launch
@@ -407,8 +415,10 @@ def group_ring(*, group: Group, machine: Machine) -> Ring:
 
 
 def tree_latency(ring: Ring, *, group: Group, machine: Machine) -> Floats:
-    """Return the latency of an all-reduce: of NCCL's double binary tree over domains, up and down,
-    with a chain of each domain's members below; inside one domain the ring's.
+    """Return the latency of an all-reduce.
+
+    Across domains it is that of NCCL's double binary tree, up and down, with a chain of each
+    domain's members below; inside one domain the ring's.
 
     Source: NVIDIA/nccl, src/graph/tuning.cc (ncclTopoTuneModel): 2 ((k - 1) intra + log2(n / k)
     inter).
@@ -422,17 +432,17 @@ def tree_latency(ring: Ring, *, group: Group, machine: Machine) -> Floats:
 
 
 def tensor_ring(*, candidates: Candidates, case: TrainingCase) -> Ring:
-    """The tensor-parallel group's ring."""
+    """Return the tensor-parallel group's ring."""
     return group_ring(machine=case, group=dense_group(candidates, "tp", cluster=case.cluster))
 
 
 def send_seconds(
     message_bytes: Floats, *, distance: Ints, crosses: Bools, machine: Machine
 ) -> Floats:
-    """Seconds to send one message to the rank `distance` further on, into another NVLink domain
-    where `crosses`.
+    """Return seconds to send one message to the rank `distance` further on.
 
-    All ranks send at once, each over its own link.
+    If `crosses`, that rank is in another NVLink domain. All ranks send at once, each over its own
+    link.
     """
     cluster, profile = machine.cluster, machine.profile
     inside = profile.gpu.nvlink
@@ -447,8 +457,9 @@ def send_seconds(
 
 
 def all_to_all_seconds(wire_bytes: Floats, *, group: Group, machine: Machine) -> Floats:
-    """Seconds in which each member sends `wire_bytes` spread evenly over the others; zero bytes for
-    a group of one.
+    """Return seconds in which each member sends `wire_bytes` spread evenly over the others.
+
+    Zero bytes for a group of one.
     """
     size, k = group.size, group.in_domain
     away = wire_bytes * ((size - k) / maximum(size - 1, 1))
@@ -463,11 +474,11 @@ def exchange_seconds(
     machine: Machine,
     fraction: float | None = None,
 ) -> Floats:
-    """Seconds in which each member sends `near_bytes` inside its NVLink domain and `away_bytes` out
-    of it.
+    """Return seconds in which each member sends `near_bytes` inside its NVLink domain and
+    `away_bytes` out of it.
 
-    Both travel at the same time, and the slower decides. `fraction`: what another program than NCCL
-    reaches of NVLink.
+    Both are sent concurrently, and the slower determines the time. `fraction` is the fraction of
+    NVLink that a library other than NCCL reaches.
     """
     cluster, profile = machine.cluster, machine.profile
     size, k = group.size, group.in_domain

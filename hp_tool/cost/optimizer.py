@@ -33,8 +33,8 @@ class BytesPerParameter:
     state: float
     """The first of the states."""
     communicated_weights: float
-    """Bytes that an all-gather of weights sends: the matmuls' 16 bits even if the shards are kept
-    in fp32.
+    """Bytes that an all-gather of weights sends: the matmuls' 16 bits even if the shards are
+    fp32.
     """
     lighter_matrices: float
     """Optimizer bytes that a weight matrix saves compared with other parameters: Muon has no second
@@ -43,9 +43,9 @@ class BytesPerParameter:
     matrix_copies: float = 0.0
     """Additional bytes of a weight matrix: quantised by rows and by columns instead of 16 bits."""
     matrix_communicated: float = 0.0
-    """The same for an all-gather, which sends one of the two; negative if it saves."""
+    """The same for an all-gather, which sends one of the two copies; negative if it saves bytes."""
     frozen_matrices: float | None = None
-    """Bytes of a weight matrix under adapters, stored and sent; None: `weights` and
+    """Bytes of a weight matrix under adapters, stored and sent; None for `weights` and
     `communicated_weights`.
     """
 
@@ -59,7 +59,7 @@ class BytesPerParameter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageBytes:
-    """Bytes that one rank of one stage keeps without sharding; shape (n,)."""
+    """Bytes on one rank of one stage without sharding; shape (n,)."""
 
     weights: Floats
     trained_weights: Floats
@@ -72,12 +72,11 @@ class StageBytes:
 
 
 def stored_precision(workload: TrainingWorkload) -> StatePrecision:
-    """Return the precision of stored parameters: the query's, else fp32 if shards or matmuls are in
-    fp32, else 16 bits.
+    """Return the precision of stored parameters.
 
-    Under adapters frozen weights are loaded in the 16 bits they are computed in: nothing updates
-    them, so none needs fp32 (torchtune's recipes/configs set dtype bf16, litgpt's finetune/lora.py
-    runs in bf16-true).
+    It is the query's, else fp32 if shards or matmuls are in fp32, else 16 bits. Under adapters
+    frozen weights are loaded in the 16 bits of their compute: nothing updates them, so none needs
+    fp32 (torchtune's recipes/configs set dtype bf16, litgpt's finetune/lora.py runs in bf16-true).
     """
     if workload.parameter_precision is not None:
         return workload.parameter_precision
@@ -107,19 +106,18 @@ def optimizer_precision(workload: TrainingWorkload) -> StatePrecision:
 def bytes_per_parameter(
     workload: TrainingWorkload, *, weight_copies: float = 2.0
 ) -> BytesPerParameter:
-    """Bytes per parameter in mixed precision.
+    """Return bytes per parameter in mixed precision.
 
-    Megatron Core keeps 16-bit weights, fp32 gradients, an fp32 master copy and Adam states. FSDP
-    keeps fp32 shards, gathers 16 bits, and needs no master copy.
+    Megatron Core stores 16-bit weights, fp32 gradients, an fp32 master copy and Adam states. FSDP
+    stores fp32 shards, gathers 16 bits, and needs no master copy.
 
-    Adam keeps two states, SGD its momentum, Muon a momentum for the layers' weight matrices and
+    Adam has two states, SGD its momentum, Muon a momentum for the layers' weight matrices and
     Adam's two for embeddings, output layer, norms and biases (Megatron Core's optimizer/muon.py;
     arXiv 2502.16982 section 2.2). Narrower states and master copies are those of Megatron's
-    precision-aware optimizer; the one scale per tensor of fp16 and fp8 states is not counted.
+    precision-aware optimizer; the scale per tensor of fp16 and fp8 states is not counted.
     torch.optim on the parameters themselves has gradients and states of their precision, or of the
-    adapters', whose wider weights count among the states.
-    `remainder` stores the 16 bits of the fp32 master copy that bf16 weights lack. `weight_copies`
-    are those of a weight kept in 8 bits.
+    adapters', whose wider weights count among the states. `remainder` stores the 16 bits of the
+    fp32 master copy that bf16 weights lack. `weight_copies` are those of a weight stored in 8 bits.
     """
     stored = stored_precision(workload)
     # Megatron's fp8-param-gather quantises the layers' matrices and leaves the rest in 16 bits.
@@ -155,10 +153,10 @@ def stage_bytes(
     adapters: Floats | None = None,
     frozen: Floats = 0.0,
 ) -> StageBytes:
-    """Bytes of a stage's `parameters`, of which `matrices` are entries of weight matrices and
-    `frozen` are not trained.
+    """Return bytes of a stage's `parameters`.
 
-    If there are `adapters` (their number of parameters), only these are trained.
+    `matrices` are entries of weight matrices among them, and `frozen` are not trained. If there are
+    `adapters` (their number of parameters), only these are trained.
     """
     trained = parameters - frozen
     quantized: Floats = 0.0
@@ -179,7 +177,7 @@ def stage_bytes(
     )
 
 
-# Muon's update: the momentum of every weight matrix is orthogonalised by Newton-Schulz iterations.
+# Muon's update: Newton-Schulz iterations orthogonalise the momentum of every weight matrix.
 
 
 ITERATIONS = 5
@@ -187,7 +185,7 @@ ITERATIONS = 5
 
 
 def newton_schulz_flops(rows: Floats, columns: Floats) -> Floats:
-    """FLOPs for one matrix of smaller side r and larger side q.
+    """Return FLOPs for one matrix of smaller side r and larger side q.
 
     An iteration is A = X X^T, A^2 and (b A + c A^2) X: 2 r^2 q + 2 r^3 + 2 r^2 q FLOPs.
     """
@@ -196,10 +194,10 @@ def newton_schulz_flops(rows: Floats, columns: Floats) -> Floats:
 
 
 def newton_schulz_seconds(rows: Floats, columns: Floats, *, machine: Machine) -> Floats:
-    """Seconds for one matrix: three matmuls per iteration, in bf16 if the GPU has it (Megatron's
-    muon_fp32_matmul_prec medium).
+    """Return seconds for one matrix: three matmuls per iteration, in bf16 if the GPU supports it.
 
-    Elementwise sums of r^2 and r q are small and not counted.
+    Source: Megatron's muon_fp32_matmul_prec medium. Elementwise sums of r^2 and r q are small and
+    not counted.
     """
     cluster = machine.cluster
     r, q = minimum(rows, columns), maximum(rows, columns)
@@ -222,13 +220,13 @@ def muon_seconds(
     stages: Sequence[StageLayers],
     matrices: Floats,
 ) -> Floats:
-    """Seconds that Muon adds to the optimizer step: the orthogonalisation, and exchanges of the
-    sharded momenta.
+    """Return seconds that Muon adds to the optimizer step: orthogonalisation, and exchanges of
+    momenta.
 
-    ZeRO 2 and 3 leave every rank a shard of every matrix: two exchanges gather 16-bit momenta and
-    return updates (arXiv 2502.16982 algorithm 1; those of experts, whose groups are small, are not
-    counted). With ZeRO 0 every rank processes all matrices. `stages` are those among which the
-    slowest is, `matrices` the entries of the largest stage's.
+    Under ZeRO 2 and 3 every rank has a shard of every matrix: two exchanges gather 16-bit momenta
+    and return updates (arXiv 2502.16982 algorithm 1; those of experts, whose groups are small, are
+    not counted). With ZeRO 0 every rank processes all matrices. `stages` are those that may be
+    slowest, `matrices` the entries of the largest stage's.
     """
     zero = candidates.zero_stage
     shards, expert_shards = (
@@ -260,11 +258,11 @@ def orthogonalize_seconds(
     shards: Floats,
     expert_shards: Floats,
 ) -> Floats:
-    """Seconds for the matrices that one rank of the largest stage processes.
+    """Return seconds for the matrices that one rank of the largest stage processes.
 
     Tensor-parallel ranks process their own slices (Megatron's muon_tp_mode blockwise), queries,
-    keys and values separately (muon_split_qkv); whole matrices are dealt out to the `shards` ranks
-    that divide the states (LayerWiseDistributedOptimizer), so a rank has at least one.
+    keys and values separately (muon_split_qkv). Whole matrices are distributed over the `shards`
+    ranks that divide the states (LayerWiseDistributedOptimizer), so a rank has at least one.
     """
     model = case.model
     count, fraction = layers.count, layers.expert_share
@@ -291,8 +289,8 @@ def orthogonalize_seconds(
 def _dealt(
     matrices: Iterable[Matrix], layers: Floats, shards: Floats, *, machine: Machine
 ) -> Floats:
-    """Seconds of the busiest rank if the matrices of `layers` layers are dealt out to `shards`
-    ranks.
+    """Return seconds of the busiest rank if the matrices of `layers` layers are distributed over
+    `shards` ranks.
     """
     work: Floats = 0.0
     longest: Floats = 0.0
@@ -312,17 +310,19 @@ def _dealt(
 
 
 PCIE_FRACTION = 0.8
-"""Pinned copies of many MB against the link's datasheet rate: 25 of 32 GB/s on PCIe 4, 52 of 64 on
-PCIe 5.
+"""Fraction of the link's datasheet rate of pinned copies of many MB: 25 of 32 GB/s on PCIe 4, 52 of
+64 on PCIe 5.
 """
 HOST_MEMORY_FRACTION = 0.45
-"""torch's fused AdamW on a CPU moves its 28 bytes a parameter at 0.55 of a copy's rate (torch 2.13,
+"""Fraction of the host's memory bandwidth.
+
+torch's fused AdamW on a CPU moves its 28 bytes per parameter at 0.55 of a copy's rate (torch 2.13,
 one thread, 2026-11-21), and a copy reaches about 0.8 of the memory's datasheet rate.
 """
 HOST_STATES = {"adam": 2, "sgd": 1}
 """Number of fp32 states of the optimizers that run on the host."""
 TRANSFER_OVERLAP = 1.0
-"""Share of the activations' copies that compute can hide: the GPU has its own copy engines."""
+"""Fraction of the activations' copies that compute can overlap: the GPU has copy engines."""
 LAYERS_ON_DEVICE = 2.0
 """Layers whose offloaded activations are on the device at the same time: one being copied, one in
 use.
@@ -330,7 +330,7 @@ use.
 
 
 def link_rate(gpu: GpuSpec) -> float:
-    """Bytes per second between device and host, each way."""
+    """Return bytes per second between device and host, each way."""
     return PCIE_FRACTION * gpu.pcie_bandwidth_bytes_per_second
 
 
@@ -346,12 +346,13 @@ class OffloadedUpdate:
 def offloaded_update(
     parameters: Floats, *, workload: TrainingWorkload, gpu: GpuSpec, size: BytesPerParameter
 ) -> OffloadedUpdate:
-    """Seconds and host bytes for updating `parameters` on the host (Megatron's
+    """Return seconds and host bytes for updating `parameters` on the host (Megatron's
     HybridDeviceOptimizer).
 
-    The host keeps fp32 parameters, gradients and states, pinned. Gradients are copied down in fp32,
-    the host updates (reads and writes parameters and states, reads gradients), 16-bit weights are
-    copied up: one after the other, as by default. The device updates its own share meanwhile.
+    The host has fp32 parameters, gradients and states, pinned. Gradients are copied to the host in
+    fp32, the host updates (reads and writes parameters and states, reads gradients), and 16-bit
+    weights are copied back, in sequence, as by default. The device updates its own share
+    concurrently.
     """
     states = HOST_STATES[workload.optimizer]
     host_rate = HOST_MEMORY_FRACTION * (gpu.host_memory_bandwidth_bytes_per_second or 0.0)
@@ -365,13 +366,12 @@ def offloaded_update(
 def offload_activations(
     saved: Floats, *, layer_bytes: Floats, layers: Floats, workload: TrainingWorkload
 ) -> tuple[Floats, Floats]:
-    """(bytes on the device, bytes on the host) of a stage that saves `saved`, `layer_bytes` per
-    layer of one micro-batch.
+    """Return (bytes on the device, bytes on the host) of a stage that saves `saved`.
 
-    The share f of the `layers`, the first ones, writes what it keeps to the host in the forward
-    pass and reads it back in the backward pass (Transformer Engine's CPU offload; with full
-    recomputation DeepSpeed's cpu_checkpointing). What is on its way then is where the other layers
-    of the micro-batch, not yet run or done, have or had theirs.
+    The fraction f of the `layers`, the first ones, copies its saved `layer_bytes` per layer and
+    micro-batch to the host in the forward pass and back in the backward pass (Transformer Engine's
+    CPU offload; with full recomputation DeepSpeed's cpu_checkpointing). Bytes being copied use the
+    memory of the micro-batch's other layers, which have not run or have finished.
     """
     away = workload.offloaded_share * saved
     others = (1.0 - workload.offloaded_share) * layers * layer_bytes
@@ -381,8 +381,9 @@ def offload_activations(
 def activation_seconds(
     stage_bytes: Floats, *, forward: Floats, backward: Floats, gpu: GpuSpec
 ) -> Floats:
-    """Exposed seconds per micro-batch that copies `stage_bytes` to the host behind its forward pass
-    and back behind its backward pass.
+    """Return exposed seconds per micro-batch of copying `stage_bytes` to the host and back.
+
+    The copies overlap with the forward and the backward pass.
     """
     each = stage_bytes / link_rate(gpu)
     return 2.0 * each - TRANSFER_OVERLAP * (minimum(each, forward) + minimum(each, backward))

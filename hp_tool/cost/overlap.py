@@ -1,6 +1,4 @@
-"""Overlap of communication with compute as a query sets it: known settings replace fitted
-constants.
-"""
+"""Overlap of communication with compute as a query sets it: settings replace fitted constants."""
 
 import dataclasses
 from typing import Any
@@ -11,17 +9,19 @@ from hp_tool.domain.workload import OverlapSpec
 from hp_tool.errors import UnsupportedError
 
 MERGED = "expert_parallel"
-"""Switched on, it is not a share of a pass: see `moe.behind_other_pass`."""
+"""If on, it is not a fraction of a pass: see `moe.behind_other_pass`."""
 
 
 def with_overlap(
     framework: FrameworkEfficiency, *, overlap: OverlapSpec | None, newest: FrameworkEfficiency
 ) -> FrameworkEfficiency:
-    """The framework's constants under a query's switches.
+    """Return the framework's constants under a query's switches.
 
-    Off hides nothing. On hides the measured share, or that of the newest measured software
-    (`newest`) if the runs behind these constants hid none. Raises UnsupportedError if there is no
-    measurement.
+    Off overlaps nothing. On overlaps the measured fraction, or that of the newest measured software
+    (`newest`) if the runs of these constants overlapped none.
+
+    Raises:
+        UnsupportedError: There is no measurement.
     """
     if overlap is None:
         return framework

@@ -18,7 +18,7 @@ from hp_tool.domain.model import ModelSpec
 
 
 def attention_parameters(model: ModelSpec, *, tensor_parallel_size: Ints = 1) -> Floats:
-    """Parameters of what mixes tokens in a layer on one rank; cross attention has attention's.
+    """Return parameters of a layer's token mixer on one rank; cross-attention has attention's.
 
     Counted are projections, their biases (row-parallel ones whole), the block's norm and the
     latents' norms, and if the model has them norms of queries and keys (norms of all heads are
@@ -47,8 +47,8 @@ def attention_parameters(model: ModelSpec, *, tensor_parallel_size: Ints = 1) ->
 
 
 def _query_key_norms(model: ModelSpec, t: Ints) -> Floats:
-    """Weights of the query and key norms: vectors of d, or of the local heads' a d / t + k d /
-    t.
+    """Return weights of the query and key norms: vectors of d, or of the local heads' a d / t + k d
+    / t.
     """
     width: Floats = 2.0 * model.head_size
     if model.query_key_norm == "all_heads":
@@ -57,7 +57,7 @@ def _query_key_norms(model: ModelSpec, t: Ints) -> Floats:
 
 
 def mlp_parameters(model: ModelSpec, *, tensor_parallel_size: Ints = 1) -> Floats:
-    """Parameters of a dense MLP on one rank and of the layer's norms except attention's."""
+    """Return parameters of a dense MLP on one rank and of the layer's norms except attention's."""
     t = tensor_parallel_size
     if model.feed_forward == "none":
         return 0.0
@@ -68,13 +68,13 @@ def mlp_parameters(model: ModelSpec, *, tensor_parallel_size: Ints = 1) -> Float
 
 
 def layer_parameters(model: ModelSpec, *, tensor_parallel_size: Ints = 1) -> Floats:
-    """Parameters of one dense layer on one of t ranks."""
+    """Return parameters of one dense layer on one of t ranks."""
     attention = attention_parameters(model, tensor_parallel_size=tensor_parallel_size)
     return attention + mlp_parameters(model, tensor_parallel_size=tensor_parallel_size)
 
 
 def expert_parameters(model: ModelSpec) -> float:
-    """Parameters of all routed experts of one MoE layer."""
+    """Return parameters of all routed experts of one MoE layer."""
     biases = 0.0
     if model.expert_bias:
         biases = (model.num_experts or 0) * (
@@ -84,7 +84,7 @@ def expert_parameters(model: ModelSpec) -> float:
 
 
 def moe_shared_parameters(model: ModelSpec, *, tensor_parallel_size: Ints = 1) -> Floats:
-    """Parameters of one MoE layer on one rank without its routed experts.
+    """Return parameters of one MoE layer on one rank without its routed experts.
 
     Attention, router, latent projections and shared experts' gate (whole), shared experts, norms.
     """
@@ -105,7 +105,9 @@ def moe_shared_parameters(model: ModelSpec, *, tensor_parallel_size: Ints = 1) -
 
 
 def active_expert_matrices(model: ModelSpec) -> float:
-    """Entries that a token passes in one MoE block: top-k and shared experts, and the router."""
+    """Return entries that a token is multiplied with in one MoE block: top-k and shared experts,
+    router.
+    """
     routed = (
         entries(expert_matrices(model))
         * (model.num_experts_per_tok or 0)
@@ -118,25 +120,30 @@ def active_expert_matrices(model: ModelSpec) -> float:
 
 
 def norm_weights(model: ModelSpec) -> float:
-    """Weights of one normalization: h for rmsnorm, 2h for layernorm, unless norm_vectors is set."""
+    """Return weights of one normalization: h for rmsnorm, 2h for layernorm, unless norm_vectors is
+    set.
+    """
     return float(model.vectors_per_norm * model.hidden_size)
 
 
 def final_norm_weights(model: ModelSpec) -> float:
-    """Weights of the norm after the last layer (in an encoder-decoder model the decoder's)."""
+    """Return weights of the norm after the last layer (in an encoder-decoder model the
+    decoder's).
+    """
     return norm_weights(model) if model.final_norm else 0.0
 
 
 def _norms_beside_attention(model: ModelSpec) -> float:
-    """Weights of a layer's norms except attention's."""
+    """Return weights of a layer's norms except attention's."""
     return (model.norms_per_layer - 1) * norm_weights(model)
 
 
 def embedding_parameters(
     model: ModelSpec, *, sequence_length: int, tensor_parallel_size: Ints = 1
 ) -> Floats:
-    """Parameters of the input embedding on one rank: V h / t, and learned positions, token types
-    and norm (whole).
+    """Return parameters of the input embedding on one rank.
+
+    V h / t, and learned positions, token types and norm (whole).
     """
     rows = model.token_types
     if model.positions == "learned":
@@ -151,22 +158,22 @@ def embedding_parameters(
 
 
 def output_parameters(model: ModelSpec, *, tensor_parallel_size: Ints = 1) -> Floats:
-    """Parameters of the output layer's matrix on one rank, V h / t; a tied one is the embedding's
-    copy.
+    """Return parameters of the output layer's matrix on one rank, V h / t; a tied one is the
+    embedding's copy.
     """
     return model.vocab_size * model.hidden_size / tensor_parallel_size
 
 
 def special_parameters(model: ModelSpec, *, tensor_parallel_size: Ints = 1) -> Floats:
-    """Parameters on one of t ranks that a decoder's layers, embedding and head do not have.
+    """Return parameters on one of t ranks outside a decoder's layers, embedding and head.
 
-    - encoder_decoder (T5): cross attention in each decoder layer, the encoder's final norm, tables
+    - encoder_decoder (T5): cross-attention in each decoder layer, the encoder's final norm, tables
       of relative positions.
     - encoder (BERT): the masked language model's dense (h^2 + h) and norm; the pooler (h^2 + h) and
       the next-sentence classifier (2h + 2).
     - a bias of the output layer (V / t).
 
-    All except cross attention and output bias are whole on every rank (Megatron Core). The output
+    All except cross-attention and output bias are whole on every rank (Megatron Core). The output
     bias of Megatron's T5 is not counted.
     """
     h, whole = float(model.hidden_size), 0.0
@@ -190,17 +197,18 @@ def _output_bias(model: ModelSpec, t: Ints) -> Floats:
 
 
 def head_matrices(model: ModelSpec) -> float:
-    """Entries that a token passes between the layers and the output layer: the dense matrix of a
-    masked language model.
+    """Return entries that a token passes between the layers and the output layer.
 
-    The pooler and the classifier see one token per sequence and are not counted.
+    This is the dense matrix of a masked language model. The pooler and the classifier process one
+    token per sequence and are not counted.
     """
     return float(model.hidden_size) ** 2 if model.head_dense_vectors else 0.0
 
 
 def total_parameters(model: ModelSpec, *, sequence_length: int = 0) -> float:
-    """Parameters of the whole model; learned positions count max_position_embeddings, else
-    sequence_length rows.
+    """Return parameters of the whole model.
+
+    Learned positions count max_position_embeddings, else sequence_length rows.
     """
     output = 0.0 if model.tie_word_embeddings else float(output_parameters(model))
     layers = float(special_parameters(model))
@@ -217,7 +225,9 @@ def total_parameters(model: ModelSpec, *, sequence_length: int = 0) -> float:
 
 
 def active_parameters(model: ModelSpec, *, sequence_length: int = 0) -> float:
-    """Parameters of the whole model without the routed experts that a token is not sent to."""
+    """Return parameters of the whole model without the routed experts that a token is not
+    sent to.
+    """
     total = total_parameters(model, sequence_length=sequence_length)
     if not model.num_experts:
         return total

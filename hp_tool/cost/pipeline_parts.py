@@ -1,7 +1,7 @@
-"""Pipelines whose stages differ: over two kinds of GPU, or with a layout.
+"""Pipelines with unequal stages: over two kinds of GPU, or with a layout.
 
-Parts of equal stages are costed like any pipeline, each on its own device, and joined: the fullest
-stage, the slowest stage, and the time of all others.
+Parts with equal stages are costed like any pipeline, each on its own device, and combined: the
+fullest stage, the slowest stage, and the time of all others.
 """
 
 from collections.abc import Sequence
@@ -47,7 +47,9 @@ CRITICAL_PARTS = (*PER_MICRO_BATCH, "overhead")
 def stage_seconds(
     costs: TrainingCosts, *, profile: EfficiencyProfile, micro_batches: Floats
 ) -> Floats:
-    """Seconds of one micro-batch on the slowest stage of a part, waits for its host included."""
+    """Return seconds of one micro-batch on the slowest stage of a part, including waits for its
+    host.
+    """
     waits = costs.parts["overhead"] - profile.framework.step_overhead_s
     return (sum(costs.parts[name] for name in PER_MICRO_BATCH) + waits) / micro_batches
 
@@ -55,8 +57,8 @@ def stage_seconds(
 def _joined(
     each: Sequence[TrainingCosts], seconds: Sequence[Floats]
 ) -> tuple[TrainingCosts, dict[str, Floats], Floats]:
-    """(memory of the part closest to its capacity, time parts without the bubble, seconds of the
-    slowest stage).
+    """Return memory of the part closest to its capacity, time parts without the bubble, slowest
+    stage's seconds.
     """
     fullest, slowest, slowest_s = each[0], each[0], seconds[0]
     largest: dict[str, Floats] = {name: each[0].parts[name] for name in STEP_KEYS}
@@ -82,7 +84,7 @@ def _with_times(costs: TrainingCosts, parts: dict[str, Floats], *, bubble: Float
 
 
 def _chosen(condition: Numbers, yes: TrainingCosts, no: TrainingCosts) -> TrainingCosts:
-    """Row by row, `yes` if the condition holds, else `no`."""
+    """Return, row by row, `yes` if the condition is true, else `no`."""
 
     def columns(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
         return {name: where(condition, column, other[name]) for name, column in one.items()}
@@ -107,7 +109,7 @@ def _chosen(condition: Numbers, yes: TrainingCosts, no: TrainingCosts) -> Traini
 
 
 def _rows(candidates: Candidates) -> Candidates:
-    """The candidates as rows."""
+    """Return the candidates as rows."""
     return candidates.take(slice(None)) if len(candidates.shape) > 1 else candidates
 
 
@@ -125,7 +127,7 @@ def mixed_costs(
     *,
     memory_headroom_fraction: float,
 ) -> TrainingCosts:
-    """Memory of the kind that is closest to its capacity or furthest above it, and step time of the
+    """Return memory of the kind with the highest use of its capacity, and step time of the
     pipeline.
 
     `kinds` are the case on each kind of GPU, with its number of devices, in the order of their
@@ -147,7 +149,7 @@ def mixed_costs(
         ]
 
     def split(on_first: Floats) -> TrainingCosts:
-        """The pipeline with `on_first` layers on each stage of the first kind."""
+        """Return the pipeline with `on_first` layers on each stage of the first kind."""
         on_second = ceil((layers - first * on_first) / second)
         each = each_kind((on_first, on_second))
         costs, parts, slowest_s = _joined(each, _seconds_by_kind(kinds, c, each))
@@ -172,7 +174,7 @@ def mixed_costs(
 
 
 def stages_by_kind(kinds: Sequence[TrainingCase], c: Candidates) -> tuple[Ints, Ints]:
-    """Stages of each kind, in proportion to its devices."""
+    """Return stages of each kind, in proportion to its devices."""
     p = c.pipeline_parallel_size
     first = p * kinds[0].cluster.num_gpus // sum(kind.cluster.num_gpus for kind in kinds)
     return first, p - first
@@ -181,7 +183,7 @@ def stages_by_kind(kinds: Sequence[TrainingCase], c: Candidates) -> tuple[Ints, 
 def _parts_by_kind(
     kinds: tuple[TrainingCase, TrainingCase], c: Candidates, layers: tuple[Floats, Floats]
 ) -> tuple[Pipeline, Pipeline]:
-    """The stages on each kind, with these numbers of layers each."""
+    """Return the stages on each kind, with these numbers of layers each."""
     model, (first, second) = kinds[0].model, stages_by_kind(kinds, c)
     return (
         pipeline_part(
@@ -224,10 +226,10 @@ def _bubble(
     *,
     slowest_s: Floats,
 ) -> Floats:
-    """Seconds of all stages except the slowest for one micro-batch, over v, and the transfers both
-    ways.
+    """Return seconds of all stages except the slowest for one micro-batch, over v, and both
+    transfers.
 
-    A part's own bubble holds the time of all of its stages, and the transfers.
+    A part's own bubble contains the time of all of its stages, and the transfers.
     """
     transfers = [
         2.0 * (c.pipeline_parallel_size - 1.0) * transfer_seconds(case=kind, candidates=c)
@@ -253,7 +255,7 @@ class StageKind(NamedTuple):
     ranks: float
     """Number of such stages."""
     rank: float
-    """The first of them, which holds most micro-batches."""
+    """The first of them, which has most micro-batches."""
     layers: float
     """Layers without those of multi-token prediction."""
     dense_layers: float
@@ -265,10 +267,10 @@ class StageKind(NamedTuple):
     output: float
     chunk_layers: float
     kinds: tuple[float, ...] = ()
-    """Of a model with `blocks`: layers of each kind, those of multi-token prediction included."""
+    """For a model with `blocks`: layers of each kind, including multi-token prediction."""
 
     def pipeline(self, model: ModelSpec) -> Pipeline:
-        """One such stage as a part of a pipeline."""
+        """Return one such stage as a part of a pipeline."""
         count: Floats = self.layers + self.extra_layers
         share: Floats = 1.0 - self.dense_layers / maximum(count, 1) if model.num_experts else 0.0
         layers = (
@@ -312,7 +314,7 @@ def laid_out_costs(
     layout: PipelineLayout,
     memory_headroom_fraction: float,
 ) -> TrainingCosts:
-    """Costs of candidates with as many chunks as the layout."""
+    """Return costs of candidates with as many chunks as the layout."""
     c = _rows(candidates)
     kinds = _kinds(layout, c.pipeline_parallel_size, model=case.model)
     each = [
@@ -328,15 +330,15 @@ def laid_out_costs(
     seconds = [stage_seconds(one, profile=case.profile, micro_batches=m) for one in each]
     costs, parts, slowest_s = _joined(each, seconds)
     all_s: Floats = sum(kind.ranks * stage_s for kind, stage_s in zip(kinds, seconds, strict=True))
-    # A stage's own bubble is its own time and the transfers, which are the same for all.
+    # A stage's own bubble is its own time and the transfers, which are equal for all.
     return _with_times(
         costs, parts, bubble=each[0].parts["pipeline_bubble"] + (all_s - slowest_s - seconds[0]) / v
     )
 
 
 def _kinds(layout: PipelineLayout, stages: Ints, *, model: ModelSpec) -> list[StageKind]:
-    """The kinds of stage for each candidate's number of stages; every field is an array if `stages`
-    is one.
+    """Return the kinds of stage for each candidate's number of stages; fields are arrays if
+    `stages` is one.
 
     If a candidate has fewer kinds than another, its last one is repeated with 0 ranks.
     """
@@ -352,14 +354,16 @@ def _kinds(layout: PipelineLayout, stages: Ints, *, model: ModelSpec) -> list[St
 
 
 def _as_columns(kinds: Sequence[StageKind], inverse: NDArray[np.intp]) -> StageKind:
-    """The kinds of stage as one, whose fields are arrays."""
+    """Return the kinds of stage as one, whose fields are arrays."""
     plain = len(StageKind._fields) - 1
     columns = np.array([(*kind[:plain], *kind.kinds) for kind in kinds])[inverse].T
     return StageKind(*columns[:plain])._replace(kinds=tuple(columns[plain:]))
 
 
 def stage_kinds(layout: PipelineLayout, *, stages: int, model: ModelSpec) -> list[StageKind]:
-    """The kinds of stage in a pipeline of `stages` stages, in the order of their first ranks."""
+    """Return the kinds of stage in a pipeline of `stages` stages, in the order of their first
+    ranks.
+    """
     kinds: dict[tuple[Any, ...], StageKind] = {}
     for rank in range(stages):
         chunks, dense = _chunks(layout, model, rank, stages)
@@ -378,7 +382,7 @@ def stage_kinds(layout: PipelineLayout, *, stages: int, model: ModelSpec) -> lis
 
 
 def rank_contents(layout: PipelineLayout, *, rank: int, stages: int, model: ModelSpec) -> StageKind:
-    """The contents of one rank of a pipeline of `stages` stages."""
+    """Return the contents of one rank of a pipeline of `stages` stages."""
     chunks, dense = _chunks(layout, model, rank, stages)
     return _kind(model, chunks, dense, rank, stages)
 
@@ -386,7 +390,7 @@ def rank_contents(layout: PipelineLayout, *, rank: int, stages: int, model: Mode
 def _chunks(
     layout: PipelineLayout, model: ModelSpec, rank: int, stages: int
 ) -> tuple[tuple[LayoutChunk, ...], int]:
-    """A rank's chunks, and how many of their layers are leading dense layers of a mixture of
+    """Return a rank's chunks, and how many of their layers are leading dense layers of a mixture of
     experts.
     """
     leading = (
@@ -424,7 +428,7 @@ def _kind(
 
 
 def _counts(model: ModelSpec, chunks: tuple[LayoutChunk, ...]) -> tuple[float, ...]:
-    """Layers of each kind in these chunks of a model with `blocks`."""
+    """Return layers of each kind in these chunks of a model with `blocks`."""
     if model.blocks is None:
         return ()
     counts = [float(sum(chunk.mtp_layers for chunk in chunks) * count) for count in model.mtp_kinds]
@@ -435,7 +439,7 @@ def _counts(model: ModelSpec, chunks: tuple[LayoutChunk, ...]) -> tuple[float, .
 
 
 def _layers_in_flight(layers: list[int], rank: int, stages: int) -> float:
-    """Mean layers of the chunks that `schedules.bubble.chunks_in_flight` counts.
+    """Return the mean layers of the chunks that `schedules.bubble.chunks_in_flight` counts.
 
     p micro-batches have passed each chunk except the last when the first backward pass of the last
     chunk begins, and 2(p - r - 1) + 1 more follow; those beyond p are in the first chunk.

@@ -1,6 +1,4 @@
-"""Contents of each candidate's pipeline: a few representative stages, from which memory and time
-follow.
-"""
+"""A few representative stages of each candidate's pipeline, which determine memory and time."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,7 +15,7 @@ from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.pipeline_layout import stage_layers, v_stage_layers
 
 NO_LAYERS = 1e-9
-"""Layers of an empty stage: formulas divide by the number of layers."""
+"""Layers of an empty stage, because formulas divide by the number of layers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,21 +23,21 @@ class StageLayers:
     """Layers of one stage, by kind; shape (n,) or the same for all."""
 
     count: Floats
-    """With the layers of multi-token prediction."""
+    """Includes the layers of multi-token prediction."""
     expert_share: Floats = 0.0
-    """Share of the layers with experts."""
+    """Fraction of the layers with experts."""
     kinds: tuple[Floats, ...] = ()
-    """Of a model with `blocks`: how many of them are of each of its kinds."""
+    """For a model with `blocks`: number of layers of each kind."""
 
     def sum(self, *, dense: Floats, more: Floats) -> Floats:
-        """The sum over the layers of a quantity that is `dense` without experts and larger by
-        `more` with experts.
+        """Return the sum over the layers of a quantity: `dense` without experts, plus `more` with
+        experts.
         """
         return self.count * (dense + self.expert_share * more)
 
 
 def stage_of(model: ModelSpec, counts: Sequence[Floats]) -> StageLayers:
-    """The layers of a stage that holds so many of each of the model's kinds."""
+    """Return the layers of a stage with so many of each of the model's kinds."""
     count = maximum(sum(counts, 0.0), NO_LAYERS)
     with_experts: Floats = sum(
         layers for layers, (_, kind) in zip(counts, model.kinds, strict=True) if kind.num_experts
@@ -55,29 +53,29 @@ class PipelineStage:
     """Its pipeline rank, 0-based."""
     layers: StageLayers
     mirrored: StageLayers | None = None
-    """Layers of another stage whose weights this one keeps as well (DualPipe)."""
+    """Layers of another stage whose weights this one stores too (DualPipe)."""
     chunk_layers: Floats
-    """Layers of one model chunk, the mean over the chunks whose activations the stage holds at its
+    """Layers of one model chunk, the mean over the chunks whose activations the stage stores at its
     peak.
     """
     embedding: Bools | Ints | Floats
-    """1 if tokens are looked up on it, else 0."""
+    """1 if it has the embedding, else 0."""
     embedding_copies: Bools | Ints | Floats
-    """Copies of the embedding's weights: multi-token prediction needs one beside the output layer
+    """Copies of the embedding's weights: multi-token prediction needs one with the output layer
     (Megatron Core, gpt_model.py), unless the output layer's weights are the copy.
     """
     output: Bools | Ints | Floats
-    """1 if output layer and loss are on it, else 0."""
+    """1 if it has output layer and loss, else 0."""
     extra_layers: Ints | Floats
     """Its layers for multi-token prediction, with a projection and two norms each."""
 
     def layer_sum(self, *, dense: Floats, more: Floats) -> Floats:
-        """`StageLayers.sum` over all layers whose weights the stage keeps."""
+        """Return `StageLayers.sum` over all layers whose weights the stage stores."""
         own = self.layers.sum(dense=dense, more=more)
         return own if self.mirrored is None else own + self.mirrored.sum(dense=dense, more=more)
 
     def kinds_sum(self, of_kinds: Sequence[Floats]) -> Floats:
-        """The sum over all layers of a quantity that has a value for each kind of layer."""
+        """Return the sum over all layers of a quantity that has a value for each kind of layer."""
         counted = zip(self.layers.kinds, of_kinds, strict=True)
         return sum(
             (
@@ -93,26 +91,28 @@ class PipelineStage:
 class Pipeline:
     """Representative stages of each candidate's pipeline, or of a part of it.
 
-    All stages except the ends hold equally many layers.
+    All stages except the ends have equally many layers.
     """
 
     stages: tuple[PipelineStage, ...]
-    """The first stage and the one with the output layer (the same one if the part is one stage). If
-    these hold less, also the fullest between them: the second, which keeps a micro-batch fewer than
-    the first but may hold a layer more (Llama 3.1 405B at TP 8 and PP 16 needs 6 % more memory
-    there), and the last but one; of layers of two kinds those of `dense_layers.fullest_ranks`.
+    """The first stage and the one with the output layer (equal if the part is one stage).
+
+    If these have fewer layers, also the fullest between them: the second, which has one micro-batch
+    fewer than the first but may have one layer more (Llama 3.1 405B at TP 8 and PP 16 needs 6% more
+    memory there), and the last but one; with two kinds of layers those of
+    `dense_layers.fullest_ranks`.
     """
     critical: StageLayers
-    """Layers of the slowest stage: one between the ends, if there is one; of layers of two kinds,
+    """Layers of the slowest stage: one between the ends, if there is one; with two kinds of layers
     the full stage with fewest dense layers.
     """
     dense: DenseLayers | None = None
-    """Where a model's dense layers lie if others have experts, on which the slowest stage depends;
-    None for layers of one kind.
+    """Positions of a model's dense layers if others have experts, which determine the slowest
+    stage; None for layers of one kind.
     """
     fewer_first: Floats | Ints = 0
-    """Layers that the first stage has fewer than that; of unlike layers, as many mean ones as take
-    as long.
+    """Layers that the first stage lacks compared with that; for unlike layers, the equivalent
+    number of mean ones.
     """
     fewer_last: Floats | Ints = 0
     """The same for the stage with the output layer."""
@@ -129,13 +129,13 @@ class Pipeline:
 
     @property
     def ends(self) -> tuple[PipelineStage, ...]:
-        """The stages with most weights: those between them hold fewer layers or neither end of the
-        model.
+        """Return the stages with most weights: those between them have fewer layers or
+        neither end.
         """
         return self.stages[:2]
 
     def between(self, c: Candidates) -> Bools:
-        """Where stages lie between the ends, so that stages[2:] count."""
+        """Return where there are stages between the ends, so that stages[2:] count."""
         lie: Bools = (c.pipeline_parallel_size > 2) & (c.pipeline_schedule != ZBV)
         return lie
 
@@ -144,10 +144,10 @@ _pipelines: Shared[Pipeline] = Shared()
 
 
 def whole_pipeline(case: TrainingCase, c: Candidates) -> Pipeline:
-    """The stages of the whole pipeline, with L/p layers each.
+    """Return the stages of the whole pipeline, with L/p layers each.
 
-    If p v does not divide L, some hold fewer, the ends first (`domain.pipeline_layout`); those
-    between count as full. If the framework balances blocks, stages are filled by weight.
+    If p v does not divide L, some have fewer, the ends first (`domain.pipeline_layout`); those
+    between count as full. If the framework balances blocks, stages are divided by weight.
     """
     if not c.is_alone:
         return _whole_pipeline(case, c)
@@ -166,7 +166,7 @@ def _whole_pipeline(case: TrainingCase, c: Candidates) -> Pipeline:
     split: dict[str, Any] = {"num_layers": model.total_layers, "stages": p, "chunks": chunks}
     split["begins_dense"] = model.begins_dense
     on_ends = stage_layers(**split, late=framework.late_layers)
-    if c.names_schedules:  # in a V the first and the last chunks lie on the same ranks
+    if c.names_schedules:  # in a V the first and the last chunks are on the same ranks
         on_v_ends = v_stage_layers(**split)
         on_ends = tuple(
             where(c.is_v, folded, plain) for folded, plain in zip(on_v_ends, on_ends, strict=True)
@@ -177,7 +177,7 @@ def _whole_pipeline(case: TrainingCase, c: Candidates) -> Pipeline:
         each - last_layers,
         p * each - model.total_layers,
     )
-    # Multi-token prediction goes with the output layer, which ZB-V has on its first rank.
+    # Multi-token prediction is with the output layer, which ZB-V has on its first rank.
     on_v = depths * c.is_v if depths else 0
     counts = each - fewer_first + ((p == 1) * depths + on_v), each - fewer_last + (depths - on_v)
     dense = dense_layers(model, c, late=framework.late_layers) if has_both_kinds(model) else None
@@ -207,7 +207,7 @@ def _whole_pipeline(case: TrainingCase, c: Candidates) -> Pipeline:
 def _between_ends(
     model: ModelSpec, c: Candidates, each: Floats, *, dense: DenseLayers | None
 ) -> tuple[PipelineStage, ...]:
-    """The fullest stages between the ends, with `each` layers."""
+    """Return the fullest stages between the ends, with `each` layers."""
     if dense is None:
         middle = maximum(c.pipeline_parallel_size - 2, 1)
         return pipeline_part(
@@ -240,10 +240,10 @@ def pipeline_part(
     embedding: bool | int = 0,
     output: bool | int = 0,
 ) -> Pipeline:
-    """Neighbouring stages of a pipeline, with `layers` layers each.
+    """Return neighbouring stages of a pipeline, with `layers` layers each.
 
     `dense` of them have no experts; None: the leading ones of the model after `layers_before`
-    others. `embedding` and `output` tell whether the part begins and ends the model.
+    others. `embedding` and `output` are whether the part begins and ends the model.
     """
     depths = model.num_nextn_predict_layers if output else 0
     alone = stages == 1
@@ -289,7 +289,7 @@ def pipeline_part(
 
 
 def _mirrored(c: Candidates, layers: StageLayers) -> StageLayers | None:
-    """The layers of the mirrored stage, which DualPipe keeps as well; None under other
+    """Return the layers of the mirrored stage, which DualPipe stores too; None under other
     schedules.
     """
     if not (c.names_schedules and anywhere(c.pipeline_schedule == DUALPIPE)):
@@ -300,9 +300,7 @@ def _mirrored(c: Candidates, layers: StageLayers) -> StageLayers | None:
 
 
 def _of_kinds(model: ModelSpec, count: Floats, *, dense: Floats) -> StageLayers:
-    """`count` layers, those of multi-token prediction included, of which `dense` have no experts
-    though others of the model have.
-    """
+    """Return `count` layers, including multi-token prediction, of which `dense` have no experts."""
     if not model.num_experts:
         return StageLayers(count=count)
     return StageLayers(count=count, expert_share=1.0 - dense / maximum(count, NO_LAYERS))
@@ -315,7 +313,7 @@ def whole_ends(
     *,
     output_from_end: Ints = 0,
 ) -> tuple[PipelineStage, PipelineStage]:
-    """The stage with the embedding and the one with the output layer.
+    """Return the stage with the embedding and the one with the output layer.
 
     Without a pipeline they are the same; in a folded pipeline both ends of the model are on the
     first rank, in DualPipe also on the last.
@@ -341,7 +339,7 @@ def _ends(
     embedding: tuple[Bools | Ints, Bools | Ints],
     output: tuple[Bools | Ints, Bools | Ints],
 ) -> tuple[PipelineStage, PipelineStage]:
-    """Two stages with these layers; in DualPipe each also keeps the other's."""
+    """Return two stages with these layers; in DualPipe each also stores the other's."""
     chunks, depths = c.virtual_pipeline_parallel_size, model.num_nextn_predict_layers
     counts = layers[0].count, layers[1].count
     if c.names_schedules:  # micro-batches in flight are on either stage
@@ -365,7 +363,7 @@ def _ends(
 
 
 def _filled_pipeline(model: ModelSpec, c: Candidates) -> Pipeline:
-    """The stages of dense layers and output layer, split by weight."""
+    """Return the stages of dense layers and output layer, divided by weight."""
     p, split = c.pipeline_parallel_size, splits(model, c.pipeline_parallel_size)
     first, last = StageLayers(count=split.first), StageLayers(count=split.output)
     return Pipeline(

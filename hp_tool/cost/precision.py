@@ -1,10 +1,9 @@
-"""Bytes of number formats: of matmul inputs, and below 16 bits of stored weights, scaling factors
-and casts.
+"""Bytes of number formats: matmul inputs, and below 16 bits stored weights, scales and casts.
 
-Recipes as Transformer Engine runs them under Megatron Core: every linear layer of a transformer
-layer quantises its input, weight and output gradient; attention's core, norms, router and adapters
-stay in 16 bits. So does the output layer, whose time is nevertheless counted at the rate of
-`precision`, as in the fits of the constants.
+Recipes as in Transformer Engine under Megatron Core: every linear layer of a transformer layer
+quantises its input, weight and output gradient; attention's core, norms, router and adapters stay
+in 16 bits. So does the output layer, whose time is nevertheless counted at the rate of `precision`,
+as in the fits of the constants.
 """
 
 from collections.abc import Iterable
@@ -27,8 +26,8 @@ QUANTIZED_BYTES: dict[Precision, float] = {
     "mxfp8": 1.0 + 1.0 / 32.0,
     "nvfp4": 0.5 + 1.0 / 16.0,
 }
-"""Bytes per element with its share of the scaling factors: one per tensor, a byte per 32 elements,
-a byte per 16.
+"""Bytes per element including scales: one scale per tensor, a byte per 32 elements, a byte
+per 16.
 """
 FROZEN_BYTES: dict[FrozenPrecision, float] = {
     "bf16": 2.0,
@@ -36,15 +35,17 @@ FROZEN_BYTES: dict[FrozenPrecision, float] = {
     "nf4": 0.5 + (1.0 + 4.0 / 256.0) / 64.0,
     "int4": 0.5 + (2.0 + 0.5) / 128.0,
 }
-"""nf4: a scale of 8 bits for 64 weights, and an fp32 scale for 256 of those (arXiv 2305.14314
-section 3). int4: a 16-bit scale and a 4-bit zero point for 128 weights (GPTQ, AWQ).
+"""Bytes per element of frozen weights.
+
+nf4: an 8-bit scale per 64 weights, and an fp32 scale per 256 of those (arXiv 2305.14314 section 3).
+int4: a 16-bit scale and a 4-bit zero point per 128 weights (GPTQ, AWQ).
 """
 FP8_BLOCK_SCALE_BYTES = 4.0 / 128.0
 """fp8_recipe blockwise: an fp32 scale per 128 elements."""
 
 
 def quantized_bytes(workload: TrainingWorkload) -> float:
-    """Bytes per quantised element, scaling factors included. Only for precisions below 16 bits."""
+    """Return bytes per quantised element, scales included; only for precisions below 16 bits."""
     blocks = (
         FP8_BLOCK_SCALE_BYTES
         if workload.precision == "fp8" and workload.fp8_recipe == "blockwise"
@@ -54,19 +55,21 @@ def quantized_bytes(workload: TrainingWorkload) -> float:
 
 
 def weight_copies(workload: TrainingWorkload, *, gpu: GpuSpec) -> float:
-    """Quantised copies that matmuls need of a weight kept in 8 bits: by rows and by columns, which
-    block scales tell apart.
+    """Return quantised copies of a weight stored in 8 bits: by rows and by columns for block
+    scales.
 
-    With one scale a tensor one copy serves both where tensor cores take 8-bit operands in either
-    layout, as Blackwell's do that brought mxfp8 (Transformer Engine, is_non_tn_fp8_gemm_supported).
+    With one scale per tensor one copy is sufficient if tensor cores accept 8-bit operands in both
+    layouts, as on Blackwell, which introduced mxfp8 (Transformer Engine,
+    is_non_tn_fp8_gemm_supported).
     """
     whole = workload.precision == "fp8" and workload.fp8_recipe != "blockwise"
     return 1.0 if whole and "mxfp8" in gpu.peak_flops_per_second else 2.0
 
 
 def frozen_bytes(workload: TrainingWorkload) -> float:
-    """Bytes per element of a frozen weight matrix. In 8 bits with one scale a tensor its columns
-    are made when needed.
+    """Return bytes per element of a frozen weight matrix.
+
+    In 8 bits with one scale per tensor its columns are computed when needed.
     """
     assert workload.frozen_precision is not None
     if (
@@ -79,20 +82,20 @@ def frozen_bytes(workload: TrainingWorkload) -> float:
 
 
 def is_narrow(workload: TrainingWorkload) -> bool:
-    """Whether matmul inputs are below 16 bits."""
+    """Return whether matmul inputs are below 16 bits."""
     return workload.precision in QUANTIZED_BYTES
 
 
 def wide_precision(workload: TrainingWorkload) -> Precision:
-    """Precision of the matmuls that are not quantised."""
+    """Return the precision of the matmuls that are not quantised."""
     return "bf16" if is_narrow(workload) else workload.precision
 
 
 def cast_traffic(
     workload: TrainingWorkload, matrices: Iterable[tuple[Floats, Floats]]
 ) -> tuple[Floats, Floats]:
-    """(forward, backward) bytes per token that quantising moves around matmuls of these (output,
-    input) widths.
+    """Return (forward, backward) bytes per token of quantising inputs of matmuls with these
+    (output, input) widths.
 
     Each input is read in 16 bits and written quantised as rows and, for the weight gradient, as
     columns; backward the same for each output's gradient; frozen weights (LoRA) need no columns. A
