@@ -1,5 +1,4 @@
-"""Recomputation: bytes that a model chunk keeps, bytes restored at a time, and seconds that run
-again.
+"""Recomputation: bytes that a model chunk saves, bytes restored at a time, and recomputed seconds.
 
 Selective recomputation names Megatron Core's modules, or torchtitan's operations (per_op).
 """
@@ -37,11 +36,10 @@ from hp_tool.domain.model import ModelSpec
 
 
 def chunk_activations(*, candidates: Candidates, layer: LayerBytes, layers: Floats) -> Floats:
-    """Bytes that one model chunk of `layers` layers keeps for one micro-batch under the candidate's
-    recomputation.
+    """Return bytes that one model chunk of `layers` layers saves for one micro-batch.
 
     full uniform: one layer input for every recompute_num_layers layers; full block: the first
-    recompute_num_layers layers keep their input, the others everything.
+    recompute_num_layers layers save their input, the others everything.
     """
     method, count = candidates.recompute_method, candidates.recompute_num_layers
     plain = layers * where(method == SELECTIVE, layer.saved_selective, layer.saved)
@@ -54,10 +52,10 @@ def chunk_activations(*, candidates: Candidates, layer: LayerBytes, layers: Floa
 
 
 def recomputed_working(*, candidates: Candidates, layer: LayerBytes, layers: Floats) -> Floats:
-    """Bytes that recomputation restores at a time: one attention core, the modules of one block, or
-    the layers of one checkpoint.
+    """Return bytes that recomputation restores at a time.
 
-    If weight gradients follow the input gradients of the chunk, all its `layers` are restored.
+    These are one attention core, the modules of one block, or the layers of one checkpoint. If
+    weight gradients follow the input gradients of the chunk, all its `layers` are restored.
     """
     method = candidates.recompute_method
     core: Floats = (method == SELECTIVE) * layer.repeated
@@ -72,7 +70,7 @@ def recomputed_working(*, candidates: Candidates, layer: LayerBytes, layers: Flo
 
 
 def recomputed_layer_fraction(candidates: Candidates, *, layers_per_chunk: Floats) -> Floats:
-    """Share of layers whose whole forward pass runs again."""
+    """Return the fraction of layers whose whole forward pass runs again."""
     method, count = candidates.recompute_method, candidates.recompute_num_layers
     if not candidates.recomputes_layers:
         return 0.0 * method
@@ -83,9 +81,9 @@ def recomputed_layer_fraction(candidates: Candidates, *, layers_per_chunk: Float
 def recomputed_seconds(
     candidates: Candidates, *, layer: LayerTime, forward: Floats, whole: Floats
 ) -> Floats:
-    """Seconds per layer and micro-batch that run again, the mean of a stage's layers.
+    """Return recomputed seconds per layer and micro-batch, the mean of a stage's layers.
 
-    The share `whole` of the layers (`recomputed_layer_fraction`) repeats the forward pass, which
+    The fraction `whole` of the layers (`recomputed_layer_fraction`) repeats the forward pass, which
     takes `forward` with its communication; selective recomputation repeats `repeated`.
     """
     selective: Floats = (candidates.recompute_method == SELECTIVE) * layer.repeated
@@ -102,15 +100,15 @@ def recomputed_seconds(
 
 
 def layer_axes(c: Candidates) -> tuple[str, ...]:
-    """Candidate fields that everything inside a layer depends on."""
+    """Return candidate fields that everything inside a layer depends on."""
     return (*LAYER_AXES, "recompute_modules") if c.names_modules else LAYER_AXES
 
 
 def dropped_bytes(c: Candidates, block: BlockBytes, *, s: Shapes) -> Floats:
-    """Bytes of one block that its recomputed modules do not keep.
+    """Return bytes of one block that its recomputed modules do not save.
 
-    A checkpointed MLP keeps its input in 16 bits, where the matmul inside would keep a narrow copy;
-    it keeps nothing if the norm before it discards its output.
+    A checkpointed MLP saves its input in 16 bits, where the matmul inside would save a narrow copy;
+    it saves nothing if the norm before it discards its output.
     """
     modules = c.recompute_modules
     norm, mlp = _has(modules, LAYERNORM), _has(modules, MLP)
@@ -140,9 +138,9 @@ def repeated_seconds(
     second: BlockTime,
     region: Floats,
 ) -> Floats:
-    """Seconds per layer and micro-batch that selective recomputation runs again.
+    """Return recomputed seconds of selective recomputation per layer and micro-batch.
 
-    `second` is the MLP or the experts; `region` the tensor-parallel collectives around one of the
+    `second` is the MLP or the experts; `region` the tensor-parallel collectives of one of the
     layer's two blocks, which a checkpointed MLP repeats too.
     """
     model = case.model
@@ -180,8 +178,9 @@ def repeated_seconds(
 
 
 def repeated_token_flops(model: ModelSpec, c: Candidates, *, attention: float) -> float:
-    """Forward FLOPs per token that the modules of one candidate run again; `attention` are the
-    cores' FLOPs.
+    """Return forward FLOPs per token that the modules of one candidate recompute.
+
+    `attention` are the cores' FLOPs.
     """
     modules = c.recompute_modules
     if modules == PER_OP:
@@ -205,12 +204,12 @@ def repeated_token_flops(model: ModelSpec, c: Candidates, *, attention: float) -
 
 
 def _has(modules: Ints, bit: int) -> Ints:
-    """1 if the module is recomputed, else 0."""
+    """Return 1 if the module is recomputed, else 0."""
     return (modules & bit) // bit
 
 
 def _up_projections(model: ModelSpec, tensor: Ints) -> list[Matrix]:
-    """Latent attention's matrices for queries, unrotated keys, and values."""
+    """Return latent attention's matrices for queries, unrotated keys, and values."""
     modules = ("linear_q_proj", "linear_q_up_proj", "linear_kv_up_proj")
     return [
         matrix for matrix in attention_matrices(model, tensor=tensor) if matrix.module in modules
@@ -218,7 +217,9 @@ def _up_projections(model: ModelSpec, tensor: Ints) -> list[Matrix]:
 
 
 def _up_projection_seconds(case: TrainingCase, s: Shapes) -> Floats:
-    """Seconds to compute queries, keys and values from the latents and rotate their parts."""
+    """Return seconds to compute queries, keys and values from the latents and rotate their
+    parts.
+    """
     matrices = shapes(_up_projections(case.model, s.t))
     matmul, _ = weight_matmuls(s.tokens, matrices, case=case, precision=case.workload.precision)
     rotated = s.tokens * 2.0 * s.e * (matrices[0][0] + matrices[1][0])
@@ -226,7 +227,7 @@ def _up_projection_seconds(case: TrainingCase, s: Shapes) -> Floats:
 
 
 def _expert_seconds(case: TrainingCase, c: Candidates, s: Shapes) -> tuple[Floats, Floats]:
-    """Forward seconds of (shared experts, activation functions of the routed ones)."""
+    """Return forward seconds of (shared experts, activation functions of the routed ones)."""
     model = case.model
     gates = float(model.mlp_inputs)
     routed = routed_tokens(case, c, s) * model.expert_size / c.expert_tensor_parallel_size
@@ -248,12 +249,12 @@ def _expert_seconds(case: TrainingCase, c: Candidates, s: Shapes) -> tuple[Float
 
 
 def per_op_bytes(*, case: TrainingCase, s: Shapes) -> Floats:
-    """Bytes per layer and micro-batch: e T (h/r + a d + k d + a d + f + h + 2 h / t with SP) + the
-    fp32 log-sum-exp.
+    """Return saved bytes per layer and micro-batch under per_op.
 
-    The rank has a query and k key/value heads of width d and an MLP of width f; the layer's input
-    is divided over the r ranks of SP. The down projection's output is kept whole, before its
-    reduce-scatter; those of the two reduce-scatters are divided.
+    e T (h/r + a d + k d + a d + f + h + 2 h / t with SP) + the fp32 log-sum-exp. The rank has a
+    query and k key/value heads of width d and an MLP of width f; the layer's input is divided over
+    the r ranks of SP. The down projection's output is saved whole, before its reduce-scatter; those
+    of the two reduce-scatters are divided.
     """
     model = case.model
     heads, kv_heads, hidden = _on_rank(model, s)
@@ -270,10 +271,10 @@ def per_op_bytes(*, case: TrainingCase, s: Shapes) -> Floats:
 def per_op_seconds(
     *, case: TrainingCase, s: Shapes, attention: BlockTime, second: BlockTime, region: Floats
 ) -> Floats:
-    """Seconds per layer and micro-batch that per_op runs again.
+    """Return recomputed seconds per layer and micro-batch under per_op.
 
-    The matmuls for keys, the output projection and the MLP's other half, all elementwise kernels,
-    and one of the two collectives around each block (`region` is both of one block).
+    These are the matmuls for keys, the output projection and the MLP's other half, all elementwise
+    kernels, and one of the two collectives of each block (`region` is both of one block).
     """
     model = case.model
     heads, kv_heads, hidden = _on_rank(model, s)
@@ -283,11 +284,11 @@ def per_op_seconds(
 
 
 def per_op_matrices(model: ModelSpec) -> float:
-    """Entries of one layer's matrices that multiply again."""
+    """Return entries of one layer's recomputed matrices."""
     width = (model.num_attention_heads + model.kv_heads) * model.head_size
     return float(model.hidden_size * (width + model.ffn_size))
 
 
 def _on_rank(model: ModelSpec, s: Shapes) -> tuple[Floats, Floats, Floats]:
-    """(query heads, key/value heads, MLP width) of one tensor-parallel rank."""
+    """Return (query heads, key/value heads, MLP width) of one tensor-parallel rank."""
     return query_heads(model, s.t), kv_heads(model, s.t), model.ffn_size / s.t

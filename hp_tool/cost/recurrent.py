@@ -1,4 +1,4 @@
-"""Delta rules and state spaces: their matrices, vectors and states on one rank."""
+"""Matrices, vectors and states of delta rules and state spaces on one rank."""
 
 import functools
 
@@ -8,8 +8,9 @@ from hp_tool.domain.model import ModelSpec
 
 
 def recurrent_matrices(model: ModelSpec, *, tensor: Ints = 1) -> list[Matrix]:
-    """Projections of delta rules (arXiv 2412.06464, 2510.26692) and state spaces (arXiv 2312.00752,
-    2405.21060).
+    """Return projections of delta rules and state spaces.
+
+    Sources: arXiv 2412.06464, 2510.26692; arXiv 2312.00752, 2405.21060.
     """
     h, t = float(model.hidden_size), tensor
     inner = recurrent_width(model) / t
@@ -43,7 +44,7 @@ def recurrent_matrices(model: ModelSpec, *, tensor: Ints = 1) -> list[Matrix]:
     )
     if model.mixer == "gated_delta":
         return [read("in_proj", (keys, keys, inner, inner, heads, heads)), output]
-    head = float(model.linear_key_head_dim or 0)  # the width through which gates of low rank go
+    head = float(model.linear_key_head_dim or 0)  # the width of low-rank gates
     gates = [
         replicated("f_a_proj", head, h, source="attention_input"),
         column("f_b_proj", (keys,), head, source="f", ranks=t),
@@ -57,7 +58,7 @@ def recurrent_matrices(model: ModelSpec, *, tensor: Ints = 1) -> list[Matrix]:
 
 
 def recurrent_width(model: ModelSpec) -> float:
-    """Inner channels of a recurrent mixer: the width of what its output projection reads."""
+    """Return inner channels of a recurrent mixer: the input width of its output projection."""
     match model.mixer:
         case "mamba":
             return float(model.mamba_inner_size or 0)
@@ -70,24 +71,22 @@ def recurrent_width(model: ModelSpec) -> float:
 
 
 def key_heads(model: ModelSpec) -> int:
-    """Heads of queries and keys of a delta rule."""
+    """Return heads of queries and keys of a delta rule."""
     return model.linear_num_key_heads or 0
 
 
 def value_heads(model: ModelSpec) -> int:
-    """Heads of values of a delta rule."""
+    """Return heads of values of a delta rule."""
     return model.linear_num_value_heads or key_heads(model)
 
 
 def state_groups(model: ModelSpec, tensor: Ints) -> Floats:
-    """Groups of Mamba 2's input and output matrices on one rank; with fewer groups than ranks each
-    keeps one.
-    """
+    """Return groups of Mamba 2's input and output matrices on one rank; at least one."""
     return maximum(model.mamba_n_groups / tensor, 1.0)
 
 
 def convolved_width(model: ModelSpec, tensor: Ints) -> Floats:
-    """Channels on one rank that a recurrent mixer's short convolution sees."""
+    """Return channels of a recurrent mixer's short convolution on one rank."""
     inner = recurrent_width(model) / tensor
     match model.mixer:
         case "mamba":
@@ -99,7 +98,7 @@ def convolved_width(model: ModelSpec, tensor: Ints) -> Floats:
 
 
 def state_numbers(model: ModelSpec, tensor: Ints) -> Floats:
-    """Numbers of a sequence's recurrent state and convolution in one layer on one rank; 0 for
+    """Return numbers of a sequence's recurrent state and convolution per layer and rank; 0 for
     attention.
     """
     if not model.is_recurrent:
@@ -112,7 +111,7 @@ def state_numbers(model: ModelSpec, tensor: Ints) -> Floats:
 
 
 def recurrent_vectors(model: ModelSpec, t: Ints) -> Floats:
-    """Convolutions, decays and norms of a recurrent mixer on one rank."""
+    """Return convolutions, decays and norms of a recurrent mixer on one rank."""
     inner = recurrent_width(model) / t
     channels = convolved_width(model, t)
     match model.mixer:

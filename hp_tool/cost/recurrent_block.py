@@ -1,7 +1,7 @@
-"""The block of a recurrent mixer in training: delta rules and state spaces, with their projections,
-convolution and norm.
+"""The block of a recurrent mixer in training: delta rules and state spaces, with projections and
+norm.
 
-A rank has the heads of its tensor-parallel place and, under context parallelism, runs a c-th of
+A rank has the heads of its tensor-parallel position and, under context parallelism, runs 1/c of
 them over the whole sequence: all-to-alls before and after change sequence shards to head shards
 (Megatron Core, ssm/mamba_context_parallel.py).
 """
@@ -34,22 +34,23 @@ from hp_tool.cost.scans import (
 from hp_tool.domain.model import ModelSpec
 
 KERNELS = Kernels(forward=14.0, backward=24.0)
-"""Elementwise kernels, copies and the scan's own: of a chunk's sums, its states, their passing on
-and its outputs.
+"""Elementwise kernels, copies and the scan's kernels: sums, states and outputs of chunks, and
+passing states on.
 """
 BACKWARD = 3.0
-"""The scan's backward pass over its forward pass: gradients take twice the work, and both sources
-form the states of chunks again first (mamba_ssm 2.3, ssd_combined.py; fla 0.6,
-gated_delta_rule/chunk.py). Nobody timed it.
+"""Ratio of the scan's backward to its forward pass.
+
+Gradients take twice the time, and both implementations first recompute the states of chunks
+(mamba_ssm 2.3, ssd_combined.py; fla 0.6, gated_delta_rule/chunk.py). Not timed.
 """
 
 
 def recurrent_bytes(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> BlockBytes:
-    """Activation bytes of the block: norm input and matmul input (whole, or sharded by sequence
-    parallelism), what the convolution, the scan and the gated norm keep (`kept_numbers`,
-    `kept_wide`), and the output projection's input, by heads.
+    """Return activation bytes of the block.
 
-    Recomputation of the attention core drops nothing here.
+    Norm input and matmul input (whole, or sharded by sequence parallelism), what the convolution,
+    the scan and the gated norm save (`kept_numbers`, `kept_wide`), and the output projection's
+    input, by heads. Recomputation of the attention core frees nothing here.
     """
     model = case.model
     inner = recurrent_width(model) / s.t
@@ -66,15 +67,14 @@ def recurrent_bytes(*, case: TrainingCase, candidates: Candidates, s: Shapes) ->
 
 
 def kept_numbers(model: ModelSpec, t: Ints, c: Ints = 1) -> Floats:
-    """Numbers of a token in 16 bits that the block keeps between its projections, on one of t
-    ranks.
+    """Return saved 16-bit numbers per token between the block's projections, on one of t ranks.
 
     Mamba 2: the input projection's output, and the scan's before and after its gate
     (MambaSplitConv1dScanCombinedFn); groups fewer than ranks are copied. Mamba: the projections'
     outputs, and the scan's (MambaInnerFn). Delta rules: the convolution's input, queries and keys
-    after their norms and, where several value heads share one, once for each, values, gate, the
-    scan's output, and a row of each chunk's inverse (ChunkGatedDeltaRuleFunction,
-    ChunkKDAFunction); Kimi's also its decays and a row of the chunk's scores.
+    after their norms and, if several value heads share one, once for each, values, gate, the scan's
+    output, and a row of each chunk's inverse (ChunkGatedDeltaRuleFunction, ChunkKDAFunction);
+    Kimi's also its decays and a row of the chunk's scores.
     """
     inner = recurrent_width(model) / t
     if model.mixer == "mamba":
@@ -90,8 +90,8 @@ def kept_numbers(model: ModelSpec, t: Ints, c: Ints = 1) -> Floats:
 
 
 def kept_wide(model: ModelSpec, t: Ints) -> Floats:
-    """Numbers of a token in 32 bits that the block keeps: a delta rule's summed decays, one a head,
-    or Kimi's one a channel.
+    """Return saved 32-bit numbers per token: a delta rule's summed decays, one per head (Kimi: per
+    channel).
     """
     if model.mixer in ("mamba", "mamba2"):
         return 0.0
@@ -103,9 +103,11 @@ def kept_wide(model: ModelSpec, t: Ints) -> Floats:
 
 
 def recurrent_time(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> BlockTime:
-    """Seconds of the block. Convolution and scan take what their timed kernels take over prompts,
-    forward, and `BACKWARD` times that backward; norms and residual as in attention, and what is
-    kept between the projections is written and read once.
+    """Return seconds of the block.
+
+    Forward, convolution and scan take the time of their timed kernels over prompts, and `BACKWARD`
+    times that backward. Norms and residual are as in attention, and saved tensors between the
+    projections are written and read once.
     """
     model, workload = case.model, case.workload
     matrices = shapes(recurrent_matrices(model, tensor=s.t))
@@ -130,8 +132,9 @@ def recurrent_time(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> 
 
 
 def mixer_kernels(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> Floats:
-    """Forward seconds of the short convolution and the scan, over the rows of a micro-batch: by the
-    kernels timed on the die, and of state spaces by the rate that the framework's runs showed.
+    """Return forward seconds of the short convolution and the scan, over the rows of a micro-batch.
+
+    They use the kernels timed on the die, and for state spaces the rate of the framework's runs.
     """
     model, gpu = case.model, case.cluster.gpu
     peak, c = peak_flops(gpu, precision=wide_precision(gpu)), candidates.context_parallel_size
@@ -148,8 +151,8 @@ def mixer_kernels(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> F
 
 
 def _exchange_seconds(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> Floats:
-    """Seconds of the all-to-alls of one pass: of what the input projection puts out, and of the
-    scan's output.
+    """Return seconds of the all-to-alls of one pass: of the input projection's output, and of the
+    scan's.
     """
     c = candidates.context_parallel_size
     if not anywhere(c > 1):

@@ -23,8 +23,10 @@ from hp_tool.errors import InputError, UnsupportedError
 
 
 def peak_flops(gpu: GpuSpec, *, precision: Precision, field: str = "training.precision") -> float:
-    """Dense peak of the datasheet. Raises InputError if the hardware has none for this
-    precision.
+    """Return the dense peak of the datasheet.
+
+    Raises:
+        InputError: The hardware does not support the precision.
     """
     peak = gpu.peak_flops_per_second.get(precision)
     if peak is None:
@@ -47,7 +49,7 @@ def matmul_seconds(
     output_bytes: float = 2.0,
     batch: Floats = 1.0,
 ) -> Floats:
-    """Seconds of y[m,n] = x[m,k] w[n,k]^T, `batch` times in one call.
+    """Return seconds of y[m,n] = x[m,k] w[n,k]^T, `batch` times in one call.
 
     2mnk FLOPs, inputs read once, output written once; `output_bytes` is the cost of writing one
     output element (8 if it is accumulated into an fp32 buffer).
@@ -64,8 +66,8 @@ def matmul_seconds(
 
 
 def accumulation_slowdown(case: TrainingCase, precision: Precision) -> float:
-    """Return the factor on weight-gradient matmuls whose 16-bit products the framework adds to an
-    fp32 buffer.
+    """Return the factor on weight-gradient matmuls whose 16-bit products are added to an fp32
+    buffer.
     """
     slowdown = case.profile.framework.fp32_accumulation.get(case.cluster.gpu.silicon or "", 1.0)
     workload = case.workload
@@ -86,11 +88,11 @@ def weight_matmuls(
     precision: Precision,
     batch: Floats = 1.0,
 ) -> tuple[Floats, Floats]:
-    """(forward, weight-gradient) seconds of `tokens` rows through weight matrices of these (output
-    n, input k), `batch` of each.
+    """Return (forward, weight-gradient) seconds of `tokens` rows through weight matrices, `batch`
+    of each.
 
-    Input gradients take as long as the forward pass. Weight gradients are added to an fp32 buffer:
-    one read and one write of 4 bytes.
+    Shapes are (output n, input k). Input gradients take as long as the forward pass. Weight
+    gradients are added to an fp32 buffer: one read and one write of 4 bytes.
     """
     forward: Floats = 0.0
     gradient: Floats = 0.0
@@ -107,7 +109,7 @@ def weight_matmuls(
 def roofline_seconds(
     flops: Floats, traffic: Floats, roof: Roofline, *, gpu: GpuSpec, peak: float
 ) -> Floats:
-    """overhead + max(FLOPs / reached peak, bytes / reached bandwidth)."""
+    """Return overhead + max(FLOPs / reached peak, bytes / reached bandwidth)."""
     bound = maximum(
         flops / (roof.peak_fraction * peak),
         traffic / (roof.bandwidth_fraction * gpu.memory_bandwidth_bytes_per_second),
@@ -118,15 +120,16 @@ def roofline_seconds(
 def additive_seconds(
     flops: Floats, traffic: Floats, roof: Roofline, *, gpu: GpuSpec, peak: float
 ) -> Floats:
-    """overhead + FLOPs / reached peak + bytes / reached bandwidth: kernels that alternate between
-    the two.
+    """Return overhead + FLOPs / reached peak + bytes / reached bandwidth.
+
+    For kernels that alternate between arithmetic and memory access.
     """
     bandwidth = roof.bandwidth_fraction * gpu.memory_bandwidth_bytes_per_second
     return roof.overhead_s + flops / (roof.peak_fraction * peak) + traffic / bandwidth
 
 
 def elementwise_seconds(traffic: Floats, *, kernels: Floats, machine: Machine) -> Floats:
-    """Seconds of memory-bound kernels that together move at least `traffic` bytes, in `kernels`
+    """Return seconds of memory-bound kernels that move at least `traffic` bytes in `kernels`
     launches.
     """
     profile = machine.profile
@@ -136,17 +139,17 @@ def elementwise_seconds(traffic: Floats, *, kernels: Floats, machine: Machine) -
 
 
 def below_16_bits(framework: FrameworkEfficiency) -> FrameworkEfficiency:
-    """The constants where matmuls take less than 16 bits."""
+    """Return the constants for matmuls below 16 bits."""
     if framework.narrow_traffic_factor is None:
         return framework
     return replace(framework, elementwise_traffic_factor=framework.narrow_traffic_factor)
 
 
 def attention_kernel(workload: TrainingWorkload, model: ModelSpec) -> str | None:
-    """The kernel for fused attention that runs; None: the framework's own.
+    """Return the kernel of fused attention; None for the framework's own.
 
     Biases by distance (ALiBi), which models without positions have, are added to the scores: under
-    FSDP Triton's alone took them.
+    FSDP only Triton supported them.
     """
     if workload.attention_kernel not in (None, "auto"):
         return workload.attention_kernel
@@ -157,11 +160,13 @@ def attention_kernel(workload: TrainingWorkload, model: ModelSpec) -> str | None
 def with_attention_kernel(
     framework: FrameworkEfficiency, *, name: str, timed: Mapping[str, float]
 ) -> FrameworkEfficiency:
-    """The constants under a named kernel for fused attention: as the framework's runs timed it,
-    else by what it takes against the framework's own, published in `timed` (by name, over the one
-    timed alone).
+    """Return the constants with a named kernel for fused attention.
 
-    Raises UnsupportedError where nobody published the kernel on this die.
+    They are those of the framework's runs with it. Otherwise they are scaled by its published time
+    relative to the framework's own, from `timed` (by name, relative to the one timed alone).
+
+    Raises:
+        UnsupportedError: No times of the kernel on this die are published.
     """
     if name in framework.attention_kernels:
         slowdown = framework.attention_kernels[name]
@@ -191,20 +196,20 @@ def at_sustained_clocks(
     peaks: Mapping[Precision, float],
     reference: GpuSpec | None,
 ) -> GpuEfficiency:
-    """The constants with matmul peaks at the clocks that a long training sustains on a card: its
-    power limit, its FLOP/s.
+    """Return the constants with matmul peaks at the clocks that a long training sustains on a card.
 
-    Power above the idle grows with the cube of the clock, which voltage follows: a card of the same
-    die sustains the FLOP/s of the `reference` card, on which `clocks` holds, times the cube root of
-    the ratio of their power limits, and never more than its own boost clocks give. So cut-down
-    cards, whose arithmetic needs less than their limit, run at boost. Peaks in 16 bits stand for
-    the clocks: a later die's tensor cores may do more of a narrower precision in each (B300's, of
-    nvfp4). Without a reference the shares hold as they are.
+    Power above idle grows with the cube of the clock, because voltage follows it. A card of the
+    same die sustains the FLOP/s of the `reference` card, to which `clocks` applies, times the cube
+    root of the ratio of their power limits, and at most those of its own boost clocks. Cards with
+    reduced arithmetic, which stay below their power limit, therefore run at boost clocks. Peaks in
+    16 bits represent the clocks, because a later die's tensor cores may compute more of a narrower
+    precision per clock (B300's, of nvfp4). Without a reference the fractions are unchanged.
 
-    A cut-down card also reaches more of its peak. What keeps a kernel below it (loads of tiles,
-    waits between them) takes the time that it takes on the whole die, beside arithmetic that takes
-    1 / c times as long: f = 1 / (1 + c (1 / f_whole - 1)), with c the card's peak over what its
-    power limit would sustain, or over the whole die's if that is more, at most 1 (H20: 0.2).
+    A card with reduced arithmetic also reaches a higher fraction of its peak. Other limits of a
+    kernel (loads of tiles, waits between them) take the same time as on the full die, while
+    arithmetic takes 1 / c times as long: f = 1 / (1 + c (1 / f_whole - 1)). c is the card's peak
+    over what its power limit would sustain, or over the full die's if that is more, at most 1 (H20:
+    0.2).
     """
     matmul = {}
     attention = kernels.attention
@@ -232,8 +237,9 @@ def _of_cut_peak(fraction: float, cut: float) -> float:
 
 
 def _matmul_roofline(profile: EfficiencyProfile, precision: Precision) -> Roofline:
-    """The measured constants of this precision; for block-scaled fp8 those of plain fp8; otherwise
-    those of bf16.
+    """Return the measured constants of this precision.
+
+    Block-scaled fp8 uses those of plain fp8, other precisions those of bf16.
     """
     measured = profile.gpu.matmul
     return (

@@ -1,8 +1,7 @@
-"""Results that lone candidates of one case share: its layers, its pipelines, what only its model
-decides.
+"""Cached results for single candidates of one case: its layers, its pipelines, values of its model.
 
-In arrays each combination of a few axes is costed once (`candidates.unique_rows`); here it is for
-configurations that come one by one.
+In arrays each combination of a few axes is computed once (`candidates.unique_rows`); this does the
+same for configurations that are evaluated one by one.
 """
 
 from __future__ import annotations
@@ -12,13 +11,14 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T")
 MOST = 4096
-"""Results that one cache keeps."""
+"""Maximum number of results in one cache."""
 _caches: list[Shared[object]] = []
 
 
 class Shared(Generic[T]):
-    """Results by the objects they follow from, each equal to itself alone (hashing a whole case
-    would cost more than it saves), and by a few numbers.
+    """Results by the identity of the objects they depend on, and by a few numbers.
+
+    Identity is used because hashing a whole case would cost more than it saves.
     """
 
     def __init__(self) -> None:
@@ -28,7 +28,7 @@ class Shared(Generic[T]):
     def get(
         self, objects: tuple[object, ...], numbers: tuple[object, ...], compute: Callable[[], T]
     ) -> T:
-        """Return the result of these objects and numbers, computed when it is first asked for."""
+        """Return the result of these objects and numbers, computed at first use."""
         key = (*map(id, objects), *numbers)
         kept = self._results.get(key)
         if kept is None:
@@ -37,7 +37,7 @@ class Shared(Generic[T]):
             kept = self._results[key] = (
                 objects,
                 compute(),
-            )  # with the objects, whose ids no others take then
+            )  # with the objects, so that their ids are not reused
         return kept[1]
 
     def forget(self) -> None:

@@ -1,5 +1,5 @@
-"""Attention over chosen keys in training: an indexer scores all keys before a token, the core sees
-the best `index_topk`.
+"""Attention over selected keys in training: an indexer scores all previous keys and selects the
+best `index_topk`.
 """
 
 from hp_tool.cost.arrays import Floats
@@ -13,18 +13,19 @@ from hp_tool.domain.model import ModelSpec
 SCORE_BYTES = 4.0
 """Bytes of an index score, which the top-k reads."""
 PLACE_BYTES = 4.0
-"""Bytes of a chosen key's place."""
+"""Bytes of the position of a selected key."""
 TIMED_PLACES = 2048.0
-"""`index_topk` of the models whose modules of sparse attention were timed."""
+"""`index_topk` of the models whose sparse-attention modules were timed."""
 INDEX_BACKWARD, CORE_BACKWARD = 2.0, 2.5
-"""Backward over forward: twice the work of the indexer, whose loss follows the core's scores; five
-matmuls of the core against two. Nobody timed them.
+"""Ratio of backward to forward: twice the indexer, whose loss follows the core's scores; five
+matmuls of the core against two. Not timed.
 """
 
 
 def index_bytes(model: ModelSpec, s: Shapes) -> Floats:
-    """Activation bytes of the indexer, whole on every rank: its queries, key and weights, and the
-    places of the chosen keys.
+    """Return activation bytes of the indexer, replicated on every rank.
+
+    These are its queries, key and weights, and the positions of the selected keys.
     """
     if model.index_topk is None:
         return 0.0
@@ -34,11 +35,12 @@ def index_bytes(model: ModelSpec, s: Shapes) -> Floats:
 
 
 def chosen_core_seconds(*, case: TrainingCase, s: Shapes) -> tuple[Floats, Floats]:
-    """(forward, backward) seconds of index scores with their top-k and of attention over the chosen
-    keys, by the kernels timed over prompts.
+    """Return (forward, backward) seconds of index scores, top-k, and attention over the selected
+    keys.
 
-    A token scores half of the sequence on average, and attends to min(i, k) keys at place i; latent
-    keys in the latent space. Going through the places of all k takes a token's time.
+    The constants are those of kernels timed over prompts. A token scores half of the sequence on
+    average, and attends to min(i, k) keys at position i; latent keys in the latent space.
+    Processing the positions of all k keys takes a fixed time per token.
     """
     model, gpu = case.model, case.cluster.gpu
     peak, length, most = (

@@ -1,6 +1,4 @@
-"""Step time: the critical stage, the bubble, transfers between stages, and what data parallelism
-and the optimizer add.
-"""
+"""Step time: critical stage, bubble, stage-to-stage transfers, data parallelism and optimizer."""
 
 from __future__ import annotations
 
@@ -22,19 +20,19 @@ from hp_tool.domain.workload import TrainingWorkload
 
 
 def micro_batches(candidates: Candidates, *, workload: TrainingWorkload) -> Floats:
-    """m = B / (d b): micro-batches that each replica runs in one step; fractional if illegal."""
+    """Return m = B / (d b): micro-batches per replica and step; fractional if illegal."""
     return workload.global_batch_size / (
         candidates.data_parallel_size * candidates.micro_batch_size
     )
 
 
 def transfer_seconds(*, case: TrainingCase, candidates: Candidates) -> Floats:
-    """Seconds to send one micro-batch's activations to the next stage: each tensor-parallel rank
-    sends its share, e T h / t.
+    """Return seconds to send one micro-batch's activations to the next stage.
 
-    This is Megatron's scatter-gather (arXiv 2104.04473 section 4.1); with SP activations are
-    already sharded. If one NVLink domain does not hold all stages, some neighbours are in different
-    domains, and the slowest decide.
+    Each tensor-parallel rank sends its share, e T h / t. This is Megatron's scatter-gather (arXiv
+    2104.04473 section 4.1); with SP activations are already sharded. If one NVLink domain does not
+    contain all stages, some neighbours are in different domains, and the slowest determine the
+    time.
     """
     cluster, workload = case.cluster, case.workload
     c = candidates
@@ -62,16 +60,16 @@ def time_parts(
     micro_batches: Floats,
     offloaded: Floats = 0.0,
 ) -> dict[str, Floats]:
-    """Exposed seconds of a step by STEP_KEYS: the slowest stage runs m micro-batches, then waits
-    for the others to fill and drain.
+    """Return exposed seconds of a step by STEP_KEYS.
 
     pipeline_bubble = bubble of `critical_stage` + 2 (p - 1) transfer + stalls of a step's first
-    messages (`message_stalls`); `pipeline_parts` replaces it where stages differ in their GPUs or
-    by a layout.
+    messages (`message_stalls`); `pipeline_parts` replaces it if stages have different GPUs, or with
+    a layout.
 
-    `layers` are as in `critical_stage`; `offloaded` the bytes that a micro-batch on it sends to the
-    host. Transfers between stages count twice: once for each micro-batch, as far as they are not
-    hidden, and for the first one both ways.
+    The slowest stage runs m micro-batches, then waits for the others to fill and drain. Transfers
+    between stages count twice: once for each micro-batch, to the extent that they are not
+    overlapped, and both ways for the first one. `layers` are as in `critical_stage`; `offloaded`
+    are the bytes that a micro-batch on it sends to the host.
     """
     profile = case.profile
     c, m, framework = candidates, micro_batches, profile.framework
@@ -136,7 +134,7 @@ def _devices(case: TrainingCase, c: Candidates, pipeline: Pipeline) -> Ints:
     """Return the devices of the job.
 
     A part of a pipeline is costed on the devices of its own kind or on those of the whole job, so
-    there the layout counts them.
+    there the layout determines them.
     """
     if pipeline.part is None:
         return case.cluster.num_gpus
@@ -153,7 +151,7 @@ def _offload_seconds(
     offloaded: Floats,
     micro_batches: Floats,
 ) -> Floats:
-    """Exposed seconds per step of the host's update, or of copying activations both ways."""
+    """Return exposed seconds per step of the host's update, or of copying activations both ways."""
     workload = case.workload
     if workload.offload == "optimizer":
         return states.offload_s

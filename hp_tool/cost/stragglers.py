@@ -1,5 +1,5 @@
-"""Waits for the slowest device: equal devices do not run equally fast, and every step ends when the
-slowest one does.
+"""Waits for the slowest device: equal devices differ in speed, and the slowest determines the step
+time.
 """
 
 from __future__ import annotations
@@ -14,15 +14,14 @@ from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.case import TrainingCase
 
 SERVER_GPUS = 8
-"""Devices of the servers that the other constants were measured on, whose waits these include."""
+"""Devices of the servers on which the other constants were measured, whose waits these include."""
 
 
 def deviations_of_slowest(devices: Ints) -> Floats:
-    """Return how many standard deviations the slowest of so many devices is expected to be above
-    their mean, beyond the slowest of one server.
+    """Return the expected excess of the slowest of so many devices over the slowest of one server.
 
-    The expected maximum of n normal values by Blom's approximation, F^-1((n - 3/8) / (n + 1/4))
-    (Statistical Estimates and Transformed Beta-Variables, 1958).
+    It is in standard deviations. The expected maximum of n normal values is Blom's approximation,
+    F^-1((n - 3/8) / (n + 1/4)) (Statistical Estimates and Transformed Beta-Variables, 1958).
     """
     if isinstance(devices, int):
         return _beyond_a_server(devices)
@@ -52,17 +51,16 @@ def straggler_share(
 ) -> Floats:
     """Return the seconds that all devices wait for the slowest one, per second of compute.
 
-    Of n devices the slowest takes z(n) sd longer than the mean. A part of the deviation is the
-    device's own (clocks under its power limit) and lasts; another part is drawn anew for each
-    micro-batch, and averages out over the r micro-batches that replicas run before they wait for
-    each other: sd^2 = device^2 + micro_batch^2 / r. With ZeRO 0 and 1 that is a whole step of m
-    micro-batches. ZeRO 2 and 3 exchange with every micro-batch, and so does delayed scaling in
-    fp8: its amax all-reduce runs over all tensor-, context- and data-parallel ranks after each
-    pass.
+    The slowest of n devices takes z(n) sd longer than the mean. One part of the deviation is
+    constant for a device (clocks under its power limit). Another part is drawn for each
+    micro-batch, and averages over the r micro-batches that replicas run before they wait for each
+    other: sd^2 = device^2 + micro_batch^2 / r. With ZeRO 0 and 1 that is a whole step of m
+    micro-batches. ZeRO 2 and 3 exchange with every micro-batch, and so does delayed scaling in fp8:
+    its amax all-reduce runs over all tensor-, context- and data-parallel ranks after each pass.
 
     Source: NVIDIA/Megatron-LM, megatron/core/parallel_state.py (get_amax_reduction_group without
-    tp_only_amax_red); that GPUs of one model differ: Sinha et al., Not All GPUs Are Created
-    Equal, SC 2022 (arXiv 2208.11035).
+    tp_only_amax_red); that GPUs of one model differ: Sinha et al., Not All GPUs Are Created Equal,
+    SC 2022 (arXiv 2208.11035).
     """
     framework, workload = case.profile.framework, case.workload
     z = deviations_of_slowest(devices)

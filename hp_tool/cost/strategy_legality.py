@@ -1,5 +1,6 @@
-"""Which candidates go with a training's strategy: exchange of the context, overlap, layout,
-dispatcher and CUDA graphs.
+"""Compatibility of candidates with a training's strategy.
+
+Strategies are the context exchange, overlap, layout, dispatcher and CUDA graphs.
 """
 
 from typing import Any
@@ -33,7 +34,9 @@ CONTEXT_HEADS, EXCHANGE_OVERLAP, LAYOUT, DISPATCHER, GRAPHS = STRATEGY_REASONS =
 
 
 def strategy_broken(*, case: TrainingCase, candidates: Candidates) -> tuple[Any, ...]:
-    """Whether each of STRATEGY_REASONS is broken: False, or arrays of the candidates' shape."""
+    """Return whether each of STRATEGY_REASONS is broken: False, or arrays of the candidates'
+    shape.
+    """
     strategy = case.strategy
     return (
         _exchanged_heads_broken(case.model, candidates, strategy),
@@ -47,11 +50,10 @@ def strategy_broken(*, case: TrainingCase, candidates: Candidates) -> tuple[Any,
 
 
 def _exchanged_heads_broken(model: ModelSpec, c: Candidates, strategy: Strategy) -> Any:
-    """Whether ranks that exchange sequence shards for heads cannot get equally many query and
-    key/value heads each.
+    """Return whether ranks that exchange sequence shards for heads have unequal numbers of heads.
 
-    Source: Transformer Engine, context_parallel.py, AttnFuncWithCPAndQKVOA2A. Levels of a2a+p2p
-    that the query leaves out are chosen so that they divide.
+    This applies to query and key/value heads. Source: Transformer Engine, context_parallel.py,
+    AttnFuncWithCPAndQKVOA2A. Levels of a2a+p2p that the query omits are chosen so that they divide.
     """
     kind, levels = (
         strategy.context_parallel_communication,
@@ -64,7 +66,7 @@ def _exchanged_heads_broken(model: ModelSpec, c: Candidates, strategy: Strategy)
         ranks = maximum(levels[0] * (c.context_parallel_size > 1), 1)
     else:
         return False
-    # Fewer key/value heads than tensor-parallel ranks: each keeps one.
+    # Fewer key/value heads than tensor-parallel ranks: each has one.
     heads, kv = (
         maximum(count // c.tensor_parallel_size, 1)
         for count in (model.num_attention_heads, model.kv_heads)
@@ -73,11 +75,11 @@ def _exchanged_heads_broken(model: ModelSpec, c: Candidates, strategy: Strategy)
 
 
 def _overlap_broken(c: Candidates) -> Any:
-    """Whether Megatron Core cannot merge forward and backward passes.
+    """Return whether Megatron Core cannot merge forward and backward passes.
 
-    It needs experts on several ranks, interleaved 1F1B or no pipeline, and no recomputation of
+    Merging needs experts on several ranks, interleaved 1F1B or no pipeline, and no recomputation of
     whole layers or whole expert blocks (transformer_config.py, overlap_moe_expert_parallel_comm).
-    DualPipe merges them by itself.
+    DualPipe always merges them.
     """
     plain = (c.pipeline_parallel_size == 1) | (c.virtual_pipeline_parallel_size > 1)
     merged = (plain & (c.pipeline_schedule == ONE_F_ONE_B)) | (c.pipeline_schedule >= DUALPIPE)
@@ -86,12 +88,12 @@ def _overlap_broken(c: Candidates) -> Any:
 
 
 def _recomputes(c: Candidates, modules: int) -> Any:
-    """Whether any of the modules (bits of MODULES) is recomputed by itself."""
+    """Return whether any of the modules (bits of MODULES) is recomputed separately."""
     return (c.recompute_modules & modules) != 0
 
 
 def _graphs_broken(case: TrainingCase, c: Candidates) -> Any:
-    """Whether Megatron Core refuses to record the candidate's modules as CUDA graphs.
+    """Return whether Megatron Core rejects CUDA graphs of the candidate's modules.
 
     Graphs of modules, unlike those of whole iterations, exclude recomputation of whole layers, and
     graphs of the router exclude recomputation of the whole expert block. A recorded module with
@@ -110,8 +112,10 @@ def _graphs_broken(case: TrainingCase, c: Candidates) -> Any:
 
 
 def _dispatcher_broken(case: TrainingCase, c: Candidates) -> Any:
-    """Whether tokens travel by flex between devices that do not run it, or by allgather, which
-    holds every rank's tokens, under merged passes (Megatron Core, transformer_config.py,
+    """Return whether the dispatcher is not applicable.
+
+    flex requires devices that support it. allgather, which stores every rank's tokens, is not
+    supported with merged passes (Megatron Core, transformer_config.py,
     overlap_moe_expert_parallel_comm).
     """
     dispatched = c.expert_parallel_size * c.expert_tensor_parallel_size > 1
@@ -122,9 +126,9 @@ def _dispatcher_broken(case: TrainingCase, c: Candidates) -> Any:
 
 
 def _layout_broken(layout: PipelineLayout, c: Candidates) -> Any:
-    """Whether the pipeline does not have the layout's p v chunks and a schedule that runs them.
+    """Return whether the pipeline does not have the layout's p v chunks and a supported schedule.
 
-    Megatron Core runs layouts under 1F1B and its interleaving, with multi-token prediction in the
+    Megatron Core runs layouts under 1F1B and interleaved 1F1B, with multi-token prediction in the
     last chunk of its rank.
     """
     p, count = c.pipeline_parallel_size, len(layout.chunks)
@@ -134,7 +138,7 @@ def _layout_broken(layout: PipelineLayout, c: Candidates) -> Any:
 
 
 def explain_strategy(name: str, *, case: TrainingCase, config: ParallelConfig) -> Reason:
-    """The reason for one of STRATEGY_REASONS, with numbers and the fix."""
+    """Return the reason for one of STRATEGY_REASONS, with numbers and the fix."""
     model, strategy = case.model, case.strategy
     t = config.tensor_parallel_size
     if name == EXCHANGE_OVERLAP:

@@ -1,7 +1,7 @@
 """The training cost model: memory and step time of many candidates at once.
 
 Sources: arXiv 2205.05198 (activations, sequence parallelism, selective recomputation), 2104.04473
-(pipeline schedules), 1910.02054 (ZeRO); the constants come in with the efficiency profile.
+(pipeline schedules), 1910.02054 (ZeRO); the constants are in the efficiency profile.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ from hp_tool.cost.unlike_layers import unlike_layers
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingCosts:
-    """Predictions for n candidates in bytes and seconds: arrays of shape (n,), plain numbers of
-    one, or arrays that broadcast to a grid.
+    """Predictions for n candidates in bytes and seconds.
+
+    Arrays of shape (n,), plain numbers of one candidate, or arrays that broadcast to a grid.
     """
 
     memory_parts: dict[str, FloatArray]
@@ -38,13 +39,13 @@ class TrainingCosts:
     worst_stage: FloatArray
     memory_total_bytes: FloatArray
     first_stage_bytes: FloatArray
-    """Allocated on the first stage: the figure that runs report if only their first rank does."""
+    """Allocated on the first stage: the value of runs that report only their first rank."""
     capacity_bytes: FloatArray | float
     """Usable bytes of the device; with two kinds of GPU, of the kind that memory_parts are for."""
     device_bytes: FloatArray | float
-    """The whole device's, headroom included."""
+    """Bytes of the whole device, headroom included."""
     parts: dict[str, FloatArray]
-    """By STEP_KEYS; exposed seconds."""
+    """Exposed seconds by STEP_KEYS."""
     step_s: FloatArray
     host_bytes: FloatArray | float = 0.0
     """Maximum over the ranks of bytes in host memory."""
@@ -53,16 +54,16 @@ class TrainingCosts:
     layers_by_kind: tuple[FloatArray, ...] = ()
     """Layers on each stage of the two kinds of GPU; empty with one kind."""
     retry_slowdown: FloatArray | float = 1.0
-    """Step with the allocator's retries over one without, if it retries."""
+    """Ratio of a step with the allocator's retries to one without."""
     retry_chance: FloatArray | float = 0.0
     graphs_s: tuple[float, float] | tuple[()] = ()
-    """Of one candidate with equal stages, where the query leaves graphs open: the step as its host
-    launches kernels, and with recorded CUDA graphs.
+    """For one candidate with equal stages and open graphs: the step with launched kernels, and with
+    CUDA graphs.
     """
 
     @property
     def parts_without_retries(self) -> dict[str, FloatArray]:
-        """The parts of a step whose allocator does not retry."""
+        """Return the parts of a step without allocator retries."""
         return self.parts | {
             "overhead": self.parts["overhead"]
             - self.step_s * (1.0 - self.retry_slowdown**-self.retry_chance)
@@ -70,7 +71,7 @@ class TrainingCosts:
 
     @property
     def feasible(self) -> BoolArray:
-        """Whether memory suffices; legality is decided earlier."""
+        """Return whether memory suffices; legality is checked earlier."""
         fits: BoolArray = self.memory_total_bytes <= self.capacity_bytes
         return (
             fits & (self.host_bytes <= self.host_capacity_bytes)
@@ -79,7 +80,7 @@ class TrainingCosts:
         )
 
     def rows(self, shape: tuple[int, ...]) -> TrainingCosts:
-        """The costs of a grid of this shape as rows, one for each of its candidates."""
+        """Return the costs of a grid of this shape as rows, one for each of its candidates."""
 
         def row_each(column: Any) -> Any:
             if not isinstance(column, np.ndarray) or column.shape == (math.prod(shape),):
@@ -89,13 +90,13 @@ class TrainingCosts:
         return self.each(row_each)
 
     def row(self, index: int) -> TrainingCosts:
-        """The costs of one row as plain numbers."""
+        """Return the costs of one row as plain numbers."""
         return self.each(
             lambda column: column[index].item() if isinstance(column, np.ndarray) else column
         )
 
     def each(self, change: Callable[[Any], Any]) -> TrainingCosts:
-        """The costs with every column changed."""
+        """Return the costs with every column changed."""
 
         def changed(value: Any) -> Any:
             if isinstance(value, dict):
@@ -116,7 +117,8 @@ def training_costs(
     pipeline: Pipeline | None = None,
     memory_headroom_fraction: float = 0.05,
 ) -> TrainingCosts:
-    """Memory and step-time parts of every candidate. One row runs the same formulas as ten million.
+    """Return memory and step-time parts of every candidate; one row uses the same formulas as ten
+    million.
 
     In a grid, a result that does not depend on an axis has length 1 there. `pipeline` replaces the
     equal stages of `whole_pipeline`.
@@ -154,8 +156,8 @@ def training_costs(
     slowdown, chance = _retries(
         case, candidates, fullest=fullest, step_s=sum(launched.values()), micro_batches=m
     )
-    # The mean of ln(step time), as intervals are around a median, of nearly full devices, which are
-    # slow by chance.
+    # The mean of ln(step time), as intervals are around a median, of nearly full devices, whose
+    # slowdown is random.
     retries = slowdown**chance - 1.0
     parts = _with_retries(launched, retries)
     step_s = sum(parts.values())
@@ -196,7 +198,7 @@ def stages_and_layers(
     micro_batches: Floats,
     pipeline: Pipeline | None = None,
 ) -> tuple[Pipeline, ModelLayers]:
-    """The stages, unless these are given, and the layers and ends of legal candidates."""
+    """Return the stages, unless given, and the layers and ends of legal candidates."""
     if case.model.blocks is not None:
         return unlike_layers(case=case, candidates=candidates, pipeline=pipeline)
     pipeline = pipeline or whole_pipeline(case, candidates)
@@ -213,7 +215,7 @@ def _retries(
     step_s: Floats,
     micro_batches: Floats,
 ) -> tuple[Floats, Floats]:
-    """(slowdown of a step whose allocator retries, the chance that it does)."""
+    """Return (slowdown of a step whose allocator retries, its probability)."""
     if case.profile.framework.retry_bytes_per_second is None:
         return 1.0, 0.0
     slowdown = retry_slowdown(
@@ -223,7 +225,7 @@ def _retries(
 
 
 def _with_retries(parts: dict[str, Floats], retries: Floats) -> dict[str, Floats]:
-    """The exposed seconds of a step, with retries in its overhead."""
+    """Return the exposed seconds of a step, with retries in its overhead."""
     if isinstance(retries, float) and not retries:
         return parts
     return parts | {"overhead": parts["overhead"] + retries * sum(parts.values())}

@@ -1,7 +1,7 @@
-"""Intervals of predictions, from the errors on rows that were left out of the fits.
+"""Intervals of predictions, from errors on held-out rows.
 
-ln(measured / predicted step time) is taken as normal around zero. Its variance is a sum: the
-framework's own scatter, and what each difference from the nearest measured runs adds
+ln(measured / predicted step time) is assumed normal with mean zero. Its variance is the sum of the
+framework's own scatter and a term for each difference from the nearest measured runs
 (`domain.familiarity`, `domain.efficiency.Doubts`).
 """
 
@@ -39,15 +39,15 @@ from hp_tool.domain.workload import TrainingWorkload
 
 CONFIDENCE = 0.9
 NORMAL_QUANTILE = 1.6449
-"""Half-width of the central 90 % of a normal distribution, in standard deviations."""
+"""Half-width of the central 90% of a normal distribution, in standard deviations."""
 LONGEST_TIMED = 16_384
 """Tokens of the longest sequences on which attention was timed (ops/context_attention.csv)."""
 MOST_TIMED_LOOP = 8
 """Experts of the largest loop among the timed runs (Mixtral's)."""
 NO_PIPELINES = ("internevo", "torch-fsdp")
-"""Frameworks whose timed runs had none."""
+"""Frameworks whose timed runs had no pipelines."""
 UNMEASURED_MODULES = MODULES["moe"] | MODULES["shared_experts"]
-"""Those that no recipe with experts recomputes."""
+"""Modules that no recipe with experts recomputes."""
 
 _above = np.frompyfunc(lambda z: 0.5 * math.erfc(z / math.sqrt(2.0)), 1, 1)
 """Probability that a standard normal variable is above z."""
@@ -63,14 +63,18 @@ def intervals(
     retries: float = 0.0,
     slowdown: float = 1.0,
 ) -> Intervals:
-    """Return the central 90 % of step time, of allocated memory, and of what the allocator holds.
+    """Return the central 90% of step time, of allocated memory, and of the allocator's reserved
+    memory.
 
-    `recorded_s`: the step with CUDA graphs, where the query leaves these open: the interval reaches
-    down to its own.
+    The allocator may reserve more than is in use, never less: `reserved_log_sd` extends the last
+    upper bound.
 
-    The allocator may keep more than is in use, never less: `reserved_log_sd` extends the last one's
-    upper bound. `retries` is the chance p that it retries (`memory.retry_chance`) and takes
-    `slowdown` times as long: ln of the step time varies by p (1 - p) ln(slowdown)^2 more.
+    Args:
+        recorded_s: The step with CUDA graphs, if the query leaves these open; the interval extends
+            down to its own.
+        retries: Probability p of allocator retries (`memory.retry_chance`), with which the step
+            takes `slowdown` times as long: the variance of ln(step time) increases by p (1 - p)
+            ln(slowdown)^2.
     """
     unsure = math.sqrt(retries * (1.0 - retries)) * math.log(slowdown)
     time = math.exp(
@@ -93,10 +97,10 @@ def intervals(
 
 
 def memory_log_sd(*, case: TrainingCase, unmeasured: Ints, reserved: bool = False) -> Floats:
-    """Return the standard deviation of ln(measured / predicted allocated memory), with so many
-    features without data.
+    """Return the standard deviation of ln(measured / predicted allocated memory) with so many
+    unmeasured features.
 
-    `reserved`: upwards, of what the allocator holds.
+    `reserved`: upwards, of reserved memory.
     """
     constants = case.profile.framework
     own = (reserved and constants.reserved_log_sd) or constants.memory_log_sd
@@ -107,9 +111,11 @@ def memory_log_sd(*, case: TrainingCase, unmeasured: Ints, reserved: bool = Fals
 
 
 def exceeds(*, total_bytes: Floats, device_bytes: Floats, log_sd: Floats) -> Floats:
-    """Return the probability that memory of this median, whose logarithm is normal, is more than
-    the whole device, headroom included: P = Phi(ln(total / device) / sd). Blocks that the allocator
-    keeps in reserve are given back first, so not counted.
+    """Return the probability that log-normal memory of this median exceeds the whole device,
+    headroom included.
+
+    P = Phi(ln(total / device) / sd). The allocator releases cached blocks first, so these are not
+    counted.
     """
     probability: Floats = np.asarray(
         _above(np.log(device_bytes / total_bytes) / log_sd), dtype=np.float64
@@ -120,7 +126,7 @@ def exceeds(*, total_bytes: Floats, device_bytes: Floats, log_sd: Floats) -> Flo
 def out_of_memory_probability(
     *, case: TrainingCase, candidates: Candidates, total_bytes: Floats, device_bytes: Floats
 ) -> Floats:
-    """Return the probability that what each candidate allocates is more than its device."""
+    """Return the probability that each candidate's allocations exceed its device."""
     unmeasured: Ints = sum((used * 1 for used in _features(case, candidates).values()), 0)
     return exceeds(
         total_bytes=total_bytes,
@@ -130,8 +136,8 @@ def out_of_memory_probability(
 
 
 def step_log_sd(*, case: TrainingCase, unmeasured: int = 0) -> float:
-    """Standard deviation of ln(measured / predicted step time) of a configuration with so many
-    features without data.
+    """Return the standard deviation of ln(measured / predicted step time) with so many unmeasured
+    features.
     """
     framework, doubts = case.profile.framework, case.profile.doubts
     variance = framework.time_log_sd**2 + unmeasured * doubts.feature_log_sd**2
@@ -144,7 +150,7 @@ def step_log_sd(*, case: TrainingCase, unmeasured: int = 0) -> float:
 
 
 def nearest_runs(case: TrainingCase) -> Nearness:
-    """Return the measured runs that are nearest to the case."""
+    """Return the measured runs nearest to the case."""
     constants = case.profile.framework
     setting = training_setting(
         model=case.model,
@@ -171,7 +177,7 @@ def training_setting(
     num_gpus: int,
     lender: str = "",
 ) -> Setting:
-    """Return what a training is compared with measured ones by."""
+    """Return the attributes by which a training is compared with measured runs."""
     return Setting(
         software=SAME_CODE.get(workload.framework, workload.framework),
         release=workload.framework_version or "",
@@ -187,8 +193,10 @@ def training_setting(
 
 
 def ratio_log_sd(profile: EfficiencyProfile, *, differing: Ints = 0) -> Floats:
-    """Standard deviation of ln(measured / predicted) of the ratio of two step times, of one model
-    on the same devices; `differing` are the features without data that only one of the two has.
+    """Return the standard deviation of ln(measured / predicted) of the ratio of two step times.
+
+    Both have the same model and devices; `differing` are the unmeasured features that only one of
+    them has.
     """
     framework = profile.framework
     pair = (
@@ -201,8 +209,8 @@ def ratio_log_sd(profile: EfficiencyProfile, *, differing: Ints = 0) -> Floats:
 
 
 def with_pairs(profile: EfficiencyProfile, *, experts: bool, adapters: bool) -> EfficiencyProfile:
-    """The profile with the scatter of ratios of two step times that holds for models with experts,
-    adapters or both.
+    """Return the profile with the scatter of step-time ratios for models with experts, adapters or
+    both.
     """
     constants = profile.framework
     if constants.pair_log_sd is None:
@@ -216,7 +224,7 @@ def with_pairs(profile: EfficiencyProfile, *, experts: bool, adapters: bool) -> 
 
 
 def unmeasured_table(*, case: TrainingCase, candidates: Candidates) -> BoolArray:
-    """(n, features) whether each of n rows uses each feature without data."""
+    """Return (n, features) whether each of n rows uses each unmeasured feature."""
     columns = (
         np.broadcast_to(used, len(candidates)) for used in _features(case, candidates).values()
     )
@@ -224,7 +232,7 @@ def unmeasured_table(*, case: TrainingCase, candidates: Candidates) -> BoolArray
 
 
 def unmeasured_layouts(*, case: TrainingCase, candidates: Candidates) -> BoolArray:
-    """(n,) whether each row's layout has a feature without data."""
+    """Return (n,) whether each row's layout has an unmeasured feature."""
     found = np.zeros(len(candidates), dtype=np.bool_)
     for name, used in _features(case, candidates).items():
         if name.startswith("parallel."):
@@ -233,14 +241,15 @@ def unmeasured_layouts(*, case: TrainingCase, candidates: Candidates) -> BoolArr
 
 
 def unmeasured_features(*, case: TrainingCase, candidate: Candidates) -> tuple[str, ...]:
-    """Features of one candidate's prediction without any measured step time in
-    `benchmarks.accuracy`, as fields of a query.
+    """Return the unmeasured features of one candidate, as fields of a query.
+
+    No step time in `benchmarks.accuracy` has them.
     """
     return tuple(name for name, is_used in _features(case, candidate).items() if is_used)
 
 
 def _features(case: TrainingCase, c: Candidates) -> dict[str, Bools]:
-    """Whether each candidate uses each feature that no measured step time covers."""
+    """Return whether each candidate uses each feature without a measured step time."""
     model, cluster, workload, strategy = case.model, case.cluster, case.workload, case.strategy
     internevo = (
         workload.framework == "internevo"
@@ -278,11 +287,13 @@ def _features(case: TrainingCase, c: Candidates) -> dict[str, Bools]:
     }
 
 
-# Parts of a model that an estimate counts in a simpler form; its provenance lists them.
+# Parts of a model that an estimate simplifies, which its provenance lists.
 
 
 def simplified(model: ModelSpec) -> dict[str, object]:
-    """Provenance's `simplified` entry, a list of sentences; empty if the model is counted whole."""
+    """Return provenance's `simplified` entry, a list of sentences; empty if nothing is
+    simplified.
+    """
     simplifications = []
     if model.norms_per_layer != 2 or model.embedding_norm:
         simplifications.append(

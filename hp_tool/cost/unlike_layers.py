@@ -1,9 +1,9 @@
-"""Models whose layers differ (`ModelSpec.blocks`): what each pipeline stage holds by kind of layer,
-and its mean layer.
+"""Models with unlike layers (`ModelSpec.blocks`): contents of pipeline stages, and their mean
+layers.
 
-Layers lie on stages in order, as many on each as `domain.pipeline_layout` says of any model. Each
-kind of layer is costed once for a combination of the few axes it depends on, and each pipeline is
-laid out once, so that a candidate costs as much with a hundred layers as with ten.
+Layers are assigned to stages in order, as many on each as by `domain.pipeline_layout` for any
+model. Each kind of layer is computed once per combination of the few axes it depends on, and each
+pipeline is laid out once, so the time per candidate does not depend on the number of layers.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ Columns = TypeVar("Columns", LayerBytes, LayerTime)
 Counts = tuple[int, ...]
 """Layers of each kind, in the order of `ModelSpec.kinds`."""
 STAGE_AXES = ("pipeline_parallel_size", "virtual_pipeline_parallel_size")
-"""Candidate fields on which the contents of stages depend."""
+"""Candidate fields that determine the contents of stages."""
 
 
 class Kinds(NamedTuple):
@@ -55,14 +55,14 @@ class Kinds(NamedTuple):
     kept: tuple[LayerBytes, ...]
     times: tuple[LayerTime, ...]
     recorded: tuple[LayerTime, ...]
-    """With CUDA graphs recorded, where a lone candidate's query leaves these open."""
+    """With CUDA graphs, if a single candidate's query leaves these open."""
     head: HeadTime
 
 
 def unlike_layers(
     *, case: TrainingCase, candidates: Candidates, pipeline: Pipeline | None = None
 ) -> tuple[Pipeline, ModelLayers]:
-    """The stages, unless these are given, and the mean layer of each."""
+    """Return the stages, unless given, and the mean layer of each."""
     if pipeline is not None:
         return pipeline, _mean_layers(_kinds(case, candidates), pipeline)
     unique, inverse = candidates, None
@@ -100,7 +100,7 @@ def _kinds(case: TrainingCase, candidates: Candidates) -> Kinds:
         )
         numbers = (candidates.names_schedules, *axes, *(getattr(candidates, name) for name in axes))
         return _each.get(parts, numbers, lambda: _unique_kinds(case, candidates))
-    if not candidates.names_modules:  # a grid's first axis has few more rows than different ones
+    if not candidates.names_modules:  # a grid's first axis has few more rows than distinct ones
         return _unique_kinds(case, candidates)
     unique, inverse = unique_rows(candidates, axes)
     kinds = _unique_kinds(case, unique)
@@ -108,7 +108,7 @@ def _kinds(case: TrainingCase, candidates: Candidates) -> Kinds:
 
 
 def _unique_kinds(case: TrainingCase, c: Candidates) -> Kinds:
-    """The layers and ends of unique candidates."""
+    """Return the layers and ends of unique candidates."""
     s = shapes(case=case, candidates=c)
     kept, times, recorded = [], [], []
     mixers: dict[ModelSpec, tuple[BlockBytes, BlockTime]] = {}
@@ -119,7 +119,7 @@ def _unique_kinds(case: TrainingCase, c: Candidates) -> Kinds:
         )
         alike = replace(
             kind, num_hidden_layers=1, intermediate_size=None
-        )  # but for the width of their dense MLP
+        )  # except the width of their dense MLP
         if alike not in mixers:
             mixers[alike] = (
                 mixer_bytes(case=own, candidates=c, s=of_kind),
@@ -157,7 +157,7 @@ def _mean_layers(kinds: Kinds, pipeline: Pipeline) -> ModelLayers:
 
 
 def _mean(kinds: Sequence[Columns], layers: StageLayers) -> Columns:
-    """The mean layer of a stage."""
+    """Return the mean layer of a stage."""
     shares = [count / layers.count for count in layers.kinds]
     return type(kinds[0])(
         **{
@@ -168,7 +168,7 @@ def _mean(kinds: Sequence[Columns], layers: StageLayers) -> Columns:
 
 
 def _spread(value: Any, inverse: NDArray[np.intp]) -> Any:
-    """The value with each row's own entry in every array."""
+    """Return the value with each row's own entry in every array."""
     if isinstance(value, np.ndarray):
         return value[inverse]
     if isinstance(value, tuple):
@@ -181,7 +181,9 @@ def _spread(value: Any, inverse: NDArray[np.intp]) -> Any:
 
 
 def _sum(counts: Sequence[Floats], values: Sequence[Floats]) -> Floats:
-    """The sum over all kinds of layers; those of which no candidate has any are passed over."""
+    """Return the sum over all kinds of layers; those without layers in any candidate are
+    skipped.
+    """
     there = (
         (count, value) for count, value in zip(counts, values, strict=True) if not _is_zero(count)
     )
@@ -196,14 +198,15 @@ def _is_zero(count: Floats) -> bool:
 
 
 class _Tables(NamedTuple):
-    """Stages of some pipelines, (pipelines, stages, kinds): layers of each kind. One is repeated
-    where others have more.
+    """Stages of some pipelines, (pipelines, stages, kinds): layers of each kind.
+
+    A stage is repeated if other pipelines have more.
     """
 
     ends: FloatArray
-    """The first and the last stage, with the layers of multi-token prediction."""
+    """The first and the last stage, including layers of multi-token prediction."""
     different: FloatArray
-    """Stages of unlike contents, without those layers."""
+    """Distinct stages, without those layers."""
     between: FloatArray
     """Those among the stages between the ends."""
     ranks: FloatArray
@@ -217,10 +220,10 @@ class _Laid:
     model: ModelSpec
     tables: _Tables
     row: Ints
-    """The pipeline of each candidate in the tables."""
+    """Index of each candidate's pipeline in the tables."""
 
     def stage(self, table: FloatArray, place: Any) -> StageLayers:
-        """The stage at a place of each candidate's row."""
+        """Return the stage at an index of each candidate's row."""
         if not isinstance(self.row, np.ndarray):
             return stage_of(self.model, table[self.row, place].tolist())
         stages = table[:, place] if isinstance(place, int) else table
@@ -231,22 +234,22 @@ class _Laid:
         )
 
     def sums(self, table: FloatArray, of_kinds: Sequence[Floats]) -> FloatArray:
-        """(..., stages): the sum over the layers of each stage in each candidate's row."""
+        """Return (..., stages): the sum over the layers of each stage in each candidate's row."""
         values = np.stack(np.broadcast_arrays(*of_kinds), axis=-1)
         sums: FloatArray = np.einsum("...jk,...k->...j", table[self.row], values)
         return sums
 
     def largest(self, values: FloatArray) -> Ints:
-        """The place of each candidate's largest value."""
+        """Return the index of each candidate's largest value."""
         places = np.argmax(values, axis=-1)
         return places if isinstance(self.row, np.ndarray) else int(places)
 
 
 def _pipeline(case: TrainingCase, c: Candidates, kinds: Kinds) -> Pipeline:
-    """The stages of each candidate's pipeline: the ends, and those of `_between_ends`.
+    """Return the stages of each candidate's pipeline: the ends, and those of `_between_ends`.
 
-    The slowest stage counts as full. The others hold as many layers like its mean layer as their
-    own take seconds, shares of recomputation and of waits for the host being alike.
+    The slowest stage counts as full. The others count as the number of its mean layers that takes
+    as many seconds as their own, with equal fractions of recomputation and of waits for the host.
     """
     model, p, depths = case.model, c.pipeline_parallel_size, case.model.num_nextn_predict_layers
     laid = _laid_out(model, c, late=facts(case.workload.framework).late_layers)
@@ -279,8 +282,10 @@ def _pipeline(case: TrainingCase, c: Candidates, kinds: Kinds) -> Pipeline:
 def _between_ends(
     case: TrainingCase, c: Candidates, laid: _Laid, kinds: Kinds
 ) -> list[PipelineStage]:
-    """Two stages between the ends: the one that keeps most activations, of p - r micro-batches, and
-    the one with most weights, which decide under full recomputation.
+    """Return two stages between the ends: the one with most activations, and the one with most
+    weights.
+
+    The former has those of p - r micro-batches; the latter matters under full recomputation.
     """
     table, ranks = laid.tables.between, laid.tables.ranks[laid.row]
     activations = laid.sums(table, [layer.saved for layer in kinds.kept])
@@ -307,7 +312,7 @@ def _between_ends(
 
 
 def _seconds(layer: LayerTime) -> Floats:
-    """Seconds of one layer there and back, without recomputation."""
+    """Return seconds of one layer, forward and backward, without recomputation."""
     forward = layer.forward + layer.tensor + layer.context + layer.expert
     return (
         forward
@@ -319,12 +324,14 @@ def _seconds(layer: LayerTime) -> Floats:
 
 
 def _laid_out(model: ModelSpec, c: Candidates, *, late: bool) -> _Laid:
-    """The stages of all candidates' pipelines; each pair of stages and chunks is laid out once."""
+    """Return the stages of all candidates' pipelines; each pair of stages and chunks is laid out
+    once.
+    """
     unique, inverse = unique_rows(c, STAGE_AXES)
     columns = np.broadcast_arrays(*(getattr(unique, name) for name in STAGE_AXES))
     pairs = tuple(zip(*(np.ravel(column).tolist() for column in columns), strict=True)) or (
         (1, 1),
-    )  # of no candidates
+    )  # without candidates
     tables = _tables(
         model.pattern,
         model.mtp_kinds,
@@ -353,7 +360,7 @@ def _tables(
     late: bool,
     begins_dense: bool,
 ) -> _Tables:
-    """The tables of these pairs of stages and chunks."""
+    """Return the tables of these pairs of stages and chunks."""
     each = [
         stage_contents(pattern, len(mtp), p, v, late=late, begins_dense=begins_dense)
         for p, v in pairs
@@ -376,7 +383,7 @@ def _tables(
 
 
 def _padded(rows: Sequence[Sequence[Any]]) -> FloatArray:
-    """The rows as long as the longest, their first entries repeated."""
+    """Return the rows padded to the longest with their first entries."""
     most = max(map(len, rows))
     return np.array([[*row, *[row[0]] * (most - len(row))] for row in rows], dtype=np.float64)
 
@@ -384,8 +391,9 @@ def _padded(rows: Sequence[Sequence[Any]]) -> FloatArray:
 def blocks_by_stage(
     model: ModelSpec, config: ParallelConfig, layout: PipelineLayout | None
 ) -> list[str]:
-    """What each pipeline stage holds, `12 x mamba2, 11 x experts, 3 x attention`; `layout` if it is
-    laid out by hand.
+    """Return the contents of each pipeline stage: `12 x mamba2, 11 x experts, 3 x attention`.
+
+    `layout` is the pipeline layout, if there is one.
     """
     p, v = config.pipeline_parallel_size, config.virtual_pipeline_parallel_size
     names = [kind_words(kind) for _, kind in model.kinds]
@@ -405,7 +413,7 @@ def blocks_by_stage(
 
 
 def kind_words(kind: ModelSpec) -> str:
-    """`windowed attention and experts`: a layer of one kind."""
+    """Return the name of a kind of layer: `windowed attention and experts`."""
     mixer = (
         "windowed attention" if kind.mixer == "attention" and kind.sliding_window else kind.mixer
     )
@@ -425,8 +433,9 @@ def stage_contents(
     late: bool = False,
     begins_dense: bool = False,
 ) -> tuple[Counts, ...]:
-    """Layers of each kind on each stage; `pattern` has the kind of each layer in order, chunk i is
-    on stage i mod p.
+    """Return layers of each kind on each stage.
+
+    `pattern` has the kind of each layer in order; chunk i is on stage i mod p.
     """
     sizes = chunk_layers(
         num_layers=len(pattern), stages=stages, chunks=chunks, late=late, begins_dense=begins_dense

@@ -1,5 +1,5 @@
-"""ZeRO and data parallelism: the ranks that divide parameters, gradients and optimizer states, and
-the cost of exchanges.
+"""ZeRO and data parallelism: sharding of parameters, gradients and states, and its
+communication.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from hp_tool.domain.efficiency import EfficiencyProfile
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sharding:
-    """How ranks that hold the same parameters divide their states.
+    """How ranks with the same parameters divide their states.
 
-    The ranks of `shard_group` divide what all groups along `replica_group` hold alike. Hybrid
-    sharding (HSDP) has the shard group inside and its replicas outside: FSDP2's two-dimensional
-    mesh, Megatron's num_distributed_optimizer_instances.
+    The ranks of `shard_group` divide the states that all groups along `replica_group` replicate.
+    Hybrid sharding (HSDP) has the shard group inside and its replicas outside: FSDP2's
+    two-dimensional mesh, Megatron's num_distributed_optimizer_instances.
     """
 
     group: Group
-    """All ranks that hold the same parameters."""
+    """All ranks with the same parameters."""
     shard_group: Group
     replica_group: Group | None = None
     """None without hybrid sharding."""
@@ -33,8 +33,9 @@ class Sharding:
         return self.shard_group.size
 
     def replica_seconds(self, gradient_bytes: Floats, *, machine: Machine) -> Floats:
-        """Seconds to all-reduce a rank's shard of `gradient_bytes` over the replicas: 2 G / N (r -
-        1) / r bytes on the wire.
+        """Return seconds to all-reduce a rank's shard of `gradient_bytes` over the replicas.
+
+        2 G / N (r - 1) / r bytes are sent.
         """
         if self.replica_group is None:
             return 0.0
@@ -44,10 +45,10 @@ class Sharding:
 
 
 def sharding(candidates: Candidates, *, group: Group) -> Sharding:
-    """How the ranks of `group`, which hold the same parameters, divide their states.
+    """Return how the ranks of `group`, which have the same parameters, divide their states.
 
-    All of them divide it, or with data_parallel_shard_size S in d / S groups (each of S c ranks:
-    context-parallel ranks hold the same parameters too).
+    All of them divide the states, or with data_parallel_shard_size S in d / S groups (each of S c
+    ranks: context-parallel ranks have the same parameters too).
     """
     size = candidates.data_parallel_shard_size
     if not anywhere(size > 0):
@@ -70,15 +71,15 @@ class StateTimes:
     gather_s: Floats
     """One all-gather of the weights, before overlap."""
     broadcast_s: Floats = 0.0
-    """Broadcasts of the updated weights, which nothing hides, where the framework has them in place
-    of a gather.
+    """Broadcasts of the updated weights, without overlap, if the framework has them instead of a
+    gather.
     """
     update_s: Floats
     """Optimizer step on the device."""
     offload_s: Floats = 0.0
     """Optimizer step on the host, with its copies."""
     run: Ints | int = 1
-    """Micro-batches whose gradients ZeRO 2 adds up before it reduces them."""
+    """Micro-batches whose gradients ZeRO 2 accumulates before it reduces them."""
     tied_reduction_s: Floats = 0.0
     """All-reduce of a tied embedding's gradient between the pipeline's ends."""
 
@@ -92,7 +93,7 @@ class StateTimes:
         )
 
 
-# Exposed communication: what compute does not hide of gradients and weights.
+# Exposed communication of gradients and weights, which compute does not overlap.
 
 
 def data_parallel_seconds(
@@ -105,17 +106,18 @@ def data_parallel_seconds(
     stage: Floats,
     layers: Floats,
 ) -> Floats:
-    """Exposed seconds of gradients and weights in one step.
+    """Return exposed seconds of gradients and weights in one step.
 
-    ZeRO 0 and 1: gradients once, after the last micro-batch, weights once; they hide behind one
-    micro-batch on the stage, including its exposed communication, which uses other links. Of v
-    interleaved chunks each is done with p micro-batches before the next one starts, and its
-    exchange runs beside those (Megatron Core's schedules.py, grad_sync_func and param_sync_func);
-    1/v of it, of the chunk at the end of the pass, has nothing beside it. ZeRO 2: gradients after
-    every micro-batch's backward pass, weights behind one forward pass; if it adds those of a `run`
-    of p micro-batches up (`StateTimes.run`), each run's exchange is that of ZeRO 1. ZeRO 3: weights
-    are gathered for every forward and backward pass. Replicas of hybrid sharding all-reduce once,
-    with the last micro-batch, behind the part of the stage that its reduction leaves.
+    ZeRO 0 and 1: gradients once, after the last micro-batch, weights once; they overlap with one
+    micro-batch on the stage, including its exposed communication, which uses other links. Each of v
+    interleaved chunks finishes with p micro-batches before the next one starts, and its exchange
+    overlaps with those (Megatron Core's schedules.py, grad_sync_func and param_sync_func); 1/v of
+    it, of the chunk at the end of the pass, has no overlap. ZeRO 2: gradients after every
+    micro-batch's backward pass, weights overlapped with one forward pass; if it accumulates those
+    of a `run` of p micro-batches (`StateTimes.run`), each run's exchange is that of ZeRO 1. ZeRO 3:
+    weights are gathered for every forward and backward pass. Replicas of hybrid sharding all-reduce
+    once, with the last micro-batch, overlapped with the part of the stage that its reduction
+    leaves.
     """
     overlap = profile.framework.data_parallel_overlap
     once = states.reduce_s + states.gather_s
@@ -163,12 +165,12 @@ def fully_sharded_seconds(
     layers: Floats,
     overlap: float,
 ) -> Floats:
-    """Exposed seconds of ZeRO 3 in one micro-batch (arXiv 2304.11277 section 3.3).
+    """Return exposed seconds of ZeRO 3 in one micro-batch (arXiv 2304.11277 section 3.3).
 
-    Weights are gathered for both passes and gradients reduced behind the backward pass. Layer by
-    layer, the gather of the next one hides behind the running one; the first gather of a pass, and
-    the last reduction, have nothing to hide behind: at most the share (L - 1) / L of the L layers'
-    communication is hidden.
+    Weights are gathered for both passes and gradients reduced, overlapped with the backward pass.
+    By layer, the gather of the next one overlaps with the running one. The first gather of a pass
+    and the last reduction have no overlap, so at most the fraction (L - 1) / L of the L layers'
+    communication is overlapped.
     """
     hidden = overlap * maximum(1.0 - 1.0 / layers, 0.0)
     return exposed(gather, behind=forward, overlap=hidden) + exposed(
@@ -177,8 +179,9 @@ def fully_sharded_seconds(
 
 
 def exposed(seconds: Floats, *, behind: Floats, overlap: Floats) -> Floats:
-    """Seconds of communication that remain if it runs beside `behind` seconds of compute, which
-    hide the share `overlap`.
+    """Return seconds of communication that `behind` seconds of concurrent compute do not hide.
+
+    The fraction `overlap` can be hidden.
     """
     return seconds - overlap * minimum(seconds, behind)
 
@@ -186,8 +189,9 @@ def exposed(seconds: Floats, *, behind: Floats, overlap: Floats) -> Floats:
 def tied_gradient_seconds(
     case: TrainingCase, candidates: Candidates, gradient_bytes: float
 ) -> Floats:
-    """Seconds of the all-reduce of a tied embedding's gradient between first and last stage: V h /
-    t parameters, a group of two, in one NVLink domain if the pipeline is.
+    """Return seconds of the all-reduce of a tied embedding's gradient between first and last stage.
+
+    V h / t parameters, a group of two, in one NVLink domain if the pipeline is in one.
     """
     model = case.model
     c, p = candidates, candidates.pipeline_parallel_size

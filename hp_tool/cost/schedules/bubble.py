@@ -1,10 +1,10 @@
-"""Costs of a pipeline schedule: the bubble of split backward passes, and the micro-batches whose
-activations a rank holds. The bubble of 1F1B, plain or interleaved, is in `cost.critical_stage`.
-Letters: docs/cost-model.md.
+"""Costs of a pipeline schedule: the bubble of split backward passes, and micro-batches in flight.
 
-The closed forms equal the duration of the operation orders in `execution`. A step ends when its
-slowest rank does, because optimizers wait for the gradient norm of all ranks: the fill of a "zero
-bubble" schedule counts, even where a framework overlaps the optimizer step with it.
+The bubble of 1F1B, plain or interleaved, is in `cost.critical_stage`. Letters: docs/cost-model.md.
+
+The closed forms equal the duration of the operation orders in `execution`. A step ends with its
+slowest rank, because optimizers wait for the gradient norm of all ranks: the fill of a "zero
+bubble" schedule counts, even if a framework overlaps the optimizer step with it.
 """
 
 from hp_tool.cost.arrays import Floats, Ints, anywhere, maximum, minimum, where
@@ -16,17 +16,17 @@ from hp_tool.domain.hardware import ClusterSpec
 def split_bubble_share(
     c: Candidates, *, forward: Floats, whole: Floats, weight_gradient: Floats
 ) -> Floats:
-    """The bubble of a schedule with split backward passes, as a share of (p-1) (t_f + t_b + t_w),
-    that of GPipe and 1F1B.
+    """Return the bubble with split backward passes, relative to (p-1) (t_f + t_b + t_w) of GPipe
+    and 1F1B.
 
-    `forward` is t_f, `whole` the sum of the three. The value for other schedules is meaningless.
+    `forward` is t_f, `whole` the sum of the three. The value for other schedules has no meaning.
 
     - ZB-H1: t_f + t_b - min(t_f, t_b, t_w) for each of p - 1 ranks; with t_w the smallest, as
       usual, this is arXiv 2401.10241 section 2.3.
     - ZB-V: max(t_b, 2(t_b - t_w)) / 2 if t_w <= t_f <= t_b; otherwise an upper bound.
     - DualPipe, with q = p/2 - 1: q max(t_b - t_w, 0) + max(2 q t_f, (q-1) t_f + q t_b) in total. If
       t_f = t_b this is q (F&B + B - 3W) of arXiv 2412.19437 table 2 (whose B is both backward
-      passes); otherwise it is at most one t_f less. DualPipeV is the same of 2p stages, each half
+      passes); otherwise it is at most one t_f less. DualPipeV is the same with 2p stages, each half
       as long.
     """
     p, schedule = c.pipeline_parallel_size, c.pipeline_schedule
@@ -45,8 +45,8 @@ def split_bubble_share(
 
 
 def chunks_in_flight(c: Candidates, *, from_end: Ints | Floats, micro_batches: Floats) -> Floats:
-    """Model chunks of L/(pv) layers whose activations rank r holds at once; `from_end` is p - 1 -
-    r.
+    """Return model chunks of L/(pv) layers whose activations rank r stores at once; `from_end` is p
+    - 1 - r.
 
     1F1B and ZB-H1: min(p - r, m). Interleaved: min(2(p-r-1) + (v-1)p + 1, m v), Megatron's warm-up
     count plus the running one; on rank 0 with many micro-batches this is arXiv 2205.05198's L(1 +
@@ -66,26 +66,25 @@ def chunks_in_flight(c: Candidates, *, from_end: Ints | Floats, micro_batches: F
 
 
 def waiting_in_flight(c: Candidates, *, from_end: Ints | Floats) -> Floats:
-    """Micro-batches whose weight gradients rank r has still to compute when it holds
-    `chunks_in_flight`.
+    """Return micro-batches with delayed weight gradients on rank r when it has `chunks_in_flight`.
 
-    r in ZB-H1, for which the inputs and output gradients of their matmuls stay (arXiv 2401.10241
-    table 1: 32sbh of a layer's 34sbh); 0 in the other schedules.
+    There are r in ZB-H1, for which the inputs and output gradients of their matmuls stay allocated
+    (arXiv 2401.10241 table 1: 32sbh of a layer's 34sbh), and 0 in the other schedules.
     """
     waiting: Floats = (c.pipeline_schedule == ZB_H1) * (c.pipeline_parallel_size - 1 - from_end)
     return waiting
 
 
-# Folded pipelines: a V's first rank holds the first and the last stage, DualPipe's rank r the
-# stages r and p - 1 - r.
+# Folded pipelines: a V's first rank has the first and the last stage, DualPipe's rank r the stages
+# r and p - 1 - r.
 
 
 def with_mirrored_stage(c: Candidates, group: Group, *, cluster: ClusterSpec) -> Group:
-    """`group`, whose ranks hold the same parameters, and in DualPipe also the ranks of the mirrored
+    """Return `group`, whose ranks have the same parameters, with those of DualPipe's mirrored
     stage.
 
-    These keep the same parameters (arXiv 2412.19437 table 2): they reduce their gradients together,
-    and ZeRO shards over both. The distance is that of the farthest pair.
+    The mirrored stage has the same parameters (arXiv 2412.19437 table 2): both reduce their
+    gradients together, and ZeRO shards over both. The distance is that of the farthest pair.
     """
     if not (c.names_schedules and anywhere(c.pipeline_schedule == DUALPIPE)):
         return group
@@ -98,7 +97,8 @@ def with_mirrored_stage(c: Candidates, group: Group, *, cluster: ClusterSpec) ->
 
 
 def share_of_ends(c: Candidates) -> Floats:
-    """Share of the micro-batches for which the critical rank runs embedding and output layer.
+    """Return the fraction of micro-batches for which the critical rank runs embedding and output
+    layer.
 
     A V's first rank runs them for all, DualPipe's first and last rank for half each.
     """

@@ -1,4 +1,4 @@
-"""Pipeline schedules in execution: the order of operations on each rank, and their times. Letters:
+"""Execution of pipeline schedules: order and times of operations on each rank. Letters:
 docs/cost-model.md.
 
 A stage is one model chunk, numbered in the order in which a micro-batch passes them; r is a rank.
@@ -30,7 +30,7 @@ Order = list[Block]
 
 
 def gpipe(*, p: int, m: int) -> list[Order]:
-    """Orders with all forward passes, then all backward passes."""
+    """Return orders with all forward passes, then all backward passes."""
     kinds: tuple[Kind, ...] = ("F", "BW")
     return [
         _one_by_one(Operation(kind, r, k) for kind in kinds for k in range(m)) for r in range(p)
@@ -38,12 +38,14 @@ def gpipe(*, p: int, m: int) -> list[Order]:
 
 
 def one_f_one_b(*, p: int, m: int) -> list[Order]:
-    """Orders with p - r forward passes, then one backward and one forward pass in turn."""
+    """Return orders with p - r forward passes, then alternating backward and forward passes."""
     return [_one_by_one(_by_turns(r, warm_up=min(p - r, m), m=m)) for r in range(p)]
 
 
 def interleaved(*, p: int, v: int, m: int) -> list[Order]:
-    """Orders with stages p apart per rank; groups of p micro-batches pass one chunk after another.
+    """Return orders with stages p apart per rank; groups of p micro-batches pass one chunk after
+    another.
+
     m is a multiple of p.
     """
 
@@ -68,8 +70,9 @@ def interleaved(*, p: int, v: int, m: int) -> list[Order]:
 
 
 def zb_h1(*, p: int, m: int) -> list[Order]:
-    """Orders of 1F1B with a split backward pass: rank r delays r weight gradients, and fills the
-    drain with them.
+    """Return orders of 1F1B with a split backward pass.
+
+    Rank r delays r weight gradients, and fills the drain with them.
     """
     orders = []
     for r in range(p):
@@ -88,10 +91,10 @@ def zb_h1(*, p: int, m: int) -> list[Order]:
 
 
 def zbv(*, p: int, m: int) -> list[Order]:
-    """Orders with stages r and 2p - 1 - r on rank r: down and back up a V.
+    """Return orders with stages r and 2p - 1 - r on rank r: down and back up a V.
 
-    Designed for t_f = t_b = t_w and m >= 2p - 1; with fewer micro-batches the missing ones are left
-    out.
+    Designed for t_f = t_b = t_w and m >= 2p - 1; with fewer micro-batches the missing ones are
+    omitted.
     """
     orders = []
     for r in range(p):
@@ -111,13 +114,13 @@ def zbv(*, p: int, m: int) -> list[Order]:
 
 
 def dualpipe(*, p: int, m: int) -> list[Order]:
-    """Orders in which micro-batches enter at both ends, m/2 at each.
+    """Return orders in which micro-batches enter at both ends, m/2 at each.
 
-    Rank r runs stage r in one direction and stage p - 1 - r in the other, so every stage is kept
+    Rank r runs stage r in one direction and stage p - 1 - r in the other, so every stage is stored
     twice. p and m are even, m >= 2p. A forward and a backward pass that overlap are one block,
     except the first one in the middle of the pipeline, as in the published code.
     """
-    # Chunk 0 serves the micro-batches that enter at the nearer end.
+    # Chunk 0 processes the micro-batches that enter at the nearer end.
     return [
         _dual(
             near=min(r, p - 1 - r),
@@ -130,15 +133,17 @@ def dualpipe(*, p: int, m: int) -> list[Order]:
 
 
 def dualpipe_v(*, p: int, m: int) -> list[Order]:
-    """Orders of DualPipe's first half of 2p ranks, each of which has the mirrored rank's stage too:
+    """Return orders of DualPipe's first half of 2p ranks, each of which has the mirrored rank's
+    stage too.
+
     m >= 2p.
     """
     return [_dual(near=r, stages=2 * p, each=m, first=(0, 0)) for r in range(p)]
 
 
 def _dual(*, near: int, stages: int, each: int, first: tuple[int, int]) -> Order:
-    """The order of a rank with the stages near and stages - 1 - near, `each` micro-batches on
-    either.
+    """Return the order of a rank with the stages near and stages - 1 - near, `each` micro-batches
+    on either.
     """
     far = stages // 2 - near - 1
     rank = _Rank(stages=(near, stages - 1 - near), first=first)
@@ -171,7 +176,7 @@ def _by_turns(r: int, *, warm_up: int, m: int) -> Iterator[Operation]:
 
 
 class _Rank:
-    """The order of one rank with two chunks: each takes its micro-batches in turn, beginning with
+    """The order of one rank with two chunks, each of which processes its micro-batches in turn from
     `first`.
     """
 
@@ -230,12 +235,15 @@ class Span:
 def timeline(
     *, orders: Sequence[Order], seconds: Callable[[Operation], float], transfer_s: float = 0.0
 ) -> list[list[Span]]:
-    """The spans of each rank.
+    """Return the spans of each rank.
 
     A block starts when its rank is free and all its inputs have arrived: for a forward pass the
-    previous stage's output, for a backward pass its own forward pass and the next stage's gradient;
-    it takes as long as its operations one after the other. `transfer_s` is the time from one rank
-    to another. Raises ValueError if the ranks wait for each other in a circle.
+    previous stage's output, for a backward pass its own forward pass and the next stage's gradient.
+    It takes as long as its operations in sequence. `transfer_s` is the time from one rank to
+    another.
+
+    Raises:
+        ValueError: The ranks wait for each other in a cycle.
     """
     last_stage = max(operation.stage for order in orders for block in order for operation in block)
     done: dict[_Key, tuple[float, int]] = {}
@@ -267,8 +275,8 @@ def timeline(
 def critical_path(
     spans: Sequence[Sequence[Span]], *, transfer_s: float = 0.0
 ) -> set[tuple[int, int]]:
-    """(rank, place on it) of the blocks on which the end of a timeline hangs: each starts when the
-    one before it allows.
+    """Return (rank, index) of the blocks on the critical path: each starts when the previous one
+    permits.
     """
     places = {
         (rank, place): span for rank, row in enumerate(spans) for place, span in enumerate(row)
