@@ -1,6 +1,4 @@
-"""Kernels of recurrent mixers over whole sequences, in chunks of tokens: their work, and their
-seconds by timed constants.
-"""
+"""Chunked kernels of recurrent mixers over whole sequences: compute, traffic, and timed seconds."""
 
 from typing import NamedTuple
 
@@ -18,19 +16,19 @@ from hp_tool.domain.hardware import GpuSpec, Precision
 from hp_tool.domain.model import ModelSpec
 
 DELTA_CHUNK, STATE_CHUNK = 64.0, 128.0
-"""Tokens of a chunk: of delta rules' kernels, and of state spaces' (arXiv 2405.21060, section
-7).
-"""
+"""Tokens per chunk: of delta rules' kernels, and of state spaces' (arXiv 2405.21060, section 7)."""
 NUMBER_BYTES, STATE_BYTES = 2.0, 4.0
-"""Of activations, and of recurrent states, which kernels and engines keep in fp32."""
+"""Bytes per number of activations, and of recurrent states, which kernels and engines store in
+fp32.
+"""
 UNTIMED_PEAK = 0.25
-"""Share of the arithmetic's peak taken where nobody timed such kernels near a die: between a delta
-rule's on H100 and B200.
+"""Assumed fraction of the peak on dies without timed kernels: between a delta rule's on H100 and
+B200.
 """
 
 
 class Work(NamedTuple):
-    """What one token of one layer takes on one rank."""
+    """FLOPs and bytes of one token of one layer on one rank."""
 
     flops: Floats
     traffic: Floats
@@ -40,7 +38,9 @@ class Work(NamedTuple):
 def chunked_seconds(
     roof: MixerRoofline, work: Work, *, tokens: Floats, prompts: Floats, gpu: GpuSpec, peak: float
 ) -> Floats:
-    """Seconds of a kernel over prompts by MixerRoofline's law; its overhead alone for none."""
+    """Return seconds of a kernel over prompts by MixerRoofline's law; only its overhead for
+    none.
+    """
     a_token = maximum(
         work.flops / (roof.peak_fraction * peak),
         work.traffic / (roof.bandwidth_fraction * gpu.memory_bandwidth_bytes_per_second),
@@ -56,14 +56,14 @@ def chunked_seconds(
 
 
 def scan_work(model: ModelSpec, t: Ints) -> Work:
-    """FLOPs and bytes of the chunked scan for one token on one of t ranks.
+    """Return FLOPs and bytes of the chunked scan for one token on one of t ranks.
 
     Delta rules (arXiv 2412.06464, section 3.3; 2510.26692, section 3.2), a head of keys of width K
     and values of width V, in chunks of C: K K^T, Q K^T and the chunk's new keys 6 C K; new values
     and their attention 4 C V; state read twice and written 6 K V. State spaces (arXiv 2405.21060,
-    section 6): C B^T 2 Q N a group, and a head of width P 2 Q P + 4 N P, chunks of Q; the states
-    between chunks are written, passed on and read in fp32. Mamba's selective scan is taken for that
-    of Mamba 2 with its small state: it has no tensor-core arithmetic, so this is a lower bound.
+    section 6): C B^T 2 Q N per group, and a head of width P 2 Q P + 4 N P, chunks of Q; the states
+    between chunks are written, passed on and read in fp32. Mamba's selective scan is treated as
+    Mamba 2's with its small state: it has no tensor-core arithmetic, so this is a lower bound.
     """
     inner, channels = recurrent_width(model) / t, convolved_width(model, t)
     moved = NUMBER_BYTES * (channels + inner)
@@ -82,15 +82,16 @@ def scan_work(model: ModelSpec, t: Ints) -> Work:
 
 
 def convolution_work(model: ModelSpec, t: Ints) -> Work:
-    """FLOPs and bytes of the short convolution for one token of a prompt on one of t ranks:
-    channels read and written.
+    """Return FLOPs and bytes of the short convolution for one prompt token on one of t ranks.
+
+    Channels are read and written.
     """
     channels = convolved_width(model, t)
     return Work(2.0 * convolution_kernel(model) * channels, 2.0 * NUMBER_BYTES * channels)
 
 
 def convolution_kernel(model: ModelSpec) -> int:
-    """Tokens that the short convolution of a recurrent mixer sees."""
+    """Return the tokens in the window of a recurrent mixer's short convolution."""
     return (
         model.mamba_conv_kernel
         if model.mixer in ("mamba", "mamba2")
@@ -99,13 +100,15 @@ def convolution_kernel(model: ModelSpec) -> int:
 
 
 def index_flops(model: ModelSpec) -> float:
-    """FLOPs of one token's score of one key: 2 heads x width."""
+    """Return FLOPs of one token's score of one key: 2 heads x width."""
     return 2.0 * (model.index_n_heads or 0) * (model.index_head_dim or 0)
 
 
 def kernel(machine: Machine, model: ModelSpec, name: str) -> MixerRoofline:
-    """Constants of a kernel of the model's mixer on a die; where nobody timed any near it, a usual
-    share of its peak, and the bandwidth and launches of elementwise kernels.
+    """Return constants of a kernel of the model's mixer on a die.
+
+    Without timings near the die, they are a typical fraction of its peak, and the bandwidth and
+    launches of elementwise kernels.
     """
     gpu = machine.profile.gpu
     if gpu.mixers is not None:
@@ -118,12 +121,12 @@ def kernel(machine: Machine, model: ModelSpec, name: str) -> MixerRoofline:
 
 
 def family(model: ModelSpec) -> str:
-    """Whose kernels stand for those of the model's layers."""
+    """Return the kernel family used for the model's layers."""
     return {"attention": "sparse", "mamba": "mamba2"}.get(model.mixer, model.mixer)
 
 
 def wide_precision(gpu: GpuSpec) -> Precision:
-    """Precision of arithmetic that no format of weights narrows."""
+    """Return the precision of arithmetic that weight formats do not narrow."""
     return (
         "fp32" if gpu.kind == "cpu" else "bf16" if "bf16" in gpu.peak_flops_per_second else "fp16"
     )

@@ -1,4 +1,4 @@
-"""Serving candidates as a struct of arrays, and the case that they share."""
+"""Serving candidates as a struct of arrays, and their common case."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class ServingCandidates:
 
     @property
     def schedulers(self) -> IntArray:
-        """Independent batches: one per attention group."""
+        """Return independent batches: one per attention group."""
         return self.data_parallel_size
 
     @property
@@ -49,21 +49,21 @@ class ServingCandidates:
 
     @property
     def devices(self) -> IntArray:
-        """All replicas' devices together."""
+        """Return the devices of all replicas."""
         return self.tensor_parallel_size * self.pipeline_parallel_size * self.data_parallel_size
 
     def take(self, indices: NDArray[np.intp] | slice) -> ServingCandidates:
-        """The chosen rows in the order of `indices`."""
+        """Return the chosen rows in the order of `indices`."""
         return ServingCandidates(**{f.name: getattr(self, f.name)[indices] for f in fields(self)})
 
     def loaded(self, concurrency: FloatArray) -> ServingCandidates:
-        """Return these configurations under other loads. Formulas take any number of requests; a
-        query's is a whole one.
+        """Return these configurations under other loads, which may be fractional numbers of
+        requests.
         """
         return replace(self, concurrency=cast(IntArray, concurrency))
 
     def config(self, index: int) -> ServingConfig:
-        """One row as a configuration."""
+        """Return one row as a configuration."""
         return ServingConfig(
             **{name: int(getattr(self, name)[index]) for name in ServingConfig.__slots__}
         )
@@ -72,7 +72,7 @@ class ServingCandidates:
     def from_configs(
         cls, configs: Iterable[ServingConfig], *, concurrency: Iterable[int]
     ) -> ServingCandidates:
-        """The configurations as rows, in order, each with its load."""
+        """Return the configurations as rows, in order, each with its load."""
         rows = list(configs)
         columns = {
             name: np.array([getattr(row, name) for row in rows], dtype=np.int64)
@@ -83,8 +83,7 @@ class ServingCandidates:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingCase(Machine):
-    """What is served, on which machine, by which engine, in which number formats, and the lengths
-    of requests.
+    """Model, machine, engine, number formats and request lengths of a serving question.
 
     Of the profile's framework part only the network between nodes is used.
     """
@@ -92,19 +91,19 @@ class ServingCase(Machine):
     model: ModelSpec
     engine: EngineEfficiency
     compute_precision: Precision
-    """Inputs of the layers' matmuls."""
+    """Input precision of the layers' matmuls."""
     weight_bytes: float
     """Bytes per weight of those matmuls, scales included; embeddings and output layer stay in 16
     bits.
     """
     mixer_precision: Precision
-    """Inputs of the matmuls of attention, and of layers that stand in its place."""
+    """Input precision of the matmuls of attention, and of layers that replace it."""
     mixer_bytes: float
-    """Bytes per weight of those: more than `weight_bytes` where the checkpoint keeps them wide."""
+    """Bytes per weight of those: more than `weight_bytes` if the checkpoint stores them wide."""
     expert_precision: Precision
-    """Inputs of the experts' matmuls."""
+    """Input precision of the experts' matmuls."""
     expert_bytes: float
-    """Bytes per weight of the experts, shared ones included."""
+    """Bytes per weight of the experts, including shared ones."""
     kv_element_bytes: float
     """Bytes per cached number."""
     input_length: int
@@ -112,42 +111,41 @@ class ServingCase(Machine):
     output_length: int
     """Generated tokens (O); the prefill yields the first."""
     prefix_cache_hit_rate: float = 0.0
-    """Share of prompt tokens whose keys and values are cached from earlier requests."""
+    """Fraction of prompt tokens whose keys and values are cached from earlier requests."""
     prefix_groups: float = math.inf
-    """Different prefixes among the requests; each lies in the cache once."""
+    """Number of different prefixes among the requests; each is in the cache once."""
     speculative: SpeculativeSpec | None = None
     prefill_group: float = 1.0
-    """Requests whose prompts a request waits for in a steady load, its own included; inf: as many
+    """Requests whose prompts a request waits for in a steady load, including its own; inf: as many
     as end in a pass.
     """
     wave_share: float = 0.0
-    """Share of the requests that start together, as the first ones of a closed load do."""
+    """Fraction of the requests that start together, as the first ones of a closed load do."""
     slowdown: float = 1.0
-    """Passes of this engine against those of the same one tuned."""
+    """Ratio of this engine's passes to those of the same engine tuned."""
     experts: ExpertEfficiency = ISOLATED
     """What the engine adds to isolated kernels in layers with experts."""
     expert_kernels: Mapping[str, ExpertKernel] = field(default_factory=dict)
     """The engine's kernels for routed experts on this die, by weight format; without any, experts
-    run as other matmuls do.
+    run like other matmuls.
     """
     expert_imbalance: float | None = None
     two_batch_overlap: bool | None = None
     longest_request: int = 0
     """Tokens of the longest prompt with its answer."""
     independent: bool = False
-    """Whether device and front end never wait for each other, as for requests that come at any
-    moment; in a closed loop, where each comes at the end of another, they do.
+    """Whether device and front end never wait for each other, as for requests at random times.
+
+    In a closed loop, in which each request starts at the end of another, they do.
     """
 
     @property
     def computed_length(self) -> float:
-        """Prompt tokens that a prefill computes: those that no earlier request left in the
-        cache.
-        """
+        """Return prompt tokens that a prefill computes: those that are not in the cache."""
         return (1.0 - self.prefix_cache_hit_rate) * self.input_length
 
     def of(self, kind: ModelSpec) -> Self:
-        """The case of a model's layers of one kind (`ModelSpec.kinds`)."""
+        """Return the case of a model's layers of one kind (`ModelSpec.kinds`)."""
         return self if kind is self.model else replace(self, model=kind)
 
 
@@ -160,12 +158,12 @@ class Pass:
     decoding: FloatArray
     """Sequences that decode one token."""
     prefill_requests: FloatArray
-    """Prompts processed; half a prompt's chunk is 0.5."""
+    """Processed prompts; half of a prompt's chunk is 0.5."""
     routed: FloatArray | None = None
-    """Rows that reach the experts, mean over a stage's attention groups; None: `tokens`, the same
-    in all of them.
+    """Rows that reach the experts, mean over a stage's attention groups; None for `tokens` in each
+    group.
     """
     drafted: int = 0
-    """Drafted tokens that are verified per decoding sequence, in addition to its own; `tokens`
-    includes them.
+    """Drafted tokens verified per decoding sequence, in addition to its own; `tokens` includes
+    them.
     """

@@ -56,9 +56,9 @@ from hp_tool.cost.serving.operations import cached_tokens, requests_in_cache, se
 from hp_tool.domain.model import ModelSpec
 
 _PLACES = 96
-"""Numbers of requests between which a step's seconds are straight lines."""
+"""Numbers of requests between which a step's seconds are interpolated linearly."""
 _HALVINGS = 40
-"""Bisections of the interval of b: far below one request."""
+"""Bisections of the interval of b, with a resolution far below one request."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,11 +74,11 @@ class PoolCosts:
     prefill_tokens_per_second_per_gpu: FloatArray
     decode_tokens_per_second_per_gpu: FloatArray
     prefill_busy: FloatArray
-    """Share of the time that a prefill replica works; near 1 prefill limits the rate."""
+    """Fraction of time for which a prefill replica is busy; near 1 prefill limits the rate."""
     prompt_s: FloatArray
     """Seconds of a prefill replica's time for one of many prompts (s)."""
     wave_s: FloatArray
-    """Mean wait for the requests that come at once (w); 0 at a rate."""
+    """Mean wait of the requests that arrive at once (w); 0 at a rate."""
     decode_batch: FloatArray
     """Requests that a decoding replica serves at once (b)."""
     max_decode_batch: FloatArray
@@ -97,15 +97,15 @@ def pool_costs(
     requests_per_second: float | FloatArray | None = None,
     handover_s: float = 0.0,
 ) -> PoolCosts:
-    """Costs of pairs: row i pairs the replicas of prefillers[i] with those of decoders[i], whose
-    concurrency is the load.
+    """Return costs of pairs: row i pairs the replicas of prefillers[i] with those of decoders[i].
 
-    The pools may have GPUs of different kinds; data_parallel_size is the number of attention groups
-    of each, one on a replica of a dense model. Counted are the wait for prefill, prefill, transfer
-    over the network ports of both sides' ranks, decoding, the engine's overheads on each, and
-    `handover_s`, what a request takes between the pools beside its bytes; chunking a prompt
-    (nothing decodes beside it) is not. With `requests_per_second` instead of the load no requests
-    come at once, and `sustained` tells whether both pools keep up.
+    Their concurrency is the load. The pools may have GPUs of different kinds; data_parallel_size is
+    the number of attention groups of each, one per replica of a dense model. Counted are the wait
+    for prefill, prefill, transfer over the network ports of both sides' ranks, decoding, the
+    engine's overheads on each, and `handover_s`, a request's time between the pools apart from its
+    bytes. Chunking a prompt (nothing decodes concurrently) is not counted. With
+    `requests_per_second` instead of the load no requests arrive at once, and `sustained` is whether
+    both pools sustain the rate.
     """
     load, output = decoders.concurrency.astype(np.float64), float(decode.output_length)
     n_p, n_d = prefillers.replicas, decoders.replicas
@@ -130,7 +130,7 @@ def pool_costs(
     quickly = None if decode.model.num_experts is None else _tabulated(decode, decoders)
 
     def rate(batch: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """(requests per second, seconds per token) with `batch` requests on each decoding
+        """Return (requests per second, seconds per token) with `batch` requests on each decoding
         replica.
         """
         token = token_seconds(decode, decoders, batch)
@@ -153,7 +153,7 @@ def pool_costs(
         else:
             enough = completed <= requests_per_second
         low, high = np.where(enough, middle, low), np.where(enough, high, middle)
-    # Fewer than one request on a replica: it idles between them, at the speed of one.
+    # With fewer than one request a replica is idle between them, at the speed of one.
     batch = np.maximum(low, 1e-9)
     completed, token = rate(batch)
     if output == 1.0:  # nothing to decode
@@ -187,13 +187,15 @@ def pool_costs(
 
 
 def _prompt_queue(busy: FloatArray, service: FloatArray) -> FloatArray:
-    """Seconds that prompts at any moment wait for a replica that is busy this share of its time."""
+    """Return seconds for which prompts at random times wait for a replica with this utilisation."""
     seconds: FloatArray = busy / (2.0 * np.maximum(1.0 - busy, 1e-9)) * service
     return seconds
 
 
 def _wait_quantile(busy: FloatArray, service: FloatArray, share: float) -> FloatArray:
-    """Seconds that `share` of the prompts at any moment do not exceed in waiting for a replica."""
+    """Return seconds that `share` of the prompts at random times do not exceed in waiting for a
+    replica.
+    """
     r = np.clip(busy, 1e-9, 1.0 - LEAST_ELASTICITY)
     within = (1.0 - r) * np.exp(r)
     falls = 3.0 * (np.sqrt(0.25 + 2.0 / 3.0 * (1.0 - r) / r) - 0.5)
@@ -213,7 +215,7 @@ def pool_quantiles(
     share: float,
     independent: bool,
 ) -> Quantiles:
-    """Latencies that `share` of the requests do not exceed, shape (n,); `independent`: they come at
+    """Return (n,) latencies that `share` of the requests do not exceed; `independent` requests have
     a rate.
 
     The request's latency is that of one late in both: an upper bound.
@@ -243,11 +245,12 @@ def pool_quantiles(
 def prompt_seconds(
     case: ServingCase, candidates: ServingCandidates
 ) -> tuple[FloatArray, FloatArray]:
-    """(seconds until a prompt alone on its attention group is done, seconds of the replica's time
-    for each of many prompts), with the engine's work on it.
+    """Return the latency of a prompt alone on its attention group, and the replica's seconds per
+    prompt.
 
-    Attention groups share experts, so they prefill side by side; with experts a pass takes as many
-    whole prompts as the limit of its tokens allows.
+    The latter is for one of many prompts, and both include the engine's overhead. Attention groups
+    share experts, so they prefill concurrently; with experts a pass contains as many whole prompts
+    as its token limit allows.
     """
     engine, ones = case.engine, np.ones(len(candidates))
     groups, stages = candidates.attention_data_parallel_size, candidates.pipeline_parallel_size
@@ -260,8 +263,8 @@ def prompt_seconds(
             tokens=prompts * case.computed_length, decoding=0.0 * ones, prefill_requests=prompts
         )
         around = engine.iteration_overhead_s + prompts * prompt_overhead(case)
-        # Stages of a pipeline work on prompts of their own: the replica completes a pass every p-th
-        # part of its way.
+        # Stages of a pipeline process different prompts: the replica completes a pass every p-th
+        # part of its latency.
         device = np.maximum(
             forward_seconds(case, candidates, batch, context=float(case.input_length)),
             launching(case),
@@ -278,7 +281,7 @@ def prompt_seconds(
 def token_seconds(
     case: ServingCase, candidates: ServingCandidates, batch: FloatArray
 ) -> FloatArray:
-    """Seconds between two tokens of a sequence among `batch`, on a replica that does not
+    """Return seconds between two tokens of a sequence among `batch`, on a replica that does not
     prefill.
     """
     engine, stages = case.engine, candidates.pipeline_parallel_size
@@ -299,9 +302,10 @@ def token_seconds(
 def _tabulated(
     case: ServingCase, candidates: ServingCandidates
 ) -> Callable[[FloatArray], FloatArray]:
-    """`token_seconds` of each candidate between _PLACES numbers of requests, timed once for
-    candidates that differ in replicas alone: layers with experts take several times as long to
-    predict.
+    """Return `token_seconds` of each candidate between _PLACES numbers of requests.
+
+    Candidates that differ only in replicas share a table: predictions of layers with experts take
+    several times as long.
     """
     groups = candidates.attention_data_parallel_size
     columns = [
@@ -338,11 +342,11 @@ def transfer_seconds(
     prefillers: ServingCandidates,
     decoders: ServingCandidates,
 ) -> FloatArray:
-    """Seconds to move a prompt's keys and values from one replica to another through the network
-    port of each rank.
+    """Return seconds to move a prompt's keys and values between replicas through each rank's
+    network port.
 
     latency + bytes / (ports x bandwidth), of the narrower side: the ranks of one attention group
-    hold a prompt's. Pools on one node may use its faster links; this is not counted.
+    store a prompt's. Pools on one node may use its faster links; this is not counted.
     """
     moved, *others = (
         _travelling(
@@ -366,12 +370,12 @@ def transfer_seconds(
 
 
 def _travelling(model: ModelSpec, t: IntArray, tokens: float, element_bytes: float) -> FloatArray:
-    """Bytes that all layers of one kind keep of a prompt on the ranks of a replica."""
+    """Return bytes of a prompt in all layers of one kind on the ranks of a replica."""
     if model.is_recurrent:
         states = model.num_hidden_layers * state_numbers(model, t) * t * STATE_BYTES
         return np.asarray(states, dtype=np.float64)
     width = cached_width(model, t) * t
-    if model.kv_lora_rank is not None:  # every rank holds the same latent: one copy travels
+    if model.kv_lora_rank is not None:  # every rank has the same latent: one copy is sent
         width = width / t
     return np.asarray(
         seen_tokens(model, tokens) * model.num_hidden_layers * width * element_bytes,
@@ -380,7 +384,7 @@ def _travelling(model: ModelSpec, t: IntArray, tokens: float, element_bytes: flo
 
 
 def _ranks(candidates: ServingCandidates) -> IntArray:
-    """GPUs of one replica."""
+    """Return the GPUs of one replica."""
     stage = candidates.tensor_parallel_size * candidates.attention_data_parallel_size
     ranks: IntArray = stage * candidates.pipeline_parallel_size
     return ranks

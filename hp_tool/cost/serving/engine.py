@@ -22,12 +22,12 @@ from hp_tool.domain.inference import SpeculativeSpec
 
 
 def drafted_tokens(speculative: SpeculativeSpec | None) -> int:
-    """Drafted tokens k per pass; 0 without speculation."""
+    """Return drafted tokens k per pass; 0 without speculation."""
     return 0 if speculative is None else speculative.num_speculative_tokens
 
 
 def tokens_per_pass(speculative: SpeculativeSpec | None) -> float:
-    """Tokens that a sequence gains per verifying pass; 1 without speculation."""
+    """Return tokens that a sequence gains per verifying pass; 1 without speculation."""
     if speculative is None:
         return 1.0
     a, k = speculative.acceptance_rate, speculative.num_speculative_tokens
@@ -35,7 +35,7 @@ def tokens_per_pass(speculative: SpeculativeSpec | None) -> float:
 
 
 def drafting_factor(speculative: SpeculativeSpec | None) -> float:
-    """Seconds of drafting and verifying over those of verifying alone: 1 + k c."""
+    """Return the ratio of drafting and verifying to verifying alone: 1 + k c."""
     return (
         1.0
         if speculative is None
@@ -79,11 +79,11 @@ class ServingCosts:
     running: FloatArray
     """Requests that one scheduler runs at once (B)."""
     max_running: FloatArray
-    """The maximum of `running`, limited by KV cache or max_num_seqs."""
+    """Maximum of `running`, limited by KV cache or max_num_seqs."""
     prompt_s: FloatArray
     """Delay of all requests by the prefill of one prompt."""
     wave_s: FloatArray
-    """Part of ttft_s in which requests that start in a wave wait for others of it, spread over all
+    """Part of ttft_s for which requests of a wave wait for others of it, averaged over all
     requests.
     """
     kv_limited: BoolArray
@@ -96,7 +96,7 @@ class ServingCosts:
 
 
 def serving_costs(*, case: ServingCase, candidates: ServingCandidates) -> ServingCosts:
-    """Latency, throughput and memory of legal candidates; shape of the candidates."""
+    """Return latency, throughput and memory of legal candidates; shape of the candidates."""
     c, engine = candidates, case.engine
     length, output = float(case.input_length), float(case.output_length)
     memory = serving_bytes(case, c)
@@ -108,8 +108,8 @@ def serving_costs(*, case: ServingCase, candidates: ServingCandidates) -> Servin
     stages = c.pipeline_parallel_size
     share = running / stages  # sequences of one pipeline micro-batch
     context = length + 0.5 * output
-    # A queue that never empties refills what leaves: as many prompts a pass as requests have their
-    # last token.
+    # A queue that never empties refills what leaves: per pass as many prompts as requests have
+    # their last token.
     endless = case.prefill_group == math.inf
     group = np.maximum(share / output, 1.0) if endless else np.minimum(case.prefill_group, running)
     computed = case.computed_length
@@ -122,18 +122,18 @@ def serving_costs(*, case: ServingCase, candidates: ServingCandidates) -> Servin
     )
     prompts = chunk / computed
     wait, arrivals = engine.batch_wait_iterations, running * yields / output
-    # Speculation shortens a life by passes, but better guesses must not make prompts cheaper:
-    # arrivals by tokens, not passes.
+    # Speculation reduces the passes of a request, but better guesses must not make prompts cheaper:
+    # arrivals per token, not per pass.
     together = _groups_with_prompts(c, share / output * (1.0 + wait), group)
     verify = _iteration(
         case, c, Pass(tokens=rows, decoding=share, prefill_requests=none, drafted=k), context
     )
-    # CUDA graphs hold decoding alone: a pass with prompts takes at least the time to launch its
+    # CUDA graphs contain only decoding: a pass with prompts takes at least the time to launch its
     # kernels one by one.
     launches = launching(case)
     step = verify * drafting_factor(case.speculative)
-    decode = step / yields  # by token
-    # Chunks beyond the iterations of a request's life find nothing to ride along with.
+    decode = step / yields  # per token
+    # Chunks beyond the iterations of a request's life are not batched with decoding.
     riding = (
         np.minimum(((output - 1.0) / yields + 1.0) * prompts * together / running, 1.0)
         if engine.schedule == "mixed"
@@ -158,18 +158,16 @@ def serving_costs(*, case: ServingCase, candidates: ServingCandidates) -> Servin
             + (1.0 - riding) * extra
         )
     around = prompt_overhead(case)
-    alone = (extra / prompts + around) / stages  # what one prompt costs its own group
-    prompt = alone / together  # what one prompt of each group costs everyone: groups step together
+    alone = (extra / prompts + around) / stages  # cost of one prompt for its own group
+    prompt = alone / together  # cost of one prompt of each group for all: groups run in step
     if output == 1.0:
         alone = prompt  # all of a request's life is before its first token
-    own = extra * (
-        1.0 - 1.0 / stages
-    )  # what a chunk's way through the other stages costs its owner
+    own = extra * (1.0 - 1.0 / stages)  # latency of a chunk in the other stages for its owner
 
     before = (
         np.minimum(group + 0.5 * case.wave_share * running, running) if output > 1.0 else running
     )
-    # Chunks that decoding rides along with take a decoding iteration's time too.
+    # Chunks batched with decoding take a decoding iteration's time too.
     passes = (
         np.maximum(before / prompts, 1.0) if engine.schedule == "mixed" and output > 1.0 else 1.0
     )
@@ -187,7 +185,7 @@ def serving_costs(*, case: ServingCase, candidates: ServingCandidates) -> Servin
     apart = first_token_alone(case) + case.independent * (
         engine.request_overhead_s + running * engine.stream_overhead_s
     )
-    # Whoever is on the way takes no place: those who find none wait as much less.
+    # Requests in transit occupy no place: those without a place wait correspondingly less.
     queue = np.maximum(served * (in_flight - running) / running - apart, 0.0)
     early, served, waiting = early + apart, served + apart, waiting + apart
     latency = queue + served
@@ -220,18 +218,18 @@ def serving_costs(*, case: ServingCase, candidates: ServingCandidates) -> Servin
 
 
 def most_running(*, case: ServingCase, candidates: ServingCandidates) -> FloatArray:
-    """Requests that one scheduler can run at once; shape of the candidates."""
+    """Return the requests that one scheduler can run at once; shape of the candidates."""
     return _room(case, candidates, serving_bytes(case, candidates))[0]
 
 
 def _room(
     case: ServingCase, c: ServingCandidates, memory: ServingBytes
 ) -> tuple[FloatArray, FloatArray, BoolArray]:
-    """(requests that run at once, those that the cache alone would hold, whether one whole request
-    fits).
+    """Return requests that run at once, those that the cache alone allows, and whether one request
+    fits.
     """
     length, output = float(case.input_length), float(case.output_length)
-    # A full cache holds requests of all ages: on average a share of their output.
+    # A full cache contains requests of all ages: on average a fraction of their output.
     t = c.tensor_parallel_size
     rooms = np.maximum(memory.kv_capacity, 0.0) / memory.kv_per_token
     held = length + case.engine.kv_reserved_output_fraction * output
@@ -245,9 +243,10 @@ def _room(
 
 
 def _beside_prompts(case: ServingCase, c: ServingCandidates) -> FloatArray:
-    """Requests whose decoding leaves a mixed pass room for the prompts of those that follow them:
-    more never come to decode at once. At least as many as fill half of the pass, for prompts also
-    have passes of their own.
+    """Return the maximum decoding requests that leave a mixed pass room for the prompts of their
+    successors.
+
+    At least as many as fill half of the pass, because prompts also have separate passes.
     """
     if case.engine.schedule != "mixed":
         return np.full(len(c), np.inf)
@@ -259,7 +258,7 @@ def _beside_prompts(case: ServingCase, c: ServingCandidates) -> FloatArray:
 
 
 def prompt_overhead(case: ServingCase) -> float:
-    """Seconds of the engine's own work around one prompt, over all layers."""
+    """Return seconds of the engine's overhead per prompt, over all layers."""
     mixtures = case.experts.prompt_layer_overhead_s * case.model.moe_layers
     return case.engine.prompt_layer_overhead_s * case.model.num_hidden_layers + mixtures
 
@@ -267,9 +266,10 @@ def prompt_overhead(case: ServingCase) -> float:
 def _groups_with_prompts(
     c: ServingCandidates, arrivals: FloatArray, group: FloatArray
 ) -> FloatArray:
-    """Share of a stage's attention groups that have a prompt in a pass where any has, with so many
-    arriving in each while prompts gather: the mean of a Poisson number that is not 0, at least as
-    many as come together.
+    """Return the fraction of a stage's attention groups that have a prompt in a pass with any.
+
+    The number of arrivals while prompts gather is Poisson distributed; the fraction is the mean of
+    a positive number, at least as many as arrive together.
     """
     groups = c.attention_data_parallel_size
     coming = groups * arrivals
@@ -279,7 +279,7 @@ def _groups_with_prompts(
 
 
 def launching(case: ServingCase) -> float:
-    """Seconds that a pass with prompts takes at least: its kernels are launched one by one."""
+    """Return the minimum seconds of a pass with prompts: its kernels are launched one by one."""
     return (
         case.engine.eager_layer_s * case.model.num_hidden_layers
         + case.experts.eager_layer_s * case.model.moe_layers
@@ -287,16 +287,16 @@ def launching(case: ServingCase) -> float:
 
 
 def first_token_alone(case: ServingCase) -> float:
-    """Seconds before a first token in which neither device nor front end works on it; none where
-    both wait for nobody.
+    """Return seconds before a first token outside device and front end; none if both wait for
+    nothing.
     """
     mixture = case.model.num_experts is not None and case.engine.first_token_s > 0.0
     return case.engine.first_token_s + mixture * case.experts.first_token_s
 
 
 def _before_first_token(engine: EngineEfficiency, output: float) -> float:
-    """Share of the front end's work on a request before its first token: admission, and that token
-    itself.
+    """Return the fraction of a request's front-end work before its first token: admission and that
+    token.
     """
     whole = engine.request_overhead_s + engine.stream_overhead_s * output
     return (engine.request_overhead_s + engine.stream_overhead_s) / whole if whole > 0.0 else 1.0
@@ -309,7 +309,7 @@ def _iteration(
     context: float,
     launches: float = 0.0,
 ) -> FloatArray:
-    """Seconds of a forward pass, at least its `launches`, and of the host's work around it."""
+    """Return seconds of a forward pass, at least its `launches`, and of the host's overhead."""
     host = case.engine.iteration_overhead_s + case.engine.sequence_overhead_s * batch.decoding
     device = forward_seconds(case, candidates, batch, context=context)
     return (np.maximum(device, launches) if launches else device) + host

@@ -1,14 +1,14 @@
-"""One scheduler of a continuous-batching engine, event by event: chunked prefill, staggered
-requests, paging, preemption.
+"""Event-by-event simulation of one scheduler with continuous batching, chunked prefill and
+preemption.
 
-Between an arrival, the end of a prompt and a last token nothing changes but the length of what is
-cached, by one token a sequence and pass. With B sequences, K cached tokens and c = cached_token_s,
-n such passes take
+Between an arrival, the end of a prompt and a last token, only the length of the cache changes, by
+one token per sequence and pass. With B sequences, K cached tokens and c = cached_token_s, n such
+passes take
 
     n (base(B) + c K) + c B n (n - 1) / 2
 
-so a request costs a few events, however many tokens it has. The front end is a server of its own
-that works in order of arrival beside the device.
+so a request takes a few events, independent of its tokens. The front end is a separate server that
+works in order of arrival, concurrently with the device.
 """
 
 import heapq
@@ -23,25 +23,25 @@ from hp_tool.cost.arrays import FloatArray, IntArray
 from hp_tool.cost.serving.passes import PassTable
 
 SETTLED = 600
-"""Passes in which SGLang's promise sinks from its first share to its last
+"""Passes in which SGLang's reserved fraction decreases from its first to its last value
 (new_token_ratio_decay_steps).
 """
 AHEAD = 20
-"""Passes that an engine which promises makes room for when its cache is full (SGLang's
+"""Passes for which an engine with reservation makes room when its cache is full (SGLang's
 retract_decode_steps).
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Served:
-    """What became of n requests; shape (n,), seconds since the first could arrive."""
+    """Results of n requests; shape (n,), seconds since the first could arrive."""
 
     arrival_s: FloatArray
     first_token_s: FloatArray
     finish_s: FloatArray
     output_tokens: IntArray
     preemptions: int
-    """How often a full cache put a request back, to be computed again."""
+    """Number of preemptions by a full cache, after which a request is computed again."""
 
     @property
     def ttft_s(self) -> FloatArray:
@@ -49,7 +49,7 @@ class Served:
 
     @property
     def tpot_s(self) -> FloatArray:
-        """Seconds per output token after the first; 0 where there is none."""
+        """Return seconds per output token after the first; 0 if there is none."""
         seconds: FloatArray = (self.finish_s - self.first_token_s) / np.maximum(
             self.output_tokens - 1, 1
         )
@@ -66,11 +66,11 @@ def serve(
     think_s: float = 0.0,
     cached_tokens: IntArray | None = None,
 ) -> Served:
-    """What becomes of requests that come at their arrivals (ascending), or `concurrency` at a time,
-    `think_s` after an end.
+    """Simulate requests that arrive at their arrival times, or `concurrency` at a time, `think_s`
+    after an end.
 
-    `cached_tokens` of a prompt are found in the prefix cache. A request that alone outgrows the
-    cache is served all the same.
+    Arrival times are ascending. `cached_tokens` of a prompt are in the prefix cache. A request that
+    alone exceeds the cache is served all the same.
     """
     cached = (
         np.zeros_like(input_tokens)
@@ -104,23 +104,23 @@ class _Scheduler:
         it.
         """
         self.done: list[int] = cached.tolist()
-        """Of these, already in the cache."""
+        """Those of them already in the cache."""
         self.left: list[int] = outputs.tolist()
-        """Tokens to generate from there."""
+        """Remaining tokens to generate."""
         self.outputs = tuple(self.left)
         self.first = [math.nan] * len(self.prompt)
         self.finish = [math.nan] * len(self.prompt)
-        self.now = self.front = 0.0  # the front end has work until then
+        self.now = self.front = 0.0  # the front end is busy until then
         self.passes = self.served = self.preemptions = 0
         self.cached = 0  # tokens that decoding sequences attend to
-        self.used = 0  # tokens in the cache, prompts being computed and what states take included
+        self.used = 0  # tokens in the cache, including prompts being computed and states
         self.promised = 0  # the same with all answers at full length
-        self.share = table.promised[0]  # of the difference, kept free for those that run
-        self.entering: deque[tuple[float, int]] = deque()  # when the front end hands it over
+        self.share = table.promised[0]  # fraction of the difference kept free for running requests
+        self.entering: deque[tuple[float, int]] = deque()  # (time it leaves the front end, request)
         self.waiting: deque[int] = deque()
         self.prefilling: deque[int] = deque()
         self.decoding: dict[int, int] = {}  # the pass of its last token, by request, oldest first
-        self.ends: list[tuple[int, int]] = []  # the same as a heap, with those that were put back
+        self.ends: list[tuple[int, int]] = []  # the same as a heap, with preempted ones
         self.rows: dict[int, list[float]] = {}
         self.places: list[float] = table.prompt.tolist()
 
@@ -129,10 +129,10 @@ class _Scheduler:
         self.think_s = think_s
         self.arrival = [0.0] * n if arrival_s is None else arrival_s.tolist()
         self.issued = n if arrival_s is not None else min(concurrency or n, n)
-        self.coming = [(self.arrival[i], i) for i in range(self.issued)]  # a heap, as they ascend
+        self.coming = [(self.arrival[i], i) for i in range(self.issued)]  # ascending, so a heap
 
     def enter(self) -> None:
-        """Arrivals pass the front end, one after the other."""
+        """Process arrivals in the front end, one after the other."""
         while self.coming and self.coming[0][0] <= self.now:
             at, request = heapq.heappop(self.coming)
             self.front = max(self.front, at) + self.table.request_s
@@ -141,8 +141,8 @@ class _Scheduler:
             self.waiting.append(self.entering.popleft()[1])
 
     def admit(self) -> None:
-        """Waiting requests get a slot, and room for their prompt beside the next pass or for as
-        much as the engine promises.
+        """Admit waiting requests with a slot and room for their prompt and the next pass, or for
+        the reserved part.
         """
         table = self.table
         while self.waiting and len(self.decoding) + len(self.prefilling) < table.max_num_seqs:
@@ -163,7 +163,7 @@ class _Scheduler:
             self.promised += taken + left
 
     def step(self) -> None:
-        """The passes until the next event, or the wait for it."""
+        """Run the passes until the next event, or wait for it."""
         if self.prefilling:
             self._prefill()
         elif self.decoding:
@@ -172,8 +172,8 @@ class _Scheduler:
             self.now, self.share = self._next_arrival(), self.table.promised[0]
 
     def _prefill(self) -> None:
-        """One pass with as many prompt tokens as it may hold, beside decoding or, with
-        prefill_first, instead of it.
+        """Run one pass with as many prompt tokens as possible, batched with decoding or, with
+        prefill_first, alone.
         """
         table = self.table
         beside = 0 if table.prefill_first else len(self.decoding)
@@ -195,10 +195,10 @@ class _Scheduler:
         self._make_room()
 
     def _decode(self) -> None:
-        """Passes that only decode: until a last token, an arrival or a full cache."""
+        """Run passes that only decode: until a last token, an arrival or a full cache."""
         table, sequences = self.table, len(self.decoding)
         while self.decoding.get(self.ends[0][1]) != self.ends[0][0]:
-            heapq.heappop(self.ends)  # put back since
+            heapq.heappop(self.ends)  # preempted since
         count = self.ends[0][0] - self.passes
         if self.share < 1.0:
             count = min(count, int((table.cache_tokens - self.used) // sequences))
@@ -217,9 +217,7 @@ class _Scheduler:
         self._make_room()
 
     def _advance(self, seconds: float, *, sequences: int, count: int, firsts: int) -> None:
-        """Let `count` passes go by, in which `sequences` decode, and requests that are through
-        leave.
-        """
+        """Advance by `count` passes, in which `sequences` decode, and remove finished requests."""
         table = self.table
         streamed = (sequences * count + firsts) * table.stream_s
         if sequences:
@@ -257,7 +255,7 @@ class _Scheduler:
         heapq.heappush(self.ends, (self.passes + left, request))
 
     def _leave(self, request: int, tokens: int) -> None:
-        """The last token is out; of a closed load the next request comes."""
+        """Finish a request; in a closed load the next request arrives."""
         self.finish[request] = max(self.now, self.front)
         self.served += 1
         self.used -= tokens + self.table.state_tokens
@@ -268,11 +266,10 @@ class _Scheduler:
             self.issued += 1
 
     def _make_room(self) -> None:
-        """If the next pass would outgrow the cache, the youngest go back to the queue's head, to be
-        computed again.
+        """If the next pass would exceed the cache, move the youngest requests to the queue's head.
 
-        An engine that promises takes from then on the share that it has seen its running requests
-        generate.
+        They are computed again. An engine with reservation uses from then on the observed fraction
+        that its running requests generated.
         """
         cache, last_share = self.table.cache_tokens, self.table.promised[1]
         if self.used + len(self.decoding) <= cache or last_share == 1.0:
@@ -298,8 +295,8 @@ class _Scheduler:
         return min(coming, self.entering[0][0]) if self.entering else coming
 
     def _base(self, decoding: int, prompt: int) -> float:
-        """Seconds of a pass without its attention to cached tokens: lines between the table's
-        places.
+        """Return seconds of a pass without its attention to cached tokens, interpolated linearly in
+        the table.
         """
         row = self.rows.get(decoding)
         if row is None:

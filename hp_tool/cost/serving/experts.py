@@ -1,11 +1,10 @@
-"""Experts while serving: their slots on the ranks, the busiest rank, grouped matmuls, and the
-tokens' way there and back.
+"""Experts in serving: slots on the ranks, the busiest rank, grouped matmuls, and token exchange.
 
-E experts and r second copies fill S = E + r slots, S / e on each of e ranks. Experts differ in
-popularity, with variance s around a mean of 1 (Gamma). Of n tokens with k experts each, a slot is
-hit with probability 1 - (1 + s x)^(-1/s), x = n k / S; for s = 0 that is 1 - exp(-x). Routers
-balance their experts over a corpus, not over the requests of one moment: s is fitted, and a smaller
-one for the load of ranks, which lasts. Experts coarser than 128 to a layer are averages of finer
+E experts and r redundant experts fill S = E + r slots, S / e on each of e ranks. The popularity of
+experts has variance s around a mean of 1 (Gamma). Of n tokens with k experts each, a slot is hit
+with probability 1 - (1 + s x)^(-1/s), x = n k / S; for s = 0 that is 1 - exp(-x). Routers balance
+their experts over a corpus, not over the current requests: s is fitted, and a smaller one for the
+load of ranks, which is longer-lived. Experts of layers with fewer than 128 are averages of finer
 ones: s E / 128.
 """
 
@@ -39,25 +38,28 @@ from hp_tool.domain.efficiency import ExpertKernel, GroupedRoofline
 from hp_tool.domain.model import ModelSpec
 
 USUAL_LAUNCHES_S = 3e-5
-"""Fixed seconds of a layer's routed experts on a die where nobody timed them: those of the H100's
-in 16 bits.
+"""Fixed seconds of a layer's routed experts on dies without timings: those of the H100's in 16
+bits.
 """
 FINE = 128
-"""Experts of a layer from which popularity varies in full."""
+"""Experts per layer from which popularity has its full variance."""
 SPARE_SLOTS = 16
-"""Second copies on each rank beyond the fewest that fill equal slots: more even nothing out."""
+"""Redundant experts per rank beyond the fewest that fill equal slots; more do not improve the
+balance.
+"""
 
 
 def fewest_redundant(model: ModelSpec, expert_parallel_size: IntArray) -> IntArray:
-    """Second copies of experts that fill equal slots on each rank: 32 for 256 experts on 144 ranks;
-    0 without experts.
+    """Return redundant experts that fill equal slots on each rank; 0 without experts.
+
+    For example 32 for 256 experts on 144 ranks.
     """
     fewest: IntArray = -(model.num_experts or 0) % np.asarray(expert_parallel_size)
     return fewest * (model.num_experts is not None)
 
 
 def slots(case: ServingCase, candidates: ServingCandidates) -> FloatArray:
-    """Experts, second copies included, on one rank: (E + r) / e."""
+    """Return experts on one rank, including redundant ones: (E + r) / e."""
     per_rank: FloatArray = (
         (case.model.num_experts or 0) + candidates.redundant_experts
     ) / candidates.expert_parallel_size
@@ -65,28 +67,29 @@ def slots(case: ServingCase, candidates: ServingCandidates) -> FloatArray:
 
 
 def expert_weights(case: ServingCase, candidates: ServingCandidates) -> Floats:
-    """Routed weights of one layer on one rank: its slots, each split over t d / e ranks."""
+    """Return routed weights of one layer on one rank: its slots, each split over t d / e ranks."""
     each = entries(expert_matrices(case.model)) / (case.model.num_experts or 1)
     return slots(case, candidates) * each / _split(candidates)
 
 
 def _split(candidates: ServingCandidates) -> FloatArray:
-    """Ranks that share the matrices of one expert."""
+    """Return the ranks that share the matrices of one expert."""
     return _ranks(candidates) / candidates.expert_parallel_size
 
 
 def _ranks(candidates: ServingCandidates) -> IntArray:
-    """Ranks of a stage: t d."""
+    """Return the ranks of a stage: t d."""
     ranks: IntArray = candidates.tensor_parallel_size * candidates.attention_data_parallel_size
     return ranks
 
 
 def imbalance(case: ServingCase, candidates: ServingCandidates, tokens: FloatArray) -> FloatArray:
-    """Token copies of the busiest of the e ranks over the mean, for `tokens` of each scheduler.
+    """Return token copies of the busiest of the e ranks over the mean, for `tokens` of each
+    scheduler.
 
-    The popularity of what it holds (`busiest_share`), and sqrt(2 ln e / load) for chance, the
-    expected largest of so many Poisson counts; at most all tokens on one rank. A query's own figure
-    stands for both.
+    The sum of the popularity of its experts (`busiest_share`), and sqrt(2 ln e / load) for random
+    variation, the expected maximum of so many Poisson counts; at most all tokens on one rank. A
+    query's own value replaces both.
     """
     e = candidates.expert_parallel_size
     if case.expert_imbalance is not None:
@@ -109,11 +112,11 @@ def imbalance(case: ServingCase, candidates: ServingCandidates, tokens: FloatArr
 
 @functools.lru_cache(maxsize=4096)
 def busiest_share(experts: int, redundant: int, ranks: int, variance: float) -> float:
-    """Popularity of what the busiest rank holds, over the mean.
+    """Return the popularity of the busiest rank's experts, over the mean.
 
-    Without second copies experts lie in their order: 1 + sqrt(2 ln e s e / E). Copies go, one after
-    the other, to the slots with most tokens, and slots to ranks by their load, as DeepSeek's EPLB
-    does; an engine may leave copies idle, so that more of them never do harm.
+    Without redundant experts they are in order: 1 + sqrt(2 ln e s e / E). Copies are added, one
+    after the other, to the slots with most tokens, and slots are assigned to ranks by load, as in
+    DeepSeek's EPLB. An engine may leave copies unused, so more copies are never worse.
     """
     if ranks == 1 or variance == 0.0:
         return 1.0
@@ -130,8 +133,8 @@ def busiest_share(experts: int, redundant: int, ranks: int, variance: float) -> 
 
 
 def _balanced(experts: int, redundant: int, ranks: int, variance: float) -> float:
-    """The busiest rank's load over the mean after replication of the most loaded, and packing the
-    largest first.
+    """Return the busiest rank's load over the mean, with the most loaded replicated and the largest
+    packed first.
     """
     heap = [(-load, 1) for load in _popularity(experts, variance)]
     heapq.heapify(heap)
@@ -151,8 +154,9 @@ def _balanced(experts: int, redundant: int, ranks: int, variance: float) -> floa
 
 
 def _popularity(experts: int, variance: float) -> list[float]:
-    """Quantiles of the Gamma distribution of mean 1 (Wilson and Hilferty's approximation), scaled
-    to that mean.
+    """Return quantiles of the Gamma distribution of mean 1, scaled to that mean.
+
+    They use Wilson and Hilferty's approximation.
     """
     shape = 1.0 / variance
     normal = NormalDist()
@@ -167,8 +171,9 @@ def _popularity(experts: int, variance: float) -> list[float]:
 def hit_slots(
     case: ServingCase, candidates: ServingCandidates, tokens: FloatArray, factor: FloatArray
 ) -> FloatArray:
-    """Slots of the busiest rank that get at least one token; a rank in use has one, and k experts
-    are hit in all.
+    """Return slots of the busiest rank that get at least one token.
+
+    An active rank has at least one, and k experts are hit in total.
     """
     experts, top_k = case.model.num_experts or 1, case.model.num_experts_per_tok or 1
     available = slots(case, candidates)
@@ -191,11 +196,11 @@ def hit_slots(
 def experts_seconds(
     case: ServingCase, candidates: ServingCandidates, tokens: FloatArray
 ) -> FloatArray:
-    """Seconds of router, shared and routed experts of one layer on the busiest rank.
+    """Return seconds of router, shared and routed experts of one layer on the busiest rank.
 
     `tokens` are those of one scheduler; the stage's experts process the tokens of all d. Routed
-    experts take as long as timed ones (`GroupedRoofline`): their launches, quantised inputs and
-    permutation are in it. Copies of tokens are gathered, activated, and summed beside.
+    experts take as long as timed ones (`GroupedRoofline`), which include launches, quantised inputs
+    and permutation. Gathering, activation and sums of token copies are added.
     """
     model, gpu, precision = case.model, case.cluster.gpu, case.expert_precision
     factor = imbalance(case, candidates, tokens)
@@ -245,7 +250,9 @@ def _grouped_seconds(
     hit: FloatArray,
     weights: Floats,
 ) -> FloatArray:
-    """Seconds of grouped matmuls over token copies and hit experts of so many weights each."""
+    """Return seconds of grouped matmuls over token copies and hit experts of so many weights
+    each.
+    """
     gpu, p = case.cluster.gpu, roof.sharpness
     peak = peak_flops(gpu, precision=roof.arithmetic or case.expert_precision)
     arithmetic = 2.0 * (copies + roof.tile_rows * hit) * weights / (roof.peak_fraction * peak)
@@ -260,8 +267,9 @@ def _grouped_seconds(
 
 
 def expert_kernel(case: ServingCase) -> ExpertKernel:
-    """Return the kernel for routed experts in the case's weight format. On a die whose experts
-    nobody timed, matmuls are as others are, after usual launches.
+    """Return the kernel for routed experts in the case's weight format.
+
+    On a die without timed experts, matmuls are like others, after typical launches.
     """
     timed, precision = case.expert_kernels, case.expert_precision
     if case.expert_bytes < ELEMENT_BYTES[precision]:
@@ -284,8 +292,10 @@ def expert_kernel(case: ServingCase) -> ExpertKernel:
 
 
 def _widened(case: ServingCase) -> tuple[str, ...]:
-    """Formats whose kernels serve weights that are widened before the matmul, the case's own first.
-    Formats that nobody timed take a kernel that multiplies in 16 bits.
+    """Return formats whose kernels apply to weights that are widened before the matmul, the case's
+    own first.
+
+    Formats without timings use a kernel that multiplies in 16 bits.
     """
     mxfp4 = case.expert_kernels.get("mxfp4")
     narrow = mxfp4 is not None and mxfp4.arithmetic is not None and case.expert_bytes != MXFP4_BYTES
@@ -305,17 +315,17 @@ def _widened(case: ServingCase) -> tuple[str, ...]:
 SCALE_BYTES = 4.0 / 128.0
 """An fp32 scale per 128 numbers of a dispatched token."""
 SENDING_SHARE = 20.0 / 132.0
-"""SMs that send and receive while prompts' tokens travel beside compute: 20 of an H800's 132 (arXiv
-2412.19437, 3.2.2).
+"""Fraction of SMs that exchange prompts' tokens concurrently with compute: 20 of an H800's 132
+(arXiv 2412.19437, 3.2.2).
 """
 
 
 Copies = tuple[FloatArray, FloatArray]
-"""Mean copies of a token that leave a rank: inside its NVLink domain, and through the network."""
+"""Mean copies of a token that leave a rank: inside its NVLink domain, and over the network."""
 
 
 def travelling_copies(case: ServingCase, candidates: ServingCandidates) -> tuple[Copies, Copies]:
-    """Copies in a pass that only decodes, and in one with prompts."""
+    """Return copies in a pass that only decodes, and in one with prompts."""
     n = _ranks(candidates)
     domains = -(-n // case.cluster.nvlink_domain_size)
     near: FloatArray = (n - domains) * _used(case, candidates.expert_parallel_size)
@@ -334,7 +344,7 @@ def travelling_copies(case: ServingCase, candidates: ServingCandidates) -> tuple
 def exchange(
     case: ServingCase, candidates: ServingCandidates, batch: Pass
 ) -> tuple[FloatArray, FloatArray]:
-    """(dispatch, combine) seconds of one layer's tokens; zero for one attention group."""
+    """Return (dispatch, combine) seconds of one layer's tokens; zero for one attention group."""
     n = _ranks(candidates)
     decoding = batch.decoding * (1 + batch.drafted)
     prompts = batch.prefill_requests > 0.0
@@ -361,7 +371,7 @@ def exchange(
 
 
 def _used(case: ServingCase, parts: IntArray) -> FloatArray:
-    """Probability that a token has an expert in one of `parts` equal parts of the experts, for each
+    """Return the probability that a token has an expert in one of `parts` equal parts, for each
     entry.
     """
     model = case.model
@@ -370,7 +380,7 @@ def _used(case: ServingCase, parts: IntArray) -> FloatArray:
 
     def share(count: int) -> float:
         chosen = model.num_experts_per_tok or 1
-        if experts % count:  # second copies of experts make up for what does not divide
+        if experts % count:  # redundant experts fill what does not divide
             return 1.0 - (1.0 - 1.0 / count) ** chosen
         return used_share(count, experts=experts, chosen=chosen, groups=groups, kept=kept)
 

@@ -1,11 +1,11 @@
-"""Many configurations under one long series of arrivals, as a fluid: no requests, only how many are
-in flight.
+"""Fluid model of many configurations under one long series of arrivals: only the requests in
+flight.
 
 The n requests in flight at a scheduler leave at the rate X(n) of a closed load of n (as in
 load.py), so over a short time t, in which a requests arrive, n grows by a - X(n) t. Latencies are
-those of a closed load of n at the moment of arrival, and of what finds no room, the wait for those
-before it. What single events show beyond that, lengths that meet and prompts that come together, is
-missing: events.py has it, of one configuration at a time.
+those of a closed load of n at the time of arrival, plus the wait for earlier requests if there is
+no room. Effects of single events, such as coinciding lengths and prompts, are missing; events.py
+has them, for one configuration at a time.
 """
 
 from dataclasses import dataclass, replace
@@ -18,7 +18,9 @@ from hp_tool.cost.serving.engine import serving_costs
 from hp_tool.cost.serving.load import prompt_wait, steady
 
 LOADS = 24
-"""Closed loads that X(n) and the latencies are computed for; between them lie lines."""
+"""Closed loads for which X(n) and the latencies are computed, with linear interpolation between
+them.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,13 +32,13 @@ class Flow:
     in_flight: FloatArray
     """Requests over all schedulers, mean over time."""
     completed: FloatArray
-    """Requests that left until the last arrival."""
+    """Requests that left before the last arrival."""
 
 
 def flow(
     *, case: ServingCase, candidates: ServingCandidates, arrivals: FloatArray, step_s: float
 ) -> Flow:
-    """What becomes of `arrivals` requests in each of the consecutive steps; shape of the
+    """Return the results of `arrivals` requests in each of the consecutive steps; shape of the
     candidates.
 
     All requests have the case's lengths, and each scheduler gets its share of them.
@@ -55,8 +57,8 @@ def flow(
         )
         ttft += arrived * (first + np.maximum(n - most, 0.0) / rate)
         tpot += arrived * token
-        # Those in the middle of the step leave at its rate; fewer than one request at that of one,
-        # in proportion.
+        # Requests in the middle of the step leave at its rate; fewer than one request at that of
+        # one, in proportion.
         there = n + 0.5 * arrived / schedulers
         left = there * -np.expm1(-rate * step_s / np.maximum(there, 1.0))
         in_flight += there - 0.5 * left
@@ -74,8 +76,9 @@ def flow(
 def _closed_loads(
     case: ServingCase, candidates: ServingCandidates
 ) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
-    """(most requests that a scheduler runs, (n,); requests per second, TTFT and TPOT, (n, LOADS))
-    from one request to the most, geometrically.
+    """Return the most requests that a scheduler runs, (n,), and rate, TTFT and TPOT, (n, LOADS).
+
+    The loads are spaced geometrically from one request to the most.
     """
     calm, n = replace(steady(case), independent=True), len(candidates)
     alone = serving_costs(case=calm, candidates=candidates.loaded(np.ones(n)))

@@ -26,20 +26,20 @@ from hp_tool.domain.hardware import Precision
 
 WIDE_PRECISIONS: tuple[Precision, ...] = ("bf16", "fp16", "fp32")
 ELEMENTWISE_BYTES = 20.0
-"""Bytes per token and hidden unit of a layer, in 16 bits: two fused residual-and-norm kernels (two
-reads, two writes each), and the input of the projections once more. Rotary positions and the
-cache's writing belong to the timed attention.
+"""Bytes per token and hidden unit of a layer, in 16 bits.
+
+Two fused residual-and-norm kernels (two reads, two writes each), and the input of the projections
+again. Rotary positions and writing the cache are part of the timed attention.
 """
 
 
 def forward_seconds(
     case: ServingCase, candidates: ServingCandidates, batch: Pass, *, context: float
 ) -> FloatArray:
-    """Seconds of all layers, one after the other, and of the output layer for every sequence that
+    """Return seconds of all layers, in sequence, and of the output layer for every sequence that
     gets a token.
 
-    With pipeline parallelism this is the latency through all stages; a stage is busy for its p-th
-    part.
+    With pipeline parallelism this is the latency through all stages; a stage is busy for 1/p of it.
     """
     model = case.model
     t, p = candidates.tensor_parallel_size, candidates.pipeline_parallel_size
@@ -59,8 +59,7 @@ def forward_seconds(
         weight_bytes=OUTPUT_BYTES,
     )
     distance = t * candidates.attention_data_parallel_size
-    # The receiver sits in another domain exactly where a domain holds no more ranks than the
-    # distance.
+    # The receiver is in another domain exactly if a domain has no more ranks than the distance.
     crosses = distance >= neighbours(distance, cluster=case.cluster).domain.size
     hop = send_seconds(message / t, machine=case, distance=distance, crosses=crosses)
     return case.slowdown * (seconds + output + np.where(p > 1, (p - 1.0) * hop, 0.0))
@@ -74,8 +73,9 @@ def _layers(
     *,
     reduce: FloatArray,
 ) -> FloatArray:
-    """Seconds of all layers of one kind, dense ones and those with experts; `reduce`: those of
-    summing up a region's ranks.
+    """Return seconds of all layers of one kind, dense ones and those with experts.
+
+    `reduce` are those of summing over a region's ranks.
     """
     model, t = case.model, candidates.tensor_parallel_size
     layers, mixtures = model.num_hidden_layers, model.moe_layers
@@ -85,8 +85,8 @@ def _layers(
     seconds = (layers - mixtures) * attention
     if layers > mixtures and model.feed_forward != "none":
         dense = matmuls_seconds(case, batch.tokens, shapes(mlp_matrices(model, tensor=t))) + reduce
-        # The activation between the MLP's matrices: it reads what they write, and writes the next
-        # one's input.
+        # The activation between the MLP's matrices reads the output of the former and writes the
+        # input of the latter.
         moved = OUTPUT_BYTES * (model.mlp_inputs + 1.0) * model.ffn_size / t
         dense = dense + batch.tokens * moved / _reached_bandwidth(case)
         seconds = seconds + (layers - mixtures) * dense
@@ -100,13 +100,13 @@ def _layers(
 def _mixer_block(
     case: ServingCase, candidates: ServingCandidates, batch: Pass, context: float
 ) -> FloatArray:
-    """Seconds of what mixes tokens in one layer, with its projections and the layer's elementwise
-    kernels and overhead.
+    """Return seconds of one layer's token mixer, with its projections, elementwise kernels and
+    overhead.
     """
     model, t = case.model, candidates.tensor_parallel_size
     share = (
         0.5 if "none" in (model.mixer, model.feed_forward) else 1.0
-    )  # one norm and residual, of the usual two
+    )  # one norm and residual, instead of two
     elementwise = (
         batch.tokens * (share * ELEMENTWISE_BYTES * model.hidden_size) / _reached_bandwidth(case)
     )
@@ -128,7 +128,7 @@ def _mixer_block(
 
 
 def _core_seconds(case: ServingCase, t: IntArray, batch: Pass, context: float) -> FloatArray:
-    """Seconds of one layer's attention or recurrence."""
+    """Return seconds of one layer's attention or recurrence."""
     decoding, prompts, drafted = batch.decoding, batch.prefill_requests, batch.drafted
     tokens = prompts * case.computed_length
     if case.model.is_recurrent:
@@ -149,9 +149,11 @@ def _core_seconds(case: ServingCase, t: IntArray, batch: Pass, context: float) -
 def mixers_log_sd(
     case: ServingCase, candidates: ServingCandidates, batch: Pass, *, context: float
 ) -> FloatArray:
-    """Standard deviation of log(measured / predicted) of a pass for want of served runs with
-    recurrent or sparse layers: that of their kernels by their share of the pass, as if all were off
-    by one factor. Zeros where the model has none.
+    """Return the standard deviation of log(measured / predicted) of a pass due to missing served
+    runs.
+
+    It is that of recurrent and sparse kernels times their share of the pass, as if all had one
+    common error. Zeros for models without them.
     """
     doubted = np.zeros(len(candidates))
     for layers, kind in case.model.kinds:
@@ -164,7 +166,7 @@ def mixers_log_sd(
 
 
 def _reached_bandwidth(case: ServingCase) -> float:
-    """Bytes per second of kernels that only move memory."""
+    """Return bytes per second of kernels that only move memory."""
     return case.profile.gpu.memory_fraction * case.cluster.gpu.memory_bandwidth_bytes_per_second
 
 
@@ -177,13 +179,13 @@ def _mixture(
     attention: FloatArray,
     reduce: FloatArray,
 ) -> FloatArray:
-    """Seconds of one layer with experts.
+    """Return seconds of one layer with experts.
 
-    With one attention group its ranks sum up as those of any MLP do (`reduce`). With several,
-    tokens travel to the experts and back. In two-batch overlap one half of the batch is a phase
-    behind the other: of attention, dispatch, experts and combine each computing phase runs beside a
-    travelling one of the other half, max(a, c) + max(d, a) + max(e, d) + max(c, e). Kernels that
-    send prompts' tokens take their share of the SMs from what computes beside them.
+    With one attention group its ranks sum as those of any MLP do (`reduce`). With several, tokens
+    are exchanged with the experts. In two-batch overlap, half of the batch is a phase behind the
+    other: of attention, dispatch, experts and combine each computing phase overlaps with an
+    exchange of the other half, max(a, c) + max(d, a) + max(e, d) + max(c, e). Kernels that send
+    prompts' tokens use their share of the SMs of the concurrent compute.
     """
     d = candidates.attention_data_parallel_size
     dispatch, combine = exchange(case, candidates, batch)
@@ -220,6 +222,6 @@ def _mixture(
 
 
 def _head_precision(case: ServingCase) -> Precision:
-    """Precision of the output layer, which is not quantised."""
+    """Return the precision of the output layer, which is not quantised."""
     supported = case.cluster.gpu.peak_flops_per_second
     return next(name for name in WIDE_PRECISIONS if name in supported)

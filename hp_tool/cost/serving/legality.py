@@ -1,6 +1,4 @@
-"""Serving configurations that engines accept: a bit per rule, and the reasons for one
-configuration.
-"""
+"""Legality rules of inference engines, one bit per rule, and the reasons for one configuration."""
 
 import numpy as np
 
@@ -26,11 +24,11 @@ REASONS = (
 def legality(
     *, model: ModelSpec, num_gpus: int, candidates: ServingCandidates, longest_request: int
 ) -> IntArray:
-    """0 if the engines accept the configuration, else the broken rules as bits; shape of the
+    """Return 0 if the engines accept the configuration, else the broken rules as bits; shape of the
     candidates.
 
-    `longest_request`: tokens of a prompt and its answer; the model has positions for
-    max_position_embeddings of them.
+    `longest_request` are the tokens of a prompt and its answer; the model has
+    max_position_embeddings positions for them.
     """
     c = candidates
     t, p, e, d = (
@@ -65,7 +63,7 @@ def legality(
 
 
 def _splits_heads(model: ModelSpec, t: IntArray) -> BoolArray:
-    """Whether the heads of a layer cannot be divided over t ranks."""
+    """Return whether the heads of a layer cannot be divided over t ranks."""
     if model.is_recurrent:
         heads = (
             key_heads(model),
@@ -77,7 +75,7 @@ def _splits_heads(model: ModelSpec, t: IntArray) -> BoolArray:
         return unequal
     if model.mixer == "none":
         return np.zeros(np.shape(t), dtype=bool)
-    # Latent attention caches one vector for all heads, which every rank keeps.
+    # Latent attention caches one vector for all heads, which every rank stores.
     kv = model.kv_heads
     shares_kv = (
         np.zeros(np.shape(t), dtype=bool) if model.kv_lora_rank else (kv % t != 0) & (t % kv != 0)
@@ -87,14 +85,16 @@ def _splits_heads(model: ModelSpec, t: IntArray) -> BoolArray:
 
 
 def _splits_width(model: ModelSpec, t: IntArray) -> BoolArray:
-    """Whether the dense MLP of a layer, if it has one, cannot be divided over t ranks."""
+    """Return whether the dense MLP of a layer, if it has one, cannot be divided over t ranks."""
     has_dense = model.feed_forward != "none" and model.moe_layers < model.num_hidden_layers
     unequal: BoolArray = (model.ffn_size % t != 0) & has_dense
     return unequal
 
 
 def rejection_counts(codes: IntArray) -> dict[str, int]:
-    """Number of candidates that broke each rule; a candidate that broke two counts in both."""
+    """Return the number of candidates that broke each rule; a candidate counts in every rule it
+    broke.
+    """
     counts = {name: int(np.count_nonzero(codes >> bit & 1)) for bit, name in enumerate(REASONS)}
     return {name: count for name, count in counts.items() if count}
 
@@ -102,7 +102,7 @@ def rejection_counts(codes: IntArray) -> dict[str, int]:
 def explain(
     code: int, *, model: ModelSpec, num_gpus: int, config: ServingConfig, longest_request: int
 ) -> tuple[Reason, ...]:
-    """The broken rules of one configuration, with numbers and the fix."""
+    """Return the broken rules of one configuration, with numbers and the fix."""
     t, p = config.tensor_parallel_size, config.pipeline_parallel_size
     e, d, r = (
         config.expert_parallel_size,

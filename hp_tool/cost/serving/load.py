@@ -11,16 +11,16 @@ e = 1 if requests do not slow each other (v = c, as in M/G/inf), and near 0 if t
 A quantile q of TPOT is its mean under the load c + z sqrt(v_S), with z the normal quantile; that of
 TTFT uses c + z sqrt(v).
 
-Passes of mean length T follow each other, and each takes the prompts that arrived during the one
-before, P seconds of work each, so their length has the variance r P T / (1 - r^2) with r = l P. A
-request that comes at any moment meets a pass that is longer than the mean, waits for its other half
-R, and then for the prompts that it shares its own pass with:
+Passes of mean length T follow each other, and each contains the prompts that arrived during the
+previous one, P seconds of work each, so their length has the variance r P T / (1 - r^2) with r = l
+P. A request at a random time meets a pass that is longer than the mean, waits for its remaining
+half R, and then for the prompts in its own pass:
 
     W = R (1 + 2 r),    R = (T + r P / (1 - r^2)) / 2
 
-Of this wait the quantile q is taken as 2 q W, even over what is met, and beyond it the tail of
-M/D/1, P / (2 (1 - r)) ln(r / (1 - q)) where that is above zero. Not counted are bursts beyond
-independence, lengths that differ, and a queue that has not settled.
+The quantile q of this wait is 2 q W, uniform over the remaining time, and beyond it the tail of
+M/D/1, P / (2 (1 - r)) ln(r / (1 - q)) if that is above zero. Not counted are bursts beyond
+independence, unequal lengths, and a queue that is not stationary.
 """
 
 import math
@@ -34,15 +34,15 @@ from hp_tool.cost.serving.candidates import ServingCandidates, ServingCase
 from hp_tool.cost.serving.engine import ServingCosts, most_running, serving_costs, tokens_per_pass
 
 STEP = 0.05
-"""Share of the load for the difference quotient of X'(c), below c: above it a full cache would
-show.
+"""Fraction of the load for the difference quotient of X'(c), below c, because above it a full cache
+would matter.
 """
 LEAST_ELASTICITY = 0.01
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quantiles:
-    """Seconds that a share of the requests does not exceed; shape (n,)."""
+    """Seconds that a fraction of the requests does not exceed; shape (n,)."""
 
     ttft_s: FloatArray
     tpot_s: FloatArray
@@ -51,15 +51,15 @@ class Quantiles:
 
 
 def steady(case: ServingCase) -> ServingCase:
-    """The case without a common start: independent arrivals make no wave, and no groups that come
-    together again and again.
-    """
+    """Return the case without a common start: independent arrivals form no wave and no groups."""
     return replace(case, wave_share=0.0, prefill_group=1.0)
 
 
 def prompt_wait(case: ServingCase, costs: ServingCosts) -> tuple[FloatArray, FloatArray]:
-    """(W, r): mean seconds that a request at any moment waits until its own pass, beyond its own
-    work; and prompts' share r.
+    """Return mean seconds for which a request at a random time waits for its pass, and prompts'
+    share r.
+
+    The wait W excludes its own work.
     """
     prompt = costs.prompt_s
     served = costs.request_latency_s - costs.parts["queue"]
@@ -69,8 +69,8 @@ def prompt_wait(case: ServingCase, costs: ServingCosts) -> tuple[FloatArray, Flo
 
 
 def load_deviations(load: FloatArray, *, elasticity: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """(sqrt(v), sqrt(v_S)): standard deviations of the requests in flight at a moment, and of their
-    mean over one stay.
+    """Return (sqrt(v), sqrt(v_S)): standard deviations of the requests in flight, and of their mean
+    over a stay.
     """
     e = elasticity
     moment: FloatArray = np.sqrt(load / e)
@@ -84,8 +84,8 @@ def open_quantiles(
     load: FloatArray,
     share: float | FloatArray,
 ) -> Quantiles:
-    """Latencies at the quantile `share`, one or one per row, with on average `load` requests in
-    flight over all GPUs.
+    """Return latencies at the quantile `share`, one or one per row, with `load` requests in flight
+    on average.
     """
     calm, z = steady(case), np.vectorize(NormalDist().inv_cdf, otypes=[float])(share)
 
@@ -105,7 +105,7 @@ def open_quantiles(
     full = candidates.schedulers * mean.max_running
     if np.any(
         load > full
-    ):  # beyond full batches, who is still on the way slows nobody: that must not look like slack
+    ):  # beyond full batches, requests in transit slow none: this is no spare capacity
         full_load = np.minimum(load, full)
         e = np.minimum(e, elasticity(full_load, at(full_load)))
     each = load / candidates.schedulers
@@ -126,9 +126,7 @@ def open_quantiles(
 
 
 def independent_costs(*, case: ServingCase, candidates: ServingCandidates) -> ServingCosts:
-    """Costs of so many requests in flight on average that come independently: in no wave, each at
-    any moment of a pass.
-    """
+    """Return costs of so many requests in flight on average at independent random times."""
     calm = steady(case)
     costs = serving_costs(case=calm, candidates=candidates)
     wait = prompt_wait(case, costs)[0]
@@ -148,11 +146,11 @@ def costs_at_rate(
     candidates: ServingCandidates,
     requests_per_second: float | FloatArray,
 ) -> ServingCosts:
-    """Costs at the smallest concurrency whose completed requests per second reach the rate; shape
-    of the candidates.
+    """Return costs at the smallest concurrency whose throughput reaches the rate; shape of the
+    candidates.
 
     Independent arrivals start in no common wave. If even full batches do not reach the rate,
-    `sustained` is False and the rest describes full batches: the true queue grows without end.
+    `sustained` is False and the rest describes full batches: the true queue grows without limit.
     """
     calm = steady(case)
     devices = candidates.devices
@@ -182,7 +180,9 @@ def costs_at_rate(
 
 
 def without_front_end(case: ServingCase) -> ServingCase:
-    """The case without HTTP, tokenization and streaming, and with a queue that never empties."""
+    """Return the case without HTTP, tokenization and streaming, and with a queue that never
+    empties.
+    """
     engine = replace(case.engine, request_overhead_s=0.0, stream_overhead_s=0.0, first_token_s=0.0)
     return replace(case, engine=engine, wave_share=0.0, prefill_group=math.inf)
 
@@ -193,12 +193,11 @@ def offline_costs(
     candidates: ServingCandidates,
     num_prompts: int | FloatArray | None = None,
 ) -> ServingCosts:
-    """Costs of as many running requests as the engine takes, at most `num_prompts`; latencies count
-    from admission.
+    """Return costs of as many running requests as the engine allows, at most `num_prompts`.
 
-    Requests that are queued outnumber those that run: the rate is that of full batches, without the
-    end when they empty. Whoever has all prompts at hand takes as many a pass as requests end in
-    one, or one at a time where that is faster.
+    Latencies count from admission. Queued requests outnumber running ones: the rate is that of full
+    batches, without the end when they empty. With all prompts available, a pass contains as many
+    prompts as requests end in it, or one if that is faster.
     """
     alone = without_front_end(case)
 
@@ -214,7 +213,7 @@ def offline_costs(
 
 
 def faster(first: ServingCosts, second: ServingCosts) -> ServingCosts:
-    """Row by row, the costs with more tokens a second."""
+    """Return, row by row, the costs with more tokens per second."""
     better = second.output_tokens_per_second_per_gpu > first.output_tokens_per_second_per_gpu
     if not np.any(better):
         return first
@@ -229,20 +228,19 @@ def faster(first: ServingCosts, second: ServingCosts) -> ServingCosts:
     return replace(first, parts=parts, **chosen)
 
 
-# Quantiles of latency under a closed load of equal lengths: requests differ by their place in the
-# wave they start with.
-#
-# A share w of the requests starts together with the others of its batch and waits anywhere between
-# nothing and the whole of it; the others wait for their group alone. So TTFT is a base plus X, X =
-# 0 with probability 1 - w, else uniform up to twice its mean. The time that a request waits before
-# its first token it does not wait after it: its total latency is the same.
+# Quantiles of latency under a closed load of equal lengths: requests differ in their position in
+# the wave they start with. A fraction w of the requests starts together with the others of its
+# batch and waits between zero and the whole of it; the others wait only for their group. So TTFT is
+# a base plus X, with X = 0 with probability 1 - w, else uniform up to twice its mean. A request
+# that waits longer before its first token waits less after it: its total latency is the same.
 
 
 def ttft_quantile(
     *, ttft_s: FloatArray, wave_s: FloatArray, share: float | FloatArray, wave_share: float
 ) -> FloatArray:
-    """Seconds to first token that `share` of the requests do not exceed, from its mean and what of
-    that is waiting for the wave (ServingCosts); shapes broadcast.
+    """Return seconds to first token that `share` of the requests do not exceed.
+
+    The inputs are its mean and the part of that due to the wave (ServingCosts); shapes broadcast.
     """
     return ttft_s + (_place(share, wave_share) - 1.0) * wave_s
 
@@ -255,8 +253,9 @@ def tpot_quantile(
     wave_share: float,
     output_length: int,
 ) -> FloatArray:
-    """Seconds per output token that `share` of the requests do not exceed: slowest are those that
-    started first.
+    """Return seconds per output token that `share` of the requests do not exceed.
+
+    The slowest are those that started first.
     """
     if output_length < 2:
         return np.zeros(np.broadcast_shapes(tpot_s.shape, np.shape(share)))
@@ -264,7 +263,7 @@ def tpot_quantile(
 
 
 def _place(share: float | FloatArray, wave_share: float) -> FloatArray:
-    """Quantiles of X over its mean."""
+    """Return quantiles of X over its mean."""
     w = min(wave_share, 1.0)
     late = np.maximum(share - (1.0 - w), 0.0)
     return 2.0 * late / w**2 if w > 0.0 else np.ones_like(late)

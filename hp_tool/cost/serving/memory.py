@@ -25,10 +25,12 @@ from hp_tool.domain.model import ModelSpec
 WIDE_BYTES = 2.0
 """Embeddings, output layer and activations are in 16 bits."""
 MULTICAST = ("h100", "b200", "b300")
-"""Dies whose NVLink switches multicast."""
+"""Dies whose NVLink switches support multicast."""
 PADDED_TO = 256
-"""Hidden sizes of experts in MXFP4 are padded to multiples of this by the Triton and Marlin kernels
-of vLLM and SGLang: GPT-OSS 120B takes 64.4 GiB where its numbers are 60.7.
+"""Multiple to which the Triton and Marlin kernels of vLLM and SGLang pad hidden sizes of MXFP4
+experts.
+
+GPT-OSS 120B uses 64.4 GiB instead of 60.7.
 """
 
 
@@ -43,7 +45,7 @@ class ServingBytes:
     kv_per_token: FloatArray
     """Keys and values of one token."""
     kv_capacity: FloatArray
-    """Room for keys and values; negative if the weights alone do not fit."""
+    """Bytes available for keys and values; negative if the weights alone do not fit."""
     capacity: float
     """Bytes that the engine may use."""
 
@@ -51,10 +53,10 @@ class ServingBytes:
 def serving_bytes(case: ServingCase, candidates: ServingCandidates) -> ServingBytes:
     """Return the memory before any request.
 
-    An engine takes its `memory_fraction` of the device, or its cache takes that of what the rest
-    leaves free. vLLM profiles one pass of the most tokens and then the sampler over the most
-    sequences, and the higher peak of the two leaves the share (`profiled`). SGLang leaves both to
-    the memory outside the share (`outside`): only what that cannot hold comes out of the share.
+    An engine uses its `memory_fraction` of the device, or its cache uses that fraction of the
+    remaining memory. vLLM profiles one pass of the most tokens and then the sampler over the most
+    sequences, and subtracts the higher peak of the two (`profiled`). SGLang places both in the
+    memory outside the fraction (`outside`): only the excess is subtracted.
     """
     engine, device = case.engine, float(case.cluster.gpu.memory_bytes)
     t, p = candidates.tensor_parallel_size, candidates.pipeline_parallel_size
@@ -90,15 +92,17 @@ def serving_bytes(case: ServingCase, candidates: ServingCandidates) -> ServingBy
 
 
 def drafting_layers(case: ServingCase) -> int:
-    """Return the model's own layers that draft tokens, of a load that names no other draft."""
+    """Return the model's own layers that draft tokens, for a load without another draft model."""
     drafts = case.speculative
     own = drafts is not None and drafts.draft_model is None and drafts.draft_cost_fraction > 0.0
     return case.model.num_nextn_predict_layers if own else 0
 
 
 def sampler_bytes(case: ServingCase, candidates: ServingCandidates) -> FloatArray:
-    """Return the bytes of the sampler on one rank: every rank gathers the logits of the whole
-    vocabulary of all running sequences, of which a pass has no more than its tokens.
+    """Return the bytes of the sampler on one rank.
+
+    Every rank gathers the logits of the whole vocabulary of all running sequences, at most as many
+    as a pass has tokens.
     """
     sequences = np.minimum(candidates.max_num_seqs, candidates.max_num_batched_tokens)
     gathered: FloatArray = case.engine.sampler_bytes_per_logit * sequences * case.model.vocab_size
@@ -106,9 +110,10 @@ def sampler_bytes(case: ServingCase, candidates: ServingCandidates) -> FloatArra
 
 
 def weight_bytes(case: ServingCase, candidates: ServingCandidates) -> Floats:
-    """Bytes of a p-th of the layers, rounded up, with those that draft, and on the fuller end the
-    embedding or output layer (both if p = 1), and the towers, which the tensor-parallel ranks
-    divide.
+    """Return bytes of 1/p of the layers, rounded up, and the larger end, on one rank.
+
+    Drafting layers are included. The end is the embedding or output layer (both if p = 1). Towers
+    are divided by the tensor-parallel ranks.
     """
     model = case.model
     t, p = candidates.tensor_parallel_size, candidates.pipeline_parallel_size
@@ -124,9 +129,7 @@ def weight_bytes(case: ServingCase, candidates: ServingCandidates) -> Floats:
 
 
 def _layers_bytes(case: ServingCase, candidates: ServingCandidates) -> Floats:
-    """Bytes on one rank of the matrices of all layers of one kind, dense ones and those with
-    experts.
-    """
+    """Return bytes on one rank of all layers of one kind, dense ones and those with experts."""
     model, t = case.model, candidates.tensor_parallel_size
     layers, mixtures = model.num_hidden_layers, model.moe_layers
     weights = layers * entries(mixer_matrices(model, tensor=t)) * case.mixer_bytes
@@ -144,7 +147,7 @@ def _layers_bytes(case: ServingCase, candidates: ServingCandidates) -> Floats:
 
 
 def _mean_width(model: ModelSpec, t: IntArray) -> Floats:
-    """Numbers that a token takes in the cache of one layer on one rank, mean over layers."""
+    """Return numbers per token in the cache of one layer on one rank, mean over layers."""
     if len(model.kinds) == 1:
         return cached_width(model.kinds[0][1], t)
     return (
@@ -154,7 +157,7 @@ def _mean_width(model: ModelSpec, t: IntArray) -> Floats:
 
 
 def activation_bytes(case: ServingCase, candidates: ServingCandidates) -> FloatArray:
-    """Working set of one layer for a full batch of tokens.
+    """Return the working set of one layer for a full batch of tokens.
 
     Residual, normed input and attention output, then the MLP's widest tensors.
     """
@@ -173,6 +176,6 @@ def activation_bytes(case: ServingCase, candidates: ServingCandidates) -> FloatA
 
 
 def _ends(case: ServingCase, t: IntArray) -> FloatArray:
-    """Bytes of the embedding or the output layer on one rank: V h / t in 16 bits."""
+    """Return bytes of the embedding or the output layer on one rank: V h / t in 16 bits."""
     ends: FloatArray = WIDE_BYTES * case.model.vocab_size * case.model.hidden_size / t
     return ends

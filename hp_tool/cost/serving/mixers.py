@@ -1,9 +1,8 @@
-"""Kernels of recurrent mixers and of sparse attention while serving, besides the projections around
-them.
+"""Kernels of recurrent mixers and of sparse attention in serving, apart from their projections.
 
-A recurrent layer keeps a state instead of keys and values. While decoding, its time is that of
-reading and writing the state; over prompts a scan goes through chunks of tokens, quadratic within a
-chunk and by the state between chunks. Sparse attention scores all keys of a context with small
+A recurrent layer stores a state instead of keys and values. In decoding, its time is that of
+reading and writing the state. Over prompts a scan processes chunks of tokens, quadratic within a
+chunk and with the state between chunks. Sparse attention scores all keys of a context with small
 heads (the indexer), and attends to the best `index_topk` of them.
 """
 
@@ -31,11 +30,13 @@ from hp_tool.cost.sparse_attention import SCORE_BYTES, TIMED_PLACES
 from hp_tool.domain.model import ModelSpec
 
 INDEX_BYTES = 1.0 + 4.0 / 128.0
-"""Bytes of a number of an indexer's key: 8 bits, and an fp32 scale for 128 of them
+"""Bytes per number of an indexer's key: 8 bits, and an fp32 scale per 128 of them
 (DeepSeek-V3.2).
 """
 UNTIMED_LOG_SD = 0.7
-"""Of kernels that nobody timed near a die: within a factor of two in two cases of three. Judged."""
+"""Chosen deviation of kernels without timings near a die: within a factor of two in two of three
+cases.
+"""
 
 
 def mixer_seconds(
@@ -47,13 +48,12 @@ def mixer_seconds(
     prompts: FloatArray,
     drafted: int = 0,
 ) -> FloatArray:
-    """Seconds (n,) of one recurrent layer on one of t ranks, without its projections: short
-    convolution, update or scan of the state, gated norm.
+    """Return (n,) seconds of one recurrent layer on one of t ranks, without its projections.
 
-    `decoding` sequences take one token and `drafted` ones each; `prompts` prompts have
-    `prompt_tokens` tokens in all. Decoding reads a sequence's state once and writes it for each of
-    its tokens. `case.model` has layers of one recurrent mixer (`is_recurrent`). No engine's
-    slowdown is applied.
+    Short convolution, update or scan of the state, gated norm. `decoding` sequences process one
+    token and `drafted` ones each; `prompts` prompts have `prompt_tokens` tokens in total. Decoding
+    reads a sequence's state once and writes it for each of its tokens. `case.model` has layers of
+    one recurrent mixer (`is_recurrent`). No engine's slowdown is applied.
     """
     model, gpu = case.model, case.cluster.gpu
     peak, rows = peak_flops(gpu, precision=wide_precision(gpu)), decoding * (1.0 + drafted)
@@ -90,16 +90,18 @@ def mixer_seconds(
 
 
 def window_work(model: ModelSpec, t: Ints, drafted: Ints = 0) -> Work:
-    """FLOPs and bytes of one decoding sequence's short convolution on one of t ranks: the numbers
-    of its window and of its drafted tokens, each multiplied, read and written.
+    """Return FLOPs and bytes of one decoding sequence's short convolution on one of t ranks.
+
+    The numbers of its window and of its drafted tokens are each multiplied, read and written.
     """
     numbers = (convolution_kernel(model) + drafted) * convolved_width(model, t)
     return Work(2.0 * numbers, 2.0 * OUTPUT_BYTES * numbers)
 
 
 def state_traffic(model: ModelSpec, t: Ints, drafted: Ints = 0) -> Floats:
-    """Bytes of the recurrent state that one decoding sequence reads once and writes for each of its
-    tokens, one of t ranks.
+    """Return bytes of the recurrent state per decoding sequence on one of t ranks.
+
+    It is read once and written for each of its tokens.
     """
     state = state_numbers(model, t) - (convolution_kernel(model) - 1.0) * convolved_width(model, t)
     return STATE_BYTES * state * (2.0 + drafted)
@@ -114,12 +116,12 @@ def index_seconds(
     prompt_tokens: FloatArray,
     drafted: int = 0,
 ) -> FloatArray:
-    """Seconds (n,) of one layer's index scores and top-k; zero where layers have no indexer of
-    their own.
+    """Return (n,) seconds of one layer's index scores and top-k; zero for layers without an
+    indexer.
 
-    Every rank has the whole indexer. A score takes 2 heads x width FLOPs, in 8 bits where the GPU
-    has them. Decoding reads the keys of `context` tokens once for each sequence; a prompt's tokens
-    score all keys before them, and its scores are written and read.
+    Every rank has the whole indexer. A score takes 2 heads x width FLOPs, in 8 bits if the GPU
+    supports them. Decoding reads the keys of `context` tokens once for each sequence; a prompt's
+    tokens score all previous keys, and its scores are written and read.
     """
     model, gpu = case.model, case.cluster.gpu
     if not has_indexer(model):
@@ -152,12 +154,12 @@ def chosen_attention_seconds(
     prompt_tokens: FloatArray,
     drafted: int = 0,
 ) -> FloatArray:
-    """Seconds (n,) of one layer's attention over the keys that an indexer chose, on one of t ranks;
-    `case.model` has an `index_topk`.
+    """Return (n,) seconds of one layer's attention over selected keys, on one of t ranks.
 
-    A token multiplies with min(context, index_topk) keys, latent ones in the latent space in
-    prompts too. Gathering them and going through the places of all `index_topk` takes the same time
-    on cards of unlike bandwidth: seconds a token (`token_s`), by the number of places.
+    `case.model` has an `index_topk`. A token uses min(context, index_topk) keys, latent ones in the
+    latent space also in prompts. Gathering them and processing all `index_topk` positions takes the
+    same time on cards of different bandwidth: seconds per token (`token_s`), by the number of
+    positions.
     """
     model, gpu, most = case.model, case.cluster.gpu, float(case.model.index_topk or 0)
     peak, length = peak_flops(gpu, precision=wide_precision(gpu)), float(case.input_length)
@@ -178,8 +180,11 @@ def chosen_attention_seconds(
 
 
 def mixer_log_sd(case: ServingCase) -> float:
-    """Standard deviation of log(measured / predicted) of the case's recurrent or sparse kernels, of
-    which no served run was measured: as on cards left out of their fit; 0 of other attention.
+    """Return the standard deviation of log(measured / predicted) of the case's recurrent or sparse
+    kernels.
+
+    No served run of them was measured, so it is that of cards left out of their fit; 0 for other
+    attention.
     """
     model, timed = case.model, case.profile.gpu.mixers
     if not model.is_recurrent and model.index_topk is None:

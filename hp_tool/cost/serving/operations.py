@@ -1,8 +1,7 @@
-"""Seconds of the operations of a forward pass: thin matmuls, attention over the KV cache,
-collectives of small messages.
+"""Seconds of the operations of a forward pass: thin matmuls, cached attention, small collectives.
 
 Layers with a sliding window attend to, and cache, only the last w tokens; attention is the mean
-over the layers. Engines drop keys and values that a windowed layer no longer needs (vLLM's hybrid
+over the layers. Engines free keys and values that a windowed layer no longer needs (vLLM's hybrid
 cache manager, TensorRT-LLM's variable windows, SGLang's separate pools).
 """
 
@@ -25,8 +24,10 @@ from hp_tool.domain.model import ModelSpec
 
 
 def seen_tokens(model: ModelSpec, tokens: float, *, chunk: float = 0.0) -> float:
-    """Tokens of a context that a layer attends to and caches, mean over layers: (F n + W min(n, w))
-    / L. `chunk`: tokens of a prompt that a windowed layer caches beside its window.
+    """Return tokens of a context that a layer attends to and caches, mean over layers: (F n + W
+    min(n, w)) / L.
+
+    `chunk`: tokens of a prompt that a windowed layer caches in addition to its window.
     """
     windowed = _windowed(model)
     if not windowed or model.sliding_window is None:
@@ -45,9 +46,10 @@ def cached_tokens(
     states_too: bool = True,
     chunk: float = 0.0,
 ) -> float | FloatArray:
-    """Tokens of the cache that a sequence of so many takes, mean over layers; with windows fewer
-    than it has, with recurrent layers its states besides, in tokens of the others (unless without
-    `states_too`: what attention reads). `chunk`: as `seen_tokens` has it.
+    """Return cache tokens of a sequence of so many tokens, mean over layers.
+
+    With windows it is fewer. With recurrent layers it includes their states, in tokens of the other
+    layers (unless `states_too` is False: what attention reads). `chunk` is as in `seen_tokens`.
     """
     kinds = case.model.kinds
     if len(kinds) == 1:
@@ -62,9 +64,9 @@ def cached_tokens(
 
 
 def requests_in_cache(case: ServingCase, t: IntArray, room: Floats, tokens: float) -> Floats:
-    """Return how many sequences of so many tokens a cache of `room` tokens holds.
+    """Return how many sequences of so many tokens a cache of `room` tokens can contain.
 
-    Of n requests in G prefix groups the cache holds the prefix of min(n, G): n w tokens up to G
+    Of n requests in G prefix groups the cache contains the prefix of min(n, G): n w tokens up to G
     requests of w tokens, and G p + n (w - p) beyond, with p tokens of a prefix.
     """
     whole = cached_tokens(case, t, tokens)
@@ -77,21 +79,21 @@ def requests_in_cache(case: ServingCase, t: IntArray, room: Floats, tokens: floa
 
 
 def shared_tokens(case: ServingCase, t: IntArray) -> float | FloatArray:
-    """Return the tokens of the cache that one prefix takes."""
+    """Return the cache tokens of one prefix."""
     length = case.prefix_cache_hit_rate * case.input_length
     return cached_tokens(case, t, length, states_too=False)
 
 
 BLOCK_STEP = 16
-"""Tokens that blocks of a paged cache are multiples of."""
+"""Granularity in tokens of a paged cache's blocks."""
 
 
 def state_block(case: ServingCase) -> int:
-    """Return the tokens of vLLM's cache block of a model with recurrent layers; 1 for any other,
-    whose cache is cut anywhere.
+    """Return the tokens of vLLM's cache block of a model with recurrent layers; 1 for any other.
 
-    A block's keys and values in one layer are as large as a layer's state on one rank (0.19 says
-    528 tokens of Qwen3.5-4B; it keeps convolutions in 16 bits, and with all in fp32 these are 544).
+    A block's keys and values in one layer are as large as a layer's state on one rank (0.19 reports
+    528 tokens for Qwen3.5-4B; it stores convolutions in 16 bits, and with all in fp32 these are
+    544). Caches of other models can be divided anywhere.
     """
     kinds = [kind for _, kind in case.model.kinds]
     state = max(float(np.max(state_numbers(kind, 1))) for kind in kinds) * STATE_BYTES
@@ -102,7 +104,7 @@ def state_block(case: ServingCase) -> int:
 
 
 def prefill_keys(model: ModelSpec, *, length: float, cached: float) -> float:
-    """Keys that a prompt's computed token sees, mean over tokens and layers.
+    """Return the keys that a prompt's computed token attends to, mean over tokens and layers.
 
     These are at positions from `cached` to `length` (causal): (cached + length) / 2 without a
     window.
@@ -119,8 +121,8 @@ def prefill_keys(model: ModelSpec, *, length: float, cached: float) -> float:
 
 
 def visible_keys(length: float, *, cached: float = 0.0, most: float = np.inf) -> float:
-    """Keys that a token of a prompt sees, `most` at most: mean over positions from `cached` to
-    `length`.
+    """Return the keys that a prompt token attends to, at most `most`: mean over positions `cached`
+    to `length`.
     """
     if length <= most or length <= cached:
         return min(0.5 * (cached + length), most)
@@ -130,7 +132,7 @@ def visible_keys(length: float, *, cached: float = 0.0, most: float = np.inf) ->
 
 
 def _windowed(model: ModelSpec) -> int:
-    """Number of layers with a window."""
+    """Return the number of layers with a window."""
     if model.sliding_window is None:
         return 0
     return (
@@ -141,12 +143,13 @@ def _windowed(model: ModelSpec) -> int:
 
 
 OUTPUT_BYTES = 2.0
-"""Layers pass on 16-bit activations."""
+"""Layers output 16-bit activations."""
 
 
 def thin_roof(case: ServingCase, precision: Precision) -> Roofline:
-    """Constants of matmuls with any number of rows; an unmeasured precision uses those of bf16,
-    scaled by the datasheet.
+    """Return constants of matmuls with any number of rows.
+
+    An unmeasured precision uses those of bf16, scaled by the datasheet.
     """
     roofs = case.profile.gpu.thin_matmul or case.profile.gpu.matmul
     return roofs.get(precision, roofs["bf16"])
@@ -160,10 +163,10 @@ def matmuls_seconds(
     precision: Precision | None = None,
     weight_bytes: float | None = None,
 ) -> FloatArray:
-    """Seconds of y[tokens, n] = x[tokens, k] w[n, k]^T for each (n, k).
+    """Return seconds of y[tokens, n] = x[tokens, k] w[n, k]^T for each (n, k).
 
-    2 tokens n k FLOPs; weights in their stored width are read once. Below 16 bits a kernel
-    quantises x before it, as far as the engine does not fuse that into another.
+    2 tokens n k FLOPs; weights in their stored precision are read once. Below 16 bits a kernel
+    first quantises x, unless the engine fuses that with another.
     """
     compute = precision or case.compute_precision
     stored = case.weight_bytes if weight_bytes is None else weight_bytes
@@ -209,15 +212,15 @@ def attention_seconds(
     prefill_requests: FloatArray,
     drafted: int = 0,
 ) -> FloatArray:
-    """Seconds of one layer's attention, the mean of windowed and other layers.
+    """Return seconds of one layer's attention, the mean of windowed and other layers.
 
     `decoding` sequences attend to `context` cached tokens each, and prompts of I tokens to
     themselves. Decoding reads every cached number once, for a sequence's own token and its drafted
-    ones together; prefill computes half of the full I^2 (causal), less what the prefix cache holds,
-    and reads and writes Q, K, V, O once. A pass without either pays nothing for it.
+    ones together; prefill computes half of the full I^2 (causal), minus the prefix cache, and reads
+    and writes Q, K, V, O once. A pass without either has no cost for it.
     """
     model, gpu, profile = case.model, case.cluster.gpu, case.profile.gpu
-    # Attention stays in 16 bits where the matmuls are narrower.
+    # Attention stays in 16 bits if the matmuls are narrower.
     peak = peak_flops(
         gpu,
         precision="fp32"
@@ -260,8 +263,10 @@ def attention_seconds(
 def all_reduce_seconds(
     case: ServingCase, message_bytes: FloatArray, *, group_size: IntArray
 ) -> FloatArray:
-    """Seconds of the faster of a ring and, inside one NVLink domain, the one-kernel all-reduce,
-    which reads its peers' memory; zero for a group of one.
+    """Return seconds of the faster of a ring and, inside one NVLink domain, the one-kernel
+    all-reduce.
+
+    The latter reads its peers' memory. Zero for a group of one.
     """
     n = group_size
     wire = 2.0 * message_bytes * (n - 1.0) / n
@@ -279,9 +284,11 @@ def all_reduce_seconds(
 def exchange_seconds(
     case: ServingCase, near_bytes: FloatArray, far_bytes: FloatArray, *, group_size: IntArray
 ) -> FloatArray:
-    """Seconds of an all-to-all among `group_size` neighbouring ranks, each sending `near_bytes`
-    inside its NVLink domain and `far_bytes` out of it through its own network port, both at the
-    same time; zero for a group of one.
+    """Return seconds of an all-to-all among `group_size` neighbouring ranks; zero for a group of
+    one.
+
+    Each concurrently sends `near_bytes` inside its NVLink domain and `far_bytes` out of it through
+    its own network port.
     """
     n, domain = group_size, case.cluster.nvlink_domain_size
     link, network = case.profile.gpu.all_to_all, case.profile.framework.network

@@ -1,5 +1,5 @@
-"""Seconds of one pass of a configuration, by what is in it: a table that single events can read at
-little cost.
+"""Table of the seconds of one configuration's passes by their contents, for fast event
+simulation.
 """
 
 import math
@@ -22,19 +22,19 @@ from hp_tool.cost.serving.memory import serving_bytes
 from hp_tool.cost.serving.operations import cached_tokens
 
 _FEW_ROWS = 16
-"""Counts up to which every one has its own place in the table; beyond, geometrically fewer, with
-lines between.
+"""Counts up to which every one has an entry in the table; beyond, spaced geometrically with linear
+interpolation.
 """
 _PROMPT = 1024.0
-"""Tokens of the prompt that prefill passes are timed with; the keys they attend to are counted
-apart.
+"""Tokens of the prompt with which prefill passes are timed; the keys they attend to are counted
+separately.
 """
 PROMISED = {"mixed": (0.0, 0.0), "prefill_first": (0.7, 0.098)}
-"""vLLM's and SGLang's admission, by their schedule (SGLang's init_new_token_ratio and what it
-decays to).
+"""Reservation of vLLM and SGLang, by their schedule (SGLang's init_new_token_ratio and its final
+value).
 """
 _LONG = 1e5
-"""Cached tokens of a sequence that the slope by cached tokens is taken from."""
+"""Cached tokens of a sequence at which the slope by cached tokens is computed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,22 +60,24 @@ class PassTable:
     stream_s: float
     """The same per streamed token."""
     first_token_s: float
-    """Seconds before a first token in which device and front end are free."""
+    """Seconds before a first token in which device and front end are idle."""
     cache_tokens: float
     """Room for keys, values and states, in tokens of keys and values."""
     state_tokens: int = 0
-    """What the recurrent states of one request take of it, however long it is."""
+    """Part of it for the recurrent states of one request, independent of its length."""
     max_num_seqs: int
     max_num_batched_tokens: int
     prefill_first: bool
     promised: tuple[float, float]
-    """Share of the running requests' tokens to come that is kept free where another is admitted,
-    its own output then whole: at first, and after SETTLED passes without preemption. (1, 1):
-    nothing is ever put back; (0, 0): a prompt needs room alone.
+    """Fraction of the running requests' future tokens kept free when another is admitted, with its
+    own output in full.
+
+    The initial value, and that after SETTLED passes without preemption. (1, 1): no preemption; (0,
+    0): only the prompt needs room.
     """
 
     def row(self, decoding: int) -> list[float]:
-        """`base` for this number of decoding sequences, by `prompt`."""
+        """Return `base` for this number of decoding sequences, by `prompt`."""
         at = int(np.clip(np.searchsorted(self.decoding, decoding), 1, len(self.decoding) - 1))
         low, high = self.decoding[at - 1], self.decoding[at]
         share = (decoding - low) / (high - low)
@@ -84,10 +86,11 @@ class PassTable:
 
 
 def pass_table(*, case: ServingCase, candidates: ServingCandidates, row: int = 0) -> PassTable:
-    """The table of one candidate on one scheduler; of a pipeline, what one more pass adds to it.
+    """Return the table of one candidate on one scheduler; for a pipeline, the addition of one more
+    pass.
 
-    Layers with a window count as in the closed form, by the mean of what they see at the case's
-    lengths.
+    Layers with a window count as in the closed form, by the mean of their attended tokens at the
+    case's lengths.
     """
     one = candidates.take(slice(row, row + 1))
     engine, stages = case.engine, int(one.pipeline_parallel_size[0])
@@ -159,7 +162,7 @@ def pass_table(*, case: ServingCase, candidates: ServingCandidates, row: int = 0
 
 
 def _places(most: int) -> FloatArray:
-    """0, the first few counts, and then geometrically up to `most`."""
+    """Return 0, the first few counts, and then geometrically spaced ones up to `most`."""
     few = np.arange(0.0, min(_FEW_ROWS, most) + 1.0)
     more = np.geomspace(_FEW_ROWS, most, 48) if most > _FEW_ROWS else np.array([])
     return np.unique(np.concatenate([few, more]))

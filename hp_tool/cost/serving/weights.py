@@ -20,21 +20,25 @@ _FORMATS: dict[str, tuple[float, Precision]] = {
     "mxfp4": (
         MXFP4_BYTES,
         "bf16",
-    ),  # activations stay 16 bit on Hopper; engines may run 8-bit ones on Blackwell
-    "int8": (1.0, "bf16"),  # weights alone: activations stay 16 bit
+    ),  # activations stay 16-bit on Hopper; engines may run 8-bit ones on Blackwell
+    "int8": (1.0, "bf16"),  # weights only: activations stay 16-bit
     "int4": (INT4_BYTES, "bf16"),
 }
 EXPERTS_ALONE = ("nvfp4", "mxfp4")
-"""Checkpoints of mixtures in these formats keep attention and dense layers in 16 bits (GPT-OSS;
+"""Mixture checkpoints in these formats store attention and dense layers in 16 bits (GPT-OSS;
 NVIDIA's DeepSeek-R1-FP4).
 """
 _WEIGHT_ONLY = ("fp8", "mxfp8", "nvfp4")
-"""Served on older hardware too: weights stay narrow in memory and are widened before the matmul."""
+"""Formats also served on older hardware: weights stay narrow in memory and are widened before the
+matmul.
+"""
 
 
 def weight_format(precision: ServingPrecision, *, gpu: GpuSpec) -> tuple[float, Precision]:
-    """(bytes per weight, precision of the matmul). Raises InputError if the hardware supports no
-    such matmul.
+    """Return (bytes per weight, precision of the matmul).
+
+    Raises:
+        InputError: The hardware supports no such matmul.
     """
     stored, compute = _FORMATS[precision]
     supported = gpu.peak_flops_per_second
@@ -56,7 +60,7 @@ class Formats:
     """`weight_format` of each kind of matrix."""
 
     mixers: tuple[float, Precision]
-    """Attention, and layers that stand in its place."""
+    """Attention, and layers that replace it."""
     mlps: tuple[float, Precision]
     """Dense ones."""
     experts: tuple[float, Precision]
@@ -65,8 +69,9 @@ class Formats:
 def formats(
     precision: ServingPrecision, *, gpu: GpuSpec, experts: bool, wide_attention: bool = False
 ) -> Formats:
-    """Return the formats of a checkpoint of this precision. `wide_attention`: it keeps attention in
-    16 bits.
+    """Return the formats of a checkpoint of this precision.
+
+    `wide_attention`: it stores attention in 16 bits.
     """
     narrow = weight_format(precision, gpu=gpu)
     wide = weight_format("bf16", gpu=gpu)
