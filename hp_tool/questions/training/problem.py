@@ -538,7 +538,10 @@ def _new_profile(
 def with_scatter(
     profile: EfficiencyProfile, *, model: ModelSpec, workload: TrainingWorkload, gpu: GpuSpec
 ) -> EfficiencyProfile:
-    """Return the profile with the scatter of step time and memory for this model, release and task."""
+    """Return the profile with the scatter of step time and memory for this model and task.
+
+    The release of the framework is included.
+    """
     if model.num_experts or workload.lora is not None:
         profile = with_pairs(
             profile, experts=bool(model.num_experts), adapters=workload.lora is not None
