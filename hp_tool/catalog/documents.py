@@ -42,8 +42,8 @@ def read_text(path: Path) -> str:
             content = stream.read(MAX_FILE_BYTES + 1)
         if len(content) > MAX_FILE_BYTES:
             raise InputError(
-                f"{path} is larger than {MAX_FILE_BYTES} bytes; a catalogue file or config.json is "
-                "far smaller"
+                f"{path} is larger than {MAX_FILE_BYTES} bytes, the limit for a catalogue file or "
+                "config.json"
             )
         return content.decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -70,7 +70,7 @@ def parse(text: str, *, origin: Path) -> dict[str, Any]:
         form = "JSON" if origin.suffix == ".json" else "YAML"
         raise InputError(f"{origin} is not valid {form}: {error}", code="syntax") from error
     if not isinstance(document, dict) or not all(isinstance(key, str) for key in document):
-        raise InputError(f"{origin} must hold a mapping of names to values", code="syntax")
+        raise InputError(f"{origin} must contain a mapping of names to values", code="syntax")
     return document
 
 

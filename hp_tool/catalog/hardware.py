@@ -85,7 +85,7 @@ def check_one(query: Cluster) -> None:
     """
     if (several := names_several(query)) is not None:
         raise InputError(
-            "several machines are compared by `recommend` alone; name one here",
+            "Only `recommend` compares several machines; name one machine.",
             field=several,
             code="several_machines",
         )
@@ -174,7 +174,7 @@ def _device(query: ClusterQuery, node: NodeType | None) -> GpuSpec:
     )
     if not device.peak_flops_per_second:
         raise InputError(
-            "peak_flops_per_second must name at least one precision",
+            "peak_flops_per_second must contain at least one precision",
             field="cluster.gpu.peak_flops_per_second",
         )
     if node is not None and device.name != gpu(node.gpu).name:
@@ -313,13 +313,13 @@ def _mixed_cluster(query: ClusterQuery) -> ClusterSpec:
     for name in ("gpu", "node_type"):
         if getattr(query, name) is not None:
             raise InputError(
-                f"{name} and stages both say which GPUs there are; leave one of them out",
+                f"{name} and stages both set the GPUs; remove one of them",
                 field=f"cluster.{name}",
             )
     total = sum(stage.num_gpus for stage in stages)
     if query.num_gpus not in (None, total):
         raise InputError(
-            f"num_gpus {query.num_gpus} is not the {total} that stages add up to",
+            f"num_gpus {query.num_gpus} differs from {total}, the sum over stages",
             field="cluster.num_gpus",
         )
     kinds = tuple(
@@ -349,7 +349,7 @@ def _mean_gpu(kinds: Sequence[ClusterSpec]) -> GpuSpec:
     gpus = [kind.gpu for kind in kinds]
     if gpus[0].kind != gpus[1].kind:
         raise InputError(
-            "one of the kinds is cpu, the other a GPU; they cannot share a pipeline",
+            "A CPU and a GPU cannot share a pipeline; use two kinds of GPU.",
             field="cluster.stages",
         )
     known = [

@@ -64,8 +64,8 @@ def sequence_lengths(name: str) -> LengthDistribution:
         return _from_entry(library.entry("lengths", name, field=FIELD))
     if not isinstance(name, OwnFile):
         raise InputError(
-            f"sequence_lengths {name[:200]!r} names a file, which is not read from here; name a "
-            "distribution instead",
+            f"sequence_lengths {name[:200]!r} is a file path, and files are not read here; use "
+            "the name of a distribution",
             field=FIELD,
         )
     try:
@@ -113,7 +113,7 @@ def _log_normal(
                 field=FIELD,
             )
     if not components:
-        raise InputError(f"{origin}: {record.name}: log_normal names no component", field=FIELD)
+        raise InputError(f"{origin}: {record.name}: log_normal has no component", field=FIELD)
     total = sum(part.share for part in components.values())
     return LengthDistribution.log_normal_mixture(
         name=record.name,

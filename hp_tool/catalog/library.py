@@ -170,8 +170,8 @@ def sole_entry(path: Path, *, field: str) -> Entry:
     several = list(file_entries(path))
     if len(several) != 1:
         raise InputError(
-            f"{path} holds {len(several)} entries; a file that is named has its fields at the top "
-            "level",
+            f"{path} contains {len(several)} entries; a file named in a query must have its "
+            "fields at the top level",
             field=field,
         )
     return several[0]

@@ -80,9 +80,8 @@ def request_trace(trace: str | TraceSpec) -> Trace:
         return _checked("inline", _drawn(trace))
     if not isinstance(trace, OwnFile):
         raise InputError(
-            f"trace {trace[:200]!r} is no registered trace, and files are not read from here; give "
-            "its columns inline "
-            "(arrival_s, input_tokens, output_tokens) or register it",
+            f"Trace {trace[:200]!r} is not registered, and files are not read here. Send its "
+            "columns inline (arrival_s, input_tokens, output_tokens) or register it.",
             field=FIELD,
         )
     path = Path(trace)
@@ -97,7 +96,7 @@ def request_trace(trace: str | TraceSpec) -> Trace:
             rows: Iterable[Mapping[str, Any]] = map(json.loads, filter(str.strip, stream))
             return _from_rows(path.name, csv.DictReader(stream) if path.suffix == ".csv" else rows)
     except (OSError, ValueError, csv.Error) as error:
-        raise InputError(f"{path} is no trace: {error}", field=FIELD) from None
+        raise InputError(f"{path} is not a trace: {error}", field=FIELD) from None
     except InputError as error:
         raise InputError(error.message, field=FIELD, code=error.code) from None
 
@@ -173,7 +172,7 @@ def _checked(name: str, columns: Mapping[str, Any]) -> Trace:
     ):
         counts = ", ".join(f"{column} has {count}" for column, count in lengths.items())
         raise InputError(
-            f"{name}: a trace wants equally many input_tokens and output_tokens: "
+            f"{name}: a trace needs equal numbers of input_tokens and output_tokens: "
             f"{counts or 'it is empty'}",
             field=FIELD,
         )

@@ -42,8 +42,8 @@ def parse_sizing(data: Mapping[str, Any] | str | bytes) -> SizingQuery:
     schema.check_axes(query.parallel, field="parallel")
     if query.experts is not None and query.experts.num_experts_per_tok > query.experts.num_experts:
         raise InputError(
-            f"{query.experts.num_experts_per_tok} experts per token are more than the "
-            f"{query.experts.num_experts} there are",
+            f"{query.experts.num_experts_per_tok} experts per token exceed the "
+            f"{query.experts.num_experts} experts",
             field="experts.num_experts_per_tok",
         )
     _check_together(query)
@@ -63,8 +63,8 @@ def _model(query: SizingQuery) -> ModelSpec | None:
     model = named_model(query.model)
     if model.architecture != "decoder":
         raise UnsupportedError(
-            f"{model.name} is no decoder, and the laws were fitted on decoders; `hp-tool "
-            "recommend` gives its days",
+            f"{model.name} is not a decoder, and the scaling laws apply to decoders only; use "
+            "`hp-tool recommend` for its days",
             field="model",
         )
     return model
@@ -75,30 +75,30 @@ def _check_together(query: SizingQuery) -> None:
     size = "model" if query.model is not None else "parameters"
     sizes = [name for name in (size, "tokens", "flops") if getattr(query, name) is not None]
     if query.model is not None and query.parameters is not None:
-        raise InputError(
-            "model and parameters both give the size; leave one out", field="parameters"
-        )
+        raise InputError("model and parameters both set the size; remove one", field="parameters")
     if len(sizes) == 3:
         raise InputError(
-            f"{size}, tokens and flops: two of them give the third; leave one out", field="flops"
+            f"{size}, tokens and flops: two determine the third; remove one", field="flops"
         )
     if not sizes and query.days is None:
         raise InputError(
-            "no budget: give days with a cluster, or one of parameters, model, tokens, flops",
+            "No budget. Set days and a cluster, or one of parameters, model, tokens, flops.",
             field="days",
         )
     if query.days is not None and query.cluster is None:
-        raise InputError("days need a cluster; add one", field="cluster", code="missing_field")
+        raise InputError(
+            "Missing `cluster`, which days require.", field="cluster", code="missing_field"
+        )
     if len(sizes) == 2 and query.tokens_per_parameter is not None:
         raise InputError(
-            f"{sizes[0]} and {sizes[1]} leave no room for tokens_per_parameter; leave one out",
+            f"{sizes[0]} and {sizes[1]} already determine tokens_per_parameter; remove one",
             field="tokens_per_parameter",
         )
     if query.model is not None:
         for name in ("vocab_size", "aspect_ratio", "num_key_value_heads", "experts"):
             if getattr(query, name) is not None:
                 raise InputError(
-                    f"{name} shapes a model that is looked for; model is given already", field=name
+                    f"{name} applies only if the model is searched; remove it or model", field=name
                 )
 
 

@@ -86,8 +86,8 @@ class Configuration:
         query = result.get("query")
         if not isinstance(query, dict):
             raise InputError(
-                "the result does not hold its query; export what estimate, recommend or tune print "
-                "with --json",
+                "The result does not contain its query. Export the --json output of estimate, "
+                "recommend or tune.",
                 field="query",
                 code="missing_field",
             )

@@ -38,13 +38,13 @@ def checked_registration(
     """
     if not NAME.fullmatch(name) or catalog.is_file_name(name):
         raise InputError(
-            f"{name!r} is no name: up to 100 small letters, digits, dots, dashes and underscores, "
-            "and no file's suffix",
+            f"{name!r} is not a valid name. Use up to 100 lower-case letters, digits, dots, "
+            "dashes and underscores, without a file suffix.",
             field="name",
         )
     if kind != "trace" and catalog.knows("models" if kind == "model" else "clusters", name):
         raise ConflictError(
-            f"the catalogue has a {kind} {name!r}; take another name",
+            f"the catalogue already has a {kind} {name!r}; choose another name",
             field="name",
             code="name_taken",
         )

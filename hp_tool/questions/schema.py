@@ -231,7 +231,9 @@ def _dump(data: Mapping[str, Any]) -> str:
     try:
         return json.dumps(data)
     except (TypeError, ValueError, RecursionError) as error:
-        raise InputError(f"the query holds a value that JSON does not know: {error}") from None
+        raise InputError(
+            f"The query contains a value that JSON does not support: {error}"
+        ) from None
 
 
 def read_yaml(text: str | bytes) -> dict[str, Any]:
@@ -256,7 +258,8 @@ def read_yaml(text: str | bytes) -> dict[str, Any]:
 def _mapping(data: object) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise InputError(
-            "a query is a mapping of keys to values (kind, model, cluster, ...)", code="syntax"
+            "A query must be a mapping of keys to values (kind, model, cluster, ...).",
+            code="syntax",
         )
     return data
 
@@ -277,8 +280,8 @@ def _check(query: Query) -> None:
     """
     if getattr(query, query.kind) is None:
         raise InputError(
-            f"{query.kind} is missing; a query of kind {query.kind} describes "
-            f"{_CONTENT[query.kind]}",
+            f"Missing `{query.kind}`. A query of kind {query.kind} describes "
+            f"{_CONTENT[query.kind]}.",
             field=query.kind,
             code="missing_field",
         )

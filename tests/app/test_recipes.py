@@ -356,7 +356,7 @@ def test_one_s_own_recipe_extends_another(own: Path) -> None:
     [
         (
             {"rules": [{"training": {"sequence_length": 4096}}]},
-            "sequence_length is no knob of a recipe",
+            "sequence_length cannot be set by a recipe",
         ),
         ({"rules": [{"training": {"gradient_precision": "fp7"}}]}, "gradient_precision"),
         ({"rules": [{"when": {}}]}, "unknown key"),

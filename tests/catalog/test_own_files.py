@@ -119,7 +119,7 @@ def test_a_path_is_a_model(tmp_path: Path) -> None:
 
 def test_a_plain_name_is_no_file(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(TINY))
-    with pytest.raises(InputError, match="give its content"):
+    with pytest.raises(InputError, match="send its content"):
         catalog.model(str(tmp_path / "config.json"))
     with pytest.raises(NotFoundError):
         catalog.model(str(tmp_path))

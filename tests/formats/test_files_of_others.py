@@ -247,7 +247,7 @@ def test_formats_answer_the_right_kind() -> None:
 
 
 def test_a_result_without_its_query_says_so() -> None:
-    with pytest.raises(InputError, match="does not hold its query"):
+    with pytest.raises(InputError, match="does not contain its query"):
         export(result={"recommendations": []}, format="slurm")
 
 

@@ -111,7 +111,7 @@ def test_the_same_step_without_its_parts_tells_less(tmp_path: Path) -> None:
 def test_parts_that_are_none_or_do_not_sum_to_the_step_are_refused(tmp_path: Path) -> None:
     store = open_store(f"sqlite:///{tmp_path}/store.sqlite3")
     for changes, message in [
-        ({"parts_s": {"matmuls": 1.0}}, "matmuls is no part of a step"),
+        ({"parts_s": {"matmuls": 1.0}}, "matmuls is not a part of a step"),
         ({"parts_s": {"compute": 1e-3}}, "they are the same step"),
     ]:
         with pytest.raises(InputError, match=message):

@@ -84,6 +84,6 @@ def test_a_missing_file_and_an_unknown_name_are_told_apart() -> None:
 
 def test_a_plain_name_is_no_file(tmp_path: Path) -> None:
     (tmp_path / "mine.csv").write_text("100\n")
-    with pytest.raises(InputError, match="name a distribution"):
+    with pytest.raises(InputError, match="name of a distribution"):
         sequence_lengths(str(tmp_path / "mine.csv"))
     assert sequence_lengths("full-rows").mean > 0

@@ -154,10 +154,10 @@ def test_a_cluster_in_yaml(http: TestClient) -> None:
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"name": "llama-3-70b", "spec": json.dumps(CONFIG)}, "take another name"),
+        ({"name": "llama-3-70b", "spec": json.dumps(CONFIG)}, "choose another name"),
         ({"name": "mine", "spec": "hidden_size: 12"}, "num_hidden_layers"),
         ({"name": "mine", "spec": EVIL}, "mapping"),
-        ({"name": EVIL, "spec": json.dumps(CONFIG)}, "is no name"),
+        ({"name": EVIL, "spec": json.dumps(CONFIG)}, "is not a valid name"),
     ],
 )
 def test_what_is_wrong_stands_at_the_form_with_what_was_typed(

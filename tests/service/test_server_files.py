@@ -87,7 +87,7 @@ def is_refusal(answer: httpx.Response, place: str) -> bool:
         ("application/json", "application/problem+json", "application/x-ndjson")
     ):
         return (
-            answer.status_code == 422 or "names a file" in answer.text or "is called" in answer.text
+            answer.status_code == 422 or "is a file path" in answer.text or "is called" in answer.text
         )
     said = answer.json()
     error = said["refused"][0] if said.get("refused") else said.get("error", said)
@@ -204,7 +204,7 @@ def test_pages_over_stored_paths_open_none(
     with opened(STEM) as found:
         for search, query in searches:
             lease = claim(store, search)
-            with pytest.raises(InputError, match=r"names a file"):
+            with pytest.raises(InputError, match=r"is a file path"):
                 run_search(store=store, lease=lease)
             config = ParallelConfig()
             store.add_measurement(

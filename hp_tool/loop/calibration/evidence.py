@@ -70,7 +70,7 @@ class Evidence:
             *(getattr(self, name) for name in _COLUMNS),
         )
         if any(array.shape != (len(self),) for array in arrays):
-            raise ValueError("every column of Evidence has one value per measurement id")
+            raise ValueError("every column of Evidence must have one value per measurement id")
 
     def __len__(self) -> int:
         return len(self.measurement_ids)

@@ -201,8 +201,8 @@ def _completed(
     hardware = report.hardware or Hardware(gpu=cluster.gpu.name, num_gpus=cluster.num_gpus)
     if hardware.gpu != cluster.gpu.name:
         raise InputError(
-            f"measured on {hardware.gpu}, the cluster has {cluster.gpu.name}: a measurement "
-            "belongs to its hardware",
+            f"The run measured {hardware.gpu}, but the query's cluster has {cluster.gpu.name}; "
+            "they must be equal.",
             field="measurement.hardware.gpu",
             code="hardware_mismatch",
         )
@@ -218,9 +218,8 @@ def _completed(
             and abs(step_s * rate / tokens - 1.0) > assumed().learning.rate_disagreement
         ):
             raise InputError(
-                f"step_s {step_s:g} means {tokens / step_s:.6g} tokens per second and GPU, and "
-                "tokens_per_second_per_gpu is "
-                f"{rate:g}; give one of them",
+                f"step_s {step_s:g} means {tokens / step_s:.6g} tokens per second and GPU, but "
+                f"tokens_per_second_per_gpu is {rate:g}; give only one of them",
                 field="measurement.tokens_per_second_per_gpu",
                 code="contradiction",
             )
@@ -251,7 +250,8 @@ def _check_hardware(hardware: Hardware, *, gpu: GpuSpec, num_gpus: int | None) -
     name = hardware.device_name
     if name and gpu.name in RECOGNIZED and is_device(name, gpu=gpu.name) is False:
         raise InputError(
-            f"measured on {name}, the cluster has {gpu.name}: name the measured GPU in cluster",
+            f"The run measured {name}, but the query's cluster has {gpu.name}; set cluster.gpu to "
+            "the measured GPU.",
             field="measurement.hardware.device_name",
             code="hardware_mismatch",
         )
@@ -274,7 +274,7 @@ def _check_parts(parts_s: Mapping[str, float] | None, *, step_s: float | None) -
         return
     if unknown := next((name for name in parts_s if name not in STEP_KEYS), None):
         raise InputError(
-            f"{unknown} is no part of a step; parts are {', '.join(STEP_KEYS)}",
+            f"{unknown} is not a part of a step; known parts: {', '.join(STEP_KEYS)}",
             field="measurement.parts_s",
             code="unknown_key",
         )
@@ -305,17 +305,16 @@ def check_possible(
     most = assumed().learning.impossible_factor
     if step_s is not None and not predicted_s / most <= step_s <= most * predicted_s:
         raise InputError(
-            f"step_s {step_s:g} cannot be where {predicted_s:.3g} is predicted; report the seconds "
-            "of one optimizer step",
+            f"step_s {step_s:g} is implausible: {predicted_s:.3g} is predicted. Report the "
+            "seconds of one optimizer step.",
             field="measurement.step_s",
             code="implausible",
         )
     least_s = problem.peak_step_s
     if step_s is not None and step_s < least_s:
         raise InputError(
-            f"step_s {step_s:g} cannot be: at their peak the devices take {least_s:.3g} s for a "
-            "step's FLOPs; report the "
-            "seconds of one optimizer step of this batch",
+            f"step_s {step_s:g} is impossible: the devices need {least_s:.3g} s for a step's "
+            "FLOPs at their peak. Report the seconds of one optimizer step of this batch.",
             field="measurement.step_s",
             code="implausible",
         )
@@ -326,8 +325,8 @@ def check_possible(
     )
     if peak is not None and peak > largest:
         raise InputError(
-            f"peak_memory_bytes {peak:,} cannot be: the device has {largest:,.0f}; report the "
-            "bytes of the fullest device",
+            f"peak_memory_bytes {peak:,} is impossible: the device has {largest:,.0f}. Report the "
+            "bytes of the fullest device.",
             field="measurement.peak_memory_bytes",
             code="implausible",
         )

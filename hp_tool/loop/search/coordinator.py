@@ -316,7 +316,7 @@ class Coordinator:
         ):
             self._end_open_jobs(cause="the site refused a run")
             raise _Stop(Outcome(state="succeeded", stopped_because="refused"))
-        raise RefusedError(f"the cluster runs no such job: {cause}")
+        raise RefusedError(f"the site refused the job: {cause}")
 
     def _give_back(self, run: RunRecord, measurement: Measurement) -> None:
         """Abandon an attempt without information about the configuration, and retry it up to

@@ -94,7 +94,7 @@ def described_baseline(
             error.message, field=(error.field or "").replace("parallel", FIELD, 1) or FIELD
         ) from None
     if why := reasons(config):
-        raise InputError(f"the baseline is not legal: {why}", field=FIELD, code="illegal_baseline")
+        raise InputError(f"The baseline is illegal: {why}", field=FIELD, code="illegal_baseline")
     return config
 
 

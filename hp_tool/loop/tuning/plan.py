@@ -62,7 +62,7 @@ def bill(query: Query, *, store: Store | None = None) -> PlanAnswer:
 def _a_training(query: Query) -> Query:
     if query.kind != "training":
         raise UnsupportedError(
-            "plans are shown of trainings; an inference run has none to show", field="kind"
+            "Plans support trainings only, not queries of kind inference.", field="kind"
         )
     return query
 
@@ -76,7 +76,7 @@ def _plan(
     problem = build_problem(query=query, query_json=stored, hardware=hardware)
     if isinstance(problem, CostedSpace):
         raise InputError(
-            "nothing that the query allows fits, so there is nothing to run",
+            "No configuration that the query allows fits, so there is nothing to run.",
             field="parallel",
             code="nothing_feasible",
         )

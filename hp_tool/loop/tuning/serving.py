@@ -114,15 +114,16 @@ def resolve_serving_search(query: Query) -> ServingProblem:
         raise InputError(f"search.{name} belongs to training; leave it out", field=f"search.{name}")
     if query.objective not in _MEASURED_OBJECTIVES:
         raise UnsupportedError(
-            f"objective {query.objective} is not searched with real runs; give a target for it, or "
-            "use `hp-tool recommend`",
+            f"Searches do not support objective {query.objective}. Set a target for it, or use "
+            "`hp-tool recommend`.",
             field="objective",
         )
     runner = runner_of(query)
     for name, _, quantile, _ in problem.targets.limits():
         if quantile is not None and runner != ENDPOINT:
             raise UnsupportedError(
-                f"runs show means, no {name}; give {' or '.join(TARGETS)}", field=f"targets.{name}"
+                f"Runs measure means, not {name}; set {' or '.join(TARGETS)}",
+                field=f"targets.{name}",
             )
         if quantile not in (None, *SHARES):
             kept = ", ".join(SHARES)
@@ -150,8 +151,8 @@ def resolve_serving_search(query: Query) -> ServingProblem:
         and problem.cluster.num_gpus > 1
     ):
         raise InputError(
-            "say how the endpoint was started: parallel.tensor_parallel_size, and what else "
-            "differs from 1",
+            "Describe how the endpoint was started: set parallel.tensor_parallel_size, and every "
+            "other size that is not 1.",
             field="parallel.tensor_parallel_size",
             code="missing_field",
         )
@@ -266,8 +267,8 @@ def _check_rate(problem: ServingProblem, rows: CostedRows) -> None:
     most = float(rows.costs.output_tokens_per_second_per_gpu.max()) * gpus / problem.output_length
     if rate is not None and rate > HOPELESS * most:
         raise InputError(
-            f"{rate:g} requests a second: this deployment is predicted to complete {most:.3g} at "
-            "most; give a lower rate",
+            f"{rate:g} requests per second exceed the predicted maximum of {most:.3g} for this "
+            "deployment; set a lower rate",
             field="inference.request_rate_per_second",
             code="overloaded",
         )
@@ -325,8 +326,8 @@ def _candidates(
         rejections["not_profiled"] = rejections.get("not_profiled", 0) + len(legal) - len(kept)
     if not len(kept):
         raise InputError(
-            f"no configuration can be run here (turned away: {rejections}); give other values of "
-            "parallel.tensor_parallel_size",
+            f"No configuration can run here (rejected: {rejections}). Try other values of "
+            "parallel.tensor_parallel_size.",
             field="parallel",
             code="launcher_mismatch",
         )
@@ -354,7 +355,7 @@ def _of_endpoint(query: Query, problem: ServingProblem) -> tuple[ServingCandidat
     )
     if rejections := rejection_counts(codes):
         raise InputError(
-            f"this is not how {problem.model.name} runs on {num_gpus} devices: {rejections}",
+            f"{problem.model.name} cannot run like this on {num_gpus} devices: {rejections}",
             field="parallel",
         )
     return candidates, {}

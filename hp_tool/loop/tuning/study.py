@@ -106,11 +106,12 @@ def copy_study(*, search_id: str, database_url: str, path: Path) -> None:
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     if not path.parent.is_dir():
-        raise InputError(f"{path.parent} is no folder", field="--optuna")
+        raise InputError(f"{path.parent} is not a folder", field="--optuna")
     with opened_studies(database_url) as source:
         if search_id not in optuna.get_all_study_names(source):
             raise NotFoundError(
-                f"search {search_id} has no Optuna study here: no run of it was planned",
+                f"Search {search_id} has no Optuna study here, because none of its runs was "
+                "planned.",
                 field="search_id",
             )
         try:
@@ -118,6 +119,6 @@ def copy_study(*, search_id: str, database_url: str, path: Path) -> None:
                 optuna.copy_study(from_study_name=search_id, from_storage=source, to_storage=target)
         except optuna.exceptions.DuplicatedStudyError:
             raise InputError(
-                f"{path} holds a study of this search already; name another file",
+                f"{path} already contains a study of this search; choose another file",
                 field="--optuna",
             ) from None

@@ -61,11 +61,12 @@ def machines(query: Query) -> tuple[Machine, ...]:
         listed += itertools.islice(_machines(one), MOST_MACHINES + 1 - len(listed))
     if len(listed) > MOST_MACHINES:
         raise InputError(
-            f"at most {MOST_MACHINES:,} machines are compared; list fewer", field="cluster"
+            f"A comparison supports at most {MOST_MACHINES:,} machines; list fewer.",
+            field="cluster",
         )
     if not listed:
         raise InputError(
-            "no machine of the price list has such a price", field="cluster.market", code="no_price"
+            "No listed machine has a price of this kind.", field="cluster.market", code="no_price"
         )
     return tuple(
         {repr(machine): machine for machine in listed}.values()
@@ -128,7 +129,7 @@ def _interruptions(wanted: ClusterQuery, offer: Offer) -> float:
     )
     if rate is None:
         raise InputError(
-            f"how often {offer.provider} takes a spot node back is not published; say "
+            f"{offer.provider} does not publish how often it reclaims spot nodes; set "
             "interruptions_per_node_day",
             field="cluster.interruptions_per_node_day",
             code="missing_field",

@@ -32,8 +32,8 @@ def estimate(*, query: Query, with_fixes: bool = True) -> InferenceEstimate:
     problem = replace(resolve_serving(query), may_queue=True)  # `objective` applies to rankings
     if query.inference is not None and query.inference.disaggregated is not None:
         raise UnsupportedError(
-            "an estimate describes replicas that do both; let `recommend` answer "
-            "inference.disaggregated, which may name sizes",
+            "An estimate describes replicas that both prefill and decode. Use `recommend` for "
+            "inference.disaggregated, which may set sizes.",
             field="inference.disaggregated",
         )
     config = resolve_config(query.parallel, problem=problem)

@@ -221,9 +221,9 @@ def resolve_serving(query: Query) -> ServingProblem:
     offline = load is not None and load.arrival == "offline"
     if concurrency is not None and rate is not None:
         raise InputError(
-            "give inference.concurrency (requests in flight over all GPUs) or "
-            "inference.request_rate_per_second, not both; "
-            "with neither the answer is the highest load within the targets",
+            "Set either inference.concurrency (requests in flight over all GPUs) or "
+            "inference.request_rate_per_second. Without either, the answer is the highest load "
+            "within the targets.",
             field="inference.concurrency",
         )
     unlimited, query = query.leaves_num_gpus_open(), query.with_most_devices()
@@ -231,8 +231,8 @@ def resolve_serving(query: Query) -> ServingProblem:
     check_power_cap(query.cluster, gpu=cluster.gpu, serves=True)
     if cluster.kinds:
         raise UnsupportedError(
-            "one server of two kinds of GPU is not modelled; describe one kind, or ask `recommend` "
-            "for inference.disaggregated",
+            "A server with two kinds of GPU is not modelled. Describe one kind, or use "
+            "`recommend` with inference.disaggregated.",
             field="cluster.stages",
         )
     if workload.engine_version is not None:
@@ -356,7 +356,7 @@ def _traced(workload: InferenceWorkload) -> tuple[InferenceWorkload, Trace | Non
         trace = dataclasses.replace(trace, prefix_tokens=cached_tokens)
     if workload.disaggregated is not None:
         raise UnsupportedError(
-            "pools are modelled for equal requests; leave the trace or disaggregated out",
+            "Pools are modelled for requests of equal length only; remove trace or disaggregated.",
             field="inference.disaggregated",
         )
     if (
@@ -369,9 +369,9 @@ def _traced(workload: InferenceWorkload) -> tuple[InferenceWorkload, Trace | Non
         trace.arrival_s is not None or workload.load.arrival not in ("closed", "poisson")
     ):
         raise UnsupportedError(
-            "a trace says itself how requests come; leave load out. For the highest rate give "
-            "request_rate_per_second as a "
-            "list or {min, max}, for the highest concurrency likewise, or lengths without arrivals",
+            "A trace defines its arrivals; remove load. For the highest rate or concurrency, set "
+            "request_rate_per_second or concurrency to a list or {min, max}, or use lengths "
+            "without arrivals.",
             field="inference.load",
         )
     return dataclasses.replace(
@@ -391,18 +391,18 @@ def _burst(workload: InferenceWorkload) -> InferenceWorkload:
         return workload
     if load.num_prompts is None:
         raise InputError(
-            "a burst needs num_prompts: the requests that come at once",
+            "A burst requires num_prompts, the number of simultaneous requests.",
             field="inference.load.num_prompts",
         )
     if load.num_prompts > MOST_TRACED:
         raise InputError(
-            f"a burst has at most {MOST_TRACED:,} requests; give arrival offline for more",
+            f"A burst has at most {MOST_TRACED:,} requests; use arrival offline for more.",
             field="inference.load.num_prompts",
         )
     if workload.disaggregated is not None or load.warmup is not None or workload.think_time_s:
         raise UnsupportedError(
-            "a burst is modelled on replicas that do both, once: leave disaggregated, warmup and "
-            "think_time_s out",
+            "Bursts are modelled once, for replicas that both prefill and decode; remove "
+            "disaggregated, warmup and think_time_s",
             field="inference.load.arrival",
         )
     shorter = CLIENTS[load.client].mean_length if load.client is not None else 1.0
@@ -588,13 +588,14 @@ def _refuse_unmodelled(query: Query, workload: InferenceWorkload) -> None:
     if workload.prefix_groups is not None:
         if workload.trace is not None or burst:
             raise UnsupportedError(
-                "requests that are played one by one share no memory; leave prefix_groups out",
+                "Prefix groups are not modelled in simulations of single requests; remove "
+                "prefix_groups",
                 field="inference.prefix_groups",
             )
         if not workload.prefix_cache_hit_rate:
             raise InputError(
-                "prefix_groups needs a prefix_cache_hit_rate: the share of prompts that they have "
-                "in common",
+                "prefix_groups requires prefix_cache_hit_rate, the fraction of prompt tokens in "
+                "common",
                 field="inference.prefix_groups",
             )
     for name in _TRAINING_ONLY:
@@ -610,4 +611,6 @@ def _refuse_unmodelled(query: Query, workload: InferenceWorkload) -> None:
                 f"constraints.{name} belongs to training; leave it out", field=f"constraints.{name}"
             )
     if query.training is not None:
-        raise InputError("training describes another kind of query; leave it out", field="training")
+        raise InputError(
+            "`training` belongs to queries of kind training; remove it", field="training"
+        )

@@ -124,7 +124,7 @@ def pareto_front(*, query: Query) -> tuple[ServingRecommendation, ...]:
     most = _most_concurrency(query, problem)
     if problem.output_length < 2:
         raise InputError(
-            "a front needs an output of two tokens or more", field="inference.output_length"
+            "A front requires an output of at least two tokens.", field="inference.output_length"
         )
     steps = np.arange(int(np.log2(most) * STEPS_PER_DOUBLING) + 1) / STEPS_PER_DOUBLING
     loads = tuple(sorted({*(round(load) for load in (2**steps).tolist()), most}))
@@ -148,7 +148,7 @@ def _most_concurrency(query: Query, problem: ServingProblem) -> int:
         return problem.concurrency
     if problem.unknown is None or problem.unknown.by_rate:
         raise InputError(
-            "a front needs inference.concurrency, the most it may use",
+            "A front requires inference.concurrency, its maximum.",
             field="inference.concurrency",
         )
     space = cost_space(query=query, problem=problem)

@@ -66,8 +66,8 @@ def shaped(query: SizingQuery, *, parameters: float) -> ModelSpec:
         heads = query.num_key_value_heads
         grouped = "" if heads is None else f" and {heads} key/value heads"
         raise InputError(
-            f"no shape of {parameters:,.0f} parameters has {vocabulary:,} words{grouped}; "
-            "ask for more parameters (or days), or a smaller vocab_size",
+            f"No shape of {parameters:,.0f} parameters has a vocabulary of "
+            f"{vocabulary:,}{grouped}. Use more parameters (or days), or a smaller vocab_size.",
             field="parameters",
         )
     return min(

@@ -267,8 +267,8 @@ def resolve_training(query: Query) -> TrainingProblem:
     """
     if query.kind != "training" or query.training is None:
         raise UnsupportedError(
-            "this is asked about trainings alone; queries of kind inference are answered by "
-            "`hp-tool recommend` and `tune`",
+            "This applies to trainings only. Queries of kind inference are answered by `hp-tool "
+            "recommend` and `tune`.",
             field="kind",
         )
     for name in CHOICES:
@@ -432,7 +432,7 @@ def _strategy(
         )
     elif parallel.moe_token_dispatcher_type is not None:
         raise InputError(
-            f"{model.name} has no experts to dispatch tokens to; leave it out",
+            f"{model.name} has no experts; remove moe_token_dispatcher_type",
             field="parallel.moe_token_dispatcher_type",
         )
     return Strategy(

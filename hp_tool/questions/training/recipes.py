@@ -233,7 +233,8 @@ def _recipe(entry: library.Entry) -> Recipe:
             ):
                 if foreign := sorted(getattr(rule, section).keys() - set(known)):
                     raise InputError(
-                        f"{section}.{foreign[0]} is no knob of a recipe; knobs: {', '.join(known)}"
+                        f"{section}.{foreign[0]} cannot be set by a recipe; supported: "
+                        f"{', '.join(known)}"
                     )
             _typed({"training": rule.training, "parallel": rule.parallel})
     except InputError as error:

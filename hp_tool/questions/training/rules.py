@@ -338,8 +338,8 @@ def _check_adapters(model: ModelSpec, workload: TrainingWorkload) -> None:
         return
     if workload.reliability is not None:
         raise UnsupportedError(
-            "checkpoints of adapters are not modelled, so neither is goodput; leave "
-            "training.reliability out",
+            "Goodput of adapters is not modelled, because their checkpoints are not; remove "
+            "training.reliability",
             field="training.reliability",
         )
     field = "training.lora.target_modules"
@@ -396,12 +396,12 @@ def _check_merged_passes(
     field = "training.overlap.expert_parallel"
     if wrapped(workload.framework) != "megatron-core":
         raise UnsupportedError(
-            f"{workload.framework} does not merge passes to hide all-to-alls; leave it out",
+            f"{workload.framework} does not merge passes to overlap all-to-alls; remove it",
             field=field,
         )
     if not model.num_experts:
         raise InputError(
-            f"{model.name} has no experts whose all-to-alls could be hidden; leave it out",
+            f"{model.name} has no experts, so no all-to-alls to overlap; remove it",
             field=field,
         )
     if model.num_nextn_predict_layers > 1:
