@@ -1,3 +1,4 @@
-"""Other tools' configurations, both ways; the only room that knows foreign names. One module or
-folder per tool in `tools`.
+"""Read and write other tools' configurations; the only package that knows their names.
+
+`tools` has one module or package per tool.
 """

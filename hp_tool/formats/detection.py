@@ -1,4 +1,4 @@
-"""Whose configuration a text is: by the signs of registered formats, and of tools that are not
+"""Detect the format of a text by the signs of registered formats, and of known tools that are not
 read.
 """
 
@@ -14,7 +14,7 @@ from hp_tool.formats.signs import Evidence, Place, Sign, any_key, key_within, wo
 from hp_tool.formats.source import mapping_of, parsed
 
 _KEYS = (".json", ".yaml", ".yml", ".toml")
-"""Endings of files of keys, which are no scripts."""
+"""Suffixes of files of keys, which are not scripts."""
 
 
 def _olmo(evidence: Evidence) -> bool:
@@ -118,20 +118,22 @@ _UNREAD = (
         refused="a program in Python (import its launch script or configuration)",
     ),
 )
-"""Signs of what is neither read nor written."""
+"""Signs of formats that are neither read nor written."""
 
 
 _PROGRAM = re.compile(
     r"(?m)^(?![ \t]*#)[^\n]*?\b(?:python3?|torchrun|deepspeed|srun)\b[^\n]*?"
     r"(?:[\s/]([\w.-]+\.py)\b|\s-m\s+([\w.]+))"
 )
-"""Programs that lines of a script start."""
+"""Programs started by lines of a script."""
 
 
 def detect(text: str, *, files: Mapping[str, str] | None = None) -> str:
-    """Return the name of the format that a text is in, one of those that are read.
+    """Return the name of the format of a text, one of those that are read.
 
-    Raises UnsupportedError for a known format that is not read, InputError where it is none.
+    Raises:
+        UnsupportedError: The format is known but not read.
+        InputError: The text has no known format.
     """
     if started := started_by(text):
         text = started.script
@@ -189,7 +191,7 @@ def _of_mapping(content: Mapping[str, Any], text: str) -> str:
 
 
 def _resemblance(content: Mapping[str, Any]) -> str:
-    """Return which tool's keys a file has most of, for an error; else its first keys."""
+    """Return for an error which tool's keys a file has most of; else its first keys."""
     names = [each.name for each in as_settings(content)]
     shares = {
         name: sum(look_up(each, table(name)) is not None for each in names) for name in _TABLES
@@ -227,8 +229,10 @@ def _signs() -> Iterator[tuple[Sign, str]]:
 
 
 def _tool_of(place: Place, evidence: Evidence) -> str:
-    """Return the format whose sign the text has; an empty text where it has none. Raises
-    UnsupportedError.
+    """Return the format whose sign the text has; an empty text without any.
+
+    Raises:
+        UnsupportedError: The format is not read.
     """
     candidates = sorted(
         (pair for pair in _signs() if pair[0].of == place), key=lambda pair: pair[0].rank

@@ -1,5 +1,5 @@
-"""A command that starts vLLM or SGLang, as a query: what formats.engines writes, and the engines'
-own short names.
+"""Read a command that starts vLLM or SGLang: options of formats.engines, and the engines' short
+names.
 """
 
 import json
@@ -55,7 +55,7 @@ _NAMES_OF = {
         ),
     }
 }
-"""Names of options that one engine has for what the others call otherwise."""
+"""Options that have another name in one engine."""
 _SIZES = {
     "tensor-parallel-size": "tensor_parallel_size",
     "pipeline-parallel-size": "pipeline_parallel_size",
@@ -125,13 +125,13 @@ _ENVIRONMENT = {
     "sglang": ("SGLANG_", "SGL_"),
     "trtllm": ("TRTLLM_", "TLLM_"),
 }
-"""How variables begin that an engine itself looks at."""
+"""Prefixes of environment variables that an engine reads."""
 _TRANSFERS = ("kv-transfer-config", "disaggregation-")
-"""Options that hand the caches of a prompt from one pool to the other, which pools do."""
+"""Options that send caches between pools, which disaggregated queries imply."""
 
 
 def _of_environment(source: Source, *, engine: str) -> list[Setting]:
-    """Return the variables of the container that the engine looks at, as settings."""
+    """Return the container's variables that the engine reads, as settings."""
     begin = _ENVIRONMENT[engine]
     known = [
         Setting(name=plain(name), written=name, values=(value,))
@@ -146,7 +146,7 @@ def _of_environment(source: Source, *, engine: str) -> list[Setting]:
 
 
 def _without_transfers(settings: Iterable[Setting], reading: Reading) -> list[Setting]:
-    """Return the settings without those that connect the pools, which are noted as ignored."""
+    """Return the settings without those that connect the pools, which are recorded as ignored."""
     kept = []
     for each in settings:
         if each.name.startswith(_TRANSFERS):
@@ -157,7 +157,7 @@ def _without_transfers(settings: Iterable[Setting], reading: Reading) -> list[Se
 
 
 def _in_full(name: str, known: Mapping[str, Any]) -> str:
-    """Return the one option that `name` begins, as argparse takes it; else `name` itself."""
+    """Return the single option that starts with `name`, like argparse; else `name` itself."""
     if name in known or "." in name or len(name) < MIN_ABBREVIATION:
         return name
     meant = [each for each in known if each.startswith(name)]
@@ -165,15 +165,13 @@ def _in_full(name: str, known: Mapping[str, Any]) -> str:
 
 
 MIN_ABBREVIATION = 6
-"""Characters of the shortest beginning of an option that is taken for it."""
+"""Minimum length of an abbreviated option."""
 
 
 def _of_file(
     words: list[Setting], script: Script, reading: Reading, *, engine: str
 ) -> list[Setting]:
-    """Return the options in the file behind a server's --config: switches stand without a value, or
-    are off.
-    """
+    """Return the options in the file of a server's --config; switches have no value, or are off."""
     options = []
     for each in recipe(words, script, reading):
         argument = look_up(each.name, table(engine))
@@ -187,10 +185,10 @@ def _of_file(
 def read(
     settings: Iterable[Setting], *, engine: str, model: str | None, reading: Reading, source: Source
 ) -> None:
-    """Fill the reading with the query of a command; `model` stands before the options of `vllm
-    serve`.
+    """Fill the reading with the query of a command; `model` is the positional argument of
+    `vllm serve`.
 
-    The GPUs are those of one deployment as it is started.
+    The GPUs are those of one deployment as started.
     """
     by_name = sort(settings, table=table(engine), reading=reading, spare=source.ignore)
     names = _NAMES | _NAMES_OF.get(engine, {})
@@ -225,7 +223,7 @@ def read(
             replicas = parallel.pop("attention_data_parallel_size")
     elif groups > 1 and model is not None and source.num_experts_of(model) is None:
         replicas = parallel.pop("attention_data_parallel_size")
-    if engine == "trtllm" and "enable-attention-dp" in flags:  # each rank attends alone
+    if engine == "trtllm" and "enable-attention-dp" in flags:  # each rank has its own attention
         parallel |= {"attention_data_parallel_size": t, "tensor_parallel_size": 1}
         groups, t = t, 1
     if "enable-expert-parallel" in flags:
@@ -235,7 +233,7 @@ def read(
         or "enable-deepep-moe" in flags
         or "enable-ep-moe" in flags
     )
-    if engine == "sglang" and deepep:  # the server takes all ranks
+    if engine == "sglang" and deepep:  # the server uses all ranks
         parallel["expert_parallel_size"] = t * parallel.get("attention_data_parallel_size", 1)
     slots = flags.get("moe-config.load-balancer.num-slots")
     experts = None if slots is None or model is None else source.num_experts_of(model)
@@ -285,8 +283,10 @@ _LONGEST = {"max-model-len", "context-length"}
 
 
 def _check_longest(name: str, words: list[str], *, model: str, positions: int | None) -> None:
-    """Raise InputError for a longest request beyond the model's positions: the server refuses to
-    start with it.
+    """Check the longest request.
+
+    Raises:
+        InputError: It exceeds the model's positions, so the server does not start.
     """
     if (
         positions is not None
@@ -306,8 +306,9 @@ def _check_longest(name: str, words: list[str], *, model: str, positions: int | 
 def _speculative(
     flags: Mapping[str, list[str]], source: Source, reading: Reading
 ) -> dict[str, Any] | None:
-    """Return what drafts tokens, and how many; how many of them are accepted, and what they cost,
-    is the load's to say.
+    """Return the draft method and the number of drafted tokens.
+
+    Their acceptance and cost are part of the load.
     """
     words = flags.get("speculative-config") or flags.get("sc")
     config: dict[str, Any] = {}
@@ -370,7 +371,7 @@ _HARMLESS_DRAFTS = {
     "use_local_argmax_reduction",
     "enforce_eager",
 }
-"""Keys of vLLM's SpeculativeConfig that leave the number of drafted tokens alone."""
+"""Keys of vLLM's SpeculativeConfig that do not change the number of drafted tokens."""
 
 
 def _number(flags: Mapping[str, list[str]], name: str) -> int:
@@ -389,8 +390,8 @@ def _redundant(words: list[str]) -> int:
 
 
 def _formats(flags: Mapping[str, list[str]]) -> dict[str, str]:
-    """Precision and the cache's, where the command says them: a quantised checkpoint says by itself
-    what it is.
+    """Return the precision of weights and cache if the command sets them; quantised checkpoints
+    contain theirs.
     """
 
     def known(name: str, values: Mapping[str, str]) -> str | None:

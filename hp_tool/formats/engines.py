@@ -1,4 +1,4 @@
-"""The command that starts one replica: what vLLM, SGLang and TensorRT-LLM share."""
+"""The command that starts one replica: common parts of vLLM, SGLang and TensorRT-LLM."""
 
 import re
 import shlex
@@ -17,17 +17,18 @@ SAID = SHAPE.union(SERVER, LOAD) | names("""
     speculative.num_speculative_tokens speculative.acceptance_rate
     speculative.draft_cost_fraction speculative.draft_model
 """)
-"""Fields of a setup that the command of one replica expresses, or that describe its load."""
+"""Fields of a setup that a replica's command expresses, or that describe its load."""
 WIDE = ("bf16", "fp16", "fp32")
 FP8 = {"fp8": "fp8"}
-"""The word of --quantization for weights of 16 bits that are narrowed while loading; narrow
-checkpoints say themselves what they are.
+"""Values of --quantization that narrow 16-bit weights while loading; narrow checkpoints contain
+their format.
 """
 
 
 def travels_by_deepep(setup: ServingSetup) -> bool:
-    """Return whether the estimate sends tokens to experts by DeepEP: out of an NVLink domain, or in
-    two-batch overlap.
+    """Return whether the estimate dispatches tokens with DeepEP.
+
+    It does across NVLink domains and in two-batch overlap.
     """
     c = setup.parallel
     ranks = c.tensor_parallel_size * c.attention_data_parallel_size
@@ -38,19 +39,23 @@ def travels_by_deepep(setup: ServingSetup) -> bool:
 
 
 def model_word(setup: ServingSetup) -> str:
-    """Return the word after the command; one that nobody knows is asked for before anything
-    starts.
+    """Return the positional model argument; an unknown model is a variable that the script
+    requires.
     """
     return '"$MODEL"' if setup.model_path is None else shlex.quote(one_word(setup.model_path))
 
 
 def above_one(size: int) -> int | None:
-    """Return a size that has to be said; None for 1."""
+    """Return a size to write; None for 1."""
     return size if size > 1 else None
 
 
 def refuse_drafts(setup: ServingSetup, *, tool: str) -> None:
-    """Raise UnsupportedError for speculation."""
+    """Reject speculation.
+
+    Raises:
+        UnsupportedError: The setup has speculation.
+    """
     if setup.workload.speculative is not None:
         raise UnsupportedError(
             f"speculation is not written for {tool}; choose vllm, sglang or llm-d, or leave it out "
@@ -60,10 +65,13 @@ def refuse_drafts(setup: ServingSetup, *, tool: str) -> None:
 
 
 def drafts(setup: ServingSetup) -> tuple[str, SpeculativeSpec] | None:
-    """Return what drafts, with its numbers: `ngram`, `mtp` (the model's own layers), or, by the
-    draft's name, `eagle3`, `eagle` or `model`; None without speculation.
+    """Return the draft method and its numbers; None without speculation.
 
-    Raises UnsupportedError where drafts cost time and nothing is known that would draft.
+    The method is `ngram`, `mtp` (the model's own layers), or, by the draft's name, `eagle3`,
+    `eagle` or `model`.
+
+    Raises:
+        UnsupportedError: Drafts cost time but no draft model is known.
     """
     speculative = setup.workload.speculative
     if speculative is None:
@@ -93,9 +101,12 @@ def command(
     before: Sequence[str] = (),
     last: Sequence[str] = (),
 ) -> str:
-    """Return a shell script that starts one replica: the program and options of `start`, then
-    `last`, with the lines `before` them. Raises UnsupportedError for what the engine's command
-    cannot say.
+    """Return a shell script that starts one replica.
+
+    It contains the lines `before`, the program and options of `start`, then `last`.
+
+    Raises:
+        UnsupportedError: The engine's command cannot express the setup.
     """
     program, options = start(setup)
     return bash(
@@ -117,7 +128,7 @@ def _unnamed(setup: ServingSetup) -> list[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Role:
-    """A process of a deployment in pools: its name, where it runs, and its command by lines."""
+    """A process of a disaggregated deployment: its name, host, and command by lines."""
 
     name: str
     meaning: str
@@ -132,8 +143,8 @@ def pools_command(
     roles: Sequence[Role],
     before: Sequence[str] = (),
 ) -> str:
-    """Return a shell script that starts the process its first word names, one of `roles`; `before`
-    stand before all of them.
+    """Return a shell script whose first argument selects one of `roles` to start; `before` are
+    common lines.
     """
     names = ", ".join(role.name for role in roles)
     cases = [
@@ -164,16 +175,18 @@ def replica(program: str, options: Values) -> list[str]:
 
 
 def option_values(values: Values) -> dict[str, str]:
-    """Return the words behind each option, in one text."""
+    """Return the values of each option, as one text."""
     return {name: " ".join(words) for name, words in option_words(values).items()}
 
 
 def number_formats(
     setup: ServingSetup, *, engine: str, version: str, cache: Mapping[str, str]
 ) -> Values:
-    """Return options for weights and activations as the estimate took them, and for the cache where
-    the query asks for one. `auto`, a cache in the model's own type, is vLLM's only word for 16 and
-    32 bits: `bfloat16` is for models that cache in fp8 by themselves (vllm/config/cache.py).
+    """Return options for the precision of weights and activations, and for the cache if the query
+    sets it.
+
+    `auto`, a cache in the model's own type, is vLLM's only value for 16 and 32 bits: `bfloat16` is
+    for models that cache in fp8 by default (vllm/config/cache.py).
     """
     weights, kept = setup.workload.precision or "bf16", setup.workload.kv_cache_precision
     dtype, narrowed = DTYPES.get(weights, "bfloat16"), narrowing(setup, engine=engine, words=FP8)
@@ -190,14 +203,14 @@ def number_formats(
 
 
 def narrowing(setup: ServingSetup, *, engine: str, words: Mapping[str, str]) -> str | None:
-    """Return the one of `words` for weights that are narrowed while loading; None where the
-    checkpoint's own are as predicted.
+    """Return the one of `words` that narrows weights while loading; None if the checkpoint is as
+    predicted.
 
-    Raises UnsupportedError where the engine would serve weights of another precision than the
-    query's.
+    Raises:
+        UnsupportedError: The engine would serve weights of another precision than the query's.
     """
     wanted, stored = setup.workload.precision or "bf16", setup.stored_precision
-    if stored is None:  # one's own checkpoint
+    if stored is None:  # a user's own checkpoint
         return words.get(wanted)
     if stored == wanted or (stored in WIDE and wanted in WIDE):
         return None

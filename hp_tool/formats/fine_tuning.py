@@ -1,5 +1,5 @@
-"""Fine-tuning over DDP or FSDP 2, in full or with LoRA: what TRL, LLaMA-Factory and axolotl
-share.
+"""Fine-tuning with DDP or FSDP 2, in full or with LoRA: common parts of TRL, LLaMA-Factory and
+axolotl.
 """
 
 import math
@@ -26,18 +26,20 @@ AXES: dict[str, Any] = {
     "recompute": ("none", "full"),
     "zero_stage": (0, 2, 3),
 }
-"""Axes of `parallel` as far as these tools can be told about them."""
+"""Values of `parallel` axes that these tools support."""
 OPTIMIZERS = {"adam": "adamw_torch_fused", "sgd": "sgd"}
 """Names of the Trainer's `optim`."""
 CONFIG = "fsdp2.yaml"
-"""Accelerate's file, which the scripts write."""
+"""Accelerate's file, written by the scripts."""
 
 
 def check(setup: TrainingSetup, *, tool: str, loss: str, chooses_width: bool = False) -> None:
-    """Raise UnsupportedError for what the tool has no word for, or would run otherwise than
-    predicted.
+    """Check that the tool can express the setup and would run it as predicted.
 
     `chooses_width`: the tool can load the weights in 32 bits under LoRA.
+
+    Raises:
+        UnsupportedError: It cannot.
     """
     w = setup.workload
     width: set[str] = set()
@@ -77,10 +79,12 @@ def check(setup: TrainingSetup, *, tool: str, loss: str, chooses_width: bool = F
 
 
 def targets(setup: TrainingSetup, *, tool: str) -> tuple[str, ...]:
-    """Return the matrices with adapters in Hugging Face's names. Raises UnsupportedError for fused
-    ones, and for experts.
+    """Return the matrices with adapters by Hugging Face's names.
+
+    Raises:
+        UnsupportedError: Adapters are on fused matrices or experts.
     """
-    assert setup.workload.lora is not None  # asked for by the caller
+    assert setup.workload.lora is not None  # checked by the caller
     names = setup.workload.lora.target_modules or ()
     fused = [name for name in names if name.startswith("linear_")]
     if fused or not names:
@@ -114,9 +118,7 @@ def trainer_arguments(setup: TrainingSetup) -> dict[str, Any]:
 
 
 def checkpoints(setup: TrainingSetup) -> bool:
-    """Return whether the Trainer checkpoints layers: under FSDP its own checkpoints do it, of
-    Accelerate's file.
-    """
+    """Return whether the Trainer checkpoints layers; under FSDP Accelerate's file does."""
     return not setup.parallel.zero_stage and setup.recompute.granularity != "none"
 
 
@@ -132,9 +134,7 @@ def script(
     options: Mapping[str, list[str]] | None = None,
     files: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> str:
-    """Return a script that writes Accelerate's file, and `files` beside it, and launches the
-    program.
-    """
+    """Return a script that writes Accelerate's file and `files`, and launches the program."""
     launch = f"accelerate launch --config_file {CONFIG}"
     if setup.cluster.num_nodes > 1:
         rank, address = (
@@ -172,7 +172,7 @@ def _heredoc(name: str, content: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def optimizer_fields(name: str, optimizers: Mapping[str, str], reading: Reading) -> dict[str, str]:
-    """Return `training.optimizer` of an optimizer's class; refuse a class that is not known."""
+    """Return `training.optimizer` of an optimizer's class; reject unknown classes."""
     if name not in optimizers:
         reading.refuse(f"optimizer {name or '(none)'}: {', '.join(optimizers)} are read")
     return {} if optimizers.get(name, "adam") == "adam" else {"optimizer": optimizers[name]}
@@ -188,8 +188,10 @@ def laid_out(
     shard: int = 0,
     copies: int = 1,
 ) -> None:
-    """Complete a query of a trainer over FSDP 2 by its number of GPUs: the batch of a step, and
-    the group that shards the weights where there are `copies` of them.
+    """Complete a query of a trainer over FSDP 2 from its number of GPUs.
+
+    This sets the batch of a step, and the group that shards the weights if there are `copies` of
+    them.
     """
     axes = ("tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size")
     replicas = (reading.num_gpus or 0) // math.prod(parallel.get(axis, 1) for axis in axes)

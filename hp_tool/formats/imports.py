@@ -1,4 +1,4 @@
-"""Any configuration that is read: the query it asks for."""
+"""Read any supported configuration as a query."""
 
 from hp_tool.errors import InputError
 from hp_tool.formats.detection import detect
@@ -10,8 +10,11 @@ from hp_tool.formats.stated_release import read_release
 
 
 def read(source: Source, *, format: str | None = None) -> Reading:
-    """Return the query of a configuration, with what became of each of its words. Raises
-    InputError, UnsupportedError.
+    """Return the query of a configuration, with the use of each of its settings.
+
+    Raises:
+        InputError: The format is unknown or the text invalid.
+        UnsupportedError: A setting is not modelled.
     """
     tool = format or detect(source.text, files=source.files)
     reader = next((each.read for each in formats() if each.name == tool), None)

@@ -13,8 +13,9 @@ _INNERMOST = re.compile(r"\$\{([^${}]*)\}")
 
 
 def interpolated(content: Mapping[str, Any], *, variables: Mapping[str, str]) -> dict[str, Any]:
-    """The file with its references filled in; `variables` stand for what it leaves to others. One
-    that nothing tells stays as it is written.
+    """Return the file with its references resolved; `variables` have values defined elsewhere.
+
+    Unresolvable references are unchanged.
     """
 
     def filled(value: Any, path: tuple[str, ...]) -> Any:
@@ -35,8 +36,8 @@ def interpolated(content: Mapping[str, Any], *, variables: Mapping[str, str]) ->
 def _filled(
     text: str, path: tuple[str, ...], content: Mapping[str, Any], variables: Mapping[str, str]
 ) -> Any:
-    """`text`, which stands at `path`, with what its references tell; a text that is one reference
-    takes the value's type.
+    """Return `text`, at `path`, with its references resolved; a single reference keeps the value's
+    type.
     """
     value: Any = text
     for _ in range(MAX_ROUNDS):
@@ -57,7 +58,7 @@ def _filled(
 def _referenced(
     name: str, path: tuple[str, ...], content: Mapping[str, Any], variables: Mapping[str, str]
 ) -> Any:
-    """What one reference says; None where nothing tells it."""
+    """Return the value of one reference; None if it cannot be resolved."""
     resolver, separator, rest = name.partition(":")
     if separator:
         parts = [part.strip() for part in rest.split(",")]

@@ -1,5 +1,5 @@
-"""Which command of a script trains or serves, how many processes it starts, and what its own words
-are.
+"""Find the command of a script that trains or serves, its number of processes, and its
+arguments.
 """
 
 import itertools
@@ -31,8 +31,8 @@ _COUNTS = {
     "hostfile": "hostfile",
     "H": "hostfile",
 }
-"""Options of torchrun, srun, mpirun, deepspeed and accelerate launch that say how many processes
-there are.
+"""Options of torchrun, srun, mpirun, deepspeed and accelerate launch for the number of
+processes.
 """
 SWITCHES = {
     "standalone",
@@ -65,10 +65,10 @@ SWITCHES = {
     "use-hostfile",
     "oversubscribe",
 }
-"""Options of launchers that no value follows."""
+"""Options of launchers without a value."""
 _TORCH = {"torch.distributed.run", "torch.distributed.launch"}
 _AGENTS = {"torchrun", "accelerate"} | _TORCH
-"""Launchers with one agent for each node, which starts the node's processes."""
+"""Launchers with one agent per node, which starts the node's processes."""
 LAUNCHERS = {"srun", "mpirun", "mpiexec", "deepspeed", "ds", "salloc"} | _AGENTS
 _OTHERS = {
     "cat",
@@ -89,7 +89,7 @@ _OTHERS = {
     "grep",
     "sed",
 }
-"""Commands that train nothing, whatever follows them."""
+"""Commands that never train, regardless of their arguments."""
 
 
 _SERVER_IMAGE = re.compile(r"vllm-openai(-rocm|-cpu)?(:|@|$)")
@@ -100,7 +100,7 @@ class Count(NamedTuple):
     """A number of processes, nodes or hosts."""
 
     option: str
-    """As it is written."""
+    """As written."""
     word: Word
 
 
@@ -109,17 +109,17 @@ class Launch:
     """A command that trains or serves."""
 
     program: str
-    """pretrain_gpt.py, sglang.launch_server, vllm; empty where there are only flags."""
+    """pretrain_gpt.py, sglang.launch_server, vllm; empty if there are only flags."""
     words: tuple[Word, ...]
-    """What is passed to the program."""
+    """Arguments of the program."""
     launchers: tuple[str, ...]
     counts: dict[str, "Count"]
-    """How many processes: nodes, per_node, tasks, all."""
+    """Numbers of processes: nodes, per_node, tasks, all."""
     line: int
 
 
 def find(script: Script, *, reading: Reading) -> Launch | None:
-    """The command that trains or serves: the one with most flags; every other command is noted as
+    """Return the command that trains or serves: the one with most flags; record all others as
     ignored.
     """
     flags_alone = [command for command in script.commands if command.words[0].text.startswith("--")]
@@ -205,8 +205,8 @@ def _launch(command: Command) -> Launch | None:
 
 
 def _program(texts: list[str], names: list[str]) -> int | None:
-    """Where the program stands among a command's words: vllm, a file of Python, or the module
-    behind -m.
+    """Return the index of the program among a command's words: vllm, a Python file, or the module
+    after -m.
     """
     for number, text in enumerate(texts):
         if names[number] in ("vllm", "sglang", "trtllm-serve") and texts[
@@ -252,7 +252,7 @@ def _counts(words: list[Word]) -> dict[str, Count]:
 
 
 def _included(words: list[Word]) -> dict[str, Count]:
-    """deepspeed --include host:0,1@other:0,1 as a count of all its devices."""
+    """Return deepspeed --include host:0,1@other:0,1 as a count of all its devices."""
     for word, after in itertools.pairwise(words):
         if word.text in ("--include", "-i"):
             slots = [each.partition(":")[2] for each in after.text.split("@")]
@@ -267,12 +267,14 @@ def _included(words: list[Word]) -> dict[str, Count]:
 
 
 def world_size(launch: Launch, script: Script, *, reading: Reading) -> int | None:
-    """Processes, and so devices, that the launch starts; None where the script does not say."""
+    """Return the number of processes, and so devices, of the launch; None if the script does not
+    contain it.
+    """
     header = {
         _COUNTS[name]: Count(
             f"#SBATCH --{name}", Word(value, 0, unknown=(value,) if "$" in value else ())
         )
-        for name, value in script.header.items()  # in which Slurm fills in no variables
+        for name, value in script.header.items()  # in which Slurm expands no variables
         if name in _COUNTS
     }
     own = dict(launch.counts)
@@ -311,9 +313,7 @@ def _number(count: Count | None, reading: Reading) -> int | None:
             Read(flag=option, value=word.text, line=word.line or None, field="cluster.num_gpus")
         )
         return int(text)
-    if (
-        word.unknown
-    ):  # asked for, though another option may say a number: which of them is right is unknown
+    if word.unknown:  # missing even if another option contains a number
         reading.lack("cluster.num_gpus", f"{option} is {untold(word.unknown)}; add", example="")
     elif text:
         reading.hints["cluster.num_gpus"] = f"{option} is {text}, which the machine decides"
@@ -323,7 +323,7 @@ def _number(count: Count | None, reading: Reading) -> int | None:
 def launch_of(
     text: str, *, reading: Reading, variables: dict[str, str], files: dict[str, str]
 ) -> tuple[Launch | None, Script]:
-    """The launch of a script and the script; lines that words lost on the way are looked up in the
+    """Return the launch of a script and the script; missing lines of words are searched in the
     text.
     """
     script = shell.read(text, variables=variables, files=files)

@@ -1,4 +1,4 @@
-"""What is read of another tool's configuration: every word of it, and what became of each."""
+"""The settings read from another tool's configuration, and the use of each."""
 
 import difflib
 import functools
@@ -17,14 +17,14 @@ Fate = Literal["read", "ignored", "refused"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Read:
-    """A setting that the query took."""
+    """A setting used by the query."""
 
     flag: str
     value: str
     line: int | None
-    """Of the script or file, from 1; None where it has no lines."""
+    """Line of the script or file, from 1; None without lines."""
     field: str
-    """The query's field that it decides, alone or with others."""
+    """The query field that it determines, alone or with others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,8 +37,8 @@ class Ignored:
 
 
 def option(field: str, example: str) -> str:
-    """The option of `hp-tool import` that gives a field, such as `--set model.vocab_size=128256` or
-    `--gpu h200`.
+    """Return the option of `hp-tool import` that sets a field, such as
+    `--set model.vocab_size=128256`.
     """
     own = {"cluster.gpu": "--gpu", "cluster.num_gpus": "--num-gpus", "model": "--model"}.get(field)
     return f"--set {field}={example}" if own is None else f"{own} {example}".rstrip()
@@ -46,16 +46,16 @@ def option(field: str, example: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Missing:
-    """What the configuration does not say and the query needs."""
+    """A value that the query needs and the configuration lacks."""
 
     field: str
     hint: str
-    """How to give it on the command line, with the value that the configuration suggests."""
+    """How to set it on the command line, with the value that the configuration suggests."""
     example: str | None = None
-    """That value, where the hint names the field's option; empty: the option alone."""
+    """That value, if the hint names the field's option; empty for only the option."""
 
     def with_example(self, example: str) -> Self:
-        """Return it with another example, in its hint too."""
+        """Return it with another example, also in its hint."""
         hint = self.hint.replace(
             option(self.field, self.example or ""), option(self.field, example)
         )
@@ -64,27 +64,25 @@ class Missing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """One setting as it is written: a flag and the words behind it, or a key and its value."""
+    """One setting as written: a flag and its values, or a key and its value."""
 
     name: str
-    """As tables write it: no dashes before, dashes inside."""
+    """Name as in tables: without leading dashes, with dashes inside."""
     written: str
     values: tuple[str, ...] = ()
     line: int | None = None
     unknown: tuple[str, ...] = ()
-    """Parts of the values that only running would tell."""
+    """Parts of the values that can only be known by running the script."""
 
     @property
     def text(self) -> str:
-        """Its values as one text."""
+        """Return its values as one text."""
         return " ".join(self.values)
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Settings by name, with typed access: one that is absent, or is written as null, takes the
-    default.
-    """
+    """Settings by name, with typed access; absent and null settings have the default."""
 
     by_name: Mapping[str, Setting]
 
@@ -98,12 +96,18 @@ class Settings:
         )
 
     def size(self, name: str, default: int = 1) -> int:
-        """Return a count. Raises InputError where it is none."""
+        """Return a count.
+
+        Raises:
+            InputError: It is not a count.
+        """
         return whole_number(self.text(name, str(default)), name)
 
     def on(self, name: str, *, default: bool = False) -> bool:
-        """Return whether a switch is on. Raises InputError for a value that is neither true nor
-        false.
+        """Return whether a switch is on.
+
+        Raises:
+            InputError: The value is neither true nor false.
         """
         text = self.text(name, str(default))
         if text.lower() not in ("true", "false"):
@@ -123,12 +127,12 @@ _SIZES = {
     "model.num_attention_heads",
     "model.num_experts",
 }
-"""Fields that take the value of one flag unchanged, and from which readers compute others."""
+"""Fields with the unchanged value of one flag, from which readers compute others."""
 
 
 @dataclass(kw_only=True)
 class Reading:
-    """A configuration as a query, and what became of its words."""
+    """A configuration as a query, and the use of its settings."""
 
     tool: str
     query: dict[str, Any] = field(default_factory=dict)
@@ -136,25 +140,27 @@ class Reading:
     ignored: list[Ignored] = field(default_factory=list)
     missing: list[Missing] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)
-    """Sentences, each naming its setting; what is said twice is shown once."""
+    """Sentences, each naming its setting; duplicates are shown once."""
     num_gpus: int | None = None
     absent: list[str] = field(default_factory=list)
-    """Lines that source a file which is not at hand: what nothing sets may be set there."""
+    """Lines that source an unavailable file, which may set undefined variables."""
     hints: dict[str, str] = field(default_factory=dict)
-    """By field, what the configuration suggests where it does not say."""
+    """Suggestions of the configuration by field, if it does not set the field."""
     overrides: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of the query, by dotted path, that the caller gives beside the configuration."""
+    """Fields of the query, by dotted path, that the caller sets in addition to the
+    configuration.
+    """
 
     def refuse(self, why: str) -> None:
-        """Note what is not modelled or not known."""
+        """Record what is not modelled or unknown."""
         self.refused.append(why)
 
     def ignore(self, setting: Setting, reason: str) -> None:
-        """Note a setting that the query does not need."""
+        """Record a setting that the query does not need."""
         self.ignored.append(Ignored(flag=setting.written, reason=reason, line=setting.line))
 
     def bound(self, flag: str) -> None:
-        """Note that each sample is taken to be as long as `flag`, which is only an upper bound."""
+        """Record that each sample is assumed to be as long as `flag`, which is an upper bound."""
         reason = (
             "a bound, taken for each sample's length: if samples are shorter, set "
             "training.sequence_lengths, or training.sequence_length to their mean"
@@ -162,8 +168,9 @@ class Reading:
         self.ignored.append(Ignored(flag=flag, reason=reason))
 
     def lack(self, path: str, why: str, *, example: object = None, after: str = "") -> None:
-        """Note that a field is missing, once. The hint is `why`, and with an example the field's
-        option, and `after`.
+        """Record a missing field, once.
+
+        The hint is `why`, and with an example the field's option, and `after`.
         """
         if any(each.field == path for each in self.missing):
             return
@@ -172,15 +179,16 @@ class Reading:
         self.missing.append(Missing(field=path, hint=hint, example=shown))
 
     def given_size(self, path: str) -> str:
-        """Return the size that the caller gives for the field at `path`; an empty text for other
-        fields and lists of sizes.
+        """Return the size that the caller sets for the field at `path`.
+
+        An empty text for other fields and lists of sizes.
         """
         size = self.overrides.get(path) if path in _SIZES else None
         return str(size) if isinstance(size, int) else ""
 
     def lack_value(self, setting: Setting, path: str) -> None:
-        """Note that the value of a setting, which decides the field at `path`, is unknown; ignore
-        it if the field is given.
+        """Record that the value of a setting for the field at `path` is unknown; ignore it if the
+        field is set.
         """
         if any(path == given or path.startswith(f"{given}.") for given in self.overrides):
             self.ignore(setting, f"its value is unknown, and {path} is given")
@@ -190,8 +198,8 @@ class Reading:
         self.lack(path, why, example={"cluster.num_gpus": "", "model": "NAME"}.get(path, "..."))
 
     def lack_unknown(self, settings: Iterable[Setting], fields: Mapping[str, str]) -> None:
-        """Note the settings whose values are unknown, of those that decide one of `fields` (by the
-        setting's name).
+        """Record the settings with unknown values that determine one of `fields` (by the setting's
+        name).
         """
         for setting in settings:
             if setting.unknown and setting.name in fields:
@@ -199,9 +207,7 @@ class Reading:
 
 
 class ImportRefusedError(UnsupportedError):
-    """A configuration that holds what is not modelled or not known, all of it named at once, or
-    lacks what a query needs.
-    """
+    """A configuration with unsupported or missing settings; the error names all of them."""
 
     def __init__(self, message: str, *, reading: Reading, field: str, code: str) -> None:
         super().__init__(message, field=field, code=code)
@@ -210,7 +216,7 @@ class ImportRefusedError(UnsupportedError):
 
 
 def accounts(reading: Reading) -> dict[str, Any]:
-    """read, ignored and missing as JSON writes them."""
+    """Return read, ignored and missing as JSON values."""
     return {
         "read": [asdict(each) for each in reading.read],
         "ignored": [asdict(each) for each in reading.ignored],
@@ -224,12 +230,12 @@ class Argument:
 
     name: str
     arity: str
-    """0, 1, + or *, as argparse's nargs; ? where it may stand alone."""
+    """0, 1, + or *, as argparse's nargs; ? if the value is optional."""
     fate: Fate
     why: str
     """The query's field, or the reason."""
     harmless: tuple[str, ...] = ()
-    """refused: values at which it changes nothing."""
+    """For rejected arguments: values at which they have no effect."""
 
 
 class Table(dict[str, Argument]):
@@ -237,17 +243,16 @@ class Table(dict[str, Argument]):
 
     @functools.cached_property
     def beginnings(self) -> list[str]:
-        """Names that end in *: they stand for all that begin so."""
+        """Prefixes: names that end in *."""
         return [name for name in self if name.endswith("*")]
 
 
 @functools.cache
 def table(name: str) -> Table:
-    """The arguments that the table called `name` holds, by name: a YAML file of fates, reasons and
-    names.
+    """Return the arguments of the table `name`, by name: a YAML file of uses, reasons and names.
 
-    A name alone is a switch, `name=` takes a value, `name=+` and `name=*` several, `name=?` perhaps
-    one; `name=|a|b` is refused unless its value is a or b.
+    A name alone is a switch, `name=` has a value, `name=+` and `name=*` several, `name=?` an
+    optional one; `name=|a|b` is rejected unless its value is a or b.
     """
     text = (
         resources.files("hp_tool.formats")
@@ -269,7 +274,7 @@ def table(name: str) -> Table:
 
 
 def look_up(name: str, table: Table) -> Argument | None:
-    """The table's line for a name: its own, or one that ends in * and begins it."""
+    """Return the table's line for a name: its own, or a prefix."""
     if name in table:
         return table[name]
     beginnings = [each for each in table.beginnings if f"{name}.".startswith(each[:-1])]
@@ -277,20 +282,18 @@ def look_up(name: str, table: Table) -> Argument | None:
 
 
 MAX_NAMED = 40
-"""Refusals, and missing fields, that one error lists."""
+"""Maximum number of rejected settings, and of missing fields, in one error."""
 AS_YOU_SAID = "as you said"
 _VARIABLE = re.compile(r"\$\{?(\w+)(?:\[.*\])?\}?")
 
 
 def are_variables(parts: Iterable[str]) -> bool:
-    """Whether all parts that are not known are variables, which a file that is not at hand may
-    set.
-    """
+    """Return whether all unknown parts are variables, which an unavailable file may set."""
     return all(_VARIABLE.fullmatch(part.strip()) for part in parts)
 
 
 def untold(parts: Iterable[str]) -> str:
-    """Parts of a word that the script does not tell, and what would tell them."""
+    """Return the unknown parts of a word, and what would determine them."""
     parts = tuple(parts)
     if not are_variables(parts):
         return f"{', '.join(parts)}, which only running would tell"
@@ -303,20 +306,18 @@ def untold(parts: Iterable[str]) -> str:
 
 
 def plain(name: str) -> str:
-    """A flag's or a key's name as tables write it."""
+    """Return a flag's or a key's name as in tables."""
     return name.lstrip("-").replace("_", "-")
 
 
 def sort(
     settings: Iterable[Setting], *, table: Table, reading: Reading, spare: Iterable[str] = ()
 ) -> dict[str, Setting]:
-    """Return the settings by name (the last of each), and note every one in `reading` as read,
-    ignored or refused.
+    """Return the settings by name (the last of each), and record each as read, ignored or rejected.
 
-    A setting that is read and whose value is unknown is noted as missing and left out of the
-    result, so that no reader takes a default for it unnoticed. A size among `reading.overrides`
-    replaces the unknown value, because other fields are computed from sizes. `spare` are names that
-    the caller says to ignore.
+    A setting that is read and whose value is unknown is recorded as missing and omitted from the
+    result, so that no reader silently uses a default. A size among `reading.overrides` replaces the
+    unknown value, because other fields are computed from sizes. `spare` are names to ignore.
     """
     spared = {plain(name) for name in spare}
     last: dict[str, Setting] = {}
@@ -344,9 +345,7 @@ def sort(
         elif argument is None and value == "none" and not setting.written.startswith("-"):
             reading.ignore(setting, "null: as if it were left out")
         elif argument is None:
-            wanted = (
-                len(reading.refused) < MAX_NAMED
-            )  # looking for them takes a while, and no more are shown
+            wanted = len(reading.refused) < MAX_NAMED  # the search is slow, and no more are shown
             near = difflib.get_close_matches(setting.name, table, n=1, cutoff=0.8) if wanted else []
             hint = f" (did you mean {near[0]}?)" if near else ""
             reading.refuse(
@@ -378,20 +377,18 @@ def sort(
 
 
 _UNKNOWN = re.compile(r"\$\{.+\}|\$\([^)]*\)|\$[A-Za-z_]\w*|\{\{.*?\}\}")
-"""References in a file of keys that nothing has filled in: of OmegaConf, of a shell, of a
-template.
-"""
+"""Unresolved references in a file of keys: of OmegaConf, of a shell, of a template."""
 
 
 def as_settings(mapping: Mapping[str, Any], *, lines: str = "") -> list[Setting]:
-    """The leaves of a file's mapping as settings named by dotted keys; `lines` is its text, for
-    line numbers.
+    """Return the leaves of a file's mapping as settings named by dotted keys; `lines` is its text,
+    for line numbers.
     """
     return _leaves(mapping, rows=_rows(lines), prefix="")
 
 
 def key_values(mapping: Mapping[str, Any]) -> dict[str, str]:
-    """Return the leaves of a file's mapping by dotted key, each as it is written."""
+    """Return the leaves of a file's mapping by dotted key, each as written."""
     return {each.written: " ".join(each.values) for each in as_settings(mapping)}
 
 
@@ -422,7 +419,7 @@ def _word(value: Any) -> str:
 
 
 def _rows(text: str) -> dict[str, int]:
-    """The line on which each key of a file stands first."""
+    """Return the line of the first occurrence of each key."""
     rows: dict[str, int] = {}
     for number, row in enumerate(text.splitlines(), 1):
         for key in re.findall(r"(?<![\w.-])([\w.-]+)['\"]?\s*[:=]", row.partition("#")[0]):
@@ -433,9 +430,7 @@ def _rows(text: str) -> dict[str, int]:
 def settings_of(
     words: Iterable[Any], *, table: Mapping[str, Argument], reading: Reading
 ) -> list[Setting]:
-    """Flags and the words behind them, as argparse would take them; a word that no flag takes is
-    refused by name.
-    """
+    """Return flags and their values, as argparse would parse them; reject words without a flag."""
     settings: list[Setting] = []
     current: list[Any] = []
     room = 0
@@ -509,7 +504,11 @@ def settings_of(
 
 
 def whole_number(value: Any, name: str) -> int:
-    """A count. Raises InputError."""
+    """Return a count.
+
+    Raises:
+        InputError: It is not a count.
+    """
     text = str(value)
     if not re.fullmatch(r"-?\d{1,18}(\.0*)?", text):
         raise InputError(f"{name} takes a whole number, got {text}", field=name)
@@ -517,7 +516,11 @@ def whole_number(value: Any, name: str) -> int:
 
 
 def fraction(value: Any, name: str) -> float:
-    """A share from 0 to 1. Raises InputError."""
+    """Return a fraction from 0 to 1.
+
+    Raises:
+        InputError: It is not one.
+    """
     text = str(value)
     if not re.fullmatch(r"[01]?\.?\d{0,18}", text) or not text.strip(".") or float(text) > 1.0:
         raise InputError(f"{name} takes a number from 0 to 1, got {text[:40]}", field=name)

@@ -1,5 +1,5 @@
-"""The formats: one object for each kind of file or script that is read or written, registered by
-the tool's own module.
+"""The registry of formats: one object per kind of file or script, registered by the tool's
+module.
 """
 
 import functools
@@ -27,72 +27,70 @@ class Format(Generic[Setup]):
 
     name: str
     title: str = ""
-    """As its makers write it; empty: as `name`."""
+    """Name used by the tool's authors; empty for `name`."""
     kind: Kind = "training"
     place: int = 1
-    """Where lists have it; formats of one place stand by name."""
+    """Position in lists; formats of one position are sorted by name."""
     signs: tuple[Sign, ...] = ()
     read: Callable[[Source, Reading], None] | None = None
-    """Fills the reading with the query that a configuration asks for."""
+    """Fills the reading with the query of a configuration."""
     write: Callable[[Setup], str] | None = None
-    """Returns a configuration's text. Raises UnsupportedError for what the tool has no word for."""
+    """Returns a configuration's text; raises UnsupportedError for what the tool cannot express."""
     write_pools: Callable[[ServingSetup, ServingSetup], str] | None = None
     """Returns the text of pools for prefill and for decoding."""
     options: Callable[[Setup], dict[str, str]] | None = None
     """Returns a configuration's flags or keys, each with its value."""
     notes: Callable[[str], tuple[str, ...]] = lambda text: ()
-    """Returns what a written text cannot make the tool do, each with what does."""
+    """Returns additional steps that a written text cannot express."""
     usual_of: str | None = None
-    """The framework or engine whose configurations are written in this format where nobody names
-    one.
-    """
+    """The framework or engine whose configurations use this format by default."""
     framework: str | None = None
-    """The one framework that the tool runs; None: it runs what it is given."""
+    """The single framework of the tool; None if it runs any."""
     axes: Mapping[str, Any] = field(default_factory=dict)
-    """Axes of `parallel` as far as the tool can be told about them, where it cannot be told all."""
+    """Values of `parallel` axes that the tool supports, if not all."""
     fsdp_axes: Mapping[str, Any] = field(default_factory=dict)
     """The same under torch-fsdp."""
     loss: CrossEntropy | None = None
-    """The way to compute the loss that the tool has no switch for."""
+    """The loss implementation of a tool without a setting for it."""
     trained_weights: StatePrecision | None = None
-    """The precision in which the tool keeps weights that are all trained, where nobody names
-    one.
-    """
+    """Default precision of fully trained weights in the tool."""
     log: str = "json"
     """The reader of its logs (cluster.logs)."""
     file: str | None = None
-    """Its name in the folder of a trainer's run, where the text is a file that the trainer
-    takes.
-    """
+    """File name in the folder of a trainer's run, if the trainer reads the text from a file."""
     flags: Callable[[TrainingSetup], list[str]] | None = None
     """Returns a configuration as words of a trainer's command line."""
     flags_name: str = ""
-    """What a trainer's command names them by, where that is not the format's name."""
+    """Name of the flags in a trainer's command, if it is not the format's name."""
     says_shape: bool = False
-    """Whether the written text and the flags say the model's shape."""
+    """Whether the written text and the flags contain the model's shape."""
     fewer_layers: Callable[[TrainingSetup], list[str]] | None = None
-    """Returns the words that give a reduced run its number of layers, where the flags do not say
-    the shape.
+    """Returns the arguments for a reduced run's number of layers, if the flags do not contain the
+    shape.
     """
     reads: str = ""
     """What is read, for the documentation."""
     writes: str = ""
     checked: str = ""
-    """What tests hold the written text to."""
+    """What tests compare the written text with."""
 
 
 _FORMATS: dict[str, Format[Any]] = {}
 
 
 def register(format: Format[Any]) -> None:
-    """Make a format known to every door. Raises ValueError where the name is taken."""
+    """Register a format for all interfaces.
+
+    Raises:
+        ValueError: The name is already registered.
+    """
     if format.name in _FORMATS:
         raise ValueError(f"format {format.name} is registered already")
     _FORMATS[format.name] = format
 
 
 def unregister(name: str) -> None:
-    """Forget a format."""
+    """Remove a format."""
     del _FORMATS[name]
 
 
@@ -130,7 +128,11 @@ def listed_writable() -> str:
 
 
 def get(name: str) -> Format[Any]:
-    """Return the format of a name. Raises InputError."""
+    """Return the format of a name.
+
+    Raises:
+        InputError: There is none.
+    """
     _import_tools()
     if name not in _FORMATS:
         raise InputError(
@@ -141,11 +143,10 @@ def get(name: str) -> Format[Any]:
 
 
 def usual(kind: Kind, runs: str | None = None) -> Format[Any]:
-    """Return the format that a framework's or an engine's configurations are written in where
-    nobody names one.
+    """Return the default format of a framework's or an engine's configurations.
 
-    `runs` is the framework or engine; None, or one without a format of its own, takes the first of
-    the kind.
+    `runs` is the framework or engine; None, or one without its own format, gives the first of the
+    kind.
     """
     own = (each for each in formats(kind) if each.usual_of == runs)
     return next(own, formats(kind)[0])

@@ -1,13 +1,11 @@
-"""What written scripts share: how a command and its options stand in them, and what is left to the
-user.
-"""
+"""Common parts of written scripts: commands with options, and what the user must fill in."""
 
 import re
 import shlex
 from collections.abc import Iterable, Mapping
 
 FILL = "FILL IN"
-"""Marks what is the user's, with the number that it has in the list at the top."""
+"""Marks what the user must fill in, with its number in the list at the top."""
 
 
 def bash(lines: Iterable[str]) -> str:
@@ -16,11 +14,10 @@ def bash(lines: Iterable[str]) -> str:
 
 
 def required(name: str, meaning: str) -> str:
-    """Return a variable, to stand between double quotes, without which the script stops and prints
-    `meaning`.
+    """Return a variable in double quotes without which the script stops and prints `meaning`.
 
-    Raises ValueError for a meaning with characters that bash reads there: a lone quote does not
-    even end.
+    Raises:
+        ValueError: The meaning has characters with a meaning to bash, such as a single quote.
     """
     if re.search(r"['\"`$\\}]", meaning):
         raise ValueError(f"no quote, $, }} or backslash may stand in {meaning!r}")
@@ -28,24 +25,22 @@ def required(name: str, meaning: str) -> str:
 
 
 def option_lines(options: Mapping[str, Iterable[str]], *, prefix: str = "") -> list[str]:
-    """Return each option with the words behind it, quoted, as a line."""
+    """Return each option with its values, quoted, as a line."""
     return [shlex.join((f"{prefix}{name}", *words)) for name, words in options.items()]
 
 
 def assignments(options: Mapping[str, str]) -> list[str]:
-    """Return `key=value` of each option, as Hydra takes them."""
+    """Return `key=value` of each option, for Hydra."""
     return [f"{name}={value}" for name, value in options.items()]
 
 
 def invocation(*lines: str) -> str:
-    """Return a command over several lines; whatever follows the script's name is passed on to
-    it.
-    """
+    """Return a command over several lines; the script's arguments are appended."""
     return " \\\n    ".join((*lines, '"$@"'))
 
 
 def fill_in(parts: Iterable[str]) -> list[str]:
-    """Return the comment that lists what is the user's."""
+    """Return the comment that lists what the user must fill in."""
     return [
         f"# Fill in, each marked {FILL} below:",
         *(f"#   {number}. {what}" for number, what in enumerate(parts, 1)),

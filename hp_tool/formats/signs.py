@@ -1,4 +1,4 @@
-"""What gives away whose configuration a text is."""
+"""Signs by which the format of a text is detected."""
 
 import re
 from collections.abc import Callable, Mapping, Set
@@ -10,30 +10,28 @@ Place = Literal["text", "keys", "script"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """A text whose tool is looked for."""
+    """A text whose format is to be detected."""
 
     text: str
     content: Mapping[str, Any] = field(default_factory=dict)
-    """What a file of keys holds; a script has none."""
+    """Content of a file of keys; empty for a script."""
     keys: Set[str] = frozenset()
-    """Its outermost keys, with underscores."""
+    """Its top-level keys, with underscores."""
     files: bool = False
-    """Whether files came with it."""
+    """Whether files were passed with it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sign:
-    """What gives a tool's configuration away. Of the signs that hold, the one of the lowest rank
-    decides.
-    """
+    """A sign of a format. Of the matching signs, the one with the lowest rank is used."""
 
     of: Place
-    """Where it stands: in any text, which is tried first, in a file of keys, or in a script."""
+    """Where it is: in any text, which is tried first, in a file of keys, or in a script."""
     rank: int
-    """Lower for what is more particular."""
+    """Lower for more specific signs."""
     holds: Callable[[Evidence], bool]
     refused: str = ""
-    """What such a text is, where it is not read."""
+    """Description of such a text, if it is not read."""
 
 
 def words(pattern: str) -> Callable[[Evidence], bool]:
@@ -42,12 +40,12 @@ def words(pattern: str) -> Callable[[Evidence], bool]:
 
 
 def any_key(*names: str) -> Callable[[Evidence], bool]:
-    """Return a test for one of the keys among the outermost ones."""
+    """Return a test for one of the keys at the top level."""
     return lambda evidence: not evidence.keys.isdisjoint(names)
 
 
 def key_within(*names: str) -> Callable[[Evidence], bool]:
-    """Return a test for one of the keys anywhere near the beginning."""
+    """Return a test for one of the keys near the beginning."""
     return lambda evidence: any(
         name in evidence.keys or f"{name}:" in evidence.text[:20_000] for name in names
     )

@@ -1,4 +1,4 @@
-"""A configuration to read, with what is at hand beside it."""
+"""A configuration to read, with its environment, files and log."""
 
 import functools
 import re
@@ -19,46 +19,54 @@ MAX_YAML = 400_000
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """A configuration and what is at hand beside it."""
+    """A configuration with its environment, files and log."""
 
     text: str
     variables: Mapping[str, str] = field(default_factory=dict)
     """The environment of a script; 1, 2, ... are its arguments."""
     files: Mapping[str, str] = field(default_factory=dict)
-    """Texts of files that it sources or names, by the name it gives them."""
+    """Texts of files that it sources or names, by their name in it."""
     ignore: Sequence[str] = ()
-    """Flags and keys to pass over."""
+    """Flags and keys to ignore."""
     log: Sequence[str] = ()
-    """Lines of the run's log, which completes what the configuration does not say."""
+    """Lines of the run's log, which completes the configuration."""
     num_gpus: int | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Variables that a manifest gives the container of a server."""
+    """Variables that a manifest sets for a server's container."""
     unset: Sequence[str] = ()
-    """Variables that it takes from elsewhere."""
+    """Variables that a manifest takes from elsewhere."""
     is_pool: bool = False
-    """Whether the server prefills for others, or decodes what others prefilled."""
+    """Whether the server is a pool for prefill or decoding."""
     overrides: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of the query, by dotted path, that the caller gives beside the configuration."""
+    """Fields of the query, by dotted path, that the caller sets in addition to the
+    configuration.
+    """
     vocabulary: Callable[[Mapping[str, Setting]], str] = lambda settings: ""
-    """What is known of a tokenizer's vocabulary: digits, or an empty text."""
+    """Returns a tokenizer's known vocabulary size as digits, or an empty text."""
     layers_of: Callable[[str], int | None] = lambda name: None
-    """The number of layers of a model; None if nobody knows it."""
+    """Returns the number of layers of a model; None if unknown."""
     num_experts_of: Callable[[str], int | None] = lambda name: None
     named: Callable[[str], str] = lambda name: ""
-    """The catalogue's model that a tool calls by `name`, such as llama3_1_8b; or an empty text."""
+    """Returns the catalogue model for a tool's `name`, such as llama3_1_8b; or an empty text."""
     positions_of: Callable[[str], int | None] = lambda name: None
-    """Tokens that a model has positions for; None if it has no known limit."""
+    """Returns a model's number of positions; None without a known limit."""
     precision_of: Callable[[str], str] = lambda name: "bf16"
-    """The precision of a model's published weights; bf16 where nobody knows of any."""
+    """Returns the precision of a model's published weights; bf16 if unknown."""
 
     @functools.cached_property
     def mapping(self) -> dict[str, Any] | None:
-        """What a file of keys holds; None of a script. Raises InputError for JSON that is none."""
+        """Return the content of a file of keys; None for a script.
+
+        Raises:
+            InputError: The JSON is invalid.
+        """
         return parsed(self.text) if self.text.lstrip().startswith("{") else mapping_of(self.text)
 
     def launch(self, reading: Reading) -> tuple[Launch, Script]:
-        """Return the command of a script that trains or serves, and the script. Raises InputError
-        where there is none.
+        """Return the command of a script that trains or serves, and the script.
+
+        Raises:
+            InputError: There is none.
         """
         launch, script = launch_of(
             self.text, reading=reading, variables=dict(self.variables), files=dict(self.files)
@@ -87,8 +95,13 @@ class Source:
         return launch, script
 
     def keys(self, reading: Reading) -> dict[str, Any]:
-        """Return a file of keys with its references filled in, or the files that a script's command
-        names, the later laid over the earlier. Raises InputError.
+        """Return a file of keys with resolved references, or the merged files of a script's
+        command.
+
+        Later files override earlier ones.
+
+        Raises:
+            InputError: A file is missing or invalid.
         """
         content = self.mapping
         if content is None:
@@ -117,20 +130,20 @@ class Source:
 
 
 def beside(script: Script, name: str) -> str | None:
-    """Return the text of a file that a script names; None where it is not at hand."""
+    """Return the text of a file that a script names; None if it is not available."""
     return file_of(script.files, name)
 
 
 def file_of(files: Mapping[str, str], name: str) -> str | None:
-    """Return the text of a file, by the name that a configuration gives it or the last part of
-    that; None: not at hand.
+    """Return the text of a file, by its name in the configuration or its base name; None if not
+    available.
     """
     path = PurePosixPath(name)
     return next((files[each] for each in (name, str(path), path.name) if each in files), None)
 
 
 def mapping_of(text: str) -> dict[str, Any] | None:
-    """Return what a YAML text holds; None where it is none, as a shell script."""
+    """Return the content of a YAML text; None for other texts, such as a shell script."""
     first = next(
         (row for row in text.splitlines() if row.strip() and not row.lstrip().startswith("#")), ""
     )
@@ -147,7 +160,11 @@ def mapping_of(text: str) -> dict[str, Any] | None:
 
 
 def parsed(text: str) -> dict[str, Any]:
-    """Return what a file of keys holds, in JSON or YAML. Raises InputError."""
+    """Return the content of a file of keys, in JSON or YAML.
+
+    Raises:
+        InputError: It is neither.
+    """
     try:
         return documents.parse(text, origin=Path("deepspeed.json"))
     except InputError:  # YAML in braces, with comments

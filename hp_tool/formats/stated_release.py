@@ -1,5 +1,5 @@
-"""The release that a configuration was chosen for: no tool has an option for it, so it is written
-and read as a comment.
+"""The release that a configuration was chosen for, written and read as a comment, because no tool
+has an option for it.
 """
 
 import re
@@ -13,9 +13,7 @@ _RELEASE = r"v?\d+(?:\.\w+)+(?:[.+-]\w+)*"
 
 
 def release_in_words(workload: TrainingWorkload | InferenceWorkload) -> str:
-    """Return `megatron-core 0.18` of a workload that names a release in one word; else an empty
-    text.
-    """
+    """Return `megatron-core 0.18` for a workload with a release in one word; else an empty text."""
     if isinstance(workload, TrainingWorkload):
         program, release = workload.framework, workload.framework_version
     else:
@@ -24,8 +22,8 @@ def release_in_words(workload: TrainingWorkload | InferenceWorkload) -> str:
 
 
 def read_release(text: str, reading: Reading) -> None:
-    """Take the release of the query's own framework or engine from the headline of a text that was
-    written here.
+    """Read the release of the query's framework or engine from the first line of an exported
+    text.
     """
     section, program, release = (
         ("training", "framework", "framework_version")

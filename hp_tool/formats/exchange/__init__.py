@@ -1,6 +1,4 @@
-"""Results as other tools' configurations; and those as queries, their runs compared with prediction
-and best alternative.
-"""
+"""Export results to other tools, import their configurations, and compare runs with predictions."""
 
 from hp_tool.formats.detection import detect
 from hp_tool.formats.exchange.assessment import Assessment, LoggedRun, assess, search_query

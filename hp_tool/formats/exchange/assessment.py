@@ -1,4 +1,4 @@
-"""A run compared with its prediction and with the best configuration for the same work."""
+"""Compare a run with its prediction and with the best configuration for the same workload."""
 
 import math
 import statistics
@@ -25,7 +25,7 @@ from hp_tool.questions.problem import problem_of
 from hp_tool.questions.training.problem import resolve_training
 
 WARMUP_LINES = 2
-"""Logged steps at a run's start that are left out where more follow: compilation, caches, first
+"""Logged steps at a run's start that are dropped if more follow: compilation, caches, first
 communication.
 """
 
@@ -37,7 +37,7 @@ class LoggedRun:
     step_s: float | None
     """Median of the logged optimizer steps after the first ones."""
     steps: int
-    """Logged figures it is the median of."""
+    """Number of logged steps in the median."""
     tokens_per_second_per_gpu: float | None
     allocated_bytes: float | None
     reserved_bytes: float | None
@@ -46,63 +46,61 @@ class LoggedRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assessment:
-    """A run as it is, as it is predicted, and the best configuration for the same work on the same
+    """A run, its prediction, and the best configuration for the same workload on the same
     devices.
     """
 
     format: str
-    """Whose configuration it is."""
+    """Format of the configuration."""
     query: dict[str, Any]
-    """The configuration as a query; valid input everywhere else."""
+    """The configuration as a query, valid input everywhere."""
     search: dict[str, Any]
-    """The query of a search for a better one: parallelism free, and this configuration as its
+    """A search query for a better one: parallelism free, with this configuration as
     `search.baseline`.
     """
     estimate: Estimate | InferenceEstimate
     logged: LoggedRun | ServerStart | None
-    """What the log says of a training's steps, or of a server's memory."""
+    """Step times of a training's log, or memory of a server's."""
     step_gap_fraction: float | None
-    """Logged step time over the predicted one, less 1."""
+    """Logged step time over the predicted one, minus 1."""
     better: Recommendation | ServingRecommendation | None
-    """None where nothing acceptable is predicted to be faster than what runs, by 0.05 % or more."""
+    """None if no acceptable configuration is predicted to be at least 0.05% faster."""
     gain_fraction: float | None
-    """0.2: the better configuration is predicted to train, or to serve, 20 % more tokens in the
-    same time.
-    """
+    """0.2: the better configuration is predicted to process 20% more tokens in the same time."""
     gain_interval: tuple[float, float] | None
-    """(low, high) of the gain, 90 %, by how far ratios of predictions are off: little between
-    layouts of one training.
+    """90% interval (low, high) of the gain, from the errors of prediction ratios, which are small
+    between layouts of one training.
     """
     switched_on: tuple[str, ...]
-    """Overlaps (of training.overlap) that the better configuration counts on and the command leaves
-    off.
+    """Overlaps (of training.overlap) that the better configuration uses and the command does
+    not.
     """
     parts_gained_s: dict[str, float]
-    """Where the gain comes from: seconds a step of what runs less those of the better one, by
-    part.
-    """
+    """Seconds per step that the better configuration saves, by part."""
     read: tuple[Read, ...] = ()
-    """What was read where, and the query's field that it decides."""
+    """Settings that were read, with the query field that each determines."""
     ignored: tuple[Ignored, ...] = ()
-    """What was passed over, and why."""
+    """Settings that were ignored, and why."""
     missing: tuple[Missing, ...] = ()
-    """What the configuration did not say; an import that lacks something is an error that lists
-    it.
+    """Required values that the configuration lacks; an import with missing values is an error that
+    lists them.
     """
     changes: tuple[dict[str, str | None], ...] = ()
-    """{flag, from, to}: what to write otherwise for the better configuration; null: not there, an
-    empty text: a switch.
+    """{flag, from, to}: changes for the better configuration; null for absent, an empty text for a
+    switch.
     """
 
 
 def assess(
     query: Query, *, reading: Reading | None = None, log: Iterable[str] | None = None
 ) -> Assessment:
-    """Compare a run with its prediction and with the best configuration that its tool runs for the
-    same work and devices.
+    """Compare a run with its prediction and with the best configuration that its tool supports.
 
-    `reading` says what the query was read from; its tool wrote the log. Raises InputError,
-    UnsupportedError.
+    `reading` is the source of the query; its tool wrote the log.
+
+    Raises:
+        InputError: The log or the query is invalid.
+        UnsupportedError: A feature is not modelled.
     """
     problem = problem_of(query)
     tool = reading.tool if reading is not None else usual(query.kind).name
@@ -157,9 +155,7 @@ def assess(
 
 
 def search_query(query: Query, *, tool: str) -> Query:
-    """The query of a search among what `tool` runs, with the query's one configuration as
-    `search.baseline`.
-    """
+    """Return a search query for `tool` with the query's configuration as `search.baseline`."""
     return replace(
         query,
         parallel=ParallelQuery(**runs(tool, query)),
@@ -168,7 +164,7 @@ def search_query(query: Query, *, tool: str) -> Query:
 
 
 def _slowness(estimate: Estimate | InferenceEstimate) -> float | None:
-    """Seconds a step; of serving device-seconds an output token. None where neither is known."""
+    """Return seconds per step, or for serving device-seconds per output token; None if unknown."""
     if isinstance(estimate, Estimate):
         return None if estimate.time is None else estimate.time.step_s
     throughput = estimate.output_tokens_per_second_per_gpu
@@ -181,8 +177,9 @@ def _gain_interval(
     ours: Estimate | InferenceEstimate,
     log_sd: float,
 ) -> tuple[float, float]:
-    """The 90 % interval of a gain. `log_sd`: of the ratio; the step as it runs may also be that
-    with CUDA graphs.
+    """Return the 90% interval of a gain. `log_sd` is that of the ratio.
+
+    The step of the run may also be that with CUDA graphs.
     """
     width, recorded = math.exp(NORMAL_QUANTILE * log_sd), theirs.provenance.get("with_cuda_graphs")
     step_s = _slowness(theirs)
@@ -193,7 +190,7 @@ def _gain_interval(
 def _parts_gained(
     theirs: Estimate | InferenceEstimate, ours: Estimate | InferenceEstimate
 ) -> dict[str, float]:
-    """Seconds of a training step that the second saves, by part."""
+    """Return seconds of a training step that the second saves, by part."""
     if (
         not isinstance(theirs, Estimate)
         or not isinstance(ours, Estimate)
@@ -218,8 +215,8 @@ def _accounts(reading: Reading | None) -> dict[str, Any]:
 def _changes(
     theirs: Configuration, ours: Configuration, tool: str, reading: Reading | None
 ) -> tuple[dict[str, str | None], ...]:
-    """What the second of two configurations writes otherwise, in the tool's own words; in the
-    query's where it has none.
+    """Return the settings that the second of two configurations changes, in the tool's terms, else
+    the query's.
     """
     try:
         before, after = (options(each, tool) for each in (theirs, ours))
@@ -241,9 +238,10 @@ def _changes(
 def _as_written(
     before: Mapping[str, str], after: Mapping[str, str], reading: Reading
 ) -> dict[str, str]:
-    """A script's own Megatron flags among `before`, and those it wrote instead of one that changes
-    (a script may say --recompute-activations for two flags), so that the changes remove what stands
-    there.
+    """Return a script's own Megatron flags among `before`, with its replaced equivalents.
+
+    A script may use --recompute-activations for two flags. The changes must remove what it
+    contains.
     """
     written = {f"--{plain(each.flag)}": each for each in reading.read}
     fields = {name: table(TABLE)[plain(name)].why for name in {**before, **after}}
@@ -261,9 +259,9 @@ def _as_written(
 
 
 def _logged(query: Query, log: Iterable[str], tool: str) -> LoggedRun:
-    """Medians of what a log printed, as seconds a step whatever unit the trainer prefers."""
+    """Return medians of a log's values, as seconds per step for any unit."""
     workload, num_gpus = query.training, resolve_training(query).cluster.num_gpus
-    assert workload is not None  # it trains
+    assert workload is not None  # the query is of kind training
     facts = read_log(log, reader=get(tool).log)
     tokens = workload.global_batch_size * workload.sequence_length / num_gpus
     seconds, _ = facts.step_times_s(workload, num_gpus=num_gpus)

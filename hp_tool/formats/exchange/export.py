@@ -1,4 +1,4 @@
-"""Results as other tools' configurations, and the ranking of what a tool can run."""
+"""Export results to other tools, and rank what a tool supports."""
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, fields, replace
@@ -24,7 +24,7 @@ from hp_tool.questions.training.only import only_layout
 
 Said = TypeVar("Said")
 OF_ONE_FRAMEWORK = ("framework_version", "recipe", "overlap")
-"""Keys of `training` that mean something under one framework alone."""
+"""Keys of `training` with a meaning under one framework only."""
 OF_MEGATRON = (
     "cross_entropy",
     "cuda_graphs",
@@ -33,34 +33,36 @@ OF_MEGATRON = (
     "exp_avg_sq_precision",
     "master_precision",
 )
-"""Those that only Megatron Core has of what is ranked here."""
+"""Ranked keys that only Megatron Core supports."""
 MAX_TRIED = 200
-"""Ranked configurations that are tried in a tool's words."""
+"""Maximum number of ranked configurations that are tried in a tool's format."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exported:
-    """A configuration in another tool's words; ranked again for the tool, also what that costs."""
+    """A configuration in another tool's format; after ranking again for the tool, also the cost of
+    that.
+    """
 
     format: str
     text: str
     framework: str | None = None
-    """This and what follows where it was ranked again: what the tool runs, and the step time is
-    predicted for.
+    """Like the following fields only after ranking again: the tool's framework, for which the step
+    time is predicted.
     """
     parallel: dict[str, Any] | None = None
     step_s: float | None = None
     best_step_s: float | None = None
-    """Of the query's own best configuration; None where it has none."""
+    """Step time of the query's own best configuration; None without one."""
     cost_fraction: float | None = None
-    """0.1: steps take 10 % longer than those of the query's own best."""
+    """0.1: steps take 10% longer than those of the query's own best."""
     left_out: tuple[str, ...] = ()
-    """Keys of the query that the tool has no setting for and that were left out."""
+    """Keys of the query that the tool has no setting for, which were omitted."""
     notes: tuple[str, ...] = ()
-    """What has to be done beside the text for it to run as predicted."""
+    """Additional steps for the exported configuration to run as predicted."""
 
     def cost_in_words(self) -> str:
-        """What ranking again chose, and what it costs; an empty text where nothing was."""
+        """Return the result of ranking again and its cost; empty if nothing was ranked again."""
         if self.step_s is None:
             return ""
         cost = ""
@@ -85,7 +87,7 @@ def export(
     rank: int = 1,
     read: Callable[[Mapping[str, Any]], Query] = schema.parse_query,
 ) -> str:
-    """Return the text of `exported`. Raises InputError, UnsupportedError."""
+    """Return the text of `exported`; raises like `exported`."""
     return exported(result=result, format=format, rank=rank, read=read).text
 
 
@@ -96,12 +98,20 @@ def exported(
     rank: int = 1,
     read: Callable[[Mapping[str, Any]], Query] = schema.parse_query,
 ) -> Exported:
-    """Return one configuration in another tool's words, with what has to be done beside it.
+    """Return one configuration in another tool's format, with additional steps.
 
-    `result` is what estimate, recommend or tune answered with --json (its `query` says the model
-    and the workload), or a query, which is answered first: estimated if it allows one layout alone,
-    else ranked. `rank` picks a recommendation, `read` parses the query. What asks for pools
-    (inference.disaggregated) is written as pools. Raises InputError, UnsupportedError.
+    A query that allows one layout is estimated first, other queries are ranked. Queries with pools
+    (inference.disaggregated) are written as pools.
+
+    Args:
+        result: JSON answer of estimate, recommend or tune (its `query` contains model and
+            workload), or a query.
+        rank: Rank of the recommendation.
+        read: Parses the query.
+
+    Raises:
+        InputError: The result or the rank is invalid.
+        UnsupportedError: The tool cannot express the configuration.
     """
     tool = _writer(format)
     if (asking := _asks_pools(result)) is not None:
@@ -113,7 +123,7 @@ def exported(
 
 
 def _asks_pools(result: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return a query, or that of an answer, if it asks for pools."""
+    """Return a query, or that of an answer, if it has pools."""
     query = result if "kind" in result else result.get("query")
     workload = query.get("inference") if isinstance(query, Mapping) else None
     pools = isinstance(workload, Mapping) and workload.get("disaggregated") is not None
@@ -148,7 +158,7 @@ def _pools(query: Query, tool: Format[Any], rank: int, *, rows: Any) -> str:
 
 
 def _configuration(query: Query, rank: int) -> Configuration:
-    """Return the query's one configuration, or that of this rank."""
+    """Return the query's single configuration, or that of this rank."""
     if rank == 1 and (estimate := only_layout(query)) is not None:
         return Configuration.of(estimate, query=query)
     ranking = problem_of(query).rank(top=rank)
@@ -161,11 +171,14 @@ def _configuration(query: Query, rank: int) -> Configuration:
 
 
 def written(configuration: Configuration, format: str) -> Exported:
-    """Return a configuration in the words of a format, with what has to be done beside it. Raises
-    UnsupportedError, InputError.
+    """Return a configuration in a format, with additional steps.
 
-    Knobs that change nothing trained, which a ranking took and the tool has no setting for, are
-    left out; a note says so.
+    Settings chosen by a ranking that do not change the numerics are omitted if the tool lacks them;
+    a note reports it.
+
+    Raises:
+        UnsupportedError: The format cannot express the configuration.
+        InputError: The format is unknown.
     """
     text, expressed = _expressed(configuration, partial(write, format=format))
     return Exported(
@@ -178,8 +191,8 @@ def written(configuration: Configuration, format: str) -> Exported:
 def _expressed(
     configuration: Configuration, say: Callable[[Configuration], Said]
 ) -> tuple[Said, Configuration]:
-    """Return what a tool says of a configuration, and the configuration without the free knobs and
-    the layout that a ranking chose and it had no setting for.
+    """Return the text, and the configuration without the ranking's free settings and layout that
+    the tool lacks.
     """
     while True:
         try:
@@ -217,8 +230,11 @@ def export_for(
     format: str,
     read: Callable[[Mapping[str, Any]], Query] = schema.parse_query,
 ) -> Exported:
-    """Rank again among what the tool of this format runs, and write the best. Raises InputError,
-    UnsupportedError.
+    """Rank again among the configurations that this format's tool supports, and write the best.
+
+    Raises:
+        InputError: The format is unknown, or nothing fits.
+        UnsupportedError: The tool cannot express any of the best layouts.
     """
     tool = _writer(format, field="for")
     query = read(result if "kind" in result else result.get("query") or {})
@@ -269,8 +285,9 @@ def export_for(
 def recommend_for(
     query: Query, format: str, rank_layouts: Callable[[Query, int], RecommendAnswer], *, top: int
 ) -> tuple[RecommendAnswer, tuple[str, ...]]:
-    """Rank the layouts that the tool of a format can be told, under its framework or engine, and
-    return the best `top`, ranked anew, and the keys of the query that the tool has no setting for.
+    """Rank the layouts that a format's tool supports, under its framework or engine.
+
+    Return the best `top`, ranked again, and the keys of the query that the tool has no setting for.
 
     Args:
         query: The question.
@@ -279,8 +296,8 @@ def recommend_for(
         top: Maximum number of rows.
 
     Raises:
-        InputError: The format is unknown, or nothing that the tool can be told fits.
-        UnsupportedError: The tool cannot be told any of the best layouts.
+        InputError: The format is unknown, or nothing that the tool supports fits.
+        UnsupportedError: The tool cannot express any of the best layouts.
     """
     known = {each.name: each for each in formats(query.kind) if each.write is not None}
     if format not in known:
@@ -313,12 +330,12 @@ def recommend_for(
             ("throughput_front", answer.throughput_front),
         )
     }
-    groups = () if refusal is not None else answer.groups  # they count what the tool refuses too
+    groups = () if refusal is not None else answer.groups  # they count what the tool rejects too
     return replace(answer, recommendations=tuple(rows), groups=groups, **fronts), left_out
 
 
 def _refusal(row: Any, query: Query, *, format: str) -> UnsupportedError | None:
-    """Return why the tool cannot be told the recommendation; None if it can."""
+    """Return why the tool cannot express the recommendation; None if it can."""
     try:
         _expressed(Configuration.of(row, query=query), partial(write, format=format))
     except UnsupportedError as error:
@@ -327,8 +344,8 @@ def _refusal(row: Any, query: Query, *, format: str) -> UnsupportedError | None:
 
 
 def _restricted(query: Query, tool: Format[Any]) -> tuple[Query, tuple[str, ...]]:
-    """Return the training query under the tool's framework, with the axes that the tool can be
-    told, and the keys that it has no setting for.
+    """Return the training query under the tool's framework, with its supported axes, and the
+    omitted keys.
     """
     assert query.training is not None
     workload, left_out = _workload_for(tool, query.training)
@@ -343,8 +360,8 @@ def _restricted(query: Query, tool: Format[Any]) -> tuple[Query, tuple[str, ...]
 def _workload_for(
     tool: Format[Any], workload: TrainingWorkload
 ) -> tuple[TrainingWorkload, tuple[str, ...]]:
-    """Return the workload under the tool's framework, and the keys that mean nothing there and were
-    left out.
+    """Return the workload under the tool's framework, and the omitted keys without a meaning
+    there.
     """
     adapted = replace(workload, framework=tool.framework or workload.framework)
     left_out = []
@@ -369,11 +386,10 @@ def _workload_for(
 def _within(
     parallel: ParallelQuery, axes: Mapping[str, Any], *, without: Collection[str]
 ) -> tuple[ParallelQuery, tuple[str, ...]]:
-    """Return the query's axes as far as a tool can be told about them, and the keys whose values it
-    cannot be told.
+    """Return the query's axes restricted to values the tool supports, and the keys whose values it
+    does not.
 
-    `axes` are the tool's own values by name, `without` the names of those that mean nothing under
-    its framework.
+    `axes` are the tool's values by name, `without` the names without a meaning under its framework.
     """
     values: dict[str, Any] = dict.fromkeys(without)
     left_out = [name for name in without if getattr(parallel, name) is not None]
@@ -392,12 +408,16 @@ def _within(
 
 
 def _whole(value: Any) -> Any:
-    """Return a value of an axis; whole layers that are recomputed have one name."""
+    """Return a value of an axis; recomputation of whole layers has one name."""
     return "full" if value == "per_layer" else value
 
 
 def _writer(name: str, *, field: str = "format") -> Format[Any]:
-    """Return the format of a name that configurations are written in. Raises InputError."""
+    """Return the format of a name that configurations are written in.
+
+    Raises:
+        InputError: There is none.
+    """
     kinds: tuple[Kind, ...] = ("training",) if field == "for" else ("training", "inference")
     known = {each.name: each for kind in kinds for each in formats(kind) if each.write is not None}
     if name not in known:
@@ -409,14 +429,17 @@ def _writer(name: str, *, field: str = "format") -> Format[Any]:
 
 
 def runs(tool: str, query: Query) -> dict[str, Any]:
-    """Return axes of `parallel` as far as the tool that runs the query can be told about them."""
+    """Return the values of `parallel` axes that the query's tool supports."""
     fsdp = query.training is not None and wrapped(query.training.framework) == "torch-fsdp"
     return dict(get(tool).fsdp_axes if fsdp else get(tool).axes)
 
 
 def write(configuration: Configuration, format: str) -> str:
-    """Return the configuration in the words of a format. Raises UnsupportedError for what they
-    cannot say, InputError.
+    """Return the configuration in a format.
+
+    Raises:
+        UnsupportedError: The format cannot express it.
+        InputError: The format is unknown.
     """
     known = {
         each.name: each.write
@@ -436,8 +459,10 @@ def write(configuration: Configuration, format: str) -> str:
 
 
 def options(configuration: Configuration, format: str) -> dict[str, str]:
-    """Return a configuration as the tool's flags or keys, each with its value. Raises
-    UnsupportedError.
+    """Return a configuration as the tool's flags or keys, each with its value.
+
+    Raises:
+        UnsupportedError: The format has no flags or keys.
     """
     tool = get(format)
     if tool.options is None or tool.kind != configuration.query.kind:
@@ -449,8 +474,9 @@ def options(configuration: Configuration, format: str) -> dict[str, str]:
 def written_otherwise(
     before: Mapping[str, str], after: Mapping[str, str]
 ) -> tuple[dict[str, str | None], ...]:
-    """Return {flag, from, to} of every option that differs between two configurations' `options`;
-    None where one lacks it.
+    """Return {flag, from, to} of every option that differs between two configurations.
+
+    None if one has no `options`.
     """
     return tuple(
         {"flag": name, "from": before.get(name), "to": after.get(name)}

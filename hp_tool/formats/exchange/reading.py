@@ -1,5 +1,6 @@
-"""Other tools' configurations as queries, completed from the catalogue; all that is refused or
-missing is one error.
+"""Read other tools' configurations as queries, completed from the catalogue.
+
+All unsupported and missing settings are one error.
 """
 
 import re
@@ -27,7 +28,7 @@ from hp_tool.formats.source import Source
 from hp_tool.questions import schema
 
 _BARE = re.compile(r"modelprovider|moe|-(?:instruct|chat|it|hf)\b.*|[^a-z0-9]")
-"""What a model's name holds beside family and size, and signs that names differ in."""
+"""Parts of a model's name besides family and size, and characters in which names differ."""
 
 
 def read_configuration(
@@ -41,13 +42,18 @@ def read_configuration(
     ignore: Sequence[str] = (),
     log: Sequence[str] = (),
 ) -> Reading:
-    """A foreign configuration as a query, with what became of each of its words.
+    """Read another tool's configuration as a query, with the use of each of its settings.
 
-    `overrides` (dotted paths) say what it cannot: the GPU, a model. `variables` are a script's
-    environment and, as 1, 2, ..., its arguments; `files` the texts of what it sources or names;
-    `ignore` the flags to pass over; `log` completes what it leaves open. Raises ImportRefusedError,
-    which names all that is refused and all that is missing, or InputError where it cannot be read
-    at all.
+    Args:
+        overrides: Values of the query by dotted path, such as the GPU or a model.
+        variables: A script's environment, and as 1, 2, ... its arguments.
+        files: Texts of files that it sources or names.
+        ignore: Flags to ignore.
+        log: Log that completes open settings.
+
+    Raises:
+        ImportRefusedError: Settings are unsupported or missing; the error names all of them.
+        InputError: The text cannot be read.
     """
     changes = dict(overrides or {})
     started = started_by(text)
@@ -98,7 +104,11 @@ def read_configuration(
 
 
 def _check_nodes(started: Started) -> None:
-    """Raise InputError for a training that several pods start without saying how many."""
+    """Check that the number of pods of a training is given.
+
+    Raises:
+        InputError: Several pods start it without a number.
+    """
     if (
         started.trains
         and started.replicas > 1
@@ -119,17 +129,19 @@ def _spec(model: Any) -> ModelSpec:
 def _layers(model: Any) -> int | None:
     try:
         return _spec(model).num_hidden_layers
-    except HpToolError:  # a model that nobody knows is reported as missing
+    except HpToolError:  # an unknown model is reported as missing
         return None
 
 
 def read_query(text: str, **options: Any) -> dict[str, Any]:
-    """The query of a foreign configuration; as `read_configuration`."""
+    """Return the query of another tool's configuration; arguments and errors as in
+    `read_configuration`.
+    """
     return read_configuration(text, **options).query
 
 
 def _complete(reading: Reading, supplied: Mapping[str, Any], text: str) -> None:
-    """Note what the query still needs, less what was given."""
+    """Record what the query still needs and was not given."""
     query, cluster = reading.query, reading.query.get("cluster")
     gpu = _mentioned_gpu(text)
     kind = "training" if query.get("kind") == "training" else "inference"
@@ -160,7 +172,7 @@ def _complete(reading: Reading, supplied: Mapping[str, Any], text: str) -> None:
     covered = {
         *supplied,
         *(each.field for each in reading.missing if each.field == "model"),
-    }  # a model's name says its shape
+    }  # a model's name determines its shape
     reading.missing = [
         _suggested(each, model, text)
         for each in reading.missing
@@ -170,9 +182,9 @@ def _complete(reading: Reading, supplied: Mapping[str, Any], text: str) -> None:
 
 
 def _within_nvlink(query: dict[str, Any]) -> None:
-    """Drop that tensor parallelism is not overlapped where its group is wider than an NVLink
-    domain: Userbuffers, which overlap it, reach no further, so the flag that is missing could not
-    have stood there.
+    """Drop the setting of no tensor-parallel overlap if the group exceeds an NVLink domain.
+
+    Userbuffers, which overlap it, do not work across domains, so a missing flag has no meaning.
     """
     overlap, cluster = query.get("training", {}).get("overlap") or {}, query.get("cluster")
     if overlap.get("tensor_parallel") is not False:
@@ -181,7 +193,7 @@ def _within_nvlink(query: dict[str, Any]) -> None:
         domain = catalog.cluster(
             schema.parse(ClusterQuery, cluster) if isinstance(cluster, Mapping) else str(cluster)
         )
-    except HpToolError:  # what is missing or wrong is told with all else
+    except HpToolError:  # missing or wrong values are reported with all others
         return
     if query.get("parallel", {}).get("tensor_parallel_size", 1) > domain.nvlink_domain_size:
         del overlap["tensor_parallel"]
@@ -190,8 +202,9 @@ def _within_nvlink(query: dict[str, Any]) -> None:
 
 
 def _near_model(text: str) -> str:
-    """The catalogue's model that a text names in its own way, as Llama3ModelProvider70B or
-    Qwen2.5-7B-Instruct do; or ''.
+    """Return the catalogue model that a text names differently, or ''.
+
+    For example Llama3ModelProvider70B or Qwen2.5-7B-Instruct.
     """
     bare = {_BARE.sub("", name): name for name in catalog.names("models")}
     for word in re.findall(r"(?<![\w.-])[a-z_.-]*\d[\w.-]*", text[:100_000].lower()):
@@ -202,8 +215,8 @@ def _near_model(text: str) -> str:
 
 
 def _suggested(missing: Missing, shape: Any, text: str) -> Missing:
-    """A model's hint names one that the text speaks of; a vocabulary's, the catalogue's model of
-    this shape.
+    """Return a hint for a missing model (one the text mentions) or vocabulary (a catalogue model of
+    this shape).
     """
     if missing.field == "model":
         nameless = missing.hint.endswith(option("model", "NAME"))
@@ -227,8 +240,8 @@ def _suggested(missing: Missing, shape: Any, text: str) -> Missing:
 
 
 def _vocabulary(settings: Mapping[str, Setting]) -> str:
-    """What a tokenizer's name tells of its vocabulary: that of the catalogue's model of this name,
-    or GPT-2's.
+    """Return the vocabulary of a tokenizer's name: that of the catalogue model of this name, or
+    GPT-2's.
     """
     kind = settings.get("tokenizer-type")
     if kind is not None and kind.values == ("GPT2BPETokenizer",):
@@ -249,7 +262,7 @@ def _vocabulary(settings: Mapping[str, Setting]) -> str:
 
 
 def _mentioned_gpu(text: str) -> str:
-    """The catalogue's GPU that a text speaks of, for a hint."""
+    """Return a catalogue GPU that a text mentions, as a hint."""
     words = set(re.findall(r"(?<![a-z])[a-z]+\d+[a-z]*", text[:100_000].lower()))
     known = sorted(
         catalog.names("gpus"),
@@ -266,7 +279,7 @@ def _mentioned_gpu(text: str) -> str:
 
 
 def _refusal(reading: Reading) -> ImportRefusedError:
-    """One error for all that is refused and all that is missing."""
+    """Return one error with all unsupported and all missing settings."""
     parts = [f"{line} is not at hand; give it with --file" for line in reading.absent[:MAX_NAMED]]
     refused = list(dict.fromkeys(reading.refused))
     if refused:
