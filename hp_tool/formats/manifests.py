@@ -18,34 +18,34 @@ _SERVES = re.compile(
     r"(?<![\w/.-])vllm serve\b|vllm\.entrypoints\.(openai\.)?api_server|sglang\.launch_server"
     r"|(?<![\w/.-])sglang serve\b|trtllm-serve|dynamo\.(vllm|sglang)\b"
 )
-"""Commands of the engines that are read."""
+"""Commands of the supported engines."""
 _TRAINS = re.compile(r"(?<![\w/.-])(torchrun|deepspeed|accelerate launch)\b|\bpretrain_\w+\.py\b")
 """Commands that start a training."""
 _MOUNTED = re.compile(r"(?<![^\s'\"=])/mnt/models/?(?![^\s'\"])")
-"""Where KServe mounts the checkpoint that `spec.model.uri` names."""
+"""Path at which KServe mounts the checkpoint of `spec.model.uri`."""
 _SHELLS = ("sh", "bash", "/bin/sh", "/bin/bash")
 _REFERENCE = re.compile(r"\$\$\(|\$\(([A-Za-z_][\w.-]*)\)")
-"""`$(NAME)` in a container's words, which Kubernetes fills in; `$$(` is written for `$(`."""
+"""`$(NAME)` in a container's words, which Kubernetes expands; `$$(` is an escaped `$(`."""
 _NAME = re.compile(r"[A-Za-z_]\w*")
 MAX_DOCUMENTS = 50
-"""Objects of one file that are looked at."""
+"""Maximum number of objects read from one file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Started:
-    """What the pods of a manifest start."""
+    """The command started by the pods of a manifest."""
 
     script: str
     """Its variables and its command, as lines of a shell script."""
     replicas: int
-    """How many pods start it."""
+    """Number of pods."""
     trains: bool = False
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Variables of its container whose values the manifest says."""
+    """Variables of its container with values in the manifest."""
     unknown: tuple[str, ...] = ()
-    """Variables of its container that the manifest takes from elsewhere."""
+    """Variables of its container with values defined elsewhere."""
     prefill: "Started | None" = None
-    """The pool that prefills for it."""
+    """The prefill pool of a decoding one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,15 +55,15 @@ class _Container:
     role: str
     """prefill, decode, or an empty text."""
     model: str
-    """The checkpoint that the object names; an empty text: it names none."""
+    """The checkpoint in the object; an empty text if it has none."""
     parallelism: Mapping[str, Any]
 
 
 def started_by(text: str) -> Started | None:
-    """Return what the pods of a manifest, of one object or several, start.
+    """Return the command of a manifest's pods, for one object or several.
 
-    None for any other text, and for a manifest whose containers start no engine or training that is
-    read, or several of them that are no pools for prefill and decoding.
+    None for any other text, and for a manifest whose containers start no supported engine or
+    training, or several that are not pools for prefill and decoding.
 
     Raises:
         UnsupportedError: The number of pods is not a positive integer.
@@ -123,7 +123,7 @@ def _started(
 
 
 def _objects(text: str) -> list[dict[str, Any]]:
-    """Return the mappings of a text of YAML documents; none of a text that is no YAML."""
+    """Return the mappings of a text of YAML documents; none for other texts."""
     parts = re.split(r"(?m)^---(?:[ \t].*)?$", text)
     if len(text) > MAX_YAML or len(parts) > MAX_DOCUMENTS or text.startswith("#!"):
         return []
@@ -169,7 +169,7 @@ def _containers_of(one: Mapping[str, Any]) -> Iterator[_Container]:
 
 
 def _role(one: Mapping[str, Any]) -> str:
-    """Return which pool an object's pods belong to, by llm-d's label or the end of its name."""
+    """Return the pool of an object's pods, by llm-d's label or the suffix of its name."""
     labels = re.findall(r"'llm-d\.ai/role': '(prefill|decode)'", str(one))
     metadata = one.get("metadata")
     name = str(metadata.get("name", "")) if isinstance(metadata, Mapping) else ""
@@ -178,7 +178,7 @@ def _role(one: Mapping[str, Any]) -> str:
 
 
 def _containers(node: Any, *, replicas: Any, role: str, model: str) -> Iterator[_Container]:
-    """Yield the containers anywhere in a specification, with the replicas that are nearest."""
+    """Yield the containers anywhere in a specification, with the nearest replicas."""
     if isinstance(node, list):
         for each in node:
             yield from _containers(each, replicas=replicas, role=role, model=model)
@@ -205,7 +205,7 @@ def _containers(node: Any, *, replicas: Any, role: str, model: str) -> Iterator[
 def _environment(
     container: Mapping[str, Any], settings: Mapping[str, Mapping[str, str]]
 ) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Return the variables of a container, and the names of those whose values stand elsewhere."""
+    """Return the variables of a container, and the names of those with values defined elsewhere."""
     values: dict[str, str] = {}
     unknown: list[str] = []
     for each in _mappings(container.get("envFrom")):
@@ -240,15 +240,15 @@ def _text(value: Any) -> str:
 
 
 def _filled(text: str, values: Mapping[str, str]) -> str:
-    """Return the text with the references that the variables tell filled in."""
+    """Return the text with the references to known variables expanded."""
     return _REFERENCE.sub(
         lambda match: "$(" if match[1] is None else values.get(match[1], match[0]), text
     )
 
 
 def _word(text: str, values: Mapping[str, str]) -> str:
-    """Return a container's word as the shell reads it; a reference that nothing tells becomes a
-    variable of the shell.
+    """Return a container's word as the shell reads it; an unknown reference becomes a shell
+    variable.
     """
     parts, place = [], 0
     for match in _REFERENCE.finditer(text):
@@ -261,8 +261,8 @@ def _word(text: str, values: Mapping[str, str]) -> str:
 
 
 def _command(container: _Container, settings: Mapping[str, Mapping[str, str]]) -> str:
-    """Return a container's command and arguments in one shell line, or the script that its shell
-    is given.
+    """Return a container's command and arguments as one shell line, or the script passed to its
+    shell.
     """
     content = container.content
     parts = (content.get("command"), content.get("args"))

@@ -1,4 +1,4 @@
-"""Pools for prefill and decoding, which two commands start, as one query."""
+"""Two commands that start pools for prefill and decoding, as one query."""
 
 import re
 from collections.abc import Mapping
@@ -14,11 +14,11 @@ ROLES = ("prefill", "decode")
 _SIZES = ("tensor_parallel_size", "expert_parallel_size", "attention_data_parallel_size")
 _BRANCHES = re.compile(r"(?m)^[ \t]*\(?(prefill|decode)\)[ \t]*$")
 _REPLICAS = re.compile(r"(?m)^#\s*(prefill|decode): one of (\d{1,6}) replicas$")
-"""How an exported script says the replicas of a pool."""
+"""Comment with the replicas of a pool in an exported script."""
 
 
 def pools_of(source: Source, started: Started | None) -> dict[str, Source] | None:
-    """Return the command of either pool, by its role; None of what starts one kind of server."""
+    """Return the command of each pool by role; None for a single kind of server."""
     if started is not None:
         if started.prefill is None:
             return None
@@ -41,7 +41,7 @@ def pools_of(source: Source, started: Started | None) -> dict[str, Source] | Non
 
 
 def replicas_of(source: Source, started: Started | None) -> dict[str, int]:
-    """Return the replicas of either pool, as far as the manifest or the script says them."""
+    """Return the replicas of each pool that the manifest or the script contains."""
     if started is not None and started.prefill is not None:
         return {"prefill": started.prefill.replicas, "decode": started.replicas}
     return {role: int(count) for role, count in _REPLICAS.findall(source.text)}
@@ -50,8 +50,11 @@ def replicas_of(source: Source, started: Started | None) -> dict[str, int]:
 def read(
     pools: Mapping[str, Source], replicas: Mapping[str, int], *, format: str | None
 ) -> Reading:
-    """Return the query of both pools, with what became of each of their words. Raises InputError,
-    UnsupportedError.
+    """Return the query of both pools, with the use of each of their settings.
+
+    Raises:
+        InputError: A command is invalid.
+        UnsupportedError: A setting is not modelled.
     """
     readings = {
         role: imports.read(replace(each, num_gpus=None), format=format)
@@ -107,7 +110,7 @@ def _field(field: str, role: str) -> str:
 
 
 def _shared(first: Reading, second: Reading, section: str, merged: Reading) -> dict[str, Any]:
-    """Return what both pools say alike of a section; refuse by name what they say otherwise."""
+    """Return the common settings of both pools in a section; reject settings that differ."""
     one, other = (each.query.get(section, {}) for each in (first, second))
     shared: dict[str, Any] = {}
     for name in dict.fromkeys((*one, *other)):

@@ -1,5 +1,5 @@
-"""Functions that put a configuration together in Python, followed by their syntax: nothing is
-executed or imported.
+"""Functions that build a configuration in Python, read from their syntax without executing
+anything.
 """
 
 import ast
@@ -10,17 +10,17 @@ from hp_tool.errors import InputError, UnsupportedError
 
 MAX_TEXT = 400_000
 MAX_EXPRESSIONS = 20_000
-"""That one function and those it calls may hold."""
+"""Maximum number of expressions in a function and those it calls."""
 MAX_NUMBER = 10**18
 _SKIPPED = (ast.Import, ast.ImportFrom, ast.Assert, ast.Pass, ast.FunctionDef)
 
 
 @dataclass(slots=True, kw_only=True)
 class Call:
-    """A call by its name, with arguments that later statements may set."""
+    """A call by name, with arguments that later statements may set."""
 
     name: str = ""
-    """Dotted, as written; empty where a statement sets an attribute of a default."""
+    """Dotted, as written; empty if a statement sets an attribute of a default."""
     words: list[Any] = field(default_factory=list)
     arguments: dict[str, Any] = field(default_factory=dict)
     line: int
@@ -28,14 +28,14 @@ class Call:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unread:
-    """An expression whose value only running would tell."""
+    """An expression whose value can only be known by running it."""
 
     text: str
     line: int
 
 
 class Functions:
-    """The functions of a module, and what each returns."""
+    """The functions of a module, and their return values."""
 
     def __init__(self, text: str) -> None:
         """Raises InputError for what is no Python."""
@@ -58,22 +58,21 @@ class Functions:
         self.modules = {
             name.asname or name.name: origin for each, origin in origins for name in each.names
         }
-        """By imported name, the module that it comes from; one that begins with a dot lies beside
-        the file.
-        """
+        """Module of each imported name; a leading dot means a module in the same folder."""
         self._left = MAX_EXPRESSIONS
 
     def returning(self, kind: str) -> tuple[str, ...]:
-        """Return the names of the functions whose annotation says that they return `kind`, or that
-        call it.
+        """Return the names of the functions that are annotated to return `kind`, or that call
+        it.
         """
         return tuple(name for name, each in self._functions.items() if _returns(each, kind))
 
     def value(self, name: str) -> Any:
-        """Return what a function returns: constants, lists, calls and what is not read.
+        """Return what a function returns: constants, lists, calls and unread expressions.
 
-        Raises UnsupportedError for a statement that only running would tell, InputError for a
-        function that is not here.
+        Raises:
+            UnsupportedError: The effect of a statement can only be known by running it.
+            InputError: The function is not in the file.
         """
         if name not in self._functions:
             raise InputError(f"no function {name} in the file", field="config")
@@ -113,9 +112,7 @@ class Functions:
         )
 
     def _holder(self, target: ast.expr, values: dict[str, Any]) -> Call | None:
-        """Return the call whose attribute a target is; a default that no call was written for
-        becomes one.
-        """
+        """Return the call whose attribute a target is, created for a default without one."""
         if not isinstance(target, ast.Attribute):
             return None
         if isinstance(target.value, ast.Attribute):
@@ -190,8 +187,8 @@ def _returns(function: ast.FunctionDef, kind: str) -> bool:
 
 
 def _result(left: Any, op: ast.operator, right: Any) -> int | None:
-    """Return a sum, difference, product or quotient of whole numbers; None where it is none or too
-    large.
+    """Return a sum, difference, product or quotient of integers; None for others or too large
+    results.
     """
     if (
         not (isinstance(left, int) and isinstance(right, int))

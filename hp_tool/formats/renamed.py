@@ -1,5 +1,7 @@
-"""Configurations that name Megatron's arguments in their own way: Megatron Bridge, NeMo,
---yaml-cfg, and the list that Megatron prints when a log starts.
+"""Configurations with other names for Megatron's arguments: Megatron Bridge, NeMo, --yaml-cfg,
+logs.
+
+Megatron prints a list of its arguments at the start of a log.
 """
 
 import ast
@@ -27,18 +29,18 @@ from hp_tool.formats.source import beside, parsed
 from hp_tool.formats.tools.megatron_lm.arguments import TABLE
 
 _SECTIONS = ("", "model", "train", "ddp", "comm-overlap", "language-model", "model-parallel")
-"""Of a file whose keys are Megatron's own where they decide something."""
+"""Sections of a file whose relevant keys are Megatron's own."""
 _OFF = ("false", "none", "null", "no", "")
 PRINTED_ARGUMENTS = re.compile(r"(?<!-)-{4,}[ \t]*(?:[^-\n]{1,80}[ \t])?arguments[ \t]*-{4}")
-"""How Megatron begins the arguments that it prints."""
+"""Start of the arguments that Megatron prints."""
 _PRINTED_LINE = re.compile(r"(?:^|[\s:\]])(\w+) \.{2,} ?(.*)$")
 MAX_PRINTED = 3_000
-"""Lines that a list of arguments may have."""
+"""Maximum number of lines in a list of arguments."""
 
 
 @functools.cache
 def names(tool: str) -> Mapping[str, str]:
-    """Arguments of Megatron by the tool's own keys; those that a key switches off end in `!`."""
+    """Return Megatron's arguments by the tool's keys; those that a key switches off end in `!`."""
     text = (
         resources.files("hp_tool.formats")
         .joinpath(f"tables/{tool}.yaml")
@@ -51,8 +53,9 @@ def names(tool: str) -> Mapping[str, str]:
 
 
 def argument_of(key: str, *, tool: str) -> str:
-    """Return Megatron's argument that a key of the tool's file sets, with `!` behind one that it
-    switches off; an empty text for a key of another part of the tool.
+    """Return the Megatron argument that a key of the tool's file sets.
+
+    It ends in `!` if the key switches it off, and is empty for a key of another part of the tool.
     """
     known, megatron = names(tool), table(TABLE)
     section, _, tail = key.rpartition(".")
@@ -64,8 +67,10 @@ def argument_of(key: str, *, tool: str) -> str:
 def renamed(
     settings: Iterable[Setting], *, tool: str, reading: Reading, spare: Iterable[str] = ()
 ) -> list[Setting]:
-    """The settings under Megatron's names; those of other parts of the tool are noted as its table
-    says. `spare` are keys that the caller says to ignore.
+    """Return the settings under Megatron's names; record those of other parts of the tool by its
+    table.
+
+    `spare` are keys to ignore.
     """
     own, megatron = table(tool), table(TABLE)
     spared = {plain(name) for name in spare}
@@ -91,8 +96,9 @@ def renamed(
 
 
 def _argument(setting: Setting, name: str, reading: Reading) -> list[Setting]:
-    """Return the setting as Megatron's argument `name`, none where it is off; a name that ends in
-    `!` is what the key switches off.
+    """Return the setting as Megatron's argument `name`, none if it is off.
+
+    A name that ends in `!` is switched off by the key.
     """
     argument, absent = table(TABLE).get(name.removesuffix("!")), _is_off(setting)
     if argument is not None and argument.arity == "0":
@@ -111,7 +117,7 @@ def _is_off(setting: Setting) -> bool:
 
 
 def printed(lines: Iterable[str]) -> tuple[list[Setting], dict[str, str]]:
-    """The arguments that Megatron printed into a log, and facts of other lines: world_size,
+    """Return the arguments that Megatron printed into a log, with world_size and
     padded_vocab_size.
     """
     listed: list[Setting] = []
@@ -151,8 +157,9 @@ def _values(text: str) -> tuple[str, ...]:
 
 
 def of_printed(listed: list[Setting], *, reading: Reading) -> list[Setting]:
-    """Printed arguments as flags. Every argument is printed, so a value that is not read may be a
-    default, and counts as one.
+    """Return printed arguments as flags.
+
+    Every argument is printed, so a value that is not read may be a default and counts as one.
     """
     known, megatron = names("printed"), table(TABLE)
     passed: list[Setting] = []
@@ -181,8 +188,8 @@ def of_printed(listed: list[Setting], *, reading: Reading) -> list[Setting]:
 
 
 def recipe(words: Iterable[Setting], script: Script, reading: Reading) -> list[Setting]:
-    """Return the arguments in the file behind --config, which TRL's scripts and servers read before
-    those of the command.
+    """Return the arguments in the file of --config, which TRL's scripts and servers read before the
+    command's.
     """
     named = next((each for each in words if each.name == "config" and each.values), None)
     if named is None:
@@ -208,8 +215,10 @@ def recipe(words: Iterable[Setting], script: Script, reading: Reading) -> list[S
 
 
 def file_settings(content: Mapping[str, Any], *, text: str) -> list[Setting]:
-    """The leaves of a YAML file. Raises InputError where it holds more than any configuration
-    does.
+    """Return the leaves of a YAML file.
+
+    Raises:
+        InputError: It has more than any configuration.
     """
     settings = as_settings(content, lines=text)
     if len(settings) > MAX_PRINTED:

@@ -31,9 +31,9 @@ NAMES = frozenset(
 """Timers of a step that are read; others are parts of these."""
 MAX_RANKS = 16_384
 LOOKED_AT = 16 * 2**20
-"""Bytes of a file in which a log's first signs must stand."""
+"""Bytes at the start of a file that must contain a log's first signs."""
 _SIGNS = (b"across ranks (ms):", b"elapsed time per iteration (ms):")
-"""Of timers, and of a log without them, whose reader says what it lacks."""
+"""Signs of timers, and of a log without them, which the reader reports as missing."""
 _NUMBER = r"(\d{1,12}\.\d{1,6})"
 _BOTH = re.compile(rf"([a-z][a-z-]+) \.+: \({_NUMBER}, {_NUMBER}\)\s*$")
 _MOST = re.compile(rf"([a-z][a-z-]+) \.+: {_NUMBER}\s*$")
@@ -45,34 +45,37 @@ _RANK = re.compile(rf"rank\s+(\d{{1,6}}): {_NUMBER}\s*$")
 
 @dataclass(slots=True, kw_only=True)
 class TimedStep:
-    """What one print of the timers says of a step, in seconds; a mean over the iterations since the
-    print before.
+    """One print of the timers, in seconds per step; a mean over the iterations since the previous
+    print.
     """
 
     step_s: float
     longest_s: dict[str, float] = field(default_factory=dict)
-    """By timer, on the rank where it is longest."""
+    """By timer, on the rank with the longest time."""
     shortest_s: dict[str, float] = field(default_factory=dict)
-    """By timer; empty where only the longest was printed."""
+    """By timer; empty if only the longest was printed."""
     ranks_s: dict[str, dict[int, float]] = field(default_factory=dict)
-    """By timer and rank, where --timing-log-option is all."""
+    """By timer and rank, if --timing-log-option is all."""
 
 
 def is_log(path: Path) -> bool:
-    """Whether the beginning of a file is a log's."""
+    """Return whether the beginning of a file is that of a log."""
     try:
         with path.open("rb") as stream:
             beginning = stream.read(LOOKED_AT)
             return any(sign in beginning for sign in _SIGNS)
     except OSError:
-        return False  # whoever reads it says what is wrong
+        return False  # the reader reports what is wrong
 
 
 def read_timers(path: Path, *, name: str | None = None) -> list[TimedStep]:
-    """The steps of a log. The first print is left out where there are more: it counts one iteration
-    as many. `name`: what errors call the file, None: its path.
+    """Return the steps of a log.
 
-    Raises InputError where no step has a timer.
+    The first print is dropped if there are more, because it counts one iteration as many. `name` is
+    the file's name in errors; None for its path.
+
+    Raises:
+        InputError: No step has a timer.
     """
     with path.open(encoding="utf-8", errors="replace") as stream:
         steps = [step for step in _steps(_lines(stream)) if step.longest_s]
@@ -91,7 +94,7 @@ def _lines(stream: Iterable[str]) -> Iterator[str]:
 
 
 def _steps(lines: Iterable[str]) -> Iterator[TimedStep]:
-    """Each step that a line tells the time of, with the timers that follow."""
+    """Yield each step with a time, with the timers that follow."""
     facts, step, name = LogFacts(), None, ""
     for line in lines:
         count = len(facts.step_s)
@@ -109,8 +112,8 @@ def _steps(lines: Iterable[str]) -> Iterator[TimedStep]:
 
 
 def _timer(line: str, step: TimedStep, name: str) -> str:
-    """Read one line after a step's, of ranks that of the timer `name`; return the timer that the
-    next line may be of.
+    """Read one line after a step's, for ranks that of the timer `name`; return the timer of the
+    next line.
     """
     if line.lstrip().startswith("time (ms) |"):  # of 2021: one line, of the last rank
         for named in _OLD.finditer(line):

@@ -1,5 +1,5 @@
-"""Bash as bash reads it, with nothing executed: the commands a script would run, their words filled
-in.
+"""Interpret bash scripts without executing them: the commands that would run, with expanded
+words.
 """
 
 from hp_tool.formats.shell.script import Script, read

@@ -1,5 +1,5 @@
-"""Branches of a script of which only running would tell which one runs: what they leave differently
-becomes unknown.
+"""Branches whose condition can only be known by running: variables that they set differently are
+unknown.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ if TYPE_CHECKING:
     from hp_tool.formats.shell.statements import Statements
 
 Branch = Callable[[], bool]
-"""Follows the statements of a branch; returns whether the last one succeeds."""
+"""Interprets the statements of a branch; returns whether the last one succeeds."""
 
 
 def follow(shell: Statements, taken: Branch, *, others: Sequence[Branch], undecided: str) -> bool:
-    """Follow the branch that is taken, and return whether it succeeds.
+    """Interpret the selected branch, and return whether it succeeds.
 
-    With a condition that only running would tell (`undecided`), every variable that another branch
-    would set to another single word becomes unknown. Words that hold flags, and arrays, keep the
-    value of the branch that is taken, which a note names.
+    If the condition can only be known by running (`undecided`), every variable that another branch
+    would set to another single word becomes unknown. Words with flags, and arrays, keep the value
+    of the selected branch, which a note reports.
     """
     if not undecided:
         return taken()
@@ -46,8 +46,8 @@ def _is_one_word(text: str) -> bool:
 
 
 def _variables_after(shell: Statements, branch: Branch) -> dict[str, Value]:
-    """Return the variables as a branch leaves them, and undo all that it does; none if the script
-    would end in it.
+    """Return the variables after a branch, and undo its effects; none if the script would end in
+    it.
     """
     from hp_tool.formats.shell.statements import LeaveError
 

@@ -14,7 +14,9 @@ if TYPE_CHECKING:
 
 MAX_CHARACTERS = 200_000
 _CONTINUES_NOTHING = re.compile(r"\\(?=\r?\n[ \t]*(\r?\n|\Z)|\Z)")
-"""A backslash before an empty line or the end, where bash ends the command; the grammar fails."""
+"""A backslash before an empty line or the end, at which bash ends the command and the grammar
+fails.
+"""
 
 
 @functools.cache
@@ -27,8 +29,8 @@ def _language() -> tree_sitter.Language:
 
 
 def parse(content: bytes) -> tree_sitter.Node:
-    """The root of the syntax tree; `has_error` is set where the text is no bash. A parser is one
-    thread's own.
+    """Return the root of the syntax tree; `has_error` is set for invalid bash. Parsers are
+    thread-local.
     """
     language = _language()
     from tree_sitter import Parser
@@ -37,8 +39,10 @@ def parse(content: bytes) -> tree_sitter.Node:
 
 
 def parse_script(text: str) -> tree_sitter.Node:
-    """The root of a script's syntax tree. Raises InputError, naming the line, where it cannot be
-    read.
+    """Return the root of a script's syntax tree.
+
+    Raises:
+        InputError: The script cannot be parsed; the error names the line.
     """
     if len(text) > MAX_CHARACTERS:
         raise InputError(

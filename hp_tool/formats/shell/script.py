@@ -1,4 +1,4 @@
-"""The commands that a bash script would run, in its order."""
+"""The commands that a bash script would run, in order."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ _SLURM = {
     "SLURM_NTASKS_PER_NODE": "ntasks-per-node",
     "SLURM_NTASKS": "ntasks",
 }
-"""Variables that Slurm sets, and the option of the script's header that each repeats."""
+"""Variables set by Slurm, and the option of the script's header with the same value."""
 
 
 @dataclass(frozen=True)
 class Script:
-    """What a script would do."""
+    """The commands and files of a script."""
 
     commands: tuple[Command, ...]
     notes: tuple[Note, ...]
     files: Mapping[str, str]
-    """Files that it writes from heredocs, and those given beside it."""
+    """Files that it writes from heredocs, and files passed with it."""
     header: Mapping[str, str]
     """Options of its #SBATCH lines, without dashes."""
 
@@ -54,10 +54,14 @@ class Script:
 def read(
     text: str, *, variables: Mapping[str, str] | None = None, files: Mapping[str, str] | None = None
 ) -> Script:
-    """The commands of a script. `variables` are those of its environment (and 1, 2, ... its
-    arguments), `files` the texts of the files that it sources or names.
+    """Return the commands of a script.
 
-    Raises InputError where it is no bash, or asks for more than is followed.
+    Args:
+        variables: Its environment, and 1, 2, ... its arguments.
+        files: Texts of the files that it sources or names.
+
+    Raises:
+        InputError: It is not valid bash, or exceeds the limits.
     """
     environment = dict(variables or {})
     runner = _Runner(files=dict(files or {}))
@@ -84,14 +88,14 @@ _SHORT = {"N": "nodes", "n": "ntasks"}
 
 
 def _header(text: str) -> dict[str, str]:
-    """Return the options of the #SBATCH lines, without dashes: any number on a line, as sbatch
-    takes them.
+    """Return the options of the #SBATCH lines, without dashes: any number per line, as in
+    sbatch.
     """
     header: dict[str, str] = {}
     for line in re.findall(r"(?m)^#SBATCH[ \t]+(.*)$", text):
         try:
             words = shlex.split(line, comments=True)
-        except ValueError:  # a quote that does not end
+        except ValueError:  # an unclosed quote
             words = line.split()
         name = ""
         for word in words:
@@ -105,11 +109,11 @@ def _header(text: str) -> dict[str, str]:
 
 
 _DATA = (".json", ".yaml", ".yml", ".toml", ".txt", ".py")
-"""Endings of files that a command reads, and does not run as bash."""
+"""Suffixes of files that a command reads, but does not run as bash."""
 
 
 class _Runner(Statements):
-    """Commands: those of the shell itself are followed, all others noted as what the script would
+    """Commands: shell builtins are interpreted, all others recorded as what the script would
     run.
     """
 
@@ -178,7 +182,7 @@ class _Runner(Statements):
         return True
 
     def _shell(self, after: list[Word], *, before: list[Word], node: Node) -> bool:
-        """bash -c 'a script' arguments, or bash file arguments."""
+        """Interpret bash -c 'a script' arguments, or bash file arguments."""
         options = 0
         while options < len(after) and after[options].text.startswith(("-", "+")):
             options += 1
@@ -291,8 +295,8 @@ class _Runner(Statements):
         return True
 
     def _do_read(self, words: list[Word], node: Node) -> bool:
-        """`read`, which splits what a heredoc or a here-string feeds it; of anything else only
-        running would tell.
+        """Interpret `read`, which splits a heredoc or a here-string; other input can only be known
+        by running.
         """
         stdin, options, names, rest = self.stdin, "", [], iter(words)
         for word in rest:
@@ -352,4 +356,4 @@ _BUILTIN = {
     "getopts": "read",
     "printf": "printf",
 }
-"""Commands of the shell itself, and the method that follows each."""
+"""Shell builtins, and the method that interprets each."""

@@ -1,5 +1,6 @@
-"""Statements of a bash script: conditions, loops, assignments, redirections, followed as bash
-would; nothing is executed.
+"""Interpret statements of a bash script: conditions, loops, assignments, redirections.
+
+Nothing is executed.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from tree_sitter import Node
 
 MAX_NESTING = 12
-"""Functions, sourced files and scripts within scripts."""
+"""Maximum nesting of functions, sourced files and scripts within scripts."""
 SOURCED = "the sourced file is not at hand; give it with --file"
 MAX_COMMANDS = 2_000
 SHELLS = ("bash", "sh", "zsh", "dash")
@@ -45,12 +46,12 @@ class Command:
     words: tuple[Word, ...]
     line: int
     stdin: str | None = None
-    """What a heredoc feeds it."""
+    """Text of its heredoc."""
 
 
 @dataclass(frozen=True)
 class Note:
-    """Something the script says that was not followed, and why."""
+    """A part of the script that was not interpreted, and why."""
 
     text: str
     reason: str
@@ -80,15 +81,15 @@ class Statements:
     """Words before a script within the script: `srun -N 4 bash -c '...'`."""
     nesting: int = 0
     stdin: str | None = None
-    """What a heredoc or a here-string feeds the command that is followed."""
+    """Text of a heredoc or a here-string for the interpreted command."""
     locals_: list[dict[str, Value | None]] = field(default_factory=list)
     undecided: str = ""
-    """The last condition that only running would tell."""
+    """The last condition that can only be known by running."""
     ends: int = 0
-    """How often the script would have ended."""
+    """Number of times the script would have ended."""
 
     def run(self, text: str, *, first_line: int) -> None:
-        """Follow a script's text; its lines count from `first_line`."""
+        """Interpret a script's text; its lines count from `first_line`."""
         self.nesting += 1
         if self.nesting > MAX_NESTING:
             raise InputError(
@@ -113,7 +114,7 @@ class Statements:
             self.notes.append(Note(text[:200], reason, self.filler.line(node)))
 
     def statements(self, nodes: list[Node]) -> bool:
-        """Follow statements in order; whether the last one succeeds."""
+        """Interpret statements in order; return whether the last one succeeds."""
         done = True
         for node in nodes:
             if node.is_named and node.type != "comment":
@@ -121,7 +122,7 @@ class Statements:
         return done
 
     def statement(self, node: Node) -> bool:
-        """Follow one statement; whether it succeeds. Commands count as succeeding."""
+        """Interpret one statement; return whether it succeeds. Commands count as successful."""
         self.filler.step()
         self.filler.depth += 1
         if self.filler.depth > MAX_DEPTH:
@@ -150,8 +151,9 @@ class Statements:
         return bool(truth)
 
     def _decided(self, nodes: list[Node]) -> tuple[bool, str]:
-        """Return the truth of a condition, and what of it only running would tell; nothing if it is
-        true all the same.
+        """Return the truth of a condition, and the part that can only be known by running.
+
+        The latter is empty if the condition is true regardless.
         """
         outer, self.undecided = self.undecided, ""
         truth = self.statements(nodes)
@@ -186,8 +188,10 @@ class Statements:
         return self._known(node, test(self.filler, self._tokens(node)))
 
     def _tokens(self, node: Node, *, depth: int = 0) -> list[str]:
-        """Operands and operators of a test in the order they are written. Raises InputError where
-        it is nested too deeply.
+        """Return operands and operators of a test in the order they are written.
+
+        Raises:
+            InputError: It is nested too deeply.
         """
         if depth > MAX_DEPTH:
             raise InputError(
@@ -213,7 +217,7 @@ class Statements:
         )
 
     def _clauses(self, clauses: list[list[Node]]) -> bool:
-        """Follow the first clause whose condition is true; a last one without `then` is the
+        """Interpret the first clause with a true condition; a last one without `then` is the
         else.
         """
         if not clauses:
@@ -250,7 +254,7 @@ class Statements:
         return self._case([], passed, node, subject)
 
     def _case(self, body: list[Node], passed: list[list[Node]], node: Node, subject: str) -> bool:
-        """Follow the case that is taken; of an unknown subject any that was passed could be."""
+        """Interpret the selected case; with an unknown subject any earlier one could match."""
         others: list[Branch] = [functools.partial(self.statements, each) for each in passed]
         undecided = f"case {source_of(node.children[1])}" if OPEN in subject else ""
         return follow(self, lambda: self.statements(body), others=others, undecided=undecided)
@@ -466,7 +470,9 @@ class Statements:
     def _nested(
         self, text: str, prefix: Iterable[Word], *, arguments: list[Word] | None = None, line: int
     ) -> None:
-        """Follow a script within the script, whose commands get the words before it."""
+        """Interpret a script within the script, whose commands are prefixed with the words before
+        it.
+        """
         kept, self.prefix = self.prefix, (*self.prefix, *prefix)
         outer, self.filler.arguments = self.filler.arguments, arguments or []
         self.run(text, first_line=line)

@@ -1,6 +1,4 @@
-"""Sums of whole numbers in a script, and its conditions; both know a third answer: that only
-running would tell.
-"""
+"""Integer arithmetic and conditions in a script, whose results may be unknown."""
 
 from __future__ import annotations
 
@@ -49,7 +47,7 @@ _TESTS: dict[str, Callable[[int, int], bool]] = {
 
 
 class SumError(Exception):
-    """A sum that holds what is not known, or is none."""
+    """An arithmetic expression that contains unknown parts, or is invalid."""
 
 
 def sets_variable(node: Node) -> bool:
@@ -66,7 +64,11 @@ def sets_variable(node: Node) -> bool:
 
 
 def calculate(filler: Filler, node: Node, depth: int = 0) -> int:
-    """The number of an arithmetic expression's node. Raises SumError."""
+    """Return the value of an arithmetic expression's node.
+
+    Raises:
+        SumError: It is unknown or invalid.
+    """
     from hp_tool.formats.shell.words import OPEN, Word, source_of
 
     filler.step()
@@ -81,7 +83,7 @@ def calculate(filler: Filler, node: Node, depth: int = 0) -> int:
         return part(children[1])
     if kind == "unary_expression":
         if children[0].type not in ("-", "!") or children[1].type == "binary_expression":
-            raise SumError  # the grammar takes -a + b for -(a + b)
+            raise SumError  # the grammar parses -a + b as -(a + b)
         return -part(children[1]) if children[0].type == "-" else int(not part(children[1]))
     if kind == "ternary_expression":
         raise SumError
@@ -102,7 +104,11 @@ def calculate(filler: Filler, node: Node, depth: int = 0) -> int:
 
 
 def _number(text: str) -> int:
-    """The number that a text writes. Raises SumError."""
+    """Return the number of a text.
+
+    Raises:
+        SumError: It is not a number.
+    """
     if not re.fullmatch(r"-?\d{1,18}", text):
         raise SumError
     return int(text)
@@ -128,7 +134,9 @@ def _bounded(number: int) -> int:
 
 
 def test(filler: Filler, tokens: list[str]) -> bool | None:
-    """The truth of `[ words ]`; None where only running would tell (files, values nobody set)."""
+    """Return the truth of `[ words ]`; None if it can only be known by running (files, undefined
+    values).
+    """
     truth, rest = _joined(filler, tokens, 0)
     return truth if not rest else None
 
@@ -136,7 +144,9 @@ def test(filler: Filler, tokens: list[str]) -> bool | None:
 def _joined(
     filler: Filler, tokens: list[str], depth: int, *, either: bool = True
 ) -> tuple[bool | None, list[str]]:
-    """`a || b`, whose parts may be `a && b` (`either`: False): the truth, and the tokens behind."""
+    """Return the truth of `a || b`, whose parts may be `a && b` (`either`: False), and the tokens
+    after it.
+    """
     signs = ("||", "-o") if either else ("&&", "-a")
 
     def part(tokens: list[str]) -> tuple[bool | None, list[str]]:

@@ -1,5 +1,5 @@
-"""Words of a shell script: variables, arrays, defaults and sums filled in; what only running would
-tell stays marked.
+"""Expand words of a shell script: variables, arrays, defaults and arithmetic; unknown parts are
+marked.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from tree_sitter import Node
 
 MAX_STEPS = 200_000
-"""Nodes of the script that are looked at, each pass through a loop or a function counted."""
+"""Maximum number of visited nodes, counting each iteration of a loop or function."""
 MAX_MADE = 2_000_000
-"""Characters of filled-in text: a few lines can ask for billions."""
+"""Maximum characters of expanded text, because a few lines can expand to billions."""
 MAX_DEPTH = 100
 MAX_PATTERN = 4_000
-"""Characters of a value that ${X%pattern} and its kin are tried on."""
+"""Maximum characters of a value for ${X%pattern} and similar operators."""
 OPEN, CLOSE = "\ue000", "\ue001"
 _MARK = re.compile(f"{OPEN}(\\d+){CLOSE}")
 _PLAIN = re.compile(r"\$\{?\w+(\[[@*\d]+\])?\}?")
@@ -41,14 +41,12 @@ _ESCAPES = {
 
 
 class Word(NamedTuple):
-    """A word of a command and where it was written."""
+    """A word of a command and its position."""
 
     text: str
     line: int = 0
     unknown: tuple[str, ...] = ()
-    """The parts that the script does not tell, as they are written: variables nobody sets, commands
-    that are not run.
-    """
+    """Unknown parts as written: undefined variables, commands that are not run."""
 
 
 class Piece(NamedTuple):
@@ -63,7 +61,7 @@ Value = Word | list[Word] | dict[str, Word]
 
 
 def words_of(pieces: Iterator[Piece]) -> list[Word]:
-    """Pieces joined to words as bash splits them; quotes keep an empty word."""
+    """Return pieces joined to words as bash splits them; quotes keep an empty word."""
     made: list[Word] = []
     current: list[str] = []
     line, open_ = 0, False
@@ -97,19 +95,23 @@ def words_of(pieces: Iterator[Piece]) -> list[Word]:
 
 @dataclass
 class Filler:
-    """Fills in the words of one script; `variables` are what its assignments have made so far."""
+    """Expands the words of one script; `variables` are the current results of its assignments."""
 
     variables: dict[str, Value] = field(default_factory=dict)
     arguments: list[Word] = field(default_factory=list)
     marks: list[str] = field(default_factory=list)
-    """Source of every part that is not known, by the number in its mark."""
+    """Source of every unknown part, by the number in its mark."""
     first_line: int = 0
     steps: int = 0
     made: int = 0
     depth: int = 0
 
     def step(self, text: str = "") -> None:
-        """Count one node and the characters it made. Raises InputError past the limits."""
+        """Count one node and its characters.
+
+        Raises:
+            InputError: A limit is exceeded.
+        """
         self.steps += 1
         self.made += len(text)
         if self.steps > MAX_STEPS or self.made > MAX_MADE:
@@ -122,7 +124,7 @@ class Filler:
         return self.first_line + int(node.start_point[0]) + 1
 
     def not_followed(self, node: Node, construct: str) -> InputError:
-        """Return the error of a construct that is not followed, with its line."""
+        """Return the error of an unsupported construct, with its line."""
         source = " ".join(source_of(node).split())[:80]
         return InputError(
             f"line {self.line(node)}: {construct} is not supported, because only running the "
@@ -131,36 +133,42 @@ class Filler:
         )
 
     def mark(self, source: str) -> str:
-        """A stand-in for what the script does not tell."""
+        """Return a mark for an unknown part."""
         self.marks.append(_MARK.sub(lambda match: self.marks[int(match[1])], source)[:200])
         return f"{OPEN}{len(self.marks) - 1}{CLOSE}"
 
     def without_unset(self, text: str) -> str:
-        """Text in a condition: what nobody sets is empty there; other marks stay."""
+        """Return text of a condition in which undefined variables are empty; other marks remain."""
         return _MARK.sub(
             lambda match: "" if _PLAIN.fullmatch(self.marks[int(match[1])]) else match[0], text
         )
 
     def shown(self, word: Word) -> Word:
-        """The word with every mark as it was written, and those listed."""
+        """Return the word with every mark as written, and the list of marks."""
         unknown = tuple(self.marks[int(number)] for number in _MARK.findall(word.text))
         return Word(
             _MARK.sub(lambda match: self.marks[int(match[1])], word.text), word.line, unknown
         )
 
     def words(self, node: Node) -> list[Word]:
-        """The words that one written word becomes: none, one, or as many as an array has."""
+        """Return the words that one written word expands to: none, one, or as many as an
+        array has.
+        """
         return words_of(self.pieces(node, quoted=False))
 
     def text(self, node: Node) -> Word:
-        """The text that an assignment takes of it: nothing is split."""
+        """Return the text in an assignment: nothing is split."""
         text = "".join(
             " " if piece.text is None else piece.text for piece in self.pieces(node, quoted=False)
         )
         return Word(text, self.line(node))
 
     def pieces(self, node: Node, *, quoted: bool) -> Iterator[Piece]:
-        """The parts of a word's node. Raises InputError where it is nested too deeply."""
+        """Return the parts of a word's node.
+
+        Raises:
+            InputError: It is nested too deeply.
+        """
         self.depth += 1
         if self.depth > MAX_DEPTH:
             raise InputError(
@@ -176,7 +184,7 @@ class Filler:
         if kind in _REFERENCES and quoted and source[:1].isspace():
             yield Piece(
                 source[: len(source) - len(source.lstrip())], True, line
-            )  # the grammar gives blanks to the `$`
+            )  # the grammar includes blanks in the `$`
         if kind == "raw_string":
             yield Piece(source[1:-1], True, line)
         elif kind == "ansi_c_string":
@@ -195,7 +203,7 @@ class Filler:
             yield Piece(self.sum_text(node), True, line)
         elif source.startswith("$((") and source.endswith(
             "))"
-        ):  # in a heredoc the grammar takes a sum for a command
+        ):  # in a heredoc the grammar parses arithmetic as a command
             inner = [
                 child for each in parse_script(f"x={source}").children for child in each.children
             ]
@@ -221,8 +229,8 @@ class Filler:
             yield Piece(text, True, line)
 
     def _expr(self, node: Node) -> str:
-        """Return the number of $(expr A + B) for known whole numbers; an empty text for any other
-        command.
+        """Return the value of $(expr A + B) for known integers; an empty text for other
+        commands.
         """
         commands = [child for child in node.children if child.is_named]
         if len(commands) != 1 or commands[0].type != "command":
@@ -234,7 +242,7 @@ class Filler:
         if not re.fullmatch(r"\d{1,18}( [-+*/%] \d{1,18}){1,5}", " ".join(texts[1:])):
             return ""
         if len({*rest[::2]} - {"*", "/", "%"}) and len(rest) > 2:
-            return ""  # of unlike precedence
+            return ""  # of different precedence
         number = int(first)
         for sign, operand in zip(rest[::2], map(int, rest[1::2]), strict=True):
             if sign in "/%" and operand == 0:
@@ -243,7 +251,7 @@ class Filler:
         return str(number)
 
     def _with_gaps(self, node: Node, children: list[Node], *, quoted: bool) -> Iterator[Piece]:
-        """Children and what is written between them."""
+        """Return children and the text between them."""
         whole, start = node.text or b"", node.start_byte
         end = children[0].start_byte if children else start
         for child in children:
@@ -253,7 +261,7 @@ class Filler:
             end = child.end_byte
 
     def _string(self, node: Node) -> Iterator[Piece]:
-        """What stands between double quotes: one word, but for "${A[@]}", which is as many as the
+        """Return the text in double quotes: one word, except "${A[@]}", which is as many as the
         array has.
         """
         inside = [child for child in node.children if child.type not in ('"', "string")]
@@ -283,7 +291,7 @@ class Filler:
             yield Piece(rest, True, self.line(node))
 
     def value(self, name: str) -> Value | None:
-        """What a name stands for; None where nothing has set it."""
+        """Return the value of a name; None if it is undefined."""
         if name in ("@", "*"):
             return list(self.arguments)
         if name == "#":
@@ -376,7 +384,7 @@ class Filler:
             yield Piece(self.mark(source_of(node)) if changed is None else changed, quoted, line)
 
     def _target(self, node: Node) -> tuple[Value | None, bool]:
-        """The value that a name or NAME[index] stands for, and whether it is all of an array."""
+        """Return the value of a name or NAME[index], and whether it is all of an array."""
         if node.type != "subscript":
             name = source_of(node)
             return self.value(name), name in ("@", "*")
@@ -406,8 +414,9 @@ class Filler:
         return start, max(count, 0) if count >= 0 else max(of + count - start, 0)
 
     def _changed(self, text: str, operator: str, pattern: str, operands: list[Node]) -> str | None:
-        """Return ${X%pattern}, ${X#pattern}, ${X:start:count} or ${X,,}; None for other operators
-        and where a part is not known.
+        """Return ${X%pattern}, ${X#pattern}, ${X:start:count} or ${X,,}.
+
+        None for other operators and unknown parts.
         """
         if OPEN in text + pattern or len(text) > MAX_PATTERN or len(pattern) > 100:
             return None
@@ -426,12 +435,12 @@ class Filler:
         return text.lower() if operator == ",," else None
 
     def sum_text(self, node: Node) -> str:
-        """The number of $((a sum)), or its mark."""
+        """Return the value of $((an expression)), or its mark."""
         number = next((self.calculated(child) for child in node.children[1:-1]), 0)
         return self.mark(source_of(node)) if number is None else str(number)
 
     def calculated(self, node: Node) -> int | None:
-        """The number of a sum; None where it holds what is not known."""
+        """Return the value of an expression; None if it contains unknown parts."""
         self.step()
         if sets_variable(node):
             raise self.not_followed(node, "a sum that sets a variable")
@@ -442,14 +451,14 @@ class Filler:
 
 
 def first(value: Value) -> Word:
-    """What a name alone stands for: of an array its first element, as in bash."""
+    """Return the value of a name alone: for an array its first element, as in bash."""
     if isinstance(value, Word):
         return value
     return next(iter(value.values() if isinstance(value, dict) else value), Word(""))
 
 
 def spread(value: Value, *, quoted: bool, joined: bool) -> Iterator[Piece]:
-    """The elements of an array, each a word of its own where quoted."""
+    """Return the elements of an array, separate words if quoted."""
     values = (
         list(value.values())
         if isinstance(value, dict)
@@ -466,7 +475,7 @@ def spread(value: Value, *, quoted: bool, joined: bool) -> Iterator[Piece]:
 
 
 def is_list(node: Node) -> bool:
-    """Whether $@ or ${...} stands for all arguments or all of an array."""
+    """Return whether $@ or ${...} means all arguments or all of an array."""
     source = source_of(node)
     return node.type in ("simple_expansion", "expansion") and (
         source.lstrip("${")[:1] == "@" or "[@]" in source.split(":")[0]
