@@ -1,4 +1,4 @@
-"""The framework whose constants answer for what a tool's configuration trains by."""
+"""The framework whose constants apply to trainings by a tool's configuration."""
 
 RUNS = {
     "trainer": "hf-trainer",
@@ -8,4 +8,4 @@ RUNS = {
     "torchtune": "torchtune",
     "nemo-automodel": "nemo-automodel",
 }
-"""By tool: `training.framework` of the queries that its files are read into."""
+"""`training.framework` of the queries that a tool's files are read into."""

@@ -1,4 +1,4 @@
-"""What formats share when they write a setup: option words, headlines, and refusals."""
+"""Common parts of writing a setup: option words, headlines, and rejected settings."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import fields
@@ -14,13 +14,13 @@ from hp_tool.errors import InputError, UnsupportedError
 from hp_tool.formats.stated_release import release_in_words
 
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
-"""torch's names of number formats, which most tools write."""
+"""torch's names of number formats, which most tools use."""
 Values = Mapping[str, bool | int | float | str | list[str] | None]
-"""By option: true for a switch that is on; one that is None or false is left out."""
+"""Values by option: true for a switch that is on; None and false are omitted."""
 
 
 def option_words(values: Values) -> dict[str, list[str]]:
-    """The words behind each option that is not left out."""
+    """Return the words of each option that is not omitted."""
 
     def words(value: int | float | str | list[str]) -> list[str]:
         if isinstance(value, list):
@@ -35,8 +35,10 @@ def option_words(values: Values) -> dict[str, list[str]]:
 
 
 def headline(setup: TrainingSetup | ServingSetup) -> str:
-    """`qwen3.6-27b without the vision tower (27 layers of 1152) on 64 x h100-sxm-80gb,
-    megatron-core 0.18`, on one line whatever the names hold: it stands in comments of scripts.
+    """Return the headline of a script's comment, on one line regardless of the names.
+
+    For example
+    `qwen3.6-27b without the vision tower (27 layers of 1152) on 64 x h100-sxm-80gb, megatron-core 0.18`.
     """
     name = setup.model.name + (
         f" without {setup.model.left_out[:100]}" if setup.model.left_out else ""
@@ -49,8 +51,10 @@ def headline(setup: TrainingSetup | ServingSetup) -> str:
 
 
 def one_word(name: str) -> str:
-    """A model's name as an argument of a command. Raises InputError for what a program would read
-    as an option or two lines.
+    """Return a model's name as an argument of a command.
+
+    Raises:
+        InputError: A program would read it as an option or two lines.
     """
     if name.startswith("-") or not name.isprintable():
         raise InputError(
@@ -62,13 +66,11 @@ def one_word(name: str) -> str:
 
 
 SHAPE = frozenset({f.name for f in fields(ModelSpec)} | {f"blocks.{f.name}" for f in fields(Block)})
-"""Fields that a tool expresses as a whole: by a model's name, or in the code of a training
-script.
-"""
+"""Fields that a tool expresses together: by a model's name, or in the code of a training script."""
 
 
 def is_pure(setup: TrainingSetup) -> bool:
-    """Return whether all weights are trained in 16 bits as they are, without a copy in 32 bits."""
+    """Return whether all weights are trained directly in 16 bits, without a copy in 32 bits."""
     w = setup.workload
     kept = (w.parameter_precision, w.gradient_precision, w.optimizer_precision)
     return (
@@ -87,12 +89,14 @@ def refuse_unsaid(
     expressed: Collection[str],
     runs: str | None = None,
 ) -> None:
-    """Raise UnsupportedError for the first setting that is not at its default and that the tool has
-    no word for.
+    """Reject the first non-default setting that the tool cannot express.
 
-    `expressed` are the names of the fields that the export has words for, `runs` is the one
-    framework that the tool runs. Nothing is dropped silently, and a field that a later version adds
-    is refused until an export learns it.
+    `expressed` are the names of the fields that the export supports, `runs` is the single framework
+    of the tool. Nothing is dropped silently, and a field that a later version adds is rejected
+    until an export supports it.
+
+    Raises:
+        UnsupportedError: The tool cannot express a setting.
     """
     workload = setup.workload
     kind = "training" if isinstance(setup, TrainingSetup) else "inference"

@@ -1,3 +1,3 @@
-"""Tools whose configurations are read or written: a module or package each, which registers its
+"""Tools whose configurations are read or written: one module or package each, which registers its
 `Format`.
 """

@@ -1,6 +1,4 @@
-"""Accelerate 1.15: a sharded configuration as the YAML file of `accelerate launch --config_file`
-(config_args.py).
-"""
+"""Accelerate 1.15: the YAML file of `accelerate launch --config_file` (config_args.py)."""
 
 import re
 from typing import Any
@@ -27,7 +25,8 @@ def config(setup: TrainingSetup) -> dict[str, Any]:
     """Return the YAML file's content; micro-batch and accumulation are arguments of the training
     script.
 
-    Raises UnsupportedError for what Accelerate cannot say.
+    Raises:
+        UnsupportedError: Accelerate cannot express the setup.
     """
     refuse_unsaid(setup, tool=TOOL, expressed=SAID | SHAPE, runs="torch-fsdp")
     c, w = setup.parallel, setup.workload
@@ -53,7 +52,7 @@ def config(setup: TrainingSetup) -> dict[str, Any]:
 
 
 def content(setup: TrainingSetup) -> dict[str, Any]:
-    """Return how the processes are started and sharded, whatever the script trains."""
+    """Return how the processes are started and sharded, independent of the script."""
     c, w = setup.parallel, setup.workload
     shard = c.data_parallel_shard_size or c.data_parallel_size
     sharded = {
@@ -85,9 +84,7 @@ def content(setup: TrainingSetup) -> dict[str, Any]:
 
 
 def _exchange(setup: TrainingSetup) -> dict[str, str]:
-    """Return how ranks of a split sequence exchange keys and values; nothing where none is
-    split.
-    """
+    """Return the context exchange; nothing without context parallelism."""
     if setup.parallel.context_parallel_size == 1:
         return {}
     kind = setup.strategy.context_parallel_communication
@@ -100,15 +97,15 @@ def _exchange(setup: TrainingSetup) -> dict[str, str]:
 
 
 def fsdp(setup: TrainingSetup) -> dict[str, Any]:
-    """Return the settings of FSDP 2 in words that axolotl shares; Accelerate writes `fsdp_` before
-    each.
+    """Return the settings of FSDP 2 with the names of axolotl; Accelerate prefixes each with
+    `fsdp_`.
     """
     return {
         "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
         "reshard_after_forward": setup.parallel.zero_stage == 3,
         "activation_checkpointing": setup.recompute.granularity != "none",
         "offload_params": False,
-        # One rank loads the weights for all; quantising on that rank alone deadlocks (axolotl's own
+        # One rank loads the weights for all; quantising only on that rank deadlocks (axolotl's own
         # check).
         "cpu_ram_efficient_loading": setup.workload.frozen_precision != "nf4",
         "state_dict_type": "SHARDED_STATE_DICT",
@@ -116,7 +113,7 @@ def fsdp(setup: TrainingSetup) -> dict[str, Any]:
 
 
 def text(setup: TrainingSetup) -> str:
-    """The file, with what the training script has to be told."""
+    """Return the file, with a comment for the training script."""
     import yaml
 
     w, c = setup.workload, setup.parallel

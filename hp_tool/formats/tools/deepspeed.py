@@ -1,4 +1,4 @@
-"""DeepSpeed 0.18's JSON configuration (deepspeed.ai/docs/config-json), both ways."""
+"""Read and write DeepSpeed 0.18's JSON configuration (deepspeed.ai/docs/config-json)."""
 
 import json
 from collections.abc import Mapping
@@ -28,7 +28,11 @@ _GRADIENTS = {"fp32": "fp32", "bf16": "bf16", "fp16": "fp16"}
 
 
 def config(setup: TrainingSetup) -> dict[str, Any]:
-    """Return the JSON file's content. Raises UnsupportedError for what it cannot say."""
+    """Return the JSON file's content.
+
+    Raises:
+        UnsupportedError: It cannot express the setup.
+    """
     w, c = setup.workload, setup.parallel
     refuse_unsaid(setup, tool=TOOL, expressed=SAID | SHAPE, runs=_runs(w.framework))
     if w.precision not in ("bf16", "fp16", "fp32"):
@@ -67,18 +71,18 @@ def config(setup: TrainingSetup) -> dict[str, Any]:
 
 
 def _runs(framework: str) -> str:
-    """Return the framework if it is a trainer around DeepSpeed; else DeepSpeed itself."""
+    """Return the framework if it is a trainer with DeepSpeed; else DeepSpeed itself."""
     around = framework in STAND_INS and STAND_INS[framework].constants == "deepspeed"
     return framework if around else "deepspeed"
 
 
 def text(setup: TrainingSetup) -> str:
-    """Return the file, ready to pass as --deepspeed_config."""
+    """Return the file for --deepspeed_config."""
     return json.dumps(config(setup), indent=2) + "\n"
 
 
 def notes(text: str) -> tuple[str, ...]:
-    """Return what a written file says to whoever starts the training script."""
+    """Return additional steps for the training script of a written file."""
     note = json.loads(text).get(BESIDE, {}).get("note")
     return () if note is None else (note,)
 
@@ -98,7 +102,7 @@ _KEYS = ("train_batch_size", "zero_optimization", "train_micro_batch_size_per_gp
 
 
 def _is_its_file(evidence: Evidence) -> bool:
-    """Return whether keys are DeepSpeed's own, or switch a precision on as it does."""
+    """Return whether keys are DeepSpeed's own, or switch on a precision as in its file."""
     precisions = (evidence.content.get(name) for name in ("bf16", "bfloat16", "fp16"))
     return not evidence.keys.isdisjoint(_KEYS) or any(
         isinstance(each, Mapping) and "enabled" in each for each in precisions

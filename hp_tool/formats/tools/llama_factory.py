@@ -1,6 +1,4 @@
-"""LLaMA-Factory 0.9.5: its YAML file is read; a script is written that fine-tunes over FSDP 2,
-started by Accelerate.
-"""
+"""LLaMA-Factory 0.9.5: its YAML file is read; a script for FSDP 2 with Accelerate is written."""
 
 from typing import Any
 
@@ -21,7 +19,7 @@ from hp_tool.formats.writing import is_pure
 
 TOOL = "LLaMA-Factory 0.9.5"
 ARGUMENTS = "sft.yaml"
-"""LLaMA-Factory's file, which the script writes."""
+"""LLaMA-Factory's file, written by the script."""
 
 
 def text(setup: TrainingSetup) -> str:
@@ -34,7 +32,7 @@ def text(setup: TrainingSetup) -> str:
 
 
 def config(setup: TrainingSetup) -> dict[str, Any]:
-    """Return the content of LLaMA-Factory's file; data and template are the user's."""
+    """Return the content of LLaMA-Factory's file; the user fills in data and template."""
     w = setup.workload
     content: dict[str, Any] = {
         **trainer_arguments(setup),
@@ -66,9 +64,13 @@ _STAGES = ("pt", "sft")
 
 
 def read(source: Source, reading: Reading) -> None:
-    """Fill the reading with the query of LLaMA-Factory's file, or of a script that trains by one:
-    over DeepSpeed where it names one of its files, over FSDP where Accelerate's file or its own
-    says so, else with a copy of the model on each device. Raises InputError.
+    """Fill the reading with the query of LLaMA-Factory's file, or of a script that uses one.
+
+    It is DeepSpeed if a DeepSpeed file is named, FSDP if Accelerate's file or its own selects it,
+    else a copy of the model on each device.
+
+    Raises:
+        InputError: The file is invalid or not available.
     """
     launched = None if source.mapping is not None else source.launch(reading)
     content = source.keys(reading) if launched is None else _launched_file(*launched)
@@ -124,8 +126,10 @@ def read(source: Source, reading: Reading) -> None:
 
 
 def _launched_file(launch: Launch, script: Script) -> dict[str, Any]:
-    """Return the file that a command of LLaMA-Factory names, with the KEY=VALUE words behind it
-    laid over. Raises InputError for a file that is not at hand, and for any other word.
+    """Return the file of a LLaMA-Factory command, with its KEY=VALUE words applied.
+
+    Raises:
+        InputError: A file is not available, or a word is unknown.
     """
     known = (word.text for word in launch.words if "=" in word.text or not word.unknown)
     name, *words = [text for text in known if text] or [""]

@@ -1,7 +1,6 @@
-"""A vLLM deployment as KServe's LLMInferenceService (serving.kserve.io/v1alpha1), which llm-d's
-router and scheduler serve.
+"""A vLLM deployment as KServe's LLMInferenceService (serving.kserve.io/v1alpha1), served by llm-d.
 
-Its controller mounts the checkpoint at /mnt/models and merges this container over its own of the
+Its controller mounts the checkpoint at /mnt/models and merges this container with its own of the
 name `main`.
 """
 
@@ -18,23 +17,27 @@ from hp_tool.formats.tools import vllm
 from hp_tool.formats.writing import Values, headline, option_words
 
 PORT, DECODE_PORT = 8000, 8001
-"""A replica's; one that only decodes stands behind a sidecar that has the first
+"""Ports of a replica; a replica that only decodes is behind a sidecar with the first port
 (config-llm-decode-template.yaml of KServe).
 """
 MOUNTED = "/mnt/models"
 
 
 def text(setup: ServingSetup) -> str:
-    """The manifest. Raises UnsupportedError for replicas that span nodes, which want pods of their
-    own for workers.
+    """Return the manifest.
+
+    Raises:
+        UnsupportedError: Replicas span nodes, which require separate worker pods.
     """
     spec = _workload(setup, vllm.start(setup)[1], port=PORT)
     return f"# {headline(setup)}; {setup.replicas} replicas\n{_manifest(setup, spec)}"
 
 
 def pools(prefill: ServingSetup, decode: ServingSetup) -> str:
-    """The manifest of pools: the service's own replicas decode. Raises UnsupportedError for two
-    kinds of GPU.
+    """Return the manifest of pools: the service's own replicas decode.
+
+    Raises:
+        UnsupportedError: The cluster has two kinds of GPU.
     """
     if prefill.cluster.gpu.name != decode.cluster.gpu.name:
         raise UnsupportedError(
@@ -61,7 +64,9 @@ def _name(setup: ServingSetup) -> str:
 def _workload(
     setup: ServingSetup, options: Values, *, port: int, sends: bool = False
 ) -> dict[str, Any]:
-    """Replicas with their sizes and pod; `sends`: caches travel, by the pod's own address."""
+    """Return replicas with their sizes and pod; with `sends` caches are sent, by the pod's
+    address.
+    """
     c, ranks = setup.parallel, setup.gpus_per_replica
     if ranks > setup.cluster.gpus_per_node:
         raise UnsupportedError(

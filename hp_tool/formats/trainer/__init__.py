@@ -1,3 +1,1 @@
-"""A Trainer of Hugging Face, under DeepSpeed or Accelerate: its arguments, and the files beside
-them.
-"""
+"""Hugging Face's Trainer, under DeepSpeed or Accelerate: its arguments and configuration files."""

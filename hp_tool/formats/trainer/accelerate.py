@@ -1,4 +1,4 @@
-"""Accelerate's file, and the options of `accelerate launch` that say the same."""
+"""Accelerate's file, and the equivalent options of `accelerate launch`."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,9 +12,7 @@ from hp_tool.formats.trainer import arguments
 
 _KINDS = {"use_fsdp": "FSDP", "use_deepspeed": "DEEPSPEED", "use_megatron_lm": "MEGATRON_LM"}
 EXCHANGES = {"p2p": "alltoall", "all_gather": "allgather"}
-"""How ranks of a split sequence exchange keys and values: torch rotates them by all-to-all, or
-gathers them (its default).
-"""
+"""Context exchanges: torch rotates keys and values by all-to-all, or gathers them (its default)."""
 _STRATEGIES = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "_HYBRID_SHARD_ZERO2")
 """Strategies of FSDP 1, which files also give by their numbers, from 1."""
 _SECTIONS = {
@@ -24,7 +22,7 @@ _SECTIONS = {
         ("zero", "offload_", "gradient_accumulation", "deepspeed_"), "deepspeed_config"
     ),
 }
-"""Options of `accelerate launch`, and where its file has them."""
+"""Options of `accelerate launch`, and their sections in its file."""
 
 
 def read(
@@ -36,7 +34,9 @@ def read(
     spare: Iterable[str] = (),
 ) -> None:
     """Fill the reading with the query of Accelerate's file: FSDP 1 or 2, DeepSpeed, or plain data
-    parallelism; the script's arguments say the batch.
+    parallelism.
+
+    The script's arguments contain the batch.
     """
     reading.tool = "accelerate"
     if reading.num_gpus is None and str(content.get("num_processes", "")).isdecimal():
@@ -83,7 +83,7 @@ def read(
         whole = "full" if trained else "per_layer"
         parallel["recompute"] = whole if checkpointed else "none"
         parallel |= degrees
-        if parallel["tensor_parallel_size"] > 1:  # the model's own plan shards matrices alone
+        if parallel["tensor_parallel_size"] > 1:  # the model's own plan shards only matrices
             parallel["sequence_parallel"] = False
         shard = whole_number(
             _value(leaves, "parallelism-config.parallelism-config-dp-shard-size", "0"),
@@ -122,9 +122,7 @@ def read(
 
 
 def _degrees(leaves: Mapping[str, Setting], reading: Reading) -> dict[str, Any]:
-    """Return by how many ranks matrices and sequences are split, and how the latter exchange keys
-    and values.
-    """
+    """Return the numbers of ranks that split matrices and sequences, and the context exchange."""
     names = {"tensor_parallel_size": "tp-size", "context_parallel_size": "cp-size"}
     sizes: dict[str, Any] = {
         field: whole_number(
@@ -172,7 +170,7 @@ def _strategy(leaves: Mapping[str, Setting]) -> str:
 
 
 def _groups(leaves: Mapping[str, Setting], *, parallel: dict[str, Any], reading: Reading) -> None:
-    """Note the groups that FSDP 1 shards over where it keeps a copy on each node."""
+    """Record the groups over which FSDP 1 shards if it has a copy on each node."""
     strategy = _strategy(leaves)
     if _value(leaves, "fsdp-config.fsdp-version", "1") == "2" or strategy in _STRATEGIES[:3]:
         return
@@ -191,9 +189,7 @@ def _groups(leaves: Mapping[str, Setting], *, parallel: dict[str, Any], reading:
 
 
 def own_fsdp(words: str, reading: Reading) -> dict[str, Any]:
-    """Return the Trainer's --fsdp, such as "full_shard auto_wrap", as Accelerate's file would say
-    it.
-    """
+    """Return the Trainer's --fsdp, such as "full_shard auto_wrap", as in Accelerate's file."""
     parts = words.lower().split()
     strategies = ("full_shard", "shard_grad_op", "no_shard", "hybrid_shard", "hybrid_shard_zero2")
     if not set(parts).intersection(strategies):
@@ -210,15 +206,15 @@ def own_fsdp(words: str, reading: Reading) -> dict[str, Any]:
 
 
 def launch_options(words: Sequence[str]) -> dict[str, Any]:
-    """Return what the options of `accelerate launch` say, as its file would; empty where they only
-    start processes.
+    """Return the options of `accelerate launch` as in its file; empty if they only start
+    processes.
     """
     content: dict[str, Any] = {}
     rest = iter(words)
     for word in rest:
         if not word.startswith("-"):
             break
-        if word in ("-m", "--module"):  # the script follows, and its own arguments
+        if word in ("-m", "--module"):  # the script and its own arguments follow
             break
         name, separator, value = word.lstrip("-").replace("-", "_").partition("=")
         value = (

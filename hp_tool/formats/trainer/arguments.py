@@ -1,5 +1,5 @@
-"""DeepSpeed's JSON file and the arguments of Hugging Face's Trainer beside it, which fill what the
-file calls "auto".
+"""DeepSpeed's JSON file with the arguments of Hugging Face's Trainer, which replace its "auto"
+values.
 """
 
 import re
@@ -22,7 +22,7 @@ from hp_tool.formats.reading import (
 from hp_tool.formats.trained_by import RUNS
 
 BESIDE = "for_the_training_script"
-"""A key that neither DeepSpeed nor the Trainer looks at: arguments that have to stand beside the
+"""A key that neither DeepSpeed nor the Trainer reads: arguments required in addition to the
 file.
 """
 _BESIDE = f"{plain(BESIDE)}.gradient-checkpointing"
@@ -30,13 +30,13 @@ AXES: dict[str, Any] = {
     **dict.fromkeys(("tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size"), 1),
     "recompute": ("none", "full"),
 }
-"""Axes of `parallel` as far as DeepSpeed under a Trainer can be told about them."""
+"""Values of `parallel` axes that DeepSpeed under a Trainer supports."""
 _EIGHT_BITS = re.compile(r"(paged_)?adamw?_(bnb_|torch_)?8bit|adamw_hf_8bit|adamw_8bit")
-"""Names of Adam whose two states have 8 bits, and a scale for each block of 256."""
+"""Names of Adam with two 8-bit states, and a scale per block of 256."""
 _OTHER_ADAMS = re.compile(
     r"[48]-?bit|fp8|onebit|zeroone|galore|apollo|loro|ademamix|adam_?mini|anyprecision|grokadam"
 )
-"""Parts of names of optimizers whose states are not two of 32 bits for each weight."""
+"""Parts of names of optimizers whose states are not two of 32 bits per weight."""
 _OFF = ("false", "no", "none", "0", "")
 LENGTHS = (
     "max-seq-length",
@@ -48,9 +48,11 @@ LENGTHS = (
     "seq-length",
     "max-len",
 )
-"""Names that trainers give the length of a sequence."""
+"""Names of the sequence length in trainers."""
 _BOUNDS = ("max-seq-length", "max-length", "cutoff-len")
-"""Those of fine-tuning, which cut longer samples and fill no shorter ones, unless it packs."""
+"""Names in fine-tuning, where longer samples are cut and shorter ones not filled, unless it
+packs.
+"""
 _PACKING = ("packing", "neat-packing", "pad-to-max-length")
 _AUTO = {
     "parallel.micro_batch_size": (
@@ -65,7 +67,7 @@ _AUTO = {
         "256",
     ),
 }
-"""What "auto" leaves to the trainer: its argument, the file's key, an example."""
+"""Values that "auto" leaves to the trainer: its argument, the file's key, an example."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +87,7 @@ class _Run:
         )
 
     def argument(self, *names: str) -> str | None:
-        """Return what the first of these arguments that is there says; a switch says true."""
+        """Return the value of the first of these arguments that is present; a switch is true."""
         setting = next((self.arguments[name] for name in names if name in self.arguments), None)
         return None if setting is None else setting.text or "true"
 
@@ -93,8 +95,10 @@ class _Run:
         return any(self.keys[name].values == ("auto",) for name in names if name in self.keys)
 
     def batch(self, num_gpus: int) -> tuple[int, int]:
-        """Return sequences of a micro-batch, and of an optimizer step. Raises InputError where the
-        file contradicts itself.
+        """Return sequences of a micro-batch, and of an optimizer step.
+
+        Raises:
+            InputError: The file is inconsistent.
         """
         file_micro, file_batch = "train-micro-batch-size-per-gpu", "train-batch-size"
         steps_name = "gradient-accumulation-steps"
@@ -135,7 +139,7 @@ class _Run:
     def recomputes(self) -> bool:
         checkpointing = self.argument(
             "activation-checkpointing", "gradient-checkpointing"
-        )  # the newer name wins
+        )  # the newer name takes precedence
         if (checkpointing or self.key(_BESIDE) or "no").lower() not in _OFF:
             return True
         trainer = (
@@ -155,7 +159,7 @@ def read(
     num_gpus: int | None,
     spare: Iterable[str] = (),
 ) -> None:
-    """Fill `reading` with the query of a DeepSpeed file (None: there is none) and its trainer's
+    """Fill `reading` with the query of a DeepSpeed file (None without one) and its trainer's
     arguments.
     """
     spare, of_file = tuple(spare), Reading(tool=reading.tool)
@@ -218,7 +222,7 @@ def read(
     in_chunks = loss in ("chunked_nll", "nll")  # one since TRL 1.16
     if (
         in_chunks or (run.argument("use-liger-kernel") or "no").lower() not in _OFF
-    ):  # Liger's never forms all logits
+    ):  # Liger's never stores all logits
         training["cross_entropy"] = "chunked"
     if run.argument("attn-implementation", "attn-impl", "flash-attn") in ("eager", "disabled"):
         training["attention"] = "unfused"
@@ -241,8 +245,9 @@ SIXTEEN_BITS = {"bfloat16": "bf16", "float16": "fp16"}
 
 
 def pure_states(precision: str) -> dict[str, str]:
-    """Return the fields of a training whose parameters the optimizer updates as they are: gradients
-    and states have their precision, and there is no master copy.
+    """Return the fields of a training whose optimizer updates the parameters directly.
+
+    Gradients and states have their precision, and there is no master copy.
     """
     kept = dict.fromkeys(
         ("parameter_precision", "gradient_precision", "optimizer_precision"), precision
@@ -251,12 +256,12 @@ def pure_states(precision: str) -> dict[str, str]:
 
 
 def keep_sharded(training: dict[str, Any], words: Iterable[Setting]) -> None:
-    """Add in which precision FSDP keeps weights that are all trained.
+    """Add the precision in which FSDP stores fully trained weights.
 
     In mixed precision Accelerate casts them to 32 bits (accelerate/accelerator.py,
-    accelerate/utils/fsdp_utils.py); else they stay as they were loaded.
+    accelerate/utils/fsdp_utils.py); else they stay as loaded.
     """
-    if "task" in training:  # adapters: the frozen weights stay as they were loaded
+    if "task" in training:  # adapters: the frozen weights stay as loaded
         return
     dtype = next((word.text.lower() for word in words if word.name in ("torch-dtype", "dtype")), "")
     if training["precision"] != "fp32":
@@ -318,8 +323,9 @@ def _precision(
 def _optimizer(
     training: dict[str, Any], name: str | None, reading: Reading, *, sharded: bool
 ) -> None:
-    """Read the optimizer; `sharded`: DeepSpeed keeps its states. States of adapters are too small
-    for their precision to count.
+    """Read the optimizer; with `sharded` DeepSpeed stores its states.
+
+    States of adapters are too small for their precision to matter.
     """
     if name is None:
         return
@@ -336,9 +342,7 @@ def _optimizer(
 
 
 def _lora(training: dict[str, Any], arguments: Mapping[str, Setting], reading: Reading) -> None:
-    """Adapters and frozen weights; what TRL (use_peft) and LLaMA-Factory leave out takes their
-    defaults.
-    """
+    """Read adapters and frozen weights; defaults are those of TRL (use_peft) and LLaMA-Factory."""
     words = {name: each.text.lower() or "true" for name, each in arguments.items()}
     trl = words.get("use-peft", "no") not in _OFF
     used = trl or any(words.get(name, "no") not in _OFF for name in ("use-lora", "lora"))
@@ -362,7 +366,7 @@ def _lora(training: dict[str, Any], arguments: Mapping[str, Setting], reading: R
         training["lora"]["target_modules"] = [
             part for value in targets.values for part in value.split(",") if part
         ]
-    elif targets is None and trl:  # PEFT's own choice for Llama, Mistral, Qwen and their kin
+    elif targets is None and trl:  # PEFT's default for Llama, Mistral, Qwen and similar models
         training["lora"]["target_modules"] = ["q_proj", "v_proj"]
     if "lora-dropout" in words or trl:
         training["lora"]["dropout"] = fraction(words.get("lora-dropout", "0.05"), "lora_dropout")
@@ -376,8 +380,8 @@ def _lora(training: dict[str, Any], arguments: Mapping[str, Setting], reading: R
 
 
 def _four_bits(training: dict[str, Any], words: Mapping[str, str], reading: Reading) -> None:
-    """Frozen weights of 4 bits: nf4 whose scales are quantised too; LLaMA-Factory's
-    double_quantization is on by itself.
+    """Read 4-bit frozen weights: nf4 with quantised scales; LLaMA-Factory's double_quantization is
+    on by default.
     """
     kind = words.get("bnb-4bit-quant-type", words.get("quantization-type", "nf4"))
     factory = words.get("quantization-bit") == "4"

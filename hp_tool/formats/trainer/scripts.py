@@ -26,7 +26,7 @@ from hp_tool.formats.trainer import accelerate, arguments
 _OTHER_TASKS = re.compile(
     r"(?:^|[._])(dpo|kto|orpo|cpo|grpo|ppo|rloo|reward|gkd|bco|prm|rlhf)(?:[._]|$)"
 )
-"""Programs of preferences and rewards."""
+"""Programs for preferences and rewards."""
 _DEEPSPEED_FILE = ("deepspeed", "deepspeed-config", "deepspeed-config-file")
 
 
@@ -48,8 +48,8 @@ def read(source: Source, reading: Reading) -> None:
 
 
 def by_script(words: list[Setting], script: Script, source: Source, reading: Reading) -> None:
-    """Read a Trainer's arguments together with what the script starts it by: the file and the
-    options of `accelerate launch`, DeepSpeed's file, or neither.
+    """Read a Trainer's arguments with its launcher: `accelerate launch` with file and options,
+    DeepSpeed, or neither.
     """
     config = _accelerate_config(script, source, reading)
     started = [word.text for word in _words(script)]
@@ -62,9 +62,10 @@ def by_script(words: list[Setting], script: Script, source: Source, reading: Rea
 
 
 def read_file(source: Source, reading: Reading) -> None:
-    """Fill the reading with the query of TRL's YAML file, as `trl sft --config` takes it: sharded
-    as Accelerate's or DeepSpeed's file says, if one is at hand, else by data alone; or of a script
-    that starts its trainer.
+    """Fill the reading with the query of TRL's YAML file, as in `trl sft --config`, or of a script.
+
+    Sharding is that of Accelerate's or DeepSpeed's file, if one is available, else data
+    parallelism.
     """
     if source.mapping is None:
         read(source, reading)
@@ -89,8 +90,9 @@ def _by_launcher(
     config: str | None,
     options: dict[str, Any],
 ) -> None:
-    """Read a Trainer's arguments together with what starts it: `config` is the text of Accelerate's
-    file, `options` those of `accelerate launch`.
+    """Read a Trainer's arguments with its launcher.
+
+    `config` is the text of Accelerate's file, `options` those of `accelerate launch`.
     """
     text = deepspeed_file(words, files, reading)
     content = None if text is None else parsed(text)
@@ -113,7 +115,7 @@ def _by_launcher(
 
 
 def _unsaid_by_trl(names: Collection[str]) -> Iterator[Setting]:
-    """Yield what TRL's own script takes where nothing says otherwise (SFTConfig of 1.16)."""
+    """Yield the defaults of TRL's own script (SFTConfig of 1.16)."""
     for others, name, value in (
         (("activation-checkpointing", "gradient-checkpointing"), "gradient-checkpointing", "true"),
         (("bf16", "fp16"), "bf16", "true"),
@@ -128,8 +130,8 @@ def _unsaid_by_trl(names: Collection[str]) -> Iterator[Setting]:
 
 
 def deepspeed_file(words: list[Setting], files: Mapping[str, str], reading: Reading) -> str | None:
-    """Return the text of the DeepSpeed file that a Trainer's arguments name; one that is not at
-    hand is noted as missing.
+    """Return the text of the DeepSpeed file in a Trainer's arguments; an unavailable file is
+    recorded as missing.
     """
     setting = next(
         (each for each in reversed(words) if each.name in _DEEPSPEED_FILE and each.values), None
@@ -138,7 +140,7 @@ def deepspeed_file(words: list[Setting], files: Mapping[str, str], reading: Read
         reading.lack_value(setting, "parallel.zero_stage")
         return None
     named = None if setting is None or setting.values[0] == "none" else setting.values[0]
-    text = None if named is None else file_of(files, named)  # the command's own come last, and win
+    text = None if named is None else file_of(files, named)  # the command's own override it
     if named is not None and text is None:
         text = preset(named)
     if named is not None and text is None:
@@ -156,11 +158,11 @@ _PRESETS = re.compile(
     r"(?:zero|.*\bexamples/deepspeed/ds_z|.*\bdeepspeed_configs/zero)([0-3])(?:_bf16|_torch_compile)?"
     r"(_offload|_cpuoffload_all|_cpuoffload_params)?(?:_config)?(?:\.json)?"
 )
-"""Names of the DeepSpeed files that ms-swift, LLaMA-Factory and axolotl bring."""
+"""Names of the DeepSpeed files included in ms-swift, LLaMA-Factory and axolotl."""
 
 
 def preset(name: str) -> str | None:
-    """Return the text of a DeepSpeed file that comes with a trainer, by its name; None: of none."""
+    """Return the text of a DeepSpeed file included in a trainer, by its name; None for others."""
     own = _PRESETS.fullmatch(name)
     if own is None or ("/" not in name and name.endswith(".json")):
         return None
@@ -173,9 +175,7 @@ def preset(name: str) -> str | None:
 
 
 def _own_fsdp(words: list[Setting], reading: Reading, *, alone: bool) -> dict[str, Any]:
-    """Return the Trainer's own --fsdp where nothing else shards (`alone`: no file of Accelerate's
-    does).
-    """
+    """Return the Trainer's own --fsdp if nothing else shards (`alone`: no file of Accelerate's)."""
     fsdp = next(
         (each.text.strip() for each in reversed(words) if each.name == "fsdp" and not each.unknown),
         "",
@@ -186,12 +186,12 @@ def _own_fsdp(words: list[Setting], reading: Reading, *, alone: bool) -> dict[st
 
 
 _CONFIG_FILE = ("--config_file", "--config-file", "--accelerate_config", "--accelerate-config")
-"""Options of `accelerate launch` and `trl` that name Accelerate's file."""
+"""Options of `accelerate launch` and `trl` for Accelerate's file."""
 
 
 def _accelerate_config(script: Script, source: Source, reading: Reading) -> str | None:
-    """Return the text of the file that `accelerate launch` is given; None if there is none. Refuses
-    one that is not at hand.
+    """Return the text of the file passed to `accelerate launch`; None without one; reject
+    unavailable files.
     """
     words = [word for command in script.commands for word in command.words]
     for number, word in enumerate(words):
@@ -211,8 +211,8 @@ def _accelerate_config(script: Script, source: Source, reading: Reading) -> str 
 
 
 def _accelerate_file(script: Script, name: str) -> str | None:
-    """Return the text of a file of Accelerate's, or that of one of TRL's by its name; None: not at
-    hand.
+    """Return the text of a file of Accelerate's, or of one of TRL's by its name; None if not
+    available.
     """
     if (text := beside(script, name)) is not None or (
         own := re.fullmatch(r"(zero|fsdp)([123])|multi_gpu", name)

@@ -32,19 +32,23 @@ _ARGUMENTS = {
         )
     },
 }
-"""axolotl's keys, and the Trainer's arguments that say the same."""
+"""axolotl's keys, and the Trainer's equivalent arguments."""
 _ONE = {
     "micro_batch_size": "per-device-train-batch-size",
     "gradient_accumulation_steps": "gradient-accumulation-steps",
 }
-"""Keys that are 1 where a file leaves them out, and the Trainer's arguments."""
+"""Keys with the default 1, and the Trainer's arguments."""
 _HARMLESS = ("LigerPlugin", "KernelsPlugin", "CutCrossEntropyPlugin")
-"""Plugins that do nothing but what keys of their own switch on."""
+"""Plugins that only do what their own keys switch on."""
 _ADAPTERS = ("lora", "qlora")
 
 
 def read(source: Source, reading: Reading) -> None:
-    """Fill the reading with the query of axolotl's file. Raises InputError."""
+    """Fill the reading with the query of axolotl's file.
+
+    Raises:
+        InputError: The file is invalid.
+    """
     content = source.keys(reading)
     plugins = content.get("plugins") or []
     for name in (str(each) for each in (plugins if isinstance(plugins, list) else [plugins])):
@@ -111,7 +115,7 @@ def read(source: Source, reading: Reading) -> None:
 
 
 def _size(own: Mapping[str, Setting], name: str) -> int:
-    """Return a degree of parallelism; 0: the file does not say."""
+    """Return a degree of parallelism; 0 if the file has none."""
     setting = own.get(name)
     return (
         0
@@ -125,7 +129,7 @@ def _word(name: str, written: str, *values: str) -> Setting:
 
 
 def _precision(texts: Mapping[str, str], reading: Reading) -> list[Setting]:
-    """Return what bf16 says: true, or auto, which it is by itself on devices that have it."""
+    """Return the precision of bf16: true, or auto, which is true on devices that support it."""
     bf16 = texts.get("bf16", "false" if texts.get("fp16") == "true" else "auto")
     if bf16 not in ("true", "auto", "false", "full"):
         reading.refuse(f"bf16 {bf16}: true, false, auto and full are read")
@@ -148,7 +152,7 @@ def _checkpoints(texts: Mapping[str, str], reading: Reading) -> list[Setting]:
 
 
 def _loss(texts: Mapping[str, str], plugins: str) -> list[Setting]:
-    """Return a loss in chunks, which never holds all logits."""
+    """Return a chunked loss, which never stores all logits."""
     names = ("chunked-cross-entropy", "liger-fused-linear-cross-entropy", "cut-cross-entropy")
     on = [name for name in names if texts.get(name) == "true"]
     if "CutCrossEntropyPlugin" in plugins and texts.get("cut-cross-entropy") != "false":
@@ -167,7 +171,7 @@ def _attention(texts: Mapping[str, str]) -> list[Setting]:
 def _adapters(
     content: Mapping[str, Any], texts: Mapping[str, str], reading: Reading
 ) -> list[Setting]:
-    """Return adapters as the Trainer's arguments; 4 bits are nf4 whose scales are quantised too."""
+    """Return adapters as the Trainer's arguments; 4 bits are nf4 with quantised scales."""
     kind = texts.get("adapter", "")
     if kind in ("", "none", "null"):
         return []
@@ -195,7 +199,7 @@ def _as_accelerate_says(
     degrees: Mapping[str, int],
     reading: Reading,
 ) -> dict[str, Any]:
-    """Return fsdp_config, and the older list `fsdp`, as Accelerate's file would have them."""
+    """Return fsdp_config, and the older list `fsdp`, as in Accelerate's file."""
     keys = {f"fsdp_{str(key).removeprefix('fsdp_')}": value for key, value in sharded.items()}
     version = texts.get("fsdp-version") or str(keys.pop("fsdp_version", "1"))
     if fsdp:

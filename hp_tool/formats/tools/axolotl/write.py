@@ -1,4 +1,4 @@
-"""axolotl 0.21: its YAML file, written over DDP or FSDP 2."""
+"""axolotl 0.21: its YAML file for DDP or FSDP 2."""
 
 from typing import Any
 
@@ -15,8 +15,10 @@ TOOL = "axolotl 0.21"
 
 
 def text(setup: TrainingSetup) -> str:
-    """Return axolotl's YAML file, for `axolotl train`. Raises UnsupportedError for what it cannot
-    say.
+    """Return axolotl's YAML file, for `axolotl train`.
+
+    Raises:
+        UnsupportedError: It cannot express the setup.
     """
     fine_tuning.check(setup, tool=TOOL, loss="unfused")
     head = (

@@ -1,4 +1,4 @@
-"""Megatron-LM (Megatron Core 0.16): arguments of pretrain_gpt.py, both ways."""
+"""Read and write arguments of Megatron-LM's pretrain_gpt.py (Megatron Core 0.16)."""
 
 from hp_tool.formats.tools.megatron_lm.read import read
 from hp_tool.formats.tools.megatron_lm.scripts import command, kubernetes, slurm

@@ -17,13 +17,13 @@ SMALL = (
     "num-virtual-stages-per-pipeline-rank",
     "mtp-num-layers",
 )
-"""Arguments that lists are made as long as."""
+"""Arguments that determine the length of lists."""
 LARGEST = 1 << 40
 
 
 class Arguments:
-    """Arguments with typed access and Megatron's defaults; None in a section of the query: they do
-    not say it.
+    """Arguments with typed access and Megatron's defaults; None in a section of the query if not
+    given.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Arguments:
         return number
 
     def optional(self, name: str) -> int | None:
-        """The number behind a flag that has no default."""
+        """Return the number of a flag without a default."""
         return self.number(name) if self.on(name) else None
 
     def real(self, name: str, default: float) -> float:
@@ -86,7 +86,9 @@ class Arguments:
             raise InputError(f"--{name} takes a number, got {text}", field=f"--{name}") from None
 
     def ours(self, name: str, theirs: Mapping[str, str], default: str) -> str:
-        """Our word for a flag's value, of a mapping from our words to theirs."""
+        """Return the query's value for a flag's value, from a mapping of query values to the
+        tool's.
+        """
         text = self.text(name, default)
         for our, their in theirs.items():
             if their.lower() == text.lower():
@@ -128,7 +130,7 @@ class Arguments:
             "max_position_embeddings": self.number("max-position-embeddings")
             if positions == "learned"
             else None,
-            # Of latent attention it switches the norms of the latents, which are always there.
+            # For latent attention it switches the norms of the latents, which are always present.
             "query_key_norm": "head" if self.on("qk-layernorm") and not latent else None,
             "attention_sinks": True
             if self.text("softmax-type", "vanilla") == "learnable"
@@ -169,7 +171,7 @@ class Arguments:
         return model | unlike
 
     def listed_layers(self, layers: int) -> dict[str, Any]:
-        """Fields of a model whose layers differ by lists with a number a layer."""
+        """Return fields of a model with unlike layers, from lists with a number per layer."""
         model: dict[str, Any] = (
             {"attention_output_gate": "channel"} if self.on("attention-output-gate") else {}
         )
@@ -198,8 +200,8 @@ class Arguments:
         return model if blocks is None else model | {"blocks": blocks, "first_k_dense_replace": 0}
 
     def segments(self) -> list[str]:
-        """Parts of a hybrid's pattern that lie on stages; one or none where it does not divide
-        itself.
+        """Return parts of a hybrid's pattern that are on stages; at most one if it is not
+        divided.
         """
         name = next((each for each in hybrid.PATTERNS if self.on(each)), None)
         return (
@@ -209,7 +211,7 @@ class Arguments:
         )
 
     def unlike_layers(self, layers: int, hidden: int, *, experts: bool) -> dict[str, Any]:
-        """Fields of a model whose mixers and feed-forwards are layers of their own."""
+        """Return fields of a model whose mixers and feed-forwards are separate layers."""
         name = next((each for each in hybrid.PATTERNS if self.on(each)), "hybrid-attention-ratio")
         attention, mlp = (
             self.real("hybrid-attention-ratio", 0.0),
@@ -276,8 +278,9 @@ class Arguments:
         return kinds.get(kind, "rotary")
 
     def window(self, layers: int) -> dict[str, int | None]:
-        """--window-size left,right of the layers that --window-attn-skip-freq leaves; a query sees
-        `left` keys and itself.
+        """Return --window-size left,right of the layers selected by --window-attn-skip-freq.
+
+        A query attends to `left` keys and itself.
         """
         if not self.on("window-size"):
             return {}
@@ -301,7 +304,9 @@ class Arguments:
         }
 
     def experts(self) -> int:
-        """Megatron-DeepSpeed's --num-experts takes one number a layer or one for all."""
+        """Return the experts; Megatron-DeepSpeed's --num-experts has one number per layer or one
+        for all.
+        """
         setting = self.settings.get("num-experts")
         if setting is None:
             return 0
@@ -315,8 +320,9 @@ class Arguments:
         return count if count > 1 or not self.older else 0
 
     def layers(self, name: str, layers: int, *, every: Any) -> list[int] | None:
-        """One number a layer of a flag that takes N or a list expression such as ([0]*3+[1]*58);
-        None where it is not given.
+        """Return one number per layer of a flag with N or a list expression such as ([0]*3+[1]*58).
+
+        None if it is not given.
         """
         if not self.on(name):
             return None
@@ -335,8 +341,8 @@ class Arguments:
         return pattern
 
     def vocabulary(self) -> int:
-        """Rows of the embedding: the vocabulary padded to a multiple of
-        --make-vocab-size-divisible-by x TP.
+        """Return rows of the embedding: the vocabulary padded to --make-vocab-size-divisible-by x
+        TP.
         """
         if self.on("padded-vocab-size"):
             return self.number("padded-vocab-size")
@@ -366,7 +372,7 @@ class Arguments:
         return -(-size // max(multiple, 1)) * multiple
 
     def expert_layers(self, layers: int) -> list[int]:
-        """1 for each layer with experts, 0 for those without: --moe-layer-freq."""
+        """Return 1 for each layer with experts, 0 for those without: --moe-layer-freq."""
         return (
             self.layers(
                 "moe-layer-freq", layers, every=lambda n: [int(i % n == 0) for i in range(layers)]
@@ -375,13 +381,17 @@ class Arguments:
         )
 
     def leading_dense_layers(self, layers: int) -> int:
-        """Layers before the first one with experts."""
+        """Return the number of layers before the first one with experts."""
         pattern = self.expert_layers(layers)
         return pattern.index(1) if 1 in pattern else layers
 
 
 def number_list(node: ast.expr) -> list[int]:
-    """The list that sums and multiples of lists of numbers make. Raises ValueError."""
+    """Return the list of sums and multiples of lists of numbers.
+
+    Raises:
+        ValueError: It is another expression.
+    """
     if isinstance(node, ast.List) and all(
         isinstance(each, ast.Constant) and isinstance(each.value, int) for each in node.elts
     ):

@@ -1,4 +1,4 @@
-"""Megatron-LM's arguments in a launch script, or as a log prints them."""
+"""Megatron-LM's arguments in a launch script, or as printed in a log."""
 
 import re
 from collections.abc import Mapping
@@ -77,8 +77,9 @@ def _check_program(launch: Launch) -> None:
 
 
 def _deepspeed_beside(settings: list[Setting], script: Script, reading: Reading) -> None:
-    """Add what Megatron-DeepSpeed's own file says, if the script writes it or it was given: its
-    ZeRO stage and precision, which DeepSpeed's engine takes whatever the flags say.
+    """Add ZeRO stage and precision of Megatron-DeepSpeed's own file, if available.
+
+    DeepSpeed's engine uses them regardless of the flags.
     """
     named = next(
         (each for each in settings if each.name == "deepspeed-config" and each.values), None

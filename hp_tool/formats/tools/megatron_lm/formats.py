@@ -15,7 +15,11 @@ _PROGRAMS = r"\bpretrain_(bert|gpt|hybrid|mamba|t5)\.py\b"
 
 
 def options(setup: TrainingSetup) -> dict[str, str]:
-    """Return the flags of a configuration, each with its value. Raises UnsupportedError."""
+    """Return the flags of a configuration, each with its value.
+
+    Raises:
+        UnsupportedError: The flags cannot express it.
+    """
     return {f"--{name}": " ".join(values) for name, values in flags(setup).items()}
 
 

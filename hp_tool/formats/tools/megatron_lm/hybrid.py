@@ -1,5 +1,4 @@
-"""Layers of unlike kinds in Megatron's letters: each mixer and each feed-forward is a layer of its
-own.
+"""Unlike layers in Megatron's letters: each mixer and each feed-forward is a separate layer.
 
 Megatron Core 0.16 and 0.17 to 0.19: ssm/mamba_hybrid_layer_allocation.py,
 models/hybrid/hybrid_layer_allocation.py.
@@ -27,22 +26,22 @@ LETTERS = {
     ("none", "dense"): "-",
     ("none", "experts"): "E",
 }
-"""Letters of Megatron by mixer and feed-forward."""
+"""Megatron's letters by mixer and feed-forward."""
 FIELDS = BLOCKS | names("""
     mixer feed_forward ssm_state_size mamba_head_dim mamba_n_groups mamba_num_heads
     moe_latent_size
 """)
-"""Fields of a model that these flags express beside `words.SAID`."""
+"""Fields of a model that these flags express in addition to `words.SAID`."""
 RENAMED = {"container": (26, 6), "core": (0, 18)}
-"""Releases since which the stack of these layers is called hybrid."""
+"""First releases in which the stack of these layers is called hybrid."""
 PATTERNS = ("hybrid-layer-pattern", "hybrid-override-pattern")
 """Since STAGES_IN_PATTERNS, and before."""
 STAGE, PREDICTION = "|", "/"
 
 
 def is_hybrid(model: ModelSpec) -> bool:
-    """Whether the model's mixers and feed-forwards are layers of their own, so that only these
-    flags can say them.
+    """Return whether the model's mixers and feed-forwards are separate layers, which need these
+    flags.
     """
     return not model.is_uniform and not patterns.says(model)
 
@@ -55,9 +54,10 @@ def program(setup: TrainingSetup) -> str:
 
 
 def hybrid_flags(setup: TrainingSetup) -> Values:
-    """Flags of unlike layers, in place of those that a pipeline of equal layers takes.
+    """Return flags of unlike layers, which replace those for a pipeline of equal layers.
 
-    Raises UnsupportedError for layers without a letter, and for what the release lacks.
+    Raises:
+        UnsupportedError: A layer has no letter, or the release lacks a feature.
     """
     m, c = setup.model, setup.parallel
     letters, chunks = pattern(m), c.virtual_pipeline_parallel_size
@@ -118,16 +118,18 @@ def _release_has(setup: TrainingSetup, since: Mapping[str, tuple[int, ...]]) -> 
 
 
 def pattern(model: ModelSpec) -> str:
-    """Return a letter for each layer. Raises UnsupportedError naming layers that have none."""
+    """Return a letter for each layer.
+
+    Raises:
+        UnsupportedError: A layer has no letter.
+    """
     blocks = model.blocks or (Block(mixer=model.mixer, feed_forward=model.feed_forward),)
     letters = "".join(_letter(model, block) * block.count for block in blocks)
     return letters * (model.num_hidden_layers // len(letters))
 
 
 def usually_predicting(letters: str) -> str:
-    """Return the letters of one layer of multi-token prediction, as `ModelSpec.mtp_kinds` has
-    it.
-    """
+    """Return the letters of one layer of multi-token prediction, as in `ModelSpec.mtp_kinds`."""
     feeding = [letter for letter in letters if letter in "-E"]
     return "*" * ("*" in letters) + "".join(feeding[-1:])
 
@@ -146,7 +148,7 @@ def _letter(model: ModelSpec, block: Block) -> str:
 
 
 def layers_of(letters: str) -> list[dict[str, Any]] | None:
-    """Return `model.blocks` of a pattern without stages; None where a letter is none of LETTERS."""
+    """Return `model.blocks` of a pattern without stages; None if a letter is unknown."""
     meanings = {
         letter: {"mixer": mixer, "feed_forward": feeding}
         for (mixer, feeding), letter in LETTERS.items()
@@ -160,8 +162,9 @@ def layers_of(letters: str) -> list[dict[str, Any]] | None:
 
 
 def by_shares(layers: int, *, attention: float, mlp: float) -> str:
-    """Return the pattern that Megatron makes of shares of attention and MLPs: attention evenly
-    between, MLPs among the rest.
+    """Return the pattern that Megatron builds from fractions of attention and MLPs.
+
+    Attention is spread evenly, MLPs among the rest.
     """
     letters = _spread(
         "M" * layers, "*", round(layers * attention), sections=round(layers * attention) + 1
@@ -190,8 +193,8 @@ def _spread(letters: str, letter: str, count: int, *, sections: int) -> str:
 
 
 def with_counts(settings: Mapping[str, Setting]) -> dict[str, Setting]:
-    """Return the settings with the numbers of layers that a pattern says, which overrides what
-    stands beside it.
+    """Return the settings with the numbers of layers of a pattern, which override other
+    settings.
     """
     written = settings.get("hybrid-layer-pattern")
     if written is None or len(written.values) != 1:

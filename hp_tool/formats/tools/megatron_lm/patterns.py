@@ -1,5 +1,5 @@
-"""Layers of attention or of a gated delta rule, each with a dense MLP or experts, as Megatron's
-lists with a number a layer.
+"""Layers of attention or gated delta rules with dense MLPs or experts, as lists with a number per
+layer.
 
 Megatron Core 0.17 to 0.19: models/gpt/experimental_attention_variant_module_specs.py,
 ssm/gated_delta_net.
@@ -20,7 +20,7 @@ from hp_tool.formats.tools.megatron_lm import words
 from hp_tool.formats.writing import Values
 
 DELTA_RULE = "gated_delta_net"
-"""The --experimental-attention-variant that is modelled."""
+"""The modelled --experimental-attention-variant."""
 SIZES = {
     "linear_num_key_heads": ("linear-num-key-heads", 16),
     "linear_num_value_heads": ("linear-num-value-heads", 32),
@@ -30,11 +30,11 @@ SIZES = {
 }
 """Flags of a delta rule's sizes by field, and their defaults."""
 FIELDS = BLOCKS.union({"mixer", "feed_forward", "attention_output_gate"}, SIZES)
-"""Fields of a model that these flags express beside `words.SAID`."""
+"""Fields of a model that these flags express in addition to `words.SAID`."""
 
 
 def says(model: ModelSpec) -> bool:
-    """Whether lists can say what the model's layers are made of."""
+    """Return whether lists can express the model's layers."""
     return all(
         kind.mixer in ("attention", "gated_delta") and kind.feed_forward != "none"
         for _, kind in model.kinds
@@ -42,9 +42,10 @@ def says(model: ModelSpec) -> bool:
 
 
 def pattern_flags(setup: TrainingSetup) -> Values:
-    """Flags of layers that differ, none for a model whose layers do not.
+    """Return flags of unlike layers, none for a model with equal layers.
 
-    Raises UnsupportedError for what else differs between them, and for what the release lacks.
+    Raises:
+        UnsupportedError: Layers differ otherwise, or the release lacks a feature.
     """
     m = setup.model
     for block in m.blocks or ():
@@ -86,7 +87,7 @@ def pattern_flags(setup: TrainingSetup) -> Values:
 
 
 def _text(numbers: Sequence[int]) -> str:
-    """Return `([1]*3+[0]*1)*16`, as short as repetition makes it."""
+    """Return `([1]*3+[0]*1)*16`, as short as repetition permits."""
     period = next(
         size
         for size in range(1, len(numbers) + 1)
@@ -101,8 +102,9 @@ def _text(numbers: Sequence[int]) -> str:
 def blocks_of(
     *, delta: Sequence[int] | None, experts: Sequence[int] | None
 ) -> list[dict[str, Any]] | None:
-    """Return `model.blocks` of lists with a number a layer, 1 for a delta rule and for experts;
-    None where other fields say it. Without a list of delta rules there are none, without one of
+    """Return `model.blocks` of lists with a number per layer, 1 for a delta rule and for experts.
+
+    None if other fields express it. Without a list of delta rules there are none, without one of
     experts no layer has any.
     """
     scattered = (

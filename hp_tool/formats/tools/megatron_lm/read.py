@@ -1,6 +1,4 @@
-"""Arguments of Megatron-LM's pretrain_gpt.py, and of its older releases and Megatron-DeepSpeed, as
-a query.
-"""
+"""Read arguments of Megatron-LM's pretrain_gpt.py, of older releases and of Megatron-DeepSpeed."""
 
 import math
 import re
@@ -33,7 +31,7 @@ _ALIASES = {
 }
 """Older names, and today's."""
 _UNDER_DEEPSPEED = ("deepspeed", "zero-stage")
-"""Of Megatron-DeepSpeed."""
+"""Arguments of Megatron-DeepSpeed."""
 OLDER = (
     "checkpoint-activations",
     "activations-checkpoint-method",
@@ -41,9 +39,7 @@ OLDER = (
     "model-parallel-size",
     *_UNDER_DEEPSPEED,
 )
-"""Of releases whose own layers were the only ones: their attention was fused only by a flag of its
-own.
-"""
+"""Arguments of releases with only local layers, whose attention was fused by a separate flag."""
 OTHER_PROGRAMS = {
     "bert": "an encoder",
     "t5": "an encoder-decoder model",
@@ -70,9 +66,7 @@ def read(
     num_gpus: int | None,
     spare: Iterable[str] = (),
 ) -> None:
-    """Fill `reading` with the query that the arguments ask for; what is absent takes Megatron's
-    default.
-    """
+    """Fill `reading` with the query of the arguments; absent ones have Megatron's default."""
     by_name = sort(settings, table=table(TABLE), reading=reading, spare=spare)
     reader = _Run(
         with_counts({_ALIASES.get(name, name): each for name, each in by_name.items()}),
@@ -98,8 +92,8 @@ def recompute_of(
     method: str = "uniform",
     num_layers: int = 1,
 ) -> str | dict[str, Any]:
-    """Return `parallel.recompute` of Megatron's words: the granularity alone where it says
-    everything.
+    """Return `parallel.recompute` of Megatron's arguments: only the granularity if that is
+    sufficient.
     """
     if granularity == "selective" and (names := list(modules)) != ["core_attn"]:
         return {"granularity": "selective", "modules": names}
@@ -113,7 +107,7 @@ _SPECS = r"gpt_layer_specs|mamba_layer_specs mamba_stack_spec|hybrid_layer_specs
 
 
 class _Run(Arguments):
-    """How the arguments split and train the model."""
+    """Parallelism and training settings of the arguments."""
 
     def parallel(self) -> dict[str, Any]:
         tensor, stages = (
@@ -154,7 +148,7 @@ class _Run(Arguments):
         }
 
     def expert_tensor(self, tensor: int) -> int:
-        """Megatron-DeepSpeed splits experts by tensor parallelism only under a flag."""
+        """Return expert tensor parallelism; Megatron-DeepSpeed splits experts only with a flag."""
         return self.number(
             "expert-tensor-parallel-size",
             tensor if not self.older or self.on("enable-expert-tensor-parallelism") else 1,
@@ -252,7 +246,7 @@ class _Run(Arguments):
         )
         narrow |= self.on("fp16") and not self.on(
             "accumulate-allreduce-grads-in-fp32"
-        )  # which bf16 alone turns on unasked
+        )  # which bf16 alone enables by default
         attention = self.attention()
         unfused = self.on("no-masked-softmax-fusion") and self.on("no-bias-dropout-fusion")
         offload, fraction = self.offload()
@@ -312,8 +306,9 @@ class _Run(Arguments):
         return "in_place" if self.text("cross-entropy-fusion-impl", "native") == "te" else "fused"
 
     def attention(self) -> str:
-        """Transformer Engine's automatic choice is a fused kernel; the local implementation has
-        none.
+        """Return the attention kernel.
+
+        Transformer Engine's automatic choice is a fused kernel; the local implementation has none.
         """
         backend, spec = self.text("attention-backend", "auto"), self.settings.get("spec")
         fused = any(name.startswith("use-flash-attn") for name in self.settings)
@@ -330,13 +325,13 @@ class _Run(Arguments):
         return "unfused" if (local and not fused) or backend in ("unfused", "local") else "flash"
 
     def overlap(self) -> dict[str, bool]:
-        """Only what differs from the runs that the framework's constants come from, which hid what
+        """Return overlaps that differ from the framework's measured runs, which overlapped what
         they could.
         """
         sequence = self.on("sequence-parallel") and self.number("tensor-model-parallel-size", 1) > 1
         zero = self.on("zero-stage") and not self.on(
             "overlap-grad-reduce"
-        )  # DeepSpeed overlaps by its own file
+        )  # DeepSpeed sets overlap in its own file
         differs = {
             "tensor_parallel": sequence and not self.on("tp-comm-overlap"),
             "pipeline_parallel": self.on("no-overlap-p2p-communication"),
@@ -368,7 +363,7 @@ class _Run(Arguments):
         return "alltoall" if name == "alltoall_seq" else name
 
     def cuda_graphs(self) -> bool | None:
-        """Whether the whole iteration, or parts of a layer that are modelled, are recorded."""
+        """Return whether the whole iteration, or modelled parts of a layer, are recorded."""
         if self.on("enable-cuda-graph"):
             return True
         scope = self.graph_scope()
@@ -392,10 +387,11 @@ class _Run(Arguments):
         )
 
     def shorter_ends(self, *, stages: int, chunks: int) -> str | None:
-        """A layout, in the notation of `domain.pipeline_layout`, where the flags give ends fewer
-        layers than the usual ones.
+        """Return a layout in the notation of `domain.pipeline_layout` if the ends have unusual
+        numbers of layers.
 
-        Raises InputError where the flags do not divide the layers.
+        Raises:
+            InputError: The flags do not divide the layers.
         """
         layers, segments = self.number("num-layers"), self.segments()
         uneven = self.on(words.FIRST_STAGE, words.LAST_STAGE, words.WITH_EMBEDDING, words.WITH_LOSS)
@@ -412,7 +408,7 @@ class _Run(Arguments):
             sizes = self.stage_sizes(layers, stages, chunks)
         if (
             sizes is None
-        ):  # embedding and output layer count as a layer each, so their chunks hold one fewer
+        ):  # embedding and output layer count as a layer each, so their chunks have one layer fewer
             first, last = int(self.on(words.WITH_EMBEDDING)), int(self.on(words.WITH_LOSS))
             sizes = [(layers + first + last) // (stages * chunks)] * (stages * chunks)
             sizes[0] -= first
@@ -434,8 +430,10 @@ class _Run(Arguments):
         return f"E{'|'.join(texts)}{'m' * self.number('mtp-num-layers', 0)}L"
 
     def stage_sizes(self, layers: int, stages: int, chunks: int) -> list[int]:
-        """Chunks of a stage hold equally many (get_num_layers_to_build of Megatron Core); what is
-        not given is shared out.
+        """Return the layers of stages, whose chunks have equally many (get_num_layers_to_build of
+        Megatron Core).
+
+        Numbers that are not given are divided evenly.
         """
         ends = {0: words.FIRST_STAGE, stages - 1: words.LAST_STAGE}
         fixed = {rank: self.number(name) for rank, name in ends.items() if self.on(name)}

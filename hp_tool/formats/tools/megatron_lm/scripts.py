@@ -1,6 +1,4 @@
-"""A configuration as something that starts: a shell script, an sbatch script, a manifest for
-Kubernetes.
-"""
+"""Write a configuration as a shell script, an sbatch script, or a manifest for Kubernetes."""
 
 import functools
 from importlib import resources
@@ -43,8 +41,8 @@ _YOURS: tuple[tuple[str, Values], ...] = (
     ("your checkpoints (--save FOLDER --load FOLDER)", {"save-interval": 1000}),
     ("your logs", {"log-interval": 10, "log-throughput": True, "eval-iters": 0}),
 )
-"""What a command needs beside the configuration, with values that start; all of it is the
-user's.
+"""Arguments required in addition to the configuration, with values that start; the user replaces
+them.
 """
 
 
@@ -60,8 +58,8 @@ def _trained_with() -> dict[str, dict[str, Any]]:
 
 
 def trained_with(setup: TrainingSetup) -> tuple[dict[str, list[str]], tuple[str, ...]]:
-    """Flags of the model that nothing is estimated from (rotary base, epsilon, router), and those
-    that nobody here knows.
+    """Return flags of the model that do not affect estimates (rotary base, epsilon, router), and
+    unknown ones.
     """
     m, name = setup.model, setup.model.name
     known = _trained_with().get(
@@ -85,10 +83,8 @@ def trained_with(setup: TrainingSetup) -> tuple[dict[str, list[str]], tuple[str,
 
 
 def environment(setup: TrainingSetup) -> dict[str, str]:
-    """Variables that Megatron asserts or the configuration is slow without (validate_args of core
-    0.16).
-    """
-    if setup.parallel.zero_stage >= 2:  # FSDP refuses 1
+    """Return variables that Megatron requires or that affect speed (validate_args of core 0.16)."""
+    if setup.parallel.zero_stage >= 2:  # FSDP rejects 1
         return {"CUDA_DEVICE_MAX_CONNECTIONS": "8"}
     connections = device_connections(workload=setup.workload, parallel=setup.parallel)
     if connections is None or (
@@ -99,12 +95,12 @@ def environment(setup: TrainingSetup) -> dict[str, str]:
 
 
 def arguments(setup: TrainingSetup) -> dict[str, list[str]]:
-    """Every flag of the configuration and of the model."""
+    """Return every flag of the configuration and of the model."""
     return flags(setup) | loop_flags(setup) | trained_with(setup)[0]
 
 
 def _fill_in(setup: TrainingSetup) -> tuple[list[str], list[str]]:
-    """Comment lines for the top of a script, and the array of flags that they speak of."""
+    """Return comment lines for the top of a script, and the array of flags that they describe."""
     lacking = trained_with(setup)[1]
     parts = list(_YOURS)
     if lacking:
@@ -124,8 +120,8 @@ def _fill_in(setup: TrainingSetup) -> tuple[list[str], list[str]]:
 
 
 def command(setup: TrainingSetup, *, script: str | None = None) -> str:
-    """A shell script that starts the configuration with torchrun; whatever follows its name is
-    passed on.
+    """Return a shell script that starts the configuration with torchrun; its arguments are
+    appended.
     """
     nodes = setup.cluster.num_nodes
     launch = f"torchrun --nnodes {nodes} --nproc-per-node {setup.processes_per_node}"
@@ -149,8 +145,8 @@ def command(setup: TrainingSetup, *, script: str | None = None) -> str:
 
 
 def _segment(setup: TrainingSetup) -> list[str]:
-    """Nodes that Slurm's block topology keeps in one rack: as many as the cost model fills
-    together, in equal segments.
+    """Return nodes that Slurm's block topology places in one rack: as many as in the cost model, in
+    equal segments.
     """
     cluster = setup.cluster
     domain = domains(Candidates.alone(setup.parallel), cluster=cluster)
@@ -165,7 +161,9 @@ def _segment(setup: TrainingSetup) -> list[str]:
 
 
 def _job_name(setup: TrainingSetup) -> str:
-    """Letters, digits, dot and dash alone: a model's name is a user's string."""
+    """Return the name with only letters, digits, dots and dashes: a model's name is a user's
+    string.
+    """
     return (
         "".join(c if c.isascii() and (c.isalnum() or c in ".-") else "-" for c in setup.model.name)[
             :64
@@ -175,8 +173,9 @@ def _job_name(setup: TrainingSetup) -> str:
 
 
 def slurm(setup: TrainingSetup) -> str:
-    """An sbatch script with one torchrun agent per node; account, partition and time limit are
-    given to sbatch.
+    """Return an sbatch script with one torchrun agent per node.
+
+    Account, partition and time limit are passed to sbatch.
     """
     body = command(setup).splitlines()
     start = next(i for i, line in enumerate(body) if line.startswith("torchrun"))
@@ -199,8 +198,8 @@ def slurm(setup: TrainingSetup) -> str:
 
 
 def kubernetes(setup: TrainingSetup) -> str:
-    """A manifest: an Indexed Job with a pod per node, and the headless Service by which they find
-    the first.
+    """Return a manifest: an Indexed Job with a pod per node, and a headless Service to find the
+    first.
     """
     name = _job_name(setup).lower().replace(".", "-").strip("-")[:40] or "training"
     nodes = setup.cluster.num_nodes

@@ -1,5 +1,5 @@
-"""Megatron-LM's words for ours; flags as in megatron/training/arguments.py of Megatron Core
-0.16.
+"""Megatron-LM's values for query values; flags as in megatron/training/arguments.py of Megatron
+Core 0.16.
 """
 
 from hp_tool.domain.declared import (
@@ -13,7 +13,7 @@ from hp_tool.domain.declared import (
 
 TOOL = "Megatron-LM"
 Flags = dict[str, list[str]]
-"""Values behind each flag, without its dashes; a switch has none."""
+"""Values of each flag, without its dashes; a switch has none."""
 
 SAID = (DENSE | EXPERTS | BATCH | SPLITS | OVERLAPS) | names("""
     architecture query_key_norm attention_sinks num_nextn_predict_layers
@@ -23,15 +23,15 @@ SAID = (DENSE | EXPERTS | BATCH | SPLITS | OVERLAPS) | names("""
     context_parallel_communication hierarchical_context_parallel_sizes pipeline_layout
     moe_token_dispatcher_type data_parallel_shard_size rank_order
 """)
-"""Fields of a setup that these flags express; those of LATENT under latent attention alone."""
+"""Fields of a setup that these flags express; those of LATENT only under latent attention."""
 
 PACKED = frozenset(
     {"dynamic_context_parallel", "sequence_lengths", "packed", "row_tokens", "row_squares"}
 )
-"""Fields that a packing scheduler stands for; the lengths themselves are the data's."""
+"""Fields that a packing scheduler represents; the lengths themselves are in the data."""
 
 PIPELINE_BEFORE_DATA = "tp-cp-ep-pp-dp"
-"""Order of ranks that --use-tp-pp-dp-mapping makes."""
+"""Order of ranks of --use-tp-pp-dp-mapping."""
 LAYOUT = "pipeline-model-parallel-layout"
 FIRST_STAGE, LAST_STAGE = "decoder-first-pipeline-num-layers", "decoder-last-pipeline-num-layers"
 WITH_EMBEDDING, WITH_LOSS = (
@@ -53,8 +53,8 @@ SHARDING = {2: "optim_grads", 3: "optim_grads_params"}
 CONTEXT = {name: (name,) for name in ("p2p", "a2a", "a2a+p2p")} | {
     "all_gather": ("all_gather", "allgather")
 }
-"""Transformer Engine's words first, and after them what public scripts write, which it refuses."""
+"""Transformer Engine's values first, then those in public scripts, which it rejects."""
 ATTENTION = {"flash": "auto", "unfused": "unfused"}
-"""auto: Transformer Engine chooses a fused kernel that knows the heads; FlashAttention 2 knows none
-of MLA's 192 and 128.
+"""auto: Transformer Engine selects a fused kernel for the heads; FlashAttention 2 does not support
+MLA's 192 and 128.
 """

@@ -1,5 +1,5 @@
-"""A configuration as the flags of pretrain_gpt.py, named after the fields of megatron-core's
-classes; tests compare the two.
+"""Write a configuration as flags of pretrain_gpt.py, named after the fields of megatron-core's
+classes.
 """
 
 from typing import Any
@@ -26,10 +26,12 @@ from hp_tool.formats.writing import Values, headline, option_words, refuse_unsai
 
 
 def flags(setup: TrainingSetup) -> Flags:
-    """Every flag of the configuration; data, tokenizer, learning rate and checkpoints stay the
-    user's.
+    """Return every flag of the configuration.
 
-    Raises UnsupportedError for what the flags cannot say.
+    The user adds data, tokenizer, learning rate and checkpoints.
+
+    Raises:
+        UnsupportedError: The flags cannot express the setup.
     """
     packed = set() if packed_context(setup) is None else words.PACKED
     is_hybrid = hybrid.is_hybrid(setup.model)
@@ -42,8 +44,8 @@ def flags(setup: TrainingSetup) -> Flags:
 
 
 def loop_flags(setup: TrainingSetup) -> Flags:
-    """What the training loop asserts beside them: graphs of a whole iteration leave no room for
-    checks between its kernels.
+    """Return flags that the training loop requires: graphs of a whole iteration exclude checks
+    between kernels.
     """
     whole = graphs(setup)[0] == "local"
     return option_words(
@@ -102,7 +104,7 @@ def _model(setup: TrainingSetup) -> Values:
         "vocab-size": m.vocab_size,
         "make-vocab-size-divisible-by": 1,
         "group-query-attention": grouped
-        and not latent,  # which excludes it, and has no use for the groups
+        and not latent,  # which excludes it, and does not use the groups
         "num-query-groups": m.kv_heads if grouped else None,
         "swiglu": m.gated_mlp,
         "untie-embeddings-and-output-weights": not m.tie_word_embeddings,
@@ -117,7 +119,7 @@ def _model(setup: TrainingSetup) -> Values:
         "qk-head-dim": m.qk_nope_head_dim if latent else None,
         "qk-pos-emb-head-dim": m.qk_rope_head_dim if latent else None,
         "v-head-dim": m.v_head_dim if latent else None,
-        "rope-type": "rope" if latent else None,  # YaRN unless it is said
+        "rope-type": "rope" if latent else None,  # YaRN unless given
         "no-rope-fusion": m.positions == "rotary" and not setup.switches["apply_rope_fusion"],
         "mtp-num-layers": m.num_nextn_predict_layers or None,
         "softmax-type": "learnable" if m.attention_sinks else None,
@@ -129,8 +131,10 @@ def _model(setup: TrainingSetup) -> Values:
 
 
 def rows(setup: TrainingSetup) -> int:
-    """Positions that Megatron must know of: at least a sequence's. Raises UnsupportedError where a
-    learned table is shorter.
+    """Return Megatron's number of positions: at least a sequence's.
+
+    Raises:
+        UnsupportedError: A learned table is shorter.
     """
     m, length = setup.model, setup.workload.sequence_length
     if m.positions == "learned" and (m.max_position_embeddings or length) < length:
@@ -152,7 +156,7 @@ def _parallel(setup: TrainingSetup) -> Values:
         **(shorter_ends(setup) if layout is None else {}),
         words.LAYOUT: layout.text
         if layout is not None
-        else None,  # it says the number of chunks, too
+        else None,  # it also contains the number of chunks
         "num-virtual-stages-per-pipeline-rank": chunks if layout is None and chunks > 1 else None,
         "context-parallel-size": c.context_parallel_size if context else None,
         "cp-comm-type": words.CONTEXT[setup.strategy.context_parallel_communication][0]
@@ -177,8 +181,9 @@ def _parallel(setup: TrainingSetup) -> Values:
 
 
 def levels(setup: TrainingSetup) -> list[str] | None:
-    """Sizes that a2a+p2p needs: ranks that exchange heads, and groups of them in the ring, as the
-    cost model divides them.
+    """Return sizes of a2a+p2p: ranks that exchange heads, and groups of them in the ring.
+
+    They are divided as in the cost model.
     """
     c, strategy = setup.parallel, setup.strategy
     if c.context_parallel_size == 1 or strategy.context_parallel_communication != "a2a+p2p":
@@ -191,9 +196,7 @@ def levels(setup: TrainingSetup) -> list[str] | None:
 
 
 def packed_context(setup: TrainingSetup) -> int | None:
-    """Tokens that a rank takes at most where context-parallel groups follow the sequences; None
-    where they do not.
-    """
+    """Return a rank's maximum tokens if context-parallel groups follow the sequences; else None."""
     size = setup.parallel.context_parallel_size
     return (
         setup.workload.sequence_length // size
@@ -203,8 +206,10 @@ def packed_context(setup: TrainingSetup) -> int | None:
 
 
 def copies(setup: TrainingSetup) -> int | None:
-    """Groups of replicas that shard apart (HSDP). Raises UnsupportedError under full sharding,
-    which has flags of its own.
+    """Return groups of replicas that shard separately (HSDP).
+
+    Raises:
+        UnsupportedError: Fully sharded, which has other flags.
     """
     c = setup.parallel
     if not c.data_parallel_shard_size or c.data_parallel_shard_size == c.data_parallel_size:
@@ -218,7 +223,7 @@ def copies(setup: TrainingSetup) -> int | None:
 
 
 def shorter_ends(setup: TrainingSetup) -> Values:
-    """Where stages cannot hold equally many layers."""
+    """Return the layers of the ends if stages cannot have equally many."""
     first, last = setup.missing_layers
     if last <= 1:
         return {words.WITH_EMBEDDING: first == 1, words.WITH_LOSS: last == 1}
@@ -227,7 +232,11 @@ def shorter_ends(setup: TrainingSetup) -> Values:
 
 
 def recomputation(recompute: Recompute) -> Values:
-    """Raises UnsupportedError for a granularity that the flags cannot say."""
+    """Return flags of recomputation.
+
+    Raises:
+        UnsupportedError: The flags cannot express the granularity.
+    """
     if recompute.granularity == "none":
         return {}
     if recompute.granularity == "selective":
@@ -307,7 +316,7 @@ def _training(setup: TrainingSetup) -> Values:
 
 
 def graphs(setup: TrainingSetup) -> tuple[str | None, list[str] | None]:
-    """Return who records CUDA graphs, and of what; None and None if nobody does."""
+    """Return the implementation and scope of CUDA graphs; None and None without any."""
     if not setup.workload.cuda_graphs:
         return None, None
     modules = recorded_modules(setup.workload, setup.model)
@@ -317,7 +326,8 @@ def graphs(setup: TrainingSetup) -> tuple[str | None, list[str] | None]:
 def fused_loss(setup: TrainingSetup) -> str | None:
     """Return the implementation of the fused loss if it is Transformer Engine's.
 
-    Raises UnsupportedError for releases whose training loop refuses it.
+    Raises:
+        UnsupportedError: The release's training loop rejects it.
     """
     workload = setup.workload
     if workload.loss != "in_place":
@@ -334,10 +344,10 @@ def fused_loss(setup: TrainingSetup) -> str | None:
 
 
 def offloaded_layers(setup: TrainingSetup) -> int:
-    """Return how many layers keep their activations in host memory.
+    """Return how many layers offload their activations to host memory.
 
-    Raises UnsupportedError for what TransformerConfig refuses: all layers, a pipeline,
-    recomputation.
+    Raises:
+        UnsupportedError: TransformerConfig rejects it: all layers, a pipeline, recomputation.
     """
     layers = setup.model.num_hidden_layers
     offloaded = round((setup.workload.offload_fraction or 1.0) * layers)
@@ -358,8 +368,8 @@ def offloaded_layers(setup: TrainingSetup) -> int:
 
 
 def optimizer_states(workload: TrainingWorkload) -> tuple[str, str, str, bool]:
-    """Return precisions of Adam's two states and the master copy, and whether the precision-aware
-    optimizer keeps them.
+    """Return precisions of Adam's two states and the master copy, and whether the optimizer is
+    precision-aware.
     """
     first = workload.optimizer_precision or "fp32"
     second, master = workload.exp_avg_sq_precision or first, workload.master_precision or "fp32"
@@ -372,7 +382,11 @@ def optimizer_states(workload: TrainingWorkload) -> tuple[str, str, str, bool]:
 
 
 def _overlap(setup: TrainingSetup) -> Values:
-    """Raises UnsupportedError for an overlap that no flag switches."""
+    """Return flags of overlaps.
+
+    Raises:
+        UnsupportedError: No flag switches an overlap.
+    """
     overlap = setup.workload.overlap or OverlapSpec()
     if overlap.context_parallel is not None or overlap.expert_parallel is False:
         name = "context_parallel" if overlap.context_parallel is not None else "expert_parallel"
@@ -488,21 +502,23 @@ _KEYS = {
     words.FIRST_STAGE: "num_layers_in_first_pipeline_stage",
     words.LAST_STAGE: "num_layers_in_last_pipeline_stage",
 }
-"""Where Megatron Core's field is not the flag's name."""
+"""Fields of Megatron Core with another name than the flag."""
 
 
 def field_name(flag: str) -> str:
-    """The field of Megatron Core's configuration classes that a flag sets."""
+    """Return the field of Megatron Core's configuration classes that a flag sets."""
     return _KEYS.get(flag, flag.replace("-", "_"))
 
 
 def yaml_content(setup: TrainingSetup) -> dict[str, Any]:
-    """Return `flags` as keys and values of Megatron-LM's --yaml-cfg. Raises UnsupportedError for
-    what it cannot say.
+    """Return `flags` as keys and values of Megatron-LM's --yaml-cfg.
 
-    That file must hold every argument, so these keys replace some of examples/gpt3/gpt_config.yaml:
-    those of TransformerConfig under `language_model`, those of ModelParallelConfig under
-    `model_parallel`, all others beside them.
+    That file must contain every argument, so these keys replace some of
+    examples/gpt3/gpt_config.yaml: those of TransformerConfig under `language_model`, those of
+    ModelParallelConfig under `model_parallel`, all others at the top level.
+
+    Raises:
+        UnsupportedError: The file cannot express a flag.
     """
     if not setup.model.is_uniform:
         raise UnsupportedError(
@@ -529,7 +545,7 @@ def yaml_content(setup: TrainingSetup) -> dict[str, Any]:
 
 
 def _value(name: str, values: list[str]) -> Any:
-    """A switch is true; numbers are numbers; what may be several stays a list."""
+    """Return a value: switches are true, numbers are numbers, possible lists stay lists."""
     if name == "recompute-modules":
         return values
     if not values:
@@ -546,7 +562,7 @@ def _value(name: str, values: list[str]) -> Any:
 
 
 def yaml(setup: TrainingSetup) -> str:
-    """The YAML file, to lay over examples/gpt3/gpt_config.yaml."""
+    """Return the YAML file, to merge into examples/gpt3/gpt_config.yaml."""
     from yaml import safe_dump
 
     head = f"# {words.TOOL}: {headline(setup)}; lay over examples/gpt3/gpt_config.yaml\n"
