@@ -37,8 +37,8 @@ def option_words(values: Values) -> dict[str, list[str]]:
 def headline(setup: TrainingSetup | ServingSetup) -> str:
     """Return the headline of a script's comment, on one line regardless of the names.
 
-    For example
-    `qwen3.6-27b without the vision tower (27 layers of 1152) on 64 x h100-sxm-80gb, megatron-core 0.18`.
+    For example `qwen3.6-27b without the vision tower (27 layers of 1152) on 64 x
+    h100-sxm-80gb, megatron-core 0.18`.
     """
     name = setup.model.name + (
         f" without {setup.model.left_out[:100]}" if setup.model.left_out else ""

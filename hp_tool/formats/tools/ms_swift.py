@@ -1,5 +1,6 @@
-"""ms-swift 3 and 4: commands that pretrain and fine-tune, by the Trainer (`swift sft`) or by
-Megatron Core (`megatron sft`).
+"""ms-swift 3 and 4: commands with the Trainer (`swift sft`) or Megatron Core (`megatron sft`).
+
+They pretrain and fine-tune.
 """
 
 import math
@@ -49,7 +50,7 @@ _ARGUMENTS = {
         )
     },
 }
-"""ms-swift's arguments, and the Trainer's that say the same."""
+"""ms-swift's arguments, and the Trainer's equivalents."""
 _DEFAULTS = {
     "finetuning-type": "lora",
     "lora-dropout": "0.05",
@@ -68,18 +69,20 @@ _MEGATRON = {
     "attention-dropout": ("0",),
     "hidden-dropout": ("0",),
 }
-"""What `megatron sft` takes where a command does not say, in Megatron's own arguments; dropout is
-the checkpoint's.
-"""
+"""Defaults of `megatron sft`, in Megatron's own arguments; dropout is the checkpoint's."""
 _RENAMED = {"virtual-pipeline-model-parallel-size": "num-virtual-stages-per-pipeline-rank"}
 _MAX_REFERENCES = 5
-"""Variables that one assignment may stand for, one behind the other."""
+"""Maximum chain of variables in one assignment."""
 _LEAST_BATCH = 16
-"""Sequences that the default of gradient accumulation brings an optimizer step to."""
+"""Minimum sequences per optimizer step with the default gradient accumulation."""
 
 
 def read(source: Source, reading: Reading) -> None:
-    """Fill the reading with the query of the command. Raises InputError where there is none."""
+    """Fill the reading with the query of the command.
+
+    Raises:
+        InputError: There is none.
+    """
     launch, script = source.launch(reading)
     tool, _, task = launch.program.partition(" ")
     if task not in ("sft", "pt"):
@@ -101,9 +104,7 @@ def read(source: Source, reading: Reading) -> None:
 
 
 def _processes(source: Source, reading: Reading) -> int | None:
-    """Return how many processes the environment of the command asks for; alone on one device it is
-    one.
-    """
+    """Return the number of processes in the environment of the command; one on a single device."""
 
     def written(name: str, depth: int = 0) -> str:
         assigned = re.search(rf"(?<!\w){name}=['\"]?([^\s'\"\\;]+)", source.text)
@@ -145,8 +146,9 @@ def _named(name: str, *values: str, written: str = "") -> Setting:
 def _by_trainer(
     settings: list[Setting], source: Source, files: Mapping[str, str], reading: Reading
 ) -> None:
-    """Read what Hugging Face's Trainer runs: over DeepSpeed where it is named, else with a copy of
-    the model on each device.
+    """Read a command of Hugging Face's Trainer.
+
+    It uses DeepSpeed if named, else a copy of the model on each device.
     """
     words_ = [
         replace(each, name=_ARGUMENTS[each.name]) for each in settings if each.name in _ARGUMENTS
@@ -192,7 +194,7 @@ def _by_trainer(
 
 
 def _precision(texts: Mapping[str, str], reading: Reading) -> Iterator[Setting]:
-    """Yield what torch_dtype says, which is the checkpoint's where it is not there: 16 bits."""
+    """Yield the precision of torch_dtype, by default the checkpoint's: 16 bits."""
     kinds = {"float16": "fp16", "float32": "", "bfloat16": "bf16", "": "bf16"}
     if (dtype := texts.get("torch-dtype", "")) not in kinds:
         reading.refuse(f"torch_dtype {dtype}: bfloat16, float16 and float32 are read")
@@ -221,7 +223,7 @@ def _deepspeed(name: str | None, files: Mapping[str, str], reading: Reading) -> 
 
 
 def _by_megatron(settings: list[Setting], source: Source, reading: Reading) -> None:
-    """Read what Megatron Core runs, in its own arguments; the model is named, and brings its
+    """Read a command of Megatron Core, in its own arguments; the named model determines the
     shape.
     """
     megatron, own = table(TABLE), table("ms-swift")
@@ -273,7 +275,7 @@ def _by_megatron(settings: list[Setting], source: Source, reading: Reading) -> N
     named = last["model"].text if "model" in last else ""
     if (layers := source.layers_of(named)) is not None:
         passed.append(_named("num-layers", str(layers), written="the model's layers"))
-    else:  # which uneven stages are laid out by; the model is reported as missing
+    else:  # by which uneven stages are laid out; the model is reported as missing
         passed = [each for each in passed if each.name not in UNEVEN_STAGES]
     read_megatron(passed, reading=reading, num_gpus=reading.num_gpus, spare=source.ignore)
     reading.missing = [each for each in reading.missing if not each.field.startswith("model.")]

@@ -1,4 +1,4 @@
-"""nanotron 0.4's YAML file of run_train.py, both ways: keys as in src/nanotron/config."""
+"""Read and write nanotron 0.4's YAML file of run_train.py: keys as in src/nanotron/config."""
 
 import math
 import re
@@ -26,9 +26,9 @@ _MODEL = (
     "tie_word_embeddings",
     "max_position_embeddings",
 )
-"""Fields of a model, which are its keys under model.model_config, too."""
+"""Fields of a model, which are also its keys under model.model_config."""
 _RESOLVED = {"num_key_value_heads": "kv_heads", "intermediate_size": "ffn_size"}
-"""Fields that may stay open, and what they come to."""
+"""Fields that may be open, and their resolved names."""
 _EXPERTS = re.compile(r"^model\..*(?:[.-]moe[.-]|[.-]moe$|num-(?:local-)?experts$)")
 _NO_EXPERTS = ("", "0", "1", "none", "null", "false")
 """Values of such keys in a dense model."""
@@ -45,11 +45,15 @@ _YOURS = (
     ("data_stages:", "the data (null: random tokens, which start at once)"),
     ("checkpoints:", "where checkpoints go"),
 )
-"""Lines of the file that begin what is the user's, with values that start."""
+"""Lines that begin sections the user must fill in, with values that start."""
 
 
 def config(setup: TrainingSetup) -> dict[str, Any]:
-    """The YAML file's content. Raises UnsupportedError for what nanotron cannot say or run."""
+    """Return the YAML file's content.
+
+    Raises:
+        UnsupportedError: nanotron does not support the setup.
+    """
     refuse_unsaid(setup, tool=TOOL, expressed=SAID, runs="nanotron")
     m, c, w = setup.model, setup.parallel, setup.workload
     plain = (
@@ -145,8 +149,9 @@ def config(setup: TrainingSetup) -> dict[str, Any]:
 
 
 def text(setup: TrainingSetup) -> str:
-    """The file for run_train.py --config-file; what is the user's is listed at its top and marked
-    in place.
+    """Return the file for run_train.py --config-file.
+
+    What the user must fill in is listed at its top and marked in place.
     """
     import yaml
 
@@ -188,7 +193,7 @@ def read(source: Source, reading: Reading) -> None:
     )
     if any(
         each.field == "cluster.num_gpus" for each in reading.missing
-    ):  # replicas follow from the devices that are given
+    ):  # replicas follow from the given devices
         degrees[0] = max((num_gpus or 1) // math.prod((*degrees[1:], context, experts)), 1)
     reading.num_gpus = num_gpus or math.prod((*degrees, context, experts))
     micro, steps = size("tokens.micro-batch-size"), size("tokens.batch-accumulation-per-replica")

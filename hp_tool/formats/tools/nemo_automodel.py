@@ -31,7 +31,11 @@ _SCHEDULES = {"1f1b": False, "interleaved1f1b": True}
 
 
 def read(source: Source, reading: Reading) -> None:
-    """Fill the reading with the query of AutoModel's file. Raises InputError."""
+    """Fill the reading with the query of AutoModel's file.
+
+    Raises:
+        InputError: The file is invalid.
+    """
     settings = as_settings(source.keys(reading), lines=source.text)
     keys = Settings(
         sort(settings, table=table("nemo-automodel"), reading=reading, spare=source.ignore)

@@ -1,4 +1,4 @@
-"""SGLang's server, both ways: options as in sglang/srt/server_args.py."""
+"""Read and write SGLang's server command: options as in sglang/srt/server_args.py."""
 
 from hp_tool.domain.setups import ServingSetup
 from hp_tool.errors import UnsupportedError
@@ -24,8 +24,10 @@ VERSION = "0.5.6.post2"
 
 
 def start(setup: ServingSetup) -> tuple[str, Values]:
-    """sglang.launch_server, options as in sglang/srt/server_args.py; with attention data
-    parallelism TP counts all ranks, and limits are divided by the attention groups.
+    """Return the command of sglang.launch_server, with options as in sglang/srt/server_args.py.
+
+    With attention data parallelism TP counts all ranks, and limits are divided by the attention
+    groups.
     """
     refuse_unsaid(setup, tool=f"sglang {VERSION}", expressed=SAID)
     c, w, groups = setup.parallel, setup.workload, setup.parallel.attention_data_parallel_size
@@ -68,8 +70,9 @@ ALGORITHMS = {
 
 
 def _speculative(setup: ServingSetup) -> Values:
-    """A chain of drafted tokens, verified with the one before them
-    (docs/advanced_features/speculative_decoding.md).
+    """Return a chain of drafted tokens, verified with the previous one.
+
+    Source: docs/advanced_features/speculative_decoding.md.
     """
     if (how := drafts(setup)) is None:
         return {}
@@ -85,7 +88,7 @@ def _speculative(setup: ServingSetup) -> Values:
 
 
 def pool_of(setup: ServingSetup, *, other: ServingSetup, mode: str) -> tuple[str, Values]:
-    """`start` of a replica that prefills or decodes; the one that prefills is told the ranks it
+    """Return `start` of a prefill or decoding replica; the prefill replica is given the ranks it
     sends to.
     """
     program, options = start(setup)

@@ -1,4 +1,4 @@
-"""torchtitan 0.2's TOML file, both ways: sections and keys as in
+"""Read and write torchtitan 0.2's TOML file: sections and keys as in
 torchtitan/config/job_config.py.
 """
 
@@ -54,7 +54,7 @@ _CHECKPOINTS: dict[str, dict[str, str]] = {
     "full": {"mode": "full"},
 }
 MAX_DOTS = 1_000
-"""On one line: a long list of numbers has some."""
+"""Maximum dots per line: a long list of numbers has some."""
 SAID = (
     BATCH
     | SPLITS
@@ -72,7 +72,11 @@ def config(
     expressed: Set[str] = SAID,
     flavors: Mapping[str, tuple[str, str]] = FLAVORS,
 ) -> dict[str, Any]:
-    """The TOML file's content. Raises UnsupportedError for what torchtitan cannot say or run."""
+    """Return the TOML file's content.
+
+    Raises:
+        UnsupportedError: torchtitan does not support the setup.
+    """
     refuse_unsaid(setup, tool=tool, expressed=expressed | SHAPE, runs="torch-fsdp")
     c, w = setup.parallel, setup.workload
     if setup.model.name not in flavors:
@@ -115,7 +119,7 @@ def config(
         "model": model,
         "optimizer": {"name": "AdamW"},
         "training": {
-            # A pipeline takes its micro-batches out of the local batch; without one, gradients
+            # A pipeline divides its local batch into micro-batches; without one, gradients
             # accumulate over steps.
             "local_batch_size": c.micro_batch_size * (setup.accumulation_steps if pipelined else 1),
             "global_batch_size": w.global_batch_size,
@@ -143,20 +147,22 @@ def config(
             "expert_tensor_parallel_degree": c.expert_tensor_parallel_size,
         },
         "activation_checkpoint": _CHECKPOINTS[setup.recompute.granularity],
-        "compile": {"enable": False},  # as profile runs are, and the runs behind the constants
+        "compile": {"enable": False},  # as in profile runs, and in the runs behind the constants
     }
 
 
 def toml(setup: TrainingSetup) -> str:
-    """The file, ready to pass as --job.config_file."""
+    """Return the file for --job.config_file."""
     import tomli_w
 
     return f"# {TOOL}: {headline(setup)}\n" + tomli_w.dumps(config(setup))
 
 
 def _text(source: Source, reading: Reading) -> str:
-    """Return the TOML file, which a script may only name. Raises InputError where it is not at
-    hand.
+    """Return the TOML file, which a script may only name.
+
+    Raises:
+        InputError: It is not available.
     """
     if re.search(r"(?m)^[ \t]*\[\w", source.text) or not re.search(
         r"--job\.config_file|torchtitan", source.text
@@ -194,13 +200,16 @@ def _text(source: Source, reading: Reading) -> str:
 
 
 def read(source: Source, reading: Reading) -> None:
-    """Fill the reading with the query that a TOML file asks for. Raises InputError,
-    UnsupportedError.
+    """Fill the reading with the query of a TOML file.
+
+    Raises:
+        InputError: The file is invalid.
+        UnsupportedError: A setting is not modelled.
     """
     text = _text(source, reading)
     if any(
         line.count(".") > MAX_DOTS for line in text.splitlines()
-    ):  # tomllib takes the square of a dotted key's length
+    ):  # tomllib takes quadratic time in a dotted key's length
         raise InputError(
             f"a line holds more than {MAX_DOTS} dots; no {TOOL} key or value does", code="syntax"
         )
@@ -224,8 +233,11 @@ def fill(
     reading: Reading,
     flavors: Mapping[str, tuple[str, str]] = FLAVORS,
 ) -> None:
-    """Fill the reading with the query that sections ask for. Raises InputError,
-    UnsupportedError.
+    """Fill the reading with the query of sections.
+
+    Raises:
+        InputError: A value is invalid.
+        UnsupportedError: A setting is not modelled.
     """
 
     def section(name: str) -> dict[str, Any]:
@@ -303,8 +315,8 @@ def fill(
 
 
 def _chunks(split: dict[str, Any], *, stages: int, layers: int) -> int:
-    """Model chunks a rank: two, or what layers_per_stage makes of the layers and the ends that
-    count as some.
+    """Return model chunks per rank: two, or by layers_per_stage from the layers and the counted
+    ends.
     """
     if "pipeline_parallel_layers_per_stage" not in split:
         return 2
@@ -332,7 +344,7 @@ def _size(section: dict[str, Any], name: str, *, usual: int = 1, least: int = 1)
 def _precision(
     model: dict[str, Any], batch: dict[str, Any], float8: dict[str, Any], reading: Reading
 ) -> str:
-    """Converters name the precision; release 0.1 had switches of its own."""
+    """Return the precision, which converters name; release 0.1 had separate switches."""
     listed = model.get("converters", [])
     converters = {
         _OLDER_CONVERTERS.get(name, name)
@@ -365,8 +377,9 @@ def _recompute(section: dict[str, Any]) -> str:
 
 
 def _zero_stage(split: dict[str, Any], reading: Reading, *, sharded: bool, pipelined: bool) -> int:
-    """FSDP reshards after the forward pass by default unless a pipeline would gather for every
-    micro-batch.
+    """Return the ZeRO stage: FSDP reshards after the forward pass by default, except in pipelines.
+
+    A pipeline would gather for every micro-batch.
     """
     if not sharded:
         return 0

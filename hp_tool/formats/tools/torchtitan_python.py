@@ -1,4 +1,4 @@
-"""torchtitan 0.3's configurations in Python, both ways: a function that returns Trainer.Config."""
+"""Read and write torchtitan 0.3's Python configurations: a function that returns Trainer.Config."""
 
 import json
 import re
@@ -31,16 +31,18 @@ _CONVERTERS = {
 _CHECKPOINTS = {"none": None, "selective": "SelectiveAC", "full": "FullAC"}
 _LOSSES = {"BaseLoss": "unfused", "CrossEntropyLoss": "unfused", "ChunkedLossWrapper": "chunked"}
 _GONE = ("context_parallel_rotate_method", "expert_tensor_parallel_degree")
-"""Of 0.2's [parallelism]."""
+"""Keys of 0.2's [parallelism] without an equivalent."""
 _VALUES = ("training.", "parallelism.", "model_spec.")
 """Sections of plain values."""
 _KINDS = ("loss", "activation_checkpoint", "optimizer")
-"""Sections whose class says what they do."""
+"""Sections whose class determines their meaning."""
 
 
 def text(setup: TrainingSetup) -> str:
-    """Return a module with one function, `run`. Raises UnsupportedError for what torchtitan cannot
-    say or run.
+    """Return a module with one function, `run`.
+
+    Raises:
+        UnsupportedError: torchtitan does not support the setup.
     """
     content = config(setup)
     model, converters = content["model"], content["model"].get("converters", [])
@@ -101,8 +103,10 @@ def _section(name: str, kind: str, content: dict[str, Any]) -> tuple[str, ...]:
 
 
 def config(setup: TrainingSetup) -> dict[str, Any]:
-    """Return the sections, as those of 0.2's file. Raises UnsupportedError for what 0.3 cannot say
-    or run.
+    """Return the sections, as those of 0.2's file.
+
+    Raises:
+        UnsupportedError: 0.3 does not support the setup.
     """
     expressed = torchtitan.SAID | {"cross_entropy", "cuda_graphs"}
     content = torchtitan.config(setup, tool=TOOL, expressed=expressed, flavors=FLAVORS)
@@ -137,8 +141,11 @@ def config(setup: TrainingSetup) -> dict[str, Any]:
 
 
 def read(source: Source, reading: Reading) -> None:
-    """Fill the reading with the query that a function asks for. Raises InputError,
-    UnsupportedError.
+    """Fill the reading with the query of a function.
+
+    Raises:
+        InputError: The file is invalid.
+        UnsupportedError: A setting is not modelled.
     """
     functions = Functions(source.text)
     name = _chosen(functions, source.variables.get("CONFIG"))
@@ -227,13 +234,13 @@ _IN_TOKENS = (
 
 
 def _count_in_rows(training: dict[str, Any], split: dict[str, Any], reading: Reading) -> None:
-    """Write a batch that is counted in tokens as 0.3 counts it, in rows of the longest context."""
+    """Convert a batch in tokens to rows of the longest context, as in 0.3."""
     forward, step, row = (
         training.pop(name, usual) for name, usual in zip(_IN_TOKENS, (16384, -1, 2048), strict=True)
     )
     microbatches = split.pop("num_pp_microbatches", 1)
     if not all(isinstance(each, int) for each in (forward, step, row, microbatches)):
-        return  # what only running would tell is refused already
+        return  # values that can only be known by running are already rejected
     if row < 1 or forward % row or (step != -1 and step % row):
         reading.refuse(
             f"num_tokens_per_microbatch_per_dp_rank {forward}: is no whole number of rows of "
@@ -250,8 +257,10 @@ def _count_in_rows(training: dict[str, Any], split: dict[str, Any], reading: Rea
 
 
 def _chosen(functions: Functions, wanted: str | None) -> str:
-    """Return the name of the function to read. Raises InputError where there is none, or are
-    several.
+    """Return the name of the function to read.
+
+    Raises:
+        InputError: There is none, or several.
     """
     names = functions.returning(RESULT)
     if wanted is None and len(names) == 1:
@@ -270,12 +279,11 @@ def _chosen(functions: Functions, wanted: str | None) -> str:
 
 
 def _family_named(name: str, flavor: str) -> str:
-    """Return the package of torchtitan.models that a function's name spells with its flavor, as
-    qwen3_8b does; or ''.
+    """Return the package of torchtitan.models in a function's name with its flavor, as in qwen3_8b;
+    or ''.
 
-    A file that imports model_registry from its own package lies in a folder that it does not name.
-    A name that only begins like a package may belong to another: qwen35_4b is a function of
-    qwen3_5.
+    A file that imports model_registry from its own package is in a folder that it does not name. A
+    name that only starts like a package may belong to another: qwen35_4b is a function of qwen3_5.
     """
     spelled = "_".join(re.findall(r"[a-z0-9]+", flavor.lower()))
     families = sorted({family for family, _ in FLAVORS.values()})

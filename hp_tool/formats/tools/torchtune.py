@@ -13,7 +13,7 @@ from hp_tool.formats.trainer.arguments import pure_states
 
 _OPTIMIZERS = {"torch.optim.AdamW": "adam", "torch.optim.Adam": "adam", "torch.optim.SGD": "sgd"}
 _PAGED = ("bitsandbytes.optim.PagedAdamW", "bitsandbytes.optim.AdamW")
-"""bitsandbytes' Adam with states of 32 bits, whatever the parameters have."""
+"""bitsandbytes' Adam with 32-bit states, regardless of the parameters."""
 _LOSSES = {
     "torchtune.modules.loss.LinearCrossEntropyLoss": "chunked",
     "torchtune.modules.loss.CEWithChunkedOutputLoss": "chunked",
@@ -24,7 +24,11 @@ _MLP = ("gate_proj", "up_proj", "down_proj")
 
 
 def read(source: Source, reading: Reading) -> None:
-    """Fill the reading with the query of torchtune's file. Raises InputError."""
+    """Fill the reading with the query of torchtune's file.
+
+    Raises:
+        InputError: The file is invalid.
+    """
     settings = as_settings(source.keys(reading), lines=source.text)
     keys = Settings(sort(settings, table=table("torchtune"), reading=reading, spare=source.ignore))
     if not keys.text("optimizer._component_") or not keys.text("model._component_"):

@@ -14,8 +14,10 @@ TOOL = "TRL 1.16"
 
 
 def text(setup: TrainingSetup) -> str:
-    """Return a script that writes Accelerate's file and starts `trl.scripts.sft`. Raises
-    UnsupportedError.
+    """Return a script that writes Accelerate's file and starts `trl.scripts.sft`.
+
+    Raises:
+        UnsupportedError: TRL cannot express the setup.
     """
     fine_tuning.check(setup, tool=TOOL, loss="chunked", chooses_width=True)
     return fine_tuning.script(
@@ -33,7 +35,7 @@ def arguments(setup: TrainingSetup) -> Values:
         "--max_length": w.sequence_length,
         "--attn_implementation": "sdpa" if w.attention == "flash" else "eager",
     }
-    options["--loss_type"] = "chunked_nll"  # in 1.16 as nll, which earlier releases compute at once
+    options["--loss_type"] = "chunked_nll"  # nll in 1.16; earlier: not chunked
     wide = "fp32" in (w.precision, w.parameter_precision)
     options["--dtype"] = "float32" if wide else DTYPES[w.precision]
     if w.lora is not None:
@@ -54,7 +56,7 @@ def arguments(setup: TrainingSetup) -> Values:
 
 
 def _is_its_file(evidence: Evidence) -> bool:
-    """Return whether keys are the Trainer's, with the model that TRL's ModelConfig names."""
+    """Return whether keys are the Trainer's, with the model key of TRL's ModelConfig."""
     trainers = {"per_device_train_batch_size", "learning_rate", "num_train_epochs", "max_steps"}
     return "model_name_or_path" in evidence.keys and not evidence.keys.isdisjoint(trainers)
 

@@ -22,10 +22,12 @@ VERSION = "1.0"
 
 
 def start(setup: ServingSetup) -> tuple[str, Values]:
-    """trtllm-serve with the PyTorch backend, options as in tensorrt_llm/commands/serve.py, and in
-    the file that --extra_llm_api_options names what has no option there (see `extra_options`). With
-    attention data parallelism every rank of its tensor-parallel group attends to requests of its
-    own: groups of several ranks have no word.
+    """Return the trtllm-serve command with the PyTorch backend, options as in
+    tensorrt_llm/commands/serve.py.
+
+    Settings without an option are in the file of --extra_llm_api_options (see `extra_options`).
+    With attention data parallelism every rank of its tensor-parallel group attends to its own
+    requests; groups of several ranks cannot be expressed.
     """
     refuse_unsaid(setup, tool=f"trtllm {VERSION}", expressed=SAID)
     c, w = setup.parallel, setup.workload
@@ -68,7 +70,7 @@ def start(setup: ServingSetup) -> tuple[str, Values]:
 
 
 def extra_options(setup: ServingSetup) -> dict[str, object]:
-    """TensorRT-LLM's LlmArgs for its options file; empty where there is nothing to say."""
+    """Return TensorRT-LLM's LlmArgs for its options file; may be empty."""
     options: dict[str, object] = {}
     if setup.parallel.attention_data_parallel_size > 1:
         options["enable_attention_dp"] = True
@@ -81,8 +83,10 @@ def extra_options(setup: ServingSetup) -> dict[str, object]:
 
 
 def text(setup: ServingSetup) -> str:
-    """Return a shell script that starts one replica. Raises UnsupportedError for what the command
-    cannot say.
+    """Return a shell script that starts one replica.
+
+    Raises:
+        UnsupportedError: The command cannot express the setup.
     """
     before, last = [], []
     if extra := extra_options(setup):

@@ -1,5 +1,6 @@
-"""verl 0.6: the actor's update of its PPO and GRPO trainers, as overrides of ppo_trainer.yaml, both
-ways.
+"""Read and write verl 0.6: the actor's update of its PPO and GRPO trainers.
+
+These are overrides of ppo_trainer.yaml.
 """
 
 import re
@@ -43,12 +44,12 @@ _ACTOR = "actor_rollout_ref.actor"
 MODULES = "recompute-modules"
 _STRATEGIES = ("fsdp", "fsdp2", "megatron")
 _ENGINES = {"dp": "fsdp", "megatron": "megatron"}
-"""model_engine, which chooses the files of all workers since 0.7, and the actor's strategy in
+"""model_engine, which selects the files of all workers since 0.7, and the actor's strategy in
 them.
 """
 ENGINE = "model-engine"
 _TRAINERS = {"ppo_trainer": "dp", "ppo_megatron_trainer": "megatron"}
-"""verl's own files, and the engine that each chooses."""
+"""verl's own files, and the engine that each selects."""
 _SIZES = {
     "tensor_parallel_size": "tensor_model_parallel_size",
     "pipeline_parallel_size": "pipeline_model_parallel_size",
@@ -80,16 +81,18 @@ _YOURS = (
         ),
     ),
 )
-"""What the trainer needs beside the actor's update; all of it is the user's."""
+"""Trainer settings in addition to the actor's update, which the user fills in."""
 _ON_HOST = f"{_ACTOR}.optim.override_optimizer_config"
-"""What else is called offload waits in host memory only while rollouts use the device."""
+"""Other offload settings move data to host memory only while rollouts use the device."""
 ROLLOUTS = 8
-"""Answers a prompt in an exported file: what reads it back multiplies by it."""
+"""Answers per prompt in an exported file, by which the reader multiplies."""
 
 
 def _has_megatron(workload: TrainingWorkload) -> bool:
-    """Return whether the workers are Megatron's; False: FSDP's. Raises UnsupportedError for any
-    other framework.
+    """Return whether the workers are Megatron's; False for FSDP's.
+
+    Raises:
+        UnsupportedError: The framework is another one.
     """
     workers = wrapped(workload.framework)
     if workers not in ("megatron-core", "torch-fsdp"):
@@ -102,8 +105,10 @@ def _has_megatron(workload: TrainingWorkload) -> bool:
 
 
 def overrides(setup: TrainingSetup) -> dict[str, str]:
-    """Dotted keys and values for `python -m verl.trainer.main_ppo`. Raises UnsupportedError for
-    what they cannot say.
+    """Return dotted keys and values for `python -m verl.trainer.main_ppo`.
+
+    Raises:
+        UnsupportedError: Overrides cannot express the setup.
     """
     w, c = setup.workload, setup.parallel
     megatron = _has_megatron(w)
@@ -179,7 +184,7 @@ def overrides(setup: TrainingSetup) -> dict[str, str]:
 
 
 def text(setup: TrainingSetup) -> str:
-    """A script that starts the trainer with these overrides."""
+    """Return a script that starts the trainer with these overrides."""
     options = overrides(setup)
     megatron = _has_megatron(setup.workload)
     config = ["--config-path=config", "--config-name=ppo_megatron_trainer.yaml"] if megatron else []
@@ -205,8 +210,8 @@ def text(setup: TrainingSetup) -> str:
 
 
 def _settings(source: Source, reading: Reading) -> list[Setting]:
-    """Return the settings of a file, or those that a script's command overrides, after those of the
-    file that it chooses.
+    """Return the settings of a file, or of a script's overrides after those of its selected
+    file.
     """
     content = mapping_of(source.text)
     if content is not None:
@@ -234,7 +239,7 @@ def _settings(source: Source, reading: Reading) -> list[Setting]:
 
 
 def _of_file(content: dict[str, Any], *, text: str, source: Source) -> list[Setting]:
-    """Return the settings of a file, and the engine that its list of defaults chooses."""
+    """Return the settings of a file, and the engine that its list of defaults selects."""
     settings, defaults = (
         file_settings(interpolated(content, variables=source.variables), text=text),
         content.get("defaults"),
@@ -251,8 +256,8 @@ def _of_file(content: dict[str, Any], *, text: str, source: Source) -> list[Sett
 
 
 def _has_megatron_workers(settings: Settings, reading: Reading) -> bool:
-    """Return whether the actor's workers are Megatron's; refuse others than FSDP's, and what the
-    workers would ignore.
+    """Return whether the actor's workers are Megatron's; reject others than FSDP's, and ignored
+    settings.
     """
     engine, strategy = settings.text(ENGINE), settings.text(f"{_ACTOR}.strategy")
     if engine and engine not in _ENGINES:
@@ -366,8 +371,8 @@ def read(source: Source, reading: Reading) -> None:
 
 
 def settings_of(words: Iterable[Word], reading: Reading) -> list[Setting]:
-    """Return Hydra's overrides among a command's words; refuse those that delete a key, or that
-    only running would tell.
+    """Return Hydra's overrides in a command; reject deleted keys, and values that can only be known
+    by running.
     """
     settings = []
     for word in words:

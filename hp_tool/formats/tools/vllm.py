@@ -1,4 +1,4 @@
-"""vLLM's server, both ways: options as in vllm/engine/arg_utils.py."""
+"""Read and write vLLM's server command: options as in vllm/engine/arg_utils.py."""
 
 import json
 
@@ -25,11 +25,11 @@ from hp_tool.formats.writing import Values, refuse_unsaid
 
 VERSION = "0.12.0"
 _HOST = "VLLM_NIXL_SIDE_CHANNEL_HOST"
-"""Where the other pool reaches a replica's caches."""
+"""Address at which the other pool reads a replica's caches."""
 
 
 def start(setup: ServingSetup) -> tuple[str, Values]:
-    """vllm serve, options as in vllm/engine/arg_utils.py."""
+    """Return the vllm serve command, with options as in vllm/engine/arg_utils.py."""
     refuse_unsaid(setup, tool=f"vllm {VERSION}", expressed=SAID)
     c, w = setup.parallel, setup.workload
     ranks = c.tensor_parallel_size * c.attention_data_parallel_size
@@ -60,8 +60,9 @@ def start(setup: ServingSetup) -> tuple[str, Values]:
 
 
 def _speculative(setup: ServingSetup) -> str | None:
-    """SpeculativeConfig as JSON (vllm/config/speculative.py); a draft of no EAGLE's name says
-    itself what it is.
+    """Return SpeculativeConfig as JSON (vllm/config/speculative.py).
+
+    A draft without EAGLE in its name contains its method.
     """
     if (how := drafts(setup)) is None:
         return None
@@ -77,15 +78,13 @@ TRANSFER = json.dumps({"kv_connector": "NixlConnector", "kv_role": "kv_both"})
 
 
 def replica_of_pool(setup: ServingSetup) -> tuple[str, Values]:
-    """`start` of a replica that hands caches over, or takes them."""
+    """Return `start` of a replica that sends or receives caches."""
     program, options = start(setup)
     return program, {**options, "--kv-transfer-config": TRANSFER}
 
 
 def pools(prefill: ServingSetup, decode: ServingSetup) -> str:
-    """Return a script that starts a replica of either pool. A router is apart: vLLM's package has
-    none.
-    """
+    """Return a script that starts a replica of either pool; vLLM's package has no router."""
     sides = {"prefill": prefill, "decode": decode}
     return pools_command(
         tool=f"vllm {VERSION}",

@@ -1,1 +1,1 @@
-"""Megatron Bridge 0.3, and NeMo before it: YAML files read, overrides of recipes written."""
+"""Megatron Bridge 0.3 and NeMo: YAML files are read, overrides of recipes written."""

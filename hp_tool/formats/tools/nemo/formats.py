@@ -22,7 +22,7 @@ def _is_its_file(evidence: Evidence) -> bool:
 
 
 def _are_overrides(evidence: Evidence) -> bool:
-    """Return whether the text holds overrides alone, and some of them are Bridge's."""
+    """Return whether the text contains only overrides, some of them Bridge's."""
     return any(
         word.text.lstrip("+").startswith(("model.", "train.", "ddp.", "comm_overlap."))
         for word in listed(evidence.text)
@@ -30,7 +30,7 @@ def _are_overrides(evidence: Evidence) -> bool:
 
 
 def _fewer_layers(setup: TrainingSetup) -> list[str]:
-    """Return the number of layers, which recipes bring."""
+    """Return the number of layers, which recipes set."""
     return [f"model.num_layers={setup.model.num_hidden_layers}"]
 
 

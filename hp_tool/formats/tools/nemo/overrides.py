@@ -1,4 +1,4 @@
-"""Overrides of a recipe, KEY=VALUE as Hydra reads them, as the content of Bridge's YAML file."""
+"""Overrides of a recipe, KEY=VALUE as in Hydra, as the content of Bridge's YAML file."""
 
 import re
 import shlex
@@ -13,7 +13,7 @@ from hp_tool.formats.shell import Word
 
 _OVERRIDE = re.compile(r"[+~]{0,2}[A-Za-z_][\w-]*(\.[\w-]+)*(=|$)")
 _UNSPACED = re.compile(r"([{,]\s*[\w.]+):(?=[^\s])")
-"""A key in a mapping as Hydra writes it; YAML wants a space behind the colon."""
+"""A key in a mapping as in Hydra; YAML requires a space after the colon."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,9 +21,9 @@ class Override:
     """One KEY=VALUE word."""
 
     key: str
-    """Dotted, without the signs before it."""
+    """Dotted, without leading signs."""
     value: Any
-    """As YAML reads it; text with a variable that nothing sets stays as it is written."""
+    """As parsed by YAML; text with an undefined variable is unchanged."""
     line: int
     deletes: bool = False
     """`~KEY`, which removes the key."""
@@ -36,7 +36,7 @@ def is_override(text: str) -> bool:
 
 
 def override_of(word: Word) -> Override:
-    """Return the override that a word holds."""
+    """Return the override in a word."""
     key, _, text = word.text.partition("=")
     return Override(
         key=key.lstrip("+~"), value=_value(text), line=word.line, deletes=key.startswith("~")
@@ -51,7 +51,7 @@ def _value(text: str) -> Any:
 
 
 def laid_over(content: dict[str, Any], overrides: Iterable[Override]) -> dict[str, Any]:
-    """Return the content with the overrides laid over it, the later over the earlier."""
+    """Return the content with the overrides applied in order."""
     result = dict(content)
     for each in overrides:
         *sections, name = each.key.split(".")
@@ -65,7 +65,7 @@ def laid_over(content: dict[str, Any], overrides: Iterable[Override]) -> dict[st
 
 
 def listed(text: str) -> list[Word]:
-    """Return the overrides of a text that holds nothing else, one a line; empty for any other."""
+    """Return the overrides of a text with only overrides, one per line; empty for others."""
     words = []
     for number, line in enumerate(text.splitlines(), 1):
         row = line.strip().removesuffix("\\").strip()

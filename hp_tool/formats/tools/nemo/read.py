@@ -21,15 +21,15 @@ _MIXED = {
     "mxfp8": ("fp8-format=e4m3", "fp8-recipe=mxfp8"),
     "nvfp4": ("fp4-format=e2m1",),
 }
-"""Parts of a mixed-precision recipe's name, and the flags that they stand for."""
+"""Parts of a mixed-precision recipe's name, and the equivalent flags."""
 _DTYPES = {theirs: ours for ours, theirs in DTYPES.items()} | {"half": "fp16", "uint8": "fp8"}
-"""torch's names of number formats, and those of Megatron's arguments; its optimizer keeps fp8 in
+"""torch's names of number formats, and those of Megatron's arguments; its optimizer stores fp8 in
 bytes.
 """
 _BY_PROVIDER = ("normalization", "position_embedding_type", "gated_linear_unit", "add_bias_linear")
-"""What a class of model providers decides where a file leaves it out."""
+"""Defaults of model provider classes."""
 _PLAIN = ("GPTModelProvider", "GPTConfig")
-"""Classes whose defaults are Megatron Core's own."""
+"""Classes with Megatron Core's defaults."""
 _READ_HERE = {
     "trainer.precision": "training.precision",
     "model.activation": "model.gated_mlp",
@@ -37,14 +37,17 @@ _READ_HERE = {
     "optim.name": "parallel.zero_stage",
     "model.-target-": "model",
 }
-"""Fields that the file's own keys decide, where Megatron's table does not say it."""
+"""Fields determined by the file's own keys, which Megatron's table lacks."""
 _DISTRIBUTED = ("mcore_distributed_optim", "distributed_fused_adam")
 """NeMo's optimizers that shard their states over data parallelism."""
 
 
 def read(source: Source, reading: Reading) -> None:
-    """Fill the reading with the query of a file of Megatron Bridge's ConfigContainer, or of
-    NeMo, or of overrides of a recipe. Raises InputError.
+    """Fill the reading with the query of a file of Megatron Bridge's ConfigContainer, NeMo, or
+    overrides.
+
+    Raises:
+        InputError: The file is invalid.
     """
     if source.mapping is not None:
         read_content(source.keys(reading), source=source, reading=reading)
@@ -57,7 +60,7 @@ def read(source: Source, reading: Reading) -> None:
 def overridden(
     content: dict[str, Any], words: Iterable[Word], *, reading: Reading
 ) -> dict[str, Any]:
-    """Return the content with KEY=VALUE words laid over it; refuse those that delete a key."""
+    """Return the content with KEY=VALUE words applied; reject those that delete a key."""
     overrides = [override_of(word) for word in words]
     for each in overrides:
         if each.deletes:
@@ -78,12 +81,12 @@ _DECIDED = {
     "model.seq_length": "training.sequence_length",
     "mixed_precision": "training.precision",
 }
-"""Keys that every recipe sets, and the fields that they decide."""
+"""Keys that every recipe sets, and the fields that they determine."""
 
 
 def _read_overrides(content: dict[str, Any], *, source: Source, reading: Reading) -> None:
-    """Fill the reading with the query of overrides whose recipe nobody names; note as missing what
-    they leave to it.
+    """Fill the reading with the query of overrides of an unnamed recipe; record what it would set
+    as missing.
     """
     layers = source.layers_of("")
     if layers is None:
@@ -109,7 +112,7 @@ def _read_overrides(content: dict[str, Any], *, source: Source, reading: Reading
 def refuse_shapes(
     content: Mapping[str, Any], *, num_layers: int | None, source: Source, reading: Reading
 ) -> None:
-    """Refuse overrides that give the model another shape than the recipe's."""
+    """Reject overrides that change the recipe's model shape."""
     spared = {plain(name) for name in source.ignore}
     for name, value in _section(content, "model").items():
         argument = table(TABLE).get(argument_of(plain(f"model.{name}"), tool="nemo").rstrip("!"))
@@ -123,7 +126,7 @@ def refuse_shapes(
 
 
 def _merged(content: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the content with another laid over it, section by section."""
+    """Return the content merged with another, section by section."""
     merged = dict(content)
     for key, value in over.items():
         before = merged.get(key)
@@ -186,7 +189,7 @@ def read_content(content: Mapping[str, Any], *, source: Source, reading: Reading
         _adapters([each for each in leaves if _outermost(each) == "peft"], reading=reading)
     if (
         provider and provider not in _PLAIN
-    ):  # where the file is silent the class decides, not Megatron's default
+    ):  # if the file does not set it, the class determines it, not Megatron's default
         fields = {each.field for each in reading.read}
         for name in ("dropout", "cross_entropy"):
             if f"training.{name}" not in fields:
@@ -194,8 +197,8 @@ def read_content(content: Mapping[str, Any], *, source: Source, reading: Reading
 
 
 def _adapters(leaves: Iterable[Setting], *, reading: Reading) -> None:
-    """Bridge's LoRA (megatron/bridge/peft/lora.py) as training.lora; what it leaves out takes that
-    class's defaults.
+    """Return Bridge's LoRA (megatron/bridge/peft/lora.py) as training.lora, with that class's
+    defaults.
     """
     settings = sort(leaves, table=table("bridge-lora"), reading=reading)
 
@@ -216,7 +219,7 @@ def _adapters(leaves: Iterable[Setting], *, reading: Reading) -> None:
 
 
 def _dtype(setting: Setting) -> Setting:
-    """Return the setting with torch's name of a number format as Megatron's arguments write it."""
+    """Return the setting with torch's name of a number format as in Megatron's arguments."""
     if not setting.name.endswith("-dtype") or len(setting.values) != 1:
         return setting
     name = setting.values[0].removeprefix("torch.")
@@ -233,8 +236,8 @@ def _section(content: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def _precision(content: Mapping[str, Any]) -> list[Setting]:
-    """Return what mixed_precision (a recipe's name, or its fields) and trainer.precision say, as
-    Megatron's arguments.
+    """Return mixed_precision (a recipe's name, or its fields) and trainer.precision as Megatron's
+    arguments.
     """
     mixed = content.get("mixed_precision")
     if isinstance(mixed, Mapping):

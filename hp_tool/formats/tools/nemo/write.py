@@ -1,5 +1,6 @@
-"""Megatron Bridge 0.3 (NeMo 25.11): overrides of a recipe's ConfigContainer, keys as in
-megatron/bridge/training/config.py.
+"""Megatron Bridge 0.3 (NeMo 25.11): overrides of a recipe's ConfigContainer.
+
+Keys are those of megatron/bridge/training/config.py.
 """
 
 import shlex
@@ -60,12 +61,13 @@ _RECIPES: dict[str, tuple[str, Values]] = {
     "mxfp8": ("bf16_with_mxfp8_mixed", {"fp8": "e4m3", "fp8_recipe": "mxfp8"}),
     "nvfp4": ("bf16_with_nvfp4_mixed", {"fp4": "e2m1", "fp4_recipe": "nvfp4"}),
 }
-"""Named recipes of megatron/bridge/training/mixed_precision.py, and the fields that make each;
-those of fp8 and mxfp8, but blockwise, keep parameters in 8 bits, and all but fp16's reduce
+"""Named recipes of megatron/bridge/training/mixed_precision.py, and their fields.
+
+Those of fp8 and mxfp8, except blockwise, store parameters in 8 bits, and all except fp16's reduce
 gradients in fp32.
 """
 _DTYPES = {ours: f"torch.{theirs}" for ours, theirs in DTYPES.items()} | {"fp8": "torch.uint8"}
-"""Of the optimizer's tensors; uint8 is fp8, as in Megatron-LM's own arguments."""
+"""Types of the optimizer's tensors; uint8 is fp8, as in Megatron-LM's own arguments."""
 
 _UNSAID = {"pipeline_layout", "kernel_fusion", "task", "attention"}
 """Fields that Megatron-LM has flags for, and Bridge no plain key."""
@@ -79,8 +81,10 @@ FUSED = (
 
 
 def overrides(setup: TrainingSetup) -> dict[str, str]:
-    """Dotted keys and values; the recipe brings the model's shape. Raises UnsupportedError for what
-    they cannot say.
+    """Return dotted keys and values; the recipe sets the model's shape.
+
+    Raises:
+        UnsupportedError: Overrides cannot express the setup.
     """
     packed = PACKED if packed_context(setup) is not None else set()
     adapted = frozenset() if setup.workload.lora is None else LORA | {"task", "frozen_precision"}
@@ -119,7 +123,7 @@ def overrides(setup: TrainingSetup) -> dict[str, str]:
         "train.global_batch_size": w.global_batch_size,
         **_mixed_precision(w),
         "ddp.use_distributed_optimizer": c.zero_stage >= 1,
-        # comm_overlap's choice, or where it has none Bridge's own, is laid over ddp's
+        # comm_overlap's setting, or by default Bridge's own, overrides ddp's
         # (CommOverlapConfig.setup).
         **{
             f"{section}.{name}": setup.switches[name]
@@ -160,7 +164,7 @@ def overrides(setup: TrainingSetup) -> dict[str, str]:
 
 
 def _texts(values: Values) -> dict[str, str]:
-    """Return the values as Hydra reads them; what is None is left out."""
+    """Return the values as Hydra reads them; None is omitted."""
 
     def text_of(value: object) -> str:
         if isinstance(value, list):
@@ -171,9 +175,7 @@ def _texts(values: Values) -> dict[str, str]:
 
 
 def _context(setup: TrainingSetup) -> Values:
-    """Return how context-parallel ranks exchange keys and values, and how sequences are packed over
-    them.
-    """
+    """Return the context exchange, and how sequences are packed over context-parallel ranks."""
     if setup.parallel.context_parallel_size == 1:
         return {}
     packed = packed_context(setup)
@@ -212,8 +214,9 @@ def _offload(setup: TrainingSetup) -> Values:
 
 
 def _mixed_precision(w: TrainingWorkload) -> dict[str, str]:
-    """Return the named recipe, or its fields where gradients or parameters are kept otherwise: what
-    stands there is laid over `ddp` before training (MixedPrecisionConfig.setup).
+    """Return the named recipe, or its fields if gradients or parameters differ.
+
+    They override `ddp` before training (MixedPrecisionConfig.setup).
     """
     kind = f"{w.precision} {w.fp8_recipe or 'delayed'}" if w.precision == "fp8" else w.precision
     if kind not in _RECIPES:
@@ -252,8 +255,8 @@ def _mixed_precision(w: TrainingWorkload) -> dict[str, str]:
 
 
 def _adapters(w: TrainingWorkload) -> Values:
-    """Return fields of the LoRA of a recipe for PEFT (`--peft_scheme lora`); none where all is
-    trained.
+    """Return fields of the LoRA of a recipe for PEFT (`--peft_scheme lora`); none if all weights
+    are trained.
     """
     if w.lora is None:
         return {}
@@ -283,7 +286,7 @@ def _adapters(w: TrainingWorkload) -> Values:
 
 
 def _optimizer_states(w: TrainingWorkload) -> Values:
-    """Return the precision-aware optimizer's settings; none where all states are fp32."""
+    """Return the precision-aware optimizer's settings; none if all states are fp32."""
     first, second, master, aware = optimizer_states(w)
     if not aware:
         return {}
@@ -302,11 +305,11 @@ def _optimizer_states(w: TrainingWorkload) -> Values:
 
 
 def _fields(values: Values) -> dict[str, str]:
-    """Megatron-LM's flags as fields of the model."""
+    """Return Megatron-LM's flags as fields of the model."""
     return {f"model.{field_name(name)}": text for name, text in _texts(values).items()}
 
 
 def text(setup: TrainingSetup) -> str:
-    """One override a line, to append to the command of a recipe's training script."""
+    """Return one override per line, to append to the command of a recipe's training script."""
     head = f"# {TOOL}: {headline(setup)}; append to your recipe's command."
     return "\n".join((head, *map(shlex.quote, assignments(overrides(setup))), ""))
