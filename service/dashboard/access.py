@@ -1,4 +1,4 @@
-"""/keys and /audit. Only administrators pass the gate to these pages."""
+"""Pages /keys and /audit, for administrators only."""
 
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -51,7 +51,7 @@ NOUNS = {
     "calibrations": "calibration",
     "calibration": "calibration",
 }
-"""What is changed, by the first part of its routes."""
+"""Objects by the first part of their routes."""
 PAGES = frozenset({"searches", "watches", "models", "clusters"})
 """First parts of routes whose objects have pages."""
 VERBS = {"POST": "create", "PATCH": "change", "PUT": "change", "DELETE": "delete", "GET": "read"}
@@ -61,7 +61,7 @@ DEEDS = {
     "budget": "change budget of",
     "longer": "allow longer runs of",
 }
-"""What an action's last part means, where the word itself does not say it."""
+"""Actions by the last part of their route, if the word itself is unclear."""
 
 router = APIRouter(tags=["dashboard"])
 
@@ -92,9 +92,9 @@ class KeysPage(Page):
     allowed: dict[ScopeName, str]
     """What each scope allows."""
     fields: dict[str, str]
-    """The form as it was last sent."""
+    """The form's values as last sent."""
     issued: str | None
-    """The key just created; shown once."""
+    """The key just created, shown once."""
     error: ErrorFields | None
 
 
@@ -111,13 +111,13 @@ class AuditRow(View):
     outcome: str
     request_id: str | None
     deed: str
-    """`create search`; the action itself where it has no words."""
+    """`create search`; the action itself if it has no words."""
     object: str
-    """What it was done to: an id or a name, or the path."""
+    """The object: an id or a name, or the path."""
     href: str | None
     """Page of the object; None if there is none."""
     result: str
-    """`done`, or what the HTTP status means."""
+    """`done`, or the meaning of the HTTP status."""
     tone: Tone
 
 
@@ -132,7 +132,7 @@ class AuditPage(Page):
 
 @page_at(router, "/keys", template="keys.html", section="Keys")
 def keys_context(store: SystemStoreDep, cursor: Cursor = None) -> KeysPage:
-    """API keys, as shown on their page."""
+    """Return API keys for their page."""
     page = store.list_keys(limit=MAX_ROWS, cursor=cursor)
     return KeysPage(
         title="Keys",
@@ -151,7 +151,7 @@ def keys_context(store: SystemStoreDep, cursor: Cursor = None) -> KeysPage:
 def audit_context(
     store: SystemStoreDep, owner: Annotated[str, Query(max_length=200)] = "", cursor: Cursor = None
 ) -> AuditPage:
-    """Audit log, as shown on its page."""
+    """Return the audit log for its page."""
     page = store.audit(owner=owner or None, limit=MAX_ROWS, cursor=cursor)
     return AuditPage(
         title="Audit",
@@ -164,7 +164,7 @@ def audit_context(
 
 @router.post("/keys", include_in_schema=False)
 def create_key(fields: Form, store: SystemStoreDep) -> Response:
-    """Create the key that the form describes. Only this response contains its secret."""
+    """Create the key in the form. Only this response contains its secret."""
     try:
         days, scope = _number(fields, "lifetime_days"), fields.get("scope", "")
         if scope not in SCOPES:
@@ -184,7 +184,7 @@ def create_key(fields: Form, store: SystemStoreDep) -> Response:
         return render("keys.html", page=page, section="Keys", status=HTTP_422_UNPROCESSABLE_CONTENT)
     page = replace(keys_context(store), issued=token)
     answer = render("keys.html", page=page, section="Keys", status=HTTP_201_CREATED)
-    answer.headers["Location"] = f"/keys/{record.id}"  # which the audit log keeps
+    answer.headers["Location"] = f"/keys/{record.id}"  # recorded in the audit log
     return answer
 
 

@@ -1,4 +1,4 @@
-"""The best configuration of a search, as its page and its report state it."""
+"""The best configuration of a search, for its page and its report."""
 
 import statistics
 from dataclasses import dataclass, field, replace
@@ -38,9 +38,11 @@ PAGE_WORDS = {
     " recompute ": " recomputation ",
     "SP o": "sequence parallel o",
 }
-"""What a page's tables write in place of the command line's words."""
+"""Replacements for the command line's words in the tables of a page."""
 FAR = 1.5
-"""Times too fast or too slow from which the cost model's predictions are said to have been so."""
+"""Ratio from which a sentence reports that the cost model's predictions were too fast or too
+slow.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,9 +51,9 @@ class Latency:
 
     name: str
     known_s: float | None
-    """By its runs and the calibration, as the answer says it; None before there is an answer."""
+    """By its runs and the calibration, as in the answer; None before there is an answer."""
     measured_s: float | None
-    """By the run that counts; None where it did not run."""
+    """By the relevant run; None if it did not run."""
     predicted_s: float | None
     """By the cost model, before calibration."""
     target_s: float | None
@@ -60,8 +62,9 @@ class Latency:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Best:
-    """The best configuration measured so far; once the search has ended the recommended one, which
-    may not be measured.
+    """The best configuration measured so far; after the end of a search the recommended one.
+
+    The recommended one may not be measured.
     """
 
     parallel: RunConfig
@@ -88,11 +91,11 @@ class Best:
     step_s_interval: tuple[float, float] | None = None
     """90 % interval of `calibrated_step_s`."""
     runs: Repeats | None = None
-    """Its own runs, of which one counts."""
+    """Its own runs, one of which is relevant."""
     sentences: tuple[str, ...] = ()
-    """The answer in words, as the command line has it."""
+    """The answer in words, as on the command line."""
     parts: dict[str, float] = field(default_factory=dict)
-    """Seconds by name, which sum to the measured step, its ideal compute first; of serving to a
+    """Seconds by name that sum to the measured step, ideal compute first; for serving to a
     request's latency.
     """
     verdict: VerdictState | None = None
@@ -100,28 +103,28 @@ class Best:
     title: str = ""
     """The verdict in words."""
     kept: str | None = None
-    """The configuration to keep, where that is not this one."""
+    """The configuration to keep, if not this one."""
     rivals: tuple[Rival, ...] = ()
-    """Those of the result that did not run and may be as good, the likeliest first."""
+    """Configurations of the result that did not run and may be as good, the likeliest first."""
     set: dict[str, Any] = field(default_factory=dict)
-    """Values of the query that were chosen beside `parallel`, by path."""
+    """Chosen values of the query apart from `parallel`, by path."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AxisValue:
-    """The best that is known with one value of an axis."""
+    """The best known configuration with one value of an axis."""
 
     value: str
     step_s: float
     loss_fraction: float
-    """By how much a step takes longer than the fastest."""
+    """Relative excess of a step over the fastest."""
     chosen: bool
-    """The answer's."""
+    """Whether it is the answer's value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AxisEffect:
-    """What a setting decides."""
+    """Effect of a setting."""
 
     label: str
     values: tuple[AxisValue, ...]
@@ -129,7 +132,7 @@ class AxisEffect:
 
 
 def best_of_search(record: SearchRecord, store: Store) -> Best | None:
-    """The first row of the search's result; until there is one, its best run so far."""
+    """Return the first row of the search's result; until there is one, its best run so far."""
     row, run_id = recommended(record), record.progress.get("best_run_id")
     answer = (record.result or {}).get("answer")
     if isinstance(row, ServingRecommendation):
@@ -146,12 +149,14 @@ def best_of_search(record: SearchRecord, store: Store) -> Best | None:
 
 
 def _with_rivals(best: Best, record: SearchRecord) -> Best:
-    """Return the layouts that may be as fast, unless one run leaves open how fast this one is."""
+    """Return the layouts that may be as fast, unless one run does not determine how fast this one
+    is.
+    """
     return best if best.verdict == "repeat" else replace(best, rivals=rivals(record))
 
 
 def _with_details(best: Best, record: SearchRecord) -> Best:
-    """With what the search's query says of all layouts, and what was chosen beside them."""
+    """Return it with the query's common settings, and chosen values of the query."""
     configuration = (
         None if trials.serves(record.query) else stored_configuration(record.query, best)
     )
@@ -192,8 +197,9 @@ def _trained(row: Recommendation, query: JsonObject, answer: Answer | None) -> B
 def _sentences(
     answer: Answer | ServingAnswer, query: JsonObject, *, measured: str | None = None
 ) -> tuple[str, ...]:
-    """All that is said of an answer, what was measured first; `measured`: that, where the answer
-    does not say it in full.
+    """Return all sentences of an answer, measured values first.
+
+    `measured` is that sentence, if the answer lacks it.
     """
     sentences = words.sentences(answer)
     own = answer.measured and next(
@@ -207,7 +213,7 @@ def _sentences(
 
 
 def _measured_alone(measurement: Measurement | None) -> tuple[str, ...]:
-    """What is said where a stored result has no answer."""
+    """Return the sentences of a stored result without an answer."""
     return (
         (f"Measured {formats.seconds(measurement.objective_s)}.",)
         if measurement and measurement.objective_s
@@ -216,15 +222,16 @@ def _measured_alone(measurement: Measurement | None) -> tuple[str, ...]:
 
 
 def _page_words(text: str, query: JsonObject) -> str:
-    """Numbers and settings as pages write them, and the device by its name."""
+    """Return numbers and settings as pages write them, with the device's name."""
     for name, label in (PAGE_WORDS | {"per GPU": f"per {formats.device_of(query)}"}).items():
         text = text.replace(name, label)
     return formats.arrows(text)
 
 
 def _leading(run: RunRecord, record: SearchRecord, *, only: bool) -> Best | None:
-    """The best run so far with its predictions; None without a measurement. `only`: no other run
-    has ended.
+    """Return the best run so far with its predictions; None without a measurement.
+
+    `only`: no other run has ended.
     """
     query, progress = record.query, record.progress
     if (measurement := run.measurement) is None or measurement.objective_s is None:
@@ -278,8 +285,10 @@ def _leading(run: RunRecord, record: SearchRecord, *, only: bool) -> Best | None
 
 
 def _measured_words(measurement: Measurement, runs: Repeats) -> str:
-    """Return the measured latencies of serving, whose objective may hold a penalty, else the step;
-    without a full stop.
+    """Return the measured latencies of serving, whose objective may include a penalty, else the
+    step.
+
+    Without a full stop.
     """
     if measurement.load is None:
         return words.measured_words(runs).capitalize()
@@ -293,7 +302,9 @@ def _standing(record: SearchRecord, *, only: bool) -> str:
 
 
 def _rate(known: Estimate, measurement: Measurement | None) -> float | None:
-    """Tokens/s per GPU of the whole configuration, measured or as a reduced run implies."""
+    """Return tokens/s per GPU of the whole configuration, measured or extrapolated from a reduced
+    run.
+    """
     if measurement is None:
         return known.tokens_per_second_per_gpu
     if measurement.fidelity.is_whole:
@@ -303,7 +314,7 @@ def _rate(known: Estimate, measurement: Measurement | None) -> float | None:
 
 
 def _peak_memory_bytes(measurement: Measurement) -> int | None:
-    """None for a reduced run, which needs another amount of memory than the whole configuration."""
+    """Return None for a reduced run, which needs another amount of memory."""
     return measurement.peak_memory_bytes if measurement.fidelity.is_whole else None
 
 
@@ -350,7 +361,9 @@ def _served(row: ServingRecommendation, query: JsonObject, answer: ServingAnswer
 
 
 def _measured_load(load: Latencies, runs: Repeats | None) -> str:
-    """`Measured 323.1 ms to the first token, 16.8 ms per output token and 843.9 ms per
+    """Return the measured latencies in words.
+
+    For example `Measured 323.1 ms to the first token, 16.8 ms per output token and 843.9 ms per
     request in one run.`
     """
     first, each, whole = (
@@ -365,10 +378,11 @@ def _measured_load(load: Latencies, runs: Repeats | None) -> str:
 
 
 def _off(predicted: InferenceEstimate, measured: Latencies | None) -> tuple[str, ...]:
-    """`The cost model alone was 3.0 times too fast: 107.7 ms to the first token, measured 323.1
-    ms.`; empty where near.
+    """Return the error of the cost model in words; empty if it is small.
 
-    The latency shown is the one with the median of the three factors.
+    For example
+    `The cost model alone was 3.0 times too fast: 107.7 ms to the first token, measured 323.1 ms.`
+    The latency is the one with the median of the three ratios.
     """
     pairs = (
         {name: (getattr(measured, name), getattr(predicted, name)) for name in TARGETS}
@@ -412,8 +426,9 @@ def _latencies(
 
 
 def _parts(known: Estimate, measured_s: float | None) -> dict[str, float]:
-    """Ideal compute is the model's FLOPs at the peak rate; what matmuls and attention take beyond
-    it, then each other part.
+    """Return ideal compute, the excess of matmuls and attention, then each other part.
+
+    Ideal compute is the model's FLOPs at the peak rate.
     """
     if known.time is None or known.mfu is None or not known.time.parts_s:
         return {}
@@ -434,7 +449,7 @@ def _parts(known: Estimate, measured_s: float | None) -> dict[str, float]:
 
 
 def effects(record: SearchRecord) -> tuple[AxisEffect, ...]:
-    """What each setting decides, by the result of an ended search, the weightiest first."""
+    """Return the effect of each setting, by the result of an ended search, the largest first."""
     weighed, answer = [], recommended(record)
     for name, best_s in ((record.result or {}).get("axes") or {}).items():
         fastest = min(best_s.values())
@@ -459,8 +474,8 @@ def effects(record: SearchRecord) -> tuple[AxisEffect, ...]:
 
 
 def executed(configuration: Configuration) -> tuple[Schedule | None, float | None]:
-    """(the pipeline schedule of a training configuration, the bubble's share of its step); None and
-    None without a pipeline.
+    """Return the pipeline schedule of a training configuration and its bubble's share; None without
+    a pipeline.
     """
     parallel = configuration.parallel
     if not isinstance(parallel, ParallelConfig) or parallel.pipeline_parallel_size == 1:

@@ -1,6 +1,4 @@
-"""/calibration and its series: prediction errors before and after, drift, outliers, and the
-runs.
-"""
+"""Pages /calibration and its series: prediction errors, drift, outliers, and the runs."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -26,10 +24,10 @@ from service.dashboard.measurements import MeasuredRow, Word
 from service.dashboard.page import Page, address, done, json_href, page_at
 
 MAX_CALIBRATIONS = 500
-"""Newest calibrations, among which the page finds the newest of each series."""
+"""Newest calibrations among which the page finds the newest of each series."""
 MAX_VERSIONS = 200
 MAX_HELD = 200
-"""Held measurements that the page counts."""
+"""Maximum number of held measurements that the page counts."""
 FAMILIES = {"dense": "dense models", "moe": "mixtures of experts"}
 COST_MODEL: dict[str, object] = {"color": "--series-8", "symbol": "ring", "size": 8}
 CALIBRATED: dict[str, object] = {"color": "--series-1", "size": 8}
@@ -83,7 +81,7 @@ class MeasuredClusterRow(View):
     framework: str
     measurements: int
     num_held: int
-    """Measurements beside these that wait for someone's look."""
+    """Further held measurements."""
     href: str
     """Page of its measurements."""
 
@@ -97,9 +95,9 @@ class CalibrationsPage(Page):
     may_fit: bool
     """The caller may start a new fit."""
     num_held: int
-    """Measurements that wait for someone's look, counted up to MAX_HELD."""
+    """Held measurements, counted up to MAX_HELD."""
     held_href: str | None
-    """Their page; None if there are none."""
+    """Page of the held measurements; None without any."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,10 +116,10 @@ class ResidualRow(MeasuredRow):
     after_s: float
     error_before: float
     error_after: float
-    """By a fit that did not see it."""
+    """By a fit without this run."""
     outlier: bool
     taught: bool
-    """The calibration was fitted on it."""
+    """Whether the calibration was fitted on it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,10 +130,10 @@ class SeriesPage(Page):
     framework: str
     family: str
     serves: bool
-    """Its runs served requests; otherwise they were training steps."""
+    """Whether its runs served requests; otherwise they are training steps."""
     newest: VersionRow
     models: tuple[str, ...]
-    """Models whose runs it learnt from."""
+    """Models of its runs."""
     versions: tuple[VersionRow, ...]
     factors: tuple[Factor, ...]
     lessons: tuple[ResidualRow, ...]
@@ -150,7 +148,7 @@ class SeriesPage(Page):
 def calibrations_context(
     store: StoreDep, principal: PrincipalDep, fitted: RefittedDep
 ) -> CalibrationsPage:
-    """Calibrations, as shown on their page."""
+    """Return calibrations for their page."""
     newest: dict[tuple[str, ...], CalibrationRecord] = {}
     for record in store.list_calibrations(limit=MAX_CALIBRATIONS).items:  # newest first
         newest.setdefault(
@@ -188,7 +186,7 @@ def series_context(
     model_family: Word = "",
     owner: Word = "",
 ) -> SeriesPage:
-    """One series of calibrations, as shown on its page."""
+    """Return one series of calibrations for its page."""
     page = store.list_calibrations(cluster_key=cluster_key, framework=framework, limit=MAX_VERSIONS)
     records = [
         record
@@ -228,7 +226,7 @@ def series_context(
 
 @router.post("/calibration", include_in_schema=False)
 def fit(request: Request, store: SystemStoreDep) -> RedirectResponse:
-    """Fit all stored measurements, as POST /v1/calibrations does."""
+    """Fit all stored measurements, like POST /v1/calibrations."""
     learn(request, store)
     return done("/calibration", "learned")
 
@@ -263,7 +261,7 @@ def _factors(summary: dict[str, Any]) -> list[Factor]:
 
 
 def agreement(rows: Sequence[ResidualRow]) -> Figure:
-    """Predicted against measured times with the identity line, both axes logarithmic."""
+    """Plot predicted against measured times with the identity line, both axes logarithmic."""
     times = [
         value
         for row in rows
@@ -307,9 +305,7 @@ def agreement(rows: Sequence[ResidualRow]) -> Figure:
 
 
 def drift(rows: Sequence[ResidualRow]) -> Figure:
-    """Errors over the time of the measurement, which reveal a change of the cluster; outliers are
-    marked.
-    """
+    """Plot errors over time, which reveal a change of the cluster; outliers are marked."""
     outliers = [row for row in rows if row.outlier]
     return {
         "traces": [
@@ -328,7 +324,7 @@ def drift(rows: Sequence[ResidualRow]) -> Figure:
 
 
 def errors_by_version(versions: Sequence[VersionRow]) -> Figure:
-    """Median errors of each version, oldest first."""
+    """Plot median errors of each version, oldest first."""
     ordered = [version for version in reversed(versions) if version.error_before is not None]
     numbers = [version.version for version in ordered]
     sides = {
@@ -367,7 +363,7 @@ def _errors(
 
 
 def _texts(rows: Sequence[ResidualRow], predicted_s: Sequence[float | None]) -> list[str]:
-    """What each point says of itself."""
+    """Return the text of each point."""
     return [
         f"{row.model}\n{row.arithmetic}\nmeasured {formats.seconds(row.measured_s)}, predicted "
         f"{formats.seconds(seconds)}"

@@ -1,4 +1,4 @@
-"""/models, /gpus and /clusters: what a query can name, and the forms that add models and
+"""Pages /models, /gpus and /clusters: what a query can name, and forms to add models and
 clusters.
 """
 
@@ -37,7 +37,7 @@ Named = TypeVar("Named", CountedModel, NodeType)
 Entry = TypeVar("Entry", CountedModel, GpuSpec, NodeType)
 Section = Literal["models", "gpus", "clusters"]
 LEARNED_POSITIONS = 2048
-"""Rows assumed for a learned position embedding whose length the model leaves to the workload."""
+"""Rows assumed for a learned position embedding without a length."""
 EXAMPLES: dict[RegistrationKind, str] = {
     "model": """num_hidden_layers: 32
 hidden_size: 4096
@@ -61,21 +61,19 @@ UNITS: dict[str, Callable[[float], str]] = {
     "_bytes": formats.gib,
     "_w": lambda value: f"{formats.count(value)} W",
 }
-"""Formats of numbers by the end of their field's name."""
+"""Formats of numbers by the suffix of their field's name."""
 
 LABELS = {
     "inter_node_bandwidth": "network per GPU",
     "nvlink_bandwidth": "scale-up link per GPU",
     "nvlink_domain_size": "GPUs per scale-up domain",
 }
-"""Names of a GPU's and a cluster's fields, where `formats.words` would name one maker's link or
-leave open what it counts.
-"""
+"""Names of fields for which `formats.words` would name one vendor's link or be ambiguous."""
 HALVES: tuple[Precision, ...] = ("bf16", "fp16")
 PER_PAGE = 50
 
 ALWAYS = ("architecture", "normalization", "gated_mlp", "tie_word_embeddings")
-"""Fields of a model that are said whatever they are."""
+"""Fields of a model that are always shown."""
 Words = Annotated[str, QueryParameter(max_length=100, description="A part of the names to list")]
 PageNumber = Annotated[int, QueryParameter(ge=1, le=10_000)]
 
@@ -110,7 +108,7 @@ class GpuRow(View):
     memory_bandwidth_bytes_per_second: float
     bf16_flops_per_second: float | None
     half_flops_per_second: float | None
-    """The higher of bf16 and fp16; older GPUs have fp16 alone."""
+    """The higher of bf16 and fp16; older GPUs support only fp16."""
     fp8_flops_per_second: float | None
     nvlink_bandwidth_bytes_per_second: float | None
     network_bandwidth_bytes_per_second: float
@@ -120,7 +118,7 @@ class GpuRow(View):
     lowest_price_per_hour: float | None
     """Lowest on-demand price of the price list."""
     lowest_offer: str | None
-    """Name of the machine that has it."""
+    """Name of the machine with that price."""
     predict_only: bool
     """Whether no search can run on it."""
 
@@ -142,7 +140,7 @@ class ClusterRow(View):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewEntry:
-    """The form that adds an entry, as it was last sent."""
+    """The form that adds an entry, with its values as last sent."""
 
     name: str = ""
     text: str = ""
@@ -152,7 +150,7 @@ class NewEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamesPage(Page):
-    """A page of a list that users add to; what they added comes first."""
+    """A page of a list to which users can add; their entries come first."""
 
     words: str
     total: int
@@ -160,7 +158,7 @@ class NamesPage(Page):
     next_href: str | None
     """None on the last page."""
     new: NewEntry | None
-    """None if the caller may not add any."""
+    """None if the caller may not add entries."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,7 +192,7 @@ class EntryPage(Page):
     source: str
     explorer_href: str
     gpu_href: str | None
-    """Page of a cluster's GPU; None of other entries, and where the GPU is none of the list."""
+    """Page of a cluster's GPU; None for other entries, and if the GPU is not in the list."""
     remove_href: str | None
     """None if the caller may not remove it."""
 
@@ -203,7 +201,7 @@ class EntryPage(Page):
 def models_context(
     store: StoreDep, principal: PrincipalDep, words: Words = "", page: PageNumber = 1
 ) -> ModelsPage:
-    """Models, as shown on their page."""
+    """Return models for their page."""
     listing = api.models(store)
     registered = {entry.name for entry in listing.registered}
     part, of = _part(listing, "model", principal, words=words, page=page)
@@ -225,7 +223,7 @@ def models_context(
 
 @page_at(router, "/gpus", template="gpus.html", section="GPUs")
 def gpus_context(words: Words = "") -> GpusPage:
-    """GPUs, as shown on their page."""
+    """Return GPUs for their page."""
     lowest = lowest_offers()
     rows = tuple(
         GpuRow.of(
@@ -251,7 +249,7 @@ def gpus_context(words: Words = "") -> GpusPage:
 def clusters_context(
     store: StoreDep, principal: PrincipalDep, words: Words = "", page: PageNumber = 1
 ) -> ClustersPage:
-    """Clusters, as shown on their page."""
+    """Return clusters for their page."""
     listing = api.clusters(store)
     registered = {entry.name for entry in listing.registered}
     part, of = _part(listing, "cluster", principal, words=words, page=page)
@@ -269,7 +267,7 @@ def clusters_context(
 
 @page_at(router, "/models/{name}", template="entry.html", section="Models")
 def model_context(name: str, store: StoreDep, principal: PrincipalDep) -> EntryPage:
-    """One model, as shown on its page."""
+    """Return one model for its page."""
     return _entry_page(
         api.model(name, store),
         section="models",
@@ -279,13 +277,13 @@ def model_context(name: str, store: StoreDep, principal: PrincipalDep) -> EntryP
 
 @page_at(router, "/gpus/{name}", template="entry.html", section="GPUs")
 def gpu_context(name: str) -> EntryPage:
-    """One GPU, as shown on its page."""
+    """Return one GPU for its page."""
     return _entry_page(catalog.gpu(name, field="name"), section="gpus", removable=False)
 
 
 @page_at(router, "/clusters/{name}", template="entry.html", section="Clusters")
 def cluster_context(name: str, store: StoreDep, principal: PrincipalDep) -> EntryPage:
-    """One cluster, as shown on its page."""
+    """Return one cluster for its page."""
     removable = _owns(store, principal, kind="cluster", name=name)
     return _entry_page(api.cluster(name, store), section="clusters", removable=removable)
 
@@ -293,7 +291,7 @@ def cluster_context(name: str, store: StoreDep, principal: PrincipalDep) -> Entr
 def _part(
     listing: Listing[Named], kind: RegistrationKind, principal: Principal, *, words: str, page: int
 ) -> tuple[list[Named], dict[str, Any]]:
-    """The entries of one page of a list, and the fields of the page but its rows and title."""
+    """Return the entries of one page of a list, and the page's fields except rows and title."""
     added = {entry.name for entry in listing.registered}
     chosen = sorted(_named(listing.items, words), key=lambda entry: entry.name not in added)
     last = page * PER_PAGE
@@ -311,14 +309,14 @@ def _part(
 
 
 def _named(entries: Iterable[Entry], words: str) -> list[Entry]:
-    """Entries whose names contain the words."""
+    """Return entries whose names contain the words."""
     return [entry for entry in entries if words.strip().casefold() in entry.name.casefold()]
 
 
 def _add_routes(
     kind: RegistrationKind, page_of: Callable[[Store, Principal], ModelsPage | ClustersPage]
 ) -> None:
-    """Let forms register and remove entries of this kind."""
+    """Add routes by which forms register and remove entries of this kind."""
 
     def add(fields: Form, store: StoreDep, principal: PrincipalDep) -> Response:
         form = NewEntry(
@@ -356,7 +354,7 @@ ASKED_AT: dict[Section, tuple[str, str]] = {
     "gpus": ("/explorer", "gpu"),
     "clusters": ("/searches/new", "cluster"),
 }
-"""Page that asks about an entry, and the control that it fills."""
+"""Page to query an entry, and the control that it fills."""
 
 
 def _entry_page(
@@ -401,9 +399,7 @@ def _entry_page(
 
 
 def _of_its_family(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields that a model of this family has: a default stands for what it does
-    without.
-    """
+    """Return the fields that apply to a model of this family; others have defaults."""
     defaults = {field.name: field.default for field in dataclasses.fields(ModelSpec)}
     return {
         name: value
@@ -413,7 +409,7 @@ def _of_its_family(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _of_its_gpu(node: NodeType, gpu: GpuSpec) -> Iterator[Fact]:
-    """What a cluster has by its GPU."""
+    """Return what a cluster has through its GPU."""
     link, link_rate = "scale-up link", gpu.nvlink_bandwidth_bytes_per_second
     if link_rate is None:
         link, link_rate = "PCIe", gpu.pcie_bandwidth_bytes_per_second
@@ -434,7 +430,7 @@ def _href(section: Section, name: str) -> str:
 
 
 def _fact(field: str, value: Any) -> Fact:
-    """A field of a specification; its unit moves from the name to the value."""
+    """Return a field of a specification; its unit moves from the name to the value."""
     unit = next((unit for unit in UNITS if field.endswith(unit)), "")
     name = field.removesuffix(unit)
     return Fact(

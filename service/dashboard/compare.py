@@ -1,6 +1,4 @@
-"""/compare: configurations side by side. /searches/ID/compare: those of runs, measured beside
-predicted; .../runs/ID: one.
-"""
+"""Pages /compare, /searches/ID/compare and .../runs/ID: configurations and runs side by side."""
 
 import math
 import re
@@ -55,7 +53,7 @@ EQUAL = 1e-3
 """Relative changes below this count as equal."""
 
 NAMES = ("First", "Second", "Third", "Fourth", "Fifth", "Sixth")
-"""Names of the compared configurations; no more are compared."""
+"""Names of the compared configurations, and their maximum number."""
 COUNTS = ("No", "One", "Two", "Three", "Four", "Five", "Six")
 More = Annotated[
     tuple[Annotated[str, Field(max_length=MAX_QUERY)], ...],
@@ -85,35 +83,33 @@ class MetricRow:
     changes: tuple[float | None, ...]
     """By value: itself / the first - 1; None for the first."""
     best: int | None
-    """Index of the best value; None where they are equal, or one configuration cannot run."""
+    """Index of the best value; None if they are equal, or one configuration cannot run."""
     measured: bool = False
-    """Measured; the row above it, of the same name, is predicted."""
+    """Whether it is measured; the row above it, of the same name, is predicted."""
     repeats: bool = False
-    """Its changes are those of the first row, or their inverse."""
+    """Whether its changes equal those of the first row, or their inverse."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparePage(Page):
-    """Configurations side by side. If one cannot be answered, there are no `views` and `error` says
-    why.
+    """Configurations side by side. If one fails, there are no `views`, and `error` has the
+    reason.
     """
 
     views: tuple[ConfigurationView, ...] = ()
     names: tuple[str, ...] = ()
     """Names of the views."""
     runs: tuple[ComparedRun | None, ...] = ()
-    """The run of each configuration that stands for one; empty where none does."""
+    """The run of each configuration that is one; empty if none is."""
     search_href: str | None = None
-    """The search of whose runs all are."""
+    """The search of all runs."""
     heading: str = ""
     verdict: str = ""
     """Which is faster, by how much, and which does not fit."""
     range_note: str = ""
-    """What the verdict's range is of; empty without one."""
+    """Meaning of the verdict's range; empty without one."""
     predicted: str = "predicted"
-    """Word for the figures that no run measured: `calibrated` if they are fitted on the search's
-    runs.
-    """
+    """Word for values without a run: `calibrated` if they are fitted on the search's runs."""
     differences: tuple[Difference, ...] = ()
     rows: tuple[MetricRow, ...] = ()
     memory: Stack | None = None
@@ -128,9 +124,9 @@ class Side:
 
     query: Query
     run: RunRecord | None = None
-    """The run that it was, if it is named by one."""
+    """The run, if the configuration is one."""
     known: Estimate | InferenceEstimate | None = None
-    """What the run's search knows of it, in place of what the newest calibration says."""
+    """The run's search's estimate, which replaces that of the newest calibration."""
 
 
 @page_at(router, "/compare", template="compare.html", section="Ask", status=error_status)
@@ -142,8 +138,10 @@ def compare_context(
     second: QueryText | None = None,
     more: More = (),
 ) -> ComparePage:
-    """Configurations side by side, as shown on their page; each is a query, or the address of a
-    search's run. Without `second`: one and the one to try of the same query.
+    """Return configurations side by side for their page; each is a query, or the address of a
+    search's run.
+
+    Without `second`: one and the recommended one of the same query.
     """
     json_href = address("/compare.json", {"first": first, "second": second, "more": more})
     texts = (first, *(() if second is None else (second,)), *more)
@@ -168,7 +166,7 @@ def compare_runs_context(
     find: FindDep,
     more: More = (),
 ) -> ComparePage:
-    """Runs of a search, as shown on their page. A run that the caller may not see is not found."""
+    """Return runs of a search for their page. A run that the caller may not see is not found."""
     json_href = address(f"/searches/{search_id}/compare.json", {"a": a, "b": b, "more": more})
     runs = [_run_of(store, search_id, run_id) for run_id in (a, b, *more)]
     return _compared(runs, json_href=json_href, calibrations=calibrations, find=find)
@@ -179,8 +177,10 @@ def _run_of(store: Store, search_id: str, run_id: str) -> tuple[SearchRecord, Ru
 
 
 def _side(named: str | tuple[SearchRecord, RunRecord], *, find: Find) -> Side:
-    """A query as text, or a run with its search. Raises HpToolError, also for a search's query of
-    another version.
+    """Return a query as text, or a run with its search.
+
+    Raises:
+        HpToolError: The query is invalid or of another version.
     """
     if isinstance(named, str):
         return Side(query=read_query(named.encode(), find=find))
@@ -203,7 +203,7 @@ def _side(named: str | tuple[SearchRecord, RunRecord], *, find: Find) -> Side:
 def run_context(
     search_id: str, run_id: str, calibrations: CalibrationsDep, find: FindDep, store: StoreDep
 ) -> ConfigurationPage:
-    """The configuration of a search's run, as shown on its page: a short address of it."""
+    """Return the configuration of a search's run for its page, which has a short address."""
     record, run = (
         store.get_search(search_id=search_id),
         store.get_run(search_id=search_id, run_id=run_id),
@@ -233,7 +233,7 @@ def _compared(
     calibrations: Calibrations | None,
     find: Find,
 ) -> ComparePage:
-    """The page that compares these, or says why one of them cannot be answered."""
+    """Return the page that compares these, or the reason why one of them failed."""
     try:
         sides = [_side(each, find=find) for each in named]
         if len(sides) == 1:
@@ -355,9 +355,7 @@ def _interval_width(view: ConfigurationView) -> float | None:
 
 
 def _to_try(query: Query, calibrations: Calibrations | None) -> Query:
-    """The query with the configuration that ranks first if all are allowed; itself if none is
-    feasible.
-    """
+    """Return the query with the configuration that ranks first; itself if none is feasible."""
     free = replace(query, parallel=type(query.parallel)())
     best = problem_of(free).rank(top=1, calibrations=calibrations).recommendations
     return Configuration.of(best[0], query=free).query if best else query
@@ -366,7 +364,7 @@ def _to_try(query: Query, calibrations: Calibrations | None) -> Query:
 def _differences(
     queries: Sequence[Query], estimates: Sequence[Estimate | InferenceEstimate]
 ) -> tuple[Difference, ...]:
-    """Fields of the configurations, then of the rest of the queries."""
+    """Return differing fields of the configurations, then of the rest of the queries."""
     configs = [
         {
             BY_KEY[name].head if name in BY_KEY else name.replace("_", " "): getattr(config, name)
@@ -386,7 +384,7 @@ def _differences(
 
 
 def _differing(all_fields: Sequence[dict[str, Any]]) -> list[Difference]:
-    """Fields that are not the same in all."""
+    """Return fields that differ between any two."""
     rows = {
         name: tuple(_text(fields.get(name)) for fields in all_fields)
         for name in dict.fromkeys(name for fields in all_fields for name in fields)
@@ -411,11 +409,11 @@ def _text(value: Any) -> str:
 def _rows(
     views: Sequence[ConfigurationView], runs: Sequence[ComparedRun | None]
 ) -> tuple[MetricRow, ...]:
-    """Each predicted figure, followed by the measured one if there is one."""
+    """Return each predicted figure, followed by the measured one if there is one."""
     predicted = [{metric.name: metric for metric in view.metrics} for view in views]
     measured = [{metric.name: metric for metric in run.metrics} if run else {} for run in runs]
-    # No prediction of a configuration that cannot run is better than the others', nor one beside
-    # what was measured.
+    # A prediction of a configuration that cannot run is never better than others, nor one compared
+    # with a measurement.
     judged = all(view.feasible for view in views) and not any(runs)
     rows = [
         _row(
@@ -435,8 +433,8 @@ def _rows(
 
 
 def _repeats(row: MetricRow, first: MetricRow) -> bool:
-    """Whether a row's changes follow from the first row's; tokens per second stay, as what people
-    look for.
+    """Return whether a row's changes follow from the first row's; tokens per second are always
+    shown.
     """
     pairs = [
         (one, other)
@@ -476,7 +474,7 @@ def _best(values: Sequence[float | None], unit: Unit) -> int | None:
 def _fullest_stages(
     names: Sequence[str], views: Sequence[ConfigurationView], runs: Sequence[ComparedRun | None]
 ) -> Stack | None:
-    """Each one's fullest stage as predicted, and the largest peak that its whole run measured."""
+    """Return each one's fullest stage as predicted, and the largest peak of its whole run."""
     rows = []
     for name, view, run in zip(names, views, runs, strict=True):
         if view.memory is not None:
@@ -498,8 +496,8 @@ def _fullest_stages(
 def _times(
     names: Sequence[str], views: Sequence[ConfigurationView], sides: Sequence[Side], predicted: str
 ) -> Stack | None:
-    """Each prediction, calibrated where the cluster was measured (its bar is first then); below it
-    what its run measured.
+    """Return each prediction, calibrated if the cluster was measured (its bar is first then), with
+    its run below.
     """
     has_runs = any(side.run for side in sides)
     rows = []

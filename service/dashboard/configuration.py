@@ -1,4 +1,4 @@
-"""/configurations: one configuration in full. Its query is part of the address."""
+"""Page /configurations: one configuration in full; its query is part of the address."""
 
 import json
 from collections.abc import Sequence
@@ -48,7 +48,7 @@ from service.dashboard.page import (
 from service.dashboard.verdict import Agreement
 
 MAX_STAGES = 16
-"""Pipeline stages drawn; of more, the fullest and an even choice of the others."""
+"""Maximum number of drawn stages: the fullest and an even selection of the others."""
 TONE_OF_FIT: dict[str, Tone] = {
     "fits": "good",
     "tight": "warn",
@@ -56,7 +56,7 @@ TONE_OF_FIT: dict[str, Tone] = {
     "unlikely to fit": "bad",
 }
 OF_THE_WHOLE = ("days", "hours", "dollars", "joules")
-"""Units of what a whole training or service takes, which none that does not fit will."""
+"""Units of a whole training or service, which is omitted for configurations that do not fit."""
 QueryText = Annotated[
     str,
     QueryParameter(
@@ -76,21 +76,21 @@ class ConfigurationView(View):
     workload: str
     """What a step or a request does."""
     device: str
-    """What one of its devices is called: GPU, or device where it is a process of a processor."""
+    """Name of one device: GPU, or device for a CPU process."""
     heading: str
     """The arithmetic: TP 8 x PP 4 x DP 2 = 64 GPUs."""
     details: str
     familiarity: str
     """How near the nearest measured runs are, in a sentence."""
     unmeasured: tuple[str, ...]
-    """What no published run covers, which widens the intervals."""
+    """Features without a published run, which widen the intervals."""
     verdict: str
     verdict_note: str
-    """The chance of running out of memory, and its interval; empty where it fits."""
+    """The probability of running out of memory, and its interval; empty if it fits."""
     answer: str
-    """The main figures in a sentence; empty where there are none."""
+    """The main figures in a sentence; empty without any."""
     chance: str
-    """Its chance of running out of memory, in words; empty of serving."""
+    """Its probability of running out of memory, in words; empty for serving."""
     tone: Tone
     feasible: bool
     reasons: tuple[Reason, ...]
@@ -99,13 +99,13 @@ class ConfigurationView(View):
     confidence: float | None
     """Confidence of the metrics' ranges."""
     wide: str
-    """Why that of its step time reaches far up; empty where no slow steps are expected."""
+    """Why the step time's range extends far up; empty if no slow steps are expected."""
     narrower: str
-    """What would narrow the interval of its step time; empty if nothing does."""
+    """How to narrow the interval of its step time; empty without any way."""
     left_open: tuple[str, ...]
-    """What it would take with what the query leaves open: CUDA graphs, today's recipe."""
+    """Its step time with open settings: CUDA graphs, today's recipe."""
     evidence: str
-    """Which measurements are behind its figures."""
+    """The measurements behind its figures."""
     evidence_href: str | None
     """Page of the measurements behind its figures; None without any."""
     memory: Stack | None
@@ -121,26 +121,24 @@ class ConfigurationView(View):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfigurationPage(Page):
-    """One configuration in full. If the query cannot be answered, `view` is None and `error` says
-    why.
-    """
+    """One configuration in full. If the query fails, `view` is None and `error` has the reason."""
 
     view: ConfigurationView | None = None
     schedule: Schedule | None = None
     bubble_fraction: float | None = None
-    """Share of the bubble in the whole step, of which the drawing may show a part."""
+    """The bubble's share of the whole step, of which the drawing may show a part."""
     placement: Placement | None = None
     form_href: str | None = None
     """The form of a new search with this query."""
     explorer_href: str | None = None
     compare_href: str | None = None
-    """Comparison with the configuration to try of the same query; None where the query asks for a
+    """Comparison with the recommended configuration of the same query; None if the query asks for a
     number of GPUs.
     """
     run: ComparedRun | None = None
-    """The run of a search that it was, if the page is a run's."""
+    """The run of a search, if the page is a run's."""
     measured: Agreement | None = None
-    """What that run measured, against the prediction made before it ran."""
+    """The run's measurement, compared with the prediction before it."""
     search_href: str | None = None
     error: ErrorFields | None = None
 
@@ -155,8 +153,9 @@ def configuration_context(
     store: StoreDep,
     search: SearchId = None,
 ) -> ConfigurationPage:
-    """One configuration, as shown on its page. `search`: a search that knows it, whose evidence its
-    figures rest on; without one they rest on the newest calibration.
+    """Return one configuration for its page.
+
+    `search` is a search with its evidence; without one the newest calibration is used.
     """
     json_href = address("/configurations.json", {"query": query, "search": search})
     record = store.get_search(search_id=search) if search else None
@@ -187,8 +186,11 @@ def configuration_page(
     calibrations: Calibrations | None,
     known: Estimate | InferenceEstimate | None = None,
 ) -> ConfigurationPage:
-    """Context of the page of the query's one configuration; `known`: what a search knows of it.
-    Raises HpToolError.
+    """Return the context of the page of the query's configuration; `known` is a search's estimate
+    of it.
+
+    Raises:
+        HpToolError: The query is invalid.
     """
     configuration = problem_of(query).configuration
     view, estimate = configuration_view(
@@ -202,7 +204,7 @@ def configuration_page(
         return page
     problem, config = configuration.problem, configuration.config
     this = Configuration(query=query, parallel=config)
-    # Without a layout that the stages have by themselves: the explorer changes their number.
+    # Without the default pipeline layout of the stages: the explorer changes their number.
     free = replace(
         query, parallel=replace(query.parallel, pipeline_layout=problem.parallel.pipeline_layout)
     )
@@ -233,11 +235,11 @@ def configuration_view(
     with_fixes: bool = True,
     known: Estimate | InferenceEstimate | None = None,
 ) -> tuple[ConfigurationView, Estimate | InferenceEstimate]:
-    """Predictions for the query's one configuration, as pages show them, and the estimate behind
-    them.
+    """Return predictions for the query's configuration, as pages show them, and the estimate.
 
-    `configuration`: the training query's, if it was resolved earlier; `known`: what a search knows
-    of it, in place of what the newest calibration says.
+    Args:
+        configuration: The training query's configuration, if it was resolved earlier.
+        known: A search's estimate, which replaces that of the newest calibration.
     """
     configuration = configuration or problem_of(query).configuration
     answer = estimate_answer(
@@ -261,7 +263,7 @@ def _view(
     stages: Sequence[StageAnatomy],
     calibrations: Calibrations | None,
 ) -> ConfigurationView:
-    """`stages`: pipeline stages of a legal training configuration."""
+    """Return the view; `stages` are the pipeline stages of a legal training configuration."""
     estimate, calibrated = answer.estimate, answer.calibrated_estimate
     mapping = schema.query_mapping(query)
     memory, device = None, formats.device_of(mapping)
@@ -358,7 +360,9 @@ def _answer(
     known: Estimate | InferenceEstimate,
     device: str,
 ) -> str:
-    """Such as: Needs 60.7 GiB of 75.1 GiB on the fullest GPU; a step takes 21.8 s (20.1 s to 23.5
+    """Return the main figures in a sentence.
+
+    For example: Needs 60.7 GiB of 75.1 GiB on the fullest GPU; a step takes 21.8 s (20.1 s to 23.5
     s), 71 % of it compute.
     """
     figures = {metric.name: metric for metric in metrics}
@@ -386,7 +390,7 @@ def _answer(
 
 
 def _missed(known: Estimate | InferenceEstimate) -> list[str]:
-    """A sentence for each target that it misses, without the parts that the reason lists."""
+    """Return a sentence for each missed target, without the parts in the reason."""
     return [
         formats.sentence(reason.message.partition(": ")[0])
         for reason in known.reasons
@@ -405,8 +409,8 @@ def _between(metric: Metric) -> str:
 def _verdict(
     estimate: Estimate | InferenceEstimate, calibrated: Estimate | None
 ) -> tuple[str, Tone, str]:
-    """Whether it fits, in the estimate's own word, with the chance and the interval behind it where
-    there is doubt.
+    """Return whether it fits, in the estimate's word, with probability and interval in case of
+    doubt.
     """
     known = calibrated or estimate
     fits = _fits(known)
@@ -432,8 +436,9 @@ def _fits(known: Estimate | InferenceEstimate) -> bool:
 
 
 def _memory(stages: Sequence[StageAnatomy], estimate: Estimate, known: Estimate) -> Stack:
-    """The interval is the fullest stage's. What a calibration in `known` changes of the estimate it
-    changes in every stage.
+    """Return the memory by stage with the fullest stage's interval.
+
+    A calibration in `known` applies to every stage.
     """
     assert estimate.memory is not None and known.memory is not None
     before, after = estimate.memory.parts_bytes, known.memory.parts_bytes

@@ -1,4 +1,4 @@
-"""Which runs the figures on a configuration's page rest on: those its search knows, else the newest
+"""The runs behind the figures of a configuration's page: its search's, else the newest
 calibration's.
 """
 
@@ -25,8 +25,8 @@ SearchId = Annotated[
 
 
 def known_to(record: SearchRecord, *, query: Query) -> Estimate | InferenceEstimate | None:
-    """Return what a search knows of a query's configuration; None unless this is one that its
-    result states in full.
+    """Return a search's estimate of a query's configuration; None unless its result contains it in
+    full.
     """
     of_search, this = schema.parse_query(record.query), _alone(query)
     for row in known_rows(record):
@@ -36,15 +36,15 @@ def known_to(record: SearchRecord, *, query: Query) -> Estimate | InferenceEstim
 
 
 def _alone(query: Query) -> dict[str, Any]:
-    """All of a query that describes its configuration."""
+    """Return the parts of a query that describe its configuration."""
     return {
         name: value for name, value in schema.query_mapping(query).items() if name not in NO_PART
     }
 
 
 def newest(calibrated: Estimate | None) -> str:
-    """Return the words for an estimate's evidence where no search is named; `calibrated`: None
-    without a calibration.
+    """Return the words for an estimate's evidence without a search; `calibrated` is None without a
+    calibration.
     """
     learnt = None if calibrated is None else calibrated.provenance.get("calibration")
     if not isinstance(learnt, dict):
@@ -98,14 +98,14 @@ def sources(
     }
     if estimate.intervals is not None and estimate.intervals.source:
         known["intervals"] = estimate.intervals.source
-    known.pop("stalls", None)  # which stands beside the figures
+    known.pop("stalls", None)  # shown with the figures
     special = {"calibration": calibration_in_words, "assumed": _assumed}
     texts = {name: special.get(name, formats.in_words)(value) for name, value in known.items()}
     return tuple(Fact(name=formats.words(name), value=text) for name, text in texts.items() if text)
 
 
 def _assumed(value: Any) -> str:
-    """Keys that the query left open, and their values."""
+    """Return keys that the query left open, and their values."""
     if not isinstance(value, dict):
         return formats.in_words(value)
     return ", ".join(

@@ -1,6 +1,4 @@
-"""/explain: traces or a log of a training, uploaded and explained at once. Nothing is kept but what
-their owner ticks.
-"""
+"""Page /explain: traces or a log of a training, explained at upload; stored only on request."""
 
 from __future__ import annotations
 
@@ -43,9 +41,9 @@ from service.keys import Principal
 from service.settings import Settings
 
 KEEP = "keep"
-"""Field of the form: whether the step and its parts become a measurement."""
+"""Field of the form: whether the step and its parts are stored as a measurement."""
 MAX_RANKS = 32
-"""Ranks in the table, those that others wait for first."""
+"""Maximum number of ranks in the table, those that others wait for first."""
 
 router = APIRouter(tags=["dashboard"])
 
@@ -61,13 +59,13 @@ class PartRow:
 
     @property
     def difference_s(self) -> float | None:
-        """Measured less predicted."""
+        """Return measured minus predicted."""
         return None if self.predicted_s is None else self.measured_s - self.predicted_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChangeRow:
-    """A change, what it would win, and where it leads."""
+    """A change, its saving, and its address."""
 
     change: str
     part: str
@@ -80,7 +78,7 @@ class ChangeRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explained:
-    """An explained recording, as its page shows it."""
+    """An explained recording for its page."""
 
     headline: str
     sentences: tuple[str, ...]
@@ -92,32 +90,32 @@ class Explained:
     more_ranks: int = 0
     links: tuple[LinkUse, ...] = ()
     timers: tuple[TimerSpread, ...] = ()
-    """Megatron's timers over all ranks, of a log."""
+    """Megatron's timers over all ranks, from a log."""
     matmul: str | None = None
     kept: str | None = None
-    """What became of the step as a measurement."""
+    """What happened to the step as a measurement."""
     held_because: str | None = None
     """What could not be checked of a trace whose step is held."""
     not_kept: str | None = None
-    """Why it became none although its owner wanted it."""
+    """Why it was not stored although requested."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExplainPage(Page):
-    """The form for traces; what was explained is only ever shown in answer to it."""
+    """The form for traces; explanations are shown only in its response."""
 
     query: str = ""
-    """Of the configuration that was recorded, as it was typed."""
+    """Query of the recorded configuration, as typed."""
     most_files: int = MAX_FILES
     megabytes: int = 0
-    """Most that one upload may have."""
+    """Maximum megabytes of one upload."""
     error: ErrorFields | None = None
     explained: Explained | None = field(default=None)
 
 
 @page_at(router, EXPLAIN_PAGE, template="explain.html", section="Explain")
 def explain_context(settings: SettingsDep, query: QueryText = "") -> ExplainPage:
-    """The form for traces, as shown on its page."""
+    """Return the form for traces."""
     return ExplainPage(
         title="Explain a run",
         json_href=address("/explain.json", {"query": query}),
@@ -130,7 +128,7 @@ def explain_context(settings: SettingsDep, query: QueryText = "") -> ExplainPage
 async def explain_upload(
     request: Request, settings: SettingsDep, find: FindDep, store: StoreDep, principal: PrincipalDep
 ) -> HTMLResponse:
-    """Explain the uploaded files, with the code of POST /v1/explanations."""
+    """Explain the uploaded files, like POST /v1/explanations."""
     page = explain_context(settings)
     try:
         page = await with_form(
@@ -187,7 +185,7 @@ def _kept(
     store: Store,
     principal: Principal,
 ) -> Explained:
-    """The explained run with its step stored as a measurement, or with why it was not."""
+    """Return the explained run with its step stored as a measurement, or the reason why not."""
     if isinstance(answer, LoggedExplanation):
         return replace(
             explained, not_kept="timers of a log do not tell every part; a trace teaches"
@@ -289,7 +287,7 @@ def _of_log(answer: LoggedExplanation) -> Explained:
 
 
 def _figure(rows: tuple[PartRow, ...]) -> Stack:
-    """The measured step, and the predicted one where there is a query, as bars."""
+    """Return the measured step, and the predicted one if there is a query, as bars."""
     bars = [BarSpec(label="Measured", parts={row.name: row.measured_s for row in rows})]
     if any(row.predicted_s is not None for row in rows):
         bars.append(

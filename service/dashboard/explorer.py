@@ -1,5 +1,6 @@
-"""/explorer: a model on a cluster, and the effect of each setting on memory and time. The controls
-are part of the address.
+"""Page /explorer: a model on a cluster, and the effect of each setting on memory and time.
+
+The controls are part of the address.
 """
 
 from dataclasses import dataclass, replace
@@ -54,9 +55,9 @@ from service.dashboard.searches import SearchRow, newest
 OF_THE_LIST = {"state", "kind", "words", "owner", "since", "cursor"}
 """Filters of the list of searches."""
 MAX_ROWS = 5
-"""Layouts listed, each with its fastest configuration."""
+"""Number of listed layouts, each with its fastest configuration."""
 TOP = 40
-"""Best configurations, among which the page finds layouts."""
+"""Number of best configurations among which the page finds layouts."""
 Listed = Annotated[
     bool,
     QueryParameter(
@@ -73,14 +74,14 @@ EFFECTS: tuple[tuple[str, bool, RecomputeName], ...] = (
 """Variants of arXiv 2205.05198's figures 7 and 8: (name, sequence parallel, recompute)."""
 THIS = "This configuration"
 LEAST_SLOWER = 0.005
-"""Share of a step from which the shown configuration is compared with the best."""
+"""Minimum relative difference at which the shown configuration is compared with the best."""
 router = APIRouter(tags=["dashboard"])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExplorerPage(Page):
-    """A question of training and its answer, with a control for each setting; `error` says why it
-    cannot be answered.
+    """A training question and its answer, with a control for each setting; `error` has the reason
+    of a failure.
     """
 
     settings: Settings
@@ -94,28 +95,30 @@ class ExplorerPage(Page):
     """Further fields of the query; their values are `settings.details`."""
     controls: tuple[Control, ...] = ()
     modules: tuple[RecomputeModule, ...] = ()
-    """What selective recomputation may name in this model, what it does name first."""
+    """Modules that selective recomputation may name in this model, named ones first."""
     view: ConfigurationView | None = None
     configuration_href: str | None = None
     run_href: str | None = None
-    """Page of what runs the configuration in each tool."""
+    """Page to run the configuration in each tool."""
     form_href: str | None = None
     """The form of a search for this workload."""
     changed: bool = False
-    """The address sets something of the configuration, so that the controls are open."""
+    """Whether the address sets part of the configuration, so that the controls are open."""
     recent: tuple[SearchRow, ...] = ()
     """The newest searches."""
     fastest: tuple[RankedRow, ...] = ()
     slower_fraction: float | None = None
-    """By how much the shown step is longer than the best one; None where that is shown, or where
-    nothing fits.
+    """Relative excess of the shown step over the best; None if that is shown, or if nothing
+    fits.
     """
     nothing_fits: bool = False
-    """`fastest` lists the nearest infeasible configurations instead."""
+    """Whether `fastest` lists the nearest infeasible configurations instead."""
     legal: int = 0
     feasible: int = 0
     pruned: int = 0
-    """Legal ones beside `legal` that were not costed, because they cannot be among the best."""
+    """Legal configurations that were not costed, in addition to `legal`, because they cannot be
+    among the best.
+    """
     effect_memory: Stack | None = None
     """Memory with sequence parallelism and selective recomputation switched on and off."""
     effect_time: Stack | None = None
@@ -136,7 +139,7 @@ def explorer_context(
     calibrations: CalibrationsDep,
     listed: Listed = True,
 ) -> ExplorerPage:
-    """A question of training and its answer, as shown on its page."""
+    """Return a training question and its answer for its page."""
     if (
         request.url.path == "/" and OF_THE_LIST & request.query_params.keys()
     ):  # which stood here once
@@ -165,7 +168,7 @@ def explorer_context(
 
 
 def front_page(*, store: Store, calibrations: Calibrations) -> str:
-    """Return the front page as HTML, with the catalogue's names alone."""
+    """Return the front page as HTML, with only the catalogue's names."""
     request = Request({"type": "http", "path": "/", "query_string": b"", "headers": []})
     context = explorer_context(
         request, Settings(), store, find=lambda kind, name: None, calibrations=calibrations
@@ -188,11 +191,11 @@ def _answered(
     predictor = None if calibrations is None else calibrations(resolve_training(unrestricted))
     calibration_id = str(predictor.provenance.get("id")) if predictor is not None else None
     parallel = settings.parallel()
-    # A ranking takes ten times as long as a configuration's figures, which a page may show before.
+    # A ranking takes ten times as long as a configuration's figures, which a page may show first.
     ranking: Ranking[Recommendation] = Ranking()
     if listed or not parallel:
         ranking = _ranking(schema.to_json(unrestricted), catalogue, calibration_id, calibrations)
-    # Links use the query as typed, in which a registered name is still a name.
+    # Links use the query as typed, with registered names.
     as_typed = schema.parse_query(workload | {"parallel": workload.get("parallel", {}) | parallel})
     best = () if parallel else ranking.recommendations or ranking.nearest_misses
     chosen = Configuration.of(best[0], query=free) if best else None
@@ -244,9 +247,11 @@ def _answered(
 def _ranking(
     query: str, catalogue: str, calibration_id: str | None, calibrations: Calibrations | None
 ) -> Ranking[Recommendation]:
-    """Best configurations of a query; kept until a file of the catalogue or the calibration
-    changes: each move of a slider asks for them again. An id is one of its own store, which
-    `calibrations` stand for.
+    """Return the best configurations of a query, cached until a catalogue file or the calibration
+    changes.
+
+    Each move of a slider requests them again. Ids belong to their own store, which `calibrations`
+    represents.
     """
     return training.recommend(query=schema.parse_query(query), top=TOP, calibrations=calibrations)
 
@@ -254,8 +259,9 @@ def _ranking(
 def _effects(
     this: Configuration, query: Query, settings: Settings, calibrations: Calibrations | None
 ) -> tuple[Stack | None, Stack | None]:
-    """Memory and time with sequence parallelism and recomputation switched on and off; None for an
-    illegal configuration. `query`: that of `this` with registered names looked up.
+    """Return memory and time with sequence parallelism and recomputation switched on and off.
+
+    None for an illegal configuration. `query` is that of `this` with resolved registered names.
     """
     sizes, times, shown = [], [], this.parallel
     assert isinstance(shown, ParallelConfig)
@@ -274,7 +280,7 @@ def _effects(
                 variant.query, with_fixes=False, with_query=False, calibrations=calibrations
             )
         except HpToolError:
-            continue  # not in this framework, or not with what else the query says
+            continue  # not supported by this framework, or not with other values of the query
         estimate = answer.known
         if not isinstance(estimate, Estimate) or estimate.memory is None or estimate.time is None:
             continue

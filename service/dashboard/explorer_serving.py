@@ -1,5 +1,6 @@
-"""/explorer/serving: a model served on a cluster, and the effect of each setting. The address holds
-a query by its paths.
+"""Page /explorer/serving: a model served on a cluster, and the effect of each setting.
+
+The address contains a query by its paths.
 """
 
 import json
@@ -63,19 +64,19 @@ RANKED_BY = {
     "cost": "cost",
     "min_gpus": "number of GPUs",
 }
-"""Objectives of serving but the usual one, in words."""
+"""Objectives of serving except the default, in words."""
 
 router = APIRouter(tags=["dashboard"])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingExplorerPage(Page):
-    """The explorer of serving. If the settings cannot be answered, `error` says why and the rest is
+    """The explorer of serving. If the settings fail, `error` has the reason and the rest is
     empty.
     """
 
     values: dict[str, str]
-    """The query's values by path, as the address gives them."""
+    """The query's values by path, from the address."""
     models: tuple[str, ...]
     gpus: tuple[str, ...]
     sections: tuple[Section, ...]
@@ -83,22 +84,22 @@ class ServingExplorerPage(Page):
     view: ConfigurationView | None = None
     configuration_href: str | None = None
     run_href: str | None = None
-    """Page of what runs the configuration in each tool."""
+    """Page to run the configuration in each tool."""
     form_href: str
     """The form of a search with this query."""
     changed: bool = False
-    """The address sets something of the layout, so that the controls are open."""
+    """Whether the address sets part of the layout, so that the controls are open."""
     recent: tuple[SearchRow, ...] = ()
     """The newest searches."""
     figures: tuple[Figure, ...] = ()
     """Throughput against each latency, for plot.js."""
     rows: tuple[RankedRow, ...] = ()
     nothing_fits: bool = False
-    """`rows` lists the nearest infeasible configurations instead."""
+    """Whether `rows` lists the nearest infeasible configurations instead."""
     ranked_by: str = ""
     """The figure that orders `rows`, in words."""
     num_gpus: int | None = None
-    """Devices that the rows use, if the objective chose the number."""
+    """Devices of the rows, if the objective chose the number."""
     assumed: str | None = None
     """The rule of the ranking that the query does not state, in words."""
     legal: int = 0
@@ -115,7 +116,7 @@ class ServingExplorerPage(Page):
 def serving_explorer_context(
     request: Request, store: StoreDep, find: FindDep
 ) -> ServingExplorerPage:
-    """The explorer of serving, as shown on its page."""
+    """Return the explorer of serving for its page."""
     known = {"model", *fields("inference")}
     typed = {name: text for name, text in read_form(request.url.query).items() if name in known}
     values = _filled(typed)
@@ -142,17 +143,15 @@ def serving_explorer_context(
 
 
 def _filled(typed: Mapping[str, str]) -> dict[str, str]:
-    """Return the values of an address, with those of the example for what a question cannot do
-    without.
-    """
+    """Return the values of an address, with those of the example for required values."""
     left_out = set[str]()
-    if "cluster" in typed:  # a registered one says the rest
+    if "cluster" in typed:  # a registered one contains the rest
         left_out |= {path for path in EXAMPLE if path.startswith("cluster.")}
     if "inference.trace" in typed:
         left_out |= {path for path in EXAMPLE if path.startswith("inference.")}
     elif any(
         path.startswith("inference.") for path in typed
-    ):  # a load that is left open is the highest within the targets
+    ):  # an open load is the highest within the targets
         left_out.add("inference.concurrency")
     return {path: value for path, value in EXAMPLE.items() if path not in left_out} | dict(typed)
 
@@ -227,12 +226,12 @@ def _answered(
 
 
 def _free(values: Mapping[str, str]) -> dict[str, str]:
-    """The values without those of the layout."""
+    """Return the values without those of the layout."""
     return {path: text for path, text in values.items() if path not in AXES}
 
 
 def _axes(row: ServingRecommendation) -> dict[str, int]:
-    """The layout of a row by the controls' paths."""
+    """Return the layout of a row by the controls' paths."""
     return {path: getattr(row.parallel, path.removeprefix("parallel.")) for path in AXES}
 
 
@@ -245,21 +244,22 @@ def _query(values: Mapping[str, str], *, find: Find) -> Query:
 
 
 def _served(answer: RecommendAnswer) -> Iterator[ServingRecommendation]:
-    """The best rows; if nothing fits, the nearest ones."""
+    """Return the best rows; if nothing fits, the nearest ones."""
     rows = answer.recommendations or answer.nearest_misses
     return (row for row in rows if isinstance(row, ServingRecommendation))
 
 
 @lru_cache(maxsize=64)
 def _ranked(query: str, catalogue: str) -> RecommendAnswer:
-    """The best configurations of a query, kept until a file of the catalogue changes: a control
-    that is moved back asks for the same ones again.
+    """Return the best configurations of a query, cached until a catalogue file changes.
+
+    A control that is moved back requests the same ones again.
     """
     return recommend_answer(schema.parse_query(json.loads(query)), top=TOP)
 
 
 def _controls(query: Query, best: ServingRecommendation | None) -> tuple[Control, ...]:
-    """A slider for each axis of the layout, at the value that is shown."""
+    """Return a slider for each axis of the layout, at the shown value."""
     most = min(MAX_SIZE, catalog.cluster(query.cluster).num_gpus)
     each = {
         path: getattr(best.parallel, path.removeprefix("parallel.")) if best else 1 for path in AXES
