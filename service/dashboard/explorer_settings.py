@@ -57,7 +57,7 @@ WORKLOAD = {
 """Controls of the workload, and the paths of a query that they set."""
 LORA = {"lora_rank": "training.lora.rank", "frozen_precision": "training.frozen_precision"}
 AXES = {axis.column: axis.key for axis in LAYOUT_AXES if axis.explored and axis.column}
-"""Controls that are an axis of a configuration as it is."""
+"""Controls that are an axis of a configuration."""
 CHOSEN_TOO = (
     "parallel.context_parallel_communication",
     "parallel.hierarchical_context_parallel_sizes",
@@ -65,8 +65,8 @@ CHOSEN_TOO = (
     "parallel.data_parallel_shard_size",
     "parallel.pipeline_schedule",
 )
-"""Fields without a control that a ranking chooses where they are left open: a configuration's
-details keep them.
+"""Fields without a control that a ranking chooses if they are open, and that a configuration's
+details include.
 """
 SET_ELSEWHERE = (
     *(
@@ -79,14 +79,14 @@ SET_ELSEWHERE = (
     ),
     *(*WORKLOAD.values(), *(f"parallel.{axis}" for axis in AXES.values())),
 )
-"""Paths of a query that its details leave out: controls set them, or they mean nothing here."""
+"""Paths of a query that its details omit: controls set them, or they do not apply here."""
 CONTROLLED = (*SET_ELSEWHERE, *LORA.values(), RECIPE, "training.task", "parallel.recompute")
-"""Fields of the form that have a control of their own."""
+"""Fields of the form that have a control."""
 
 
 @cache
 def groups() -> tuple[Section, ...]:
-    """Fields of a query beside the controls: those of the form of a new search."""
+    """Return fields of a query apart from the controls: those of the form of a new search."""
     tuning = "Fine-tuning"  # beside the controls of LoRA, which come first
     ordered = sorted(sections("training"), key=lambda section: section.title != tuning)
     left = (
@@ -106,14 +106,14 @@ def groups() -> tuple[Section, ...]:
 
 
 def detail_fields() -> dict[str, Field]:
-    """The fields of all groups by path, and the recipe."""
+    """Return the fields of all groups by path, and the recipe."""
     return {RECIPE: fields("training")[RECIPE]} | {
         field.name: field for group in groups() for field in group.fields
     }
 
 
 def read_details(request: Request) -> dict[str, str]:
-    """Fields of the groups as the address gives them; further paths of a query go into its YAML."""
+    """Return fields of the groups from the address; further paths of a query go into its YAML."""
     values = {
         name: text
         for name, text in read_form(request.url.query).items()
@@ -122,7 +122,7 @@ def read_details(request: Request) -> dict[str, str]:
     try:
         return _details(to_query({"kind": "training", **values}))
     except InputError:
-        return values  # the page says what is wrong
+        return values  # the page shows the error
 
 
 def _details(query: Mapping[str, Any]) -> dict[str, str]:
@@ -147,9 +147,9 @@ class Settings:
     lora_rank: Annotated[int, QueryParameter(ge=0, le=65_536)] = 0
     """0: all weights are trained."""
     frozen_precision: Annotated[FrozenPrecision | None, QueryParameter(), BLANK_IS_NONE] = None
-    """Counts only with a lora_rank; None: as all parameters."""
+    """Applies only with a lora_rank; None for the precision of all parameters."""
     tp: Size = None
-    """None, here and below: the value of the fastest configuration."""
+    """Here and below, None means the value of the fastest configuration."""
     pp: Size = None
     vpp: Size = None
     cp: Size = None
@@ -157,16 +157,20 @@ class Settings:
     etp: Size = None
     mbs: Size = None
     recompute: Annotated[str | None, QueryParameter(max_length=200), BLANK_IS_NONE] = None
-    """As the form of a new search writes it: selective, or full block 4."""
+    """As in the form of a new search: selective, or full block 4."""
     modules: Annotated[tuple[RecomputeModule, ...], QueryParameter()] = ()
-    """Recomputed if recompute is selective; none: core_attn."""
+    """Modules if recompute is selective; none for core_attn."""
     sp: Literal["on", "off"] | None = None
     zero: Annotated[int | None, QueryParameter(ge=0, le=3)] = None
     details: Annotated[dict[str, str], Depends(read_details)] = field(default_factory=dict)
     """Further fields of the query by path, and its YAML."""
 
     def workload(self) -> dict[str, Any]:
-        """Mapping of a query without the configuration. Raises InputError."""
+        """Return the mapping of a query without the configuration.
+
+        Raises:
+            InputError: A value is invalid.
+        """
         paths = WORKLOAD | (LORA if self.lora_rank else {})
         values = {
             path: value
@@ -184,7 +188,7 @@ class Settings:
         return schema.lay(query, values | ({"training.task": "lora"} if self.lora_rank else {}))
 
     def parallel(self) -> dict[str, Any]:
-        """Mapping of the configuration, without the values that are None."""
+        """Return the mapping of the configuration, without the values that are None."""
         values = {axis: getattr(self, name) for name, axis in AXES.items()}
         values["sequence_parallel"] = None if self.sp is None else self.sp == "on"
         values["recompute"] = None if self.recompute is None else recompute_value(self.recompute)
@@ -192,13 +196,13 @@ class Settings:
             values["recompute"] = {"granularity": "selective", "modules": list(self.modules)}
         if (
             self.pp == 1
-        ):  # without a pipeline there is nothing to interleave, whatever the control says
+        ):  # without a pipeline there is nothing to interleave, regardless of the control
             values["virtual_pipeline_parallel_size"] = None
         return {name: value for name, value in values.items() if value is not None}
 
     def at(self, configuration: Configuration) -> Settings:
-        """Return these settings with the controls at the configuration, and what a ranking put in
-        beside `parallel`.
+        """Return these settings with the controls at the configuration, and a ranking's other
+        chosen values.
         """
         config = configuration.parallel
         assert isinstance(config, ParallelConfig)  # the explorer's queries train
@@ -223,14 +227,14 @@ class Settings:
 
     @property
     def href(self) -> str:
-        """The explorer's page at these settings."""
+        """Return the explorer's page at these settings."""
         controls = asdict(self)
         return address("/explorer", controls | controls.pop("details"))
 
 
 def _one_value(path: str, text: str, config: ParallelConfig) -> str | None:
-    """The configuration's value of an axis for which a detail lists several; other details as they
-    are.
+    """Return the configuration's value of an axis for which a detail lists several; other details
+    are unchanged.
     """
     known = detail_fields().get(path)
     if known is None or not known.several or "," not in text:
@@ -240,8 +244,9 @@ def _one_value(path: str, text: str, config: ParallelConfig) -> str | None:
 
 
 def explorer_href(configuration: Configuration) -> str | None:
-    """Return the explorer's address at this configuration; None if its controls cannot express the
-    query's model or cluster.
+    """Return the explorer's address at this configuration.
+
+    None if its controls cannot express the query's model or cluster.
     """
     query, config = configuration.query, configuration.parallel
     assert isinstance(config, ParallelConfig)  # the explorer's queries train
@@ -290,7 +295,7 @@ class Control:
 def controls(
     settings: Settings, *, model: ModelSpec, framework: str, config: ParallelConfig
 ) -> tuple[Control, ...]:
-    """A control for each axis, set to its value in `config`, where `settings` are."""
+    """Return a control for each axis, set to its value in `config`, at `settings`."""
     n, c = settings.num_gpus, config
     recomputation = OTHER_RECOMPUTATION.get(framework, RECOMPUTATION)
     recompute = str(settings.recompute)
@@ -344,7 +349,7 @@ def controls(
 
 
 def modules(model: ModelSpec, *, framework: str) -> tuple[RecomputeModule, ...]:
-    """What selective recomputation may name in this model."""
+    """Return the modules that selective recomputation may name in this model."""
     if framework != "megatron-core":
         return ()
     present: dict[RecomputeModule, bool] = {
@@ -360,7 +365,7 @@ def modules(model: ModelSpec, *, framework: str) -> tuple[RecomputeModule, ...]:
 
 
 def numbers(name: str, label: str, value: int, known: Iterable[int], *, help: str = "") -> Control:
-    """A slider over these numbers and the value."""
+    """Return a slider over these numbers and the value."""
     return _choice(
         name,
         label,
@@ -386,7 +391,7 @@ def _choice(
 
 
 def powers(largest: int) -> list[int]:
-    """The powers of two up to `largest`."""
+    """Return the powers of two up to `largest`."""
     return [2**k for k in range(largest.bit_length())]
 
 

@@ -1,6 +1,4 @@
-"""/searches/ID/export: a search's best configuration, or that of one run, as a launch command, as
-flags, as a query.
-"""
+"""/searches/ID/export: a search's best configuration, or that of one run, for other tools."""
 
 import re
 import shlex
@@ -24,8 +22,8 @@ from hp_tool.store.columns import decode_configuration
 from service.api.dependencies import StoreDep
 
 COMMAND, FLAGS, YAML = "command", "flags", "yaml"
-"""Formats beside those of other tools: what starts it in its framework's own tool, the flags of
-that alone, and the query.
+"""Formats in addition to those of other tools: the usual launch command, its flags, and the
+query.
 """
 _PLAIN = re.compile(r"[\w./:=,+ -]*")
 
@@ -41,8 +39,10 @@ def export_text(
     rerank: bool = False,
     run: str | None = None,
 ) -> PlainTextResponse:
-    """The best configuration so far, or that of `run`, as `command`, `flags`, `yaml` or in another
-    tool's format; with `rerank` the best that this tool can run, by predictions.
+    """Return the best configuration so far, or that of `run`, as `command`, `flags`, `yaml` or for
+    another tool.
+
+    With `rerank`, the best that this tool supports, by predictions.
     """
     record = store.get_search(search_id=search_id)
     query = schema.parse_query(record.query)
@@ -66,7 +66,7 @@ def export_text(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Best:
-    """What a search's record says is best so far."""
+    """The best configuration so far in a search's record."""
 
     parallel: RunConfig
     set: dict[str, Any]
@@ -81,14 +81,14 @@ def _best(record: SearchRecord) -> _Best:
 
 
 def _tool(query: Query) -> str:
-    """The tool that runs what a query describes."""
+    """Return the tool for a query."""
     if query.training is not None:
         return usual("training", query.training.framework).name
     return usual("inference", query.inference.engine if query.inference else None).name
 
 
 def _flags(configuration: Configuration) -> str:
-    """Options of the tool in one line if they are flags, else a line each."""
+    """Return options of the tool in one line if they are flags, else one per line."""
     written = options(configuration, _tool(configuration.query))
     if all(name.startswith("-") for name in written):
         return " ".join(f"{name} {_quoted(value)}".strip() for name, value in written.items())
@@ -96,10 +96,10 @@ def _flags(configuration: Configuration) -> str:
 
 
 def _quoted(value: str) -> str:
-    """The words behind a flag, which may be several, for a shell."""
+    """Return the values of a flag, quoted for a shell."""
     return value if _PLAIN.fullmatch(value) else shlex.quote(value)
 
 
 def _yaml(configuration: Configuration) -> str:
-    """The query of this configuration alone, for `hp-tool estimate`."""
+    """Return the query of only this configuration, for `hp-tool estimate`."""
     return yaml.safe_dump(configuration.mapping(), sort_keys=False)

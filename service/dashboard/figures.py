@@ -1,5 +1,5 @@
-"""Charts as data: stacked bars, which figures.html draws, and points and lines, which plot.js
-draws; both as SVG.
+"""Charts as data: stacked bars, drawn by figures.html, and points and lines, drawn by plot.js as
+SVG.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -9,9 +9,9 @@ from typing import Any, Literal
 from service.api.views import View
 
 MARGIN = 1.04
-"""Length of the axis over that of its longest bar."""
+"""Length of the axis relative to its longest bar."""
 MIN_SHARE = 0.002
-"""Parts thinner than this share of the axis are not drawn."""
+"""Parts thinner than this fraction of the axis are not drawn."""
 
 Unit = Literal["bytes", "seconds"]
 Trace = dict[str, Any]
@@ -35,18 +35,18 @@ class Bar(View):
 
     label: str
     note: str
-    """Small text beside the label."""
+    """Small text next to the label."""
     parts: tuple[Part, ...]
     total: float
     over: bool
-    """Longer than the limit."""
+    """Whether it exceeds the limit."""
     interval: tuple[float, float] | None = None
-    """Where the truth is expected: drawn as a line with two ends."""
+    """Prediction interval, drawn as a line with two ends."""
     href: str | None = None
 
     @property
     def values(self) -> dict[str, float]:
-        """Sizes of the parts by name."""
+        """Return sizes of the parts by name."""
         return {part.name: part.value for part in self.parts}
 
 
@@ -77,7 +77,7 @@ class BarSpec:
 
 
 def stack(rows: Sequence[BarSpec], *, unit: Unit) -> Stack:
-    """Bars on one axis. Each is compared with its own limit; the smallest limit is drawn."""
+    """Return bars on one axis. Each is compared with its own limit; the smallest limit is drawn."""
     totals = [sum(row.parts.values()) for row in rows]
     limits = [row.limit for row in rows if row.limit is not None]
     highs = [row.interval[1] for row in rows if row.interval is not None]
@@ -117,7 +117,7 @@ def _stacked(parts: Mapping[str, float]) -> Iterator[Part]:
 
 
 def _ticks(scale: float, *, step_unit: float) -> tuple[float, ...]:
-    """Four to eight round values, beginning at zero."""
+    """Return four to eight round values, beginning at zero."""
     length = scale / step_unit
     step = 1e-9
     while length / step > 8.0:
@@ -136,8 +136,9 @@ def markers(
     text: Iterable[str],
     marker: Mapping[str, object],
 ) -> Trace:
-    """Points. `text`: what each says of itself, a line break between lines; `marker`: colour, size
-    and symbol.
+    """Return points.
+
+    `text` is the text of each, with line breaks; `marker` is colour, size and symbol.
     """
     return {
         "mode": "points",
@@ -152,5 +153,5 @@ def markers(
 def line(
     name: str, *, x: Iterable[object], y: Iterable[object], style: Mapping[str, object]
 ) -> Trace:
-    """A line; `style`: colour, width and dash."""
+    """Return a line; `style` is colour, width and dash."""
     return {"mode": "lines", "name": name, "x": list(x), "y": list(y), **style}

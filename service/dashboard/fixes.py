@@ -1,4 +1,4 @@
-"""What makes an infeasible configuration feasible, as its page shows it, and the price of that."""
+"""Changes that make an infeasible configuration feasible, with their cost, for its page."""
 
 from dataclasses import dataclass, replace
 
@@ -15,25 +15,25 @@ from service.dashboard.metrics import Metric, fix_metrics
 from service.dashboard.page import compare_href, configuration_href
 
 MUCH = 1.5
-"""Times as long from which a fix is said to make a latency longer."""
+"""Ratio from which a fix is described as making a latency longer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FixRow:
-    """A change that makes an infeasible configuration feasible, and its price."""
+    """A change that makes an infeasible configuration feasible, and its cost."""
 
     change: str
     href: str
     compare_href: str
     fit: Fit | None
-    """Whether it fits then, in a word; None of serving."""
+    """Whether it then fits, in a word; None for serving."""
     out_of_memory_probability: float | None
     figures: tuple[Metric, ...]
     """The same ones for every fix."""
     remaining: tuple[str, ...]
     """Targets that it still misses."""
     price: str = ""
-    """Latencies that it makes much longer."""
+    """Latencies that become much longer."""
 
 
 def fix_row(
@@ -44,8 +44,10 @@ def fix_row(
     calibrated: Estimate | None,
     calibrations: Calibrations | None,
 ) -> FixRow:
-    """`calibrated`: what was asked for after calibration; the fix's figures are calibrated then,
-    too.
+    """Return the row of a fix.
+
+    `calibrated` is the requested configuration after calibration; the fix's figures are then
+    calibrated too.
     """
     fixed = Configuration.of(fix, query=of.query)
     if isinstance(fix, Fix) and calibrated is not None:
@@ -63,8 +65,8 @@ def fix_row(
 
 
 def _price(fix: Fix | ServingFix, before: Estimate | InferenceEstimate) -> str:
-    """`but 279.1 ms -> 24.36 s to the first token`, where a fix of serving trades one latency for
-    another; else empty.
+    """Return `but 279.1 ms -> 24.36 s to the first token` if a fix of serving trades latencies;
+    else empty.
     """
     if isinstance(fix, Fix) or isinstance(before, Estimate):
         return ""

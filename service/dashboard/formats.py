@@ -33,7 +33,7 @@ WORDS = {
 """Names that `words` cannot derive."""
 CONTROLS = {*range(0x20), *range(0x7F, 0xA0)} - set(map(ord, "\t\n\r"))
 DIRECTIONS = {0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A)}
-"""Characters that turn the direction of text (Unicode Annex 9)."""
+"""Characters that change the direction of text (Unicode Annex 9)."""
 UNSEEN = {code: f"\\u{code:04x}" for code in CONTROLS | DIRECTIONS}
 SPELLINGS = {
     "gpu": "GPU",
@@ -96,8 +96,8 @@ def duration(value: float | None) -> str:
 
 
 def gpu_time(value: float | None, device: str = "GPU") -> str:
-    """GPU-seconds as GPU-hours, or unchanged below 0.1 GPU-hours; `device`: what the GPU is
-    called.
+    """Return GPU-seconds as GPU-hours, or unchanged below 0.1 GPU-hours; `device` is the GPU's
+    name.
     """
     if value is None:
         return ABSENT
@@ -109,7 +109,7 @@ def gpu_time(value: float | None, device: str = "GPU") -> str:
 
 
 def tick(value: float, unit: str) -> str:
-    """A round value on an axis without trailing zeros; bytes in GiB, without the unit."""
+    """Return a round value on an axis without trailing zeros; bytes in GiB, without the unit."""
     if unit == "bytes":
         return f"{value / 2**30:,g}"
     return (
@@ -124,17 +124,17 @@ def tick(value: float, unit: str) -> str:
 
 
 def percent(value: float | None) -> str:
-    """A signed fraction as a percentage: +3.1 %."""
+    """Return a signed fraction as a percentage: +3.1 %."""
     return ABSENT if value is None else f"{value * 100:+.1f} %".replace("-", "−")
 
 
 def risk(value: float) -> str:
-    """A chance of running out of memory, as the command line has it."""
+    """Return a probability of running out of memory, as on the command line."""
     return fit.risk(value)
 
 
 def share(value: float | None) -> str:
-    """A fraction as a percentage: 41.3 %, 0.15 %."""
+    """Return a fraction as a percentage: 41.3 %, 0.15 %."""
     if not value:
         return ABSENT if value is None else "0 %"
     percents = 100 * value
@@ -148,23 +148,23 @@ def share(value: float | None) -> str:
 
 
 def arrows(text: str) -> str:
-    """`TP 1 -> 8, +30.0%` as pages write it: a typographic arrow, and a space before a percent
-    sign.
+    """Return `TP 1 -> 8, +30.0%` as pages write it: a typographic arrow, and a space before a
+    percent sign.
     """
     return re.sub(r"(?<=\d)%", " %", text.replace(" -> ", " → "))
 
 
 def visible(value: object) -> object:
-    """A value for a page: text with the characters spelt out that would hide or reorder what stands
-    beside them.
-    """
+    """Return a value for a page with characters that would hide or reorder text escaped."""
     return (
         value.translate(UNSEEN) if isinstance(value, str) and not value.isprintable() else value
     )  # most text needs no copy
 
 
 def words(name: str) -> str:
-    """Name of a part or field in words: `gpus_per_node` is GPUs per node, `num_layers` layers."""
+    """Return the name of a part or field in words: `gpus_per_node` is GPUs per node, `num_layers`
+    layers.
+    """
     if name in PARTS:
         return PARTS[name].label
     return WORDS.get(name) or " ".join(
@@ -173,8 +173,8 @@ def words(name: str) -> str:
 
 
 def colour(name: str) -> str:
-    """Return the class of a bar's part: the palette colour of a part of a step, of memory or of a
-    request; the name itself of anything else.
+    """Return the class of a bar's part: the palette colour of a part; the name itself of anything
+    else.
     """
     if name not in PARTS:
         return name
@@ -182,13 +182,13 @@ def colour(name: str) -> str:
 
 
 def plain_number(value: float) -> str:
-    """An integer in full, other numbers with four significant digits."""
+    """Return an integer in full, other numbers with four significant digits."""
     return f"{value:,.4g}" if isinstance(value, float) else str(value)
 
 
 def field_label(path: str) -> str:
-    """The label of a query's field in running text; of one that no form shows, its name in
-    words.
+    """Return the label of a query's field in running text; its name in words if no form shows
+    it.
     """
     known = next((each for each in (fields("training"), fields("inference")) if path in each), None)
     if known is None:
@@ -201,7 +201,7 @@ def field_label(path: str) -> str:
 
 
 def unmeasured_words(names: Iterable[str]) -> str:
-    """Return what a star on an interval means, with the fields' labels."""
+    """Return the meaning of a star on an interval, with the fields' labels."""
     labelled = (
         f"{field_label(path)}{colon}{value}"
         for path, colon, value in (name.partition(": ") for name in names)
@@ -210,13 +210,14 @@ def unmeasured_words(names: Iterable[str]) -> str:
 
 
 def sentence(text: str) -> str:
-    """Text that begins with a capital and ends with a stop."""
+    """Return text that begins with a capital and ends with a stop."""
     return f"{capital(text).rstrip('.')}." if text else ""
 
 
 def in_words(value: Any, *, number: Callable[[float], str] = plain_number) -> str:
-    """A field's value in one line: yes or no, a text, a list, or a mapping; `number` formats the
-    numbers in it.
+    """Return a field's value in one line: yes or no, a text, a list, or a mapping.
+
+    `number` formats the numbers in it.
     """
     match value:
         case None:
@@ -238,7 +239,7 @@ def in_words(value: Any, *, number: Callable[[float], str] = plain_number) -> st
 
 
 def dotted(mapping: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Values of nested mappings by their dotted paths; `schema.lay` is the inverse."""
+    """Return values of nested mappings by their dotted paths; `schema.lay` is the inverse."""
     values: dict[str, Any] = {}
     for name, value in mapping.items():
         nested = isinstance(value, dict) and all(
@@ -264,29 +265,29 @@ def days(value: float) -> str:
 
 
 def measured(value: float | str | None, unit: str) -> str:
-    """A figure in its unit; text as it is."""
+    """Return a figure in its unit; text unchanged."""
     if isinstance(value, str):
         return value or ABSENT
     return ABSENT if value is None else UNITS.get(unit, _significant)(value)
 
 
 def bare(value: float, unit: str) -> str:
-    """An end of an interval in its unit; days without the word, which stands by the value."""
+    """Return an end of an interval in its unit; days without the word, which follows the value."""
     return number(value) if unit == "days" else measured(value, unit)
 
 
 def moment(value: datetime | None) -> str:
-    """Date and minute in UTC."""
+    """Return date and minute in UTC."""
     return ABSENT if value is None else f"{value:%Y-%m-%d %H:%M} UTC"
 
 
 def instant(value: datetime) -> str:
-    """Date and second in UTC."""
+    """Return date and second in UTC."""
     return f"{value:%Y-%m-%d %H:%M:%S} UTC"
 
 
 def subject(query: JsonObject) -> str:
-    """Model and cluster of a query, as it names them: llama-3-70b on 64 x h100-sxm-80gb."""
+    """Return model and cluster of a query: llama-3-70b on 64 x h100-sxm-80gb."""
     model, cluster = query.get("model"), query.get("cluster")
     name = model.get("name") or "own model" if isinstance(model, dict) else str(model)
     if not isinstance(cluster, dict):
@@ -298,9 +299,11 @@ def subject(query: JsonObject) -> str:
 
 
 def workload(query: JsonObject) -> str:
-    """What one step or request does: `8,192 tokens a sequence, batch 512, 1,000 billion tokens in
-    all`; `weights in fp8, 4,000 tokens in, 1,000 out, 64 in flight`. Distributions and traces of
-    lengths are left out, as defaults are.
+    """Return the workload of one step or request.
+
+    For example `8,192 tokens a sequence, batch 512, 1,000 billion tokens in all` or
+    `weights in fp8, 4,000 tokens in, 1,000 out, 64 in flight`. Distributions and traces of lengths
+    are omitted, like defaults.
     """
     training, served = query.get("training") or {}, query.get("inference") or {}
     total = training.get("total_tokens")
@@ -323,24 +326,24 @@ def workload(query: JsonObject) -> str:
 
 
 def query_text(query: JsonObject) -> str:
-    """A stored query for an address."""
+    """Return a stored query for an address."""
     return json.dumps(query, ensure_ascii=False, separators=(",", ":"))
 
 
 def device_of(query: JsonObject) -> str:
-    """Return what one device of a query's cluster is called: a process of a processor is no GPU."""
+    """Return the name of one device of a query's cluster; a CPU process is not a GPU."""
     cluster = query.get("cluster")
     return "device" if isinstance(cluster, dict) and cluster.get("gpu") == "cpu" else "GPU"
 
 
 def arithmetic(parallel: ParallelConfig, device: str = "GPU") -> str:
-    """TP 2 x PP 1 x DP 1 = 2 GPUs; context parallelism only if used."""
+    """Return TP 2 x PP 1 x DP 1 = 2 GPUs; context parallelism only if used."""
     sizes, number = parallel_sizes(parallel)
     return f"{sizes} = {number} {device}{'s' if number > 1 else ''}"
 
 
 def details(parallel: ParallelConfig) -> str:
-    """The rest of a configuration: micro-batch, recomputation, ZeRO stage and so on."""
+    """Return the rest of a configuration: micro-batch, recomputation, ZeRO stage and so on."""
     recompute = recompute_name(parallel.recompute)
     parts = [f"micro-batch {parallel.micro_batch_size}"]
     if parallel.virtual_pipeline_parallel_size > 1:
@@ -368,7 +371,7 @@ def details(parallel: ParallelConfig) -> str:
 
 
 def serving_details(config: ServingConfig) -> str:
-    """The limits of a server."""
+    """Return the limits of a server."""
     return (
         f"engine limit {config.max_num_seqs:,} (max_num_seqs), "
         f"{config.max_num_batched_tokens:,} tokens per pass"
@@ -376,14 +379,14 @@ def serving_details(config: ServingConfig) -> str:
 
 
 def code(text: str) -> Markup:
-    """Escaped text with what stands between backticks as code."""
+    """Return escaped text with the text in backticks as code."""
     return Markup().join(
         _CODE.format(part) if n % 2 else part for n, part in enumerate(text.rstrip(".").split("`"))
     )
 
 
 def letters(text: str) -> Markup:
-    """Escaped text in which each of the field's letters says what it stands for."""
+    """Return escaped text with an explanation of each of the field's letters."""
     parts = _LETTERS.split(text)
     return Markup().join(
         _ABBREVIATED.format(MEANINGS[part], part) if n % 2 else part for n, part in enumerate(parts)
@@ -398,9 +401,7 @@ _LETTERS = re.compile(
 
 
 def configuration_details(configuration: Configuration) -> str:
-    """The rest of a configuration, with knobs that rankings take by themselves and what else one
-    chose of the training.
-    """
+    """Return the rest of a configuration, with settings chosen by rankings."""
     config, training = configuration.parallel, configuration.query.training
     if isinstance(config, ServingConfig):
         return serving_details(config)
@@ -416,11 +417,11 @@ def configuration_details(configuration: Configuration) -> str:
 
 
 TAKEN = ("training.offload", *FREE)
-"""Keys that a ranking takes by itself, which _knobs words."""
+"""Keys that a ranking chooses, described by _knobs."""
 
 
 def _knobs(training: TrainingWorkload) -> Iterator[str]:
-    """Those that are used, in words, whoever wrote them."""
+    """Return the used settings in words, regardless of who set them."""
     if training.offload not in (None, "none"):
         yield f"offload {training.offload}"
     if training.cuda_graphs:
@@ -432,7 +433,7 @@ def _knobs(training: TrainingWorkload) -> Iterator[str]:
 
 
 def slashed(text: str) -> Markup:
-    """Escaped text that a line may break after each slash, rather than within a word."""
+    """Return escaped text that may break lines after each slash, rather than within a word."""
     return Markup("/<wbr>").join(str(visible(text)).split("/"))
 
 

@@ -1,6 +1,4 @@
-"""A GPU's fields as its page says them: what is usable, what is per GPU, and what renting it costs
-where and when.
-"""
+"""A GPU's fields in words: usable memory, values per GPU, and rental prices by region and date."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,22 +11,20 @@ from hp_tool.domain.query import Constraints
 from service.dashboard import formats
 
 TF32_OF_BF16 = (0.45, 0.55)
-"""Rate of TF32 over that of bf16: where the catalogue's fp32 has this, matmuls in fp32 run as
-TF32.
-"""
+"""Range of TF32's rate over that of bf16: a catalogue fp32 rate in this range is TF32."""
 PER_GPU = (
     "host_power_w",
     "host_memory_bytes",
     "host_memory_bandwidth_bytes_per_second",
     "inter_node_bandwidth_bytes_per_second",
 )
-"""Fields of a server's parts, of which each of its GPUs has its share."""
+"""Fields of a server's parts, divided by its GPUs."""
 UNITS = ("_bytes_per_second", "_bytes", "_w")
 
 
 def gpu_facts(spec: GpuSpec, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of a GPU's fields in words where a number alone misleads; others as they
-    are.
+    """Return the values of a GPU's fields in words if a number alone is misleading; others
+    unchanged.
     """
     facts = {_per_gpu(name): value for name, value in values.items()}
     facts["kind"] = {"gpu": "GPU", "cpu": "a process of a processor"}[spec.kind]
@@ -54,7 +50,7 @@ def _per_gpu(name: str) -> str:
 
 
 def _peaks(rates: Mapping[Any, float]) -> dict[str, float]:
-    """Rates by precision; fp32 says so where it is TF32's."""
+    """Return rates by precision; fp32 is marked if it is TF32's."""
     least, most = (share * rates.get("bf16", 0.0) for share in TF32_OF_BF16)
     return {
         "fp32 (as TF32)" if name == "fp32" and least < rate < most else name: rate
@@ -63,7 +59,7 @@ def _peaks(rates: Mapping[Any, float]) -> dict[str, float]:
 
 
 def _price(spec: GpuSpec) -> str:
-    """Return the typical and the lowest on-demand price with their machines and days; an empty text
+    """Return the typical and the lowest on-demand price with their machines and dates; empty
     without a price.
     """
     listed = [

@@ -1,4 +1,4 @@
-"""/guide: the documentation of this version, as pages beside what it speaks of."""
+"""Pages /guide: the documentation of this version."""
 
 import functools
 import re
@@ -32,7 +32,7 @@ class GuideEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GuideSection:
-    """Pages that stand together."""
+    """A section of pages."""
 
     title: str
     entries: tuple[GuideEntry, ...]
@@ -49,20 +49,22 @@ class GuidePage(Page):
 
     @property
     def html(self) -> Markup:
-        """The text as HTML, with links within the guide."""
+        """Return the text as HTML, with links within the guide."""
         return _as_html(self.text)
 
 
 def guide_folder() -> Path:
-    """Where the documentation lies: beside an installed service, and above it in a checkout."""
+    """Return the folder of the documentation: in an installed service, or above it in a
+    checkout.
+    """
     installed = Path(__file__).parents[1] / "guide"
     return installed if installed.is_dir() else Path(__file__).parents[2] / "docs"
 
 
 @functools.cache
 def guide_sections() -> tuple[GuideSection, ...]:
-    """Return the pages by section, in the order of the documentation's site; what it generates from
-    code is left out.
+    """Return the pages by section, in the order of the documentation's site, without generated
+    pages.
     """
     folder = guide_folder()
     site = next(
@@ -89,7 +91,7 @@ def _heading(file: Path) -> str:
 
 @page_at(router, "", template="guide.html", section="Guide")
 def guide_index_context() -> GuidePage:
-    """The documentation's pages by section, as shown on their page."""
+    """Return the documentation's pages by section for their page."""
     return GuidePage(
         title="Guide", json_href="/guide.json", name="", text="", sections=guide_sections()
     )
@@ -99,7 +101,7 @@ def guide_index_context() -> GuidePage:
 def guide_context(
     name: Annotated[str, PathParameter(max_length=40, description="A page of the guide")],
 ) -> GuidePage:
-    """A page of the documentation."""
+    """Return a page of the documentation."""
     entry = next(
         (entry for section in guide_sections() for entry in section.entries if entry.name == name),
         None,
@@ -131,14 +133,12 @@ def _as_html(text: str) -> Markup:
     ):
         html = html.replace(f"<{tag}>", opening).replace(
             f"</{tag}>", end
-        )  # what scrolls sideways is reached by keyboard
+        )  # scrollable regions are reachable by keyboard
     return Markup(html)  # noqa: S704
 
 
 def _mend_links(tokens: Iterable[Token]) -> None:
-    """Lead links to pages of the guide there; what stands in the repository alone loses its
-    link.
-    """
+    """Redirect links to pages of the guide; remove links to files of the repository."""
     for token in tokens:
         if token.type == "image":
             token.attrSet("src", f"/guide/{token.attrGet('src')}")
@@ -152,5 +152,5 @@ def _mend_links(tokens: Iterable[Token]) -> None:
 
 
 def _anchor(heading: str) -> str:
-    """`### A heading, of words` -> `a-heading-of-words`, as the site's own anchors."""
+    """Return the site's anchor of a heading: `### A heading, of words` -> `a-heading-of-words`."""
     return re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", heading).strip().lower())

@@ -1,6 +1,4 @@
-"""What a search's runs say of its cluster: whether runs take longer than expected, and which nodes
-lag or failed.
-"""
+"""Health of a search's cluster from its runs: slower runs than expected, slow or failed nodes."""
 
 import statistics
 from collections.abc import Iterable, Sequence
@@ -14,16 +12,16 @@ from hp_tool.loop.tuning.preflight import EVENT
 from service.dashboard import formats
 
 RECENT = 20
-"""Newest runs of a search that are looked at."""
+"""Number of newest runs considered."""
 FEWEST = 3
-"""Runs that tell of a drift."""
+"""Minimum number of runs for a drift."""
 LAGGING = 0.9
-"""Share of its peers' median clock below which a GPU's is worth a word."""
+"""Fraction of its peers' median clock below which a GPU is reported."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlowNode:
-    """A node, a GPU or a link, and why to look at it."""
+    """A node, a GPU or a link, and the reason to check it."""
 
     name: str
     why: str
@@ -31,19 +29,19 @@ class SlowNode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Health:
-    """Signs of a cluster that is not what it was."""
+    """Signs that a cluster has changed."""
 
     drift_fraction: float | None = None
-    """Median of measured / expected - 1 of the newest runs; None before some runs were expected by
-    measurements.
+    """Median of measured / expected - 1 of the newest runs; None until runs have calibrated
+    predictions.
     """
     runs: int = 0
-    """How many it is the median of."""
+    """Number of runs in the median."""
     slow_nodes: tuple[SlowNode, ...] = ()
 
 
 def health(store: Store, *, search_ids: Iterable[str]) -> Health:
-    """What the newest runs of these searches say, as far as the caller sees them."""
+    """Return the health from the newest runs of these searches that the caller can see."""
     ratios: list[float] = []
     nodes: dict[str, str] = {}
     for search_id in search_ids:
@@ -79,8 +77,8 @@ def _over_expected(run: RunRecord) -> float | None:
 
 
 def _lagging(runs: Sequence[RunRecord]) -> dict[str, str]:
-    """Hosts of GPUs whose driver told that they throttle, err or run slower than the others of the
-    same run.
+    """Return hosts of GPUs that throttle, have errors or run slower than the others of the same
+    run.
     """
     lagging: dict[str, str] = {}
     for run in runs:

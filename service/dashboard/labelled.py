@@ -1,4 +1,4 @@
-"""Tables that a phone shows as blocks: each cell of a wide table knows the heading of its
+"""Tables that phones show as blocks: each cell of a wide table contains the heading of its
 column.
 """
 
@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from service.dashboard.formats import ABSENT
 
 LEAST_COLUMNS = 4
-"""A table of fewer columns fits a phone as it is. Columns of class `spare` do not count: a phone
-does not show them.
+"""Minimum columns; smaller tables fit a phone. Columns of class `spare`, which phones hide, do not
+count.
 """
 
 _TABLE = re.compile(
@@ -24,12 +24,13 @@ _TAG = re.compile(r"<[^>]*>")
 
 
 def labelled(html: str) -> str:
-    """Return the page with `data-rows` at each table of at least LEAST_COLUMNS columns,
-    `data-heading` at each of its cells and `data-none` at those without a value.
+    """Return the page with attributes for narrow screens at each table of at least LEAST_COLUMNS
+    columns.
 
-    The style sheet makes a block of each such row on a narrow screen, where the headings do not
-    stand above the cells and a heading without a value is left out. Text of users is escaped by
-    then, so that every tag is one of ours.
+    `data-rows` is at the table, `data-heading` at its cells and `data-none` at cells without a
+    value. On a narrow screen the style sheet shows each such row as a block, in which headings are
+    not above the cells and headings without a value are hidden. Users' text is already escaped, so
+    every tag is ours.
     """
     return _TABLE.sub(_table, html)
 

@@ -1,4 +1,4 @@
-"""What people keep of a search: its name, tags and note, and its report as one file."""
+"""Name, tags and note of a search, and its report as one file."""
 
 import re
 
@@ -25,9 +25,7 @@ def label(search_id: str, values: Form, store: StoreDep) -> RedirectResponse:
 
 @router.get("/searches/{search_id}/report", response_class=Response)
 def report(search_id: str, store: StoreDep) -> Response:
-    """A search with its charts as one HTML file that opens anywhere: what `hp-tool report`
-    writes.
-    """
+    """Return a search with its charts as one HTML file, as written by `hp-tool report`."""
     record = store.get_search(search_id=search_id)
     named = re.sub(r"[^a-z0-9]+", "-", (record.label.name or subject(record.query)).lower()).strip(
         "-"

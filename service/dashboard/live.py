@@ -1,4 +1,4 @@
-"""Runs that a search has on the cluster now: what they do, since when, and when they should end."""
+"""A search's current runs on the cluster: their phase, start, and expected end."""
 
 import statistics
 from dataclasses import dataclass
@@ -29,21 +29,21 @@ class Running:
     seconds: float | None
     """Seconds since the job was submitted."""
     ends_at: datetime | None
-    """When it should end: by its own steps, else if it takes as long as the earlier ones did."""
+    """Expected end: by its own steps, else by the duration of earlier runs."""
     usual_s: float | None
     """Median seconds from submission to end of the search's earlier runs; None for the first."""
     phase: str | None
-    """What it does now, in words; None until its worker has looked."""
+    """Its current phase, in words; None until its worker has read its log."""
     steps: int
     """Measured so far."""
     of_steps: int
-    """Measured at the most."""
+    """Maximum measured steps."""
     log_tail: str
     """Last lines of its log so far."""
 
 
 def running_now(store: Store, record: SearchRecord) -> tuple[Running, ...]:
-    """Return the runs of a search that the engine has, in order."""
+    """Return the runs of a search on the engine, in order."""
     ended = store.list_runs(
         search_id=record.id, state=RunState.FINISHED, limit=20, oldest_first=False
     ).items
@@ -64,9 +64,7 @@ def steps_of(query: JsonObject) -> tuple[int, int]:
 
 
 def seen_log(record: SearchRecord, run_id: str) -> str:
-    """Return the last lines of a running job's log, as its worker saw them; empty where it saw
-    none.
-    """
+    """Return the last lines of a running job's log that its worker read; empty without any."""
     seen = _seen(record, run_id)
     return seen.log_tail if seen else ""
 
