@@ -1,4 +1,4 @@
-"""Machines compared: their rows, the verdict over them, and days over dollars."""
+"""Comparison of machines: rows, verdict, and a plot of days and cost."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,11 +19,11 @@ from service.dashboard.ranking import RankedRow, ranked_row
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Price:
-    """What a machine costs, and who says so."""
+    """The cost of a machine, and its source."""
 
     per_gpu_hour: float
     date: str | None = None
-    """None: the question's or the catalogue's own price."""
+    """None for the question's or the catalogue's own price."""
     age_days: int | None = None
     line: str | None = None
     source: str | None = None
@@ -31,21 +31,21 @@ class Price:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineRow:
-    """The best configuration of a machine, and what it costs."""
+    """The best configuration of a machine, and its cost."""
 
     machine: str
     num_gpus: int
     network_bandwidth_bytes_per_second: float | None
     """Between nodes, per GPU; None if the machine's row uses one NVLink domain."""
     network_assumed: bool
-    """Neither the question nor the price list states that network."""
+    """Whether neither the question nor the price list contains that network."""
     price: Price | None
     cost: float | None
-    """US dollars: of the training, or of an hour of the service."""
+    """US dollars: of the training, or per hour of the service."""
     cost_interval: tuple[float, float] | None
     per_million_tokens: float | None
-    """US dollars of a million output tokens of a service, or of trained tokens where the question
-    has no length.
+    """US dollars per million output tokens of a service, or trained tokens if the question has no
+    total.
     """
     per_million_interval: tuple[float, float] | None
     days: float | None
@@ -55,7 +55,7 @@ class MachineRow:
     co2_kg: float | None
     configuration: RankedRow
     on_front: bool = False
-    """No other costs less and takes fewer days."""
+    """Whether it is Pareto-optimal in cost and days."""
 
 
 def machine_rows(
@@ -121,7 +121,7 @@ def machine_verdict(
     misses: Sequence[MachineRow],
     query: Query,
 ) -> Iterator[str]:
-    """The cheapest and the fastest of what keeps the limits, in a sentence each."""
+    """Return the cheapest and the fastest machine within the limits, in a sentence each."""
     limits, every = query.constraints, (*rows, *front)
     within = [] if limits.max_days is None else [f"{limits.max_days:g} days"]
     within += [formats.dollars(limits.max_cost)] if limits.max_cost is not None else []
@@ -180,7 +180,7 @@ def _money(row: MachineRow) -> str:
 
 
 def _latencies(row: RankedRow) -> str:
-    """`, 231 ms (180 ms to 290 ms) to the first token, ...`; empty of a training."""
+    """Return `, 231 ms (180 ms to 290 ms) to the first token, ...`; empty for a training."""
     known = (
         (row.ttft_s, row.ttft_s_interval, "ttft_s"),
         (row.tpot_s, row.tpot_s_interval, "tpot_s"),
@@ -193,7 +193,7 @@ def _latencies(row: RankedRow) -> str:
 
 
 def _kept(query: Query) -> str:
-    """What a row that is ranked keeps, as only such are: `; it meets both targets`."""
+    """Return the targets that a ranked row meets, as all of them do: `; it meets both targets`."""
     count = 0 if query.targets is None else len(list(query.targets.limits()))
     return (
         ""
@@ -212,7 +212,7 @@ def _between(ends: tuple[float, float] | None, written: Any) -> str:
 def days_and_dollars(
     rows: Sequence[MachineRow], front: Sequence[MachineRow], query: Query
 ) -> Figure | None:
-    """Days over dollars with their intervals, and the front between the two as a line."""
+    """Plot days over dollars with their intervals, and the Pareto front as a line."""
     traces = []
     for name, shown, marker in (
         ("Machines", rows, {"color": "--series-1", "size": 7}),

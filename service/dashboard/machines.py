@@ -1,5 +1,6 @@
-"""/explorer/machines: a training or a service on several machines, ranked by money and days. The
-address holds the question.
+"""Page /explorer/machines: a training or a service on several machines, ranked by cost and days.
+
+The address contains the question.
 """
 
 from collections.abc import Mapping, Sequence
@@ -100,20 +101,20 @@ ASKED = frozenset(
         *("constraints.max_days", "constraints.max_cost", "targets.ttft_s", "targets.tpot_s"),
     }
 )
-"""Fields that the question itself has."""
+"""Fields of the question itself."""
 
 router = APIRouter(tags=["dashboard"])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachinesPage(Page):
-    """A question over several machines and its answer; `error` says why it cannot be answered."""
+    """A question over several machines and its answer; `error` has the reason of a failure."""
 
     kind: Kind
     values: dict[str, str]
-    """The question by path, as the address gives it."""
+    """The question by path, from the address."""
     chosen: tuple[str, ...]
-    """Names among `priced` that the address names."""
+    """Names of `priced` in the address."""
     others: str
     """Further names, separated by commas."""
     priced: tuple[str, ...]
@@ -128,7 +129,7 @@ class MachinesPage(Page):
     verdict: tuple[str, ...] = ()
     rows: tuple[MachineRow, ...] = ()
     misses: tuple[MachineRow, ...] = ()
-    """Where no machine keeps the limits: the nearest."""
+    """Nearest misses if no machine meets the limits."""
     not_ranked: tuple[NotRanked, ...] = ()
     figure: Figure | None = None
     """Days over dollars, for plot.js."""
@@ -137,7 +138,7 @@ class MachinesPage(Page):
     commands: tuple[Way, ...] = ()
     error: ErrorFields | None = None
     answered: bool = False
-    """Whether what stands above from `heading` on is known."""
+    """Whether the fields from `heading` on are known."""
 
     @property
     def table(self) -> Table:
@@ -147,17 +148,17 @@ class MachinesPage(Page):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """A question as far as it is known at once, and what answers it."""
+    """The part of a question that is known immediately, and its answer."""
 
     page: MachinesPage
     query: Query | None
-    """As typed; None where it cannot be read, which the page then says."""
+    """As typed; None if it cannot be read, which the page reports."""
     request: Request
     find: Find
     calibrations: Calibrations | None
 
     async def answered(self) -> MachinesPage:
-        """The whole page: rankings of many machines take seconds."""
+        """Return the whole page: rankings of many machines take seconds."""
         try:
             async with turn(self.request, self.request.app.state.ranking_turns):
                 return await to_thread.run_sync(self._answered)
@@ -179,7 +180,7 @@ class Asked:
 
 
 def asked(request: Request, store: StoreDep, find: FindDep, calibrations: CalibrationsDep) -> Asked:
-    """The question of the address, which is the example where it says nothing."""
+    """Return the question of the address, with the example's values by default."""
     values = _values(read_form(request.url.query), several=request.query_params.getlist(MACHINES))
     kind = kind_of(values)
     listed = offers()
@@ -219,7 +220,7 @@ AskedDep = Annotated[Asked, Depends(asked)]
 
 @router.get(f"{PATH}.json", response_model=MachinesPage)
 async def machines_json(question: AskedDep) -> MachinesPage:
-    """A question over several machines, as shown on its page."""
+    """Return a question over several machines for its page."""
     return await question.answered()
 
 
@@ -240,8 +241,8 @@ async def machines_html(question: AskedDep) -> Response:
 
 
 def _values(typed: Mapping[str, str], *, several: Sequence[str]) -> dict[str, str]:
-    """The address's values, with those of the example where it says nothing; a form sends each
-    machine by itself.
+    """Return the address's values, with those of the example by default; a form sends each machine
+    separately.
     """
     example = SERVING_EXAMPLE if kind_of(typed) == "inference" else EXAMPLE
     whole = any(name.startswith(("training.", "inference.")) for name in typed)
@@ -254,7 +255,7 @@ def _values(typed: Mapping[str, str], *, several: Sequence[str]) -> dict[str, st
 
 
 def _sections(kind: Kind) -> tuple[Section, ...]:
-    """Further fields of the question, folded."""
+    """Return further fields of the question, collapsed."""
     left = (
         replace(
             section,
@@ -274,7 +275,7 @@ def _gpu_of(offer: Offer) -> str | None:
 def _mapping(
     values: Mapping[str, str], names: Sequence[str], listed: Sequence[Offer]
 ) -> dict[str, Any]:
-    """The question as a query's mapping. A GPU that has a price means every priced machine with
+    """Return the question as a query's mapping. A GPU with a price means every priced machine with
     it.
     """
     mapping = to_query(

@@ -1,4 +1,4 @@
-"""/measurements: every run, whether it teaches, and who may change that."""
+"""Page /measurements: every run, whether it teaches, and who may change that."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -48,7 +48,7 @@ router = APIRouter(tags=["dashboard"])
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredRow(View):
-    """A measured run, wherever one is listed. Errors are predicted / measured - 1."""
+    """A measured run in any list. Errors are predicted / measured - 1."""
 
     model: str
     arithmetic: str
@@ -85,7 +85,7 @@ ACCEPT, EXCLUDE = (
     Action(label="Exclude", state="excluded"),
 )
 TRUST = Action(label="Trust", state="accepted")
-"""By an administrator: what taught its owner alone teaches everybody."""
+"""By an administrator: a measurement that teaches only its owner then teaches all users."""
 DELETE = Action(label="Delete", state="deleted")
 ACTIONS: dict[MeasurementState, tuple[Action, ...]] = {
     "accepted": (EXCLUDE,),
@@ -109,24 +109,22 @@ class MeasurementRow(MeasuredRow):
     peak_memory_bytes: int | None
     cause: str | None
     times_off: float | None
-    """Times above or below its prediction."""
+    """Ratio above or below its prediction."""
     teaches: str | None
-    """What predictions learn from it, in words; None of a run that teaches nothing, though it is
-    accepted.
-    """
+    """What predictions learn from it, in words; None for an accepted run that teaches nothing."""
     state: MeasurementState
     warnings: tuple[str, ...]
     notes: tuple[str, ...]
-    """Why it failed, what is odd about it, and why it teaches nothing, each a sentence."""
+    """Reasons for its failure, its oddities, and for teaching nothing, each a sentence."""
     actions: tuple[Action, ...]
-    """What the caller may make of it."""
+    """Actions available to the caller."""
     href: str
-    """Where the actions go."""
+    """Address of the actions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasurementsPage(Page):
-    """Measurements: those held back, then the others, newest first."""
+    """Measurements: held ones, then the others, newest first."""
 
     gpu: str
     model: str
@@ -152,12 +150,12 @@ def measurements_context(
     model: Word = "",
     cursor: Cursor = None,
 ) -> MeasurementsPage:
-    """Measurements, as shown on their page."""
+    """Return measurements for their page."""
     find = partial(
         store.measurements, gpu=gpu or None, model=model or None, status=status, limit=MAX_ROWS
     )
     page = find(state=state, cursor=cursor)
-    # What waits for a decision is not left among older rows.
+    # Measurements that wait for a decision come before older rows.
     waiting = () if state or cursor else find(state="held").items
     first = {record.id for record in waiting}
     filters = {"gpu": gpu, "model": model, "status": status, "state": state}
@@ -182,7 +180,7 @@ def measurements_context(
 def change(
     request: Request, fields: Form, store: StoreDep, measurement_id: str
 ) -> RedirectResponse:
-    """Let a measurement teach, or not, as PATCH and DELETE /v1/measurements/{measurement_id} do."""
+    """Let a measurement teach, or not, like PATCH and DELETE /v1/measurements/{measurement_id}."""
     store.get_measurement(measurement_id=measurement_id)
     state = next((each for each in STATES if each == fields.get("state")), None)
     if state is None:
@@ -240,7 +238,7 @@ def _notes(record: MeasurementRecord, *, teaches: str | None) -> Iterator[str]:
 
 
 def odd_figures(record: MeasurementRecord) -> Iterator[str]:
-    """`1,539 s, 25 times the predicted 61.57 s`: the figures that the record's `warnings` name."""
+    """Return the figures in the record's `warnings`: `1,539 s, 25 times the predicted 61.57 s`."""
     for name, distance in record.distances.items():
         if distance >= WARNING_RATIO:
             measured, predicted = (

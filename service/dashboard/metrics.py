@@ -1,6 +1,4 @@
-"""Figures of estimates, of fixes and of measured runs, as a page shows them: values with their
-units and ranges.
-"""
+"""Figures of estimates, fixes and measured runs for pages: values with units and ranges."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -24,8 +22,8 @@ class Metric:
     low: float | None = None
     high: float | None = None
     by_cost_model: float | None = None
-    """What the cost model says by itself, where `value` is calibrated; None without measurements on
-    this cluster.
+    """The cost model's value, if `value` is calibrated; None without measurements on this
+    cluster.
     """
     note: str = ""
 
@@ -41,13 +39,13 @@ class ComparedRun:
     cause: str | None
     """Why it failed."""
     reduced: bool
-    """Its times are extrapolated from a reduced run."""
+    """Whether its times are extrapolated from a reduced run."""
     metrics: tuple[Metric, ...]
-    """Measured figures, under the names of the predicted ones; empty where it failed."""
+    """Measured figures, under the names of the predicted ones; empty if it failed."""
 
 
 def compared_run(run: RunRecord, device: str) -> ComparedRun:
-    """Return what a run came to; `device`: what its GPUs are called."""
+    """Return the results of a run; `device` is its GPU's name."""
     measurement = run.measurement
     return ComparedRun(
         number=run.number,
@@ -62,8 +60,9 @@ def compared_run(run: RunRecord, device: str) -> ComparedRun:
 def training_metrics(
     estimate: Estimate, calibrated: Estimate | None, device: str = "GPU"
 ) -> tuple[Metric, ...]:
-    """Figures of a legal training configuration, calibrated where the cluster was measured; empty
-    for an illegal one. `device`: what its GPUs are called.
+    """Return figures of a legal training configuration, calibrated if the cluster was measured.
+
+    Empty for an illegal one. `device` is its GPU's name.
     """
     if estimate.time is None or estimate.memory is None:
         return ()
@@ -81,18 +80,20 @@ def training_metrics(
 
 
 def serving_metrics(estimate: InferenceEstimate, device: str = "GPU") -> tuple[Metric, ...]:
-    """Figures of a legal serving configuration; empty for an illegal one."""
+    """Return figures of a legal serving configuration; empty for an illegal one."""
     return _known(figures.SERVING, estimate, device=device)
 
 
 def fix_metrics(fix: Fix | ServingFix) -> tuple[Metric, ...]:
-    """Figures of a fix of an infeasible configuration, and how they change."""
+    """Return figures of a fix of an infeasible configuration, and their changes."""
     shown = figures.SERVED_AFTER_FIX if isinstance(fix, ServingFix) else figures.AFTER_FIX
     return tuple(_metric(each, fix) for each in shown)
 
 
 def measured_metrics(run: RunRecord, device: str = "GPU") -> tuple[Metric, ...]:
-    """Measured figures of a run, under the names of the predicted ones; empty if it failed."""
+    """Return measured figures of a run, under the names of the predicted ones; empty if it
+    failed.
+    """
     measurement = run.measurement
     if measurement is None or measurement.status != "ok":
         return ()
@@ -102,8 +103,9 @@ def measured_metrics(run: RunRecord, device: str = "GPU") -> tuple[Metric, ...]:
 
 
 def measured_parts(run: RunRecord | None) -> dict[str, float]:
-    """Seconds of a measured step, or of a request, by the parts that were told apart: one where
-    none was; empty without one.
+    """Return seconds of a measured step or request by measured part.
+
+    One part if none was measured; empty without a time.
     """
     measurement = run and run.measurement
     if not run or not measurement or measurement.status != "ok":
@@ -115,7 +117,7 @@ def measured_parts(run: RunRecord | None) -> dict[str, float]:
 
 
 def measured_peak(run: ComparedRun | None) -> float | None:
-    """Bytes of the fullest device; None of a reduced run, or of one that failed."""
+    """Return bytes of the fullest device; None for a reduced run, or one that failed."""
     return (
         next((each.value for each in run.metrics if each.name == figures.PEAK.label), None)
         if run
@@ -132,8 +134,8 @@ def _known(shown: Iterable[Figure], source: object, device: str = "GPU") -> tupl
 
 
 def _metric(figure: Figure, source: object, *, alone: object = None, device: str = "GPU") -> Metric:
-    """`alone`: the estimate before calibration, which also has what a calibration says nothing
-    of.
+    """Return a metric; `alone` is the estimate before calibration, which has values that
+    calibrations lack.
     """
     value, before = figure.value(source), figure.value(alone) if alone is not None else None
     low, high = figure.own_interval(source) or (None, None)

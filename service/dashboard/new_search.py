@@ -1,6 +1,4 @@
-"""/searches/new: the form; the cost model's answer to it as the user types, with the query as text;
-and its submission.
-"""
+"""Page /searches/new: the form, its preview while the user types, and its submission."""
 
 import contextlib
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -54,8 +52,8 @@ MAX_ROWS = 8
 MAX_POINTS = 60
 """Configurations drawn in the plot."""
 LOG_FROM = 20.0
-"""Longest over shortest latency from which an axis is logarithmic: one slow configuration would
-push the others together.
+"""Ratio of the longest to the shortest latency from which an axis is logarithmic, so that one slow
+configuration does not compress the others.
 """
 FRONT = {"color": "--series-3", "width": 2}
 EXAMPLE = {"kind": "training", "cluster.gpus_per_node": "8"}
@@ -65,13 +63,13 @@ router = APIRouter(prefix="/searches/new", tags=["dashboard"])
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preview:
-    """The cost model's answer to the fields filled in so far."""
+    """The cost model's answer to the current fields."""
 
     kind: Kind
     error: ErrorFields | None
-    """What is wrong or missing; the rest is then empty."""
+    """The error; the rest is then empty."""
     calibrated: bool = False
-    """Whether runs measured on the cluster correct the figures."""
+    """Whether measurements on the cluster calibrate the figures."""
     rows: tuple[RankedRow, ...] = ()
     misses: tuple[RankedRow, ...] = ()
     """The nearest infeasible configurations, if none is feasible."""
@@ -79,18 +77,20 @@ class Preview:
     feasible: int = 0
     pruned: int = 0
     groups: tuple[int, ...] = ()
-    """How many layouts each group has."""
+    """Number of layouts in each group."""
     seconds: float = 0.0
     rejections: tuple[tuple[str, int], ...] = ()
-    """Reasons why candidates were rejected, and how many for each."""
+    """Reasons for rejected candidates, and their numbers."""
     figures: tuple[Figure, ...] = ()
     """For plot.js."""
     unsearchable: str | None = None
-    """Why profile runs cannot search this query; the predictions stand."""
+    """Why profile runs cannot search this query; the predictions are valid."""
     refused: bool = False
-    """Whether a search of it would be refused; what only finds no worker now waits for one."""
+    """Whether a search of it would be rejected; a search without a suitable worker waits for
+    one.
+    """
     plan: SearchPlan | None = None
-    """What a search would cost; None of serving."""
+    """Predicted cost of a search; None for serving."""
     bill: tuple[str, ...] = ()
     """The plan's cost in words: expected, and at worst."""
     commands: tuple[Way, ...] = ()
@@ -110,17 +110,17 @@ class NewSearchPage(Page):
     kind: Kind
     sections: tuple[Section, ...]
     suggestions: dict[str, tuple[str, ...]]
-    """Names to suggest, by what they name: models, gpus, clusters."""
+    """Names to suggest, by kind: models, gpus, clusters."""
     recipes: tuple[RecipeChoice, ...]
     values: dict[str, str]
     """The form's values by field."""
     error: ErrorFields | None
-    """Why the search was not accepted."""
+    """Why the search was rejected."""
     presets: dict[str, Preset]
     preset: str | None = None
-    """The one that fills the form."""
+    """The preset that fills the form."""
     preview: Preview | None = None
-    """The answer to the values, where the address asks for it, as browsers without scripts do."""
+    """The answer to the values, if the address requests it, as browsers without scripts do."""
 
 
 Ranked = Annotated[bool, QueryParameter(description="Also answer the fields in the address")]
@@ -154,8 +154,8 @@ def form_context(
     calibrations: CalibrationsDep,
     _turn: Annotated[None, Depends(_turn_if_ranked, scope="function")] = None,
 ) -> NewSearchPage:
-    """Form of a new search, as shown on its page; filled with a preset, a search's query, or the
-    fields in the address.
+    """Return the form of a new search, filled with a preset, a search's query, or the fields in the
+    address.
     """
     if preset is not None:
         if preset not in PRESETS:
@@ -169,7 +169,7 @@ def form_context(
     values = read_form(request.url.query) or EXAMPLE
     with contextlib.suppress(InputError):  # which the preview shows
         named = {name: values[name] for name in ("name",) if name in values}
-        values = named | to_values(to_query(values))  # paths that have no field go into the YAML
+        values = named | to_values(to_query(values))  # paths without a field go into the YAML
     page = form_page(values, store=store)
     return (
         replace(page, preview=preview(values, request, store, find, calibrations, None))
@@ -179,7 +179,7 @@ def form_context(
 
 
 def form_page(values: Mapping[str, str], *, store: Store) -> NewSearchPage:
-    """Context of the form's page with these values."""
+    """Return the context of the form's page with these values."""
     registered = {kind: tuple(store.registered_names(kind=kind)) for kind in ("model", "cluster")}
     return NewSearchPage(
         title="New search",
@@ -208,7 +208,7 @@ def preview(
     calibrations: CalibrationsDep,
     _turn: RankingTurn,
 ) -> Preview:
-    """Answer to the form's values; an error in them is an answer too."""
+    """Return the answer to the form's values; an error in them is an answer too."""
     try:
         query = schema.parse_query(to_query(values))
         resolved = resolve(query, find=find)
@@ -219,7 +219,7 @@ def preview(
     plan = _plan(resolved, store=store) if answer.recommendations else None
     trained = [row for row in answer.recommendations if isinstance(row, Recommendation)]
     listed = best_by_layout(trained) if trained else answer.recommendations
-    # Links and commands use the query as typed, in which a registered name is still a name.
+    # Links and commands use the query as typed, with registered names.
     return Preview(
         kind=query.kind,
         error=None,
@@ -249,7 +249,9 @@ PreviewDep = Annotated[Preview, Depends(preview)]
 
 @router.post("/preview.json", response_model=Preview)
 def preview_json(page: PreviewDep) -> Response:
-    """The cost model's answer to a form, whose fields are named by their paths in a query."""
+    """Return the cost model's answer to a form, whose fields are named by their paths in a
+    query.
+    """
     return json_response(page)
 
 
@@ -265,7 +267,7 @@ def preview_csv(page: PreviewDep) -> Response:
 
 @router.post("", include_in_schema=False)
 def submit(values: Form, store: StoreDep, find: FindDep) -> Response:
-    """Queue the search and redirect to its page; on an error, show the form again with its
+    """Queue the search and redirect to its page; on an error, show the form again with the
     message.
     """
     try:
@@ -294,14 +296,14 @@ def _unsearchable(query: Query, *, workers: Sequence[WorkerRecord]) -> str | Non
 
 
 def _plan(query: Query, *, store: Store) -> SearchPlan | None:
-    with contextlib.suppress(HpToolError):  # what cannot be searched says why
+    with contextlib.suppress(HpToolError):  # the reason why it cannot be searched
         return bill(query, store=store).plan
     return None
 
 
 def _front(query: Query, calibrations: Calibrations | None) -> tuple[Recommendation, ...]:
-    """The front of step time and memory; empty for serving, and where looking at every
-    configuration costs too much.
+    """Return the front of step time and memory; empty for serving, and if it would be too
+    expensive.
     """
     if query.kind == "inference":
         return ()
@@ -330,7 +332,7 @@ def _figures(query: Query, answer: RecommendAnswer) -> tuple[Figure, ...]:
 
 
 def _training_figure(rows: Sequence[Recommendation], *, front: Sequence[Recommendation]) -> Figure:
-    """Throughput against memory, with the Pareto front and the device's memory."""
+    """Plot throughput over memory, with the Pareto front and the device's memory."""
     best = min(rows, key=lambda row: row.rank)
     front_points = sorted(map(_memory_and_rate, front), key=lambda point: point[0])
     limit = (
@@ -379,7 +381,7 @@ def _memory_and_rate(row: Recommendation) -> tuple[float, float]:
 def _serving_figures(
     rows: Sequence[ServingRecommendation], *, targets: Targets | None
 ) -> tuple[Figure, ...]:
-    """Throughput against both latencies; the region that meets a target is shaded."""
+    """Plot throughput over both latencies; the region that meets a target is shaded."""
     return tuple(
         latency_figure(name, rows, getattr(targets, name) if targets is not None else None)
         for name in ("ttft_s", "tpot_s")
@@ -387,7 +389,7 @@ def _serving_figures(
 
 
 def latency_figure(name: str, rows: Sequence[ServingRecommendation], limit: float | None) -> Figure:
-    """Return throughput against one latency; `limit`: the target, in seconds."""
+    """Plot throughput over one latency; `limit` is the target, in seconds."""
     letters = name.removesuffix("_s").upper()
     known = (
         (getattr(row.estimate, name), row.estimate.output_tokens_per_second_per_gpu, row)

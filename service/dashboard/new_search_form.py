@@ -1,6 +1,4 @@
-"""The new search's form: its fields, which the query's schema describes, and their values to and
-from a query.
-"""
+"""The new search's form: fields from the query's schema, and conversion to and from a query."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -32,19 +30,23 @@ EXTRA = "extra"
 
 
 def recipe_choices() -> tuple[RecipeChoice, ...]:
-    """All recipes of the catalogue."""
+    """Return all recipes of the catalogue."""
     return tuple(
         RecipeChoice(name=recipe.name, description=recipe.description) for recipe in recipes()
     )
 
 
 def kind_of(values: Mapping[str, Any]) -> Kind:
-    """Kind of query that a form or a query's mapping describes."""
+    """Return the kind of query of a form or a query's mapping."""
     return "inference" if values.get("kind") == "inference" else "training"
 
 
 def to_query(values: Mapping[str, str]) -> dict[str, Any]:
-    """The form's query, not yet validated. Raises InputError for invalid YAML."""
+    """Return the form's query, not yet validated.
+
+    Raises:
+        InputError: The YAML is invalid.
+    """
     query: dict[str, Any] = {"kind": kind_of(values)}
     if EXTRA in values:
         query |= _extra(values[EXTRA])
@@ -55,7 +57,8 @@ def to_query(values: Mapping[str, str]) -> dict[str, Any]:
     filled = {name: _value(known[name], text) for name, text in values.items() if name in known}
     if "cluster" in filled and any(name.startswith("cluster.") for name in filled):
         raise InputError("name a registered cluster or describe one, not both", field="cluster")
-    # An address may name any path of a query; fields of the other kind are left over from its tab.
+    # An address may contain any path of a query; fields of the other kind are left over from its
+    # tab.
     unlisted = {
         name: _any_value(name, text)
         for name, text in values.items()
@@ -65,8 +68,9 @@ def to_query(values: Mapping[str, str]) -> dict[str, Any]:
 
 
 def to_values(query: Mapping[str, Any], known: Mapping[str, Field] | None = None) -> dict[str, str]:
-    """The form's values for a query; what its fields cannot hold exactly goes into its YAML.
-    `known`: its fields by path.
+    """Return the form's values for a query; values that its fields cannot express go into its YAML.
+
+    `known` contains its fields by path.
     """
     leaves = dotted({name: value for name, value in query.items() if name != "kind"})
     parallel = query.get("parallel")
@@ -102,7 +106,7 @@ def _extra(text: str) -> dict[str, Any]:
 
 
 def _any_value(name: str, text: str) -> Any:
-    """The value of a field that the form does not list, as YAML reads it."""
+    """Return the value of a field that the form does not list, parsed as YAML."""
     try:
         return schema.read_yaml(f"value: {text}").get("value")
     except InputError as error:
@@ -116,8 +120,9 @@ def _value(field: Field, text: str) -> Any:
 
 
 def _scalar(field: Field, text: str) -> Any:
-    """The text as a number, boolean or recomputation in detail if the field can hold one, else
-    unchanged.
+    """Return the text as a number, boolean or recomputation in detail if the field accepts one.
+
+    Other text is unchanged.
     """
     if field.text:
         return text
@@ -134,11 +139,11 @@ def _scalar(field: Field, text: str) -> Any:
 
 
 def _text(field: Field, value: Any) -> str | None:
-    """A value as the field shows it; None if it cannot say exactly this."""
+    """Return a value as shown in the field; None if the field cannot express it."""
     text = ", ".join(map(_word, value)) if isinstance(value, list | tuple) else _word(value)
     if field.options and not field.several and text not in field.options:
         return None
-    # An input has one line without outer spaces; empty, it leaves its field out.
+    # An input has one line without outer spaces; an empty one omits its field.
     return (
         text
         if text.strip() == text and text and text.isprintable() and _value(field, text) == value
@@ -153,7 +158,7 @@ def _word(value: Any) -> str:
 
 
 def recompute_text(value: Mapping[str, Any]) -> str:
-    """A recomputation's mapping in one line, as `recompute_value` reads it."""
+    """Return a recomputation's mapping in one line, as `recompute_value` reads it."""
     parts = (part for part in value.values() if part is not None)
     return " ".join(
         "+".join(map(str, part)) if isinstance(part, list) else str(part) for part in parts
@@ -161,8 +166,8 @@ def recompute_text(value: Mapping[str, Any]) -> str:
 
 
 def recompute_value(text: str) -> str | dict[str, Any]:
-    """`selective layernorm+mlp` and `full block 4` as the mappings that a query writes; one word as
-    it is.
+    """Return `selective layernorm+mlp` and `full block 4` as mappings; a single word is
+    unchanged.
     """
     words = text.split()
     if len(words) < 2:

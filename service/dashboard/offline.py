@@ -1,4 +1,4 @@
-"""/offline: the page that a browser keeps for when the service cannot be reached."""
+"""Page /offline: the page that a browser stores for times when the service is unreachable."""
 
 from fastapi import APIRouter
 from fastapi.responses import HTMLResponse, Response
@@ -16,5 +16,7 @@ def offline_html() -> HTMLResponse:
 
 @router.get("/offline.js", response_class=Response)
 def offline_script() -> Response:
-    """At the top, because a service worker serves the addresses below its own."""
+    """Return the service worker's script, at the top level because it serves the addresses below
+    its own.
+    """
     return Response(rendered("offline.js"), media_type="text/javascript")

@@ -1,5 +1,5 @@
-"""What the pages share: contexts, routes, templates, forms, and addresses, each of which holds the
-whole state of its page.
+"""Common parts of pages: contexts, routes, templates, forms, and addresses with the page's
+state.
 """
 
 import hashlib
@@ -42,11 +42,11 @@ NOTICES: dict[str, str] = {
     "removed": "Removed.",
     "revoked": "Revoked.",
 }
-"""What a page confirms after a form was sent, by the address's `done`."""
+"""Confirmations after a form was sent, by the address's `done`."""
 MAX_FIELDS = 100
-"""Fields of one form."""
+"""Maximum number of fields of one form."""
 MAX_QUERY = 20_000
-"""Characters of a query in an address."""
+"""Maximum characters of a query in an address."""
 STATIC = Path(__file__).parent / "static"
 SECTIONS = (
     ("Ask", "/"),
@@ -76,11 +76,11 @@ GUIDES = {
     "Clusters": "clusters",
     "Keys": "service",
 }
-"""By section: the guide's page about it."""
+"""The guide's page for each section."""
 ASSETS = hashlib.sha256(
     b"".join(path.read_bytes() for path in sorted(STATIC.iterdir()))
 ).hexdigest()[:12]
-"""Digest of the static files. It is part of their URLs, so they can be cached forever."""
+"""Digest of the static files, which is part of their URLs so that they can be cached forever."""
 
 _environment = Environment(
     loader=PackageLoader("service.dashboard"),
@@ -102,14 +102,14 @@ _environment.filters |= dict(inspect.getmembers(formats, inspect.isfunction))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Page:
-    """What every page has."""
+    """Common fields of all pages."""
 
     title: str
     json_href: str
 
     @property
     def csv_href(self) -> str:
-        """Address of the page's table as a file, if it has one."""
+        """Return the address of the page's table as a file, if it has one."""
         return self.json_href.replace(".json", ".csv", 1)
 
 
@@ -193,7 +193,7 @@ def error_status(context: Any) -> int:
 
 
 def rendered(template: str, **variables: Any) -> str:
-    """HTML of `template` with these variables."""
+    """Return HTML of `template` with these variables."""
     variables.setdefault("notice", None)
     return labelled(_environment.get_template(template).render(variables))
 
@@ -206,8 +206,9 @@ def render(
     status: int = 200,
     notice: str | None = None,
 ) -> HTMLResponse:
-    """HTML response of `template` with the context `page`; `section` is marked in the navigation
-    bar, `notice` says what the reader has just done.
+    """Return the HTML response of `template` with the context `page`.
+
+    `section` is marked in the navigation bar; `notice` confirms the reader's last action.
     """
     return HTMLResponse(
         rendered(template, page=page, section=section, notice=notice), status_code=status
@@ -222,8 +223,10 @@ def streamed(
     whole: Callable[[], Awaitable[P]],
     section: str | None = None,
 ) -> StreamingResponse:
-    """HTML of `template` with what is known of `page` at once, and at its `{{ rest }}` that of the
-    template `rest` with all of the page, as soon as that is known.
+    """Stream HTML of `template` with the immediate part of `page`, then that of the template
+    `rest`.
+
+    The latter replaces its `{{ rest }}` with all of the page when it is known.
     """
     mark = Markup("<!-- the rest -->")
 
@@ -240,17 +243,17 @@ def streamed(
 
 
 def done(href: str, what: Done) -> RedirectResponse:
-    """To the page at `href`, which confirms what was done."""
+    """Redirect to the page at `href`, which confirms the action."""
     return RedirectResponse(f"{href}?done={what}", status_code=HTTP_303_SEE_OTHER)
 
 
 def none_if_blank(text: object) -> object:
-    """The text without surrounding spaces; None if nothing is left."""
+    """Return the text without surrounding spaces; None if nothing is left."""
     return text.strip() or None if isinstance(text, str) else text
 
 
 class _BlankIsNone:
-    """Reads blank text as None, and says in the schema that blank text is accepted."""
+    """Reads blank text as None, and documents in the schema that blank text is accepted."""
 
     def __get_pydantic_core_schema__(
         self, source: Any, handler: GetCoreSchemaHandler
@@ -264,12 +267,14 @@ class _BlankIsNone:
 
 
 BLANK_IS_NONE = _BlankIsNone()
-"""For filters in an address: a form sends those not set as empty text."""
+"""For filters in an address: a form sends unset ones as empty text."""
 
 
 def read_form(text: str | bytes) -> dict[str, str]:
-    """Values by name, without blank ones; the last value of a repeated name counts. Raises
-    InputError.
+    """Return values by name, without blank ones; the last value of a repeated name counts.
+
+    Raises:
+        InputError: The form is malformed.
     """
     try:
         pairs = parse_qsl(
@@ -287,14 +292,15 @@ async def _fields(request: Request) -> dict[str, str]:
 
 
 Form = Annotated[dict[str, str], Depends(_fields)]
-"""Fields of the posted form. The gate has checked its size and, by the Origin header, that our own
-page sent it.
+"""Fields of the posted form; its size and, by the Origin header, its source were already
+checked.
 """
 
 
 def address(path: str, parameters: Mapping[str, object]) -> str:
-    """`path` with its query string; parameters that are None or empty are left out, and those of
-    several values repeated.
+    """Return `path` with its query string.
+
+    Parameters that are None or empty are omitted, and those with several values repeated.
     """
     kept = {name: value for name, value in parameters.items() if value not in (None, "", ())}
     return f"{path}?{urlencode(kept, doseq=True)}" if kept else path
@@ -303,36 +309,34 @@ def address(path: str, parameters: Mapping[str, object]) -> str:
 def next_href(
     path: str, part: records.Page[Any], filters: Mapping[str, object] | None = None
 ) -> str | None:
-    """Address of the part of a list that follows `part`; None on the last one."""
+    """Return the address of the part of a list after `part`; None for the last one."""
     return (
         address(path, {**(filters or {}), "cursor": part.next_cursor}) if part.next_cursor else None
     )
 
 
 def json_href(href: str) -> str:
-    """Address of the JSON of the page at `href`."""
+    """Return the address of the JSON of the page at `href`."""
     path, question_mark, parameters = href.partition("?")
     return f"{path}.json{question_mark}{parameters}"
 
 
 def configuration_href(configuration: Configuration, *, search_id: str | None = None) -> str:
-    """Return the address of the configuration's page; `search_id`: of the search whose evidence its
-    figures rest on.
+    """Return the address of the configuration's page; `search_id` is the search whose evidence it
+    uses.
     """
     return address("/configurations", {"query": configuration.text(), "search": search_id})
 
 
 def compare_href(first: Configuration, second: Configuration | None = None) -> str:
-    """Return the address of the page that compares two configurations, or one with the one to try
-    of its query.
+    """Return the address of the page that compares two configurations, or one with the recommended
+    one.
     """
     return address("/compare", {"first": first.text(), "second": second and second.text()})
 
 
 def stored_configuration(query: Mapping[str, Any] | None, row: Row) -> Configuration | None:
-    """Return the configuration of a row of a stored query; None where that is of another version
-    and cannot be read.
-    """
+    """Return the configuration of a row of a stored query; None if its version cannot be read."""
     try:
         return Configuration.of(row, query=schema.parse_query(query)) if query else None
     except HpToolError:

@@ -1,4 +1,4 @@
-"""Queries to start from: each answers or runs as it stands."""
+"""Example queries; each can be answered or run unchanged."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -62,4 +62,4 @@ PRESETS: dict[str, Preset] = {
         },
     ),
 }
-"""By the name that `/searches/new?preset=NAME` uses; the first is examples/quickstart.yaml."""
+"""Presets by their name in `/searches/new?preset=NAME`; the first is examples/quickstart.yaml."""

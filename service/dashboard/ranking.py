@@ -1,6 +1,4 @@
-"""Rows of rankings, as every page lists them: the question's answer, the form's preview, and the
-nearest that do not fit.
-"""
+"""Rows of rankings on all pages: answers, the form's preview, and nearest misses."""
 
 from __future__ import annotations
 
@@ -34,35 +32,35 @@ LAYOUT = (
     "context_parallel_size",
     "expert_parallel_size",
 )
-"""What a search around a row keeps of it."""
+"""Axes of a row that a search of it fixes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankedRow(View):
-    """A configuration with its predictions: a step's for training, latencies for serving."""
+    """A configuration with its predictions: step time for training, latencies for serving."""
 
     rank: int
     arithmetic: str
     details: str
     unmeasured: tuple[str, ...] = ()
-    """What no published run covers, which widens its interval."""
+    """Features without a published run, which widen its interval."""
     why_wide: str = ""
-    """What slow steps widen its interval, in words."""
+    """Why slow steps widen its interval, in words."""
     parallel: RunConfig
     href: str
     """Page of the configuration; its `query` is the configuration as text."""
     run_href: str
-    """Page of what runs it in each tool."""
+    """Page to run it in each tool."""
     search_href: str
-    """Form of a search with real runs that keeps this layout."""
+    """Form of a search with real runs that fixes this layout."""
     settings_href: str | None = None
-    """The question's page with its controls at this one."""
+    """The question's page with its controls at this configuration."""
     chosen: bool = False
-    """The page shows this one."""
+    """Whether the page shows this configuration."""
     step_s: float | None = None
     step_s_interval: tuple[float, float] | None = None
     tokens_per_second_per_gpu: float | None = None
-    """Of serving, output tokens."""
+    """For serving, output tokens."""
     mfu: float | None = None
     ttft_s: float | None = None
     ttft_s_interval: tuple[float, float] | None = None
@@ -71,14 +69,14 @@ class RankedRow(View):
     waiting: str = ""
     """Why requests wait for others, in words."""
     users: int | None = None
-    """People who keep up the load, each with one request at a time."""
+    """People who generate the load, each with one request at a time."""
     memory_bytes: float | None = None
     capacity_bytes: float | None = None
     group: int | None = None
-    """1: cannot be told apart from the best."""
+    """Group; 1 is tied with the best."""
     out_of_memory_probability: float | None = None
     fit: Fit | None = None
-    """Whether it fits, in a word; None of serving."""
+    """Whether it fits, in a word; None for serving."""
     reasons: tuple[str, ...] = ()
     """Why it is infeasible."""
 
@@ -90,9 +88,7 @@ def ranked_row(
     chosen: bool = False,
     settings_href: str | None = None,
 ) -> RankedRow:
-    """Return the row of a recommendation for a query as it was typed, in which a registered name is
-    still a name.
-    """
+    """Return the row of a recommendation for a query as typed, with registered names."""
     this, estimate, mapping = (
         Configuration.of(row, query=query),
         row.known,
@@ -143,8 +139,8 @@ def ranked_row(
 
 
 def best_by_layout(rows: Iterable[Recommendation]) -> list[Recommendation]:
-    """The first row of each layout; other settings hardly change the throughput of the first
-    places.
+    """Return the first row of each layout; other settings hardly change the throughput of the first
+    rows.
     """
     first: dict[tuple[int, ...], Recommendation] = {}
     for row in rows:
@@ -153,8 +149,8 @@ def best_by_layout(rows: Iterable[Recommendation]) -> list[Recommendation]:
 
 
 def _waiting(estimate: InferenceEstimate, config: ServingConfig) -> str:
-    """Return `40 of 64 requests fit in the KV cache; the others wait`; empty where all that are in
-    flight run.
+    """Return `40 of 64 requests fit in the KV cache; the others wait`; empty if all in flight
+    run.
     """
     if not estimate.some_wait:
         return ""
@@ -168,7 +164,7 @@ def _waiting(estimate: InferenceEstimate, config: ServingConfig) -> str:
 
 
 def run_href(configuration: Configuration) -> str:
-    """Return the address of the page of what runs a configuration in each tool."""
+    """Return the address of the page to run a configuration in each tool."""
     return address("/run", {"query": configuration.text()})
 
 

@@ -1,4 +1,4 @@
-"""A search as one HTML file that opens without a server; data, styles and scripts are inlined."""
+"""A search as one HTML file that opens without a server, with inlined data, styles and scripts."""
 
 import base64
 import re
@@ -15,7 +15,11 @@ STYLES = ("tokens.css", "app.css", "search.css", "schedule.css")
 
 
 def report_html(*, store: Store, search_id: str) -> str:
-    """HTML of the report. Raises NotFoundError."""
+    """Return HTML of the report.
+
+    Raises:
+        NotFoundError: There is no such search.
+    """
     record = store.get_search(search_id=search_id)
     runs = store.runs(search_id=search_id)
     logs = {
@@ -35,8 +39,8 @@ def report_html(*, store: Store, search_id: str) -> str:
 
 @cache
 def _module(name: str) -> str:
-    """Source of a module with its imports inlined: a page opened from a file may not fetch
-    others.
+    """Return the source of a module with its imports inlined, because a page opened from a file
+    cannot fetch others.
     """
 
     def inlined(match: re.Match[str]) -> str:

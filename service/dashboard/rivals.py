@@ -1,4 +1,4 @@
-"""Configurations of an ended search that did not run and cannot be told apart from its answer."""
+"""Configurations of an ended search that did not run and are tied with its answer."""
 
 import math
 from dataclasses import dataclass
@@ -20,14 +20,15 @@ class Rival:
     arithmetic: str
     details: str
     step_s: float
-    """Calibrated seconds, of a step or a request."""
+    """Calibrated seconds of a step or a request."""
     href: str | None
-    """Its page; None where the stored query cannot be read."""
+    """Its page; None if the stored query cannot be read."""
 
 
 def rivals(record: SearchRecord) -> tuple[Rival, ...]:
-    """Rows of the result that did not run and whose time may be the first row's: the 90 % interval
-    of their ratio holds 1.
+    """Return rows of the result that did not run and whose time may equal the first row's.
+
+    The 90% interval of their ratio contains 1.
     """
     rows = known_rows(record)
     if not rows or rows[0].rank != 1 or (first := _known(rows[0].known)) is None:
@@ -50,8 +51,8 @@ def rivals(record: SearchRecord) -> tuple[Rival, ...]:
 
 
 def _known(estimate: Estimate | InferenceEstimate) -> tuple[float, float] | None:
-    """(seconds of a step or a request, standard deviation of their logarithm); None where they are
-    not stated.
+    """Return seconds of a step or a request, and the standard deviation of their logarithm; None if
+    unknown.
     """
     if estimate.intervals is None:
         return None

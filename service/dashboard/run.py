@@ -1,5 +1,6 @@
-"""/run: what runs a configuration in each tool, and what a tool lacks for it. Its query is part of
-the address.
+"""Page /run: how to run a configuration in each tool, and what a tool lacks for it.
+
+Its query is part of the address.
 """
 
 import json
@@ -34,9 +35,9 @@ class Way:
     title: str
     text: str = ""
     group: str = ""
-    """What it is: a launch, or the same question to hp_tool."""
+    """Kind: a launch, or the same question to hp_tool."""
     notes: tuple[str, ...] = ()
-    """What the tool does differently, and what that costs."""
+    """What the tool does differently, and the cost."""
     lacks: str | None = None
     """Why this tool cannot run it; the text is then empty."""
     download_href: str | None = None
@@ -44,7 +45,7 @@ class Way:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunPage(Page):
-    """What runs a configuration. If its query cannot be read, `error` says why and the rest is
+    """Ways to run a configuration. If its query is invalid, `error` has the reason and the rest is
     empty.
     """
 
@@ -52,12 +53,12 @@ class RunPage(Page):
     subject: str = ""
     details: str = ""
     answer: str = ""
-    """What to expect of it."""
+    """The expected result."""
     configuration_href: str | None = None
     warning: str | None = None
-    """Why the usual tool of its framework or engine cannot run it."""
+    """Why the default tool of its framework or engine cannot run it."""
     ways: tuple[Way, ...] = ()
-    """The usual tool of its framework or engine first, those that lack something last."""
+    """The default tool of its framework or engine first, those that cannot run it last."""
     error: ErrorFields | None = None
 
 
@@ -65,7 +66,7 @@ class RunPage(Page):
 def ways_context(
     query: QueryText, request: Request, find: FindDep, calibrations: CalibrationsDep
 ) -> RunPage:
-    """What runs a configuration in each tool, as shown on its page."""
+    """Return the ways to run a configuration for its page."""
     json_href = address("/run.json", {"query": query})
     try:
         parsed = read_query(query.encode(), find=find)
@@ -96,7 +97,7 @@ def ways_context(
 def run_file(
     name: str, query: QueryText, request: Request, find: FindDep, calibrations: CalibrationsDep
 ) -> PlainTextResponse:
-    """One way to run a configuration, as a file."""
+    """Return one way to run a configuration, as a file."""
     way = next(
         (
             each
@@ -115,7 +116,7 @@ def run_file(
 
 
 def _tools(query: Query) -> tuple[str, ...]:
-    """Formats that run such a query, the usual one first."""
+    """Return formats for such a query, the default one first."""
     runs = (
         query.training.framework
         if query.training
@@ -145,8 +146,9 @@ def _way(this: Configuration, name: str) -> Way:
 
 
 def as_text(query: Query, *, server: str, task: str = "recommend") -> tuple[Way, ...]:
-    """Return the query as YAML, as a command line, as a request and in Python; `task`: recommend or
-    estimate.
+    """Return the query as YAML, as a command line, as a request and in Python.
+
+    `task` is recommend or estimate.
     """
     mapping = schema.query_mapping(query)
     body = json.dumps(mapping, ensure_ascii=False)

@@ -1,4 +1,4 @@
-"""/searches/ID: one search, its trials, logs and export, and the buttons that control it."""
+"""Page /searches/ID: one search, its trials, logs and export, and its control buttons."""
 
 import json
 import re
@@ -49,7 +49,7 @@ from service.dashboard.ranking import run_href
 from service.dashboard.verdict import failed_so_far, runs_verdict
 
 START_UP_S = 20.0
-"""A guess at what a run takes before its first step, for a limit that lets it end."""
+"""Assumed seconds of a run before its first step, for a limit that lets it end."""
 LIMITS_S = (60, 120, 300, 600, 1200, 1800, 3600, 7200, 4 * 3600, 24 * 3600)
 
 router = APIRouter(tags=["dashboard"])
@@ -66,25 +66,23 @@ class Button:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchPage(Page, View):
-    """One search. Its trials, which can be many, have an address of their own."""
+    """One search. Its trials, which can be many, have a separate address."""
 
     id: str
     kind: Kind
     subject: str
     """Model on cluster."""
     device: str
-    """What one of its devices is called: GPU, or device where it is a process of a processor."""
+    """Name of one device: GPU, or device for a CPU process."""
     quantity: trials.Quantity
     trials_href: str
     """JSON of its `TrialTable`."""
     logs_href: str
     """Prefix of a log's address; append the run's id."""
     export_href: str | None
-    """Address of the best configuration for another tool, given as ?format=; None while there is
-    none.
-    """
+    """Address of the best configuration for another tool, given as ?format=; None without one."""
     run_href: str | None
-    """Page of what runs the best configuration in each tool."""
+    """Page to run the best configuration in each tool."""
     best_href: str | None
     """Page of the best configuration."""
     export_formats: tuple[str, ...]
@@ -98,52 +96,54 @@ class SearchPage(Page, View):
     actions: tuple[Button, ...]
     error: dict[str, Any] | None
     longer_s: int | None
-    """Seconds to give each run in another try, where their limit is why the search failed."""
+    """Seconds for each run in another search, if the time limit is why this one failed."""
     limit_s: float | None
     """That limit."""
     slowest_step_s: float | None
-    """The longest step that was expected of those runs."""
+    """The longest expected step of those runs."""
     best: Best | None
     failed_so_far: str | None
-    """What became of all its runs, where none has a result yet and more are left."""
+    """Results of all its runs, if none succeeded so far and more are left."""
     axes: tuple[AxisEffect, ...]
-    """What each setting decides, the weightiest first; empty until the search has ended."""
+    """Effect of each setting, the largest first; empty until the search has ended."""
     schedule: Schedule | None
-    """The answer's pipeline schedule, of a training search that has one; None until the search has
+    """The answer's pipeline schedule, for a training search with one; None until the search has
     ended.
     """
     bubble_fraction: float | None
-    """Share of the bubble in its whole step."""
+    """The bubble's share of its whole step."""
     health: Health
     running: tuple[Running, ...]
-    """Runs that the engine has now."""
+    """Runs on the engine."""
     ahead: int | None
-    """Queued searches that are claimed before this queued one, as far as the caller sees them."""
+    """Queued searches that are claimed before this queued one, as far as the caller can see
+    them.
+    """
     targets: dict[str, float]
     """Maximum mean latencies of a serving search in seconds, by name."""
     profile_runs: int
     budget_runs: int
     seconds_left: float | None
-    """Upper bound, at the pace so far, until a budget is used up."""
+    """Upper bound until a budget is used up, at the current rate."""
     gpu_seconds: float
     grid_gpu_seconds: float | None
     """Cost of running every feasible configuration."""
     saved_gpu_seconds: float | None
-    """That minus what the search has cost; None if unknown."""
+    """That minus the cost of the search; None if unknown."""
     expected_gain_fraction: float | None
     """Expected relative gain of another run."""
     queue_s: float
-    """Seconds that its jobs waited for devices."""
+    """Seconds for which its jobs waited for devices."""
     pending: str | None
-    """Why a job waits for devices, and when it is expected to start; None while none waits."""
+    """Why a job waits for devices, and its expected start; None if none waits."""
     waiting_for: str | None
-    """Problem with the runs folder that keeps runs from starting."""
+    """Problem with the runs folder that prevents runs from starting."""
     stopped_because: str | None
     worker: str | None
     stalled: bool
-    """It runs, and its worker has fallen silent."""
+    """Whether it runs and its worker no longer responds."""
     no_worker: bool
-    """It waits, and no worker is alive."""
+    """Whether it waits and no worker is alive."""
     created_at: datetime
     finished_at: datetime | None
     query_text: str
@@ -151,13 +151,13 @@ class SearchPage(Page, View):
 
 @page_at(router, "/searches/{search_id}", template="search.html", section="Searches")
 def search_context(search_id: str, store: StoreDep) -> SearchPage:
-    """One search, as shown on its page."""
+    """Return one search for its page."""
     return search_page(store.get_search(search_id=search_id), store=store)
 
 
 @router.get("/searches/{search_id}/trials.json", response_model=trials.TrialTable)
 def trials_json(search_id: str, store: StoreDep) -> Response:
-    """All profile runs of a search in columns, as its charts and its table show them."""
+    """Return all profile runs of a search in columns, for its charts and its table."""
     record = store.get_search(search_id=search_id)
     return json_response(
         trials.trial_table(record=record, runs=store.run_figures(search_id=search_id))
@@ -173,7 +173,7 @@ class RunsPage(Page):
     name: str
     """The search's."""
     verdict: str
-    """The best run and how many failed; empty before the first has ended."""
+    """The best run and the number of failed ones; empty before the first has ended."""
     order: tuple[int, ...]
     """Indices of the rows, the fastest first."""
 
@@ -189,7 +189,7 @@ class RunsPage(Page):
 
 @page_at(router, "/searches/{search_id}/runs", template="runs.html", section="Searches")
 def runs_context(search_id: str, store: StoreDep) -> RunsPage:
-    """All runs of a search in columns, as their plain table shows them."""
+    """Return all runs of a search in columns, for their plain table."""
     record = store.get_search(search_id=search_id)
     table = trials.trial_table(record=record, runs=store.run_figures(search_id=search_id))
     seconds = table.measured_step_s
@@ -208,7 +208,7 @@ def runs_context(search_id: str, store: StoreDep) -> RunsPage:
 
 @router.get("/searches/{search_id}/logs/{run_id}", response_class=PlainTextResponse)
 def log_text(search_id: str, run_id: str, store: StoreDep) -> PlainTextResponse:
-    """The end of a profile run's log."""
+    """Return the end of a profile run's log."""
     run = store.get_run(search_id=search_id, run_id=run_id)
     log = (run.measurement and run.measurement.log_tail) or (run.account or {}).get("log_tail")
     log = log or seen_log(store.get_search(search_id=search_id), run_id)
@@ -217,7 +217,7 @@ def log_text(search_id: str, run_id: str, store: StoreDep) -> PlainTextResponse:
 
 @router.post("/searches/{search_id}/budget", include_in_schema=False)
 def change_budget(search_id: str, values: Form, store: StoreDep) -> RedirectResponse:
-    """Change how many profile runs the search may start."""
+    """Change the maximum number of profile runs of the search."""
     budget_runs = number(values.get("budget_runs", ""), field="budget_runs")
     changed_budget(store, search_id=search_id, change=BudgetChange(budget_runs=budget_runs))
     return done(f"/searches/{search_id}", "changed")
@@ -225,7 +225,7 @@ def change_budget(search_id: str, values: Form, store: StoreDep) -> RedirectResp
 
 @router.post("/searches/{search_id}/longer", include_in_schema=False)
 def run_longer(search_id: str, values: Form, store: StoreDep, find: FindDep) -> RedirectResponse:
-    """A new search with the same query, whose runs may take longer."""
+    """Create a search with the same query and a longer limit per run."""
     sent = dict(store.get_search(search_id=search_id).query)
     sent["search"] = (sent.get("search") or {}) | {
         "run_timeout_s": number(values.get("run_timeout_s", ""), field="run_timeout_s")
@@ -237,8 +237,10 @@ def run_longer(search_id: str, values: Form, store: StoreDep, find: FindDep) -> 
 
 
 def _longer(view: SearchView, store: Store) -> tuple[int, float, float] | None:
-    """Return (seconds that would have let runs end which their limit cut off, that limit, the
-    longest step expected of them); None where that is not why a search failed.
+    """Return sufficient seconds for runs that were cut off, their limit, and the longest expected
+    step.
+
+    None if that is not why a search failed.
     """
     settings = view.query.get("search") or {}
     limit = settings.get("run_timeout_s", "auto")
@@ -267,9 +269,7 @@ def _handler(action: Action) -> Callable[..., RedirectResponse]:
     return handle
 
 
-for _action in (
-    ACTION_DESCRIPTIONS
-):  # the gate has checked by the Origin header that our own page sent the request
+for _action in ACTION_DESCRIPTIONS:  # the Origin header was checked: our own page sent the request
     router.add_api_route(
         f"/searches/{{search_id}}/{_action}",
         _handler(_action),
@@ -279,7 +279,7 @@ for _action in (
 
 
 def search_page(record: SearchRecord, *, store: Store) -> SearchPage:
-    """Context of one search's page."""
+    """Return the context of one search's page."""
     view = SearchView.of(record)
     account = account_of(view)
     best = best_of_search(record, store)
@@ -342,12 +342,12 @@ def search_page(record: SearchRecord, *, store: Store) -> SearchPage:
 
 
 def account_of(view: SearchView) -> JsonObject:
-    """What a search has cost: by its result, until there is one by its progress."""
+    """Return the cost of a search: by its result, until there is one by its progress."""
     return view.progress | (view.summary or {})
 
 
 def saved_gpu_seconds(account: JsonObject) -> float | None:
-    """Cost of running every feasible configuration minus the cost of the search; None if
+    """Return the cost of running every feasible configuration minus that of the search; None if
     unknown.
     """
     grid, spent = account.get("grid_gpu_seconds"), account.get("gpu_seconds")
@@ -355,7 +355,9 @@ def saved_gpu_seconds(account: JsonObject) -> float | None:
 
 
 def stalled(record: SearchRecord) -> bool:
-    """Whether a running search's worker has fallen silent, so that another may take it over."""
+    """Return whether a running search's worker no longer responds, so that another may take
+    over.
+    """
     return (
         record.state is SearchState.RUNNING
         and record.lease is not None
@@ -364,7 +366,11 @@ def stalled(record: SearchRecord) -> bool:
 
 
 def number(text: str, *, field: str) -> int:
-    """Return the whole number in a form's field. Raises InputError."""
+    """Return the integer in a form's field.
+
+    Raises:
+        InputError: It is not an integer.
+    """
     if not re.fullmatch(r"[0-9]{1,9}", text):
         raise InputError(f"{text[:40]!r} is not a whole number", field=field)
     return int(text)
@@ -380,8 +386,9 @@ def _ahead(record: SearchRecord, store: Store) -> int | None:
 
 
 def seconds_left(view: SearchView, *, now: datetime | None = None) -> float | None:
-    """Upper bound: the rest of the budget that runs out first, at the pace so far; None if nothing
-    is known.
+    """Return an upper bound: the rest of the budget that is used up first, at the current rate.
+
+    None if nothing is known.
     """
     done, spent = view.progress.get("profile_runs", 0), view.progress.get("gpu_seconds", 0.0)
     if view.state is not SearchState.RUNNING or view.started_at is None or not done:
@@ -395,7 +402,7 @@ def seconds_left(view: SearchView, *, now: datetime | None = None) -> float | No
 
 
 def _pending(pending: JsonObject) -> str:
-    """`2 runs: Resources, expected to start at 2026-11-22T10:00:00`."""
+    """Return `2 runs: Resources, expected to start at 2026-11-22T10:00:00`."""
     runs = "1 run" if pending.get("runs", 1) == 1 else f"{pending['runs']} runs"
     starts_at = pending.get("starts_at")
     reason = pending.get("reason") or "the engine gives no reason"
@@ -419,5 +426,5 @@ def _buttons(view: SearchView) -> tuple[Button, ...]:
 
 
 def budget_runs_of(query: JsonObject) -> int:
-    """Maximum number of profile runs in a search's query."""
+    """Return the maximum number of profile runs in a search's query."""
     return int((query.get("search") or {}).get("budget_runs") or SearchSettings().budget_runs)

@@ -1,4 +1,4 @@
-"""/searches: the list of searches. Its filters are part of the address."""
+"""Page /searches: the list of searches; its filters are part of the address."""
 
 from dataclasses import asdict, dataclass
 from datetime import UTC, date, datetime, time
@@ -40,26 +40,26 @@ class SearchRow(View):
     state: SearchState
     tone: Tone
     worker: str | None
-    """Host and process of the worker that runs it."""
+    """Host and process of its worker."""
     stalled: bool
-    """It runs, and its worker has fallen silent."""
+    """Whether it runs and its worker no longer responds."""
     kind: Kind
     subject: str
     """Model on cluster."""
     device: str
-    """What one of its devices is called: GPU, or device where it is a process of a processor."""
+    """Name of one device: GPU, or device for a CPU process."""
     label: Label
     model: str | None
     owner: str | None
     best: str | None
     best_step_s: float | None
-    """Step time, or for serving the request latency, of the configuration that leads the search's
-    page, as that page states it: measured if it ran.
+    """Step time, or for serving request latency, of the best configuration as on the search's page;
+    measured if it ran.
     """
     known: str
-    """How `best_step_s` is known: measured, calibrated or predicted."""
+    """Basis of `best_step_s`: measured, calibrated or predicted."""
     failure: str
-    """Why it failed; empty where it did not."""
+    """Why it failed; empty if it did not."""
     profile_runs: int
     budget_runs: int
     gpu_seconds: float
@@ -77,11 +77,11 @@ class SearchFilters:
     state: Annotated[SearchState | None, BLANK_IS_NONE] = None
     kind: Annotated[Kind | None, BLANK_IS_NONE] = None
     model: Name = None
-    """The model's whole name: a search for parts of names would read every row."""
+    """The model's full name, because matching parts of names would read every row."""
     words: Name = None
-    """Words that a search's name, tags or note hold, all of them."""
+    """Words in a search's name, tags or note; all must match."""
     owner: Name = None
-    """For callers who may see others' searches."""
+    """For callers who can see others' searches."""
     since: Annotated[
         Day | None,
         Query(description="Created on this day (UTC) or later, as 2026-01-31"),
@@ -98,19 +98,19 @@ class SearchesPage(Page):
     states: tuple[SearchState, ...]
     kinds: tuple[Kind, ...]
     filters: SearchFilters
-    """The filters in effect."""
+    """The active filters."""
     filtered: bool
     """At least one filter is set."""
     sees_others: bool
-    """The caller may see searches of other owners."""
+    """Whether the caller can see searches of other owners."""
     gpu_seconds: float
     """Spent by the searches on this page."""
     saved_gpu_seconds: float
     """Saved by the searches on this page."""
     live: bool
-    """A search on this page has not ended."""
+    """Whether a search on this page has not ended."""
     no_worker: bool
-    """Searches wait, and no worker is alive."""
+    """Whether searches wait and no worker is alive."""
     rows: tuple[SearchRow, ...]
     next_href: str | None
 
@@ -128,7 +128,7 @@ def searches_context(
     filters: Annotated[SearchFilters, Depends()],
     cursor: Cursor = None,
 ) -> SearchesPage:
-    """List of searches, as shown on its page."""
+    """Return the list of searches for its page."""
     page = store.list_searches(
         state=filters.state,
         kind=filters.kind,
@@ -161,7 +161,7 @@ def searches_context(
 
 
 def newest(store: Store, *, most: int = 5) -> tuple[SearchRow, ...]:
-    """Return the rows of the newest searches that the caller may see."""
+    """Return the rows of the newest searches that the caller can see."""
     return tuple(_row(record) for record in store.list_searches(limit=most).items)
 
 
@@ -191,8 +191,8 @@ def _row(record: SearchRecord) -> SearchRow:
 
 
 def _best(progress: JsonObject) -> tuple[JsonObject | None, float | None, str]:
-    """Return (configuration, seconds, how they are known) of the answer, or of the best run until
-    there is one.
+    """Return (configuration, seconds, their basis) of the answer, or of the best run until there is
+    one.
     """
     best_parallel = progress.get("best_parallel")
     run_s = progress.get("best_measured_s") or progress.get("best_step_s")

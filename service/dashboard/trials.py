@@ -1,5 +1,5 @@
-"""Runs of a search: in words, in the columns that its charts and its table show, and as the cost
-model predicts them.
+"""Runs of a search: in words, as columns of its charts and table, and as predicted by the cost
+model.
 """
 
 import math
@@ -36,20 +36,20 @@ WHY = {
     "repeat": "the best again, as noise leaves open whether it leads",
     "baseline": "your baseline, for comparison",
 }
-"""Why a run was chosen, by the search's word for it."""
+"""Why a run was chosen, by the search's code for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quantity:
-    """What the runs of a search are compared by: a time and a rate."""
+    """Quantities by which a search's runs are compared: a time and a rate."""
 
     seconds: str
-    """Name of the time: step time, or for serving the latency of a request under the full load."""
+    """Name of the time: step time, or for serving the request latency under the full load."""
     charged: bool
-    """The search minimises this time plus a penalty for missed targets."""
+    """Whether the search minimises this time plus a penalty for missed targets."""
     rate: str
     device: str
-    """What a GPU is called."""
+    """Name of a GPU."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,14 +65,14 @@ class Axis:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingColumns:
-    """Figures of requests under the full load, one per trial of a serving search; unknown ones are
-    None.
+    """Figures of requests under the full load, one per trial of a serving search; None if
+    unknown.
     """
 
     targets: dict[str, float]
     """Maximum seconds by latency: ttft_s, tpot_s, request_latency_s."""
     ttft_s: tuple[float | None, ...]
-    """Measured, as all that are not called predicted."""
+    """Measured, like all that are not named predicted."""
     tpot_s: tuple[float | None, ...]
     request_latency_s: tuple[float | None, ...]
     misses: tuple[tuple[str, ...], ...]
@@ -85,8 +85,8 @@ class ServingColumns:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialTable:
-    """Profile runs of a search in columns, which are small to send and quick to filter; unknown
-    figures are None.
+    """Profile runs of a search in columns, which are small to send and fast to filter; None if
+    unknown.
     """
 
     quantity: Quantity
@@ -98,11 +98,11 @@ class TrialTable:
     run_id: tuple[str, ...]
     number: tuple[int, ...]
     counts: tuple[int, ...]
-    """By trial, the index of the run whose outcome counts for its configuration: its own, but for
-    repeats and reduced runs.
+    """By trial, the index of its configuration's relevant run, which differs for repeats and
+    reduced runs.
     """
     num_runs: tuple[int, ...]
-    """Runs of its configuration that tell its step time, from `low_s` to `high_s`; 0: none."""
+    """Number of runs in its configuration's step time, from `low_s` to `high_s`; 0 if none."""
     low_s: tuple[float | None, ...]
     high_s: tuple[float | None, ...]
     why: tuple[str, ...]
@@ -111,14 +111,12 @@ class TrialTable:
     details: tuple[str, ...]
     state: tuple[str, ...]
     now: tuple[str | None, ...]
-    """What a run that has not ended does, such as measuring; None where its worker has not
-    looked.
+    """Current phase of a run that has not ended, such as measuring; None until its worker has read
+    its log.
     """
     cause: tuple[str | None, ...]
     predicted_step_s: tuple[float | None, ...]
-    """By the cost model, before calibration. This and every `step_s` is the time that `quantity`
-    names.
-    """
+    """Predicted without calibration; this and every `step_s` is the time of `quantity`."""
     calibrated_step_s: tuple[float | None, ...]
     """Expected when the run was chosen, if that was stored, else by the calibration with all
     runs.
@@ -131,21 +129,21 @@ class TrialTable:
     final_high_s: tuple[float | None, ...]
     measured_step_s: tuple[float | None, ...]
     reduced: tuple[bool, ...]
-    """Extrapolated from a reduced run."""
+    """Whether it is extrapolated from a reduced run."""
     tokens_per_second_per_gpu: tuple[float | None, ...]
     peak_memory_bytes: tuple[int | None, ...]
     predicted_memory_bytes: tuple[float | None, ...]
     serving: ServingColumns | None = None
     """None for a training search."""
     logs: dict[str, str] | None = None
-    """Ends of logs by run, for a report in one file; None if the server can be asked for them."""
+    """Ends of logs by run, for a report in one file; None if the server provides them."""
 
 
 class TrialRow:
     """One run of a table: its figures by the names of the columns."""
 
     def __init__(self, table: TrialTable, index: int) -> None:
-        """Take the row at `index`."""
+        """Read the row at `index`."""
         self.chosen = index == table.best
         self.place = table.number[index] + 1
         self._table, self._index = table, index
@@ -158,7 +156,7 @@ class TrialRow:
 def trial_table(
     *, record: SearchRecord, runs: Sequence[RunFigures], logs: Mapping[str, str] | None = None
 ) -> TrialTable:
-    """All runs of a search, in the order in which they were chosen."""
+    """Return all runs of a search, in the order in which they were chosen."""
     # In the result of a serving search, measured latencies replace the calibrated ones.
     predictions = {} if serves(record.query) else calibrated_predictions(record)
     final = [predictions.get(run.parallel, {}) for run in runs]
@@ -212,7 +210,7 @@ def trial_table(
 def _calibrated(
     run: RunFigures, prediction: dict[str, Any]
 ) -> tuple[float | None, float | None, float | None]:
-    """Calibrated seconds with the ends of their interval."""
+    """Return calibrated seconds with the ends of their interval."""
     if run.expected_step_s is not None or not prediction:
         return (run.expected_step_s, *(run.expected_step_s_interval or (None, None)))
     low, high = prediction.get("step_s_interval") or (None, None)
@@ -220,8 +218,8 @@ def _calibrated(
 
 
 def _rates(runs: Sequence[RunFigures]) -> tuple[float | None, ...]:
-    """Tokens/s per GPU of each whole configuration: that of a reduced run follows from the tokens
-    of a whole step.
+    """Return tokens/s per GPU of each whole configuration; for a reduced run from the tokens of a
+    whole step.
     """
     done = (run for run in runs if run.status == "ok" and run.fidelity.is_whole)
     tokens = next(
@@ -243,8 +241,8 @@ def _rates(runs: Sequence[RunFigures]) -> tuple[float | None, ...]:
 
 
 def _best(record: SearchRecord, runs: Sequence[RunFigures], counts: Sequence[int]) -> int | None:
-    """Index of the search's best run: until it has ended by the run's id, then by the recommended
-    configuration.
+    """Return the index of the search's best run: until it has ended by the run's id, then by its
+    answer.
     """
     rows = (record.result or {}).get("recommendations") or ()
     if not rows:
@@ -307,7 +305,7 @@ def _shown(name: str, value: Any) -> AxisValue:
 
 
 def serves(query: JsonObject) -> bool:
-    """Whether a stored query is of kind inference."""
+    """Return whether a stored query is of kind inference."""
     return query.get("kind") == "inference"
 
 
@@ -323,12 +321,12 @@ def words(config: RunConfig, query: JsonObject) -> tuple[str, str]:
 
 
 def why(chosen_by: str | None) -> str:
-    """Why a run was chosen, in words; empty where nothing is stored."""
+    """Return why a run was chosen, in words; empty if nothing is stored."""
     return "" if chosen_by is None else WHY.get(chosen_by, formats.words(chosen_by))
 
 
 def quantity(query: JsonObject) -> Quantity:
-    """What a search compares the runs of its query by."""
+    """Return the quantities by which a search compares the runs of its query."""
     device = formats.device_of(query)
     if not serves(query):
         return Quantity(
@@ -344,13 +342,13 @@ def quantity(query: JsonObject) -> Quantity:
 
 
 def targets_of(query: JsonObject) -> dict[str, float]:
-    """The query's targets for means in seconds, by the name of the latency."""
+    """Return the query's targets for means in seconds, by the name of the latency."""
     targets = query.get("targets") or {}
     return {name: targets[name] for name in TARGETS if targets.get(name) is not None}
 
 
 def misses(latencies: Latencies, query: JsonObject) -> tuple[str, ...]:
-    """The query's targets that `latencies` miss, in words."""
+    """Return the query's targets that `latencies` miss, in words."""
     return tuple(
         missed_words(name, value=value, limit=limit)
         for name, limit, value in bounded(
@@ -361,9 +359,10 @@ def misses(latencies: Latencies, query: JsonObject) -> tuple[str, ...]:
 
 
 def predicted_costs(query: JsonObject, configs: Sequence[RunConfig]) -> ServingCosts:
-    """The cost model's predictions of serving configurations under a stored query's load.
+    """Return the cost model's predictions of serving configurations under a stored query's load.
 
-    Raises HpToolError, for example for a query of another version with names that no longer exist.
+    Raises:
+        HpToolError: For example, a query of another version has names that no longer exist.
     """
     problem = resolve_serving(schema.parse_query(query))
     serving = [config for config in configs if isinstance(config, ServingConfig)]

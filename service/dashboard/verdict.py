@@ -1,6 +1,4 @@
-"""Verdicts on runs and configurations in words: what was measured comes before what was
-predicted.
-"""
+"""Verdicts on runs and configurations in words; measured values come before predicted ones."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,23 +14,23 @@ from service.dashboard.page import Tone
 from service.dashboard.trials import TrialTable
 
 MUCH = 1.5
-"""Times as long from which a factor is said in place of a percentage."""
+"""Ratio from which a factor is written instead of a percentage."""
 SAME = 0.005
-"""Relative difference below which two figures count as the same."""
+"""Relative difference below which two figures are equal."""
 PER = {STEP.label: "a step"} | {each.label: each.per for each in LATENCIES.values()}
-"""What a measured time is the time of, by its label."""
+"""Unit of a measured time, by its label."""
 
 Ratio = tuple[float, tuple[float, float]]
-"""How many times as long, and its 90 % interval."""
+"""A ratio of times, and its 90% interval."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Agreement:
-    """What a run measured against the prediction made before it ran."""
+    """A run's measurement, compared with the prediction before it."""
 
     text: str
     inside: bool | None
-    """Whether the interval holds what was measured; None without an interval."""
+    """Whether the interval contains the measurement; None without an interval."""
     word: str
     """`outside its interval`; empty without an interval."""
     tone: Tone
@@ -41,9 +39,9 @@ class Agreement:
 def agreement(run: ComparedRun, record: RunRecord) -> Agreement:
     """Compare a run with the prediction stored when the search chose it.
 
-    Later predictions of the search are fitted on the run itself, so they do not test it. Returns
-    such as: Measured 400 ms a step; predicted before the run 46.3 ms (35.6 ms to 60.1 ms): 8.6
-    times as long as predicted.
+    Later predictions of the search are fitted on the run itself, so they do not test it. The result
+    is, for example: Measured 400 ms a step; predicted before the run 46.3 ms (35.6 ms to 60.1 ms):
+    8.6 times as long as predicted.
     """
     timed = _timed(run)
     if timed is None:
@@ -77,15 +75,16 @@ def agreement(run: ComparedRun, record: RunRecord) -> Agreement:
 
 
 def _memory(run: ComparedRun, before: JsonObject) -> str:
-    """` Its memory peaked at 3.00 GiB, 20 % above the 2.50 GiB that were predicted.`; empty if it
-    took no more.
+    """Return the memory peak in words if it exceeds the prediction, else an empty text.
+
+    For example: Its memory peaked at 3.00 GiB, 20 % above the 2.50 GiB that were predicted.
     """
     peak = measured_peak(run)
     predicted = before.get("calibrated_memory_allocated_bytes") or before.get(
         "memory_allocated_bytes"
     )
     if not peak or not predicted or peak <= (1.0 + SAME) * predicted:
-        return ""  # less than predicted harms nobody: some of it is held in reserve
+        return ""  # less than predicted is harmless: some of it is headroom
     return (
         f" Its memory peaked at {formats.gib(peak)}, {_percent(peak / predicted)} above the "
         f"{formats.gib(predicted)} predicted."
@@ -93,7 +92,7 @@ def _memory(run: ComparedRun, before: JsonObject) -> str:
 
 
 def _off(factor: float) -> str:
-    """`8.6 times as long as predicted`, `12 % longer than predicted`."""
+    """Return `8.6 times as long as predicted` or `12 % longer than predicted`."""
     if factor >= MUCH:
         return f"{times(factor)} as long as predicted"
     if factor <= 1.0 / MUCH:
@@ -104,9 +103,7 @@ def _off(factor: float) -> str:
 
 
 def _timed(run: ComparedRun | None) -> tuple[str, float] | None:
-    """(label, seconds) of the time that a run is judged by: its step, or a whole request; None
-    where it measured none.
-    """
+    """Return (label, seconds) of the run's step or whole request; None if it measured none."""
     known = {each.name: each.value for each in run.metrics} if run else {}
     return next(
         ((name, value) for name in (STEP.label, REQUEST.label) if (value := known.get(name))), None
@@ -119,9 +116,11 @@ def verdict(
     runs: Sequence[ComparedRun | None],
     ratios: Sequence[Ratio | None],
 ) -> str:
-    """Such as: First does not fit; Second is 17 % slower than First would be, 9 to 25 %. What was
-    measured on both sides is judged by that. A run that failed is neither slower nor faster.
-    `unfit`: why each cannot run, empty where it can.
+    """Return the comparison in words.
+
+    For example: First does not fit; Second is 17 % slower than First would be, 9 to 25 %. If both
+    sides were measured, the measurements are compared. A run that failed is neither slower nor
+    faster. `unfit` has the reason why each cannot run, empty if it can.
     """
     timed = [_timed(run) for run in runs]
     failed = [run is not None and not run.metrics for run in runs]
@@ -169,8 +168,9 @@ def verdict(
 def _unmeasured(
     first: str, name: str, one: tuple[str, float] | None, other: tuple[str, float] | None
 ) -> str:
-    """`, by predictions alone: Second was not measured; First took 400 ms a step`; empty where
-    neither was measured.
+    """Return `, by predictions alone: Second was not measured; First took 400 ms a step`.
+
+    Empty if neither was measured.
     """
     if one is None and other is None:
         return ""
@@ -184,7 +184,7 @@ def _unmeasured(
 
 
 def _measured(factor: float, first: str) -> str:
-    """`17 % slower than First, measured`."""
+    """Return `17 % slower than First, measured`."""
     if abs(factor - 1.0) < SAME:
         return f"as fast as {first}, measured"
     if factor >= MUCH:
@@ -195,8 +195,8 @@ def _measured(factor: float, first: str) -> str:
 
 
 def _slower(ratio: Ratio, first: str) -> str:
-    """`17 % slower than First, 9 to 25 %`; where the interval holds no difference, both its ends
-    say which way they are.
+    """Return `17 % slower than First, 9 to 25 %`; both ends have a direction if the interval
+    contains 0.
     """
     factor, (low, high) = ratio
     if low < 1.0 < high:
@@ -211,8 +211,9 @@ def _percent(factor: float) -> str:
 
 
 def runs_verdict(table: TrialTable) -> str:
-    """`Run 1 is best: 400 ms, measured; run 2 crashed.`; of several that failed alike, how many: `3
-    runs ran out of memory`.
+    """Return `Run 1 is best: 400 ms, measured; run 2 crashed.`; equal failures are counted.
+
+    For example `3 runs ran out of memory`.
     """
     best = table.best
     seconds = None if best is None else table.measured_step_s[best]
@@ -234,7 +235,7 @@ def runs_verdict(table: TrialTable) -> str:
 
 
 def failed_so_far(runs: Sequence[RunFigures], *, left: int) -> str | None:
-    """`The first run crashed: NCCL error. 3 runs left.`; None before a run has ended."""
+    """Return `The first run crashed: NCCL error. 3 runs left.`; None before a run has ended."""
     ended = [run for run in runs if run.status not in (None, "ok")]
     if not ended:
         return None

@@ -1,5 +1,5 @@
-"""/watches: running jobs held against what they were and what they should be, and what a lost node
-leaves of one.
+"""Page /watches: running jobs compared with their past and expected pace, and advice after a lost
+node.
 """
 
 from dataclasses import dataclass, replace
@@ -34,7 +34,7 @@ TONES: dict[str, Tone] = {
     "slower_than_it_should_be": "warn",
 }
 WIDEST = 3.0
-"""Times the expected step up to which an end of its interval is drawn."""
+"""Maximum ratio of an interval's end to the expected step for which it is drawn."""
 
 router = APIRouter(tags=["dashboard"])
 
@@ -47,16 +47,16 @@ class WatchRow(View):
     name: str
     owner: str | None
     subject: str
-    """Model and cluster; empty where nothing is expected of it."""
+    """Model and cluster; empty without an expectation."""
     status: str
     tone: Tone
     expected_s: float | None
     now_s: float | None
-    """Its newest steady pace, seconds a step."""
+    """Its current steady pace in seconds per step."""
     slower_fraction: float | None
-    """Against what it was, or else against what is expected; None where it is neither."""
+    """Relative to its past, or else to the expected pace; None without either."""
     query_doubted: bool
-    """So much faster than expected that the query is probably of another job."""
+    """Whether it is so much faster than expected that the query probably belongs to another job."""
     loss_per_day: Loss | None
     steps: int
     event: int
@@ -99,9 +99,7 @@ class LossAdvice:
     step_s: float
     """Predicted."""
     own_step_s: float | None
-    """From the job's own pace now, at the predicted share of it; None while that is being
-    learnt.
-    """
+    """From the job's current pace, times the predicted ratio; None until the pace is known."""
     idle_gpus: int
     href: str
     run_href: str
@@ -114,14 +112,14 @@ class WatchPage(Page):
     row: WatchRow
     verdict: Verdict
     faster: str
-    """How much faster than expected it is; empty where it is not."""
+    """How much faster than expected it is; empty if it is not."""
     configuration_href: str | None
     webhook_state: str | None
     last_error: str | None
     teaching: str | None
     measurement_id: str | None
     figure: Figure | None
-    """Steps over their numbers, for plot.js; None before the first steady one."""
+    """Step times by number, for plot.js; None before the first steady one."""
     may_delete: bool
     lost_nodes: int | None = None
     loss: LossAdvice | None = None
@@ -130,7 +128,7 @@ class WatchPage(Page):
 
 @page_at(router, "/watches", template="watches.html", section="Watch")
 def watches_context(request: Request, store: WatchStoreDep, cursor: Cursor = None) -> WatchesPage:
-    """Watched jobs, as shown on their page."""
+    """Return watched jobs for their page."""
     page = store.list_watches(limit=MAX_ROWS, cursor=cursor)
     rows = tuple(WatchRow.of(record) for record in page.items)
     return WatchesPage(
@@ -153,7 +151,7 @@ def watch_context(
         Query(ge=1, le=MAX_LOST_NODES, description="Also what to run without so many of its nodes"),
     ] = None,
 ) -> WatchPage:
-    """One watched job, as shown on its page."""
+    """Return one watched job for its page."""
     record = store.get_watch(watch_id=watch_id)
     verdict = verdict_of(record, store.watch_sources(watch_id=watch_id))
     text = None if record.query is None else formats.query_text(record.query)
@@ -201,13 +199,13 @@ def watch_context(
 
 @router.post("/watches/{watch_id}/delete", include_in_schema=False)
 def delete(watch_id: str, fields: Form, store: WatchStoreDep) -> RedirectResponse:
-    """Forget a job, as DELETE /v1/watches/{watch_id} does."""
+    """Delete a job, like DELETE /v1/watches/{watch_id}."""
     store.delete_watch(watch_id=watch_id)
     return done("/watches", "removed")
 
 
 def _figure(course: Course, verdict: Verdict) -> Figure | None:
-    """Steps, the median of each stretch of steady pace, and what is expected."""
+    """Plot steps, the median of each steady stretch, and the expected pace."""
     if not course.steps:
         return None
     text = (
@@ -251,7 +249,7 @@ def _figure(course: Course, verdict: Verdict) -> Figure | None:
 
 
 def _expected(expected: Expected, *, from_step: int, to_step: int) -> list[Figure]:
-    """The expected pace and its 90 % interval."""
+    """Return the expected pace and its 90% interval."""
     across = [from_step, to_step]
     middle = line(
         "Expected", x=across, y=[expected.step_s] * 2, style={"color": "--series-3", "width": 2}
@@ -264,5 +262,5 @@ def _expected(expected: Expected, *, from_step: int, to_step: int) -> list[Figur
     )
     near = [
         (name, end) for name, end in ends if end < WIDEST * expected.step_s
-    ]  # one far above would flatten all else
+    ]  # one far above would compress all else
     return [middle, *(line(name, x=across, y=[end] * 2, style=dashed) for name, end in near)]

@@ -1,4 +1,4 @@
-"""/workers: who runs searches, on which devices, and what waits for them."""
+"""Page /workers: who runs searches, on which devices, and what waits for them."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from service.dashboard.page import Page, Tone, page_at
 from service.dashboard.search import stalled
 
 MOST_SEARCHES = 5
-"""Searches of a cluster whose runs are looked at."""
+"""Maximum searches of a cluster whose runs are considered."""
 UNKNOWN = "unknown"
 
 router = APIRouter(tags=["dashboard"])
@@ -24,7 +24,7 @@ router = APIRouter(tags=["dashboard"])
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunningSearch:
-    """A running search, and who runs it."""
+    """A running search, and its worker."""
 
     id: str
     cluster: str
@@ -32,29 +32,29 @@ class RunningSearch:
     """Host and process: of a worker, or of an `hp-tool tune` that shares the database."""
     seen_at: datetime
     stalled: bool
-    """The holder has fallen silent: a worker that can run the search takes it over."""
+    """Whether the holder no longer responds: a worker that can run the search takes over."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterLoad:
-    """What searches keep busy: a launcher with a cluster or GPU."""
+    """Load of a launcher with a cluster or GPU."""
 
     name: str
     running: int
-    """Those that are not stalled."""
+    """Searches that are not stalled."""
     stalled: int
     queued: int
     workers: int
-    """Live workers that have this launcher."""
+    """Live workers with this launcher."""
     health: str
     tone: Tone
     runs: Health
-    """What the newest runs of its running searches say."""
+    """Health from the newest runs of its running searches."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkersPage(Page):
-    """Workers and the clusters that open searches want."""
+    """Workers and the clusters that open searches need."""
 
     workers: tuple[WorkerView, ...]
     clusters: tuple[ClusterLoad, ...]
@@ -63,7 +63,7 @@ class WorkersPage(Page):
 
 @page_at(router, "/workers", template="workers.html", section="Workers")
 def workers_context(store: StoreDep) -> WorkersPage:
-    """Workers and clusters, as shown on their page."""
+    """Return workers and clusters for their page."""
     records, queued = (
         searches_in(store, state) for state in (SearchState.RUNNING, SearchState.QUEUED)
     )
