@@ -91,7 +91,7 @@ def test_several_folders_first_wins(
             "num_hidden_layers: 2\nhiden_size: 64\n",
             "bad.yaml: bad: unknown key 'hiden_size'; did you mean 'hidden_size'",
         ),
-        ("[1, 2]\n", "bad.yaml must hold a mapping"),
+        ("[1, 2]\n", "bad.yaml must contain a mapping"),
         ("a: [1\n", "bad.yaml is not valid YAML"),
         ("entries: {bad: 3}\n", "bad.yaml: entry 'bad' must be a mapping"),
         ("entrys: {}\nentries: {}\n", "unknown key 'entrys' beside entries"),

@@ -87,7 +87,9 @@ def is_refusal(answer: httpx.Response, place: str) -> bool:
         ("application/json", "application/problem+json", "application/x-ndjson")
     ):
         return (
-            answer.status_code == 422 or "is a file path" in answer.text or "is called" in answer.text
+            answer.status_code == 422
+            or "is a file path" in answer.text
+            or "is called" in answer.text
         )
     said = answer.json()
     error = said["refused"][0] if said.get("refused") else said.get("error", said)
