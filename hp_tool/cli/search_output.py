@@ -23,7 +23,7 @@ from rich.text import Text
 
 from hp_tool.cli.layout import make_console, print_columns
 from hp_tool.cli.serving_tables import print_tuned_serving
-from hp_tool.cli.tables import print_nearest, print_unmeasured, rank_column
+from hp_tool.cli.tables import print_nearest, print_unmeasured
 from hp_tool.domain.answer import verdict_of
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.plan import PlannedRun, SearchPlan
@@ -31,6 +31,7 @@ from hp_tool.domain.result import Recommendation
 from hp_tool.domain.serving import ServingConfig, ServingRecommendation
 from hp_tool.domain.units import counted, duration
 from hp_tool.loop.tuning.result import TuneResult
+from hp_tool.wording import figures, rankings
 from hp_tool.wording.answer import sentences, stop_reason, title
 from hp_tool.wording.bill import between, device_time, expected_words, worst_words
 from hp_tool.wording.columns import (
@@ -38,8 +39,8 @@ from hp_tool.wording.columns import (
     configuration_columns,
     counts,
     duration_unit,
-    gibs,
-    interval_column,
+    figure_column,
+    printed,
     scaled,
 )
 from hp_tool.wording.short import layout
@@ -273,27 +274,26 @@ def _print_trained(console: Console, ranked: Sequence[Recommendation], *, pareto
     if not shown:
         return
     calibrated = [row.calibrated_estimate for row in shown]
-    before = [row.estimate.time.step_s if row.estimate.time else None for row in shown]
-    after = [e.time.step_s if e is not None and e.time else None for e in calibrated]
+    before = [row.estimate for row in shown]
     measured = [row.measurement.objective_s if row.measurement else None for row in shown]
     whole = [row.measurement is not None and row.measurement.fidelity.is_whole for row in shown]
     rates = [
         row.measurement.tokens_per_second_per_gpu if row.measurement and w else None
         for row, w in zip(shown, whole, strict=True)
     ]
-    unit, size = duration_unit([*before, *after, *measured])
+    predicted = map(figures.STEP.value, [*before, *calibrated])
+    unit_s = unit, size = duration_unit([*predicted, *measured])
     implied = ("" if w or step is None else "~" for w, step in zip(whole, measured, strict=True))
     took = list(map("".join, zip(implied, scaled(measured, size), strict=True)))
     for place, row in enumerate(shown):
         if row.measured_range_s is not None:  # of runs that differ none is the figure
             took[place] = "-".join(scaled(row.measured_range_s, size))
-    memory = [e.memory.total_bytes if e is not None and e.memory else None for e in calibrated]
     columns = [
-        rank_column(shown),
+        *printed([rankings.RANK], shown),
         *configuration_columns([row.parallel for row in shown]),
-        Column(head="model", unit=unit, cells=scaled(before, size), drop=6),
-        Column(head="calibrated", unit=unit, cells=scaled(after, size)),
-        interval_column(calibrated, unit=unit, size=size),
+        figure_column(figures.STEP, before, head="model", drop=6, unit_s=unit_s),
+        figure_column(figures.STEP, calibrated, head="calibrated", unit_s=unit_s),
+        *printed([rankings.STEP], calibrated, unit_s=unit_s)[1:],
         Column(head="measured", unit=unit, cells=tuple(took)),
         Column(
             head="tokens",
@@ -302,7 +302,7 @@ def _print_trained(console: Console, ranked: Sequence[Recommendation], *, pareto
             meaning="tokens/s/GPU measured",
             drop=4,
         ),
-        *([Column(head="memory", unit="GiB", cells=gibs(memory))] if pareto else []),
+        *([figure_column(figures.MEMORY, calibrated)] if pareto else []),
     ]
     title = "Step time by the cost model alone, calibrated by runs, and measured"
     print_columns(console, columns, title=title, bold_first=shown[0].rank == 1)

@@ -1,8 +1,11 @@
 """What a recommendation depends on, as tables."""
 
+from dataclasses import replace
+
 from hp_tool.cli.layout import make_console, print_columns
 from hp_tool.domain.sensitivity import Sensitivity
-from hp_tool.wording.columns import ABSENT, Column, configuration_columns, duration_column
+from hp_tool.wording import figures
+from hp_tool.wording.columns import Column, configuration_columns, figure_column
 
 
 def print_sensitivity(sensitivity: Sensitivity) -> None:
@@ -11,39 +14,22 @@ def print_sensitivity(sensitivity: Sensitivity) -> None:
     """
     console = make_console()
     points = sensitivity.scaling
+    _, step, change = figures.AFTER_FIX
     if points:
         columns = [
             Column(head="GPUs", cells=tuple(f"{point.num_gpus:,}" for point in points)),
-            duration_column("step", [point.step_s for point in points]),
-            Column(
-                head="days",
-                cells=tuple(
-                    ABSENT if point.days is None else f"{point.days:.1f}" for point in points
-                ),
-                drop=1,
-            ),
-            Column(
-                head="cost",
-                unit="$",
-                cells=tuple(
-                    ABSENT if point.cost is None else f"{point.cost:,.0f}" for point in points
-                ),
-                drop=1,
-            ),
+            figure_column(step, points),
+            figure_column(figures.DAYS, points, drop=1),
+            figure_column(figures.COST, points, drop=1),
             *configuration_columns([point.parallel for point in points]),
         ]
         print_columns(console, columns, title="fastest configuration by number of GPUs")
         fewest, most = sensitivity.fewest_gpus_near_cheapest, sensitivity.fastest_gpus_near_cheapest
         console.print(f"within 5% of the lowest cost: {fewest:,} to {most:,} GPUs")
     changes = (*sensitivity.axes, *sensitivity.hardware)
-    fractions = [one.change_fraction for one in changes]
     columns = [
         Column(head="change", cells=tuple(one.change for one in changes), left=True),
-        duration_column("step", [one.step_s for one in changes]),
-        Column(
-            head="longer",
-            unit="%",
-            cells=tuple(ABSENT if one is None else f"{100.0 * one:+.1f}" for one in fractions),
-        ),
+        figure_column(step, changes),
+        figure_column(replace(change, path="change_fraction"), changes),
     ]
     print_columns(console, columns, title="what it depends on (- : nothing fits)")

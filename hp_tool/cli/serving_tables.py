@@ -14,7 +14,6 @@ from hp_tool.cli.tables import (
     print_reasons,
     print_rejections,
     print_space,
-    rank_column,
 )
 from hp_tool.domain.inference import RATE
 from hp_tool.domain.latencies import LATENCIES
@@ -26,7 +25,7 @@ from hp_tool.domain.serving import (
 )
 from hp_tool.domain.units import gib
 from hp_tool.questions.answers import RecommendAnswer
-from hp_tool.wording import figures
+from hp_tool.wording import figures, rankings
 from hp_tool.wording.columns import (
     ABSENT,
     Column,
@@ -34,9 +33,9 @@ from hp_tool.wording.columns import (
     decimals,
     figure_column,
     percents,
+    printed,
     scaled,
     serving_columns,
-    serving_figures,
 )
 from hp_tool.wording.short import serving_figures as serving_answer
 from hp_tool.wording.short import serving_layout, use_serving
@@ -179,9 +178,9 @@ def print_serving_recommendations(answer: RecommendAnswer) -> None:
         print_familiarity(console, best.estimate)
         if len(ranked) > 1:
             columns = [
-                rank_column(ranked),
+                *printed([rankings.RANK], ranked),
                 *serving_columns(ranked),
-                *serving_figures([row.estimate for row in ranked]),
+                *printed(rankings.SERVING_FIGURES, ranked),
             ]
             print_columns(console, columns, bold_first=True)
     pools = [row.estimate.provenance for row in answer.disaggregated or ()]
@@ -210,14 +209,14 @@ def _print_pools(console: Console, ranked: Sequence[PoolRecommendation]) -> None
         *((_pool(row.prefill, mixed), _pool(row.decode, mixed)) for row in ranked), strict=True
     )
     columns = [
-        Column(head="rank", cells=tuple(str(row.rank) for row in ranked)),
+        *printed([rankings.RANK], ranked),
         Column(head="prefill", cells=prefill, left=True, meaning=POOL),
         Column(head="decode", cells=decode, left=True),
         figure_column(figures.TTFT, estimates),
         figure_column(figures.TPOT, estimates),
         figure_column(figures.REQUEST, estimates, drop=4),
         figure_column(figures.OUTPUT, estimates),
-        Column(head="in flight", cells=counts(round(e.concurrency) for e in estimates), drop=1),
+        figure_column(figures.FLYING, estimates, drop=1),
         Column(head="GPUs", cells=tuple(str(e.num_gpus) for e in estimates), drop=2),
         Column(
             head="busy",
@@ -258,11 +257,8 @@ def _print_pareto(console: Console, optimal: Sequence[ServingRecommendation]) ->
             unit="/s/user",
             cells=decimals(e.output_tokens_per_second_per_user for e in estimates),
         ),
-        *(
-            column
-            for column in serving_figures(estimates)
-            if column.head in ("tokens", "TTFT", "TPOT")
-        ),
+        *printed([rankings.TTFT, rankings.TPOT], estimates),
+        figure_column(figures.OUTPUT, estimates),
     ]
     print_columns(
         console, columns, title="Pareto-optimal configurations: throughput per user and per GPU"
@@ -270,9 +266,8 @@ def _print_pareto(console: Console, optimal: Sequence[ServingRecommendation]) ->
 
 
 def _print_gpus_by_rate(console: Console, rows: Sequence[ServingRecommendation]) -> None:
-    estimates = [row.estimate for row in rows]
     columns = [
-        rank_column(rows),
+        *printed([rankings.RANK], rows),
         Column(
             head="rate",
             unit="/s",
@@ -280,7 +275,7 @@ def _print_gpus_by_rate(console: Console, rows: Sequence[ServingRecommendation])
             meaning="requests",
         ),
         *serving_columns(rows),
-        *serving_figures(estimates),
+        *printed(rankings.SERVING_FIGURES, rows),
     ]
     print_columns(console, columns, title="fewest GPUs for each rate, by the cost model")
 
@@ -290,7 +285,7 @@ def print_tuned_serving(console: Console, ranked: Sequence[ServingRecommendation
     before = [row.estimate for row in ranked]
     after = [row.known for row in ranked]
     columns = [
-        rank_column(ranked),
+        *printed([rankings.RANK], ranked),
         *serving_columns(ranked),
         Column(
             head="batch",

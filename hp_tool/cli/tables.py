@@ -12,23 +12,20 @@ from hp_tool.domain.result import Estimate, Goodput, Reason, Recommendation
 from hp_tool.domain.serving import InferenceEstimate, ServingRecommendation
 from hp_tool.domain.units import JOULES_PER_MWH, counted, decimal, duration, gib, whole
 from hp_tool.questions.answers import RecommendAnswer
-from hp_tool.wording import figures
+from hp_tool.wording import figures, rankings
 from hp_tool.wording.columns import (
     Column,
-    choice_columns,
     configuration_columns,
     counts,
     duration_column,
-    duration_unit,
     figure_column,
-    fit_column,
     gibs,
     listed_columns,
     num_gpus_cells,
     parts_columns,
-    scaled,
-    training_figures,
+    printed,
     unmeasured,
+    versus_first,
 )
 from hp_tool.wording.familiarity import familiarity_words, faster_words
 from hp_tool.wording.fit import chance, left_open, needs, taken, why_wide
@@ -119,7 +116,7 @@ def print_estimate(estimate: Estimate, *, calibrated: Estimate | None = None) ->
         memory, step, change = figures.AFTER_FIX
         columns = [
             figure_column(memory, fixes),
-            fit_column(fixes),
+            figure_column(figures.FIT, fixes, drop=1),
             Column(
                 head="saved",
                 unit="GiB",
@@ -314,14 +311,7 @@ def print_recommendations(answer: RecommendAnswer, *, top: int) -> None:
 
 def _ranking_columns(ranked: Sequence[Recommendation]) -> list[Column]:
     """The settings in which rows differ, and their figures."""
-    estimates = [row.known for row in ranked]
-    shown = training_figures(estimates)
-    if any(row.calibrated_estimate is not None for row in ranked):
-        unit, size = duration_unit(e.time.step_s for e in estimates if e.time is not None)
-        before = [
-            row.estimate.time.step_s if row.estimate.time is not None else None for row in ranked
-        ]
-        shown.insert(0, Column(head="uncalibrated", unit=unit, cells=scaled(before, size), drop=3))
+    before = [row.estimate for row in ranked if row.calibrated_estimate is not None]
     num_gpus = Column(head="GPUs", cells=num_gpus_cells(ranked))
     settings = [
         *([num_gpus] if any("cluster.num_gpus" in row.set for row in ranked) else []),
@@ -329,12 +319,14 @@ def _ranking_columns(ranked: Sequence[Recommendation]) -> list[Column]:
         *listed_columns(ranked),
     ]
     differing = [column for column in settings if not column.constant]
-    return [rank_column(ranked), *differing, *shown, *choice_columns(ranked)]
-
-
-def rank_column(rows: Sequence[Recommendation | ServingRecommendation]) -> Column:
-    """Ranks, the first column."""
-    return Column(head="rank", cells=tuple(str(row.rank) for row in rows))
+    return [
+        *printed([rankings.RANK], ranked),
+        *differing,
+        *([figure_column(figures.STEP, before, head="uncalibrated", drop=3)] if before else []),
+        *printed(rankings.TRAINING_FIGURES, ranked),
+        *versus_first(ranked),
+        *printed([rankings.RISK], ranked),
+    ]
 
 
 def print_nearest(console: Console, nearest: Iterable[object]) -> None:
@@ -368,7 +360,7 @@ def print_pareto(answer: RecommendAnswer) -> None:
     columns = [
         devices,
         *configuration_columns([row.parallel for row in answer.pareto]),
-        *training_figures(estimates),
+        *printed(rankings.TRAINING_FIGURES, estimates),
         whole,
     ]
     print_columns(make_console(), columns, title="Pareto-optimal configurations", legend=False)

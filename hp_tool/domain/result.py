@@ -10,7 +10,7 @@ from hp_tool.domain.measurement import Measurement
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.parts import MEMORY_KEYS
 from hp_tool.domain.prices import Priced
-from hp_tool.domain.units import duration, gib
+from hp_tool.domain.units import SECONDS_PER_HOUR, duration, gib
 
 Against = Literal["memory", "gpus"]
 """What a front of trainings sets against step time."""
@@ -316,6 +316,14 @@ class Recommendation(Priced):
         if self.expected_step_s is None or known.time is None or not known.tokens_per_second:
             return self.expected_step_s
         return self.expected_step_s / (known.tokens_per_second * known.time.step_s)
+
+    @property
+    def cost_per_million_tokens(self) -> float | None:
+        """US dollars per million trained tokens; None without a price, or if the days are known."""
+        rate = self.known.tokens_per_second_per_gpu
+        if self.price is None or self.known.calendar_days is not None or not rate:
+            return None
+        return self.price / SECONDS_PER_HOUR / rate * 1e6
 
     def __repr__(self) -> str:
         return f"<Recommendation {self.rank}: {self.parallel!r}, {self.known!r}>"

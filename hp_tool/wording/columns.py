@@ -3,7 +3,7 @@ screen may leave out.
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,13 +11,15 @@ from hp_tool.domain.axes import Axis, of_kind
 from hp_tool.domain.knobs import CHOICES
 from hp_tool.domain.parallel import ParallelConfig, recompute_name
 from hp_tool.domain.parts import label
-from hp_tool.domain.result import Estimate, Fix, Recommendation
+from hp_tool.domain.result import Estimate, Recommendation
 from hp_tool.domain.serving import InferenceEstimate, ServingRecommendation
-from hp_tool.domain.units import GIB, decimal
-from hp_tool.wording import figures
-from hp_tool.wording.figures import Figure
+from hp_tool.domain.units import GIB, JOULES_PER_MWH, decimal
+from hp_tool.wording import figures, rankings
+from hp_tool.wording.figures import Figure, value_at
 
 ABSENT = "-"
+Write = Callable[[Iterable[Any]], tuple[str, ...]]
+"""Values as the cells of a column."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,36 +48,18 @@ class Column:
         return len(self.cells) > 1 and len(set(self.cells)) == 1
 
 
-def fit_column(rows: Iterable[Estimate | Fix], *, drop: int = 1) -> Column:
-    """Whether each fits, in a word; a dash in results stored without it."""
-    return Column(head="fit", cells=tuple(row.fit or ABSENT for row in rows), left=True, drop=drop)
-
-
-def choice_columns(rows: Sequence[Recommendation]) -> list[Column]:
-    """What decides between rows: expected steps against the first row's, and chances of running out
-    of memory.
+def versus_first(rows: Sequence[Recommendation]) -> list[Column]:
+    """Return the column of expected steps against the first row's; none of results that were stored
+    without them.
     """
     first = rows[0].expected_token_s if rows else None
-    if first is None:  # of results stored earlier
+    if first is None:
         return []
-    wins = [
-        None if row.expected_token_s is None else row.expected_token_s / first - 1.0 for row in rows
-    ]
-    risks = [row.out_of_memory_probability for row in rows]
-    return [
-        Column(
-            head="vs. rank 1",
-            unit="%",
-            cells=tuple(ABSENT if one is None else f"{100.0 * one:+.1f}" for one in wins),
-            drop=9,
-        ),
-        Column(
-            head="OOM risk",
-            unit="%",
-            cells=tuple(ABSENT if one is None else f"{100.0 * one:.1f}" for one in risks),
-            drop=9,
-        ),
-    ]
+    changes = (
+        None if (each := row.expected_token_s) is None else each / first - 1.0 for row in rows
+    )
+    unit, write = WRITTEN["change"]
+    return [Column(head="vs. rank 1", unit=unit, cells=write(changes), drop=9)]
 
 
 def _exchange(config: ParallelConfig) -> str:
@@ -184,89 +168,82 @@ def serving_columns(rows: Sequence[ServingRecommendation]) -> list[Column]:
     return [column for column in (gpus, *shown, replicas) if set(column.cells) != {ABSENT}]
 
 
-def training_figures(estimates: Sequence[Estimate]) -> list[Column]:
-    """Step time with its interval, throughput, MFU, memory and days of estimates that have them."""
-    assert all(e.time is not None and e.memory is not None for e in estimates)
-    unit, size = duration_unit(map(figures.STEP.value, estimates))
+def printed(
+    columns: Iterable[rankings.Column],
+    rows: Sequence[object],
+    *,
+    unit_s: tuple[str, float] | None = None,
+) -> list[Column]:
+    """Return the columns that the terminal prints of ranked rows, or of estimates, each with its
+    interval if it prints one. Columns in which no row has a value are left out.
+
+    `unit_s`: of durations, with its seconds; None: that of the longest in each column.
+    """
     return [
-        figure_column(figures.STEP, estimates),
-        interval_column(estimates, unit=unit, size=size),
-        figure_column(figures.TOKENS, estimates, drop=4),
-        figure_column(figures.MFU, estimates, drop=7),
-        figure_column(figures.MEMORY, estimates, drop=2),
-        *([fit_column(estimates, drop=3)] if any(e.fit for e in estimates) else []),
-        *(
-            [figure_column(figures.CALENDAR, estimates, drop=6)]
-            if any(e.calendar_days is not None for e in estimates)
-            else []
-        ),
+        each
+        for column in columns
+        if column.figure.head
+        for each in _printed(
+            column,
+            [row if column.of_row else getattr(row, "known", row) for row in rows],
+            unit_s=unit_s,
+        )
     ]
 
 
-def figure_column(
-    figure: Figure, sources: Iterable[object], *, head: str = "", drop: int = 0
-) -> Column:
-    """One figure of each; durations in the unit of the longest. `head`: in place of the figure's
-    own.
-    """
-    values, meaning = [figure.value(source) for source in sources], "" if head else figure.note
-    if figure.unit == "seconds":
-        return duration_column(head or figure.head, values, meaning=meaning, drop=drop)
-    unit, write = WRITTEN[figure.unit]
-    return Column(
-        head=head or figure.head, unit=unit, cells=write(values), meaning=meaning, drop=drop
-    )
-
-
-def interval_column(estimates: Sequence[Estimate | None], *, unit: str, size: float) -> Column:
-    """The interval of the step time in a unit of `size` seconds; * marks one that is wider because
-    nobody measured its kind.
-    """
-    intervals = [e.intervals if e is not None else None for e in estimates]
-    ends = iter(scaled([end for i in intervals if i is not None for end in i.step_s], size))
-    marks = ["*" if e is not None and unmeasured(e) else "" for e in estimates]
-    confidence = next((i.confidence for i in intervals if i is not None), 0.9)
+def _printed(
+    column: rankings.Column, sources: Sequence[object], *, unit_s: tuple[str, float] | None
+) -> Iterator[Column]:
+    figure = column.figure
+    values = figure_column(figure, sources, drop=column.drop, unit_s=unit_s)
+    if set(values.cells) == {ABSENT}:
+        return
+    marks = [""] * len(sources)
+    if column.mark is not None:
+        path, mark, explained = column.mark
+        marks = [mark if value_at(source, path) else "" for source in sources]
+        if explained and any(marks):
+            values = replace(values, meaning=f"{values.meaning}; {explained}")
+    if column.interval_drop is None:
+        yield replace(values, cells=tuple(map("".join, zip(values.cells, marks, strict=True))))
+        return
+    yield values
+    intervals = [figure.own_interval(source) for source in sources]
+    _, write = _written(figure.unit, map(figure.value, sources), unit_s=unit_s)
+    ends = iter(write([end for interval in intervals for end in interval or ()]))
     cells = tuple(
-        ABSENT if i is None else f"{next(ends)}-{next(ends)}{mark}"
-        for i, mark in zip(intervals, marks, strict=True)
+        ABSENT if interval is None else f"{next(ends)}-{next(ends)}{mark}"
+        for interval, mark in zip(intervals, marks, strict=True)
     )
-    return Column(head="interval", unit=f"{confidence:.0%}, {unit}", cells=cells, drop=1)
+    if set(cells) != {ABSENT}:
+        of = values.unit or values.head
+        yield Column(head="interval", unit=f"90%, {of}", cells=cells, drop=column.interval_drop)
+
+
+def figure_column(
+    figure: Figure,
+    sources: Iterable[object],
+    *,
+    head: str = "",
+    drop: int = 0,
+    unit_s: tuple[str, float] | None = None,
+) -> Column:
+    """Return one figure of each. `head`: in place of the figure's; `unit_s`: see `printed`."""
+    values = [figure.value(source) for source in sources]
+    name, write = _written(figure.unit, values, unit_s=unit_s)
+    return Column(
+        head=head or figure.head,
+        unit=f"{name}{figure.per}",
+        cells=write(values),
+        meaning="" if head else figure.note,
+        drop=drop,
+        left=figure.unit in ("text", "heading"),
+    )
 
 
 def unmeasured(estimate: Estimate | InferenceEstimate) -> list[str]:
     """What of a configuration no published run covers."""
     return [] if estimate.familiarity is None else list(estimate.familiarity.unmeasured)
-
-
-def serving_figures(estimates: Sequence[InferenceEstimate]) -> list[Column]:
-    """Latencies, throughput, requests that run at once, and memory."""
-    ranges = map(figures.OUTPUT.own_interval, estimates)
-    between = [ABSENT if ends is None else "-".join(counts(ends)) for ends in ranges]
-    prices = [
-        figure_column(price, estimates, drop=9)
-        for price in (figures.INPUT_PRICE, figures.OUTPUT_PRICE)
-    ]
-    return [
-        figure_column(figures.TTFT, estimates),
-        figure_column(figures.TPOT, estimates),
-        figure_column(figures.REQUEST, estimates, drop=6),
-        figure_column(figures.OUTPUT, estimates),
-        Column(
-            head="interval",
-            unit="90%",
-            meaning=f"of {figures.OUTPUT.note}",
-            cells=tuple(between),
-            drop=3,
-        ),
-        figure_column(figures.FLYING, estimates, drop=5),
-        figure_column(figures.USERS, estimates, drop=8),
-        *(
-            replace(price, unit="$/M", meaning="")
-            for price in prices
-            if set(price.cells) != {ABSENT}
-        ),
-        figure_column(figures.SERVED_MEMORY, estimates, drop=4),
-    ]
 
 
 def duration_column(
@@ -295,45 +272,54 @@ def scaled(values: Sequence[float | None], size: float) -> tuple[str, ...]:
     return tuple(ABSENT if figure is None else f"{figure:,.{places}f}" for figure in figures)
 
 
-def counts(values: Iterable[float | None]) -> tuple[str, ...]:
-    """Whole numbers."""
-    return tuple(ABSENT if value is None else f"{value:,.0f}" for value in values)
+def _each(write: Callable[[Any], str]) -> Write:
+    return lambda values: tuple(ABSENT if value is None else write(value) for value in values)
 
 
-def decimals(values: Iterable[float | None]) -> tuple[str, ...]:
-    """Numbers with one decimal."""
-    return tuple(ABSENT if value is None else f"{value:,.1f}" for value in values)
+counts = _each("{:,.0f}".format)
+"""Whole numbers."""
+decimals = _each("{:,.1f}".format)
+"""Numbers with one decimal."""
+percents = _each(lambda fraction: f"{100.0 * fraction:,.1f}")
+"""Shares in per cent."""
+gibs = _each(lambda size: f"{size / GIB:,.1f}")
+"""Bytes in GiB."""
 
 
-def percents(fractions: Iterable[float | None]) -> tuple[str, ...]:
-    """Shares in per cent."""
-    return decimals(None if each is None else 100.0 * each for each in fractions)
+def _dollars(values: Iterable[float | None]) -> tuple[str, ...]:
+    """Whole dollars from a thousand on; below it cents, or two digits of the smallest."""
+    values = list(values)
+    sizes = [abs(value) for value in values if value] or [1.0]
+    places = 0 if max(sizes) >= 1e3 else max(1 - math.floor(math.log10(min(sizes))), 2)
+    return _each(f"{{:,.{places}f}}".format)(values)
 
 
-def gibs(sizes: Iterable[float | None]) -> tuple[str, ...]:
-    """Bytes in GiB."""
-    return decimals(None if size is None else size / GIB for size in sizes)
-
-
-def _written(text: str) -> Callable[[Iterable[float | None]], tuple[str, ...]]:
-    return lambda values: tuple(ABSENT if value is None else text.format(value) for value in values)
-
-
-WRITTEN: dict[str, tuple[str, Callable[[Iterable[float | None]], tuple[str, ...]]]] = {
+WRITTEN: dict[figures.Unit, tuple[str, Write]] = {
     "bytes": ("GiB", gibs),
     "share": ("%", percents),
-    "change": (
-        "%",
-        lambda values: _written("{:+.1f}")(
-            None if each is None else 100.0 * each for each in values
-        ),
-    ),
+    "risk": ("%", percents),
+    "change": ("%", _each(lambda fraction: f"{100.0 * fraction:+.1f}")),
     "rate": ("/s/GPU", counts),
+    "bandwidth": ("GB/s", _each(lambda rate: decimal(rate / 1e9))),
     "count": ("", counts),
-    "dollars": ("$", _written("{:,.2f}")),
-    "days": ("", lambda values: tuple(ABSENT if day is None else decimal(day) for day in values)),
+    "dollars": ("$", _dollars),
+    "joules": ("MWh", _each(lambda energy: decimal(energy / JOULES_PER_MWH))),
+    "kilograms": ("t", _each(lambda mass: decimal(mass / 1e3))),
+    "days": ("", _each(decimal)),
+    "text": ("", _each(str)),
+    "heading": ("", _each(str)),
 }
 """Unit in the head of a column, and how its cells are written, by a figure's unit."""
+
+
+def _written(
+    unit: figures.Unit, values: Iterable[float | None], *, unit_s: tuple[str, float] | None
+) -> tuple[str, Write]:
+    """Return the unit in the head of a column of these values, and how its cells are written."""
+    if unit != "seconds":
+        return WRITTEN[unit]
+    name, size = unit_s or duration_unit(values)
+    return name, lambda seconds: scaled(list(seconds), size)
 
 
 def parts_columns(parts: Mapping[str, float], figures: Column) -> list[Column]:

@@ -26,6 +26,11 @@ Unit = Literal[
     "joules",
     "kilograms",
     "count",
+    "risk",
+    "bandwidth",
+    "moment",
+    "text",
+    "heading",
 ]
 LESS_IS_BETTER = frozenset({"seconds", "bytes", "days", "hours", "dollars", "joules", "kilograms"})
 """Units in which a smaller value is better."""
@@ -43,6 +48,8 @@ class Figure:
     head: str = ""
     """Over a column of a table."""
     unit: Unit
+    per: str = ""
+    """What follows the unit over a column of a table, such as `/h`."""
     path: str = ""
     """Where its value stands; empty: under its name."""
     interval: str = ""
@@ -97,6 +104,7 @@ MEMORY = Figure(
     path="memory.total_bytes",
     interval="intervals.memory_total_bytes",
 )
+FIT = Figure(name="fit", label="Fit", head="fit", unit="text")
 TOKENS = Figure(
     name="tokens_per_second_per_gpu",
     label="Tokens/s per GPU",
@@ -111,7 +119,7 @@ MFU = Figure(
 DAYS = Figure(name="days", label="Training", head="days", unit="days", scale=(STEP, 1))
 """Without failures, where these are asked for."""
 CALENDAR = Figure(name="calendar_days", label="Training", head="days", unit="days", scale=(STEP, 1))
-COST = Figure(name="cost", label="Cost", unit="dollars", scale=(STEP, 1))
+COST = Figure(name="cost", label="Cost", head="cost", unit="dollars", scale=(STEP, 1))
 TRAINING = (
     STEP,
     MEMORY,
@@ -177,6 +185,7 @@ OUTPUT_PRICE = Figure(
     label="Decoding alone, per million tokens",
     head="output",
     unit="dollars",
+    per="/M",
     path="cost_per_million_tokens.output",
     scale=(OUTPUT, -1),
     note="without prefill",
@@ -186,6 +195,7 @@ INPUT_PRICE = Figure(
     label="Cost per million input tokens",
     head="input",
     unit="dollars",
+    per="/M",
     path="cost_per_million_tokens.input",
     scale=(OUTPUT, -1),
     note="of prefill",

@@ -7,14 +7,14 @@ from hp_tool.domain.parts import label
 from hp_tool.domain.result import Estimate, MemoryEstimate, Reason, Recommendation, SpaceSummary
 from hp_tool.domain.serving import InferenceEstimate, ServingMemory, ServingRecommendation
 from hp_tool.domain.units import duration, gib
+from hp_tool.wording import rankings
 from hp_tool.wording.columns import (
     Column,
-    choice_columns,
     configuration_columns,
     listed_columns,
+    printed,
     serving_columns,
-    serving_figures,
-    training_figures,
+    versus_first,
 )
 from hp_tool.wording.fit import chance, left_open, needs
 from hp_tool.wording.words import arithmetic, cache_words, serving_arithmetic
@@ -30,7 +30,7 @@ def estimate_html(
             parts.append(_line(serving_arithmetic(estimate.parallel, replicas=estimate.replicas)))
         parts += _reasons(estimate.reasons)
         if estimate.ttft_s is not None:
-            parts.append(_columns(serving_figures([estimate])))
+            parts.append(_columns(printed(rankings.SERVING_FIGURES, [estimate])))
         if estimate.kv_cache is not None:
             parts.append(_line(cache_words(estimate.kv_cache)))
     else:
@@ -38,7 +38,7 @@ def estimate_html(
             parts.append(_line(arithmetic(estimate.parallel)))
         parts += _reasons(estimate.reasons)
         if estimate.time is not None:
-            parts.append(_columns(training_figures([estimate])))
+            parts.append(_columns(printed(rankings.TRAINING_FIGURES, [estimate])))
             if estimate.fit is not None:
                 parts.append(_line(f"{estimate.fit}: {chance(estimate)}; {needs(estimate)}"))
             if calibrated is None:
@@ -82,18 +82,18 @@ def recommendations_html(
 
 
 def _ranked(rows: Sequence[Recommendation] | Sequence[ServingRecommendation]) -> str:
-    ranks = Column(head="rank", cells=tuple(str(row.rank) for row in rows))
+    ranks = printed([rankings.RANK], rows)
     serving = [row for row in rows if isinstance(row, ServingRecommendation)]
     if serving:
-        return _columns(
-            [ranks, *serving_columns(serving), *serving_figures([row.estimate for row in serving])]
-        )
+        figures = printed(rankings.SERVING_FIGURES, serving)
+        return _columns([*ranks, *serving_columns(serving), *figures])
     training = [row for row in rows if isinstance(row, Recommendation)]
-    figures = training_figures([row.known for row in training])
-    layouts = configuration_columns([row.parallel for row in training])
-    return _columns(
-        [ranks, *layouts, *listed_columns(training), *figures, *choice_columns(training)]
-    )
+    layouts = [
+        *configuration_columns([row.parallel for row in training]),
+        *listed_columns(training),
+    ]
+    figures = printed([*rankings.TRAINING_FIGURES, rankings.RISK], training)
+    return _columns([*ranks, *layouts, *figures, *versus_first(training)])
 
 
 def _layout(row: Recommendation | ServingRecommendation) -> str:

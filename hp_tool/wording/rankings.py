@@ -1,15 +1,15 @@
-"""Columns of rankings and lists, each defined once, for pages and CSV files. Labels and units come
-from the figures that the terminal and agents use.
+"""Columns of rankings and lists, each defined once, for the terminal, notebooks, pages and CSV
+files. Headings and units are those of their figures.
 """
 
 import csv
 import io
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from hp_tool.wording import figures
-from hp_tool.wording.figures import Figure, value_at
+from hp_tool.wording.figures import Figure, Unit, value_at
 
 FORMULA_SIGNS = ("=", "+", "-", "@", "\t", "\r")
 """A spreadsheet calculates a text that begins with one of these."""
@@ -17,23 +17,49 @@ FORMULA_SIGNS = ("=", "+", "-", "@", "\t", "\r")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Column:
-    """One column of a list: where a row has its value, and how people read it."""
+    """One column of a list: its figure, and how each place shows it."""
 
-    name: str
-    """Head of the column in a CSV file; the value is in SI units and bytes."""
-    label: str
-    """Head of the column on a page."""
-    unit: figures.Unit | Literal["risk", "moment", "text", "heading"]
-    """How a page writes the value; `heading`: names the row."""
-    path: str = ""
-    """Where a row has the value; empty: under its name."""
-    interval: str = ""
-    """Where a row has the value's 90% interval; empty: it has none."""
-    help: str = ""
+    figure: Figure
+    """Its headings and its unit, and where a ranked row or its estimate has the value. The terminal
+    prints columns whose figure has a `head`.
+    """
+    of_row: bool = True
+    """The figure reads the ranked row; False: the row's estimate."""
+    page_label: str = ""
+    """Head of the column on a page; empty: the figure's label."""
+    page_path: str = ""
+    """Where a page's row has the value; empty: under its name."""
+    page_interval: str = ""
+    """Where a page's row has the value's 90% interval; empty: it has none."""
+    shown: Literal["page", "file", "terminal"] = "page"
+    """`page`: on pages and in CSV files; `file`: only in CSV files; `terminal`: in neither."""
     optional: bool = False
     """Left out on a page where no row has a value."""
-    shown: bool = True
-    """On pages; False: only in CSV files."""
+    drop: int = 0
+    """On the terminal, 0: always shown; of the others the highest is left out first where the
+    screen is narrow.
+    """
+    interval_drop: int | None = None
+    """As `drop`, of the interval beside it; None: the terminal has no column of it."""
+    mark: tuple[str, str, str] | None = None
+    """Where a row or its estimate says that its cell gets a mark on the terminal, the mark, and
+    what it means if the column's legend explains it.
+    """
+
+    @property
+    def name(self) -> str:
+        """Head of the column in a CSV file; the value is in SI units and bytes."""
+        return self.figure.name
+
+    @property
+    def unit(self) -> Unit:
+        """How a page writes the value; `heading`: names the row."""
+        return self.figure.unit
+
+    @property
+    def label(self) -> str:
+        """Head of the column on a page."""
+        return self.page_label or self.figure.label
 
     @property
     def number(self) -> bool:
@@ -41,18 +67,20 @@ class Column:
         return self.unit not in ("text", "heading", "moment")
 
     def value(self, row: object) -> Any:
-        """Return the value of a row; None if it has none."""
-        return value_at(row, self.path or self.name)
+        """Return the value of a page's row; None if it has none."""
+        return value_at(row, self.page_path or self.name)
 
     def ends(self, row: object) -> Sequence[float] | None:
-        """Return both ends of the value's interval."""
-        ends: Sequence[float] | None = value_at(row, self.interval) if self.interval else None
+        """Return both ends of the value's interval in a page's row."""
+        ends: Sequence[float] | None = (
+            value_at(row, self.page_interval) if self.page_interval else None
+        )
         return ends
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """Rows with the columns that list them."""
+    """Rows of a page with the columns that list them."""
 
     columns: tuple[Column, ...]
     rows: Sequence[Any]
@@ -63,24 +91,25 @@ class Table:
         return [
             column
             for column in self.columns
-            if column.shown
+            if column.shown == "page"
             and not (column.optional and all(column.value(row) is None for row in self.rows))
         ]
 
     def csv(self) -> str:
         """Return all columns as comma-separated values (RFC 4180), intervals as two columns."""
+        columns = [column for column in self.columns if column.shown != "terminal"]
         file = io.StringIO()
         writer = csv.writer(file)
         writer.writerow(
             head
-            for column in self.columns
+            for column in columns
             for head in (
                 column.name,
-                *((f"{column.name}_low", f"{column.name}_high") if column.interval else ()),
+                *((f"{column.name}_low", f"{column.name}_high") if column.page_interval else ()),
             )
         )
         for row in self.rows:
-            writer.writerow(_cells(self.columns, row))
+            writer.writerow(_cells(columns, row))
         return file.getvalue()
 
 
@@ -90,142 +119,202 @@ def _cells(columns: Iterable[Column], row: object) -> list[object]:
         value = column.value(row)
         text = isinstance(value, str) and value.startswith(FORMULA_SIGNS)
         cells.append(f"'{value}" if text else value)
-        if column.interval:
+        if column.page_interval:
             cells += column.ends(row) or (None, None)
     return cells
 
 
-def _of(figure: Figure, label: str = "", **more: Any) -> Column:
-    return Column(
-        name=figure.name,
-        label=label or figure.label,
-        unit=figure.unit,
-        **{"help": figure.note} | more,
+def _of(figure: Figure, page_label: str = "", **more: Any) -> Column:
+    """Return the column of a figure that estimates have."""
+    return Column(figure=figure, page_label=page_label, of_row=False, **more)
+
+
+def _plain(
+    name: str,
+    label: str,
+    unit: Unit,
+    page_path: str = "",
+    *,
+    head: str = "",
+    per: str = "",
+    path: str = "",
+    interval: str = "",
+    note: str = "",
+    **more: Any,
+) -> Column:
+    """Return a column of a figure that no estimate has."""
+    figure = Figure(
+        name=name,
+        label=label,
+        head=head,
+        unit=unit,
+        per=per,
+        path=path,
+        interval=interval,
+        note=note,
     )
+    return Column(figure=figure, page_path=page_path, **more)
 
 
-RANK = Column(name="rank", label="Rank", unit="count")
-CONFIGURATION = Column(
-    name="configuration", label="Configuration", unit="heading", path="arithmetic"
+RANK = _plain("rank", "Rank", "count", head="rank")
+CONFIGURATION = _plain("configuration", "Configuration", "heading", "arithmetic")
+DETAILS = _plain("details", "Details", "text", shown="file")
+GROUP = _plain(
+    "group", "Group", "count", note="Layouts of a group cannot be told apart", optional=True
 )
-DETAILS = Column(name="details", label="Details", unit="text", shown=False)
-MEMORY = _of(figures.MEMORY, path="memory_bytes")
-_START = (
-    RANK,
-    Column(
-        name="group",
-        label="Group",
-        unit="count",
-        help="Layouts of a group cannot be told apart",
-        optional=True,
-    ),
-    CONFIGURATION,
-    DETAILS,
+STEP = _of(
+    figures.STEP,
+    "Step",
+    page_interval="step_s_interval",
+    interval_drop=1,
+    mark=("familiarity.unmeasured", "*", ""),
 )
-TRAINING = (
-    *_START,
-    _of(figures.STEP, "Step", interval="step_s_interval"),
-    Column(name="fit", label="Fit", unit="text"),
-    Column(
-        name="out_of_memory_probability",
-        label="Risk",
-        unit="risk",
-        help="Chance of running out of memory",
-    ),
-    _of(figures.TOKENS, help=""),
-    _of(figures.MFU, help=""),
-    MEMORY,
+RISK = _plain(
+    "out_of_memory_probability",
+    "OOM risk",
+    "risk",
+    head="OOM risk",
+    note="chance of running out of memory",
+    drop=9,
 )
+TRAINING_FIGURES = (
+    STEP,
+    _of(figures.TOKENS, drop=4),
+    _of(figures.MFU, drop=7),
+    _of(figures.MEMORY, page_path="memory_bytes", drop=2),
+    _of(figures.FIT, drop=3),
+    _of(figures.CALENDAR, shown="terminal", drop=6),
+)
+TRAINING = (RANK, GROUP, CONFIGURATION, DETAILS, *TRAINING_FIGURES, RISK)
 """Of a ranking of training layouts."""
-_LATENCIES = (
-    _of(figures.TTFT, "TTFT", interval="ttft_s_interval", help=""),
-    _of(figures.TPOT, "TPOT", interval="tpot_s_interval", help=""),
+TTFT = _of(figures.TTFT, "TTFT", page_interval="ttft_s_interval")
+TPOT = _of(figures.TPOT, "TPOT", page_interval="tpot_s_interval")
+REQUEST = _of(figures.REQUEST, shown="terminal", drop=6)
+OUTPUT = _of(
+    figures.OUTPUT,
+    "Tokens/s per GPU",
+    page_path="tokens_per_second_per_gpu",
+    interval_drop=3,
 )
-SERVING = (
-    *_START,
-    _of(figures.USERS),
-    *_LATENCIES,
-    _of(figures.OUTPUT, "Tokens/s per GPU", path="tokens_per_second_per_gpu"),
-    MEMORY,
+FLYING = _of(figures.FLYING, shown="terminal", drop=5)
+SERVING_FIGURES = (
+    TTFT,
+    TPOT,
+    REQUEST,
+    OUTPUT,
+    FLYING,
+    _of(figures.USERS, drop=8),
+    *(
+        _of(replace(price, note=""), shown="terminal", drop=9)
+        for price in (figures.INPUT_PRICE, figures.OUTPUT_PRICE)
+    ),
+    _of(figures.SERVED_MEMORY, page_path="memory_bytes", drop=4),
 )
+SERVING = (RANK, GROUP, CONFIGURATION, DETAILS, *SERVING_FIGURES)
 """Of a ranking of serving layouts."""
 
-
-def _machines(*columns: Column) -> tuple[Column, ...]:
-    return (
-        Column(name="rank", label="Rank", unit="count", path="configuration.rank"),
-        Column(name="machine", label="Machine", unit="heading"),
-        Column(
-            name="configuration",
-            label="Configuration",
-            unit="text",
-            path="configuration.arithmetic",
-            shown=False,
+_MACHINES = (
+    _plain("rank", "Rank", "count", "configuration.rank", head="rank"),
+    _plain("machine", "Machine", "heading", head="machine", path="cluster"),
+    _plain("configuration", "Configuration", "text", "configuration.arithmetic", shown="file"),
+    _plain("details", "Details", "text", "configuration.details", shown="file"),
+    _plain("num_gpus", "GPUs", "count", head="GPUs", path="known.provenance.num_gpus"),
+    _plain(
+        "network_bandwidth_bytes_per_second",
+        "Network",
+        "bandwidth",
+        head="network",
+        note="between nodes, per GPU",
+        shown="file",
+        mark=(
+            "network_assumed",
+            " assumed",
+            "assumed: the usual network of this GPU, because neither price list nor query states "
+            "one",
         ),
-        Column(
-            name="details",
-            label="Details",
-            unit="text",
-            path="configuration.details",
-            shown=False,
-        ),
-        Column(name="num_gpus", label="GPUs", unit="count"),
-        *columns,
-        Column(
-            name="price_per_gpu_hour",
-            label="$ per GPU-hour",
-            unit="dollars",
-            path="price.per_gpu_hour",
-        ),
-        Column(
-            name="network_bandwidth_bytes_per_second",
-            label="Network",
-            unit="rate",
-            shown=False,
-        ),
-    )
-
-
+    ),
+    _plain(
+        "price_per_gpu_hour",
+        "$ per GPU-hour",
+        "dollars",
+        "price.per_gpu_hour",
+        head="price",
+        per="/GPU-h",
+        path="price",
+        drop=2,
+    ),
+)
 MACHINES = {
-    "training": _machines(
-        _of(figures.COST, interval="cost_interval", optional=True),
-        Column(name="days", label="Days", unit="days", interval="days_interval", optional=True),
+    "training": (
+        *_MACHINES,
         Column(
-            name="deadline_probability",
-            label="In time",
-            unit="share",
-            help="Chance of ending within the deadline",
+            figure=replace(figures.COST, head="cost", interval="cost_interval"),
+            page_interval="cost_interval",
             optional=True,
+            interval_drop=3,
         ),
-        Column(name="co2_kg", label="CO2", unit="kilograms", optional=True),
-        Column(name="energy_joules", label="Energy", unit="joules", path="energy", shown=False),
-        Column(
-            name="cost_per_million_tokens",
-            label="$ per million tokens",
-            unit="dollars",
-            path="per_million_tokens",
-            interval="per_million_interval",
+        _plain(
+            "days",
+            "Days",
+            "days",
+            head="days",
+            path="known.calendar_days",
+            interval="days_interval",
+            page_interval="days_interval",
+            optional=True,
+            interval_drop=4,
+        ),
+        _plain(
+            "deadline_probability",
+            "In time",
+            "share",
+            head="in time",
+            note="chance of meeting the deadline",
+            optional=True,
+            drop=1,
+        ),
+        _plain(
+            "energy_joules",
+            "Energy",
+            "joules",
+            "energy",
+            head="energy",
+            path="energy",
+            shown="file",
+            drop=8,
+        ),
+        _plain("co2_kg", "CO2", "kilograms", head="CO2", optional=True, drop=7),
+        _plain(
+            "cost_per_million_tokens",
+            "$ per million tokens",
+            "dollars",
+            "per_million_tokens",
+            head="cost",
+            per="/M tokens",
+            page_interval="per_million_interval",
             optional=True,
         ),
     ),
-    "inference": _machines(
+    "inference": (
+        *_MACHINES,
+        _plain(
+            "cost_per_hour", "$ per hour", "dollars", "cost", head="cost", per="/h", path="cost"
+        ),
         *(
             Column(
-                name=column.name,
-                label=column.label,
-                unit=column.unit,
-                path=f"configuration.{column.name}",
-                interval=f"configuration.{column.interval}",
+                figure=replace(column.figure, head=""),
+                page_label=column.page_label,
+                page_path=f"configuration.{column.name}",
+                page_interval=f"configuration.{column.page_interval}",
             )
-            for column in _LATENCIES
+            for column in (TTFT, TPOT)
         ),
-        Column(name="cost_per_hour", label="$ per hour", unit="dollars", path="cost"),
-        Column(
-            name="cost_per_million_output_tokens",
-            label="$ per million output tokens",
-            unit="dollars",
-            path="per_million_tokens",
-            interval="per_million_interval",
+        _plain(
+            "cost_per_million_output_tokens",
+            "$ per million output tokens",
+            "dollars",
+            "per_million_tokens",
+            page_interval="per_million_interval",
         ),
     ),
 }
@@ -235,50 +324,36 @@ MACHINES = {
 def runs_columns(*, seconds: str, rate: str) -> tuple[Column, ...]:
     """Return the columns of a search's runs, whose time and rate have these names."""
     return (
-        Column(name="run", label="Run", unit="count", path="place"),
+        _plain("run", "Run", "count", "place"),
         CONFIGURATION,
         DETAILS,
-        Column(name="state", label="State", unit="text"),
-        Column(name="cause", label="Cause", unit="text", shown=False),
-        Column(name="chosen_because", label="Chosen because", unit="text", path="why", shown=False),
-        Column(
-            name="predicted_s",
-            label=f"{seconds}, cost model",
-            unit="seconds",
-            path="predicted_step_s",
-            shown=False,
+        _plain("state", "State", "text"),
+        _plain("cause", "Cause", "text", shown="file"),
+        _plain("chosen_because", "Chosen because", "text", "why", shown="file"),
+        _plain(
+            "predicted_s", f"{seconds}, cost model", "seconds", "predicted_step_s", shown="file"
         ),
-        Column(
-            name="expected_s",
-            label=f"{seconds}, expected",
-            unit="seconds",
-            path="calibrated_step_s",
-        ),
-        Column(
-            name="measured_s",
-            label=f"{seconds}, measured",
-            unit="seconds",
-            path="measured_step_s",
-        ),
-        Column(name="reduced", label="Reduced", unit="text", shown=False),
-        Column(name="tokens_per_second_per_gpu", label=rate, unit="rate"),
-        Column(name="peak_memory_bytes", label="Peak memory", unit="bytes"),
+        _plain("expected_s", f"{seconds}, expected", "seconds", "calibrated_step_s"),
+        _plain("measured_s", f"{seconds}, measured", "seconds", "measured_step_s"),
+        _plain("reduced", "Reduced", "text", shown="file"),
+        _plain("tokens_per_second_per_gpu", rate, "rate"),
+        _plain("peak_memory_bytes", "Peak memory", "bytes"),
     )
 
 
 SEARCHES = (
-    Column(name="search", label="Search", unit="heading", path="subject"),
-    Column(name="href", label="Page", unit="text", shown=False),
-    Column(name="name", label="Name", unit="text", path="label.name", shown=False),
-    Column(name="state", label="State", unit="text"),
-    Column(name="owner", label="Owner", unit="text", optional=True),
-    Column(name="best", label="Best", unit="text"),
-    Column(name="best_step_s", label="Step or request", unit="seconds"),
-    Column(name="best_known", label="Known", unit="text", path="known", shown=False),
-    Column(name="profile_runs", label="Runs", unit="count"),
-    Column(name="budget_runs", label="Maximum runs", unit="count", shown=False),
-    Column(name="gpu_seconds", label="Spent", unit="seconds"),
-    Column(name="saved_gpu_seconds", label="Saved", unit="seconds"),
-    Column(name="created_at", label="Created", unit="moment"),
+    _plain("search", "Search", "heading", "subject"),
+    _plain("href", "Page", "text", shown="file"),
+    _plain("name", "Name", "text", "label.name", shown="file"),
+    _plain("state", "State", "text"),
+    _plain("owner", "Owner", "text", optional=True),
+    _plain("best", "Best", "text"),
+    _plain("best_step_s", "Step or request", "seconds"),
+    _plain("best_known", "Known", "text", "known", shown="file"),
+    _plain("profile_runs", "Runs", "count"),
+    _plain("budget_runs", "Maximum runs", "count", shown="file"),
+    _plain("gpu_seconds", "Spent", "seconds"),
+    _plain("saved_gpu_seconds", "Saved", "seconds"),
+    _plain("created_at", "Created", "moment"),
 )
 """Of the list of searches."""

@@ -76,7 +76,9 @@ def machine_rows(
             price=_price(row, prices),
             cost=row.cost,
             cost_interval=row.cost_interval,
-            per_million_tokens=_per_million(row) if days is None else None,
+            per_million_tokens=row.cost_per_million_tokens
+            if isinstance(row, Recommendation)
+            else row.known.cost_per_million_output_tokens,
             per_million_interval=PER_MILLION.between(row.known)
             if isinstance(row, ServingRecommendation)
             else None,
@@ -106,13 +108,6 @@ def _price(
         line=offer.line,
         source=offer.source,
     )
-
-
-def _per_million(row: Recommendation | ServingRecommendation) -> float | None:
-    if isinstance(row, ServingRecommendation):
-        return row.known.cost_per_million_output_tokens
-    rate = row.known.tokens_per_second_per_gpu
-    return None if row.price is None or not rate else row.price / 3600.0 / rate * 1e6
 
 
 def machine_verdict(

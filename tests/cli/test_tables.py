@@ -13,7 +13,8 @@ from rich.measure import Measurement
 from hp_tool.cli import layout, tables
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.units import duration
-from hp_tool.wording.columns import Column, configuration_columns, training_figures
+from hp_tool.wording import rankings
+from hp_tool.wording.columns import Column, configuration_columns, printed
 from hp_tool.wording.words import arithmetic
 from tests.cli import shown
 
@@ -114,7 +115,7 @@ def test_step_times_are_told_apart_in_seconds(seconds: float, words: str) -> Non
 
 
 def test_a_column_has_one_unit() -> None:
-    step = training_figures([shown.estimate(0.8), shown.estimate(12.0)])[0]
+    step = printed([rankings.STEP], [shown.estimate(0.8), shown.estimate(12.0)])[0]
     assert (step.title, step.cells) == ("step, s", ("0.80", "12.00"))
 
 

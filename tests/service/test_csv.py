@@ -10,6 +10,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from hp_tool.domain.ports import Store
+from hp_tool.wording.figures import Figure
 from hp_tool.wording.rankings import Column, Table
 from service.dashboard.page import address
 from tests.service.coordinator import claim, one_run
@@ -65,6 +66,6 @@ def test_runs_and_searches_have_files(
 
 
 def test_a_text_is_no_formula_of_a_spreadsheet() -> None:
-    column = Column(name="name", label="Name", unit="text")
+    column = Column(figure=Figure(name="name", label="Name", unit="text"))
     table = Table(columns=(column,), rows=[{"name": "=1+1"}, {"name": 'a,"b"'}])
     assert table.csv().splitlines() == ["name", "'=1+1", '"a,""b"""']

@@ -14,7 +14,6 @@ import pytest
 from fastapi.testclient import TestClient
 
 from hp_tool.catalog.prices import offers
-from service.dashboard.machine_rows import _per_million
 from tests.cli import shown
 from tests.service.every_page import RENT
 
@@ -202,8 +201,8 @@ def test_a_reader_without_scripts_compares_machines(browser: Browser, server: st
 
 def test_a_million_tokens_cost_the_price_of_the_time_they_take() -> None:
     """At $3.60 a GPU-hour a second costs $0.001; a GPU takes 3,072 / 12 tokens in it."""
-    row = replace(
-        shown.recommendations().recommendations[0], price=3.6, estimate=shown.estimate(12.0)
-    )
-    assert _per_million(row) == pytest.approx(0.001 / (3072 / 12) * 1e6)
-    assert _per_million(replace(row, price=None)) is None
+    estimate = replace(shown.estimate(12.0), days=None)
+    row = replace(shown.recommendations().recommendations[0], price=3.6, estimate=estimate)
+    assert row.cost_per_million_tokens == pytest.approx(0.001 / (3072 / 12) * 1e6)
+    assert replace(row, price=None).cost_per_million_tokens is None
+    assert replace(row, estimate=shown.estimate(12.0)).cost_per_million_tokens is None
