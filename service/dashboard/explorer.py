@@ -130,7 +130,7 @@ class ExplorerPage(Page):
         return Table(columns=TRAINING, rows=self.fastest)
 
 
-@page_at(router, "/explorer", template="explorer.html", section="Ask", home=True)
+@page_at(router, "/explorer", template="explorer.html", section="Ask", home=True, csv=True)
 def explorer_context(
     request: Request,
     settings: Annotated[Settings, Depends()],

@@ -112,7 +112,7 @@ class ServingExplorerPage(Page):
         return Table(columns=SERVING, rows=self.rows)
 
 
-@page_at(router, PATH, template="explorer_serving.html", section="Ask")
+@page_at(router, PATH, template="explorer_serving.html", section="Ask", csv=True)
 def serving_explorer_context(
     request: Request, store: StoreDep, find: FindDep
 ) -> ServingExplorerPage:

@@ -129,13 +129,14 @@ def page_at(
     section: str,
     status: Callable[[Any], int] = lambda context: HTTP_200_OK,
     home: bool = False,
+    csv: bool = False,
 ) -> Callable[[ContextFunction], ContextFunction]:
     """Register the HTML page at `path` and its JSON for the decorated function, which returns the
     page's context.
 
     The function is a FastAPI dependency; its docstring describes the JSON in the API. `status`
     computes the HTML response's status from the context. With `home`, the page is also the
-    dashboard's front page.
+    dashboard's front page; with `csv`, the context's `table` is a CSV file beside the JSON.
     """
 
     def register(context_function: ContextFunction) -> ContextFunction:
@@ -160,7 +161,7 @@ def page_at(
             description=inspect.getdoc(context_function),
             response_model=context_type,
         )
-        if hasattr(context_type, "table"):
+        if csv:
 
             def csv_page(context: Any = dependency) -> Response:
                 return csv_response(context.table, name=name)

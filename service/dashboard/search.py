@@ -187,7 +187,7 @@ class RunsPage(Page):
         )
 
 
-@page_at(router, "/searches/{search_id}/runs", template="runs.html", section="Searches")
+@page_at(router, "/searches/{search_id}/runs", template="runs.html", section="Searches", csv=True)
 def runs_context(search_id: str, store: StoreDep) -> RunsPage:
     """Return all runs of a search in columns, for their plain table."""
     record = store.get_search(search_id=search_id)

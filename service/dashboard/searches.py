@@ -120,7 +120,7 @@ class SearchesPage(Page):
         return Table(columns=SEARCHES, rows=self.rows)
 
 
-@page_at(router, "/searches", template="searches.html", section="Searches")
+@page_at(router, "/searches", template="searches.html", section="Searches", csv=True)
 def searches_context(
     request: Request,
     store: StoreDep,
