@@ -82,9 +82,13 @@ class Figure:
 
 
 def value_at(source: Any, path: str) -> Any:
-    """Return the value at a dotted path of an object or a mapping; None if there is none."""
+    """Return the value at a dotted path of an object or a mapping; None where that is None on the
+    way. Raises AttributeError if an object has no such attribute; a mapping, which is stored JSON,
+    may lack a key.
+    """
     for name in path.split("."):
-        source = source.get(name) if isinstance(source, Mapping) else getattr(source, name, None)
+        if source is not None:
+            source = source.get(name) if isinstance(source, Mapping) else getattr(source, name)
     return source
 
 

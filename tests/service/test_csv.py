@@ -69,3 +69,10 @@ def test_a_text_is_no_formula_of_a_spreadsheet() -> None:
     column = Column(figure=Figure(name="name", label="Name", unit="text"))
     table = Table(columns=(column,), rows=[{"name": "=1+1"}, {"name": 'a,"b"'}])
     assert table.csv().splitlines() == ["name", "'=1+1", '"a,""b"""']
+
+
+def test_a_column_of_no_attribute_is_an_error() -> None:
+    """A misspelt place fails, instead of leaving every cell empty."""
+    column = Column(figure=Figure(name="ttft_seconds", label="TTFT", unit="seconds"))
+    with pytest.raises(AttributeError, match="ttft_seconds"):
+        Table(columns=(column,), rows=[DONE]).csv()
