@@ -16,7 +16,7 @@ from hp_tool.cli.tables import (
     print_space,
 )
 from hp_tool.domain.inference import RATE
-from hp_tool.domain.latencies import LATENCIES
+from hp_tool.domain.measurement import Tails
 from hp_tool.domain.serving import (
     InferenceEstimate,
     PoolConfig,
@@ -71,7 +71,7 @@ def print_inference_estimate(estimate: InferenceEstimate) -> None:
         _print_fixes(console, estimate)
     if estimate.tails is None or estimate.intervals is None:
         return
-    _print_latencies(console, estimate)
+    _print_latencies(console, estimate, estimate.tails)
     print_familiarity(console, estimate)
     limit = ", limited by the KV cache" if estimate.kv_cache_limited else ""
     console.print(
@@ -128,41 +128,34 @@ DROPPED = {"p50": 2, "p90": 1}
 """Columns that a narrow terminal leaves out, in this order."""
 
 
-def _print_latencies(console: Console, estimate: InferenceEstimate) -> None:
+def _print_latencies(console: Console, estimate: InferenceEstimate, tails: Tails) -> None:
     """A line for each latency, each in milliseconds: mean, interval, and tails over the
     requests.
     """
-    tails, intervals = estimate.tails, estimate.intervals
-    quantiles = {name: getattr(tails, name).quantiles for name in LATENCIES}
-    between = [
-        "-".join(scaled(ends, 1e-3)) if (ends := getattr(intervals, name, None)) else ABSENT
-        for name in LATENCIES
-    ]
+    shown = (figures.TTFT, figures.TPOT, figures.REQUEST)
+    intervals = [figure.own_interval(estimate) for figure in shown]
+    quantiles = [getattr(tails, figure.name).quantiles for figure in shown]
     columns = [
+        Column(head="latency", cells=tuple(figure.label.lower() for figure in shown), left=True),
+        Column(head="mean", unit="ms", cells=_ms(figure.value(estimate) for figure in shown)),
         Column(
-            head="latency",
-            cells=tuple(each.noun.removesuffix(" latency") for each in LATENCIES.values()),
-            left=True,
+            head="interval",
+            unit="90%, ms",
+            cells=tuple("-".join(scaled(ends, 1e-3)) if ends else ABSENT for ends in intervals),
         ),
-        Column(
-            head="mean", unit="ms", cells=tuple(_ms(getattr(estimate, name)) for name in LATENCIES)
-        ),
-        Column(head="interval", unit="90%, ms", cells=tuple(between)),
         *(
             Column(
-                head=p,
-                unit="ms",
-                cells=tuple(_ms(quantiles[name][p]) for name in LATENCIES),
-                drop=DROPPED.get(p, 0),
+                head=p, unit="ms", cells=_ms(each[p] for each in quantiles), drop=DROPPED.get(p, 0)
             )
-            for p in quantiles["ttft_s"]
+            for p in quantiles[0]
         ),
     ]
     print_columns(console, columns)
 
 
-def _ms(seconds: float | None) -> str:
-    return scaled([seconds], 1e-3)[0]
+def _ms(values_s: Iterable[float | None]) -> tuple[str, ...]:
+    """Milliseconds, each with its own decimals."""
+    return tuple(scaled([value_s], 1e-3)[0] for value_s in values_s)
 
 
 def print_serving_recommendations(answer: RecommendAnswer) -> None:

@@ -147,16 +147,22 @@ TRAINING = (
 )
 """Figures of a training."""
 
-TTFT, TPOT, REQUEST = (
+TTFT, TPOT = (
     Figure(
         name=latency.key,
         label=latency.label,
         head=latency.head,
         unit="seconds",
-        interval="" if latency is latencies.REQUEST else f"intervals.{latency.key}",
-        note=MEANINGS.get(latency.head, ""),
+        interval=f"intervals.{latency.key}",
+        note=latency.noun,
     )
-    for latency in LATENCIES.values()
+    for latency in (latencies.TTFT, latencies.TPOT)
+)
+REQUEST = Figure(
+    name=latencies.REQUEST.key,
+    label=latencies.REQUEST.label,
+    head=latencies.REQUEST.head,
+    unit="seconds",
 )
 OUTPUT = Figure(
     name="output_tokens_per_second_per_gpu",
