@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from hp_tool.errors import InputError, UnsupportedError
-from hp_tool.formats.manifests import started_by
 from hp_tool.formats.reading import as_settings, look_up, table
 from hp_tool.formats.registry import formats, readable
 from hp_tool.formats.signs import Evidence, Place, Sign, any_key, key_within, words
@@ -129,14 +128,13 @@ _PROGRAM = re.compile(
 
 
 def detect(text: str, *, files: Mapping[str, str] | None = None) -> str:
-    """Return the name of the format of a text, one of those that are read.
+    """Return the name of the format of a text, one of those that are read; of a manifest, pass
+    the command of its container.
 
     Raises:
         UnsupportedError: The format is known but not read.
         InputError: The text has no known format.
     """
-    if started := started_by(text):
-        text = started.script
     if tool := _tool_of("text", Evidence(text=text)):
         return tool
     content = parsed(text) if text.lstrip("\ufeff \t\r\n").startswith("{") else mapping_of(text)

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from hp_tool.errors import HpToolError, InputError
 from hp_tool.formats.exchange import assess, detect, read_configuration
+from hp_tool.formats.manifests import started_by
 from hp_tool.formats.reading import ImportRefusedError, Reading
 from hp_tool.questions import schema
 
@@ -98,9 +99,10 @@ def test_a_public_file_is_read_right_or_refused_by_name(subtests: pytest.Subtest
                 with pytest.raises(InputError, match=expected["error"]):
                     read_as(expected, text)
                 continue
-            assert detect(text, files=expected.get("files")) == expected.get(
-                "format", "megatron-lm"
-            )
+            started = started_by(text)
+            assert detect(
+                started.script if started else text, files=expected.get("files")
+            ) == expected.get("format", "megatron-lm")
             reading, refusal = read_as(expected, text)
             if "refused" not in expected and "missing" not in expected:
                 assert refusal is None, refusal
