@@ -9,6 +9,7 @@ import re
 
 import numpy as np
 import pytest
+from fastapi.testclient import TestClient
 from numpy.typing import NDArray
 
 from hp_tool.domain.parts import MEMORY_KEYS, PARTS, REQUEST, SERVING_MEMORY_KEYS, STEP_KEYS
@@ -123,3 +124,10 @@ def test_the_simulation_sees_what_red_and_green_hide() -> None:
         > LEAST_DISTANCE
         > _nearest(red_and_green, "protanopia")[0]
     )
+
+
+def test_a_legend_has_the_colours_of_its_bars(shared_http: TestClient) -> None:
+    page = shared_http.get("/explorer").text
+    bars = set(re.findall(r'<rect class="part ([\w-]+)"', page))
+    legend = set(re.findall(r'<li><svg aria-hidden="true"><rect class="([^"]+)"', page))
+    assert legend == bars and len(bars) > 4
