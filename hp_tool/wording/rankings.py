@@ -4,7 +4,7 @@ files. Headings and units are those of their figures.
 
 import csv
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -321,12 +321,15 @@ MACHINES = {
 """Of a ranking of machines, by the kind of the question."""
 
 
-def runs_columns(*, seconds: str, rate: str) -> tuple[Column, ...]:
-    """Return the columns of a search's runs, whose time and rate have these names."""
+def runs_columns(*, seconds: str, rate: str, further: Mapping[str, str]) -> tuple[Column, ...]:
+    """Return the columns of a search's runs, whose time and rate have these names; `further`: what
+    their file has besides, labels by name.
+    """
     return (
         _plain("run", "Run", "count", "place"),
         CONFIGURATION,
         DETAILS,
+        *(_plain(name, label, "text", shown="file") for name, label in further.items()),
         _plain("state", "State", "text"),
         _plain("cause", "Cause", "text", shown="file"),
         _plain("chosen_because", "Chosen because", "text", "why", shown="file"),
@@ -336,6 +339,7 @@ def runs_columns(*, seconds: str, rate: str) -> tuple[Column, ...]:
         _plain("expected_s", f"{seconds}, expected", "seconds", "calibrated_step_s"),
         _plain("measured_s", f"{seconds}, measured", "seconds", "measured_step_s"),
         _plain("reduced", "Reduced", "text", shown="file"),
+        _plain("num_runs", "Runs", "count", shown="file"),
         _plain("tokens_per_second_per_gpu", rate, "rate"),
         _plain("peak_memory_bytes", "Peak memory", "bytes"),
     )

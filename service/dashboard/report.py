@@ -28,10 +28,12 @@ def report_html(*, store: Store, search_id: str) -> str:
         if run.measurement and run.measurement.log_tail
     }
     figures = store.run_figures(search_id=search_id)
+    trials = trial_table(record=record, runs=figures, logs=logs)
     return rendered(
         "report.html",
         page=search_page(record, store=store),
-        trials=schema.to_dict(trial_table(record=record, runs=figures, logs=logs)),
+        trials=schema.to_dict(trials),
+        csv=trials.listed.csv(),
         styles="\n".join((STATIC / name).read_text(encoding="utf-8") for name in STYLES),
         module=_module("search.js"),
     )

@@ -19,7 +19,7 @@ from hp_tool.formats.registry import writable
 from hp_tool.questions import schema
 from hp_tool.questions.anatomy import Schedule
 from hp_tool.wording.answer import stop_reason
-from hp_tool.wording.rankings import Table, runs_columns
+from hp_tool.wording.rankings import Table
 from service.api.bodies import json_response
 from service.api.dependencies import FindDep, StoreDep
 from service.api.searches import (
@@ -180,11 +180,7 @@ class RunsPage(Page):
     @property
     def table(self) -> Table:
         """The runs with their columns."""
-        named = self.runs.quantity
-        return Table(
-            columns=runs_columns(seconds=named.seconds, rate=named.rate),
-            rows=[trials.TrialRow(self.runs, index) for index in self.order],
-        )
+        return self.runs.listed
 
 
 @page_at(router, "/searches/{search_id}/runs", template="runs.html", section="Searches", csv=True)
@@ -192,7 +188,6 @@ def runs_context(search_id: str, store: StoreDep) -> RunsPage:
     """Return all runs of a search in columns, for their plain table."""
     record = store.get_search(search_id=search_id)
     table = trials.trial_table(record=record, runs=store.run_figures(search_id=search_id))
-    seconds = table.measured_step_s
     return RunsPage(
         title=f"Runs of {record.label.name or subject(record.query)}",
         name=record.label.name or subject(record.query),
@@ -200,9 +195,7 @@ def runs_context(search_id: str, store: StoreDep) -> RunsPage:
         json_href=f"/searches/{record.id}/runs.json",
         search_href=f"/searches/{record.id}",
         runs=table,
-        order=tuple(
-            sorted(range(len(seconds)), key=lambda i: (seconds[i] is None, seconds[i] or 0.0))
-        ),
+        order=table.order,
     )
 
 

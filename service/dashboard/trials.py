@@ -10,6 +10,7 @@ from typing import Any
 from hp_tool.cost.serving.engine import ServingCosts
 from hp_tool.domain.axes import Axis as LayoutAxis
 from hp_tool.domain.axes import of_kind
+from hp_tool.domain.latencies import TPOT, TTFT
 from hp_tool.domain.measurement import Latencies
 from hp_tool.domain.parallel import recompute_name
 from hp_tool.domain.records import JsonObject, RunFigures, SearchRecord
@@ -23,6 +24,7 @@ from hp_tool.loop.tuning.serving_table import serving_candidates
 from hp_tool.questions import schema
 from hp_tool.questions.serving.problem import resolve_serving
 from hp_tool.store.columns import decode_configuration
+from hp_tool.wording.rankings import Table, runs_columns
 from hp_tool.wording.words import missed_words, serving_arithmetic
 from service.api.search_results import calibrated_predictions
 from service.dashboard import formats
@@ -138,15 +140,34 @@ class TrialTable:
     logs: dict[str, str] | None = None
     """Ends of logs by run, for a report in one file; None if the server provides them."""
 
+    @property
+    def order(self) -> tuple[int, ...]:
+        """Indices of the runs, the fastest first."""
+        times = self.measured_step_s
+        return tuple(sorted(range(len(times)), key=lambda i: (times[i] is None, times[i] or 0.0)))
+
+    @property
+    def listed(self) -> Table:
+        """The runs with their columns, the fastest first."""
+        rows = [TrialRow(self, index) for index in self.order]
+        named, further = self.quantity, {axis.name: axis.label for axis in self.axes}
+        if self.serving is not None:
+            further |= {latency.key: latency.label for latency in (TTFT, TPOT)}
+        columns = runs_columns(seconds=named.seconds, rate=named.rate, further=further)
+        return Table(columns=columns, rows=rows)
+
 
 class TrialRow:
-    """One run of a table: its figures by the names of the columns."""
+    """One run of a table: its settings and figures by the names of the columns."""
 
     def __init__(self, table: TrialTable, index: int) -> None:
         """Read the row at `index`."""
         self.chosen = index == table.best
         self.place = table.number[index] + 1
         self._table, self._index = table, index
+        vars(self).update({axis.name: axis.values[index] for axis in table.axes})
+        if (serving := table.serving) is not None:
+            vars(self).update(ttft_s=serving.ttft_s[index], tpot_s=serving.tpot_s[index])
 
     def __getattr__(self, name: str) -> Any:
         """Return the row's value in a column; raises AttributeError if there is no such column."""

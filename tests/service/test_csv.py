@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from typing import Any
+from urllib.parse import unquote
 
 import pytest
 from fastapi.testclient import TestClient
@@ -13,8 +15,9 @@ from hp_tool.domain.ports import Store
 from hp_tool.wording.figures import Figure
 from hp_tool.wording.rankings import Column, Table
 from service.dashboard.page import address
+from service.dashboard.report import report_html
 from tests.service.coordinator import claim, one_run
-from tests.service.every_page import DONE, RENT
+from tests.service.every_page import DONE, OTHER, RENT
 
 
 def rows_at(http: TestClient, href: str) -> list[dict[str, str]]:
@@ -63,6 +66,21 @@ def test_runs_and_searches_have_files(
     (run,) = rows_at(http, f"/searches/{search}/runs.csv")
     assert (run["run"], run["state"], float(run["measured_s"])) == ("1", "ok", DONE.step_s)
     assert [row["href"] for row in rows_at(http, "/searches.csv")] == [f"/searches/{search}"]
+
+
+def test_the_file_of_runs_has_the_settings_in_which_they_differ(
+    http: TestClient, store: Store, query: dict[str, Any]
+) -> None:
+    """On the server, and within a report, which has no server to ask."""
+    search = http.post("/v1/searches", json=query).json()["id"]
+    lease = claim(store, search)
+    one_run(store, lease, DONE)
+    one_run(store, lease, DONE, OTHER)
+    rows = rows_at(http, f"/searches/{search}/runs.csv")
+    assert {row["tensor_parallel_size"] for row in rows} == {"1", "2"}
+    report = report_html(store=store, search_id=search)
+    (inside,) = re.findall(r'href="data:text/csv;charset=utf-8,([^"]*)"', report)
+    assert unquote(inside) == http.get(f"/searches/{search}/runs.csv").text
 
 
 def test_a_text_is_no_formula_of_a_spreadsheet() -> None:

@@ -131,7 +131,7 @@ def test_a_noisy_search_has_one_best(
     assert page.get_by_role("columnheader", name="Measured").get_by_role("button").is_visible()
     assert (
         row.locator("[data-control=mark]").is_visible()
-        and not page.get_by_role("button", name="CSV").is_visible()
+        and not page.get_by_role("link", name="CSV").is_visible()
     )
     front = page.evaluate(
         """() => fetch(document.querySelector("#trials").dataset.href).then((answer) => answer.json())"""  # noqa: E501

@@ -6,7 +6,7 @@ import { count, gib, percent, seconds, setting } from "./numbers.js";
 const SPARE = ["tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size", "data_parallel_size"]; // by the arithmetic
 const CAUSE = 90; // characters of an error's first line
 
-// {name, label, title, number, hidden (unless chosen), value(i) to sort by and for CSV, cell(i) to show}
+// {name, label, title, number, hidden (unless chosen), value(i) to sort by, cell(i) to show}
 export function columns(trials, { runs }) {
   const { quantity, serving } = trials;
   const from = (values) => (i) => values[i];
@@ -65,14 +65,6 @@ export function sorted(indices, column, descending) {
     if (x == null || y == null) return (x == null) - (y == null) || a - b;
     return sign * (x < y ? -1 : x > y ? 1 : 0) || a - b;
   });
-}
-
-// The rows as comma-separated values, all columns in plain units (seconds, bytes, shares).
-export function csv(list, indices) {
-  const quoted = (value) => (/[",\n]/.test(value) ? `"${value.replaceAll('"', '""')}"` : value);
-  const safe = (value) => (typeof value === "string" && /^[=+\-@\t\r]/.test(value) ? `'${value}` : String(value ?? "")); // no formula
-  return [list.map((column) => column.name), ...indices.map((i) => list.map((column) => safe(column.value(i))))]
-    .map((row) => row.map(quoted).join(",")).join("\n");
 }
 
 function firstLine(text) {

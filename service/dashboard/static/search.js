@@ -1,7 +1,7 @@
 // A search's trials: one filter, order and choice of columns for the table and all charts, stored in the URL.
 
 import { MOST_POINTS, accuracy, front, history, ring, waterfall } from "./charts.js";
-import { columns as columnsOf, csv, sorted } from "./columns.js";
+import { columns as columnsOf, sorted } from "./columns.js";
 import { element } from "./elements.js";
 import { tpot, ttft } from "./latency.js";
 import { setting } from "./numbers.js";
@@ -274,11 +274,6 @@ part("only").addEventListener("change", () => {
   table();
 });
 part("sort").addEventListener("change", ({ target }) => sortBy(target.value));
-part("csv").addEventListener("click", () => {
-  const address = URL.createObjectURL(new Blob([csv(columns, order)], { type: "text/csv" }));
-  element("a", { href: address, download: "runs.csv" }).click();
-  setTimeout(() => URL.revokeObjectURL(address), 1000);
-});
 for (const [name, by] of [["earlier", -1], ["later", 1]]) {
   part(name).addEventListener("click", () => {
     page += by;
