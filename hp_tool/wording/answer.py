@@ -227,21 +227,23 @@ def as_good_words(answer: Answer | ServingAnswer) -> str:
     return f"{counted(answer.as_good, 'other layout')} may be as fast" if answer.as_good else ""
 
 
-def sentences(answer: Answer | ServingAnswer) -> list[str]:
-    """Return all that is said of an answer, a sentence each, the decision first."""
+def sentences(answer: Answer | ServingAnswer, *, measured: str | None = None) -> list[str]:
+    """Return all that is said of an answer, a sentence each, the decision first. `measured`: what
+    its runs measured, if more is known than the answer has.
+    """
     whole = "a whole request was " if isinstance(answer, ServingAnswer) and answer.measured else ""
     state = verdict_of(answer).state
     known = [
-        "" if answer.measured is None else whole + measured_words(answer.measured),
+        measured or ("" if answer.measured is None else whole + measured_words(answer.measured)),
         "" if state in ("tied", "repeat") else as_good_words(answer),
     ]
-    measured = "; ".join(filter(None, known))
+    tried = "; ".join(filter(None, known))
     return [
         each
         for each in (
             decision(answer),
             f"{headline(answer)}.",
-            f"{capital(measured)}." if measured else None,
+            f"{capital(tried)}." if tried else None,
             foreseen_words(answer),
             gains_words(answer),
             why(answer),

@@ -20,7 +20,7 @@ from hp_tool.domain.records import JsonObject, RunRecord, SearchRecord
 from hp_tool.domain.result import Estimate, Recommendation
 from hp_tool.domain.serving import InferenceEstimate, RunConfig, ServingRecommendation
 from hp_tool.domain.states import RunState
-from hp_tool.domain.units import times
+from hp_tool.domain.units import capital, times
 from hp_tool.errors import HpToolError
 from hp_tool.loop.search.serving import TARGETS
 from hp_tool.questions import anatomy, schema
@@ -33,12 +33,6 @@ from service.dashboard import formats, trials
 from service.dashboard.page import stored_configuration
 from service.dashboard.rivals import Rival, rivals
 
-PAGE_WORDS = {
-    ".0 ms": " ms",
-    " recompute ": " recomputation ",
-    "SP o": "sequence parallel o",
-}
-"""Replacements for the command line's words in the tables of a page."""
 FAR = 1.5
 """Ratio from which a sentence reports that the cost model's predictions were too fast or too
 slow.
@@ -179,7 +173,9 @@ def _trained(row: Recommendation, query: JsonObject, answer: Answer | None) -> B
         details=details,
         step_s_interval=interval,
         runs=answer.measured if answer else None,
-        sentences=_sentences(answer, query) if answer else _measured_alone(measurement),
+        sentences=tuple(map(formats.arrows, words.sentences(answer)))
+        if answer
+        else _measured_alone(measurement),
         parts=_parts(known, measurement.objective_s if measurement else None),
         verdict=verdict_of(answer).state if answer else None,
         title=words.title(answer) if answer else "",
@@ -194,24 +190,6 @@ def _trained(row: Recommendation, query: JsonObject, answer: Answer | None) -> B
     )
 
 
-def _sentences(
-    answer: Answer | ServingAnswer, query: JsonObject, *, measured: str | None = None
-) -> tuple[str, ...]:
-    """Return all sentences of an answer, measured values first.
-
-    `measured` is that sentence, if the answer lacks it.
-    """
-    sentences = words.sentences(answer)
-    own = answer.measured and next(
-        each
-        for each in sentences
-        if words.measured_words(answer.measured) in each[:1].lower() + each[1:]
-    )
-    return tuple(
-        _page_words(measured if measured and each == own else each, query) for each in sentences
-    )
-
-
 def _measured_alone(measurement: Measurement | None) -> tuple[str, ...]:
     """Return the sentences of a stored result without an answer."""
     return (
@@ -219,13 +197,6 @@ def _measured_alone(measurement: Measurement | None) -> tuple[str, ...]:
         if measurement and measurement.objective_s
         else ()
     )
-
-
-def _page_words(text: str, query: JsonObject) -> str:
-    """Return numbers and settings as pages write them, with the device's name."""
-    for name, label in (PAGE_WORDS | {"per GPU": f"per {formats.device_of(query)}"}).items():
-        text = text.replace(name, label)
-    return formats.arrows(text)
 
 
 def _leading(run: RunRecord, record: SearchRecord, *, only: bool) -> Best | None:
@@ -253,11 +224,7 @@ def _leading(run: RunRecord, record: SearchRecord, *, only: bool) -> Best | None
         details=details,
         measured=True,
         runs=runs,
-        sentences=(
-            _page_words(
-                f"{_measured_words(measurement, runs)}, {_standing(record, only=only)}.", query
-            ),
-        ),
+        sentences=(f"{_measured_words(measurement, runs)}, {_standing(record, only=only)}.",),
         step_s=measurement.objective_s,
         tokens_per_second_per_gpu=None if runs.reduced else measurement.tokens_per_second_per_gpu,
         peak_memory_bytes=_peak_memory_bytes(measurement),
@@ -290,9 +257,8 @@ def _measured_words(measurement: Measurement, runs: Repeats) -> str:
 
     Without a full stop.
     """
-    if measurement.load is None:
-        return words.measured_words(runs).capitalize()
-    return _measured_load(measurement.load, runs).removesuffix(".")
+    load = measurement.load
+    return capital(words.measured_words(runs) if load is None else _measured_load(load, runs))
 
 
 def _standing(record: SearchRecord, *, only: bool) -> str:
@@ -323,18 +289,19 @@ def _served(row: ServingRecommendation, query: JsonObject, answer: ServingAnswer
     load = measurement.load if measurement else None
     arithmetic, details = trials.words(row.parallel, query)
     measured_rate = measurement.tokens_per_second_per_gpu if measurement else None
-    sentences = (
-        _sentences(answer, query, measured=_measured_load(load, answer.measured) if load else None)
-        if answer
-        else ()
-    )
+    measured = _measured_load(load, answer.measured) if load and answer else None
+    sentences = words.sentences(answer, measured=measured) if answer else ()
+    device = f"per {formats.device_of(query)}"
     return Best(
         parallel=row.parallel,
         set=row.set,
         arithmetic=arithmetic,
         details=details,
         runs=answer.measured if answer else None,
-        sentences=(*sentences, *_off(predicted, load)),
+        sentences=(
+            *(formats.arrows(each).replace("per GPU", device) for each in sentences),
+            *_off(predicted, load),
+        ),
         verdict=verdict_of(answer).state if answer else None,
         title=words.title(answer) if answer else "",
         kept=", ".join(trials.words(yours, query)) if (yours := words.kept(answer)) else None,
@@ -363,7 +330,7 @@ def _served(row: ServingRecommendation, query: JsonObject, answer: ServingAnswer
 def _measured_load(load: Latencies, runs: Repeats | None) -> str:
     """Return the measured latencies in words.
 
-    For example `Measured 323.1 ms to the first token, 16.8 ms per output token and 843.9 ms per
+    For example `measured 323.1 ms to the first token, 16.8 ms per output token and 843.9 ms per
     request in one run.`
     """
     first, each, whole = (
@@ -374,7 +341,7 @@ def _measured_load(load: Latencies, runs: Repeats | None) -> str:
         if runs is None or runs.num_runs == 1
         else f"by the last of {runs.num_runs} runs"
     )
-    return f"Measured {first}, {each} and {whole} {several}."
+    return f"measured {first}, {each} and {whole} {several}"
 
 
 def _off(predicted: InferenceEstimate, measured: Latencies | None) -> tuple[str, ...]:

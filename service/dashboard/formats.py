@@ -50,9 +50,7 @@ def seconds(value: float | None) -> str:
     """12.34 s, 12.3 ms: as the command line and the sentences of an answer write it."""
     if not value:
         return ABSENT if value is None else "0 s"
-    return f"{'-' if value < 0 else ''}{exact_duration(abs(value))}".replace(" us", " µs").replace(
-        ".0 ms", " ms"
-    )
+    return f"{'-' if value < 0 else ''}{exact_duration(abs(value))}".replace(" us", " µs")
 
 
 def count(value: float | None) -> str:

@@ -118,7 +118,7 @@ def test_a_search_its_twin_and_its_trials(http: TestClient, store: Store, query:
         ("ok", None),
         ("crashed", EVIL),
     ]
-    assert both["verdict"] == "Run 1 took 400 ms a step, measured; but Run 2 crashed.", (
+    assert both["verdict"] == "Run 1 took 400.0 ms a step, measured; but Run 2 crashed.", (
         "no ratio of a run that failed"
     )
     runs = [f"/searches/{search}/runs/{run_id}" for run_id in trials["run_id"]]
@@ -129,21 +129,20 @@ def test_a_search_its_twin_and_its_trials(http: TestClient, store: Store, query:
         "a run's short address stands for its query"
     )
     mixed = http.get("/compare", params={"first": runs[0], "second": json.dumps(query)})
-    assert mixed.status_code == 200 and "Second" in mixed.text and "400 ms" in mixed.text
+    assert mixed.status_code == 200 and "Second" in mixed.text and "400.0 ms" in mixed.text
     alone = http.get(
         "/compare.json", params={"first": runs[0], "second": json.dumps(query)}
     ).json()["verdict"]
     assert alone.endswith(
-        "by predictions alone: Second was not measured; First took 400 ms a step."
+        "by predictions alone: Second was not measured; First took 400.0 ms a step."
     )
     nothing = http.get("/compare.json", params={"first": f"/searches/{search}/runs/{'0' * 16}"})
     assert (nothing.status_code, nothing.json()["code"]) == (422, "not_found")
     text = http.get(f"/searches/{search}/runs/{trials['run_id'][0]}").text
-    assert "Step time, measured" in text and "400 ms" in text
+    assert "Step time, measured" in text and "400.0 ms" in text
     measured = http.get(f"{runs[0]}.json").json()["measured"]
-    assert (
-        measured["text"]
-        == "Measured 400 ms a step; predicted before the run 500 ms: 20 % shorter than predicted."
+    assert measured["text"] == (
+        "Measured 400.0 ms a step; predicted before the run 500.0 ms: 20 % shorter than predicted."
     )
     assert measured["text"] in text and (measured["inside"], measured["word"]) == (None, ""), (
         "no interval was stored"
@@ -151,7 +150,7 @@ def test_a_search_its_twin_and_its_trials(http: TestClient, store: Store, query:
     assert http.get(f"{runs[1]}.json").json()["measured"]["text"] == f"It crashed: {EVIL}."
     table = http.get(f"/searches/{search}/runs.json").json()
     assert (
-        table["verdict"] == "Run 1 is best: 400 ms, measured; run 2 crashed."
+        table["verdict"] == "Run 1 is best: 400.0 ms, measured; run 2 crashed."
         and table["name"] == twin["subject"]
     )
     assert http.get(f"/searches/{search}/runs/{'0' * 16}").status_code == 404
@@ -283,15 +282,15 @@ def test_the_only_run_is_not_called_the_fastest(
         return str(sentence)
 
     one_run(store, lease, Measurement(status="ok", step_s=0.4))
-    assert said() == "Measured 400 ms in one run, the only run so far."
+    assert said() == "Measured 400.0 ms in one run, the only run so far."
     assert (
         "No run is underway: the next one is being chosen."
         in http.get(f"/searches/{lease.search_id}").text
     )
     one_run(store, lease, Measurement(status="crashed"), TWO_WAY)
-    assert said() == "Measured 400 ms in one run, the fastest so far."
+    assert said() == "Measured 400.0 ms in one run, the fastest so far."
     store.finish_search(lease=lease, state=SearchState.CANCELLED, stopped_because="cancelled")
-    assert said() == "Measured 400 ms in one run, the fastest that ran."
+    assert said() == "Measured 400.0 ms in one run, the fastest that ran."
 
 
 def test_nothing_a_user_wrote_becomes_markup(http: TestClient, store: Store, query: Query) -> None:

@@ -40,7 +40,7 @@ def test_runs_are_a_table(http: TestClient, store: Store, query: dict[str, Any])
     assert f'href="/searches/{search}/runs"' in http.get(f"/searches/{search}").text
     assert "No runs yet" in http.get(f"/searches/{search}/runs").text
     one_run(store, claim(store, search), Measurement(status="ok", step_s=0.4))
-    assert "400 ms" in http.get(f"/searches/{search}/runs").text
+    assert "400.0 ms" in http.get(f"/searches/{search}/runs").text
 
 
 def test_runs_that_were_cut_off_run_again_with_a_longer_limit(

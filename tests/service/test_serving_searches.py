@@ -78,7 +78,7 @@ def test_its_page_speaks_of_latencies_and_not_of_steps(searched: Searched) -> No
     assert (
         "Step" not in page
         and "Time to first token and throughput" in page
-        and "target 100 ms" in page
+        and "target 100.0 ms" in page
     )
     best = twin["best"]
     assert (

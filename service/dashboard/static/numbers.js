@@ -8,7 +8,7 @@ export function seconds(value) {
   const size = Math.abs(value);
   return (value < 0 ? "-" : "") + (
     size < 1e-3 ? `${(size * 1e6).toFixed(0)} µs`
-    : size < 1 ? `${Number((size * 1e3).toFixed(1))} ms`
+    : size < 1 ? `${(size * 1e3).toFixed(1)} ms`
     : size < 100 ? `${size.toFixed(2)} s`
     : size < 1e3 ? `${size.toFixed(1)} s`
     : size < 2 * 3600 ? `${grouped.format(size)} s`
