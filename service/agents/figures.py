@@ -4,6 +4,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, Literal
 
+from hp_tool.domain.axes import AXES
+from hp_tool.domain.parts import MEMORY_KEYS, SERVING_MEMORY_KEYS
 from hp_tool.domain.prices import Priced
 from hp_tool.wording import figures as render
 
@@ -12,11 +14,10 @@ Basis = Literal["measured", "fitted", "extrapolated"]
 STEP_PROPORTIONAL = ("days", "effective_days", "gpu_hours", "cost")
 """Figures proportional to the step time."""
 TRAINING = (
-    *(
-        figure
-        for figure in render.TRAINING
-        if figure.name in ("step_s", "memory_total_bytes", "tokens_per_second_per_gpu", "mfu")
-    ),
+    render.STEP,
+    render.MEMORY,
+    render.TOKENS,
+    render.MFU,
     *(
         render.Figure(name=name, label=name, unit="days", scale=(render.STEP, 1))
         for name in STEP_PROPORTIONAL
@@ -34,16 +35,10 @@ LOAD = ("concurrency", "users", "max_concurrency", "highest_load")
 """Load of a serving estimate: requests in flight, users, room in memory, and the most within the
 targets.
 """
-DEFAULT_PARALLEL = {
-    **dict.fromkeys(
-        ("virtual_pipeline_parallel_size", "context_parallel_size", "expert_parallel_size"), 1
-    ),
-    "expert_tensor_parallel_size": 1,
-    "attention_data_parallel_size": 1,
-    "data_parallel_shard_size": 0,
-    "redundant_experts": 0,
+IDLE = {axis.key: axis.idle for axis in AXES if axis.idle is not None} | {
+    "data_parallel_shard_size": 0
 }
-"""Values of `parallel` that are omitted, because they are the defaults."""
+"""Values of `parallel` that are omitted, because a layout with them does not use the axis."""
 ROW_FIELDS = (
     "rank",
     "group",
@@ -103,7 +98,9 @@ def estimate(answer: Answer) -> dict[str, Any]:
             "load": {name: answer[name] for name in LOAD if answer.get(name) is not None},
             "fit": answer.get("fit"),
             "out_of_memory_probability": answer.get("out_of_memory_probability"),
-            "figures": _training(answer, basis) if "time" in answer else _serving(answer, basis),
+            "figures": _figures(TRAINING, answer, basis)
+            if "time" in answer
+            else _serving(answer, basis),
             "confidence": intervals.get("confidence"),
             "narrowest": answer.get("narrowest"),
             "with_recipe": answer.get("with_recipe"),
@@ -111,7 +108,7 @@ def estimate(answer: Answer) -> dict[str, Any]:
             "memory_capacity_bytes": _round(memory["capacity_bytes"])
             if "capacity_bytes" in memory
             else None,
-            "memory_parts_bytes": _parts(memory, suffix="_bytes"),
+            "memory_parts_bytes": _parts(memory),
             "time_parts_s": {name: _round(seconds) for name, seconds in parts.items() if seconds},
             "assumed": (answer.get("provenance") or {}).get("assumed"),
             "recompute": (answer.get("provenance") or {}).get("recompute"),
@@ -210,11 +207,11 @@ def choice(row: Answer) -> dict[str, Any]:
 
 
 def parallel(config: Answer) -> dict[str, Any]:
-    """Return a configuration as valid input, without default values."""
+    """Return a configuration as valid input, without the axes that it does not use."""
     return {
         name: value
         for name, value in config.items()
-        if value is not None and DEFAULT_PARALLEL.get(name, ...) != value
+        if value is not None and IDLE.get(name, ...) != value
     }
 
 
@@ -275,10 +272,6 @@ def sizing(answer: Answer) -> dict[str, Any]:
     )
 
 
-def _training(answer: Answer, basis: Basis) -> dict[str, Any]:
-    return _figures(TRAINING, answer, basis)
-
-
 def _serving(answer: Answer, basis: Basis) -> dict[str, Any]:
     if not answer.get("intervals"):
         return {}
@@ -306,23 +299,10 @@ def _figures(shown: Iterable[render.Figure], answer: Answer, basis: Basis) -> di
     }
 
 
-def _parts(memory: Answer, *, suffix: str) -> dict[str, float]:
-    """Return the parts that sum to the total, without totals."""
-    sums = (
-        "total",
-        "capacity",
-        "allocated",
-        "reserved",
-        "layer_activations",
-        "host",
-        "kv_cache_capacity",
-    )
-    names = {name: name.removesuffix(suffix) for name in memory if name.endswith(suffix)}
-    return {
-        short: _round(memory[name])
-        for name, short in names.items()
-        if short not in sums and memory[name]
-    }
+def _parts(memory: Answer) -> dict[str, float]:
+    """Return the parts that sum to the total."""
+    sizes = {name: memory.get(f"{name}_bytes") for name in (*MEMORY_KEYS, *SERVING_MEMORY_KEYS)}
+    return {name: _round(size) for name, size in sizes.items() if size}
 
 
 def _round(value: float) -> float:
