@@ -183,11 +183,7 @@ def printed(
         each
         for column in columns
         if column.figure.head
-        for each in _printed(
-            column,
-            [row if column.of_row else getattr(row, "known", row) for row in rows],
-            unit_s=unit_s,
-        )
+        for each in _printed(column, list(map(column.source, rows)), unit_s=unit_s)
     ]
 
 
@@ -294,7 +290,7 @@ def _dollars(values: Iterable[float | None]) -> tuple[str, ...]:
     return _each(f"{{:,.{places}f}}".format)(values)
 
 
-WRITTEN: dict[figures.Unit, tuple[str, Write]] = {
+WRITTEN: dict[figures.ColumnUnit, tuple[str, Write]] = {
     "bytes": ("GiB", gibs),
     "share": ("%", percents),
     "risk": ("%", percents),
@@ -313,7 +309,7 @@ WRITTEN: dict[figures.Unit, tuple[str, Write]] = {
 
 
 def _written(
-    unit: figures.Unit, values: Iterable[float | None], *, unit_s: tuple[str, float] | None
+    unit: figures.ColumnUnit, values: Iterable[float | None], *, unit_s: tuple[str, float] | None
 ) -> tuple[str, Write]:
     """Return the unit in the head of a column of these values, and how its cells are written."""
     if unit != "seconds":

@@ -26,12 +26,9 @@ Unit = Literal[
     "joules",
     "kilograms",
     "count",
-    "risk",
-    "bandwidth",
-    "moment",
-    "text",
-    "heading",
 ]
+ColumnUnit = Unit | Literal["risk", "bandwidth", "moment", "text", "heading"]
+"""Of figures in lists; `heading`: names the row."""
 LESS_IS_BETTER = frozenset({"seconds", "bytes", "days", "hours", "dollars", "joules", "kilograms"})
 """Units in which a smaller value is better."""
 Interval = tuple[float, float]
@@ -47,7 +44,7 @@ class Figure:
     """On a page."""
     head: str = ""
     """Over a column of a table."""
-    unit: Unit
+    unit: ColumnUnit
     per: str = ""
     """What follows the unit over a column of a table, such as `/h`."""
     path: str = ""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from hp_tool.wording import figures
-from hp_tool.wording.figures import Figure, Unit, value_at
+from hp_tool.wording.figures import ColumnUnit, Figure, value_at
 
 FORMULA_SIGNS = ("=", "+", "-", "@", "\t", "\r")
 """A spreadsheet calculates a text that begins with one of these."""
@@ -52,8 +52,8 @@ class Column:
         return self.figure.name
 
     @property
-    def unit(self) -> Unit:
-        """How a page writes the value; `heading`: names the row."""
+    def unit(self) -> ColumnUnit:
+        """How a page writes the value."""
         return self.figure.unit
 
     @property
@@ -65,6 +65,10 @@ class Column:
     def number(self) -> bool:
         """Whether the values are numbers, which are aligned right."""
         return self.unit not in ("text", "heading", "moment")
+
+    def source(self, row: object) -> object:
+        """Return what the figure reads of a ranked row, or of an estimate alone."""
+        return row if self.of_row else getattr(row, "known", row)
 
     def value(self, row: object) -> Any:
         """Return the value of a page's row; None if it has none."""
@@ -113,6 +117,18 @@ class Table:
         return file.getvalue()
 
 
+def page_values(columns: Iterable[Column], row: object) -> dict[str, Any]:
+    """Return what a page's row has of a ranked row: values and their intervals."""
+    values: dict[str, Any] = {}
+    for column in columns:
+        figure, source = column.figure, column.source(row)
+        if column.shown != "terminal":
+            values[column.page_path or column.name] = figure.value(source)
+        if column.page_interval:
+            values[column.page_interval] = figure.own_interval(source)
+    return values
+
+
 def _cells(columns: Iterable[Column], row: object) -> list[object]:
     cells: list[object] = []
     for column in columns:
@@ -132,7 +148,7 @@ def _of(figure: Figure, page_label: str = "", **more: Any) -> Column:
 def _plain(
     name: str,
     label: str,
-    unit: Unit,
+    unit: ColumnUnit,
     page_path: str = "",
     *,
     head: str = "",

@@ -12,6 +12,7 @@ from hp_tool.domain.result import Recommendation
 from hp_tool.domain.serving import ServingRecommendation
 from hp_tool.wording.figures import PER_MILLION
 from hp_tool.wording.words import machines_heading
+from service.api.views import View
 from service.dashboard import formats
 from service.dashboard.figures import Figure, line, markers
 from service.dashboard.ranking import RankedRow, ranked_row
@@ -30,7 +31,7 @@ class Price:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MachineRow:
+class MachineRow(View):
     """The best configuration of a machine, and its cost."""
 
     machine: str
@@ -68,14 +69,12 @@ def machine_rows(
     for row in rows:
         num_gpus = int(str(row.known.provenance["num_gpus"]))
         days = row.known.calendar_days if isinstance(row, Recommendation) else None
-        yield MachineRow(
+        yield MachineRow.of(
+            row,
             machine=row.cluster or "",
             num_gpus=num_gpus,
-            network_bandwidth_bytes_per_second=row.network_bandwidth_bytes_per_second,
             network_assumed=bool(row.network_assumed),
             price=_price(row, prices),
-            cost=row.cost,
-            cost_interval=row.cost_interval,
             per_million_tokens=row.cost_per_million_tokens
             if isinstance(row, Recommendation)
             else row.known.cost_per_million_output_tokens,
@@ -83,10 +82,6 @@ def machine_rows(
             if isinstance(row, ServingRecommendation)
             else None,
             days=days,
-            days_interval=row.days_interval,
-            deadline_probability=row.deadline_probability,
-            energy=row.energy,
-            co2_kg=row.co2_kg,
             configuration=ranked_row(row, query=query),
             on_front=(row.cluster, num_gpus) in front,
         )

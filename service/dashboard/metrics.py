@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import cast
 
 from hp_tool.domain.records import RunRecord
 from hp_tool.domain.result import Estimate, Fix
@@ -142,7 +143,7 @@ def _metric(figure: Figure, source: object, *, alone: object = None, device: str
     return Metric(
         name=figure.label.replace("GPU", device),
         value=before if value is None else value,
-        unit=figure.unit,
+        unit=cast(Unit, figure.unit),  # numbers alone
         low=low,
         high=high,
         by_cost_model=None if value is None else before,

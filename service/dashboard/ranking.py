@@ -20,6 +20,7 @@ from hp_tool.questions import schema
 from hp_tool.questions.configuration import Configuration
 from hp_tool.wording.columns import unmeasured
 from hp_tool.wording.fit import why_wide
+from hp_tool.wording.rankings import SERVING_FIGURES, TRAINING_FIGURES, page_values
 from hp_tool.wording.words import serving_arithmetic
 from service.api.views import View
 from service.dashboard import formats
@@ -89,37 +90,25 @@ def ranked_row(
     settings_href: str | None = None,
 ) -> RankedRow:
     """Return the row of a recommendation for a query as typed, with registered names."""
-    this, estimate, mapping = (
+    this, known, mapping = (
         Configuration.of(row, query=query),
         row.known,
         schema.query_mapping(query),
     )
-    text = this.text()
+    text, memory = this.text(), known.memory
     if isinstance(row, ServingRecommendation):
+        columns = SERVING_FIGURES
         heading = serving_arithmetic(row.parallel, replicas=row.known.replicas)
-        step_s, rate, intervals = (
-            None,
-            row.known.output_tokens_per_second_per_gpu,
-            row.known.intervals,
-        )
-        between = (
-            {}
-            if intervals is None
-            else {f"{name}_interval": getattr(intervals, name) for name in ("ttft_s", "tpot_s")}
-        )
         wide, waits = "", _waiting(row.known, row.parallel)
     else:
-        known, wide, waits = row.known, why_wide(row.known), ""
+        columns = TRAINING_FIGURES
         heading = formats.arithmetic(row.parallel, formats.device_of(mapping))
-        step_s, rate = known.time.step_s if known.time else None, known.tokens_per_second_per_gpu
-        between = {} if known.intervals is None else {"step_s_interval": known.intervals.step_s}
-    memory = estimate.memory
+        wide, waits = why_wide(row.known), ""
     return RankedRow.of(
         row,
-        estimate,
         arithmetic=heading,
         details=formats.configuration_details(this),
-        unmeasured=tuple(unmeasured(estimate)),
+        unmeasured=tuple(unmeasured(known)),
         why_wide=wide,
         waiting=waits,
         href=address("/configurations", {"query": text}),
@@ -127,14 +116,10 @@ def ranked_row(
         search_href=_search_href(mapping, row.parallel),
         settings_href=settings_href,
         chosen=chosen,
-        step_s=step_s,
-        **between,
-        tokens_per_second_per_gpu=rate,
-        memory_bytes=memory.total_bytes if memory else None,
+        **page_values(columns, row),
         capacity_bytes=memory.capacity_bytes if memory else None,
-        out_of_memory_probability=estimate.out_of_memory_probability,
-        fit=estimate.fit,
-        reasons=tuple(reason.message for reason in estimate.reasons),
+        out_of_memory_probability=known.out_of_memory_probability,
+        reasons=tuple(reason.message for reason in known.reasons),
     )
 
 
