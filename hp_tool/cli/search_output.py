@@ -282,7 +282,7 @@ def _print_trained(console: Console, ranked: Sequence[Recommendation], *, pareto
         for row, w in zip(shown, whole, strict=True)
     ]
     predicted = map(figures.STEP.value, [*before, *calibrated])
-    unit_s = unit, size = duration_unit([*predicted, *measured])
+    shared_unit = unit, size = duration_unit([*predicted, *measured])
     implied = ("" if w or step is None else "~" for w, step in zip(whole, measured, strict=True))
     took = list(map("".join, zip(implied, scaled(measured, size), strict=True)))
     for place, row in enumerate(shown):
@@ -291,9 +291,9 @@ def _print_trained(console: Console, ranked: Sequence[Recommendation], *, pareto
     columns = [
         *printed([rankings.RANK], shown),
         *configuration_columns([row.parallel for row in shown]),
-        figure_column(figures.STEP, before, head="model", drop=6, unit_s=unit_s),
-        figure_column(figures.STEP, calibrated, head="calibrated", unit_s=unit_s),
-        *printed([rankings.STEP], calibrated, unit_s=unit_s)[1:],
+        figure_column(figures.STEP, before, head="model", drop=6, shared_unit=shared_unit),
+        figure_column(figures.STEP, calibrated, head="calibrated", shared_unit=shared_unit),
+        *printed([rankings.STEP], calibrated, shared_unit=shared_unit)[1:],
         Column(head="measured", unit=unit, cells=tuple(took)),
         Column(
             head="tokens",

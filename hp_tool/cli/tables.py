@@ -311,7 +311,8 @@ def print_recommendations(answer: RecommendAnswer, *, top: int) -> None:
 
 def _ranking_columns(ranked: Sequence[Recommendation]) -> list[Column]:
     """The settings in which rows differ, and their figures."""
-    before = [row.estimate for row in ranked if row.calibrated_estimate is not None]
+    calibrated = any(row.calibrated_estimate is not None for row in ranked)
+    before = [row.estimate for row in ranked if calibrated]
     num_gpus = Column(head="GPUs", cells=num_gpus_cells(ranked))
     settings = [
         *([num_gpus] if any("cluster.num_gpus" in row.set for row in ranked) else []),

@@ -172,26 +172,26 @@ def printed(
     columns: Iterable[rankings.Column],
     rows: Sequence[object],
     *,
-    unit_s: tuple[str, float] | None = None,
+    shared_unit: tuple[str, float] | None = None,
 ) -> list[Column]:
     """Return the columns that the terminal prints of ranked rows, or of estimates, each with its
     interval if it prints one. Columns in which no row has a value are left out.
 
-    `unit_s`: of durations, with its seconds; None: that of the longest in each column.
+    `shared_unit`: of durations, with its seconds; None: that of the longest in each column.
     """
     return [
         each
         for column in columns
         if column.figure.head
-        for each in _printed(column, list(map(column.source, rows)), unit_s=unit_s)
+        for each in _printed(column, list(map(column.source, rows)), shared_unit=shared_unit)
     ]
 
 
 def _printed(
-    column: rankings.Column, sources: Sequence[object], *, unit_s: tuple[str, float] | None
+    column: rankings.Column, sources: Sequence[object], *, shared_unit: tuple[str, float] | None
 ) -> Iterator[Column]:
     figure = column.figure
-    values = figure_column(figure, sources, drop=column.drop, unit_s=unit_s)
+    values = figure_column(figure, sources, drop=column.drop, shared_unit=shared_unit)
     if set(values.cells) == {ABSENT}:
         return
     marks = [""] * len(sources)
@@ -205,7 +205,7 @@ def _printed(
         return
     yield values
     intervals = [figure.own_interval(source) for source in sources]
-    _, write = _written(figure.unit, map(figure.value, sources), unit_s=unit_s)
+    _, write = _written(figure.unit, map(figure.value, sources), shared_unit=shared_unit)
     ends = iter(write([end for interval in intervals for end in interval or ()]))
     cells = tuple(
         ABSENT if interval is None else f"{next(ends)}-{next(ends)}{mark}"
@@ -222,11 +222,11 @@ def figure_column(
     *,
     head: str = "",
     drop: int = 0,
-    unit_s: tuple[str, float] | None = None,
+    shared_unit: tuple[str, float] | None = None,
 ) -> Column:
-    """Return one figure of each. `head`: in place of the figure's; `unit_s`: see `printed`."""
+    """Return one figure of each. `head`: in place of the figure's; `shared_unit`: see `printed`."""
     values = [figure.value(source) for source in sources]
-    name, write = _written(figure.unit, values, unit_s=unit_s)
+    name, write = _written(figure.unit, values, shared_unit=shared_unit)
     return Column(
         head=head or figure.head,
         unit=f"{name}{figure.per}",
@@ -309,12 +309,15 @@ WRITTEN: dict[figures.ColumnUnit, tuple[str, Write]] = {
 
 
 def _written(
-    unit: figures.ColumnUnit, values: Iterable[float | None], *, unit_s: tuple[str, float] | None
+    unit: figures.ColumnUnit,
+    values: Iterable[float | None],
+    *,
+    shared_unit: tuple[str, float] | None,
 ) -> tuple[str, Write]:
     """Return the unit in the head of a column of these values, and how its cells are written."""
     if unit != "seconds":
         return WRITTEN[unit]
-    name, size = unit_s or duration_unit(values)
+    name, size = shared_unit or duration_unit(values)
     return name, lambda seconds: scaled(list(seconds), size)
 
 

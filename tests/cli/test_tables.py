@@ -77,6 +77,22 @@ def test_a_pipe_gets_every_column_and_whole_lines(
     assert any(line.startswith("Use TP 4, PP 8 (6 chunks), ") for line in text.splitlines())
 
 
+def test_every_row_has_its_step_before_calibration_if_one_was_calibrated(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    answer = shown.recommendations()
+    first, *others = answer.recommendations
+    provenance = {"calibration": {"measurements": 3, "version": 1}}
+    estimate = replace(shown.estimate(18.0), provenance=provenance)
+    rows = (replace(first, calibrated_estimate=estimate), *others)
+    tables.print_recommendations(replace(answer, recommendations=rows), top=5)
+    text = capsys.readouterr().out
+    before = [line.split() for line in text.splitlines() if line.lstrip().startswith(("1 ", "2 "))]
+    assert "uncalibrated" in text
+    assert "19.43" in before[0] and "18.00" in before[0] and before[1].count("19.57") == 2
+
+
 @pytest.mark.parametrize(
     ("variables", "coloured"),
     [({"FORCE_COLOR": "1"}, True), ({"FORCE_COLOR": "1", "NO_COLOR": "1"}, False)],
