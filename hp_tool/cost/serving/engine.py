@@ -45,25 +45,25 @@ def drafting_factor(speculative: SpeculativeSpec | None) -> float:
 
 # Per scheduler: C requests in flight, B of them running, I prompt and O output tokens; D seconds of
 # an iteration that only decodes, X = min(g J, budget) prefill tokens of one that prefills g
-# prompts, M its seconds, p pipeline stages. Every request of equal length that leaves is replaced
-# at once, so in the time S that one request is served all B running requests are prefilled once:
+# prompts, M its seconds, p pipeline stages. Every finished request of equal length is replaced at
+# once, so in the time S that one request is served all B running requests are prefilled once:
 #
 #     S = sqrt(((O - 1) D + R)^2 + H^2),   R = n D + B ((J / X) (M - D) + L o) / p,   H = B (u + v
 # O)
 #
-# M - D is M, of prefill alone, if prefill stops decoding or outlasts it; n is the iterations until
-# a request's first token; J the prompt tokens that no prefix cache holds; o the engine's own work
-# per prompt and layer; u and v the front end's serial work per request and per streamed token. GPU
-# and front end are two stations of a closed loop: the busier one bounds the rate, and near balance
-# each waits for the other, which the root of squares rounds off. Requests at any moment do not come
-# in step (`independent`): there S is the larger, and a first token waits u + B v for its own pass
-# of the front end. Of R a request waits for its own prompt and those before it until its first
-# token; the rest delays its later tokens. Of the time the front end adds, the share (u + v) / (u +
-# v O) of its work falls before the first token, and of the rest b (H / S)^2: the closer the front
-# end is to its limit, the more tokens stand before it. Requests that find no room wait S (C - B) /
-# B longer (Little's law). Where prompts wait w passes for others, and a come each pass, they wait w
-# (1 + a w / 2) / (1 + a w) on average: the first one opens the wait, the others come within it.
-# Under speculation D is a verifying pass, with its drafting, by the tokens it yields.
+# M - D is M, of prefill alone, if prefill stops decoding or takes longer; n is the number of
+# iterations until a request's first token; J the prompt tokens outside the prefix cache; o the
+# engine's overhead per prompt and layer; u and v the front end's serial work per request and per
+# streamed token. GPU and front end are two stations of a closed loop: the busier one limits the
+# rate, and near balance each waits for the other, which the root of squares approximates. Requests
+# at random times are not in step (`independent`): S is then the larger of the two, and a first
+# token waits u + B v for its own pass of the front end. Of R, a request waits for its own prompt
+# and earlier ones until its first token; the rest delays its later tokens. Of the front end's
+# time, the fraction (u + v) / (u + v O) is before the first token, and of the rest b (H / S)^2:
+# the closer the front end is to its limit, the more tokens queue before it. Requests without room
+# wait S (C - B) / B longer (Little's law). If prompts wait w passes for others, and a arrive per
+# pass, they wait w (1 + a w / 2) / (1 + a w) on average: the first one starts the wait, the others
+# arrive within it. With speculation D is a verifying pass with its drafting, per token it yields.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
