@@ -43,9 +43,8 @@ def check_profiled(gpu: GpuSpec) -> None:
     """
     if gpu.predict_only:
         raise UnsupportedError(
-            f"the profiler has no program for {gpu.name}, which is predict-only; use `hp-tool "
-            "recommend`, or name the command "
-            "that trains there as `trainer`",
+            f"The profiler does not support {gpu.name}, which is predict-only. Use `hp-tool "
+            "recommend`, or set `trainer` to a command that trains there.",
             field="cluster.gpu",
         )
 

@@ -296,9 +296,8 @@ def check_gpu(cluster: ClusterSpec, hardware: Hardware) -> None:
     """
     if hardware.gpu != cluster.gpu.name:
         raise InputError(
-            f"the launcher runs on {hardware.gpu}, the query asks about {cluster.gpu.name}: "
-            "measurements of one say nothing "
-            "about the other; use a launcher on such a cluster, or `hp-tool recommend`",
+            f"the launcher runs on {hardware.gpu}, but the query asks for {cluster.gpu.name}; use "
+            "a launcher on such a cluster, or `hp-tool recommend`",
             field="search.launcher",
             code="launcher_mismatch",
         )
