@@ -138,7 +138,7 @@ def test_a_steady_pace_teaches_once(http: TestClient, store: SqlStore) -> None:
     assert http.get(f"/v1/watches/{watch}").json()["measurement_id"] == measurement["id"]
     odd = http.post("/v1/watches", json={"query": DENSE}).json()["id"]
     send(http, odd, batch(times(200, median_s=1e-3)))
-    assert "cannot be" in http.get(f"/v1/watches/{odd}").json()["teaching"]
+    assert "implausible" in http.get(f"/v1/watches/{odd}").json()["teaching"]
     assert len(http.get("/v1/measurements").json()["items"]) == 1
 
 
