@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -36,7 +37,7 @@ class Kind:
     meaning: str
     columns: tuple[Column, ...]
 
-    @property
+    @cached_property
     def by_name(self) -> Mapping[str, Column]:
         return {column.name: column for column in self.columns}
 
