@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import csv
 import dataclasses
 import math
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from evidence.megatron_bridge import FP8, LORA, megatron_knobs
@@ -108,58 +110,12 @@ GPUS: Mapping[str, GpuSpec] = {
 """GPUs that no catalogue has. torchtitan's H100 of December 2024: 96 GB of HBM2e; 95 GiB as torch
 reports it.
 """
-SHAPE = (
-    "num_hidden_layers",
-    "hidden_size",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "intermediate_size",
-    "vocab_size",
-    "gated_mlp",
-    "normalization",
-    "tie_word_embeddings",
-    "max_position_embeddings",
-    "num_nextn_predict_layers",
-)
-WORKLOAD = (
-    "sequence_length",
-    "global_batch_size",
-    "precision",
-    "fp8_recipe",
-    "parameter_precision",
-    "gradient_precision",
-    "optimizer_precision",
-    "framework_version",
-    "task",
-    "frozen_precision",
-    "attention",
-    "attention_kernel",
-    "dropout",
-    "cross_entropy",
-    "cuda_graphs",
-    "kernel_fusion",
-    "offload",
-    "offload_fraction",
-    "expert_capacity_factor",
-)
-PARALLEL = (
-    "tensor_parallel_size",
-    "pipeline_parallel_size",
-    "virtual_pipeline_parallel_size",
-    "context_parallel_size",
-    "expert_parallel_size",
-    "expert_tensor_parallel_size",
-    "micro_batch_size",
-    "sequence_parallel",
-    "zero_stage",
-    "data_parallel_shard_size",
-    "pipeline_layout",
-    "pipeline_schedule",
-    "moe_token_dispatcher_type",
-)
 ASKED = ("gpu", "num_gpus", "sequence_length", "global_batch_size")
 """Columns that a query needs beside the model."""
-CLUSTER = ("num_gpus", "gpus_per_node", "inter_node_bandwidth_bytes_per_second")
+APART = frozenset(
+    ("gpu", "framework", "overlap", "cuda_graph_modules", "data_parallel_size", "recompute")
+)
+"""Columns that are fields of a query in another form, or follow from others."""
 
 
 def training_case(row: Row) -> Case:
@@ -180,13 +136,13 @@ def training_case(row: Row) -> Case:
 
 def training_query(row: Row) -> Query:
     """Return the query that a row answers: its settings; what it leaves blank is left open."""
-    settings = _given(row, WORKLOAD)
+    settings = _stated(row, TrainingWorkload)
     if row["framework"]:
         settings["framework"] = ASKED_AS.get(row["framework"], row["framework"])
     return Query(
         kind="training",
         model=_model(row),
-        cluster=ClusterQuery(gpu=GPUS.get(row["gpu"], row["gpu"]), **_given(row, CLUSTER)),
+        cluster=ClusterQuery(gpu=GPUS.get(row["gpu"], row["gpu"]), **_stated(row, ClusterQuery)),
         training=TrainingWorkload(
             **settings,
             cuda_graph_modules=_names(row["cuda_graph_modules"]),  # type: ignore[arg-type]
@@ -200,7 +156,7 @@ def training_query(row: Row) -> Query:
             overlap=_overlap(row["overlap"]),
         ),
         parallel=ParallelQuery(
-            **_given(row, PARALLEL),
+            **_stated(row, ParallelQuery),
             recompute=recompute_of(row["recompute"]) if row["recompute"] else None,
         ),
     )
@@ -278,7 +234,7 @@ def recompute_of(words: str) -> RecomputeName | Recompute:
 
 
 def _model(row: Row) -> str | ModelSpec:
-    shape = _given(row, SHAPE)
+    shape = _stated(row, ModelSpec)
     if not shape:
         return str(row["model"])
     name = row["variant"] or row["model"]
@@ -291,8 +247,10 @@ def _model(row: Row) -> str | ModelSpec:
     return dataclasses.replace(base, **({"name": name} if row["variant"] else {}), **shape)
 
 
-def _given(row: Row, names: tuple[str, ...]) -> dict[str, Any]:
-    return {name: row[name] for name in names if row[name] is not None}
+def _stated(row: Row, part: type[Any]) -> dict[str, Any]:
+    """Return the row's settings that are fields of a part of a query."""
+    names = (each.name for each in dataclasses.fields(part) if each.name not in APART)
+    return {name: row[name] for name in names if row.get(name) is not None}
 
 
 def _names(joined: str | None) -> tuple[str, ...] | None:
@@ -365,69 +323,12 @@ def _words(row: Row) -> dict[str, Any]:
 
 OWN = Label(source="", what="{gpus}, {stated_precision}{stated_sizes}")
 """Rows of no table in LABELS."""
-RECIPE = Label(
-    source="Megatron Bridge and NeMo",
-    what="{gpus}, {bridge_precision}, TP {TP}, PP {PP}, VP {VP}, EP {EP}{or_fsdp}, GBS {GBS}, "
-    "{framework_version}",
-)
-MPT = Label(
-    source="llm-foundry",
-    name="{model}",
-    what="{GPU} x{num_gpus}, s {sequence_length}, mbs {mbs}, {recompute}, GBS {GBS}{or_fp8}",
-)
-MLPERF = Label(source="MLPerf Training", what="{gpus}, {run}, TP {TP}, PP {PP}, CP {CP}, GBS {GBS}")
-LABELS: Mapping[str, Label] = {
-    "megatron_lm_2020_scaling": Label(
-        source="Megatron-LM 2020", name="{model}", what="{run}, TP {TP}, DP {DP}"
-    ),
-    "korthikanti2022_table5": Label(
-        source="arXiv 2205.05198", name="{size}", what="{recompute}{or_sp}, DP {DP}"
-    ),
-    "training_megatron_bridge": Label(
-        source=RECIPE.source,
-        name="{model}",
-        what="{gpus}, {precision}, TP {TP}, PP {PP}, VP {VP}, CP {CP}, GBS {GBS}",
-    ),
-    "training_megatron_bridge_recipes": RECIPE,
-    "training_megatron_bridge_recipes_2": RECIPE,
-    "recipes_nvidia": RECIPE,
-    "training_dgxc": Label(
-        source="DGX Cloud benchmarks",
-        name="{model}",
-        what="{gpus}, {precision}, TP {TP}, PP {PP}, VP {VP}, CP {CP}, GBS {GBS}, "
-        "{framework_version}",
-    ),
-    "memory_b200_megatron": Label(
-        source="Cut to fit 8 B200",
-        date="2025-09",  # counted as PyTorch's container of that month; the page is of 2026-05
-        name="{model} cut",
-        what="TP {TP}, PP {PP}, EP {EP}, DP {DP}, {num_microbatches} micro-batches",
-    ),
-    **dict.fromkeys(("training_mlperf", "training_mlperf_2", "mlperf_v6"), MLPERF),
-    **dict.fromkeys(("training_llm_foundry_fsdp", "training_llm_foundry_h100"), MPT),
-    "training_torchtitan": Label(
-        source="torchtitan",
-        name="{model}",
-        what="{gpus}, s {sequence_length}, mbs {mbs}, TP {TP}, CP {CP}, {recompute}{or_async}",
-    ),
-    "training_internevo": Label(
-        source="InternEvo",
-        name="{model}",
-        what="{gpus}, ZeRO {zero_stage}{or_sharded}, TP {TP}, PP {PP}, mbs {mbs}, "
-        "{recompute}{or_packed}, GBS {GBS}",
-    ),
-    "training_trl_long": Label(
-        source="TRL",
-        name="{model}",
-        what="{gpus}, s {sequence_length}, CP {CP}, {attention_kernel}",
-    ),
-    "grid_a100_bloom": Label(
-        source="BLOOM's topology search",
-        name="{variant}",
-        what="x{num_gpus}, {num_hidden_layers} x {hidden_size}, {num_attention_heads} heads, "
-        "PP {PP}, mbs {mbs}, GBS {GBS}",
-    ),
-    "schedules_primus": Label(
-        source="Primus' schedules", name="{model}", what="{gpus}, PP {PP}, VP {VP}, {run}"
-    ),
-}
+
+
+def _labels() -> dict[str, Label]:
+    with Path(__file__).with_name("labels.csv").open(newline="", encoding="utf-8") as stream:
+        return {line.pop("table"): Label(**line) for line in csv.DictReader(stream)}
+
+
+LABELS: Mapping[str, Label] = _labels()
+"""By table, from labels.csv."""
