@@ -1,49 +1,37 @@
 """`python -m benchmarks.accuracy.headlines [--json]`: the field's headlines, our figure beside the
 published one.
 
-Needs no folder of measured figures.
+Reads evidence/headlines.yaml; needs no folder of measured figures.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import json
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from benchmarks.accuracy import days, dynamic_context
+import yaml
+
+from benchmarks.accuracy import dynamic_context
 from benchmarks.accuracy.data import print_report
-from benchmarks.accuracy.korthikanti import GPU, MODELS, a100
+from benchmarks.accuracy.korthikanti import GPU, a100
 from benchmarks.accuracy.korthikanti import workload as workload_2022
-from benchmarks.accuracy.published import (
-    BLOOM,
-    BLOOM_STEP_S,
-    DYNAMIC_CONTEXT,
-    KORTHIKANTI,
-    KORTHIKANTI_2022,
-    LLAMA,
-    LLAMA_3,
-    LLAMA_3_LAYOUT,
-    MCORE_H100,
-    MCORE_README,
-    NARAYANAN,
-    NARAYANAN_2021_TABLE_1,
-    SHOEYBI,
-    SHOEYBI_2019,
-    Paper,
-    ScalingRow,
-    answer,
-    fastest,
-)
+from benchmarks.accuracy.published import Query, answer, fastest, laid
+from evidence.table import FOLDER
 from hp_tool.catalog import gpu, model
 from hp_tool.catalog.efficiency import efficiency
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.layer import layer_bytes, layer_time
 from hp_tool.domain.parallel import ParallelConfig
-from hp_tool.domain.units import GIB
+from hp_tool.domain.units import GIB, SECONDS_PER_DAY
 
-OMNI_PATH_BYTES_PER_SECOND = 4 * 12.5e9 / 8
-"""A GPU's share of Jean Zay's four 100 Gb/s ports a node."""
+Found = tuple[float, Mapping[str, str]]
+"""A predicted figure, and words for notes about it."""
+PUBLISHED_2021_FLOPS_PER_SECOND = 140e12
+"""What one A100 reached in arXiv 2104.04473 section 5.1."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -62,140 +50,123 @@ class Headline:
     note: str = ""
 
 
-SOFTWARE_2021 = {
-    "sequence_length": 2048,
-    "precision": "fp16",
-    "attention": "unfused",
-    "dropout": 0.1,
-    "gradient_precision": "fp16",
-    "overlap": {"tensor_parallel": False},
-    "framework_version": NARAYANAN.release,
-}
-"""fp16 with gradients reduced as they are, no fused attention, dropout, tensor parallelism's
-collectives waited for: they ran behind matmuls from the end of that year on.
-"""
-PLAIN = {"sequence_parallel": False, "recompute": "full", "zero_stage": 0}
-"""Layouts of 2019 to 2021: everything recomputed."""
+def specifications() -> Iterator[dict[str, Any]]:
+    """Yield each row of evidence/headlines.yaml with the settings of its source and its query."""
+    for paper in yaml.safe_load((FOLDER / "headlines.yaml").read_text(encoding="utf-8")):
+        for size, name in paper.get("sizes", {"": ""}).items():
+            for row in paper["rows"]:
+                if isinstance(row, list):
+                    values = dict(zip(paper["columns"], row, strict=True))
+                    row = {"published": values.pop("published"), "set": values}
+                yield {**paper, **row, "size": size, "model": name}
 
 
-def recomputed_flops(name: str, *, sequence: int, batch: int) -> float:
-    """96 B s L h^2 (1 + s/6h + V/16Lh): arXiv 2104.04473, equation 3."""
-    shape = model(name)
-    h, layers = shape.hidden_size, shape.num_hidden_layers
+def evaluate(source: str = "") -> list[Headline]:
+    """Return the headlines of the sources that contain `source`."""
+    return [_headline(each) for each in specifications() if source in each["source"]]
+
+
+def _headline(of: Mapping[str, Any]) -> Headline:
+    base, query = of.get("query", {}), query_of(of)
+    value, words = _found(of, query)
+    if "less" in of:
+        value -= _found(of, laid(base, of["less"]))[0]
+    predicted = of.get("times", 1.0) * value
+    if "over" in of:
+        predicted /= _found(of, laid(base, of["over"]))[0]
+    named = {**query, **query.get("cluster", {}), **query.get("training", {}), "size": of["size"]}
+    stated = {name: of[name].format(**named, **words) for name in ("what", "note") if name in of}
+    published, error = of["published"], None
+    if isinstance(published, float):
+        published, error = f"{published:g}", predicted / published - 1.0
+    elif isinstance(published, list):
+        low, high = published
+        error = (1.0 + predicted) / (1.0 + min(max(predicted, low), high)) - 1.0
+        published, predicted = f"{100 * low:.0f}-{100 * high:.0f}", 100.0 * predicted
+    return Headline(
+        source=of["source"],
+        date=of["date"],
+        published=published,
+        predicted=predicted,
+        unit=of["unit"],
+        error=error,
+        **stated,
+    )
+
+
+def query_of(of: Mapping[str, Any]) -> Query:
+    """Return the query of a specification."""
+    return laid(of.get("query", {}), of.get("set", {}))
+
+
+def _found(of: Mapping[str, Any], query: Query) -> Found:
+    if of["figure"] == "layer":
+        return LAYER[of["part"]](of["model"]), {}
+    return _asked(of["figure"], json.dumps(query))
+
+
+@functools.cache
+def _asked(figure: str, query: str) -> Found:
+    return FIGURES[figure](json.loads(query))
+
+
+def _step_s(query: Query) -> Found:
+    found = answer(query)
+    assert found.time is not None
+    return found.time.step_s, {}
+
+
+def _model_tflops(query: Query) -> Found:
+    found = answer(query)
+    rate, memory = found.model_tflops_per_gpu, found.memory
+    assert rate is not None and memory is not None and found.feasible, found.reasons
+    return rate, {"needs": f"{memory.total_bytes / GIB:.1f} GiB"}
+
+
+def _recomputed_tflops(query: Query) -> Found:
+    """TFLOP/s per GPU that 96 B s L h^2 (1 + s/6h + V/16Lh) FLOPs of a step make: arXiv 2104.04473,
+    equation 3.
+    """
+    shape, load = model(query["model"]), query["training"]
+    h, layers, sequence = shape.hidden_size, shape.num_hidden_layers, load["sequence_length"]
     tail = 1.0 + sequence / (6.0 * h) + shape.vocab_size / (16.0 * layers * h)
-    return 96.0 * batch * sequence * layers * h**2 * tail
+    flops = 96.0 * load["global_batch_size"] * sequence * layers * h**2 * tail
+    return flops / _step_s(query)[0] / query["cluster"]["num_gpus"] * 1e-12, {}
 
 
-def scaling_2021(row: ScalingRow) -> Headline:
-    """Achieved TFLOP/s per GPU of the configuration that the authors' script runs."""
-    sizes = ("tensor_parallel", "pipeline_parallel", "virtual_pipeline_parallel", "micro_batch")
-    prediction = answer(
-        {
-            "model": row.model,
-            "cluster": {"gpu": GPU, "num_gpus": row.gpus},
-            "training": {**SOFTWARE_2021, "global_batch_size": row.global_batch_size},
-            "parallel": {
-                **PLAIN,
-                **{f"{name}_size": getattr(row, f"{name}_size") for name in sizes},
-            },
-        }
+def _days(query: Query) -> Found:
+    days = fastest(query).estimate.days
+    assert days is not None
+    return days, {}
+
+
+def _mfu(query: Query) -> Found:
+    best = fastest(query)
+    config, mfu = best.parallel, best.estimate.mfu
+    assert mfu is not None
+    layout = (
+        f"TP {config.tensor_parallel_size}, PP {config.pipeline_parallel_size}, CP "
+        f"{config.context_parallel_size}"
     )
-    assert prediction.time is not None
-    flops = recomputed_flops(row.model, sequence=2048, batch=row.global_batch_size)
-    rate = flops / prediction.time.step_s / row.gpus * 1e-12
-    return dataclasses.replace(
-        _figure(
-            NARAYANAN,
-            f"{row.model} on {row.gpus} A100",
-            row.tflops_per_gpu,
-            rate,
-            "TFLOP/s per GPU",
-        ),
-        note="" if prediction.feasible else "said not to fit",
-    )
+    return mfu, {"layout": layout}
 
 
-def gpt2_2019() -> list[Headline]:
-    """Sustained FLOP/s of 8.3B on 512 V100, and per GPU against 1.2B on one: with all parallelism,
-    tensor parallelism alone, and gradients reduced after the backward pass instead of behind it
-    (--DDP-impl local and torch).
-
-    Scores were scaled, masked and dropped in kernels of their own (mpu/transformer.py). The paper
-    does not say whether its FLOP/s count recomputation; these do not.
+def _dynamic_context(_: Query) -> Found:
+    """The gain of dynamic over static context parallelism, over packing, for the lengths most like
+    the published.
     """
-    single = tflops_2019("gpt2-1.2b", gpus=1)
-    sizes = ((512, True), (8, None), (512, False))
-    behind, alone, after = (tflops_2019("gpt2-8.3b", gpus=gpus, behind=on) for gpus, on in sizes)
-    scaling = {
-        "scaling": ("GPT-2 8.3B on 512 V100: scaling from 1.2B on one GPU", behind),
-        "tensor_scaling": ("GPT-2 8.3B on 8 V100: scaling", alone),
-        "exposed_scaling": (
-            "GPT-2 8.3B on 512 V100, gradients reduced after the backward pass: scaling",
-            after,
-        ),
-    }
-    published, figure = SHOEYBI_2019, functools.partial(_figure, SHOEYBI)
-    return [
-        figure(
-            "GPT-2 8.3B on 512 V100, recomputation not counted",
-            published["petaflops"],
-            0.512 * behind,
-            "PFLOP/s",
-        ),
-        *(
-            figure(what, 100.0 * published[key], 100.0 * rate / single, "%")
-            for key, (what, rate) in scaling.items()
-        ),
-        figure("GPT-2 1.2B on one V100", published["single_gpu_tflops"], single, "TFLOP/s"),
-    ]
+    rows = dynamic_context.evaluate(["synthetic-code"])["scenarios"][0]["rows"]
+    return rows[0]["gain_over_packing"], {}
 
 
-def tflops_2019(name: str, *, gpus: int, behind: bool | None = None) -> float:
-    """Model TFLOP/s per V100 of a DGX-2H, eight sequences on one GPU or eight; `behind`: reduced
-    behind the backward pass.
-    """
-    t = min(gpus, 8)
-    rate = answer(
-        {
-            "model": name,
-            "cluster": {"node_type": "dgx-2h", "num_gpus": gpus, "gpus_per_node": min(gpus, 16)},
-            "training": {
-                **SOFTWARE_2021,
-                "sequence_length": 1024,
-                "global_batch_size": 8 * gpus // t,
-                "overlap": {"tensor_parallel": False, "data_parallel": behind},
-                "kernel_fusion": False,
-                "framework_version": SHOEYBI.release,
-            },
-            "parallel": {**PLAIN, "tensor_parallel_size": t, "micro_batch_size": 8},
-        }
-    ).model_tflops_per_gpu
-    assert rate is not None
-    return rate
-
-
-def korthikanti_2022() -> list[Headline]:
-    """Return the overhead of recomputation and the activation memory of one layer, 22B to 1T."""
-    headlines = []
-    for size, name in MODELS.items():
-        full, selective = (layer_overhead(name, recompute=kind) for kind in ("full", "selective"))
-        headlines += [
-            _range("overhead_full", f"{size}: overhead of full recomputation, one layer", full),
-            _range(
-                "overhead_selective",
-                f"{size}: overhead of selective recomputation with SP",
-                selective,
-            ),
-            Headline(
-                source=KORTHIKANTI.source,
-                date=KORTHIKANTI.date,
-                what=f"{size}: activation memory of a layer, tensor parallel over SP + selective",
-                published=f"{KORTHIKANTI_2022['memory_factor']:.0f}",
-                predicted=layer_memory_factor(name),
-                unit="x",
-            ),
-        ]
-    return headlines
+FIGURES: Mapping[str, Callable[[Query], Found]] = {
+    "step_s": _step_s,
+    "model_tflops": _model_tflops,
+    "recomputed_tflops": _recomputed_tflops,
+    "days": _days,
+    "mfu": _mfu,
+    "dynamic_context": _dynamic_context,
+}
 
 
 def layer_overhead(name: str, *, recompute: str) -> float:
@@ -203,263 +174,73 @@ def layer_overhead(name: str, *, recompute: str) -> float:
     what sequence parallelism saves where it comes with it: TP 8, micro-batch 1 (22B: 4), as in the
     paper's figure 8.
     """
-    base, full = _layer(name, sharded=False), 0.0
+
+    def seconds(*, sharded: bool) -> Any:
+        case, candidates = _layer(name, sharded=sharded, micro_batch=4 if name == "gpt-22b" else 1)
+        return layer_time(case=case, candidates=candidates)
+
+    base = seconds(sharded=False)
     plain = base.forward + base.backward + base.tensor + base.tensor_backward
     if recompute == "full":
-        full = base.forward + base.tensor
-        return float(full / plain)
-    sharded = _layer(name, sharded=True)
-    both = (
-        sharded.forward
-        + sharded.backward
-        + sharded.tensor
-        + sharded.tensor_backward
-        + sharded.repeated
-    )
+        return float((base.forward + base.tensor) / plain)
+    other = seconds(sharded=True)
+    both = other.forward + other.backward + other.tensor + other.tensor_backward + other.repeated
     return float(both / plain - 1.0)
-
-
-def _layer(name: str, *, sharded: bool) -> Any:
-    micro_batch = 4 if name == MODELS["22B"] else 1
-    config = ParallelConfig(
-        tensor_parallel_size=8, micro_batch_size=micro_batch, sequence_parallel=sharded
-    )
-    return layer_time(case=_case(name, micro_batch), candidates=Candidates.alone(config))
-
-
-def _case(name: str, micro_batch: int) -> TrainingCase:
-    profile = efficiency(gpu=gpu(GPU), framework="megatron-core")
-    return TrainingCase(
-        model=model(name), cluster=a100(8), workload=workload_2022(micro_batch), profile=profile
-    )
 
 
 def layer_memory_factor(name: str) -> float:
     """Bytes a layer keeps under tensor parallelism alone, over those under SP and selective
     recomputation.
     """
-    sizes = [
-        layer_bytes(
-            case=_case(name, 1),
-            candidates=Candidates.alone(
-                ParallelConfig(tensor_parallel_size=8, sequence_parallel=sharded)
-            ),
-        )
-        for sharded in (False, True)
-    ]
-    return float(sizes[0].saved / sizes[1].saved_selective)
-
-
-def strong_scaling_h100() -> list[Headline]:
-    """MFU of the fastest layout that fits; the published layout is not known."""
-    headlines = []
-    for name, gpus, batch, published in MCORE_H100:
-        best = fastest(
-            {
-                "model": name,
-                "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": gpus},
-                "training": {
-                    "sequence_length": 4096,
-                    "global_batch_size": batch,
-                    "framework_version": MCORE_README.release,
-                },
-                "parallel": {"zero_stage": 1},
-            }
-        )
-        config, mfu = best.parallel, best.estimate.mfu
-        assert mfu is not None
-        layout = (
-            f"TP {config.tensor_parallel_size}, PP {config.pipeline_parallel_size}, CP "
-            f"{config.context_parallel_size}"
-        )
-        headlines.append(
-            dataclasses.replace(
-                _figure(
-                    MCORE_README, f"{name} on {gpus} GPUs: MFU", 100.0 * published, 100.0 * mfu, "%"
-                ),
-                note=f"our fastest layout, {layout}; theirs is not published",
-            )
-        )
-    return headlines
-
-
-def llama_2024() -> list[Headline]:
-    """TFLOP/s per GPU of Llama 3.1 405B's pre-training by the recipe of its paper, and the memory
-    that it needs.
-    """
-    headlines = []
-    for gpus, length, batch, context, published in LLAMA_3:
-        prediction = answer(
-            {
-                "model": "llama-3.1-405b",
-                "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": gpus},
-                "training": {
-                    "sequence_length": length,
-                    "global_batch_size": batch,
-                    "recipe": "llama-3-405b",
-                },
-                "parallel": {
-                    "context_parallel_size": context,
-                    "virtual_pipeline_parallel_size": 8,
-                    **LLAMA_3_LAYOUT,
-                },
-            }
-        )
-        rate, memory = prediction.model_tflops_per_gpu, prediction.memory
-        assert rate is not None and memory is not None and prediction.feasible, prediction.reasons
-        what = f"Llama 3.1 405B on {gpus:,} H100, s = {length:,}"
-        headlines.append(
-            dataclasses.replace(
-                _figure(LLAMA, what, published, rate, "TFLOP/s per GPU"),
-                note=f"by recipe llama-3-405b; needs {memory.total_bytes / GIB:.1f} GiB",
-            )
-        )
-    return headlines
-
-
-def training_days() -> list[Headline]:
-    """Return days and GPU-hours of 175B on 300B tokens with 1,024 A100 with and without the
-    techniques of Table 5's paper.
-
-    24 days are NVIDIA's for SP and selective recomputation. The 34 days that they are compared with
-    are the rule of 2021's paper with 2021's software; the gain of the techniques alone is Table
-    5's.
-    """
-    found = days.evaluate()
-    fast, slow = found["selective_sequence_parallel_days"], found["full_recompute_days"]
-    hours = 24.0 * days.GPUS
-
-    def derived(what: str, published: str, predicted: float, unit: str) -> Headline:
-        note = "published for 2021's software"
-        return Headline(
-            source="derived",
-            date="2021-04",
-            what=what,
-            published=published,
-            predicted=predicted,
-            unit=unit,
-            note=note,
-        )
-
-    gain = KORTHIKANTI_2022["throughput_gain_175b"]
-    return [
-        _figure(KORTHIKANTI, "GPT-3 175B, SP + selective: days", 24.0, fast, "days"),
-        _figure(
-            KORTHIKANTI,
-            "GPT-3 175B, SP + selective over full recomputation: throughput",
-            1.0 + gain,
-            slow / fast,
-            "x",
-        ),
-        derived("GPT-3 175B, full recomputation, no SP: days", "34", slow, "days"),
-        derived(
-            "GPT-3 175B: GPU-hours saved by SP + selective",
-            "250,000 (34 -> 24 days)",
-            hours * (slow - fast),
-            "GPU-hours",
-        ),
-    ]
-
-
-def bloom_2022() -> list[Headline]:
-    """Return the seconds of a step of BLOOM 176B, asked as Megatron Core: Megatron-DeepSpeed has no
-    constants of its own.
-    """
-    prediction = answer(
-        {
-            "model": "bloom-176b",
-            "cluster": {
-                "gpu": GPU,
-                "num_gpus": 384,
-                "inter_node_bandwidth_bytes_per_second": OMNI_PATH_BYTES_PER_SECOND,
-            },
-            "training": {
-                "sequence_length": 2048,
-                "global_batch_size": 2048,
-                "precision": "bf16",
-                "attention": "unfused",
-                "gradient_precision": "bf16",
-                "framework_version": BLOOM.release,
-            },
-            "parallel": {
-                **PLAIN,
-                "tensor_parallel_size": 4,
-                "pipeline_parallel_size": 12,
-                "micro_batch_size": 2,
-                "zero_stage": 1,
-            },
-        }
+    alone, sharded = (
+        layer_bytes(case=case, candidates=candidates)
+        for case, candidates in (_layer(name, sharded=each) for each in (False, True))
     )
-    assert prediction.time is not None
-    return [
-        _figure(
-            BLOOM,
-            "BLOOM 176B on 384 A100: seconds per step",
-            BLOOM_STEP_S,
-            prediction.time.step_s,
-            "s",
-        )
-    ]
+    return float(alone.saved / sharded.saved_selective)
 
 
-def dynamic_context_2026() -> list[Headline]:
-    """Return the gain of dynamic over static context parallelism, over packing, for the lengths
-    most like the published.
+def _layer(name: str, *, sharded: bool, micro_batch: int = 1) -> tuple[TrainingCase, Candidates]:
+    config = ParallelConfig(
+        tensor_parallel_size=8, micro_batch_size=micro_batch, sequence_parallel=sharded
+    )
+    case = TrainingCase(
+        model=model(name),
+        cluster=a100(8),
+        workload=workload_2022(micro_batch),
+        profile=efficiency(gpu=gpu(GPU), framework="megatron-core"),
+    )
+    return case, Candidates.alone(config)
+
+
+LAYER: Mapping[str, Callable[[str], float]] = {
+    "full": functools.partial(layer_overhead, recompute="full"),
+    "selective": functools.partial(layer_overhead, recompute="selective"),
+    "memory": layer_memory_factor,
+}
+
+
+def training_days() -> dict[str, Any]:
+    """Return the days to train GPT-3 175B on 300B tokens with 1,024 A100 with and without what
+    arXiv 2205.05198 adds, their ratio and layouts, and the days of 2021's paper with its software.
     """
-    rows = dynamic_context.evaluate(["synthetic-code"])["scenarios"][0]["rows"]
-    figure = _figure(
-        DYNAMIC_CONTEXT,
-        "Dynamic context parallelism, Llama 2 13B on 128 H100, over packing",
-        dynamic_context.PUBLISHED_BEST,
-        rows[0]["gain_over_packing"],
-        "x",
-    )
-    return [
-        dataclasses.replace(figure, note="an upper bound on other data: theirs is not published")
-    ]
+    queries = [query_of(each) for each in specifications() if each["figure"] == "days"]
+    selective, full = (fastest(query) for query in queries[:2])
+    days, full_days = selective.estimate.days, full.estimate.days
+    assert days is not None and full_days is not None
+    return {
+        "selective_sequence_parallel_days": days,
+        "full_recompute_days": full_days,
+        "ratio": full_days / days,
+        "configurations": [dataclasses.asdict(one.parallel) for one in (selective, full)],
+        "published_2021_days": published_2021_days(),
+    }
 
 
-def evaluate() -> list[Headline]:
-    """All of them."""
-    return [
-        *gpt2_2019(),
-        *(scaling_2021(row) for row in NARAYANAN_2021_TABLE_1),
-        *korthikanti_2022(),
-        *bloom_2022(),
-        *llama_2024(),
-        *dynamic_context_2026(),
-        *training_days(),
-        *strong_scaling_h100(),
-    ]
-
-
-def _figure(paper: Paper, what: str, published: float, predicted: float, unit: str) -> Headline:
-    return Headline(
-        source=paper.source,
-        date=paper.date,
-        what=what,
-        published=f"{published:g}",
-        predicted=predicted,
-        unit=unit,
-        error=predicted / published - 1.0,
-    )
-
-
-def _range(key: str, what: str, predicted: float) -> Headline:
-    """Return a percentage beside a published range; the error is of the time with the overhead,
-    against the nearest bound.
-    """
-    low, high = KORTHIKANTI_2022[key]  # type: ignore[misc]
-    nearest = min(max(predicted, low), high)
-    return Headline(
-        source=KORTHIKANTI.source,
-        date=KORTHIKANTI.date,
-        what=what,
-        published=f"{100 * low:.0f}-{100 * high:.0f}",
-        predicted=100.0 * predicted,
-        unit="%",
-        error=(1.0 + predicted) / (1.0 + nearest) - 1.0,
-    )
+def published_2021_days() -> float:
+    """8 T P / (n X): arXiv 2104.04473's rule, with its software of 2021."""
+    tokens, parameters, gpus = 300e9, 175e9, 1024
+    rate = gpus * PUBLISHED_2021_FLOPS_PER_SECOND
+    return 8.0 * tokens * parameters / rate / SECONDS_PER_DAY
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from collections.abc import Container
 from pathlib import Path
 from typing import Any
 
-from benchmarks.accuracy import days, evidence, grid
+from benchmarks.accuracy import evidence, grid, headlines
 from benchmarks.accuracy.comparison import Comparison
 from benchmarks.accuracy.data import rows
 from benchmarks.accuracy.groups import pools
@@ -65,7 +65,7 @@ def evaluate(folder: Path, *, only: Container[str] | None = None) -> dict[str, A
     groups = evidence.groups(folder, only=only)
     layer = next((group.rows for group in groups if group.title.startswith("Table 4")), [])
     return {
-        "days": days.evaluate(),
+        "days": headlines.training_days(),
         "groups": groups,
         "table4_differences": table4_differences(layer),
         "grid": grid.evaluate(folder),

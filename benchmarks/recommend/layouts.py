@@ -5,9 +5,10 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from benchmarks.accuracy.data import rows
-from benchmarks.accuracy.published import LLAMA_3, LLAMA_3_LAYOUT
+from benchmarks.accuracy.headlines import query_of, specifications
 from benchmarks.accuracy.runs import mlperf_cases
 from evidence.cases import Case, as_training_row, is_known, training_case
 from evidence.table import Row
@@ -53,29 +54,38 @@ def llama_cases() -> list[Case]:
     gradients: both stages that may mean are left open, and gradients are reduced by runs of
     micro-batches, as Megatron FSDP's reduction in each would take a third of the step.
     """
-    return [
-        Case(
-            name="llama-3.1-405b",
-            what=f"Llama 3's paper, {gpus:,} GPUs{', long' if context > 1 else ''}",
-            query=Query(
-                kind="training",
-                model="llama-3.1-405b",
-                cluster=ClusterQuery(gpu="h100-sxm-80gb", num_gpus=gpus),
-                training=TrainingWorkload(
-                    sequence_length=length, global_batch_size=batch, gradient_reduction="run"
-                ),
-                parallel=ParallelQuery(
-                    context_parallel_size=context,
-                    zero_stage=(1, 2),
-                    context_parallel_communication="all_gather",
-                    recompute="none",
-                    **LLAMA_3_LAYOUT,
-                ),
+    stages = [query_of(each) for each in specifications() if "2407.21783" in each["source"]]
+    return [_llama_case(stage["cluster"]["num_gpus"], **stage) for stage in stages]
+
+
+def _llama_case(
+    gpus: int, *, training: dict[str, Any], parallel: dict[str, Any], **_: object
+) -> Case:
+    context = parallel["context_parallel_size"]
+    return Case(
+        name="llama-3.1-405b",
+        what=f"Llama 3's paper, {gpus:,} GPUs{', long' if context > 1 else ''}",
+        query=Query(
+            kind="training",
+            model="llama-3.1-405b",
+            cluster=ClusterQuery(gpu="h100-sxm-80gb", num_gpus=gpus),
+            training=TrainingWorkload(
+                sequence_length=training["sequence_length"],
+                global_batch_size=training["global_batch_size"],
+                gradient_reduction="run",
             ),
-            source="Llama 3",
-        )
-        for gpus, length, batch, context, _ in LLAMA_3
-    ]
+            parallel=ParallelQuery(
+                context_parallel_size=context,
+                zero_stage=(1, 2),
+                context_parallel_communication="all_gather",
+                recompute="none",
+                tensor_parallel_size=parallel["tensor_parallel_size"],
+                pipeline_parallel_size=parallel["pipeline_parallel_size"],
+                micro_batch_size=parallel["micro_batch_size"],
+            ),
+        ),
+        source="Llama 3",
+    )
 
 
 def _is_known(row: Row) -> bool:

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from benchmarks.accuracy import published_serving
 from hp_tool.domain.query import Query
 from hp_tool.errors import InputError
 from hp_tool.questions import answers, schema, serving
@@ -144,11 +143,6 @@ def test_left_free_pools_of_experts_spread_them_over_attention_groups() -> None:
     answer = answers.recommend_answer(query(inference={"disaggregated": {}}, parallel={}), top=3)
     assert answer.disaggregated
     assert all(row.decode.expert_parallel_size > 1 for row in answer.disaggregated)
-
-
-def test_published_serving_of_deepseek_v3_holds() -> None:
-    for one in published_serving.evaluate():
-        assert one.within, one
 
 
 def test_pools_settle_where_their_rates_meet_and_every_request_is_in_flight() -> None:
