@@ -1,51 +1,67 @@
 """All groups of evidence that the folder of measured figures allows, each by constants that did not
-see what it leaves out.
+see what it leaves out. groups.csv says of each what that is.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
-from collections.abc import Callable, Container, Hashable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Container, Hashable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
+from statistics import median
 
-from benchmarks.accuracy import activations, trainers
-from benchmarks.accuracy import other_evidence as other
+from benchmarks.accuracy import activations, grid, headlines, inference, kv_cache, trainers
+from benchmarks.accuracy import fit_frameworks as megatron
+from benchmarks.accuracy import fit_fsdp as fsdp
+from benchmarks.accuracy import fit_internevo as internevo
 from benchmarks.accuracy.comparison import Comparison
 from benchmarks.accuracy.data import rows as rows_of
-from benchmarks.accuracy.fit_frameworks import (
-    amd_left_out,
-    fit_2022,
-    megatron_2020_left_out,
-    table5_left_out,
-    today_left_out,
-    today_runs,
-)
 from benchmarks.accuracy.fit_training_mixers import hybrids_left_out
-from benchmarks.accuracy.groups import FORMULAS, OPS, TODAY, Group, LeftOut, group, on, votes
+from benchmarks.accuracy.grid_rows import grid_rows
+from benchmarks.accuracy.grid_rows import groups as grid_groups
+from benchmarks.accuracy.groups import Group, Rows, named, on, votes
 from benchmarks.accuracy.korthikanti import GPU, table4
 from benchmarks.accuracy.pairs import cells, pairs
 from benchmarks.accuracy.plain import asked, plain_answers, todays_cases, without_model
-from benchmarks.accuracy.prepared import Prepared, compare_all
+from benchmarks.accuracy.prepared import Constants, Prepared, compare_all
 from benchmarks.accuracy.runs import (
     b200_cases,
+    bloom_cases,
     cdna4_cases,
     dgxc_cases,
     gb300_cases,
+    internevo_cases,
     mlperf_cases,
     newest,
     pretraining,
     release_cases,
+    reserved_cases,
+    schedule_cases,
+    titan_cases,
+    trl_cases,
 )
-from benchmarks.accuracy.strong_scaling import ratios
-from benchmarks.accuracy.time_travel import predicted_ahead
-from benchmarks.accuracy.unfamiliar import unfamiliar
+from benchmarks.accuracy.serving_rows import dense_runs
 from benchmarks.accuracy.weak_scaling import ratios_left_out
 from evidence.cases import Case
 from hp_tool.catalog import gpu
 from hp_tool.catalog.efficiency import efficiency
+from hp_tool.cost.uncertainty import NORMAL_QUANTILE
+from hp_tool.domain.familiarity import arithmetic, family_of
+from hp_tool.errors import InputError
+
+H100 = "h100-sxm-80gb"
+FEW_GPUS = 512
+"""Constants of fewer GPUs predict more, up to 11,616."""
+FEWEST_SEEN = 4
+"""Configurations from which constants of a month are fitted; before, nothing is predicted."""
+SERIES = ("model", "gpu", "date", "micro_batch_size")
+"""What runs of a series of MLPerf share. Submitters and layouts differ along it: most have one size
+alone.
+"""
 
 
 def groups(folder: Path, *, only: Container[str] | None = None) -> list[Group]:
@@ -60,49 +76,42 @@ def groups(folder: Path, *, only: Container[str] | None = None) -> list[Group]:
     order = sorted(names, key=lambda name: -SECONDS.get(name, 0.0))
     # Spawned: a process that inherits the threads of a numeric library may hang.
     with ProcessPoolExecutor(max_workers=os.cpu_count(), mp_context=get_context("spawn")) as pool:
-        pending = {name: pool.submit(_section, name, folder) for name in order}
+        pending = {name: pool.submit(section, name, folder) for name in order}
         found = [group for name in names for group in pending[name].result()]
     short = {each.title: each.rows for each in found if not each.is_long}
-    in_quick = {each.title for each in _pairs(folder, short) if each.rows}
-    for each in _pairs(folder, {each.title: each.rows for each in found}):
+    in_quick = {title for title, rows in _pairs(folder, short).items() if rows}
+    for each in named(_pairs(folder, {each.title: each.rows for each in found})):
         found.append(dataclasses.replace(each, is_long=each.title not in in_quick))
     return [each for each in found if each.rows]
 
 
-def _section(name: str, folder: Path) -> list[Group]:
-    return [dataclasses.replace(group, is_long=name in LONG) for group in SECTIONS[name](folder)]
+def section(name: str, folder: Path) -> list[Group]:
+    """Return the groups of a section, those without rows too."""
+    return named(SECTIONS[name](folder), is_long=name in LONG)
 
 
-def _paper(folder: Path) -> list[Group]:
+def _paper(folder: Path) -> Rows:
     """arXiv 2205.05198 and the Megatron-LM of 2020, both on the software that constants of 2022 are
     for.
     """
     rows4 = rows_of(folder, "korthikanti2022_table4")
-    left_out = table5_left_out(folder) if rows4 else []
     shipped = efficiency(gpu=gpu(GPU), framework="megatron-core")
-    layer = [on(row, "a100-sxm-80gb") for row in table4(rows4, shipped)]
-    memory = [on(row, "a100-sxm-80gb") for row in activations.figures(folder)]
-    return [
-        group("Table 5 of arXiv 2205.05198", "model", f"{OPS}, other models' rows", left_out),
-        group("Table 4 of arXiv 2205.05198, one layer", "seen", OPS, layer, "ms"),
-        group("Figures 1 and 7 of arXiv 2205.05198", "all", FORMULAS, memory, "GiB or %"),
-        group(
-            "Megatron-LM of 2020, 1B to 8B",
-            "model",
-            f"{OPS}; on V100 also its other three rows",
-            megatron_2020_left_out(folder),
-        ),
-    ]
+    memory = activations.figures(folder)
+    return {
+        "Table 5 of arXiv 2205.05198": megatron.table5_left_out(folder) if rows4 else [],
+        "Table 4 of arXiv 2205.05198, one layer": [on(row, GPU) for row in table4(rows4, shipped)],
+        "Figures 1 and 7 of arXiv 2205.05198": [on(row, GPU) for row in memory],
+        "Megatron-LM of 2020, 1B to 8B": megatron.megatron_2020_left_out(folder),
+    }
 
 
-def _megatron(folder: Path) -> list[Group]:
+def _today(folder: Path) -> Rows:
     """Pre-training under today's Megatron Core: releases of recipes, audited rounds, and models cut
     to fit.
     """
-    if not today_runs(folder) or not rows_of(folder, "korthikanti2022_table4"):
-        return []
+    if not megatron.today_runs(folder) or not rows_of(folder, "korthikanti2022_table4"):
+        return {}
     cases = pretraining(folder)
-    cloud = dgxc_cases(folder)
     dense, sparse = (
         [case for case in cases if case.has_experts == wanted] for wanted in (False, True)
     )
@@ -110,168 +119,393 @@ def _megatron(folder: Path) -> list[Group]:
     measured_dies = [
         case for case in (*dense, *cut) if not case.has_experts and case.card != "gb200-nvl72"
     ]
-    gb200 = [case for case in dense if case.card == "gb200-nvl72"]
-    h100 = [case for case in dense if case.card == "h100-sxm-80gb"]
-    unseen = today_left_out(folder, sparse, "name")
-    today = {case.what for case in recent}
-    return [
-        group(
-            "Dense pre-training on H100 in fp8",
-            "model",
-            f"{TODAY}, without the model",
-            today_left_out(folder, h100, "name"),
-        ),
-        *(
-            group(
-                f"Dense pre-training on H100 in {words} (DGX Cloud)",
-                "model",
-                f"{TODAY}, without the model",
-                today_left_out(
-                    folder, [case for case in cloud if case.training.precision == precision], "name"
-                ),
-            )
-            for precision, words in (("bf16", "16 bits"), ("fp8", "fp8"))
-        ),
-        group(
-            "Dense pre-training on a die left out",
-            "GPU",
-            f"{TODAY}, without the die",
-            today_left_out(folder, measured_dies, "die"),
-        ),
-        group("Dense recipes on GB200", "GPU", TODAY, compare_all(gb200, Prepared.shipped)),
-        group(
-            "Models cut to fit 8 B200",
-            "setting",
-            f"{TODAY}, without the layout",
-            today_left_out(folder, cut, "layout"),
-        ),
-        group(
-            "Mixtures of experts, releases from 26.02.01 on",
-            "model",
-            f"{TODAY}, without the model",
-            [row for row in unseen if row.what in today],
-        ),
-        group(
-            "Mixtures of experts on a GPU left out",
-            "GPU",
-            f"{TODAY}, without the GPU",
-            today_left_out(folder, recent, "card"),
-        ),
-        group(
-            "Mixtures of experts, a release left out",
-            "setting",
-            f"{TODAY}, without the release",
-            today_left_out(folder, recent, "release"),
-        ),
-        group(
-            "Mixtures of experts, earlier releases",
-            "model",
-            f"{TODAY}, without the model",
-            [row for row in unseen if row.what not in today],
-        ),
-    ]
+
+    def without(key: str, cases: Iterable[Case]) -> list[Comparison]:
+        return megatron.today_left_out(folder, cases, key)
+
+    def cloud(precision: str) -> list[Comparison]:
+        return without("name", where(dgxc_cases(folder), precision=precision))
+
+    unseen, today = without("name", sparse), {case.what for case in recent}
+    gb200 = compare_all(where(dense, card="gb200-nvl72"), Prepared.shipped)
+    return {
+        "Dense pre-training on H100 in fp8": without("name", where(dense, card=H100)),
+        "Dense pre-training on H100 in 16 bits (DGX Cloud)": cloud("bf16"),
+        "Dense pre-training on H100 in fp8 (DGX Cloud)": cloud("fp8"),
+        "Dense pre-training on a die left out": without("die", measured_dies),
+        "Dense recipes on GB200": gb200,
+        "Models cut to fit 8 B200": without("layout", cut),
+        "Mixtures of experts, releases from 26.02.01 on": [
+            row for row in unseen if row.what in today
+        ],
+        "Mixtures of experts on a GPU left out": without("card", recent),
+        "Mixtures of experts, a release left out": without("release", recent),
+        "Mixtures of experts, earlier releases": [row for row in unseen if row.what not in today],
+    }
 
 
-def _hybrids(folder: Path) -> list[Group]:
-    """Pre-training of models whose layers differ."""
-    saw = f"{TODAY}; the scan's rate without the GPU"
-    return [group("Nemotron 3 Nano on a GPU left out", "GPU", saw, hybrids_left_out(folder))]
-
-
-def _tuning(folder: Path) -> list[Group]:
-    """Fine-tuning, which no constant but those of AMD's die saw."""
-    tuned = [case for case in release_cases(folder) if case.task != "pretrain"]
-    tuned += [case for case in gb300_cases(folder) if case.task == "lora"]
-    audited = [case for case in mlperf_cases(folder) if "lora" in case.name]
-    amd, others = (
-        [case for case in audited if case.card.startswith("mi3") == wanted]
-        for wanted in (True, False)
-    )
-    scaling = ratios(folder)
-    return [
-        group("LoRA of MLPerf", "all", TODAY, compare_all(others, Prepared.shipped)),
-        *(
-            group(
-                f"Strong scaling in MLPerf's {what}",
-                left_out,
-                TODAY,
-                [row for row in scaling if ("lora" in row.model) == (what == "LoRA")],
-                "over the fewest GPUs",
-            )
-            for what, left_out in SCALED.items()
-        ),
-        group(
-            "Weak scaling on H100",
-            "setting",
-            "the other series' growth",
-            ratios_left_out(folder),
-            "over the fewest GPUs",
-        ),
-        group(
-            "LoRA of MLPerf on AMD",
-            "GPU",
-            "the other card's rows",
-            amd_left_out(folder) if amd else [],
-        ),
-        group("Fine-tuning recipes", "all", TODAY, compare_all(tuned, Prepared.shipped)),
-    ]
-
-
-def _new_dies(folder: Path) -> list[Group]:
-    """Predictions by the constants of the die before, and B300's by kernels timed on it. LoRA is
-    with the other fine-tuning.
-    """
-    cases = [case for case in gb300_cases(folder) if case.task != "lora"]
-    amd = compare_all(cdna4_cases(folder), Prepared.shipped)
-    return [
-        group(
-            "Recipes on GB300",
-            "GPU",
-            f"{TODAY}; kernels of B300",
-            compare_all(cases, Prepared.shipped),
-        ),
-        group(
-            "Llama 3.1 8B of MLPerf on MI355X", "GPU", f"{TODAY}; LoRA on MI300X and MI325X", amd
-        ),
-    ]
-
-
-def _by_todays_recipe(folder: Path, cases: Sequence[Case]) -> list[Comparison]:
-    return without_model(folder, todays_cases(cases))
-
-
-def _plain(folder: Path) -> list[Group]:
+def _plain(folder: Path) -> Rows:
     """Return today's runs by plain queries: model, GPUs, precision, batch and layout; and with what
     today's recipe sets.
     """
-    if not today_runs(folder):
-        return []
+    if not megatron.today_runs(folder):
+        return {}
+    questions: dict[str, Callable[[Sequence[Case]], list[Comparison]]] = {
+        "": lambda cases: plain_answers(folder, cases),
+        " by today's recipe": lambda cases: without_model(folder, todays_cases(cases)),
+    }
+    return {
+        f"The plain question{how}: {what}": answers(cases)
+        for how, answers in questions.items()
+        for what, cases in asked(folder).items()
+    }
+
+
+def _unfamiliar(folder: Path) -> Rows:
+    """Trainings by constants that saw nothing of their family, kind, precision or scale."""
+    if not megatron.today_runs(folder):
+        return {}
+    cases = pretraining(folder)
+    dense = where(cases, has_experts=False, card=H100)
+    known = where((run.case for run in megatron.today_runs(folder)), has_experts=False, card=H100)
+
+    def family(case: Case) -> str:
+        return family_of(case.name)
+
+    def precision(case: Case) -> str:
+        return arithmetic(case.training.precision)
+
+    def is_large(case: Case) -> bool:
+        return Prepared.of(case).problem.cluster.num_gpus > FEW_GPUS
+
+    def without(key: Callable[[Case], Hashable], cases: Iterable[Case]) -> list[Comparison]:
+        return megatron.today_left_out(folder, cases, key)
+
+    return {
+        "Dense pre-training, a family left out": without(family, sorted(dense, key=family)),
+        "Mixtures of experts by dense models": without(
+            lambda case: case.has_experts, newest(where(cases, has_experts=True))
+        ),
+        "Dense pre-training in a precision left out": without(
+            precision, sorted(known, key=precision)
+        ),
+        "Dense pre-training on more GPUs than seen": without(is_large, filter(is_large, dense)),
+    }
+
+
+def _hybrids(folder: Path) -> Rows:
+    """Pre-training of models whose layers differ."""
+    return {"Nemotron 3 Nano on a GPU left out": hybrids_left_out(folder)}
+
+
+def _tuning(folder: Path) -> Rows:
+    """Fine-tuning, which no constant but those of AMD's die saw, and how jobs scale."""
+    tuned = [case for case in release_cases(folder) if case.task != "pretrain"]
+    tuned += where(gb300_cases(folder), task="lora")
+    scaling = strong_scaling(folder)
+    return {
+        "LoRA of MLPerf": compare_all(_lora(folder), Prepared.shipped),
+        "Strong scaling in MLPerf's pre-training": [
+            row for row in scaling if "lora" not in row.model
+        ],
+        "Strong scaling in MLPerf's LoRA": [row for row in scaling if "lora" in row.model],
+        "Weak scaling on H100": ratios_left_out(folder),
+        "LoRA of MLPerf on AMD": megatron.amd_left_out(folder),
+        "Fine-tuning recipes": compare_all(tuned, Prepared.shipped),
+    }
+
+
+def _lora(folder: Path) -> list[Case]:
+    """Return MLPerf's LoRA but for AMD's."""
     return [
-        group(
-            f"The plain question{how}: {what}",
-            "all" if "LoRA" in what else "model",
-            TODAY if "LoRA" in what else f"{TODAY}, without the model",
-            rows(folder, chosen),
-        )
-        for how, rows in (("", plain_answers), (" by today's recipe", _by_todays_recipe))
-        for what, chosen in asked(folder).items()
+        case
+        for case in mlperf_cases(folder)
+        if "lora" in case.name and not case.card.startswith("mi3")
     ]
 
 
-def _pairs(folder: Path, rows: Mapping[str, list[Comparison]]) -> list[Group]:
+def where(cases: Iterable[Case], **values: object) -> list[Case]:
+    """Return the cases with these properties, their precision included."""
+
+    def is_so(case: Case) -> bool:
+        stated = {"precision": case.training.precision}
+        return all(
+            (stated[name] if name in stated else getattr(case, name)) == value
+            for name, value in values.items()
+        )
+
+    return [case for case in cases if is_so(case)]
+
+
+def strong_scaling(folder: Path) -> list[Comparison]:
+    """For each of MLPerf's runs with more GPUs than the fewest of its series: how many more
+    GPU-seconds a sequence takes, published and predicted by the shipped constants. What both ends
+    have in common (kernels, clocks, the release) cancels.
+    """
+    grouped: dict[tuple[object, ...], list[tuple[int, Comparison]]] = defaultdict(list)
+    for row, case in zip(rows_of(folder, "training_mlperf"), mlperf_cases(folder), strict=False):
+        run = Prepared.of(case)
+        share = row["num_gpus"] / row["global_batch_size"]
+        found = run.compare(efficiency(gpu=run.gpu, framework="megatron-core").framework)
+        each = dataclasses.replace(
+            found, published=found.published * share, predicted=found.predicted * share
+        )
+        grouped[tuple(row[key] for key in SERIES)].append((row["num_gpus"], each))
+    ratios = []
+    for members in grouped.values():
+        fewest = min(gpus for gpus, _ in members)
+        base = [one for gpus, one in members if gpus == fewest]
+        ratios += [
+            dataclasses.replace(
+                one,
+                what=f"{one.what}, against x{fewest}",
+                published=one.published / (sum(each.published for each in base) / len(base)),
+                predicted=one.predicted / (sum(each.predicted for each in base) / len(base)),
+                low=None,
+                high=None,
+            )
+            for gpus, one in members
+            if gpus > fewest
+        ]
+    return ratios
+
+
+def _new_dies(folder: Path) -> Rows:
+    """Predictions by the constants of the die before, and B300's by kernels timed on it. LoRA is
+    with the other fine-tuning.
+    """
+    recipes = [case for case in gb300_cases(folder) if case.task != "lora"]
+    return {
+        "Recipes on GB300": compare_all(recipes, Prepared.shipped),
+        "Llama 3.1 8B of MLPerf on MI355X": compare_all(cdna4_cases(folder), Prepared.shipped),
+    }
+
+
+def _fsdp(folder: Path) -> Rows:
+    """MPT on A100 and H100, and torchtitan's Llama, which no constant saw."""
+    mpt = fsdp.mpt_runs(folder)
+    sizes = fsdp.leave_one_model_out(mpt) if mpt else []
+    return {
+        "MPT under FSDP": sizes,
+        "MPT under FSDP on H100": [row for row in sizes if row.gpu.startswith("h100")],
+        "MPT under FSDP on a GPU left out": fsdp.across_gpus(mpt) if mpt else [],
+        "Llama under eager torchtitan": compare_all(titan_cases(folder)[0], Prepared.shipped),
+        "TRL at a million tokens": compare_all(trl_cases(folder), Prepared.shipped),
+    }
+
+
+def _internevo(folder: Path) -> Rows:
+    """One model's runs, each by constants that saw no run on as many GPUs, or of its layout."""
+    runs = [Prepared.of(case) for case in internevo_cases(folder)]
+    if not runs:
+        return {}
+    return {
+        **{
+            f"InternEvo, a {name} left out": internevo.leave_one_out(runs, key)
+            for name, key in internevo.LEFT_OUT.items()
+        },
+        "InternEvo, memory in use": [on(row, row.gpu) for row in internevo.memory_left_out(folder)],
+    }
+
+
+def _nanotron(folder: Path) -> Rows:
+    if not grid_rows(folder):
+        return {}
+    found = grid.cells(folder)
+    return {
+        "nanotron's grid": grid.steps(found["model_left_out"]),
+        "nanotron's grid, nodes left out": grid.steps(found["nodes_left_out"]),
+        "nanotron's grid, memory": grid.memory(found["model_left_out"]),
+    }
+
+
+def _memory(folder: Path) -> Rows:
+    """Allocated bytes by formulas alone, and what the allocator holds. The number of micro-batches
+    changes no memory.
+    """
+    cut = [case for case in b200_cases(folder) if case.allocated_bytes]
+    audited = [case for case in mlperf_cases(folder) if case.allocated_bytes]
+    titan = compare_all(reserved_cases(folder), Prepared.reserved)
+
+    def of_cut(by: Callable[[Prepared], Comparison]) -> list[Comparison]:
+        return [
+            dataclasses.replace(row, setting=case.layout)
+            for case, row in zip(cut, compare_all(cut, by), strict=True)
+        ]
+
+    return {
+        "Models cut to fit 8 B200, allocated": of_cut(Prepared.allocated),
+        "MLPerf, peak of allocated memory": compare_all(audited, Prepared.allocated),
+        "Models cut to fit 8 B200, reserved": of_cut(Prepared.reserved),
+        "Llama under torchtitan, reserved": [
+            on(dataclasses.replace(row, setting=""), "h100-sxm-96gb") for row in titan
+        ],
+    }
+
+
+def _other_software(folder: Path) -> Rows:
+    """Runs by the constants of another framework than theirs, in the interval of an answer about a
+    framework that nobody measured.
+    """
+    mpt = [run.case for run in fsdp.mpt_runs(folder)]
+    dense = where(pretraining(folder), has_experts=False, card=H100)
+    constants = efficiency(gpu=gpu(H100), framework="megatron-core").framework
+    by_megatron = [grid.predicted(each, constants) for each in grid_groups(grid_rows(folder))]
+    return {
+        "MPT under FSDP by Megatron Core's constants": _by_framework(mpt, "megatron-core"),
+        "Dense pre-training on H100 in fp8 by FSDP's constants": _by_framework(dense, "torch-fsdp"),
+        "nanotron's grid by Megatron Core's constants": [
+            dataclasses.replace(row, low=None, high=None) for row in grid.steps(by_megatron)
+        ],
+        "BLOOM's topology search, asked as Megatron Core": _by_framework(
+            bloom_cases(folder), "megatron-core"
+        ),
+        "Primus' schedules against 1F1B": _schedules(folder),
+    }
+
+
+def _by_framework(cases: Iterable[Case], name: str) -> list[Comparison]:
+    """Return the cases by the constants of another framework, as of one that nobody measured."""
+
+    def compare(run: Prepared) -> Comparison:
+        constants = efficiency(gpu=run.gpu, framework=name)
+        base, added = constants.framework.time_log_sd, constants.doubts.trainer_log_sd
+        row = run.compare(constants.framework)
+        return dataclasses.replace(
+            row.within(NORMAL_QUANTILE * math.hypot(base, added)),
+            differs=("trainer",),
+            base_log_sd=base,
+            refused=None,
+        )
+
+    return compare_all(cases, compare)
+
+
+def _schedules(folder: Path) -> list[Comparison]:
+    """Seconds of a schedule over those of 1F1B."""
+    rows = []
+    for base, other in schedule_cases(folder):
+        plain, row = compare_all([base, other], Prepared.shipped)
+        predicted = row.predicted / plain.predicted if math.isfinite(row.predicted) else math.nan
+        published = row.published / plain.published
+        rows.append(
+            dataclasses.replace(row, published=published, predicted=predicted, low=None, high=None)
+        )
+    return rows
+
+
+def _published(folder: Path) -> Rows:
+    """Figures that stand in this repository with their layouts: nobody can say that they were not
+    seen.
+    """
+
+    def of(source: str, where: str, *, ranges: bool = False) -> list[Comparison]:
+        """Return headlines; of a range, a layer's time over that without recomputation beside the
+        nearest bound.
+        """
+        rows = []
+        for row in headlines.evaluate(source):
+            if row.error is not None and ("overhead" in row.what) == ranges:
+                predicted = 1.0 + row.predicted / 100.0 if ranges else row.predicted
+                compared = Comparison(
+                    source=row.source,
+                    model="",
+                    what=row.what,
+                    published=predicted / (1.0 + row.error),
+                    predicted=predicted,
+                )
+                rows.append(on(compared, where))
+        return rows
+
+    return {
+        "arXiv 2104.04473, table 1": of("2104.04473", GPU),
+        "arXiv 2205.05198, time of a layer that is recomputed": of("2205.05198", GPU, ranges=True),
+        "arXiv 1909.08053, GPT-2 on V100": of("1909.08053", "v100-sxm-32gb"),
+        "Megatron-LM's README on H100, by our layout": of("README, H100", H100),
+        "arXiv 2407.21783, Llama 3.1 405B by its recipe": of("2407.21783", H100),
+    }
+
+
+def serving(folder: Path) -> Rows:
+    """Caches that engines printed, and served runs that their release's constants did not see."""
+    unseen = inference.unseen(dense_runs(folder))
+    return {
+        **kv_cache.by_title(folder),
+        **{
+            f"Serving: {words}": inference.comparisons(unseen, what)
+            for what, words in (
+                ("tpot", "time per output token"),
+                ("throughput", "tokens/s of a GPU"),
+                ("ttft", "time to first token, below the cache's limit"),
+            )
+        },
+    }
+
+
+def _ahead(folder: Path) -> Rows:
+    """Every round and release by constants fitted on what was published before it."""
+    if not rows_of(folder, "korthikanti2022_table4"):
+        return {}
+    cases, lora = pretraining(folder), _lora(folder)
+    audited = where(cases, source="MLPerf Training")
+    releases = [case for case in cases if case.source != "MLPerf Training"]
+    known = [*cases, *b200_cases(folder)]
+    rows = predicted_ahead([*cases, *lora], known=known, start=megatron.fit_2022(folder))
+
+    def of(chosen: Sequence[Case]) -> list[Comparison]:
+        wanted = {(case.name, case.what) for case in chosen}
+        return [row for row in rows if (row.model, row.what) in wanted]
+
+    return {
+        "The next round: MLPerf's pre-training": of(audited),
+        "The next round: MLPerf's LoRA": of(lora),
+        "The next release: dense recipes": of(where(releases, has_experts=False)),
+        "The next release: mixtures of experts": of(where(releases, has_experts=True)),
+    }
+
+
+def predicted_ahead(
+    cases: Sequence[Case], *, known: Sequence[Case], start: Constants
+) -> list[Comparison]:
+    """Every case by constants fitted on the `known` ones of earlier months; `part` is its month.
+    `start` holds what these rows do not tell. Settings vote once: the newest case, with the median
+    of all releases' steps.
+    """
+    predictions = []
+    for date in sorted({case.date for case in cases}):
+        settings: dict[str, list[Case]] = {}
+        for case in known:
+            if case.date < date:
+                settings.setdefault(case.setting, []).append(case)
+        seen = []
+        for members in settings.values():
+            step_s = median(case.step_s for case in members)
+            try:
+                seen.append(Prepared.of(dataclasses.replace(members[-1], step_s=step_s)))
+            except InputError:  # no query can state it
+                continue
+        if len(seen) >= FEWEST_SEEN:
+            constants = megatron.fit_today(tuple(seen), start)
+            rows = compare_all(where(cases, date=date), constants.compare)
+            predictions += [dataclasses.replace(row, part=date) for row in rows]
+    return predictions
+
+
+def _pairs(folder: Path, rows: Mapping[str, list[Comparison]]) -> Rows:
     """Ratios of step times within a cell, of runs that were left out by their model or layout."""
     known = cells(folder)
-    megatron = [
+    megatron_core = [
         *rows.get("Dense pre-training on H100 in fp8", []),
         *rows.get("Models cut to fit 8 B200", []),
     ]
-    dense = [row for row in megatron if (row.model, row.what) in known]
+    dense = [row for row in megatron_core if (row.model, row.what) in known]
     # Of one kind, too few of one release: repeats of a layout count once, and devices alone make a
     # cell.
     experts, adapters = (
         votes(rows.get(title, []))
         for title in ("Mixtures of experts, releases from 26.02.01 on", "LoRA of MLPerf")
     )
+    mpt, evo = (rows.get(each, []) for each in ("MPT under FSDP", "InternEvo, a layout left out"))
 
     def cell(row: Comparison) -> Hashable:
         return known[(row.model, row.what)]
@@ -280,89 +514,39 @@ def _pairs(folder: Path, rows: Mapping[str, list[Comparison]]) -> list[Group]:
         source, name, _, *devices = known[(row.model, row.what)]
         return source, name, *devices
 
-    return [
-        group(f"Two runs of a cell: {what}", "model", "as of the runs", ratios, "ratio")
+    core = "megatron-core"
+    return {
+        f"Two runs of a cell: {what}": ratios
         for what, ratios in (
-            ("Megatron Core", pairs(dense, cell, framework="megatron-core")),
-            (
-                "mixtures of experts",
-                pairs(experts, devices, framework="megatron-core", kind="experts"),
-            ),
-            (
-                "LoRA of MLPerf",
-                pairs(adapters, devices, framework="megatron-core", kind="adapters"),
-            ),
-            ("MPT under FSDP", pairs(rows.get("MPT under FSDP", []), cell, framework="torch-fsdp")),
-            (
-                "InternEvo",
-                pairs(rows.get("InternEvo, a layout left out", []), cell, framework="internevo"),
-            ),
+            ("Megatron Core", pairs(dense, cell, framework=core)),
+            ("mixtures of experts", pairs(experts, devices, framework=core, kind="experts")),
+            ("LoRA of MLPerf", pairs(adapters, devices, framework=core, kind="adapters")),
+            ("MPT under FSDP", pairs(mpt, cell, framework="torch-fsdp")),
+            ("InternEvo", pairs(evo, cell, framework="internevo")),
         )
-    ]
+    }
 
 
-SCALED: dict[str, LeftOut] = {"pre-training": "seen", "LoRA": "all"}
-"""Rounds whose jobs are compared with the smallest of their series, and what constants saw of
-them.
-"""
-
-
-def _ahead(folder: Path) -> list[Group]:
-    """Every round and release by constants fitted on what was published before it."""
-    if not rows_of(folder, "korthikanti2022_table4"):
-        return []
-    cases = pretraining(folder)
-    audited = [case for case in cases if case.source == "MLPerf Training"]
-    releases = [case for case in cases if case.source != "MLPerf Training"]
-    known = [*cases, *b200_cases(folder)]
-    lora = [
-        case
-        for case in mlperf_cases(folder)
-        if "lora" in case.name and not case.card.startswith("mi3")
-    ]
-    rows = predicted_ahead([*cases, *lora], known=known, start=fit_2022(folder))
-
-    def of(chosen: Sequence[Case]) -> list[Comparison]:
-        wanted = {(case.name, case.what) for case in chosen}
-        return [row for row in rows if (row.model, row.what) in wanted]
-
-    saw = "what was published before the month"
-    return [
-        group("The next round: MLPerf's pre-training", "future", saw, of(audited)),
-        group("The next round: MLPerf's LoRA", "future", saw, of(lora)),
-        group(
-            "The next release: dense recipes",
-            "future",
-            saw,
-            of([case for case in releases if not case.has_experts]),
-        ),
-        group(
-            "The next release: mixtures of experts",
-            "future",
-            saw,
-            of([case for case in releases if case.has_experts]),
-        ),
-    ]
-
-
-SECTIONS: dict[str, Callable[[Path], list[Group]]] = {
+SECTIONS: dict[str, Callable[[Path], Rows]] = {
     "paper": _paper,
-    "today": lambda folder: [*_megatron(folder), *_plain(folder)],
-    "unfamiliar": unfamiliar,
+    "today": lambda folder: _today(folder) | _plain(folder),
+    "unfamiliar": _unfamiliar,
     "hybrids": _hybrids,
     "tuning": _tuning,
     "new dies": _new_dies,
-    "fsdp": other.fsdp,
-    "internevo": other.internevo,
-    "nanotron": other.nanotron,
-    "memory": other.memory,
-    "trainers": trainers.groups,
-    "other software": other.other_software,
+    "fsdp": _fsdp,
+    "internevo": _internevo,
+    "nanotron": _nanotron,
+    "memory": _memory,
+    "trainers": trainers.by_title,
+    "other software": _other_software,
     "ahead": _ahead,
-    "published": lambda folder: other.published(),
-    "serving": other.serving,
+    "published": _published,
+    "serving": serving,
 }
-"""Functions that compute groups, each independent of the others and of their fits."""
+"""Functions that compute rows by their group's title, each independent of the others and of their
+fits.
+"""
 SECONDS = {"today": 140.0, "unfamiliar": 90.0, "fsdp": 30.0, "ahead": 20.0, "nanotron": 12.0}
 """Processor seconds of the sections that take more than ten; they are started first."""
 LONG = frozenset({"today", "unfamiliar"})

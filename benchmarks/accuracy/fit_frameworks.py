@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import operator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -237,13 +238,16 @@ def _fit_dense(runs: tuple[Prepared, ...], start: Constants, newest: str | None)
     return Fit[Prepared, Constants](priors=TODAY, constants=constants, errors=errors_today)(runs)
 
 
-def today_left_out(folder: Path, cases: Iterable[Case], key: str) -> list[Comparison]:
-    """These cases, each predicted by today's constants that saw no row of its `key`, a property of
-    Case.
+def today_left_out(
+    folder: Path, cases: Iterable[Case], key: str | Callable[[Case], Hashable]
+) -> list[Comparison]:
+    """These cases, each predicted by today's constants that saw no row of its `key`, of which a
+    name is a property of Case.
     """
+    of = operator.attrgetter(key) if isinstance(key, str) else key
     rows: list[Comparison] = []
-    for value, members, _ in left_out(cases, lambda case: getattr(case, key)):
-        kept = tuple(run for run in today_runs(folder) if getattr(run.case, key) != value)
+    for value, members, _ in left_out(cases, of):
+        kept = tuple(run for run in today_runs(folder) if of(run.case) != value)
         rows += compare_all(members, fit_today(kept, fit_2022(folder)).compare)
     return rows
 
@@ -275,6 +279,8 @@ def fit_die(die: str, runs: Sequence[Prepared], framework: FrameworkEfficiency) 
 
 def die_left_out(runs: Sequence[Prepared], key: Callable[[Prepared], str]) -> list[Comparison]:
     """Every row of one die, by what the rows of other keys say of the die."""
+    if not runs:
+        return []
     card = runs[0].gpu
     framework, rows = efficiency(gpu=card, framework="megatron-core").framework, []
     for _, members, others in left_out(runs, key):

@@ -7,10 +7,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from benchmarks.accuracy import serving_groups
+from benchmarks.accuracy import evidence, serving_groups
 from benchmarks.accuracy.classes import extras, judged
 from benchmarks.accuracy.groups import Group
-from benchmarks.accuracy.other_evidence import serving
 from evidence.fitted_file import FittedFile
 from hp_tool.domain.familiarity import SERVING
 
@@ -34,7 +33,7 @@ def added(groups: Iterable[Group]) -> dict[str, dict[str, float]]:
 def fitted(folder: Path) -> Iterator[FittedFile]:
     """Yield what each dimension adds, from dense models."""
     groups = [
-        *serving(folder),
+        *evidence.section("serving", folder),
         *serving_groups.shipped(folder),
         *serving_groups.refitted(folder),
     ]

@@ -9,12 +9,15 @@ interval's score is Gneiting and Raftery's (Journal of the American Statistical 
 
 from __future__ import annotations
 
+import csv
+import functools
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from statistics import median
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 from scipy.stats import binom
@@ -111,11 +114,27 @@ class Group:
         )
 
 
-def group(
-    title: str, left_out: LeftOut, saw: str, rows: list[Comparison], unit: str = "s"
-) -> Group:
-    """Return a group, as a line of a table."""
-    return Group(title=title, left_out=left_out, saw=saw, rows=rows, unit=unit)
+Rows = dict[str, list[Comparison]]
+"""Comparisons by their group's title."""
+
+
+@functools.cache
+def _known() -> dict[str, dict[str, str]]:
+    """Return what groups.csv says of each title."""
+    with Path(__file__).with_name("groups.csv").open(newline="", encoding="utf-8") as stream:
+        return {line.pop("title"): line for line in csv.DictReader(stream)}
+
+
+def named(rows: Rows, *, is_long: bool = False) -> list[Group]:
+    """Return the groups of these titles, with what groups.csv says of them."""
+    found = []
+    for title, members in rows.items():
+        known = _known()[title]
+        left_out = next(each for each in get_args(LeftOut) if each == known["left_out"])
+        saw = known["saw"].format(today=TODAY, ops=OPS, formulas=FORMULAS)
+        group = Group(title=title, left_out=left_out, saw=saw, rows=members, unit=known["unit"])
+        found.append(replace(group, is_long=is_long))
+    return found
 
 
 def on(row: Comparison, card: str) -> Comparison:

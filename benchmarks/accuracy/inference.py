@@ -209,8 +209,7 @@ def limit_predicted(pairs: Sequence[Predicted]) -> float:
 
 def evaluate(folder: Path) -> dict[str, Any]:
     """Return {groups, best_layout: {runs: regret}, limit_predicted}; minutes, for the fits."""
-    from benchmarks.accuracy import serving_groups
-    from benchmarks.accuracy.other_evidence import serving
+    from benchmarks.accuracy import evidence, serving_groups
 
     runs = dense_runs(folder)
     kinds: dict[str, list[Predicted]] = {"groups no constant was fitted on": unseen(runs)}
@@ -218,7 +217,7 @@ def evaluate(folder: Path) -> dict[str, Any]:
         kinds.setdefault(kind, []).append(pair)
     return {
         "groups": [
-            *serving(folder),
+            *evidence.section("serving", folder),
             *serving_groups.shipped(folder),
             *serving_groups.refitted(folder),
         ],

@@ -16,7 +16,7 @@ from typing import Any
 
 from benchmarks.accuracy.comparison import Comparison
 from benchmarks.accuracy.data import print_report, rows
-from benchmarks.accuracy.groups import Group
+from benchmarks.accuracy.groups import Rows, named
 from evidence.table import Row
 from hp_tool.catalog import library
 from hp_tool.catalog.releases import check_release
@@ -43,10 +43,6 @@ PRECISIONS = {
 }
 CACHES = {"int8 per token and head": "fp8"}
 CLOSE = 0.1
-SAW = (
-    "reserves that vLLM 0.11 printed; SGLang's source; the NVLS buffer from two printed caches of "
-    "Qwen3-235B, of which SGLang's is a judged row (layers alike)"
-)
 
 
 def comparisons(folder: Path) -> Iterator[Comparison]:
@@ -145,27 +141,18 @@ def _given(**values: object) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value}
 
 
-def groups(folder: Path) -> list[Group]:
-    """Return the rows as groups of evidence: models whose layers are alike, and others."""
-    every = list(comparisons(folder))
-    return [
-        Group(
-            title=title,
-            left_out="all",
-            saw=SAW,
-            rows=[row for row in every if ("unlike" in row.part) == unlike],
-            unit="tokens",
-        )
-        for title, unlike in (
-            ("KV caches that engines printed", False),
-            ("KV caches that engines printed, windows and recurrent layers", True),
-        )
-    ]
+def by_title(folder: Path) -> Rows:
+    """Return the rows by the group that they are in: models whose layers are alike, and others."""
+    alike, unlike = "KV caches that engines printed", "windows and recurrent layers"
+    found: Rows = {alike: [], f"{alike}, {unlike}": []}
+    for row in comparisons(folder):
+        found[f"{alike}, {unlike}" if "unlike" in row.part else alike].append(row)
+    return found
 
 
 def evaluate(folder: Path) -> dict[str, Any]:
     """Return the groups, and of each how many rows are within CLOSE and within their interval."""
-    found = groups(folder)
+    found = named(by_title(folder))
     near = {
         group.title: {
             "rows": len(group.rows),

@@ -87,7 +87,7 @@ def compute(folder: Path, *, quick: bool = False, only: Sequence[str] | None = N
         only: Sections of evidence to compute, in this process; no serving groups.
     """
     if only is not None:
-        found = [group for name in only for group in evidence.SECTIONS[name](folder) if group.rows]
+        found = [group for name in only for group in evidence.section(name, folder) if group.rows]
         return {"groups": {group.title: entry(group) for group in found}}
     with ProcessPoolExecutor(max_workers=2, mp_context=get_context("spawn")) as pool:
         # The laws and the serving fits run beside the sections of evidence, which have processes of

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from benchmarks.accuracy.comparison import Comparison
 from benchmarks.accuracy.data import rows as rows_of
-from benchmarks.accuracy.groups import Group
+from benchmarks.accuracy.groups import Rows
 from benchmarks.accuracy.prepared import Prepared
 from evidence.cases import Case, missing, training_case
 from evidence.table import Row, other
@@ -23,8 +23,6 @@ from hp_tool.domain.units import GIB
 from hp_tool.errors import HpToolError
 
 TABLES = ("trainer_fms_a100", "trainer_small_tables", "trainer_ms_swift")
-BARE_FSDP = "torch-fsdp"
-SAW = "MPT under FSDP, and counts of the trainers' own kernels"
 
 
 def is_loop(row: Row) -> bool:
@@ -180,42 +178,12 @@ def peaks(folder: Path, *, experts: bool) -> list[Comparison]:
     return found
 
 
-def out_of_memory(folder: Path) -> list[tuple[str, float]]:
-    """Return (run, probability that it runs out of memory) of each run that failed."""
-    found = []
-    for row in rows_of(folder, "trainer_fms_a100"):
-        if row["status"] == "failed" and not missing(row):
-            run = Prepared.of(training_case(row))
-            found.append(
-                (
-                    f"{run.case.name} {run.case.what} {_part(row)} {row['cross_entropy']}",
-                    run.stated.out_of_memory_probability or 0.0,
-                )
-            )
-    return found
-
-
-def groups(folder: Path) -> list[Group]:
-    """Return the groups of the ledger."""
-    return [
-        Group(
-            title=f"Trainers, {what}{', mixtures of experts' if experts else ''}",
-            left_out="model",
-            saw=SAW,
-            unit=unit,
-            rows=rows(folder, experts=experts),
+def by_title(folder: Path) -> Rows:
+    """Return the rows of the ledger's groups."""
+    return {
+        f"Trainers, {what}{', mixtures of experts' if experts else ''}": rows(
+            folder, experts=experts
         )
-        for what, unit, rows in (("step time", "s", step_times), ("peak memory", "GiB", peaks))
+        for what, rows in (("step time", step_times), ("peak memory", peaks))
         for experts in (False, True)
-    ] + [
-        Group(
-            title=f"Fine-tuning asked as torch-fsdp, {what}",
-            left_out="model",
-            saw="MPT under FSDP; the interval alone saw these rows",
-            unit=unit,
-            rows=rows,
-        )
-        for (what, unit), rows in zip(
-            (("step time", "s"), ("peak memory", "GiB")), by_bare_fsdp(folder), strict=True
-        )
-    ]
+    }
