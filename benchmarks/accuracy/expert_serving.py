@@ -14,8 +14,9 @@ from typing import Any
 from benchmarks.accuracy import serving_groups
 from benchmarks.accuracy.data import print_report
 from benchmarks.accuracy.fit_experts import left_out, mixtures, predicted, prepared
+from benchmarks.accuracy.groups import Rows, named
 from benchmarks.accuracy.inference import as_dict, regret
-from benchmarks.accuracy.serving_groups import ratios, series
+from benchmarks.accuracy.serving_groups import ratios
 from benchmarks.accuracy.serving_rows import queued_runs
 from hp_tool.catalog import model as catalogue_model
 from hp_tool.catalog.efficiency import expert_efficiency
@@ -39,20 +40,11 @@ def evaluate(folder: Path) -> dict[str, Any]:
     queued = [run for run in queued_runs(folder) if catalogue_model(run.model).num_experts]
     constants = {run.engine: expert_efficiency(engine=run.engine) for run in queued}
     sets["Mixtures, all requests queued at once"] = predicted(prepared(queued), constants)
-    groups = [
-        group
-        for title, pairs in sets.items()
-        for group in serving_groups.groups(
-            title,
-            "setting",
-            ratios(
-                (series(pair.run), pair, expert_efficiency(engine=pair.run.engine))
-                for pair in pairs
-            ),
-        )
-    ]
+    rows: Rows = {}
+    for title, pairs in sets.items():
+        rows |= serving_groups.titled(title, ratios(serving_groups.mixtures(pairs)))
     return {
-        "groups": [*groups, *serving_groups.pools(folder)],
+        "groups": named(rows | serving_groups.pools(folder)),
         "best_layout": {title: regret(pairs) for title, pairs in sets.items()},
     }
 

@@ -10,13 +10,13 @@ import dataclasses
 import functools
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.accuracy import fit_defaults, fit_experts, fit_pools, inference
 from benchmarks.accuracy.comparison import Comparison
 from benchmarks.accuracy.fit_engines import by_gpu, by_precision, by_version, left_out
-from benchmarks.accuracy.groups import Group, LeftOut
+from benchmarks.accuracy.groups import Group, Rows, named
 from benchmarks.accuracy.serving_rows import dense_runs
 from benchmarks.accuracy.serving_runs import Predicted, ServingRun, cached_series, log_ratios
 from hp_tool.catalog import model as catalogue_model
@@ -28,12 +28,12 @@ from hp_tool.catalog.efficiency import (
 )
 from hp_tool.cost.uncertainty import NORMAL_QUANTILE
 
-SAW = "other served runs, as benchmarks.accuracy.inference says"
 FIGURES = {
-    "tpot": ("time per output token", "s"),
-    "ttft": ("time to first token", "s"),
-    "throughput": ("tokens/s per GPU", "1/s"),
+    "tpot": "time per output token",
+    "ttft": "time to first token",
+    "throughput": "tokens/s per GPU",
 }
+"""Words of titles."""
 Judged = tuple[str, Predicted | fit_pools.PredictedPool, inference.Scatter | None]
 """(part of a group, run with its prediction, deviations of models left out or None for the
 engine's).
@@ -51,46 +51,43 @@ def shipped(folder: Path) -> list[Group]:
     profiles = {(profile.engine, profile.version) for profile in engine_profiles()}
     pairs = [pair for pair in inference.shipped(runs) if pair.run.series not in cached]
     own = [pair for pair in pairs if (pair.run.engine, pair.run.version) in profiles]
-    kinds: dict[str, tuple[LeftOut, list[Predicted]]] = {
-        "fitted groups": ("seen", [pair for pair in own if pair.run.fitted]),
-        "versions without constants": ("setting", [pair for pair in pairs if pair not in own]),
-    }
-    mixtures = [
-        (series(pair.run), pair, expert_efficiency(engine=pair.run.engine))
-        for pair in inference.shipped(fit_experts.mixtures(folder))
-    ]
-    return [
-        *(
-            group
-            for kind, (left, members) in kinds.items()
-            for group in groups(f"Engines, {kind}", left, by(members, series))
-        ),
-        *groups("Engines, mixtures by the shipped constants", "seen", ratios(mixtures)),
-        *groups(
-            "Engines as started, a model left out",
-            "model",
-            ratios(started(folder)),
-            saw=f"{SAW}; one prior of SGLang's mixtures was tightened after these rows were seen",
-        ),
-        *_by_name(
-            "Engines, another release's constants",
-            inference.other_release(runs),
-            "setting",
-        ),
-    ]
+    judged_mixtures = mixtures(inference.shipped(fit_experts.mixtures(folder)))
+    return named(
+        titled("Engines, fitted groups", by(_series(pair for pair in own if pair.run.fitted)))
+        | titled(
+            "Engines, versions without constants",
+            by(_series(pair for pair in pairs if pair not in own)),
+        )
+        | titled("Engines, mixtures by the shipped constants", ratios(judged_mixtures))
+        | titled("Engines as started, a model left out", ratios(started(folder)))
+        | titled("Engines, another release's constants", by(_parts(inference.other_release(runs))))
+    )
 
 
 def refitted(folder: Path) -> list[Group]:
     """Return the runs as constants predict them that saw neither their GPU, precision or model.
     Minutes: many fits.
     """
-    runs = dense_runs(folder)
-    found = [
-        *_by_name("Engines, a model or GPU left out", inference.refitted(runs), "GPU"),
-        *groups("Engines by kind of model", "GPU", ratios(unseen_kinds(folder))),
-        *pools(folder),
-    ]
-    return [dataclasses.replace(group, is_long=True) for group in found]
+    fits = _parts(inference.refitted(dense_runs(folder)))
+    rows = (
+        titled("Engines, a model or GPU left out", by(fits))
+        | titled("Engines by kind of model", ratios(unseen_kinds(folder)))
+        | pools(folder)
+    )
+    return named(rows, is_long=True)
+
+
+def _series(pairs: Iterable[Predicted]) -> list[tuple[str, Predicted]]:
+    return [(series(pair.run), pair) for pair in pairs]
+
+
+def _parts(pairs: Mapping[str, Sequence[Predicted]]) -> list[tuple[str, Predicted]]:
+    return [(part, pair) for part, members in pairs.items() for pair in members]
+
+
+def mixtures(pairs: Iterable[Predicted]) -> list[Judged]:
+    """Return runs of mixtures, judged by the shipped deviations of their engine."""
+    return [(series(pair.run), pair, expert_efficiency(engine=pair.run.engine)) for pair in pairs]
 
 
 def started(folder: Path) -> list[Judged]:
@@ -100,13 +97,13 @@ def started(folder: Path) -> list[Judged]:
     return [(f"{pair.run.engine}, {pair.run.gpu}", pair, stated) for pair in pairs]
 
 
-def pools(folder: Path) -> list[Group]:
+def pools(folder: Path) -> Rows:
     """Return pools apart by hops between them that saw neither the engine nor the lengths."""
     left_out = fit_pools.left_out(fit_pools.told(folder)).values()
     judged: list[Judged] = [
         (pair.run.engine, pair, pool_efficiency()) for pairs in left_out for pair in pairs
     ]
-    return groups("Pools, the engine and lengths left out", "setting", ratios(judged))
+    return titled("Pools, the engine and lengths left out", ratios(judged))
 
 
 @functools.cache
@@ -131,21 +128,21 @@ def unseen_kinds(folder: Path) -> list[Judged]:
         kinds[f"{name}, dense"] += [
             (f"{name}, dense", pair, None) for pairs in parts or [others] for pair in pairs
         ]
-    mixtures = fit_experts.left_out(
+    unseen = fit_experts.left_out(
         fit_experts.mixtures(folder), lambda run: catalogue_model(run.model).name
     )
-    for _, pairs in mixtures.values():
+    for _, pairs in unseen.values():
         for pair in pairs:
             kind = f"{pair.run.engine}, mixtures"
             kinds[kind].append((kind, pair, expert_efficiency(engine=pair.run.engine)))
     return [judged for _, members in sorted(kinds.items()) for judged in members]
 
 
-def ratios(judged: Iterable[Judged]) -> dict[str, list[Comparison]]:
+def ratios(judged: Iterable[Judged]) -> Rows:
     """Return {figure: predicted over measured as comparisons with 1}, without runs that were not
     measured in it.
     """
-    rows: dict[str, list[Comparison]] = {what: [] for what in FIGURES}
+    rows: Rows = {what: [] for what in FIGURES}
     for part, pair, scatter in judged:
         for what, found in rows.items():
             log = float(log_ratios([pair], what)[0])
@@ -166,35 +163,14 @@ def ratios(judged: Iterable[Judged]) -> dict[str, list[Comparison]]:
     return rows
 
 
-def by(
-    pairs: Iterable[Predicted],
-    part: Callable[[ServingRun], str],
-) -> dict[str, list[Comparison]]:
-    """Return {figure: comparisons}, in parts of a group."""
-    pairs = list(pairs)
-    return {
-        what: [
-            dataclasses.replace(row, part=part(pair.run))
-            for pair in pairs
-            for row in inference.comparisons([pair], what)
-        ]
-        for what in FIGURES
-    }
-
-
-def _by_name(
-    title: str,
-    named: Mapping[str, Sequence[Predicted]],
-    left_out: LeftOut,
-) -> list[Group]:
-    rows: dict[str, list[Comparison]] = {what: [] for what in FIGURES}
-    for name, members in named.items():
-        for what, each in by(
-            members,
-            lambda _, name=name: name,
-        ).items():
-            rows[what] += each
-    return groups(title, left_out, rows)
+def by(pairs: Iterable[tuple[str, Predicted]]) -> Rows:
+    """Return {figure: comparisons} of (part of a group, run with its prediction)."""
+    rows: Rows = {what: [] for what in FIGURES}
+    for part, pair in pairs:
+        for what, found in rows.items():
+            compared = inference.comparisons([pair], what)
+            found += [dataclasses.replace(row, part=part) for row in compared]
+    return rows
 
 
 def series(run: ServingRun) -> str:
@@ -202,10 +178,6 @@ def series(run: ServingRun) -> str:
     return f"{run.engine} {run.version}, {run.model} {run.precision}, {run.gpu}"
 
 
-def groups(
-    title: str, left_out: LeftOut, rows: Mapping[str, list[Comparison]], *, saw: str = SAW
-) -> list[Group]:
-    return [
-        Group(title=f"{title}: {words}", left_out=left_out, saw=saw, rows=rows[what], unit=unit)
-        for what, (words, unit) in FIGURES.items()
-    ]
+def titled(title: str, rows: Rows) -> Rows:
+    """Return the rows of each figure by their group's title."""
+    return {f"{title}: {words}": rows[what] for what, words in FIGURES.items()}
