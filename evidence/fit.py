@@ -38,24 +38,27 @@ DIGESTS = Path(__file__).with_name("kernels.json")
 
 @dataclass(frozen=True, kw_only=True)
 class Fit:
-    """A fit: the module whose `fitted(folder)` yields the files of the catalog that it writes."""
+    """A fit: a function of a folder that yields the files of the catalog that it writes."""
 
     name: str
+    function: str = ""
+    """`module.function` in benchmarks.accuracy; by default fit_NAME.fitted."""
     needs_kernels: bool = False
     """Whether it reads timings of single kernels, which are not in the repository."""
 
     def files(self, folder: Path) -> list[FittedFile]:
         """Run the fit on a folder of measurements."""
-        module = importlib.import_module(f"benchmarks.accuracy.fit_{self.name}")
-        return list(module.fitted(folder))
+        module, _, function = (self.function or f"fit_{self.name}.fitted").partition(".")
+        found = getattr(importlib.import_module(f"benchmarks.accuracy.{module}"), function)
+        return list(found(folder))
 
 
 FITS = (
     Fit(name="gpus", needs_kernels=True),
     Fit(name="mixers", needs_kernels=True),
     Fit(name="frameworks"),
-    Fit(name="training_experts"),
-    Fit(name="training_mixers"),
+    Fit(name="training_experts", function="fit_frameworks.fitted_experts"),
+    Fit(name="training_mixers", function="fit_frameworks.fitted_mixers"),
     Fit(name="fsdp"),
     Fit(name="trainers"),
     Fit(name="internevo"),

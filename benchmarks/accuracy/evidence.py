@@ -20,7 +20,6 @@ from benchmarks.accuracy import fit_fsdp as fsdp
 from benchmarks.accuracy import fit_internevo as internevo
 from benchmarks.accuracy.comparison import Comparison
 from benchmarks.accuracy.data import rows as rows_of
-from benchmarks.accuracy.fit_training_mixers import hybrids_left_out
 from benchmarks.accuracy.grid_rows import grid_rows
 from benchmarks.accuracy.grid_rows import groups as grid_groups
 from benchmarks.accuracy.groups import Group, Rows, named, on, votes
@@ -195,7 +194,7 @@ def _unfamiliar(folder: Path) -> Rows:
 
 def _hybrids(folder: Path) -> Rows:
     """Pre-training of models whose layers differ."""
-    return {"Nemotron 3 Nano on a GPU left out": hybrids_left_out(folder)}
+    return {"Nemotron 3 Nano on a GPU left out": megatron.hybrids_left_out(folder)}
 
 
 def _tuning(folder: Path) -> Rows:

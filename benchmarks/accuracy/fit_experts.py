@@ -5,7 +5,7 @@ Writes experts.yaml and experts/ENGINE.yaml of hp_tool/catalog/data/efficiency f
 mixtures of inference_measured_2.csv to _4, on top of the engines' constants, which come from dense
 models (`fit_engines` runs first): the latter of the engines in OWN, the former of all others.
 Priors keep every constant physical. Deviations are those of models left out. Which engines have
-constants of their own (OWN), and one prior of theirs (OWN_PRIORS), were chosen with the judged rows
+constants of their own (OWN), and one prior of theirs (priors_own), were chosen with the judged rows
 in view.
 """
 
@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.accuracy import fitting
-from benchmarks.accuracy.fitting import Fit, Floats, Prior, linear_beyond
+from benchmarks.accuracy.fitting import Fit, Floats, Prior, given, linear_beyond, priors
 from benchmarks.accuracy.serving_rows import later_runs
 from benchmarks.accuracy.serving_runs import (
     FIGURES,
@@ -38,28 +38,7 @@ from hp_tool.domain.engines import EngineEfficiency, ExpertEfficiency
 
 COMMAND = "python -m evidence.fit --only experts"
 
-PRIORS = {
-    "grouped_slowdown": Prior(1.0, 0.15, 0.5, 4.0),
-    "layer_overhead_s": Prior(5e-6, 1e-5, 0.0, 1e-4),
-    # An engine's own work on prompts is in its constants of dense models: a mixture adds none
-    # unless its rows say so.
-    "prompt_layer_overhead_s": Prior(0.0, 2e-5, 0.0, 2e-3),
-    "eager_layer_s": Prior(5e-4, 5e-4, 0.0, 5e-3),
-    "first_token_s": Prior(0.0, 3e-2, 0.0, 0.5),
-    "popularity_variance": Prior(1.0, 1.0, 0.0, 10.0),
-    "load_variance": Prior(
-        0.25, 0.15, 0.0, 10.0
-    ),  # routers are trained to load experts alike; EP 4 and 8 hardly tell
-}
-OWN_PRIORS = PRIORS | {"eager_layer_s": Prior(5e-4, 2e-4, 0.0, 5e-3)}
-"""Of one engine: its front end's waits and its launches are hard to tell apart where prompts are
-short. The deviation was tightened after runs of serving_as_started.csv showed launches of less than
-1 ms a layer: SGLang's constants are not blind to those rows.
-"""
-NOISE = {"ttft": 0.5, "tpot": 0.06}
-"""Relative scatter taken for one measured figure."""
-ROBUST = {"ttft": 0.25, "tpot": 0.06}
-"""Log ratio from which a residual counts linearly."""
+NOISE, ROBUST = given("experts")["noise"], given("experts")["robust"]
 STRANGE = ("trtllm", "1.2.0rc6.post1")
 """One run alone, whose requests wait 29 s for a first token that their prompts need 2 s for: no
 setting told explains it.
@@ -154,21 +133,19 @@ def errors(runs: Sequence[ServingRun]) -> Callable[[ExpertEfficiency], Floats]:
     return of
 
 
-fit = Fit[ServingRun, ExpertEfficiency](
-    priors=PRIORS,
-    constants=lambda values: ExpertEfficiency(**values),
-    errors=errors,
-    in_deviations=False,
-    near=0.0,
-    options={"x_scale": [prior.sd for prior in PRIORS.values()], **SEARCH},
-)
+def _fit(free: Mapping[str, Prior]) -> Fit[ServingRun, ExpertEfficiency]:
+    return Fit(
+        priors=free,
+        constants=lambda values: ExpertEfficiency(**values),
+        errors=errors,
+        in_deviations=False,
+        near=0.0,
+        options={"x_scale": [prior.sd for prior in free.values()], **SEARCH},
+    )
 
 
-own_fit = dataclasses.replace(
-    fit,
-    priors=OWN_PRIORS,
-    options={"x_scale": [prior.sd for prior in OWN_PRIORS.values()], **SEARCH},
-)
+fit = _fit(priors("experts"))
+own_fit = _fit(priors("experts") | priors("experts", "priors_own"))
 
 
 def fits(runs: Sequence[ServingRun]) -> dict[str, ExpertEfficiency]:

@@ -3,7 +3,7 @@
 Writes hp_tool/catalog/data/efficiency/frameworks/megatron-core/*.yaml: software of 2022 (on A100
 and older) from the 19 figures of arXiv 2205.05198's Tables 4 and 5, which wait for most of their
 communication; today's from NVIDIA's dense recipes, DGX Cloud's benchmarks and MLPerf pre-training
-on H100, and cut models on B200; experts as fit_training_experts says. With them come the clocks
+on H100, and cut models on B200; then what experts add. With them come the clocks
 that trainings sustain (`efficiency/clocks`), and what Megatron's fused accumulation in fp32 costs
 on B200: rows that say it of H100 are missing, where half of it is assumed. fit_fsdp and
 fit_nanotron stand on these clocks: run them after. Priors keep them physical; the functions named
@@ -23,15 +23,17 @@ from scipy.optimize import least_squares
 
 from benchmarks.accuracy.comparison import Comparison
 from benchmarks.accuracy.data import rows
-from benchmarks.accuracy.fit_training_experts import PRIORS as EXPERT_PRIORS
-from benchmarks.accuracy.fit_training_experts import with_experts
 from benchmarks.accuracy.fitting import (
     Fit,
     Floats,
-    Prior,
     Values,
+    compare_left_out,
+    errors_by_setting,
+    fixed,
     framework_file,
+    given,
     left_out,
+    priors,
     with_constants,
 )
 from benchmarks.accuracy.korthikanti import GPU, MODELS, table4, table5
@@ -46,9 +48,11 @@ from benchmarks.accuracy.prepared import (
     seen,
 )
 from benchmarks.accuracy.runs import (
+    NEWEST,
     b200_cases,
     bridge_cases,
     dgxc_cases,
+    hybrid_cases,
     megatron_2020_cases,
     mlperf_cases,
     newest,
@@ -58,36 +62,15 @@ from benchmarks.accuracy.runs import (
 from evidence.cases import Case
 from evidence.fitted_file import FittedFile
 from evidence.table import Row
+from hp_tool.catalog import efficiency as efficiency_
 from hp_tool.catalog import gpu
 from hp_tool.catalog.efficiency import efficiency, gpu_efficiency, sustained
-from hp_tool.domain.efficiency import EfficiencyProfile, FrameworkEfficiency, Link
+from hp_tool.domain.efficiency import EfficiencyProfile, FrameworkEfficiency
 
 COMMAND = "python -m evidence.fit --only frameworks"
-NOISE_2022 = 0.03
-"""Relative scatter taken for one published figure; it sets the figures against the priors."""
-
-FIXED = FrameworkEfficiency(
-    framework="megatron-core",
-    elementwise_traffic_factor=1.0,
-    # FlashAttention-2 and -3 reach 1.2 to 1.3 times their backward FLOP/s forward
-    attention_backward_slowdown=1.25,
-    tensor_parallel_overlap=0.0,
-    tensor_parallel_forward_overlap=0.0,  # these runs wait for their forward collectives
-    # ring attention: the transfer runs beside the attention of the step before
-    context_parallel_overlap=0.9,
-    expert_parallel_overlap=0.0,  # Megatron Core's default dispatcher waits for its all-to-all
-    data_parallel_overlap=0.0,  # these runs reduce gradients after the backward pass
-    pipeline_overlap=0.0,
-    network=Link(bandwidth_fraction=0.7, latency_s=1e-5, latency_per_peer_s=2e-6, ramp_bytes=1.4e7),
-    optimizer_traffic_factor=1.0,
-    step_overhead_s=0.0,
-    time_log_sd=0.08,
-    newest_release="22.05",
-    memory_log_sd=0.03,
-    fragmentation_fraction=0.03,
-    fitted_on="",
-)
-"""What these rows do not tell, and where the values come from."""
+GIVEN = given("frameworks")
+FIXED = fixed("frameworks")
+"""What these rows do not tell."""
 
 
 def constants_2022(values: Values) -> Constants:
@@ -109,20 +92,14 @@ def errors_2022(rows: Sequence[Row]) -> Callable[[Constants], Floats]:
         profile = EfficiencyProfile(gpu=kernels, framework=trial.framework)
         return (
             np.log1p([row.error for row in table4(layers, profile) + table5(steps, profile)])
-            / NOISE_2022
+            / GIVEN["noise_2022"]
         )
 
     return errors
 
 
 FIT_2022 = Fit[Row, Constants](
-    priors={
-        "elementwise_traffic_factor": Prior(1.2, 0.3, 0.5, 4.0),
-        "tensor_parallel_overlap": Prior(0.5, 0.4, 0.0, 1.0),
-        "optimizer_traffic_factor": Prior(1.3, 0.3, 0.5, 5.0),
-        "network_bandwidth_fraction": Prior(0.7, 0.2, 0.1, 1.0),
-        "clocks": Prior(0.9, 0.05, 0.4, 1.0),  # of 16-bit matmuls on A100
-    },
+    priors=priors("frameworks", "priors_2022"),
     constants=constants_2022,
     errors=errors_2022,
     in_deviations=False,
@@ -153,34 +130,9 @@ def table5_left_out(folder: Path) -> list[Comparison]:
     return compared
 
 
-OVERLAPS = (
-    "tensor_parallel_overlap",
-    "tensor_parallel_forward_overlap",
-    "pipeline_overlap",
-    "data_parallel_overlap",
-)
-CLOCKS = {
-    ("h100", "bf16"): Prior(0.85, 0.1, 0.4, 1.0),
-    ("h100", "fp8"): Prior(0.85, 0.1, 0.4, 1.0),
-    ("b200", "bf16"): Prior(0.8, 0.15, 0.3, 1.0),
-    ("b200", "fp8"): Prior(0.85, 0.1, 0.4, 1.0),
-}
-TODAY = {
-    "elementwise_traffic_factor": Prior(1.2, 0.4, 0.5, 4.0),
-    **dict.fromkeys(OVERLAPS, Prior(0.7, 0.3, 0.0, 1.0)),
-    "network_bandwidth_fraction": Prior(0.7, 0.2, 0.1, 1.0),
-    "host_launch_s": Prior(1e-4, 1e-4, 0.0, 5e-4),
-    "yearly_gain": Prior(0.0, 0.05, -0.2, 0.3),
-    **CLOCKS,
-    "b200 accumulation": Prior(
-        1.3, 0.5, 1.0, 4.0
-    ),  # only the cut models on B200 keep their gradients in fp32
-}
-NOISE = 0.04
-UNEQUAL = {"device_log_sd": 0.0113, "micro_batch_log_sd": 0.0264}
-"""Devices of a job, from weak scaling of Llama 3 and MPT on 8 to 2,048 H100: `python -m
-benchmarks.accuracy.weak_scaling`. The A100 of Tables 4 and 5 tell nothing of it.
-"""
+PRIORS, EXPERT_PRIORS = priors("frameworks"), priors("frameworks", "priors_experts")
+CLOCKS = {name: tuple(name.split()) for name in PRIORS if name.endswith((" bf16", " fp8"))}
+"""Shares of boost, by their names among the priors."""
 REPEATED = ("MLPerf Training", "DGX Cloud benchmarks")
 REPEATED_WEIGHT = 0.5
 """Of MLPerf's and DGX Cloud's rows: a few layouts of one model each, submitted or scaled many
@@ -189,9 +141,8 @@ times.
 
 
 def errors_today(runs: Sequence[Prepared]) -> Callable[[Constants], Floats]:
-    weights = (
-        np.array([REPEATED_WEIGHT if run.case.source in REPEATED else 1.0 for run in runs]) / NOISE
-    )
+    votes = np.array([REPEATED_WEIGHT if run.case.source in REPEATED else 1.0 for run in runs])
+    weights = votes / GIVEN["noise"]
     return lambda trial: np.log([trial.ratio(run) for run in runs]) * weights
 
 
@@ -228,14 +179,86 @@ def fit_today(runs: tuple[Prepared, ...], start: Constants) -> Constants:
 
 @functools.cache
 def _fit_dense(runs: tuple[Prepared, ...], start: Constants, newest: str | None) -> Constants:
-    framework = dataclasses.replace(start.framework, newest_release=newest, **UNEQUAL)
+    framework = dataclasses.replace(start.framework, newest_release=newest, **GIVEN["unequal"])
 
     def constants(values: Values) -> Constants:
         own = {name: value for name, value in values.items() if name not in CLOCKS}
         own["fp32_accumulation"] = {"b200": own.pop("b200 accumulation")}
-        return Constants(with_constants(framework, own), {name: values[name] for name in CLOCKS})
+        shares = {die: values[name] for name, die in CLOCKS.items()}
+        return Constants(with_constants(framework, own), shares)
 
-    return Fit[Prepared, Constants](priors=TODAY, constants=constants, errors=errors_today)(runs)
+    return Fit[Prepared, Constants](priors=PRIORS, constants=constants, errors=errors_today)(runs)
+
+
+def with_experts(
+    runs: Sequence[Prepared], framework: FrameworkEfficiency, shares: Shares | None = None
+) -> FrameworkEfficiency:
+    """The constants with the three of experts fitted on these runs; the means of the priors without
+    any run of experts. Releases of one configuration share one vote.
+
+    Where there are runs of today's releases, earlier ones do not count.
+    """
+    experts = [run for run in runs if run.has_experts]
+    chosen = [
+        run for run in experts if (run.problem.workload.framework_version or NEWEST) >= NEWEST
+    ] or experts
+    if not chosen:
+        means = {name: prior.mean for name, prior in EXPERT_PRIORS.items()}
+        return with_constants(framework, means)
+    return _fit_added("priors_experts", framework, shares)(chosen)
+
+
+def _fit_added(
+    name: str, framework: FrameworkEfficiency, shares: Shares | None = None
+) -> Fit[Prepared, FrameworkEfficiency]:
+    """Return the fit of constants on top of others."""
+    noise = GIVEN["noise_experts"]
+    return Fit(
+        priors=priors("frameworks", name),
+        constants=functools.partial(with_constants, framework),
+        errors=functools.partial(errors_by_setting, noise=noise, shares=shares),
+    )
+
+
+def shipped(profile: str = "default") -> FrameworkEfficiency:
+    """Return one of Megatron Core's profiles in the catalog."""
+    return efficiency_._framework("megatron-core", profile)
+
+
+def fitted_experts(folder: Path) -> Iterator[FittedFile]:
+    """Yield what experts add to a step, for each of Megatron Core's profiles (what hosts take for
+    experts does not depend on the card): on recipes with experts and their knobs from the first
+    release with today's dispatchers on, and DeepSeek-V2 cut to fit 8 B200.
+    """
+    framework = with_experts(today_runs(folder), shipped())
+    constants = {name: getattr(framework, name) for name in EXPERT_PRIORS}
+    for name in ("default", "a100", "v100"):
+        yield FittedFile(file=f"frameworks/megatron-core/{name}.yaml", fields=constants, keeps=None)
+
+
+def hybrid_runs(folder: Path) -> list[Prepared]:
+    """Recipes of Nemotron 3 Nano."""
+    return [Prepared.of(case) for case in hybrid_cases(folder)]
+
+
+def hybrids_left_out(folder: Path) -> list[Comparison]:
+    """Every row, by what other cards' rows say of the scan."""
+
+    def fit(others: list[Prepared]) -> Callable[[Prepared], Comparison]:
+        framework = _fit_added("priors_scan", shipped())(others)
+        saw = [*today_runs(folder), *others]
+        return lambda run: run.compare(framework, saw=saw)
+
+    return compare_left_out(hybrid_runs(folder), lambda run: run.gpu.name, fit)
+
+
+def fitted_mixers(folder: Path) -> Iterator[FittedFile]:
+    """Yield what state spaces take in training: the rate of the scan that today's Megatron Core
+    trains Mamba 2 with, which nobody timed alone, on recipes of Nemotron 3 Nano.
+    """
+    framework = _fit_added("priors_scan", shipped())(hybrid_runs(folder))
+    fields = {name: getattr(framework, name) for name in GIVEN["priors_scan"]}
+    yield FittedFile(file="frameworks/megatron-core/default.yaml", fields=fields, keeps=None)
 
 
 def today_left_out(
@@ -270,7 +293,9 @@ def fit_die(die: str, runs: Sequence[Prepared], framework: FrameworkEfficiency) 
     """
 
     def residuals(x: Floats) -> Floats:
-        return np.log([run.ratio(framework, {(die, "bf16"): x[0]}) for run in runs]) / NOISE
+        return (
+            np.log([run.ratio(framework, {(die, "bf16"): x[0]}) for run in runs]) / GIVEN["noise"]
+        )
 
     return {
         (die, "bf16"): float(least_squares(residuals, 0.6, bounds=(0.2, 1.0), loss="soft_l1").x[0])
@@ -282,11 +307,13 @@ def die_left_out(runs: Sequence[Prepared], key: Callable[[Prepared], str]) -> li
     if not runs:
         return []
     card = runs[0].gpu
-    framework, rows = efficiency(gpu=card, framework="megatron-core").framework, []
-    for _, members, others in left_out(runs, key):
+    framework = efficiency(gpu=card, framework="megatron-core").framework
+
+    def fit(others: list[Prepared]) -> Callable[[Prepared], Comparison]:
         shares = fit_die(card.silicon or "generic", others, framework)
-        rows += map(Constants(seen(framework, others), shares, tuple(others)).compare, members)
-    return rows
+        return Constants(seen(framework, others), shares, tuple(others)).compare
+
+    return compare_left_out(runs, key, fit)
 
 
 def amd_left_out(folder: Path) -> list[Comparison]:

@@ -16,16 +16,16 @@ import functools
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-import numpy as np
-
 from benchmarks.accuracy.comparison import Comparison
-from benchmarks.accuracy.fit_frameworks import FIXED, UNEQUAL
 from benchmarks.accuracy.fitting import (
     Fit,
-    Prior,
     Values,
+    compare_left_out,
+    errors_of,
+    fixed,
     framework_file,
-    left_out,
+    given,
+    priors,
     rounded,
     with_constants,
 )
@@ -38,10 +38,9 @@ from hp_tool.domain.efficiency import FrameworkEfficiency
 from hp_tool.loop.calibration.microbenchmarks import short
 
 COMMAND = "python -m evidence.fit --only fsdp"
-NOISE = 0.04
-"""Relative scatter taken for one published run; it sets the runs against the priors."""
 CARDS = {"a100": "a100-sxm-80gb", "h100": "h100-sxm-80gb", "b200": "b200-sxm-180gb"}
-START = dataclasses.replace(FIXED, framework="torch-fsdp", **UNEQUAL)
+START = fixed("fsdp")
+"""What these rows do not tell."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,21 +127,7 @@ def best_of_hopper() -> float:
 
 
 FIT = Fit[Prepared, Fitted](
-    priors={
-        "elementwise_traffic_factor": Prior(1.5, 0.5, 0.5, 6.0),
-        "narrow_traffic_factor": Prior(1.3, 0.3, 0.5, 6.0),
-        "data_parallel_overlap": Prior(0.8, 0.2, 0.0, 1.0),
-        "optimizer_traffic_factor": Prior(1.4, 0.4, 0.5, 8.0),
-        "network_bandwidth_fraction": Prior(0.7, 0.2, 0.1, 1.0),
-        "attention_slowdown": Prior(1.2, 0.4, 0.7, 5.0),  # of the Triton kernel on A100
-        "a100 matmuls": Prior(1.0, 0.05, 0.8, 1.2),
-        "h100 matmuls": Prior(1.0, 0.05, 0.8, 1.2),
-        "without wgmma": Prior(
-            0.63, 0.05, 0.4, 0.9
-        ),  # arXiv 2402.13499; 2/3 by FlashAttention-3's authors
-    },
-    constants=constants,
-    errors=lambda runs: lambda trial: np.log([trial.ratio(run) for run in runs]) / NOISE,
+    priors=priors("fsdp"), constants=constants, errors=errors_of(given("fsdp")["noise"])
 )
 
 
@@ -168,10 +153,10 @@ def across_gpus(runs: tuple[Prepared, ...]) -> list[Comparison]:
 
 
 def _leaving_out(runs: tuple[Prepared, ...], key: Callable[[Prepared], str]) -> list[Comparison]:
-    rows: list[Comparison] = []
-    for _, unseen, others in left_out(runs, key):
-        rows += map(FIT(others, starts=[everything(runs)]).seen(others).compare, unseen)
-    return rows
+    def fit(others: list[Prepared]) -> Callable[[Prepared], Comparison]:
+        return FIT(others, starts=[everything(runs)]).seen(others).compare
+
+    return compare_left_out(runs, key, fit)
 
 
 def fitted(folder: Path) -> Iterator[FittedFile]:

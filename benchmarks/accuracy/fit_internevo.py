@@ -16,14 +16,15 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.accuracy.comparison import Comparison
-from benchmarks.accuracy.fit_frameworks import FIXED
 from benchmarks.accuracy.fitting import (
     SCATTER,
     Fit,
-    Prior,
     Values,
+    compare_left_out,
+    fixed,
     framework_file,
-    left_out,
+    given,
+    priors,
     with_constants,
 )
 from benchmarks.accuracy.prepared import Prepared, seen
@@ -35,14 +36,9 @@ from hp_tool.domain.units import GIB
 from hp_tool.questions.training import estimate
 
 COMMAND = "python -m evidence.fit --only internevo"
-NOISE = 0.03
-"""Relative scatter taken for one published run: the same step stands twice in the table, 1.6 %
-apart.
-"""
-START = dataclasses.replace(
-    FIXED, framework="internevo", attention_kernel="fa2", context_parallel_overlap=0.0
-)
-"""What the runs do not tell: pipelines and links inside a node are as elsewhere."""
+NOISE = given("internevo")["noise"]
+START = fixed("internevo")
+"""What the runs do not tell."""
 
 
 def constants(values: Values) -> FrameworkEfficiency:
@@ -53,16 +49,7 @@ def constants(values: Values) -> FrameworkEfficiency:
 
 
 FIT = Fit[Prepared, FrameworkEfficiency](
-    priors={
-        "elementwise_traffic_factor": Prior(1.6, 0.4, 0.5, 6.0),
-        "attention_slowdown": Prior(1.3, 0.3, 0.7, 4.0),  # FlashAttention of 2023
-        "tensor_parallel_overlap": Prior(0.5, 0.3, 0.0, 1.0),
-        "data_parallel_overlap": Prior(0.7, 0.2, 0.0, 1.0),
-        "network_bandwidth_fraction": Prior(0.6, 0.2, 0.1, 1.0),
-        "log_broadcast_ramp": Prior(math.log(1e9), 1.5, math.log(1e6), math.log(1e11)),
-        # AdamW's kernels one by one, and the copies before and after it
-        "optimizer_traffic_factor": Prior(4.0, 1.0, 1.0, 8.0),
-    },
+    priors=priors("internevo"),
     constants=constants,
     errors=lambda runs: lambda trial: np.log([one.ratio(trial) for one in runs]) / NOISE,
     in_deviations=False,
@@ -91,12 +78,12 @@ LEFT_OUT: dict[str, Callable[[Prepared], str]] = {"number of GPUs": by_gpus, "la
 
 def leave_one_out(runs: Sequence[Prepared], key: Callable[[Prepared], str]) -> list[Comparison]:
     """Every run, predicted by constants that never saw one of its key."""
-    return [
-        one.compare(fitted, saw=others)
-        for _, unseen, others in left_out(runs, key)
-        for fitted in [seen(FIT(others), others)]
-        for one in unseen
-    ]
+
+    def fit(others: list[Prepared]) -> Callable[[Prepared], Comparison]:
+        constants = seen(FIT(others), others)
+        return lambda one: one.compare(constants, saw=others)
+
+    return compare_left_out(runs, key, fit)
 
 
 def used_memory(cases: Sequence[Case]) -> list[Comparison]:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.accuracy.data import Row
-from benchmarks.accuracy.fit_engines import BY_ENGINE, PRIORS, by_version, engine, scatter, settings
+from benchmarks.accuracy.fit_engines import by_version, engine, priors_of, scatter, settings
 from benchmarks.accuracy.fit_gpus import PRECISIONS, SYSTEMS, timed
 from benchmarks.accuracy.fitting import rounded
 from benchmarks.accuracy.serving_rows import dense_runs
@@ -74,8 +74,8 @@ LEAST_WIDTH = 1024
 
 def profile(release: Release, folder: Path) -> EngineEfficiency:
     """The release's constants, without its doubt."""
-    priors = PRIORS | BY_ENGINE.get(release.engine, {})
-    values = {name: prior.mean for name, prior in priors.items()} | {
+    means = {name: prior.mean for name, prior in priors_of(release.engine).items()}
+    values = means | {
         "matmul_slowdown": 1.0,
         "attention_slowdown": 1.0,
     }

@@ -7,19 +7,23 @@ them; the harness has the least squares, the rows left out, the scatter and the 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
+import yaml
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
+from benchmarks.accuracy.comparison import Comparison
 from evidence.fitted_file import FittedFile
 from hp_tool.catalog.efficiency import FOLDER
 from hp_tool.cost.uncertainty import CONFIDENCE, NORMAL_QUANTILE
-from hp_tool.domain.efficiency import FrameworkEfficiency
+from hp_tool.domain.efficiency import FrameworkEfficiency, Link
 from hp_tool.loop.calibration.microbenchmarks import short
 
 Floats = NDArray[np.float64]
@@ -38,7 +42,7 @@ SCATTER = (
 )
 """Fields of a framework's profile that fit_intervals writes."""
 KEPT = (*SCATTER, "memory_log_sd", "reserved_log_sd", "state_scan_flops_per_second")
-"""Fields that fit_intervals and fit_training_mixers write."""
+"""Fields that fit_intervals and the fit of the scan write."""
 
 
 class Prior(NamedTuple):
@@ -48,6 +52,27 @@ class Prior(NamedTuple):
     sd: float
     lowest: float
     highest: float
+
+
+SPECIFICATIONS = Path(__file__).with_name("fits.yaml")
+
+
+@functools.cache
+def given(fit: str) -> Mapping[str, Any]:
+    """Return what fits.yaml says of a fit: priors, what is fixed, the noise of rows."""
+    specification: Mapping[str, Any] = yaml.safe_load(SPECIFICATIONS.read_text("utf-8"))[fit]
+    return specification
+
+
+def priors(fit: str, name: str = "priors") -> dict[str, Prior]:
+    """Return the free constants of a fit with their priors and bounds."""
+    return {constant: Prior(*prior) for constant, prior in given(fit).get(name, {}).items()}
+
+
+def fixed(fit: str) -> FrameworkEfficiency:
+    """Return the constants of a framework before its fit."""
+    fields = dict(given(fit)["fixed"])
+    return FrameworkEfficiency(network=Link(**fields.pop("network")), **fields)
 
 
 ROBUST = {"loss": "soft_l1", "diff_step": 1e-2, "xtol": 1e-4, "ftol": 1e-4}
@@ -101,6 +126,28 @@ class Fit(Generic[Row, Constants]):
         bounds = ((low - zero) / unit, (high - zero) / unit)
         solutions = [least_squares(residuals, x, bounds=bounds, **self.options) for x in first]
         return named(min(solutions, key=lambda solution: solution.cost).x)
+
+
+def compare_left_out(
+    rows: Iterable[Row],
+    key: Callable[[Row], Hashable],
+    fit: Callable[[list[Row]], Callable[[Row], Comparison]],
+) -> list[Comparison]:
+    """Return every row beside what constants predict that saw no row of its `key`; `fit` returns
+    how constants of the others compare one.
+    """
+    return [
+        compared
+        for _, members, others in left_out(rows, key)
+        for compared in map(fit(others), members)
+    ]
+
+
+def errors_of(noise: float) -> Callable[[Sequence[Any]], Callable[[Any], Floats]]:
+    """Return the errors of prepared runs: what constants that have a `ratio` give for the log ratio
+    of each, over the noise.
+    """
+    return lambda runs: lambda trial: np.log([trial.ratio(run) for run in runs]) / noise
 
 
 def errors_by_setting(

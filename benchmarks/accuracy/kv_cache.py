@@ -1,7 +1,7 @@
 """Cache sizes that engines printed when they started, beside predictions: `python -m
 benchmarks.accuracy.kv_cache [--data DIR] [--json]`.
 
-What vLLM reserves comes from runs that print its parts (`fit_engines.PROFILED`), SGLang's rule from
+What vLLM reserves comes from runs that print its parts (`fits.yaml`), SGLang's rule from
 its source. One constant saw a row: the buffer of NCCL's multicast (NVLS) comes from two caches of
 Qwen3-235B that vLLM and SGLang printed, and SGLang's is among these rows.
 """
