@@ -51,10 +51,18 @@ them.
 """
 
 
-def _cases(
-    folder: Path, *tables: str, where: Callable[[Row], bool] = lambda row: True
-) -> list[Case]:
-    return [training_case(row) for table in tables for row in _rows(folder, table) if where(row)]
+def _of(
+    *tables: str, where: Callable[[Row], bool] = lambda row: True, **left_out: None
+) -> Callable[[Path], list[Case]]:
+    """Return a function of a folder that returns the cases of these tables; figures in `left_out`
+    are not theirs.
+    """
+
+    def cases(folder: Path) -> list[Case]:
+        rows = [row for table in tables for row in _rows(folder, table) if where(row)]
+        return [dataclasses.replace(training_case(row), **left_out) for row in rows]
+
+    return cases
 
 
 def _rows(folder: Path, table: str) -> list[Row]:
@@ -62,30 +70,50 @@ def _rows(folder: Path, table: str) -> list[Row]:
     return [row for row in rows(folder, table) if is_known(row)]
 
 
-def megatron_2020_cases(folder: Path) -> list[Case]:
-    """GPT of 1B to 8B on V100 and A100: tensor times data parallelism, one micro-batch a step,
-    everything recomputed.
+megatron_2020_cases = _of("megatron_lm_2020_scaling")
+"""GPT of 1B to 8B on V100 and A100: tensor times data parallelism, one micro-batch a step,
+everything recomputed.
 
-    Nothing ran beside the collectives of tensor parallelism yet. Replicas reduced their gradients
-    behind the backward pass (--DDP-impl torch) from TP 4 on; at TP 1 and 2 the README of that
-    commit calls it slower than reducing them afterwards.
-    """
-    return _cases(folder, "megatron_lm_2020_scaling")
+Nothing ran beside the collectives of tensor parallelism yet. Replicas reduced their gradients
+behind the backward pass (--DDP-impl torch) from TP 4 on; at TP 1 and 2 the README of that commit
+calls it slower than reducing them afterwards.
+"""
+table5_cases = _of("korthikanti2022_table5")
+"""Table 5 of arXiv 2205.05198: full recomputation without SP, and SP with selective."""
+b200_cases = _of("memory_b200_megatron")
+"""Cut-down models on 8 B200, nothing overlapped: step time and allocated memory."""
+dgxc_cases = _of("training_dgxc", where=lambda row: row["task"] == "pretrain")
+"""NVIDIA's DGX Cloud benchmarks of NeMo on H100: Llama 3 in 16 bits and fp8."""
+mpt_cases = _of("training_llm_foundry_fsdp")
+"""MPT of 125M to 70B on A100 under llm-foundry: sharded over all GPUs, gradients reduced in 16 bits
+(mixed_precision PURE), the loss in flash-attn's fused kernel, whole layers recomputed or nothing.
+"""
+mpt_h100_cases = _of("training_llm_foundry_h100")
+"""MPT of 1B to 30B on 8 to 512 H100, in bf16 and fp8; otherwise as mpt_cases."""
+trl_cases = _of("training_trl_long")
+"""TRL at a million tokens: one sequence over all GPUs, every layer recomputed from its input, which
+waits on the host.
+"""
+internevo_cases = _of(
+    "training_internevo", where=lambda row: row["step_s"] is not None and not row["run"]
+)
+"""Step times of InternLM-7B; of packed rows that repeat an unpacked figure the latter alone.
 
-
-def table5_cases(folder: Path) -> list[Case]:
-    """Table 5 of arXiv 2205.05198: full recomputation without SP, and SP with selective."""
-    return _cases(folder, "korthikanti2022_table5")
-
-
-def b200_cases(folder: Path) -> list[Case]:
-    """Cut-down models on 8 B200, nothing overlapped: step time and allocated memory."""
-    return _cases(folder, "memory_b200_megatron")
-
-
-def dgxc_cases(folder: Path) -> list[Case]:
-    """NVIDIA's DGX Cloud benchmarks of NeMo on H100: Llama 3 in 16 bits and fp8."""
-    return _cases(folder, "training_dgxc", where=lambda row: row["task"] == "pretrain")
+Samples share a row or not: attention sees 2,048 tokens, as the recomputed rows of eight samples
+show, whose step would be a third longer.
+"""
+memory_cases = _of("training_internevo", where=lambda row: row["used_bytes"] is not None)
+"""Memory in use of InternEvo on a few GPUs, without step times. It counts what the allocator
+caches: with three stages that is all of the device.
+"""
+bloom_cases = _of("grid_a100_bloom", used_bytes=None)
+"""177B to 205B models on A100 under Megatron-DeepSpeed of February 2022, everything recomputed;
+asked as Megatron Core.
+"""
+recipe_cases = _of(RECIPES)
+"""Megatron Bridge's measured recipes that come with the knobs of their release."""
+hybrid_cases = _of(f"{RECIPES}_2", where=lambda row: row["model"] in HYBRIDS)
+"""Recipes of models whose layers differ, on all cards."""
 
 
 def mlperf_cases(folder: Path) -> list[Case]:
@@ -107,52 +135,6 @@ def _dated(case: Case) -> Case:
     """The case under the release of its month; AMD's run other software."""
     version = None if case.card.startswith("mi") else case.date[2:].replace("-", ".")
     return replaced(case, framework_version=version)
-
-
-def mpt_cases(folder: Path) -> list[Case]:
-    """MPT of 125M to 70B on A100 under llm-foundry: sharded over all GPUs, gradients reduced in 16
-    bits (mixed_precision PURE), the loss in flash-attn's fused kernel, whole layers recomputed or
-    nothing.
-    """
-    return _cases(folder, "training_llm_foundry_fsdp")
-
-
-def mpt_h100_cases(folder: Path) -> list[Case]:
-    """MPT of 1B to 30B on 8 to 512 H100, in bf16 and fp8; otherwise as mpt_cases."""
-    return _cases(folder, "training_llm_foundry_h100")
-
-
-def trl_cases(folder: Path) -> list[Case]:
-    """TRL at a million tokens: one sequence over all GPUs, every layer recomputed from its input,
-    which waits on the host.
-    """
-    return _cases(folder, "training_trl_long")
-
-
-def internevo_cases(folder: Path) -> list[Case]:
-    """Step times of InternLM-7B; of packed rows that repeat an unpacked figure the latter alone.
-
-    Samples share a row or not: attention sees 2,048 tokens, as the recomputed rows of eight samples
-    show, whose step would be a third longer.
-    """
-    return _cases(
-        folder, "training_internevo", where=lambda row: row["step_s"] is not None and not row["run"]
-    )
-
-
-def memory_cases(folder: Path) -> list[Case]:
-    """Memory in use of InternEvo on a few GPUs, without step times. It counts what the allocator
-    caches: with three stages that is all of the device.
-    """
-    return _cases(folder, "training_internevo", where=lambda row: row["used_bytes"] is not None)
-
-
-def bloom_cases(folder: Path) -> list[Case]:
-    """177B to 205B models on A100 under Megatron-DeepSpeed of February 2022, everything recomputed;
-    asked as Megatron Core.
-    """
-    cases = _cases(folder, "grid_a100_bloom")
-    return [dataclasses.replace(case, used_bytes=None) for case in cases]
 
 
 def schedule_cases(folder: Path) -> list[tuple[Case, Case]]:
@@ -237,11 +219,6 @@ def pretraining(folder: Path) -> list[Case]:
     return [
         case for case in (*release_cases(folder), *mlperf_cases(folder)) if case.task == "pretrain"
     ]
-
-
-def recipe_cases(folder: Path) -> list[Case]:
-    """Megatron Bridge's measured recipes that come with the knobs of their release."""
-    return _cases(folder, RECIPES)
 
 
 def release_cases(folder: Path) -> list[Case]:
@@ -368,8 +345,3 @@ def _knobs(row: Row, preset: Row | None) -> dict[str, object]:
 
 def _cell(row: Row, precision: str) -> tuple[str, ...]:
     return (row["framework_version"], row["model"], row["gpu"], precision, row["task"])
-
-
-def hybrid_cases(folder: Path) -> list[Case]:
-    """Recipes of models whose layers differ, on all cards."""
-    return _cases(folder, f"{RECIPES}_2", where=lambda row: row["model"] in HYBRIDS)
