@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import math
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from evidence.megatron_bridge import FP8, LORA, megatron_knobs
 from evidence.schema import TRAINING
-from evidence.table import Row, other
+from evidence.table import TABLES, Row, other
 from hp_tool.catalog import gpu, model
 from hp_tool.domain.hardware import ClusterQuery, GpuSpec
 from hp_tool.domain.model import ModelSpec
@@ -325,10 +323,9 @@ OWN = Label(source="", what="{gpus}, {stated_precision}{stated_sizes}")
 """Rows of no table in LABELS."""
 
 
-def _labels() -> dict[str, Label]:
-    with Path(__file__).with_name("labels.csv").open(newline="", encoding="utf-8") as stream:
-        return {line.pop("table"): Label(**line) for line in csv.DictReader(stream)}
-
-
-LABELS: Mapping[str, Label] = _labels()
-"""By table, from labels.csv."""
+LABELS: Mapping[str, Label] = {
+    table: Label(**{name: line[name] for name in ("source", "name", "what", "date")})
+    for table, line in TABLES.items()
+    if line["what"]
+}
+"""By table, from tables.csv."""

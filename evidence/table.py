@@ -14,49 +14,14 @@ from evidence.arithmetic import impossible
 from evidence.schema import Column, Kind
 
 FOLDER = Path(__file__).parent
-FILES: Mapping[str, tuple[str, ...]] = {
-    "training/bloom": ("grid_a100_bloom",),
-    "training/dgxc": ("training_dgxc",),
-    "training/internevo": ("training_internevo",),
-    "training/llm_foundry": ("training_llm_foundry_fsdp", "training_llm_foundry_h100"),
-    "training/megatron": (
-        "megatron_lm_2020_scaling",
-        "korthikanti2022_table5",
-        "korthikanti2022_table4",
-    ),
-    "training/megatron_bridge": (
-        "training_megatron_bridge",
-        "training_megatron_bridge_recipes",
-        "training_megatron_bridge_recipes_2",
-    ),
-    "training/memory": ("memory_b200_megatron", "memory_measured"),
-    "training/mlperf": ("training_mlperf", "training_mlperf_2", "mlperf_v6"),
-    "training/nanotron": ("grid_h100_nanotron",),
-    "training/schedules": ("schedules_primus",),
-    "training/torchtitan": ("training_torchtitan",),
-    "training/trainers": (
-        "training_trl_long",
-        "trainer_fms_a100",
-        "trainer_ms_swift",
-        "trainer_small_tables",
-    ),
-    "serving/as_started": ("serving_as_started", "serving_qwen3_h20"),
-    "serving/closed_load": (
-        "inference_measured",
-        "inference_measured_2",
-        "inference_measured_3",
-        "inference_measured_4",
-    ),
-    "serving/offline": ("inference_trtllm_throughput", "inference_trtllm_throughput_2"),
-    "cache/kv_cache_counts": ("kv_cache_counts",),
-    "rl/rl": ("rl_nemo", "rl_verl"),
-    "recipes/megatron_bridge_presets": ("recipe_settings_by_release",),
-    "recipes/nvidia_layouts": ("recipes_nvidia",),
-    "figures/papers": ("korthikanti2022_fig1_fig7_memory", "narayanan2021_days"),
-    "models/models": ("model_shapes",),
-}
-"""Tables of each file, by the names that the column `table` repeats."""
-FILE_OF = {table: file for file, tables in FILES.items() for table in tables}
+with (FOLDER / "tables.csv").open(newline="", encoding="utf-8") as _stream:
+    TABLES: Mapping[str, Mapping[str, str]] = {
+        line["table"]: line for line in csv.DictReader(_stream)
+    }
+"""The file of each table, by the name that the column `table` repeats, and what reports call its
+rows.
+"""
+FILE_OF = {table: line["file"] for table, line in TABLES.items()}
 Row = Mapping[str, Any]
 """Values of every column of the row's kind; None: blank."""
 _DATE = re.compile(r"\d{4}(-(0[1-9]|1[0-2])(-(0[1-9]|[12]\d|3[01]))?)?")

@@ -48,7 +48,7 @@ def add_data_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def rows(folder: Path, table: str, *, excluded: bool = False) -> list[evidence.Row]:
-    """Return the rows of one table of `evidence.table.FILES`, by its name.
+    """Return the rows of one table of evidence/tables.csv, by its name.
 
     Args:
         folder: Folder laid out like evidence/, or of files TABLE.csv with the columns of their

@@ -1,8 +1,8 @@
 """Fit routed-expert kernels (ops/moe.csv, moe_2.csv) by engine, release and weight format;
 `fit_gpus` writes them.
 
-An engine does not run every kernel that was timed under its name: FORMATS, FEW_TOKENS and HELPERS
-select those it runs.
+An engine does not run every kernel that was timed under its name: formats and left_out of fits.yaml
+and FEW_TOKENS select those it runs.
 """
 
 from __future__ import annotations
@@ -14,71 +14,18 @@ from typing import Any
 import numpy as np
 
 from benchmarks.accuracy.data import Row
-from benchmarks.accuracy.fitting import Floats, rounded
+from benchmarks.accuracy.fitting import Floats, given, rounded
 from benchmarks.accuracy.timed_kernels import SYSTEMS, fit_times, medians, memory_bandwidth, peak
 from hp_tool.catalog import gpu
 from hp_tool.catalog.efficiency import version_key
-from hp_tool.domain.hardware import Precision
 
-FORMATS = {
-    "bf16": ("bfloat16",),
-    "fp8": ("fp8_block",),
-    "fp8_tensor": ("fp8",),
-    "mxfp4": ("w4a8_mxfp4_mxfp8", "w4a16_mxfp4"),
-    "int4": ("int4_wo",),
-    "nvfp4": ("nvfp4",),
-}
-"""Names in ops/ of each weight format's kernels, the preferred first. Published mixtures in fp8
-have a scale for each block.
-
-An engine whose kernel for 8-bit activations was timed runs mxfp4 weights with it by default.
-TensorRT-LLM does so on Blackwell (`get_mxfp4_quant_algo` in tensorrt_llm/_torch/model_config.py),
-and so does SGLang (`flashinfer_mxfp4_moe_precision`). vLLM keeps 16 bits there unless
-VLLM_USE_FLASHINFER_MOE_MXFP4_MXFP8 is set.
-"""
-ARITHMETIC: dict[str, Precision] = {
-    "bfloat16": "bf16",
-    "fp8_block": "fp8",
-    "fp8": "fp8",
-    "w4a8_mxfp4_mxfp8": "fp8",
-    "w4a16_mxfp4": "bf16",
-    "int4_wo": "bf16",
-    "nvfp4": "nvfp4",
-}
-CASE_ARITHMETIC: dict[str, Precision] = {"mxfp4": "bf16"}
-"""Precision that a case multiplies a format in (`serving.weights`), where a kernel may differ from
-it.
-"""
-STORED_BYTES = {
-    "bf16": 2.0,
-    "fp8": 1.0,
-    "fp8_tensor": 1.0,
-    "mxfp4": 0.5 + 1.0 / 32.0,
-    "int4": 0.5 + 2.0 / 128.0,
-    "nvfp4": 0.5 + 1.0 / 16.0,
-}
+GIVEN = given("expert_kernels")
+ARITHMETIC, STORED_BYTES = GIVEN["arithmetic"], GIVEN["stored_bytes"]
 FEW = "moe_torch_flow_min_latency"
 FEW_TOKENS = 128
 """Tokens up to which TensorRT-LLM runs nvfp4 experts in its low-latency kernels
 (`_enable_min_latency_mode` in tensorrt_llm/_torch/models/modeling_deepseekv3.py; aiconfigurator's
 `query_moe` follows it).
-"""
-HELPERS = {
-    ("vllm", "0.19.0", "h100"): ("fp8", "fp8_block", "int4_wo", "nvfp4", "w4a16_mxfp4"),
-    ("vllm", "0.19.0", "b200"): ("fp8", "fp8_block", "int4_wo", "nvfp4", "w4a16_mxfp4"),
-    ("sglang", "0.5.14", "h100"): ("bfloat16", "fp8_block", "int4_wo", "w4a16_mxfp4"),
-}
-"""Rows left out by engine, release and die, because they did not time the layer that the engine
-runs (see the same release of aiconfigurator's collector/*/collect_moe.py).
-
-vLLM 0.19.0: the collector called `fused_experts` and FlashInfer's functions with tokens already
-routed, whichever kernel vLLM chooses. In mxfp4 one of eight ranks takes as long as all experts. On
-Blackwell that is 3.5 times as long as FlashInfer's kernel, which vLLM prefers there
-(`get_mxfp4_backend` in vllm/model_executor/layers/quantization/mxfp4.py).
-
-SGLang 0.5.14 on Hopper: the collector called `fused_moe` with tokens already routed, and widened
-mxfp4 weights to 16 bits. SGLang runs the same Triton kernels there as vLLM (`triton_kernel` for
-mxfp4 in sglang/srt/server_args.py).
 """
 ELEMENTWISE = 0.85
 """Share of the bandwidth taken for kernels that only move memory."""
@@ -101,7 +48,7 @@ def fit_experts(rows: list[Row], die: str) -> dict[str, Kernels]:
     timed: dict[str, dict[str, list[Row]]] = defaultdict(lambda: defaultdict(list))
     for row in rows:
         _, engine, release = row["source"].split("/")
-        if row["moe_dtype"] not in HELPERS.get((engine, release, die), ()):
+        if row["moe_dtype"] not in GIVEN["left_out"].get(f"{engine} {release} {die}", ()):
             timed[engine][release].append(row)
     return {
         engine: _of_engine(releases, f"{die:6} {engine}")
@@ -111,7 +58,7 @@ def fit_experts(rows: list[Row], die: str) -> dict[str, Kernels]:
 
 def _of_engine(releases: dict[str, list[Row]], title: str) -> Kernels:
     fits: Kernels = defaultdict(dict)
-    for name, kinds in FORMATS.items():
+    for name, kinds in GIVEN["formats"].items():
         kernels: dict[tuple[str, str], list[tuple[str, list[Row]]]] = defaultdict(list)
         for release in sorted(releases, key=version_key):
             of_kind = (
@@ -228,20 +175,6 @@ def _roofline(rows: list[Row], name: str, kind: str, title: str) -> dict[str, An
             overhead_s + (arithmetic**sharpness + memory**sharpness) ** (1.0 / sharpness) + moved
         )
 
-    values = rounded(
-        fit_times(
-            title,
-            predicted_s,
-            seconds,
-            peak_fraction=(0.5, 0.05, 1.0),
-            bandwidth_fraction=(0.8, 0.1, 1.0),
-            overhead_s=(4e-5, 1e-6, 3e-4),
-            tile_rows=(16.0, 0.5, 256.0),
-            sharpness=(2.0, 1.0, 6.0),
-        )
-    )
-    return values | (
-        {"arithmetic": ARITHMETIC[kind]}
-        if ARITHMETIC[kind] != CASE_ARITHMETIC.get(name, ARITHMETIC[kind])
-        else {}
-    )
+    values = rounded(fit_times(title, predicted_s, seconds, **GIVEN["roofline"]))
+    usual = GIVEN["case_arithmetic"].get(name, ARITHMETIC[kind])
+    return values | ({"arithmetic": ARITHMETIC[kind]} if ARITHMETIC[kind] != usual else {})

@@ -9,7 +9,7 @@ and small all-reduces. Nothing of a whole training or serving run is read here.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -17,7 +17,7 @@ import numpy as np
 
 from benchmarks.accuracy.data import Row
 from benchmarks.accuracy.expert_kernels import fit_experts
-from benchmarks.accuracy.fitting import Floats, rounded
+from benchmarks.accuracy.fitting import Floats, given, rounded
 from benchmarks.accuracy.timed_kernels import (
     PRECISIONS,
     SYSTEMS,
@@ -39,30 +39,9 @@ MIXERS_FITTED_ON = (
     "evidence.fit --only mixers"
 )
 
-BORROWED = {"v100": "generic", "mi300x": "generic", "mi355x": "generic"}
-"""Dies that nobody measured, and whose constants they get: those typical of all."""
-TYPICAL = ("a100", "h100", "b200")
-"""Dies that typical constants are means over, one a generation."""
+GIVEN = given("gpus")
 INPUT_BYTES = {"bf16": 2.0, "fp8": 1.0, "nvfp4": 0.5}
-CONTEXT_BYTES = float(2**30)
-"""Driver context, NCCL buffers and library workspaces: a typical figure, half a GiB for the context
-alone; not fitted.
-"""
 ATTENTION = Bounds(fraction=(0.05, 0.6, 1.2), overhead_s=(1e-6, 1e-5, 1e-4))
-KERNELS = {
-    "h100": {"fa3": 1.0, "fa2": 616 / 335, "cudnn": 616 / 539, "triton": 616 / 378},
-    "a100": {"fa2": 1.0},
-    "b200": {"cudnn": 1.0},
-    "b300": {"cudnn": 1.0},
-    "mi300x": {"fa2": 1.0},
-    "mi355x": {"fa2": 1.0},
-    "generic": {"fa2": 1.0},
-}
-"""By die: seconds of named attention kernels over those of the one in ops/. H100: TFLOP/s of arXiv
-2407.08608, figure 5 (causal forward, heads of 128, 16k tokens), whose FlashAttention 3 is vLLM's in
-ops/. A100: vLLM's is FlashAttention 2; Blackwell: NVIDIA's own, of TensorRT-LLM. AMD's dies and
-others: the only one there is.
-"""
 ROOFLINE = ("peak_fraction", "bandwidth_fraction", "overhead_s")
 RING_SHARE = {"all_gather": 1.0, "reduce_scatter": 1.0, "all_reduce": 2.0, "alltoall": 1.0}
 
@@ -90,9 +69,8 @@ def fit_matmul(
         return np.asarray(overhead_s + np.maximum(arithmetic, memory) + passes * quantised)
 
     title = f"{die:10} matmul {precision:6}"
-    share, passes = (0.7, 0.05, 1.2), (1.0, 0.0, 10.0)
-    ends = {"peak_fraction": share, "overhead_s": (5e-6, 1e-7, 1e-4)}
-    free = {**ends, "bandwidth_fraction": share}
+    free, passes = GIVEN["matmul"], GIVEN["passes"]
+    ends = {name: free[name] for name in ("peak_fraction", "overhead_s")}
     everywhere = fit_times(f"{title} all", predicted_s, seconds, **free, passes=passes)
     large, reach = m >= 1024, {"bandwidth_fraction": everywhere["bandwidth_fraction"]}
     training = fit_times(
@@ -104,17 +82,6 @@ def fit_matmul(
     )
     every = fit_times(f"{title} as timed", predicted_s, seconds, **free)
     return rounded({name: (training | reach)[name] for name in ROOFLINE}), rounded(every)
-
-
-THIN = {
-    "bandwidth_fraction": (0.7, 0.05, 1.2),
-    "overhead_s": (4e-6, 1e-7, 1e-4),
-    "depth_s": (1e-10, 0.0, 1e-8),
-    "sharpness": (3.0, 1.0, 20.0),
-    "cast_s": (4e-6, 0.0, 1e-4),
-    "cast_passes": (1.0, 0.0, 10.0),
-}
-"""Start and bounds of a ThinRoofline's constants that a die's precisions share."""
 
 
 def fit_thin(by_precision: dict[Precision, list[Row]], die: str) -> dict[str, dict[str, float]]:
@@ -152,9 +119,9 @@ def fit_thin(by_precision: dict[Precision, list[Row]], die: str) -> dict[str, di
         return np.concatenate(times)
 
     seconds = np.concatenate([times for _, times, _ in data.values()])
-    peaks = dict.fromkeys(data, (0.7, 0.05, 1.2))
-    values = rounded(fit_times(f"{die:10} thin matmuls", predicted_s, seconds, **THIN, **peaks))
-    shared = {name: values[name] for name in THIN}
+    free, peaks = GIVEN["thin"], dict.fromkeys(data, GIVEN["matmul"]["peak_fraction"])
+    values = rounded(fit_times(f"{die:10} thin matmuls", predicted_s, seconds, **free, **peaks))
+    shared = {name: values[name] for name in free}
     uncast = {name: value for name, value in shared.items() if not name.startswith("cast_")}
     return {
         each: {"peak_fraction": values[each]} | (shared if INPUT_BYTES[each] < 2.0 else uncast)
@@ -200,8 +167,8 @@ def fit_decode_attention(rows: list[Row], die: str) -> dict[str, float]:
     def predicted_s(bandwidth_fraction: float, overhead_s: float) -> Floats:
         return np.asarray(overhead_s + traffic / bandwidth_fraction)
 
-    free = {"bandwidth_fraction": (0.7, 0.05, 1.2), "overhead_s": (1e-5, 1e-6, 1e-4)}
-    return rounded(fit_times(f"{die:10} decode attention", predicted_s, seconds, **free))
+    title = f"{die:10} decode attention"
+    return rounded(fit_times(title, predicted_s, seconds, **GIVEN["decode"]))
 
 
 def fit_small_all_reduce(rows: list[Row], die: str) -> dict[str, float]:
@@ -220,9 +187,7 @@ def fit_small_all_reduce(rows: list[Row], die: str) -> dict[str, float]:
         2 * 2 * elements * (n - 1) / n,
         seconds,
         cards,
-        bandwidth_fraction=(0.5, 0.05, 1.5),
-        latency_s=(4e-6, 1e-7, 1e-4),
-        latency_per_peer_s=(2e-7, 0, 1e-4),
+        **GIVEN["small_all_reduce"],
     )
 
 
@@ -247,10 +212,7 @@ def fit_link(rows: list[Row], die: str, operations: tuple[str, ...]) -> dict[str
         wire,
         seconds,
         [gpu(SYSTEMS[r["system"]]) for r in chosen],
-        bandwidth_fraction=(0.8, 0.1, 1.5),
-        latency_s=(5e-6, 0, 1e-4),
-        latency_per_peer_s=(1e-6, 0, 1e-4),
-        ramp_bytes=(1e6, 0, 1e9),
+        **GIVEN["link"],
     )
 
 
@@ -260,7 +222,7 @@ def ring(
     wire: Floats,
     seconds: Floats,
     cards: list[GpuSpec],
-    **free: tuple[float, float, float],
+    **free: Sequence[float],
 ) -> dict[str, float]:
     """Return the constants of a Link over which `wire` bytes of each rank travel."""
     bandwidth = np.array([local_bandwidth(card) for card in cards])
@@ -312,7 +274,7 @@ def fit_die(folder: Path, die: str) -> dict[str, object]:
         "attention": attention,
         "memory_fraction": elementwise["bandwidth_fraction"],
         "kernel_overhead_s": elementwise["overhead_s"],
-        "context_bytes": CONTEXT_BYTES,
+        "context_bytes": GIVEN["context_bytes"],
         "nvlink": fit_link(of_die["nccl"], die, ("all_gather", "reduce_scatter", "all_reduce")),
         "all_to_all": fit_link(of_die["nccl"], die, ("alltoall",)),
         "thin_matmul": fit_thin(matmuls, die),
@@ -368,15 +330,16 @@ def fitted(folder: Path) -> Iterator[FittedFile]:
     dies = dict.fromkeys(str(gpu(card).silicon) for card in SYSTEMS.values())
     fitted = {die: fit_die(folder, die) for die in dies}
     fitted["b300"] = with_b200(fitted["b300"], fitted["b200"])
-    fitted["generic"] = generic([fitted[die] for die in TYPICAL])
-    for die, origin in BORROWED.items():
+    fitted["generic"] = generic([fitted[die] for die in GIVEN["typical"]])
+    for die, origin in GIVEN["borrowed"].items():
         fitted[die] = fitted[origin] | {
             "gpu": die,
             "measured": False,
             "fitted_on": f"nobody measured it: as {origin}",
         }
     for name, constants in fitted.items():
-        kernels = {kernel: short(seconds) for kernel, seconds in KERNELS.get(name, {}).items()}
+        known = GIVEN["attention_kernels"].get(name, {})
+        kernels = {kernel: short(over / under) for kernel, (over, under) in known.items()}
         yield FittedFile(
             file=f"silicon/{name}.yaml",
             fields=constants

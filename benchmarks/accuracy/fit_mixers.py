@@ -9,7 +9,8 @@ generation's constants.
 Mamba 2's scan and update were not timed, its convolution alone: they have the gated delta rule's
 constants, with the scatter of one delta rule's constants on the other. Modules of sparse attention
 hold projections, which `matmuls_seconds` gives, and were timed outside an engine. Their fixed time
-(`module_s`) is fitted but not stored: see SPARSE_KERNELS.
+(`module_s`) is fitted but not stored: see sparse_kernels in
+fits.yaml.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from typing import NamedTuple
 import numpy as np
 
 from benchmarks.accuracy.fit_gpus import SYSTEMS
-from benchmarks.accuracy.fitting import Floats, Values, conformal_sd, rounded
+from benchmarks.accuracy.fitting import Floats, Values, conformal_sd, given, rounded
 from benchmarks.accuracy.mixer_rows import (
     FIRST_CALLS,
     Batch,
@@ -45,68 +46,8 @@ from hp_tool.cost.serving import mixers
 from hp_tool.domain.efficiency import MixerRoofline
 from hp_tool.loop.calibration.microbenchmarks import short
 
-NEIGHBOUR = {
-    "h100_sxm": "h200_sxm",
-    "h200_sxm": "h100_sxm",
-    "b200_sxm": "b300_sxm",
-    "b300_sxm": "b200_sxm",
-}
-"""The nearest card to one that is left out."""
-OTHER_GENERATION = {"h100": "b200", "b200": "h100", "b300": "h100"}
-BORROWED = {
-    "a100": ("h100", "a100-sxm-80gb"),
-    "v100": ("h100", "v100-sxm-32gb"),
-    "mi300x": ("h100", "mi300x-192gb"),
-    "mi355x": ("b200", "mi355x-288gb"),
-    "generic": ("h100", None),
-}
-"""Dies that nobody timed: the nearest one timed, and a card of theirs. A CPU has none."""
-STATE_SPACE_LAUNCHES = 5.0
-"""Kernels of Mamba 2's scan: steps, scores within chunks, states of chunks, their passing on,
-outputs.
-"""
-SPARSE_KERNELS = {"index": 7, "attention": 3}
-"""Device kernels of one layer's sparse attention beside its projections. In vLLM's `Indexer` and
-`sparse_attn_indexer`: norm of the key, rotary positions, quantised queries, scaled weights,
-quantised key into the cache, scores, top-k. In sparse backends: places of the chosen keys,
-attention, sum of its splits. An engine pays the fixed device time of each.
-
-The timed module has the fixed time of about 35 such kernels, because its norms and casts are not
-compiled into fewer and each launch covers one layer. An engine compiles them, replays all layers in
-one CUDA graph, and pays norms and cache writes in `layer_overhead_s`.
-"""
-UPDATE: Free = {"bandwidth_fraction": (0.8, 0.02, 1.5), "overhead_s": (4e-6, 1e-7, 1e-4)}
-WINDOW: Free = {"peak_fraction": (4e-3, 1e-4, 0.1), "overhead_s": (3e-6, 1e-7, 1e-4)}
-CONVOLUTION: Free = {
-    "peak_fraction": (4e-3, 1e-4, 0.1),
-    "overhead_s": (3e-6, 1e-7, 1e-4),
-    "prompt_rows": (100.0, 1.0, 4000.0),
-    "sharpness": (3.0, 1.0, 6.0),
-}
-SCAN: Free = {
-    "peak_fraction": (0.3, 0.01, 1.2),
-    "overhead_s": (1e-5, 1e-7, 1e-4),
-    "prompt_rows": (100.0, 1.0, 2000.0),
-    "sharpness": (2.0, 1.0, 6.0),
-    "step_s": (5e-8, 1e-9, 1e-6),
-}
-TOKEN = (1e-8, 1e-10, 1e-7)
-"""`token_s` of kimi_delta's convolutions: 16 ns whatever the heads, beside the gated delta rule's
-time for the channels.
-"""
-FREE = {"update": UPDATE, "convolution_update": WINDOW, "convolution": CONVOLUTION, "scan": SCAN}
-SPARSE: Free = {
-    "index_peak": (0.4, 0.02, 1.0),
-    "index_scores": (0.5, 0.02, 1.0),
-    "index_keys": (0.7, 0.05, 1.0),
-    "peak": (0.6, 0.05, 1.0),
-    "token_s": (5e-7, 1e-9, 1e-5),
-    "decode_token_s": (1e-6, 1e-9, 1e-5),
-    "module_s": (1e-4, 1e-6, 1e-3),
-}
-"""Shares of the arithmetic and of the bandwidth, the indexer's and the attention's, and the fixed
-time of a timed module.
-"""
+GIVEN = given("mixers")
+NEIGHBOUR = GIVEN["neighbours"]
 
 
 def solved(residuals: Callable[[Values], Floats], free: Free) -> Values:
@@ -156,9 +97,9 @@ def fit_kernel(kernel: str, batches: Sequence[Batch], **fixed: float) -> MixerRo
     Updates are bound by memory; the others nowhere here, so the share of it that elementwise
     kernels reach is their bound.
     """
-    free = {name: bounds for name, bounds in FREE[kernel].items() if name not in fixed}
+    free = {name: bounds for name, bounds in GIVEN["free"][kernel].items() if name not in fixed}
     if "overhead_s" in fixed:
-        free["token_s"] = TOKEN
+        free["token_s"] = GIVEN["token_s"]
     start = dataclasses.replace(
         MixerRoofline(peak_fraction=1.0, bandwidth_fraction=math.inf, overhead_s=0.0), **fixed
     )
@@ -236,7 +177,7 @@ def fit_sparse(cards: Sequence[Sparse]) -> Kernels:
             ]
         )
 
-    return sparse_kernels(solved(residuals, SPARSE))
+    return sparse_kernels(solved(residuals, GIVEN["sparse"]))
 
 
 class Error(NamedTuple):
@@ -287,7 +228,7 @@ class Fitted:
                 self.errors.append(
                     Error(mixer, title, system, len(off), *middle, float(np.quantile(off, 0.9)))
                 )
-                other = OTHER_GENERATION[die]
+                other = GIVEN["other_generation"][die]
                 borrowed = {
                     name: scaled(roof, dies()[other][0], SYSTEMS[system])
                     for name, roof in fits[other].items()
@@ -378,7 +319,7 @@ def _borrow_for_mamba(rows: Batches, fitted: Fitted) -> None:
             known = fitted.kernels[die]["gated_delta"][kernel]
             if kernel == "scan":
                 launches = short(
-                    STATE_SPACE_LAUNCHES
+                    GIVEN["state_space_launches"]
                     * gpu_efficiency(gpu(SYSTEMS[systems[0]])).kernel_overhead_s
                 )
                 known = dataclasses.replace(known, step_s=0.0, overhead_s=launches)
@@ -417,7 +358,8 @@ def sparse_overhead(name: str, card: str) -> float:
     them on a card.
     """
     return short(
-        SPARSE_KERNELS[name.removesuffix("_decode")] * gpu_efficiency(gpu(card)).kernel_overhead_s
+        GIVEN["sparse_kernels"][name.removesuffix("_decode")]
+        * gpu_efficiency(gpu(card)).kernel_overhead_s
     )
 
 
@@ -446,7 +388,7 @@ def fitted(folder: Path) -> Iterator[FittedFile]:
     errors = [error._asdict() for error in found.errors]
     print("Median errors by a card's own constants, and by others'", *table(errors), sep="\n")
     print("Median errors by constants of another die", *table(elsewhere), sep="\n")
-    others = {name: borrowed(found, die, card) for name, (die, card) in BORROWED.items()}
+    others = {name: borrowed(found, die, card) for name, (die, card) in GIVEN["borrowed"].items()}
     for name, kernels in (found.kernels | others).items():
         fields = {
             mixer: {key: dataclasses.asdict(roof) for key, roof in each.items()}

@@ -14,7 +14,7 @@ import numpy as np
 
 from benchmarks.accuracy.data import Row, read
 from benchmarks.accuracy.fit_gpus import PRECISIONS, SYSTEMS
-from benchmarks.accuracy.fitting import Floats
+from benchmarks.accuracy.fitting import Floats, given
 from hp_tool.catalog import cluster, gpu
 from hp_tool.catalog import model as catalogue_model
 from hp_tool.catalog.efficiency import engine_efficiency
@@ -33,19 +33,7 @@ from hp_tool.domain.inference import InferenceWorkload
 from hp_tool.domain.model import ModelSpec
 from hp_tool.questions.serving.problem import serving_case
 
-FILES: dict[str, Mixer] = {"gdn": "gated_delta", "kda": "kimi_delta", "mamba2": "mamba2"}
-KERNELS = {
-    ("causal_conv1d_fn", "context"): "convolution",
-    ("causal_conv1d_fn_qkv3", "context"): "convolution",
-    ("causal_conv1d_update", "generation"): "convolution_update",
-    ("causal_conv1d_update", "verify"): "convolution_update",
-    ("chunk_gated_delta_rule_flashinfer", "context"): "scan",
-    ("flashkda_fwd", "context"): "scan",
-    ("fused_recurrent_gated_delta_rule_packed_decode", "generation"): "update",
-    ("fused_recurrent_kda_packed_decode", "generation"): "update",
-    ("fused_kda_decode", "generation"): "update",
-    ("fused_recurrent_kda", "verify"): "update",
-}
+GIVEN = given("mixers")
 FIRST_CALLS = ("kimi_delta", "convolution")
 """Rows that hold a kernel's first call, 0.4 to 0.8 ms whatever the work: the shortest row of a card
 is taken off.
@@ -79,11 +67,11 @@ def recurrent_rows(folder: Path) -> Batches:
     grouped: dict[tuple[str, str], dict[str, dict[ModelSpec, list[Row]]]] = defaultdict(
         lambda: defaultdict(lambda: defaultdict(list))
     )
-    for name, mixer in FILES.items():
+    for name, mixer in GIVEN["files"].items():
         for row in read(folder / "ops", f"{name}.csv"):
-            grouped[mixer, KERNELS[row["kernel_source"], row["phase"]]][row["system"]][
-                recurrent_model(row, mixer)
-            ].append(row)
+            grouped[mixer, GIVEN["kernels"][f"{row['kernel_source']} {row['phase']}"]][
+                row["system"]
+            ][recurrent_model(row, mixer)].append(row)
     result: Batches = {}
     for kernel, cards in grouped.items():
         result[kernel] = {
@@ -99,31 +87,15 @@ def recurrent_rows(folder: Path) -> Batches:
 
 def recurrent_model(row: Row, mixer: Mixer) -> ModelSpec:
     """A layer that has a row's shape."""
-    common = {
-        "num_hidden_layers": 1,
-        "hidden_size": int(row["d_model"]),
-        "num_attention_heads": 1,
-        "vocab_size": 1,
-    }
-    if mixer == "mamba2":
-        names = {
-            "mamba_num_heads": "nheads",
-            "mamba_head_dim": "head_dim",
-            "ssm_state_size": "d_state",
-            "mamba_n_groups": "n_groups",
-            "mamba_conv_kernel": "d_conv",
-        }
-    else:
-        names = {
-            "linear_num_key_heads": "num_k_heads",
-            "linear_num_value_heads": "num_v_heads",
-            "linear_key_head_dim": "head_k_dim",
-            "linear_value_head_dim": "head_v_dim",
-            "linear_conv_kernel_dim": "d_conv",
-        }
+    shape = {field: int(row[column]) for field, column in GIVEN["shapes"][mixer].items()}
     return ModelSpec(
-        mixer=mixer, **common, **{field: int(row[column]) for field, column in names.items()}
-    )  # type: ignore[arg-type]
+        mixer=mixer,
+        num_hidden_layers=1,
+        hidden_size=int(row["d_model"]),
+        num_attention_heads=1,
+        vocab_size=1,
+        **shape,
+    )
 
 
 def _batch(card: str, model: ModelSpec, rows: Sequence[Row]) -> Batch:

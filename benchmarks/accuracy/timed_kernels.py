@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -36,7 +36,7 @@ def timed(folder: Path, name: str) -> list[Row]:
     return [row for file in (f"{name}.csv", *later) for row in read(folder / "ops", file)]
 
 
-Free = Mapping[str, tuple[float, float, float]]
+Free = Mapping[str, Sequence[float]]
 """(start, least, most) of constants."""
 
 
@@ -66,7 +66,7 @@ def fit_times(
     title: str,
     predicted_s: Callable[..., Floats],
     seconds: Floats,
-    **free: tuple[float, float, float],
+    **free: Sequence[float],
 ) -> Values:
     """Return the constants of `predicted_s(**constants)` that fit these seconds, and print how far
     it is off.
