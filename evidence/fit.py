@@ -70,7 +70,7 @@ FITS = (
     Fit(name="pools"),
     Fit(name="familiarity"),
     Fit(name="intervals"),
-    Fit(name="serving_intervals"),
+    Fit(name="serving_intervals", function="fit_intervals.fitted_serving"),
 )
 
 

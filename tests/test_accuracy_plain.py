@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.accuracy.plain import named_cases, plain_cases, todays_cases
+from benchmarks.accuracy.plain_recipe import named_cases, plain_cases, todays_cases
 from benchmarks.accuracy.prepared import Prepared
 from evidence.cases import Case
 from hp_tool.domain.hardware import ClusterQuery

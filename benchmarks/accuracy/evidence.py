@@ -14,18 +14,18 @@ from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
 
-from benchmarks.accuracy import activations, grid, headlines, inference, kv_cache, trainers
 from benchmarks.accuracy import fit_frameworks as megatron
 from benchmarks.accuracy import fit_fsdp as fsdp
 from benchmarks.accuracy import fit_internevo as internevo
+from benchmarks.accuracy import grid, headlines, inference, kv_cache, trainers
 from benchmarks.accuracy.comparison import Comparison
 from benchmarks.accuracy.data import rows as rows_of
 from benchmarks.accuracy.grid_rows import grid_rows
 from benchmarks.accuracy.grid_rows import groups as grid_groups
 from benchmarks.accuracy.groups import Group, Rows, named, on, votes
-from benchmarks.accuracy.korthikanti import GPU, table4
+from benchmarks.accuracy.korthikanti import GPU, figures, table4
 from benchmarks.accuracy.pairs import cells, pairs
-from benchmarks.accuracy.plain import asked, plain_answers, todays_cases, without_model
+from benchmarks.accuracy.plain_recipe import asked, plain_answers, todays_cases, without_model
 from benchmarks.accuracy.prepared import Constants, Prepared, compare_all
 from benchmarks.accuracy.runs import (
     b200_cases,
@@ -95,7 +95,7 @@ def _paper(folder: Path) -> Rows:
     """
     rows4 = rows_of(folder, "korthikanti2022_table4")
     shipped = efficiency(gpu=gpu(GPU), framework="megatron-core")
-    memory = activations.figures(folder)
+    memory = figures(folder)
     return {
         "Table 5 of arXiv 2205.05198": megatron.table5_left_out(folder) if rows4 else [],
         "Table 4 of arXiv 2205.05198, one layer": [on(row, GPU) for row in table4(rows4, shipped)],

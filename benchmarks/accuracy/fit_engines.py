@@ -4,7 +4,7 @@ Writes hp_tool/catalog/data/efficiency/engines/*.yaml, one file per engine and v
 runs of dense models, from one half of the groups of inference_measured.csv,
 inference_measured_2.csv and inference_trtllm_throughput.csv (see ServingRun.fitted), with priors
 that keep every constant physical. Runs whose prompts were demonstrably cached are left out. The
-other half gives the intervals; `fit_serving_intervals` fits how much wider they are for others.
+other half gives the intervals; `fit_intervals` fits how much wider they are for others.
 """
 
 from __future__ import annotations

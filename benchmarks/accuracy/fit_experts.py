@@ -19,7 +19,15 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.accuracy import fitting
-from benchmarks.accuracy.fitting import Fit, Floats, Prior, given, linear_beyond, priors
+from benchmarks.accuracy.fitting import (
+    Fit,
+    Floats,
+    Prior,
+    given,
+    linear_beyond,
+    priors,
+    weighted_sd,
+)
 from benchmarks.accuracy.serving_rows import later_runs
 from benchmarks.accuracy.serving_runs import (
     FIGURES,
@@ -33,7 +41,6 @@ from benchmarks.accuracy.serving_runs import (
 )
 from evidence.fitted_file import FittedFile
 from hp_tool.catalog import model as catalogue_model
-from hp_tool.cost.uncertainty import CONFIDENCE, NORMAL_QUANTILE
 from hp_tool.domain.engines import EngineEfficiency, ExpertEfficiency
 
 COMMAND = "python -m evidence.fit --only experts"
@@ -178,16 +185,9 @@ def with_scatter(
     group weighing alike.
     """
 
-    def scatter(what: str) -> float:
-        logs = [np.abs(log_ratios(group, what)) for group in unseen]
-        off = np.concatenate(logs)
-        weights = np.concatenate([np.full(len(each), 1.0 / len(each) / len(logs)) for each in logs])
-        order = np.argsort(off)
-        place = int(np.searchsorted(np.cumsum(weights[order]), CONFIDENCE))
-        return float(off[order][min(place, len(off) - 1)]) / NORMAL_QUANTILE
-
+    sds = {what: weighted_sd([log_ratios(group, what) for group in unseen]) for what in FIGURES}
     return dataclasses.replace(
-        constants, **{f"{what}_log_sd": float(f"{scatter(what):.3g}") for what in FIGURES}
+        constants, **{f"{what}_log_sd": float(f"{sd:.3g}") for what, sd in sds.items()}
     )
 
 

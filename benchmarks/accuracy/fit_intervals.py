@@ -17,12 +17,12 @@ from pathlib import Path
 
 from scipy.stats import t as student_t
 
-from benchmarks.accuracy import evidence
+from benchmarks.accuracy import evidence, serving_groups
 from benchmarks.accuracy.classes import extras, judged
 from benchmarks.accuracy.comparison import Comparison
 from benchmarks.accuracy.fit_frameworks import today_runs
 from benchmarks.accuracy.fit_fsdp import mpt_runs
-from benchmarks.accuracy.fitting import FRAMEWORKS
+from benchmarks.accuracy.fitting import FRAMEWORKS, given
 from benchmarks.accuracy.groups import scatter_of, votes
 from benchmarks.accuracy.pairs import across_releases, log_ratios, regular_scatter
 from benchmarks.accuracy.prepared import Prepared
@@ -31,16 +31,13 @@ from evidence.cases import Case
 from evidence.fitted_file import FittedFile
 from hp_tool.catalog import documents
 from hp_tool.cost.uncertainty import CONFIDENCE, NORMAL_QUANTILE
+from hp_tool.domain.familiarity import SERVING
 
 PAIRS = {"megatron-core": "Megatron Core", "torch-fsdp": "MPT under FSDP", "internevo": "InternEvo"}
 """Frameworks with published runs of one model on the same devices."""
 RESERVED = ("Models cut to fit 8 B200, reserved", "Llama under torchtitan, reserved")
 """One allocator, PyTorch's, under Megatron Core and under FSDP."""
 COMMAND = "python -m evidence.fit --only intervals"
-LEFT_OUT = "dense trainings"
-"""Rows behind the extras of `classes.extras`, in words."""
-
-
 Known = tuple[Sequence[Comparison], float]
 """Rows of one kind, and the variance of ln(published / predicted) that is known of them."""
 
@@ -81,8 +78,8 @@ def likeliest(rows: Sequence[Comparison]) -> float:
     return math.sqrt(sum(row.log_ratio**2 for row in counted) / len(counted)) if counted else 0.0
 
 
-def fit(folder: Path) -> tuple[dict[str, dict[str, float]], dict[str, tuple[float, str]]]:
-    """({profile: its own scatter}, {doubt: (standard deviation, rows behind it)})."""
+def fit(folder: Path) -> tuple[dict[str, dict[str, float]], dict[str, float]]:
+    """({profile: its own scatter}, {doubt: standard deviation})."""
     found = evidence.groups(folder)
     groups = {group.title: group.rows for group in found}
     cut = [row for row in groups["Models cut to fit 8 B200"] if row.model.startswith("llama")]
@@ -156,66 +153,43 @@ def fit(folder: Path) -> tuple[dict[str, dict[str, float]], dict[str, tuple[floa
     of_experts["expert_pair_log_sd"] = max(
         scatter((groups["Two runs of a cell: mixtures of experts"], 0.0)), pairs["megatron-core"]
     )
-    profiles: dict[str, dict[str, float]] = {
-        "megatron-core/default": {"time_log_sd": math.sqrt(own), **of_experts, **of_memory},
-        "megatron-core/a100": {"time_log_sd": math.sqrt(early), **of_experts, **of_memory},
-        "megatron-core/v100": {"time_log_sd": math.sqrt(early), **of_experts, **of_memory},
-        "torch-fsdp/default": {"time_log_sd": math.sqrt(fsdp), **of_memory, **tuned},
-        "torch-fsdp/a100": {"time_log_sd": math.sqrt(fsdp), **of_memory, **tuned},
-        "torch-fsdp/h100": {"time_log_sd": math.sqrt(fsdp), **of_memory, **tuned},
-        "internevo/default": {"time_log_sd": math.sqrt(internevo)},
-        "nanotron/default": {},
+    shared = {**of_experts, **of_memory}
+    times = {
+        "megatron-core/default": (own, shared),
+        "megatron-core/a100": (early, shared),
+        "megatron-core/v100": (early, shared),
+        "torch-fsdp/default": (fsdp, of_memory),
+        "torch-fsdp/a100": (fsdp, of_memory),
+        "torch-fsdp/h100": (fsdp, of_memory),
+        "internevo/default": (internevo, {}),
     }
+    profiles = {
+        name: {"time_log_sd": math.sqrt(variance), **others}
+        for name, (variance, others) in times.items()
+    }
+    profiles["nanotron/default"] = {}
     for name, widths in profiles.items():
         widths["pair_log_sd"] = pairs[name.partition("/")[0]]
     profiles["megatron-core/cpu"] = of_memory  # the same code counts it
     doubts = {
-        "trainer_log_sd": (
-            trainer,
-            "BLOOM under Megatron-DeepSpeed and MPT under FSDP by Megatron Core's constants, dense "
-            "runs by FSDP's",
+        "trainer_log_sd": trainer,
+        "card_log_sd": added["gpu"],
+        "silicon_log_sd": math.sqrt(max(added["die"] ** 2 - added["gpu"] ** 2, 0.0)),
+        "family_log_sd": added["family"],
+        "model_kind_log_sd": of_mixtures["model_kind"],
+        "precision_log_sd": added["precision"],
+        "scale_log_sd": added["scale"],
+        "kernels_log_sd": kernels,
+        "lora_log_sd": math.sqrt(lora),
+        "lora_pair_log_sd": scatter(
+            (groups["Two runs of a cell: LoRA of MLPerf"], pairs["megatron-core"] ** 2)
         ),
-        "card_log_sd": (added["gpu"], f"{LEFT_OUT}, of which the GPU was left out, not its die"),
-        "silicon_log_sd": (
-            math.sqrt(max(added["die"] ** 2 - added["gpu"] ** 2, 0.0)),
-            f"{LEFT_OUT}, of which the die was left out",
+        "release_log_sd": added["release"],
+        "unsaid_release_log_sd": likeliest(
+            [row for cases in dense_cases(folder) for row in across_releases(cases)]
         ),
-        "family_log_sd": (added["family"], f"{LEFT_OUT}, of which the model family was left out"),
-        "model_kind_log_sd": (
-            of_mixtures["model_kind"],
-            "mixtures of experts by constants that saw no such model",
-        ),
-        "precision_log_sd": (
-            added["precision"],
-            f"{LEFT_OUT}, of which the precision was left out",
-        ),
-        "scale_log_sd": (added["scale"], f"{LEFT_OUT}, on more GPUs than the constants saw"),
-        "kernels_log_sd": (
-            kernels,
-            "dense runs and MPT by typical kernels in place of their die's",
-        ),
-        "lora_log_sd": (math.sqrt(lora), "LoRA of MLPerf on H100 and B200, which no constant saw"),
-        "lora_pair_log_sd": (
-            scatter((groups["Two runs of a cell: LoRA of MLPerf"], pairs["megatron-core"] ** 2)),
-            "two settings of MLPerf's LoRA on the same devices",
-        ),
-        "release_log_sd": (added["release"], f"{LEFT_OUT}, of which the release was left out"),
-        "unsaid_release_log_sd": (
-            likeliest([row for cases in dense_cases(folder) for row in across_releases(cases)]),
-            "dense pre-training beside the newest release of its model, GPUs, batch and precision: "
-            "MLPerf's rounds, DGX Cloud's"
-            " benchmarks, recipes of Megatron Bridge and NeMo; two releases of a model on a card "
-            "in a precision count once",
-        ),
-        "feature_log_sd": (
-            together(math.sqrt(lora), math.sqrt(experts)),
-            "as adapters and mixtures of experts by constants that saw neither them nor their "
-            "model",
-        ),
-        "memory_feature_log_sd": (
-            scatter((of_adapters, allocated**2)),
-            "LoRA of MLPerf, peak of allocated memory",
-        ),
+        "feature_log_sd": together(math.sqrt(lora), math.sqrt(experts)),
+        "memory_feature_log_sd": scatter((of_adapters, allocated**2)),
     }
     return profiles, doubts
 
@@ -269,8 +243,29 @@ def fitted(folder: Path) -> Iterator[FittedFile]:
             fields={key: _short(value) for key, value in widths.items()},
             keeps=None,
         )
-    fields = {name: _short(value) for name, (value, _) in doubts.items()}
-    fitted_on = {name: rows for name, (_, rows) in doubts.items()}
+    fields = {name: _short(value) for name, value in doubts.items()}
+    fitted_on = {name: given("intervals")["fitted_on"][name] for name in doubts}
     yield FittedFile(
         file="doubts.yaml", fields=fields | {"fitted_on": fitted_on}, keeps=("serving",)
     )
+
+
+def fitted_serving(folder: Path) -> Iterator[FittedFile]:
+    """Yield what each dimension adds to serving's intervals for what no measured run has, from
+    dense models: minutes, for the fits without a model, GPU or precision.
+
+    A dimension that no left-out run differs in adds as much as the one that adds most.
+    """
+    by_kind = judged(
+        [
+            *evidence.section("serving", folder),
+            *serving_groups.shipped(folder),
+            *serving_groups.refitted(folder),
+        ]
+    )
+    added = {}
+    for figure in serving_groups.FIGURES:
+        own = extras(by_kind[f"serving dense, {figure}"], units=("release",))
+        most = max(own.values())
+        added[figure] = {name: _short(own.get(name, most)) for name in SERVING}
+    yield FittedFile(file="doubts.yaml", fields={"serving": added}, keeps=None)

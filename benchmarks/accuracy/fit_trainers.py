@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -19,11 +20,10 @@ import numpy as np
 
 from benchmarks.accuracy import trainers
 from benchmarks.accuracy.comparison import Comparison
-from benchmarks.accuracy.fitting import conformal_sd, framework_file
+from benchmarks.accuracy.fitting import conformal_sd, framework_file, weighted_sd
 from evidence.fitted_file import FittedFile
 from hp_tool.catalog import gpu
 from hp_tool.catalog.efficiency import doubts, efficiency
-from hp_tool.cost.uncertainty import CONFIDENCE, NORMAL_QUANTILE
 from hp_tool.domain.efficiency import FrameworkEfficiency
 
 COMMAND = "python -m evidence.fit --only trainers"
@@ -56,25 +56,18 @@ def own(rows: Sequence[Comparison], name: str) -> list[Comparison]:
 
 def scatter(rows: Sequence[Comparison], name: str, *, known: float = 0.0) -> float:
     """Return the standard deviation of ln(published / predicted) of a trainer, less what is known
-    of the variance.
+    of the variance: of few rows, that of all trainers, each with the same weight.
     """
-    found = own(rows, name)
-    if len(found) >= ENOUGH_ROWS:
-        sd = conformal_sd(np.array([row.log_ratio for row in found]))
-    else:
-        sd = pooled(rows)
+    logs: dict[str, list[float]] = defaultdict(list)
+    for row in rows:
+        logs[row.part.partition(" ")[0]].append(row.log_ratio)
+    enough = len(logs.get(name, [])) >= ENOUGH_ROWS
+    sd = (
+        conformal_sd(np.array(logs[name]))
+        if enough
+        else weighted_sd([np.array(each) for each in logs.values()])
+    )
     return float(f"{math.sqrt(max(sd**2 - known, 0.0)):.2g}")
-
-
-def pooled(rows: Sequence[Comparison]) -> float:
-    """Return the scatter of all trainers' rows, each trainer with the same weight."""
-    names = [row.part.partition(" ")[0] for row in rows]
-    weights = np.array([1.0 / names.count(name) for name in names])
-    off = np.abs([row.log_ratio for row in rows])
-    order = np.argsort(off)
-    share = np.cumsum(weights[order]) / weights.sum()
-    place = min(int(np.searchsorted(share, CONFIDENCE)), len(off) - 1)
-    return float(off[order][place]) / NORMAL_QUANTILE
 
 
 def inherited(name: str) -> FrameworkEfficiency:

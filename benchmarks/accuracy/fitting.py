@@ -195,6 +195,17 @@ def conformal_sd(logs: Floats) -> float:
     return float(off[min(math.ceil(CONFIDENCE * (len(off) + 1)), len(off)) - 1]) / NORMAL_QUANTILE
 
 
+def weighted_sd(groups: Sequence[Floats]) -> float:
+    """Return the standard deviation of log ratios whose 90 % interval holds 90 % of these, each
+    group weighing alike.
+    """
+    off = np.concatenate([np.abs(each) for each in groups])
+    weights = np.concatenate([np.full(len(each), 1.0 / len(each) / len(groups)) for each in groups])
+    order = np.argsort(off)
+    place = int(np.searchsorted(np.cumsum(weights[order]), CONFIDENCE))
+    return float(off[order][min(place, len(off) - 1)]) / NORMAL_QUANTILE
+
+
 def with_constants(start: FrameworkEfficiency, values: Mapping[str, Any]) -> FrameworkEfficiency:
     """Return `start` with these fields; those named network_... are the network's."""
     of_network = {

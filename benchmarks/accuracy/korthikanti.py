@@ -1,5 +1,6 @@
-"""Tables 4 and 5 of arXiv 2205.05198 (A100 80GB, s=2048, V=51200, fp16, unfused attention, dropout
-0.1), predicted.
+"""Tables 4 and 5, and figures 1 and 7, of arXiv 2205.05198 (A100 80GB, s=2048, V=51200, fp16,
+unfused attention, dropout 0.1), predicted: times, and activation memory of the first stage with and
+without its two techniques.
 
 Published figures are rows of the evidence.
 """
@@ -7,9 +8,12 @@ Published figures are rows of the evidence.
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 from benchmarks.accuracy.comparison import Comparison
+from benchmarks.accuracy.data import rows as rows_of
 from benchmarks.accuracy.prepared import Prepared
+from benchmarks.accuracy.published import answer
 from evidence.cases import training_case
 from evidence.table import Row
 from hp_tool.catalog import cluster, model
@@ -19,6 +23,7 @@ from hp_tool.cost.layer import layer_time
 from hp_tool.domain.efficiency import EfficiencyProfile
 from hp_tool.domain.hardware import ClusterQuery, ClusterSpec
 from hp_tool.domain.parallel import ParallelConfig, Strategy
+from hp_tool.domain.units import GIB
 from hp_tool.domain.workload import TrainingWorkload
 
 GPU = "a100-sxm-80gb"
@@ -96,3 +101,68 @@ def table4(rows: list[Row], profile: EfficiencyProfile) -> list[Comparison]:
                 )
             )
     return comparisons
+
+
+SIZES = {
+    # model: (pipeline parallel, model chunks, micro-batch, batch) of table 3; tensor parallel 8
+    "gpt-22b": (1, 1, 4, 4),
+    "gpt3-175b": (8, 3, 1, 64),
+    "mt-nlg-530b": (35, 3, 1, 280),
+    "gpt-1t": (64, 1, 1, 512),
+}
+
+VARIANTS = {
+    # quantity: (recompute, sequence parallel)
+    "fig1_act_gib_tp_baseline": ("none", False),
+    "fig1_act_gib_sp_selective": ("selective", True),
+    "fig7_sp_pct": ("none", True),
+    "fig7_selective_pct": ("selective", False),
+    "fig7_sp_selective_pct": ("selective", True),
+    "fig7_full_recompute_pct": ("full", False),
+}
+
+
+def figures(folder: Path) -> list[Comparison]:
+    """Layers' activations in GiB (figure 1) and as a share of the tensor-parallel baseline's
+    (figure 7).
+    """
+    comparisons = []
+    for row in rows_of(folder, "korthikanti2022_fig1_fig7_memory"):
+        name = row["quantity"]
+        if name not in VARIANTS:
+            continue
+        recompute, sharded = VARIANTS[name]
+        size = _layers(row["model"], recompute=recompute, sequence_parallel=sharded)
+        baseline = _layers(row["model"], recompute="none", sequence_parallel=False)
+        share = row["unit"] == "%"
+        comparisons.append(
+            Comparison(
+                source="Figure 7 (%)" if share else "Figure 1 (GiB)",
+                model=row["model"],
+                what=name,
+                published=row["value"],
+                predicted=100.0 * size / baseline if share else size / GIB,
+            )
+        )
+    return comparisons
+
+
+def _layers(name: str, *, recompute: str, sequence_parallel: bool) -> float:
+    pipeline, chunks, micro_batch, batch = SIZES[name]
+    memory = answer(
+        {
+            "model": name,
+            "cluster": {"gpu": GPU, "num_gpus": 8 * pipeline},
+            "training": {**SOFTWARE_2022, "global_batch_size": batch},
+            "parallel": {
+                "tensor_parallel_size": 8,
+                "pipeline_parallel_size": pipeline,
+                "virtual_pipeline_parallel_size": chunks,
+                "micro_batch_size": micro_batch,
+                "recompute": recompute,
+                "sequence_parallel": sequence_parallel,
+            },
+        }
+    ).memory
+    assert memory is not None
+    return memory.layer_activations_bytes

@@ -1,5 +1,5 @@
-"""`python -m benchmarks.accuracy.plain_recipe [--data DIR]`: runs asked with everything said, by a
-recipe's name, and plainly.
+"""`python -m benchmarks.accuracy.plain_recipe [--data DIR]`: published runs asked with everything
+said, by a recipe's name, and plainly, as users ask: model, GPUs, precision, batch and layout.
 
 Each by the constants as shipped and by those that saw no row of the model, as the groups of
 docs/accuracy.md are; a plain question by its bare figure and by the one that today's recipe gives.
@@ -7,16 +7,168 @@ docs/accuracy.md are; a plain question by its bare figure and by the one that to
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import dataclasses
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks.accuracy.comparison import Comparison
 from benchmarks.accuracy.data import print_report
+from benchmarks.accuracy.fit_frameworks import today_left_out
 from benchmarks.accuracy.groups import figures
-from benchmarks.accuracy.plain import asked, named_cases, plain_cases, todays_cases, without_model
 from benchmarks.accuracy.prepared import Prepared, compare_all
+from benchmarks.accuracy.runs import dgxc_cases, mlperf_cases, pretraining
 from evidence.cases import Case
+from hp_tool.domain.frameworks import facts
+from hp_tool.domain.parallel import ParallelQuery
+from hp_tool.domain.releases import release_numbers
+from hp_tool.domain.workload import TrainingWorkload
+from hp_tool.errors import HpToolError
+from hp_tool.questions.schema import lay, parse_query, query_mapping
+from hp_tool.questions.training import estimate
+from hp_tool.questions.training.evaluate import resolve_configuration
+from hp_tool.questions.training.recipes import recipes
+from hp_tool.questions.training.usual import usual_settings
+from hp_tool.questions.training.with_recipe import AUDITED, NEWEST, with_recipe_figure
+
+SAID = ("sequence_length", "global_batch_size", "precision", "framework", "task", "lora")
+"""Keys of `training` that a plain question names."""
+LAYOUT = (
+    "tensor_parallel_size",
+    "pipeline_parallel_size",
+    "virtual_pipeline_parallel_size",
+    "context_parallel_size",
+    "expert_parallel_size",
+    "expert_tensor_parallel_size",
+    "micro_batch_size",
+    "sequence_parallel",
+    "zero_stage",
+    "recompute",
+)
+"""Keys of `parallel` that it names."""
+
+
+def asked(folder: Path) -> dict[str, list[Case]]:
+    """Return the runs of each kind that plain questions are asked of."""
+    audited, cloud = mlperf_cases(folder), dgxc_cases(folder)
+
+    def of(precision: str) -> list[Case]:
+        return [case for case in cloud if case.training.precision == precision]
+
+    return {
+        "dense in 16 bits on H100": of("bf16"),
+        "dense in fp8 on H100": of("fp8"),
+        "MLPerf's pre-training": [case for case in audited if case.task == "pretrain"],
+        "LoRA of MLPerf": [
+            case for case in audited if case.task == "lora" and not case.card.startswith("mi3")
+        ],
+        "mixtures of experts": [case for case in pretraining(folder) if case.has_experts],
+    }
+
+
+def without_model(folder: Path, cases: Sequence[Case]) -> list[Comparison]:
+    """Return the cases by constants that saw no row of their model. No fit sees adapters: shipped
+    constants will do.
+    """
+    adapters = all(case.task == "lora" for case in cases)
+    return (
+        compare_all(cases, Prepared.shipped) if adapters else today_left_out(folder, cases, "name")
+    )
+
+
+def plain_answers(folder: Path, cases: Sequence[Case]) -> list[Comparison]:
+    """Return the plain cases as an answer states them: with the settings that runs of this kind
+    usually have, in an interval that reaches to the step without them.
+    """
+    plain = plain_cases(cases)
+    rows, without = (
+        without_model(folder, each) for each in ([_with_usual(case) for case in plain], plain)
+    )
+    return [
+        row
+        if row.low is None or row.high is None or not math.isfinite(other.predicted)
+        else dataclasses.replace(
+            row, low=min(row.low, other.predicted), high=max(row.high, other.predicted)
+        )
+        for row, other in zip(rows, without, strict=True)
+    ]
+
+
+def plain_cases(cases: Iterable[Case]) -> list[Case]:
+    """Return the cases with every other knob left open."""
+    return [_plain(case) for case in cases]
+
+
+def named_cases(cases: Iterable[Case]) -> list[Case]:
+    """Return the plain cases with the name of their recipe: MLPerf's, or the newest that is not
+    later than the run's release (of all that are, the first). A release that is not the recipe's is
+    named too.
+    """
+    return [_named(case) for case in cases]
+
+
+def todays_cases(cases: Iterable[Case]) -> list[Case]:
+    """Return the plain cases with what an estimate says that today's recipe sets; those without
+    such a recipe as they are.
+    """
+    return [_with_todays_recipe(case) for case in plain_cases(cases)]
+
+
+def _plain(case: Case, **more: str | None) -> Case:
+    whole, layout = case.training, case.query.parallel
+    training = TrainingWorkload(**{name: getattr(whole, name) for name in SAID}, **more)
+    parallel = ParallelQuery(**{name: getattr(layout, name) for name in LAYOUT})
+    parallel = dataclasses.replace(
+        parallel,  # whoever names the sizes of a layout knows these, too
+        zero_stage=parallel.zero_stage or facts(whole.framework).default_zero_stage,
+        recompute=parallel.recompute or "none",
+    )
+    query = dataclasses.replace(case.query, training=training, parallel=parallel)
+    return dataclasses.replace(case, query=query)
+
+
+def _named(case: Case) -> Case:
+    if case.source == "MLPerf Training":
+        return _plain(case, recipe=AUDITED, framework_version=case.release or None)
+    known = {
+        each.name.removeprefix(f"{NEWEST}-") for each in recipes() if each.name.startswith(NEWEST)
+    }
+    numbers, releases = release_numbers(case.release)[:2], sorted(known, key=release_numbers)
+    recipe = next(
+        (each for each in reversed(releases) if release_numbers(each) <= numbers), releases[0]
+    )
+    other = release_numbers(recipe) != numbers
+    return _plain(
+        case, recipe=f"{NEWEST}-{recipe}", framework_version=case.release if other else None
+    )
+
+
+def _with_usual(case: Case) -> Case:
+    try:
+        resolved = resolve_configuration(case.query)
+        estimate = resolved.estimate(with_fixes=False)
+        settings = usual_settings(estimate, query=case.query, problem=resolved.problem)
+    except HpToolError:
+        return case
+    return _with_settings(case, settings)
+
+
+def _with_settings(case: Case, settings: Mapping[str, object]) -> Case:
+    return dataclasses.replace(
+        case, query=parse_query(lay(query_mapping(case.query), dict(settings)))
+    )
+
+
+def _with_todays_recipe(case: Case) -> Case:
+    try:
+        stated = with_recipe_figure(
+            estimate(query=case.query, with_fixes=False), query=case.query
+        ).with_recipe
+    except HpToolError:
+        return case
+    return case if stated is None else _with_settings(case, stated.set)
+
 
 QUESTIONS: Mapping[str, Callable[[Sequence[Case]], list[Case]]] = {
     "everything said": list,
