@@ -23,19 +23,6 @@ from hp_tool.domain.familiarity import FAMILIAR
 
 START, ROUNDS = 0.05, 30
 """Where `extras` begins, and how often it goes over the dimensions."""
-SAID = "The plain question"
-"""Beginning of the titles of groups whose queries leave most of the run open."""
-SERVED = ("Serving: ", "Engines, ")
-FIGURES = {
-    "time per output token": "tpot",
-    "time to first token": "ttft",
-    "time to first token, below the cache's limit": "ttft",
-    "tokens/s per GPU": "throughput",
-    "tokens/s of a GPU": "throughput",
-}
-"""Serving's figures, by their words in titles."""
-AGAIN = ("Two runs", "MPT under FSDP on H100", "Strong scaling", "Engines by kind of model")
-"""Beginnings of titles of groups whose rows are ratios, or are in another group too."""
 
 
 def judged(groups: Iterable[Group]) -> dict[str, list[Comparison]]:
@@ -44,20 +31,15 @@ def judged(groups: Iterable[Group]) -> dict[str, list[Comparison]]:
     """
     found: dict[str, list[Comparison]] = defaultdict(list)
     for group in groups:
-        if group.left_out == "seen" or "GiB" in group.unit or group.title.startswith(SAID):
-            continue
-        mixtures = group.title.startswith("Engines by kind of model")
-        if group.title.startswith(AGAIN) and not mixtures:
-            continue
-        served = group.title.startswith(SERVED) or mixtures
+        about, _, rest = group.classed.partition(" ")
+        figure, _, only = rest.partition(" ")
         alike: dict[tuple[str, ...], list[Comparison]] = defaultdict(list)
-        for row in group.rows:
-            if row.differs is not None and row.low and (not mixtures or row.kind == "mixture"):
+        for row in group.rows if about else ():
+            if row.differs is not None and row.low and only in ("", row.kind):
                 alike[row.differs].append(row)
-        figure = FIGURES.get(group.title.partition(": ")[2], "") if served else ""
         for members in alike.values():
             for row in votes(members):
-                kind = f"serving {row.kind}, {figure}" if served else f"training {row.kind}"
+                kind = f"{about} {row.kind}{', ' if figure else ''}{figure}"
                 found[kind].append(replace(row, setting=""))
     return dict(found)
 

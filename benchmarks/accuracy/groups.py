@@ -57,6 +57,12 @@ class Group:
     unit: str = "s"
     is_long: bool = False
     """Needs fits that take minutes; CI leaves it out."""
+    pool: str = "training steps"
+    """The report's pool of rows by what is predicted; empty: none."""
+    classed: str = ""
+    """`training`, or `serving` and a figure, of rows that the report has by how familiar they are;
+    with a kind of model after it, those alone.
+    """
 
     @property
     def parts(self) -> dict[str, list[Comparison]]:
@@ -132,8 +138,16 @@ def named(rows: Rows, *, is_long: bool = False) -> list[Group]:
         known = _known()[title]
         left_out = next(each for each in get_args(LeftOut) if each == known["left_out"])
         saw = known["saw"].format(today=TODAY, ops=OPS, formulas=FORMULAS)
-        group = Group(title=title, left_out=left_out, saw=saw, rows=members, unit=known["unit"])
-        found.append(replace(group, is_long=is_long))
+        found.append(
+            Group(
+                title=title,
+                left_out=left_out,
+                saw=saw,
+                rows=members,
+                is_long=is_long,
+                **{name: known[name] for name in ("unit", "pool", "classed")},
+            )
+        )
     return found
 
 
@@ -215,24 +229,14 @@ def pools(groups: Iterable[Group]) -> dict[str, dict[str, Any]]:
     by_kind: dict[str, list[Comparison]] = {}
     known: set[tuple[str, str, str]] = set()
     for group in groups:
-        if group.left_out in ("seen", "framework"):
+        if group.left_out in ("seen", "framework") or not group.pool:
             continue
         names = [(group.unit, row.model, row.what) for row in group.rows]
-        by_kind.setdefault(_kind(group), []).extend(
+        by_kind.setdefault(group.pool, []).extend(
             row for row, name in zip(group.rows, names, strict=True) if name not in known
         )
         known.update(names)
     return {kind: figures(rows) for kind, rows in by_kind.items()}
-
-
-def _kind(group: Group) -> str:
-    if group.title.startswith("Serving"):
-        return "serving"
-    if group.title.startswith("nanotron"):
-        return "nanotron's grid, steps" if group.unit == "s" else "nanotron's grid, memory"
-    if group.title.startswith("Two runs"):
-        return "two runs of a cell"
-    return "memory" if "GiB" in group.unit else "training steps"
 
 
 def _finite(value: float) -> float | None:
