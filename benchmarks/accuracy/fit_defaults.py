@@ -44,19 +44,9 @@ TRIALS = np.geomspace(1.0, 4.0, 15)
 
 def started(folder: Path) -> list[ServingRun]:
     """The runs whose model the catalogue has and whose layout holds it."""
-    told = (row for row in rows(folder, "serving_as_started"))
     runs = [
-        dataclasses.replace(
-            serving_run(
-                {
-                    **row,
-                    "input_length": round(row["input_length"]),
-                    "output_length": round(row["output_length"]),
-                }
-            ),
-            equal_lengths=row["engine"] == "vllm",
-        )
-        for row in told
+        dataclasses.replace(serving_run(row), equal_lengths=row["engine"] == "vllm")
+        for row in rows(folder, "serving_as_started")
         if library.knows("models", row["model"]) and row["precision"] not in NARROW
     ]
     fitting_ones = {id(pair.run) for pair in predicted(runs, 1.0) if pair.fits}

@@ -5,7 +5,6 @@ queued at once.
 from __future__ import annotations
 
 import dataclasses
-import math
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,10 @@ from benchmarks.accuracy.data import rows
 from benchmarks.accuracy.serving_runs import (
     Served,
     ServingRun,
-    lengths,
+    config_of,
     runs,
     serving_run,
+    told,
 )
 from evidence.table import Row
 from hp_tool.catalog import model as catalogue_model
@@ -94,8 +94,8 @@ def pool_runs(folder: Path) -> list[PoolRun]:
     """Rows of inference_measured_2.csv and _3 with pools of their own, each run once: where two
     listings have the same latencies, the one that tells the number of replicas.
     """
-    told = [row for name in LATER for row in rows(folder, name) if row["disaggregated"]]
-    told.sort(key=lambda row: not row["decode_replicas"])
+    listed = [row for name in LATER for row in rows(folder, name) if row["disaggregated"]]
+    listed.sort(key=lambda row: not row["decode_replicas"])
     once = {
         (
             row["input_length"],
@@ -104,7 +104,7 @@ def pool_runs(folder: Path) -> list[PoolRun]:
             f"{1e3 * row['ttft_s']:.8g}"[:8],
             f"{1e3 * row['tpot_s']:.8g}"[:6],
         ): row
-        for row in reversed(told)
+        for row in reversed(listed)
     }
     return [_pool_run(row) for row in reversed(once.values())]
 
@@ -118,53 +118,22 @@ def queued_runs(folder: Path) -> list[ServingRun]:
 
 
 def _pool_run(row: Row) -> PoolRun:
-    replicas = row["prefill_replicas"], row["decode_replicas"]
-    version = row["engine_version"] or ""
-    tokens = lengths(row)
+    replicas, stated = (row["prefill_replicas"], row["decode_replicas"]), told(row)
     return PoolRun(
-        engine=row["engine"],
-        version=DYNAMO.get(version, version),
-        model=catalogue_model(row["model"]).name,
-        gpu=row["gpu"],
-        precision=row["precision"],
-        input_length=tokens.input_length,
-        output_length=tokens.output_length,
-        concurrency=row["concurrency"],
-        prefill=_pool(row, "prefill"),
-        decode=_pool(row, "decode"),
+        **{
+            **stated,
+            "version": DYNAMO.get(stated["version"], stated["version"]),
+            "model": catalogue_model(row["model"]).name,
+        },
+        prefill=config_of(row, "prefill_"),
+        decode=config_of(row, "decode_"),
         replicas=replicas if all(replicas) else None,
-        ttft_s=row["ttft_s"],
-        tpot_s=row["tpot_s"],
-    )
-
-
-def _pool(row: Row, side: str) -> ServingConfig:
-    d = row[f"{side}_attention_data_parallel_size"]
-    return ServingConfig(
-        tensor_parallel_size=row[f"{side}_tensor_parallel_size"],
-        pipeline_parallel_size=row[f"{side}_pipeline_parallel_size"],
-        attention_data_parallel_size=d,
-        expert_parallel_size=row[f"{side}_expert_parallel_size"],
-        data_parallel_size=d,
     )
 
 
 def _queued_run(row: Row) -> ServingRun:
-    return ServingRun(
-        engine=row["engine"],
-        version=row["engine_version"],
-        model=row["model"],
-        gpu=row["gpu"],
-        precision=row["precision"],
+    return dataclasses.replace(
+        serving_run(row),
         kv_cache_precision=row["kv_cache_precision"],
-        input_length=round(row["input_length"]),
-        output_length=round(row["output_length"]),
-        concurrency=row["concurrency"],
-        config=ServingConfig(
-            tensor_parallel_size=row["tensor_parallel_size"],
-            pipeline_parallel_size=row["pipeline_parallel_size"],
-        ),
-        ttft_s=math.nan,
-        tpot_s=math.nan,
         queued_throughput=row["output_tokens_per_second_per_gpu"],
     )

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import math
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -100,16 +101,8 @@ class ServingRun(Served):
     @property
     def group(self) -> tuple[object, ...]:
         """Everything but the parallelism: the choice a user has."""
-        return (
-            self.engine,
-            self.version,
-            self.model,
-            self.gpu,
-            self.precision,
-            self.input_length,
-            self.output_length,
-            self.concurrency,
-        )
+        load = self.input_length, self.output_length, self.concurrency
+        return (self.engine, self.version, self.model, self.gpu, self.precision, *load)
 
     @property
     def series(self) -> tuple[object, ...]:
@@ -129,47 +122,37 @@ def runs(folder: Path) -> list[ServingRun]:
     return [serving_run(row) for row in rows(folder, "inference_measured")]
 
 
-class Lengths(NamedTuple):
-    """Tokens of a prompt and of an answer, and whether all have these: else they are means."""
+def told(row: Row) -> dict[str, Any]:
+    """Return a row's software, model, load and latencies: the fields of Served.
 
-    input_length: int
-    output_length: int
-    equal: bool
-
-
-def lengths(row: Row) -> Lengths:
-    """What a row's requests were: InferenceMAX's client draws lengths from 0.8 of those named."""
+    InferenceMAX's client draws lengths from 0.8 of those named.
+    """
     drawn = row["client"] == "inferencemax"
     shorter = CLIENTS["inferencemax"].mean_length if drawn else 1.0
-    return Lengths(
-        round(shorter * row["input_length"]), round(shorter * row["output_length"]), not drawn
+    return {
+        **{name: row[name] for name in ("engine", "gpu", "precision", "concurrency")},
+        "version": row["engine_version"] or "",
+        "model": ALIASES.get(row["model"], row["model"]),
+        **{name: round(shorter * row[name]) for name in ("input_length", "output_length")},
+        **{name: math.nan if row[name] is None else row[name] for name in ("ttft_s", "tpot_s")},
+    }
+
+
+def config_of(row: Row, pool: str = "") -> ServingConfig:
+    """Return the layout of a row, or of one of its pools."""
+    d = row[f"{pool}attention_data_parallel_size"] or 1
+    sizes = [f"{axis}_parallel_size" for axis in ("tensor", "pipeline", "expert")]
+    return ServingConfig(
+        **{name: row[f"{pool}{name}"] or 1 for name in sizes},
+        attention_data_parallel_size=d,
+        data_parallel_size=d,
     )
 
 
 def serving_run(row: Row) -> ServingRun:
     """Return one row under a closed load."""
-    d = row["attention_data_parallel_size"] or 1
-    tokens = lengths(row)
-    return ServingRun(
-        engine=row["engine"],
-        version=row["engine_version"] or "",
-        model=ALIASES.get(row["model"], row["model"]),
-        gpu=row["gpu"],
-        precision=row["precision"],
-        input_length=tokens.input_length,
-        output_length=tokens.output_length,
-        equal_lengths=tokens.equal,
-        concurrency=row["concurrency"],
-        config=ServingConfig(
-            tensor_parallel_size=row["tensor_parallel_size"],
-            pipeline_parallel_size=row["pipeline_parallel_size"] or 1,
-            expert_parallel_size=row["expert_parallel_size"] or 1,
-            attention_data_parallel_size=d,
-            data_parallel_size=d,
-        ),
-        ttft_s=row["ttft_s"],
-        tpot_s=row["tpot_s"],
-    )
+    equal = row["client"] != "inferencemax"
+    return ServingRun(**told(row), equal_lengths=equal, config=config_of(row))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -254,27 +237,15 @@ def batches(chosen: Sequence[ServingRun], engine: EngineEfficiency) -> list[Batc
     """The runs grouped so that one call predicts many."""
     grouped: dict[tuple[object, ...], list[ServingRun]] = defaultdict(list)
     for run in chosen:
-        alike = (
-            run.model,
-            run.gpu,
-            run.precision,
-            run.kv_cache_precision,
-            run.input_length,
-            run.output_length,
-        )
+        lengths = run.input_length, run.output_length
+        alike = run.model, run.gpu, run.precision, run.kv_cache_precision, *lengths
         settings = run.queued_throughput is None, run.batch_wait_iterations, run.equal_lengths
         grouped[(*alike, *settings)].append(run)
     batched = []
+    loads = ("input_length", "output_length", "concurrency", "precision", "kv_cache_precision")
     for members in grouped.values():
         first = members[0]
-        load = InferenceWorkload(
-            input_length=first.input_length,
-            output_length=first.output_length,
-            concurrency=first.concurrency,
-            precision=first.precision,
-            kv_cache_precision=first.kv_cache_precision,  # type: ignore[arg-type]
-            engine=first.engine,
-        )
+        load = InferenceWorkload(**{name: getattr(first, name) for name in (*loads, "engine")})
         machine = cluster(ClusterQuery(gpu=first.gpu, num_gpus=8))
         case = serving_case(
             model=catalogue_model(first.model), cluster=machine, workload=load, engine=engine
