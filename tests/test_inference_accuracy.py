@@ -9,8 +9,13 @@ from benchmarks.accuracy.data import folder_named
 from benchmarks.accuracy.groups import figures
 from benchmarks.accuracy.inference import comparisons, limit_predicted, regret, shipped, unseen
 from benchmarks.accuracy.serving_groups import series
-from benchmarks.accuracy.serving_rows import dense_runs
-from benchmarks.accuracy.serving_runs import Predicted, ServingRun, cached_series, log_ratios
+from benchmarks.accuracy.serving_runs import (
+    Predicted,
+    ServingRun,
+    cached_series,
+    dense_runs,
+    log_ratios,
+)
 
 
 @pytest.fixture(scope="module")

@@ -21,8 +21,13 @@ from benchmarks.accuracy.fit_experts import (
     prepared,
     with_scatter,
 )
-from benchmarks.accuracy.serving_rows import later_runs, pool_runs, queued_runs
-from benchmarks.accuracy.serving_runs import ServingRun, log_ratios
+from benchmarks.accuracy.serving_runs import (
+    ServingRun,
+    later_runs,
+    log_ratios,
+    pool_runs,
+    queued_runs,
+)
 from hp_tool.domain.engines import ExpertEfficiency
 from hp_tool.domain.serving import ServingConfig
 

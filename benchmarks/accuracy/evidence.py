@@ -17,7 +17,8 @@ from statistics import median
 from benchmarks.accuracy import fit_frameworks as megatron
 from benchmarks.accuracy import fit_fsdp as fsdp
 from benchmarks.accuracy import fit_internevo as internevo
-from benchmarks.accuracy import grid, headlines, inference, kv_cache, trainers
+from benchmarks.accuracy import fit_trainers as trainers
+from benchmarks.accuracy import grid, headlines, inference, kv_cache
 from benchmarks.accuracy.comparison import Comparison
 from benchmarks.accuracy.data import rows as rows_of
 from benchmarks.accuracy.grid_rows import grid_rows
@@ -43,7 +44,7 @@ from benchmarks.accuracy.runs import (
     titan_cases,
     trl_cases,
 )
-from benchmarks.accuracy.serving_rows import dense_runs
+from benchmarks.accuracy.serving_runs import dense_runs
 from benchmarks.accuracy.weak_scaling import ratios_left_out
 from evidence.cases import Case
 from hp_tool.catalog import gpu

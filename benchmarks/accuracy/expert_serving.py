@@ -17,7 +17,7 @@ from benchmarks.accuracy.fit_experts import left_out, mixtures, predicted, prepa
 from benchmarks.accuracy.groups import Rows, named
 from benchmarks.accuracy.inference import as_dict, regret
 from benchmarks.accuracy.serving_groups import ratios
-from benchmarks.accuracy.serving_rows import queued_runs
+from benchmarks.accuracy.serving_runs import queued_runs
 from hp_tool.catalog import model as catalogue_model
 from hp_tool.catalog.efficiency import expert_efficiency
 

@@ -31,12 +31,12 @@ from benchmarks.accuracy.fitting import (
     priors,
     rounded,
 )
-from benchmarks.accuracy.serving_rows import dense_runs
 from benchmarks.accuracy.serving_runs import (
     Predicted,
     ServingRun,
     batches,
     cached_series,
+    dense_runs,
     index_of,
     log_ratios,
     predict,

@@ -28,7 +28,6 @@ from benchmarks.accuracy.fitting import (
     priors,
     weighted_sd,
 )
-from benchmarks.accuracy.serving_rows import later_runs
 from benchmarks.accuracy.serving_runs import (
     FIGURES,
     Batch,
@@ -36,6 +35,7 @@ from benchmarks.accuracy.serving_runs import (
     ServingRun,
     batches,
     by_constants,
+    later_runs,
     log_ratios,
     predict,
 )

@@ -18,8 +18,7 @@ from typing import Any
 
 from benchmarks.accuracy.data import rows
 from benchmarks.accuracy.fit_experts import mixtures
-from benchmarks.accuracy.serving_rows import dense_runs
-from benchmarks.accuracy.serving_runs import cached_series, setting_of
+from benchmarks.accuracy.serving_runs import cached_series, dense_runs, setting_of
 from evidence.cases import LABELS, OWN, missing, step_s, training_query
 from evidence.table import FILE_OF, Row
 from hp_tool.catalog import gpu

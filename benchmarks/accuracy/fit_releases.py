@@ -20,8 +20,7 @@ from benchmarks.accuracy.data import Row
 from benchmarks.accuracy.fit_engines import by_version, engine, priors_of, scatter, settings
 from benchmarks.accuracy.fit_gpus import PRECISIONS, SYSTEMS, timed
 from benchmarks.accuracy.fitting import rounded
-from benchmarks.accuracy.serving_rows import dense_runs
-from benchmarks.accuracy.serving_runs import Predicted, ServingRun, batches, predict
+from benchmarks.accuracy.serving_runs import Predicted, ServingRun, batches, dense_runs, predict
 from evidence.fitted_file import FittedFile
 from hp_tool.catalog import cluster, gpu
 from hp_tool.catalog import model as catalogue_model

@@ -5,7 +5,8 @@ trainer's own code decides: elementwise operations move the bytes that eager ker
 move (`cost.block`), so the factor on them is 1; the optimizer's step passes over memory as torch's
 foreach or fused Adam does; the host takes `HOST_LAUNCH_S` for each launch. No time scalar is
 fitted. What the runs give is how far they scatter: a trainer with enough runs has its own scatter,
-any other that of all of them, each trainer with the same weight.
+any other that of all of them, each trainer with the same weight. A row takes part if its source
+states what the figure depends on: the exact lengths for a time, the longest for memory.
 """
 
 from __future__ import annotations
@@ -13,18 +14,24 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 
-from benchmarks.accuracy import trainers
 from benchmarks.accuracy.comparison import Comparison
+from benchmarks.accuracy.data import rows as rows_of
 from benchmarks.accuracy.fitting import conformal_sd, framework_file, weighted_sd
+from benchmarks.accuracy.groups import Rows
+from benchmarks.accuracy.prepared import Prepared
+from evidence.cases import Case, missing, training_case
 from evidence.fitted_file import FittedFile
+from evidence.table import Row, other
 from hp_tool.catalog import gpu
 from hp_tool.catalog.efficiency import doubts, efficiency
 from hp_tool.domain.efficiency import FrameworkEfficiency
+from hp_tool.domain.units import GIB
+from hp_tool.errors import HpToolError
 
 COMMAND = "python -m evidence.fit --only trainers"
 HOST_LAUNCH_S = 2.9e-5
@@ -90,23 +97,192 @@ def inherited(name: str) -> FrameworkEfficiency:
 
 
 def fitted(folder: Path) -> Iterator[FittedFile]:
-    times, peaks, mixtures = (
-        trainers.step_times(folder, experts=False),
-        trainers.peaks(folder, experts=False),
-        trainers.step_times(folder, experts=True),
-    )
+    steps, mixtures = (step_times(folder, experts=each) for each in (False, True))
+    memory = peaks(folder, experts=False)
     of_adapters = doubts().lora_log_sd ** 2
     for name in OPTIMIZERS:
-        time = scatter(times, name)
+        time = scatter(steps, name)
         profile = dataclasses.replace(
             inherited(name),
             time_log_sd=time,
             expert_time_log_sd=scatter(mixtures, "all", known=time**2 + of_adapters),
             pair_log_sd=time,
             expert_pair_log_sd=time,
-            memory_log_sd=scatter(peaks, name),
+            memory_log_sd=scatter(memory, name),
             fitted_on=f"torch-fsdp on A100 and counts of eager kernels; scatter of "
-            f"{len(own(times, name))} step times and {len(own(peaks, name))} peaks of its own by "
+            f"{len(own(steps, name))} step times and {len(own(memory, name))} peaks of its own by "
             f"{COMMAND}, of all trainers where these are fewer than {ENOUGH_ROWS}",
         )
         yield framework_file("default", profile, keeps=())
+
+
+BARE_FSDP = "torch-fsdp"
+TABLES = ("trainer_fms_a100", "trainer_small_tables", "trainer_ms_swift")
+
+
+def is_loop(row: Row) -> bool:
+    """Return whether the row's model has experts that its trainer runs one after the other."""
+    mixtures = ("mixtral", "granite", "qwen3-30b", "gpt-oss", "nemotron-3")
+    return str(row["model"]).startswith(mixtures)
+
+
+def times(row: Row) -> bool:
+    """Return whether the row's step time belongs to lengths that its source states exactly."""
+    facts = other(row)
+    if row["table"] == "trainer_fms_a100":
+        return facts.get("packing") == "1" and facts.get("no_peft_model") != "1"
+    if row["table"] == "trainer_ms_swift":
+        return False
+    # torchtune's table of models prints speeds beyond its cards' peak; two servers without a named
+    # network; one row without packing.
+    return row["run"] in (
+        "Qwen fine-tuning profile",
+        "torchtune README, optimization flags",
+        "NeMo AutoModel performance summary",
+    ) and not (
+        facts.get("sample_packing") == "0"
+        or (row["framework"] == "deepspeed" and row["num_gpus"] == 4)
+    )
+
+
+def counts_memory(row: Row) -> bool:
+    """Return whether the row's memory is of settings that a query can state."""
+    facts = other(row)
+    if row["table"] == "trainer_fms_a100":
+        return facts.get("packing") == "1" and facts.get("no_peft_model") != "1"
+    fused_into_backward = "fused into backward" in facts.get("optimizer", "")
+    # Its optimizer is paged; on the larger card recomputation is not stated.
+    paged = row["run"] == "torchtune README, models" and (
+        row["task"] == "sft" or row["gpu"] == "rtx-a6000-48gb"
+    )
+    eager_lengths = facts.get("sample_packing") == "0"
+    return not (
+        row["table"] == "trainer_ms_swift"
+        or fused_into_backward
+        or "8-bit" in facts.get("optimizer", "")
+        or facts.get("cpu_offload") == "1"
+        or paged
+        or eager_lengths
+        or row["task"] not in ("sft", "lora", "pretrain")
+        or row["run"] in ("litgpt LoRA tutorial", "torchao optimizers")
+    )
+
+
+def prepared(
+    folder: Path, wanted: Callable[[Row], bool], framework: str | None = None
+) -> Iterable[tuple[Row, Prepared]]:
+    """Yield the rows of all tables that ran, are wanted, and make a query; asked as `framework` if
+    it is given.
+    """
+    for table in TABLES:
+        for row in rows_of(folder, table):
+            if row["status"] == "failed" or not wanted(row) or missing(row):
+                continue
+            try:
+                yield row, Prepared.of(asked_as(training_case(row), framework))
+            except HpToolError:
+                continue
+
+
+def asked_as(case: Case, framework: str | None) -> Case:
+    """Return the case as a run of `framework`, of no release in particular."""
+    if framework is None:
+        return case
+    assert case.query.training is not None
+    training = dataclasses.replace(case.query.training, framework=framework, framework_version=None)
+    return dataclasses.replace(case, query=dataclasses.replace(case.query, training=training))
+
+
+def by_bare_fsdp(folder: Path) -> tuple[list[Comparison], list[Comparison]]:
+    """Return step times and peaks of fine-tuning under FSDP by the constants of torch-fsdp, which
+    saw pre-training alone. They judge no class of familiarity: their trainers' own rows do.
+    """
+
+    def tuned(row: Row) -> bool:
+        return row["framework"] != "deepspeed" and row["task"] != "pretrain" and not is_loop(row)
+
+    def compared(
+        wanted: Callable[[Row], bool], compare: Callable[[Prepared], Comparison | None]
+    ) -> list[Comparison]:
+        runs = prepared(folder, lambda row: tuned(row) and wanted(row), BARE_FSDP)
+        found = ((row, compare(run)) for row, run in runs)
+        return [
+            dataclasses.replace(_without_settings(each, row), differs=None)
+            for row, each in found
+            if each is not None
+        ]
+
+    return compared(times, _timed), compared(counts_memory, peak)
+
+
+def _timed(run: Prepared) -> Comparison | None:
+    return run.shipped() if math.isfinite(run.case.step_s) else None
+
+
+def _part(row: Row) -> str:
+    return f"{row['framework']} {row['task']}"
+
+
+def _without_settings(comparison: Comparison, row: Row) -> Comparison:
+    """Return the row's own vote: rows differ in settings that a query does not have."""
+    where = f"{row['run'] or ''} {row['frozen_precision'] or row['parameter_precision'] or ''}"
+    return dataclasses.replace(
+        comparison,
+        part=_part(row),
+        what=f"{comparison.what}, {row['cross_entropy'] or 'loss open'}, {where}".strip(),
+        setting="",
+    )
+
+
+def step_times(folder: Path, *, experts: bool) -> list[Comparison]:
+    """Return the step times of models with experts, or of all others."""
+    found = ((row, _timed(run)) for row, run in prepared(folder, times) if is_loop(row) == experts)
+    return [_without_settings(each, row) for row, each in found if each is not None]
+
+
+def peak(run: Prepared) -> Comparison | None:
+    """Return the peak of allocated memory, of what the allocator held, or of the whole device,
+    whichever was published.
+    """
+    case: Case = run.case
+    if case.allocated_bytes:
+        return run.allocated()
+    if case.reserved_bytes:
+        return run.reserved()
+    if not case.used_bytes:
+        return None
+    memory, intervals = run.stated.memory, run.stated.intervals
+    assert memory is not None and intervals is not None
+    low, high = intervals.memory_total_bytes
+    row = dataclasses.replace(case, allocated_bytes=case.used_bytes)
+    return dataclasses.replace(
+        dataclasses.replace(run, case=row).allocated(),
+        predicted=memory.total_bytes / GIB,
+        low=low / GIB,
+        high=high / GIB,
+    )
+
+
+def peaks(folder: Path, *, experts: bool) -> list[Comparison]:
+    """Return the peaks of memory of models with experts, or of all others, in GiB."""
+    found = []
+    for row, run in prepared(folder, counts_memory):
+        compared = peak(run) if is_loop(row) == experts else None
+        if compared is not None:
+            found.append(_without_settings(compared, row))
+    return found
+
+
+def by_title(folder: Path) -> Rows:
+    """Return the rows of the ledger's groups."""
+    steps, memory = by_bare_fsdp(folder)
+    return {
+        f"Trainers, {what}{', mixtures of experts' if experts else ''}": rows(
+            folder, experts=experts
+        )
+        for what, rows in (("step time", step_times), ("peak memory", peaks))
+        for experts in (False, True)
+    } | {
+        "Fine-tuning asked as torch-fsdp, step time": steps,
+        "Fine-tuning asked as torch-fsdp, peak memory": memory,
+    }

@@ -21,13 +21,13 @@ import numpy as np
 from benchmarks.accuracy.comparison import Comparison
 from benchmarks.accuracy.data import print_report
 from benchmarks.accuracy.fit_engines import LEFT_OUT, by_version, left_out, settings
-from benchmarks.accuracy.serving_rows import dense_runs
 from benchmarks.accuracy.serving_runs import (
     Predicted,
     ServingRun,
     batches,
     by_constants,
     cached_series,
+    dense_runs,
     index_of,
     predict,
     setting_of,

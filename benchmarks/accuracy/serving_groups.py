@@ -17,8 +17,13 @@ from benchmarks.accuracy import fit_defaults, fit_experts, fit_pools, inference
 from benchmarks.accuracy.comparison import Comparison
 from benchmarks.accuracy.fit_engines import by_gpu, by_precision, by_version, left_out
 from benchmarks.accuracy.groups import Group, Rows, named
-from benchmarks.accuracy.serving_rows import dense_runs
-from benchmarks.accuracy.serving_runs import Predicted, ServingRun, cached_series, log_ratios
+from benchmarks.accuracy.serving_runs import (
+    Predicted,
+    ServingRun,
+    cached_series,
+    dense_runs,
+    log_ratios,
+)
 from hp_tool.catalog import model as catalogue_model
 from hp_tool.catalog.efficiency import (
     defaults_efficiency,

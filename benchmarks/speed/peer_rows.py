@@ -20,8 +20,7 @@ import numpy as np
 
 from benchmarks.accuracy import fit_experts
 from benchmarks.accuracy.inference import unseen
-from benchmarks.accuracy.serving_rows import dense_runs
-from benchmarks.accuracy.serving_runs import Predicted, ServingRun
+from benchmarks.accuracy.serving_runs import Predicted, ServingRun, dense_runs
 from hp_tool.catalog import model as catalogue_model
 
 THEIR_SYSTEMS = {
