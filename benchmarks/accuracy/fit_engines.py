@@ -73,7 +73,11 @@ def settings(name: str, version: str) -> dict[str, Any]:
         for key, value in each.items():
             unit = key.removesuffix("_gib")
             stated |= {f"{unit}_bytes": value * GIB} if unit != key else {key: value}
-    # Profiles hold lists as tuples.
+    return as_fields(stated)
+
+
+def as_fields(stated: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings as fields of a profile, which hold lists as tuples."""
     return {key: tuple(each) if isinstance(each, list) else each for key, each in stated.items()}
 
 

@@ -17,9 +17,16 @@ from typing import Any
 import numpy as np
 
 from benchmarks.accuracy.data import Row
-from benchmarks.accuracy.fit_engines import by_version, engine, priors_of, scatter, settings
+from benchmarks.accuracy.fit_engines import (
+    as_fields,
+    by_version,
+    engine,
+    priors_of,
+    scatter,
+    settings,
+)
 from benchmarks.accuracy.fit_gpus import PRECISIONS, SYSTEMS, timed
-from benchmarks.accuracy.fitting import rounded
+from benchmarks.accuracy.fitting import given, rounded
 from benchmarks.accuracy.serving_runs import Predicted, ServingRun, batches, dense_runs, predict
 from evidence.fitted_file import FittedFile
 from hp_tool.catalog import cluster, gpu
@@ -47,26 +54,7 @@ class Release:
     settings: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
-MODELOPT = {"fp8_cache_with": ("fp8", "nvfp4")}
-"""A cache without a type of its own has the checkpoint's, and ModelOpt's say fp8: vLLM's
-resolve_kv_cache_dtype_string (vllm/utils/torch_utils.py), SGLang's configure_kv_cache_dtype
-(sglang/srt/model_executor).
-"""
-RELEASES = (
-    Release(
-        engine="vllm", version="0.24.0", kernels="0.24.0", doubted_by="0.12.0", settings=MODELOPT
-    ),
-    Release(
-        engine="sglang", version="0.5.16", kernels=None, doubted_by="0.5.6.post2", settings=MODELOPT
-    ),
-    Release(
-        engine="trtllm",
-        version="1.3",
-        kernels="1.3.0rc20",
-        doubted_by="1.1",
-        settings={"memory_fraction_of": "free"},
-    ),
-)
+RELEASES = [Release(**release) for release in given("releases")]
 LEAST_WIDTH = 1024
 """Inner and outer dimensions from which matmuls are those of a layer."""
 
@@ -90,7 +78,7 @@ def profile(release: Release, folder: Path) -> EngineEfficiency:
             "communication_slowdown": _median(_all_reduces(rows["custom_allreduce"], isolated)),
         }
     made = engine(rounded(values), name=release.engine, version=release.version)
-    return dataclasses.replace(made, **release.settings, kernels_alone=True)
+    return dataclasses.replace(made, **as_fields(release.settings), kernels_alone=True)
 
 
 def _of(release: Release, rows: Iterable[Row]) -> list[Row]:

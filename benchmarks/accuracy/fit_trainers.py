@@ -3,7 +3,7 @@
 Their constants are those of torch-fsdp on A100, which no run of a trainer touched, except where a
 trainer's own code decides: elementwise operations move the bytes that eager kernels are counted to
 move (`cost.block`), so the factor on them is 1; the optimizer's step passes over memory as torch's
-foreach or fused Adam does; the host takes `HOST_LAUNCH_S` for each launch. No time scalar is
+foreach or fused Adam does; the host takes `host_launch_s` for each launch. No time scalar is
 fitted. What the runs give is how far they scatter: a trainer with enough runs has its own scatter,
 any other that of all of them, each trainer with the same weight. A row takes part if its source
 states what the figure depends on: the exact lengths for a time, the longest for memory.
@@ -14,14 +14,14 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from benchmarks.accuracy.comparison import Comparison
 from benchmarks.accuracy.data import rows as rows_of
-from benchmarks.accuracy.fitting import conformal_sd, framework_file, weighted_sd
+from benchmarks.accuracy.fitting import conformal_sd, framework_file, given, weighted_sd
 from benchmarks.accuracy.groups import Rows
 from benchmarks.accuracy.prepared import Prepared
 from evidence.cases import Case, missing, training_case
@@ -34,26 +34,9 @@ from hp_tool.domain.units import GIB
 from hp_tool.errors import HpToolError
 
 COMMAND = "python -m evidence.fit --only trainers"
-HOST_LAUNCH_S = 2.9e-5
-"""Seconds of the host for one eager launch. Judged on LoRA of Qwen-7B and Qwen-1.8B at 256 tokens,
-where a step does not depend on the length: 4.9 ms a layer for 168 launches.
-"""
-FOREACH_TRAFFIC = 3.0
-"""48 bytes a parameter in 16 bits over the least 16: decay, both moments, root, quotient, epsilon
-and update (torch/optim/adam.py, _multi_tensor_adam), the norm and the scaling of gradients.
-"""
-FUSED_TRAFFIC = 1.391
-"""As torch-fsdp's, whose runs had a fused optimizer."""
-OPTIMIZERS = {
-    "hf-trainer": FOREACH_TRAFFIC,
-    "litgpt": FOREACH_TRAFFIC,
-    "nemo-automodel": FOREACH_TRAFFIC,
-    "torchtune": FUSED_TRAFFIC,
-    "torchtitan": FUSED_TRAFFIC,
-    "deepspeed": FUSED_TRAFFIC,
-}
-ENOUGH_ROWS = 40
-"""From which on a trainer's own rows decide its scatter."""
+GIVEN = given("trainers")
+OPTIMIZERS: Mapping[str, float] = GIVEN["optimizers"]
+"""Passes of the optimizer over memory, by trainer."""
 
 
 def own(rows: Sequence[Comparison], name: str) -> list[Comparison]:
@@ -68,7 +51,7 @@ def scatter(rows: Sequence[Comparison], name: str, *, known: float = 0.0) -> flo
     logs: dict[str, list[float]] = defaultdict(list)
     for row in rows:
         logs[row.part.partition(" ")[0]].append(row.log_ratio)
-    enough = len(logs.get(name, [])) >= ENOUGH_ROWS
+    enough = len(logs.get(name, [])) >= GIVEN["enough_rows"]
     sd = (
         conformal_sd(np.array(logs[name]))
         if enough
@@ -90,7 +73,7 @@ def inherited(name: str) -> FrameworkEfficiency:
         tuning_log_sd=0.0,
         tuning_memory_log_sd=0.0,
         attention_kernels={},
-        host_launch_s=HOST_LAUNCH_S,
+        host_launch_s=GIVEN["host_launch_s"],
         optimizer_traffic_factor=OPTIMIZERS[name],
         earlier_expert_time_log_sd=None,
     )
@@ -111,7 +94,7 @@ def fitted(folder: Path) -> Iterator[FittedFile]:
             memory_log_sd=scatter(memory, name),
             fitted_on=f"torch-fsdp on A100 and counts of eager kernels; scatter of "
             f"{len(own(steps, name))} step times and {len(own(memory, name))} peaks of its own by "
-            f"{COMMAND}, of all trainers where these are fewer than {ENOUGH_ROWS}",
+            f"{COMMAND}, of all trainers where these are fewer than {GIVEN['enough_rows']}",
         )
         yield framework_file("default", profile, keeps=())
 
@@ -122,8 +105,7 @@ TABLES = ("trainer_fms_a100", "trainer_small_tables", "trainer_ms_swift")
 
 def is_loop(row: Row) -> bool:
     """Return whether the row's model has experts that its trainer runs one after the other."""
-    mixtures = ("mixtral", "granite", "qwen3-30b", "gpt-oss", "nemotron-3")
-    return str(row["model"]).startswith(mixtures)
+    return str(row["model"]).startswith(tuple(GIVEN["mixtures"]))
 
 
 def times(row: Row) -> bool:
@@ -133,16 +115,11 @@ def times(row: Row) -> bool:
         return facts.get("packing") == "1" and facts.get("no_peft_model") != "1"
     if row["table"] == "trainer_ms_swift":
         return False
-    # torchtune's table of models prints speeds beyond its cards' peak; two servers without a named
-    # network; one row without packing.
-    return row["run"] in (
-        "Qwen fine-tuning profile",
-        "torchtune README, optimization flags",
-        "NeMo AutoModel performance summary",
-    ) and not (
-        facts.get("sample_packing") == "0"
-        or (row["framework"] == "deepspeed" and row["num_gpus"] == 4)
+    # Two servers without a named network; one row without packing.
+    unclear = facts.get("sample_packing") == "0" or (
+        row["framework"] == "deepspeed" and row["num_gpus"] == 4
     )
+    return row["run"] in GIVEN["exact_lengths"] and not unclear
 
 
 def counts_memory(row: Row) -> bool:
