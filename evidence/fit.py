@@ -67,7 +67,7 @@ FITS = (
     Fit(name="releases", needs_kernels=True),
     Fit(name="experts"),
     Fit(name="defaults"),
-    Fit(name="pools"),
+    Fit(name="pools", function="fit_defaults.fitted_pools"),
     Fit(name="familiarity"),
     Fit(name="intervals"),
     Fit(name="serving_intervals", function="fit_intervals.fitted_serving"),

@@ -1,9 +1,10 @@
-"""Fit what engines add that were started with their defaults: `python -m evidence.fit --only
-defaults`.
+"""Fit what is added to engines' and experts' constants for engines started with their defaults, and
+for separate pools for prefill and decoding: `python -m evidence.fit --only defaults --only pools`.
 
 Writes hp_tool/catalog/data/efficiency/defaults.yaml from serving_as_started.csv: one factor on
-every pass, on top of the engines' and the experts' constants. Deviations are those of models left
-out.
+every pass, with deviations of models left out; and pools.yaml, one constant from the first tokens
+of the pools of inference_measured_2.csv and _3 whose numbers of replicas are told, with deviations
+of lengths and engines left out.
 """
 
 from __future__ import annotations
@@ -19,21 +20,29 @@ from benchmarks.accuracy.data import rows
 from benchmarks.accuracy.fitting import conformal_sd
 from benchmarks.accuracy.serving_runs import (
     FIGURES,
+    PoolRun,
     Predicted,
     ServingRun,
     batches,
     by_constants,
     log_ratios,
+    pool_runs,
     predict,
     serving_run,
 )
+from benchmarks.accuracy.timed_kernels import solve
 from evidence.fitted_file import FittedFile
-from hp_tool.catalog import library
+from hp_tool.catalog import cluster, gpu, library
 from hp_tool.catalog import model as catalogue_model
-from hp_tool.domain.engines import DefaultsEfficiency
+from hp_tool.catalog.efficiency import engine_efficiency
+from hp_tool.cost.serving.candidates import ServingCandidates, ServingCase
+from hp_tool.cost.serving.disaggregated import PoolCosts, pool_costs
+from hp_tool.domain.engines import DefaultsEfficiency, PoolEfficiency
+from hp_tool.domain.hardware import ClusterQuery
+from hp_tool.domain.inference import InferenceWorkload
 from hp_tool.loop.calibration.microbenchmarks import short
+from hp_tool.questions.serving.problem import arrivals, serving_case
 
-COMMAND = "python -m evidence.fit --only defaults"
 NARROW = ("int4",)
 """Kimi K2.5 in int4 is three to seven times slower than predicted, on H200 and MI350X: no kernels
 were there for it yet. Such runs tell nothing about others.
@@ -85,17 +94,114 @@ def left_out(runs: Sequence[ServingRun]) -> list[Predicted]:
 def fitted(folder: Path) -> Iterator[FittedFile]:
     """Yield defaults.yaml."""
     runs = started(folder)
-    unseen = left_out(runs)
-    sds = {f"{what}_log_sd": short(conformal_sd(log_ratios(unseen, what))) for what in FIGURES}
-    names = ", ".join(dict.fromkeys(f"{_model(run)} on {run.gpu} ({run.engine})" for run in runs))
+    names = [f"{_model(run)} on {run.gpu} ({run.engine})" for run in runs]
     profile = DefaultsEfficiency(
         slowdown=fit(runs),
-        **sds,
-        fitted_on=f"{len(runs)} runs of serving_as_started.csv ({names}) by {COMMAND}; deviations "
-        "of models left out",
+        **deviations(left_out(runs)),
+        fitted_on=f"{len(runs)} runs of serving_as_started.csv ({', '.join(dict.fromkeys(names))}) "
+        "by python -m evidence.fit --only defaults; deviations of models left out",
     )
     yield FittedFile(file="defaults.yaml", fields=dataclasses.asdict(profile))
 
 
+def deviations(unseen: Sequence[Predicted | PredictedPool]) -> dict[str, float]:
+    """Return the standard deviation of each figure of runs that were left out."""
+    return {f"{what}_log_sd": short(conformal_sd(log_ratios(unseen, what))) for what in FIGURES}
+
+
 def _model(run: ServingRun) -> str:
     return catalogue_model(run.model).name
+
+
+HOPS = {"handover_s": (0.1, 0.0, 5.0)}
+"""Start and bounds of the hops between pools."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PredictedPool:
+    """A run beside what the model says of it."""
+
+    run: PoolRun
+    costs: PoolCosts
+
+    @property
+    def ttft_s(self) -> float:
+        return float(self.costs.ttft_s[0])
+
+    @property
+    def tpot_s(self) -> float:
+        return float(self.costs.tpot_s[0])
+
+    @property
+    def throughput(self) -> float:
+        """Requests per second."""
+        return float(self.costs.request_rate_per_second[0])
+
+
+def told_pools(folder: Path) -> list[PoolRun]:
+    """Pools whose numbers of replicas are known."""
+    return [run for run in pool_runs(folder) if run.replicas is not None]
+
+
+def pooled(runs: Sequence[PoolRun], *, handover_s: float) -> list[PredictedPool]:
+    """Every run with these hops."""
+    return [PredictedPool(run=run, costs=_costs(run, handover_s)) for run in runs]
+
+
+def _costs(run: PoolRun, handover_s: float) -> PoolCosts:
+    engine = engine_efficiency(engine=run.engine, version=run.version, silicon=gpu(run.gpu).silicon)
+    load = InferenceWorkload(
+        input_length=run.input_length,
+        output_length=run.output_length,
+        concurrency=run.concurrency,
+        precision=run.precision,
+        engine=run.engine,  # type: ignore[arg-type]
+    )
+    machine = cluster(ClusterQuery(gpu=run.gpu, num_gpus=16))
+    case: ServingCase = serving_case(
+        model=catalogue_model(run.model), cluster=machine, workload=load, engine=engine
+    )
+    case = dataclasses.replace(case, **arrivals("inferencemax", engine=engine))
+    pools = []
+    for config, replicas in zip((run.prefill, run.decode), run.replicas or (), strict=True):
+        size = config.attention_data_parallel_size * replicas
+        limits = {
+            "max_num_seqs": engine.max_num_seqs,
+            "max_num_batched_tokens": engine.max_num_batched_tokens,
+        }
+        placed = dataclasses.replace(config, data_parallel_size=size, **limits)
+        pools.append(ServingCandidates.from_configs([placed], concurrency=[run.concurrency]))
+    return pool_costs(
+        prefill=case, decode=case, prefillers=pools[0], decoders=pools[1], handover_s=handover_s
+    )
+
+
+def fit_handover(runs: Sequence[PoolRun]) -> float:
+    """Return the hops' seconds that these runs give, by robust least squares on their first
+    tokens.
+    """
+    found = solve(lambda values: log_ratios(pooled(runs, **values), "ttft"), HOPS)
+    return short(found["handover_s"])
+
+
+def pools_left_out(folder: Path) -> list[PredictedPool]:
+    """Return the runs of each engine and length, by hops that saw the others."""
+    parts = fitting.left_out(told_pools(folder), lambda run: (run.engine, run.input_length))
+    return [
+        pair
+        for _, members, others in parts
+        for pair in pooled(members, handover_s=fit_handover(others))
+    ]
+
+
+def fitted_pools(folder: Path) -> Iterator[FittedFile]:
+    """Yield pools.yaml: hops between pools, on top of constants that saw none of these runs."""
+    runs = told_pools(folder)
+    names = [f"{run.model} on {run.gpu} ({run.engine})" for run in runs]
+    profile = PoolEfficiency(
+        handover_s=fit_handover(runs),
+        **deviations(pools_left_out(folder)),
+        fitted_on=f"{len(runs)} pairs of pools ({', '.join(dict.fromkeys(names))}) by "
+        "python -m evidence.fit --only pools; deviations of engines and lengths left out",
+    )
+    yield FittedFile(file="pools.yaml", fields=dataclasses.asdict(profile))

@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from benchmarks.accuracy import fit_defaults, fit_experts, fit_pools, inference
+from benchmarks.accuracy import fit_defaults, fit_experts, inference
 from benchmarks.accuracy.comparison import Comparison
 from benchmarks.accuracy.fit_engines import by_gpu, by_precision, by_version, left_out
 from benchmarks.accuracy.groups import Group, Rows, named
@@ -39,7 +39,7 @@ FIGURES = {
     "throughput": "tokens/s per GPU",
 }
 """Words of titles."""
-Judged = tuple[str, Predicted | fit_pools.PredictedPool, inference.Scatter | None]
+Judged = tuple[str, Predicted | fit_defaults.PredictedPool, inference.Scatter | None]
 """(part of a group, run with its prediction, deviations of models left out or None for the
 engine's).
 """
@@ -104,10 +104,8 @@ def started(folder: Path) -> list[Judged]:
 
 def pools(folder: Path) -> Rows:
     """Return pools apart by hops between them that saw neither the engine nor the lengths."""
-    left_out = fit_pools.left_out(fit_pools.told(folder)).values()
-    judged: list[Judged] = [
-        (pair.run.engine, pair, pool_efficiency()) for pairs in left_out for pair in pairs
-    ]
+    unseen = fit_defaults.pools_left_out(folder)
+    judged: list[Judged] = [(pair.run.engine, pair, pool_efficiency()) for pair in unseen]
     return titled("Pools, the engine and lengths left out", ratios(judged))
 
 
