@@ -7,8 +7,14 @@ import pytest
 
 from benchmarks.accuracy.data import folder_named
 from benchmarks.accuracy.groups import figures
-from benchmarks.accuracy.inference import comparisons, limit_predicted, regret, shipped, unseen
-from benchmarks.accuracy.serving_groups import series
+from benchmarks.accuracy.inference import (
+    comparisons,
+    limit_predicted,
+    regret,
+    series,
+    shipped_pairs,
+    unseen,
+)
 from benchmarks.accuracy.serving_runs import (
     Predicted,
     ServingRun,
@@ -25,7 +31,7 @@ def runs() -> list[ServingRun]:
 
 @pytest.fixture(scope="module")
 def pairs(runs: list[ServingRun]) -> list[Predicted]:
-    return shipped(runs)
+    return shipped_pairs(runs)
 
 
 def test_groups_no_constant_saw(runs: list[ServingRun]) -> None:

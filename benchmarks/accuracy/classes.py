@@ -105,12 +105,12 @@ def lacking(rows: Sequence[Comparison], known: Mapping[str, float], *, by_part: 
 
 def evaluate(folder: Path) -> list[dict[str, Any]]:
     """Return a record for each kind and class."""
-    from benchmarks.accuracy import evidence, serving_groups
+    from benchmarks.accuracy import evidence, inference
 
     groups = [
         *evidence.groups(folder),
-        *serving_groups.shipped(folder),
-        *serving_groups.refitted(folder),
+        *inference.shipped(folder),
+        *inference.refitted(folder),
     ]
     return [
         {

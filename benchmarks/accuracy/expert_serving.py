@@ -11,12 +11,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from benchmarks.accuracy import serving_groups
 from benchmarks.accuracy.data import print_report
 from benchmarks.accuracy.fit_experts import left_out, mixtures, predicted, prepared
 from benchmarks.accuracy.groups import Rows, named
-from benchmarks.accuracy.inference import as_dict, regret
-from benchmarks.accuracy.serving_groups import ratios
+from benchmarks.accuracy.inference import as_dict, pools, ratios, regret, titled
+from benchmarks.accuracy.inference import mixtures as judged
 from benchmarks.accuracy.serving_runs import queued_runs
 from hp_tool.catalog import model as catalogue_model
 from hp_tool.catalog.efficiency import expert_efficiency
@@ -42,9 +41,9 @@ def evaluate(folder: Path) -> dict[str, Any]:
     sets["Mixtures, all requests queued at once"] = predicted(prepared(queued), constants)
     rows: Rows = {}
     for title, pairs in sets.items():
-        rows |= serving_groups.titled(title, ratios(serving_groups.mixtures(pairs)))
+        rows |= titled(title, ratios(judged(pairs)))
     return {
-        "groups": named(rows | serving_groups.pools(folder)),
+        "groups": named(rows | pools(folder)),
         "best_layout": {title: regret(pairs) for title, pairs in sets.items()},
     }
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from scipy.stats import t as student_t
 
-from benchmarks.accuracy import evidence, serving_groups
+from benchmarks.accuracy import evidence, inference
 from benchmarks.accuracy.classes import extras, judged
 from benchmarks.accuracy.comparison import Comparison
 from benchmarks.accuracy.fit_frameworks import today_runs
@@ -259,12 +259,12 @@ def fitted_serving(folder: Path) -> Iterator[FittedFile]:
     by_kind = judged(
         [
             *evidence.section("serving", folder),
-            *serving_groups.shipped(folder),
-            *serving_groups.refitted(folder),
+            *inference.shipped(folder),
+            *inference.refitted(folder),
         ]
     )
     added = {}
-    for figure in serving_groups.FIGURES:
+    for figure in inference.FIGURES:
         own = extras(by_kind[f"serving dense, {figure}"], units=("release",))
         most = max(own.values())
         added[figure] = {name: _short(own.get(name, most)) for name in SERVING}

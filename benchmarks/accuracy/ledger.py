@@ -26,9 +26,9 @@ from benchmarks.accuracy import (
     classes,
     evidence,
     headlines,
+    inference,
     laws,
     report,
-    serving_groups,
     tables,
 )
 from benchmarks.accuracy.data import add_data_argument, data_folder
@@ -92,13 +92,13 @@ def compute(folder: Path, *, quick: bool = False, only: Sequence[str] | None = N
     with ProcessPoolExecutor(max_workers=2, mp_context=get_context("spawn")) as pool:
         # The laws and the serving fits run beside the sections of evidence, which have processes of
         # their own.
-        engines = [] if quick else [pool.submit(serving_groups.refitted, folder)]
+        engines = [] if quick else [pool.submit(inference.refitted, folder)]
         checked = pool.submit(broken_laws)
         names = evidence.SECTIONS.keys() - (evidence.LONG if quick else set())
         found = report.evaluate(folder, only=names)
         trained = found["groups"]
         served = [
-            *serving_groups.shipped(folder),
+            *inference.shipped(folder),
             *(group for one in engines for group in one.result()),
         ]
         broken = checked.result()
