@@ -53,25 +53,16 @@ NAMES = {
     "refused": "refused",
 }
 """Names of a group's figures here, by their names in `groups.figures`."""
-BANDS = {
-    "n": 0.0,
-    "mean": 0.002,
-    "median": 0.003,
-    "worst": 0.01,
-    "bias": 0.002,
-    "inside": 0.015,
-    "high_low": 0.01,
-    "score": 0.02,
-}
-"""How far a figure may move without a reason. Errors, bias and the share inside: absolute. high_low
-and score: relative. Fits differ by less from machine to machine.
+BANDS = {"n": 0.0, "mean": 0.002, "median": 0.003, "worst": 0.01, "bias": 0.002, "inside": 0.015}
+RELATIVE_BANDS = {"high_low": 0.01, "score": 0.02}
+"""How far a figure may move without a reason. Errors, bias and the share inside: absolute. Fits
+differ by less from machine to machine.
 """
-RELATIVE = ("high_low", "score")
+SHOWN = (*BANDS, *RELATIVE_BANDS)
 HEADLINE_BAND = 0.06
 """Error that a published headline may have without an entry in KNOWN."""
 HEADLINE_MOVE = 0.01
 """Relative change of a predicted headline that needs a reason."""
-SHOWN = ("n", "mean", "median", "worst", "bias", "inside", "high_low", "score")
 DRAWN = ("model", "GPU", "setting", "all")
 """Groups with points in pictures, by what their constants did not see."""
 LINE = 420
@@ -109,8 +100,8 @@ def compute(folder: Path, *, quick: bool = False, only: Sequence[str] | None = N
         "laws": broken,
         "report": _rounded(
             {
-                "pooled": {name: _named(summary) for name, summary in found["pooled"].items()},
-                "classes": {} if quick else _classes([*trained, *served]),
+                "pooled": _all_named(found["pooled"]),
+                "classes": {} if quick else _all_named(classes.table([*trained, *served])),
                 "grid": _without(found["grid"] or {}, "cells"),
                 "days": _without(found["days"], "configurations"),
                 "not_stated": found["not_stated"],
@@ -124,14 +115,9 @@ def _without(figures: Mapping[str, Any], name: str) -> Entry:
     return {key: value for key, value in figures.items() if key != name}
 
 
-def _classes(groups: Sequence[Group]) -> dict[str, Entry]:
-    """Return the figures of left-out rows by kind and class of familiarity."""
-    return {name: _named(figures) for name, figures in classes.table(groups).items()}
-
-
 def entry(group: Group) -> Entry:
     """Return the figures of a group and of its parts."""
-    parts = {name: _named(figures(rows)) for name, rows in group.parts.items()}
+    parts = _all_named({name: figures(rows) for name, rows in group.parts.items()})
     return _rounded(
         {
             "left_out": group.left_out,
@@ -185,6 +171,10 @@ def _named(summary: Mapping[str, Any]) -> Entry:
     return {name: summary[old] for old, name in NAMES.items() if old in summary}
 
 
+def _all_named(summaries: Mapping[str, Mapping[str, Any]]) -> dict[str, Entry]:
+    return {name: _named(summary) for name, summary in summaries.items()}
+
+
 def _rounded(value: Any) -> Any:
     """Return a report rounded to four digits."""
     if isinstance(value, dict):
@@ -230,20 +220,19 @@ def _pairs(
 
 
 def _differences(new: Entry, old: Entry) -> dict[str, list[Any]]:
-    differences = {
-        name: [old.get(name), new.get(name)]
-        for name, band in BANDS.items()
-        if _is_outside(new.get(name), old.get(name), band, relative=name in RELATIVE)
-    }
+    differences = {}
+    for name in SHOWN:
+        before, after = old.get(name), new.get(name)
+        relative = RELATIVE_BANDS.get(name, 0.0) * abs(before or 0.0)
+        if before is None or after is None:
+            moved = before is not after
+        else:
+            moved = abs(after - before) > BANDS.get(name, relative) + 1e-9
+        if moved:
+            differences[name] = [before, after]
     if new.get("refused", {}) != old.get("refused", {}):
         differences["refused"] = [old.get("refused"), new.get("refused")]
     return differences
-
-
-def _is_outside(new: float | None, old: float | None, band: float, *, relative: bool) -> bool:
-    if new is None or old is None:
-        return new is not old
-    return abs(new - old) > (band * abs(old) if relative else band) + 1e-9
 
 
 def missing(now: Ledger, recorded: Ledger, *, quick: bool) -> list[str]:

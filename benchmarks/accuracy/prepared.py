@@ -172,15 +172,10 @@ class Prepared:
         """
         predicted = self.step_s(framework, shares)
         if self.stated.parallel is None or self.stated.intervals is None:
-            return self._beside(published=self.case.step_s, predicted=predicted)
+            return self._beside(self.case.step_s, predicted)
         case = self._case(framework, None if saw is None else index_of(tuple(saw)))
         bound = math.exp(NORMAL_QUANTILE * self._log_sd(case))
-        row = self._beside(
-            published=self.case.step_s,
-            predicted=predicted,
-            low=self._with_graphs / bound,
-            high=bound,
-        )
+        row = self._beside(self.case.step_s, predicted, self._with_graphs / bound, bound)
         return self._familiar(row, case)
 
     @property
@@ -230,78 +225,66 @@ class Prepared:
 
     def shipped(self) -> Comparison:
         """The step as an answer gives it."""
-        time = self.stated.time
-        row = self._compared(
-            published=self.case.step_s, predicted=math.nan if time is None else time.step_s
-        )
+        time, intervals = self.stated.time, self.stated.intervals
+        if time is None or intervals is None:
+            row = self._beside(self.case.step_s, math.nan if time is None else time.step_s)
+        else:
+            bounds = [bound / time.step_s for bound in intervals.step_s]
+            row = self._beside(self.case.step_s, time.step_s, *bounds)
         return self._familiar(row, self.problem)
 
     def allocated(self) -> Comparison:
         """GiB of the fullest rank as an answer gives them."""
-        memory, intervals = self.stated.memory, self.stated.intervals
-        assert (
-            memory is not None and intervals is not None and self.case.allocated_bytes is not None
-        )
-        low, high = (bound / memory.total_bytes for bound in intervals.memory_total_bytes)
-        return self._beside(
-            published=self.case.allocated_bytes / GIB,
-            predicted=memory.allocated_bytes / GIB,
-            low=low,
-            high=high,
-        )
+        published, memory = self.case.allocated_bytes, self.stated.memory
+        assert memory is not None and self.stated.intervals is not None and published is not None
+        bounds = [bound / memory.total_bytes for bound in self.stated.intervals.memory_total_bytes]
+        return self._beside(published / GIB, memory.allocated_bytes / GIB, *bounds)
 
     def reserved(self) -> Comparison:
         """GiB that the allocator of the fullest rank holds, within the interval that an answer
         states of them.
         """
-        memory, intervals = self.stated.memory, self.stated.intervals
-        assert (
-            memory is not None
-            and intervals is not None
-            and intervals.memory_reserved_bytes is not None
-        )
-        assert self.case.reserved_bytes is not None
+        published, memory = self.case.reserved_bytes, self.stated.memory
+        assert memory is not None and self.stated.intervals is not None and published is not None
+        stated = self.stated.intervals.memory_reserved_bytes
+        assert stated is not None
         typical = memory.reserved_bytes / memory.allocated_bytes
-        low, high = (
-            bound / memory.total_bytes / typical for bound in intervals.memory_reserved_bytes
-        )
-        return self._beside(
-            published=self.case.reserved_bytes / GIB,
-            predicted=memory.reserved_bytes / GIB,
-            low=low,
-            high=high,
-        )
-
-    def _compared(self, *, published: float, predicted: float) -> Comparison:
-        time, intervals = self.stated.time, self.stated.intervals
-        if time is None or intervals is None:
-            return self._beside(published=published, predicted=predicted)
-        low, high = (bound / time.step_s for bound in intervals.step_s)
-        return self._beside(published=published, predicted=predicted, low=low, high=high)
+        bounds = [bound / memory.total_bytes / typical for bound in stated]
+        return self._beside(published / GIB, memory.reserved_bytes / GIB, *bounds)
 
     def _beside(
         self,
-        *,
         published: float,
         predicted: float,
         low: float | None = None,
         high: float | None = None,
     ) -> Comparison:
         """With bounds as shares of the prediction."""
-        case, reasons = self.case, self.stated.reasons
-        return Comparison(
-            source=case.source,
-            model=case.name,
-            what=case.what,
+        reasons = self.stated.reasons
+        return dataclasses.replace(
+            uncompared(self.case),
             published=published,
             predicted=predicted,
             low=None if low is None else low * predicted,
             high=None if high is None else high * predicted,
             gpu=self.gpu.name,
             part=self.gpu.name,
-            setting=case.setting,
             refused=reasons[0].code if reasons else None,
         )
+
+
+def uncompared(case: Case) -> Comparison:
+    """Return the row of a case without a prediction."""
+    return Comparison(
+        source=case.source,
+        model=case.name,
+        what=case.what,
+        published=case.step_s,
+        predicted=math.nan,
+        gpu=case.card,
+        part=case.card,
+        setting=case.setting,
+    )
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -329,20 +312,7 @@ def compare_all(cases: Iterable[Case], by: Callable[[Prepared], Comparison]) -> 
         try:
             rows.append(by(Prepared.of(case)))
         except InputError as error:
-            gpu = case.card
-            rows.append(
-                Comparison(
-                    source=case.source,
-                    model=case.name,
-                    what=case.what,
-                    published=case.step_s,
-                    predicted=math.nan,
-                    gpu=gpu,
-                    part=gpu,
-                    setting=case.setting,
-                    refused=error.code,
-                )
-            )
+            rows.append(dataclasses.replace(uncompared(case), refused=error.code))
     return rows
 
 
