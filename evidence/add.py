@@ -115,7 +115,7 @@ def _trained(rows: Sequence[Row]) -> dict[str, list[Comparison]]:
 
 
 def _served(rows: Sequence[Row]) -> dict[str, list[Comparison]]:
-    pairs = inference.shipped([serving_run(row) for row in rows])
+    pairs = inference.shipped_pairs([serving_run(row) for row in rows])
     return {words: inference.comparisons(pairs, name) for name, words in SERVED.items()}
 
 

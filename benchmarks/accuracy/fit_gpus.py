@@ -16,11 +16,11 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.accuracy.data import Row
-from benchmarks.accuracy.expert_kernels import fit_experts
 from benchmarks.accuracy.fitting import Floats, given, rounded
 from benchmarks.accuracy.timed_kernels import (
     PRECISIONS,
     SYSTEMS,
+    fit_experts,
     fit_times,
     medians,
     memory_bandwidth,

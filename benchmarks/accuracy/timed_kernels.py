@@ -1,16 +1,23 @@
-"""Kernels timed alone (ops/*.csv), by card and shape, and robust fits of their seconds."""
+"""Kernels timed alone (ops/*.csv), by card and shape, and robust fits of their seconds; and the fit
+of routed-expert kernels (ops/moe.csv, moe_2.csv) by engine, release and weight format.
+
+An engine does not run every expert kernel that was timed under its name: formats and left_out of
+fits.yaml and FEW_TOKENS select those it runs. `fit_gpus` writes the constants.
+"""
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from benchmarks.accuracy.data import Row, read
-from benchmarks.accuracy.fitting import Floats, Values
+from benchmarks.accuracy.fitting import Floats, Values, given, rounded
 from hp_tool.catalog import gpu
+from hp_tool.catalog.efficiency import version_key
 from hp_tool.domain.hardware import GpuSpec, Precision
 from hp_tool.loop.calibration.microbenchmarks import robust_fit
 
@@ -108,3 +115,164 @@ def memory_bandwidth(cards: list[GpuSpec]) -> Floats:
 
 def peak(cards: list[GpuSpec], precision: Precision) -> Floats:
     return np.array([card.peak_flops_per_second[precision] for card in cards])
+
+
+GIVEN = given("expert_kernels")
+ARITHMETIC, STORED_BYTES = GIVEN["arithmetic"], GIVEN["stored_bytes"]
+FEW = "moe_torch_flow_min_latency"
+FEW_TOKENS = 128
+"""Tokens up to which TensorRT-LLM runs nvfp4 experts in its low-latency kernels
+(`_enable_min_latency_mode` in tensorrt_llm/_torch/models/modeling_deepseekv3.py; aiconfigurator's
+`query_moe` follows it).
+"""
+ELEMENTWISE = 0.85
+"""Share of the bandwidth taken for kernels that only move memory."""
+SHAPES = ("num_tokens", "hidden_size", "inter_size", "topk", "num_experts", "moe_ep_size")
+PROMPTS_FROM = 1024
+"""Tokens from which a pass holds prompts."""
+OWN_COPIES = ("moe_torch_flow_cutlass", "deepgemm")
+"""Kernels that go through their own rank's copies of tokens alone; the others permute all ranks',
+which an exchange does.
+"""
+Kernels = dict[str, dict[str, dict[str, Any]]]
+"""Constants of an ExpertKernel by release and weight format."""
+
+
+def fit_experts(rows: list[Row], die: str) -> dict[str, Kernels]:
+    """Return the constants of a die's routed experts by engine, release and weight format.
+
+    Releases that run the same kernel share its constants, under the first of them.
+    """
+    timed: dict[str, dict[str, list[Row]]] = defaultdict(lambda: defaultdict(list))
+    for row in rows:
+        _, engine, release = row["source"].split("/")
+        if row["moe_dtype"] not in GIVEN["left_out"].get(f"{engine} {release} {die}", ()):
+            timed[engine][release].append(row)
+    return {
+        engine: _of_engine(releases, f"{die:6} {engine}")
+        for engine, releases in sorted(timed.items())
+    }
+
+
+def _of_engine(releases: dict[str, list[Row]], title: str) -> Kernels:
+    fits: Kernels = defaultdict(dict)
+    for name, kinds in GIVEN["formats"].items():
+        kernels: dict[tuple[str, str], list[tuple[str, list[Row]]]] = defaultdict(list)
+        for release in sorted(releases, key=version_key):
+            of_kind = (
+                [row for row in releases[release] if row["moe_dtype"] == kind] for kind in kinds
+            )
+            if members := next(filter(None, of_kind), None):
+                usual = chosen([row for row in members if row["kernel_source"] != FEW], name)
+                few = chosen([row for row in members if row["kernel_source"] == FEW], name)
+                kernels[members[0]["moe_dtype"], usual[0]["kernel_source"]].append(
+                    (release, usual + few)
+                )
+        for (kind, kernel), known in kernels.items():
+            first, members = known[0][0], [row for _, each in known for row in each]
+            usual, few = (
+                [row for row in members if (row["kernel_source"] == kernel) is same]
+                for same in (True, False)
+            )
+            fits[first][name] = _roofline(usual, name, kind, f"{title} {first} experts {name}")
+            if few:
+                quick = _roofline(few, name, kind, f"{title} {first} experts {name}, few tokens")
+                fits[first][name] |= {"few_tokens": FEW_TOKENS, "few": quick}
+    return dict(fits)
+
+
+def chosen(rows: list[Row], name: str) -> list[Row]:
+    """Return the rows that tell a kernel's constants, one rank's or all of a layer's experts.
+
+    Of few tokens take those spread evenly, which tells the experts hit; of many, which hit all, on
+    one rank those that a power law spreads: no router is even. Where shapes run unlike kernels,
+    take the one that most shapes run.
+    """
+    few = [
+        row
+        for row in rows
+        if row["distribution"] == "balanced" and float(row["num_tokens"]) < PROMPTS_FROM
+    ]
+    many = [
+        row
+        for row in rows
+        if row["distribution"] != "balanced" and float(row["num_tokens"]) >= PROMPTS_FROM
+    ]
+    whole = [
+        row
+        for row in _evenly_routed(few, name)
+        if row["moe_ep_size"] == "1" or row["kernel_source"] in OWN_COPIES
+    ]
+    whole += [row for row in many if row["moe_ep_size"] == "1"]
+    usual = Counter(row["kernel_source"] for row in whole).most_common(1)
+    return [row for row in whole if row["kernel_source"] == usual[0][0]]
+
+
+def _evenly_routed(rows: Iterable[Row], name: str) -> list[Row]:
+    """Return the rows without shapes whose tokens cannot have hit as many experts as an even router
+    does.
+
+    Kernels that route tokens themselves keep to some groups of the experts (DeepSeek's limit).
+    Reading the weights of all those experts would then exceed the card's bandwidth. A single token
+    always hits its own experts.
+    """
+    shapes: dict[tuple[str, ...], list[Row]] = defaultdict(list)
+    for row in rows:
+        shapes[(row["system"], row["kernel_source"], *(row[key] for key in SHAPES[1:]))].append(row)
+    return [
+        row
+        for members in shapes.values()
+        for impossible in [any(_bandwidth_share(row, name) > 1.0 for row in members)]
+        for row in members
+        if not impossible or row["num_tokens"] == "1"
+    ]
+
+
+def _bandwidth_share(row: Row, name: str) -> float:
+    tokens, hidden, width, top_k, experts, ranks = (float(row[key]) for key in SHAPES)
+    read = (
+        STORED_BYTES[name]
+        * 3.0
+        * hidden
+        * width
+        * min(max(tokens * top_k / ranks, 1.0), experts / ranks)
+    )
+    return (
+        read
+        / gpu(SYSTEMS[row["system"]]).memory_bandwidth_bytes_per_second
+        / (1e-3 * float(row["latency_ms"]))
+    )
+
+
+def _roofline(rows: list[Row], name: str, kind: str, title: str) -> dict[str, Any]:
+    """Return a GroupedRoofline's constants of one kernel."""
+    (tokens, hidden, width, top_k, experts, ranks), seconds, cards = medians(rows, SHAPES)
+    copies, weights, bandwidth = (
+        tokens * top_k / ranks,
+        3.0 * hidden * width,
+        memory_bandwidth(cards),
+    )
+    hit = np.minimum(np.maximum(copies, 1.0), experts / ranks)
+    flops = 2.0 * weights / peak(cards, ARITHMETIC[kind])
+    # Copies are gathered, activated and summed in 16 bits, as experts_seconds counts them.
+    moved = copies * (6.0 * hidden + 8.0 * width) / bandwidth / ELEMENTWISE
+    read = STORED_BYTES[name] * weights * hit / bandwidth
+
+    def predicted_s(
+        peak_fraction: float,
+        bandwidth_fraction: float,
+        overhead_s: float,
+        tile_rows: float,
+        sharpness: float,
+    ) -> Floats:
+        arithmetic, memory = (
+            flops * (copies + tile_rows * hit) / peak_fraction,
+            read / bandwidth_fraction,
+        )
+        return np.asarray(
+            overhead_s + (arithmetic**sharpness + memory**sharpness) ** (1.0 / sharpness) + moved
+        )
+
+    values = rounded(fit_times(title, predicted_s, seconds, **GIVEN["roofline"]))
+    usual = GIVEN["case_arithmetic"].get(name, ARITHMETIC[kind])
+    return values | ({"arithmetic": ARITHMETIC[kind]} if ARITHMETIC[kind] != usual else {})
