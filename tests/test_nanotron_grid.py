@@ -9,7 +9,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from benchmarks.accuracy import grid
+from benchmarks.accuracy import fit_nanotron as grid
 from benchmarks.accuracy.data import Row, folder_named
 from benchmarks.accuracy.fit_nanotron import FIXED, fit
 from benchmarks.accuracy.grid_rows import SEQUENCE, grid_rows, groups

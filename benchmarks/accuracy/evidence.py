@@ -17,8 +17,9 @@ from statistics import median
 from benchmarks.accuracy import fit_frameworks as megatron
 from benchmarks.accuracy import fit_fsdp as fsdp
 from benchmarks.accuracy import fit_internevo as internevo
+from benchmarks.accuracy import fit_nanotron as nanotron
 from benchmarks.accuracy import fit_trainers as trainers
-from benchmarks.accuracy import grid, headlines, inference, kv_cache
+from benchmarks.accuracy import headlines, inference, kv_cache
 from benchmarks.accuracy.comparison import Comparison
 from benchmarks.accuracy.data import rows as rows_of
 from benchmarks.accuracy.grid_rows import grid_rows
@@ -311,11 +312,11 @@ def _internevo(folder: Path) -> Rows:
 def _nanotron(folder: Path) -> Rows:
     if not grid_rows(folder):
         return {}
-    found = grid.cells(folder)
+    found = nanotron.cells(folder)
     return {
-        "nanotron's grid": grid.steps(found["model_left_out"]),
-        "nanotron's grid, nodes left out": grid.steps(found["nodes_left_out"]),
-        "nanotron's grid, memory": grid.memory(found["model_left_out"]),
+        "nanotron's grid": nanotron.steps(found["model_left_out"]),
+        "nanotron's grid, nodes left out": nanotron.steps(found["nodes_left_out"]),
+        "nanotron's grid, memory": nanotron.memory(found["model_left_out"]),
     }
 
 
@@ -350,12 +351,12 @@ def _other_software(folder: Path) -> Rows:
     mpt = [run.case for run in fsdp.mpt_runs(folder)]
     dense = where(pretraining(folder), has_experts=False, card=H100)
     constants = efficiency(gpu=gpu(H100), framework="megatron-core").framework
-    by_megatron = [grid.predicted(each, constants) for each in grid_groups(grid_rows(folder))]
+    by_megatron = [nanotron.predicted(each, constants) for each in grid_groups(grid_rows(folder))]
     return {
         "MPT under FSDP by Megatron Core's constants": _by_framework(mpt, "megatron-core"),
         "Dense pre-training on H100 in fp8 by FSDP's constants": _by_framework(dense, "torch-fsdp"),
         "nanotron's grid by Megatron Core's constants": [
-            dataclasses.replace(row, low=None, high=None) for row in grid.steps(by_megatron)
+            dataclasses.replace(row, low=None, high=None) for row in nanotron.steps(by_megatron)
         ],
         "BLOOM's topology search, asked as Megatron Core": _by_framework(
             bloom_cases(folder), "megatron-core"

@@ -9,7 +9,8 @@ from collections.abc import Container
 from pathlib import Path
 from typing import Any
 
-from benchmarks.accuracy import evidence, grid, headlines
+from benchmarks.accuracy import evidence, headlines
+from benchmarks.accuracy import fit_nanotron as nanotron
 from benchmarks.accuracy.comparison import Comparison
 from benchmarks.accuracy.data import rows
 from benchmarks.accuracy.groups import pools
@@ -68,7 +69,7 @@ def evaluate(folder: Path, *, only: Container[str] | None = None) -> dict[str, A
         "days": headlines.training_days(),
         "groups": groups,
         "table4_differences": table4_differences(layer),
-        "grid": grid.evaluate(folder),
+        "grid": nanotron.evaluate(folder),
         "not_stated": not_stated(folder),
         "pooled": pools(groups),
     }
