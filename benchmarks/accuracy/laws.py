@@ -11,7 +11,8 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterator
 from functools import cache
-from itertools import pairwise
+from itertools import pairwise, product
+from typing import Any
 
 from hp_tool import catalog
 from hp_tool.catalog.efficiency import efficiency
@@ -68,23 +69,20 @@ def newer_gpu_trains_no_slower() -> Iterator[Comparison]:
     """A step on the next generation takes no longer at equal layout and precision, beyond the doubt
     of one prediction.
     """
-    for name in models():
-        for precision in ("bf16", "fp8"):
-            steps = [(gpu, _step(name, gpu, precision)) for gpu in GENERATIONS]
-            yield from _generations(
-                f"{name} {precision}", [(gpu, *_of_step(found)) for gpu, found in steps if found]
-            )
+    for name, precision in product(models(), ("bf16", "fp8")):
+        steps = [(gpu, _step(name, gpu, precision)) for gpu in GENERATIONS]
+        yield from _generations(
+            f"{name} {precision}", [(gpu, *_of_step(found)) for gpu, found in steps if found]
+        )
 
 
 def newer_gpu_serves_no_slower() -> Iterator[Comparison]:
     """A token takes no longer on the next generation at equal engine, precision and load, beyond
     the doubt of one.
     """
-    for name in models():
-        for engine in ENGINES:
-            for precision in ("bf16", "fp8", "mxfp4", "nvfp4"):
-                for concurrency in CONCURRENCY:
-                    yield from _serving_generations(name, engine, precision, concurrency)
+    precisions = ("bf16", "fp8", "mxfp4", "nvfp4")
+    for case in product(models(), ENGINES, precisions, CONCURRENCY):
+        yield from _serving_generations(*case)
 
 
 def _serving_generations(
@@ -129,27 +127,29 @@ def _step(
     spec = catalogue_model(model) if isinstance(model, str) else model
     spread = math.gcd(spec.num_experts or 1, 8)
     for degree in tensor if spread == 1 else (1,):
-        query = Query(
-            kind="training",
-            model=model,
-            cluster=ClusterQuery(gpu=gpu, num_gpus=8),
-            training=TrainingWorkload(
-                sequence_length=4096,
-                global_batch_size=64,
-                precision=precision,
-                framework_version="26.06",  # type: ignore[arg-type]
-            ),
-            parallel=ParallelQuery(
-                tensor_parallel_size=degree, micro_batch_size=4, expert_parallel_size=spread
-            ),
+        parallel = ParallelQuery(
+            tensor_parallel_size=degree, micro_batch_size=4, expert_parallel_size=spread
         )
-        try:
-            found = training_estimate(query=query, with_fixes=False)
-        except HpToolError:
-            return None
-        if found.time is not None:
+        cluster = ClusterQuery(gpu=gpu, num_gpus=8)
+        settings = {"precision": precision, "framework_version": "26.06"}
+        found = _training(model, cluster, parallel, **settings)
+        if found is None or found.time is not None:
             return found
     return None
+
+
+def _training(
+    model: str | ModelSpec, cluster: ClusterQuery, parallel: ParallelQuery, **settings: Any
+) -> Estimate | None:
+    """Return the estimate of 64 sequences of 4,096 tokens; None if it is not supported."""
+    workload = TrainingWorkload(sequence_length=4096, global_batch_size=64, **settings)
+    query = Query(
+        kind="training", model=model, cluster=cluster, training=workload, parallel=parallel
+    )
+    try:
+        return training_estimate(query=query, with_fixes=False)
+    except HpToolError:
+        return None
 
 
 @cache
@@ -266,25 +266,16 @@ def dropped_collective_never_adds_time() -> Iterator[Comparison]:
 
 def _networked(name: str, factor: float) -> Estimate | None:
     spec = catalogue_model(name)
-    stages = 2 if spec.num_hidden_layers % 2 == 0 else 1
-    query = Query(
-        kind="training",
-        model=name,
-        cluster=ClusterQuery(
-            gpu=GENERATIONS[0], num_gpus=64, inter_node_bandwidth_bytes_per_second=5e10 * factor
-        ),
-        training=TrainingWorkload(sequence_length=4096, global_batch_size=64),
-        parallel=ParallelQuery(
-            tensor_parallel_size=4 if spec.num_attention_heads % 4 == 0 else 1,
-            pipeline_parallel_size=stages,
-            micro_batch_size=1,
-            expert_parallel_size=None if not spec.num_experts else min(8, spec.num_experts),
-        ),
+    cluster = ClusterQuery(
+        gpu=GENERATIONS[0], num_gpus=64, inter_node_bandwidth_bytes_per_second=5e10 * factor
     )
-    try:
-        return training_estimate(query=query, with_fixes=False)
-    except HpToolError:
-        return None
+    parallel = ParallelQuery(
+        tensor_parallel_size=4 if spec.num_attention_heads % 4 == 0 else 1,
+        pipeline_parallel_size=2 if spec.num_hidden_layers % 2 == 0 else 1,
+        micro_batch_size=1,
+        expert_parallel_size=None if not spec.num_experts else min(8, spec.num_experts),
+    )
+    return _training(name, cluster, parallel)
 
 
 def narrower_precision_is_no_slower() -> Iterator[Comparison]:
