@@ -153,14 +153,14 @@ def fit(folder: Path) -> tuple[dict[str, dict[str, float]], dict[str, float]]:
     of_experts["expert_pair_log_sd"] = max(
         scatter((groups["Two runs of a cell: mixtures of experts"], 0.0)), pairs["megatron-core"]
     )
-    shared = {**of_experts, **of_memory}
+    shared, of_fsdp = {**of_experts, **of_memory}, {**of_memory, **tuned}
     times = {
         "megatron-core/default": (own, shared),
         "megatron-core/a100": (early, shared),
         "megatron-core/v100": (early, shared),
-        "torch-fsdp/default": (fsdp, of_memory),
-        "torch-fsdp/a100": (fsdp, of_memory),
-        "torch-fsdp/h100": (fsdp, of_memory),
+        "torch-fsdp/default": (fsdp, of_fsdp),
+        "torch-fsdp/a100": (fsdp, of_fsdp),
+        "torch-fsdp/h100": (fsdp, of_fsdp),
         "internevo/default": (internevo, {}),
     }
     profiles = {

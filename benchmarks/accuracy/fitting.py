@@ -39,6 +39,8 @@ SCATTER = (
     "earlier_expert_time_log_sd",
     "pair_log_sd",
     "expert_pair_log_sd",
+    "tuning_log_sd",
+    "tuning_memory_log_sd",
 )
 """Fields of a framework's profile that fit_intervals writes."""
 KEPT = (*SCATTER, "memory_log_sd", "reserved_log_sd", "state_scan_flops_per_second")
