@@ -125,7 +125,7 @@ def test_a_search_on_a_predict_only_device_is_refused() -> None:
         Query(kind="inference", model="llama-3-8b", cluster=cluster, inference=served),
     ):
         with pytest.raises(
-            UnsupportedError, match="predict-only. Use `hp-tool recommend`"
+            UnsupportedError, match=r"predict-only\. Use `hp-tool recommend`"
         ) as caught:
             resolve_search(query)
         assert caught.value.field == "cluster.gpu"

@@ -47,7 +47,7 @@ def test_what_a_run_may_show_is_taken(figures: dict[str, Any]) -> None:
     ],
 )
 def test_what_no_run_can_show_is_refused(figures: dict[str, Any], field: str) -> None:
-    with pytest.raises(InputError, match="is (implausible|impossible)") as caught:
+    with pytest.raises(InputError, match=r"is (implausible|impossible)") as caught:
         read_report(report(**figures), source="file")
     assert (caught.value.field, caught.value.code) == (f"measurement.{field}", "implausible")
 
