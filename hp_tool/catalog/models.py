@@ -125,6 +125,8 @@ def published_precision(name: str | Mapping[str, Any] | ModelSpec) -> str:
         return weight_precision(fields) if is_config(fields) else "bf16"
     if not library.knows("models", name):
         return "bf16"
+    if (named := library.stored_precision(name)) is not None:
+        return named
     stored = stored_checkpoint(name, precision="bf16")
     return "bf16" if stored is None or stored.precision is None else stored.precision
 

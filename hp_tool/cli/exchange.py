@@ -54,7 +54,10 @@ def export(
             "reads standard input.",
         ),
     ],
-    format: Annotated[str | None, typer.Option("--format", help="{writable}.")] = None,
+    format: Annotated[
+        str | None,
+        typer.Option("--format", help="{writable}. Default: that of the query's framework."),
+    ] = None,
     rank: Annotated[int, typer.Option(min=1, max=1000, help="Which recommendation.")] = 1,
     tool: Annotated[
         str | None,
@@ -72,15 +75,13 @@ def export(
     from hp_tool.formats.exchange import export_for, exported
     from hp_tool.questions import schema
 
-    if (tool is None) == (format is None):
+    if tool is not None and format is not None:
         raise InputError(
-            "say --format FORMAT, or --for FORMAT to rank again for it", field="--format"
+            "--format writes the result, --for ranks again: choose one of them", field="--format"
         )
     content = _search_result(result) or queries.read_mapping(result)
     if tool is None:
-        chosen = exported(
-            result=content, format=format or "", rank=rank, read=schema.parse_own_query
-        )
+        chosen = exported(result=content, format=format, rank=rank, read=schema.parse_own_query)
     else:
         chosen = export_for(result=content, format=tool, read=schema.parse_own_query)
     for note in filter(None, (chosen.cost_in_words(), *chosen.notes)):
@@ -316,7 +317,10 @@ def _logged_lines(assessment: Assessment) -> Iterator[str]:
             gap += f": {abs(off):.1%} {'slower' if off > 0 else 'faster'} than predicted"
         yield f"Measured {duration(logged.step_s)} per step (median of {logged.steps}){gap}."
     elif not logged.out_of_memory:
-        yield "The log has no step time: is --format right?"
+        yield (
+            "The log has no step time: is --format right? A running job of Hugging Face's Trainer "
+            "prints none; give it HuggingFaceCallback of hp_tool.reporter."
+        )
     peaks = [
         f"{gib(size)} {name}"
         for name in ("allocated", "reserved")

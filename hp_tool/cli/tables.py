@@ -285,7 +285,7 @@ def print_recommendations(answer: RecommendAnswer, *, top: int) -> None:
     print_unmeasured(console, estimates)
     for row in ranked[:1]:
         if row.faster is not None:
-            console.print(f"{faster_words(row.faster)}.", highlight=False)
+            console.print(f"{faster_words(row.faster, than=row.parallel)}.", highlight=False)
     if answer.groups and answer.groups[0] > 1:
         console.print(
             f"{counted(answer.groups[0] - 1, 'layout')} tied with rank 1: the differences are "
@@ -302,8 +302,8 @@ def print_recommendations(answer: RecommendAnswer, *, top: int) -> None:
         print_rejections(console, answer)
     elif not answer.pareto and answer.sensitivity is None:
         console.print(
-            "Next: `hp-tool recommend ... --json | hp-tool export - --format megatron-lm` writes "
-            "the flags; `hp-tool tune ...` measures.",
+            "Next: `hp-tool recommend ... --json | hp-tool export -` writes the flags; "
+            "`hp-tool tune ...` measures.",
             highlight=False,
             style="dim",
         )

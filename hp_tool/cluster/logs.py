@@ -44,6 +44,11 @@ class LogFacts:
     out_of_memory_line: str | None = None
     """First line that reports it."""
 
+    @property
+    def has_times(self) -> bool:
+        """Whether any figure gives the time of a step."""
+        return bool(self.step_s or self.tokens_per_second_per_gpu or self.samples_per_second)
+
     def add(self, kind: str, value: float, *, step: int | None) -> None:
         """Add a positive figure to the list `kind`, once per step (some ranks repeat it)."""
         figures: list[float] = getattr(self, kind)

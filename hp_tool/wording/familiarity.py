@@ -1,9 +1,10 @@
 """How near the nearest measured runs are, in a sentence."""
 
 from hp_tool.domain.familiarity import FAMILIAR, Familiarity
+from hp_tool.domain.parallel import ParallelConfig, Recompute, recompute_name
 from hp_tool.domain.result import Faster
 from hp_tool.domain.units import counted
-from hp_tool.wording.words import arithmetic
+from hp_tool.wording.words import change_in_words
 
 NONE_LIKE = {
     "trainer": "No measured run of this framework",
@@ -38,10 +39,19 @@ def familiarity_words(familiarity: Familiarity, *, serves: bool = False) -> str:
     )
 
 
-def faster_words(faster: Faster) -> str:
+def faster_words(faster: Faster, *, than: ParallelConfig) -> str:
     """Return which layout would be faster than rank 1, by how much, and what nobody measured."""
+    changes = change_in_words(than, faster.parallel, gpus=(1, 1))
+    features = ", ".join(_feature(name, faster.parallel) for name in faster.unmeasured)
     return (
         f"Not validated, {faster.gain_fraction:.1%} faster than rank 1: "
-        f"{arithmetic(faster.parallel)}; "
-        f"no published run has {', '.join(faster.unmeasured)}"
+        f"{changes}{' with ' if changes else ''}{features}, which no published run has"
     )
+
+
+def _feature(name: str, config: ParallelConfig) -> str:
+    """Return a field of a query with the layout's value, if the layout has one."""
+    value = getattr(config, name.removeprefix("parallel.").partition(".")[0], None)
+    if isinstance(value, Recompute):
+        value = recompute_name(value)
+    return name if value is None else f"{name} {value}"

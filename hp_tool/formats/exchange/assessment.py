@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from hp_tool.cluster.logs import ServerStart, read_log, read_server_start
+from hp_tool.cluster.logs import LogFacts, ServerStart, read_line, read_server_start
 from hp_tool.cost.uncertainty import NORMAL_QUANTILE
 from hp_tool.domain.parallel import ParallelQuery
 from hp_tool.domain.query import Query
@@ -258,11 +258,25 @@ def _as_written(
     }
 
 
+def _facts(log: Iterable[str], *, reader: str) -> LogFacts:
+    """Return what the tool's reader finds in a log.
+
+    A script over DeepSpeed's or Accelerate's file may print DeepSpeed's lines or the Trainer's.
+    """
+    names = ("deepspeed", "trainer") if reader == "deepspeed" else (reader,)
+    found = [LogFacts() for _ in names]
+    for line in log:
+        for name, facts in zip(names, found, strict=True):
+            read_line(line, facts, reader=name)
+    timed = (facts for facts in found if facts.has_times)
+    return next(timed, found[0])
+
+
 def _logged(query: Query, log: Iterable[str], tool: str) -> LoggedRun:
     """Return medians of a log's values, as seconds per step for any unit."""
     workload, num_gpus = query.training, resolve_training(query).cluster.num_gpus
     assert workload is not None  # the query is of kind training
-    facts = read_log(log, reader=get(tool).log)
+    facts = _facts(log, reader=get(tool).log)
     tokens = workload.global_batch_size * workload.sequence_length / num_gpus
     seconds, _ = facts.step_times_s(workload, num_gpus=num_gpus)
     settled = seconds[WARMUP_LINES:] or seconds

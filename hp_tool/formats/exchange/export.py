@@ -21,6 +21,7 @@ from hp_tool.questions.problem import problem_of
 from hp_tool.questions.serving.disaggregated import disaggregated
 from hp_tool.questions.serving.setup import pool_setups
 from hp_tool.questions.training.only import only_layout
+from hp_tool.questions.training.problem import resolve_training
 
 Said = TypeVar("Said")
 OF_ONE_FRAMEWORK = ("framework_version", "recipe", "overlap")
@@ -94,7 +95,7 @@ def export(
 def exported(
     *,
     result: Mapping[str, Any],
-    format: str,
+    format: str | None,
     rank: int = 1,
     read: Callable[[Mapping[str, Any]], Query] = schema.parse_query,
 ) -> Exported:
@@ -106,6 +107,7 @@ def exported(
     Args:
         result: JSON answer of estimate, recommend or tune (its `query` contains model and
             workload), or a query.
+        format: Name of the format; None: that of the query's framework or engine.
         rank: Rank of the recommendation.
         read: Parses the query.
 
@@ -113,13 +115,35 @@ def exported(
         InputError: The result or the rank is invalid.
         UnsupportedError: The tool cannot express the configuration.
     """
-    tool = _writer(format)
+    if format is not None:
+        _writer(format)
     if (asking := _asks_pools(result)) is not None:
         rows = None if asking is result else result.get("disaggregated")
-        return Exported(format=format, text=_pools(read(asking), tool, rank, rows=rows))
+        query = read(asking)
+        tool = _writer(format or _own_format(query))
+        return Exported(format=tool.name, text=_pools(query, tool, rank, rows=rows))
     if "kind" in result:
-        return written(_configuration(read(result), rank), format)
-    return written(Configuration.read(result, rank=rank, parse=read), format)
+        configuration = _configuration(read(result), rank)
+    else:
+        configuration = Configuration.read(result, rank=rank, parse=read)
+    return written(configuration, format or _own_format(configuration.query))
+
+
+def _own_format(query: Query) -> str:
+    """Return the format of the query's framework or engine. Raises InputError if it has none."""
+    if query.training is not None:
+        framework = resolve_training(query).workload.framework
+        names = (framework, wrapped(framework))
+    else:
+        names = (query.inference.engine,) if query.inference is not None else ()
+    for name in names:
+        for each in formats(query.kind):
+            if each.write is not None and name in (each.name, each.usual_of):
+                return each.name
+    raise InputError(
+        f"no format is written for {names[0]}; choose one with --format, or --for to rank for it",
+        field="format",
+    )
 
 
 def _asks_pools(result: Mapping[str, Any]) -> Mapping[str, Any] | None:

@@ -70,6 +70,7 @@ register(
         read=read_file,
         reads="its YAML file (`trl sft --config`), with `--file` for Accelerate's or DeepSpeed's",
         write=text,
+        usual_of="hf-trainer",
         framework="hf-trainer",
         axes=fine_tuning.AXES,
         trained_weights="fp32",
