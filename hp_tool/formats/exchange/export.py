@@ -131,6 +131,7 @@ def exported(
 
 def _own_format(query: Query) -> str:
     """Return the format of the query's framework or engine. Raises InputError if it has none."""
+    names: tuple[str, ...]
     if query.training is not None:
         framework = resolve_training(query).workload.framework
         names = (framework, wrapped(framework))
