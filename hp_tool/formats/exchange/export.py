@@ -131,18 +131,16 @@ def exported(
 
 def _own_format(query: Query) -> str:
     """Return the format of the query's framework or engine. Raises InputError if it has none."""
-    names: tuple[str, ...]
     if query.training is not None:
-        framework = resolve_training(query).workload.framework
-        names = (framework, wrapped(framework))
+        runs = resolve_training(query).workload.framework
     else:
-        names = (query.inference.engine,) if query.inference is not None else ()
-    for name in names:
+        runs = query.inference.engine if query.inference is not None else ""
+    for name in (runs, wrapped(runs)):
         for each in formats(query.kind):
             if each.write is not None and name in (each.name, each.usual_of):
                 return each.name
     raise InputError(
-        f"no format is written for {names[0]}; choose one with --format, or --for to rank for it",
+        f"no format is written for {runs}; choose one with --format, or --for to rank for it",
         field="format",
     )
 
