@@ -611,6 +611,4 @@ def _refuse_unmodelled(query: Query, workload: InferenceWorkload) -> None:
                 f"constraints.{name} belongs to training; leave it out", field=f"constraints.{name}"
             )
     if query.training is not None:
-        raise InputError(
-            "`training` belongs to queries of kind training; remove it", field="training"
-        )
+        raise InputError("`training` belongs to training queries; remove it", field="training")
