@@ -341,7 +341,7 @@ def test_a_rate_that_nothing_bears_is_refused_by_its_name(
     rate: float, catalogue: Path, engine: InProcess
 ) -> None:
     asked = query(inference={"concurrency": None, "request_rate_per_second": rate})
-    with pytest.raises(InputError, match="complete") as caught:
+    with pytest.raises(InputError, match="exceed the predicted maximum") as caught:
         build_serving(query=asked, query_json=query_mapping(asked), hardware=engine.hardware())
     assert (caught.value.field, caught.value.code) == (
         "inference.request_rate_per_second",
