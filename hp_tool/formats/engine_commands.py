@@ -3,6 +3,7 @@ names.
 """
 
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -255,6 +256,12 @@ def read(
         reading.read.append(
             Read(flag="checkpoint", value=str(model), line=None, field="inference.precision")
         )
+    stated = _STATED.search(source.text) if model is None else None
+    if stated is not None and "quantization" not in flags:
+        inference["precision"] = stated[1]
+        reading.read.append(
+            Read(flag="MODEL", value=stated[1], line=None, field="inference.precision")
+        )
     if flags.keys() & {"enable-dbo", "enable-two-batch-overlap"}:
         inference["two_batch_overlap"] = True
     if (speculative := _speculative(flags, source, reading)) is not None:
@@ -279,6 +286,8 @@ def read(
     reading.query = query
 
 
+_STATED = re.compile(r"set MODEL to the checkpoint in (\w+):")
+"""How an exported script says the precision of a checkpoint that its user names."""
 _LONGEST = {"max-model-len", "context-length"}
 
 

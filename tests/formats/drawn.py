@@ -90,7 +90,22 @@ RARE: tuple[tuple[str, Any], ...] = (
     ("training.recipe", "megatron-bridge-26.06"),
     ("training.total_tokens", 1e12),
     ("training.lora", {"rank": 16}),
+    ("training.lora", {"rank": 8, "dropout": 0.05, "target_modules": ["q_proj", "v_proj"]}),
+    ("training.frozen_precision", "nf4"),
     ("training.packed", True),
+    ("training.optimizer", "muon"),
+    ("training.exp_avg_sq_precision", "fp8"),
+    ("training.master_precision", "remainder"),
+    ("training.cross_entropy", "in_place"),
+    ("training.cuda_graph_modules", ["attn"]),
+    ("training.offload_fraction", 0.5),
+    ("training.gradient_reduction", "run"),
+    ("training.gated_product", "recomputed"),
+    ("training.attention_mask_flops", "causal"),
+    ("training.overlap", {"pipeline_parallel": False}),
+    ("training.overlap", {"expert_parallel": True}),
+    ("training.overlap", {"context_parallel": False}),
+    ("training.precision", "mxfp8"),
     ("training.expert_imbalance", 1.2),
     ("parallel.rank_order", "tp-cp-ep-pp-dp"),
     ("parallel.pipeline_schedule", "1f1b"),
@@ -98,6 +113,11 @@ RARE: tuple[tuple[str, Any], ...] = (
     ("parallel.pipeline_parallel_size", [4, 8]),
     ("parallel.recompute", "full"),
     ("parallel.recompute", "selective"),
+    ("parallel.recompute", {"granularity": "full", "method": "block", "num_layers": 3}),
+    ("parallel.recompute", {"granularity": "selective", "modules": ["layernorm", "core_attn"]}),
+    ("parallel.context_parallel_communication", "a2a"),
+    ("parallel.context_parallel_communication", "a2a+p2p"),
+    ("parallel.moe_token_dispatcher_type", "flex"),
     ("parallel.zero_stage", [0, 1]),
     ("parallel.data_parallel_shard_size", 8),
     ("parallel.moe_token_dispatcher_type", "alltoall"),
@@ -125,6 +145,22 @@ RARE_SERVED: tuple[tuple[str, Any], ...] = (
     ("objective", "min_gpus"),
     ("objective", "tpot"),
     ("inference.two_batch_overlap", True),
+    ("inference.kv_cache_precision", "bf16"),
+    ("inference.precision", "nvfp4"),
+    ("inference.precision", "int4"),
+    ("inference.engine_settings", "defaults"),
+    ("inference.speculative", {"num_speculative_tokens": 3, "acceptance_rate": 0.7}),
+    (
+        "inference.speculative",
+        {
+            "num_speculative_tokens": 2,
+            "acceptance_rate": 0.6,
+            "draft_cost_fraction": 0.05,
+            "draft_model": "some/model-EAGLE3",
+        },
+    ),
+    ("parallel.redundant_experts", 16),
+    ("parallel.tensor_parallel_size", [2, 4]),
     ("inference.expert_imbalance", 1.3),
 )
 
@@ -150,8 +186,15 @@ def training(seed: int, *, format: str) -> dict[str, Any]:
         query["training"]["cross_entropy"] = loss
     for path, value in draw.sample(RARE, k=draw.choice((0, 0, 1, 1, 2, 3))):
         schema.lay(query, {path: value})
-    if "lora" in query["training"]:
-        query["training"]["task"] = "lora"
+    work = query["training"]
+    if "frozen_precision" in work:
+        work.setdefault("lora", {"rank": 8, "target_modules": ["q_proj", "v_proj"]})
+    if "lora" in work:
+        work["task"] = "lora"
+    if "cuda_graph_modules" in work:
+        work["cuda_graphs"] = True
+    if "offload_fraction" in work:
+        work.setdefault("offload", "optimizer")
     if 0 in runs(format, schema.parse_query(query)).get("zero_stage", ()) and draw.random() < 0.5:
         query["parallel"].setdefault("zero_stage", 0)
     query["parallel"] = {

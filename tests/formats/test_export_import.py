@@ -40,15 +40,16 @@ UNSAID = (
             "request_rate_per_second",
             "prefix_cache_hit_rate",
             "expert_imbalance",
+            "engine_settings",
         )
     ),
 )
 """What no file says: the model's shape behind its name, the devices, what is wanted of the answer,
-the release that is installed, and the load.
+the release that is installed, how the engine was tuned, and the load.
 """
 IN_THE_SCRIPT = dict.fromkeys(
     ("accelerate", "deepspeed", "verl"), ("training.attention", "training.dropout")
-)
+) | {"accelerate": ("training.attention", "training.dropout", "training.optimizer")}
 """What a tool leaves to the training script, which the file does not start."""
 UNREAD = {"verl": "uneven stages are not read from it"}
 """What a tool can be told and its reader refuses by name."""
