@@ -174,6 +174,14 @@ class _Run(Arguments):
     def shard(self) -> int | None:
         copies = self.number("num-distributed-optimizer-instances", 1)
         context = self.number("context-parallel-size", 1)
+        if copies > 1 and not self.num_gpus:
+            self.reading.lack(
+                "parallel.data_parallel_shard_size",
+                f"{copies} copies of the sharded states share the devices, whose number nothing "
+                "says; add",
+                example="...",
+            )
+            return None
         return self.replicas() * context // copies // context if copies > 1 else None
 
     def chunks(self) -> int:
