@@ -21,7 +21,6 @@ TABLE = Path(__file__).parents[1] / "hp_tool" / "formats" / "tables" / "bridge-r
 FAMILIES = (
     "deepseek",
     "gemma",
-    "glm",
     "gpt",
     "gpt_oss",
     "kimi",
@@ -46,10 +45,9 @@ KEPT = re.compile(
     r"|peft\.(_target_|dim|dropout|target_modules)|dataset\.(seq_length|enable_offline_packing)"
 )
 """Keys that decide time or memory."""
-HARMLESS = ("apply_aux_loss", "setdefault")
 
 
-class Unread(Exception):
+class UnreadError(Exception):
     """Something in a recipe that is not followed."""
 
 
@@ -67,6 +65,17 @@ USUAL = {
     "pipeline_model_parallel_layout": None,
 }
 """What Megatron Core's classes have where nothing is assigned."""
+SHAPE = (
+    "ffn_hidden_size",
+    "hidden_size",
+    "moe_router_topk",
+    "mtp_num_layers",
+    "num_attention_heads",
+    "num_layers",
+    "num_moe_experts",
+    "vocab_size",
+)
+"""Keys that a recipe would change its model by."""
 PARTS = {"embedding": "E", "decoder": "t", "mtp": "m", "loss": "L"}
 """Layers in a list of a pipeline's stages, and their letters in its layout."""
 
@@ -107,16 +116,16 @@ class Evaluator:
         local: dict[str, Any] = {}
         defaults = arguments.defaults
         for argument, default in zip(
-            arguments.args[len(arguments.args) - len(defaults) :], defaults
+            arguments.args[len(arguments.args) - len(defaults) :], defaults, strict=True
         ):
             local[argument.arg] = self.value(default, local)
-        for argument, other in zip(arguments.kwonlyargs, arguments.kw_defaults):
+        for argument, other in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True):
             if other is not None:
                 local[argument.arg] = self.value(other, local)
-        local |= dict(zip(names, positional)) | dict(given)
+        local |= dict(zip(names, positional, strict=False)) | dict(given)
         result = self.block(function.body, local)
         if not isinstance(result, dict):
-            raise Unread(f"{name} returns no configuration")
+            raise UnreadError(f"{name} returns no configuration")
         return result
 
     def block(self, body: list[ast.stmt], local: dict[str, Any]) -> Any:
@@ -132,7 +141,7 @@ class Evaluator:
             elif isinstance(node, ast.If):
                 test = self.value(node.test, local)
                 if isinstance(test, Unknown):
-                    raise Unread(f"if {ast.unparse(node.test)}")
+                    raise UnreadError(f"if {ast.unparse(node.test)}")
                 result = self.block(node.body if test else node.orelse, local)
                 if result is not None:
                     return result
@@ -141,7 +150,7 @@ class Evaluator:
             elif not isinstance(
                 node, ast.Expr | ast.Pass | ast.Assert | ast.Import | ast.ImportFrom
             ):
-                raise Unread(ast.unparse(node).splitlines()[0])
+                raise UnreadError(ast.unparse(node).splitlines()[0])
         return None
 
     def assign(self, target: ast.expr, value: Any, local: dict[str, Any]) -> None:
@@ -159,7 +168,7 @@ class Evaluator:
             elif not isinstance(owner, Unknown):
                 path = ast.unparse(target).partition(".")[2]
                 if KEPT.fullmatch(path):
-                    raise Unread(ast.unparse(target))
+                    raise UnreadError(ast.unparse(target))
         # what is set within a list or a mapping decides nothing here
 
     def effect(self, call: ast.Call, local: dict[str, Any]) -> None:
@@ -168,16 +177,21 @@ class Evaluator:
         values = [self.value(each, local) for each in call.args]
         if name == "apply_flex_dispatcher_backend":
             model, backend = values[0], values[1]
-            if backend == "deepep" and isinstance(model, dict):
-                model["moe_token_dispatcher_type"] = "flex"  # on Hopper, which these are for
+            if backend in ("deepep", "hybridep") and isinstance(model, dict):
+                model |= {
+                    "moe_token_dispatcher_type": "flex",  # on all GPUs that recipes are for
+                    "moe_flex_dispatcher_backend": backend,
+                }
             elif backend is not None:
-                raise Unread(text)
+                raise UnreadError(text)
         elif name in self.functions:
             given = {each.arg: self.value(each.value, local) for each in call.keywords if each.arg}
             arguments = [each.arg for each in self.functions[name].args.args]
-            self.block(self.functions[name].body, dict(zip(arguments, values)) | given)
+            self.block(
+                self.functions[name].body, dict(zip(arguments, values, strict=False)) | given
+            )
         elif any(isinstance(each, dict) for each in values):
-            raise Unread(text)
+            raise UnreadError(text)
 
     def value(self, node: ast.expr, local: Mapping[str, Any]) -> Any:
         if isinstance(node, ast.Constant):
@@ -195,7 +209,7 @@ class Evaluator:
         if isinstance(node, ast.Dict):
             pairs = [
                 (self.value(key, local), self.value(each, local))
-                for key, each in zip(node.keys, node.values)
+                for key, each in zip(node.keys, node.values, strict=True)
                 if key is not None
             ]
             return Table({str(key): each for key, each in pairs})
@@ -277,15 +291,13 @@ class Evaluator:
             if name == "default_peft_config":
                 kind = positional[0] if positional else given.get("peft_scheme")
                 if kind != "lora":
-                    raise Unread(ast.unparse(node))
+                    raise UnreadError(ast.unparse(node))
                 return {"_target_": "megatron.bridge.peft.lora.LoRA"} | given
             return given
         if name == "LoRA":
             return {"_target_": "megatron.bridge.peft.lora.LoRA"} | given
-        if name in self.functions and name.endswith(("_config", "_common")) or name.startswith("_"):
-            if name in self.functions:
-                return self.call(name, given, positional)
-            return UNKNOWN
+        if name in self.functions and (name.startswith("_") or name.endswith("_config")):
+            return self.call(name, given, positional)
         if name == "ConfigContainer" or name.endswith("Config"):
             return given
         return UNKNOWN
@@ -302,24 +314,30 @@ def flattened(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
             if isinstance(value, Unknown) or (
                 isinstance(value, list) and any(isinstance(each, Unknown) for each in value)
             ):
-                raise Unread(f"{path} is computed")
+                raise UnreadError(f"{path} is computed")
             found[path] = value
     return found
 
 
 def entry(content: dict[str, Any]) -> dict[str, Any]:
-    """Return a configuration's line of the table. Raises Unread."""
+    """Return a configuration's line of the table. Raises UnreadError."""
     model = content.get("model")
     path = model.get("_hf_") if isinstance(model, dict) else None
     if not isinstance(path, str) or not catalog.knows("models", path.lower()):
-        raise Unread("the catalogue does not have its model")
+        raise UnreadError("the catalogue does not have its model")
+    assigned = {key: model[key] for key in SHAPE if key in model}
+    own = catalog.model(path.lower())
+    usual = {"mtp_num_layers": own.num_nextn_predict_layers or 0}
+    if changed := [key for key, value in assigned.items() if (value or 0) != usual.get(key)]:
+        raise UnreadError(f"changes its model: {', '.join(changed)}")
     keys = flattened(content)
     if keys.pop("dataset.enable_offline_packing", False):
         keys["packed"] = True
+    keys["ddp.use_distributed_optimizer"] = True  # in step with the optimizer of all recipes
     length = keys.pop("dataset.seq_length", None)
     keys.setdefault("model.seq_length", length)
     if keys["model.seq_length"] is None:
-        raise Unread("no length of a sequence")
+        raise UnreadError("no length of a sequence")
     keys = {key: value for key, value in keys.items() if value is not None}
     layout = keys.get("model.pipeline_model_parallel_layout")
     if isinstance(layout, list):
@@ -357,7 +375,7 @@ def main() -> None:
             continue
         try:
             found = entry(evaluator.call(name, {}, []))
-        except Unread as error:
+        except UnreadError as error:
             left_out[name] = str(error)
             continue
         words = ", ".join(f"{key}: {text_of(value)}" for key, value in found.items())

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from benchmarks.accuracy.data import folder_named
-from benchmarks.recipes.__main__ import CATALOGUE
+from benchmarks.recipes.__main__ import CATALOGUE, LAYOUTS
 from benchmarks.recipes.check import left_out, parsed, score
+from benchmarks.recipes.layouts import layouts
 from benchmarks.recipes.presets import TABLE, Preset, presets
 from benchmarks.recipes.rules import releases
 from benchmarks.recipes.write import recipes
@@ -272,6 +273,10 @@ def test_the_catalogue_s_recipes_are_the_releases_own(real: list[Preset]) -> Non
     assert result.of.total() - result.right.total() <= 2, (
         "of two scalings of fp8 a query of fp8 alone means one"
     )
+
+
+def test_import_reads_presets_by_the_releases_own_layouts() -> None:
+    assert LAYOUTS.read_text() == layouts(folder_named()), "python -m benchmarks.recipes --write"
 
 
 def test_no_published_training_is_refused(real: list[Preset]) -> None:

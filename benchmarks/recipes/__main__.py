@@ -13,12 +13,16 @@ from pathlib import Path
 
 from benchmarks.accuracy.data import add_data_argument, data_folder
 from benchmarks.recipes.check import left_out, score
+from benchmarks.recipes.layouts import layouts
 from benchmarks.recipes.presets import presets
 from benchmarks.recipes.rules import releases
 from benchmarks.recipes.write import recipes
-from hp_tool import catalog
+from hp_tool import catalog, formats
 
 CATALOGUE = Path(catalog.__file__).parent / "data" / "recipes" / "megatron_bridge.yaml"
+
+LAYOUTS = Path(formats.__file__).parent / "tables" / "bridge-presets.csv"
+"""What `import` reads presets by."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -36,9 +40,11 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     listed = presets(data_folder(options))
     text = recipes(releases(listed))
-    same = CATALOGUE.read_text() == text
+    table = layouts(data_folder(options))
+    same = CATALOGUE.read_text() == text and LAYOUTS.read_text() == table
     if options.write:
         CATALOGUE.write_text(text)
+        LAYOUTS.write_text(table)
     seen = score(listed, text)
     print(
         f"{len(listed)} presets, {seen.of.total():,} values: {seen.right.total():,} as the release "
@@ -57,7 +63,10 @@ def main(arguments: list[str] | None = None) -> int:
         )
         print("; ".join(f"{key} {share:.0%}" for key, share in whole.by_key().items()))
     if not (same or options.write):
-        print(f"{CATALOGUE} is not what this table gives; --write replaces it", file=sys.stderr)
+        print(
+            f"{CATALOGUE} or {LAYOUTS} is not what this table gives; --write replaces them",
+            file=sys.stderr,
+        )
     return 0 if same or options.write else 1
 
 

@@ -44,23 +44,18 @@ COLUMNS = (
     *SIZES,
 )
 
-NAMED = 4
-"""Columns of a name, which stand behind the releases."""
-
 
 def layouts(folder: Path) -> str:
-    """Return the table: a row for each preset that differs, with the releases that have it."""
+    """Return the table: a row for each preset that differs, with the releases that have it. Rows
+    whose name or layout the table of presets withholds are left out.
+    """
     known = [row for row in rows(folder, TABLE) if row["framework_version"] >= OLDEST]
     merged: dict[tuple[Any, ...], list[str]] = {}
     for row in filter(is_known, known):
-        if (name := _name(row["preset"])) is not None:
+        name = _name(row["preset"])
+        if name is not None and row["tensor_parallel_size"] is not None:
             key = (*name, *_settings(row))
             merged.setdefault(key, []).append(row["framework_version"])
-    for row in filter(is_known, known):  # of a release whose table has no names
-        if not row["preset"]:
-            for key, releases in merged.items():
-                if key[NAMED:] == _settings(row):
-                    releases.append(row["framework_version"])
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(COLUMNS)

@@ -185,6 +185,14 @@ def _launch(command: Command) -> Launch | None:
             counts={},
             line=command.line,
         )
+    if names[0] == "train.sh" and {"--recipe", "--model"} & set(texts):
+        return Launch(
+            program="train.sh",
+            words=tuple(words[1:]),
+            launchers=(),
+            counts={},
+            line=command.line,
+        )
     start = _program(texts, names)
     if start is None:
         return None

@@ -90,7 +90,7 @@ def read_configuration(
             reading.num_gpus *= started.replicas
     query = reading.query
     if reading.num_gpus:
-        query["cluster"] = {"num_gpus": reading.num_gpus}
+        query["cluster"] = {**query.get("cluster", {}), "num_gpus": reading.num_gpus}
     if "model" in changes or "model.vocab_size" in changes:
         query["model"] = query.get("model", {}) if "model" not in changes else {}
     schema.lay(query, changes)

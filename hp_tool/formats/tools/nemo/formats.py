@@ -3,9 +3,12 @@
 from collections.abc import Mapping
 
 from hp_tool.domain.setups import TrainingSetup
+from hp_tool.formats.reading import Reading
 from hp_tool.formats.registry import Format, register
 from hp_tool.formats.scripts import assignments
 from hp_tool.formats.signs import Evidence, Sign, words
+from hp_tool.formats.source import Source
+from hp_tool.formats.tools.nemo.launch import read_launch
 from hp_tool.formats.tools.nemo.overrides import listed
 from hp_tool.formats.tools.nemo.read import read
 from hp_tool.formats.tools.nemo.write import overrides, text
@@ -29,6 +32,14 @@ def _are_overrides(evidence: Evidence) -> bool:
     )
 
 
+def _read(source: Source, reading: Reading) -> None:
+    """Fill the reading with the query of a file, of overrides alone, or of a launch command."""
+    if source.mapping is not None or listed(source.text):
+        read(source, reading)
+    else:
+        read_launch(source, reading)
+
+
 def _fewer_layers(setup: TrainingSetup) -> list[str]:
     """Return the number of layers, which recipes set."""
     return [f"model.num_layers={setup.model.num_hidden_layers}"]
@@ -45,11 +56,14 @@ register(
             Sign(
                 of="script",
                 rank=18,
-                holds=words(r"run_recipe\.py|(?<!\S)--recipe[ =]|\bnemo\s+llm\s+\w+\s"),
-                refused=_RECIPE,
+                holds=words(
+                    r"run_recipe\.py|scripts/training/train\.sh|(?<!\S)--recipe[ =]"
+                    r"|(setup_experiment|run_script)\.py[\s\S]*(--model_recipe_name|-mr)\b"
+                ),
             ),
+            Sign(of="script", rank=19, holds=words(r"\bnemo\s+llm\s+\w+\s"), refused=_RECIPE),
         ),
-        read=read,
+        read=_read,
         write=text,
         options=overrides,
         framework="megatron-core",
@@ -58,7 +72,8 @@ register(
         flags=lambda setup: assignments(overrides(setup)),
         flags_name="megatron-bridge",
         fewer_layers=_fewer_layers,
-        reads="the YAML files of Megatron Bridge and of NeMo",
+        reads="the YAML files of Megatron Bridge and of NeMo, a recipe or a preset by its name "
+        "with overrides, and overrides alone",
         writes="overrides of a Megatron Bridge recipe, 0.3 to 0.6; LoRA as those of a recipe for "
         "PEFT",
         checked="keys, choices and recipes of precision recorded from its classes; the optimizer's "

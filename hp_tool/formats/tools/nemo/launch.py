@@ -1,0 +1,361 @@
+"""Commands that launch a recipe or a preset of Megatron Bridge by its name."""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from hp_tool.errors import InputError, UnsupportedError
+from hp_tool.formats.reading import (
+    Ignored,
+    Reading,
+    Setting,
+    as_settings,
+    settings_of,
+    sort,
+    table,
+)
+from hp_tool.formats.renamed import argument_of
+from hp_tool.formats.shell import Word
+from hp_tool.formats.source import Source
+from hp_tool.formats.tools.megatron_lm.arguments import TABLE
+from hp_tool.formats.tools.nemo.overrides import Override, is_override, laid_over, override_of
+from hp_tool.formats.tools.nemo.read import overridden, read_content, refuse_shapes
+from hp_tool.formats.tools.nemo.recipes import (
+    PRECISIONS,
+    Library,
+    Preset,
+    library_recipe,
+    nearest,
+    nested,
+    preset_of,
+    presets,
+)
+
+_KEYS = {
+    **dict.fromkeys(("global-batch-size", "gb"), "train.global_batch_size"),
+    **dict.fromkeys(("micro-batch-size", "mb"), "train.micro_batch_size"),
+    **dict.fromkeys(("seq-length", "sl"), "model.seq_length"),
+    **dict.fromkeys(("tensor-model-parallel-size", "tp"), "model.tensor_model_parallel_size"),
+    **dict.fromkeys(("pipeline-model-parallel-size", "pp"), "model.pipeline_model_parallel_size"),
+    **dict.fromkeys(
+        ("virtual-pipeline-model-parallel-size", "vp"),
+        "model.virtual_pipeline_model_parallel_size",
+    ),
+    **dict.fromkeys(("context-parallel-size", "cp"), "model.context_parallel_size"),
+    **dict.fromkeys(("expert-model-parallel-size", "ep"), "model.expert_model_parallel_size"),
+    **dict.fromkeys(
+        ("expert-tensor-parallel-size", "et", "etp"), "model.expert_tensor_parallel_size"
+    ),
+    "pipeline-model-parallel-layout": "model.pipeline_model_parallel_layout",
+    "cuda-graph-impl": "model.cuda_graph_impl",
+    "cuda-graph-scope": "model.cuda_graph_scope",
+}
+"""Options of the launchers, and the keys that they override."""
+_OFF = {
+    "training.cuda_graphs": False,
+    "training.offload": "none",
+    "training.gradient_precision": "fp32",
+    "training.optimizer_precision": "fp32",
+}
+"""Fields that a key switches off, which a recipe would fill."""
+_TASKS = {"pretrain": "pretrain", "sft": "sft", "peft": "lora", "lora": "lora"}
+_RELEASE = re.compile(r"nemo[:+#-](\d\d\.\d\d(?:\.\d\d)?)(?!\d)")
+"""A release in the name of a container image."""
+
+
+def read_launch(source: Source, reading: Reading) -> None:
+    """Fill the reading with the query of the recipe or the preset that a command names. Raises
+    InputError.
+    """
+    launch, _ = source.launch(reading)
+    words = list(launch.words)
+    overrides = [word for word in words if is_override(word.text)]
+    others = [word for word in words if not is_override(word.text)]
+    known = table("bridge-launch")
+    settings = sort(
+        settings_of(others, table=known, reading=reading),
+        table=known,
+        reading=reading,
+        spare=source.ignore,
+    )
+    reading.query = {"kind": "training", "training": {}, "parallel": {}}
+    _count(settings, reading)
+    given = _flags(settings)
+    name = _text(settings, "recipe")
+    if not name and (model := _text(settings, "model")):
+        mode = _TASKS.get(_text(settings, "mode", "pretrain"), "")
+        name = f"{model}_{'peft' if mode == 'lora' else mode}_config"
+    if name:
+        preset, library = preset_of(name), library_recipe(name)
+        if preset is None and library is None:
+            raise _unknown("recipe", name, nearest(name))
+    else:
+        preset, library = _selected(settings, source, reading), None
+    if preset is not None:
+        _read_preset(preset, given, overrides, source=source, reading=reading)
+        if not name:
+            release = _release(settings, source)
+            if release is not None:
+                reading.query["training"]["recipe"] = f"megatron-bridge-{release}"
+    elif library is not None:
+        _read_library(library, given, overrides, source=source, reading=reading)
+
+
+def _unknown(option: str, name: str, known: str) -> UnsupportedError:
+    """Return the refusal of a name that nobody knows; `known` are those like it."""
+    hint = f"; the nearest are {known}" if known else ""
+    return UnsupportedError(
+        f"--{option} {name} is none of the recipes that are known here{hint}", field=f"--{option}"
+    )
+
+
+def _text(settings: Mapping[str, Setting], *names: str) -> str:
+    """Return the value of the first of the options that is there; the last name is the default if
+    no option is called so.
+    """
+    for name in names:
+        if name in settings:
+            return settings[name].text
+    return names[-1] if len(names) > 1 and names[-1] not in table("bridge-launch") else ""
+
+
+def _count(settings: Mapping[str, Setting], reading: Reading) -> None:
+    """Note the number of GPUs that a launcher is told."""
+    if reading.num_gpus is not None:
+        return
+    sizes = [_text(settings, *names) for names in (("num-gpus", "ng"), ("nodes",))]
+    per_node = _text(settings, "gpus-per-node", "gn")
+    if sizes[0].isdecimal():
+        reading.num_gpus = int(sizes[0])
+    elif sizes[1].isdecimal() and per_node.isdecimal():
+        reading.num_gpus = int(sizes[1]) * int(per_node)
+
+
+def _flags(settings: Mapping[str, Setting]) -> list[Override]:
+    """Return the launcher's options that stand for keys, as overrides."""
+    return [
+        override_of(Word(f"{_KEYS[name]}={each.text.replace('None', 'null') or 'null'}", 0))
+        for name, each in settings.items()
+        if name in _KEYS
+    ]
+
+
+def _release(settings: Mapping[str, Setting], source: Source) -> str | None:
+    """Return the release that the caller or the container's image names."""
+    named = str(source.overrides.get("training.recipe", ""))
+    if named.startswith("megatron-bridge-"):
+        return named.removeprefix("megatron-bridge-")
+    image = _RELEASE.search(_text(settings, "container-image", "i"))
+    return image[1] if image else None
+
+
+def _selected(settings: Mapping[str, Setting], source: Source, reading: Reading) -> Preset:
+    """Return the preset that the options of scripts/performance choose. Raises InputError."""
+    recipe = _text(settings, "model-recipe-name", "mr")
+    precision = _text(settings, "compute-dtype", "c").lower() or "bf16"
+    task = _TASKS.get(_text(settings, "task").lower() or "pretrain", "")
+    for option, value in (
+        ("model_recipe_name", recipe),
+        ("gpu", chip := _text(settings, "gpu", "g").lower()),
+    ):
+        if not value:
+            raise InputError(
+                f"nothing says --{option}, by which a preset is chosen",
+                field=f"--{option}",
+                code="missing_field",
+            )
+    rows = [each for each in presets() if each.recipe == recipe]
+    if not rows:
+        names = [each.recipe for each in presets()]
+        raise _unknown("model_recipe_name", recipe, nearest(recipe, among=names))
+    release = _release(settings, source)
+    if release is None:
+        newest = f"megatron-bridge-{rows[-1].releases[-1]}"
+        raise InputError(
+            "presets differ by release, which no container image here names; add --set "
+            f"training.recipe={newest}",
+            field="training.recipe",
+            code="missing_field",
+        )
+    for option, attribute, value in (
+        ("container_image", "releases", release),
+        ("task", "task", task),
+        ("gpu", "chip", chip),
+        ("compute_dtype", "precision", precision),
+    ):
+        kept = [each for each in rows if value in _words(getattr(each, attribute))]
+        if not kept:
+            have = sorted({word for each in rows for word in _words(getattr(each, attribute))})
+            raise UnsupportedError(
+                f"--{option} {value}: {recipe} has presets for {', '.join(have)}",
+                field=f"--{option}",
+            )
+        rows = kept
+    return _variant(rows, _text(settings, "config-variant", "cv").lower(), reading)
+
+
+def _words(value: Any) -> tuple[str, ...]:
+    return value if isinstance(value, tuple) else (str(value),)
+
+
+def _variant(rows: list[Preset], named: str, reading: Reading) -> Preset:
+    """Return the preset of a variant: v2 by itself, or v1 if there is none, until 26.06; since then
+    both stand for the one without a name. Raises UnsupportedError.
+    """
+    known = {each.variant for each in rows}
+    order = [named] if named else []
+    order += [""] if named in ("", "v1", "v2") else []
+    order += ["v2", "v1"] if named in ("", "v2") else []
+    chosen = next((each for each in order if each in known), None)
+    if chosen is None:
+        raise UnsupportedError(
+            f"--config_variant {named}: there is {', '.join(sorted(known))}",
+            field="--config_variant",
+        )
+    rows = [each for each in rows if each.variant == chosen]
+    own = [each for each in rows if each.num_gpus == reading.num_gpus]
+    if len(own) == 1 or len(rows) == 1:
+        return (own or rows)[0]
+    sizes = ", ".join(sorted({str(each.num_gpus) for each in rows}))
+    raise UnsupportedError(
+        f"--num_gpus {reading.num_gpus or ''}: there are presets for {sizes} GPUs",
+        field="--num_gpus",
+    )
+
+
+def _read_preset(
+    preset: Preset,
+    flags: list[Override],
+    words: list[Word],
+    *,
+    source: Source,
+    reading: Reading,
+) -> None:
+    """Fill the reading with a preset's layout and what the command overrides; the catalogue's
+    recipe of the release fills the rest.
+    """
+    keys = dict(preset.keys)
+    if preset.sequence_length is not None:
+        keys["model.seq_length"] = preset.sequence_length
+    count = reading.num_gpus or preset.num_gpus
+    batch = preset.global_batch_size * count
+    if preset.global_batch_size and batch % preset.num_gpus == 0:
+        keys["train.global_batch_size"] = batch // preset.num_gpus
+    reading.num_gpus = count
+    content = _content(keys, flags, words, model=preset.model, source=source, reading=reading)
+    for key, field in (
+        ("train.global_batch_size", "training.global_batch_size"),
+        ("model.seq_length", "training.sequence_length"),
+    ):
+        section, _, name = key.partition(".")
+        if name not in content.get(section, {}):
+            reading.lack(field, "the preset's own is not known; add", example="...")
+    read_content(content, source=source, reading=reading)
+    said = _said(content)
+    query = reading.query
+    training = {
+        name: value
+        for name, value in query["training"].items()
+        if f"training.{name}" in said or name in ("sequence_length", "global_batch_size")
+    }
+    training |= {
+        name.partition(".")[2]: value
+        for name, value in _OFF.items()
+        if name in said and name.partition(".")[2] not in training
+    }
+    training.pop("overlap", None)
+    if overlap := _overlap(query["training"].get("overlap") or {}, said):
+        training["overlap"] = overlap
+    if "training.precision" not in said:
+        training |= PRECISIONS[preset.precision]
+    training["recipe"] = f"megatron-bridge-{preset.releases[-1]}"
+    if preset.task != "pretrain":
+        training["task"] = preset.task
+    if preset.task == "lora":
+        why = "the rank of the preset's adapters is not known; add"
+        reading.lack("training.lora.rank", why, example=16)
+    parallel = {
+        name: value
+        for name, value in query["parallel"].items()
+        if f"parallel.{name}" in said and value is not None
+    }
+    reading.query = {
+        "kind": "training",
+        "model": preset.model,
+        "cluster": {"gpu": preset.gpu},
+        "training": training,
+        "parallel": parallel,
+    }
+    _forget_the_shape(reading)
+
+
+def _overlap(read: Mapping[str, bool], said: set[str]) -> dict[str, bool]:
+    """Return the overlaps that keys say, on or off."""
+    names = ("tensor_parallel", "pipeline_parallel", "data_parallel", "expert_parallel")
+    return {
+        name: read.get(name, name != "expert_parallel")
+        for name in names
+        if f"training.overlap.{name}" in said
+    }
+
+
+def _read_library(
+    recipe: Library,
+    flags: list[Override],
+    words: list[Word],
+    *,
+    source: Source,
+    reading: Reading,
+) -> None:
+    """Fill the reading with a library recipe and what the command overrides."""
+    content = _content(
+        recipe.keys, flags, words, model=recipe.model, source=source, reading=reading
+    )
+    read_content(content, source=source, reading=reading)
+    training = reading.query["training"]
+    if not any(each.field == "training.dropout" for each in reading.read):
+        training.pop("dropout", None)  # the model's own, which has none
+    if recipe.task == "sft":
+        training["task"] = "sft"
+    if recipe.packed:
+        reading.ignored.append(
+            Ignored(flag="dataset", reason="packs samples; a row is taken as one sequence")
+        )
+    reading.query["model"] = recipe.model
+    _forget_the_shape(reading)
+
+
+def _content(
+    keys: Mapping[str, Any],
+    flags: list[Override],
+    words: list[Word],
+    *,
+    model: str,
+    source: Source,
+    reading: Reading,
+) -> dict[str, Any]:
+    """Return a recipe's keys with the command's laid over them."""
+    content = laid_over(nested(keys), flags)
+    layers = source.layers_of(model)
+    own = overridden({}, words, reading=reading)
+    refuse_shapes(own, num_layers=layers, source=source, reading=reading)
+    content = overridden(content, words, reading=Reading(tool=reading.tool))
+    content.setdefault("model", {})["num_layers"] = layers
+    return content
+
+
+def _forget_the_shape(reading: Reading) -> None:
+    """Drop what is missing of a model's shape, which the recipe's model says."""
+    reading.missing = [each for each in reading.missing if not each.field.startswith("model")]
+
+
+def _said(content: Mapping[str, Any]) -> set[str]:
+    """Return the fields of a query that the keys decide."""
+    fields = set()
+    for each in as_settings(content):
+        argument = table(TABLE).get(argument_of(each.name, tool="nemo").removesuffix("!"))
+        if argument is not None and argument.fate == "read":
+            fields.add(argument.why)
+        if each.name.partition(".")[0] == "mixed-precision":
+            fields.add("training.precision")
+    return fields

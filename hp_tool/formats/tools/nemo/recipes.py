@@ -1,0 +1,161 @@
+"""Recipes and presets of Megatron Bridge by name, as keys of its configuration."""
+
+import csv
+import difflib
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from typing import Any
+
+from hp_tool.catalog import documents
+
+PRECISIONS: dict[str, dict[str, str]] = {
+    "bf16": {"precision": "bf16"},
+    "fp8_cs": {"precision": "fp8", "fp8_recipe": "tensorwise"},
+    "fp8_ds": {"precision": "fp8", "fp8_recipe": "delayed"},
+    "fp8_sc": {"precision": "fp8", "fp8_recipe": "blockwise"},
+    "fp8_mx": {"precision": "mxfp8"},
+    "nvfp4": {"precision": "nvfp4"},
+}
+"""--compute_dtype, and the fields of `training` that it decides."""
+_NEWEST = "26.08"
+"""Release whose functions of presets are named."""
+_SIZES = {
+    "micro_batch_size": "train.micro_batch_size",
+    "tensor_parallel_size": "model.tensor_model_parallel_size",
+    "pipeline_parallel_size": "model.pipeline_model_parallel_size",
+    "virtual_pipeline_parallel_size": "model.virtual_pipeline_model_parallel_size",
+    "context_parallel_size": "model.context_parallel_size",
+    "expert_parallel_size": "model.expert_model_parallel_size",
+    "expert_tensor_parallel_size": "model.expert_tensor_parallel_size",
+    "pipeline_layout": "model.pipeline_model_parallel_layout",
+}
+_ALWAYS = ("micro_batch_size", "tensor_parallel_size", "pipeline_parallel_size")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Library:
+    """A library recipe: every key of its configuration that decides time or memory."""
+
+    model: str
+    keys: Mapping[str, Any]
+    task: str
+    packed: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preset:
+    """A preset of scripts/performance: its layout, the rest of which the catalogue's recipe of its
+    release says.
+    """
+
+    releases: tuple[str, ...]
+    function: str
+    recipe: str
+    chip: str
+    variant: str
+    gpu: str
+    precision: str
+    task: str
+    model: str
+    num_gpus: int
+    global_batch_size: int
+    sequence_length: int | None
+    keys: Mapping[str, Any]
+
+
+def _file(name: str) -> str:
+    folder = resources.files("hp_tool.formats")
+    return folder.joinpath(f"tables/{name}").read_text(encoding="utf-8")
+
+
+@functools.cache
+def _library() -> dict[str, Any]:
+    content: dict[str, Any] = documents.load_yaml(_file("bridge-recipes.yaml"))
+    return content
+
+
+@functools.cache
+def presets() -> tuple[Preset, ...]:
+    """Return the presets of all releases that are known."""
+    rows = list(csv.DictReader(_file("bridge-presets.csv").splitlines()))
+    lengths: dict[tuple[str, str], set[int]] = {}
+    for row in rows:
+        if row["sequence_length"]:
+            known = lengths.setdefault((row["recipe"], row["task"]), set())
+            known.add(int(row["sequence_length"]))
+    return tuple(_preset(row, lengths.get((row["recipe"], row["task"]), set())) for row in rows)
+
+
+def _preset(row: Mapping[str, str], lengths: set[int]) -> Preset:
+    own = {int(row["sequence_length"])} if row["sequence_length"] else lengths
+    keys: dict[str, Any] = {}
+    for name, key in _SIZES.items():
+        text = row[name]
+        if text:
+            keys[key] = text if name == "pipeline_layout" else int(text)
+        elif name in _ALWAYS:
+            keys[key] = 1
+    tensor = keys["model.tensor_model_parallel_size"]
+    keys.setdefault("model.context_parallel_size", 1)
+    keys["model.sequence_parallel"] = tensor > 1
+    return Preset(
+        releases=tuple(row["releases"].split()),
+        function=row["function"],
+        recipe=row["recipe"],
+        chip=row["chip"],
+        variant=row["variant"],
+        gpu=row["gpu"],
+        precision=row["precision"],
+        task=row["task"],
+        model=row["model"],
+        num_gpus=int(row["num_gpus"]),
+        global_batch_size=int(row["global_batch_size"] or 0),
+        sequence_length=next(iter(own)) if len(own) == 1 else None,
+        keys=keys,
+    )
+
+
+def preset_of(function: str) -> Preset | None:
+    """Return the preset that a function of the newest release is; None: it is none."""
+    return next((each for each in presets() if each.function == function), None)
+
+
+def library_recipe(name: str) -> Library | None:
+    """Return a library recipe by the name of its function or of an alias; None: none is known."""
+    table = _library()
+    entry = table["recipes"].get(table["aliases"].get(name, name))
+    if entry is None:
+        return None
+    keys = dict(entry)
+    task = next((task for task in ("sft", "peft") if f"_{task}_" in name), "pretrain")
+    return Library(
+        model=str(keys.pop("model")),
+        packed=bool(keys.pop("packed", False)),
+        task="lora" if task == "peft" else task,
+        keys=keys,
+    )
+
+
+def nearest(name: str, *, among: Sequence[str] | None = None) -> str:
+    """Return the names most like one that nobody knows, for an error."""
+    table = _library()
+    known = among
+    if known is None:
+        functions = [each.function for each in presets() if each.function]
+        known = [*table["recipes"], *table["aliases"], *functions]
+    close = difflib.get_close_matches(name, sorted(set(known)), n=3, cutoff=0.4)
+    return ", ".join(close)
+
+
+def nested(keys: Mapping[str, Any]) -> dict[str, Any]:
+    """Return dotted keys as sections."""
+    content: dict[str, Any] = {}
+    for key, value in keys.items():
+        *sections, name = key.split(".")
+        node = content
+        for section in sections:
+            node = node.setdefault(section, {})
+        node[name] = value
+    return content
