@@ -25,7 +25,7 @@ from hp_tool.formats.reading import (
     untold,
     whole_number,
 )
-from hp_tool.formats.renamed import recipe
+from hp_tool.formats.renamed import file_settings, recipe
 from hp_tool.formats.shell import Script
 from hp_tool.formats.source import Source
 from hp_tool.formats.writing import DTYPES
@@ -85,6 +85,9 @@ def reader(engine: str) -> Callable[[Source, Reading], None]:
     """Return the reader of an engine's command."""
 
     def follow(source: Source, reading: Reading) -> None:
+        if engine == "trtllm" and source.mapping is not None:
+            _read_options(source, reading)
+            return
         launch, script = source.launch(reading)
         words, model = list(launch.words), None
         if engine == "trtllm" and words and words[0].text == "serve":
@@ -169,12 +172,35 @@ MIN_ABBREVIATION = 6
 """Minimum length of an abbreviated option."""
 
 
+def _read_options(source: Source, reading: Reading) -> None:
+    """Fill the reading with the query of TensorRT-LLM's options file alone, which leaves the model
+    and the ranks to the command.
+    """
+    content = source.keys(reading)
+    settings = _as_options(file_settings(content, text=source.text), engine="trtllm")
+    names = {each.name for each in settings}
+    if not names & {"tensor-parallel-size", "tp-size"}:
+        size = "attention_data" if "enable-attention-dp" in names else "tensor"
+        why = "the command's --tp_size says it, not this file; add"
+        reading.lack(f"parallel.{size}_parallel_size", why, example=8)
+    read(settings, engine="trtllm", model=None, reading=reading, source=source)
+    for each in reading.missing:
+        reading.query["parallel"].pop(each.field.removeprefix("parallel."), None)
+
+
 def _of_file(
     words: list[Setting], script: Script, reading: Reading, *, engine: str
 ) -> list[Setting]:
-    """Return the options in the file of a server's --config; switches have no value, or are off."""
+    """Return the options in the file behind a server's --config: switches stand without a value, or
+    are off.
+    """
+    return _as_options(recipe(words, script, reading), engine=engine)
+
+
+def _as_options(settings: Iterable[Setting], *, engine: str) -> list[Setting]:
+    """Return the keys of a file as a command's options."""
     options = []
-    for each in recipe(words, script, reading):
+    for each in settings:
         argument = look_up(each.name, table(engine))
         if argument is None or argument.arity != "0":
             options.append(each)

@@ -15,7 +15,7 @@ from hp_tool.formats.engines import (
     refuse_drafts,
 )
 from hp_tool.formats.registry import Format, register
-from hp_tool.formats.signs import Sign, key_within, words
+from hp_tool.formats.signs import Sign, any_key, words
 from hp_tool.formats.writing import Values, refuse_unsaid
 
 VERSION = "1.0"
@@ -101,18 +101,26 @@ def text(setup: ServingSetup) -> str:
 
 
 _SERVER = words(r"trtllm-serve|tensorrt_llm\.commands\.serve")
-_OPTIONS = key_within("enable_attention_dp")
+_OPTIONS = any_key(
+    "enable_attention_dp",
+    "kv_cache_config",
+    "cuda_graph_config",
+    "moe_config",
+    "attention_dp_config",
+    "cache_transceiver_config",
+)
 register(
     Format(
         name="trtllm",
         title="TensorRT-LLM",
         kind="inference",
         signs=(
-            Sign(of="keys", rank=97, holds=_OPTIONS, refused="TensorRT-LLM's options"),
+            Sign(of="keys", rank=97, holds=_OPTIONS),
             Sign(of="script", rank=22, holds=_SERVER),
         ),
         read=reader("trtllm"),
-        reads="a command that starts its server, with the options file that it writes or names",
+        reads="a command that starts its server, with the options file that it writes or names; "
+        "that file alone",
         write=text,
         options=lambda setup: option_values(start(setup)[1]),
         usual_of="trtllm",
