@@ -116,9 +116,10 @@ register(
         read=reader("vllm"),
         write=text,
         write_pools=pools,
-        reads="LLMInferenceService with one pool, as `vllm serve`",
+        reads="LLMInferenceService, or the values of llm-d's chart: one kind of pod, or pools, as "
+        "`vllm serve`",
         writes="a manifest of KServe's LLMInferenceService: vLLM's command in each replica, which "
         "is one pod; pools too",
-        checked="a schema of the fields it uses, after KServe's types",
+        checked="a schema of the fields it uses, after KServe's types; read back by `import`",
     )
 )

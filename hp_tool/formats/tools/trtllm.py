@@ -125,6 +125,6 @@ register(
         options=lambda setup: option_values(start(setup)[1]),
         usual_of="trtllm",
         writes="the command of one replica",
-        checked="options and values recorded from the engine's own parser",
+        checked="options and values recorded from the engine's own parser; read back by `import`",
     )
 )

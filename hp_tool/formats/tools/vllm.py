@@ -127,7 +127,8 @@ register(
         write_pools=pools,
         options=lambda setup: option_values(start(setup)[1]),
         usual_of="vllm",
-        reads="`vllm serve`: a query of kind inference",
+        reads="`vllm serve`, also in a Kubernetes manifest: a query of kind inference; of a script "
+        "or a manifest with two roles, pools",
         writes="the command of one replica; of pools a script that starts one of either",
         checked="options and values recorded from the engine's own parser; read back by `import`",
     )

@@ -52,9 +52,8 @@ register(
         log="megatron-lm",
         flags=_words,
         says_shape=True,
-        reads="a launch script, its flags, or a log that begins with Megatron's arguments; also "
-        "its older releases and "
-        "Megatron-DeepSpeed",
+        reads="a launch script, its flags, the Job of a Kubernetes manifest, or a log that begins "
+        "with Megatron's arguments; also its older releases and Megatron-DeepSpeed",
         writes="a script that starts `pretrain_gpt.py`, or for layers that differ "
         "`pretrain_mamba.py`, with torchrun",
         checked="Megatron Core 0.16's configuration classes and their own checks, the assertions "
@@ -72,7 +71,8 @@ register(
         says_shape=True,
         writes="its file for `--yaml-cfg`, to lay over Megatron-LM's `gpt_config.yaml`, which must "
         "hold every key",
-        checked="fields of TransformerConfig and ModelParallelConfig, by section",
+        checked="fields of TransformerConfig and ModelParallelConfig, by section; read back by "
+        "`import` as `nemo`",
     )
 )
 register(
@@ -82,7 +82,7 @@ register(
         write=slurm,
         framework="megatron-core",
         writes="Megatron-LM's script for sbatch",
-        checked="`bash -n`",
+        checked="`bash -n`; read back by `import`",
     )
 )
 register(
@@ -96,6 +96,6 @@ register(
         write=kubernetes,
         framework="megatron-core",
         writes="Megatron-LM's script in an Indexed Job with its Service",
-        checked="Kubernetes' schema",
+        checked="Kubernetes' schema; read back by `import`",
     )
 )

@@ -45,7 +45,7 @@ def _fewer_layers(setup: TrainingSetup) -> list[str]:
     return [f"model.num_layers={setup.model.num_hidden_layers}"]
 
 
-_RECIPE = "a recipe by name (its settings stand in Python; import the YAML file it saves)"
+_RECIPE = "a recipe of NeMo 2 by name (its settings stand in Python; import the YAML file it saves)"
 register(
     Format(
         name="nemo",
@@ -77,6 +77,6 @@ register(
         writes="overrides of a Megatron Bridge recipe, 0.3 to 0.6; LoRA as those of a recipe for "
         "PEFT",
         checked="keys, choices and recipes of precision recorded from its classes; the optimizer's "
-        "are fields of Megatron Core",
+        "are fields of Megatron Core; read back by `import`",
     )
 )
