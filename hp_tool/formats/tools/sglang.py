@@ -143,8 +143,8 @@ register(
         write_pools=pools,
         options=lambda setup: option_values(start(setup)[1]),
         usual_of="sglang",
-        reads="`sglang.launch_server`, also in a Kubernetes manifest: a query of kind inference; of "
-        "two roles, pools",
+        reads="`sglang.launch_server`, also in a Kubernetes manifest: a query of kind inference; "
+        "of two roles, pools",
         writes="the command of one replica; of pools a script that starts one of either, or the "
         "router",
         checked="options and values recorded from the engine's own parser; read back by `import`",
