@@ -144,7 +144,7 @@ class _Run(Arguments):
             if experts
             else None,
             "expert_tensor_parallel_size": self.expert_tensor(tensor) if experts else None,
-            "moe_token_dispatcher_type": self.dispatcher() if experts else None,
+            "moe_token_dispatcher_type": self.dispatcher_between(tensor) if experts else None,
         }
 
     def expert_tensor(self, tensor: int) -> int:
@@ -369,6 +369,14 @@ class _Run(Arguments):
                 f"is not modelled; {', '.join(get_args(TokenDispatcher))} are",
             )
         return "alltoall" if name == "alltoall_seq" else name
+
+    def dispatcher_between(self, tensor: int) -> str | None:
+        """Return the dispatcher; None for alltoall where each rank has all experts, which every
+        release runs there and exports write for its usual dispatcher.
+        """
+        ranks = self.number("expert-model-parallel-size", 1) * self.expert_tensor(tensor)
+        kind = self.dispatcher()
+        return None if kind == "alltoall" and ranks == 1 else kind
 
     def cuda_graphs(self) -> bool | None:
         """Return whether the whole iteration, or modelled parts of a layer, are recorded."""

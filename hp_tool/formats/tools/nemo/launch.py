@@ -51,6 +51,11 @@ _KEYS = {
     "cuda-graph-scope": "model.cuda_graph_scope",
 }
 """Options of the launchers, and the keys that they override."""
+_CHOOSE = (
+    *("recipe", "model", "mode", "model-recipe-name", "mr", "gpu", "g", "task"),
+    *("compute-dtype", "c", "config-variant", "cv"),
+)
+"""Options by which a recipe is chosen."""
 _OFF = {
     "training.cuda_graphs": False,
     "training.offload": "none",
@@ -72,14 +77,17 @@ def read_launch(source: Source, reading: Reading) -> None:
     overrides = [word for word in words if is_override(word.text)]
     others = [word for word in words if not is_override(word.text)]
     known = table("bridge-launch")
+    written = settings_of(others, table=known, reading=reading)
     settings = sort(
-        settings_of(others, table=known, reading=reading),
+        written,
         table=known,
         reading=reading,
         spare=source.ignore,
     )
     reading.query = {"kind": "training", "training": {}, "parallel": {}}
     _count(settings, reading)
+    if any(each.unknown and each.name in _CHOOSE for each in written):
+        return  # noted as missing
     given = _flags(settings)
     name = _text(settings, "recipe")
     if not name and (model := _text(settings, "model")):
