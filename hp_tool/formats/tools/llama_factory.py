@@ -73,8 +73,8 @@ def read(source: Source, reading: Reading) -> None:
         InputError: The file is invalid or not available.
     """
     launched = None if source.mapping is not None else source.launch(reading)
-    content = source.keys(reading) if launched is None else _launched_file(*launched)
-    settings = as_settings(content, lines=source.text)
+    file = source.keys(reading) if launched is None else _launched_file(*launched)
+    settings = as_settings(file, lines=source.text)
     values = {each.name: each.text for each in settings}
     reading.lack_unknown(settings, {"disable-gradient-checkpointing": "parallel.recompute"})
     for name, value in _DEFAULTS.items():

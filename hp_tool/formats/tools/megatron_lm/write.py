@@ -192,6 +192,16 @@ def levels(setup: TrainingSetup) -> list[str] | None:
     inner = int(
         exchanging(ranks, model=setup.model, strategy=strategy, heads_split=c.tensor_parallel_size)
     )
+    heads, kv = (
+        max(count // c.tensor_parallel_size, 1)
+        for count in (setup.model.num_attention_heads, setup.model.kv_heads)
+    )
+    if heads % inner or kv % inner:
+        raise UnsupportedError(
+            f"{words.TOOL} cannot share {heads} query and {kv} key/value heads of a rank between "
+            f"{inner} context ranks; set parallel.hierarchical_context_parallel_sizes",
+            field="parallel.hierarchical_context_parallel_sizes",
+        )
     return [str(inner), str(c.context_parallel_size // inner)]
 
 
