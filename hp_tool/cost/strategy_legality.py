@@ -45,7 +45,7 @@ def strategy_broken(*, case: TrainingCase, candidates: Candidates) -> tuple[Any,
         if strategy.pipeline_layout is not None
         else False,
         _dispatcher_broken(case, candidates) if case.model.num_experts else False,
-        _graphs_broken(case, candidates) if case.workload.cuda_graphs else False,
+        graphs_broken(case, candidates) if case.workload.cuda_graphs else False,
     )
 
 
@@ -92,7 +92,7 @@ def _recomputes(c: Candidates, modules: int) -> Any:
     return (c.recompute_modules & modules) != 0
 
 
-def _graphs_broken(case: TrainingCase, c: Candidates) -> Any:
+def graphs_broken(case: TrainingCase, c: Candidates) -> Any:
     """Return whether Megatron Core rejects CUDA graphs of the candidate's modules.
 
     Graphs of modules, unlike those of whole iterations, exclude recomputation of whole layers, and

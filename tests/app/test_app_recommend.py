@@ -359,3 +359,22 @@ def test_the_row_to_try_is_the_one_that_uses_the_fewest_ways(
 ) -> None:
     rows = Candidates.from_configs([ParallelConfig(), ParallelConfig(**parallel)])
     assert _axes(rows, layers=layers).tolist() == [0, ways]
+
+
+def test_recorded_graphs_rule_out_recomputation_that_an_estimate_calls_illegal() -> None:
+    """Spaces are enumerated before recomputation; graphs of a mixture exclude whole layers."""
+    asked = query(
+        model="qwen3-30b-a3b",
+        cluster={"gpu": "h100-sxm-80gb", "num_gpus": 8},
+        training={
+            "sequence_length": 4096,
+            "global_batch_size": 32,
+            "optimizer_precision": "bf16",
+            "cuda_graphs": True,
+        },
+    )
+    found = recommend(query=asked, top=5)
+    assert found.recommendations and found.rejections["cuda_graphs_not_applicable"] > 0
+    for row in found.recommendations:
+        own = parse_query(Configuration.of(row, query=asked).mapping())
+        assert estimate(query=own).feasible, row.parallel

@@ -15,6 +15,7 @@ from hp_tool.cost.arrays import BoolArray, FloatArray
 from hp_tool.cost.breakdown import estimate_row
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.legality import MEMORY
+from hp_tool.cost.strategy_legality import GRAPHS, graphs_broken
 from hp_tool.cost.training import TrainingCosts
 from hp_tool.cost.uncertainty import out_of_memory_probability
 from hp_tool.domain.result import Recommendation
@@ -193,7 +194,13 @@ def judged(
     crashed = np.zeros(len(candidates), dtype=np.bool_)
     if predictor is not None:
         crashed = predictor.crashes(candidates, problem=problem) > 0
-    acceptable, expected_s = fits & in_time & ~crashed, np.full(len(candidates), np.inf)
+    # Spaces are enumerated before recomputation, which recorded graphs may exclude.
+    excluded = np.zeros(len(candidates), dtype=np.bool_)
+    if problem.workload.cuda_graphs:
+        broken = np.asarray(graphs_broken(problem, candidates), dtype=np.bool_)
+        excluded = excluded | (_each(broken, shape) if broken.ndim else broken)
+    acceptable = fits & in_time & ~crashed & ~excluded
+    expected_s = np.full(len(candidates), np.inf)
     if len(good := np.flatnonzero(acceptable)):
         if fails is None:
             device_bytes = _each(np.asarray(costs.device_bytes, dtype=np.float64), shape)[good]
@@ -212,6 +219,7 @@ def judged(
         "target_missed": int(np.count_nonzero(~in_time)),
     }
     counts[CRASHED] = int(np.count_nonzero(crashed))
+    counts[GRAPHS] = int(np.count_nonzero(excluded))
     rows = CostedRows(
         candidates=candidates,
         step_s=step_s,
