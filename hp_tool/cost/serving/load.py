@@ -29,15 +29,23 @@ from statistics import NormalDist
 
 import numpy as np
 
-from hp_tool.cost.arrays import FloatArray
+from hp_tool.cost.arrays import FloatArray, IntArray
 from hp_tool.cost.serving.candidates import ServingCandidates, ServingCase
-from hp_tool.cost.serving.engine import ServingCosts, most_running, serving_costs, tokens_per_pass
+from hp_tool.cost.serving.engine import (
+    ServingCosts,
+    first_token_alone,
+    most_running,
+    serving_costs,
+    tokens_per_pass,
+)
 
 STEP = 0.05
 """Fraction of the load for the difference quotient of X'(c), below c, because above it a full cache
 would matter.
 """
 LEAST_ELASTICITY = 0.01
+NEGLIGIBLE = 1e-9
+"""Mean number of waiting requests below which the latency of full batches is not computed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +85,68 @@ def load_deviations(load: FloatArray, *, elasticity: FloatArray) -> tuple[FloatA
     return moment, moment * np.sqrt(2.0 * (e - 1.0 + np.exp(-e))) / e
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fluctuation:
+    """The load of a scheduler under independent arrivals, and its waits for passes; shape (n,).
+
+    Means and quantiles of latency are both derived from it.
+    """
+
+    costs: ServingCosts
+    """Costs under the mean load."""
+    load: FloatArray
+    """Mean requests in flight at one scheduler (c)."""
+    deviation: FloatArray
+    """Standard deviation of the requests in flight (sqrt(v))."""
+    stay_deviation: FloatArray
+    """Standard deviation of their mean over a stay (sqrt(v_S))."""
+    wait_s: FloatArray
+    """Mean wait for the pass at a random time (W)."""
+    busy: FloatArray
+    """Fraction of time spent on prompts (r)."""
+
+    def excess(self, bound: float | FloatArray) -> FloatArray:
+        """Return E[max(n - bound, 0)] of the n requests in flight, which are normally
+        distributed.
+        """
+        distance = (bound - self.load) / self.deviation
+        seconds: FloatArray = self.deviation * (_density(distance) - distance * _above(distance))
+        return np.maximum(seconds, 0.0)
+
+    @property
+    def tail_s(self) -> FloatArray:
+        """Return P / (2 (1 - r)), the scale of the wait for earlier prompts beyond W."""
+        return self.costs.prompt_s / (2.0 * (1.0 - self.busy))
+
+
+def fluctuation(
+    *, case: ServingCase, candidates: ServingCandidates, load: FloatArray
+) -> Fluctuation:
+    """Return how the requests in flight, `load` on average over all schedulers, fluctuate."""
+
+    def elasticity(load: FloatArray, costs: ServingCosts) -> FloatArray:
+        ratio = (
+            _costs_under(case, candidates, (1.0 - STEP) * load).output_tokens_per_second_per_gpu
+            / costs.output_tokens_per_second_per_gpu
+        )
+        return np.clip((1.0 - ratio) / STEP, LEAST_ELASTICITY, 1.0)
+
+    mean = _costs_under(case, candidates, load)
+    e = elasticity(load, mean)
+    full = candidates.schedulers * mean.max_running
+    if np.any(
+        load > full
+    ):  # beyond full batches, requests in transit slow none: this is no spare capacity
+        full_load = np.minimum(load, full)
+        e = np.minimum(e, elasticity(full_load, _costs_under(case, candidates, full_load)))
+    each = load / candidates.schedulers
+    spread, stay = load_deviations(each, elasticity=e)
+    wait, busy = prompt_wait(case, mean)
+    return Fluctuation(
+        costs=mean, load=each, deviation=spread, stay_deviation=stay, wait_s=wait, busy=busy
+    )
+
+
 def open_quantiles(
     *,
     case: ServingCase,
@@ -87,57 +157,77 @@ def open_quantiles(
     """Return latencies at the quantile `share`, one or one per row, with `load` requests in flight
     on average.
     """
-    calm, z = steady(case), np.vectorize(NormalDist().inv_cdf, otypes=[float])(share)
+    z = np.vectorize(NormalDist().inv_cdf, otypes=[float])(share)
+    around = fluctuation(case=case, candidates=candidates, load=load)
 
-    def at(concurrency: FloatArray) -> ServingCosts:
-        loaded = candidates.loaded(np.maximum(concurrency, 0.0))
-        return serving_costs(case=calm, candidates=loaded)
+    def at(deviation: FloatArray) -> ServingCosts:
+        each = around.load + z * deviation
+        return _costs_under(case, candidates, candidates.schedulers * each)
 
-    def elasticity(load: FloatArray, costs: ServingCosts) -> FloatArray:
-        ratio = (
-            at((1.0 - STEP) * load).output_tokens_per_second_per_gpu
-            / costs.output_tokens_per_second_per_gpu
-        )
-        return np.clip((1.0 - ratio) / STEP, LEAST_ELASTICITY, 1.0)
-
-    mean = at(load)
-    e = elasticity(load, mean)
-    full = candidates.schedulers * mean.max_running
-    if np.any(
-        load > full
-    ):  # beyond full batches, requests in transit slow none: this is no spare capacity
-        full_load = np.minimum(load, full)
-        e = np.minimum(e, elasticity(full_load, at(full_load)))
-    each = load / candidates.schedulers
-    spread, stay = load_deviations(each, elasticity=e)
-    now = at(candidates.schedulers * (each + z * spread))
-    later = at(candidates.schedulers * (each + z * stay)).tpot_s
-    wait, busy = prompt_wait(case, mean)
-    tail = mean.prompt_s / (2.0 * (1.0 - busy)) * np.log(np.maximum(busy, 1e-300) / (1.0 - share))
-    waits = 2.0 * share * wait + np.maximum(tail, 0.0)
-    ttft = now.ttft_s + waits
+    now, later = at(around.deviation), at(around.stay_deviation).tpot_s
+    tail = around.tail_s * np.log(np.maximum(around.busy, 1e-300) / (1.0 - share))
+    ttft = now.ttft_s + 2.0 * share * around.wait_s + np.maximum(tail, 0.0)
     return Quantiles(
         ttft_s=ttft, tpot_s=later, request_latency_s=ttft + (case.output_length - 1.0) * later
     )
 
 
-# Requests that arrive at a rate: the number in flight (Little's law), and the costs at that
-# concurrency.
+def open_means(
+    *, case: ServingCase, candidates: ServingCandidates, load: FloatArray
+) -> ServingCosts:
+    """Return costs with `load` requests in flight on average: their latencies are the means of
+    `open_quantiles` over its shares.
 
-
-def independent_costs(*, case: ServingCase, candidates: ServingCandidates) -> ServingCosts:
-    """Return costs of so many requests in flight on average at independent random times."""
-    calm = steady(case)
-    costs = serving_costs(case=calm, candidates=candidates)
-    wait = prompt_wait(case, costs)[0]
-    longer = 1.0 + wait / costs.request_latency_s
+    With F places and n requests in flight, E[min(max(n, 1), F)] run, and the latencies that they
+    determine are nearly linear in it. The others wait for a place, as in `serving_costs`; and all
+    wait W + r P / (2 (1 - r)) for their pass and earlier prompts.
+    """
+    around = fluctuation(case=case, candidates=candidates, load=load)
+    places = around.costs.max_running
+    waiting = around.excess(places)
+    running = 1.0 + around.excess(1.0) - waiting
+    costs = _costs_under(case, candidates, candidates.schedulers * running)
+    wait = around.wait_s + around.tail_s * around.busy
+    if np.any(waiting > NEGLIGIBLE):
+        full = _costs_under(case, candidates, candidates.schedulers * places)
+        in_transit_s = first_token_alone(case)
+        place_s = (full.request_latency_s - in_transit_s) / places
+        wait = wait + place_s * around.excess(places + in_transit_s / place_s)
+    latency = costs.request_latency_s + wait
+    devices, output = candidates.devices, case.output_length
     return replace(
         costs,
-        output_tokens_per_second_per_gpu=costs.output_tokens_per_second_per_gpu / longer,
+        output_tokens_per_second_per_gpu=load / latency * output / devices,
         ttft_s=costs.ttft_s + wait,
-        request_latency_s=costs.request_latency_s + wait,
+        request_latency_s=latency,
         parts=costs.parts | {"queue": costs.parts["queue"] + wait},
     )
+
+
+def _costs_under(
+    case: ServingCase, candidates: ServingCandidates, load: FloatArray
+) -> ServingCosts:
+    loaded = candidates.loaded(np.maximum(load, 0.0))
+    return serving_costs(case=steady(case), candidates=loaded)
+
+
+def _density(z: FloatArray) -> FloatArray:
+    """Return the standard normal density."""
+    density: FloatArray = np.exp(-0.5 * z * z) / math.sqrt(2.0 * math.pi)
+    return density
+
+
+_erfc = np.vectorize(math.erfc, otypes=[float])
+
+
+def _above(z: FloatArray) -> FloatArray:
+    """Return the probability that a standard normal variable exceeds z."""
+    probability: FloatArray = 0.5 * _erfc(z / math.sqrt(2.0))
+    return probability
+
+
+# Requests that arrive at a rate: the number in flight (Little's law), and the costs at that
+# concurrency.
 
 
 def costs_at_rate(
@@ -145,9 +235,9 @@ def costs_at_rate(
     case: ServingCase,
     candidates: ServingCandidates,
     requests_per_second: float | FloatArray,
-) -> ServingCosts:
-    """Return costs at the smallest concurrency whose throughput reaches the rate; shape of the
-    candidates.
+) -> tuple[ServingCosts, FloatArray]:
+    """Return costs at the smallest concurrency whose throughput reaches the rate, and the mean
+    number of requests in flight around which the load fluctuates; shape of the candidates.
 
     Independent arrivals start in no common wave. If even full batches do not reach the rate,
     `sustained` is False and the rest describes full batches: the true queue grows without limit.
@@ -155,23 +245,29 @@ def costs_at_rate(
     calm = steady(case)
     devices = candidates.devices
 
-    def completed(concurrency: np.ndarray) -> np.ndarray:
-        loaded = replace(candidates, concurrency=concurrency)
-        costs = serving_costs(case=calm, candidates=loaded)
+    def completed(costs: ServingCosts) -> FloatArray:
         return costs.output_tokens_per_second_per_gpu * devices / case.output_length
+
+    def costs_of(concurrency: IntArray) -> ServingCosts:
+        return serving_costs(case=calm, candidates=replace(candidates, concurrency=concurrency))
 
     most = most_running(case=calm, candidates=candidates)
     high = np.ceil(most * candidates.schedulers).astype(np.int64)
     low = np.zeros_like(high)  # never enough; `high` is enough wherever anything is
     for _ in range(int(high.max(initial=1)).bit_length()):
         middle = np.maximum((low + high) // 2, 1)
-        enough = completed(middle) >= requests_per_second
+        enough = completed(costs_of(middle)) >= requests_per_second
         high, low = np.where(enough, middle, high), np.where(enough, low, middle)
-    loaded, reached = replace(candidates, concurrency=high), completed(high)
-    costs = independent_costs(case=case, candidates=loaded)
+    closed = costs_of(high)
+    reached = completed(closed)
+    load = requests_per_second * (closed.request_latency_s + prompt_wait(case, closed)[0])
+    costs = open_means(case=case, candidates=candidates, load=load)
     served = np.minimum(reached, requests_per_second) * case.output_length / devices
-    return replace(
-        costs, sustained=reached >= requests_per_second, output_tokens_per_second_per_gpu=served
+    return (
+        replace(
+            costs, sustained=reached >= requests_per_second, output_tokens_per_second_per_gpu=served
+        ),
+        load,
     )
 
 

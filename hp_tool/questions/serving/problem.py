@@ -27,7 +27,7 @@ from hp_tool.cost.matrices import cached_width
 from hp_tool.cost.precision import ELEMENT_BYTES
 from hp_tool.cost.serving.candidates import ServingCandidates, ServingCase
 from hp_tool.cost.serving.engine import ServingCosts, serving_costs
-from hp_tool.cost.serving.load import costs_at_rate, independent_costs, offline_costs
+from hp_tool.cost.serving.load import costs_at_rate, offline_costs, open_means
 from hp_tool.cost.serving.operations import state_block
 from hp_tool.cost.serving.weights import formats
 from hp_tool.domain.clients import CLIENTS, REQUESTS_EACH
@@ -138,11 +138,12 @@ class ServingProblem(ServingCase):
         if self.offline:
             costs = offline_costs(case=self, candidates=candidates, num_prompts=self.num_prompts)
         elif rate is not None:
-            costs = costs_at_rate(case=self, candidates=candidates, requests_per_second=rate)
-            in_flight = rate * costs.request_latency_s
+            costs, in_flight = costs_at_rate(
+                case=self, candidates=candidates, requests_per_second=rate
+            )
         elif self.think_time_s > 0.0:
-            costs = independent_costs(case=self, candidates=candidates)
             in_flight = candidates.concurrency.astype(np.float64)
+            costs = open_means(case=self, candidates=candidates, load=in_flight)
         else:
             costs = serving_costs(case=self, candidates=candidates)
         return CostedRows(problem=self, candidates=candidates, costs=costs, in_flight=in_flight)

@@ -362,7 +362,7 @@ def test_arrivals_by_events_by_the_closed_form_and_as_a_fluid_agree(share: float
         output_tokens=equal(4000, 256),
         arrival_s=arrivals,
     )
-    closed = costs_at_rate(
+    closed, _ = costs_at_rate(
         case=replace(setup.case, cluster=setup.case.cluster.with_num_gpus(2)),
         candidates=one,
         requests_per_second=rate,
