@@ -19,8 +19,9 @@ half R, and then for the prompts in its own pass:
     W = R (1 + 2 r),    R = (T + r P / (1 - r^2)) / 2
 
 The quantile q of this wait is 2 q W, uniform over the remaining time, and beyond it the tail of
-M/D/1, P / (2 (1 - r)) ln(r / (1 - q)) if that is above zero. Not counted are bursts beyond
-independence, unequal lengths, and a queue that is not stationary.
+M/D/1, P / (2 (1 - r)) ln(r / (1 - q)) if that is above zero. A mean latency is that of its
+quantiles over q from 0 to 1: `open_means` and `open_quantiles` share c, v, v_S and W. Not counted
+are bursts beyond independence, unequal lengths, and a queue that is not stationary.
 """
 
 import math
@@ -46,6 +47,7 @@ would matter.
 LEAST_ELASTICITY = 0.01
 NEGLIGIBLE = 1e-9
 """Mean number of waiting requests below which the latency of full batches is not computed."""
+_TINY = 1e-300
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,14 +106,6 @@ class Fluctuation:
     """Mean wait for the pass at a random time (W)."""
     busy: FloatArray
     """Fraction of time spent on prompts (r)."""
-
-    def excess(self, bound: float | FloatArray) -> FloatArray:
-        """Return E[max(n - bound, 0)] of the n requests in flight, which are normally
-        distributed.
-        """
-        distance = (bound - self.load) / self.deviation
-        seconds: FloatArray = self.deviation * (_density(distance) - distance * _above(distance))
-        return np.maximum(seconds, 0.0)
 
     @property
     def tail_s(self) -> FloatArray:
@@ -178,30 +172,84 @@ def open_means(
     """Return costs with `load` requests in flight on average: their latencies are the means of
     `open_quantiles` over its shares.
 
-    With F places and n requests in flight, E[min(max(n, 1), F)] run, and the latencies that they
-    determine are nearly linear in it. The others wait for a place, as in `serving_costs`; and all
-    wait W + r P / (2 (1 - r)) for their pass and earlier prompts.
+    With F places and n requests in flight, m = min(max(n, 1), F) determine the latencies of a stay;
+    two loads with the mean and variance of m represent it. Requests beyond F wait for a place, as
+    in `serving_costs`, and all wait W + r P / (2 (1 - r)) for their pass and earlier prompts.
     """
     around = fluctuation(case=case, candidates=candidates, load=load)
     places = around.costs.max_running
-    waiting = around.excess(places)
-    running = 1.0 + around.excess(1.0) - waiting
-    costs = _costs_under(case, candidates, candidates.schedulers * running)
+    low, high, share = two_loads(around.load, around.stay_deviation, places)
+    costs = _between(
+        _costs_under(case, candidates, candidates.schedulers * low),
+        _costs_under(case, candidates, candidates.schedulers * high),
+        share,
+    )
     wait = around.wait_s + around.tail_s * around.busy
-    if np.any(waiting > NEGLIGIBLE):
+    if np.any(excess(around.load, around.deviation, places) > NEGLIGIBLE):
         full = _costs_under(case, candidates, candidates.schedulers * places)
         in_transit_s = first_token_alone(case)
         place_s = (full.request_latency_s - in_transit_s) / places
-        wait = wait + place_s * around.excess(places + in_transit_s / place_s)
+        without_place = excess(around.load, around.deviation, places + in_transit_s / place_s)
+        wait = wait + place_s * without_place
     latency = costs.request_latency_s + wait
-    devices, output = candidates.devices, case.output_length
     return replace(
         costs,
-        output_tokens_per_second_per_gpu=load / latency * output / devices,
+        output_tokens_per_second_per_gpu=load / latency * case.output_length / candidates.devices,
         ttft_s=costs.ttft_s + wait,
         request_latency_s=latency,
         parts=costs.parts | {"queue": costs.parts["queue"] + wait},
     )
+
+
+def two_loads(
+    mean: FloatArray, deviation: FloatArray, places: FloatArray
+) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Return a low and a high load, and the probability of the high one, with the mean and the
+    variance of m = min(max(n, 1), places) for a normally distributed n.
+
+    Both are from 1 to `places`.
+    """
+    waiting = excess(mean, deviation, places)
+    more = excess(mean, deviation, 1.0) - waiting  # E[m - 1]
+    square = (
+        squared_excess(mean, deviation, 1.0)
+        - squared_excess(mean, deviation, places)
+        - 2.0 * (places - 1.0) * waiting
+    )
+    variance = np.maximum(square - more**2, 0.0)
+    free = np.maximum(places - 1.0 - more, 0.0)
+    above = np.clip(np.sqrt(variance), variance / np.maximum(more, _TINY), free)
+    below = np.minimum(variance / np.maximum(above, _TINY), more)
+    share = below / np.maximum(above + below, _TINY)
+    return 1.0 + more - below, 1.0 + more + above, share
+
+
+def excess(mean: FloatArray, deviation: FloatArray, bound: float | FloatArray) -> FloatArray:
+    """Return E[max(n - bound, 0)] of a normally distributed n."""
+    z = (bound - mean) / deviation
+    return np.maximum(deviation * (_density(z) - z * _above(z)), 0.0)
+
+
+def squared_excess(
+    mean: FloatArray, deviation: FloatArray, bound: float | FloatArray
+) -> FloatArray:
+    """Return E[max(n - bound, 0)^2] of a normally distributed n."""
+    z = (bound - mean) / deviation
+    return np.maximum(deviation**2 * ((1.0 + z * z) * _above(z) - z * _density(z)), 0.0)
+
+
+def _between(low: ServingCosts, high: ServingCosts, share: FloatArray) -> ServingCosts:
+    """Return latencies and running requests between those of two loads, with the `share` of the
+    high one; the rest is that of the high one.
+    """
+
+    def mixed(first: FloatArray, second: FloatArray) -> FloatArray:
+        return first + share * (second - first)
+
+    names = ("ttft_s", "tpot_s", "request_latency_s", "prompt_s", "wave_s", "running")
+    columns = {name: mixed(getattr(low, name), getattr(high, name)) for name in names}
+    parts = {name: mixed(low.parts[name], seconds) for name, seconds in high.parts.items()}
+    return replace(high, parts=parts, **columns)
 
 
 def _costs_under(
