@@ -252,6 +252,7 @@ def _print(assessment: Assessment) -> None:
     from hp_tool.cli.serving_tables import print_inference_estimate
     from hp_tool.cli.tables import print_estimate
     from hp_tool.domain.result import Estimate
+    from hp_tool.questions import schema
 
     console = make_console()
     for line in (*_logged_lines(assessment), *_better_lines(assessment)):
@@ -262,7 +263,7 @@ def _print(assessment: Assessment) -> None:
         print_estimate(assessment.estimate)
         _print_gained(console, assessment)
     else:
-        print_inference_estimate(assessment.estimate)
+        print_inference_estimate(assessment.estimate, query=schema.parse_query(assessment.query))
     _print_read(console, assessment)
 
 

@@ -47,7 +47,7 @@ def print_machines(answer: RecommendAnswer, query: Query) -> None:
             legend=False,
         )
     print_space(console, answer)
-    print_nearest(console, answer.nearest_misses)
+    print_nearest(console, answer.nearest_misses, query=query)
     print_rejections(console, answer)
     messages = dict.fromkeys(each.message for each in answer.not_ranked)
     for message in list(messages)[:MOST_NOTES]:

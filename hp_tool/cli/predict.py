@@ -46,7 +46,7 @@ def estimate(
     if as_json:
         typer.echo(schema.to_json(answer))
     else:
-        _print_estimate(answer)
+        _print_estimate(answer, parsed)
     if not answer.known.feasible:
         raise typer.Exit(3)
 
@@ -150,19 +150,19 @@ def recommend(
     elif parsed.kind == "inference":
         from hp_tool.cli import serving_tables
 
-        serving_tables.print_serving_recommendations(answer)
+        serving_tables.print_serving_recommendations(answer, query=parsed)
     else:
         _print_ranking(answer, top=limit)
     if not answer.recommendations and not answer.disaggregated:
         raise typer.Exit(3)
 
 
-def _print_estimate(answer: EstimateAnswer) -> None:
+def _print_estimate(answer: EstimateAnswer, query: Query) -> None:
     from hp_tool.cli import serving_tables, tables
     from hp_tool.domain.serving import InferenceEstimate
 
     if isinstance(answer.estimate, InferenceEstimate):
-        serving_tables.print_inference_estimate(answer.estimate)
+        serving_tables.print_inference_estimate(answer.estimate, query=query)
     else:
         tables.print_estimate(answer.estimate, calibrated=answer.calibrated_estimate)
 

@@ -6,6 +6,7 @@ from rich.console import Console
 
 from hp_tool.cli.layout import make_console, print_columns
 from hp_tool.cli.tables import (
+    highest_load_of,
     print_familiarity,
     print_fixes,
     print_groups,
@@ -16,21 +17,27 @@ from hp_tool.cli.tables import (
     print_space,
 )
 from hp_tool.domain.inference import RATE
+from hp_tool.domain.latencies import LATENCIES
 from hp_tool.domain.measurement import Tails
+from hp_tool.domain.query import Query
 from hp_tool.domain.serving import (
     InferenceEstimate,
     PoolConfig,
+    PoolEstimate,
     PoolRecommendation,
     ServingRecommendation,
 )
-from hp_tool.domain.units import gib
+from hp_tool.domain.targets import Targets
+from hp_tool.domain.units import counted, duration, gib
 from hp_tool.questions.answers import RecommendAnswer
+from hp_tool.questions.serving.problem import counts_by_rate, unknown_loads
 from hp_tool.wording import figures, rankings
 from hp_tool.wording.columns import (
     ABSENT,
     Column,
     counts,
     decimals,
+    duration_column,
     figure_column,
     percents,
     printed,
@@ -44,20 +51,20 @@ from hp_tool.wording.words import assumption_sentences, cache_words, serving_ari
 POOL = "replicas x tensor (TP), attention data (ADP) and expert parallel (EP) ranks"
 
 
-def print_inference_estimate(estimate: InferenceEstimate) -> None:
+def print_inference_estimate(estimate: InferenceEstimate, *, query: Query) -> None:
     """One configuration: memory by part, why it is infeasible with how to fix it, and latencies
     with intervals and tails.
     """
-    console = make_console()
+    console, targets = make_console(), query.targets or Targets()
     if estimate.parallel is not None:
-        outcome = serving_answer(estimate) if estimate.feasible else "not feasible"
+        outcome = serving_answer(estimate, targets=targets) if estimate.feasible else "not feasible"
         console.print(
             f"{serving_layout(estimate.parallel, estimate.replicas)}: {outcome}.", highlight=False
         )
     print_assumptions(console, [estimate.provenance])
     print_reasons(console, estimate.reasons)
     if estimate.highest_load is not None:
-        console.print(f"Highest load: {estimate.highest_load:,.4g}.", highlight=False)
+        console.print(f"Highest load: {highest_load_of(estimate, query)}.", highlight=False)
     if estimate.memory is not None:
         memory = estimate.memory
         console.print(
@@ -74,16 +81,18 @@ def print_inference_estimate(estimate: InferenceEstimate) -> None:
     _print_latencies(console, estimate, estimate.tails)
     print_familiarity(console, estimate)
     limit = ", limited by the KV cache" if estimate.kv_cache_limited else ""
+    count = round(estimate.running_requests or 0.0)
+    running = f"{counted(count, 'request')} {'runs' if count == 1 else 'run'} at once"
     console.print(
-        f"{estimate.running_requests:,.0f} requests run at once{limit}; at most "
+        f"{running}{limit}; at most "
         f"{estimate.max_concurrency:,} fit, {estimate.max_concurrency_without_preemption:,} "
         "without preemption.",
         highlight=False,
     )
     flying = "1 request" if estimate.concurrency == 1 else f"{estimate.concurrency:,.4g} requests"
     console.print(
-        f"Load: {flying} in flight, {estimate.request_rate_per_second:,.3g} per second "
-        f"({estimate.users:,} users with one request at a time).",
+        f"{_load_name(query)}: {flying} in flight, {estimate.request_rate_per_second:,.3g} per "
+        f"second ({counted(estimate.users or 0, 'user')} with one request at a time).",
         highlight=False,
     )
     if estimate.goodput is not None:
@@ -92,14 +101,48 @@ def print_inference_estimate(estimate: InferenceEstimate) -> None:
         console.print(f"goodput: {rate} within the targets, {goodput.fraction:.0%} of all")
     if estimate.cost_per_million_output_tokens is not None:
         prices = estimate.cost_per_million_tokens
+        hourly = estimate.provenance.get("price_per_gpu_hour")
         apart = (
             ""
             if prices is None
-            else f"; apart, ${prices.input:,.2f} of input and ${prices.output:,.2f} of output"
+            else f" if output pays for all; or ${prices.input:,.2f} per million input and "
+            f"${prices.output:,.2f} per million output tokens"
         )
         console.print(
-            f"${estimate.cost_per_million_output_tokens:,.2f} per million output tokens{apart}"
+            f"At ${hourly:,.2f} per GPU-hour: ${estimate.cost_per_million_output_tokens:,.2f} per "
+            f"million output tokens{apart}.",
+            highlight=False,
         )
+
+
+def _load_name(query: Query) -> str:
+    """Return what an estimate's load is: the query's, or the highest if that leaves it open."""
+    workload = query.inference
+    if workload is None or workload.trace is not None or unknown_loads(workload) is None:
+        return "Load"
+    if workload.load is not None and workload.load.arrival in ("offline", "burst"):
+        return "Load"
+    if any((query.targets or Targets()).limits()):
+        return "Highest load within the targets"
+    return "Highest sustained load" if counts_by_rate(workload) else "Highest load that fits"
+
+
+def _target_columns(
+    estimates: Sequence[InferenceEstimate | PoolEstimate], targets: Targets
+) -> list[Column]:
+    """Return a column of each quantile that a target limits."""
+    return [
+        duration_column(
+            f"{LATENCIES[latency].head} {quantile}",
+            [
+                None if each.tails is None else getattr(each.tails, latency).quantiles[quantile]
+                for each in estimates
+            ],
+            meaning=f"target {duration(limit)}",
+        )
+        for _, latency, quantile, limit in targets.limits()
+        if quantile is not None
+    ]
 
 
 def print_assumptions(console: Console, provenances: Iterable[Mapping[str, object]]) -> None:
@@ -158,21 +201,22 @@ def _ms(values_s: Iterable[float | None]) -> tuple[str, ...]:
     return tuple(scaled([value_s], 1e-3)[0] for value_s in values_s)
 
 
-def print_serving_recommendations(answer: RecommendAnswer) -> None:
+def print_serving_recommendations(answer: RecommendAnswer, *, query: Query) -> None:
     """The ranked configurations, and how many each rule rejected."""
-    console = make_console()
+    console, targets = make_console(), query.targets or Targets()
     ranked = [row for row in answer.recommendations if isinstance(row, ServingRecommendation)]
-    by_rate = any(RATE in row.set for row in ranked)
-    if by_rate:
-        _print_gpus_by_rate(console, ranked)
+    listed_rates = any(RATE in row.set for row in ranked)
+    if listed_rates:
+        _print_gpus_by_rate(console, ranked, targets)
     elif ranked:
         best = ranked[0]
-        console.print(use_serving(best), highlight=False)
+        console.print(use_serving(best, targets=targets), highlight=False)
         print_familiarity(console, best.estimate)
         if len(ranked) > 1:
             columns = [
                 *printed([rankings.RANK], ranked),
                 *serving_columns(ranked),
+                *_target_columns([row.known for row in ranked], targets),
                 *printed(rankings.SERVING_FIGURES, ranked),
             ]
             print_columns(console, columns, bold_first=True)
@@ -185,17 +229,17 @@ def print_serving_recommendations(answer: RecommendAnswer) -> None:
     ):
         console.print(f"Assumed: {rule}.", highlight=False)
     print_space(console, answer)
-    if not by_rate:  # rows of other rates answer other questions
+    if not listed_rates:  # rows of other rates answer other questions
         print_groups(console, ranked)
-    print_nearest(console, answer.nearest_misses)
+    print_nearest(console, answer.nearest_misses, query=query)
     print_rejections(console, answer)
     if answer.disaggregated:
-        _print_pools(console, answer.disaggregated)
+        _print_pools(console, answer.disaggregated, targets)
     if answer.throughput_front:
         _print_pareto(console, answer.throughput_front)
 
 
-def _print_pools(console: Console, ranked: Sequence[PoolRecommendation]) -> None:
+def _print_pools(console: Console, ranked: Sequence[PoolRecommendation], targets: Targets) -> None:
     estimates = [row.estimate for row in ranked]
     mixed = len({pool.gpu for row in ranked for pool in (row.prefill, row.decode)}) > 1
     prefill, decode = zip(
@@ -205,6 +249,7 @@ def _print_pools(console: Console, ranked: Sequence[PoolRecommendation]) -> None
         *printed([rankings.RANK], ranked),
         Column(head="prefill", cells=prefill, left=True, meaning=POOL),
         Column(head="decode", cells=decode, left=True),
+        *_target_columns(estimates, targets),
         figure_column(figures.TTFT, estimates),
         figure_column(figures.TPOT, estimates),
         figure_column(figures.REQUEST, estimates, drop=4),
@@ -258,7 +303,9 @@ def _print_pareto(console: Console, optimal: Sequence[ServingRecommendation]) ->
     )
 
 
-def _print_gpus_by_rate(console: Console, rows: Sequence[ServingRecommendation]) -> None:
+def _print_gpus_by_rate(
+    console: Console, rows: Sequence[ServingRecommendation], targets: Targets
+) -> None:
     columns = [
         *printed([rankings.RANK], rows),
         Column(
@@ -268,6 +315,7 @@ def _print_gpus_by_rate(console: Console, rows: Sequence[ServingRecommendation])
             meaning="requests",
         ),
         *serving_columns(rows),
+        *_target_columns([row.known for row in rows], targets),
         *printed(rankings.SERVING_FIGURES, rows),
     ]
     print_columns(console, columns, title="fewest GPUs for each rate, by the cost model")

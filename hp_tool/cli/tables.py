@@ -8,10 +8,13 @@ from rich.console import Console
 
 from hp_tool.cli.layout import make_console, print_columns
 from hp_tool.domain.inference import RATE
+from hp_tool.domain.query import Query
 from hp_tool.domain.result import Estimate, Goodput, Reason, Recommendation
 from hp_tool.domain.serving import InferenceEstimate, ServingRecommendation
+from hp_tool.domain.targets import Targets
 from hp_tool.domain.units import JOULES_PER_MWH, counted, decimal, duration, gib, whole
 from hp_tool.questions.answers import RecommendAnswer
+from hp_tool.questions.serving.problem import counts_by_rate
 from hp_tool.wording import figures, rankings
 from hp_tool.wording.columns import (
     Column,
@@ -330,8 +333,12 @@ def _ranking_columns(ranked: Sequence[Recommendation]) -> list[Column]:
     ]
 
 
-def print_nearest(console: Console, nearest: Iterable[object]) -> None:
-    """If no configuration is acceptable: those that come nearest, and what each of them lacks."""
+def print_nearest(
+    console: Console, nearest: Iterable[object], *, query: Query | None = None
+) -> None:
+    """If no configuration is acceptable: those that come nearest, what each of them lacks, and the
+    highest load of a server if `query` is given.
+    """
     for row in nearest:
         if isinstance(row, Recommendation):
             machine = "" if row.cluster is None else f"{row.cluster}: "
@@ -342,11 +349,19 @@ def print_nearest(console: Console, nearest: Iterable[object]) -> None:
             layout = serving_arithmetic(row.parallel, replicas=row.estimate.replicas)
             at = f" at {row.set[RATE]:g}/s" if RATE in row.set else ""
             line = f"nearest{at}: {layout}, engine limit {row.parallel.max_num_seqs}: {reasons}"
-            bearable = row.estimate.highest_load
-            console.print(
-                line + ("" if bearable is None else f"; it bears a load of {bearable:,.4g}"),
-                highlight=False,
-            )
+            if query is not None and row.estimate.highest_load is not None:
+                line += f"; highest load: {highest_load_of(row.estimate, query)}"
+            console.print(line, highlight=False)
+
+
+def highest_load_of(estimate: InferenceEstimate, query: Query) -> str:
+    """Return `4.629 requests/s within the targets`."""
+    load, workload = estimate.highest_load or 0.0, query.inference
+    per_second = workload is not None and counts_by_rate(workload)
+    shown = (
+        f"{load:,.4g} requests/s" if per_second else f"{counted(int(load), 'request')} in flight"
+    )
+    return shown + (" within the targets" if any((query.targets or Targets()).limits()) else "")
 
 
 def print_pareto(answer: RecommendAnswer) -> None:

@@ -111,12 +111,17 @@ def command(
     program, options = start(setup)
     return bash(
         (
-            f"# {tool}: {headline(setup)}; one of {setup.replicas} replicas.",
+            f"# {tool}: {headline(setup)}; {one_of(setup.replicas)}.",
             *_unnamed(setup),
             *before,
             invocation(program, *option_lines(option_words(options)), *last),
         )
     )
+
+
+def one_of(replicas: int) -> str:
+    """Return which of so many replicas a command starts."""
+    return "1 replica" if replicas == 1 else f"one of {replicas} replicas"
 
 
 def _unnamed(setup: ServingSetup) -> list[str]:

@@ -1,8 +1,12 @@
 """The short answer to a question: what to run, and what to expect of it."""
 
+from collections.abc import Iterator
+
+from hp_tool.domain.latencies import LATENCIES, REQUEST
 from hp_tool.domain.parallel import ParallelConfig, recompute_name
 from hp_tool.domain.result import Estimate, Recommendation
 from hp_tool.domain.serving import InferenceEstimate, ServingConfig, ServingRecommendation
+from hp_tool.domain.targets import Targets
 from hp_tool.domain.units import GIB, decimal, duration, duration_range
 
 UNUSUAL = {
@@ -99,24 +103,27 @@ def serving_layout(config: ServingConfig, replicas: int | None) -> str:
     return ", ".join(filter(None, parts))
 
 
-def use_serving(row: ServingRecommendation) -> str:
-    """Return how to serve and what to expect of it."""
+def use_serving(row: ServingRecommendation, *, targets: Targets | None = None) -> str:
+    """Return how to serve and what to expect of it, with the quantiles that `targets` limit."""
     chosen = serving_layout(row.parallel, row.estimate.replicas)
-    return f"Use {_chosen_gpus(row)}{chosen}: {serving_figures(row.estimate)}."
+    return f"Use {_chosen_gpus(row)}{chosen}: {serving_figures(row.estimate, targets=targets)}."
 
 
-def serving_figures(estimate: InferenceEstimate) -> str:
-    """Return `378 ms to the first token, 15.9 ms per output token, 494 output tokens/s per GPU
-    (465-524), 27.1 of 125.8 GiB`.
+def serving_figures(estimate: InferenceEstimate, *, targets: Targets | None = None) -> str:
+    """Return `378 ms to the first token, p95 812 ms (target 1.00 s), 15.9 ms per output token,
+    494 output tokens/s per GPU (465-524), 27.1 of 125.8 GiB`, with the quantiles that `targets`
+    limit.
     """
     intervals = estimate.intervals
     parts = []
-    if estimate.ttft_s is not None:
-        span = f" ({duration_range(*intervals.ttft_s)})" if intervals else ""
-        parts.append(f"{duration(estimate.ttft_s)} to the first token{span}")
-    if estimate.tpot_s is not None:
-        span = f" ({duration_range(*intervals.tpot_s)})" if intervals else ""
-        parts.append(f"{duration(estimate.tpot_s)} per output token{span}")
+    for latency in LATENCIES.values():
+        limited = list(_limited_quantiles(estimate, latency.key, targets or Targets()))
+        value = getattr(estimate, latency.key)
+        if value is None or (latency is REQUEST and not limited):
+            continue
+        ends = getattr(intervals, latency.key) if intervals and latency is not REQUEST else None
+        span = f" ({duration_range(*ends)})" if ends else ""
+        parts += [f"{duration(value)} {latency.per}{span}", *limited]
     if (rate := estimate.output_tokens_per_second_per_gpu) is not None:
         low, high = intervals.output_tokens_per_second_per_gpu if intervals else (rate, rate)
         span = f" ({low:,.0f}-{high:,.0f})" if intervals else ""
@@ -125,3 +132,13 @@ def serving_figures(estimate: InferenceEstimate) -> str:
         memory = estimate.memory
         parts.append(f"{memory.total_bytes / GIB:.1f} of {memory.capacity_bytes / GIB:.1f} GiB")
     return ", ".join(parts)
+
+
+def _limited_quantiles(
+    estimate: InferenceEstimate, latency: str, targets: Targets
+) -> Iterator[str]:
+    """Yield `p95 812 ms (target 1.00 s)` for each quantile of a latency that a target limits."""
+    for _, limited, quantile, limit in targets.limits():
+        if limited == latency and quantile is not None and estimate.tails is not None:
+            seconds = getattr(estimate.tails, latency).quantiles[quantile]
+            yield f"{quantile} {duration(seconds)} (target {duration(limit)})"

@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 
 from hp_tool.domain.setups import ServingSetup
+from hp_tool.domain.units import counted
 from hp_tool.errors import UnsupportedError
 from hp_tool.formats.engine_commands import reader
 from hp_tool.formats.registry import Format, register
@@ -30,7 +31,7 @@ def text(setup: ServingSetup) -> str:
         UnsupportedError: Replicas span nodes, which require separate worker pods.
     """
     spec = _workload(setup, vllm.start(setup)[1], port=PORT)
-    return f"# {headline(setup)}; {setup.replicas} replicas\n{_manifest(setup, spec)}"
+    return f"# {headline(setup)}; {counted(setup.replicas, 'replica')}\n{_manifest(setup, spec)}"
 
 
 def pools(prefill: ServingSetup, decode: ServingSetup) -> str:

@@ -11,6 +11,7 @@ from hp_tool.formats.engines import (
     drafts,
     model_word,
     number_formats,
+    one_of,
     option_values,
     pools_command,
     replica,
@@ -112,8 +113,8 @@ def pools(prefill: ServingSetup, decode: ServingSetup) -> str:
         prefill=prefill,
         decode=decode,
         roles=[
-            Role(name="prefill", meaning=f"one of {prefill.replicas} replicas", command=first),
-            Role(name="decode", meaning=f"one of {decode.replicas} replicas", command=second),
+            Role(name="prefill", meaning=one_of(prefill.replicas), command=first),
+            Role(name="decode", meaning=one_of(decode.replicas), command=second),
             Role(
                 name="router",
                 meaning="behind it --prefill URL BOOTSTRAP_PORT (8998) and --decode URL of every "

@@ -13,6 +13,7 @@ from hp_tool.formats.engines import (
     drafts,
     model_word,
     number_formats,
+    one_of,
     option_values,
     pools_command,
     replica,
@@ -99,7 +100,7 @@ def pools(prefill: ServingSetup, decode: ServingSetup) -> str:
         roles=[
             Role(
                 name=name,
-                meaning=f"one of {setup.replicas} replicas",
+                meaning=one_of(setup.replicas),
                 command=replica(*replica_of_pool(setup)),
             )
             for name, setup in sides.items()

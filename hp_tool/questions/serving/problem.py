@@ -419,10 +419,15 @@ def _burst(workload: InferenceWorkload) -> InferenceWorkload:
     )
 
 
+def counts_by_rate(workload: InferenceWorkload) -> bool:
+    """Return whether the workload counts its load in requests per second, not in flight."""
+    poisson = workload.load is not None and workload.load.arrival == "poisson"
+    return workload.request_rate_per_second is not None or poisson
+
+
 def unknown_loads(workload: InferenceWorkload) -> Loads | None:
     """Return the loads that a workload leaves open; None if it gives one."""
-    by_rate = workload.request_rate_per_second is not None
-    by_rate |= workload.load is not None and workload.load.arrival == "poisson"
+    by_rate = counts_by_rate(workload)
     field = "request_rate_per_second" if by_rate else "concurrency"
     load = getattr(workload, field)
     if isinstance(load, ConcurrencyRange | RateRange):
@@ -442,8 +447,7 @@ def _may_queue(query: Query, workload: InferenceWorkload) -> bool:
 
     Otherwise one device would serve any number of users, who wait in its queue.
     """
-    by_rate = workload.request_rate_per_second is not None
-    by_rate |= workload.load is not None and workload.load.arrival == "poisson"
+    by_rate = counts_by_rate(workload)
     limited = {latency for _, latency, _, _ in (query.targets or Targets()).limits()}
     return query.objective != "min_gpus" or by_rate or not limited.isdisjoint(WAITING)
 
