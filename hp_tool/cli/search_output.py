@@ -27,6 +27,7 @@ from hp_tool.cli.tables import print_nearest, print_unmeasured
 from hp_tool.domain.answer import verdict_of
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.plan import PlannedRun, SearchPlan
+from hp_tool.domain.query import Query
 from hp_tool.domain.result import Recommendation
 from hp_tool.domain.serving import ServingConfig, ServingRecommendation
 from hp_tool.domain.units import counted, duration
@@ -202,9 +203,9 @@ def _outcome(payload: dict[str, Any]) -> str:
     return f"{before}{how} {duration(payload['step_s'])}"
 
 
-def print_result(result: TuneResult, *, pareto: bool = False) -> None:
+def print_result(result: TuneResult, *, pareto: bool = False, query: Query | None = None) -> None:
     """The ranking (or the Pareto-optimal configurations), the best configuration, and what the
-    search cost.
+    search cost. `query`: the search's; None if it is resumed.
     """
     console = make_console()
     trained = [row for row in result.recommendations if isinstance(row, Recommendation)]
@@ -232,7 +233,7 @@ def print_result(result: TuneResult, *, pareto: bool = False) -> None:
         print_tuned_serving(console, served)
     else:
         _print_trained(console, list(result.pareto) if pareto else trained, pareto=pareto)
-    print_nearest(console, result.nearest_misses)
+    print_nearest(console, result.nearest_misses, query=query)
     for line in _account(result):
         console.print(line, highlight=False)
 

@@ -108,8 +108,9 @@ def print_inference_estimate(estimate: InferenceEstimate, *, query: Query) -> No
             else f" if output pays for all; or ${prices.input:,.2f} per million input and "
             f"${prices.output:,.2f} per million output tokens"
         )
+        at = f"At ${hourly:,.2f} per GPU-hour: " if isinstance(hourly, int | float) else ""
         console.print(
-            f"At ${hourly:,.2f} per GPU-hour: ${estimate.cost_per_million_output_tokens:,.2f} per "
+            f"{at}${estimate.cost_per_million_output_tokens:,.2f} per "
             f"million output tokens{apart}.",
             highlight=False,
         )

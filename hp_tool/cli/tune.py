@@ -100,7 +100,7 @@ def tune(
     if as_json:
         typer.echo(schema.to_json(result))
     else:
-        print_result(result, pareto=pareto)
+        print_result(result, pareto=pareto, query=parsed)
     if result.status == "error":
         raise typer.Exit(1)
     if not result.recommendations:

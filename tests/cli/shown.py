@@ -38,7 +38,17 @@ from hp_tool.domain.states import SearchState
 from hp_tool.domain.units import GIB
 from hp_tool.loop.tuning.result import SearchSummary, TuneResult
 from hp_tool.questions.answers import RecommendAnswer
+from hp_tool.questions.schema import parse_query
 
+SERVED = parse_query(
+    {
+        "kind": "inference",
+        "model": "llama-3.1-8b",
+        "cluster": {"gpu": "h200-sxm-141gb", "num_gpus": 8},
+        "inference": {"input_length": 1024, "output_length": 256, "concurrency": 64},
+        "targets": {"ttft_p99_s": 2.0},
+    }
+)
 WIDTHS = (60, 80, 120, 160)
 FOLDER = Path(__file__).parent / "rendered"
 SPACE = SpaceSummary(legal=6_282, feasible=2_732, seconds=0.0254)
@@ -284,10 +294,10 @@ SHOWN: dict[str, Callable[[], None]] = {
     "recommend": lambda: tables.print_recommendations(recommendations(), top=5),
     "tune": lambda: search_output.print_result(tuned()),
     "estimate, serving": lambda: serving_tables.print_inference_estimate(
-        served(4_860.0, 8, 1).estimate
+        served(4_860.0, 8, 1).estimate, query=SERVED
     ),
     "recommend, serving": lambda: serving_tables.print_serving_recommendations(
-        serving_recommendations()
+        serving_recommendations(), query=SERVED
     ),
 }
 

@@ -96,3 +96,42 @@ def test_an_offline_load_needs_no_concurrency() -> None:
         and found["output_tokens_per_second_per_gpu"] > closed["output_tokens_per_second_per_gpu"]
     )
     assert run("estimate", "-", "--set", "inference.concurrency=8", query=offline).returncode == 2
+
+
+OPEN = """
+kind: inference
+model: llama-3.1-8b
+cluster: {gpu: h100-sxm-80gb, num_gpus: 2}
+inference: {input_length: 2000, output_length: 300, engine: vllm}
+"""
+
+
+def shown(task: str, *settings: str) -> str:
+    flags = [word for each in settings for word in ("--set", each)]
+    return " ".join(run(task, "-", *flags, query=OPEN).stdout.split())
+
+
+def test_the_quantile_that_a_target_limits_is_in_headline_and_table() -> None:
+    by_rate = ("inference.request_rate_per_second=8", "targets.ttft_p95_s=0.9")
+    answer = shown("recommend", *by_rate)
+    assert "(target 900.0 ms), " in answer and "TTFT p95" in answer
+    assert "TTFT p95: target 900.0 ms" in answer
+    assert " per request, p99 " in shown("estimate", by_rate[0], "targets.e2e_p99_s=60")
+
+
+def test_loads_have_units_and_say_whether_they_were_asked() -> None:
+    missed = ("parallel.tensor_parallel_size=1", "targets.ttft_p95_s=0.3")
+    by_rate = (*missed, "inference.request_rate_per_second=20")
+    for task in ("estimate", "recommend"):
+        answer = shown(task, *by_rate)
+        assert "ighest load: " in answer and "requests/s within the targets" in answer
+    in_flight = shown("estimate", *missed, "inference.concurrency=2000")
+    assert "requests in flight within the targets." in in_flight
+    assert "Highest load that fits: " in shown("estimate", missed[0])
+    assert "Highest sustained load: " in shown(
+        "estimate", missed[0], "inference.load.arrival=poisson"
+    )
+    assert "Highest load within the targets: " in shown("estimate", *missed)
+    one = shown("estimate", missed[0], "inference.concurrency=1")
+    assert "1 request runs at once" in one and "Load: 1 request in flight" in one
+    assert "(1 user with one request" in one and "per GPU-hour: $" in one

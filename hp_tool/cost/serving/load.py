@@ -246,10 +246,16 @@ def _between(low: ServingCosts, high: ServingCosts, share: FloatArray) -> Servin
     def mixed(first: FloatArray, second: FloatArray) -> FloatArray:
         return first + share * (second - first)
 
-    names = ("ttft_s", "tpot_s", "request_latency_s", "prompt_s", "wave_s", "running")
-    columns = {name: mixed(getattr(low, name), getattr(high, name)) for name in names}
-    parts = {name: mixed(low.parts[name], seconds) for name, seconds in high.parts.items()}
-    return replace(high, parts=parts, **columns)
+    return replace(
+        high,
+        ttft_s=mixed(low.ttft_s, high.ttft_s),
+        tpot_s=mixed(low.tpot_s, high.tpot_s),
+        request_latency_s=mixed(low.request_latency_s, high.request_latency_s),
+        prompt_s=mixed(low.prompt_s, high.prompt_s),
+        wave_s=mixed(low.wave_s, high.wave_s),
+        running=mixed(low.running, high.running),
+        parts={name: mixed(low.parts[name], seconds) for name, seconds in high.parts.items()},
+    )
 
 
 def _costs_under(
