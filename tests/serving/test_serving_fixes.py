@@ -54,10 +54,8 @@ def test_a_mend_is_feasible_and_has_the_figures_it_was_told_with(case: str) -> N
     for fix in found.fixes:
         after = again(asked, fix)
         assert after.feasible and not fix.remaining
-        assert (after.ttft_s, after.tpot_s, after.request_latency_s) == (
-            fix.ttft_s,
-            fix.tpot_s,
-            fix.request_latency_s,
+        assert (after.ttft_s, after.tpot_s, after.request_latency_s) == pytest.approx(
+            (fix.ttft_s, fix.tpot_s, fix.request_latency_s), rel=1e-9
         )
         assert after.memory is not None and after.memory.total_bytes == fix.memory_total_bytes
         assert fix.change.startswith("more GPUs") == (fix.num_gpus > 8)
