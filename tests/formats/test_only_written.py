@@ -519,7 +519,7 @@ def test_what_is_rare_is_written_or_refused(
 def engine_of(text: str) -> tuple[dict[str, str], int]:
     """A deployment's options, and its replicas."""
     if text.startswith("#!"):
-        count = int(re.search(r"one of (\d+) replicas", text)[1])  # type: ignore[index]
+        count = int(re.search(r"(?:one of )?(\d+) replicas?\b", text)[1])  # type: ignore[index]
         command = re.search(r"^trtllm-serve \S+ (.*)", text.replace("\\\n", " "), re.M)[1]  # type: ignore[index]
         options = flags([word for word in shlex.split(command) if word != "$@"])
         if options.pop("extra_llm_api_options", None):
