@@ -30,7 +30,7 @@ from hp_tool.wording.columns import (
     unmeasured,
     versus_first,
 )
-from hp_tool.wording.familiarity import familiarity_words, faster_words
+from hp_tool.wording.familiarity import familiarity_words, faster_words, measured_words
 from hp_tool.wording.fit import chance, left_open, needs, taken, why_wide
 from hp_tool.wording.rejections import RULES
 from hp_tool.wording.short import layout, use, whole_training
@@ -55,7 +55,11 @@ def print_memory_parts(console: Console, parts_bytes: Mapping[str, float]) -> No
 
 
 def print_fixes(
-    console: Console, columns: Sequence[Column], remaining: Mapping[str, Iterable[Reason]]
+    console: Console,
+    columns: Sequence[Column],
+    remaining: Mapping[str, Iterable[Reason]],
+    *,
+    title: str = "How to fix it",
 ) -> None:
     """The changes that fix an infeasible configuration, and for those that come nearest the reasons
     that remain.
@@ -64,7 +68,7 @@ def print_fixes(
         console.print("no small change fixes it; `hp-tool recommend` ranks the whole space")
         return
     changes = Column(head="change", cells=tuple(remaining), left=True)
-    print_columns(console, [changes, *columns], title="How to fix it")
+    print_columns(console, [changes, *columns], title=title)
     for change, reasons in remaining.items():
         print_reasons(console, reasons, prefix=f"{change} comes nearest, but ")
 
@@ -102,19 +106,21 @@ def print_rejections(console: Console, answer: RecommendAnswer) -> None:
 
 
 def print_estimate(estimate: Estimate, *, calibrated: Estimate | None = None) -> None:
-    """One configuration: memory and time by part, the calibrated prediction, and why it is
-    infeasible with how to fix it.
+    """Print one configuration: memory and time by part, and why it is infeasible with how to fix
+    it.
+
+    All figures are of `calibrated` if there is one; a line names the step without it.
     """
     console = make_console()
+    known = calibrated or estimate
     if estimate.parallel is not None:
-        known = calibrated or estimate
         outcome = training_answer(known) if known.feasible else "not feasible"
         console.print(f"{layout(estimate.parallel)}: {outcome}.", highlight=False)
     if calibrated is not None:
         _print_calibrated(console, calibrated, alone=estimate)
-    print_reasons(console, estimate.reasons)
-    _print_costs(console, estimate)
-    if not estimate.feasible:
+    print_reasons(console, known.reasons)
+    _print_costs(console, known)
+    if not known.feasible and not estimate.feasible:
         fixes = estimate.fixes
         memory, step, change = figures.AFTER_FIX
         columns = [
@@ -131,7 +137,8 @@ def print_estimate(estimate: Estimate, *, calibrated: Estimate | None = None) ->
         ]
         if any(fix.days is not None for fix in fixes):
             columns.append(figure_column(figures.DAYS, fixes, drop=3))
-        print_fixes(console, columns, {fix.change: fix.remaining for fix in fixes})
+        title = "How to fix it" if calibrated is None else "How to fix it (without calibration)"
+        print_fixes(console, columns, {fix.change: fix.remaining for fix in fixes}, title=title)
 
 
 def _print_costs(console: Console, estimate: Estimate) -> None:
@@ -249,12 +256,18 @@ def _print_calibrated(console: Console, calibrated: Estimate, *, alone: Estimate
     without = ""
     if alone.time is not None:
         without = f"; {duration(alone.time.step_s)} per step without"
+        if calibrated.feasible and not alone.feasible:
+            without += f" ({', '.join(reason.code for reason in alone.reasons)})"
     console.print(
         f"Calibrated by {_calibration(calibrated, version=True)}{without}.", highlight=False
     )
-    if why := why_wide(calibrated):
-        console.print(f"The range is wide: {why}.", highlight=False)
-    print_reasons(console, calibrated.reasons)
+    print_measured(console, calibrated, name="This layout")
+
+
+def print_measured(console: Console, estimate: Estimate, *, name: str) -> None:
+    """Print the measured step time of a layout that ran on this cluster."""
+    if text := measured_words(estimate):
+        console.print(f"{name} ran on this cluster: {text}.", highlight=False)
 
 
 def _calibration(calibrated: Estimate, *, version: bool = False) -> str:
@@ -299,6 +312,8 @@ def print_recommendations(answer: RecommendAnswer, *, top: int) -> None:
         _print_left_open(console, best)
     if calibrated is not None:
         console.print(f"Calibrated by {_calibration(calibrated)}.", highlight=False)
+    for rank, best in enumerate(estimates, start=1):
+        print_measured(console, best, name=f"Rank {rank}")
     print_space(console, answer)
     print_nearest(console, answer.nearest_misses)
     if not ranked:

@@ -10,7 +10,7 @@ from typing import Any
 from hp_tool.domain.hardware import ClusterSpec
 from hp_tool.domain.measurement import Fidelity
 from hp_tool.domain.model import ModelSpec
-from hp_tool.domain.parallel import ParallelConfig, Recompute
+from hp_tool.domain.parallel import ParallelConfig, Recompute, Strategy
 from hp_tool.domain.query import TrainerCommand
 from hp_tool.domain.serving import RunConfig
 from hp_tool.domain.workload import TrainingWorkload
@@ -53,6 +53,11 @@ def problem_digest(
             ],
         }
     )
+
+
+def strategy_digest(strategy: Strategy) -> str:
+    """SHA-256 (hex) of what a query's candidates have in common and their columns do not name."""
+    return json_digest(_canonical(strategy))
 
 
 def json_digest(value: Any) -> str:

@@ -2,8 +2,8 @@
 
 from hp_tool.domain.familiarity import FAMILIAR, Familiarity
 from hp_tool.domain.parallel import ParallelConfig, Recompute, recompute_name
-from hp_tool.domain.result import Faster
-from hp_tool.domain.units import counted
+from hp_tool.domain.result import Estimate, Faster
+from hp_tool.domain.units import counted, duration
 from hp_tool.wording.words import change_in_words
 
 NONE_LIKE = {
@@ -37,6 +37,17 @@ def familiarity_words(familiarity: Familiarity, *, serves: bool = False) -> str:
         f"{NONE_LIKE[familiarity.class_]}; nearest: {runs} with "
         f"{', '.join(first.differs_in)} ({first.source})"
     )
+
+
+def measured_words(estimate: Estimate) -> str:
+    """Return `16.0 s per step (median of 3 runs)`, measured on this cluster; empty without a
+    run.
+    """
+    measured = estimate.provenance.get("measured")
+    if not isinstance(measured, dict):
+        return ""
+    runs = f" (median of {measured['runs']} runs)" if measured["runs"] > 1 else ""
+    return f"{duration(measured['step_s'])} per step{runs}"
 
 
 def faster_words(faster: Faster, *, than: ParallelConfig) -> str:

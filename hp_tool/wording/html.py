@@ -23,39 +23,45 @@ from hp_tool.wording.words import arithmetic, cache_words, serving_arithmetic
 def estimate_html(
     estimate: Estimate | InferenceEstimate, calibrated: Estimate | None = None
 ) -> str:
-    """One configuration: its verdict, time and memory by part."""
-    parts = []
+    """Return one configuration: its verdict, time and memory by part.
+
+    Figures of a training are those of `calibrated` if there is one.
+    """
     if isinstance(estimate, InferenceEstimate):
-        if estimate.parallel is not None:
-            parts.append(_line(serving_arithmetic(estimate.parallel, replicas=estimate.replicas)))
-        parts += _reasons(estimate.reasons)
-        if estimate.ttft_s is not None:
-            parts.append(_columns(printed(rankings.SERVING_FIGURES, [estimate])))
-        if estimate.kv_cache is not None:
-            parts.append(_line(cache_words(estimate.kv_cache)))
-    else:
-        if estimate.parallel is not None:
-            parts.append(_line(arithmetic(estimate.parallel)))
-        parts += _reasons(estimate.reasons)
-        if estimate.time is not None:
-            parts.append(_columns(printed(rankings.TRAINING_FIGURES, [estimate])))
-            if estimate.fit is not None:
-                parts.append(_line(f"{estimate.fit}: {chance(estimate)}; {needs(estimate)}"))
-            if calibrated is None:
-                parts += map(_line, left_open(estimate))
-            step = estimate.time.step_s
-            shares = [
-                (label(name), duration(s), f"{s / step:.1%}")
-                for name, s in estimate.time.parts_s.items()
-                if s > 0.0
-            ]
-            parts.append(_table(("time", "exposed", "share"), shares))
-        if calibrated is not None and calibrated.time is not None:
-            parts.append(
-                _line(
-                    f"after what was measured on this cluster: {duration(calibrated.time.step_s)}"
-                )
-            )
+        return _serving(estimate)
+    known, parts = calibrated or estimate, []
+    if known.parallel is not None:
+        parts.append(_line(arithmetic(known.parallel)))
+    parts += _reasons(known.reasons)
+    if known.time is not None:
+        parts.append(_columns(printed(rankings.TRAINING_FIGURES, [known])))
+        if known.fit is not None:
+            parts.append(_line(f"{known.fit}: {chance(known)}; {needs(known)}"))
+        parts += map(_line, left_open(known))
+        step = known.time.step_s
+        shares = [
+            (label(name), duration(s), f"{s / step:.1%}")
+            for name, s in known.time.parts_s.items()
+            if s > 0.0
+        ]
+        parts.append(_table(("time", "exposed", "share"), shares))
+    if calibrated is not None and estimate.time is not None:
+        without = duration(estimate.time.step_s)
+        parts.append(_line(f"Calibrated on this cluster; {without} per step without."))
+    if known.memory is not None:
+        parts.append(_memory(known.memory))
+    return "".join(parts)
+
+
+def _serving(estimate: InferenceEstimate) -> str:
+    parts = []
+    if estimate.parallel is not None:
+        parts.append(_line(serving_arithmetic(estimate.parallel, replicas=estimate.replicas)))
+    parts += _reasons(estimate.reasons)
+    if estimate.ttft_s is not None:
+        parts.append(_columns(printed(rankings.SERVING_FIGURES, [estimate])))
+    if estimate.kv_cache is not None:
+        parts.append(_line(cache_words(estimate.kv_cache)))
     if estimate.memory is not None:
         parts.append(_memory(estimate.memory))
     return "".join(parts)

@@ -22,7 +22,6 @@ from hp_tool.loop.assumptions import assumed
 from hp_tool.loop.calibration import Calibration, Evidence, Prior, fit_calibration, prior_for
 from hp_tool.loop.calibration.evidence import FloatArray
 from hp_tool.loop.calibration.repeats import configurations
-from hp_tool.loop.learning.crashes import crashes
 from hp_tool.loop.learning.evidence import (
     by_problem,
     evidence_of,
@@ -33,12 +32,14 @@ from hp_tool.loop.learning.evidence import (
     teaching,
 )
 from hp_tool.loop.learning.links import links_of
+from hp_tool.loop.learning.outcomes import crashes, successes
 from hp_tool.loop.learning.series import (
     CRASHED,
     LINKS,
     MODELS,
     OTHER_PREDICTIONS,
     PREDICTIONS,
+    RAN,
     RELEASE,
     UNSEEN,
     ModelFamily,
@@ -184,7 +185,8 @@ def _make(store: Store, series: Series, groups: Sequence[Group]) -> MadeCalibrat
         PREDICTIONS: digest_of(groups[0][0]),
         MODELS: dict(sorted(models.items())),
         RELEASE: release,
-        CRASHED: crashes(records),
+        CRASHED: crashes(groups),
+        RAN: successes(groups),
         UNSEEN: {identity: seconds for identity, seconds in by_id if np.isfinite(seconds)},
     } | ({} if links.as_stated else {LINKS: asdict(links)})
     record, new = save(

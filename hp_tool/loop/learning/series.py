@@ -26,12 +26,13 @@ from hp_tool.questions.training.problem import TrainingProblem
 ModelFamily = Literal["dense", "moe"]
 PREDICTIONS = "predictions"
 """Key of a stored calibration's digest of the predictions that it corrects."""
-MODELS, RELEASE, UNSEEN, CRASHED, LINKS = "models", "release", "unseen_s", "crashed", "links"
+MODELS, RELEASE, UNSEEN, LINKS = "models", "release", "unseen_s", "links"
+CRASHED, RAN = "crashed", "ran"
 """Further keys of a stored calibration.
 
 `MODELS`: measurements by model. `RELEASE`: the newest release of the measurements, assumed for
 queries without one. `UNSEEN`: seconds predicted by fits without a measurement, by its id.
-`CRASHED`: configurations that crashed (`learning.crashes`). `LINKS`: bandwidths over the stated
+`CRASHED`, `RAN`: configurations that crashed or ran (`learning.outcomes`). `LINKS`: bandwidths over the stated
 ones, fitted to traces (`learning.links`).
 """
 OTHER_PREDICTIONS = (
@@ -224,13 +225,14 @@ class StoredCalibrations:
                 if self._before is None and self._is_due(each):
                     provenance["pending"] = PENDING
                 release: str | None = record.payload.get(RELEASE)
-                crashed = record.payload.get(CRASHED, {})
+                crashed, ran = (record.payload.get(key, {}) for key in (CRASHED, RAN))
                 links = Links.read(record.payload.get(LINKS))
                 return CalibratedPredictor(
                     calibration=calibration,
                     provenance=provenance,
                     release=release,
                     crashed=crashed,
+                    ran=ran,
                     links=links,
                 )
         return outdated or self._missing(series)

@@ -42,10 +42,11 @@ class Training:
     def estimate(
         self, *, with_fixes: bool = True, calibrations: Calibrations | None = None
     ) -> tuple[Estimate, Estimate | None]:
-        """Return the estimate with the usual settings of such runs.
+        """Return the estimate with the usual settings of such runs, and the calibrated estimate.
 
         With fixes, also what would narrow the step time's interval and what today's recipe would
-        give. The provenance states why no calibration applies.
+        give; of a calibrated answer only the recipe's calibrated step, with the calibrated
+        estimate. The provenance states why no calibration applies.
         """
         problem = self.configuration.problem
         estimate = asked = self.configuration.estimate(with_fixes=False)
@@ -54,9 +55,13 @@ class Training:
             estimate = as_usual(asked, query=self.query, problem=problem, with_fixes=with_fixes)
         if estimate is asked and with_fixes and not asked.feasible:
             estimate = self.configuration.estimate()
-        if with_fixes:
+        if with_fixes and calibrated is None:
             estimate = with_narrowest(estimate, query=self.query, problem=problem)
             estimate = with_recipe_figure(estimate, query=self.query, problem=problem)
+        elif with_fixes and calibrated is not None:
+            calibrated = with_recipe_figure(
+                calibrated, query=self.query, problem=problem, calibrations=calibrations
+            )
         if calibrated is None and calibrations is not None:
             estimate = with_unused(estimate, problem=problem, calibrations=calibrations)
         return estimate, calibrated
@@ -80,7 +85,7 @@ class Training:
                 field="pareto",
             )
         ranking = self.rank(top=top, calibrations=calibrations)
-        shown = tuple(map(self._explained, ranking.recommendations))
+        shown = tuple(self._explained(row, calibrations) for row in ranking.recommendations)
         front = (
             None
             if pareto is None
@@ -89,8 +94,15 @@ class Training:
         depends = sensitivity_of(self.query, calibrations=calibrations) if sensitivity else None
         return replace(ranking, recommendations=shown), Beside(pareto=front, sensitivity=depends)
 
-    def _explained(self, row: Recommendation) -> Recommendation:
+    def _explained(self, row: Recommendation, calibrations: Calibrations | None) -> Recommendation:
         one = Configuration.of(row, query=self.query).query
+        if row.calibrated_estimate is not None:
+            if row.rank > 1:
+                return row
+            calibrated = with_recipe_figure(
+                row.calibrated_estimate, query=one, calibrations=calibrations
+            )
+            return replace(row, calibrated_estimate=calibrated)
         estimate = with_narrowest(row.estimate, query=one)
         return replace(
             row, estimate=with_recipe_figure(estimate, query=one) if row.rank == 1 else estimate

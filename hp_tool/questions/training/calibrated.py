@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from hp_tool.cost.arrays import FloatArray, IntArray
+from hp_tool.cost.arrays import BoolArray, FloatArray, IntArray
 from hp_tool.cost.breakdown import estimate_row
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.training import TrainingCosts
-from hp_tool.domain.digests import problem_digest
+from hp_tool.domain.digests import problem_digest, strategy_digest
 from hp_tool.domain.fit import fit_of
 from hp_tool.domain.result import Estimate, Intervals, Reason
 from hp_tool.domain.units import counted
@@ -61,22 +61,27 @@ class CalibratedPredictor:
     links: Links = field(default_factory=Links)
     """Bandwidths of the fit, relative to the stated ones; costs are computed with them."""
     crashed: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
-    """Configurations that crashed and never succeeded, by problem, from `learning.crashes`."""
+    """Configurations that crashed and never succeeded, by problem, from `learning.outcomes`."""
+    ran: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
+    """Configurations with a whole run that succeeded, in the same form, with `step_s`."""
 
     def crashes(self, candidates: Candidates, *, problem: TrainingProblem) -> IntArray:
         """Return (n,) numbers of crashed runs of each candidate without a successful one."""
         runs: IntArray = np.zeros(candidates.shape, dtype=np.int64)
-        if self.crashed:
-            digest = problem_digest(
-                model=problem.model, cluster=problem.cluster, training=problem.workload
-            )
-            for each in self.crashed.get(digest, ()):
-                same = reduce(
-                    np.logical_and,
-                    (getattr(candidates, name) == value for name, value in each["columns"].items()),
-                )
-                runs = np.where(same, each["runs"], runs)
+        for each in _of_problem(self.crashed, problem):
+            runs = np.where(_is(each, candidates), each["runs"], runs)
         return runs.ravel()
+
+    def measured(self, candidates: Candidates, *, problem: TrainingProblem) -> BoolArray:
+        """Return (n,) whether a whole run of each candidate succeeded on this cluster."""
+        ran: BoolArray = np.zeros(candidates.shape, dtype=np.bool_)
+        for each in _of_problem(self.ran, problem):
+            ran = ran | _is(each, candidates)
+        return ran.ravel()
+
+    def measures(self, problem: TrainingProblem) -> bool:
+        """Return whether any whole run of this problem succeeded on this cluster."""
+        return bool(_of_problem(self.ran, problem))
 
     def costs(
         self,
@@ -110,7 +115,8 @@ class CalibratedPredictor:
         `known` contains its own runs. Verdict, rates and cost follow from the corrected values. The
         intervals are the fit's: parameter uncertainty and unexplained effects. Memory outside the
         allocator and a nearly full device do not widen them. `provenance["stalls"]` contains the
-        stall probability and the factor of a stalled step.
+        stall probability and the factor of a stalled step, `provenance["measured"]` the number of
+        its own whole runs and their median seconds of a step.
         """
         one = candidates.take(np.array([index]))
         alone = costs.row(index).each(lambda number: np.array([number]))
@@ -155,7 +161,11 @@ class CalibratedPredictor:
                 message=f"{crashes} runs of it crashed on this cluster, and none succeeded",
             )
             estimate = replace(estimate, feasible=False, reasons=(*estimate.reasons, failed))
-        fails = 0.0 if known is not None and known.ran else float(self._fails(alone, allocated)[0])
+        own = next((each for each in _of_problem(self.ran, problem) if _is(each, one).any()), None)
+        if own is not None:
+            provenance["measured"] = {"runs": own["runs"], "step_s": own["step_s"]}
+        fits = own is not None or (known is not None and known.ran)
+        fails = 0.0 if fits else float(self._fails(alone, allocated)[0])
         assert estimate.memory is not None
         within = estimate.memory.total_bytes <= estimate.memory.capacity_bytes
         return replace(
@@ -170,12 +180,13 @@ class CalibratedPredictor:
         self, costs: TrainingCosts, *, candidates: Candidates, problem: TrainingProblem
     ) -> tuple[TrainingCosts, FloatArray]:
         """Return calibrated costs of n candidates, residuals included, and their probabilities of
-        running out of memory.
+        running out of memory, which are 0 for those that ran.
         """
         calibrated, _, allocated = self._calibrated(
             costs, candidates=candidates, problem=problem, residuals=True
         )
-        return calibrated, self._fails(costs, allocated)
+        fails = self._fails(costs, allocated)
+        return calibrated, np.where(self.measured(candidates, problem=problem), 0.0, fails)
 
     def _fails(self, costs: TrainingCosts, allocated: MemoryPrediction) -> FloatArray:
         """Return (n,) probabilities that allocated memory exceeds the device's, without that
@@ -230,6 +241,24 @@ class CalibratedPredictor:
             layer_activations_bytes=costs.layer_activations_bytes * factor,
         )
         return calibrated, step, allocated
+
+
+def _of_problem(
+    outcomes: Mapping[str, Sequence[Mapping[str, Any]]], problem: TrainingProblem
+) -> Sequence[Mapping[str, Any]]:
+    """Return the configurations of this problem and strategy."""
+    if not outcomes:
+        return ()
+    digest = problem_digest(model=problem.model, cluster=problem.cluster, training=problem.workload)
+    same = outcomes.get(digest, ())
+    strategy = strategy_digest(problem.strategy) if same else ""
+    return [each for each in same if each.get("strategy", strategy) == strategy]
+
+
+def _is(configuration: Mapping[str, Any], candidates: Candidates) -> BoolArray:
+    """Return whether each candidate is a stored configuration."""
+    columns = configuration["columns"].items()
+    return reduce(np.logical_and, (getattr(candidates, name) == value for name, value in columns))
 
 
 class Calibrations(Protocol):

@@ -14,6 +14,7 @@ from hp_tool.domain.result import Estimate, WithRecipe
 from hp_tool.domain.workload import OverlapSpec, TrainingWorkload
 from hp_tool.errors import HpToolError
 from hp_tool.questions import schema
+from hp_tool.questions.training.calibrated import Calibrations
 from hp_tool.questions.training.evaluate import ResolvedConfiguration, resolve_configuration
 from hp_tool.questions.training.problem import TrainingProblem, resolve_training
 from hp_tool.questions.training.recipes import recipe
@@ -40,12 +41,17 @@ supported.
 
 
 def with_recipe_figure(
-    estimate: Estimate, *, query: Query, problem: TrainingProblem | None = None
+    estimate: Estimate,
+    *,
+    query: Query,
+    problem: TrainingProblem | None = None,
+    calibrations: Calibrations | None = None,
 ) -> Estimate:
     """Return the estimate with the step time of today's recipe.
 
     Queries with a recipe, and frameworks and devices without one, are unchanged. `problem` is the
-    query's, if it was resolved earlier.
+    query's, if it was resolved earlier. `calibrations` correct the recipe's step like a calibrated
+    `estimate`.
     """
     workload = query.training
     if workload is None or workload.recipe is not None or estimate.time is None:
@@ -61,7 +67,9 @@ def with_recipe_figure(
             break
     else:
         return estimate
-    figure = resolved.estimate(with_fixes=False)
+    alone = resolved.estimate(with_fixes=False)
+    figure = resolved.calibrated_estimate(calibrations) or alone
+    assert alone.time is not None
     assert figure.time is not None and figure.intervals is not None  # the configuration is legal
     changes = _changes(before=problem, after=resolved.problem)
     if not changes:
@@ -75,7 +83,7 @@ def with_recipe_figure(
             interval_s=figure.intervals.step_s,
             feasible=figure.feasible,
             changes=changes,
-            gains=_gains(named, changes=changes, before=problem, step_s=figure.time.step_s),
+            gains=_gains(named, changes=changes, before=problem, step_s=alone.time.step_s),
         ),
     )
 

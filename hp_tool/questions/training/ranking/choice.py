@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hp_tool.cost.arrays import BoolArray, FloatArray, IntArray
 from hp_tool.cost.candidates import CORE_ATTN, FULL_BLOCK, FULL_UNIFORM, Candidates
@@ -44,18 +45,20 @@ def choose(best: Best, *, count: int) -> Choice:
     """Return the `count` best layouts, each with its best recomputation and sharding, in groups.
 
     Rank 1 is the simplest and safest candidate of group 1 that takes at most NEAR times as long as
-    the fastest. If a candidate with measured features takes at most NEAR_MEASURED times as long as
-    the fastest, only such candidates are considered.
+    the fastest. If a candidate that ran on this cluster takes at most NEAR_MEASURED times as long as
+    the fastest, only such candidates are considered; if none did, the same holds for candidates
+    with measured features. Layouts of group 1 that ran take the last rows if they are slower than
+    all others that are shown.
     """
     if not len(best.layout):
         return Choice(best=best, group=np.zeros(0, dtype=np.int64), sizes=())
     _, first = np.unique(best.layout, return_index=True)
     listed = np.sort(first)
     group = _groups(best.take(listed))
-    measured = _measured(best)
-    eligible = np.flatnonzero(measured & (best.value_s <= NEAR_MEASURED * best.value_s[0]))
-    if not len(eligible):
-        eligible = np.arange(len(best.layout))
+    measured, ran = _measured(best), _ran(best)
+    within = best.value_s <= NEAR_MEASURED * best.value_s[0]
+    preferred = (np.flatnonzero(within & ran), np.flatnonzero(within & measured))
+    eligible = next((rows for rows in preferred if len(rows)), np.arange(len(best.layout)))
     near = eligible[best.value_s[eligible] <= NEAR * best.value_s[eligible[0]]]
     near = near[_alike(best.take(near), 0)]
     rows = best.rows.take(near)
@@ -68,9 +71,11 @@ def choose(best: Best, *, count: int) -> Choice:
         more_axes=(best.variant[near] > 0).astype(np.int64),
     )
     pick = int(near[place])
-    others = np.flatnonzero(best.layout[listed] != best.layout[pick])
-    shown = np.concatenate([[pick], listed[others]])[:count]
-    groups = np.concatenate([[1], group[others]])[:count]
+    ran_layouts = np.unique(best.layout[ran])
+    tied = (group == 1) & np.isin(best.layout[listed], ran_layouts)
+    others = _shown(np.flatnonzero(best.layout[listed] != best.layout[pick]), tied, count - 1)
+    shown = np.concatenate([[pick], listed[others]])
+    groups = np.concatenate([[1], group[others]])
     sizes = np.bincount(group)[1 : int(groups[-1]) + 1]
     return Choice(
         best=best.take(shown),
@@ -78,6 +83,15 @@ def choose(best: Best, *, count: int) -> Choice:
         sizes=tuple(map(int, sizes)),
         faster=best.take(np.arange(1)) if measured[pick] and not measured[0] else None,
     )
+
+
+def _shown(others: NDArray[np.intp], kept: BoolArray, count: int) -> NDArray[np.intp]:
+    """Return the first `count` of the sorted `others`, of which those `kept` replace the last."""
+    first, later = others[:count], others[count:]
+    replaceable = first[~kept[first]]
+    later = later[kept[later]][: len(replaceable)]
+    replaced = replaceable[len(replaceable) - len(later) :]
+    return np.sort(np.concatenate([np.setdiff1d(first, replaced), later]))
 
 
 def _groups(best: Best) -> IntArray:
@@ -119,6 +133,16 @@ def _measured(best: Best) -> BoolArray:
         candidates = best.rows.candidates.take(rows)
         measured[rows] = ~unmeasured_layouts(case=problem, candidates=candidates)
     return measured
+
+
+def _ran(best: Best) -> BoolArray:
+    """Return (n,) whether each row ran on this cluster, as its calibration records."""
+    ran = np.zeros(len(best.layout), dtype=np.bool_)
+    for number, (problem, predictor) in enumerate(zip(best.problems, best.predictors, strict=True)):
+        if predictor is not None:
+            rows = np.flatnonzero(best.variant == number)
+            ran[rows] = predictor.measured(best.rows.candidates.take(rows), problem=problem)
+    return ran
 
 
 def _unmeasured(best: Best) -> BoolArray:

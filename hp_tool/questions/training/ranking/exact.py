@@ -52,7 +52,9 @@ EXCHANGED = "context_parallel"
 NEAR = 1.01
 """Maximum ratio of rank 1's expected step to the fastest."""
 NEAR_MEASURED = 1.04
-"""The same if rank 1 has only features of measured runs and faster layouts do not."""
+"""The same if rank 1 ran on this cluster, or has only features of measured runs, and faster layouts
+did or do not.
+"""
 FIRST, BLOCK = 256, 1 << 17
 """Number of rows whose other values are costed first, to lower the limit, and number of candidates
 costed together later.
@@ -396,10 +398,12 @@ class BestSearch:
     def _near_s(self, rows: CostedRows) -> float:
         """Return the maximum time of rank 1 among sorted rows.
 
-        It is NEAR times the fastest, or NEAR_MEASURED times the fastest if measured features
-        require it.
+        It is NEAR times the fastest, or NEAR_MEASURED times the fastest if measured features or
+        runs on this cluster require it.
         """
         value = self.value(rows)
+        if self.predictor is not None and self.predictor.measures(self.problem):
+            return NEAR_MEASURED * float(value[0])
         within = np.flatnonzero(value <= NEAR_MEASURED * value[0])
         candidates = rows.candidates.take(within)
         measured = within[~unmeasured_layouts(case=self.problem, candidates=candidates)]
