@@ -93,6 +93,33 @@ def test_every_row_has_its_step_before_calibration_if_one_was_calibrated(
     assert "19.43" in before[0] and "18.00" in before[0] and before[1].count("19.57") == 2
 
 
+def test_every_figure_of_a_calibrated_estimate_is_of_the_step_that_is_shown(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    provenance = {
+        "calibration": {"measurements": 3, "version": 1},
+        "measured": {"runs": 2, "step_s": 17.5},
+    }
+    alone = shown.estimate(19.43)
+    assert alone.time is not None and alone.mfu is not None
+    parts = {name: seconds * 18.0 / 19.43 for name, seconds in alone.time.parts_s.items()}
+    calibrated = replace(
+        alone,
+        time=replace(alone.time, step_s=18.0, parts_s=parts),
+        mfu=0.61,
+        provenance=provenance,
+    )
+    tables.print_estimate(alone, calibrated=calibrated)
+    text = capsys.readouterr().out
+    assert "18.00 s per step" in text and "MFU 61.0%" in text and "54.6%" not in text
+    assert text.count("19.43") == 1 and "19.43 s per step without." in text
+    assert "This layout ran on this cluster: 17.50 s per step (median of 2 runs)." in text
+    lines = text[text.index("Step time") :].splitlines()
+    compute = next(line for line in lines if line.startswith("compute"))
+    assert f"{parts['compute']:.2f}" in compute
+
+
 @pytest.mark.parametrize(
     ("variables", "coloured"),
     [({"FORCE_COLOR": "1"}, True), ({"FORCE_COLOR": "1", "NO_COLOR": "1"}, False)],
