@@ -4,13 +4,15 @@ from dataclasses import replace
 
 from hp_tool.cli.layout import make_console, print_columns
 from hp_tool.domain.sensitivity import Sensitivity
+from hp_tool.domain.units import duration
 from hp_tool.wording import figures
 from hp_tool.wording.columns import Column, configuration_columns, figure_column
+from hp_tool.wording.short import layout
 
 
 def print_sensitivity(sensitivity: Sensitivity) -> None:
-    """Step time, days and cost over numbers of devices; the price of each axis left out, and the
-    gain of better hardware.
+    """Print step time, days and cost over numbers of devices; the price of each axis left out, and
+    the gain of better hardware.
     """
     console = make_console()
     points = sensitivity.scaling
@@ -23,7 +25,7 @@ def print_sensitivity(sensitivity: Sensitivity) -> None:
             figure_column(figures.COST, points, drop=1),
             *configuration_columns([point.parallel for point in points]),
         ]
-        print_columns(console, columns, title="fastest configuration by number of GPUs")
+        print_columns(console, columns, title="rank 1 by number of GPUs")
         fewest, most = sensitivity.fewest_gpus_near_cheapest, sensitivity.fastest_gpus_near_cheapest
         console.print(f"within 5% of the lowest cost: {fewest:,} to {most:,} GPUs")
     changes = (*sensitivity.axes, *sensitivity.hardware)
@@ -33,3 +35,8 @@ def print_sensitivity(sensitivity: Sensitivity) -> None:
         figure_column(replace(change, path="change_fraction"), changes),
     ]
     print_columns(console, columns, title="what it depends on (- : nothing fits)")
+    if (start := sensitivity.start) is not None:
+        console.print(
+            f"Compared with rank 1: {layout(start.parallel)}, {duration(start.step_s)} per step.",
+            highlight=False,
+        )

@@ -7,7 +7,7 @@ from hp_tool.domain.parallel import ParallelConfig
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScalingPoint:
-    """The fastest configuration on a number of devices."""
+    """Rank 1 on a number of devices."""
 
     num_gpus: int
     step_s: float
@@ -22,19 +22,23 @@ class ScalingPoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Influence:
-    """The fastest step after one change."""
+    """The step of rank 1 after one change."""
 
     change: str
     step_s: float | None
     """None where nothing fits any more."""
     change_fraction: float | None
-    """0.1: steps take 10 % longer than without the change."""
+    """0.1: steps take 10 % longer than those of rank 1 without the change."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sensitivity:
     """Answers to what if, each by a ranking of its own."""
 
+    start: ScalingPoint | None
+    """Rank 1 of the recommendation, from which changes are counted; None if nothing is
+    acceptable.
+    """
     scaling: tuple[ScalingPoint, ...]
     """Fewest devices first; counts on which nothing fits are left out."""
     fewest_gpus_near_cheapest: int | None

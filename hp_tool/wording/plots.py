@@ -193,13 +193,13 @@ def machines_figure(
 
 
 def sensitivity_figure(sensitivity: Sensitivity, *, title: str) -> Figure:
-    """Step time and GPU-seconds over the number of GPUs, and bars of what each change does to the
-    fastest step.
+    """Return step time and GPU-seconds over the number of GPUs, and bars of what each change does
+    to the step of rank 1.
     """
     from plotly.graph_objects import Bar, Scatter
     from plotly.subplots import make_subplots
 
-    heads = ("by number of GPUs", "change of the fastest step, %")
+    heads = ("by number of GPUs", "change of rank 1's step, %")
     figure = make_subplots(
         rows=1,
         cols=2,

@@ -32,8 +32,8 @@ CRASHED, RAN = "crashed", "ran"
 
 `MODELS`: measurements by model. `RELEASE`: the newest release of the measurements, assumed for
 queries without one. `UNSEEN`: seconds predicted by fits without a measurement, by its id.
-`CRASHED`, `RAN`: configurations that crashed or ran (`learning.outcomes`). `LINKS`: bandwidths over the stated
-ones, fitted to traces (`learning.links`).
+`CRASHED`, `RAN`: configurations that crashed or ran (`learning.outcomes`). `LINKS`: bandwidths over
+the stated ones, fitted to traces (`learning.links`).
 """
 OTHER_PREDICTIONS = (
     "corrects predictions of other constants or another cost model; a worker fits it again from "

@@ -91,7 +91,10 @@ class Training:
             if pareto is None
             else pareto_front(query=self.query, against=pareto, calibrations=calibrations)
         )
-        depends = sensitivity_of(self.query, calibrations=calibrations) if sensitivity else None
+        depends = None
+        if sensitivity:
+            first = next(iter(shown), None)
+            depends = sensitivity_of(self.query, first=first, calibrations=calibrations)
         return replace(ranking, recommendations=shown), Beside(pareto=front, sensitivity=depends)
 
     def _explained(self, row: Recommendation, calibrations: Calibrations | None) -> Recommendation:

@@ -5,17 +5,19 @@ hardware.
 import math
 from dataclasses import replace
 
-import numpy as np
-
 from hp_tool.domain import bounds
 from hp_tool.domain.hardware import ClusterSpec
-from hp_tool.domain.query import Query
+from hp_tool.domain.parallel import ParallelConfig, recompute_name
+from hp_tool.domain.query import Query, RankBy
+from hp_tool.domain.result import Recommendation
 from hp_tool.domain.sensitivity import Influence, ScalingPoint, Sensitivity
 from hp_tool.errors import UnsupportedError
+from hp_tool.questions.configuration import NUM_GPUS, Configuration, with_value
 from hp_tool.questions.training.calibrated import CalibratedPredictor, Calibrations
+from hp_tool.questions.training.evaluate import resolve_configuration
 from hp_tool.questions.training.problem import TrainingProblem, resolve_training
 from hp_tool.questions.training.ranking.best import best_of
-from hp_tool.questions.training.ranking.choice import recommendations_of
+from hp_tool.questions.training.ranking.choice import choose, chosen_recommendations
 from hp_tool.questions.training.ranking.recommend import device_counts
 
 NEAR_CHEAPEST = 1.05
@@ -36,25 +38,40 @@ PLAIN: dict[str, int | str] = {
 """The value of each axis that disables it."""
 
 
-def sensitivity(query: Query, *, calibrations: Calibrations | None = None) -> Sensitivity:
-    """Return the fastest step with other numbers of devices, without each axis, and on better
-    hardware.
+def sensitivity(
+    query: Query,
+    *,
+    first: Recommendation | None = None,
+    calibrations: Calibrations | None = None,
+) -> Sensitivity:
+    """Return rank 1 with other numbers of devices, without each axis, and on better hardware.
 
-    Each figure is the best of a separate ranking, by predicted step time.
+    Each figure is rank 1 of a separate ranking under the settings that `first` has beside its
+    layout. Calibrations do not apply to better hardware: the cost model's ratio of step times does.
+
+    Args:
+        query: A query of many configurations.
+        first: Rank 1 of the query; None if nothing is acceptable.
+        calibrations: Calibrations of clusters; None uses only the cost model.
 
     Raises:
         UnsupportedError: The cluster has two kinds of GPU.
     """
-    problem = resolve_training(query)
+    problem = _with_settings_of(first, query)
     if problem.kinds:
         raise UnsupportedError(
             "sensitivity is not modelled for two kinds of GPU; leave it out", field="cluster.stages"
         )
     predictor = None if calibrations is None else calibrations(problem)
+    rank_by = query.rank_by
+    start = None
+    if first is not None:
+        here = problem.with_num_gpus(first.set.get(NUM_GPUS, problem.cluster.num_gpus))
+        start = _point(here, first)
     scaling = [
         point
         for count in _counts(problem)
-        if (point := _point(problem.with_num_gpus(count), predictor))
+        if (point := _scaled(problem, count, start, rank_by=rank_by, predictor=predictor))
     ]
     cheapest = min((point.gpu_seconds_per_step for point in scaling), default=math.inf)
     near = [
@@ -62,22 +79,25 @@ def sensitivity(query: Query, *, calibrations: Calibrations | None = None) -> Se
         for point in scaling
         if point.gpu_seconds_per_step <= NEAR_CHEAPEST * cheapest
     ]
-    step_s = _fastest_s(problem, predictor)
-    free = [
-        name
-        for name in PLAIN
-        if getattr(problem.parallel, name) is None
-        and (problem.model.num_experts or not name.startswith("expert"))
-    ]
-    axes = [
-        _influence(f"without {name}", _fastest_s(_without(problem, name), predictor), step_s)
-        for name in free
-    ]
-    better = [
-        _influence(name, _fastest_s(replace(problem, cluster=one), None), step_s)
-        for name, one in _better(problem.cluster)
-    ]
+    axes: list[Influence] = []
+    hardware: list[Influence] = []
+    if first is not None and start is not None:
+        free = [
+            name
+            for name in PLAIN
+            if getattr(problem.parallel, name) is None
+            and (problem.model.num_experts or not name.startswith("expert"))
+        ]
+        for name in free:
+            step_s = (
+                start.step_s
+                if _lacks(start.parallel, name)
+                else _first_s(_without(here, name), rank_by=rank_by, predictor=predictor)
+            )
+            axes.append(_influence(f"without {name}", step_s, start.step_s))
+        hardware = _with_better_hardware(query, here, first, start)
     return Sensitivity(
+        start=start,
         scaling=tuple(scaling),
         fewest_gpus_near_cheapest=min(near, default=None),
         fastest_gpus_near_cheapest=max(near, default=None),
@@ -87,8 +107,45 @@ def sensitivity(query: Query, *, calibrations: Calibrations | None = None) -> Se
                 key=lambda one: -(math.inf if one.change_fraction is None else one.change_fraction),
             )
         ),
-        hardware=tuple(better),
+        hardware=tuple(hardware),
     )
+
+
+def _with_settings_of(first: Recommendation | None, query: Query) -> TrainingProblem:
+    """Return the query's problem with the values that the ranking chose, except the devices."""
+    values = {} if first is None else first.set
+    for path, value in values.items():
+        if path != NUM_GPUS:
+            query = with_value(query, path, value)
+    return resolve_training(query)
+
+
+def _with_better_hardware(
+    query: Query, problem: TrainingProblem, first: Recommendation, start: ScalingPoint
+) -> list[Influence]:
+    """Return the influence of each limit of the cluster; rank 1's own layout is never worse."""
+    own = resolve_configuration(Configuration.of(first, query=query).query)
+    now = first.estimate.time
+    assert now is not None  # a legal row
+    now_s = _first_s(problem, rank_by=query.rank_by) if first.calibrated_estimate else now.step_s
+    found = []
+    for name, better in _better(problem.cluster):
+        same = replace(own, row=None, problem=replace(own.problem, cluster=better)).estimate(
+            with_fixes=False
+        )
+        assert same.time is not None
+        ratio = same.time.step_s / now.step_s
+        faster_s = _first_s(replace(problem, cluster=better), rank_by=query.rank_by)
+        if faster_s is not None and now_s is not None:
+            ratio = min(ratio, faster_s / now_s)
+        found.append(_influence(name, start.step_s * ratio, start.step_s))
+    return found
+
+
+def _lacks(config: ParallelConfig, name: str) -> bool:
+    """Return whether the configuration does not use this axis."""
+    value = getattr(config, name)
+    return (recompute_name(value) if name == "recompute" else value) == PLAIN[name]
 
 
 def _counts(problem: TrainingProblem) -> list[int]:
@@ -103,12 +160,23 @@ def _counts(problem: TrainingProblem) -> list[int]:
     ]
 
 
-def _point(problem: TrainingProblem, predictor: CalibratedPredictor | None) -> ScalingPoint | None:
-    bounds.check()
-    best = best_of(problem, keep=1, rank_by="mean", predictor=predictor)
-    if not len(best.layout):
-        return None
-    row = recommendations_of(best.take(np.arange(1)))[0]
+def _scaled(
+    problem: TrainingProblem,
+    num_gpus: int,
+    start: ScalingPoint | None,
+    *,
+    rank_by: RankBy,
+    predictor: CalibratedPredictor | None,
+) -> ScalingPoint | None:
+    """Return rank 1 on this number of devices; None if nothing is acceptable."""
+    if start is not None and num_gpus == start.num_gpus:
+        return start
+    smaller = problem.with_num_gpus(num_gpus)
+    row = _first(smaller, rank_by=rank_by, predictor=predictor)
+    return None if row is None else _point(smaller, row)
+
+
+def _point(problem: TrainingProblem, row: Recommendation) -> ScalingPoint:
     estimate = row.known
     assert (
         estimate.time is not None and estimate.tokens_per_second_per_gpu is not None
@@ -124,10 +192,22 @@ def _point(problem: TrainingProblem, predictor: CalibratedPredictor | None) -> S
     )
 
 
-def _fastest_s(problem: TrainingProblem, predictor: CalibratedPredictor | None) -> float | None:
+def _first(
+    problem: TrainingProblem, *, rank_by: RankBy, predictor: CalibratedPredictor | None = None
+) -> Recommendation | None:
+    """Return rank 1 of the problem; None if nothing is acceptable."""
     bounds.check()
-    best = best_of(problem, keep=1, rank_by="mean", predictor=predictor)
-    return float(best.value_s[0]) if len(best.layout) else None
+    best = best_of(problem, keep=1, rank_by=rank_by, predictor=predictor)
+    rows = chosen_recommendations(choose(best, count=1))
+    return rows[0] if rows else None
+
+
+def _first_s(
+    problem: TrainingProblem, *, rank_by: RankBy, predictor: CalibratedPredictor | None = None
+) -> float | None:
+    """Return the seconds of a step of rank 1; None if nothing is acceptable."""
+    row = _first(problem, rank_by=rank_by, predictor=predictor)
+    return None if row is None or row.known.time is None else row.known.time.step_s
 
 
 def _without(problem: TrainingProblem, name: str) -> TrainingProblem:

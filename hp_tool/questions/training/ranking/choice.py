@@ -45,8 +45,8 @@ def choose(best: Best, *, count: int) -> Choice:
     """Return the `count` best layouts, each with its best recomputation and sharding, in groups.
 
     Rank 1 is the simplest and safest candidate of group 1 that takes at most NEAR times as long as
-    the fastest. If a candidate that ran on this cluster takes at most NEAR_MEASURED times as long as
-    the fastest, only such candidates are considered; if none did, the same holds for candidates
+    the fastest. If a candidate that ran on this cluster takes at most NEAR_MEASURED times as long
+    as the fastest, only such candidates are considered; if none did, the same holds for candidates
     with measured features. Layouts of group 1 that ran take the last rows if they are slower than
     all others that are shown.
     """
