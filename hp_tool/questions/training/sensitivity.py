@@ -113,11 +113,12 @@ def sensitivity(
 
 def _with_settings_of(first: Recommendation | None, query: Query) -> TrainingProblem:
     """Return the query's problem with the values that the ranking chose, except the devices."""
-    values = {} if first is None else first.set
+    problem = resolve_training(query)  # refuses lists under `training`
+    values = {} if first is None else {**first.set}
+    values.pop(NUM_GPUS, None)
     for path, value in values.items():
-        if path != NUM_GPUS:
-            query = with_value(query, path, value)
-    return resolve_training(query)
+        query = with_value(query, path, value)
+    return resolve_training(query) if values else problem
 
 
 def _with_better_hardware(
