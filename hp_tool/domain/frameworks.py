@@ -90,6 +90,8 @@ class FrameworkFacts:
     """
     adapter_precision: StatePrecision = "bf16"
     """Precision of LoRA's adapters, whose gradients and states follow `pure_states`."""
+    frozen_precisions: tuple[Literal["fp8", "nf4"], ...] = ("fp8", "nf4")
+    """Widths below 16 bits that it stores LoRA's frozen weights in, widest first."""
     clears_gradients: bool = False
     """Gradients are set to None after each step, so that those of a single micro-batch appear in
     the backward pass while activations disappear.
@@ -150,6 +152,7 @@ _PURE_TORCH = FrameworkFacts(
     prefetched_layers=0,
     dispatchers=(),
     degrees=(),
+    frozen_precisions=("nf4",),  # bitsandbytes' or torchao's; fp8 is Transformer Engine's
 )
 """Facts of trainers that run PyTorch's modules, autograd and optimizers as they are."""
 FACTS = {
@@ -169,6 +172,7 @@ FACTS = {
         dispatchers=(),
         zero_stages=(2, 3),
         default_zero_stage=3,
+        frozen_precisions=("nf4",),
     ),
     # huggingface/transformers, src/transformers/trainer.py: the model is trained as it was loaded,
     # by DistributedDataParallel or FSDP; models/mistral/modeling_mistral.py: eager norms, rotary

@@ -39,6 +39,31 @@ MIXTRAL: dict[str, Any] = {
 }
 
 
+OFFLOAD = "training.offload"
+LLAMA: dict[str, Any] = {
+    "kind": "training",
+    "model": "llama-3-70b",
+    "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8},
+    "training": {"sequence_length": 8192, "global_batch_size": 128},
+    "parallel": {"tensor_parallel_size": 8, "micro_batch_size": 1, "recompute": "full"},
+}
+SPLIT = {"tensor_parallel_size": 8, "micro_batch_size": 1}
+TWO_NODES = {"gpu": "h100-sxm-80gb", "num_gpus": 16}
+TRL: dict[str, Any] = {
+    "kind": "training",
+    "model": "llama-3-8b",
+    "cluster": {"gpu": "rtx-4090-24gb", "num_gpus": 1},
+    "training": {
+        "sequence_length": 2048,
+        "global_batch_size": 16,
+        "task": "lora",
+        "lora": {"rank": 16},
+        "framework": "hf-trainer",
+        "recipe": "trl-1.7",
+    },
+}
+
+
 def query(
     *,
     constraints: Any = None,
@@ -80,7 +105,12 @@ def check(asked: Query) -> Estimate:
     assert len(found.fixes) <= MAX_FIXES
     same = [fix for fix in found.fixes if not fix.set]
     narrower = [fix for fix in found.fixes if any(path.startswith("training.") for path in fix.set)]
-    assert list(found.fixes[: len(same) + len(narrower)]) == same + narrower and len(narrower) <= 1
+    assert list(found.fixes[: len(same) + len(narrower)]) == same + narrower
+    offloaded = [fix for fix in narrower if OFFLOAD in fix.set]
+    with_layout = [fix for fix in narrower if fix.changed]
+    assert len(offloaded) <= 1 and len(with_layout) <= 1
+    assert len(narrower) - len(offloaded) - len(with_layout) <= 1
+    assert not with_layout or all(fix.remaining for fix in same)
     assert len(found.fixes) - len(same) - len(narrower) <= 1
     assert [fix.step_s for fix in same] == sorted(fix.step_s for fix in same)
     for fix in found.fixes:
@@ -96,7 +126,8 @@ def check_one(asked: Query, found: Estimate, fix: Fix) -> None:
     assert after.parallel == fix.parallel
     assert fix.memory_total_bytes == pytest.approx(after.memory.total_bytes, rel=1e-9)
     assert fix.step_s == pytest.approx(after.time.step_s, rel=1e-9)
-    assert (fix.days, fix.cost) == pytest.approx((after.days, after.cost), rel=1e-9)
+    for of_fix, of_answer in ((fix.days, after.days), (fix.cost, after.cost)):
+        assert of_fix == (None if of_answer is None else pytest.approx(of_answer, rel=1e-9))
     differing = {
         n
         for n in ParallelConfig.__slots__
@@ -226,7 +257,11 @@ def test_what_keeps_the_layout_is_told_too(
     assert memory is not None
     headroom = 1.0 - 0.95 * 0.99 * memory.total_bytes / memory.capacity_bytes
     found = check(query(training=training, constraints={"memory_headroom_fraction": headroom}))
-    (fix,) = [fix for fix in found.fixes if any(path.startswith("training.") for path in fix.set)]
+    (fix,) = [
+        fix
+        for fix in found.fixes
+        if any(path.startswith("training.") and path != OFFLOAD for path in fix.set)
+    ]
     ((key, value),) = change.items()
     assert (
         fix.set == {f"training.{key}": value}
@@ -234,6 +269,45 @@ def test_what_keeps_the_layout_is_told_too(
         and fix.change.endswith(f"-> {value}")
         and key in fix.change
     )
+
+
+def test_offload_of_the_optimizer_is_told_unless_the_query_sets_offload() -> None:
+    offloaded, _ = check(parse_query(LLAMA)).fixes
+    assert offloaded.set == {OFFLOAD: "optimizer"} and offloaded.changed == ()
+    assert offloaded.change == "offload none -> optimizer"
+    assert offloaded.num_gpus == 8
+    kept = parse_query(LLAMA | {"training": LLAMA["training"] | {"offload": "none"}})
+    assert all(OFFLOAD not in fix.set for fix in check(kept).fixes)
+
+
+def test_a_base_in_fp32_is_mended_by_16_bits_and_recomputation_or_by_nf4() -> None:
+    both, frozen, *more = check(parse_query(TRL)).fixes
+    assert both.set == {"training.parameter_precision": "bf16"}
+    assert both.changed == ("recompute",) and both.fit == "fits"
+    assert both.change == "parameter_precision fp32 -> bf16, recompute none -> full"
+    assert frozen.set == {"training.frozen_precision": "nf4"}, "TRL has no fp8"
+    assert all(fix.num_gpus > 1 for fix in more)
+
+
+def test_tensor_parallelism_leaves_no_node_where_a_pipeline_is_faster() -> None:
+    training = {"sequence_length": 4096, "global_batch_size": 128, "gradient_precision": "bf16"}
+    narrow = {"training": training}
+    *_, more = check(parse_query(LLAMA | narrow | {"parallel": SPLIT})).fixes
+    assert more.num_gpus == 16
+    assert more.parallel.tensor_parallel_size == 8 and more.parallel.pipeline_parallel_size == 2
+    wide = SPLIT | {"tensor_parallel_size": 16}
+    across = estimate(
+        query=parse_query(LLAMA | narrow | {"cluster": TWO_NODES, "parallel": wide}),
+        with_fixes=False,
+    )
+    assert across.feasible and across.time is not None, "one change of the axes is enough"
+    assert more.step_s < across.time.step_s
+
+
+def test_one_precision_is_told_alone_where_it_is_enough() -> None:
+    found = estimate(query=parse_query(TRL | {"parallel": {"recompute": "full"}})).fixes
+    sets = [dict(fix.set) for fix in found if fix.num_gpus == 1]
+    assert sets == [{"training.parameter_precision": "bf16"}]
 
 
 def test_the_same_question_has_the_same_answer() -> None:
@@ -247,7 +321,8 @@ def axes(fix: Fix) -> tuple[str, ...]:
 
 def test_one_change_is_told_where_one_is_enough() -> None:
     found = estimate(query=query(tensor_parallel_size=2))
-    assert [len(axes(fix)) for fix in found.fixes] == [1] * len(found.fixes)
+    changed = [len(axes(fix)) for fix in found.fixes if OFFLOAD not in fix.set]
+    assert changed == [1] * len(changed) and changed
     assert found.fixes[0].change == "TP 2 -> 4 (DP 64 -> 32)"
     assert len({fix.changed for fix in found.fixes[:-1]}) == len(found.fixes) - 1
     assert found.fixes[-1].change.startswith("more GPUs, 1024 -> 2048")

@@ -2,7 +2,9 @@
 
 import itertools
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +15,8 @@ from hp_tool.cost.candidates import FULL_BLOCK, RECOMPUTE_COLUMNS, Candidates
 from hp_tool.cost.legality import legality
 from hp_tool.cost.optimizer import gradient_precision, stored_precision
 from hp_tool.cost.training import TrainingCosts
+from hp_tool.cost.uncertainty import out_of_memory_probability
+from hp_tool.domain.fit import SAFE
 from hp_tool.domain.frameworks import facts
 from hp_tool.domain.parallel import ParallelConfig, ParallelQuery, PipelineSchedule
 from hp_tool.domain.query import Query
@@ -89,16 +93,19 @@ def fixes(*, query: Query, problem: TrainingProblem, infeasible: Estimate) -> tu
     feasible.
 
     Fastest first; of changes to the same axes in the same directions only the fastest is listed, or
-    the nearest if the configuration is illegal. Then a change that keeps the layout with narrower
-    gradients or frozen weights, and last one on more devices. If no change meets max_days or
-    max_cost, the fastest that fits is listed with its remaining miss.
+    the nearest if the configuration is illegal. Then changes that keep the layout: narrower
+    gradients or frozen weights, and offload. Last one on more devices. If neither a change of the
+    layout nor the smallest change of a precision is enough, both together are listed. If no change
+    meets max_days or max_cost, the fastest that fits is listed with its remaining miss.
     """
     more = _on_more_devices(query, infeasible, num_gpus=problem.cluster.num_gpus)
     narrower = _with_narrower_states(query, problem, infeasible)
-    same = _on_the_same_devices(
-        query, problem, infeasible, room=MAX_FIXES - len(more) - len(narrower)
-    )
-    return (*same, *narrower, *more)
+    kept = [*narrower, *_with_offload(query, problem, infeasible)]
+    room = MAX_FIXES - len(more) - len(kept)
+    same = _on_the_same_devices(query, problem, infeasible, room=room)
+    if not any(not fix.remaining for fix in same):
+        kept = [*_with_narrower_states_and_layout(query, problem, infeasible), *kept]
+    return (*same, *kept, *more)
 
 
 def _with_narrower_states(
@@ -106,29 +113,102 @@ def _with_narrower_states(
 ) -> list[Fix]:
     """Return the smallest change of precision after which the layout fits.
 
-    Gradients in bf16, or a LoRA base in 16, 8 or 4 bits.
+    Gradients in bf16, or a LoRA base in 16, 8 or 4 bits, as far as the framework has them.
     """
-    workload, config = problem.workload, infeasible.parallel
-    assert query.training is not None and config is not None
-    if infeasible.memory is None or facts(workload.framework).is_plain:
-        return []
-    candidates = Candidates.from_configs([config])
-    for key, before, value in _narrower_states(workload):
-        narrow = replace(query, training=replace(query.training, **{key: value}))  # type: ignore[arg-type]
-        changed = resolve_training(narrow).choosing({f"training.{key}": value})
-        near = Neighbours(
-            problem=changed, base=config, candidates=candidates, costs=changed.costs(candidates)
-        )
-        if near.acceptable[0]:
-            fix = _fix(near, 0, infeasible, num_gpus=problem.cluster.num_gpus)
+    for key, before, value in _narrower_states(problem.workload):
+        if fix := _kept_layout(query, infeasible, {key: value}, num_gpus=problem.cluster.num_gpus):
             return [replace(fix, change=f"{key} {before} -> {value}")]
     return []
+
+
+def _with_narrower_states_and_layout(
+    query: Query, problem: TrainingProblem, infeasible: Estimate
+) -> list[Fix]:
+    """Return the smallest change of precision with the fastest change of one axis of the layout
+    that fits for sure, else with the fastest that fits.
+
+    Empty if the change of precision is enough alone.
+    """
+    for key, before, value in _narrower_states(problem.workload)[:1]:
+        num_gpus = problem.cluster.num_gpus
+        if _kept_layout(query, infeasible, {key: value}, num_gpus=num_gpus):
+            return []
+        narrow, changed = _with_training(query, {key: value})
+        near = legal_neighbours(narrow, changed, infeasible, changes=1)
+        if near is None or not near.acceptable.any():
+            return []
+        rows = np.flatnonzero(near.acceptable)
+        fails = out_of_memory_probability(
+            case=changed,
+            candidates=near.candidates.take(rows),
+            total_bytes=near.costs.memory_total_bytes[rows],
+            device_bytes=np.broadcast_to(near.costs.device_bytes, len(near.candidates))[rows],
+        )
+        row = rows[np.lexsort((near.costs.step_s[rows], fails > SAFE))[0]]
+        fix = _fix(near, int(row), infeasible, num_gpus=num_gpus)
+        return [replace(fix, change=f"{key} {before} -> {value}, {fix.change}")]
+    return []
+
+
+def _with_offload(query: Query, problem: TrainingProblem, infeasible: Estimate) -> list[Fix]:
+    """Return the same layout with optimizer states or activations offloaded, the faster that fits.
+
+    Empty if the query or its recipe sets offload.
+    """
+    assert query.training is not None
+    if query.training.offload is not None or problem.workload.offload not in (None, "none"):
+        return []
+    found = []
+    for offload in ("optimizer", "activations"):
+        values = {"offload": offload}
+        try:
+            fix = _kept_layout(query, infeasible, values, num_gpus=problem.cluster.num_gpus)
+        except InputError:  # not supported by the framework or the device
+            continue
+        if fix is not None:
+            found.append(replace(fix, change=f"offload none -> {offload}"))
+    return sorted(found, key=lambda fix: fix.step_s)[:1]
+
+
+def _kept_layout(
+    query: Query, infeasible: Estimate, values: Mapping[str, Any], *, num_gpus: int
+) -> Fix | None:
+    """Return the same layout with these values of `training`; None if it is not acceptable.
+
+    Raises:
+        InputError: The values are not supported.
+    """
+    config = infeasible.parallel
+    assert config is not None
+    if infeasible.memory is None:
+        return None
+    _, changed = _with_training(query, values)
+    candidates = Candidates.from_configs([config])
+    if legality(case=changed, candidates=candidates)[0]:
+        return None
+    near = Neighbours(
+        problem=changed, base=config, candidates=candidates, costs=changed.costs(candidates)
+    )
+    return _fix(near, 0, infeasible, num_gpus=num_gpus) if near.acceptable[0] else None
+
+
+def _with_training(query: Query, values: Mapping[str, Any]) -> tuple[Query, TrainingProblem]:
+    """Return the query with these values of `training`, and its problem, whose answers name
+    them.
+    """
+    assert query.training is not None
+    query = replace(query, training=replace(query.training, **values))
+    chosen = {f"training.{name}": value for name, value in values.items()}
+    return query, resolve_training(query).choosing(chosen)
 
 
 def _narrower_states(workload: TrainingWorkload) -> list[tuple[str, str, str]]:
     """Return changes to try, smallest first: a key of training, the counted value, and a narrower
     one.
     """
+    framework = facts(workload.framework)
+    if framework.is_plain:
+        return []
     if workload.lora is not None:
         base = workload.frozen_precision or stored_precision(workload)
         loaded = (
@@ -136,7 +216,8 @@ def _narrower_states(workload: TrainingWorkload) -> list[tuple[str, str, str]]:
             if base == "fp32" and workload.precision != "fp32"
             else []
         )
-        widths = ("fp8", "nf4") if base not in ("fp8", "nf4") else ("nf4",) if base == "fp8" else ()
+        narrower = {"nf4": (), "fp8": ("nf4",)}.get(base, ("fp8", "nf4"))
+        widths = [width for width in framework.frozen_precisions if width in narrower]
         return loaded + [("frozen_precision", base, width) for width in widths]
     gradients = gradient_precision(workload)
     return [("gradient_precision", gradients, "bf16")] if gradients == "fp32" else []
@@ -207,8 +288,29 @@ def _on_more_devices(query: Query, infeasible: Estimate, *, num_gpus: int) -> li
         for changes in (0, 1) if infeasible.memory is not None else (0,):
             near = legal_neighbours(query, problem, infeasible, changes=changes)
             if near is not None and len(rows := near.best()):
-                return [_fix(near, int(rows[0]), infeasible, num_gpus=num_gpus)]
+                near, row = _within_nodes(
+                    near, int(rows[0]), query, infeasible, changes=changes + 1
+                )
+                return [_fix(near, row, infeasible, num_gpus=num_gpus)]
     return []
+
+
+def _within_nodes(
+    near: Neighbours, row: int, query: Query, infeasible: Estimate, *, changes: int
+) -> tuple[Neighbours, int]:
+    """Return a faster change of `changes` axes, if row `row` extends tensor parallelism beyond an
+    NVLink domain and the faster change does not; else the row.
+    """
+    domain, step_s = near.problem.cluster.nvlink_domain_size, float(near.costs.step_s[row])
+    size = near.candidates.tensor_parallel_size[row]
+    if size <= max(domain, near.base.tensor_parallel_size):
+        return near, row
+    other = legal_neighbours(query, near.problem, infeasible, changes=changes)
+    if other is not None:
+        for faster in other.best(limit_s=step_s).tolist():
+            if other.candidates.tensor_parallel_size[faster] <= domain:
+                return other, faster
+    return near, row
 
 
 def legal_neighbours(
