@@ -111,7 +111,7 @@ def test_where_nothing_fits_there_is_nothing_to_start_from() -> None:
     answer = recommend_answer(query, top=1, sensitivity=True)
     assert not answer.recommendations and answer.sensitivity is not None
     assert answer.sensitivity.start is None and answer.sensitivity.axes == ()
-    assert answer.sensitivity.hardware == answer.sensitivity.scaling == ()
+    assert answer.sensitivity.hardware == () and answer.sensitivity.scaling == ()
 
 
 def test_better_hardware_is_never_slower(found: Sensitivity) -> None:

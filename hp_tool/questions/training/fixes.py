@@ -144,7 +144,7 @@ def _with_narrower_states_and_layout(
             total_bytes=near.costs.memory_total_bytes[rows],
             device_bytes=np.broadcast_to(near.costs.device_bytes, len(near.candidates))[rows],
         )
-        row = rows[np.lexsort((near.costs.step_s[rows], fails > SAFE))[0]]
+        row = rows[np.lexsort((near.costs.step_s[rows], np.asarray(fails > SAFE)))[0]]
         fix = _fix(near, int(row), infeasible, num_gpus=num_gpus)
         return [replace(fix, change=f"{key} {before} -> {value}, {fix.change}")]
     return []
