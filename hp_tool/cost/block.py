@@ -13,7 +13,6 @@ from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.network import Ring, tensor_ring
 from hp_tool.cost.precision import is_narrow, quantized_bytes
 from hp_tool.domain.frameworks import FrameworkFacts, facts
-from hp_tool.domain.hardware import ClusterSpec
 from hp_tool.domain.model import ModelSpec
 
 
@@ -269,16 +268,21 @@ class Shapes:
     """Memory behaviour of the framework."""
 
 
-def spreading_axes(cluster: ClusterSpec) -> tuple[str, ...]:
-    """Return candidate fields besides LAYER_AXES that a layer's costs depend on in the cluster's
-    rank order.
+def further_axes(case: TrainingCase) -> tuple[str, ...]:
+    """Return candidate fields besides LAYER_AXES that a layer's costs depend on.
 
-    Dimensions inside tp, cp and ep spread their groups over nodes.
+    In the cluster's rank order, dimensions inside tp, cp and ep spread their groups over nodes. The
+    width of the residual stream depends on sharding where adapters widen it
+    (`lora.residual_bytes`).
     """
-    order = cluster.rank_order.split("-")
+    order = case.cluster.rank_order.split("-")
     last = max(order.index(name) for name in ("tp", "cp", "ep"))
     sizes = {"dp": "data_parallel_size", "pp": "pipeline_parallel_size"}
-    return tuple(sizes[name] for name in order[:last] if name in sizes)
+    spreading = [sizes[name] for name in order[:last] if name in sizes]
+    workload = case.workload
+    if workload.lora is not None and facts(workload.framework).wide_residual_with_adapters:
+        spreading += ["zero_stage", "data_parallel_size"]
+    return tuple(dict.fromkeys(spreading))
 
 
 def shapes(

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hp_tool.cost.arrays import Floats
-from hp_tool.cost.block import LayerBytes, LayerTime, shapes, spreading_axes
+from hp_tool.cost.block import LayerBytes, LayerTime, further_axes, shapes
 from hp_tool.cost.candidates import Candidates, unique_rows
 from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.embedding_and_head import HeadTime, head_time
@@ -120,7 +120,7 @@ def layer_kinds(
 
     Combinations are numbered by `unique_rows`.
     """
-    axes = (*layer_axes(candidates), *spreading_axes(case.cluster))
+    axes = (*layer_axes(candidates), *further_axes(case))
     splits, merges = (
         candidates.names_schedules,
         case.workload.merges_passes or candidates.merges_passes,

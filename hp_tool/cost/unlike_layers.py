@@ -24,8 +24,8 @@ from hp_tool.cost.block import (
     BlockTime,
     LayerBytes,
     LayerTime,
+    further_axes,
     shapes,
-    spreading_axes,
     windowed_length,
 )
 from hp_tool.cost.candidates import Candidates, unique_rows
@@ -71,7 +71,7 @@ def unlike_layers(
             candidates,
             (
                 *layer_axes(candidates),
-                *spreading_axes(case.cluster),
+                *further_axes(case),
                 *STAGE_AXES,
                 "recompute_method",
             ),
@@ -88,7 +88,7 @@ _each: Shared[Kinds] = Shared()
 
 
 def _kinds(case: TrainingCase, candidates: Candidates) -> Kinds:
-    axes = (*layer_axes(candidates), *spreading_axes(case.cluster))
+    axes = (*layer_axes(candidates), *further_axes(case))
     if candidates.is_alone:
         parts = (
             case.model,

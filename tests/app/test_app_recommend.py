@@ -378,3 +378,33 @@ def test_recorded_graphs_rule_out_recomputation_that_an_estimate_calls_illegal()
     for row in found.recommendations:
         own = parse_query(Configuration.of(row, query=asked).mapping())
         assert estimate(query=own).feasible, row.parallel
+
+
+def test_adapters_of_other_zero_stages_are_costed_apart() -> None:
+    """FSDP widens the residual stream of PEFT's models, so a layer's bytes depend on the stage."""
+    training = {
+        "sequence_length": 2048,
+        "global_batch_size": 16,
+        "framework": "hf-trainer",
+        "task": "lora",
+        "lora": {"rank": 16},
+    }
+    asked = query(
+        model="llama-3.1-8b",
+        cluster={"gpu": "h100-sxm-80gb", "num_gpus": 2},
+        training=training,
+        parallel={"recompute": "full"},
+    )
+    problem = resolve_training(asked)
+    configs = [
+        ParallelConfig(
+            data_parallel_size=2, zero_stage=stage, recompute=Recompute(granularity="full")
+        )
+        for stage in (0, 2, 3)
+    ]
+    together = problem.costs(Candidates.from_configs(configs)).memory_parts["activations"]
+    alone = [
+        float(problem.costs(Candidates.alone(each)).memory_parts["activations"]) for each in configs
+    ]
+    assert together.tolist() == pytest.approx(alone, rel=1e-12)
+    assert alone[2] > 1.5 * alone[1]
