@@ -13,7 +13,7 @@ from hp_tool.formats.source import Source
 ROLES = ("prefill", "decode")
 _SIZES = ("tensor_parallel_size", "expert_parallel_size", "attention_data_parallel_size")
 _BRANCHES = re.compile(r"(?m)^[ \t]*\(?(prefill|decode)\)[ \t]*$")
-_REPLICAS = re.compile(r"(?m)^#\s*(prefill|decode): one of (\d{1,6}) replicas$")
+_REPLICAS = re.compile(r"(?m)^#\s*(prefill|decode): (?:one of )?(\d{1,6}) replicas?$")
 """Comment with the replicas of a pool in an exported script."""
 
 
