@@ -107,7 +107,7 @@ def test_replicas_that_nothing_says_are_missing() -> None:
     query = asked(1, engine="sglang") | {"model": "llama-3-8b", "parallel": {}}
     query["inference"]["disaggregated"] = {}
     query["inference"].pop("precision", None)
-    text = export(result=query, format="sglang").replace("replicas", "copies")
+    text = export(result=query, format="sglang").replace("replica", "copy")
     with pytest.raises(InputError, match=r"inference\.disaggregated\.prefill_replicas"):
         read_query(
             text,
