@@ -48,15 +48,14 @@ COMPONENT_FIXTURES = {
 COMPONENT_MODULES = ("deepspeed", "megatron", "playwright", "ray", "torch", "transformers")
 """Modules that only tests marked `components` import."""
 SHARED_PROCESSES = {
-    "launchers/test_ray": "ray",
-    "launchers/": "slurm",
-    "service/": "service",
-    "profiler/": "profiler",
-    **dict.fromkeys(("learning/", "traces/", "trainers/", "tuning/", "watch/"), "measured jobs"),
-    **dict.fromkeys(("cost/", "space/"), "megatron"),
+    **dict.fromkeys(("launchers", "service"), "{folder}"),
+    **dict.fromkeys(
+        ("learning", "profiler", "traces", "trainers", "tuning", "watch"), "measured jobs"
+    ),
+    **dict.fromkeys(("cost", "space"), "megatron"),
 }
-"""With -n, marked tests whose path starts so share a process per group. The first one counts."""
-LONGEST = ("measured jobs", "slurm", "service", "ray", "profiler")
+"""With -n, marked tests of these folders share one process per group."""
+LONGEST = ("launchers", "service", "measured jobs")
 """Groups that mostly wait and take minutes: they start first, everything else runs beside them."""
 
 
@@ -67,10 +66,10 @@ def with_components(config: pytest.Config) -> bool:
 
 def scope_of(file: Path) -> str | None:
     """Return the group that runs in one process, to which a test file belongs."""
-    path = file.relative_to(TESTS).as_posix() if file.is_relative_to(TESTS) else ""
-    groups = (group for start, group in SHARED_PROCESSES.items() if path.startswith(start))
-    group = next(groups, None)
-    return group if group is not None and is_marked(file) else None
+    folder = file.relative_to(TESTS).parts[0] if file.is_relative_to(TESTS) else ""
+    if folder in SHARED_PROCESSES and is_marked(file):
+        return SHARED_PROCESSES[folder].format(folder=folder)
+    return None
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -78,7 +77,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Schedule tests file by file, in the order of collection.
 
     Marked tests of some folders share one process: jobs that are measured would slow each other,
-    tests of launchers share one Slurm or one Ray cluster, tests of the service share its fork
+    tests of launchers share one Slurm and one Ray cluster, tests of the service share its fork
     server, and tests against Megatron Core share the process that counts its bytes. Without
     components there is no such reason.
     """
