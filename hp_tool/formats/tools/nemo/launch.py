@@ -26,10 +26,10 @@ from hp_tool.formats.tools.nemo.recipes import (
     Preset,
     library_recipe,
     nearest,
-    nested,
     preset_of,
     presets,
 )
+from hp_tool.questions.schema import lay
 
 _KEYS = {
     **dict.fromkeys(("global-batch-size", "gb"), "train.global_batch_size"),
@@ -343,7 +343,7 @@ def _content(
     reading: Reading,
 ) -> dict[str, Any]:
     """Return a recipe's keys with the command's laid over them."""
-    content = laid_over(nested(keys), flags)
+    content = laid_over(lay({}, keys), flags)
     layers = source.layers_of(model)
     own = overridden({}, words, reading=reading)
     refuse_shapes(own, num_layers=layers, source=source, reading=reading)

@@ -147,15 +147,3 @@ def nearest(name: str, *, among: Sequence[str] | None = None) -> str:
         known = [*table["recipes"], *table["aliases"], *functions]
     close = difflib.get_close_matches(name, sorted(set(known)), n=3, cutoff=0.4)
     return ", ".join(close)
-
-
-def nested(keys: Mapping[str, Any]) -> dict[str, Any]:
-    """Return dotted keys as sections."""
-    content: dict[str, Any] = {}
-    for key, value in keys.items():
-        *sections, name = key.split(".")
-        node = content
-        for section in sections:
-            node = node.setdefault(section, {})
-        node[name] = value
-    return content
