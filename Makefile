@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help setup setup-light hooks quickstart test components lint types format check docs benchmarks slurm slurm-stop clean
+.PHONY: help setup setup-light hooks quickstart test components properties lint types format check docs benchmarks slurm slurm-stop clean
 
 help:  ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 14
@@ -32,6 +32,9 @@ test: setup  ## The default tests: units, properties, contracts, each interface 
 
 components: setup  ## The tests with real components; what needs one that is missing is skipped and says so
 	$(BIN)/python -m pytest -n 3 -m components
+
+properties: setup  ## The property tests with four times as many examples, before a release
+	$(BIN)/python -m pytest -n auto -m hypothesis --hypothesis-profile=thorough
 
 lint: setup  ## Style and common mistakes
 	$(BIN)/ruff check .

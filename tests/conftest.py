@@ -16,6 +16,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
+# Tests run in as many processes as there are cores: more threads would wait for each other. Child
+# processes inherit it; numpy and torch read it when they are imported.
+os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+
 import pytest
 import sqlalchemy as sa
 from hypothesis import settings
