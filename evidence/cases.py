@@ -18,7 +18,7 @@ from hp_tool.domain.query import Query
 from hp_tool.domain.units import GIB
 from hp_tool.domain.workload import LoraSpec, OverlapSpec, TrainingWorkload
 from hp_tool.errors import NotFoundError
-from hp_tool.questions.training.problem import named_model
+from hp_tool.questions.training.problem import resolve_model
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -64,7 +64,7 @@ class Case:
 
     @property
     def has_experts(self) -> bool:
-        return named_model(self.query.model).num_experts is not None
+        return resolve_model(self.query.model).num_experts is not None
 
     @property
     def training(self) -> TrainingWorkload:

@@ -10,7 +10,7 @@ distributions; CP 8 for all against the smallest group that holds each. Predicti
 from __future__ import annotations
 
 from hp_tool import catalog
-from hp_tool.catalog.efficiency import efficiency
+from hp_tool.catalog.efficiency import efficiency_profile
 from hp_tool.catalog.lengths import sequence_lengths
 from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.lengths.dynamic import (
@@ -30,7 +30,7 @@ def figures() -> dict[str, ContextComparison]:
         case=TrainingCase(
             model=catalog.model("llama-2-13b"),
             cluster=machine,
-            profile=efficiency(gpu=machine.gpu, framework="megatron-core"),
+            profile=efficiency_profile(gpu=machine.gpu, framework="megatron-core"),
             workload=TrainingWorkload(sequence_length=131_072, global_batch_size=64),
         ),
         config=ParallelConfig(

@@ -52,7 +52,7 @@ def _training_formats() -> tuple[_exports.Export, ...]:
     return formats("training")
 
 
-_exports.provide(_training_formats)
+_exports.set_exports(_training_formats)
 
 
 def __dir__() -> list[str]:

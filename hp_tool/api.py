@@ -104,9 +104,9 @@ def estimate(
     One that does not fit is an answer with `estimate.feasible` False, its reasons, and its fixes
     (`fixes`). Raises HpToolError for what cannot be answered.
     """
-    from hp_tool.questions.answers import estimate_answer
+    from hp_tool.questions.answers import answer_estimate
 
-    return estimate_answer(make_query(query, **keys))
+    return answer_estimate(make_query(query, **keys))
 
 
 @_with_keys
@@ -129,9 +129,9 @@ def recommend(
     total_tokens, kind, cluster, training, inference, parallel, objective, rank_by, constraints,
     targets, id. In `parallel` a value or a list narrows an axis.
     """
-    from hp_tool.questions.answers import recommend_answer
+    from hp_tool.questions.answers import answer_recommend
 
-    return recommend_answer(
+    return answer_recommend(
         make_query(query, **keys), top=top, pareto=pareto, sensitivity=sensitivity
     )
 
@@ -146,11 +146,11 @@ def size(query: Mapping[str, Any] | Path | None = None, /, **keys: Any) -> Sizin
     days=30.0)`. Raises HpToolError.
     """
     from hp_tool.questions import schema
-    from hp_tool.questions.budgets import parse_sizing, size_answer
+    from hp_tool.questions.budgets import answer_sizing, parse_sizing
 
     changes = {SIZING_KEYS.get(key, key): value for key, value in keys.items()}
-    parsed = parse_sizing(schema.lay(_read(query), changes))
-    return size_answer(schema.with_own_files(parsed))
+    parsed = parse_sizing(schema.set_paths(_read(query), changes))
+    return answer_sizing(schema.allow_own_files(parsed))
 
 
 def export(
@@ -172,8 +172,10 @@ def export(
 
     content = _read(result) if isinstance(result, Mapping | Path) else schema.to_dict(result)
     if rerank:
-        return exchange.export_for(result=content, format=format, read=schema.parse_own_query)
-    return exchange.exported(result=content, format=format, rank=rank, read=schema.parse_own_query)
+        return exchange.export_for_tool(result=content, format=format, read=schema.parse_own_query)
+    return exchange.export_configuration(
+        result=content, format=format, rank=rank, read=schema.parse_own_query
+    )
 
 
 @_with_keys
@@ -221,9 +223,9 @@ def as_mapping(
     )
     for key, value in keys.items():
         if isinstance(value, Mapping) and value and key != "model":
-            schema.lay(data, {f"{key}.{name}": one for name, one in value.items()})
+            schema.set_paths(data, {f"{key}.{name}": one for name, one in value.items()})
         else:
-            schema.lay(data, {COMMON.get(key, key): value})
+            schema.set_paths(data, {COMMON.get(key, key): value})
     data.setdefault("kind", "inference" if "inference" in data else "training")
     return data
 

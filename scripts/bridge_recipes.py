@@ -30,7 +30,7 @@ FAMILIES = (
     "olmoe",
     "qwen",
 )
-KEPT = re.compile(
+KEPT_KEYS = re.compile(
     r"model\.(tensor_model_parallel_size|(virtual_)?pipeline_model_parallel_size"
     r"|context_parallel_size|expert_(model|tensor)_parallel_size|sequence_parallel|seq_length"
     r"|pipeline_model_parallel_layout|account_for_\w+|num_layers_in_\w+|recompute_\w+"
@@ -56,7 +56,7 @@ class Unknown:
 
 
 UNKNOWN = Unknown()
-USUAL = {
+DEFAULTS = {
     "tensor_model_parallel_size": 1,
     "pipeline_model_parallel_size": 1,
     "context_parallel_size": 1,
@@ -65,7 +65,7 @@ USUAL = {
     "pipeline_model_parallel_layout": None,
 }
 """What Megatron Core's classes have where nothing is assigned."""
-SHAPE = (
+SHAPE_KEYS = (
     "ffn_hidden_size",
     "hidden_size",
     "moe_router_topk",
@@ -167,7 +167,7 @@ class Evaluator:
                 local["cfg"]["ddp"]["grad_reduce_in_fp32"] = value  # over which it is laid
             elif not isinstance(owner, Unknown):
                 path = ast.unparse(target).partition(".")[2]
-                if KEPT.fullmatch(path):
+                if KEPT_KEYS.fullmatch(path):
                     raise UnreadError(ast.unparse(target))
         # what is set within a list or a mapping decides nothing here
 
@@ -204,7 +204,7 @@ class Evaluator:
             if ast.unparse(node).startswith("torch."):
                 return ast.unparse(node)
             owner = self.value(node.value, local)
-            usual = USUAL.get(node.attr, UNKNOWN)
+            usual = DEFAULTS.get(node.attr, UNKNOWN)
             return owner.get(node.attr, usual) if isinstance(owner, dict) else UNKNOWN
         if isinstance(node, ast.Dict):
             pairs = [
@@ -303,14 +303,14 @@ class Evaluator:
         return UNKNOWN
 
 
-def flattened(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flatten_configuration(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return the kept keys of a configuration by dotted name."""
     found: dict[str, Any] = {}
     for key, value in content.items():
         path = f"{prefix}{key}"
         if isinstance(value, dict):
-            found |= flattened(value, f"{path}.")
-        elif KEPT.fullmatch(path):
+            found |= flatten_configuration(value, f"{path}.")
+        elif KEPT_KEYS.fullmatch(path):
             if isinstance(value, Unknown) or (
                 isinstance(value, list) and any(isinstance(each, Unknown) for each in value)
             ):
@@ -319,18 +319,18 @@ def flattened(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return found
 
 
-def entry(content: dict[str, Any]) -> dict[str, Any]:
+def table_entry(content: dict[str, Any]) -> dict[str, Any]:
     """Return a configuration's line of the table. Raises UnreadError."""
     model = content.get("model")
     path = model.get("_hf_") if isinstance(model, dict) else None
-    if not isinstance(path, str) or not catalog.knows("models", path.lower()):
+    if not isinstance(path, str) or not catalog.has_entry("models", path.lower()):
         raise UnreadError("the catalogue does not have its model")
-    assigned = {key: model[key] for key in SHAPE if key in model}
+    assigned = {key: model[key] for key in SHAPE_KEYS if key in model}
     own = catalog.model(path.lower())
     usual = {"mtp_num_layers": own.num_nextn_predict_layers or 0}
     if changed := [key for key, value in assigned.items() if (value or 0) != usual.get(key)]:
         raise UnreadError(f"changes its model: {', '.join(changed)}")
-    keys = flattened(content)
+    keys = flatten_configuration(content)
     if keys.pop("dataset.enable_offline_packing", False):
         keys["packed"] = True
     keys["ddp.use_distributed_optimizer"] = True  # in step with the optimizer of all recipes
@@ -346,11 +346,11 @@ def entry(content: dict[str, Any]) -> dict[str, Any]:
     return {"model": catalog.model(path.lower()).name, **keys}
 
 
-def text_of(value: Any) -> str:
+def layout_text(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, list):
-        return f"[{', '.join(map(text_of, value))}]"
+        return f"[{', '.join(map(layout_text, value))}]"
     text = str(value)
     return text if re.fullmatch(r"[\w.+-]+", text) else f"'{text}'"
 
@@ -374,11 +374,11 @@ def main() -> None:
         if not name.endswith("_config") or name.startswith("_"):
             continue
         try:
-            found = entry(evaluator.call(name, {}, []))
+            found = table_entry(evaluator.call(name, {}, []))
         except UnreadError as error:
             left_out[name] = str(error)
             continue
-        words = ", ".join(f"{key}: {text_of(value)}" for key, value in found.items())
+        words = ", ".join(f"{key}: {layout_text(value)}" for key, value in found.items())
         lines.append(f"  {name}: {{{words}}}")
     known = {line.split(":")[0].strip() for line in lines}
     aliases = [

@@ -13,7 +13,7 @@ GENERATED = re.compile(r"(Merge|Revert|fixup!|squash!) ")
 """Subjects that git writes."""
 
 
-def complaint(message: str) -> str | None:
+def subject_error(message: str) -> str | None:
     """Return what is wrong with the subject of a commit message, or None."""
     subject = message.partition("\n")[0]
     if GENERATED.match(subject):
@@ -26,5 +26,5 @@ def complaint(message: str) -> str | None:
 
 
 if __name__ == "__main__":
-    if found := complaint(Path(sys.argv[1]).read_text(encoding="utf-8")):
+    if found := subject_error(Path(sys.argv[1]).read_text(encoding="utf-8")):
         sys.exit(found)

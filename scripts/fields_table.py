@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from hp_tool.questions.shown import SECTIONS, Field, sections
+from hp_tool.questions.shown import SECTIONS, Field, form_sections
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "queries.md"
 MARK = "<!-- fields, written by python scripts/fields_table.py -->\n"
@@ -17,7 +17,7 @@ MARK = "<!-- fields, written by python scripts/fields_table.py -->\n"
 def tables() -> str:
     """Return a table for each section of fields, those of both kinds of query once, as Markdown."""
     known: dict[str, dict[str, Field]] = {title: {} for title in SECTIONS if title != SECTIONS[-2]}
-    for section in (*sections("training"), *sections("inference")):
+    for section in (*form_sections("training"), *form_sections("inference")):
         if section.title != SECTIONS[-2]:  # of a baseline's fields, which are those of `parallel`
             known.setdefault(section.title, {}).update(
                 {field.name: field for field in section.fields}

@@ -24,7 +24,7 @@ from hp_tool.domain.model import ModelSpec
 from hp_tool.errors import HpToolError
 
 FILE = Path("hp_tool/catalog/data/models/published.yaml")
-STATED = {"moonshotai/Kimi-K2.5": "int4", "XiaomiMiMo/MiMo-V2-Flash": "fp8"}
+STATED_KEYS = {"moonshotai/Kimi-K2.5": "int4", "XiaomiMiMo/MiMo-V2-Flash": "fp8"}
 """Precisions of checkpoints by vllm-project/recipes, whose config.json here says none."""
 MAX_CHARACTERS = 8_000
 """Longer entries, which say everything of each layer, are left to the user's own files."""
@@ -48,30 +48,30 @@ def signature(spec: ModelSpec) -> tuple[float, ...]:
     )
 
 
-def reduced(config: Mapping[str, Any]) -> dict[str, Any]:
+def reduce_configuration(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the config.json without the keys whose absence changes nothing that is read."""
     kept = {key: value for key, value in config.items() if value is not None}
     whole = replace(catalog.model_from_mapping(kept), name="")
     for key in sorted(kept, key=lambda name: (not isinstance(kept[name], Mapping), name)):
         fewer = {name: value for name, value in kept.items() if name != key}
         if isinstance(kept[key], Mapping) and key != "quantization_config":
-            smaller = {**kept, key: _smaller(kept, key, whole)}
-            fewer = smaller if not _same(fewer, whole) else fewer
-        if key != "model_type" and _same(fewer, whole):
+            smaller = {**kept, key: _shrink(kept, key, whole)}
+            fewer = smaller if not _has_same_shape(fewer, whole) else fewer
+        if key != "model_type" and _has_same_shape(fewer, whole):
             kept = fewer
     return kept
 
 
-def _smaller(config: Mapping[str, Any], section: str, whole: ModelSpec) -> dict[str, Any]:
+def _shrink(config: Mapping[str, Any], section: str, whole: ModelSpec) -> dict[str, Any]:
     inner = {key: value for key, value in config[section].items() if value is not None}
     for key in list(inner):
         fewer = {name: value for name, value in inner.items() if name != key}
-        if _same({**config, section: fewer}, whole):
+        if _has_same_shape({**config, section: fewer}, whole):
             inner = fewer
     return inner
 
 
-def _same(config: Mapping[str, Any], whole: ModelSpec) -> bool:
+def _has_same_shape(config: Mapping[str, Any], whole: ModelSpec) -> bool:
     try:
         return replace(catalog.model_from_mapping(config), name="") == whole
     except (HpToolError, KeyError, TypeError):
@@ -104,7 +104,7 @@ def entries(rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
         name, config = row["name"], row["config"]
         try:
             spec = catalog.model_from_mapping(config)
-            stated = STATED.get(name) or library.stored_precision(name)
+            stated = STATED_KEYS.get(name) or library.stored_precision(name)
             precision = stated or weight_precision(config)
         except HpToolError as error:
             print(f"{name}: {error.message[:100]}")
@@ -121,7 +121,7 @@ def entries(rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
                 "checkpoints": {},
                 "source": row.get("source", f"config.json of {name}"),
                 "parameters": _named_size(name, total_parameters(spec)),
-                **reduced(config),
+                **reduce_configuration(config),
             },
         )
         if precision == "bf16":

@@ -22,7 +22,7 @@ from hp_tool.loop import tuning
 from hp_tool.loop.learning import Follower
 from hp_tool.loop.tuning.lease import LEASE_S
 from hp_tool.loop.tuning.run import default_holder
-from hp_tool.questions.edition import edition
+from hp_tool.questions.edition import count_query_terms
 from service import logs
 from service.logs import surviving
 from service.settings import webhook_settings
@@ -129,7 +129,7 @@ class Worker:
                     holder=self.holder,
                     lease_s=self.lease_s,
                     per_cluster=self.per_cluster,
-                    edition=edition(),
+                    edition=count_query_terms(),
                 )
             except StoreError as error:
                 if error.code != OLDER_EDITION:

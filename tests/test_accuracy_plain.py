@@ -16,7 +16,7 @@ from hp_tool.domain.parallel import ParallelQuery
 from hp_tool.domain.query import Query
 from hp_tool.domain.result import Estimate
 from hp_tool.domain.workload import TrainingWorkload
-from hp_tool.questions.answers import estimate_answer
+from hp_tool.questions.answers import answer_estimate
 
 CASE = Case(
     name="llama-3-70b",
@@ -80,7 +80,7 @@ def test_a_run_is_of_its_release_s_recipe_or_names_its_release(
 
 def test_today_s_recipe_predicts_what_the_answer_states_beside() -> None:
     (plain,), (todays,) = plain_cases([CASE]), todays_cases([CASE])
-    answer = estimate_answer(plain.query).estimate
+    answer = answer_estimate(plain.query).estimate
     assert isinstance(answer, Estimate) and answer.with_recipe is not None
     assert Prepared.of(todays).shipped().predicted == pytest.approx(
         answer.with_recipe.step_s, rel=1e-12

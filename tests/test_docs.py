@@ -128,7 +128,7 @@ def test_the_grid_of_the_documentation_is_answered() -> None:
     (grid,) = blocks((ROOT / "docs" / "batch.md").read_text(encoding="utf-8"), "csv")
     queries = [
         schema.parse_query(item)
-        for item in sources.items(io.BytesIO(grid.encode()), format="csv", base={})
+        for item in sources.read_items(io.BytesIO(grid.encode()), format="csv", base={})
     ]
     assert [query.id for query in queries][:2] == ["dense tp=4 mbs=1", "dense tp=4 mbs=2"]
     assert all(
@@ -146,7 +146,7 @@ QUERIES = [
 @pytest.mark.parametrize("path", QUERIES, ids=lambda path: path.name)
 def test_example_queries_have_an_answer(path: Path) -> None:
     query = schema.parse_query(path.read_bytes())
-    assert answers.recommend_answer(query, top=1).recommendations
+    assert answers.answer_recommend(query, top=1).recommendations
 
 
 def written(page: str) -> list[tuple[str, dict[str, Any]]]:

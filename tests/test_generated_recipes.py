@@ -24,7 +24,7 @@ from hp_tool.domain.query import Query
 from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.errors import HpToolError
 from hp_tool.questions.training.problem import resolve_training
-from hp_tool.questions.training.recipes import recipe, settings
+from hp_tool.questions.training.recipes import get_recipe, recipe_settings
 
 FIELDS = (
     "release",
@@ -130,7 +130,9 @@ def test_a_model_that_is_not_listed_has_what_most_of_its_kind_have(tmp_path: Pat
     model = catalog.model("qwen3-235b-a22b")
 
     def knobs(gpu: str) -> dict[str, Any]:
-        values = settings(made, model=model, gpu=catalog.gpu(gpu), num_gpus=64, workload=workload)
+        values = recipe_settings(
+            made, model=model, gpu=catalog.gpu(gpu), num_gpus=64, workload=workload
+        )
         return {**values["training"], **values["parallel"]}
 
     assert knobs("h100-sxm-80gb")["overlap"] == {"expert_parallel": True}
@@ -149,11 +151,11 @@ def test_what_memory_needs_is_not_carried_to_another_model(tmp_path: Path) -> No
     (made,) = parsed(recipes(releases(listed))).values()
     workload = TrainingWorkload(sequence_length=8192, global_batch_size=512)
     gpu = catalog.gpu("gb200-nvl72")
-    other = settings(
+    other = recipe_settings(
         made, model=catalog.model("llama-3.1-405b"), gpu=gpu, num_gpus=64, workload=workload
     )
     assert "offload" not in other["training"] and "zero_stage" not in other["parallel"]
-    same = settings(
+    same = recipe_settings(
         made, model=catalog.model("llama-3.3-70b"), gpu=gpu, num_gpus=64, workload=workload
     )
     assert same["training"]["offload_fraction"] == 0.25 and same["parallel"]["zero_stage"] == 3, (
@@ -217,7 +219,7 @@ def test_a_hybrid_speaks_for_no_other_model(tmp_path: Path) -> None:
     (made,) = parsed(recipes(releases(listed))).values()
     workload = TrainingWorkload(sequence_length=4096, global_batch_size=512)
     gpu, other = catalog.gpu("gb200-nvl72"), catalog.model("mixtral-8x7b")
-    values = settings(made, model=other, gpu=gpu, num_gpus=64, workload=workload)
+    values = recipe_settings(made, model=other, gpu=gpu, num_gpus=64, workload=workload)
     assert values["parallel"]["moe_token_dispatcher_type"] == "flex" and not values["training"].get(
         "cuda_graphs"
     )
@@ -232,7 +234,7 @@ def test_sizes_that_are_not_listed_belong_to_the_nearest(tmp_path: Path) -> None
     (made,) = parsed(recipes(releases(listed))).values()
     workload = TrainingWorkload(sequence_length=8192, global_batch_size=512)
     stages = {
-        num_gpus: settings(
+        num_gpus: recipe_settings(
             made,
             model=catalog.model("llama-3-70b"),
             gpu=catalog.gpu("gb200-nvl72"),
@@ -256,7 +258,7 @@ def test_the_answer_says_what_stands_in() -> None:
     )
     words = resolve_training(query).assumed["training.recipe"]
     assert words == (
-        f"{recipe('megatron-bridge').name}; llama-3.3-70b is not listed: as llama-3-70b; "
+        f"{get_recipe('megatron-bridge').name}; llama-3.3-70b is not listed: as llama-3-70b; "
         "h200-sxm-141gb is not listed: as h100-sxm-80gb"
     )
 
@@ -280,7 +282,7 @@ def test_import_reads_presets_by_the_releases_own_layouts() -> None:
 
 
 def test_no_published_training_is_refused(real: list[Preset]) -> None:
-    newest = recipe("megatron-bridge").name.removeprefix("megatron-bridge-")
+    newest = get_recipe("megatron-bridge").name.removeprefix("megatron-bridge-")
     refused = []
     for preset in (each for each in real if each.release == newest and each.task == "pretrain"):
         mixture = preset.kind != "dense"

@@ -312,7 +312,7 @@ def answered(
     """
     try:
         query = schema.parse_query(json.dumps(data) if as_text else data)
-        found = answers.estimate_answer(query), answers.recommend_answer(query, top=2)
+        found = answers.answer_estimate(query), answers.answer_recommend(query, top=2)
     except HpToolError as error:
         assert error.message and json.dumps(error.as_dict())
         return None

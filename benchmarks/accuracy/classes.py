@@ -19,7 +19,7 @@ from typing import Any
 from benchmarks.accuracy.comparison import Comparison
 from benchmarks.accuracy.data import print_report
 from benchmarks.accuracy.groups import Group, figures, scatter_of, votes
-from hp_tool.domain.familiarity import FAMILIAR
+from hp_tool.domain.familiarity import FAMILIAR_CLASS
 
 START, ROUNDS = 0.05, 30
 """Where `extras` begins, and how often it goes over the dimensions."""
@@ -46,7 +46,7 @@ def judged(groups: Iterable[Group]) -> dict[str, list[Comparison]]:
 
 def class_of(row: Comparison) -> str:
     """Return the class of a row: what widens its interval most."""
-    return row.differs[0] if row.differs else FAMILIAR
+    return row.differs[0] if row.differs else FAMILIAR_CLASS
 
 
 def table(groups: Iterable[Group]) -> dict[str, dict[str, Any]]:

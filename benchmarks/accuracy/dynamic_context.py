@@ -11,7 +11,7 @@ from typing import Any
 
 from benchmarks.accuracy.tables import as_text
 from hp_tool.catalog import cluster, model, names
-from hp_tool.catalog.efficiency import efficiency
+from hp_tool.catalog.efficiency import efficiency_profile
 from hp_tool.catalog.lengths import sequence_lengths
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.case import TrainingCase
@@ -56,7 +56,7 @@ def clock(config: ParallelConfig) -> MicroBatchClock:
             model=model(MODEL),
             cluster=machine,
             workload=WORKLOAD,
-            profile=efficiency(gpu=machine.gpu, framework="megatron-core"),
+            profile=efficiency_profile(gpu=machine.gpu, framework="megatron-core"),
         ),
         config=config,
     )

@@ -49,9 +49,9 @@ from benchmarks.accuracy.serving_runs import dense_runs
 from benchmarks.accuracy.weak_scaling import ratios_left_out
 from evidence.cases import Case
 from hp_tool.catalog import gpu
-from hp_tool.catalog.efficiency import efficiency
+from hp_tool.catalog.efficiency import efficiency_profile
 from hp_tool.cost.uncertainty import NORMAL_QUANTILE
-from hp_tool.domain.familiarity import arithmetic, family_of
+from hp_tool.domain.familiarity import arithmetic_precision, family_of
 from hp_tool.errors import InputError
 
 H100 = "h100-sxm-80gb"
@@ -96,7 +96,7 @@ def _paper(folder: Path) -> Rows:
     for.
     """
     rows4 = rows_of(folder, "korthikanti2022_table4")
-    shipped = efficiency(gpu=gpu(GPU), framework="megatron-core")
+    shipped = efficiency_profile(gpu=gpu(GPU), framework="megatron-core")
     memory = figures(folder)
     return {
         "Table 5 of arXiv 2205.05198": megatron.table5_left_out(folder) if rows4 else [],
@@ -174,7 +174,7 @@ def _unfamiliar(folder: Path) -> Rows:
         return family_of(case.name)
 
     def precision(case: Case) -> str:
-        return arithmetic(case.training.precision)
+        return arithmetic_precision(case.training.precision)
 
     def is_large(case: Case) -> bool:
         return Prepared.of(case).problem.cluster.num_gpus > FEW_GPUS
@@ -247,7 +247,7 @@ def strong_scaling(folder: Path) -> list[Comparison]:
     for row, case in zip(rows_of(folder, "training_mlperf"), mlperf_cases(folder), strict=False):
         run = Prepared.of(case)
         share = row["num_gpus"] / row["global_batch_size"]
-        found = run.compare(efficiency(gpu=run.gpu, framework="megatron-core").framework)
+        found = run.compare(efficiency_profile(gpu=run.gpu, framework="megatron-core").framework)
         each = dataclasses.replace(
             found, published=found.published * share, predicted=found.predicted * share
         )
@@ -350,7 +350,7 @@ def _other_software(folder: Path) -> Rows:
     """
     mpt = [run.case for run in fsdp.mpt_runs(folder)]
     dense = where(pretraining(folder), has_experts=False, card=H100)
-    constants = efficiency(gpu=gpu(H100), framework="megatron-core").framework
+    constants = efficiency_profile(gpu=gpu(H100), framework="megatron-core").framework
     by_megatron = [nanotron.predicted(each, constants) for each in grid_groups(grid_rows(folder))]
     return {
         "MPT under FSDP by Megatron Core's constants": _by_framework(mpt, "megatron-core"),
@@ -369,7 +369,7 @@ def _by_framework(cases: Iterable[Case], name: str) -> list[Comparison]:
     """Return the cases by the constants of another framework, as of one that nobody measured."""
 
     def compare(run: Prepared) -> Comparison:
-        constants = efficiency(gpu=run.gpu, framework=name)
+        constants = efficiency_profile(gpu=run.gpu, framework=name)
         base, added = constants.framework.time_log_sd, constants.doubts.trainer_log_sd
         row = run.compare(constants.framework)
         return dataclasses.replace(

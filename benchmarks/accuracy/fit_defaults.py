@@ -41,7 +41,7 @@ from hp_tool.domain.engines import DefaultsEfficiency, PoolEfficiency
 from hp_tool.domain.hardware import ClusterQuery
 from hp_tool.domain.inference import InferenceWorkload
 from hp_tool.loop.calibration.microbenchmarks import short
-from hp_tool.questions.serving.problem import arrivals, serving_case
+from hp_tool.questions.serving.problem import client_arrivals, serving_case
 
 NARROW = ("int4",)
 """Kimi K2.5 in int4 is three to seven times slower than predicted, on H200 and MI350X: no kernels
@@ -56,7 +56,7 @@ def started(folder: Path) -> list[ServingRun]:
     runs = [
         dataclasses.replace(serving_run(row), equal_lengths=row["engine"] == "vllm")
         for row in rows(folder, "serving_as_started")
-        if library.knows("models", row["model"]) and row["precision"] not in NARROW
+        if library.has_entry("models", row["model"]) and row["precision"] not in NARROW
     ]
     fitting_ones = {id(pair.run) for pair in predicted(runs, 1.0) if pair.fits}
     return [run for run in runs if id(run) in fitting_ones]
@@ -161,7 +161,7 @@ def _costs(run: PoolRun, handover_s: float) -> PoolCosts:
     case: ServingCase = serving_case(
         model=catalogue_model(run.model), cluster=machine, workload=load, engine=engine
     )
-    case = dataclasses.replace(case, **arrivals("inferencemax", engine=engine))
+    case = dataclasses.replace(case, **client_arrivals("inferencemax", engine=engine))
     pools = []
     for config, replicas in zip((run.prefill, run.decode), run.replicas or (), strict=True):
         size = config.attention_data_parallel_size * replicas

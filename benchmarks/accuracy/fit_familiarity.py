@@ -27,7 +27,7 @@ from hp_tool.catalog.familiarity import COLUMNS, FILE
 from hp_tool.cost.uncertainty import training_setting
 from hp_tool.domain.familiarity import Measured, Setting
 from hp_tool.errors import HpToolError
-from hp_tool.questions.training.problem import named_model
+from hp_tool.questions.training.problem import resolve_model
 
 Group = tuple[str, Measured]
 """Kind of question, and a group of runs."""
@@ -59,7 +59,7 @@ def _trained(row: Row) -> Setting:
     query = training_query(row)
     assert query.training is not None
     card = gpu(row["gpu"].replace("h100-sxm-96gb", "h100-sxm-80gb"))
-    model = named_model(query.model)
+    model = resolve_model(query.model)
     return training_setting(
         model=dataclasses.replace(model, name=row["model"]),
         gpu=dataclasses.replace(card, name=row["gpu"]),

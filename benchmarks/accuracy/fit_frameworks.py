@@ -64,7 +64,7 @@ from evidence.fitted_file import FittedFile
 from evidence.table import Row
 from hp_tool.catalog import efficiency as efficiency_
 from hp_tool.catalog import gpu
-from hp_tool.catalog.efficiency import efficiency, gpu_efficiency, sustained
+from hp_tool.catalog.efficiency import efficiency_profile, gpu_efficiency, sustained_efficiency
 from hp_tool.domain.efficiency import EfficiencyProfile, FrameworkEfficiency
 
 COMMAND = "python -m evidence.fit --only frameworks"
@@ -88,7 +88,9 @@ def errors_2022(rows: Sequence[Row]) -> Callable[[Constants], Floats]:
     card = gpu(GPU)
 
     def errors(trial: Constants) -> Floats:
-        kernels = sustained(gpu_efficiency(card), gpu=card, clocks=clocks("a100", trial.shares))
+        kernels = sustained_efficiency(
+            gpu_efficiency(card), gpu=card, clocks=clocks("a100", trial.shares)
+        )
         profile = EfficiencyProfile(gpu=kernels, framework=trial.framework)
         return (
             np.log1p([row.error for row in table4(layers, profile) + table5(steps, profile)])
@@ -307,7 +309,7 @@ def die_left_out(runs: Sequence[Prepared], key: Callable[[Prepared], str]) -> li
     if not runs:
         return []
     card = runs[0].gpu
-    framework = efficiency(gpu=card, framework="megatron-core").framework
+    framework = efficiency_profile(gpu=card, framework="megatron-core").framework
 
     def fit(others: list[Prepared]) -> Callable[[Prepared], Comparison]:
         shares = fit_die(card.silicon or "generic", others, framework)

@@ -31,7 +31,7 @@ from evidence.cases import Case
 from evidence.fitted_file import FittedFile
 from hp_tool.catalog import documents
 from hp_tool.cost.uncertainty import CONFIDENCE, NORMAL_QUANTILE
-from hp_tool.domain.familiarity import SERVING
+from hp_tool.domain.familiarity import SERVING_DIMENSIONS
 
 PAIRS = {"megatron-core": "Megatron Core", "torch-fsdp": "MPT under FSDP", "internevo": "InternEvo"}
 """Frameworks with published runs of one model on the same devices."""
@@ -267,5 +267,5 @@ def fitted_serving(folder: Path) -> Iterator[FittedFile]:
     for figure in inference.FIGURES:
         own = extras(by_kind[f"serving dense, {figure}"], units=("release",))
         most = max(own.values())
-        added[figure] = {name: _short(own.get(name, most)) for name in SERVING}
+        added[figure] = {name: _short(own.get(name, most)) for name in SERVING_DIMENSIONS}
     yield FittedFile(file="doubts.yaml", fields={"serving": added}, keeps=None)

@@ -39,7 +39,7 @@ from benchmarks.accuracy.fitting import (
 from benchmarks.accuracy.grid_rows import GPU, Group, grid_rows, groups
 from evidence.fitted_file import FittedFile
 from hp_tool.catalog import gpu
-from hp_tool.catalog.efficiency import efficiency
+from hp_tool.catalog.efficiency import efficiency_profile
 from hp_tool.cost.memory import NEARLY_FULL
 from hp_tool.cost.uncertainty import NORMAL_QUANTILE
 from hp_tool.domain.efficiency import FrameworkEfficiency
@@ -322,7 +322,7 @@ def cells(folder: Path) -> dict[str, list[Cell]]:
     number of nodes out.
     """
     rows = grid_rows(folder)
-    shipped = efficiency(gpu=gpu(GPU), framework="nanotron").framework
+    shipped = efficiency_profile(gpu=gpu(GPU), framework="nanotron").framework
     return {
         "shipped": [predicted(group, shipped) for group in groups(rows)],
         "model_left_out": held_out(rows),

@@ -28,7 +28,7 @@ from evidence.cases import Case, missing, training_case
 from evidence.fitted_file import FittedFile
 from evidence.table import Row, other
 from hp_tool.catalog import gpu
-from hp_tool.catalog.efficiency import doubts, efficiency
+from hp_tool.catalog.efficiency import efficiency_profile, prediction_doubts
 from hp_tool.domain.efficiency import FrameworkEfficiency
 from hp_tool.domain.units import GIB
 from hp_tool.errors import HpToolError
@@ -64,7 +64,7 @@ def inherited(name: str) -> FrameworkEfficiency:
     """Return a trainer's constants without its own scatter: torch-fsdp's on A100, and what the
     trainer's code decides.
     """
-    base = efficiency(gpu=gpu("a100-sxm-80gb"), framework="torch-fsdp").framework
+    base = efficiency_profile(gpu=gpu("a100-sxm-80gb"), framework="torch-fsdp").framework
     return dataclasses.replace(
         base,
         framework=name,
@@ -82,7 +82,7 @@ def inherited(name: str) -> FrameworkEfficiency:
 def fitted(folder: Path) -> Iterator[FittedFile]:
     steps, mixtures = (step_times(folder, experts=each) for each in (False, True))
     memory = peaks(folder, experts=False)
-    of_adapters = doubts().lora_log_sd ** 2
+    of_adapters = prediction_doubts().lora_log_sd ** 2
     for name in OPTIMIZERS:
         time = scatter(steps, name)
         profile = dataclasses.replace(

@@ -20,7 +20,12 @@ from benchmarks.accuracy.data import Row, rows
 from evidence import table
 from evidence.schema import TRAINING
 from hp_tool.catalog import cluster, gpu
-from hp_tool.catalog.efficiency import efficiency, gpu_efficiency, sustained, usual_clocks
+from hp_tool.catalog.efficiency import (
+    efficiency_profile,
+    gpu_efficiency,
+    sustained_efficiency,
+    usual_clocks,
+)
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.legality import legality
@@ -128,7 +133,9 @@ class Group:
     def predict(self, constants: FrameworkEfficiency) -> TrainingCosts:
         """Predictions for the rows."""
         device = gpu(GPU)
-        kernels = sustained(gpu_efficiency(device), gpu=device, clocks=usual_clocks(device))
+        kernels = sustained_efficiency(
+            gpu_efficiency(device), gpu=device, clocks=usual_clocks(device)
+        )
         profile = EfficiencyProfile(gpu=kernels, framework=constants)
         return training_costs(case=self._case(profile), candidates=self.candidates)
 
@@ -141,7 +148,7 @@ class Group:
     def legal(self) -> NDArray[np.bool_]:
         """Which rows the framework would start."""
         codes = legality(
-            case=self._case(efficiency(gpu=self.cluster.gpu, framework="nanotron")),
+            case=self._case(efficiency_profile(gpu=self.cluster.gpu, framework="nanotron")),
             candidates=self.candidates,
         )
         legal: NDArray[np.bool_] = codes == 0

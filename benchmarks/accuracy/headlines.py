@@ -21,7 +21,7 @@ from benchmarks.accuracy.korthikanti import workload as workload_2022
 from benchmarks.accuracy.published import Query, answer, fastest, laid
 from evidence.table import FOLDER
 from hp_tool.catalog import gpu, model
-from hp_tool.catalog.efficiency import efficiency
+from hp_tool.catalog.efficiency import efficiency_profile
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.layer import layer_bytes, layer_time
@@ -207,7 +207,7 @@ def _layer(name: str, *, sharded: bool, micro_batch: int = 1) -> tuple[TrainingC
         model=model(name),
         cluster=a100(8),
         workload=workload_2022(micro_batch),
-        profile=efficiency(gpu=gpu(GPU), framework="megatron-core"),
+        profile=efficiency_profile(gpu=gpu(GPU), framework="megatron-core"),
     )
     return case, Candidates.alone(config)
 

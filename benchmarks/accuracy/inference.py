@@ -47,18 +47,18 @@ from hp_tool.catalog import gpu
 from hp_tool.catalog import model as catalogue_model
 from hp_tool.catalog.efficiency import (
     defaults_efficiency,
-    doubts,
     engine_efficiency,
     engine_profiles,
     expert_efficiency,
     gpu_efficiency,
     pool_efficiency,
+    prediction_doubts,
     version_key,
 )
 from hp_tool.catalog.familiarity import measured_runs
 from hp_tool.cost.uncertainty import NORMAL_QUANTILE
 from hp_tool.domain.engines import EngineEfficiency, ExpertEfficiency, PoolEfficiency
-from hp_tool.questions.serving.intervals import log_sd, nearest_served
+from hp_tool.questions.serving.intervals import figure_log_sd, nearest_serving_runs
 
 CHOSEN_WITHIN = 1e-9
 Scatter = ExpertEfficiency | PoolEfficiency
@@ -96,8 +96,8 @@ def stated(
     """
     run, device = pair.run, gpu(pair.run.gpu)
     profile = constants_of(run)
-    extras = doubts()
-    near = nearest_served(
+    extras = prediction_doubts()
+    near = nearest_serving_runs(
         setting_of(run),
         measured_runs("serving") if pair.index is None else pair.index,
         extras,
@@ -109,7 +109,7 @@ def stated(
     timed = gpu_efficiency(device).measured
     base = math.hypot(own, 0.0 if timed else extras.serving[what]["die"])
     return dataclasses.replace(
-        row.within(NORMAL_QUANTILE * log_sd(base, near, kernels=0.0)),
+        row.within(NORMAL_QUANTILE * figure_log_sd(base, near, kernels=0.0)),
         differs=near.differs,
         kind="dense" if scatter is None else "mixture",
         base_log_sd=base,

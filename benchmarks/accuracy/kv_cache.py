@@ -48,7 +48,7 @@ CLOSE = 0.1
 def comparisons(folder: Path) -> Iterator[Comparison]:
     """Yield the rows whose model the catalogue has."""
     for row in rows(folder, "kv_cache_counts"):
-        if library.knows("models", row["model"]):
+        if library.has_entry("models", row["model"]):
             yield _comparison(row)
 
 
@@ -86,7 +86,7 @@ def _known(row: Row) -> str | None:
 
 def predicted(row: Row) -> KvCache:
     """Return the cache of a row's replica."""
-    own = library.knows("gpus", row["gpu"])
+    own = library.has_entry("gpus", row["gpu"])
     t = row["tensor_parallel_size"] or 1
     query = schema.parse_query(
         {

@@ -15,7 +15,7 @@ from itertools import pairwise, product
 from typing import Any
 
 from hp_tool import catalog
-from hp_tool.catalog.efficiency import efficiency
+from hp_tool.catalog.efficiency import efficiency_profile
 from hp_tool.catalog.models import model as catalogue_model
 from hp_tool.domain.blocks import Block
 from hp_tool.domain.hardware import ClusterQuery
@@ -193,7 +193,9 @@ def one_expert_is_a_dense_model() -> Iterator[Comparison]:
     that predictions of mixtures state, plus the fitted seconds that a layer of experts adds to a
     micro-batch whatever its size.
     """
-    constants = efficiency(gpu=catalog.gpu(GENERATIONS[0]), framework="megatron-core").framework
+    constants = efficiency_profile(
+        gpu=catalog.gpu(GENERATIONS[0]), framework="megatron-core"
+    ).framework
     micro_batches = 2
     for name in models():
         dense = catalogue_model(name)

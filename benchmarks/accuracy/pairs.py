@@ -20,7 +20,7 @@ from benchmarks.accuracy.prepared import Prepared
 from benchmarks.accuracy.runs import b200_cases, internevo_cases, mlperf_cases, pretraining
 from evidence.cases import Case, replaced
 from hp_tool.catalog import gpu
-from hp_tool.catalog.efficiency import efficiency
+from hp_tool.catalog.efficiency import efficiency_profile
 from hp_tool.cost.uncertainty import NORMAL_QUANTILE, ratio_log_sd, with_pairs
 from hp_tool.domain.releases import release_numbers
 from hp_tool.loop.assumptions import assumed
@@ -61,7 +61,7 @@ def pairs(
     """
     ratios = []
     for one, other in _paired(rows, cell):
-        profile = efficiency(gpu=gpu(one.gpu), framework=framework)
+        profile = efficiency_profile(gpu=gpu(one.gpu), framework=framework)
         log_sd = float(
             ratio_log_sd(
                 with_pairs(profile, experts=kind == "experts", adapters=kind == "adapters")

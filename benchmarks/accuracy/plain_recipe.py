@@ -20,17 +20,17 @@ from benchmarks.accuracy.groups import figures
 from benchmarks.accuracy.prepared import Prepared, compare_all
 from benchmarks.accuracy.runs import dgxc_cases, mlperf_cases, pretraining
 from evidence.cases import Case
-from hp_tool.domain.frameworks import facts
+from hp_tool.domain.frameworks import framework_facts
 from hp_tool.domain.parallel import ParallelQuery
 from hp_tool.domain.releases import release_numbers
 from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.errors import HpToolError
-from hp_tool.questions.schema import lay, parse_query, query_mapping
+from hp_tool.questions.schema import parse_query, query_mapping, set_paths
 from hp_tool.questions.training import estimate
 from hp_tool.questions.training.evaluate import resolve_configuration
-from hp_tool.questions.training.recipes import recipes
+from hp_tool.questions.training.recipes import list_recipes
 from hp_tool.questions.training.usual import usual_settings
-from hp_tool.questions.training.with_recipe import AUDITED, NEWEST, with_recipe_figure
+from hp_tool.questions.training.with_recipe import AUDITED, NEWEST_FAMILY, with_recipe_figure
 
 SAID = ("sequence_length", "global_batch_size", "precision", "framework", "task", "lora")
 """Keys of `training` that a plain question names."""
@@ -121,7 +121,7 @@ def _plain(case: Case, **more: str | None) -> Case:
     parallel = ParallelQuery(**{name: getattr(layout, name) for name in LAYOUT})
     parallel = dataclasses.replace(
         parallel,  # whoever names the sizes of a layout knows these, too
-        zero_stage=parallel.zero_stage or facts(whole.framework).default_zero_stage,
+        zero_stage=parallel.zero_stage or framework_facts(whole.framework).default_zero_stage,
         recompute=parallel.recompute or "none",
     )
     query = dataclasses.replace(case.query, training=training, parallel=parallel)
@@ -132,7 +132,9 @@ def _named(case: Case) -> Case:
     if case.source == "MLPerf Training":
         return _plain(case, recipe=AUDITED, framework_version=case.release or None)
     known = {
-        each.name.removeprefix(f"{NEWEST}-") for each in recipes() if each.name.startswith(NEWEST)
+        each.name.removeprefix(f"{NEWEST_FAMILY}-")
+        for each in list_recipes()
+        if each.name.startswith(NEWEST_FAMILY)
     }
     numbers, releases = release_numbers(case.release)[:2], sorted(known, key=release_numbers)
     recipe = next(
@@ -140,7 +142,7 @@ def _named(case: Case) -> Case:
     )
     other = release_numbers(recipe) != numbers
     return _plain(
-        case, recipe=f"{NEWEST}-{recipe}", framework_version=case.release if other else None
+        case, recipe=f"{NEWEST_FAMILY}-{recipe}", framework_version=case.release if other else None
     )
 
 
@@ -156,7 +158,7 @@ def _with_usual(case: Case) -> Case:
 
 def _with_settings(case: Case, settings: Mapping[str, object]) -> Case:
     return dataclasses.replace(
-        case, query=parse_query(lay(query_mapping(case.query), dict(settings)))
+        case, query=parse_query(set_paths(query_mapping(case.query), dict(settings)))
     )
 
 

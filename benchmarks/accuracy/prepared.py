@@ -15,7 +15,12 @@ from benchmarks.accuracy.comparison import Comparison
 from evidence.cases import Case
 from evidence.fitted_file import FittedFile
 from hp_tool.catalog import documents
-from hp_tool.catalog.efficiency import efficiency, gpu_efficiency, sustained, usual_clocks
+from hp_tool.catalog.efficiency import (
+    efficiency_profile,
+    gpu_efficiency,
+    sustained_efficiency,
+    usual_clocks,
+)
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.host import without_host
 from hp_tool.cost.overlap import with_overlap
@@ -29,7 +34,7 @@ from hp_tool.cost.uncertainty import (
     unmeasured_features,
 )
 from hp_tool.domain.efficiency import Clocks, EfficiencyProfile, FrameworkEfficiency
-from hp_tool.domain.familiarity import Index, counted
+from hp_tool.domain.familiarity import Index, group_settings
 from hp_tool.domain.graphs import recorded_modules
 from hp_tool.domain.hardware import GpuSpec
 from hp_tool.domain.result import Estimate
@@ -140,7 +145,7 @@ class Prepared:
         if is_narrow(workload):
             framework = below_16_bits(framework)
         die = self.gpu.silicon or "generic"
-        kernels = sustained(
+        kernels = sustained_efficiency(
             gpu_efficiency(self.gpu),
             gpu=self.gpu,
             clocks=clocks(die, shares) if shares else usual_clocks(self.gpu),
@@ -194,7 +199,7 @@ class Prepared:
         """Return the problem with the shipped scatter of these constants' framework, and the
         measured runs of an index.
         """
-        shipped = efficiency(gpu=self.gpu, framework=framework.framework)
+        shipped = efficiency_profile(gpu=self.gpu, framework=framework.framework)
         profile = with_scatter(
             shipped if index is None else dataclasses.replace(shipped, index=index),
             model=self.problem.model,
@@ -319,7 +324,7 @@ def compare_all(cases: Iterable[Case], by: Callable[[Prepared], Comparison]) -> 
 @functools.lru_cache(maxsize=256)
 def index_of(runs: tuple[Prepared, ...]) -> Index:
     """Return these runs as the measured ones."""
-    return counted(
+    return group_settings(
         training_setting(
             model=dataclasses.replace(run.problem.model, name=run.case.name),
             gpu=run.gpu,

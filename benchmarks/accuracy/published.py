@@ -17,7 +17,7 @@ from benchmarks.accuracy.data import print_report
 from evidence.table import FOLDER
 from hp_tool.domain.result import Estimate, Recommendation
 from hp_tool.questions import serving
-from hp_tool.questions.schema import lay, parse_query
+from hp_tool.questions.schema import parse_query, set_paths
 from hp_tool.questions.training import estimate, recommend
 
 Query = dict[str, Any]
@@ -58,7 +58,7 @@ def fastest(query: Mapping[str, Any]) -> Recommendation:
 
 def laid(query: Query, values: Mapping[str, Any]) -> Query:
     """Return the query with these values at dotted paths."""
-    return lay(copy.deepcopy(query), values)
+    return set_paths(copy.deepcopy(query), values)
 
 
 def evaluate() -> list[Check]:
@@ -71,7 +71,7 @@ def _check(of: Mapping[str, Any]) -> Check:
     query, published, words = laid(of["query"], of.get("set", {})), of["published"], {}
     feasible, factor = True, None
     if "pool" in of:
-        (pools,) = serving.disaggregated(query=parse_query(query))
+        (pools,) = serving.rank_pools(query=parse_query(query))
         predicted = getattr(pools.estimate, f"{of['pool']}_tokens_per_second_per_gpu")
     else:
         found = answer(query)

@@ -28,12 +28,12 @@ from hp_tool.cost.serving.load import offline_costs
 from hp_tool.cost.serving.weights import weight_format
 from hp_tool.domain.clients import CLIENTS
 from hp_tool.domain.engines import EngineEfficiency
-from hp_tool.domain.familiarity import Index, Setting, counted
+from hp_tool.domain.familiarity import Index, Setting, group_settings
 from hp_tool.domain.hardware import ClusterQuery
 from hp_tool.domain.inference import InferenceWorkload
 from hp_tool.domain.serving import ServingConfig
 from hp_tool.questions.serving.intervals import serving_setting
-from hp_tool.questions.serving.problem import arrivals, serving_case, with_device_defaults
+from hp_tool.questions.serving.problem import client_arrivals, serving_case, with_device_defaults
 
 ALIASES = {
     "nvidia/Llama-3.1-8B-Instruct-FP8": "meta-llama/Llama-3.1-8B-Instruct",
@@ -179,7 +179,9 @@ class Batch:
             engine, batch_wait_iterations=self.runs[0].batch_wait_iterations
         )
         client = "genai-bench" if self.runs[0].equal_lengths else "inferencemax"
-        case = dataclasses.replace(self.case, engine=waited, **arrivals(client, engine=engine))
+        case = dataclasses.replace(
+            self.case, engine=waited, **client_arrivals(client, engine=engine)
+        )
         if self.runs[0].queued_throughput is not None:
             return offline_costs(
                 case=case,
@@ -296,7 +298,7 @@ def setting_of(run: ServingRun) -> Setting:
 
 def index_of(runs: Sequence[ServingRun]) -> Index:
     """Return these runs as the measured ones."""
-    return counted(map(setting_of, runs))
+    return group_settings(map(setting_of, runs))
 
 
 def predict(

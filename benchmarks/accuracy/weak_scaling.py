@@ -23,7 +23,7 @@ from benchmarks.accuracy.data import add_data_argument, data_folder
 from benchmarks.accuracy.prepared import Prepared
 from benchmarks.accuracy.runs import dgxc_cases, mpt_h100_cases
 from evidence.cases import Case
-from hp_tool.catalog.efficiency import efficiency
+from hp_tool.catalog.efficiency import efficiency_profile
 
 Series = tuple[Case, ...]
 CONSTANTS = ("device_log_sd", "micro_batch_log_sd")
@@ -61,7 +61,7 @@ def predicted_s(case: Case, values: Sequence[float]) -> float:
     """Return the step by the shipped constants with these CONSTANTS."""
     run = Prepared.of(case)
     assert case.query.training is not None
-    framework = efficiency(gpu=run.gpu, framework=case.query.training.framework).framework
+    framework = efficiency_profile(gpu=run.gpu, framework=case.query.training.framework).framework
     return run.step_s(
         dataclasses.replace(
             framework,

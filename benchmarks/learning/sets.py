@@ -24,7 +24,7 @@ from benchmarks.accuracy.runs import (
     titan_cases,
 )
 from evidence.cases import Case
-from hp_tool.catalog.efficiency import efficiency
+from hp_tool.catalog.efficiency import efficiency_profile
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.training import TrainingCosts, training_costs
@@ -131,7 +131,7 @@ def _nanotron(folder: Path) -> list[RunSet]:
                 model=group.model,
                 cluster=group.cluster,
                 workload=group.workload,
-                profile=efficiency(gpu=group.cluster.gpu, framework="nanotron"),
+                profile=efficiency_profile(gpu=group.cluster.gpu, framework="nanotron"),
             )
             pieces.append(_evidence(f"{model} {len(pieces)}", case, group.candidates, group.step_s))
             count = len(group.rows)

@@ -17,7 +17,7 @@ import tempfile
 from typing import Any
 
 from hp_tool.catalog import cluster as catalogue_cluster
-from hp_tool.catalog.efficiency import efficiency
+from hp_tool.catalog.efficiency import efficiency_profile
 from hp_tool.cluster.launchers import create
 from hp_tool.domain.hardware import ClusterQuery, ClusterSpec
 from hp_tool.domain.measurement import ProfileRequest
@@ -90,7 +90,7 @@ def evaluate() -> dict[str, Any]:
             cluster=processes(2), launcher=launcher, precisions=("fp32",)
         )
         print(f"{len(measured.operations)} operations in {report.wall_s:.0f} s", file=sys.stderr)
-        stock = efficiency(gpu=processes(1).gpu, framework="megatron-core")
+        stock = efficiency_profile(gpu=processes(1).gpu, framework="megatron-core")
         rows = []
         for case in CASES:
             job = request(*case)

@@ -18,7 +18,7 @@ from hp_tool import catalog
 from hp_tool.domain.recipe import Recipe
 from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.questions import schema
-from hp_tool.questions.training.recipes import settings
+from hp_tool.questions.training.recipes import recipe_settings
 
 OF_EXPERTS = (
     "training.overlap",
@@ -114,7 +114,7 @@ def _settings(recipe: Recipe, preset: Preset) -> dict[str, object]:
         precision=preset.precision,
         task=preset.task,  # type: ignore[arg-type]
     )
-    values = settings(
+    values = recipe_settings(
         recipe,
         model=catalog.model(preset.model),
         gpu=catalog.gpu(preset.gpu),

@@ -29,7 +29,7 @@ from hp_tool.domain.result import Estimate
 from hp_tool.errors import InputError
 from hp_tool.questions.training import estimate
 from hp_tool.questions.training.problem import resolve_training
-from hp_tool.questions.training.ranking.best import best_of
+from hp_tool.questions.training.ranking.best import search_best
 from hp_tool.questions.training.ranking.choice import recommendations_of
 from hp_tool.wording.columns import configuration_columns
 
@@ -56,7 +56,7 @@ def standing(case: Case) -> Standing:
     free = dataclasses.replace(case.query, parallel=ParallelQuery(), rank_by="mean")
     try:
         theirs, problem = _published(case.query), resolve_training(free)
-        best = best_of(problem, keep=10, rank_by="mean")
+        best = search_best(problem, keep=10, rank_by="mean")
     except InputError as error:
         return Standing(name=case.name, what=case.what, verdict="refused", why=error.message)
     if theirs.time is None or not theirs.feasible:
@@ -95,7 +95,7 @@ def standing(case: Case) -> Standing:
 def _published(query: Query) -> Estimate:
     """The estimate of a published layout: of all that it leaves open, the fastest."""
     left_open = isinstance(query.parallel.zero_stage, tuple)
-    best = best_of(resolve_training(query), keep=1, rank_by="mean") if left_open else None
+    best = search_best(resolve_training(query), keep=1, rank_by="mean") if left_open else None
     if best is None or not len(best.layout):
         return estimate(query=query, with_fixes=False)
     return recommendations_of(best.take(np.arange(1)))[0].estimate

@@ -11,7 +11,7 @@ from pathlib import Path
 from benchmarks.accuracy.fit_nanotron import fit
 from benchmarks.accuracy.grid_rows import SHAPES, read_grid_file
 from hp_tool.catalog import gpu as catalogue_gpu
-from hp_tool.catalog.efficiency import efficiency
+from hp_tool.catalog.efficiency import efficiency_profile
 from hp_tool.domain.efficiency import EfficiencyProfile, FrameworkEfficiency
 
 REFITTED = "nanotron"
@@ -54,5 +54,5 @@ def profiles_without(*, grid: Path, gpu: str, framework: str) -> Profiles:
             others = [row for row in rows if row["model"] != model]
             if others:
                 without[model] = fit(rows=others)
-    stock = efficiency(gpu=device, framework=framework)
+    stock = efficiency_profile(gpu=device, framework=framework)
     return Profiles(framework=framework, stock=stock, without=without)

@@ -12,7 +12,7 @@ from scipy.stats import spearmanr
 
 from benchmarks.search.grid import Cell
 from benchmarks.search.methods import Method, Ours
-from hp_tool.catalog.efficiency import efficiency
+from hp_tool.catalog.efficiency import efficiency_profile
 from hp_tool.cost.arrays import FloatArray
 from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.legality import legality
@@ -108,7 +108,9 @@ def legal_rows(cell: Cell) -> NDArray[np.intp]:
     another.
     """
     codes = legality(
-        case=case_of(cell, efficiency(gpu=cell.cluster.gpu, framework=cell.workload.framework)),
+        case=case_of(
+            cell, efficiency_profile(gpu=cell.cluster.gpu, framework=cell.workload.framework)
+        ),
         candidates=cell.candidates,
     )
     return np.flatnonzero(codes == 0)

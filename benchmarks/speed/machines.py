@@ -10,7 +10,7 @@ import json
 from typing import Any
 
 from benchmarks.speed.measure import cpu_seconds
-from hp_tool.questions.answers import recommend_answer
+from hp_tool.questions.answers import answer_recommend
 from hp_tool.questions.schema import parse_query
 
 TYPES = 30
@@ -50,13 +50,13 @@ def measured() -> dict[str, float]:
     def alone() -> None:
         for number in types:
             for count in COUNTS:
-                recommend_answer(question({**machine(number), "num_gpus": count}), top=1)
+                answer_recommend(question({**machine(number), "num_gpus": count}), top=1)
 
     together = question([machine(number) for number in types])
     priced = question([machine(number, price=price) for number in types for price in PRICES])
     singles_s = cpu_seconds(alone, repeats=1)["best"]
-    one_s = cpu_seconds(lambda: recommend_answer(together, top=10), repeats=1)["best"]
-    prices_s = cpu_seconds(lambda: recommend_answer(priced, top=10), repeats=1)["best"]
+    one_s = cpu_seconds(lambda: answer_recommend(together, top=10), repeats=1)["best"]
+    prices_s = cpu_seconds(lambda: answer_recommend(priced, top=10), repeats=1)["best"]
     return {
         "singles_s": singles_s,
         "together_s": one_s,

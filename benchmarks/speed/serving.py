@@ -20,7 +20,7 @@ from benchmarks.accuracy.data import add_data_argument, data_folder
 from benchmarks.speed import peer_rows
 from benchmarks.speed.measure import cpu_seconds
 from hp_tool.domain.serving import ServingRecommendation
-from hp_tool.questions.answers import recommend_answer
+from hp_tool.questions.answers import answer_recommend
 from hp_tool.questions.schema import parse_query
 from hp_tool.questions.serving.problem import resolve_serving
 from hp_tool.questions.serving.ranked import CHUNK
@@ -98,8 +98,8 @@ def question() -> dict[str, Any]:
     recommend` as one.
     """
     query = parse_query(QUESTION)
-    seconds = cpu_seconds(lambda: recommend_answer(query, top=10))
-    best = recommend_answer(query, top=1).recommendations[0]
+    seconds = cpu_seconds(lambda: answer_recommend(query, top=10))
+    best = answer_recommend(query, top=1).recommendations[0]
     assert isinstance(best, ServingRecommendation)
     with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
         json.dump(QUESTION, file)

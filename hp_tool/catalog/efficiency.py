@@ -26,7 +26,7 @@ from hp_tool.domain.efficiency import (
     Link,
 )
 from hp_tool.domain.engines import (
-    ISOLATED,
+    ISOLATED_EXPERTS,
     DefaultsEfficiency,
     EngineEfficiency,
     ExpertEfficiency,
@@ -59,7 +59,7 @@ P = TypeVar(
 )
 
 
-def efficiency(
+def efficiency_profile(
     *,
     gpu: GpuSpec,
     framework: str,
@@ -78,7 +78,7 @@ def efficiency(
         UnsupportedError: The framework has no profile, or an overlap or attention kernel was never
             measured.
     """
-    constants = _framework(framework, _die(gpu))
+    constants = _framework(framework, _die_name(gpu))
     timed = gpu_efficiency(gpu).attention_kernels
     own = None
     if calls_flash_attention(framework):
@@ -95,34 +95,39 @@ def efficiency(
         constants = below_16_bits(constants)
     machine = machine_profile(cluster) if cluster is not None else None
     if machine is None or machine.gpu.gpu != gpu.name:
-        kernels = _usual_kernels(_die(gpu), gpu.power_w, tuple(gpu.peak_flops_per_second.items()))
+        kernels = _usual_kernels(
+            _die_name(gpu), gpu.power_w, tuple(gpu.peak_flops_per_second.items())
+        )
         return EfficiencyProfile(
-            gpu=kernels, framework=constants, doubts=doubts(), index=measured_runs("training")
+            gpu=kernels,
+            framework=constants,
+            doubts=prediction_doubts(),
+            index=measured_runs("training"),
         )
     network = machine.network or constants.network
-    kernels = sustained(machine.gpu, gpu=gpu, clocks=usual_clocks(gpu))
+    kernels = sustained_efficiency(machine.gpu, gpu=gpu, clocks=usual_clocks(gpu))
     return EfficiencyProfile(
         gpu=kernels,
         framework=dataclasses.replace(constants, network=network),
-        doubts=doubts(),
+        doubts=prediction_doubts(),
         index=measured_runs("training"),
     )
 
 
 @functools.cache
-def doubts() -> Doubts:
+def prediction_doubts() -> Doubts:
     """Return the scatter of predictions in addition to that of a framework's own runs."""
     return _build(Doubts, FOLDER / "doubts.yaml")
 
 
-def sustained(kernels: GpuEfficiency, *, gpu: GpuSpec, clocks: Clocks) -> GpuEfficiency:
+def sustained_efficiency(kernels: GpuEfficiency, *, gpu: GpuSpec, clocks: Clocks) -> GpuEfficiency:
     """Return constants of isolated kernels, at the clocks of a long training on this GPU."""
     return _at_clocks(kernels, clocks, gpu.power_w, gpu.peak_flops_per_second)
 
 
 def usual_clocks(gpu: GpuSpec) -> Clocks:
     """Return the clocks of the GPU's die, or typical ones."""
-    return _clocks(_die(gpu))
+    return _clocks(_die_name(gpu))
 
 
 def check_power_cap(query: str | ClusterQuery, *, gpu: GpuSpec, serves: bool = False) -> None:
@@ -146,7 +151,7 @@ def _usual_kernels(
     die: str, power_w: float, peaks: tuple[tuple[Precision, float], ...]
 ) -> GpuEfficiency:
     """Return a die's constants at its sustained clocks, for a card's power limit and peaks."""
-    return _at_clocks(_of_die(die), _clocks(die), power_w, dict(peaks))
+    return _at_clocks(_die_efficiency(die), _clocks(die), power_w, dict(peaks))
 
 
 def _at_clocks(
@@ -178,15 +183,15 @@ def gpu_efficiency(gpu: GpuSpec) -> GpuEfficiency:
     """Return the kernel constants of this GPU's die; generic ones, marked `measured: false`,
     without a die.
     """
-    return _of_die(_die(gpu))
+    return _die_efficiency(_die_name(gpu))
 
 
-def _die(gpu: GpuSpec) -> str:
+def _die_name(gpu: GpuSpec) -> str:
     return gpu.silicon or (_GENERIC if gpu.kind == "gpu" else "cpu")
 
 
 @functools.lru_cache(maxsize=256)
-def _of_die(name: str) -> GpuEfficiency:
+def _die_efficiency(name: str) -> GpuEfficiency:
     known = _profiles(FOLDER / "silicon")
     if name not in known:
         hint = records.nearest(name, known) or f"; known: {', '.join(sorted(known))}"
@@ -201,7 +206,7 @@ def _of_die(name: str) -> GpuEfficiency:
 def _framework(name: str, silicon: str) -> FrameworkEfficiency:
     """Return the framework's constants on this die, else those of its newest measured software."""
     if name in STAND_INS:
-        return _standing_in(_framework(STAND_INS[name].constants, silicon), name=name)
+        return _as_stand_in(_framework(STAND_INS[name].constants, silicon), name=name)
     if name in SAME_CODE:
         return dataclasses.replace(_framework(SAME_CODE[name], silicon), framework=name)
     if name not in frameworks():
@@ -214,7 +219,7 @@ def _framework(name: str, silicon: str) -> FrameworkEfficiency:
     return _build(FrameworkEfficiency, profiles.get(silicon, profiles["default"]))
 
 
-def _standing_in(constants: FrameworkEfficiency, *, name: str) -> FrameworkEfficiency:
+def _as_stand_in(constants: FrameworkEfficiency, *, name: str) -> FrameworkEfficiency:
     """Return the constants as those of another framework, with more scatter and without own
     runs.
     """
@@ -258,7 +263,7 @@ class MachineProfile:
 
 def machine_profile(cluster: str) -> MachineProfile | None:
     """Return the profile of the named cluster; None without measurements."""
-    return _read(f"{_slug(cluster)}.yaml", library.own_folders())
+    return _read(f"{_file_name(cluster)}.yaml", library.own_folders())
 
 
 def save_machine_profile(cluster: str, profile: MachineProfile) -> Path:
@@ -269,14 +274,14 @@ def save_machine_profile(cluster: str, profile: MachineProfile) -> Path:
     """
     import yaml
 
-    path = library.own_folders()[0] / FOLDER.name / f"{_slug(cluster)}.yaml"
+    path = library.own_folders()[0] / FOLDER.name / f"{_file_name(cluster)}.yaml"
     path.parent.mkdir(parents=True, exist_ok=True)
     fields = _without_defaults(profile.gpu)
     if profile.network is not None:
         fields["network"] = _without_defaults(profile.network)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     header = (
-        f"# Measured by hp-tool calibrate --cluster {_slug(cluster)}; measure again rather "
+        f"# Measured by hp-tool calibrate --cluster {_file_name(cluster)}; measure again rather "
         "than edit.\n"
     )
     temporary.write_text(header + yaml.safe_dump(fields, sort_keys=False, width=120))
@@ -316,7 +321,7 @@ def _read(name: str, folders: tuple[Path, ...]) -> MachineProfile | None:
 
 
 @functools.lru_cache(maxsize=1024)
-def _slug(cluster: str) -> str:
+def _file_name(cluster: str) -> str:
     """Return a name that is a valid file name on all systems and contains no path."""
     return re.sub(r"[^a-z0-9]+", "-", cluster.casefold()).strip("-")[:100] or "unnamed"
 
@@ -342,7 +347,8 @@ def engine_efficiency(
         (
             p
             for p in known
-            if p.engine == engine and (not p.kernels_alone or _reaches(version, p.version))
+            if p.engine == engine
+            and (not p.kernels_alone or _is_release_or_later(version, p.version))
         ),
         key=lambda p: version_key(p.version),
     )
@@ -354,10 +360,10 @@ def engine_efficiency(
     there = [profile for profile in versions if silicon in profile.fitted_silicon] or versions
     if version is None:
         return there[-1]
-    own = _nearest(versions, version)
+    own = _nearest_profile(versions, version)
     if version_key(version) == version_key(own.version):
         return own
-    constants = own if own in there else _nearest(there, version)
+    constants = own if own in there else _nearest_profile(there, version)
     settings = {name: getattr(own, name) for name in SETTINGS_OF_A_RELEASE}
     return dataclasses.replace(constants, **settings, measured=False)
 
@@ -382,12 +388,12 @@ constants.
 """
 
 
-def _reaches(version: str | None, release: str) -> bool:
+def _is_release_or_later(version: str | None, release: str) -> bool:
     """Return whether a version is given and is that release or a later one."""
     return version is not None and version_key(version) >= version_key(release)
 
 
-def _nearest(versions: list[EngineEfficiency], version: str) -> EngineEfficiency:
+def _nearest_profile(versions: list[EngineEfficiency], version: str) -> EngineEfficiency:
     """Return the newest of the sorted profiles up to the version; the oldest if all are newer."""
     earlier = [each for each in versions if version_key(each.version) <= version_key(version)]
     return earlier[-1] if earlier else versions[0]
@@ -401,7 +407,7 @@ def expert_efficiency(*, engine: str) -> ExpertEfficiency:
     None for `megatron-core`, which has isolated kernels.
     """
     if engine == "megatron-core":
-        return ISOLATED
+        return ISOLATED_EXPERTS
     own = FOLDER / "experts" / f"{engine}.yaml"
     return _build(ExpertEfficiency, own if own.is_file() else FOLDER / "experts.yaml")
 

@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from hp_tool.catalog import library, records
-from hp_tool.domain.fields import checked
+from hp_tool.domain.fields import check_spec
 from hp_tool.domain.hardware import ClusterQuery, ClusterRuns, ClusterSpec, GpuSpec, NodeType
 from hp_tool.domain.prices import PRICED
 from hp_tool.errors import InputError, NotFoundError
 
 Cluster = str | ClusterQuery
 """The cluster in a query; a tuple of several machines."""
-RUNS = "runs"
+RUNS_KEY = "runs"
 """Key of a cluster's entry with the launcher and limits of profile runs."""
 
 
@@ -53,17 +53,17 @@ def cluster(query: Cluster) -> ClusterSpec:
     Raises:
         InputError: The error names the field, its value and the fix.
     """
-    check_one(query)
+    check_single_machine(query)
     if isinstance(query, str):
         node_type(query)  # an unknown name is an error of `cluster`, not of cluster.node_type
         query = ClusterQuery(name=query, node_type=query)
     try:
-        return _known(query, library.folders())
+        return _cached_cluster(query, library.folders())
     except TypeError:  # a device described by its datasheet has no hash
-        return _resolved(query)
+        return _resolve_cluster(query)
 
 
-def names_several(query: Cluster) -> str | None:
+def machine_list_field(query: Cluster) -> str | None:
     """Return the field by which a query's cluster means several machines; None for one.
 
     It is a list, or all machines with a price.
@@ -77,13 +77,13 @@ def names_several(query: Cluster) -> str | None:
     return None
 
 
-def check_one(query: Cluster) -> None:
+def check_single_machine(query: Cluster) -> None:
     """Check that the cluster is one machine; only `recommend` compares several.
 
     Raises:
         InputError: It means several machines.
     """
-    if (several := names_several(query)) is not None:
+    if (several := machine_list_field(query)) is not None:
         raise InputError(
             "Only `recommend` compares several machines; name one machine.",
             field=several,
@@ -92,33 +92,33 @@ def check_one(query: Cluster) -> None:
 
 
 @functools.lru_cache(maxsize=256)
-def _known(query: ClusterQuery, folders: tuple[Path, ...]) -> ClusterSpec:
+def _cached_cluster(query: ClusterQuery, folders: tuple[Path, ...]) -> ClusterSpec:
     """Return the query's cluster from the user's and built-in folders; equal queries return the
     same object.
     """
-    return _resolved(query)
+    return _resolve_cluster(query)
 
 
-library.on_change(_known.cache_clear)
+library.on_change(_cached_cluster.cache_clear)
 
 
-def _resolved(query: ClusterQuery) -> ClusterSpec:
+def _resolve_cluster(query: ClusterQuery) -> ClusterSpec:
     if query.stages is not None:
         return _mixed_cluster(query)
-    checked(query, field="cluster")
+    check_spec(query, field="cluster")
     _check_market(query)
     node = (
         node_type(query.node_type, field="cluster.node_type")
         if query.node_type is not None
         else None
     )
-    device = _capped(_device(query, node), query.power_cap_w)
+    device = _with_power_cap(_device(query, node), query.power_cap_w)
     num_gpus = _num_gpus(query, node)
     usual_node = node.gpus_per_node if node else device.gpus_per_node
     usual_domain = node.nvlink_domain_size if node else device.nvlink_domain_size
     gpus_per_node = _gpus_per_node(query, usual_node, num_gpus)
     domain = _nvlink_domain_size(query, usual_domain, num_gpus, gpus_per_node)
-    node_gpus = _whole(query.gpus_per_node, usual_node, num_gpus)
+    node_gpus = _check_whole_nodes(query.gpus_per_node, usual_node, num_gpus)
     prices = (
         query.price_per_gpu_hour,
         node.price_per_gpu_hour if node else None,
@@ -133,7 +133,8 @@ def _resolved(query: ClusterQuery) -> ClusterSpec:
         nvlink_segment_gpus=_nvlink_segment(query, domain=domain, gpus_per_node=gpus_per_node),
         node_gpus=node_gpus,
         domain_gpus=max(
-            node_gpus, _whole(query.nvlink_domain_size, usual_domain or node_gpus, num_gpus)
+            node_gpus,
+            _check_whole_nodes(query.nvlink_domain_size, usual_domain or node_gpus, num_gpus),
         ),
         inter_node_bandwidth_bytes_per_second=(
             query.inter_node_bandwidth_bytes_per_second
@@ -159,7 +160,7 @@ def _gpu(entry: library.Entry) -> GpuSpec:
 @functools.lru_cache(maxsize=1024)
 def _node_type(entry: library.Entry) -> NodeType:
     fields = {"name": entry.name, "source": entry.source, **entry.fields}
-    fields.pop(RUNS, None)  # only needed by processes that start runs
+    fields.pop(RUNS_KEY, None)  # only needed by processes that start runs
     return records.build(NodeType, fields, field="cluster", origin=entry.path)
 
 
@@ -168,7 +169,7 @@ def _device(query: ClusterQuery, node: NodeType | None) -> GpuSpec:
         raise InputError("gpu or node_type must be given", field="cluster.gpu")
     named = query.gpu if query.gpu is not None else node.gpu if node else ""
     device = (
-        checked(named, field="cluster.gpu")
+        check_spec(named, field="cluster.gpu")
         if isinstance(named, GpuSpec)
         else gpu(named, field="cluster.gpu")
     )
@@ -185,7 +186,7 @@ def _device(query: ClusterQuery, node: NodeType | None) -> GpuSpec:
     return device
 
 
-def _capped(device: GpuSpec, power_w: float | None) -> GpuSpec:
+def _with_power_cap(device: GpuSpec, power_w: float | None) -> GpuSpec:
     """Return the device with its power limit set to `power_w`; `cost.roofline.at_sustained_clocks`
     uses it.
     """
@@ -242,7 +243,7 @@ def _gpus_per_node(query: ClusterQuery, usual: int, num_gpus: int) -> int:
     return gpus_per_node
 
 
-def _whole(size: int | None, usual: int, num_gpus: int) -> int:
+def _check_whole_nodes(size: int | None, usual: int, num_gpus: int) -> int:
     """Return the devices of a whole host or NVLink domain, for a job that is smaller than one."""
     return usual if size is None or size == num_gpus < usual else size
 
@@ -382,7 +383,7 @@ def cluster_name(cluster: str | ClusterQuery) -> str | None:
     """Return the name of the query's registered cluster, whole or in part; None for a
     description.
     """
-    check_one(cluster)
+    check_single_machine(cluster)
     return cluster if isinstance(cluster, str) else cluster.node_type
 
 
@@ -402,9 +403,9 @@ def cluster_runs(cluster: str | ClusterQuery) -> ClusterRuns | None:
         entry = library.entry("clusters", name, field="cluster")
     except NotFoundError:
         return None
-    if RUNS not in entry.fields:
+    if RUNS_KEY not in entry.fields:
         return None
-    runs = entry.fields[RUNS]
+    runs = entry.fields[RUNS_KEY]
     if not isinstance(runs, dict):
         raise InputError(
             f"{entry.path}: runs must be a mapping of launcher, options and limits",

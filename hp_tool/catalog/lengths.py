@@ -14,12 +14,12 @@ from hp_tool.domain.query import OwnFile
 from hp_tool.errors import InputError
 
 FIELD = "training.sequence_lengths"
-LONGEST = 1 << 24
+MAX_LENGTH = 1 << 24
 """Maximum tokens of a sequence, far above any in use."""
-MOST_COUNTED = 1e15
+MAX_COUNTED_LENGTHS = 1e15
 MAX_LINES = 1_000_000
 TABLES = (".txt", ".csv")
-Tokens = Annotated[int, Interval(ge=1, le=LONGEST)]
+Tokens = Annotated[int, Interval(ge=1, le=MAX_LENGTH)]
 N = TypeVar("N", int, float)
 
 
@@ -29,7 +29,7 @@ class LogNormal:
 
     share: Annotated[float, Interval(ge=1e-9, le=1e9)]
     """Share of the sequences, relative to the other components."""
-    median: Annotated[float, Interval(ge=1.0, le=LONGEST)]
+    median: Annotated[float, Interval(ge=1.0, le=MAX_LENGTH)]
     """Median tokens."""
     sigma: Annotated[float, Interval(ge=0.01, le=10.0)]
     """Standard deviation of the logarithm."""
@@ -88,10 +88,10 @@ def _build(entry: library.Entry) -> LengthDistribution:
         )
     if record.counts is not None:
         pairs = [
-            (_parsed(length, int, where=str(entry.path)), count)
+            (_parse_line(length, int, where=str(entry.path)), count)
             for length, count in record.counts.items()
         ]
-        return _counted(entry.name, pairs, origin=entry.path)
+        return _count_lengths(entry.name, pairs, origin=entry.path)
     assert record.log_normal is not None
     return _log_normal(record, record.log_normal, origin=entry.path)
 
@@ -137,22 +137,24 @@ def _from_table(path: Path) -> LengthDistribution:
         where = f"{path}, entry {number}"
         pairs.append(
             (
-                _parsed(length, int, where=where),
-                _parsed(count, float, where=where) if count else 1.0,
+                _parse_line(length, int, where=where),
+                _parse_line(count, float, where=where) if count else 1.0,
             )
         )
-    return _counted(path.stem, pairs, origin=path)
+    return _count_lengths(path.stem, pairs, origin=path)
 
 
-def _counted(name: str, pairs: list[tuple[int, float]], *, origin: Path) -> LengthDistribution:
+def _count_lengths(
+    name: str, pairs: list[tuple[int, float]], *, origin: Path
+) -> LengthDistribution:
     if not any(count > 0 for _, count in pairs):
         raise InputError(f"{origin}: no lengths with a positive count", field=FIELD)
     for length, count in pairs:
-        if not (1 <= length <= LONGEST and 0 <= count <= MOST_COUNTED):
+        if not (1 <= length <= MAX_LENGTH and 0 <= count <= MAX_COUNTED_LENGTHS):
             raise InputError(
                 f"{origin}: length {length} with count {count:g}: lengths are from 1 to "
-                f"{LONGEST:,}, counts from 0 to "
-                f"{MOST_COUNTED:g}",
+                f"{MAX_LENGTH:,}, counts from 0 to "
+                f"{MAX_COUNTED_LENGTHS:g}",
                 field=FIELD,
             )
     return LengthDistribution.from_counts(
@@ -160,7 +162,7 @@ def _counted(name: str, pairs: list[tuple[int, float]], *, origin: Path) -> Leng
     )
 
 
-def _parsed(text: str | int, kind: Callable[[str | int], N], *, where: str) -> N:
+def _parse_line(text: str | int, kind: Callable[[str | int], N], *, where: str) -> N:
     try:
         return kind(text)
     except ValueError:

@@ -73,7 +73,7 @@ def entry(kind: Kind, name: str, *, field: str | None = None) -> Entry:
     Raises:
         NotFoundError: The name is unknown; the error names the nearest ones.
     """
-    if (match := _called(kind, name)) is not None:
+    if (match := _matches_name(kind, name)) is not None:
         return match
     known = entries(kind)
     hint = nearest(
@@ -92,12 +92,12 @@ def entry(kind: Kind, name: str, *, field: str | None = None) -> Entry:
     )
 
 
-def knows(kind: Kind, name: str) -> bool:
+def has_entry(kind: Kind, name: str) -> bool:
     """Return whether an entry has this name or alias."""
-    return _called(kind, name) is not None
+    return _matches_name(kind, name) is not None
 
 
-def _called(kind: Kind, name: str) -> Entry | None:
+def _matches_name(kind: Kind, name: str) -> Entry | None:
     """Return the entry of this name or alias.
 
     A model that was fine-tuned (-Instruct, -0324), quantised, or republished has the shape of its

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from hp_tool.domain.blocks import Mixer
-from hp_tool.domain.fields import checked
+from hp_tool.domain.fields import check_spec
 from hp_tool.domain.model import ModelSpec
 from hp_tool.errors import InputError
 
@@ -14,18 +14,18 @@ _NEEDED: dict[Mixer, tuple[str, ...]] = {
     "mamba": ("mamba_inner_size", "mamba_dt_rank", "ssm_state_size"),
     "mamba2": ("mamba_num_heads", "mamba_head_dim", "ssm_state_size"),
 }
-MOST_KINDS = 128
+MAX_KINDS = 128
 """Maximum kinds of layers in one model, several times as many as any has; each kind is costed."""
 _INDEXER = ("index_topk", "index_n_heads", "index_head_dim")
 
 
-def checked_model(spec: ModelSpec) -> ModelSpec:
+def check_model(spec: ModelSpec) -> ModelSpec:
     """Return the spec if it describes a transformer.
 
     Raises:
         InputError: It does not; the error names the field, its value and the fix.
     """
-    checked(spec, field="model")
+    check_spec(spec, field="model")
     if spec.blocks is not None:
         _check_pattern(spec)
     for _, kind in spec.kinds:
@@ -36,7 +36,7 @@ def checked_model(spec: ModelSpec) -> ModelSpec:
         spec.sliding_window is None or window_layers > spec.num_hidden_layers
     ):
         needed = f"sliding_window and at most num_hidden_layers {spec.num_hidden_layers}"
-        raise _wrong(
+        raise _model_error(
             "sliding_window_layers", f"sliding_window_layers {window_layers} needs {needed}"
         )
     return spec
@@ -45,59 +45,59 @@ def checked_model(spec: ModelSpec) -> ModelSpec:
 def _check_pattern(spec: ModelSpec) -> None:
     blocks, layers = spec.blocks or (), spec.num_hidden_layers
     length = sum(
-        checked(block, field=f"model.blocks.{index}").count for index, block in enumerate(blocks)
+        check_spec(block, field=f"model.blocks.{index}").count for index, block in enumerate(blocks)
     )
     if not length or layers % length:
-        raise _wrong(
+        raise _model_error(
             "blocks",
             f"blocks have {length} layers in all, which do not divide num_hidden_layers {layers}",
         )
-    if (kinds := len({replace(block, count=1) for block in blocks})) > MOST_KINDS:
-        raise _wrong(
+    if (kinds := len({replace(block, count=1) for block in blocks})) > MAX_KINDS:
+        raise _model_error(
             "blocks",
-            f"blocks are of {kinds} kinds, of which a model may have {MOST_KINDS}; write equal "
+            f"blocks are of {kinds} kinds, of which a model may have {MAX_KINDS}; write equal "
             "ones alike",
         )
     if spec.architecture != "decoder":
-        raise _wrong(
+        raise _model_error(
             "blocks",
             f"blocks are layers of a decoder, not of an {spec.architecture}; leave them out",
         )
     for name in ("first_k_dense_replace", "sliding_window_layers"):
         if getattr(spec, name):
-            raise _wrong(
+            raise _model_error(
                 name,
                 f"blocks say for each layer what {name} {getattr(spec, name)} says; leave it out",
             )
     for wants, name in (("windowed", "sliding_window"), ("shares_index", "index_topk")):
         if any(getattr(block, wants) for block in blocks) and getattr(spec, name) is None:
-            raise _wrong(name, f"blocks that are {wants} need {name}; give it")
+            raise _model_error(name, f"blocks that are {wants} need {name}; give it")
 
 
 def _check_kind(kind: ModelSpec) -> None:
     """Check layers of one kind."""
     if kind.feed_forward == "experts" and kind.num_experts is None:
-        raise _wrong("num_experts", "layers with experts need num_experts; give it")
+        raise _model_error("num_experts", "layers with experts need num_experts; give it")
     if kind.feed_forward not in (None, "experts") and kind.num_experts is not None:
-        raise _wrong(
+        raise _model_error(
             "feed_forward",
             f"feed_forward {kind.feed_forward} leaves no layer for num_experts; leave one out",
         )
     if missing := [name for name in _NEEDED.get(kind.mixer, ()) if getattr(kind, name) is None]:
-        raise _wrong(
+        raise _model_error(
             missing[0], f"layers of {kind.mixer} need {', '.join(missing)}; give what is missing"
         )
-    for message, field in _uneven(kind):
-        raise _wrong(field, message)
+    for message, field in _uneven_message(kind):
+        raise _model_error(field, message)
     sizes = [name for name in _INDEXER if getattr(kind, name) is not None]
     if kind.mixer == "attention" and sizes and len(sizes) < len(_INDEXER):
         missing = [name for name in _INDEXER if name not in sizes]
-        raise _wrong(
+        raise _model_error(
             missing[0], f"{', '.join(_INDEXER)} belong together; give {', '.join(missing)} too"
         )
 
 
-def _uneven(kind: ModelSpec) -> Iterator[tuple[str, str]]:
+def _uneven_message(kind: ModelSpec) -> Iterator[tuple[str, str]]:
     """Yield (error, field) of sizes that do not divide each other."""
     heads = kind.num_attention_heads
     if kind.mixer == "attention":
@@ -128,11 +128,11 @@ def _uneven(kind: ModelSpec) -> Iterator[tuple[str, str]]:
 def _check_experts(spec: ModelSpec) -> None:
     experts, per_token = spec.num_experts, spec.num_experts_per_tok or 1
     if (experts is None) != (spec.num_experts_per_tok is None):
-        raise _wrong(
+        raise _model_error(
             "num_experts_per_tok", "num_experts and num_experts_per_tok belong together; give both"
         )
     if experts is not None and per_token > experts:
-        raise _wrong(
+        raise _model_error(
             "num_experts_per_tok",
             f"num_experts_per_tok {per_token} is more than num_experts {experts}",
         )
@@ -140,14 +140,16 @@ def _check_experts(spec: ModelSpec) -> None:
         return
     groups = spec.n_group or 1
     if not experts or experts % groups:
-        raise _wrong("n_group", f"n_group {groups} does not divide num_experts {experts or 0}")
+        raise _model_error(
+            "n_group", f"n_group {groups} does not divide num_experts {experts or 0}"
+        )
     kept, each = spec.topk_group or groups, experts // groups
     if kept > groups or kept * each < per_token:
-        raise _wrong(
+        raise _model_error(
             "topk_group",
             f"{kept} of {groups} groups of {each} experts cannot give {per_token} experts a token",
         )
 
 
-def _wrong(field: str, message: str) -> InputError:
+def _model_error(field: str, message: str) -> InputError:
     return InputError(message, field=f"model.{field}")

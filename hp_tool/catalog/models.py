@@ -11,7 +11,7 @@ from typing import Any
 from hp_tool.catalog import documents, library, records
 from hp_tool.catalog.huggingface.quantization import attention_is_wide, weight_precision
 from hp_tool.catalog.huggingface.read import is_config, read_config
-from hp_tool.catalog.model_checks import checked_model
+from hp_tool.catalog.model_checks import check_model
 from hp_tool.cost.parameters import active_parameters, total_parameters
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.query import OwnFile
@@ -77,7 +77,7 @@ def stored_checkpoint(name: object, *, precision: str) -> Checkpoint | None:
     """Return the model's weights in this precision, else those of `checkpoint`; None if unknown."""
     if (path := checkpoint(name)) is None:
         return None
-    if is_own_file(name) or not library.knows("models", str(name)):
+    if is_own_file(name) or not library.has_entry("models", str(name)):
         return Checkpoint(path=path, precision=None)
     published = library.entry("models", str(name))
     tail = path.rpartition("/")[2]
@@ -123,7 +123,7 @@ def published_precision(name: str | Mapping[str, Any] | ModelSpec) -> str:
     if is_own_file(name):
         fields = library.sole_entry(_config_path(name), field="model").fields
         return weight_precision(fields) if is_config(fields) else "bf16"
-    if not library.knows("models", name):
+    if not library.has_entry("models", name):
         return "bf16"
     if (named := library.stored_precision(name)) is not None:
         return named
@@ -143,7 +143,7 @@ def keeps_attention_wide(name: str | Mapping[str, Any] | ModelSpec, *, precision
     if is_own_file(name):
         fields = library.sole_entry(_config_path(name), field="model").fields
         return keeps_attention_wide(fields, precision=precision)
-    known = library.knows("models", name)
+    known = library.has_entry("models", name)
     return known and precision in library.entry("models", name).wide_attention
 
 
@@ -168,9 +168,9 @@ def model_from_mapping(mapping: Mapping[str, Any], *, origin: Path | None = None
         InputError: A key is unknown; the error names the nearest known one.
     """
     if is_config(mapping):
-        return checked_model(read_config(mapping))
+        return check_model(read_config(mapping))
     fields = {key: value for key, value in mapping.items() if key not in COUNTS}
-    return checked_model(records.build(ModelSpec, fields, field="model", origin=origin))
+    return check_model(records.build(ModelSpec, fields, field="model", origin=origin))
 
 
 def parameter_counts(spec: ModelSpec) -> dict[str, int]:

@@ -31,7 +31,7 @@ def build(
         InputError: A key is unknown, a value missing, of a wrong type or out of bounds.
     """
     prefix = ": ".join((str(origin), *filter(None, [mapping.get("name")]), "")) if origin else ""
-    hints, required = _shape(cls)
+    hints, required = _expected_type(cls)
     try:
         for key in mapping:
             if key not in hints:
@@ -42,7 +42,7 @@ def build(
         if missing := sorted(required - mapping.keys()):
             raise InputError(f"{', '.join(missing)} must be given", field=f"{field}.{missing[0]}")
         values = {
-            key: _checked(value, hints[key], f"{field}.{key}") for key, value in mapping.items()
+            key: _check_value(value, hints[key], f"{field}.{key}") for key, value in mapping.items()
         }
         check_bounds(cls, values, field=field)
         return cls(**values)
@@ -57,7 +57,7 @@ def nearest(name: str, known: typing.Iterable[str]) -> str:
 
 
 @functools.cache
-def _shape(cls: Any) -> tuple[dict[str, Any], frozenset[str]]:
+def _expected_type(cls: Any) -> tuple[dict[str, Any], frozenset[str]]:
     """Return type hints of a dataclass's fields, and the names of those without a default."""
     hints = typing.get_type_hints(cls)
     fields = dataclasses.fields(cls)
@@ -68,7 +68,7 @@ def _shape(cls: Any) -> tuple[dict[str, Any], frozenset[str]]:
     return {f.name: hints[f.name] for f in fields}, required
 
 
-def _checked(value: Any, hint: Any, field: str) -> Any:
+def _check_value(value: Any, hint: Any, field: str) -> Any:
     """Return the value if it has the hinted type; integers are accepted as floats, integral floats
     as integers.
     """
@@ -86,11 +86,11 @@ def _checked(value: Any, hint: Any, field: str) -> Any:
         if typing.get_origin(option) is dict and isinstance(value, Mapping):
             key_hint, value_hint = typing.get_args(option)
             return {
-                _checked(k, key_hint, field): _checked(v, value_hint, f"{field}.{k}")
+                _check_value(k, key_hint, field): _check_value(v, value_hint, f"{field}.{k}")
                 for k, v in value.items()
             }
         if typing.get_origin(option) is tuple and isinstance(value, (list, tuple)):
-            return tuple(_checked(each, typing.get_args(option)[0], field) for each in value)
+            return tuple(_check_value(each, typing.get_args(option)[0], field) for each in value)
         if option is float and isinstance(value, (int, float)) and not isinstance(value, bool):
             return float(value)
         if option is int and isinstance(value, float) and value.is_integer():

@@ -8,7 +8,7 @@ from hp_tool.catalog import library
 from hp_tool.domain.releases import release_numbers
 from hp_tool.errors import InputError
 
-_NAMED = 24
+_NAMED_RELEASES = 24
 """Number of releases listed in an error; older ones are counted."""
 
 
@@ -54,8 +54,8 @@ def check_release(program: str, release: str, *, field: str) -> None:
         None,
     )
     hint = f"; {series[0]}.{series[1]} names its series" if series else ""
-    listed = ", ".join(known[:_NAMED]) + (
-        f" and {len(known) - _NAMED} older ones" if len(known) > _NAMED else ""
+    listed = ", ".join(known[:_NAMED_RELEASES]) + (
+        f" and {len(known) - _NAMED_RELEASES} older ones" if len(known) > _NAMED_RELEASES else ""
     )
     message = (
         f"{field} {release[:80]!r} is no known release of {program}{hint}; known: {listed}"

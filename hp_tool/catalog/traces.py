@@ -20,13 +20,13 @@ import numpy as np
 from hp_tool.catalog import documents
 from hp_tool.cost.arrays import FloatArray, IntArray
 from hp_tool.domain.fields import bounds_of
-from hp_tool.domain.inference import MOST_TRACED, LogNormalTokens, TraceSpec
+from hp_tool.domain.inference import MAX_TRACE_REQUESTS, LogNormalTokens, TraceSpec
 from hp_tool.domain.query import OwnFile
 from hp_tool.errors import InputError, NotFoundError
 
 FIELD = "inference.trace"
 MAX_FILE_BYTES = 64 * 2**20
-DRAWN = 5_000
+SAMPLE_SEED = 5_000
 """Number of requests if both lengths are distributions."""
 BLOCK_TOKENS = 512
 """Tokens of one of Mooncake's hashed blocks."""
@@ -66,7 +66,10 @@ class Trace:
         """Return its first MOST_TRACED requests as columns, which other processes can read."""
         columns = {name: getattr(self, name) for name in TraceSpec.__slots__}
         return TraceSpec(
-            **{name: tuple(column[:MOST_TRACED].tolist()) for name, column in _columns(columns)}
+            **{
+                name: tuple(column[:MAX_TRACE_REQUESTS].tolist())
+                for name, column in _columns(columns)
+            }
         )
 
 
@@ -77,7 +80,7 @@ def request_trace(trace: str | TraceSpec) -> Trace:
         InputError: The trace is malformed; the field is inference.trace.
     """
     if isinstance(trace, TraceSpec):
-        return _checked("inline", _drawn(trace))
+        return _check_trace("inline", _draw_requests(trace))
     if not isinstance(trace, OwnFile):
         raise InputError(
             f"Trace {trace[:200]!r} is not registered, and files are not read here. Send its "
@@ -89,7 +92,7 @@ def request_trace(trace: str | TraceSpec) -> Trace:
         raise NotFoundError(f"trace {str(trace)[:200]!r} does not exist", field=FIELD)
     try:
         if path.suffix in documents.SUFFIXES:
-            return _checked(path.name, documents.read(path))
+            return _check_trace(path.name, documents.read(path))
         with path.open(encoding="utf-8", newline="") as stream:
             if path.stat().st_size > MAX_FILE_BYTES:
                 raise InputError(f"{path} is larger than {MAX_FILE_BYTES:,} bytes")
@@ -101,13 +104,13 @@ def request_trace(trace: str | TraceSpec) -> Trace:
         raise InputError(error.message, field=FIELD, code=error.code) from None
 
 
-def _drawn(trace: TraceSpec) -> dict[str, Any]:
+def _draw_requests(trace: TraceSpec) -> dict[str, Any]:
     """Return the columns; a distribution is replaced by its quantiles, one per request, in a
     shuffled order.
     """
     columns = {name: getattr(trace, name) for name in TraceSpec.__slots__}
     lengths = [len(column) for column in columns.values() if isinstance(column, tuple)]
-    n = max(lengths, default=DRAWN)
+    n = max(lengths, default=SAMPLE_SEED)
     z = np.array([NormalDist().inv_cdf((place + 0.5) / n) for place in range(n)])
     for seed, (name, column) in enumerate(columns.items()):
         if isinstance(column, LogNormalTokens):
@@ -140,7 +143,7 @@ def _from_rows(name: str, rows: Iterable[Mapping[str, Any]]) -> Trace:
         columns["prefix_tokens"].append(
             int(row.get("prefix_tokens") or 0) + _found_blocks(row.get("hash_ids") or (), seen)
         )
-    return _checked(name, columns)
+    return _check_trace(name, columns)
 
 
 def _seconds(value: Any, *, unit: str) -> float:
@@ -162,7 +165,7 @@ def _found_blocks(blocks: Iterable[Any], seen: set[Any]) -> int:
     return known * BLOCK_TOKENS
 
 
-def _checked(name: str, columns: Mapping[str, Any]) -> Trace:
+def _check_trace(name: str, columns: Mapping[str, Any]) -> Trace:
     """Return the columns as arrays in order of arrival, within the bounds of TraceSpec."""
     lengths = {column: len(values) for column, values in _columns(columns)}
     if (

@@ -87,21 +87,21 @@ def batch(
         require("client", by="--server")
     work = answering.Task(name=task, top=top, calibration=calibration)
     counts = Summary(reading=summary)
-    with _reading(queries) as source, _writing(output, resume=resume) as stream:
-        items = sources.items(
+    with _open_queries(queries) as source, _open_output(output, resume=resume) as stream:
+        items = sources.read_items(
             source, format=kind, base={} if base is None else query_files.read_mapping(base)
         )
         if resume:
-            kept, last = keep_whole_lines(stream)
+            kept, last = truncate_incomplete_line(stream)
             _skip_answered(items, kept=kept, last=last, task=task)
             sys.stderr.write(f"{kept} answers kept\n")
         if server:
-            answers = answering.by_server(items, work, server=server)
+            answers = answering.answer_by_server(items, work, server=server)
         elif jobs > 1:
-            answers = answering.by_processes(items, work, jobs=jobs)
+            answers = answering.answer_by_processes(items, work, jobs=jobs)
         else:
-            answers = answering.here(items, work)
-        for number, answer in enumerate(_shown(answers, source), start=1):
+            answers = answering.answer_here(items, work)
+        for number, answer in enumerate(_with_progress(answers, source), start=1):
             stream.write(answer.encode() + b"\n")
             counts.add(answer)
             if number % FLUSH_LINES == 0:
@@ -111,7 +111,7 @@ def batch(
         counts.print()
 
 
-def _shown(answers: Iterator[str], source: BinaryIO) -> Iterator[str]:
+def _with_progress(answers: Iterator[str], source: BinaryIO) -> Iterator[str]:
     """The answers; if standard error is a terminal, it shows how far the queries have been read."""
     if not sys.stderr.isatty():
         yield from answers
@@ -144,7 +144,7 @@ def _shown(answers: Iterator[str], source: BinaryIO) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def _reading(path: str) -> Iterator[BinaryIO]:
+def _open_queries(path: str) -> Iterator[BinaryIO]:
     if path == "-":
         yield query_files.standard_input()
         return
@@ -157,7 +157,7 @@ def _reading(path: str) -> Iterator[BinaryIO]:
 
 
 @contextlib.contextmanager
-def _writing(path: str, *, resume: bool) -> Iterator[BinaryIO]:
+def _open_output(path: str, *, resume: bool) -> Iterator[BinaryIO]:
     """The stream for answers; `-` is standard output. With `resume` an existing file is kept."""
     if path == "-":
         if resume:
@@ -178,7 +178,7 @@ def _writing(path: str, *, resume: bool) -> Iterator[BinaryIO]:
         ) from None
 
 
-def keep_whole_lines(stream: BinaryIO) -> tuple[int, bytes]:
+def truncate_incomplete_line(stream: BinaryIO) -> tuple[int, bytes]:
     """Remove an incomplete last line and go to the end; return the number of whole lines and the
     last of them.
 

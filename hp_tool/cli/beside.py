@@ -7,12 +7,12 @@ from pathlib import Path
 from hp_tool.catalog.documents import MAX_FILE_BYTES, read_text
 from hp_tool.errors import InputError
 
-_NAMED = re.compile(r"[\w.*/-]*[\w*-]\.(sh|bash|env|sbatch|slurm|json|ya?ml|toml|conf|cfg)\b")
+_FILE_NAME = re.compile(r"[\w.*/-]*[\w*-]\.(sh|bash|env|sbatch|slurm|json|ya?ml|toml|conf|cfg)\b")
 _VARIABLE = re.compile(r"\$(\{[^}\s]*\}|\w+)")
 MAX_FILES = 50
 
 
-def files_beside(script: Path, text: str) -> dict[str, str]:
+def find_script_files(script: Path, text: str) -> dict[str, str]:
     """Texts of the files that `text` names and of those that they name, by path from the script's
     folder, and below it alone. A variable in a name stands for any text.
     """
@@ -21,21 +21,23 @@ def files_beside(script: Path, text: str) -> dict[str, str]:
     texts = [text]
     while texts:
         names = {
-            match[0].lstrip("./*") for match in _NAMED.finditer(_VARIABLE.sub("*", texts.pop()))
+            match[0].lstrip("./*") for match in _FILE_NAME.finditer(_VARIABLE.sub("*", texts.pop()))
         }
         for name in sorted(names):
             if name.rpartition("/")[2].startswith("*.") and name.endswith("sh"):
                 continue  # any script
-            for path in itertools.islice(_matches(folder, name), MAX_FILES - len(texts_by_name)):
+            for path in itertools.islice(
+                _matching_files(folder, name), MAX_FILES - len(texts_by_name)
+            ):
                 key = path.relative_to(folder).as_posix()
-                if key not in texts_by_name and (content := _text(path)) is not None:
+                if key not in texts_by_name and (content := _read_file(path)) is not None:
                     texts_by_name[key] = content
                     texts.append(content)
     del texts_by_name[script.name]
     return texts_by_name
 
 
-def _matches(folder: Path, name: str) -> list[Path]:
+def _matching_files(folder: Path, name: str) -> list[Path]:
     paths = [
         path.resolve()
         for path in (folder.glob(name) if "*" in name else (folder / name,))
@@ -48,7 +50,7 @@ def _matches(folder: Path, name: str) -> list[Path]:
     ]
 
 
-def _text(path: Path) -> str | None:
+def _read_file(path: Path) -> str | None:
     try:
         return read_text(path)
     except InputError:

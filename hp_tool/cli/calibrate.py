@@ -71,7 +71,7 @@ def calibrate(
     )
     with closing(open_store()) as store:
         imported = (
-            import_lines(store, queries.read_lines(measurements))
+            import_measurements(store, queries.read_lines(measurements))
             if measurements is not None
             else Imported(stored=(), refused=())
         )
@@ -93,7 +93,7 @@ def calibrate(
     else:
         if report is not None:
             _print_report(report)
-        _print(made, imported=imported, quiet=report is not None)
+        _print_calibrations(made, imported=imported, quiet=report is not None)
     if imported.refused and not imported.stored:
         raise typer.Exit(2)
 
@@ -160,7 +160,7 @@ def measurements(
 
 def _print_measurements(records: Sequence[MeasurementRecord]) -> None:
     from hp_tool.cli.layout import make_console, print_table
-    from hp_tool.domain.units import duration
+    from hp_tool.domain.units import format_duration
 
     console = make_console()
     if not records:
@@ -182,7 +182,7 @@ def _print_measurements(records: Sequence[MeasurementRecord]) -> None:
                 record.gpu,
                 record.framework,
                 record.measurement.status,
-                duration(measured_s) if measured_s else "-",
+                format_duration(measured_s) if measured_s else "-",
                 off,
             )
         )
@@ -203,7 +203,7 @@ def _print_measurements(records: Sequence[MeasurementRecord]) -> None:
             console.print(f"{record.id}: {warning}", highlight=False, markup=False)
 
 
-def import_lines(store: Store, lines: Iterable[Line], *, hold: bool = False) -> Imported:
+def import_measurements(store: Store, lines: Iterable[Line], *, hold: bool = False) -> Imported:
     """Store the measurement of every line that is in order, a repeated line once; of the others
     standard error says why not.
 
@@ -211,15 +211,15 @@ def import_lines(store: Store, lines: Iterable[Line], *, hold: bool = False) -> 
     """
     from hp_tool.domain.digests import json_digest
     from hp_tool.loop.learning import add_reports
-    from hp_tool.questions.schema import with_own_files
-    from hp_tool.questions.training.problem import self_contained
+    from hp_tool.questions.schema import allow_own_files
+    from hp_tool.questions.training.problem import inline_files
 
     imported = add_reports(
         lines,
         store=store,
         source="file",
         key=lambda _, line: f"file:{json_digest(line.decode())}",
-        resolve=lambda query: self_contained(with_own_files(query)),
+        resolve=lambda query: inline_files(allow_own_files(query)),
         hold=hold,
     )
     for refused in imported.refused:
@@ -233,9 +233,11 @@ def import_lines(store: Store, lines: Iterable[Line], *, hold: bool = False) -> 
     return imported
 
 
-def _print(made: Sequence[MadeCalibration], *, imported: Imported, quiet: bool) -> None:
+def _print_calibrations(
+    made: Sequence[MadeCalibration], *, imported: Imported, quiet: bool
+) -> None:
     from hp_tool.cli.layout import make_console, print_table
-    from hp_tool.domain.units import counted
+    from hp_tool.domain.units import format_count
 
     console = make_console()
     if imported.stored or imported.refused:
@@ -243,9 +245,11 @@ def _print(made: Sequence[MadeCalibration], *, imported: Imported, quiet: bool) 
         held_back = (
             f", {number} of them held: see `hp-tool measurements --state held`" if number else ""
         )
-        refused = f", {counted(len(imported.refused), 'line')} refused" if imported.refused else ""
+        refused = (
+            f", {format_count(len(imported.refused), 'line')} refused" if imported.refused else ""
+        )
         console.print(
-            f"{counted(len(imported.stored), 'measurement')} stored{held_back}{refused}",
+            f"{format_count(len(imported.stored), 'measurement')} stored{held_back}{refused}",
             highlight=False,
         )
     if not made:
@@ -262,8 +266,8 @@ def _print(made: Sequence[MadeCalibration], *, imported: Imported, quiet: bool) 
             f"{each.record.model_family}: {', '.join(each.models)}",
             f"{each.record.version}{'' if each.new else ' (as before)'}",
             str(each.record.num_measurements),
-            _percent(each.accuracy.error_before),
-            _percent(each.accuracy.error_after),
+            _format_percent(each.accuracy.error_before),
+            _format_percent(each.accuracy.error_after),
         )
         for each in made
     ]
@@ -274,7 +278,7 @@ def _print(made: Sequence[MadeCalibration], *, imported: Imported, quiet: bool) 
     print_table(console, heads, rows, title=title, left=3)
 
 
-def _percent(fraction: float | None) -> str:
+def _format_percent(fraction: float | None) -> str:
     return "-" if fraction is None else f"{fraction:.1%}"
 
 

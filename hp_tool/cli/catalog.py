@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hp_tool.domain.units import gib
+from hp_tool.domain.units import format_gib
 
 if TYPE_CHECKING:
     from hp_tool.catalog import Kind
@@ -52,7 +52,7 @@ def models(name: NameArgument = None, as_json: JsonOption = False) -> None:
         "MLP",
         "vocabulary",
     )
-    _print(
+    _print_entries(
         specs,
         single=name is not None,
         as_json=as_json,
@@ -79,7 +79,7 @@ def gpus(name: NameArgument = None, as_json: JsonOption = False) -> None:
         "lowest $/h",
         "tune",
     )
-    _print(
+    _print_entries(
         specs,
         single=name is not None,
         as_json=as_json,
@@ -103,7 +103,7 @@ def clusters(name: NameArgument = None, as_json: JsonOption = False) -> None:
         "$/GPU-hour",
         "fabric",
     )
-    _print(
+    _print_entries(
         specs,
         single=name is not None,
         as_json=as_json,
@@ -117,12 +117,11 @@ def recipes(name: NameArgument = None, as_json: JsonOption = False) -> None:
     """List the recipes that training.recipe may name, or show what one sets, and for which
     trainings.
     """
-    from hp_tool.questions.training.recipes import recipe
-    from hp_tool.questions.training.recipes import recipes as all_recipes
+    from hp_tool.questions.training.recipes import get_recipe, list_recipes
 
-    shown = [recipe(name, field="name")] if name else all_recipes()
+    shown = [get_recipe(name, field="name")] if name else list_recipes()
     if name is None or as_json:
-        _print(
+        _print_entries(
             shown,
             single=name is not None,
             as_json=as_json,
@@ -135,7 +134,7 @@ def recipes(name: NameArgument = None, as_json: JsonOption = False) -> None:
         f"{shown[0].description}\nsource: {shown[0].source}\nLater rows win, and what a query "
         "writes wins over all."
     )
-    _table(
+    _print_table(
         ("for", "sets"),
         [(rule.conditions or "every training", rule.settings) for rule in shown[0].rules],
         text=True,
@@ -161,13 +160,15 @@ def trainers(name: NameArgument = None, as_json: JsonOption = False) -> None:
             for each in known
         )
         heads = ("trainer", "reader", "launch", "axes", "reducible")
-        _print(known, single=False, as_json=as_json, kind="trainers", heads=heads, rows=rows)
+        _print_entries(
+            known, single=False, as_json=as_json, kind="trainers", heads=heads, rows=rows
+        )
         return
     shown = dataclasses.asdict(registered_trainer(name, field="name"))
     if as_json:
         typer.echo(json.dumps(shown))
     else:
-        _table(
+        _print_table(
             ("field", "value"),
             [(key, str(value)) for key, value in shown.items() if value],
             text=True,
@@ -191,14 +192,14 @@ def _gpu_row(spec: GpuSpec) -> Sequence[str]:
     rates, lowest = spec.peak_flops_per_second, lowest_offers().get(spec.name)
     return (
         spec.name,
-        gib(spec.memory_bytes),
-        _scaled(spec.memory_bandwidth_bytes_per_second, 1e9),
-        _scaled(rates.get("bf16"), 1e12),
-        _scaled(rates.get("fp8"), 1e12),
-        _scaled(spec.nvlink_bandwidth_bytes_per_second, 1e9),
-        _scaled(spec.inter_node_bandwidth_bytes_per_second, 1e9),
-        _scaled(spec.price_per_hour, 1.0),
-        _scaled(lowest.on_demand if lowest else None, 1.0),
+        format_gib(spec.memory_bytes),
+        _with_unit(spec.memory_bandwidth_bytes_per_second, 1e9),
+        _with_unit(rates.get("bf16"), 1e12),
+        _with_unit(rates.get("fp8"), 1e12),
+        _with_unit(spec.nvlink_bandwidth_bytes_per_second, 1e9),
+        _with_unit(spec.inter_node_bandwidth_bytes_per_second, 1e9),
+        _with_unit(spec.price_per_hour, 1.0),
+        _with_unit(lowest.on_demand if lowest else None, 1.0),
         "predict-only" if spec.predict_only else "",
     )
 
@@ -209,13 +210,13 @@ def _cluster_row(spec: NodeType) -> Sequence[str]:
         spec.gpu,
         str(spec.gpus_per_node),
         str(spec.num_gpus or ""),
-        _scaled(spec.inter_node_bandwidth_bytes_per_second, 1e9),
-        _scaled(spec.price_per_gpu_hour, 1.0),
+        _with_unit(spec.inter_node_bandwidth_bytes_per_second, 1e9),
+        _with_unit(spec.price_per_gpu_hour, 1.0),
         spec.fabric,
     )
 
 
-def _scaled(value: float | None, unit: float) -> str:
+def _with_unit(value: float | None, unit: float) -> str:
     return "" if value is None else f"{value / unit:.4g}"
 
 
@@ -229,12 +230,12 @@ def fields(
     """List the fields of a query that forms show: path, label, values, and what holds where they
     are left out.
     """
-    from hp_tool.questions.shown import sections
+    from hp_tool.questions.shown import form_sections
 
     known = {
         field.name: field
         for kind in ("training", "inference")
-        for one in sections(kind)
+        for one in form_sections(kind)
         for field in one.fields
     }
     wanted = (words or "").casefold().split()
@@ -247,10 +248,10 @@ def fields(
         typer.echo(json.dumps({"items": [dataclasses.asdict(each) for each in rows]}))
     else:
         shown = [(each.name, each.label, each.takes, each.left_out) for each in rows]
-        _table(("field", "label", "values", "left out"), shown, text=True)
+        _print_table(("field", "label", "values", "left out"), shown, text=True)
 
 
-def _print(
+def _print_entries(
     specs: Sequence[Spec],
     *,
     single: bool,
@@ -261,19 +262,19 @@ def _print(
 ) -> None:
     """The JSON of one or all, the fields of a single one, or a table of all."""
     if as_json:
-        items = [dataclasses.asdict(spec) | _counts(spec) for spec in specs]
+        items = [dataclasses.asdict(spec) | _parameter_counts(spec) for spec in specs]
         typer.echo(json.dumps(items[0] if single else {"items": items}))
     elif single:
-        _table(
+        _print_table(
             ("field", "value"),
-            [(key, str(value)) for key, value in _fields(specs[0], kind).items()],
+            [(key, str(value)) for key, value in _entry_fields(specs[0], kind).items()],
             text=True,
         )
     else:
-        _table(heads, rows, text=kind in ("recipes", "trainers"))
+        _print_table(heads, rows, text=kind in ("recipes", "trainers"))
 
 
-def _fields(spec: Spec, kind: Kind) -> dict[str, object]:
+def _entry_fields(spec: Spec, kind: Kind) -> dict[str, object]:
     """The fields of a specification that are set, and what its catalogue entry adds, if it has one.
 
     A model has many: those that differ from their default, and its numbers of parameters.
@@ -294,7 +295,7 @@ def _fields(spec: Spec, kind: Kind) -> dict[str, object]:
         }
         if spec.blocks is not None:
             shown["blocks"] = "; ".join(map(str, spec.blocks))
-        total, active = _counts(spec).values()
+        total, active = _parameter_counts(spec).values()
         shown["parameters"] = f"{total:,}"
         if spec.num_experts:
             shown["active parameters"] = f"{active:,}"
@@ -313,14 +314,16 @@ def _fields(spec: Spec, kind: Kind) -> dict[str, object]:
     return shown | {key: value for key, value in metadata.items() if value}
 
 
-def _counts(spec: Spec) -> dict[str, int]:
+def _parameter_counts(spec: Spec) -> dict[str, int]:
     from hp_tool import catalog
     from hp_tool.domain.model import ModelSpec
 
     return catalog.parameter_counts(spec) if isinstance(spec, ModelSpec) else {}
 
 
-def _table(heads: Sequence[str], rows: Iterable[Sequence[str]], *, text: bool = False) -> None:
+def _print_table(
+    heads: Sequence[str], rows: Iterable[Sequence[str]], *, text: bool = False
+) -> None:
     """A table of names and their figures, or, with `text`, of two columns of words that wrap."""
     from hp_tool.cli.layout import make_console, print_table
 

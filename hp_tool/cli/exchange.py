@@ -72,7 +72,7 @@ def export(
     """Print the configuration as another tool's flags or file; an option that the tool lacks is an
     error that names it.
     """
-    from hp_tool.formats.exchange import export_for, exported
+    from hp_tool.formats.exchange import export_configuration, export_for_tool
     from hp_tool.questions import schema
 
     if tool is not None and format is not None:
@@ -81,9 +81,11 @@ def export(
         )
     content = _search_result(result) or queries.read_mapping(result)
     if tool is None:
-        chosen = exported(result=content, format=format, rank=rank, read=schema.parse_own_query)
+        chosen = export_configuration(
+            result=content, format=format, rank=rank, read=schema.parse_own_query
+        )
     else:
-        chosen = export_for(result=content, format=tool, read=schema.parse_own_query)
+        chosen = export_for_tool(result=content, format=tool, read=schema.parse_own_query)
     for note in filter(None, (chosen.cost_in_words(), *chosen.notes)):
         typer.echo(note, err=True)
     if as_json:
@@ -179,26 +181,26 @@ def import_(
     """
     import yaml
 
-    from hp_tool.cli.beside import files_beside
+    from hp_tool.cli.beside import find_script_files
     from hp_tool.formats.exchange import assess, read_configuration, search_query
     from hp_tool.formats.reading import ImportRefusedError
     from hp_tool.questions import schema
 
-    changes = queries.overrides(queries.flags(context) | {"num_gpus": None}, settings)
+    changes = queries.query_overrides(queries.query_flags(context) | {"num_gpus": None}, settings)
     content = queries.read_text(command)
     text = content.decode(errors="replace") if isinstance(content, bytes) else content
     if log is not None and not Path(log).is_file():
         raise InputError(f"no log at {log}", field="--log")
     lines = Path(log).read_text(errors="replace").splitlines() if log is not None else []
-    beside = {} if command == "-" else files_beside(Path(command), text)
+    beside = {} if command == "-" else find_script_files(Path(command), text)
     try:
         reading = read_configuration(
             text,
             format=format,
             num_gpus=num_gpus,
             overrides=changes,
-            variables=_pairs(variable, "--var"),
-            files=_by_own_names(beside) | _files(file),
+            variables=_parse_pairs(variable, "--var"),
+            files=_unique_base_names(beside) | _read_files(file),
             ignore=ignore or (),
             log=lines,
         )
@@ -219,23 +221,23 @@ def import_(
     assessment = assess(parsed, reading=reading, log=lines if log is not None else own_log)
     if beside:
         typer.echo(f"at hand beside it: {', '.join(beside)}", err=True)
-    typer.echo(schema.to_json(assessment)) if as_json else _print(assessment)
+    typer.echo(schema.to_json(assessment)) if as_json else _print_assessment(assessment)
     if not assessment.estimate.feasible:
         raise typer.Exit(3)
 
 
-def _pairs(texts: list[str] | None, option: str) -> dict[str, str]:
+def _parse_pairs(texts: list[str] | None, option: str) -> dict[str, str]:
     pairs = [each.partition("=") for each in texts or ()]
     if bad := next((name for name, separator, _ in pairs if not separator), None):
         raise InputError(f"{option} {bad}: write NAME=VALUE", field=option)
     return {name: value for name, _, value in pairs}
 
 
-def _by_own_names(beside: dict[str, str]) -> dict[str, str]:
+def _unique_base_names(beside: dict[str, str]) -> dict[str, str]:
     return {PurePosixPath(name).name: text for name, text in reversed(beside.items())} | beside
 
 
-def _files(names: list[str] | None) -> dict[str, str]:
+def _read_files(names: list[str] | None) -> dict[str, str]:
     """Texts by the name that the script uses: the one given, or the file's own."""
     from hp_tool.catalog.documents import read_text
 
@@ -246,7 +248,7 @@ def _files(names: list[str] | None) -> dict[str, str]:
     return texts
 
 
-def _print(assessment: Assessment) -> None:
+def _print_assessment(assessment: Assessment) -> None:
     """Print how the run compares with its prediction, what to change, and then the details."""
     from hp_tool.cli.layout import make_console, print_flags
     from hp_tool.cli.serving_tables import print_inference_estimate
@@ -261,17 +263,17 @@ def _print(assessment: Assessment) -> None:
     console.print("\nPrediction", style="bold")
     if isinstance(assessment.estimate, Estimate):
         print_estimate(assessment.estimate)
-        _print_gained(console, assessment)
+        _print_saved_parts(console, assessment)
     else:
         print_inference_estimate(assessment.estimate, query=schema.parse_query(assessment.query))
-    _print_read(console, assessment)
+    _print_settings(console, assessment)
 
 
 def _server_lines(start: ServerStart, estimate: Estimate | InferenceEstimate) -> Iterator[str]:
     """Yield what a server's log says of memory, beside the prediction."""
     from hp_tool.cluster.logs import ServerStart
     from hp_tool.domain.serving import InferenceEstimate
-    from hp_tool.domain.units import gib
+    from hp_tool.domain.units import format_gib
 
     memory = estimate.memory if isinstance(estimate, InferenceEstimate) else None
     predicted = {} if memory is None else {"weights": memory.weights_bytes}
@@ -283,8 +285,8 @@ def _server_lines(start: ServerStart, estimate: Estimate | InferenceEstimate) ->
         ("graphs", "CUDA graphs"),
     ):
         if (size := getattr(start, f"{name}_bytes")) is not None:
-            beside = f"; predicted {gib(predicted[name])}" if name in predicted else ""
-            yield f"Logged {label}: {gib(size)}{beside}."
+            beside = f"; predicted {format_gib(predicted[name])}" if name in predicted else ""
+            yield f"Logged {label}: {format_gib(size)}{beside}."
     if start.kv_cache_tokens is not None:
         yield f"Logged KV cache: {start.kv_cache_tokens:,} tokens."
     if start == ServerStart():
@@ -294,7 +296,7 @@ def _server_lines(start: ServerStart, estimate: Estimate | InferenceEstimate) ->
 def _logged_lines(assessment: Assessment) -> Iterator[str]:
     from hp_tool.cluster.logs import ServerStart
     from hp_tool.domain.result import Estimate
-    from hp_tool.domain.units import duration, duration_range, gib
+    from hp_tool.domain.units import format_duration, format_duration_range, format_gib
 
     logged = assessment.logged
     if isinstance(logged, ServerStart):
@@ -308,22 +310,22 @@ def _logged_lines(assessment: Assessment) -> Iterator[str]:
         gap, estimate = "", assessment.estimate
         if isinstance(estimate, Estimate) and estimate.time and assessment.step_gap_fraction:
             off = assessment.step_gap_fraction
-            gap = f"; predicted {duration(estimate.time.step_s)}"
+            gap = f"; predicted {format_duration(estimate.time.step_s)}"
             if estimate.intervals is not None:
                 low, high = estimate.intervals.step_s
                 inside = "inside" if low <= logged.step_s <= high else "outside"
-                gap += f" ({duration_range(low, high)}), so {inside} the range"
+                gap += f" ({format_duration_range(low, high)}), so {inside} the range"
                 if inside == "outside":
                     gap += " (hp-tool explain splits a recorded step into parts)"
             gap += f": {abs(off):.1%} {'slower' if off > 0 else 'faster'} than predicted"
-        yield f"Measured {duration(logged.step_s)} per step (median of {logged.steps}){gap}."
+        yield f"Measured {format_duration(logged.step_s)} per step (median of {logged.steps}){gap}."
     elif not logged.out_of_memory:
         yield (
             "The log has no step time: is --format right? A running job of Hugging Face's Trainer "
             "prints none; give it HuggingFaceCallback of hp_tool.reporter."
         )
     peaks = [
-        f"{gib(size)} {name}"
+        f"{format_gib(size)} {name}"
         for name in ("allocated", "reserved")
         if (size := getattr(logged, f"{name}_bytes")) is not None
     ]
@@ -334,7 +336,12 @@ def _logged_lines(assessment: Assessment) -> Iterator[str]:
 def _better_lines(assessment: Assessment) -> Iterator[str]:
     from hp_tool.domain.parallel import ParallelConfig
     from hp_tool.domain.result import Recommendation
-    from hp_tool.wording.short import layout, serving_figures, serving_layout, training_figures
+    from hp_tool.wording.short import (
+        layout_words,
+        serving_figures_words,
+        serving_layout_words,
+        training_figures_words,
+    )
 
     better = assessment.better
     if better is None:
@@ -342,10 +349,13 @@ def _better_lines(assessment: Assessment) -> Iterator[str]:
         return
     if isinstance(better, Recommendation):
         assert isinstance(better.parallel, ParallelConfig)
-        what = f"{layout(better.parallel)}: {training_figures(better.estimate)}"
+        what = f"{layout_words(better.parallel)}: {training_figures_words(better.estimate)}"
     else:
         replicas = better.estimate.replicas
-        what = f"{serving_layout(better.parallel, replicas)}: {serving_figures(better.estimate)}"
+        what = (
+            f"{serving_layout_words(better.parallel, replicas)}: "
+            f"{serving_figures_words(better.estimate)}"
+        )
     gain = ""
     if assessment.gain_fraction is not None and assessment.gain_interval is not None:
         low, high = assessment.gain_interval
@@ -356,7 +366,7 @@ def _better_lines(assessment: Assessment) -> Iterator[str]:
         yield f"It overlaps communication that the command leaves exposed: {names}."
 
 
-def _print_gained(console: Console, assessment: Assessment) -> None:
+def _print_saved_parts(console: Console, assessment: Assessment) -> None:
     from hp_tool.cli.layout import print_table
     from hp_tool.domain.parts import label
     from hp_tool.domain.result import Recommendation
@@ -376,7 +386,7 @@ def _print_gained(console: Console, assessment: Assessment) -> None:
     )
 
 
-def _print_read(console: Console, assessment: Assessment) -> None:
+def _print_settings(console: Console, assessment: Assessment) -> None:
     read, ignored = len(assessment.read), len(assessment.ignored)
     console.print(
         f"Read as {assessment.format}: {read} settings, {ignored} ignored.", highlight=False

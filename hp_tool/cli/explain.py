@@ -79,11 +79,11 @@ def explain(
 
     if query is not None and script is not None:
         raise InputError("give --query or --import, not both", field="--import")
-    flags = queries.flags(context)
+    flags = queries.query_flags(context)
     parsed: Query | None = None
     tool = None
     if script is not None:
-        parsed, tool = _imported(script, flags, settings)
+        parsed, tool = _import_query(script, flags, settings)
     elif query is not None or any(value is not None for value in flags.values()) or settings:
         parsed = queries.read_query(query, flags, settings)
     if learn and parsed is None:
@@ -101,24 +101,25 @@ def explain(
     elif isinstance(answer, LoggedExplanation):
         _print_log(answer)
     else:
-        _print(answer)
+        _print_explanation(answer)
     if learn and not isinstance(answer, LoggedExplanation):
-        _learn(answer)
+        _store_measurement(answer)
 
 
-def _learn(answer: Explanation) -> None:
+def _store_measurement(answer: Explanation) -> None:
     """Store the measured step, as `hp-tool calibrate --measurements` does, and fit; report on
     standard error what became of it.
 
     Raises InputError if the trace is not of the query's training.
     """
-    from hp_tool.cli.calibrate import import_lines
+    from hp_tool.cli.calibrate import import_measurements
     from hp_tool.extras import require
-    from hp_tool.traces.explain.checks import reasons
+    from hp_tool.traces.explain.checks import refusal_reasons
 
     if answer.teaches == "refused":
         raise InputError(
-            f"not learned, the trace is not of the query's training: {reasons(answer.checks)}",
+            f"not learned, the trace is not of the query's training: "
+            f"{refusal_reasons(answer.checks)}",
             field="--learn",
         )
     require("search", by="`hp-tool explain --learn`")
@@ -127,7 +128,7 @@ def _learn(answer: Explanation) -> None:
 
     hold = answer.teaches == "held"
     with closing(open_store()) as store:
-        imported = import_lines(store, [json.dumps(answer.report).encode()], hold=hold)
+        imported = import_measurements(store, [json.dumps(answer.report).encode()], hold=hold)
         learning.calibrate(store=store)
     for record in imported.stored:
         typer.echo(
@@ -136,7 +137,8 @@ def _learn(answer: Explanation) -> None:
         )
         if hold and record.state == "held":
             typer.echo(
-                f"held, because the trace cannot be checked: {reasons(answer.checks)}. If it is of "
+                f"held, because the trace cannot be checked: {refusal_reasons(answer.checks)}. "
+                f"If it is of "
                 "the query's training, apply "
                 f"it with `hp-tool measurements --accept {record.id}`",
                 err=True,
@@ -145,40 +147,40 @@ def _learn(answer: Explanation) -> None:
         raise typer.Exit(2)
 
 
-def _imported(
+def _import_query(
     script: str, flags: dict[str, object], settings: list[str] | None
 ) -> tuple[Query, str]:
     """The query of a launch script, and the tool that it is of."""
-    from hp_tool.cli.beside import files_beside
+    from hp_tool.cli.beside import find_script_files
     from hp_tool.formats.exchange import read_configuration
     from hp_tool.questions import schema
 
     content = queries.read_text(script)
     text = content.decode(errors="replace") if isinstance(content, bytes) else content
-    beside = {} if script == "-" else files_beside(Path(script), text)
+    beside = {} if script == "-" else find_script_files(Path(script), text)
     names = {Path(name).name: value for name, value in reversed(beside.items())} | beside
     devices = flags.get("num_gpus")
-    changes = queries.overrides(flags | {"num_gpus": None}, settings)
+    changes = queries.query_overrides(flags | {"num_gpus": None}, settings)
     reading = read_configuration(
         text, num_gpus=devices if isinstance(devices, int) else None, overrides=changes, files=names
     )
     return schema.parse_own_query(reading.query), reading.tool
 
 
-def _print(answer: Explanation) -> None:
+def _print_explanation(answer: Explanation) -> None:
     from hp_tool.cli.layout import make_console, print_flags, print_table
     from hp_tool.domain.parts import PARTS, label
-    from hp_tool.domain.units import LEAST_CHANGE, counted, duration
-    from hp_tool.traces.explain.findings import saving
+    from hp_tool.domain.units import MIN_CHANGE, format_count, format_duration
+    from hp_tool.traces.explain.findings import saving_words
 
     console = make_console()
     step = answer.critical
     work = "" if answer.workload in ("training", "unknown") else f"{answer.workload}: "
-    steps = counted(answer.steps, "step") if answer.marked else "no marked step: all that ran"
+    steps = format_count(answer.steps, "step") if answer.marked else "no marked step: all that ran"
     pace = f" Rank {answer.critical_rank} sets the pace." if len(answer.ranks) > 1 else ""
     console.print(
-        f"[bold]{work}{duration(answer.step_s)} per step[/bold] ({steps}, "
-        f"{counted(len(answer.ranks), 'rank')}).{pace}",
+        f"[bold]{work}{format_duration(answer.step_s)} per step[/bold] ({steps}, "
+        f"{format_count(len(answer.ranks), 'rank')}).{pace}",
         highlight=False,
     )
     if not answer.findings:
@@ -187,7 +189,8 @@ def _print(answer: Explanation) -> None:
         console.print(f"{number}. {finding.text}", highlight=False, markup=False, soft_wrap=True)
     for each in answer.suggestions:
         console.print(
-            f"[bold]{each.change}[/bold] saves {saving(each)}, mostly {PARTS[each.part].in_words}",
+            f"[bold]{each.change}[/bold] saves {saving_words(each)}, mostly "
+            f"{PARTS[each.part].in_words}",
             highlight=False,
         )
         print_flags(console, each.flags)
@@ -198,7 +201,7 @@ def _print(answer: Explanation) -> None:
     for part, seconds in step.parts_s.items():
         if (
             max(seconds, predicted.get(part, 0.0), step.hidden_s.get(part, 0.0))
-            < LEAST_CHANGE * answer.step_s
+            < MIN_CHANGE * answer.step_s
         ):
             continue
         shown = [label(part), f"{seconds * 1e3:,.1f}"]
@@ -243,18 +246,18 @@ def _print(answer: Explanation) -> None:
 
 def _print_predicted(console: Console, estimate: Estimate | None) -> None:
     """Which configuration the predictions are of: a query may leave it open."""
-    from hp_tool.wording.words import arithmetic
+    from hp_tool.wording.words import layout_arithmetic
 
     if estimate is not None and estimate.parallel is not None:
         console.print(
-            f"Predicted for {arithmetic(estimate.parallel)}", highlight=False, soft_wrap=True
+            f"Predicted for {layout_arithmetic(estimate.parallel)}", highlight=False, soft_wrap=True
         )
 
 
 def _print_log(answer: LoggedExplanation) -> None:
     from hp_tool.cli.layout import make_console, print_table
     from hp_tool.domain.parts import PARTS
-    from hp_tool.domain.units import duration
+    from hp_tool.domain.units import format_duration
 
     console = make_console()
     beside = answer.estimate is not None
@@ -275,7 +278,7 @@ def _print_log(answer: LoggedExplanation) -> None:
         console,
         heads,
         rows,
-        title=f"One step of {duration(answer.step_s)} by Megatron's timers",
+        title=f"One step of {format_duration(answer.step_s)} by Megatron's timers",
         left=1,
     )
     _print_predicted(console, answer.estimate)

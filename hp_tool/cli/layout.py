@@ -12,7 +12,7 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from hp_tool.cli.printable import printable
+from hp_tool.cli.printable import escape_control_characters
 from hp_tool.wording.columns import Column
 
 PIPE_WIDTH = 10_000
@@ -26,7 +26,11 @@ class _Console(Console):
         self, renderable: RenderableType, options: ConsoleOptions | None = None
     ) -> Iterator[Segment]:
         for segment in super().render(renderable, options):
-            yield segment if segment.control else segment._replace(text=printable(segment.text))
+            yield (
+                segment
+                if segment.control
+                else segment._replace(text=escape_control_characters(segment.text))
+            )
 
 
 def make_console(*, stderr: bool = False) -> Console:
@@ -49,7 +53,19 @@ def make_console(*, stderr: bool = False) -> Console:
     )
 
 
-STANDARD = ("TP", "PP", "CP", "EP", "DP", "SP", "ZeRO", "MFU", "TTFT", "TPOT", "tokens")
+SELF_EXPLANATORY_HEADS = (
+    "TP",
+    "PP",
+    "CP",
+    "EP",
+    "DP",
+    "SP",
+    "ZeRO",
+    "MFU",
+    "TTFT",
+    "TPOT",
+    "tokens",
+)
 """Heads that need no explanation."""
 
 
@@ -67,8 +83,8 @@ def print_columns(
     `legend`: explain the letters of the heads; False where the same table was printed just before.
     """
     shown, agreed, dropped = list(columns), [], []
-    gap = 2 if _fits(console, shown, gap=2) else 1
-    while not _fits(console, shown, gap=gap):
+    gap = 2 if _fits_console(console, shown, gap=2) else 1
+    while not _fits_console(console, shown, gap=gap):
         if constant := [column for column in shown if column.constant and column.meaning]:
             agreed.append(constant[-1])
             shown.remove(constant[-1])
@@ -80,7 +96,7 @@ def print_columns(
             break
     if title:
         console.print(Text(title, style="bold"))
-    console.print(_table(shown, gap=gap, bold_first=bold_first))
+    console.print(_make_table(shown, gap=gap, bold_first=bold_first))
     if agreed:
         console.print(
             "every row: "
@@ -97,7 +113,7 @@ def print_columns(
         letters := [
             f"{c.head}: {c.meaning}"
             for c in columns
-            if c.meaning and c not in dropped and c.head not in STANDARD
+            if c.meaning and c not in dropped and c.head not in SELF_EXPLANATORY_HEADS
         ]
     ):
         console.print("; ".join(letters), style="dim", highlight=False)
@@ -138,7 +154,7 @@ def print_flags(console: Console, changes: Iterable[Mapping[str, object]]) -> No
                 )
 
 
-def _fits(console: Console, columns: Sequence[Column], *, gap: int) -> bool:
+def _fits_console(console: Console, columns: Sequence[Column], *, gap: int) -> bool:
     return table_width(columns, gap=gap) <= console.width
 
 
@@ -154,7 +170,7 @@ def table_width(columns: Sequence[Column], *, gap: int) -> int:
     return sum(widths) + gap * (len(widths) - 1)
 
 
-def _table(columns: Sequence[Column], *, gap: int, bold_first: bool = False) -> Table:
+def _make_table(columns: Sequence[Column], *, gap: int, bold_first: bool = False) -> Table:
     two_lines = any(
         column.unit for column in columns
     )  # a rule below them; the lines of a list are names for other programs

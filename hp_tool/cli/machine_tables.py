@@ -11,14 +11,14 @@ from hp_tool.cli.tables import print_nearest, print_rejections, print_space
 from hp_tool.domain.result import Recommendation
 from hp_tool.domain.serving import ServingRecommendation
 from hp_tool.wording import rankings
-from hp_tool.wording.columns import Column, configuration_columns, printed, serving_columns
+from hp_tool.wording.columns import Column, configuration_columns, serving_columns, terminal_columns
 from hp_tool.wording.words import machines_heading as heading
 
 if TYPE_CHECKING:
     from hp_tool.domain.query import Kind, Query
     from hp_tool.questions.answers import RecommendAnswer
 
-MOST_NOTES = 12
+MAX_NOTES = 12
 """Reasons why machines have no row, in a table."""
 Rows = Sequence[Recommendation] | Sequence[ServingRecommendation]
 
@@ -28,7 +28,7 @@ def print_machines(answer: RecommendAnswer, query: Query) -> None:
     console = make_console()
     rows = answer.recommendations
     if rows:
-        print_columns(console, _columns(rows, query.kind), title=heading(query))
+        print_columns(console, _machine_columns(rows, query.kind), title=heading(query))
         if days := sorted({row.price_date for row in rows if row.price_date}):
             between = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
             console.print(
@@ -42,7 +42,7 @@ def print_machines(answer: RecommendAnswer, query: Query) -> None:
     if answer.pareto and len(answer.pareto) > 1:
         print_columns(
             console,
-            _columns(answer.pareto, query.kind),
+            _machine_columns(answer.pareto, query.kind),
             title="no other costs less and takes fewer days",
             legend=False,
         )
@@ -50,21 +50,25 @@ def print_machines(answer: RecommendAnswer, query: Query) -> None:
     print_nearest(console, answer.nearest_misses, query=query)
     print_rejections(console, answer)
     messages = dict.fromkeys(each.message for each in answer.not_ranked)
-    for message in list(messages)[:MOST_NOTES]:
+    for message in list(messages)[:MAX_NOTES]:
         names = ", ".join(each.cluster for each in answer.not_ranked if each.message == message)
         console.print(f"no row: {names}: {message}", highlight=False, markup=False, soft_wrap=True)
-    if len(messages) > MOST_NOTES:
-        console.print(f"and {len(messages) - MOST_NOTES} more, which --json names")
+    if len(messages) > MAX_NOTES:
+        console.print(f"and {len(messages) - MAX_NOTES} more, which --json names")
 
 
-def _columns(rows: Rows, kind: Kind) -> list[Column]:
+def _machine_columns(rows: Rows, kind: Kind) -> list[Column]:
     """Machines, money and days, then the layouts; their figures unless days decide."""
-    columns = printed(rankings.MACHINES[kind], rows)
+    columns = terminal_columns(rankings.MACHINES[kind], rows)
     servings = [row for row in rows if isinstance(row, ServingRecommendation)]
     if servings:
-        return [*columns, *serving_columns(servings), *printed(rankings.SERVING_FIGURES, rows)]
+        return [
+            *columns,
+            *serving_columns(servings),
+            *terminal_columns(rankings.SERVING_FIGURES, rows),
+        ]
     trainings = [row for row in rows if isinstance(row, Recommendation)]
     columns += configuration_columns([row.parallel for row in trainings])
     if any(row.known.calendar_days is not None for row in trainings):
         return columns
-    return [*columns, *printed(rankings.TRAINING_FIGURES, rows)]
+    return [*columns, *terminal_columns(rankings.TRAINING_FIGURES, rows)]

@@ -20,7 +20,7 @@ from hp_tool.cli.db import db, doctor
 from hp_tool.cli.exchange import FormatsCommand, export, import_
 from hp_tool.cli.explain import explain
 from hp_tool.cli.predict import estimate, recommend, size
-from hp_tool.cli.printable import printable
+from hp_tool.cli.printable import escape_control_characters
 from hp_tool.cli.tune import tune
 from hp_tool.cli.watch import watch
 from hp_tool.errors import (
@@ -70,7 +70,7 @@ def build(only: str | None = None) -> typer.Typer:
         no_args_is_help=True,
         pretty_exceptions_enable=False,
     )
-    app.callback()(_options)
+    app.callback()(_global_options)
     for name, command in COMMANDS.items():
         if only in (None, name):
             app.command()(command)
@@ -92,7 +92,7 @@ def _version(value: bool) -> None:
         raise typer.Exit
 
 
-def _options(
+def _global_options(
     version: bool = typer.Option(
         False, "--version", callback=_version, is_eager=True, help="Print the version."
     ),
@@ -109,15 +109,20 @@ def main() -> NoReturn:
         code = build(first if first in COMMANDS else None)(standalone_mode=False)
     except HpToolError as error:
         where = f" ({error.field})" if error.field and error.field not in error.message else ""
-        sys.stderr.write(f"hp-tool: {printable(error.message)}{printable(where)}\n")
-        _say_in_json(error)
+        sys.stderr.write(
+            f"hp-tool: "
+            f"{escape_control_characters(error.message)}{escape_control_characters(where)}\n"
+        )
+        _print_json_error(error)
         sys.exit(2 if isinstance(error, BAD_INPUT) else 1)
     except _USAGE as error:
         from typer import rich_utils
 
         rich_utils.rich_format_error(error)  # type: ignore[arg-type]
         message = error.format_message()  # type: ignore[attr-defined]
-        _say_in_json(InputError(message, field=getattr(error, "option_name", None), code="usage"))
+        _print_json_error(
+            InputError(message, field=getattr(error, "option_name", None), code="usage")
+        )
         sys.exit(2)
     except typer.Abort:
         sys.exit(1)
@@ -138,7 +143,7 @@ def main() -> NoReturn:
     sys.exit(code if isinstance(code, int) else 0)
 
 
-def _say_in_json(error: HpToolError) -> None:
+def _print_json_error(error: HpToolError) -> None:
     """Print the error on standard output under --json: whoever parses it finds there what an
     answer's status says.
     """

@@ -12,7 +12,7 @@ import typer
 from hp_tool.api import SIZING_KEYS
 from hp_tool.cli import queries
 
-SHOWN_ROWS = 5
+DEFAULT_ROWS = 5
 """Ranked rows on the terminal, unless --top asks for more or fewer."""
 
 if TYPE_CHECKING:
@@ -37,12 +37,12 @@ def estimate(
     """Predict memory, step time, MFU and cost of the configuration a query describes, or latency
     and throughput of serving.
     """
-    parsed = queries.read_query(query, queries.flags(context), settings)
+    parsed = queries.read_query(query, queries.query_flags(context), settings)
 
     from hp_tool.questions import answers, schema
 
     with queries.stored_calibrations(wanted=calibration) as calibrations:
-        answer = answers.estimate_answer(parsed, calibrations=calibrations)
+        answer = answers.answer_estimate(parsed, calibrations=calibrations)
     if as_json:
         typer.echo(schema.to_json(answer))
     else:
@@ -101,10 +101,10 @@ def recommend(
     as_json: queries.JsonOption = False,
 ) -> None:
     """Rank all legal configurations that fit: first the one to try, then by expected step time."""
-    limit = top if top is not None else 10 if as_json else SHOWN_ROWS
-    parsed = queries.read_query(query, queries.flags(context), settings)
+    limit = top if top is not None else 10 if as_json else DEFAULT_ROWS
+    parsed = queries.read_query(query, queries.query_flags(context), settings)
 
-    from hp_tool.catalog.hardware import names_several
+    from hp_tool.catalog.hardware import machine_list_field
     from hp_tool.domain.result import Recommendation
     from hp_tool.questions import answers, schema
 
@@ -115,35 +115,35 @@ def recommend(
     with queries.stored_calibrations(wanted=calibration) as calibrations:
 
         def rank_layouts(query: Query, top: int) -> RecommendAnswer:
-            return answers.recommend_answer(
+            return answers.answer_recommend(
                 query, top=top, calibrations=calibrations, pareto=pareto, sensitivity=sensitivity
             )
 
         if tool is None:
             answer = rank_layouts(parsed, limit)
         else:
-            from hp_tool.formats.exchange import recommend_for
+            from hp_tool.formats.exchange import recommend_for_tool
 
-            answer, left_out = recommend_for(parsed, tool, rank_layouts, top=limit)
+            answer, left_out = recommend_for_tool(parsed, tool, rank_layouts, top=limit)
             if left_out:
                 typer.echo(f"{tool} has no setting for {', '.join(left_out)}: left open", err=True)
-    if plot is not None and answer.pareto and names_several(parsed.cluster) is not None:
+    if plot is not None and answer.pareto and machine_list_field(parsed.cluster) is not None:
         rows = [row for row in answer.recommendations if isinstance(row, Recommendation)]
-        plots.write(
-            plots.machines_figure(rows, answer.pareto, title=plots.title(parsed)), path=plot
+        plots.write_figure(
+            plots.machines_figure(rows, answer.pareto, title=plots.plot_title(parsed)), path=plot
         )
     elif plot is not None and answer.sensitivity is not None:
-        plots.write(
-            plots.sensitivity_figure(answer.sensitivity, title=plots.title(parsed)), path=plot
+        plots.write_figure(
+            plots.sensitivity_figure(answer.sensitivity, title=plots.plot_title(parsed)), path=plot
         )
     elif plot is not None and answer.recommendations:
-        plots.write(
-            plots.recommendations_figure(answer.recommendations, title=plots.title(parsed)),
+        plots.write_figure(
+            plots.recommendations_figure(answer.recommendations, title=plots.plot_title(parsed)),
             path=plot,
         )
     if as_json:
         typer.echo(schema.to_json(answer))
-    elif names_several(parsed.cluster) is not None:
+    elif machine_list_field(parsed.cluster) is not None:
         from hp_tool.cli import machine_tables
 
         machine_tables.print_machines(answer, parsed)
@@ -220,11 +220,13 @@ def size(
     changes = {
         SIZING_KEYS.get(name, name): value for name, value in flags.items() if value is not None
     }
-    parsed = schema.with_own_files(
-        budgets.parse_sizing(schema.lay(data, changes | queries.overrides({}, settings)))
+    parsed = schema.allow_own_files(
+        budgets.parse_sizing(
+            schema.set_paths(data, changes | queries.query_overrides({}, settings))
+        )
     )
     with queries.stored_calibrations(wanted=calibration) as calibrations:
-        answer = budgets.size_answer(parsed, calibrations=calibrations)
+        answer = budgets.answer_sizing(parsed, calibrations=calibrations)
     if as_json:
         typer.echo(schema.to_json(answer))
     else:

@@ -6,6 +6,6 @@ _UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e
 """Control characters but for tabs and line ends, and marks that turn the direction of writing."""
 
 
-def printable(text: str) -> str:
+def escape_control_characters(text: str) -> str:
     """The text with control characters escaped: names and scripts of others reach a terminal."""
     return _UNPRINTABLE.sub(lambda match: match[0].encode("unicode_escape").decode(), text)

@@ -58,26 +58,26 @@ def read_query(path: str | None, flags: dict[str, Any], settings: list[str] | No
     """
     from hp_tool.questions import schema
 
-    changes = overrides(flags, settings)
+    changes = query_overrides(flags, settings)
     if path is None:
         if not changes:
             raise InputError(
                 "no query: name a file, or give at least --model, --gpu, --num-gpus, "
                 "--sequence-length, --global-batch-size"
             )
-        return schema.parse_own_query(schema.lay({"kind": "training"}, changes))
+        return schema.parse_own_query(schema.set_paths({"kind": "training"}, changes))
     text = read_text(path)
     return schema.parse_own_query(
-        schema.lay(schema.parse_mapping(text), changes) if changes else text
+        schema.set_paths(schema.parse_mapping(text), changes) if changes else text
     )
 
 
-def flags(context: typer.Context) -> dict[str, Any]:
+def query_flags(context: typer.Context) -> dict[str, Any]:
     """The flags of a command that stand for common keys of a query, such as --model."""
     return {name: value for name, value in context.params.items() if name in COMMON}
 
 
-def overrides(flags: dict[str, Any], settings: list[str] | None) -> dict[str, Any]:
+def query_overrides(flags: dict[str, Any], settings: list[str] | None) -> dict[str, Any]:
     """The values of flags and --set by the dotted path of their key. Raises InputError."""
     changes = {COMMON[name]: value for name, value in flags.items() if value is not None}
     for setting in settings or ():

@@ -24,34 +24,34 @@ from rich.text import Text
 from hp_tool.cli.layout import make_console, print_columns
 from hp_tool.cli.serving_tables import print_tuned_serving
 from hp_tool.cli.tables import print_nearest, print_unmeasured
-from hp_tool.domain.answer import verdict_of
+from hp_tool.domain.answer import get_verdict
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.plan import PlannedRun, SearchPlan
 from hp_tool.domain.query import Query
 from hp_tool.domain.result import Recommendation
 from hp_tool.domain.serving import ServingConfig, ServingRecommendation
-from hp_tool.domain.units import counted, duration
+from hp_tool.domain.units import format_count, format_duration
 from hp_tool.loop.tuning.result import TuneResult
 from hp_tool.wording import figures, rankings
-from hp_tool.wording.answer import sentences, stop_reason, title
-from hp_tool.wording.bill import between, device_time, expected_words, worst_words
+from hp_tool.wording.answer import answer_sentences, answer_title, stop_reason
+from hp_tool.wording.bill import expected_words, format_device_time, range_words, worst_case_words
 from hp_tool.wording.columns import (
     Column,
     configuration_columns,
     counts,
     duration_unit,
     figure_column,
-    printed,
-    scaled,
+    scale_values,
+    terminal_columns,
 )
-from hp_tool.wording.short import layout
-from hp_tool.wording.words import arithmetic, brief
+from hp_tool.wording.short import layout_words
+from hp_tool.wording.words import brief_layout, layout_arithmetic
 
 MAX_ROWS = 10
 """Rows that were not measured are left out after this many."""
 
 
-WORTH_TELLING_S = 1.0
+MIN_SHOWN_S = 1.0
 """A shorter wait of jobs is not told."""
 BAR_WIDTH = 20
 
@@ -120,7 +120,7 @@ class SearchProgress:
                     payload["budget_runs"],
                 )
                 self._progress.update(
-                    self._task, total=self._budget, completed=done, description=CHOOSING
+                    self._task, total=self._budget, completed=done, description=CHOOSING_TEXT
                 )
                 chosen = (
                     f", {payload['candidates']:,} configurations to choose from"
@@ -130,12 +130,15 @@ class SearchProgress:
                 self._print(f"search {payload['search_id']}: at most {self._budget} runs{chosen}")
             case "run_started" | "proposed":
                 self._start(
-                    f"run {payload['number'] + 1}: {_label(payload)}, {_predicted(payload)}"
+                    f"run {payload['number'] + 1}: {_run_label(payload)}, "
+                    f"{_prediction_words(payload)}"
                 )
             case "run_finished":
-                self._finish(f"run {payload['number'] + 1}: {_label(payload)}: {_outcome(payload)}")
+                self._finish(
+                    f"run {payload['number'] + 1}: {_run_label(payload)}: {_outcome_words(payload)}"
+                )
             case "run" if payload["state"] == "finished":  # a server's event
-                self._finish(f"run {payload['number'] + 1}: {_outcome(payload)}")
+                self._finish(f"run {payload['number'] + 1}: {_outcome_words(payload)}")
             case "run_abandoned":
                 self._print(f"run {payload['number'] + 1}: given up: {payload['cause']}")
             case "pending":
@@ -160,14 +163,14 @@ class SearchProgress:
             self._print(line)
 
     def _finish(self, line: str) -> None:
-        self._progress.update(self._task, advance=1, description=CHOOSING, since=None)
+        self._progress.update(self._task, advance=1, description=CHOOSING_TEXT, since=None)
         self._print(line)
 
     def _print(self, line: str) -> None:
         self._console.print(line, highlight=False, markup=False)
 
 
-CHOOSING = "choosing the next run"
+CHOOSING_TEXT = "choosing the next run"
 
 
 def pending_words(pending: dict[str, Any]) -> str:
@@ -178,10 +181,10 @@ def pending_words(pending: dict[str, Any]) -> str:
     )
 
 
-def _label(payload: dict[str, Any]) -> str:
+def _run_label(payload: dict[str, Any]) -> str:
     from hp_tool.questions.schema import parse
 
-    return brief(
+    return brief_layout(
         parse(
             ServingConfig if "max_num_seqs" in payload["parallel"] else ParallelConfig,
             payload["parallel"],
@@ -189,18 +192,18 @@ def _label(payload: dict[str, Any]) -> str:
     )
 
 
-def _predicted(payload: dict[str, Any]) -> str:
+def _prediction_words(payload: dict[str, Any]) -> str:
     step_s = payload.get("predicted", payload).get("calibrated_step_s")
-    return f"predicted {duration(step_s)} a step" if step_s else "starting"
+    return f"predicted {format_duration(step_s)} a step" if step_s else "starting"
 
 
-def _outcome(payload: dict[str, Any]) -> str:
+def _outcome_words(payload: dict[str, Any]) -> str:
     if payload.get("status") != "ok":
         return f"{payload.get('status')}: {payload.get('cause') or 'see the log'}"
     predicted = payload.get("predicted", {}).get("calibrated_step_s")
-    before = f"predicted {duration(predicted)}, " if predicted else ""
+    before = f"predicted {format_duration(predicted)}, " if predicted else ""
     how = "a reduced run implies" if payload.get("reduced") else "measured"
-    return f"{before}{how} {duration(payload['step_s'])}"
+    return f"{before}{how} {format_duration(payload['step_s'])}"
 
 
 def print_result(result: TuneResult, *, pareto: bool = False, query: Query | None = None) -> None:
@@ -219,50 +222,52 @@ def print_result(result: TuneResult, *, pareto: bool = False, query: Query | Non
                 "measured" if best.measurement.fidelity.is_whole else "implied by a reduced run"
             )
         if result.answer is not None:
-            chosen = verdict_of(result.answer).parallel
-            words = layout(chosen) if isinstance(chosen, ParallelConfig) else ""
+            chosen = get_verdict(result.answer).parallel
+            words = layout_words(chosen) if isinstance(chosen, ParallelConfig) else ""
             known = f" ({source})" if chosen == best.parallel else ""
-            console.print(f"{title(result.answer)}: {words}{known}", style="bold", highlight=False)
+            console.print(
+                f"{answer_title(result.answer)}: {words}{known}", style="bold", highlight=False
+            )
         for path, value in best.set.items():
             console.print(
                 f"chosen beside the layout, for all runs: {path} {value}", highlight=False
             )
-    for sentence in sentences(result.answer) if result.answer else ():
+    for sentence in answer_sentences(result.answer) if result.answer else ():
         console.print(sentence, highlight=False)
     if served:
         print_tuned_serving(console, served)
     else:
         _print_trained(console, list(result.pareto) if pareto else trained, pareto=pareto)
     print_nearest(console, result.nearest_misses, query=query)
-    for line in _account(result):
+    for line in _search_cost_lines(result):
         console.print(line, highlight=False)
 
 
 def plan_lines(plan: SearchPlan) -> list[str]:
     """The bill of a search, in lines."""
-    lines = [f"{'first run':12}  {_planned(plan.first)}"]
+    lines = [f"{'first run':12}  {_planned_run_words(plan.first)}"]
     if plan.confirmation is not None:
-        lines.append(f"{'confirmation':12}  {_planned(plan.confirmation)}")
+        lines.append(f"{'confirmation':12}  {_planned_run_words(plan.confirmation)}")
     lines += [f"{'all runs':12}  {path} {value}" for path, value in plan.set.items()]
     return [
         *lines,
         f"{'the search':12}  {expected_words(plan)}",
-        f"{'at worst':12}  {worst_words(plan)}",
+        f"{'at worst':12}  {worst_case_words(plan)}",
     ]
 
 
-def _planned(run: PlannedRun) -> str:
+def _planned_run_words(run: PlannedRun) -> str:
     fidelity = run.fidelity
     kept = {"layers": fidelity.num_hidden_layers, "replicas": fidelity.data_parallel_size}
     kept |= {"micro-batches": fidelity.num_micro_batches}
     what = ", ".join(f"{number} {name}" for name, number in kept.items() if number is not None)
     more = f" with {run.configurations - 1} more in its job" if run.configurations > 1 else ""
-    wall = between(run.wall_s, run.wall_s_interval, duration)
+    wall = range_words(run.wall_s, run.wall_s_interval, format_duration)
     return (
-        f"{arithmetic(run.parallel)}, {f'reduced to {what}' if what else 'whole'}{more}: "
-        f"{counted(run.num_nodes, 'node')}, "
-        f"{counted(run.num_gpus, 'GPU')}, {wall} (limit {duration(run.time_limit_s)}), "
-        f"step {duration(run.step_s)}, {device_time(run.gpu_seconds)}, holds up with "
+        f"{layout_arithmetic(run.parallel)}, {f'reduced to {what}' if what else 'whole'}{more}: "
+        f"{format_count(run.num_nodes, 'node')}, "
+        f"{format_count(run.num_gpus, 'GPU')}, {wall} (limit {format_duration(run.time_limit_s)}), "
+        f"step {format_duration(run.step_s)}, {format_device_time(run.gpu_seconds)}, holds up with "
         f"{run.hold_probability:.0%}"
     )
 
@@ -285,16 +290,16 @@ def _print_trained(console: Console, ranked: Sequence[Recommendation], *, pareto
     predicted = map(figures.STEP.value, [*before, *calibrated])
     shared_unit = unit, size = duration_unit([*predicted, *measured])
     implied = ("" if w or step is None else "~" for w, step in zip(whole, measured, strict=True))
-    took = list(map("".join, zip(implied, scaled(measured, size), strict=True)))
+    took = list(map("".join, zip(implied, scale_values(measured, size), strict=True)))
     for place, row in enumerate(shown):
         if row.measured_range_s is not None:  # of runs that differ none is the figure
-            took[place] = "-".join(scaled(row.measured_range_s, size))
+            took[place] = "-".join(scale_values(row.measured_range_s, size))
     columns = [
-        *printed([rankings.RANK], shown),
+        *terminal_columns([rankings.RANK], shown),
         *configuration_columns([row.parallel for row in shown]),
         figure_column(figures.STEP, before, head="model", drop=6, shared_unit=shared_unit),
         figure_column(figures.STEP, calibrated, head="calibrated", shared_unit=shared_unit),
-        *printed([rankings.STEP], calibrated, shared_unit=shared_unit)[1:],
+        *terminal_columns([rankings.STEP], calibrated, shared_unit=shared_unit)[1:],
         Column(head="measured", unit=unit, cells=tuple(took)),
         Column(
             head="tokens",
@@ -310,13 +315,13 @@ def _print_trained(console: Console, ranked: Sequence[Recommendation], *, pareto
     print_unmeasured(console, [row.estimate for row in shown])
 
 
-def _account(result: TuneResult) -> list[str]:
+def _search_cost_lines(result: TuneResult) -> list[str]:
     """Return what the search cost and why it ended, in lines."""
     search = result.search
-    state = None if result.answer is None else verdict_of(result.answer).state
-    spent = device_time(search.gpu_seconds)
+    state = None if result.answer is None else get_verdict(result.answer).state
+    spent = format_device_time(search.gpu_seconds)
     if search.budget_gpu_seconds is not None:
-        spent = f"{spent} of a budget of {device_time(search.budget_gpu_seconds)}"
+        spent = f"{spent} of a budget of {format_device_time(search.budget_gpu_seconds)}"
     grid = ""
     if search.grid_gpu_seconds:
         share = search.gpu_seconds / search.grid_gpu_seconds
@@ -325,13 +330,14 @@ def _account(result: TuneResult) -> list[str]:
         )
     reason = stop_reason(search.stopped_because, state)
     lines = [
-        f"Search {search.id} {search.state} after {counted(search.profile_runs, 'profile run')} "
+        f"Search {search.id} {search.state} after "
+        f"{format_count(search.profile_runs, 'profile run')} "
         f"and {spent}{grid}: {reason}."
     ]
-    if search.queue_s >= WORTH_TELLING_S:
-        lines.append(f"Jobs also waited {duration(search.queue_s)} for devices.")
+    if search.queue_s >= MIN_SHOWN_S:
+        lines.append(f"Jobs also waited {format_duration(search.queue_s)} for devices.")
     if search.reduced_runs:
-        reduced = counted(search.reduced_runs, "run")
+        reduced = format_count(search.reduced_runs, "run")
         lines.append(f"{reduced} reduced; ~ marks a step time that a reduced run implies.")
     if search.expected_gain_fraction is not None:
         lines.append(f"Expected gain of another run: {search.expected_gain_fraction:.1%}.")

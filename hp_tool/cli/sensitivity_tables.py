@@ -4,10 +4,10 @@ from dataclasses import replace
 
 from hp_tool.cli.layout import make_console, print_columns
 from hp_tool.domain.sensitivity import Sensitivity
-from hp_tool.domain.units import duration
+from hp_tool.domain.units import format_duration
 from hp_tool.wording import figures
 from hp_tool.wording.columns import Column, configuration_columns, figure_column
-from hp_tool.wording.short import layout
+from hp_tool.wording.short import layout_words
 
 
 def print_sensitivity(sensitivity: Sensitivity) -> None:
@@ -37,6 +37,7 @@ def print_sensitivity(sensitivity: Sensitivity) -> None:
     print_columns(console, columns, title="what it depends on (- : nothing fits)")
     if (start := sensitivity.start) is not None:
         console.print(
-            f"Compared with rank 1: {layout(start.parallel)}, {duration(start.step_s)} per step.",
+            f"Compared with rank 1: {layout_words(start.parallel)}, "
+            f"{format_duration(start.step_s)} per step.",
             highlight=False,
         )

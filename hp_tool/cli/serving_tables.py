@@ -16,7 +16,7 @@ from hp_tool.cli.tables import (
     print_rejections,
     print_space,
 )
-from hp_tool.domain.inference import RATE
+from hp_tool.domain.inference import RATE_PATH
 from hp_tool.domain.latencies import LATENCIES
 from hp_tool.domain.measurement import Tails
 from hp_tool.domain.query import Query
@@ -28,7 +28,7 @@ from hp_tool.domain.serving import (
     ServingRecommendation,
 )
 from hp_tool.domain.targets import Targets
-from hp_tool.domain.units import counted, duration, gib
+from hp_tool.domain.units import format_count, format_duration, format_gib
 from hp_tool.questions.answers import RecommendAnswer
 from hp_tool.questions.serving.problem import counts_by_rate, unknown_loads
 from hp_tool.wording import figures, rankings
@@ -40,12 +40,11 @@ from hp_tool.wording.columns import (
     duration_column,
     figure_column,
     percents,
-    printed,
-    scaled,
+    scale_values,
     serving_columns,
+    terminal_columns,
 )
-from hp_tool.wording.short import serving_figures as serving_answer
-from hp_tool.wording.short import serving_layout, use_serving
+from hp_tool.wording.short import serving_figures_words, serving_layout_words, use_serving_words
 from hp_tool.wording.words import assumption_sentences, cache_words, serving_arithmetic
 
 POOL = "replicas x tensor (TP), attention data (ADP) and expert parallel (EP) ranks"
@@ -57,9 +56,14 @@ def print_inference_estimate(estimate: InferenceEstimate, *, query: Query) -> No
     """
     console, targets = make_console(), query.targets or Targets()
     if estimate.parallel is not None:
-        outcome = serving_answer(estimate, targets=targets) if estimate.feasible else "not feasible"
+        outcome = (
+            serving_figures_words(estimate, targets=targets)
+            if estimate.feasible
+            else "not feasible"
+        )
         console.print(
-            f"{serving_layout(estimate.parallel, estimate.replicas)}: {outcome}.", highlight=False
+            f"{serving_layout_words(estimate.parallel, estimate.replicas)}: {outcome}.",
+            highlight=False,
         )
     print_assumptions(console, [estimate.provenance])
     print_reasons(console, estimate.reasons)
@@ -68,7 +72,8 @@ def print_inference_estimate(estimate: InferenceEstimate, *, query: Query) -> No
     if estimate.memory is not None:
         memory = estimate.memory
         console.print(
-            f"Memory: {gib(memory.total_bytes)} of {gib(memory.capacity_bytes)} usable",
+            f"Memory: {format_gib(memory.total_bytes)} of {format_gib(memory.capacity_bytes)} "
+            f"usable",
             style="bold",
         )
         print_memory_parts(console, memory.parts_bytes)
@@ -82,7 +87,7 @@ def print_inference_estimate(estimate: InferenceEstimate, *, query: Query) -> No
     print_familiarity(console, estimate)
     limit = ", limited by the KV cache" if estimate.kv_cache_limited else ""
     count = round(estimate.running_requests or 0.0)
-    running = f"{counted(count, 'request')} {'runs' if count == 1 else 'run'} at once"
+    running = f"{format_count(count, 'request')} {'runs' if count == 1 else 'run'} at once"
     console.print(
         f"{running}{limit}; at most "
         f"{estimate.max_concurrency:,} fit, {estimate.max_concurrency_without_preemption:,} "
@@ -92,7 +97,7 @@ def print_inference_estimate(estimate: InferenceEstimate, *, query: Query) -> No
     flying = "1 request" if estimate.concurrency == 1 else f"{estimate.concurrency:,.4g} requests"
     console.print(
         f"{_load_name(query)}: {flying} in flight, {estimate.request_rate_per_second:,.3g} per "
-        f"second ({counted(estimate.users or 0, 'user')} with one request at a time).",
+        f"second ({format_count(estimate.users or 0, 'user')} with one request at a time).",
         highlight=False,
     )
     if estimate.goodput is not None:
@@ -139,7 +144,7 @@ def _target_columns(
                 None if each.tails is None else getattr(each.tails, latency).quantiles[quantile]
                 for each in estimates
             ],
-            meaning=f"target {duration(limit)}",
+            meaning=f"target {format_duration(limit)}",
         )
         for _, latency, quantile, limit in targets.limits()
         if quantile is not None
@@ -168,7 +173,7 @@ def _print_fixes(console: Console, estimate: InferenceEstimate) -> None:
     print_fixes(console, columns, {fix.change: fix.remaining for fix in fixes})
 
 
-DROPPED = {"p50": 2, "p90": 1}
+DROP_PRIORITIES = {"p50": 2, "p90": 1}
 """Columns that a narrow terminal leaves out, in this order."""
 
 
@@ -181,15 +186,22 @@ def _print_latencies(console: Console, estimate: InferenceEstimate, tails: Tails
     quantiles = [getattr(tails, figure.name).quantiles for figure in shown]
     columns = [
         Column(head="latency", cells=tuple(figure.label.lower() for figure in shown), left=True),
-        Column(head="mean", unit="ms", cells=_ms(figure.value(estimate) for figure in shown)),
+        Column(
+            head="mean", unit="ms", cells=_milliseconds(figure.value(estimate) for figure in shown)
+        ),
         Column(
             head="interval",
             unit="90%, ms",
-            cells=tuple("-".join(scaled(ends, 1e-3)) if ends else ABSENT for ends in intervals),
+            cells=tuple(
+                "-".join(scale_values(ends, 1e-3)) if ends else ABSENT for ends in intervals
+            ),
         ),
         *(
             Column(
-                head=p, unit="ms", cells=_ms(each[p] for each in quantiles), drop=DROPPED.get(p, 0)
+                head=p,
+                unit="ms",
+                cells=_milliseconds(each[p] for each in quantiles),
+                drop=DROP_PRIORITIES.get(p, 0),
             )
             for p in quantiles[0]
         ),
@@ -197,28 +209,28 @@ def _print_latencies(console: Console, estimate: InferenceEstimate, tails: Tails
     print_columns(console, columns)
 
 
-def _ms(values_s: Iterable[float | None]) -> tuple[str, ...]:
+def _milliseconds(values_s: Iterable[float | None]) -> tuple[str, ...]:
     """Milliseconds, each with its own decimals."""
-    return tuple(scaled([value_s], 1e-3)[0] for value_s in values_s)
+    return tuple(scale_values([value_s], 1e-3)[0] for value_s in values_s)
 
 
 def print_serving_recommendations(answer: RecommendAnswer, *, query: Query) -> None:
     """The ranked configurations, and how many each rule rejected."""
     console, targets = make_console(), query.targets or Targets()
     ranked = [row for row in answer.recommendations if isinstance(row, ServingRecommendation)]
-    listed_rates = any(RATE in row.set for row in ranked)
+    listed_rates = any(RATE_PATH in row.set for row in ranked)
     if listed_rates:
         _print_gpus_by_rate(console, ranked, targets)
     elif ranked:
         best = ranked[0]
-        console.print(use_serving(best, targets=targets), highlight=False)
+        console.print(use_serving_words(best, targets=targets), highlight=False)
         print_familiarity(console, best.estimate)
         if len(ranked) > 1:
             columns = [
-                *printed([rankings.RANK], ranked),
+                *terminal_columns([rankings.RANK], ranked),
                 *serving_columns(ranked),
                 *_target_columns([row.known for row in ranked], targets),
-                *printed(rankings.SERVING_FIGURES, ranked),
+                *terminal_columns(rankings.SERVING_FIGURES, ranked),
             ]
             print_columns(console, columns, bold_first=True)
     pools = [row.estimate.provenance for row in answer.disaggregated or ()]
@@ -244,10 +256,11 @@ def _print_pools(console: Console, ranked: Sequence[PoolRecommendation], targets
     estimates = [row.estimate for row in ranked]
     mixed = len({pool.gpu for row in ranked for pool in (row.prefill, row.decode)}) > 1
     prefill, decode = zip(
-        *((_pool(row.prefill, mixed), _pool(row.decode, mixed)) for row in ranked), strict=True
+        *((_pool_words(row.prefill, mixed), _pool_words(row.decode, mixed)) for row in ranked),
+        strict=True,
     )
     columns = [
-        *printed([rankings.RANK], ranked),
+        *terminal_columns([rankings.RANK], ranked),
         Column(head="prefill", cells=prefill, left=True, meaning=POOL),
         Column(head="decode", cells=decode, left=True),
         *_target_columns(estimates, targets),
@@ -255,7 +268,7 @@ def _print_pools(console: Console, ranked: Sequence[PoolRecommendation], targets
         figure_column(figures.TPOT, estimates),
         figure_column(figures.REQUEST, estimates, drop=4),
         figure_column(figures.OUTPUT, estimates),
-        figure_column(figures.FLYING, estimates, drop=1),
+        figure_column(figures.CONCURRENCY, estimates, drop=1),
         Column(head="GPUs", cells=tuple(str(e.num_gpus) for e in estimates), drop=2),
         Column(
             head="busy",
@@ -268,7 +281,7 @@ def _print_pools(console: Console, ranked: Sequence[PoolRecommendation], targets
     print_columns(console, columns, title="separate pools for prefill and decoding")
 
 
-def _pool(pool: PoolConfig, mixed: bool) -> str:
+def _pool_words(pool: PoolConfig, mixed: bool) -> str:
     """`2 x TP 4 ADP 4 EP 16` and, among several kinds, the GPU."""
     sizes = {
         "ADP": pool.attention_data_parallel_size,
@@ -296,7 +309,7 @@ def _print_pareto(console: Console, optimal: Sequence[ServingRecommendation]) ->
             unit="/s/user",
             cells=decimals(e.output_tokens_per_second_per_user for e in estimates),
         ),
-        *printed([rankings.TTFT, rankings.TPOT], estimates),
+        *terminal_columns([rankings.TTFT, rankings.TPOT], estimates),
         figure_column(figures.OUTPUT, estimates),
     ]
     print_columns(
@@ -308,16 +321,16 @@ def _print_gpus_by_rate(
     console: Console, rows: Sequence[ServingRecommendation], targets: Targets
 ) -> None:
     columns = [
-        *printed([rankings.RANK], rows),
+        *terminal_columns([rankings.RANK], rows),
         Column(
             head="rate",
             unit="/s",
-            cells=tuple(f"{row.set[RATE]:g}" for row in rows),
+            cells=tuple(f"{row.set[RATE_PATH]:g}" for row in rows),
             meaning="requests",
         ),
         *serving_columns(rows),
         *_target_columns([row.known for row in rows], targets),
-        *printed(rankings.SERVING_FIGURES, rows),
+        *terminal_columns(rankings.SERVING_FIGURES, rows),
     ]
     print_columns(console, columns, title="fewest GPUs for each rate, by the cost model")
 
@@ -327,7 +340,7 @@ def print_tuned_serving(console: Console, ranked: Sequence[ServingRecommendation
     before = [row.estimate for row in ranked]
     after = [row.known for row in ranked]
     columns = [
-        *printed([rankings.RANK], ranked),
+        *terminal_columns([rankings.RANK], ranked),
         *serving_columns(ranked),
         Column(
             head="batch",

@@ -6,8 +6,8 @@ from rich.text import Text
 from hp_tool.cli.layout import make_console
 from hp_tool.cli.tables import goodput_line, print_reasons
 from hp_tool.domain.sizing import Choice, Sizing
-from hp_tool.domain.units import decimal, whole
-from hp_tool.wording.words import arithmetic
+from hp_tool.domain.units import format_decimal, format_whole
+from hp_tool.wording.words import layout_arithmetic
 
 
 def print_sizing(sizing: Sizing) -> None:
@@ -15,7 +15,9 @@ def print_sizing(sizing: Sizing) -> None:
     console = make_console()
     model = sizing.model
     total = (
-        "" if sizing.parameters == sizing.active_parameters else f" of {_short(sizing.parameters)}"
+        ""
+        if sizing.parameters == sizing.active_parameters
+        else f" of {_format_short_count(sizing.parameters)}"
     )
     experts = (
         f", {model.num_experts} experts, {model.num_experts_per_tok} per token"
@@ -29,7 +31,8 @@ def print_sizing(sizing: Sizing) -> None:
         f"{model.vocab_size}{experts}"
     )
     console.print(
-        f"{_short(sizing.active_parameters)}{total} parameters, {_short(sizing.tokens)} tokens "
+        f"{_format_short_count(sizing.active_parameters)}{total} parameters, "
+        f"{_format_short_count(sizing.tokens)} tokens "
         f"({sizing.tokens_per_parameter:.1f} per parameter), {sizing.flops:.3g} model FLOPs"
     )
     over = (
@@ -48,12 +51,12 @@ def _print_time(console: Console, sizing: Sizing) -> None:
     goodput, chosen = sizing.goodput, sizing.recommendation
     if chosen is None or goodput is None or sizing.days is None or sizing.effective_days is None:
         return
-    console.print(arithmetic(chosen.parallel))
+    console.print(layout_arithmetic(chosen.parallel))
     cost = f", ${sizing.cost:,.0f}" if sizing.cost is not None else ""
     console.print(
-        f"{decimal(sizing.effective_days)} days on {sizing.num_gpus:,} devices "
-        f"({decimal(sizing.days)} without failures), "
-        f"{whole(sizing.gpu_hours or 0.0)} GPU-hours{cost}"
+        f"{format_decimal(sizing.effective_days)} days on {sizing.num_gpus:,} devices "
+        f"({format_decimal(sizing.days)} without failures), "
+        f"{format_whole(sizing.gpu_hours or 0.0)} GPU-hours{cost}"
     )
     console.print(goodput_line(goodput))
 
@@ -66,7 +69,7 @@ def _print_choices(console: Console, title: str, choices: tuple[Choice, ...]) ->
         return
     console.print(f"{title}:", style="bold")
     for choice in choices:
-        value = f"{_value(choice.value)} {choice.unit}".strip()
+        value = f"{_format_value(choice.value)} {choice.unit}".strip()
         outside = ", extrapolated" if choice.extrapolated else ""
         console.print(
             Text.assemble(
@@ -78,13 +81,13 @@ def _print_choices(console: Console, title: str, choices: tuple[Choice, ...]) ->
         )
 
 
-def _value(value: float | int | str | tuple[float, ...]) -> str:
+def _format_value(value: float | int | str | tuple[float, ...]) -> str:
     if isinstance(value, tuple):
         return ", ".join(f"{each:g}" for each in value)
     return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
-def _short(count: float) -> str:
+def _format_short_count(count: float) -> str:
     """`70.2B` for 70.2 billion."""
     for size, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M")):
         if count >= size:

@@ -7,12 +7,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from rich.console import Console
 
 from hp_tool.cli.layout import make_console, print_columns
-from hp_tool.domain.inference import RATE
+from hp_tool.domain.inference import RATE_PATH
 from hp_tool.domain.query import Query
 from hp_tool.domain.result import Estimate, Goodput, Reason, Recommendation
 from hp_tool.domain.serving import InferenceEstimate, ServingRecommendation
 from hp_tool.domain.targets import Targets
-from hp_tool.domain.units import JOULES_PER_MWH, counted, decimal, duration, gib, whole
+from hp_tool.domain.units import (
+    JOULES_PER_MWH,
+    format_count,
+    format_decimal,
+    format_duration,
+    format_gib,
+    format_whole,
+)
 from hp_tool.questions.answers import RecommendAnswer
 from hp_tool.questions.serving.problem import counts_by_rate
 from hp_tool.wording import figures, rankings
@@ -23,19 +30,29 @@ from hp_tool.wording.columns import (
     duration_column,
     figure_column,
     gibs,
-    listed_columns,
     num_gpus_cells,
     parts_columns,
-    printed,
-    unmeasured,
+    terminal_columns,
+    unmeasured_features,
+    varied_columns,
     versus_first,
 )
 from hp_tool.wording.familiarity import familiarity_words, faster_words, measured_words
-from hp_tool.wording.fit import chance, left_open, needs, taken, why_wide
+from hp_tool.wording.fit import (
+    chosen_settings_words,
+    memory_range_words,
+    open_settings_sentences,
+    out_of_memory_words,
+    stall_words,
+)
 from hp_tool.wording.rejections import RULES
-from hp_tool.wording.short import layout, use, whole_training
-from hp_tool.wording.short import training_figures as training_answer
-from hp_tool.wording.words import arithmetic, serving_arithmetic, unmeasured_words
+from hp_tool.wording.short import (
+    layout_words,
+    training_figures_words,
+    training_totals_words,
+    use_training_words,
+)
+from hp_tool.wording.words import layout_arithmetic, serving_arithmetic, unmeasured_words
 
 
 def print_reasons(console: Console, reasons: Iterable[Reason], *, prefix: str = "") -> None:
@@ -78,7 +95,7 @@ def print_space(console: Console, answer: RecommendAnswer) -> None:
     s = answer.space
     console.print(
         f"{s.feasible:,} of {s.legal + s.pruned:,} legal configurations fit and meet the "
-        f"constraints; ranked in {duration(s.seconds)}.",
+        f"constraints; ranked in {format_duration(s.seconds)}.",
         highlight=False,
     )
 
@@ -114,8 +131,8 @@ def print_estimate(estimate: Estimate, *, calibrated: Estimate | None = None) ->
     console = make_console()
     known = calibrated or estimate
     if estimate.parallel is not None:
-        outcome = training_answer(known) if known.feasible else "not feasible"
-        console.print(f"{layout(estimate.parallel)}: {outcome}.", highlight=False)
+        outcome = training_figures_words(known) if known.feasible else "not feasible"
+        console.print(f"{layout_words(estimate.parallel)}: {outcome}.", highlight=False)
     if calibrated is not None:
         _print_calibrated(console, calibrated, alone=estimate)
     print_reasons(console, known.reasons)
@@ -147,12 +164,12 @@ def _print_costs(console: Console, estimate: Estimate) -> None:
     memory, time, intervals = estimate.memory, estimate.time, estimate.intervals
     short = memory.total_bytes - memory.capacity_bytes
     room = (
-        f" of {gib(memory.capacity_bytes)}"
+        f" of {format_gib(memory.capacity_bytes)}"
         if short <= 0
-        else f", {gib(short)} more than the {gib(memory.capacity_bytes)}"
+        else f", {format_gib(short)} more than the {format_gib(memory.capacity_bytes)}"
     )
     stage = "" if memory.worst_stage == 0 else f" (stage {memory.worst_stage}, the fullest)"
-    console.print(f"Memory{stage}: {gib(memory.total_bytes)}{room} usable", style="bold")
+    console.print(f"Memory{stage}: {format_gib(memory.total_bytes)}{room} usable", style="bold")
     _print_fit(console, estimate)
     print_memory_parts(console, memory.parts_bytes)
     console.print("Step time", style="bold")
@@ -162,7 +179,7 @@ def _print_costs(console: Console, estimate: Estimate) -> None:
         f"{estimate.model_tflops_per_gpu:.0f} model TFLOP/s per GPU, {_shares_of_peak(estimate)}",
         highlight=False,
     )
-    if why := why_wide(estimate):
+    if why := stall_words(estimate):
         console.print(f"The range is wide: {why}.", highlight=False)
     if intervals is not None:
         print_familiarity(console, estimate)
@@ -171,17 +188,18 @@ def _print_costs(console: Console, estimate: Estimate) -> None:
     if estimate.days is not None:
         cost = f", ${estimate.cost:,.0f}" if estimate.cost is not None else ""
         energy = (
-            f", {decimal(estimate.energy / JOULES_PER_MWH)} MWh"
+            f", {format_decimal(estimate.energy / JOULES_PER_MWH)} MWh"
             if estimate.energy is not None
             else ""
         )
         lost = (
             ""
             if estimate.effective_days is None
-            else f" of training, {decimal(estimate.effective_days)} with failures"
+            else f" of training, {format_decimal(estimate.effective_days)} with failures"
         )
         console.print(
-            f"{decimal(estimate.days)} days{lost}, {whole(estimate.gpu_hours or 0.0)} "
+            f"{format_decimal(estimate.days)} days{lost}, "
+            f"{format_whole(estimate.gpu_hours or 0.0)} "
             f"GPU-hours{cost}{energy}"
         )
     if estimate.goodput is not None:
@@ -191,12 +209,15 @@ def _print_costs(console: Console, estimate: Estimate) -> None:
 def _print_fit(console: Console, estimate: Estimate) -> None:
     """Whether it fits: the word, its chance, and the interval that this comes from."""
     if estimate.fit is not None:
-        console.print(f"{estimate.fit}: {chance(estimate)}; {needs(estimate)}", highlight=False)
+        console.print(
+            f"{estimate.fit}: {out_of_memory_words(estimate)}; {memory_range_words(estimate)}",
+            highlight=False,
+        )
 
 
 def _print_left_open(console: Console, estimate: Estimate) -> None:
     """What the query leaves open, and what naming it would give."""
-    for text in left_open(estimate):
+    for text in open_settings_sentences(estimate):
         console.print(text, highlight=False)
 
 
@@ -233,10 +254,11 @@ def print_unmeasured(console: Console, estimates: Iterable[Estimate]) -> None:
     )
     for offload in offloads:
         console.print(f"these use training.offload: {offload}", highlight=False)
-    names = dict.fromkeys(name for estimate in estimates for name in unmeasured(estimate))
+    names = dict.fromkeys(name for estimate in estimates for name in unmeasured_features(estimate))
     if names:
         checked = next(
-            (place for place, one in enumerate(estimates, start=1) if not unmeasured(one)), 1
+            (place for place, one in enumerate(estimates, start=1) if not unmeasured_features(one)),
+            1,
         )
         first = f". Best validated layout: rank {checked}" if checked > 1 else ""
         console.print(f"* {unmeasured_words(names)}{first}", highlight=False)
@@ -247,19 +269,19 @@ def print_unmeasured(console: Console, estimates: Iterable[Estimate]) -> None:
             console.print(sentence, highlight=False)
 
 
-def _wide(estimate: Estimate) -> str:
-    return f" ({why})" if (why := why_wide(estimate)) else ""
+def _wide_interval_words(estimate: Estimate) -> str:
+    return f" ({why})" if (why := stall_words(estimate)) else ""
 
 
 def _print_calibrated(console: Console, calibrated: Estimate, *, alone: Estimate) -> None:
     """Print what the estimate was calibrated by, and the prediction without."""
     without = ""
     if alone.time is not None:
-        without = f"; {duration(alone.time.step_s)} per step without"
+        without = f"; {format_duration(alone.time.step_s)} per step without"
         if calibrated.feasible and not alone.feasible:
             without += f" ({', '.join(reason.code for reason in alone.reasons)})"
     console.print(
-        f"Calibrated by {_calibration(calibrated, version=True)}{without}.", highlight=False
+        f"Calibrated by {_calibration_words(calibrated, version=True)}{without}.", highlight=False
     )
     print_measured(console, calibrated, name="This layout")
 
@@ -270,14 +292,14 @@ def print_measured(console: Console, estimate: Estimate, *, name: str) -> None:
         console.print(f"{name} ran on this cluster: {text}.", highlight=False)
 
 
-def _calibration(calibrated: Estimate, *, version: bool = False) -> str:
+def _calibration_words(calibrated: Estimate, *, version: bool = False) -> str:
     """`12 measurements on this cluster`, from which the calibration was made, with its version if
     wanted.
     """
     calibration = calibrated.provenance["calibration"]
     assert isinstance(calibration, dict)
     suffix = f" (version {calibration['version']})" if version else ""
-    return f"{counted(calibration['measurements'], 'measurement')} on this cluster{suffix}"
+    return f"{format_count(calibration['measurements'], 'measurement')} on this cluster{suffix}"
 
 
 def print_recommendations(answer: RecommendAnswer, *, top: int) -> None:
@@ -291,7 +313,11 @@ def print_recommendations(answer: RecommendAnswer, *, top: int) -> None:
         (row.calibrated_estimate for row in ranked if row.calibrated_estimate is not None), None
     )
     for row in ranked[:1]:
-        for text in (use(row), whole_training(row), taken(row.set)):
+        for text in (
+            use_training_words(row),
+            training_totals_words(row),
+            chosen_settings_words(row.set),
+        ):
             if text:
                 console.print(text, highlight=False)
     if len(ranked) > 1:
@@ -304,14 +330,14 @@ def print_recommendations(answer: RecommendAnswer, *, top: int) -> None:
             console.print(f"{faster_words(row.faster, than=row.parallel)}.", highlight=False)
     if answer.groups and answer.groups[0] > 1:
         console.print(
-            f"{counted(answer.groups[0] - 1, 'layout')} tied with rank 1: the differences are "
+            f"{format_count(answer.groups[0] - 1, 'layout')} tied with rank 1: the differences are "
             "within the model's error.",
             highlight=False,
         )
     for best in estimates[:1]:
         _print_left_open(console, best)
     if calibrated is not None:
-        console.print(f"Calibrated by {_calibration(calibrated)}.", highlight=False)
+        console.print(f"Calibrated by {_calibration_words(calibrated)}.", highlight=False)
     for rank, best in enumerate(estimates, start=1):
         print_measured(console, best, name=f"Rank {rank}")
     print_space(console, answer)
@@ -335,16 +361,16 @@ def _ranking_columns(ranked: Sequence[Recommendation]) -> list[Column]:
     settings = [
         *([num_gpus] if any("cluster.num_gpus" in row.set for row in ranked) else []),
         *configuration_columns([row.parallel for row in ranked]),
-        *listed_columns(ranked),
+        *varied_columns(ranked),
     ]
     differing = [column for column in settings if not column.constant]
     return [
-        *printed([rankings.RANK], ranked),
+        *terminal_columns([rankings.RANK], ranked),
         *differing,
         *([figure_column(figures.STEP, before, head="uncalibrated", drop=3)] if before else []),
-        *printed(rankings.TRAINING_FIGURES, ranked),
+        *terminal_columns(rankings.TRAINING_FIGURES, ranked),
         *versus_first(ranked),
-        *printed([rankings.RISK], ranked),
+        *terminal_columns([rankings.RISK], ranked),
     ]
 
 
@@ -357,12 +383,12 @@ def print_nearest(
     for row in nearest:
         if isinstance(row, Recommendation):
             machine = "" if row.cluster is None else f"{row.cluster}: "
-            console.print(f"nearest: {machine}{arithmetic(row.parallel)}", highlight=False)
+            console.print(f"nearest: {machine}{layout_arithmetic(row.parallel)}", highlight=False)
             print_reasons(console, row.known.reasons, prefix="  ")
         elif isinstance(row, ServingRecommendation):
             reasons = "; ".join(reason.message for reason in row.known.reasons)
             layout = serving_arithmetic(row.parallel, replicas=row.estimate.replicas)
-            at = f" at {row.set[RATE]:g}/s" if RATE in row.set else ""
+            at = f" at {row.set[RATE_PATH]:g}/s" if RATE_PATH in row.set else ""
             line = f"nearest{at}: {layout}, engine limit {row.parallel.max_num_seqs}: {reasons}"
             if query is not None and row.estimate.highest_load is not None:
                 line += f"; highest load: {highest_load_of(row.estimate, query)}"
@@ -374,7 +400,9 @@ def highest_load_of(estimate: InferenceEstimate, query: Query) -> str:
     load, workload = estimate.highest_load or 0.0, query.inference
     per_second = workload is not None and counts_by_rate(workload)
     shown = (
-        f"{load:,.4g} requests/s" if per_second else f"{counted(int(load), 'request')} in flight"
+        f"{load:,.4g} requests/s"
+        if per_second
+        else f"{format_count(int(load), 'request')} in flight"
     )
     return shown + (" within the targets" if any((query.targets or Targets()).limits()) else "")
 
@@ -391,7 +419,7 @@ def print_pareto(answer: RecommendAnswer) -> None:
     columns = [
         devices,
         *configuration_columns([row.parallel for row in answer.pareto]),
-        *printed(rankings.TRAINING_FIGURES, estimates),
+        *terminal_columns(rankings.TRAINING_FIGURES, estimates),
         whole,
     ]
     print_columns(make_console(), columns, title="Pareto-optimal configurations", legend=False)
@@ -400,8 +428,8 @@ def print_pareto(answer: RecommendAnswer) -> None:
 def goodput_line(goodput: Goodput) -> str:
     """The share of the calendar time that is training, and where it comes from, on one line."""
     return (
-        f"goodput {goodput.fraction:.1%}: a failure every {duration(goodput.mtbf_s)}, "
-        f"a checkpoint of {duration(goodput.checkpoint_s)} every "
-        f"{duration(goodput.checkpoint_interval_s)}, "
-        f"{duration(goodput.restart_s)} to restart"
+        f"goodput {goodput.fraction:.1%}: a failure every {format_duration(goodput.mtbf_s)}, "
+        f"a checkpoint of {format_duration(goodput.checkpoint_s)} every "
+        f"{format_duration(goodput.checkpoint_interval_s)}, "
+        f"{format_duration(goodput.restart_s)} to restart"
     )

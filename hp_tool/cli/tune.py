@@ -92,11 +92,11 @@ def tune(
         return
     with SearchProgress() as progress:
         if server:
-            result = _on_server(
+            result = _run_on_server(
                 parsed, resume=resume, progress=progress, server=server, webhook=webhook
             )
         else:
-            result = _in_process(parsed, resume=resume, progress=progress)
+            result = _run_in_process(parsed, resume=resume, progress=progress)
     if as_json:
         typer.echo(schema.to_json(result))
     else:
@@ -130,12 +130,14 @@ def _print_plan(query: Query, *, as_json: bool, server: str | None) -> None:
         )
 
 
-def _in_process(query: Query | None, *, resume: str | None, progress: SearchProgress) -> TuneResult:
+def _run_in_process(
+    query: Query | None, *, resume: str | None, progress: SearchProgress
+) -> TuneResult:
     from hp_tool.loop import tuning
     from hp_tool.store import database_url, open_store
 
     if query is not None:
-        _measure_host(query)
+        _calibrate_host(query)
     url = database_url()
     with closing(open_store(url)) as store:
         return tuning.tune(
@@ -147,7 +149,7 @@ def _in_process(query: Query | None, *, resume: str | None, progress: SearchProg
         )
 
 
-def _measure_host(query: Query) -> None:
+def _calibrate_host(query: Query) -> None:
     """Time single operations on this host's processor before the first search on it, and keep its
     constants for later predictions: by those of another processor, with other vector units and
     other load, they are off by several times.
@@ -191,7 +193,7 @@ def _measure_host(query: Query) -> None:
     )
 
 
-def _on_server(
+def _run_on_server(
     query: Query | None,
     *,
     resume: str | None,

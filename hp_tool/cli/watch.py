@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from hp_tool.domain.query import Query
     from hp_tool.domain.watch import Verdict
 
-SLOWER = 4
+EXIT_SLOWER = 4
 POLL_S = 0.5
 
 
@@ -60,11 +60,11 @@ def watch(
     nothing while all is well.
     """
     from hp_tool.cluster.logs import READERS
-    from hp_tool.domain.units import counted
+    from hp_tool.domain.units import format_count
     from hp_tool.errors import InputError
     from hp_tool.questions.training.problem import resolve_training
-    from hp_tool.watch import expected_of
-    from hp_tool.watch.logs import LogSteps, Watched, log_files
+    from hp_tool.watch import expected_pace
+    from hp_tool.watch.logs import LogSteps, Watched, find_log_files
 
     if reader is not None and reader not in READERS:
         raise InputError(
@@ -72,18 +72,22 @@ def watch(
         )
     parsed = None if query is None else queries.read_query(query, {}, settings)
     if lost_nodes is not None:
-        return _after_loss(parsed, lost_nodes, calibration=calibration, as_json=as_json)
+        return _print_after_loss(parsed, lost_nodes, calibration=calibration, as_json=as_json)
     if not logs:
         raise InputError("no log: name one, a folder of them, or - for standard input", field="LOG")
     watched, workload, num_gpus = Watched(), None, 1
     if parsed is not None:
         with queries.stored_calibrations(wanted=calibration) as calibrations:
-            watched.expected = expected_of(parsed, calibrations=calibrations)
+            watched.expected = expected_pace(parsed, calibrations=calibrations)
         problem = resolve_training(parsed)
         workload, num_gpus = problem.workload, problem.cluster.num_gpus
     as_they_come = follow or logs == ["-"]
     steps: dict[int, LogSteps] = {}
-    lines = _standard_input() if logs == ["-"] else _lines(log_files(logs), follow=follow)
+    lines = (
+        _read_standard_input()
+        if logs == ["-"]
+        else _read_lines(find_log_files(logs), follow=follow)
+    )
     try:
         for log, line in lines:
             each = steps.setdefault(
@@ -92,7 +96,7 @@ def watch(
             step = each.feed(line)
             watched.in_seconds &= each.in_seconds
             if step is not None and watched.add(log, *step) and as_they_come:
-                _print(watched.verdict(), as_json=as_json, number=watched.job.changes.steps)
+                _print_verdict(watched.verdict(), as_json=as_json, number=watched.job.changes.steps)
     except KeyboardInterrupt:
         pass
     if not watched.sources:
@@ -105,21 +109,22 @@ def watch(
         raise InputError(f"no step time in the log: {fix}", field="LOG")
     if unread := sum(each.unread for each in steps.values()):
         typer.echo(
-            f"{counted(unread, 'line')} of JSON without a step time (step_s) passed over", err=True
+            f"{format_count(unread, 'line')} of JSON without a step time (step_s) passed over",
+            err=True,
         )
     verdict = watched.verdict()
-    _print(verdict, as_json=as_json, number=None)
+    _print_verdict(verdict, as_json=as_json, number=None)
     if verdict.slow:
-        raise typer.Exit(SLOWER)
+        raise typer.Exit(EXIT_SLOWER)
     return None
 
 
-def _standard_input() -> Iterator[tuple[int, str]]:
+def _read_standard_input() -> Iterator[tuple[int, str]]:
     for line in iter(queries.standard_input().readline, b""):
         yield 0, line.decode(errors="replace")
 
 
-def _lines(files: list[Path], *, follow: bool) -> Iterator[tuple[int, str]]:
+def _read_lines(files: list[Path], *, follow: bool) -> Iterator[tuple[int, str]]:
     """(number of the file, line) of all files in turn; with `follow` for ever."""
     places, rest = [0] * len(files), [b""] * len(files)
     while True:
@@ -151,7 +156,7 @@ def _lines(files: list[Path], *, follow: bool) -> Iterator[tuple[int, str]]:
             time.sleep(POLL_S)
 
 
-def _print(verdict: Verdict, *, as_json: bool, number: int | None) -> None:
+def _print_verdict(verdict: Verdict, *, as_json: bool, number: int | None) -> None:
     from hp_tool.questions import schema
     from hp_tool.watch.words import faster_words
 
@@ -164,12 +169,14 @@ def _print(verdict: Verdict, *, as_json: bool, number: int | None) -> None:
         typer.echo(line)
 
 
-def _after_loss(query: Query | None, lost_nodes: int, *, calibration: bool, as_json: bool) -> None:
-    from hp_tool.domain.units import duration
+def _print_after_loss(
+    query: Query | None, lost_nodes: int, *, calibration: bool, as_json: bool
+) -> None:
+    from hp_tool.domain.units import format_duration
     from hp_tool.errors import InputError
     from hp_tool.questions import schema
     from hp_tool.watch.loss import after_loss
-    from hp_tool.wording.words import arithmetic
+    from hp_tool.wording.words import layout_arithmetic
 
     if query is None:
         raise InputError(
@@ -182,6 +189,7 @@ def _after_loss(query: Query | None, lost_nodes: int, *, calibration: bool, as_j
         return
     idle = f", {answer.idle_gpus} idle" if answer.idle_gpus else ""
     typer.echo(
-        f"{arithmetic(answer.recommendation.parallel)}{idle}: {duration(answer.step_s)} a step"
+        f"{layout_arithmetic(answer.recommendation.parallel)}{idle}: "
+        f"{format_duration(answer.step_s)} a step"
     )
     typer.echo(answer.text)

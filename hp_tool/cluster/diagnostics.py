@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from hp_tool.domain.access import DatabaseState
-from hp_tool.domain.units import SECONDS_PER_DAY, counted
+from hp_tool.domain.units import SECONDS_PER_DAY, format_count
 from hp_tool.errors import HpToolError, InputError, MissingExtraError, UnsupportedError
 from hp_tool.extras import install_command, require
 
@@ -128,7 +128,7 @@ def kept(url: str | None) -> Iterator[Check]:
         f"{stored.ended_searches:,} ended "
         f"search{'' if stored.ended_searches == 1 else 'es'}{oldest}"
     )
-    on_disk = f"{counted(len(places), 'run folder')} ({size_bytes / 2**20:.0f} MiB)"
+    on_disk = f"{format_count(len(places), 'run folder')} ({size_bytes / 2**20:.0f} MiB)"
     detail = (
         f"{searches}; {on_disk}; database {stored.database_bytes / 2**20:.0f} MiB; "
         f"{in_words(rules)}"
@@ -346,13 +346,13 @@ def clusters() -> Iterator[Check]:
 def _engines() -> Iterator[tuple[str, Callable[[], Launcher]]]:
     """Yield registered clusters with a launcher, and launchers with an options file."""
     from hp_tool.catalog import library
-    from hp_tool.catalog.hardware import RUNS
+    from hp_tool.catalog.hardware import RUNS_KEY
     from hp_tool.cluster import launchers
     from hp_tool.cluster.launchers.options import config_path
     from hp_tool.loop.tuning.clusters import cluster_launcher
 
     for entry in library.entries("clusters"):
-        if RUNS in entry.fields:
+        if RUNS_KEY in entry.fields:
             yield f"cluster {entry.name}", partial(cluster_launcher, entry.name)
     for name in ("slurm", "ray", "kubernetes", "endpoint"):
         if config_path(name).is_file():

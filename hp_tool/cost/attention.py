@@ -150,7 +150,7 @@ def attention_time(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> 
         gated = s.tokens * s.e * query_heads(model, s.t) * model.v_head_size
         forward, backward = forward + 3.0 * gated, backward + 5.0 * gated
     if not fuses_kernels(workload):
-        split = projected(model, s) if model.has_attention_bias else 0.0
+        split = projected_elements(model, s) if model.has_attention_bias else 0.0
         forward = forward + unfused_bytes(s=s, split=split, bias=model.has_attention_output_bias)
         norm, norm_backward = eager_norm_traffic(model, s)
         rotated = s.tokens * heads * qk * (model.positions == "rotary")
@@ -168,7 +168,7 @@ def attention_time(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> 
     )
 
 
-def projected(model: ModelSpec, s: Shapes) -> Floats:
+def projected_elements(model: ModelSpec, s: Shapes) -> Floats:
     """Return elements per token of queries, keys and values on one rank."""
     qk, v = model.qk_head_size, model.v_head_size
     return query_heads(model, s.t) * qk + kv_heads(model, s.t) * (qk + v)
@@ -232,7 +232,7 @@ def core_seconds(
             8.0,
             7.0,
         )
-        copies = 2.0 * s.e * s.tokens * projected(model, s)
+        copies = 2.0 * s.e * s.tokens * projected_elements(model, s)
     softmax = elementwise_seconds(scores * moved + copies, machine=case, kernels=kernels)
     softmax_backward = elementwise_seconds(
         scores * moved_backward + copies, machine=case, kernels=kernels_backward
@@ -253,7 +253,7 @@ def context_seconds(
     - p2p (ring attention): keys and values of every other rank arrive in c - 1 steps, each
       overlapped with the attention of the previous step; the backward pass also sends their
       gradients. Each step is a separate attention kernel with its fixed cost and copies, and its
-      result is added to the others' (`merging_seconds`).
+      result is added to the others' (`ring_merge_seconds`).
     - all_gather: keys and values are gathered first, without overlap; the backward pass gathers
       them again and reduce-scatters the gradients.
     - a2a (Ulysses): queries, keys, values and the output change from sequence shards to head
@@ -278,7 +278,7 @@ def context_seconds(
         u = (
             c
             if kind == "a2a"
-            else exchanging(ranks, model=model, strategy=case.strategy, heads_split=s.t)
+            else head_exchange_ranks(ranks, model=model, strategy=case.strategy, heads_split=s.t)
         )
         inner, outer = split(ranks, c // u)
         exchange = all_to_all_seconds((kv + query) * (u - 1.0) / u, machine=case, group=inner)
@@ -293,11 +293,11 @@ def context_seconds(
     kernels = case.profile.gpu.attention.overhead_s * (c - 1.0)
     forward = passing - overlap * minimum(passing, core_s * (c - 1.0) / c)
     backward = 2.0 * passing - overlap * minimum(2.0 * passing, 2.5 * core_s * (c - 1.0) / c)
-    merged, merged_backward = merging_seconds(case=case, s=s, steps=c, keys_values=kv)
+    merged, merged_backward = ring_merge_seconds(case=case, s=s, steps=c, keys_values=kv)
     return exchange + kernels + forward + merged, exchange + kernels + backward + merged_backward
 
 
-def merging_seconds(
+def ring_merge_seconds(
     *, case: TrainingCase, s: Shapes, steps: Ints, keys_values: Floats
 ) -> tuple[Floats, Floats]:
     """Return (forward, backward) seconds of ring attention outside its `steps` attention kernels.
@@ -328,7 +328,9 @@ def merging_seconds(
     )
 
 
-def exchanging(ranks: Group, *, model: ModelSpec, strategy: Strategy, heads_split: Ints) -> Ints:
+def head_exchange_ranks(
+    ranks: Group, *, model: ModelSpec, strategy: Strategy, heads_split: Ints
+) -> Ints:
     """Return the ranks u of the inner level of a2a+p2p, which exchange heads."""
     size = ranks.size
     if strategy.hierarchical_context_parallel_sizes is not None:

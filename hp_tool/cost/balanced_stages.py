@@ -16,7 +16,7 @@ from hp_tool.cost.step_time import micro_batches
 from hp_tool.cost.training import training_costs
 from hp_tool.domain.parts import PER_MICRO_BATCH
 
-MOST_LAYERS = 512
+MAX_LAYERS = 512
 """Maximum layers, because splits are compared for each pair of first and last layer."""
 
 
@@ -29,7 +29,7 @@ def balanced_chunks(
     are (layers,) from `layer_seconds`. With `ends_alone` the stages between the ends have equally
     many layers.
     """
-    if stages * chunks > len(seconds) or len(seconds) > MOST_LAYERS or (ends_alone and chunks > 1):
+    if stages * chunks > len(seconds) or len(seconds) > MAX_LAYERS or (ends_alone and chunks > 1):
         return None
     return _with_own_ends(seconds, stages) if ends_alone else split_evenly(seconds, stages * chunks)
 

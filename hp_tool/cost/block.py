@@ -12,7 +12,7 @@ from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.network import Ring, tensor_ring
 from hp_tool.cost.precision import is_narrow, quantized_bytes
-from hp_tool.domain.frameworks import FrameworkFacts, facts
+from hp_tool.domain.frameworks import FrameworkFacts, framework_facts
 from hp_tool.domain.model import ModelSpec
 
 
@@ -280,7 +280,10 @@ def further_axes(case: TrainingCase) -> tuple[str, ...]:
     sizes = {"dp": "data_parallel_size", "pp": "pipeline_parallel_size"}
     spreading = [sizes[name] for name in order[:last] if name in sizes]
     workload = case.workload
-    if workload.lora is not None and facts(workload.framework).wide_residual_with_adapters:
+    if (
+        workload.lora is not None
+        and framework_facts(workload.framework).wide_residual_with_adapters
+    ):
         spreading += ["zero_stage", "data_parallel_size"]
     return tuple(dict.fromkeys(spreading))
 
@@ -329,6 +332,6 @@ def shapes(
         gather_s=gather_s,
         input_gather_s=input_gather_s,
         all_reduce_s=tensor.seconds(2.0 * wire),
-        facts=facts(workload.framework),
+        facts=framework_facts(workload.framework),
         saved_input=saved_input,
     )

@@ -14,12 +14,12 @@ from hp_tool.cost.recomputation import recomputed_layer_fraction, repeated_token
 from hp_tool.cost.roofline import peak_flops
 from hp_tool.cost.training import TrainingCosts, training_costs
 from hp_tool.cost.uncertainty import (
-    exceeds,
+    exceeds_probability,
     familiarity_of,
     intervals,
     memory_log_sd,
     nearest_runs,
-    simplified,
+    simplified_fields,
     unmeasured_features,
 )
 from hp_tool.cost.unlike_layers import blocks_by_stage
@@ -31,15 +31,15 @@ from hp_tool.domain.result import Estimate, MemoryEstimate, Reason, TimeEstimate
 from hp_tool.domain.units import JOULES_PER_MWH, SECONDS_PER_DAY, SECONDS_PER_HOUR
 from hp_tool.domain.workload import VariableLengthWorkload
 
-WORTH_SAYING = 0.01
+MIN_RETRY_PROBABILITY = 0.01
 """Minimum probability of retries that an answer reports."""
-WAITS = 0.01
+MIN_WAIT_FRACTION = 0.01
 """Minimum fraction of a dense model's step spent waiting for the host for graphs to be
 mentioned.
 """
-BOUND = 1.02
+LAUNCH_BOUND_RATIO = 1.02
 """Minimum ratio of a step to that with CUDA graphs for launches to count as its limit."""
-NEEDLESS = (
+NEEDLESS_RECOMPUTE = (
     "recompute selective frees nothing here and runs the attention core again: flash attention "
     "stores no scores, and a core "
     "that is run again keeps the projection's whole output, where its values lie, beside the "
@@ -75,15 +75,17 @@ def estimate_alone(
     measurements, which widen the intervals.
     """
     model, cluster, workload = case.model, case.cluster, case.workload
-    memory = _memory(costs, fragmentation=case.profile.framework.fragmentation_fraction)
+    memory = _memory_estimate(costs, fragmentation=case.profile.framework.fragmentation_fraction)
     unmeasured = unmeasured_features(case=case, candidate=candidate)
     parts = {name: float(seconds) for name, seconds in costs.parts.items()}
     step_s = float(costs.step_s)
     log_sd = memory_log_sd(case=case, unmeasured=len(unmeasured))
     fails = float(
-        exceeds(total_bytes=memory.total_bytes, device_bytes=costs.device_bytes, log_sd=log_sd)
+        exceeds_probability(
+            total_bytes=memory.total_bytes, device_bytes=costs.device_bytes, log_sd=log_sd
+        )
     )
-    recorded_s = _recorded_s(case, candidate, costs)
+    recorded_s = _step_with_graphs_s(case, candidate, costs)
     tokens = step_tokens(workload)
     flops = token_flops(model, workload)
     halved = flops.causal
@@ -94,7 +96,7 @@ def estimate_alone(
     busy = (parts["compute"] + parts["attention"] + parts["recompute"]) / step_s
     estimate = Estimate(
         feasible=bool(costs.feasible),
-        reasons=_too_large(memory, host_capacity_bytes=costs.host_capacity_bytes),
+        reasons=_memory_reasons(memory, host_capacity_bytes=costs.host_capacity_bytes),
         parallel=config,
         memory=memory,
         time=TimeEstimate(step_s=step_s, parts_s=parts),
@@ -122,9 +124,9 @@ def estimate_alone(
             within_headroom=memory.total_bytes <= memory.capacity_bytes,
         ),
         provenance=_provenance(case, config)
-        | _recomputation(case, candidate)
-        | _kinds(cluster, costs)
-        | _nearly_full(costs)
+        | _recompute_provenance(case, candidate)
+        | _stage_kinds_provenance(cluster, costs)
+        | _nearly_full_provenance(costs)
         | ({"with_cuda_graphs": {"step_s": recorded_s}} if recorded_s is not None else {}),
         goodput=goodput(case=case),
     )
@@ -133,19 +135,27 @@ def estimate_alone(
     return _with_whole_training(estimate, case=case, tokens=tokens, step_s=step_s, busy=busy)
 
 
-def _recorded_s(case: TrainingCase, candidate: Candidates, costs: TrainingCosts) -> float | None:
+def _step_with_graphs_s(
+    case: TrainingCase, candidate: Candidates, costs: TrainingCosts
+) -> float | None:
     """Return the step with CUDA graphs if the query leaves these open and launches limit it."""
     framework, step_s = case.profile.framework, float(costs.step_s)
     waits_s = (
         float(costs.parts["overhead"]) - framework.step_overhead_s * case.profile.release_factor
     )
-    if case.recorded is None or (waits_s <= WAITS * step_s and not case.model.num_experts):
+    if case.recorded is None or (
+        waits_s <= MIN_WAIT_FRACTION * step_s and not case.model.num_experts
+    ):
         return None
     # computed again if the costs are a row's
     graphs_s = costs.graphs_s or training_costs(case=case, candidates=candidate).graphs_s
     assert graphs_s  # a single candidate, which leaves graphs open
     as_launched, as_recorded = graphs_s
-    return step_s * as_recorded / as_launched if as_launched > BOUND * as_recorded else None
+    return (
+        step_s * as_recorded / as_launched
+        if as_launched > LAUNCH_BOUND_RATIO * as_recorded
+        else None
+    )
 
 
 def _with_whole_training(
@@ -174,19 +184,19 @@ def _with_whole_training(
     )
 
 
-def _nearly_full(costs: TrainingCosts) -> dict[str, object]:
+def _nearly_full_provenance(costs: TrainingCosts) -> dict[str, object]:
     """Return provenance of a nearly full device: the probability of allocator retries, and their
     slowdown.
     """
     retries, slowdown = float(costs.retry_chance), float(costs.retry_slowdown)
     return (
         {"nearly_full": {"probability": retries, "slowdown": slowdown}}
-        if retries > WORTH_SAYING
+        if retries > MIN_RETRY_PROBABILITY
         else {}
     )
 
 
-def _kinds(cluster: ClusterSpec, costs: TrainingCosts) -> dict[str, object]:
+def _stage_kinds_provenance(cluster: ClusterSpec, costs: TrainingCosts) -> dict[str, object]:
     """Return provenance of a pipeline over two kinds of GPU: the layers per stage on each."""
     if not cluster.kinds:
         return {}
@@ -194,7 +204,7 @@ def _kinds(cluster: ClusterSpec, costs: TrainingCosts) -> dict[str, object]:
     return {"layers_per_stage": [[kind.gpu.name, int(count)] for kind, count in layers]}
 
 
-def _memory(costs: TrainingCosts, *, fragmentation: float) -> MemoryEstimate:
+def _memory_estimate(costs: TrainingCosts, *, fragmentation: float) -> MemoryEstimate:
     parts = {f"{name}_bytes": float(size) for name, size in costs.memory_parts.items()}
     total = float(costs.memory_total_bytes)
     allocated = total - parts["overhead_bytes"]
@@ -211,7 +221,7 @@ def _memory(costs: TrainingCosts, *, fragmentation: float) -> MemoryEstimate:
     )
 
 
-def _too_large(memory: MemoryEstimate, *, host_capacity_bytes: float) -> tuple[Reason, ...]:
+def _memory_reasons(memory: MemoryEstimate, *, host_capacity_bytes: float) -> tuple[Reason, ...]:
     """Return the reasons if the memory of the device, or else of the host, is exceeded; empty if it
     fits.
     """
@@ -260,7 +270,7 @@ def _power_w(cluster: ClusterSpec, *, busy: float) -> float:
     return gpu.idle_w + (gpu.power_w - gpu.idle_w) * busy + gpu.host_power_w
 
 
-def _recomputation(case: TrainingCase, candidate: Candidates) -> dict[str, object]:
+def _recompute_provenance(case: TrainingCase, candidate: Candidates) -> dict[str, object]:
     """Return provenance's `recompute`, a sentence, if recomputing the attention core frees
     nothing.
     """
@@ -271,10 +281,10 @@ def _recomputation(case: TrainingCase, candidate: Candidates) -> dict[str, objec
         return {}
     kinds, _ = layer_kinds(case=case, candidates=candidate)
     layer = kinds.sparse or kinds.dense
-    return {} if layer.saved_selective < layer.saved else {"recompute": NEEDLESS}
+    return {} if layer.saved_selective < layer.saved else {"recompute": NEEDLESS_RECOMPUTE}
 
 
-def _assumed(case: TrainingCase, config: ParallelConfig) -> dict[str, object]:
+def _assumed_settings(case: TrainingCase, config: ParallelConfig) -> dict[str, object]:
     """Return settings that the query left open; a dispatcher that a ranking varies is the
     configuration's.
     """
@@ -298,7 +308,7 @@ def _provenance(case: TrainingCase, config: ParallelConfig) -> dict[str, object]
         "flops_convention": f"{workload.attention_mask_flops} attention"
         + (", no weight gradients of frozen matrices" if workload.freezes_output_layer else ""),
         "price_per_gpu_hour": cluster.price_per_gpu_hour,
-        "assumed": _assumed(case, config),
+        "assumed": _assumed_settings(case, config),
     }
     if (
         workload.attention == "flash"
@@ -327,4 +337,4 @@ def _provenance(case: TrainingCase, config: ParallelConfig) -> dict[str, object]
         provenance["blocks_by_stage"] = blocks_by_stage(
             model, config, case.strategy.pipeline_layout
         )
-    return provenance | simplified(model)
+    return provenance | simplified_fields(model)

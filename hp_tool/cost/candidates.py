@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from hp_tool.cost.arrays import BoolArray, Bools, IntArray, anywhere
 from hp_tool.domain.parallel import (
-    OF_THE_QUERY,
+    QUERY_STRATEGY_FIELDS,
     ParallelConfig,
     PipelineSchedule,
     Recompute,
@@ -284,7 +284,12 @@ def recompute_from_codes(method: int, num_layers: int, modules: int) -> Recomput
 
 def _row(config: ParallelConfig) -> dict[str, int]:
     codes = dict(zip(RECOMPUTE_COLUMNS, recompute_codes(config.recompute), strict=True))
-    converted = ("recompute", "pipeline_schedule", "moe_token_dispatcher_type", *OF_THE_QUERY)
+    converted = (
+        "recompute",
+        "pipeline_schedule",
+        "moe_token_dispatcher_type",
+        *QUERY_STRATEGY_FIELDS,
+    )
     row = {name: int(getattr(config, name)) for name in config.__slots__ if name not in converted}
     row["pipeline_schedule"] = schedule_code(config.pipeline_schedule)
     row["moe_token_dispatcher_type"] = DISPATCHERS.index(config.moe_token_dispatcher_type)

@@ -81,7 +81,7 @@ def critical_stage(
             model=case.model, candidates=c, head=head, stage=stage, pipeline=pipeline
         )
     else:
-        slowest = _slowest(
+        slowest = _slowest_stage(
             case=case,
             candidates=c,
             kinds=layers,
@@ -227,7 +227,7 @@ class _Contents(NamedTuple):
     output: Floats
 
 
-def _slowest(
+def _slowest_stage(
     *,
     case: TrainingCase,
     candidates: Candidates,
@@ -266,7 +266,7 @@ def _slowest(
         ends = contents.embedding * embedding + contents.output * output
         return layers_s(contents.layers, contents.dense) + ends
 
-    first, *others = _contents(c, pipeline, leading, depths=pipeline.depths * pipeline.output)
+    first, *others = _stage_contents(c, pipeline, leading, depths=pipeline.depths * pipeline.output)
     slowest, slowest_s = first, seconds(first)
     for contents, exists in zip(others, (True, leading.between, leading.between), strict=True):
         if not anywhere(exists):
@@ -300,7 +300,7 @@ def _slowest(
     )
 
 
-def _contents(
+def _stage_contents(
     c: Candidates, pipeline: Pipeline, leading: DenseLayers, *, depths: Floats | Ints
 ) -> Sequence[_Contents]:
     """Return both ends, and full stages with fewest and with most dense layers.

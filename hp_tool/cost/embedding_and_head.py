@@ -7,7 +7,7 @@ from hp_tool.cost.block import Shapes, shapes
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.roofline import accumulation_slowdown, elementwise_seconds, matmul_seconds
-from hp_tool.domain.frameworks import facts
+from hp_tool.domain.frameworks import framework_facts
 from hp_tool.domain.workload import TrainingWorkload
 
 LOSS_CHUNK_TOKENS = 256
@@ -67,11 +67,13 @@ def head_bytes(*, case: TrainingCase, candidates: Candidates, micro_batches: Flo
         if workload.dropout > 0.0
         else 0.0,
         inputs=(1.0 if workload.freezes_output_layer else 2.0) * e * sharded,
-        logits=outputs * _alive(workload, hidden, model.hidden_size) / c.tensor_parallel_size,
+        logits=outputs
+        * _live_logits_fraction(workload, hidden, model.hidden_size)
+        / c.tensor_parallel_size,
     )
 
 
-def _alive(workload: TrainingWorkload, hidden: Floats, width: int) -> Floats:
+def _live_logits_fraction(workload: TrainingWorkload, hidden: Floats, width: int) -> Floats:
     """Return how many of the T h hidden states have logits at the same time."""
     return (
         minimum(hidden, float(LOSS_CHUNK_TOKENS * width)) if workload.loss == "chunked" else hidden
@@ -91,7 +93,9 @@ def waiting_logit_bytes(
         * model.vocab_size
         / model.hidden_size
     )
-    hidden = _alive(case.workload, _hidden_elements(case, candidates), model.hidden_size)
+    hidden = _live_logits_fraction(
+        case.workload, _hidden_elements(case, candidates), model.hidden_size
+    )
     return outputs * hidden / candidates.tensor_parallel_size
 
 
@@ -165,7 +169,7 @@ def logit_bytes(workload: TrainingWorkload, *, e: float) -> float:
     nanotron stores the fp32 logits and their softmax, in which the gradient is computed; the 16-bit
     logits are freed.
     """
-    kept = facts(workload.framework)
+    kept = framework_facts(workload.framework)
     if workload.loss == "in_place":
         return e
     if kept.fused_loss_copies is not None and workload.loss == "fused":

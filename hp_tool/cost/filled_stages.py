@@ -28,9 +28,9 @@ class Split(NamedTuple):
 
 
 @functools.lru_cache(maxsize=4096)
-def split(*, layers: int, layer_weight: float, output_weight: float, stages: int) -> Split:
-    """Return the split of `filled` in a few numbers."""
-    counts, blocks, output_at = filled(
+def split_summary(*, layers: int, layer_weight: float, output_weight: float, stages: int) -> Split:
+    """Return the split of `fill_stages` in a few numbers."""
+    counts, blocks, output_at = fill_stages(
         layers=layers, layer_weight=layer_weight, output_weight=output_weight, stages=stages
     )
     return Split(
@@ -42,7 +42,7 @@ def split(*, layers: int, layer_weight: float, output_weight: float, stages: int
     )
 
 
-def filled(
+def fill_stages(
     *, layers: int, layer_weight: float, output_weight: float, stages: int
 ) -> tuple[list[int], list[int], int]:
     """Return (layers of each stage, blocks of each stage, the stage with the output layer).
@@ -69,8 +69,8 @@ def filled(
 
 def stage_contents(model: ModelSpec, stages: int) -> tuple[list[int], int]:
     """Return (layers of each stage, the stage with the output layer)."""
-    layer_weight, output_weight = _weights(model)
-    counts, _, output_at = filled(
+    layer_weight, output_weight = _block_weights(model)
+    counts, _, output_at = fill_stages(
         layers=model.num_hidden_layers,
         layer_weight=layer_weight,
         output_weight=output_weight,
@@ -79,13 +79,13 @@ def stage_contents(model: ModelSpec, stages: int) -> tuple[list[int], int]:
     return counts, output_at
 
 
-def splits(model: ModelSpec, stages: Ints) -> Split:
+def split_candidates(model: ModelSpec, stages: Ints) -> Split:
     """Return the split for each candidate's number of stages; fields are arrays if `stages`
     is one.
     """
-    layer_weight, output_weight = _weights(model)
+    layer_weight, output_weight = _block_weights(model)
     of = functools.partial(
-        split,
+        split_summary,
         layers=model.num_hidden_layers,
         layer_weight=layer_weight,
         output_weight=output_weight,
@@ -100,7 +100,7 @@ def splits(model: ModelSpec, stages: Ints) -> Split:
     return Split(*columns)
 
 
-def _weights(model: ModelSpec) -> tuple[float, float]:
+def _block_weights(model: ModelSpec) -> tuple[float, float]:
     """Return (a layer's, the output layer's) weight as the framework counts it.
 
     Four square projections, even with grouped heads, and three MLP matrices.

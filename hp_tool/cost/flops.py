@@ -90,7 +90,7 @@ def _token_flops(model: ModelSpec, workload: TrainingWorkload) -> TokenFlops:
     ]
     matrices, states, scores = 0.0, 0.0, 0.0
     for layers, (_, kind) in zip(counts, model.kinds, strict=True):
-        matrices += _entries_met(kind, layers=layers)
+        matrices += _active_entries(kind, layers=layers)
         states += layers * _state_flops(kind)
         scores += _score_flops(kind, workload, layers=layers, visible=visible)
     matrices = 2.0 * float(matrices + extra * 2.0 * model.hidden_size**2)
@@ -108,7 +108,7 @@ def _token_flops(model: ModelSpec, workload: TrainingWorkload) -> TokenFlops:
     )
 
 
-def _entries_met(model: ModelSpec, *, layers: float) -> float:
+def _active_entries(model: ModelSpec, *, layers: float) -> float:
     """Return entries of matrices that a token is multiplied with in so many layers of one kind."""
     dense = float(model.num_hidden_layers - model.moe_layers) if model.num_experts else layers
     second = 0.0 if model.feed_forward == "none" else dense * entries(mlp_matrices(model))

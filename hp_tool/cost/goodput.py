@@ -27,7 +27,7 @@ DIAGNOSIS_S = 600.0
 """Detecting a failure and running the diagnostics take less than this on average (MegaScale, arXiv
 2402.15627).
 """
-_MOST_MTBFS = 300.0
+_MAX_MTBFS = 300.0
 """Maximum time without failure, in mean times between failures, beyond which the exponential
 overflows.
 """
@@ -69,9 +69,13 @@ def goodput(*, case: TrainingCase) -> Goodput | None:
     ) / cluster.num_gpus
     if taken_per_day:
         mtbf_s = 1.0 / (1.0 / mtbf_s + nodes * taken_per_day / SECONDS_PER_DAY)
-    checkpoint_s = _given(spec.checkpoint_s, size / (nodes * WRITE_BYTES_PER_NODE_SECOND))
-    restart_s = _given(spec.restart_s, DIAGNOSIS_S + size / (nodes * READ_BYTES_PER_NODE_SECOND))
-    interval_s = _given(
+    checkpoint_s = _value_or_default(
+        spec.checkpoint_s, size / (nodes * WRITE_BYTES_PER_NODE_SECOND)
+    )
+    restart_s = _value_or_default(
+        spec.restart_s, DIAGNOSIS_S + size / (nodes * READ_BYTES_PER_NODE_SECOND)
+    )
+    interval_s = _value_or_default(
         spec.checkpoint_interval_s, best_interval_s(checkpoint_s=checkpoint_s, mtbf_s=mtbf_s)
     )
     stretch = time_stretch(
@@ -100,7 +104,7 @@ def time_stretch(
     restart dumps (2006), the complete cost function.
     """
     restart, segment = (
-        min(span_s / mtbf_s, _MOST_MTBFS) for span_s in (restart_s, interval_s + checkpoint_s)
+        min(span_s / mtbf_s, _MAX_MTBFS) for span_s in (restart_s, interval_s + checkpoint_s)
     )
     return mtbf_s * math.exp(restart) * math.expm1(segment) / interval_s
 
@@ -116,10 +120,10 @@ def lost_s(
     Fourier transforms of these times on equal bins, that of the sum over n intervals is (p / (1 -
     (1 - p) phi_X phi_D))^n: a compound negative binomial.
     """
-    w, m = min(interval_s + checkpoint_s, _MOST_MTBFS * mtbf_s), mtbf_s
+    w, m = min(interval_s + checkpoint_s, _MAX_MTBFS * mtbf_s), mtbf_s
     passes, failures = math.exp(-w / m), stretches * math.expm1(w / m)
     once_s = m * (1.0 - w / m * passes / -math.expm1(-w / m)) + m * math.expm1(
-        min(restart_s / m, _MOST_MTBFS)
+        min(restart_s / m, _MAX_MTBFS)
     )
     width_s = (
         (failures + SPREADS * math.sqrt(failures * (1.0 + failures / stretches)) + SPREADS)
@@ -134,7 +138,7 @@ def lost_s(
         edges = np.clip((np.arange(BINS + 1) - 0.5) * width_s, 0.0, end_s)
         return np.fft.rfft(np.diff(-np.expm1(-edges / m)) / -math.expm1(-end_s / m))
 
-    again = min(restart_s, _MOST_MTBFS * m)
+    again = min(restart_s, _MAX_MTBFS * m)
     restart = np.exp(-2j * np.pi * np.arange(BINS // 2 + 1) / BINS * (again / width_s))
     if again > 0.0:
         through = math.exp(-again / m)
@@ -163,7 +167,7 @@ def young_interval_s(*, checkpoint_s: float, mtbf_s: float) -> float:
     return math.sqrt(2.0 * checkpoint_s * mtbf_s)
 
 
-def _given(value: float | None, default: float) -> float:
+def _value_or_default(value: float | None, default: float) -> float:
     return default if value is None else value
 
 

@@ -15,7 +15,7 @@ from hp_tool.cost.lora import added_launches, num_adapters
 from hp_tool.cost.matrices import rank_matrices
 from hp_tool.cost.pipeline_stages import StageLayers
 from hp_tool.domain.efficiency import FrameworkEfficiency
-from hp_tool.domain.frameworks import facts, fuses_kernels, loops_experts
+from hp_tool.domain.frameworks import framework_facts, fuses_kernels, loops_experts
 from hp_tool.domain.model import ModelSpec
 
 
@@ -34,7 +34,7 @@ _DENSE, _EXPERTS = (
     _launches(attention.KERNELS, mlp.KERNELS),
     _launches(attention.KERNELS, moe.KERNELS),
 )
-_NOTHING = Kernels(forward=0.0, backward=0.0)
+_NO_LAUNCHES = Kernels(forward=0.0, backward=0.0)
 _COLLECTIVES = Kernels(forward=4.0, backward=6.0)
 """Collectives of the two tensor-parallel regions of a layer, as with sequence parallelism."""
 DENSE_LAUNCHES = _DENSE.forward + _DENSE.backward
@@ -68,8 +68,10 @@ def without_host(
 def kind_launches(kind: ModelSpec) -> tuple[Kernels, int]:
     """Return (all kernels of a layer of one kind, its blocks)."""
     mixer = recurrent_block.KERNELS if kind.is_recurrent else attention.KERNELS
-    mixer = _NOTHING if kind.mixer == "none" else mixer
-    second = {"none": _NOTHING, "experts": moe.KERNELS}.get(kind.feed_forward or "", mlp.KERNELS)
+    mixer = _NO_LAUNCHES if kind.mixer == "none" else mixer
+    second = {"none": _NO_LAUNCHES, "experts": moe.KERNELS}.get(
+        kind.feed_forward or "", mlp.KERNELS
+    )
     blocks = (kind.mixer != "none") + (kind.feed_forward != "none")
     return _launches(mixer, second, blocks=blocks, cores=int(kind.mixer == "attention")), blocks
 
@@ -203,15 +205,15 @@ They select its tokens, copy them, run three matmuls, activation, product and we
 
 def _expert_launches(case: TrainingCase, c: Candidates) -> tuple[Floats, Floats]:
     """Return the (forward, backward) launches of a layer's experts in a loop."""
-    model, known = case.model, facts(case.workload.framework)
+    model, known = case.model, framework_facts(case.workload.framework)
     if not model.num_experts or not loops_experts(case.workload):
         return 0.0, 0.0
     experts = model.num_experts / c.expert_parallel_size
-    hooks = FETCHED_EXPERT * known.hooks_modules * _gathers(c)
+    hooks = FETCHED_EXPERT * known.hooks_modules * _gathers_parameters(c)
     return experts * (LOOPED_EXPERT.forward + hooks), experts * (LOOPED_EXPERT.backward + hooks)
 
 
-def _gathers(c: Candidates) -> Bools:
+def _gathers_parameters(c: Candidates) -> Bools:
     gathers: Bools = (c.zero_stage >= 3) & (c.data_parallel_size > 1)
     return gathers
 
@@ -223,15 +225,15 @@ def _sharded_launches(case: TrainingCase, c: Candidates) -> tuple[Floats, Floats
     weights (fsdp_auto_wrap_policy).
     """
     workload = case.workload
-    if facts(workload.framework).hooks_modules:
+    if framework_facts(workload.framework).hooks_modules:
         hooks = MODULE_LAUNCHES * MODULES * (c.zero_stage >= 3)
         return hooks, hooks
-    if not facts(workload.framework).gathers_ends:
+    if not framework_facts(workload.framework).gathers_ends:
         return 0.0, 0.0
     units = 1.0
-    if workload.lora is not None and facts(workload.framework).wraps_adapters:
+    if workload.lora is not None and framework_facts(workload.framework).wraps_adapters:
         units += 2.0 * num_adapters(case.model, workload.lora, c)
-    each = UNIT_LAUNCHES * units * _gathers(c)
+    each = UNIT_LAUNCHES * units * _gathers_parameters(c)
     return each, each
 
 

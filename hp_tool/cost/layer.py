@@ -29,7 +29,7 @@ from hp_tool.cost.lora import (
     with_adapter_time,
 )
 from hp_tool.cost.mlp import mlp_bytes, mlp_time
-from hp_tool.cost.moe import behind_other_pass, expert_bytes, expert_time
+from hp_tool.cost.moe import expert_bytes, expert_time, overlap_with_other_pass
 from hp_tool.cost.recomputation import dropped_bytes, per_op_bytes, repeated_seconds
 from hp_tool.cost.recurrent_block import recurrent_bytes, recurrent_time
 from hp_tool.domain.efficiency import FrameworkEfficiency
@@ -155,7 +155,7 @@ def layer_time(
     if second is None:
         second = _second_time(case=case, candidates=candidates, s=s)
     if merged:
-        second = behind_other_pass(second, attention=attention)
+        second = overlap_with_other_pass(second, attention=attention)
     both = attention + second
     if workload.lora is not None:
         both = with_adapter_time(both, case=case, candidates=candidates, s=s)

@@ -16,14 +16,14 @@ from hp_tool.cost.candidates import (
     Candidates,
 )
 from hp_tool.cost.case import TrainingCase
-from hp_tool.cost.filled_stages import splits
+from hp_tool.cost.filled_stages import split_candidates
 from hp_tool.cost.recurrent import key_heads, value_heads
 from hp_tool.cost.strategy_legality import STRATEGY_REASONS, strategy_broken
-from hp_tool.domain.frameworks import facts, wrapped
+from hp_tool.domain.frameworks import framework_facts, training_engine
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.pipeline_layout import splits_unevenly
-from hp_tool.domain.releases import DELTA_RULES_EXCHANGE_HEADS, STAGES_IN_PATTERNS, has_come
+from hp_tool.domain.releases import DELTA_RULES_EXCHANGE_HEADS, STAGES_IN_PATTERNS, is_at_least
 from hp_tool.domain.workload import TrainingWorkload
 
 # The rules of all frameworks, one bit per rule; `legality_reasons` explains them for one
@@ -131,11 +131,11 @@ def mixer_broken(model: ModelSpec, c: Candidates, *, workload: TrainingWorkload)
         return chosen
     if not model.is_recurrent:
         return False
-    if wrapped(workload.framework) != "megatron-core":
+    if training_engine(workload.framework) != "megatron-core":
         whole: Bools = (t > 1) | (context > 1) | (p > 1)
         return whole
     if model.mixer != "mamba2":
-        exchanges = has_come(workload.framework_version or "", since=DELTA_RULES_EXCHANGE_HEADS)
+        exchanges = is_at_least(workload.framework_version or "", since=DELTA_RULES_EXCHANGE_HEADS)
         ranks = t * context if exchanges else t
         delta: Bools = (key_heads(model) % ranks != 0) | (value_heads(model) % ranks != 0)
         return delta if exchanges else delta | (context > 1)
@@ -143,7 +143,7 @@ def mixer_broken(model: ModelSpec, c: Candidates, *, workload: TrainingWorkload)
     each = maximum(groups // t, 1)
     over_sequence = (heads // t % context != 0) | ((each % context != 0) & (context % each != 0))
     broken: Bools = (heads % t != 0) | (groups % t != 0) | over_sequence
-    if not has_come(workload.framework_version or "", since=STAGES_IN_PATTERNS):
+    if not is_at_least(workload.framework_version or "", since=STAGES_IN_PATTERNS):
         broken = broken | (c.virtual_pipeline_parallel_size > 1)
     return broken
 
@@ -170,7 +170,7 @@ def _sequence_pieces(c: Candidates) -> Ints:
 
 def _pipeline_unfilled(workload: TrainingWorkload, c: Candidates) -> Bools:
     """Return whether a framework whose 1F1B needs m >= p - 1 has fewer micro-batches."""
-    if not facts(workload.framework).fills_pipeline:
+    if not framework_facts(workload.framework).fills_pipeline:
         return False
     micro_batches = workload.global_batch_size // (c.data_parallel_size * c.micro_batch_size)
     few: Bools = micro_batches < c.pipeline_parallel_size - 1
@@ -186,8 +186,10 @@ def _layers_broken(case: TrainingCase, c: Candidates, *, framework: str) -> Bool
     """
     model = case.model
     p, layers = c.pipeline_parallel_size, model.num_hidden_layers
-    if facts(framework).balances_blocks:
-        empty: Bools = (splits(model, p).empty > 0) | (c.virtual_pipeline_parallel_size > 1)
+    if framework_facts(framework).balances_blocks:
+        empty: Bools = (split_candidates(model, p).empty > 0) | (
+            c.virtual_pipeline_parallel_size > 1
+        )
         return empty
     chunks = p * c.virtual_pipeline_parallel_size
     if case.cluster.kinds:  # balanced by layer; at least one in each chunk

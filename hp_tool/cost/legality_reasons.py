@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.case import TrainingCase
-from hp_tool.cost.filled_stages import splits
+from hp_tool.cost.filled_stages import split_candidates
 from hp_tool.cost.legality import (
     MEMORY,
     REASONS,
@@ -19,10 +19,10 @@ from hp_tool.cost.legality import (
 )
 from hp_tool.cost.recurrent import key_heads
 from hp_tool.cost.strategy_legality import STRATEGY_REASONS, explain_strategy
-from hp_tool.domain.frameworks import facts, wrapped
+from hp_tool.domain.frameworks import framework_facts, training_engine
 from hp_tool.domain.parallel import ParallelConfig, divisors
 from hp_tool.domain.result import Reason
-from hp_tool.domain.units import gib
+from hp_tool.domain.units import format_gib
 
 
 def explain(code: int, *, case: TrainingCase, config: ParallelConfig) -> tuple[Reason, ...]:
@@ -44,10 +44,12 @@ def memory_reason(*, needed: float, available: float, parts: dict[str, float]) -
     descending order.
     """
     largest = sorted(parts.items(), key=lambda item: -item[1])
-    shown = ", ".join(f"{name} {gib(size)}" for name, size in largest if size >= 0.01 * needed)
+    shown = ", ".join(
+        f"{name} {format_gib(size)}" for name, size in largest if size >= 0.01 * needed
+    )
     return Reason(
         code=MEMORY,
-        message=f"needs {gib(needed)}, has {gib(available)}: {shown}",
+        message=f"needs {format_gib(needed)}, has {format_gib(available)}: {shown}",
         needed=needed,
         available=available,
     )
@@ -57,7 +59,8 @@ def host_memory_reason(*, needed: float, available: float) -> Reason:
     """Return the reason for offloaded bytes that exceed host memory."""
     return Reason(
         code="host_memory",
-        message=f"offloads {gib(needed)} a device, whose share of host memory is {gib(available)}; "
+        message=f"offloads {format_gib(needed)} a device, whose share of host memory is "
+        f"{format_gib(available)}; "
         "lower training.offload_fraction",
         needed=needed,
         available=available,
@@ -71,7 +74,7 @@ def _micro_batches(case: TrainingCase, config: ParallelConfig) -> int:
     )
 
 
-def _product(config: ParallelConfig) -> str:
+def _micro_batch_arithmetic(config: ParallelConfig) -> str:
     """Return how the number of micro-batches is computed."""
     return (
         f"global_batch_size / (data {config.data_parallel_size} x micro {config.micro_batch_size})"
@@ -114,12 +117,12 @@ def _hidden(case: TrainingCase, config: ParallelConfig) -> _Explanation:
 def _layers(case: TrainingCase, config: ParallelConfig) -> _Explanation:
     p, v = config.pipeline_parallel_size, config.virtual_pipeline_parallel_size
     layers, framework = case.model.num_hidden_layers, case.workload.framework
-    if facts(framework).balances_blocks:
+    if framework_facts(framework).balances_blocks:
         message = (
             f"{framework} splits {layers} layers and the output layer by weight: with "
             f"pipeline_parallel_size {p} x "
             f"virtual_pipeline_parallel_size {v}, stages without a block: "
-            f"{splits(case.model, p).empty}; choose fewer stages "
+            f"{split_candidates(case.model, p).empty}; choose fewer stages "
             "and one chunk"
         )
     else:
@@ -206,7 +209,8 @@ def _interleaving(case: TrainingCase, config: ParallelConfig) -> _Explanation:
 def _uneven_micro_batches(case: TrainingCase, config: ParallelConfig) -> _Explanation:
     p, m = config.pipeline_parallel_size, _micro_batches(case, config)
     return (
-        f"interleaving needs the number of micro-batches ({m} = {_product(config)}) to be a "
+        f"interleaving needs the number of micro-batches ({m} = "
+        f"{_micro_batch_arithmetic(config)}) to be a "
         f"multiple of pipeline_parallel_size {p}; change micro_batch_size, or set "
         "virtual_pipeline_parallel_size to 1",
         p,
@@ -219,7 +223,7 @@ def _few_micro_batches(case: TrainingCase, config: ParallelConfig) -> _Explanati
     return (
         f"{case.workload.framework}'s 1F1B needs at least pipeline_parallel_size - 1 = {p - 1} "
         "micro-batches, not "
-        f"{m} = {_product(config)}; choose fewer stages or smaller micro-batches",
+        f"{m} = {_micro_batch_arithmetic(config)}; choose fewer stages or smaller micro-batches",
         p - 1,
         m,
     )
@@ -283,7 +287,7 @@ def _mixer(case: TrainingCase, config: ParallelConfig) -> _Explanation:
         config.virtual_pipeline_parallel_size,
     )
     sizes = f"here tensor_parallel_size is {t}, context_parallel_size {c}"
-    if kind.is_recurrent and wrapped(framework) != "megatron-core":
+    if kind.is_recurrent and training_engine(framework) != "megatron-core":
         rule = (
             f"{framework} runs them whole: choose 1 for all three of tensor, context and "
             "pipeline_parallel_size"

@@ -18,7 +18,7 @@ from hp_tool.cost.matrix import Matrix
 from hp_tool.cost.moe import routed_tokens
 from hp_tool.cost.precision import ELEMENT_BYTES, FROZEN_BYTES, wide_precision
 from hp_tool.cost.roofline import elementwise_seconds, weight_matmuls
-from hp_tool.domain.frameworks import facts, wrapped
+from hp_tool.domain.frameworks import framework_facts, training_engine
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.workload import LoraSpec, TrainingWorkload
@@ -108,7 +108,7 @@ def with_named_targets(workload: TrainingWorkload, *, model: ModelSpec) -> Train
     if (
         lora is None
         or lora.target_modules is not None
-        or facts(wrapped(workload.framework)).fuses_queries_keys_values
+        or framework_facts(training_engine(workload.framework)).fuses_queries_keys_values
         or model.kv_lora_rank is not None
     ):
         return workload
@@ -197,7 +197,9 @@ def with_adapter_bytes(
         tokens = routed if matrix.routed else s.tokens
         attached = list(adapters(matrix, workload.lora))
         if matrix.source not in sources:
-            saved = saved - _kept_input(matrix, tokens, s, experts=bool(case.model.num_experts))
+            saved = saved - _saved_input_bytes(
+                matrix, tokens, s, experts=bool(case.model.num_experts)
+            )
         if workload.lora.dropout > 0.0:
             saved = saved + len(attached) * tokens * matrix.inputs * (s.e + 1.0)
         elif attached and not sources.get(matrix.source) and matrix.source != "core":
@@ -218,7 +220,7 @@ def widens_frozen(workload: TrainingWorkload) -> bool:
     return stored is not None and FROZEN_BYTES[stored] < ELEMENT_BYTES[workload.precision]
 
 
-def _kept_input(matrix: Matrix, tokens: Floats, s: Shapes, *, experts: bool) -> Floats:
+def _saved_input_bytes(matrix: Matrix, tokens: Floats, s: Shapes, *, experts: bool) -> Floats:
     """Return bytes of a matrix's input that training all weights saves.
 
     It is counted by attention_bytes, mlp_bytes and expert_bytes.

@@ -17,7 +17,7 @@ from hp_tool.cost.pipeline_stages import Pipeline, PipelineStage
 from hp_tool.cost.recomputation import chunk_activations, recomputed_working
 from hp_tool.cost.schedules.bubble import chunks_in_flight, waiting_in_flight
 from hp_tool.cost.shared import Shared
-from hp_tool.domain.frameworks import facts
+from hp_tool.domain.frameworks import framework_facts
 from hp_tool.domain.model import ModelSpec
 
 NEARLY_FULL = 0.9
@@ -81,7 +81,7 @@ def memory(
     """
     profile = case.profile
     # ZeRO 3 gathers the weights of the current layer and of prefetched ones.
-    known = facts(case.workload.framework)
+    known = framework_facts(case.workload.framework)
     gathered = states.gathered_layer * minimum(
         1.0 + known.prefetched_layers, pipeline.critical.count
     )
@@ -137,7 +137,7 @@ def memory(
         layer_activations=layer_activations,
         worst_stage=rank,
         first_stage=first_stage,
-        kept=_kept_bytes(case, candidates, layer=layers[0]),
+        kept=_saved_activation_bytes(case, candidates, layer=layers[0]),
         total=allocated + overhead,
         host_bytes=host,
         offloaded=each[len(pipeline.ends) - 1].offloaded,
@@ -174,7 +174,7 @@ def retry_slowdown(
     return 1.0 if rate is None else 1.0 + micro_batches * kept / (rate * step_s)
 
 
-def _kept_bytes(case: TrainingCase, c: Candidates, *, layer: LayerBytes) -> Floats:
+def _saved_activation_bytes(case: TrainingCase, c: Candidates, *, layer: LayerBytes) -> Floats:
     """Return activation bytes of one micro-batch in all layers."""
     if case.profile.framework.retry_bytes_per_second is None:
         return 0.0
@@ -191,7 +191,7 @@ def cached_gradients(case: TrainingCase, candidates: Candidates) -> tuple[Floats
     workload, c = case.workload, candidates
     if workload.lora is not None or not workload.has_transformer_engine:
         return 0.0, 0.0
-    if not facts(workload.framework).caches_weight_gradients:
+    if not framework_facts(workload.framework).caches_weight_gradients:
         return 0.0, 0.0
     if c.is_alone:
         ranks = (c.tensor_parallel_size, c.expert_parallel_size, c.expert_tensor_parallel_size)
@@ -243,7 +243,7 @@ def _partition_buffers(c: Candidates, *, weights: Floats) -> tuple[Floats, Float
     return live, sharded * 4.0 * minimum(PARTITION_PARAMETERS, weights / 2.0)
 
 
-def _without_gradients(
+def _coexisting_bytes(
     activations: Floats, logits: Floats, buffers: Floats, *, last: Floats, gradients: Floats
 ) -> tuple[Floats, Floats, Floats]:
     """Return activations, logits and buffers that coexist with all gradients at the peak of a step.
@@ -328,9 +328,9 @@ def stage_memory(
         buffers = buffers + (
             framework.workspace_bytes + framework.temporaries_fraction * (activations + logits)
         )
-    known = facts(workload.framework)
+    known = framework_facts(workload.framework)
     if known.clears_gradients:
-        activations, logits, buffers = _without_gradients(
+        activations, logits, buffers = _coexisting_bytes(
             activations,
             logits,
             buffers,

@@ -49,7 +49,7 @@ class ModelLayers:
     def mean_time(self, pipeline: Pipeline) -> LayerTime:
         """Return the mean layer of the critical stage."""
         dense, *sparse = self.times
-        return _mix(dense, sparse[0], pipeline.critical.expert_share) if sparse else dense
+        return _mix_layers(dense, sparse[0], pipeline.critical.expert_share) if sparse else dense
 
     def of_stages(self, pipeline: Pipeline) -> list[LayerBytes]:
         """Return the mean layer of each representative stage."""
@@ -58,7 +58,8 @@ class ModelLayers:
         if self.sparse is None:
             return [self.dense] * len(pipeline.stages)
         return [
-            _mix(self.dense, self.sparse, stage.layers.expert_share) for stage in pipeline.stages
+            _mix_layers(self.dense, self.sparse, stage.layers.expert_share)
+            for stage in pipeline.stages
         ]
 
 
@@ -90,25 +91,29 @@ def model_layers(
     kinds, inverse = layer_kinds(case=case, candidates=candidates)
 
     def times(kinds: LayerKinds) -> tuple[LayerTime, ...]:
-        dense = spread(kinds.time, inverse)
+        dense = expand_rows(kinds.time, inverse)
         if kinds.sparse_time is None:
             return (dense,)
-        sparse = spread(kinds.sparse_time, inverse)
+        sparse = expand_rows(kinds.sparse_time, inverse)
         if kinds.merged_time is not None:
             share = merged_share(
                 candidates, micro_batches=micro_batches, merges=case.workload.merges_passes
             )
-            sparse = _mix(sparse, spread(kinds.merged_time, inverse), share)
+            sparse = _mix_layers(sparse, expand_rows(kinds.merged_time, inverse), share)
         both = pipeline.dense is not None
-        return (dense, sparse) if both else (_mix(dense, sparse, pipeline.critical.expert_share),)
+        return (
+            (dense, sparse)
+            if both
+            else (_mix_layers(dense, sparse, pipeline.critical.expert_share),)
+        )
 
     own = times(kinds)
     return ModelLayers(
-        dense=spread(kinds.dense, inverse),
-        sparse=None if kinds.sparse is None else spread(kinds.sparse, inverse),
+        dense=expand_rows(kinds.dense, inverse),
+        sparse=None if kinds.sparse is None else expand_rows(kinds.sparse, inverse),
         times=own,
         recorded_times=own if kinds.recorded is None else times(kinds.recorded),
-        head=spread(kinds.head, inverse),
+        head=expand_rows(kinds.head, inverse),
     )
 
 
@@ -189,7 +194,7 @@ def _layer_kinds(
     return with_experts(case, recorded=with_experts(case.with_graphs) if opens_graphs else None)
 
 
-def spread(columns: Columns, inverse: NDArray[np.intp] | None) -> Columns:
+def expand_rows(columns: Columns, inverse: NDArray[np.intp] | None) -> Columns:
     """Return the columns with each row's own entry; None means that every row is unique. Scalars
     stay scalars.
     """
@@ -204,7 +209,7 @@ def spread(columns: Columns, inverse: NDArray[np.intp] | None) -> Columns:
     )
 
 
-def _mix(dense: Columns, sparse: Columns, moe_fraction: Floats) -> Columns:
+def _mix_layers(dense: Columns, sparse: Columns, moe_fraction: Floats) -> Columns:
     """Return the mean layer of a stage in which the fraction `moe_fraction` of layers costs
     `sparse`.
     """

@@ -41,7 +41,7 @@ from hp_tool.cost.precision import weight_copies
 from hp_tool.cost.schedules.bubble import with_mirrored_stage
 from hp_tool.cost.shared import Shared
 from hp_tool.cost.zero import Sharding, StateTimes, sharding, tied_gradient_seconds
-from hp_tool.domain.frameworks import facts
+from hp_tool.domain.frameworks import framework_facts
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.workload import TrainingWorkload
 
@@ -105,12 +105,12 @@ def state_costs(
         group=with_mirrored_stage(c, dense_group(c, "cp", "dp", cluster=cluster), cluster=cluster),
     )
     by_run = workload.gradient_reduction == "run"
-    run, whole = _runs(c, micro_batches) if by_run else (1, 0.0)
+    run, whole = _accumulation_runs(c, micro_batches) if by_run else (1, 0.0)
     added = _accumulation_traffic(workload, micro_batches, run) if by_run else 0.0
     pieces = (
         1.0 + (c.zero_stage >= 2) * pipeline.critical.count
     )  # layers, and the ends of the model
-    stages, times = _divided(
+    stages, times = _divide_states(
         _shared_bytes(case, c, pipeline, size),
         case=case,
         candidates=c,
@@ -126,7 +126,7 @@ def state_costs(
         expert_division = sharding(
             c, group=with_mirrored_stage(c, expert_group(c, "dp", cluster=cluster), cluster=cluster)
         )
-        expert_stages, expert_times = _divided(
+        expert_stages, expert_times = _divide_states(
             _expert_bytes(case, c, pipeline, size),
             case=case,
             candidates=c,
@@ -146,11 +146,11 @@ def state_costs(
             division=division,
             expert_division=expert_division,
             stages=_largest_stages(c, pipeline),
-            matrices=_largest(stage_matrices(case, c, pipeline), pipeline, c),
+            matrices=_largest_over_stages(stage_matrices(case, c, pipeline), pipeline, c),
         )
         times = replace(times, update_s=times.update_s + muon)
     if workload.offload == "optimizer":
-        stages, times = _offloaded(
+        stages, times = _with_offload(
             stages, times, case=case, candidates=c, pipeline=pipeline, size=size
         )
     return StateCosts(
@@ -167,7 +167,7 @@ def state_costs(
     )
 
 
-def _runs(c: Candidates, micro_batches: Floats) -> tuple[Ints, Floats]:
+def _accumulation_runs(c: Candidates, micro_batches: Floats) -> tuple[Ints, Floats]:
     """Return micro-batches accumulated by ZeRO 2 before it reduces, and the share of gradients
     stored whole.
 
@@ -189,7 +189,7 @@ def _accumulation_traffic(workload: TrainingWorkload, micro_batches: Floats, run
     Source: pytorch/pytorch, torch/distributed/fsdp/_fully_shard/_fsdp_param.py
     (to_accumulated_grad_if_needed, accumulate_unsharded_grad_if_needed).
     """
-    framework = facts(workload.framework)
+    framework = framework_facts(workload.framework)
     width = STATE_BYTES[gradient_precision(workload)]
     if framework.accumulates_in_fp32 or width < STATE_BYTES["fp32"]:
         return 0.0
@@ -295,7 +295,7 @@ def _shared_bytes(
         stage_parameters(case, candidates, pipeline),
         stage_matrices(case, candidates, pipeline) if size.tells_matrices_apart else nothing,
         _adapters(case, candidates, pipeline, routed=False),
-        _frozen(case, candidates, pipeline) if case.workload.frozen else nothing,
+        _frozen_parameters(case, candidates, pipeline) if case.workload.frozen else nothing,
         strict=True,
     )
     return [
@@ -340,7 +340,9 @@ def _adapters(
     return [stage.layer_sum(dense=dense, more=sparse - dense) for stage in pipeline.stages]
 
 
-def _frozen(case: TrainingCase, candidates: Candidates, pipeline: Pipeline) -> list[Floats]:
+def _frozen_parameters(
+    case: TrainingCase, candidates: Candidates, pipeline: Pipeline
+) -> list[Floats]:
     """Return parameters of each stage that `workload.frozen` names.
 
     Only plain pipelines have them (`training.rules` rejects others).
@@ -370,7 +372,7 @@ def _gathered_end_bytes(
 
     Tied ends count half each.
     """
-    if not facts(workload.framework).gathers_ends:
+    if not framework_facts(workload.framework).gathers_ends:
         return 0.0
     each = size.communicated_weights * (0.5 if model.tie_word_embeddings else 1.0)
     sharded = (c.zero_stage >= 3) & (c.data_parallel_size > 1)
@@ -392,7 +394,7 @@ def _gathered_bytes(
         if size.frozen_matrices is None
         else size.frozen_matrices
     )
-    if facts(workload.framework).pure_states and workload.lora is None:
+    if framework_facts(workload.framework).pure_states and workload.lora is None:
         each = each + size.communicated_weights
     largest: Floats = functools.reduce(
         maximum, [layer_on_rank(kind, candidates) for _, kind in model.kinds]
@@ -418,7 +420,7 @@ def layer_on_rank(model: ModelSpec, candidates: Candidates) -> Floats:
 # Parameters divided over the ranks with the same ones, and the seconds of one step.
 
 
-def _divided(
+def _divide_states(
     stages: Sequence[StageBytes],
     *,
     case: TrainingCase,
@@ -444,7 +446,7 @@ def _divided(
     """
     profile, zero_stage = case.profile, candidates.zero_stage
     all_reduced_below = 2 if case.workload.optimizer == "muon" else 1
-    framework = facts(case.workload.framework)
+    framework = framework_facts(case.workload.framework)
     bucket_share = framework.bucket_bytes / size.gradients
     ranks = sharding.shards
     shard = 1.0 / ranks
@@ -466,7 +468,7 @@ def _divided(
         for stage in stages
     ]
     weights, gradients, optimizer, sent, sent_always = (
-        _largest([getattr(stage, name) for stage in stages], pipeline, candidates)
+        _largest_over_stages([getattr(stage, name) for stage in stages], pipeline, candidates)
         for name in (
             "trained_weights",
             "gradients",
@@ -524,7 +526,9 @@ def _divided(
     )
 
 
-def _largest(columns: Sequence[Floats], pipeline: Pipeline, candidates: Candidates) -> Floats:
+def _largest_over_stages(
+    columns: Sequence[Floats], pipeline: Pipeline, candidates: Candidates
+) -> Floats:
     """Return the largest of a quantity of each stage.
 
     These are both ends, and with two kinds of layers the stages between them.
@@ -561,7 +565,7 @@ def _largest_stages(candidates: Candidates, pipeline: Pipeline) -> list[StageLay
     return largest
 
 
-def _offloaded(
+def _with_offload(
     stages: Sequence[StageStates],
     times: StateTimes,
     *,
@@ -576,7 +580,7 @@ def _offloaded(
     share = case.workload.offloaded_share
     moved = [share * (stage.optimizer / size.optimizer) for stage in stages]
     update = offloaded_update(
-        _largest(moved, pipeline, candidates),
+        _largest_over_stages(moved, pipeline, candidates),
         workload=case.workload,
         gpu=case.cluster.gpu,
         size=size,

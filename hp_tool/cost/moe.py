@@ -173,7 +173,7 @@ def expert_kernels(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> 
     # Permute (read, write) and un-permute (read, weighted sum) every copy, and sort copies that
     # arrive by ranks by experts and back; norm, residual and activation as in a dense MLP.
     moved = routed * routed_width(model) * s.e
-    sorting = 4.0 * arrives_by_ranks(case, c)
+    sorting = 4.0 * arrives_in_rank_order(case, c)
     norm = s.tokens * s.h / s.shards
     active = routed * width * s.e
     traffic = (
@@ -258,7 +258,7 @@ def _dispatched_seconds(
     )
 
 
-def arrives_by_ranks(case: TrainingCase, c: Candidates) -> Bools:
+def arrives_in_rank_order(case: TrainingCase, c: Candidates) -> Bools:
     """Return whether copies arrive in the order of the sending ranks, for several experts: under
     alltoall.
 
@@ -321,7 +321,9 @@ def travelling_copies(
     )
     # A copy that arrives in a domain is on one of the k ranks; the others receive theirs over
     # NVLink.
-    return domains * (k - 1.0) * _of_each(size, used), (domains - 1.0) * _of_each(domains, used)
+    return domains * (k - 1.0) * _share_by_parts(size, used), (domains - 1.0) * _share_by_parts(
+        domains, used
+    )
 
 
 @functools.lru_cache(maxsize=4096)
@@ -349,7 +351,7 @@ def used_share(parts: int, *, experts: int, chosen: int, groups: int, kept: int)
     return 1.0 - untouched
 
 
-def _of_each(parts: Ints, share: Callable[[int], float]) -> Floats:
+def _share_by_parts(parts: Ints, share: Callable[[int], float]) -> Floats:
     """Return the probability for each number of parts, computed once per distinct number."""
     if not isinstance(parts, np.ndarray):
         return share(int(parts))
@@ -362,7 +364,7 @@ def _of_each(parts: Ints, share: Callable[[int], float]) -> Floats:
 # exchanges use COMMUNICATION_SHARE of the concurrent arithmetic.
 
 
-def behind_other_pass(experts: BlockTime, *, attention: BlockTime) -> BlockTime:
+def overlap_with_other_pass(experts: BlockTime, *, attention: BlockTime) -> BlockTime:
     """Return the experts' block if one micro-batch's forward pass is merged with another's backward
     pass.
 
@@ -375,12 +377,16 @@ def behind_other_pass(experts: BlockTime, *, attention: BlockTime) -> BlockTime:
     blocks = (attention, experts)
     return replace(
         experts,
-        expert=sum(_left_over(forward, _backward_compute(block)) for block in blocks),
-        expert_backward=sum(_left_over(backward, _forward_compute(block)) for block in blocks),
+        expert=sum(
+            _exposed_exchange_seconds(forward, _backward_compute(block)) for block in blocks
+        ),
+        expert_backward=sum(
+            _exposed_exchange_seconds(backward, _forward_compute(block)) for block in blocks
+        ),
     )
 
 
-def _left_over(exchange: Floats, compute: Floats) -> Floats:
+def _exposed_exchange_seconds(exchange: Floats, compute: Floats) -> Floats:
     """Return how much an overlapped exchange slows the compute it overlaps with, in seconds."""
     hidden = minimum(exchange, compute)
     return exchange - (1.0 - COMMUNICATION_SHARE) * hidden

@@ -42,7 +42,7 @@ class Domain:
 
     def sharing(self, axis: Axis) -> Ints:
         """Return the members of an axis in one domain; if domains differ, the fewest."""
-        counted = in_block(axis, self.size)
+        counted = axis_members_in_block(axis, self.size)
         if not self.of_several_nodes:
             return counted
         extent = axis.size * axis.stride
@@ -116,7 +116,7 @@ def expert_group(candidates: Candidates, *names: str, cluster: ClusterSpec) -> G
 
 def neighbours(size: Ints, *, cluster: ClusterSpec, stride: Ints = 1) -> Group:
     """Return `size` ranks at a distance of `stride`, the innermost group of a job."""
-    return Group((Axis(size, stride),), _filled(cluster, size * stride))
+    return Group((Axis(size, stride),), _domains_of_extent(cluster, size * stride))
 
 
 def domains(candidates: Candidates, *, cluster: ClusterSpec) -> Domain:
@@ -130,7 +130,7 @@ def domains(candidates: Candidates, *, cluster: ClusterSpec) -> Domain:
         cluster.nvlink_segment_gpus is not None
         or cluster.nvlink_domain_size <= cluster.gpus_per_node
     ):
-        return _filled(cluster, 1)
+        return _domains_of_extent(cluster, 1)
     largest = cluster.nvlink_domain_size
     inner: list[Ints] = []
     for sizes in (_dense_sizes(candidates), _expert_sizes(candidates)):
@@ -141,10 +141,10 @@ def domains(candidates: Candidates, *, cluster: ClusterSpec) -> Domain:
             fitting = where(extent <= largest, extent, fitting)
         inner.append(fitting)
     both = lcm(*inner)
-    return _filled(cluster, where(both <= largest, both, maximum(*inner)))
+    return _domains_of_extent(cluster, where(both <= largest, both, maximum(*inner)))
 
 
-def _filled(cluster: ClusterSpec, extent: Ints) -> Domain:
+def _domains_of_extent(cluster: ClusterSpec, extent: Ints) -> Domain:
     """Return domains with a whole number of groups of `extent` neighbouring ranks, in whole nodes
     if possible.
     """
@@ -190,14 +190,14 @@ def split(group: Group, parts: Ints) -> tuple[Group, Group]:
     return part, Group((Axis(parts, last.stride * size),), group.domain)
 
 
-def sharing(group: Group, *, block: int) -> Ints:
+def members_in_block(group: Group, *, block: int) -> Ints:
     """Return members of a group within one block of `block` consecutive ranks, such as those under
     a leaf.
     """
-    return math.prod((in_block(axis, block) for axis in group.axes), start=1)
+    return math.prod((axis_members_in_block(axis, block) for axis in group.axes), start=1)
 
 
-def in_block(axis: Axis, block: Ints) -> Ints:
+def axis_members_in_block(axis: Axis, block: Ints) -> Ints:
     """Return members of an axis within one block of consecutive ranks.
 
     If groups do not fit into blocks evenly, some span two blocks, and all wait for them: the count
@@ -252,7 +252,7 @@ def ring_slowdown(group: Group, *, in_domain: Ints, cluster: ClusterSpec) -> Flo
     """
     if not _oversubscribed(cluster):
         return 1.0
-    in_leaf = maximum(sharing(group, block=_leaf_devices(cluster)), in_domain)
+    in_leaf = maximum(members_in_block(group, block=_leaf_devices(cluster)), in_domain)
     return where(
         in_leaf < group.size,
         maximum(cluster.network_oversubscription * in_domain / in_leaf, 1.0),
@@ -281,7 +281,7 @@ def exchange_slowdown(group: Group, *, in_domain: Ints, cluster: ClusterSpec) ->
     if not _oversubscribed(cluster):
         return 1.0
     size, over = group.size, cluster.network_oversubscription
-    in_leaf = maximum(sharing(group, block=_leaf_devices(cluster)), in_domain)
+    in_leaf = maximum(members_in_block(group, block=_leaf_devices(cluster)), in_domain)
     upwards = (size - in_leaf) / maximum(size - in_domain, 1)
     if _changes_rails(cluster) and not cluster.gpu.nvlink_bandwidth_bytes_per_second:
         upwards = maximum(upwards, 1.0 - 1.0 / in_domain)
@@ -352,15 +352,16 @@ class Ring:
         that (NCCL's bus-bandwidth convention). Each of `pieces`, sent in sequence, has its own
         latency and approach to full bandwidth.
         """
-        seconds = _ramped(wire_bytes, pieces * self.ramp_bytes) / self.bandwidth
+        seconds = _ramped_bytes(wire_bytes, pieces * self.ramp_bytes) / self.bandwidth
         if self.inner is not None:
             seconds = maximum(
-                seconds, _ramped(wire_bytes, pieces * self.inner.ramp_bytes) / self.inner.bandwidth
+                seconds,
+                _ramped_bytes(wire_bytes, pieces * self.inner.ramp_bytes) / self.inner.bandwidth,
             )
         return pieces * self.latency_s + seconds
 
 
-def _ramped(wire_bytes: Floats, ramp_bytes: Floats) -> Floats:
+def _ramped_bytes(wire_bytes: Floats, ramp_bytes: Floats) -> Floats:
     """Return W + sqrt(W ramp_bytes), the bytes that would take as long at full bandwidth."""
     product = wire_bytes * ramp_bytes
     return wire_bytes + (

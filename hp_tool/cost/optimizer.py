@@ -14,7 +14,7 @@ from hp_tool.cost.pipeline_stages import StageLayers
 from hp_tool.cost.precision import frozen_bytes, quantized_bytes
 from hp_tool.cost.roofline import matmul_seconds
 from hp_tool.cost.zero import Sharding
-from hp_tool.domain.frameworks import facts
+from hp_tool.domain.frameworks import framework_facts
 from hp_tool.domain.hardware import GpuSpec
 from hp_tool.domain.workload import StatePrecision, TrainingWorkload
 
@@ -80,7 +80,7 @@ def stored_precision(workload: TrainingWorkload) -> StatePrecision:
     """
     if workload.parameter_precision is not None:
         return workload.parameter_precision
-    wide = facts(workload.framework).wide_weights and workload.lora is None
+    wide = framework_facts(workload.framework).wide_weights and workload.lora is None
     if workload.precision == "fp32" or wide:
         return "fp32"
     return "fp16" if workload.precision == "fp16" else "bf16"
@@ -88,7 +88,7 @@ def stored_precision(workload: TrainingWorkload) -> StatePrecision:
 
 def gradient_precision(workload: TrainingWorkload) -> StatePrecision:
     """Return the precision of accumulated gradients: the query's, else the framework's own."""
-    framework = facts(workload.framework)
+    framework = framework_facts(workload.framework)
     if workload.gradient_precision is not None:
         return workload.gradient_precision
     if not framework.pure_states:
@@ -100,7 +100,9 @@ def optimizer_precision(workload: TrainingWorkload) -> StatePrecision:
     """Return the precision of the optimizer's states: the query's, else the framework's own."""
     if workload.optimizer_precision is not None:
         return workload.optimizer_precision
-    return gradient_precision(workload) if facts(workload.framework).pure_states else "fp32"
+    return (
+        gradient_precision(workload) if framework_facts(workload.framework).pure_states else "fp32"
+    )
 
 
 def bytes_per_parameter(
@@ -125,7 +127,7 @@ def bytes_per_parameter(
     weights = STATE_BYTES[stored] if quantized is None else 2.0
     first = STATE_BYTES[optimizer_precision(workload)]
     master = MASTER_BYTES[workload.master_precision or "fp32"] if weights < 4.0 else 0.0
-    framework = facts(workload.framework)
+    framework = framework_facts(workload.framework)
     if framework.pure_states and workload.master_precision is None:
         adapters = 0.0 if workload.lora is None else STATE_BYTES[framework.adapter_precision]
         master = max(adapters - weights, 0.0)
@@ -180,7 +182,7 @@ def stage_bytes(
 # Muon's update: Newton-Schulz iterations orthogonalise the momentum of every weight matrix.
 
 
-ITERATIONS = 5
+NEWTON_SCHULZ_ITERATIONS = 5
 """Newton-Schulz steps (arXiv 2502.16982 section 2.1; Megatron's muon_num_ns_steps)."""
 
 
@@ -190,7 +192,7 @@ def newton_schulz_flops(rows: Floats, columns: Floats) -> Floats:
     An iteration is A = X X^T, A^2 and (b A + c A^2) X: 2 r^2 q + 2 r^3 + 2 r^2 q FLOPs.
     """
     r, q = minimum(rows, columns), maximum(rows, columns)
-    return ITERATIONS * (4.0 * r * r * q + 2.0 * r * r * r)
+    return NEWTON_SCHULZ_ITERATIONS * (4.0 * r * r * q + 2.0 * r * r * r)
 
 
 def newton_schulz_seconds(rows: Floats, columns: Floats, *, machine: Machine) -> Floats:
@@ -204,7 +206,7 @@ def newton_schulz_seconds(rows: Floats, columns: Floats, *, machine: Machine) ->
     precision = next(
         name for name in ("bf16", "fp16", "fp32") if name in cluster.gpu.peak_flops_per_second
     )
-    return ITERATIONS * (
+    return NEWTON_SCHULZ_ITERATIONS * (
         matmul_seconds(r, r, q, machine=machine, precision=precision)
         + matmul_seconds(r, r, r, machine=machine, precision=precision)
         + matmul_seconds(r, q, r, machine=machine, precision=precision)
@@ -268,25 +270,26 @@ def orthogonalize_seconds(
     count, fraction = layers.count, layers.expert_share
     dense = rank_matrices(model.without_experts, candidates)
     if not model.num_experts:
-        return _dealt(dense, count, shards, machine=case)
+        return _busiest_rank_seconds(dense, count, shards, machine=case)
     sparse = rank_matrices(model, candidates)
-    beside = _dealt(
+    beside = _busiest_rank_seconds(
         [matrix for matrix in sparse if not matrix.routed], count * fraction, shards, machine=case
     )
-    experts = _dealt(
+    experts = _busiest_rank_seconds(
         [matrix for matrix in sparse if matrix.routed],
         count * fraction,
         expert_shards,
         machine=case,
     )
     return (
-        _dealt(dense, count * (1.0 - fraction), shards, machine=case) * (fraction < 1.0)
+        _busiest_rank_seconds(dense, count * (1.0 - fraction), shards, machine=case)
+        * (fraction < 1.0)
         + beside
         + experts
     )
 
 
-def _dealt(
+def _busiest_rank_seconds(
     matrices: Iterable[Matrix], layers: Floats, shards: Floats, *, machine: Machine
 ) -> Floats:
     """Return seconds of the busiest rank if the matrices of `layers` layers are distributed over

@@ -9,7 +9,7 @@ from hp_tool.domain.workload import OverlapSpec
 from hp_tool.errors import UnsupportedError
 
 MERGED = "expert_parallel"
-"""If on, it is not a fraction of a pass: see `moe.behind_other_pass`."""
+"""If on, it is not a fraction of a pass: see `moe.overlap_with_other_pass`."""
 
 
 def with_overlap(

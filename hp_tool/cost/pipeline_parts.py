@@ -54,7 +54,7 @@ def stage_seconds(
     return (sum(costs.parts[name] for name in PER_MICRO_BATCH) + waits) / micro_batches
 
 
-def _joined(
+def _join_parts(
     each: Sequence[TrainingCosts], seconds: Sequence[Floats]
 ) -> tuple[TrainingCosts, dict[str, Floats], Floats]:
     """Return memory of the part closest to its capacity, time parts without the bubble, slowest
@@ -67,7 +67,10 @@ def _joined(
             one.memory_total_bytes / one.capacity_bytes
             > fullest.memory_total_bytes / fullest.capacity_bytes
         )
-        fullest, slowest = _chosen(fuller, one, fullest), _chosen(stage_s > slowest_s, one, slowest)
+        fullest, slowest = (
+            _select_costs(fuller, one, fullest),
+            _select_costs(stage_s > slowest_s, one, slowest),
+        )
         slowest_s = maximum(stage_s, slowest_s)
         largest = {name: maximum(so_far, one.parts[name]) for name, so_far in largest.items()}
     parts = largest | {name: slowest.parts[name] for name in CRITICAL_PARTS}
@@ -83,7 +86,7 @@ def _with_times(costs: TrainingCosts, parts: dict[str, Floats], *, bubble: Float
     )
 
 
-def _chosen(condition: Numbers, yes: TrainingCosts, no: TrainingCosts) -> TrainingCosts:
+def _select_costs(condition: Numbers, yes: TrainingCosts, no: TrainingCosts) -> TrainingCosts:
     """Return, row by row, `yes` if the condition is true, else `no`."""
 
     def columns(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
@@ -108,7 +111,7 @@ def _chosen(condition: Numbers, yes: TrainingCosts, no: TrainingCosts) -> Traini
     )
 
 
-def _rows(candidates: Candidates) -> Candidates:
+def _as_rows(candidates: Candidates) -> Candidates:
     """Return the candidates as rows."""
     return candidates.take(slice(None)) if len(candidates.shape) > 1 else candidates
 
@@ -133,7 +136,7 @@ def mixed_costs(
     `kinds` are the case on each kind of GPU, with its number of devices, in the order of their
     stages.
     """
-    c = _rows(candidates)
+    c = _as_rows(candidates)
     layers, p = kinds[0].model.num_hidden_layers, c.pipeline_parallel_size
     first, second = stages_by_kind(kinds, c)
 
@@ -152,7 +155,7 @@ def mixed_costs(
         """Return the pipeline with `on_first` layers on each stage of the first kind."""
         on_second = ceil((layers - first * on_first) / second)
         each = each_kind((on_first, on_second))
-        costs, parts, slowest_s = _joined(each, _seconds_by_kind(kinds, c, each))
+        costs, parts, slowest_s = _join_parts(each, _seconds_by_kind(kinds, c, each))
         bubble = _bubble(kinds, c, each, slowest_s=slowest_s)
         return replace(
             _with_times(costs, parts, bubble=bubble),
@@ -170,7 +173,7 @@ def mixed_costs(
     better = (up.feasible > down.feasible) | (
         (up.feasible == down.feasible) & (up.step_s < down.step_s)
     )
-    return _chosen(better, up, down)
+    return _select_costs(better, up, down)
 
 
 def stages_by_kind(kinds: Sequence[TrainingCase], c: Candidates) -> tuple[Ints, Ints]:
@@ -315,7 +318,7 @@ def laid_out_costs(
     memory_headroom_fraction: float,
 ) -> TrainingCosts:
     """Return costs of candidates with as many chunks as the layout."""
-    c = _rows(candidates)
+    c = _as_rows(candidates)
     kinds = _kinds(layout, c.pipeline_parallel_size, model=case.model)
     each = [
         training_costs(
@@ -328,7 +331,7 @@ def laid_out_costs(
     ]
     m, v = micro_batches(c, workload=case.workload), c.virtual_pipeline_parallel_size
     seconds = [stage_seconds(one, profile=case.profile, micro_batches=m) for one in each]
-    costs, parts, slowest_s = _joined(each, seconds)
+    costs, parts, slowest_s = _join_parts(each, seconds)
     all_s: Floats = sum(kind.ranks * stage_s for kind, stage_s in zip(kinds, seconds, strict=True))
     # A stage's own bubble is its own time and the transfers, which are equal for all.
     return _with_times(

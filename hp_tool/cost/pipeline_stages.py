@@ -8,9 +8,9 @@ from hp_tool.cost.arrays import Bools, Floats, Ints, anywhere, maximum, minimum,
 from hp_tool.cost.candidates import DUALPIPE, ZBV, Candidates
 from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.dense_layers import DenseLayers, dense_layers, has_both_kinds
-from hp_tool.cost.filled_stages import splits
+from hp_tool.cost.filled_stages import split_candidates
 from hp_tool.cost.shared import Shared
-from hp_tool.domain.frameworks import facts
+from hp_tool.domain.frameworks import framework_facts
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.pipeline_layout import stage_layers, v_stage_layers
 
@@ -159,7 +159,7 @@ def whole_pipeline(case: TrainingCase, c: Candidates) -> Pipeline:
 
 def _whole_pipeline(case: TrainingCase, c: Candidates) -> Pipeline:
     model, p, depths = case.model, c.pipeline_parallel_size, case.model.num_nextn_predict_layers
-    framework = facts(case.workload.framework)
+    framework = framework_facts(case.workload.framework)
     if framework.balances_blocks:
         return _filled_pipeline(model, c)
     chunks = c.virtual_pipeline_parallel_size
@@ -182,7 +182,7 @@ def _whole_pipeline(case: TrainingCase, c: Candidates) -> Pipeline:
     counts = each - fewer_first + ((p == 1) * depths + on_v), each - fewer_last + (depths - on_v)
     dense = dense_layers(model, c, late=framework.late_layers) if has_both_kinds(model) else None
     first, last = (
-        _of_kinds(model, count, dense=leading)
+        _layers_of_kinds(model, count, dense=leading)
         for count, leading in zip(
             counts, (dense.first, dense.last) if dense else (0, 0), strict=True
         )
@@ -195,7 +195,7 @@ def _whole_pipeline(case: TrainingCase, c: Candidates) -> Pipeline:
         stages = (*stages, *_between_ends(model, c, each, dense=dense))
     return Pipeline(
         stages=stages,
-        critical=_of_kinds(model, each, dense=fewest),
+        critical=_layers_of_kinds(model, each, dense=fewest),
         dense=dense,
         fewer_first=fewer_first,
         fewer_last=fewer_last,
@@ -216,8 +216,8 @@ def _between_ends(
     return tuple(
         PipelineStage(
             rank=stage.rank,
-            layers=_of_kinds(model, each, dense=stage.dense),
-            mirrored=_mirrored(c, _of_kinds(model, each, dense=stage.mirrored)),
+            layers=_layers_of_kinds(model, each, dense=stage.dense),
+            mirrored=_mirrored_layers(c, _layers_of_kinds(model, each, dense=stage.mirrored)),
             chunk_layers=each / c.virtual_pipeline_parallel_size,
             embedding=0,
             embedding_copies=0,
@@ -265,7 +265,7 @@ def pipeline_part(
             total=minimum(left, stages * layers),
         )
     first, last = (
-        _of_kinds(model, layers + extra, dense=leading)
+        _layers_of_kinds(model, layers + extra, dense=leading)
         for extra, leading in zip(
             (alone * depths, depths), (kinds.first, kinds.last) if kinds else (0, 0), strict=True
         )
@@ -288,7 +288,7 @@ def pipeline_part(
     )
 
 
-def _mirrored(c: Candidates, layers: StageLayers) -> StageLayers | None:
+def _mirrored_layers(c: Candidates, layers: StageLayers) -> StageLayers | None:
     """Return the layers of the mirrored stage, which DualPipe stores too; None under other
     schedules.
     """
@@ -299,7 +299,7 @@ def _mirrored(c: Candidates, layers: StageLayers) -> StageLayers | None:
     )
 
 
-def _of_kinds(model: ModelSpec, count: Floats, *, dense: Floats) -> StageLayers:
+def _layers_of_kinds(model: ModelSpec, count: Floats, *, dense: Floats) -> StageLayers:
     """Return `count` layers, including multi-token prediction, of which `dense` have no experts."""
     if not model.num_experts:
         return StageLayers(count=count)
@@ -350,7 +350,7 @@ def _ends(
         PipelineStage(
             rank=ranks[end],
             layers=layers[end],
-            mirrored=_mirrored(c, layers[1 - end]),
+            mirrored=_mirrored_layers(c, layers[1 - end]),
             chunk_layers=counts[end] / chunks,
             embedding=embedding[end],
             embedding_copies=maximum(embedding[end], output[end] * copied),
@@ -364,7 +364,7 @@ def _ends(
 
 def _filled_pipeline(model: ModelSpec, c: Candidates) -> Pipeline:
     """Return the stages of dense layers and output layer, divided by weight."""
-    p, split = c.pipeline_parallel_size, splits(model, c.pipeline_parallel_size)
+    p, split = c.pipeline_parallel_size, split_candidates(model, c.pipeline_parallel_size)
     first, last = StageLayers(count=split.first), StageLayers(count=split.output)
     return Pipeline(
         stages=whole_ends(model, c, (first, last), output_from_end=split.output_from_end),

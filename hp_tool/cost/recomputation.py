@@ -111,20 +111,20 @@ def dropped_bytes(c: Candidates, block: BlockBytes, *, s: Shapes) -> Floats:
     it saves nothing if the norm before it discards its output.
     """
     modules = c.recompute_modules
-    norm, mlp = _has(modules, LAYERNORM), _has(modules, MLP)
+    norm, mlp = _is_recomputed(modules, LAYERNORM), _is_recomputed(modules, MLP)
     parts = (
-        _has(modules, MOE_ACT) * block.expert_activations
-        + _has(modules, SHARED_EXPERTS) * block.shared_experts
+        _is_recomputed(modules, MOE_ACT) * block.expert_activations
+        + _is_recomputed(modules, SHARED_EXPERTS) * block.shared_experts
     )
     experts = where(modules & MOE, block.moe, parts)
     wider_input = (
         where(block.mlp > 0.0, 1.0, 0.0) * (s.e - s.saved_input) * s.tokens * s.h / s.shards
     )
     return (
-        _has(modules, CORE_ATTN) * block.core
+        _is_recomputed(modules, CORE_ATTN) * block.core
         + norm * block.norm_output
         + mlp * (block.mlp - (1 - norm) * wider_input)
-        + _has(modules, MLA_UP_PROJ) * block.up_projected
+        + _is_recomputed(modules, MLA_UP_PROJ) * block.up_projected
         + experts
     )
 
@@ -156,13 +156,16 @@ def repeated_seconds(
         if model.mixer != "none" and model.feed_forward != "none"
         else 1.0 * bool(model.num_experts)
     )
-    again = _has(modules, CORE_ATTN) * attention.core + _has(modules, LAYERNORM) * norms * norm
+    again = (
+        _is_recomputed(modules, CORE_ATTN) * attention.core
+        + _is_recomputed(modules, LAYERNORM) * norms * norm
+    )
     if model.kv_lora_rank is not None and model.mixer == "attention":
-        again = again + _has(modules, MLA_UP_PROJ) * _up_projection_seconds(case, s)
+        again = again + _is_recomputed(modules, MLA_UP_PROJ) * _up_projection_seconds(case, s)
     if model.feed_forward == "none":
         return again
     if not model.num_experts:
-        again = again + _has(modules, MLP) * (inside + region)
+        again = again + _is_recomputed(modules, MLP) * (inside + region)
         if anywhere(modules == PER_OP):
             again = where(
                 modules == PER_OP,
@@ -173,7 +176,10 @@ def repeated_seconds(
     shared, activation = _expert_seconds(case, c, s)
     if model.num_shared_experts:
         inside, shared = inside + region, shared + region
-    parts = _has(modules, MOE_ACT) * activation + _has(modules, SHARED_EXPERTS) * shared
+    parts = (
+        _is_recomputed(modules, MOE_ACT) * activation
+        + _is_recomputed(modules, SHARED_EXPERTS) * shared
+    )
     return again + where(modules & MOE, inside, parts)
 
 
@@ -203,7 +209,7 @@ def repeated_token_flops(model: ModelSpec, c: Candidates, *, attention: float) -
     return 2.0 * repeated + (attention if modules & CORE_ATTN else 0.0)
 
 
-def _has(modules: Ints, bit: int) -> Ints:
+def _is_recomputed(modules: Ints, bit: int) -> Ints:
     """Return 1 if the module is recomputed, else 0."""
     return (modules & bit) // bit
 
@@ -257,7 +263,7 @@ def per_op_bytes(*, case: TrainingCase, s: Shapes) -> Floats:
     of the two reduce-scatters are divided.
     """
     model = case.model
-    heads, kv_heads, hidden = _on_rank(model, s)
+    heads, kv_heads, hidden = _rank_sizes(model, s)
     width = (
         s.h / s.shards
         + (2.0 * heads + kv_heads) * model.head_size
@@ -277,7 +283,7 @@ def per_op_seconds(
     kernels, and one of the two collectives of each block (`region` is both of one block).
     """
     model = case.model
-    heads, kv_heads, hidden = _on_rank(model, s)
+    heads, kv_heads, hidden = _rank_sizes(model, s)
     again = [(kv_heads * model.head_size, s.h), (s.h, heads * model.head_size), (hidden, s.h)]
     matmul, _ = weight_matmuls(s.tokens, again, case=case, precision=case.workload.precision)
     return matmul + attention.elementwise + second.elementwise + region
@@ -289,6 +295,6 @@ def per_op_matrices(model: ModelSpec) -> float:
     return float(model.hidden_size * (width + model.ffn_size))
 
 
-def _on_rank(model: ModelSpec, s: Shapes) -> tuple[Floats, Floats, Floats]:
+def _rank_sizes(model: ModelSpec, s: Shapes) -> tuple[Floats, Floats, Floats]:
     """Return (query heads, key/value heads, MLP width) of one tensor-parallel rank."""
     return query_heads(model, s.t), kv_heads(model, s.t), model.ffn_size / s.t

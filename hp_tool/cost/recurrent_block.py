@@ -27,7 +27,7 @@ from hp_tool.cost.scans import (
     Work,
     chunked_seconds,
     convolution_work,
-    kernel,
+    mixer_kernel,
     scan_work,
     wide_precision,
 )
@@ -37,7 +37,7 @@ KERNELS = Kernels(forward=14.0, backward=24.0)
 """Elementwise kernels, copies and the scan's kernels: sums, states and outputs of chunks, and
 passing states on.
 """
-BACKWARD = 3.0
+BACKWARD_FACTOR = 3.0
 """Ratio of the scan's backward to its forward pass.
 
 Gradients take twice the time, and both implementations first recompute the states of chunks
@@ -49,15 +49,15 @@ def recurrent_bytes(*, case: TrainingCase, candidates: Candidates, s: Shapes) ->
     """Return activation bytes of the block.
 
     Norm input and matmul input (whole, or sharded by sequence parallelism), what the convolution,
-    the scan and the gated norm save (`kept_numbers`, `kept_wide`), and the output projection's
+    the scan and the gated norm save (`saved_numbers`, `saved_wide_numbers`), and the output projection's
     input, by heads. Recomputation of the attention core frees nothing here.
     """
     model = case.model
     inner = recurrent_width(model) / s.t
     replicated = s.tokens * s.h * (s.e + s.saved_input + s.mask) / s.shards
-    kept = s.e * kept_numbers(
+    kept = s.e * saved_numbers(
         model, s.t, candidates.context_parallel_size
-    ) + STATE_BYTES * kept_wide(model, s.t)
+    ) + STATE_BYTES * saved_wide_numbers(model, s.t)
     projected = recurrent_matrices(model, tensor=s.t)[0].rows
     return BlockBytes(
         saved=replicated + s.tokens * (kept + s.saved_input * inner),
@@ -66,7 +66,7 @@ def recurrent_bytes(*, case: TrainingCase, candidates: Candidates, s: Shapes) ->
     )
 
 
-def kept_numbers(model: ModelSpec, t: Ints, c: Ints = 1) -> Floats:
+def saved_numbers(model: ModelSpec, t: Ints, c: Ints = 1) -> Floats:
     """Return saved 16-bit numbers per token between the block's projections, on one of t ranks.
 
     Mamba 2: the input projection's output, and the scan's before and after its gate
@@ -89,7 +89,7 @@ def kept_numbers(model: ModelSpec, t: Ints, c: Ints = 1) -> Floats:
     return own + keys + heads * DELTA_CHUNK if model.mixer == "kimi_delta" else own
 
 
-def kept_wide(model: ModelSpec, t: Ints) -> Floats:
+def saved_wide_numbers(model: ModelSpec, t: Ints) -> Floats:
     """Return saved 32-bit numbers per token: a delta rule's summed decays, one per head (Kimi: per
     channel).
     """
@@ -116,7 +116,7 @@ def recurrent_time(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> 
     )
     kernels = mixer_kernels(case=case, candidates=candidates, s=s)
     cast, cast_backward = cast_traffic(workload, matrices)
-    passed = 2.0 * s.e * kept_numbers(model, s.t)
+    passed = 2.0 * s.e * saved_numbers(model, s.t)
     forward = s.tokens * (s.h * (5.0 * s.e + s.mask) / s.shards + passed + cast)
     backward = s.tokens * (s.h * (8.0 * s.e + s.mask) / s.shards + 1.5 * passed + cast_backward)
     exchange = _exchange_seconds(case=case, candidates=candidates, s=s)
@@ -124,7 +124,7 @@ def recurrent_time(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> 
         matmul=matmul,
         weight_gradient=weight_gradient,
         elementwise=kernels + elementwise_seconds(forward, machine=case, kernels=KERNELS.forward),
-        elementwise_backward=BACKWARD * kernels
+        elementwise_backward=BACKWARD_FACTOR * kernels
         + elementwise_seconds(backward, machine=case, kernels=KERNELS.backward),
         context=exchange,
         context_backward=exchange,
@@ -141,7 +141,7 @@ def mixer_kernels(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> F
     tokens, rate = s.tokens * c, case.profile.framework.state_scan_flops_per_second
 
     def seconds(name: str, work: Work) -> Floats:
-        roof, prompts = kernel(case, model, name), 1.0 * candidates.micro_batch_size
+        roof, prompts = mixer_kernel(case, model, name), 1.0 * candidates.micro_batch_size
         return chunked_seconds(roof, work, tokens=tokens, prompts=prompts, gpu=gpu, peak=peak)
 
     scanned = scan_work(model, s.t * c)

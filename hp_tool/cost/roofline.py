@@ -15,7 +15,7 @@ from hp_tool.domain.efficiency import (
     GpuEfficiency,
     Roofline,
 )
-from hp_tool.domain.frameworks import facts, wrapped
+from hp_tool.domain.frameworks import framework_facts, training_engine
 from hp_tool.domain.hardware import GpuSpec, Precision
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.workload import TrainingWorkload
@@ -77,7 +77,7 @@ def accumulation_slowdown(case: TrainingCase, precision: Precision) -> float:
         or workload.gradient_precision not in (None, "fp32")
     ):
         return 1.0
-    return slowdown if facts(workload.framework).accumulates_in_fp32 else 1.0
+    return slowdown if framework_facts(workload.framework).accumulates_in_fp32 else 1.0
 
 
 def weight_matmuls(
@@ -154,7 +154,7 @@ def attention_kernel(workload: TrainingWorkload, model: ModelSpec) -> str | None
     if workload.attention_kernel not in (None, "auto"):
         return workload.attention_kernel
     alibi = model.positions == "none"
-    return "triton" if alibi and wrapped(workload.framework) == "torch-fsdp" else None
+    return "triton" if alibi and training_engine(workload.framework) == "torch-fsdp" else None
 
 
 def with_attention_kernel(
@@ -223,16 +223,16 @@ def at_sustained_clocks(
             sustained = share * power / peak
             share = min(sustained, 1.0)
             cut = min(max(share / sustained, peak), 1.0)
-            fraction = _of_cut_peak(fraction, cut)
+            fraction = _peak_at_power(fraction, cut)
             if precision == "bf16":
                 attention = replace(
-                    attention, peak_fraction=_of_cut_peak(attention.peak_fraction, cut)
+                    attention, peak_fraction=_peak_at_power(attention.peak_fraction, cut)
                 )
         matmul[precision] = replace(roof, peak_fraction=share * fraction)
     return replace(kernels, matmul=matmul, attention=attention)
 
 
-def _of_cut_peak(fraction: float, cut: float) -> float:
+def _peak_at_power(fraction: float, cut: float) -> float:
     return fraction if cut == 1.0 else 1.0 / (1.0 + cut * (1.0 / fraction - 1.0))
 
 

@@ -104,7 +104,7 @@ def index_flops(model: ModelSpec) -> float:
     return 2.0 * (model.index_n_heads or 0) * (model.index_head_dim or 0)
 
 
-def kernel(machine: Machine, model: ModelSpec, name: str) -> MixerRoofline:
+def mixer_kernel(machine: Machine, model: ModelSpec, name: str) -> MixerRoofline:
     """Return constants of a kernel of the model's mixer on a die.
 
     Without timings near the die, they are a typical fraction of its peak, and the bandwidth and
@@ -112,7 +112,7 @@ def kernel(machine: Machine, model: ModelSpec, name: str) -> MixerRoofline:
     """
     gpu = machine.profile.gpu
     if gpu.mixers is not None:
-        return gpu.mixers[family(model)][name]
+        return gpu.mixers[kernel_family(model)][name]
     return MixerRoofline(
         peak_fraction=UNTIMED_PEAK,
         bandwidth_fraction=gpu.memory_fraction,
@@ -120,7 +120,7 @@ def kernel(machine: Machine, model: ModelSpec, name: str) -> MixerRoofline:
     )
 
 
-def family(model: ModelSpec) -> str:
+def kernel_family(model: ModelSpec) -> str:
     """Return the kernel family used for the model's layers."""
     return {"attention": "sparse", "mamba": "mamba2"}.get(model.mixer, model.mixer)
 

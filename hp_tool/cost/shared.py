@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
-MOST = 4096
+MAX_ENTRIES = 4096
 """Maximum number of results in one cache."""
 _caches: list[Shared[object]] = []
 
@@ -32,7 +32,7 @@ class Shared(Generic[T]):
         key = (*map(id, objects), *numbers)
         kept = self._results.get(key)
         if kept is None:
-            if len(self._results) >= MOST:
+            if len(self._results) >= MAX_ENTRIES:
                 self._results.clear()
             kept = self._results[key] = (
                 objects,

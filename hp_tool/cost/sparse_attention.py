@@ -7,7 +7,7 @@ from hp_tool.cost.block import Shapes, seen_keys
 from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.matrices import attention_flops, has_indexer
 from hp_tool.cost.roofline import additive_seconds, peak_flops, roofline_seconds
-from hp_tool.cost.scans import index_flops, kernel, wide_precision
+from hp_tool.cost.scans import index_flops, mixer_kernel, wide_precision
 from hp_tool.domain.model import ModelSpec
 
 SCORE_BYTES = 4.0
@@ -51,11 +51,11 @@ def chosen_core_seconds(*, case: TrainingCase, s: Shapes) -> tuple[Floats, Float
     index: Floats = 0.0
     if has_indexer(model):
         pairs = s.tokens * 0.5 * length
-        roof = kernel(case, model, "index")
+        roof = mixer_kernel(case, model, "index")
         index = additive_seconds(
             pairs * index_flops(model), pairs * 2.0 * SCORE_BYTES, roof, gpu=gpu, peak=peak
         )
-    roof = kernel(case, model, "attention")
+    roof = mixer_kernel(case, model, "attention")
     flops = s.tokens * 0.5 * seen_keys(most, length) * attention_flops(model, s.t, decoding=True)
     core = roofline_seconds(flops, 0.0, roof, gpu=gpu, peak=peak) + roof.token_s * s.tokens * (
         most / TIMED_PLACES

@@ -24,14 +24,16 @@ def deviations_of_slowest(devices: Ints) -> Floats:
     F^-1((n - 3/8) / (n + 1/4)) (Statistical Estimates and Transformed Beta-Variables, 1958).
     """
     if isinstance(devices, int):
-        return _beyond_a_server(devices)
+        return _servers_deviation(devices)
     counts, places = np.unique(devices, return_inverse=True)
-    beyond: Floats = np.array([_beyond_a_server(int(n)) for n in counts], dtype=np.float64)[places]
+    beyond: Floats = np.array([_servers_deviation(int(n)) for n in counts], dtype=np.float64)[
+        places
+    ]
     return beyond
 
 
 @functools.cache
-def _beyond_a_server(devices: int) -> float:
+def _servers_deviation(devices: int) -> float:
     if devices <= SERVER_GPUS:
         return 0.0
     return _expected_maximum(devices) - _expected_maximum(SERVER_GPUS)

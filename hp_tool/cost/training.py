@@ -153,7 +153,7 @@ def training_costs(
         offloaded=fullest.offloaded,
     )
     launched = timed(case=case, layers=layers.times)
-    slowdown, chance = _retries(
+    slowdown, chance = _retry_seconds(
         case, candidates, fullest=fullest, step_s=sum(launched.values()), micro_batches=m
     )
     # The mean of ln(step time), as intervals are around a median, of nearly full devices, whose
@@ -207,7 +207,7 @@ def stages_and_layers(
     )
 
 
-def _retries(
+def _retry_seconds(
     case: TrainingCase,
     candidates: Candidates,
     *,

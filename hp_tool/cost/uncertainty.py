@@ -26,10 +26,10 @@ from hp_tool.domain.familiarity import (
     Familiarity,
     Nearness,
     Setting,
-    arithmetic,
+    arithmetic_precision,
     family_of,
+    find_nearest,
     kind_of_model,
-    nearness,
 )
 from hp_tool.domain.frameworks import SAME_CODE, loops_experts
 from hp_tool.domain.hardware import DEFAULT_RANK_ORDER, GpuSpec
@@ -40,16 +40,16 @@ from hp_tool.domain.workload import TrainingWorkload
 CONFIDENCE = 0.9
 NORMAL_QUANTILE = 1.6449
 """Half-width of the central 90% of a normal distribution, in standard deviations."""
-LONGEST_TIMED = 16_384
+MAX_TIMED_LENGTH = 16_384
 """Tokens of the longest sequences on which attention was timed (ops/context_attention.csv)."""
-MOST_TIMED_LOOP = 8
+MAX_TIMED_LOOP = 8
 """Experts of the largest loop among the timed runs (Mixtral's)."""
 NO_PIPELINES = ("internevo", "torch-fsdp")
 """Frameworks whose timed runs had no pipelines."""
 UNMEASURED_MODULES = MODULES["moe"] | MODULES["shared_experts"]
 """Modules that no recipe with experts recomputes."""
 
-_above = np.frompyfunc(lambda z: 0.5 * math.erfc(z / math.sqrt(2.0)), 1, 1)
+_normal_survival = np.frompyfunc(lambda z: 0.5 * math.erfc(z / math.sqrt(2.0)), 1, 1)
 """Probability that a standard normal variable is above z."""
 
 
@@ -110,7 +110,7 @@ def memory_log_sd(*, case: TrainingCase, unmeasured: Ints, reserved: bool = Fals
     return variance**0.5
 
 
-def exceeds(*, total_bytes: Floats, device_bytes: Floats, log_sd: Floats) -> Floats:
+def exceeds_probability(*, total_bytes: Floats, device_bytes: Floats, log_sd: Floats) -> Floats:
     """Return the probability that log-normal memory of this median exceeds the whole device,
     headroom included.
 
@@ -118,7 +118,7 @@ def exceeds(*, total_bytes: Floats, device_bytes: Floats, log_sd: Floats) -> Flo
     counted.
     """
     probability: Floats = np.asarray(
-        _above(np.log(device_bytes / total_bytes) / log_sd), dtype=np.float64
+        _normal_survival(np.log(device_bytes / total_bytes) / log_sd), dtype=np.float64
     )
     return probability
 
@@ -128,7 +128,7 @@ def out_of_memory_probability(
 ) -> Floats:
     """Return the probability that each candidate's allocations exceed its device."""
     unmeasured: Ints = sum((used * 1 for used in _features(case, candidates).values()), 0)
-    return exceeds(
+    return exceeds_probability(
         total_bytes=total_bytes,
         device_bytes=device_bytes,
         log_sd=memory_log_sd(case=case, unmeasured=unmeasured),
@@ -159,7 +159,7 @@ def nearest_runs(case: TrainingCase) -> Nearness:
         num_gpus=case.cluster.num_gpus,
         lender="" if constants.stands_for is None else constants.framework,
     )
-    return nearness(setting, case.profile.index, case.profile.doubts.extras)
+    return find_nearest(setting, case.profile.index, case.profile.doubts.extras)
 
 
 def familiarity_of(case: TrainingCase, unmeasured: tuple[str, ...]) -> Familiarity:
@@ -185,7 +185,7 @@ def training_setting(
         die=gpu.silicon or "",
         family=family_of(model.name),
         model_kind=kind_of_model(model),
-        precision=arithmetic(workload.precision),
+        precision=arithmetic_precision(workload.precision),
         task="pretrain" if workload.lora is None else "lora",
         num_gpus=num_gpus,
         lender=lender,
@@ -265,10 +265,10 @@ def _features(case: TrainingCase, c: Candidates) -> dict[str, Bools]:
         "training.offload: optimizer": workload.offload == "optimizer",
         "training.frozen_precision: nf4": workload.frozen_precision == "nf4",
         "training.frozen": bool(workload.frozen),
-        "training.expert_kernel": (model.num_experts or 0) > MOST_TIMED_LOOP
+        "training.expert_kernel": (model.num_experts or 0) > MAX_TIMED_LOOP
         and loops_experts(workload),
         "training.sequence_lengths": workload.sequence_lengths is not None,
-        "training.sequence_length": workload.computed_attention_length > LONGEST_TIMED,
+        "training.sequence_length": workload.computed_attention_length > MAX_TIMED_LENGTH,
         "parallel.pipeline_schedule": (c.pipeline_schedule != ONE_F_ONE_B)
         & (c.pipeline_schedule != DUALPIPE),
         "parallel.pipeline_layout": strategy.pipeline_layout is not None and not model.num_experts,
@@ -290,7 +290,7 @@ def _features(case: TrainingCase, c: Candidates) -> dict[str, Bools]:
 # Parts of a model that an estimate simplifies, which its provenance lists.
 
 
-def simplified(model: ModelSpec) -> dict[str, object]:
+def simplified_fields(model: ModelSpec) -> dict[str, object]:
     """Return provenance's `simplified` entry, a list of sentences; empty if nothing is
     simplified.
     """

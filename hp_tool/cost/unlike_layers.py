@@ -37,7 +37,7 @@ from hp_tool.cost.model_states import layer_on_rank
 from hp_tool.cost.pipeline_stages import Pipeline, PipelineStage, StageLayers, stage_of, whole_ends
 from hp_tool.cost.recomputation import layer_axes
 from hp_tool.cost.shared import Shared
-from hp_tool.domain.frameworks import facts
+from hp_tool.domain.frameworks import framework_facts
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.pipeline_layout import PipelineLayout, chunk_layers
@@ -84,7 +84,7 @@ def unlike_layers(
     )
 
 
-_each: Shared[Kinds] = Shared()
+_each_stage: Shared[Kinds] = Shared()
 
 
 def _kinds(case: TrainingCase, candidates: Candidates) -> Kinds:
@@ -99,7 +99,7 @@ def _kinds(case: TrainingCase, candidates: Candidates) -> Kinds:
             case.recorded,
         )
         numbers = (candidates.names_schedules, *axes, *(getattr(candidates, name) for name in axes))
-        return _each.get(parts, numbers, lambda: _unique_kinds(case, candidates))
+        return _each_stage.get(parts, numbers, lambda: _unique_kinds(case, candidates))
     if not candidates.names_modules:  # a grid's first axis has few more rows than distinct ones
         return _unique_kinds(case, candidates)
     unique, inverse = unique_rows(candidates, axes)
@@ -252,7 +252,7 @@ def _pipeline(case: TrainingCase, c: Candidates, kinds: Kinds) -> Pipeline:
     as many seconds as their own, with equal fractions of recomputation and of waits for the host.
     """
     model, p, depths = case.model, c.pipeline_parallel_size, case.model.num_nextn_predict_layers
-    laid = _laid_out(model, c, late=facts(case.workload.framework).late_layers)
+    laid = _lay_out(model, c, late=framework_facts(case.workload.framework).late_layers)
     seconds = [_seconds(time) for time in kinds.times]
     slowest = laid.largest(laid.sums(laid.tables.different, seconds))
     critical = laid.stage(laid.tables.different, slowest)
@@ -323,7 +323,7 @@ def _seconds(layer: LayerTime) -> Floats:
     )
 
 
-def _laid_out(model: ModelSpec, c: Candidates, *, late: bool) -> _Laid:
+def _lay_out(model: ModelSpec, c: Candidates, *, late: bool) -> _Laid:
     """Return the stages of all candidates' pipelines; each pair of stages and chunks is laid out
     once.
     """
@@ -373,16 +373,16 @@ def _tables(
         {counts: rank for rank, counts in reversed([*enumerate(stages[1:-1], 1)])} or {stages[0]: 0}
         for stages in each
     ]
-    ranks = _padded([list(table.values()) for table in inner])
+    ranks = _pad_rows([list(table.values()) for table in inner])
     return _Tables(
         ends,
-        _padded([list(dict.fromkeys(stages)) for stages in each]),
-        _padded([list(table) for table in inner]),
+        _pad_rows([list(dict.fromkeys(stages)) for stages in each]),
+        _pad_rows([list(table) for table in inner]),
         ranks,
     )
 
 
-def _padded(rows: Sequence[Sequence[Any]]) -> FloatArray:
+def _pad_rows(rows: Sequence[Sequence[Any]]) -> FloatArray:
     """Return the rows padded to the longest with their first entries."""
     most = max(map(len, rows))
     return np.array([[*row, *[row[0]] * (most - len(row))] for row in rows], dtype=np.float64)

@@ -128,7 +128,7 @@ def data_parallel_seconds(
     chunks = candidates.virtual_pipeline_parallel_size
     interleaved = chunks > 1
     behind = stage * (1.0 + interleaved * (candidates.pipeline_parallel_size - 1.0))
-    total = exposed(once, behind=behind, overlap=share * (1.0 - interleaved / chunks))
+    total = exposed_seconds(once, behind=behind, overlap=share * (1.0 - interleaved / chunks))
     if anywhere(zero >= 2):
         reduce, gather, backward = states.reduce_s, states.gather_s, stage - forward
         each = fully_sharded_seconds(
@@ -139,18 +139,18 @@ def data_parallel_seconds(
             layers=layers,
             overlap=overlap,
         )
-        gradients = micro_batches * exposed(reduce, behind=backward, overlap=overlap)
-        weights = exposed(gather, behind=forward, overlap=overlap)
+        gradients = micro_batches * exposed_seconds(reduce, behind=backward, overlap=overlap)
+        weights = exposed_seconds(gather, behind=forward, overlap=overlap)
         second = gradients + weights
         if anywhere(states.run > 1):
-            by_run = total + (micro_batches / states.run - 1.0) * exposed(
+            by_run = total + (micro_batches / states.run - 1.0) * exposed_seconds(
                 reduce, behind=behind, overlap=overlap
             )
             second = where(states.run > 1, by_run, second)
         total = where(zero >= 3, micro_batches * each, where(zero == 2, second, total))
         once = where(zero >= 3, 2.0 * gather + reduce, once)
     if anywhere(states.replica_s > 0.0):
-        total = total + exposed(
+        total = total + exposed_seconds(
             states.replica_s, behind=maximum(stage - once, 0.0), overlap=overlap
         )
     return total + states.broadcast_s + states.tied_reduction_s
@@ -173,12 +173,12 @@ def fully_sharded_seconds(
     communication is overlapped.
     """
     hidden = overlap * maximum(1.0 - 1.0 / layers, 0.0)
-    return exposed(gather, behind=forward, overlap=hidden) + exposed(
+    return exposed_seconds(gather, behind=forward, overlap=hidden) + exposed_seconds(
         gather + reduce, behind=backward, overlap=hidden
     )
 
 
-def exposed(seconds: Floats, *, behind: Floats, overlap: Floats) -> Floats:
+def exposed_seconds(seconds: Floats, *, behind: Floats, overlap: Floats) -> Floats:
     """Return seconds of communication that `behind` seconds of concurrent compute do not hide.
 
     The fraction `overlap` can be hidden.

@@ -8,7 +8,7 @@ from typing import NotRequired, Protocol, TypedDict, Unpack
 
 from hp_tool.domain.ports import Store, WatchStore
 from hp_tool.domain.records import ANY_KEY, JsonObject, Offer, Page, Paging, RunRecord, SearchRecord
-from hp_tool.domain.retention import EndedRun, Kept
+from hp_tool.domain.retention import EndedRun, RetainedData
 from hp_tool.domain.states import RunState, SearchState
 from hp_tool.domain.webhooks import WebhookRecord, WebhookState
 
@@ -167,7 +167,7 @@ class AccessStore(Store, WatchStore, Protocol):
     def ended_runs(self, *, job_names: Collection[str]) -> dict[str, EndedRun]:
         """Return the ended runs of ended searches with these job names."""
 
-    def kept(self) -> Kept:
+    def kept(self) -> RetainedData:
         """Return the number of ended searches and the size of the database."""
 
     def announce_worker(self, *, holder: str, offers: Sequence[Offer]) -> None:

@@ -10,7 +10,7 @@ from hp_tool.domain.serving import ServingConfig
 BaselineSource = Literal["search.baseline", "first run"]
 GainSource = Literal["search.baseline", "first run", "slowest run"]
 VerdictState = Literal["use", "keep", "tied", "repeat", "unmeasured"]
-WIDE = 2.0
+WIDE_INTERVAL_RATIO = 2.0
 """Upper over lower bound of a 90% interval from which one run leaves a step time open."""
 
 
@@ -213,11 +213,11 @@ class ServingAnswer:
         return self.request_latency_s
 
 
-def verdict_of(answer: Answer | ServingAnswer) -> Verdict:
+def get_verdict(answer: Answer | ServingAnswer) -> Verdict:
     """Return the verdict on an answer; decide it if it was stored without one."""
     if answer.verdict is not None:
         return answer.verdict
-    state = _state(answer)
+    state = _decide_state(answer)
     keeps = state == "keep" and answer.baseline is not None
     return Verdict(
         state=state,
@@ -225,7 +225,7 @@ def verdict_of(answer: Answer | ServingAnswer) -> Verdict:
     )
 
 
-def _state(answer: Answer | ServingAnswer) -> VerdictState:
+def _decide_state(answer: Answer | ServingAnswer) -> VerdictState:
     runs, gain = answer.measured, answer.gain
     if runs is None:
         return "unmeasured"
@@ -245,4 +245,4 @@ def _state(answer: Answer | ServingAnswer) -> VerdictState:
 def is_wide(answer: Answer | ServingAnswer) -> bool:
     """Whether the interval of a step time leaves it open."""
     interval = answer.step_s_interval if isinstance(answer, Answer) else None
-    return interval is not None and interval[1] >= WIDE * interval[0]
+    return interval is not None and interval[1] >= WIDE_INTERVAL_RATIO * interval[0]

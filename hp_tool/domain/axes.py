@@ -176,9 +176,9 @@ AXES = (
     ),
 )
 """In the order of tables."""
-BY_KEY = {axis.key: axis for axis in AXES}
+AXES_BY_KEY = {axis.key: axis for axis in AXES}
 
 
-def of_kind(kind: Literal["training", "inference"]) -> tuple[Axis, ...]:
+def axes_of_kind(kind: Literal["training", "inference"]) -> tuple[Axis, ...]:
     """Return the axes that queries of a kind have."""
     return tuple(axis for axis in AXES if kind in axis.kinds)

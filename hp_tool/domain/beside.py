@@ -9,7 +9,7 @@ from hp_tool.domain.serving import PoolRecommendation, ServingRecommendation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Beside:
+class AnswerAdditions:
     """What an answer shows beside its ranking, as `RecommendAnswer` describes it; None unless asked
     for.
     """

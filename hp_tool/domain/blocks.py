@@ -13,7 +13,7 @@ delta rule (arXiv 2412.06464); kimi_delta: its form with a gate for each channel
 mamba: selective state space (arXiv 2312.00752); mamba2: state-space duality (arXiv 2405.21060).
 """
 FeedForward = Literal["dense", "experts", "none"]
-RECURRENT: tuple[Mixer, ...] = ("gated_delta", "kimi_delta", "mamba", "mamba2")
+RECURRENT_MIXERS: tuple[Mixer, ...] = ("gated_delta", "kimi_delta", "mamba", "mamba2")
 """Mixers that keep a state of constant size for a sequence, and no keys and values."""
 
 _Size = Annotated[int, Interval(ge=1, le=1 << 26)]

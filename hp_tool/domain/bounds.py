@@ -37,14 +37,14 @@ class Bounds:
     done: int = 0
     """How many of them were."""
     spent_s: float = 0.0
-    """Processor time that `check` has counted."""
+    """Processor time that `count_combinations` has counted."""
 
 
 _CURRENT: ContextVar[Bounds | None] = ContextVar("bounds", default=None)
 
 
 @contextmanager
-def bounded(bounds: Bounds) -> Iterator[None]:
+def apply_bounds(bounds: Bounds) -> Iterator[None]:
     """Within, work keeps to `bounds`; so does what is started from here in threads that copy the
     context.
     """
@@ -55,7 +55,7 @@ def bounded(bounds: Bounds) -> Iterator[None]:
         _CURRENT.reset(token)
 
 
-def begin_again() -> None:
+def reset_counts() -> None:
     """Begin the next of several pieces of work, each of which may cost as much: a line of a
     batch.
     """
@@ -69,14 +69,14 @@ def begin_again() -> None:
         )
 
 
-def answer_several(questions: int) -> None:
+def announce_answers(questions: int) -> None:
     """Announce that the work answers so many questions, as of so many machines."""
     if (bounds := _CURRENT.get()) is not None:
         bounds.questions = questions
 
 
 @contextmanager
-def over_again() -> Iterator[None]:
+def repeat_search() -> Iterator[None]:
     """Within, spaces that were announced already are searched again with choices of ours: they do
     not count twice.
     """
@@ -90,14 +90,14 @@ def over_again() -> Iterator[None]:
         bounds.again = before
 
 
-def check(*, done: int = 0) -> None:
+def count_combinations(*, done: int = 0) -> None:
     """Count `done` combinations as looked at; raises where the work is to end."""
     if (bounds := _CURRENT.get()) is not None:
         bounds.done += done
         bounds.check(bounds)
 
 
-def plan(count: int, *, axes: Mapping[str, int], most: int) -> None:
+def announce_combinations(count: int, *, axes: Mapping[str, int], most: int) -> None:
     """Announce `count` combinations of `axes`: the number of values of each, by its path in a
     query.
 
@@ -108,11 +108,11 @@ def plan(count: int, *, axes: Mapping[str, int], most: int) -> None:
         bounds.planned += count
         bounds.counted += 0 if bounds.again else count
         if bounds.counted > bounds.max_combinations:
-            raise _too_many(
+            raise _too_many_error(
                 bounds.counted, most=bounds.max_combinations, axes=axes, code="request_too_costly"
             )
     if count > most:
-        raise _too_many(count, most=most, axes=axes, code="space_too_large")
+        raise _too_many_error(count, most=most, axes=axes, code="space_too_large")
 
 
 def check_values(count: int, *, field: str) -> None:
@@ -141,7 +141,7 @@ def check_yaml(num_bytes: int) -> None:
         )
 
 
-def _too_many(count: int, *, most: int, axes: Mapping[str, int], code: str) -> InputError:
+def _too_many_error(count: int, *, most: int, axes: Mapping[str, int], code: str) -> InputError:
     """Names the longest axes, and how many values of each would fit."""
     widest_first = sorted(axes.items(), key=lambda axis: -axis[1])
     excess, advice = count / most, []

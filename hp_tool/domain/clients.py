@@ -23,7 +23,7 @@ class Client:
     source: str
 
 
-REQUESTS_EACH = 10.0
+DEFAULT_REQUESTS_PER_SLOT = 10.0
 """Assumed where no client is named: what public benchmarks send for each request in flight."""
 CLIENTS = {
     "aiperf": Client(

@@ -1,6 +1,6 @@
 """Which settings a consumer follows: a profiler, or the writer of another tool's configuration.
 
-A consumer declares the fields that it follows. `undeclared` reads `dataclasses.fields`, so a field
+A consumer declares the fields that it follows. `undeclared_fields` reads `dataclasses.fields`, so a field
 that nobody has declared, such as one added later, is rejected by its name unless it is at its
 default.
 """
@@ -17,12 +17,12 @@ values a consumer follows beside the default; None: all.
 """
 
 
-def names(text: str) -> frozenset[str]:
+def parse_names(text: str) -> frozenset[str]:
     """Return the names in a text."""
     return frozenset(text.split())
 
 
-ACCOUNTING = names("""
+ACCOUNTING_FIELDS = parse_names("""
     model.name model.left_out model.tower_parameters
     training.framework training.framework_version training.total_tokens training.reliability
     training.attention_mask_flops training.expert_imbalance
@@ -40,59 +40,62 @@ ACCOUNTING = names("""
 Who runs one framework or engine alone checks that apart.
 """
 
-DENSE = names("""
+DENSE_FIELDS = parse_names("""
     num_hidden_layers hidden_size num_attention_heads num_key_value_heads head_dim
     intermediate_size vocab_size tie_word_embeddings gated_mlp normalization position_embedding
     max_position_embeddings sliding_window sliding_window_layers attention_bias
     attention_output_bias mlp_bias
 """)
 """Fields of a model that describe a decoder with dense layers that are all alike."""
-EXPERTS = names("""
+EXPERT_FIELDS = parse_names("""
     num_experts num_experts_per_tok moe_intermediate_size num_shared_experts
     shared_expert_intermediate_size shared_expert_gate n_group topk_group first_k_dense_replace
 """)
-LATENT = names("kv_lora_rank q_lora_rank qk_nope_head_dim qk_rope_head_dim v_head_dim")
+LATENT_FIELDS = parse_names("kv_lora_rank q_lora_rank qk_nope_head_dim qk_rope_head_dim v_head_dim")
 """Fields of multi-head latent attention."""
-OVERLAPS = names("""
+OVERLAP_FIELDS = parse_names("""
     overlap.tensor_parallel overlap.context_parallel overlap.expert_parallel
     overlap.pipeline_parallel overlap.data_parallel
 """)
-LORA = names("lora.rank lora.target_modules lora.dropout")
-RECOMPUTE = names("""
+LORA_FIELDS = parse_names("lora.rank lora.target_modules lora.dropout")
+RECOMPUTE_FIELDS = parse_names("""
     recompute recompute.granularity recompute.method recompute.num_layers recompute.modules
 """)
-BATCH = names("sequence_length global_batch_size precision micro_batch_size zero_stage") | RECOMPUTE
+BATCH_FIELDS = (
+    parse_names("sequence_length global_batch_size precision micro_batch_size zero_stage")
+    | RECOMPUTE_FIELDS
+)
 """Fields that every tool for training has a setting for."""
-SPLITS = names("""
+SPLIT_FIELDS = parse_names("""
     tensor_parallel_size sequence_parallel pipeline_parallel_size virtual_pipeline_parallel_size
     context_parallel_size expert_parallel_size expert_tensor_parallel_size
 """)
 """Sizes of `parallel` into which a model is split."""
-BLOCKS = names("blocks.count blocks.mixer blocks.feed_forward")
+BLOCK_FIELDS = parse_names("blocks.count blocks.mixer blocks.feed_forward")
 """Fields of layers that differ in mixer and feed-forward alone."""
-LOAD = names("""
+LOAD_FIELDS = parse_names("""
     input_length output_length trace concurrency request_rate_per_second think_time_s
     prefix_cache_hit_rate prefix_groups expert_imbalance
     load.arrival load.num_prompts load.client load.warmup
 """)
 """Fields that describe the requests to a server."""
-SERVER = names("""
+SERVER_FIELDS = parse_names("""
     tensor_parallel_size pipeline_parallel_size expert_parallel_size attention_data_parallel_size
     redundant_experts max_num_seqs max_num_batched_tokens
 """)
 """Fields of a serving configuration."""
 
 
-IN_QUERY = {"cluster.kinds": "cluster.stages", "cluster.rank_order": "parallel.rank_order"}
+QUERY_PATHS = {"cluster.kinds": "cluster.stages", "cluster.rank_order": "parallel.rank_order"}
 """Keys of a query whose fields have another path in a resolved case."""
 
 
-def any_value(*groups: Collection[str]) -> Declared:
+def allow_any_value(*groups: Collection[str]) -> Declared:
     """Declare all values of the fields in some groups."""
     return {name: None for group in groups for name in group}
 
 
-def undeclared(
+def undeclared_fields(
     spec: Any, *, section: str, declared: Declared, within: str = ""
 ) -> Iterator[tuple[str, Any]]:
     """Yield (path, value) of every field of a specification that is neither at its default, nor
@@ -104,20 +107,22 @@ def undeclared(
     for field in fields(spec):
         name, value = f"{within}{field.name}", getattr(spec, field.name)
         path = f"{section}.{name}"
-        if path in ACCOUNTING or value == default_of(field):
+        if path in ACCOUNTING_FIELDS or value == default_of(field):
             continue
         values = value if isinstance(value, tuple) else (value,)
         specs = [each for each in values if isinstance(each, Strict)]
         if specs and any(each.startswith(f"{name}.") for each in declared):
             for each in specs:
-                yield from undeclared(each, section=section, declared=declared, within=f"{name}.")
+                yield from undeclared_fields(
+                    each, section=section, declared=declared, within=f"{name}."
+                )
             continue
         followed = declared.get(name, ())
         if followed is not None and value not in followed:
-            yield IN_QUERY.get(path, path), value
+            yield QUERY_PATHS.get(path, path), value
 
 
-def setting(path: str, value: Any) -> str:
+def setting_words(path: str, value: Any) -> str:
     """Return `training.precision: fp8`, or the path alone of a value with fields of its own."""
     return f"{path}: {value}" if isinstance(value, str | int | float) else path
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-_NAMES = (
+_NAME_RULES = (
     (r"GB300", "gb300-nvl72"),
     (r"B300", "b300-sxm-288gb"),
     (r"GB200", "gb200-nvl72"),
@@ -44,20 +44,20 @@ _NAMES = (
 """(pattern of the name that NVIDIA's or AMD's driver reports, name in the catalogue); the first
 that matches counts.
 """
-RECOGNIZED = frozenset(name for _, name in _NAMES)
+RECOGNIZED_GPUS = frozenset(name for _, name in _NAME_RULES)
 """GPUs of the catalogue that a driver's name tells."""
 
 
-def known_name(device: str) -> str | None:
+def catalogue_gpu_name(device: str) -> str | None:
     """Return the catalogue's name of a GPU; None if no rule knows the driver's name for it."""
-    return next((name for pattern, name in _NAMES if re.search(pattern, device)), None)
+    return next((name for pattern, name in _NAME_RULES if re.search(pattern, device)), None)
 
 
-def is_device(device: str, *, gpu: str) -> bool | None:
+def matches_gpu(device: str, *, gpu: str) -> bool | None:
     """Return whether the driver's name `device` is of the catalogue's GPU `gpu`; None if it may
     be.
     """
-    known = known_name(device)
+    known = catalogue_gpu_name(device)
     if known == gpu:
         return True
     return (

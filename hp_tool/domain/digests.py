@@ -23,7 +23,10 @@ def configuration_digest(*, parallel: RunConfig, fidelity: Fidelity | None = Non
     ):  # a bare name is short for the mapping
         parallel = replace(parallel, recompute=Recompute(granularity=parallel.recompute))
     return json_digest(
-        {"parallel": _canonical(parallel), "fidelity": _canonical(fidelity or Fidelity())}
+        {
+            "parallel": _without_defaults(parallel),
+            "fidelity": _without_defaults(fidelity or Fidelity()),
+        }
     )
 
 
@@ -39,9 +42,9 @@ def problem_digest(
     """
     return json_digest(
         {
-            **({} if trainer is None else {"trainer": _canonical(trainer)}),
-            "model": _canonical(replace(model, name="", left_out=None)),
-            "training": _canonical(replace(training, total_tokens=None, reliability=None)),
+            **({} if trainer is None else {"trainer": _without_defaults(trainer)}),
+            "model": _without_defaults(replace(model, name="", left_out=None)),
+            "training": _without_defaults(replace(training, total_tokens=None, reliability=None)),
             "gpu": cluster.gpu.name,
             "cluster": [
                 cluster.num_gpus,
@@ -49,7 +52,7 @@ def problem_digest(
                 cluster.nvlink_domain_size,
                 cluster.inter_node_bandwidth_bytes_per_second,
                 cluster.inter_node_latency_s,
-                *_unusual(cluster),
+                *_non_default_hardware(cluster),
             ],
         }
     )
@@ -57,7 +60,7 @@ def problem_digest(
 
 def strategy_digest(strategy: Strategy) -> str:
     """SHA-256 (hex) of what a query's candidates have in common and their columns do not name."""
-    return json_digest(_canonical(strategy))
+    return json_digest(_without_defaults(strategy))
 
 
 def json_digest(value: Any) -> str:
@@ -66,7 +69,7 @@ def json_digest(value: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _unusual(cluster: ClusterSpec) -> list[Any]:
+def _non_default_hardware(cluster: ClusterSpec) -> list[Any]:
     """What most clusters leave at its default, so that their digests stay as they are."""
     names = (
         "network_topology",
@@ -82,19 +85,19 @@ def _unusual(cluster: ClusterSpec) -> list[Any]:
     ]
 
 
-def _canonical(value: Any) -> Any:
+def _without_defaults(value: Any) -> Any:
     """Only what differs from its default, so that a field added later leaves older digests as they
     are.
     """
     if is_dataclass(value) and not isinstance(value, type):
         values = ((item, getattr(value, item.name)) for item in fields(value))
         return {
-            item.name: _canonical(x)
+            item.name: _without_defaults(x)
             for item, x in values
             if item.default is MISSING or x != item.default
         }
     if isinstance(value, dict):
-        return {str(key): _canonical(x) for key, x in value.items()}
+        return {str(key): _without_defaults(x) for key, x in value.items()}
     if isinstance(value, (tuple, list)):
-        return [_canonical(x) for x in value]
+        return [_without_defaults(x) for x in value]
     return value

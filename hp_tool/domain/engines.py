@@ -31,11 +31,11 @@ SGLANG_DEVICES = (
 """SGLang's (GiB of devices below which, tokens of a prefill chunk, sequences of the largest CUDA
 graph), by `ServerArgs._handle_gpu_memory_settings`.
 """
-SGLANG_KEPT = 512 * MIB, 1.5 * MIB, 2.0 * MIB, 128 * MIB
+SGLANG_RESERVED_BYTES = 512 * MIB, 1.5 * MIB, 2.0 * MIB, 128 * MIB
 """What SGLang's default share leaves: in all, for each token of a chunk, for each sequence of a
 graph, for each device of a replica, which is taken as one.
 """
-SMALL_TO_VLLM = ("a100",)
+VLLM_SMALL_SILICON = ("a100",)
 """Dies that vLLM gives the defaults of small devices whatever their memory."""
 CHUNKS_SINCE = (0, 8)
 """vLLM's release from which passes have their present limits on large devices: before it they held
@@ -57,7 +57,7 @@ def device_defaults(
     """
     if engine == "sglang":
         chunk, graph = next(limits for gib, *limits in SGLANG_DEVICES if memory_bytes < gib * GIB)
-        always, by_token, by_sequence, by_device = SGLANG_KEPT
+        always, by_token, by_sequence, by_device = SGLANG_RESERVED_BYTES
         kept = always + by_token * chunk + by_sequence * graph + by_device
         share = round(max(memory_bytes - kept, 0.0) / memory_bytes, 3)
         return {"max_num_batched_tokens": chunk, "memory_fraction": share}
@@ -66,7 +66,7 @@ def device_defaults(
     if release is not None and release_numbers(release) < CHUNKS_SINCE:
         whole = positions if positions is not None and positions <= WHOLE_PROMPTS else 0
         return {"max_num_seqs": 256, "max_num_batched_tokens": max(whole, 2048)}
-    if silicon in SMALL_TO_VLLM or memory_bytes < VLLM_SMALL_BYTES:
+    if silicon in VLLM_SMALL_SILICON or memory_bytes < VLLM_SMALL_BYTES:
         return {"max_num_seqs": 256, "max_num_batched_tokens": 2048}
     return {}
 
@@ -240,7 +240,7 @@ class ExpertEfficiency(Strict):
     fitted_on: str = ""
 
 
-ISOLATED = ExpertEfficiency()
+ISOLATED_EXPERTS = ExpertEfficiency()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -44,12 +44,12 @@ class Export(Protocol):
 _source: Callable[[], Iterable[Export]] = tuple
 
 
-def provide(source: Callable[[], Iterable[Export]]) -> None:
+def set_exports(source: Callable[[], Iterable[Export]]) -> None:
     """Set the function that returns all exports; the package does so when it is imported."""
     global _source
     _source = source
 
 
-def exports() -> tuple[Export, ...]:
+def list_exports() -> tuple[Export, ...]:
     """Return all exports, in the order of lists."""
     return tuple(_source())

@@ -20,9 +20,9 @@ from typing import Any
 from hp_tool.domain.fields import Strict
 from hp_tool.domain.model import ModelSpec
 
-FAMILIAR = "familiar"
+FAMILIAR_CLASS = "familiar"
 """The class of a question that differs from measured runs in nothing."""
-TRAINING = (
+TRAINING_DIMENSIONS = (
     "trainer",
     "die",
     "model_kind",
@@ -37,9 +37,18 @@ TRAINING = (
 the errors on left-out runs. gpu is another card of a measured die, family another model of a
 measured kind.
 """
-SERVING = ("engine", "model_kind", "die", "release", "load", "precision", "family", "gpu")
+SERVING_DIMENSIONS = (
+    "engine",
+    "model_kind",
+    "die",
+    "release",
+    "load",
+    "precision",
+    "family",
+    "gpu",
+)
 """The same of serving."""
-WORDS: Mapping[str, str] = {
+DIMENSION_LABELS: Mapping[str, str] = {
     "trainer": "trainer",
     "engine": "engine",
     "release": "release",
@@ -97,7 +106,7 @@ class Index:
 NO_RUNS = Index()
 
 
-def counted(settings: Iterable[Setting]) -> Index:
+def group_settings(settings: Iterable[Setting]) -> Index:
     """Return the settings of single runs as groups."""
     names = [each.name for each in fields(Setting)]
     return Index(
@@ -161,14 +170,16 @@ class Nearness:
             counts[run.source] = counts.get(run.source, 0) + run.n
             first.setdefault(run.source, run)
         largest = sorted(counts, key=lambda source: -counts[source])[:MAX_NEAREST]
-        beyond = "layout" if unmeasured else FAMILIAR
+        beyond = "layout" if unmeasured else FAMILIAR_CLASS
         return Familiarity(
             class_=self.differs[0] if self.differs else beyond,
             n=sum(counts.values()),
             nearest=tuple(
                 Nearest(
                     source=source,
-                    differs_in=tuple(difference(name, first[source]) for name in self.differs),
+                    differs_in=tuple(
+                        describe_difference(name, first[source]) for name in self.differs
+                    ),
                 )
                 for source in largest
             ),
@@ -176,19 +187,19 @@ class Nearness:
         )
 
 
-def difference(dimension: str, run: Measured) -> str:
+def describe_difference(dimension: str, run: Measured) -> str:
     """Return what the runs have in place of the question's: `release 26.04`."""
     if dimension == "scale":
         return f"number of GPUs: at most {run.num_gpus:,}"
-    value = getattr(run, VALUES.get(dimension, dimension))
-    return f"{WORDS[dimension]} {value or 'not named'}"
+    value = getattr(run, SETTING_FIELDS.get(dimension, dimension))
+    return f"{DIMENSION_LABELS[dimension]} {value or 'not named'}"
 
 
-VALUES = {"trainer": "software", "engine": "software", "die": "gpu", "scale": "num_gpus"}
+SETTING_FIELDS = {"trainer": "software", "engine": "software", "die": "gpu", "scale": "num_gpus"}
 """Fields of a setting that hold a dimension, where the names differ."""
 
 
-def nearness(
+def find_nearest(
     setting: Setting, index: Index, extras: Mapping[str, float], *, serves: bool = False
 ) -> Nearness:
     """Return the nearest of the index's runs.
@@ -208,11 +219,11 @@ def _nearest(
     setting: Setting, index: Index, serves: bool
 ) -> tuple[tuple[str, ...], tuple[Measured, ...]]:
     """Return the dimensions in which the nearest runs differ, and these runs."""
-    order = SERVING if serves else TRAINING
+    order = SERVING_DIMENSIONS if serves else TRAINING_DIMENSIONS
     found: dict[tuple[bool, ...], list[Measured]] = {}
     for run in index.runs:
         others = bool(setting.lender) and run.software != setting.lender
-        names = differences(setting, run, serves=serves)
+        names = differing_dimensions(setting, run, serves=serves)
         found.setdefault((others, *(name in names for name in order)), []).append(run)
     if not found:
         return order[:1], ()
@@ -220,7 +231,7 @@ def _nearest(
     return tuple(itertools.compress(order, nearest[1:])), tuple(found[nearest])
 
 
-def differences(setting: Setting, run: Measured, *, serves: bool) -> tuple[str, ...]:
+def differing_dimensions(setting: Setting, run: Measured, *, serves: bool) -> tuple[str, ...]:
     """Return the dimensions in which measured runs differ from a question."""
     names = []
     if setting.software != run.software:
@@ -275,6 +286,6 @@ def family_of(name: str) -> str:
     return "-".join(words)
 
 
-def arithmetic(precision: str | None) -> str:
+def arithmetic_precision(precision: str | None) -> str:
     """Return a precision with the 16-bit ones as one, which run on the same units."""
     return "bf16" if precision in (None, "fp16", "bf16") else str(precision)

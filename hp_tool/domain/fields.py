@@ -19,7 +19,7 @@ from hp_tool.errors import InputError
 T = TypeVar("T")
 ChosenValues: TypeAlias = dict[str, Any]
 """Values of a query beside `parallel`, by dotted path, that a ranking, a fix or a search put in."""
-_BUILDING = threading.Lock()
+_BUILD_LOCK = threading.Lock()
 
 
 def short_repr(value: Any) -> str:
@@ -67,11 +67,11 @@ class _OneOrSeveral:
         return {
             "type": "tagged-union",
             "choices": kinds,
-            "discriminator": lambda value: _kind(value),
+            "discriminator": lambda value: _json_type(value),
         }
 
 
-def _kind(value: Any) -> str:
+def _json_type(value: Any) -> str:
     return "Several" if isinstance(value, list | tuple) else "One"
 
 
@@ -186,12 +186,12 @@ class Flattened(Strict):
 
 
 @contextlib.contextmanager
-def building(*, described: bool) -> Iterator[None]:
+def build_validators(*, described: bool) -> Iterator[None]:
     """Let validators of types be built, by one thread at a time: Python 3.11 cannot parse
     docstrings in two at once. Parsing them, for schemas with descriptions, takes twice as long as
     all else: a sixth of a command's time.
     """
-    with _BUILDING:
+    with _BUILD_LOCK:
         Strict.__pydantic_config__["use_attribute_docstrings"] = described
         try:
             yield
@@ -203,7 +203,11 @@ def building(*, described: bool) -> Iterator[None]:
 def bounds_of(kind: Any) -> dict[str, tuple[float, float]]:
     """Smallest and largest value of each field of a dataclass that has bounds."""
     hints = get_type_hints(kind, include_extras=True)
-    return {name: bounds for name, hint in hints.items() if (bounds := _bounds(hint)) is not None}
+    return {
+        name: bounds
+        for name, hint in hints.items()
+        if (bounds := _bounds_of_hint(hint)) is not None
+    }
 
 
 def check_bounds(kind: Any, values: Mapping[str, Any], *, field: str = "") -> None:
@@ -226,10 +230,10 @@ def check_bounds(kind: Any, values: Mapping[str, Any], *, field: str = "") -> No
             if (
                 isinstance(number, int | float) and not bounds[0] <= number <= bounds[1]
             ):  # not: NaN is within no bounds
-                raise out_of_bounds(number, bounds, field=f"{prefix}{name}.{key}".rstrip("."))
+                raise bounds_error(number, bounds, field=f"{prefix}{name}.{key}".rstrip("."))
 
 
-def checked(spec: T, *, field: str) -> T:
+def check_spec(spec: T, *, field: str) -> T:
     """The dataclass itself, its numbers within their bounds. Raises InputError as
     `check_bounds`.
     """
@@ -238,7 +242,7 @@ def checked(spec: T, *, field: str) -> T:
     return spec
 
 
-def out_of_bounds(value: object, bounds: tuple[float, float], *, field: str) -> InputError:
+def bounds_error(value: object, bounds: tuple[float, float], *, field: str) -> InputError:
     """The error of a number outside its bounds, both included."""
     ends = " to ".join(f"{end:,}" if isinstance(end, int) else f"{end:g}" for end in bounds)
     return InputError(
@@ -246,8 +250,12 @@ def out_of_bounds(value: object, bounds: tuple[float, float], *, field: str) -> 
     )
 
 
-def _bounds(hint: Any) -> tuple[float, float] | None:
+def _bounds_of_hint(hint: Any) -> tuple[float, float] | None:
     own: list[Any] = [
         each for each in getattr(hint, "__metadata__", ()) if isinstance(each, Interval)
     ]
-    return (own[0].ge, own[0].le) if own else next(filter(None, map(_bounds, get_args(hint))), None)
+    return (
+        (own[0].ge, own[0].le)
+        if own
+        else next(filter(None, map(_bounds_of_hint, get_args(hint))), None)
+    )

@@ -155,7 +155,7 @@ _PURE_TORCH = FrameworkFacts(
     frozen_precisions=("nf4",),  # bitsandbytes' or torchao's; fp8 is Transformer Engine's
 )
 """Facts of trainers that run PyTorch's modules, autograd and optimizers as they are."""
-FACTS = {
+FACTS_BY_FRAMEWORK = {
     # NVIDIA/Megatron-LM, megatron/core/distributed/distributed_data_parallel.py: bucket_size, which
     # pipeline ranks after the first do without, as do all without overlap_grad_reduce.
     "megatron-core": FrameworkFacts(
@@ -288,7 +288,7 @@ SAME_CODE = {"llm-foundry": "torch-fsdp"}
 """Frameworks that are another under their own name: torch-fsdp's constants are of llm-foundry's
 runs.
 """
-FACTS |= {name: FACTS[other] for name, other in SAME_CODE.items()}
+FACTS_BY_FRAMEWORK |= {name: FACTS_BY_FRAMEWORK[other] for name, other in SAME_CODE.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -305,7 +305,7 @@ class StandIn:
     """The framework whose code trains the model, with all that it can do; None: code of its own."""
 
 
-_FORKS: tuple[Degree, ...] = tuple(
+_FORK_DEGREES: tuple[Degree, ...] = tuple(
     each for each in DEGREES if each != "virtual_pipeline_parallel_size"
 )
 STAND_INS = {
@@ -332,11 +332,11 @@ STAND_INS = {
         wraps="torch-fsdp",
     ),
     # Forks of Megatron-LM under DeepSpeed's engine and pipeline; neither interleaves chunks.
-    "gpt-neox": StandIn(constants="megatron-core", degrees=_FORKS),
-    "megatron-deepspeed": StandIn(constants="megatron-core", degrees=_FORKS),
+    "gpt-neox": StandIn(constants="megatron-core", degrees=_FORK_DEGREES),
+    "megatron-deepspeed": StandIn(constants="megatron-core", degrees=_FORK_DEGREES),
 }
 """Predicted with another's constants: every answer says so, and its interval is wider."""
-FRAMEWORKS = (*FACTS, *STAND_INS)
+FRAMEWORKS = (*FACTS_BY_FRAMEWORK, *STAND_INS)
 """Every framework that a query may name."""
 
 
@@ -346,14 +346,14 @@ def calls_flash_attention(framework: str) -> bool:
     """
     if framework in STAND_INS:
         return STAND_INS[framework].wraps is None
-    return framework in FACTS and FACTS[framework].eager_kernels
+    return framework in FACTS_BY_FRAMEWORK and FACTS_BY_FRAMEWORK[framework].eager_kernels
 
 
 def loops_experts(workload: TrainingWorkload) -> bool:
     """Return whether routed experts run one after the other, as modules."""
     if workload.expert_kernel is not None:
         return workload.expert_kernel == "loop"
-    return facts(workload.framework).loops_experts
+    return framework_facts(workload.framework).loops_experts
 
 
 def fuses_kernels(workload: TrainingWorkload) -> bool:
@@ -362,10 +362,10 @@ def fuses_kernels(workload: TrainingWorkload) -> bool:
     """
     if workload.kernel_fusion is not None:
         return workload.kernel_fusion
-    return not facts(workload.framework).eager_kernels
+    return not framework_facts(workload.framework).eager_kernels
 
 
-def wrapped(framework: str) -> str:
+def training_engine(framework: str) -> str:
     """Return the framework whose code trains the model: verl's Megatron workers run megatron-core;
     any other runs itself.
     """
@@ -374,13 +374,16 @@ def wrapped(framework: str) -> str:
 
 
 @cache
-def facts(framework: str) -> FrameworkFacts:
+def framework_facts(framework: str) -> FrameworkFacts:
     """The framework's facts, or those of its stand-in within what it can run; Megatron Core's where
     nothing else is known.
     """
     if framework in STAND_INS:
         own = STAND_INS[framework]
         return replace(
-            FACTS[own.constants], degrees=own.degrees, zero_stages=own.zero_stages, dispatchers=()
+            FACTS_BY_FRAMEWORK[own.constants],
+            degrees=own.degrees,
+            zero_stages=own.zero_stages,
+            dispatchers=(),
         )
-    return FACTS.get(framework) or FACTS["megatron-core"]
+    return FACTS_BY_FRAMEWORK.get(framework) or FACTS_BY_FRAMEWORK["megatron-core"]

@@ -1,14 +1,14 @@
 """What CUDA graphs record of a training step, and which recordings Megatron Core refuses."""
 
 from hp_tool.domain.model import ModelSpec
-from hp_tool.domain.releases import GRAPHS_BESIDE_MERGED_PASSES, LATEST, has_come
+from hp_tool.domain.releases import GRAPHS_BESIDE_MERGED_PASSES, LATEST, is_at_least
 from hp_tool.domain.workload import GraphModule, TrainingWorkload
 
 ITERATIONS_SINCE = {"container": (26, 6), "core": (0, 18)}
 """Releases since which recipes record whole iterations although no token is dropped, and since
 which a recorded iteration may offload activations (transformer_config.py).
 """
-ALL_BUT_EXPERTS: tuple[GraphModule, ...] = ("attn", "moe_router", "moe_preprocess")
+MODULES_WITHOUT_EXPERTS: tuple[GraphModule, ...] = ("attn", "moe_router", "moe_preprocess")
 
 
 def recorded_modules(
@@ -30,12 +30,12 @@ def recorded_modules(
         return named
     return (
         None
-        if has_come(workload.framework_version or LATEST, since=ITERATIONS_SINCE)
-        else ALL_BUT_EXPERTS
+        if is_at_least(workload.framework_version or LATEST, since=ITERATIONS_SINCE)
+        else MODULES_WITHOUT_EXPERTS
     )
 
 
-def refused_recording(workload: TrainingWorkload, model: ModelSpec) -> str | None:
+def recording_error(workload: TrainingWorkload, model: ModelSpec) -> str | None:
     """Return why Megatron Core refuses what CUDA graphs record, with the fix; None if it accepts.
 
     Source: TransformerConfig of releases 0.16 to 0.19 (transformer_config.py, cuda_graph_impl). The
@@ -50,7 +50,7 @@ def refused_recording(workload: TrainingWorkload, model: ModelSpec) -> str | Non
         kind.feed_forward != "none" and kind.moe_layers < count for count, kind in model.kinds
     )
     if workload.merges_passes:
-        if modules is None and not has_come(release, since=GRAPHS_BESIDE_MERGED_PASSES):
+        if modules is None and not is_at_least(release, since=GRAPHS_BESIDE_MERGED_PASSES):
             return (
                 "Megatron Core records no whole iteration under training.overlap.expert_parallel "
                 "before release 0.18 (NeMo "
@@ -64,7 +64,7 @@ def refused_recording(workload: TrainingWorkload, model: ModelSpec) -> str | Non
                 "training.cuda_graph_modules"
             )
     if workload.offload == "activations" and (
-        modules or not has_come(release, since=ITERATIONS_SINCE)
+        modules or not is_at_least(release, since=ITERATIONS_SINCE)
     ):
         return (
             "Megatron Core does not record CUDA graphs with offloaded activations, except whole "

@@ -21,9 +21,9 @@ from hp_tool.domain.fields import (
 )
 from hp_tool.domain.hardware import Precision
 
-RATE = "inference.request_rate_per_second"
+RATE_PATH = "inference.request_rate_per_second"
 """The path of a rate that a ranking chose."""
-MOST_TRACED = 10_000
+MAX_TRACE_REQUESTS = 10_000
 """Requests of a trace that stands in a query; files may have more."""
 
 
@@ -160,22 +160,30 @@ class TraceSpec(Strict):
     """
 
     arrival_s: (
-        Annotated[tuple[Annotated[float, Interval(ge=0.0, le=1e12)], ...], MaxLen(MOST_TRACED)]
+        Annotated[
+            tuple[Annotated[float, Interval(ge=0.0, le=1e12)], ...], MaxLen(MAX_TRACE_REQUESTS)
+        ]
         | None
     ) = None
     """When each came; None: lengths alone, under a concurrency or independent arrivals at a
     rate.
     """
     input_tokens: (
-        Annotated[tuple[Annotated[int, Interval(ge=1, le=1 << 24)], ...], MaxLen(MOST_TRACED)]
+        Annotated[
+            tuple[Annotated[int, Interval(ge=1, le=1 << 24)], ...], MaxLen(MAX_TRACE_REQUESTS)
+        ]
         | LogNormalTokens
     )
     output_tokens: (
-        Annotated[tuple[Annotated[int, Interval(ge=1, le=1 << 24)], ...], MaxLen(MOST_TRACED)]
+        Annotated[
+            tuple[Annotated[int, Interval(ge=1, le=1 << 24)], ...], MaxLen(MAX_TRACE_REQUESTS)
+        ]
         | LogNormalTokens
     )
     prefix_tokens: (
-        Annotated[tuple[Annotated[int, Interval(ge=0, le=1 << 24)], ...], MaxLen(MOST_TRACED)]
+        Annotated[
+            tuple[Annotated[int, Interval(ge=0, le=1 << 24)], ...], MaxLen(MAX_TRACE_REQUESTS)
+        ]
         | None
     ) = None
     """Of the input, found in the engine's prefix cache."""

@@ -1,6 +1,6 @@
 """Keys of `training` by whether they change the numbers that are trained."""
 
-CHOICES = (
+NUMERICS_KEYS = (
     "global_batch_size",
     "precision",
     "fp8_recipe",
@@ -14,7 +14,7 @@ CHOICES = (
     "expert_capacity_factor",
 )
 """What changes them: no ranking varies it unless the query lists values."""
-FREE = ("training.cuda_graphs", "training.cross_entropy", "training.overlap")
+FREE_PATHS = ("training.cuda_graphs", "training.cross_entropy", "training.overlap")
 """Paths of what changes none of them: a ranking takes these where they are worth it and the query
 leaves them open.
 """

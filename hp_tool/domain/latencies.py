@@ -49,4 +49,4 @@ REQUEST = Latency(
 )
 LATENCIES = {latency.key: latency for latency in (TTFT, TPOT, REQUEST)}
 """By key, in the order of tables."""
-BY_QUANTILE_KEY = {latency.quantile_key: latency for latency in LATENCIES.values()}
+LATENCIES_BY_QUANTILE_KEY = {latency.quantile_key: latency for latency in LATENCIES.values()}

@@ -16,7 +16,7 @@ from hp_tool.domain.workload import TrainingWorkload
 
 MeasurementStatus = Literal["ok", "oom", "timeout", "crashed", "preempted"]
 Runner = Literal["megatron-core", "vllm", "endpoint"]
-KILLED = "a process was killed by signal 9"
+KILLED_CAUSE = "a process was killed by signal 9"
 """Cause of a run that something ended from outside; it is repeated once before its configuration is
 blamed.
 """

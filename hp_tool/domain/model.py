@@ -9,7 +9,7 @@ from typing import Annotated, Literal, TypeVar
 
 from annotated_types import Interval
 
-from hp_tool.domain.blocks import RECURRENT, Block, FeedForward, Mixer
+from hp_tool.domain.blocks import RECURRENT_MIXERS, Block, FeedForward, Mixer
 from hp_tool.domain.fields import Strict
 
 Architecture = Literal["decoder", "encoder", "encoder_decoder"]
@@ -31,7 +31,7 @@ _VECTORS: dict[Vectors, int] = {"none": 0, "weight": 1, "weight_bias": 2}
 T = TypeVar("T")
 
 
-def _given(
+def _optional_or(
     field: Callable[[ModelSpec], T | None], otherwise: Callable[[ModelSpec], T]
 ) -> cached_property[T]:
     """What a field says or, where it is None, what follows from others."""
@@ -262,33 +262,41 @@ class ModelSpec(Strict):
     training has none of them.
     """
 
-    decoder_layers = _given(
+    decoder_layers = _optional_or(
         lambda model: model.num_decoder_layers, lambda model: model.num_hidden_layers
     )
     """encoder_decoder: layers of the decoder."""
-    kv_heads = _given(
+    kv_heads = _optional_or(
         lambda model: model.num_key_value_heads, lambda model: model.num_attention_heads
     )
-    head_size = _given(
+    head_size = _optional_or(
         lambda model: model.head_dim, lambda model: model.hidden_size // model.num_attention_heads
     )
-    qk_nope_size = _given(lambda model: model.qk_nope_head_dim, lambda model: model.head_size)
+    qk_nope_size = _optional_or(lambda model: model.qk_nope_head_dim, lambda model: model.head_size)
     """MLA: width of the part of a query or key head without rotary embedding."""
-    ffn_size = _given(lambda model: model.intermediate_size, lambda model: 4 * model.hidden_size)
-    expert_size = _given(lambda model: model.moe_intermediate_size, lambda model: model.ffn_size)
+    ffn_size = _optional_or(
+        lambda model: model.intermediate_size, lambda model: 4 * model.hidden_size
+    )
+    expert_size = _optional_or(
+        lambda model: model.moe_intermediate_size, lambda model: model.ffn_size
+    )
     """Width of one routed expert."""
-    has_attention_bias = _given(lambda model: model.attention_bias, lambda model: model.is_gpt_like)
-    has_attention_output_bias = _given(
+    has_attention_bias = _optional_or(
+        lambda model: model.attention_bias, lambda model: model.is_gpt_like
+    )
+    has_attention_output_bias = _optional_or(
         lambda model: model.attention_output_bias, lambda model: model.has_attention_bias
     )
-    has_mlp_bias = _given(lambda model: model.mlp_bias, lambda model: model.has_attention_bias)
-    has_output_bias = _given(
+    has_mlp_bias = _optional_or(
+        lambda model: model.mlp_bias, lambda model: model.has_attention_bias
+    )
+    has_output_bias = _optional_or(
         lambda model: model.output_bias, lambda model: model.architecture == "encoder"
     )
-    has_sentence_head = _given(
+    has_sentence_head = _optional_or(
         lambda model: model.sentence_head, lambda model: model.architecture == "encoder"
     )
-    token_types = _given(
+    token_types = _optional_or(
         lambda model: model.type_vocab_size,
         lambda model: 2 if model.architecture == "encoder" else 0,
     )
@@ -387,7 +395,7 @@ class ModelSpec(Strict):
     @cached_property
     def is_recurrent(self) -> bool:
         """Whether its layers, all alike, keep a state instead of keys and values."""
-        return self.mixer in RECURRENT
+        return self.mixer in RECURRENT_MIXERS
 
     @cached_property
     def attention(self) -> AttentionKind:

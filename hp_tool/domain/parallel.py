@@ -87,7 +87,7 @@ class ParallelConfig(Strict):
     __repr__ = short_repr
 
 
-OF_THE_QUERY = (
+QUERY_STRATEGY_FIELDS = (
     "rank_order",
     "pipeline_layout",
     "context_parallel_communication",
@@ -95,7 +95,7 @@ OF_THE_QUERY = (
     "dynamic_context_parallel",
 )
 """Fields of ParallelConfig that no candidate varies."""
-OF_THE_FRAMEWORK = (*OF_THE_QUERY, "moe_token_dispatcher_type")
+STRATEGY_FIELDS = (*QUERY_STRATEGY_FIELDS, "moe_token_dispatcher_type")
 """Fields that mean something in one framework alone, and decide a query's Strategy."""
 
 
@@ -240,11 +240,11 @@ class ParallelQuery(Strict):
     """Inference only: maximum tokens of one forward pass; None: the engine's default."""
 
 
-def said_of_all(query: ParallelQuery, *, context_parallel_size: int) -> dict[str, Any]:
+def common_settings(query: ParallelQuery, *, context_parallel_size: int) -> dict[str, Any]:
     """Return what a query says of all its candidates, by field, as far as it means something for
     one of this size: levels of context parallelism only where they make up its size.
     """
-    values = {name: getattr(query, name) for name in OF_THE_QUERY}
+    values = {name: getattr(query, name) for name in QUERY_STRATEGY_FIELDS}
     sizes = query.hierarchical_context_parallel_sizes
     if sizes is not None and sizes[0] * sizes[1] != context_parallel_size:
         values["hierarchical_context_parallel_sizes"] = None

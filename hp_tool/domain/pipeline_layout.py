@@ -15,9 +15,9 @@ from typing import Any
 
 from hp_tool.errors import InputError
 
-FIELD = "parallel.pipeline_layout"
+LAYOUT_PATH = "parallel.pipeline_layout"
 MAX_TEXT = 4_096
-MAX_WRITTEN_OUT = 65_536
+MAX_EXPANDED_CHARACTERS = 65_536
 """Characters once all repetitions are written out."""
 _REPETITIONS = (re.compile(r"\(([^()]+)\)\*(\d+)"), re.compile(r"([^*()\d])\*(\d+)"))
 """Groups first, so that what stands in them may repeat too."""
@@ -57,21 +57,21 @@ def parse_layout(text: str) -> PipelineLayout:
     if len(text) > MAX_TEXT:
         raise InputError(
             f"a pipeline layout may be {MAX_TEXT:,} characters long, this is {len(text):,}",
-            field=FIELD,
+            field=LAYOUT_PATH,
         )
-    written = _written_out(text.replace(",", ""))
+    written = _expand_repetitions(text.replace(",", ""))
     if strange := re.search(r"[^EtmL|]", written):
         raise InputError(
             f"{strange.group()!r} is no part of a pipeline layout; write E, t, m, L, |, x*n and "
             "(...)*n",
-            field=FIELD,
+            field=LAYOUT_PATH,
         )
     if re.fullmatch(r"E[t|]*[m|]*L", written) is None:
         raise InputError(
             "a pipeline layout starts with its one E and ends with its one L, transformer layers "
             "(t) before "
             "multi-token-prediction layers (m)",
-            field=FIELD,
+            field=LAYOUT_PATH,
         )
     chunks, before = [], 0
     for marks in written.split("|"):
@@ -88,7 +88,7 @@ def parse_layout(text: str) -> PipelineLayout:
         before += layers
     if sum(chunk.mtp_layers > 0 for chunk in chunks) > 1:
         raise InputError(
-            "all multi-token-prediction layers (m) must be in one model chunk", field=FIELD
+            "all multi-token-prediction layers (m) must be in one model chunk", field=LAYOUT_PATH
         )
     return PipelineLayout(text=text, chunks=tuple(chunks))
 
@@ -107,20 +107,21 @@ def check_layout(layout: PipelineLayout, *, num_layers: int, mtp_layers: int) ->
         if count != wanted:
             raise InputError(
                 f"{layout.text!r} has {count} x {letter}, the model's {name} is {wanted}",
-                field=FIELD,
+                field=LAYOUT_PATH,
             )
 
 
-def _written_out(text: str) -> str:
+def _expand_repetitions(text: str) -> str:
     for pattern in _REPETITIONS:
         # Seven digits are too many of anything.
         length = len(text) + sum(
             len(match[1]) * int(match[2].lstrip("0")[:7] or 0) for match in pattern.finditer(text)
         )
-        if length > MAX_WRITTEN_OUT:
+        if length > MAX_EXPANDED_CHARACTERS:
             raise InputError(
-                f"a pipeline layout may stand for {MAX_WRITTEN_OUT:,} layers and marks at most",
-                field=FIELD,
+                f"a pipeline layout may stand for {MAX_EXPANDED_CHARACTERS:,} layers and marks "
+                f"at most",
+                field=LAYOUT_PATH,
             )
         text = pattern.sub(lambda match: match[1] * int(match[2]), text)
     return text
@@ -165,7 +166,7 @@ def ends_are_shorter(
     return (last <= 1) | ((chunks == 1) & (last < -(-num_layers // stages)))
 
 
-def _only_ends(*, num_layers: Any, stages: Any, chunks: Any, begins_dense: bool) -> Any:
+def _only_ends_lack_layers(*, num_layers: Any, stages: Any, chunks: Any, begins_dense: bool) -> Any:
     """Whether the ends alone lack layers, however a framework is told."""
     sizes = {
         "num_layers": num_layers,
@@ -196,7 +197,9 @@ def stage_layers(
         num_layers=num_layers, stages=p, chunks=chunks, begins_dense=begins_dense
     )
     full = -(-num_layers // (p * chunks)) * chunks
-    ends = _only_ends(num_layers=num_layers, stages=p, chunks=chunks, begins_dense=begins_dense)
+    ends = _only_ends_lack_layers(
+        num_layers=num_layers, stages=p, chunks=chunks, begins_dense=begins_dense
+    )
     # Chunk i is on rank i mod p, so of every p neighbouring chunks that lack a layer each stage has
     # one.
     rounds, (begun, ended) = first // p + last // p, (first % p, last % p)
@@ -237,7 +240,9 @@ def chunk_layers(
             num_layers // count + (place >= count - num_layers % count) for place in range(count)
         ]
     sizes = [(num_layers + first + last) // count] * count
-    if _only_ends(num_layers=num_layers, stages=stages, chunks=chunks, begins_dense=begins_dense):
+    if _only_ends_lack_layers(
+        num_layers=num_layers, stages=stages, chunks=chunks, begins_dense=begins_dense
+    ):
         sizes[0] -= first
         sizes[-1] -= last
         return sizes
@@ -263,11 +268,11 @@ def text_of_chunks(sizes: Iterable[int], *, mtp_layers: int) -> str:
     """Return model chunks of these numbers of layers, two or more, in the same notation;
     multi-token prediction in the last.
     """
-    first, *between, last = map(_layers, sizes)
+    first, *between, last = map(_layers_text, sizes)
     runs = ((text, len(list(same))) for text, same in itertools.groupby(between))
     middle = "".join(f"({text}|)*{times}" if times > 1 else f"{text}|" for text, times in runs)
     return f"E{first}|{middle}{last}{'m' * mtp_layers}L"
 
 
-def _layers(count: int) -> str:
+def _layers_text(count: int) -> str:
     return f"t*{count}" if count > 2 else "t" * count

@@ -7,19 +7,19 @@ from dataclasses import fields
 from typing import Any, TypeAlias
 
 from hp_tool.domain.declared import (
-    ACCOUNTING,
-    DENSE,
-    EXPERTS,
-    LATENT,
-    OVERLAPS,
-    RECOMPUTE,
-    SERVER,
-    SPLITS,
+    ACCOUNTING_FIELDS,
+    DENSE_FIELDS,
+    EXPERT_FIELDS,
+    LATENT_FIELDS,
+    OVERLAP_FIELDS,
+    RECOMPUTE_FIELDS,
+    SERVER_FIELDS,
+    SPLIT_FIELDS,
     Declared,
-    any_value,
-    names,
-    setting,
-    undeclared,
+    allow_any_value,
+    parse_names,
+    setting_words,
+    undeclared_fields,
 )
 from hp_tool.domain.hardware import ClusterSpec
 from hp_tool.domain.inference import InferenceWorkload
@@ -35,32 +35,35 @@ Sizes: TypeAlias = Any
 """A ParallelConfig, or the same fields of n candidates as arrays of shape (n,)."""
 ENGINES = ("megatron-core", "torch-fsdp")
 """Frameworks that the profiler has an engine for."""
-FEWEST_VLLM_TOKENS = 10_000
+MIN_VLLM_BATCHED_TOKENS = 10_000
 """`vllm bench latency` draws its prompts from this many tokens."""
 
-_OF_ENCODERS: Declared = {
+_ENCODER_ONLY_FIELDS: Declared = {
     "output_bias": (False,),
     "head_dense": ("none",),
     "sentence_head": (False,),
     "type_vocab_size": (0,),
 }
 """What a decoder may say that it lacks."""
-_DECODER: Declared = {
-    **any_value(DENSE, names("position_embedding_offset")),
-    **_OF_ENCODERS,
+_DECODER_FIELDS: Declared = {
+    **allow_any_value(DENSE_FIELDS, parse_names("position_embedding_offset")),
+    **_ENCODER_ONLY_FIELDS,
     "position_embedding": ("learned", "rotary", "none"),
     "query_key_norm": ("head",),
 }
-_WITH_EXPERTS = {**_DECODER, **any_value(EXPERTS)}
-_PREDICTING = {**_WITH_EXPERTS, **any_value(names("num_nextn_predict_layers"))}
-_LLAMA: Declared = {
-    **any_value(DENSE - names("sliding_window sliding_window_layers")),
-    **_OF_ENCODERS,
+_EXPERT_DECODER_FIELDS = {**_DECODER_FIELDS, **allow_any_value(EXPERT_FIELDS)}
+_PREDICTING_DECODER_FIELDS = {
+    **_EXPERT_DECODER_FIELDS,
+    **allow_any_value(parse_names("num_nextn_predict_layers")),
+}
+_LLAMA_FIELDS: Declared = {
+    **allow_any_value(DENSE_FIELDS - parse_names("sliding_window sliding_window_layers")),
+    **_ENCODER_ONLY_FIELDS,
     **dict.fromkeys(("attention_bias", "attention_output_bias", "mlp_bias"), (False,)),
     "query_key_norm": ("head",),
 }
-_WORKLOAD: Declared = {
-    **any_value(names("sequence_length global_batch_size")),
+_WORKLOAD_FIELDS: Declared = {
+    **allow_any_value(parse_names("sequence_length global_batch_size")),
     "optimizer": ("sgd",),
     "attention_kernel": ("auto",),
     "cross_entropy": ("unfused",),
@@ -76,35 +79,35 @@ _WORKLOAD: Declared = {
     "exp_avg_sq_precision": ("fp32",),
     "master_precision": ("fp32",),
 }
-_SIZES = {
-    "megatron-core": SPLITS
-    | names("micro_batch_size zero_stage")
-    | names("context_parallel_communication moe_token_dispatcher_type"),
-    "torch-fsdp": names("""
+_SIZE_FIELDS = {
+    "megatron-core": SPLIT_FIELDS
+    | parse_names("micro_batch_size zero_stage")
+    | parse_names("context_parallel_communication moe_token_dispatcher_type"),
+    "torch-fsdp": parse_names("""
         tensor_parallel_size sequence_parallel pipeline_parallel_size
         virtual_pipeline_parallel_size micro_batch_size zero_stage data_parallel_shard_size
     """),
 }
 """Fields of `parallel` that each engine follows, beside recomputation."""
-_COLUMNS = names("recompute_method recompute_num_layers recompute_modules")
+_RECOMPUTE_COLUMNS = parse_names("recompute_method recompute_num_layers recompute_modules")
 """Recomputation of many candidates."""
-_BATCH = names("input_length output_length concurrency precision")
-_ENDPOINT = _BATCH | names("""
+_BATCH_FIELDS = parse_names("input_length output_length concurrency precision")
+_ENDPOINT_FIELDS = _BATCH_FIELDS | parse_names("""
     kv_cache_precision request_rate_per_second prefix_cache_hit_rate memory_fraction
 """)
 """Of a load on a server that was started with its own precisions and share of memory."""
 
 
-def _workload(training: TrainingWorkload) -> Declared:
+def _declared_workload(training: TrainingWorkload) -> Declared:
     """Return what the engine follows of a workload."""
     if training.framework == "torch-fsdp":  # it casts what it gathers, and stores fp32
-        return {**_WORKLOAD, "precision": ("fp32",)}
+        return {**_WORKLOAD_FIELDS, "precision": ("fp32",)}
     stored = "bf16" if training.precision == "fp8" else training.precision
     return {
-        **_WORKLOAD,
-        **any_value(names("fp8_recipe attention dropout expert_capacity_factor")),
+        **_WORKLOAD_FIELDS,
+        **allow_any_value(parse_names("fp8_recipe attention dropout expert_capacity_factor")),
         # Transformer Engine's ring always overlaps.
-        **any_value(OVERLAPS - {"overlap.context_parallel"}),
+        **allow_any_value(OVERLAP_FIELDS - {"overlap.context_parallel"}),
         "precision": ("fp16", "fp32", "fp8"),
         "parameter_precision": (stored,),
         "gradient_precision": ("fp32", stored),
@@ -115,20 +118,26 @@ def _workload(training: TrainingWorkload) -> Declared:
     }
 
 
-def _named(spec: Any, *, section: str, declared: Declared, where: str = "") -> Unsupported:
-    for path, value in undeclared(spec, section=section, declared=declared):
-        yield path, f"{setting(path, value)}{where}"
+def _undeclared_words(
+    spec: Any, *, section: str, declared: Declared, where: str = ""
+) -> Unsupported:
+    for path, value in undeclared_fields(spec, section=section, declared=declared):
+        yield path, f"{setting_words(path, value)}{where}"
 
 
-def unprofiled_model(
-    model: ModelSpec, *, declared: Declared = _PREDICTING, sequence_length: int, of: str
+def unsupported_model_fields(
+    model: ModelSpec,
+    *,
+    declared: Declared = _PREDICTING_DECODER_FIELDS,
+    sequence_length: int,
+    of: str,
 ) -> Unsupported:
     """(field, words) of what a model has and no run builds. `of`: the query's field that says how
     long sequences are.
     """
-    if model.kv_lora_rank is not None and declared is _PREDICTING:
-        declared = {**declared, **any_value(LATENT)}
-    yield from _named(model, section="model", declared=declared)
+    if model.kv_lora_rank is not None and declared is _PREDICTING_DECODER_FIELDS:
+        declared = {**declared, **allow_any_value(LATENT_FIELDS)}
+    yield from _undeclared_words(model, section="model", declared=declared)
     learned, rows = model.positions == "learned", model.max_position_embeddings or 0
     if model.kv_lora_rank is not None and model.positions != "rotary":
         yield "model.position_embedding", "latent attention without rotary positions"
@@ -144,23 +153,23 @@ def unprofiled_model(
         yield "model.sliding_window", "a sliding_window shorter than sequence_length"
 
 
-def unprofiled(*, model: ModelSpec, training: TrainingWorkload, gpu: str) -> Unsupported:
+def unsupported_training(*, model: ModelSpec, training: TrainingWorkload, gpu: str) -> Unsupported:
     """(field, words) of what no configuration of this query can be run with; nothing where all is
     well.
     """
     fsdp = training.framework == "torch-fsdp"
     if training.framework not in ENGINES:
         yield "training.framework", f"framework: {training.framework}"
-    yield from unprofiled_model(
+    yield from unsupported_model_fields(
         model,
-        declared=_DECODER if fsdp else _PREDICTING,
+        declared=_DECODER_FIELDS if fsdp else _PREDICTING_DECODER_FIELDS,
         sequence_length=training.sequence_length,
         of="training.sequence_length",
     )
-    yield from _named(
+    yield from _undeclared_words(
         training,
         section="training",
-        declared=_workload(training),
+        declared=_declared_workload(training),
         where=" under torch-fsdp" if fsdp else "",
     )
     if training.cuda_graphs and model.num_experts:
@@ -172,13 +181,15 @@ def unprofiled(*, model: ModelSpec, training: TrainingWorkload, gpu: str) -> Uns
         )
 
 
-def unprofiled_layout(cluster: ClusterSpec, strategy: Strategy) -> Unsupported:
+def unsupported_layout(cluster: ClusterSpec, strategy: Strategy) -> Unsupported:
     """(field, words) of what the layout of ranks and stages asks and is not run."""
-    yield from _named(strategy, section="parallel", declared=any_value(_SIZES["megatron-core"]))
-    yield from _named(cluster, section="cluster", declared={})
+    yield from _undeclared_words(
+        strategy, section="parallel", declared=allow_any_value(_SIZE_FIELDS["megatron-core"])
+    )
+    yield from _undeclared_words(cluster, section="cluster", declared={})
 
 
-def unprofiled_sizes(
+def unsupported_sizes(
     sizes: Sizes,
     *,
     model: ModelSpec,
@@ -192,7 +203,7 @@ def unprofiled_sizes(
     communication: of context parallelism. Rings and head exchanges are Transformer Engine's, which
     has no CPU version.
     """
-    yield from _undeclared_sizes(sizes, followed=_SIZES[_engine(training)])
+    yield from _undeclared_sizes(sizes, followed=_SIZE_FIELDS[_profiler_engine(training)])
     t, zero = sizes.tensor_parallel_size, sizes.zero_stage
     context = sizes.context_parallel_size > 1
     by_engine = gpu == "cpu" and communication != "all_gather"
@@ -234,24 +245,29 @@ def unprofiled_sizes(
     )
 
 
-def _engine(training: TrainingWorkload) -> str:
+def _profiler_engine(training: TrainingWorkload) -> str:
     return "torch-fsdp" if training.framework == "torch-fsdp" else "megatron-core"
 
 
 def _undeclared_sizes(sizes: Sizes, *, followed: frozenset[str]) -> Iterator[tuple[Any, str]]:
     if isinstance(sizes, ParallelConfig):
-        declared = any_value(followed, RECOMPUTE)
-        for path, value in undeclared(sizes, section="parallel", declared=declared):
-            yield True, setting(path, value)
+        declared = allow_any_value(followed, RECOMPUTE_FIELDS)
+        for path, value in undeclared_fields(sizes, section="parallel", declared=declared):
+            yield True, setting_words(path, value)
         return
     usual = ParallelConfig()
     for name in (each.name for each in fields(sizes)):
-        if name not in followed | _COLUMNS and f"parallel.{name}" not in ACCOUNTING:
+        if (
+            name not in followed | _RECOMPUTE_COLUMNS
+            and f"parallel.{name}" not in ACCOUNTING_FIELDS
+        ):
             default = getattr(usual, name, None)  # of names the code 0
             yield getattr(sizes, name) != (0 if default is None else default), name
 
 
-def unserved(*, model: ModelSpec, inference: InferenceWorkload, runner: Runner) -> Unsupported:
+def unsupported_serving(
+    *, model: ModelSpec, inference: InferenceWorkload, runner: Runner
+) -> Unsupported:
     """(field, words) of what no configuration of this query can be served with; nothing where all
     is well.
     """
@@ -270,26 +286,31 @@ def unserved(*, model: ModelSpec, inference: InferenceWorkload, runner: Runner) 
             "think_time_s: people who think come at a rate; measure that, request_rate_per_second",
         )
     declared: Declared = {
-        **any_value(_ENDPOINT if running else _BATCH),
+        **allow_any_value(_ENDPOINT_FIELDS if running else _BATCH_FIELDS),
         "load.arrival": ("poisson",) if by_rate else (),
     }
     if not running:
         declared = {**declared, "kv_cache_precision": (inference.precision,)}
-    yield from _named(inference, section="inference", declared=declared)
+    yield from _undeclared_words(inference, section="inference", declared=declared)
     length = inference.input_length + inference.output_length
     if runner == "megatron-core":
-        yield from unprofiled_model(
-            model, declared=_WITH_EXPERTS, sequence_length=length, of="inference.output_length"
+        yield from unsupported_model_fields(
+            model,
+            declared=_EXPERT_DECODER_FIELDS,
+            sequence_length=length,
+            of="inference.output_length",
         )
     if runner == "vllm":
-        yield from _named(model, section="model", declared=_LLAMA, where=" with vllm")
+        yield from _undeclared_words(
+            model, section="model", declared=_LLAMA_FIELDS, where=" with vllm"
+        )
         if not model.gated_mlp or model.normalization != "rmsnorm" or model.positions != "rotary":
             yield "model", "models shaped otherwise than Llama or Qwen3 with vllm"
-        if model.vocab_size < FEWEST_VLLM_TOKENS:
-            yield "model.vocab_size", f"a vocab_size below {FEWEST_VLLM_TOKENS} with vllm"
+        if model.vocab_size < MIN_VLLM_BATCHED_TOKENS:
+            yield "model.vocab_size", f"a vocab_size below {MIN_VLLM_BATCHED_TOKENS} with vllm"
 
 
-def unserved_sizes(
+def unsupported_serving_sizes(
     *,
     model: ModelSpec,
     inference: InferenceWorkload,
@@ -298,10 +319,12 @@ def unserved_sizes(
 ) -> Unsupported:
     """(field, words) of what this configuration asks for and no run does."""
     if runner == "endpoint":  # it was started so
-        yield from _named(parallel, section="parallel", declared=any_value(SERVER))
+        yield from _undeclared_words(
+            parallel, section="parallel", declared=allow_any_value(SERVER_FIELDS)
+        )
         return
-    followed = names("tensor_parallel_size max_num_seqs max_num_batched_tokens")
-    yield from _named(parallel, section="parallel", declared=any_value(followed))
+    followed = parse_names("tensor_parallel_size max_num_seqs max_num_batched_tokens")
+    yield from _undeclared_words(parallel, section="parallel", declared=allow_any_value(followed))
     t = parallel.tensor_parallel_size
     for count, name in (
         (model.num_attention_heads, "num_attention_heads"),

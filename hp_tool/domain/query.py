@@ -21,7 +21,7 @@ Repetitions = Annotated[int, Interval(ge=1, le=100_000)]
 Reducible = Literal["layers", "replicas", "micro_batches"]
 Objective = Literal["throughput", "days", "cost", "min_gpus", "throughput_per_gpu", "ttft", "tpot"]
 RankBy = Literal["expected", "mean"]
-MOST_DEVICES = 1_024
+MAX_DEVICES = 1_024
 """Maximum for objective min_gpus where a query names a GPU and no number of devices."""
 
 
@@ -260,4 +260,4 @@ class Query(Strict):
         if isinstance(self.cluster, str) or not self.leaves_num_gpus_open():
             return self
         node = self.cluster.gpus_per_node or 1
-        return self.with_num_gpus(max(MOST_DEVICES - MOST_DEVICES % node, node))
+        return self.with_num_gpus(max(MAX_DEVICES - MAX_DEVICES % node, node))

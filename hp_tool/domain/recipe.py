@@ -38,7 +38,7 @@ class RecipeRule(Strict):
         """`training.gradient_precision: bf16, ...`."""
         sections = (("training", self.training), ("parallel", self.parallel))
         values = (
-            f"{section}.{key}: {_words(value)}"
+            f"{section}.{key}: {_list_words(value)}"
             for section, keys in sections
             for key, value in keys.items()
         )
@@ -76,10 +76,10 @@ class RecipeRule(Strict):
             and self.max_gpus in (None, other.max_gpus)
             and self.min_batch in (None, other.min_batch)
             and self.max_batch in (None, other.max_batch)
-            and _hold(self.models, other.models)
-            and _hold(self.gpus, other.gpus)
-            and _hold(self.precisions, other.precisions)
-            and _hold(self.tasks, other.tasks)
+            and _includes_all(self.models, other.models)
+            and _includes_all(self.gpus, other.gpus)
+            and _includes_all(self.precisions, other.precisions)
+            and _includes_all(self.tasks, other.tasks)
         )
 
     def holds(
@@ -99,7 +99,7 @@ class RecipeRule(Strict):
         )
 
 
-def _hold(names: tuple[str, ...], others: tuple[str, ...]) -> bool:
+def _includes_all(names: tuple[str, ...], others: tuple[str, ...]) -> bool:
     """Whether all others are among the names; no names stand for all there are."""
     return not names or (bool(others) and set(others) <= set(names))
 
@@ -126,11 +126,11 @@ class Recipe(Strict):
     rules: tuple[RecipeRule, ...]
 
 
-def _words(value: object) -> str:
+def _list_words(value: object) -> str:
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{key}: {_words(each)}" for key, each in value.items()) + "}"
+        return "{" + ", ".join(f"{key}: {_list_words(each)}" for key, each in value.items()) + "}"
     if isinstance(value, list):
-        return "[" + ", ".join(map(_words, value)) + "]"
+        return "[" + ", ".join(map(_list_words, value)) + "]"
     return (
         "left open"
         if value is None

@@ -13,7 +13,7 @@ FLEX_EXISTS = {"container": (25, 4), "core": (0, 12)}
 """Releases since which the flex dispatcher exists: with DeepEP; with HybridEP since Megatron Core
 0.15.
 """
-FLEX_IS_USUAL = {"container": (26, 2, 1), "core": (0, 16)}
+FLEX_IS_DEFAULT = {"container": (26, 2, 1), "core": (0, 16)}
 """Releases since which recipes use it; Megatron-Bridge's recipes of Qwen3-30B-A3B name it."""
 
 GRAPHS_BESIDE_MERGED_PASSES = {"container": (26, 6), "core": (0, 18)}
@@ -47,7 +47,7 @@ def release_numbers(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d+", text)[:3])
 
 
-def has_come(release: str, *, since: Mapping[str, tuple[int, ...]]) -> bool:
+def is_at_least(release: str, *, since: Mapping[str, tuple[int, ...]]) -> bool:
     """Whether a release is the one named for its kind, or later; false for one without a number."""
     numbers = release_numbers(release)
     return (

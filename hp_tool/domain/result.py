@@ -10,7 +10,7 @@ from hp_tool.domain.measurement import Measurement
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.parts import MEMORY_KEYS
 from hp_tool.domain.prices import Priced
-from hp_tool.domain.units import SECONDS_PER_HOUR, duration, gib
+from hp_tool.domain.units import SECONDS_PER_HOUR, format_duration, format_gib
 
 Against = Literal["memory", "gpus"]
 """What a front of trainings sets against step time."""
@@ -248,8 +248,8 @@ class Estimate:
         if self.time is None or self.memory is None:
             return f"<Estimate: {verdict}>"
         return (
-            f"<Estimate: {verdict}, step {duration(self.time.step_s)}, "
-            f"{gib(self.memory.total_bytes)}>"
+            f"<Estimate: {verdict}, step {format_duration(self.time.step_s)}, "
+            f"{format_gib(self.memory.total_bytes)}>"
         )
 
     @property

@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass
 
-SHORTEST_DAYS = 1.0
+MIN_DAYS = 1.0
 """A client may still follow yesterday's search or repeat its request, and a worker that slept over
 a submit may wake.
 """
-LONGEST_DAYS = 36_500.0
+MAX_DAYS = 36_500.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +43,7 @@ class EndedRun:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kept:
+class RetainedData:
     """What a database keeps of searches that ended."""
 
     ended_searches: int

@@ -10,7 +10,7 @@ from hp_tool.domain.parallel import ParallelConfig, ParallelQuery
 from hp_tool.domain.parts import SERVING_MEMORY_KEYS
 from hp_tool.domain.prices import Priced
 from hp_tool.domain.result import Reason
-from hp_tool.domain.units import duration
+from hp_tool.domain.units import format_duration
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,7 +176,7 @@ class TokenPrices:
     """By the time that decoding takes."""
 
 
-ALL_RUN = 0.99
+ALL_RUN_FRACTION = 0.99
 """Share of the requests in flight from which all of them are said to run."""
 
 
@@ -257,7 +257,7 @@ class InferenceEstimate:
     def some_wait(self) -> bool:
         """Whether clearly fewer requests run than are in flight."""
         running, flying = self.running_requests, self.concurrency
-        return bool(running and flying and running < ALL_RUN * flying)
+        return bool(running and flying and running < ALL_RUN_FRACTION * flying)
 
     def __repr__(self) -> str:
         """A line for people; the fields are those of --json."""
@@ -272,7 +272,7 @@ class InferenceEstimate:
             or self.output_tokens_per_second_per_gpu is None
         ):
             return f"<InferenceEstimate: {verdict}>"
-        latencies = f"TTFT {duration(self.ttft_s)}, TPOT {duration(self.tpot_s)}"
+        latencies = f"TTFT {format_duration(self.ttft_s)}, TPOT {format_duration(self.tpot_s)}"
         return (
             f"<InferenceEstimate: {verdict}, {latencies}, "
             f"{self.output_tokens_per_second_per_gpu:,.0f} tokens/s/GPU>"

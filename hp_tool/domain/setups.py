@@ -8,7 +8,7 @@ from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import DEFAULT_STRATEGY, ParallelConfig, Recompute, Strategy
 from hp_tool.domain.pipeline_layout import missing_layers
 from hp_tool.domain.serving import ServingConfig
-from hp_tool.domain.switches import Switches, switches
+from hp_tool.domain.switches import Switches, megatron_switches
 from hp_tool.domain.workload import TrainingWorkload
 
 
@@ -46,7 +46,7 @@ class TrainingSetup:
     @property
     def switches(self) -> Switches:
         """What Megatron Core overlaps and fuses of it."""
-        return switches(
+        return megatron_switches(
             model=self.model,
             workload=self.workload,
             parallel=self.parallel,

@@ -5,30 +5,30 @@ cut off keeps them.
 import re
 from collections.abc import Sequence
 
-MORE_WARMUP = 4
+WARMUP_EXTENSION = 4
 """Steps that the warm-up of a search's runs may take beyond those asked for."""
-SETTLED = 0.1
+SETTLED_FRACTION = 0.1
 """A step that the next one beats by more than this share was still warming up."""
-RUN = "hp-tool run: "
+RUN_PREFIX = "hp-tool run: "
 """Before what is known of a run at its start, as JSON."""
 _STEP = re.compile(
     r"^hp-tool step (\d+) \((\d+) to (\d+) to warm up\): (\S+) s, loss (\S+),", re.MULTILINE
 )
 
 
-def warmup_of(times_s: Sequence[float], *, least: int, most: int) -> int:
+def count_warmup_steps(times_s: Sequence[float], *, least: int, most: int) -> int:
     """How many of the steps so far are warm-up: `least`, and up to `most` while steps still become
     faster.
     """
     count = least
     while count < most and count + 1 < len(times_s):
-        if times_s[count + 1] >= (1.0 - SETTLED) * times_s[count]:
+        if times_s[count + 1] >= (1.0 - SETTLED_FRACTION) * times_s[count]:
             break
         count += 1
     return count
 
 
-def step_line(
+def format_step(
     number: int, *, warmup: tuple[int, int], time_s: float, loss: float, norm: float
 ) -> str:
     """A finished step, for the log. `warmup`: how many steps warm up at least and at most."""
@@ -49,5 +49,5 @@ def read_steps(log: str) -> tuple[tuple[float, ...], tuple[float, ...], tuple[fl
         number, least, most = int(match[1]), int(match[2]), int(match[3])
         steps = [*(steps if number > 1 else []), (number, float(match[4]), float(match[5]))]
     times_s = tuple(time_s for _, time_s, _ in steps)
-    warmup = warmup_of(times_s, least=least, most=most)
+    warmup = count_warmup_steps(times_s, least=least, most=most)
     return times_s[:warmup], times_s[warmup:], tuple(loss for *_, loss in steps)

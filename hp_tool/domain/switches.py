@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from hp_tool.domain.frameworks import wrapped
+from hp_tool.domain.frameworks import training_engine
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import ParallelConfig, TokenDispatcher
 from hp_tool.domain.workload import OverlapSpec, TrainingWorkload
@@ -72,7 +72,7 @@ numbers by Transformer Engine's generator.
 """
 
 
-def switches(
+def megatron_switches(
     *,
     model: ModelSpec,
     workload: TrainingWorkload,
@@ -121,14 +121,14 @@ def device_connections(*, workload: TrainingWorkload, parallel: ParallelConfig) 
     tensor and context parallelism before the kernels that they hide behind; merged passes want
     many. None: CUDA's own.
     """
-    if wrapped(workload.framework) != "megatron-core":
+    if training_engine(workload.framework) != "megatron-core":
         return None
     if workload.merges_passes:
         return "32"
     return "1" if parallel.tensor_parallel_size > 1 or parallel.context_parallel_size > 1 else None
 
 
-def without(
+def drop_unavailable(
     wanted: Switches, *, lacking: Collection[str]
 ) -> tuple[Switches, dict[str, tuple[str, ...]]]:
     """(the switches on nodes that lack these, what is missing by field that had to change)."""

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from hp_tool.domain.fields import Amount, Flattened, Shown, bounds_of, out_of_bounds
-from hp_tool.domain.latencies import BY_QUANTILE_KEY
+from hp_tool.domain.fields import Amount, Flattened, Shown, bounds_error, bounds_of
+from hp_tool.domain.latencies import LATENCIES_BY_QUANTILE_KEY
 from hp_tool.errors import InputError
 
-QUANTILE = re.compile(rf"({'|'.join(BY_QUANTILE_KEY)})_p(\d\d)\.?(\d*)_s")
+QUANTILE_TARGET = re.compile(rf"({'|'.join(LATENCIES_BY_QUANTILE_KEY)})_p(\d\d)\.?(\d*)_s")
 """A target on a quantile. Digits behind the second are decimals, with a point or without: p99.9 and
 p999 are the same.
 """
@@ -19,15 +19,15 @@ LOWEST, HIGHEST = 50.0, 99.9
 """Percentiles that may be asked for."""
 
 
-def bounded_by(name: str) -> tuple[str, str | None]:
+def parse_target(name: str) -> tuple[str, str | None]:
     """Return the latency that the target of this name bounds, and its quantile (p90, p99.9; None:
     the mean).
     """
-    quantile = QUANTILE.fullmatch(name)
-    return _bounded(quantile) if quantile else (name, None)
+    quantile = QUANTILE_TARGET.fullmatch(name)
+    return _target_of_quantile(quantile) if quantile else (name, None)
 
 
-def share_of(quantile: str) -> float:
+def quantile_fraction(quantile: str) -> float:
     """Return the share of requests within a quantile's value: 0.999 of p99.9."""
     return float(quantile.removeprefix("p")) / 100.0
 
@@ -63,7 +63,7 @@ class Targets(Flattened):
         named = ((name, getattr(self, name)) for name in self.__slots__ if name != "others")
         for name, limit in (*named, *self.others):
             if limit is not None:
-                yield (name, *bounded_by(name), limit)
+                yield (name, *parse_target(name), limit)
 
     @classmethod
     def _fold(cls, data: dict[str, Any]) -> dict[str, Any]:
@@ -74,14 +74,14 @@ class Targets(Flattened):
                 code="unknown_key",
             )
         keys = {
-            key: _bounded(match)[1]
+            key: _target_of_quantile(match)[1]
             for key in data
-            if key not in cls.__slots__ and (match := QUANTILE.fullmatch(key))
+            if key not in cls.__slots__ and (match := QUANTILE_TARGET.fullmatch(key))
         }
         bounds = bounds_of(Targets)["ttft_s"]
         for key, quantile in keys.items():
             field, limit = f"targets.{key}", data[key]
-            if not LOWEST <= 100.0 * share_of(quantile) <= HIGHEST:
+            if not LOWEST <= 100.0 * quantile_fraction(quantile) <= HIGHEST:
                 raise InputError(
                     f"{field} asks for {quantile}; quantiles from p{LOWEST:g} to p{HIGHEST:g} are "
                     "predicted",
@@ -95,7 +95,7 @@ class Targets(Flattened):
                     code="invalid_value",
                 )
             if not bounds[0] <= limit <= bounds[1]:
-                raise out_of_bounds(limit, bounds, field=field)
+                raise bounds_error(limit, bounds, field=field)
         return {key: value for key, value in data.items() if key not in keys} | {
             "others": tuple((key, data[key]) for key in keys)
         }
@@ -103,13 +103,13 @@ class Targets(Flattened):
     @classmethod
     def _other_keys(cls) -> tuple[str, dict[str, Any]]:
         low, high = bounds_of(Targets)["ttft_s"]
-        return QUANTILE.pattern, {"type": "number", "minimum": low, "maximum": high}
+        return QUANTILE_TARGET.pattern, {"type": "number", "minimum": low, "maximum": high}
 
 
-def _bounded(quantile: re.Match[str]) -> tuple[str, str]:
+def _target_of_quantile(quantile: re.Match[str]) -> tuple[str, str]:
     """Return the latency that a target bounds, and the quantile as it is reported: p95, p99.9."""
     latency, whole, decimals = quantile.groups()
     return (
-        BY_QUANTILE_KEY[latency].key,
+        LATENCIES_BY_QUANTILE_KEY[latency].key,
         f"p{float(f'{whole}.{decimals or 0}'):g}",
     )

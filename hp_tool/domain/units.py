@@ -5,19 +5,19 @@ import math
 MIB = 2**20
 GB = 10**9
 GIB = 2**30
-LEAST_CHANGE = 0.0005
+MIN_CHANGE = 0.0005
 """Share of a time below which two are the same to a reader: 0.05 %."""
 SECONDS_PER_DAY = 86_400.0
 SECONDS_PER_HOUR = 3_600.0
 JOULES_PER_MWH = 3.6e9
 
 
-def gib(size_bytes: float) -> str:
+def format_gib(size_bytes: float) -> str:
     """`91.4 GiB`; GiB is 2**30 bytes."""
     return f"{size_bytes / GIB:.1f} GiB"
 
 
-def duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """A duration in the unit a person would pick: `431 us`, `12.3 ms`, `4.56 s`, `712.0 s`, `3.2
     h`, `24.1 days`.
 
@@ -36,14 +36,14 @@ def duration(seconds: float) -> str:
     return f"{seconds / SECONDS_PER_DAY:.1f} days"
 
 
-def duration_range(low_s: float, high_s: float) -> str:
+def format_duration_range(low_s: float, high_s: float) -> str:
     """Return `11.80-18.20 s`; `980.0 ms-1.20 s` if the ends have different units."""
-    low, high = duration(low_s), duration(high_s)
+    low, high = format_duration(low_s), format_duration(high_s)
     number, _, unit = low.rpartition(" ")
     return f"{number}-{high}" if high.endswith(f" {unit}") else f"{low}-{high}"
 
 
-def times(factor: float) -> str:
+def format_factor(factor: float) -> str:
     """How many times: `31 times`, `8.6 times`, `1.63 times`, `1.004 times`."""
     if factor >= 10.0:
         return f"{factor:,.0f} times"
@@ -51,22 +51,22 @@ def times(factor: float) -> str:
     return f"{factor:.{1 if factor >= 2.0 else 2 if near >= 0.01 else 3}f} times"
 
 
-def counted(count: int, noun: str) -> str:
+def format_count(count: int, noun: str) -> str:
     """`1 measurement`, `1,000 measurements`."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
-def capital(text: str) -> str:
+def capitalize(text: str) -> str:
     """Text that begins with a capital."""
     return f"{text[:1].upper()}{text[1:]}"
 
 
-def whole(value: float) -> str:
+def format_whole(value: float) -> str:
     """The number without decimals, below 1 with two significant digits: `1,024`, `0.41`."""
-    return decimal(value) if abs(value) < 1.0 else f"{value:,.0f}"
+    return format_decimal(value) if abs(value) < 1.0 else f"{value:,.0f}"
 
 
-def decimal(value: float) -> str:
+def format_decimal(value: float) -> str:
     """The number with one decimal, below 1 with two significant digits: `23.2`, `0.0041`."""
     if value == 0.0 or abs(value) >= 0.95:
         return f"{value:,.1f}"

@@ -10,7 +10,7 @@ from annotated_types import Interval, MaxLen
 from hp_tool.domain.fields import NonNegative, Strict
 from hp_tool.domain.measurement import Seconds
 
-MOST_REPORTS = 1000
+MAX_REPORTS = 1000
 """Steps of one message."""
 Name = Annotated[str, MaxLen(200)]
 Number = Annotated[int, Interval(ge=0, le=1 << 53)]
@@ -52,7 +52,7 @@ class StepBatch(Strict):
     host: Name | None = None
     dropped: Number = 0
     """Steps that the process could not keep until the service took them."""
-    reports: Annotated[tuple[StepReport, ...], MaxLen(MOST_REPORTS)]
+    reports: Annotated[tuple[StepReport, ...], MaxLen(MAX_REPORTS)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

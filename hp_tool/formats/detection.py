@@ -9,46 +9,55 @@ from typing import Any
 from hp_tool.errors import InputError, UnsupportedError
 from hp_tool.formats.reading import as_settings, look_up, table
 from hp_tool.formats.registry import formats, readable
-from hp_tool.formats.signs import Evidence, Place, Sign, any_key, key_within, words
-from hp_tool.formats.source import mapping_of, parsed
+from hp_tool.formats.signs import (
+    Evidence,
+    Place,
+    Sign,
+    has_any_key,
+    has_key_near_top,
+    matches_pattern,
+)
+from hp_tool.formats.source import parse_keys, parse_mapping
 
-_KEYS = (".json", ".yaml", ".yml", ".toml")
+_KEY_FILE_SUFFIXES = (".json", ".yaml", ".yml", ".toml")
 """Suffixes of files of keys, which are not scripts."""
 
 
-def _olmo(evidence: Evidence) -> bool:
+def _is_olmo(evidence: Evidence) -> bool:
     model = evidence.content.get("model")
     return "max_duration" in evidence.keys and isinstance(model, Mapping) and "name" not in model
 
 
-def _gpt_neox(evidence: Evidence) -> bool:
+def _is_gpt_neox(evidence: Evidence) -> bool:
     return (
         bool(evidence.keys & {"pipe_parallel_size", "model_parallel_size", "train_iters"})
         or {"num_layers", "hidden_size"} <= evidence.keys
     )
 
 
-_UNREAD = (
+_UNSUPPORTED_TOOLS = (
     Sign(
         of="text",
         rank=8,
-        holds=words(r"(?m)^from torchtitan\.experiments\.graph_trainer\b"),
+        holds=matches_pattern(r"(?m)^from torchtitan\.experiments\.graph_trainer\b"),
         refused="a configuration of torchtitan's GraphTrainer, which changes others in Python",
     ),
     Sign(
         of="text",
         rank=90,
-        holds=words(r"(?s)\A\s*# [^!\n]+\n.*\n```\w*\n"),
+        holds=matches_pattern(r"(?s)\A\s*# [^!\n]+\n.*\n```\w*\n"),
         refused="a page of Markdown (import one of the commands that it shows)",
     ),
-    Sign(of="keys", rank=10, holds=_gpt_neox, refused="GPT-NeoX"),
-    Sign(of="keys", rank=80, holds=_olmo, refused="OLMo"),
-    Sign(of="keys", rank=90, holds=key_within("openrlhf"), refused="OpenRLHF"),
-    Sign(of="keys", rank=95, holds=key_within("max_duration"), refused="LLM Foundry (Composer)"),
+    Sign(of="keys", rank=10, holds=_is_gpt_neox, refused="GPT-NeoX"),
+    Sign(of="keys", rank=80, holds=_is_olmo, refused="OLMo"),
+    Sign(of="keys", rank=90, holds=has_key_near_top("openrlhf"), refused="OpenRLHF"),
+    Sign(
+        of="keys", rank=95, holds=has_key_near_top("max_duration"), refused="LLM Foundry (Composer)"
+    ),
     Sign(
         of="keys",
         rank=96,
-        holds=key_within("auto_map", "architectures"),
+        holds=has_key_near_top("auto_map", "architectures"),
         refused="a model's config.json",
     ),
     Sign(
@@ -60,20 +69,22 @@ _UNREAD = (
     Sign(
         of="keys",
         rank=22,
-        holds=any_key("verification_index"),
+        holds=has_any_key("verification_index"),
         refused="a model verification card of Megatron Bridge (import a command that it shows)",
     ),
-    Sign(of="keys", rank=97, holds=key_within("recipe_args"), refused="a recipe of speculation"),
+    Sign(
+        of="keys", rank=97, holds=has_key_near_top("recipe_args"), refused="a recipe of speculation"
+    ),
     Sign(
         of="keys",
         rank=21,
-        holds=any_key("grpo", "dpo"),
+        holds=has_any_key("grpo", "dpo"),
         refused="NeMo RL's file of one of its algorithms",
     ),
     Sign(
         of="keys",
         rank=26,
-        holds=any_key("work_group", "exp_name"),
+        holds=has_any_key("work_group", "exp_name"),
         refused="an experiment of Primus",
     ),
     Sign(
@@ -82,52 +93,54 @@ _UNREAD = (
         holds=lambda evidence: {"backend", "resources", "model"} <= set(evidence.keys),
         refused="a deployment of srt-slurm",
     ),
-    Sign(of="keys", rank=98, holds=key_within("nodes_and_edges"), refused="a workflow"),
-    Sign(of="script", rank=10, holds=words(r"\bopenrlhf\b"), refused="OpenRLHF"),
+    Sign(of="keys", rank=98, holds=has_key_near_top("nodes_and_edges"), refused="a workflow"),
+    Sign(of="script", rank=10, holds=matches_pattern(r"\bopenrlhf\b"), refused="OpenRLHF"),
     Sign(
         of="script",
         rank=5,
-        holds=words(r"\bexamples/multimodal/\S*\.py\b|\bpretrain_vlm\.py\b"),
+        holds=matches_pattern(r"\bexamples/multimodal/\S*\.py\b|\bpretrain_vlm\.py\b"),
         refused="a script that trains a model of images and text",
     ),
     Sign(
         of="script",
         rank=9,
-        holds=words(r"\bslime_plugins\."),
+        holds=matches_pattern(r"\bslime_plugins\."),
         refused="slime's arguments of a model, which its launch scripts source",
     ),
     Sign(
         of="script",
         rank=11,
-        holds=words(r"\bdynamo\.trtllm\b"),
+        holds=matches_pattern(r"\bdynamo\.trtllm\b"),
         refused="Dynamo's workers of TensorRT-LLM (import a trtllm-serve command with its options)",
     ),
-    Sign(of="script", rank=14, holds=words(r"\bdeepy\.py\b"), refused="GPT-NeoX"),
-    Sign(of="script", rank=15, holds=words(r"\bcolossalai\s+run\b"), refused="ColossalAI"),
+    Sign(of="script", rank=14, holds=matches_pattern(r"\bdeepy\.py\b"), refused="GPT-NeoX"),
+    Sign(
+        of="script", rank=15, holds=matches_pattern(r"\bcolossalai\s+run\b"), refused="ColossalAI"
+    ),
     Sign(
         of="script",
         rank=16,
-        holds=words(r"--rollout-function-path|--actor-num-gpus-per-node"),
+        holds=matches_pattern(r"--rollout-function-path|--actor-num-gpus-per-node"),
         refused="slime",
     ),
     Sign(
         of="script",
         rank=19,
-        holds=words(r"\A(#[^\n]*\n|\s)*(from|import)\s+[\w.]+[ ,\n]"),
+        holds=matches_pattern(r"\A(#[^\n]*\n|\s)*(from|import)\s+[\w.]+[ ,\n]"),
         refused="a program in Python (import its launch script or configuration)",
     ),
 )
 """Signs of formats that are neither read nor written."""
 
 
-_PROGRAM = re.compile(
+_PROGRAM_PATTERN = re.compile(
     r"(?m)^(?![ \t]*#)[^\n]*?\b(?:python3?|torchrun|deepspeed|srun)\b[^\n]*?"
     r"(?:[\s/]([\w.-]+\.py)\b|\s-m\s+([\w.]+))"
 )
 """Programs started by lines of a script."""
 
 
-def detect(text: str, *, files: Mapping[str, str] | None = None) -> str:
+def detect_format(text: str, *, files: Mapping[str, str] | None = None) -> str:
     """Return the name of the format of a text, one of those that are read; of a manifest, pass
     the command of its container.
 
@@ -135,21 +148,28 @@ def detect(text: str, *, files: Mapping[str, str] | None = None) -> str:
         UnsupportedError: The format is known but not read.
         InputError: The text has no known format.
     """
-    if tool := _tool_of("text", Evidence(text=text)):
+    if tool := _match_signs("text", Evidence(text=text)):
         return tool
-    content = parsed(text) if text.lstrip("\ufeff \t\r\n").startswith("{") else mapping_of(text)
+    content = (
+        parse_keys(text) if text.lstrip("\ufeff \t\r\n").startswith("{") else parse_mapping(text)
+    )
     if content is not None:
-        return _of_mapping(content, text)
-    beside = "\n".join(each for name, each in (files or {}).items() if not name.endswith(_KEYS))
+        return _format_of_mapping(content, text)
+    beside = "\n".join(
+        each for name, each in (files or {}).items() if not name.endswith(_KEY_FILE_SUFFIXES)
+    )
     if tool := next(
         filter(
             None,
-            (_tool_of("script", Evidence(text=each, files=bool(files))) for each in (text, beside)),
+            (
+                _match_signs("script", Evidence(text=each, files=bool(files)))
+                for each in (text, beside)
+            ),
         ),
         "",
     ):
         return tool
-    if programs := ["".join(each) for each in _PROGRAM.findall(text)]:
+    if programs := ["".join(each) for each in _PROGRAM_PATTERN.findall(text)]:
         raise InputError(
             f"no supported entry point found (saw: {', '.join(dict.fromkeys(programs))}); "
             f"supported: {', '.join(readable())}; if it is one of these, pass --format",
@@ -173,22 +193,22 @@ def detect(text: str, *, files: Mapping[str, str] | None = None) -> str:
     )
 
 
-def _of_mapping(content: Mapping[str, Any], text: str) -> str:
+def _format_of_mapping(content: Mapping[str, Any], text: str) -> str:
     keys = frozenset(str(key).replace("-", "_") for key in content)
-    if tool := _tool_of("keys", Evidence(text=text, content=content, keys=keys)):
+    if tool := _match_signs("keys", Evidence(text=text, content=content, keys=keys)):
         return tool
     if "kind" in keys and keys & {"training", "inference"}:
         raise InputError(
             "this is a query already: give it to estimate, recommend or tune", field="format"
         )
     raise InputError(
-        f"a file of keys of no supported tool{_resemblance(content)}; supported: "
+        f"a file of keys of no supported tool{_describe_keys(content)}; supported: "
         f"{', '.join(readable())}; if it is one of these, pass --format",
         field="format",
     )
 
 
-def _resemblance(content: Mapping[str, Any]) -> str:
+def _describe_keys(content: Mapping[str, Any]) -> str:
     """Return for an error which tool's keys a file has most of; else its first keys."""
     names = [each.name for each in as_settings(content)]
     shares = {
@@ -223,10 +243,10 @@ _TABLES = (
 def _signs() -> Iterator[tuple[Sign, str]]:
     for each in formats():
         yield from ((sign, each.name) for sign in each.signs)
-    yield from ((sign, "") for sign in _UNREAD)
+    yield from ((sign, "") for sign in _UNSUPPORTED_TOOLS)
 
 
-def _tool_of(place: Place, evidence: Evidence) -> str:
+def _match_signs(place: Place, evidence: Evidence) -> str:
     """Return the format whose sign the text has; an empty text without any.
 
     Raises:

@@ -16,30 +16,30 @@ from hp_tool.formats.reading import (
     Read,
     Reading,
     Setting,
-    fraction,
+    describe_unknown_parts,
+    hyphenated,
     look_up,
-    plain,
-    settings_of,
-    sort,
+    parse_flags,
+    parse_fraction,
+    parse_whole_number,
+    sort_settings,
     table,
-    untold,
-    whole_number,
 )
-from hp_tool.formats.renamed import file_settings, recipe
+from hp_tool.formats.renamed import config_file_settings, file_settings
 from hp_tool.formats.shell import Script
 from hp_tool.formats.source import Source
 from hp_tool.formats.writing import DTYPES
 
-_SHORT = {
+_OPTIONS_BY_SHORT_NAME = {
     "tp": "tensor-parallel-size",
     "pp": "pipeline-parallel-size",
     "dp": "data-parallel-size",
     "ep": "expert-parallel-size",
 }
-_NAMES = {f"{short}{end}": name for short, name in _SHORT.items() for end in ("", "-size")} | {
-    "context-length": "max-model-len"
-}
-_NAMES_OF = {
+_QUERY_NAMES = {
+    f"{short}{end}": name for short, name in _OPTIONS_BY_SHORT_NAME.items() for end in ("", "-size")
+} | {"context-length": "max-model-len"}
+_QUERY_NAMES_BY_ENGINE = {
     "trtllm": {
         "tensor-parallel-size": "tensor-parallel-size",
         "moe-expert-parallel-size": "expert-parallel-size",
@@ -57,7 +57,7 @@ _NAMES_OF = {
     }
 }
 """Options that have another name in one engine."""
-_SIZES = {
+_SIZE_FIELDS = {
     "tensor-parallel-size": "tensor_parallel_size",
     "pipeline-parallel-size": "pipeline_parallel_size",
     "data-parallel-size": "attention_data_parallel_size",
@@ -70,7 +70,7 @@ _SIZES = {
     "num-redundant-experts": "redundant_experts",
 }
 _PRECISIONS = {theirs: ours for ours, theirs in DTYPES.items()} | {"half": "fp16", "float": "fp32"}
-_QUANTIZED = {
+_QUANTIZATIONS = {
     "fp8": "fp8",
     "mxfp4": "mxfp4",
     "modelopt_fp4": "nvfp4",
@@ -78,15 +78,21 @@ _QUANTIZED = {
     "gptq": "int4",
     "w8a8_int8": "int8",
 }
-_CACHES = {"fp8": "fp8", "fp8_e4m3": "fp8", "fp8_e5m2": "fp8", "bf16": "bf16", "bfloat16": "bf16"}
+_CACHE_PRECISIONS = {
+    "fp8": "fp8",
+    "fp8_e4m3": "fp8",
+    "fp8_e5m2": "fp8",
+    "bf16": "bf16",
+    "bfloat16": "bf16",
+}
 
 
-def reader(engine: str) -> Callable[[Source, Reading], None]:
+def command_reader(engine: str) -> Callable[[Source, Reading], None]:
     """Return the reader of an engine's command."""
 
     def follow(source: Source, reading: Reading) -> None:
         if engine == "trtllm" and source.mapping is not None:
-            _read_options(source, reading)
+            _read_options_file(source, reading)
             return
         launch, script = source.launch(reading)
         words, model = list(launch.words), None
@@ -96,23 +102,27 @@ def reader(engine: str) -> Callable[[Source, Reading], None]:
             first = words.pop(0)
             model = None if first.unknown else first.text
             if first.unknown:
-                reading.lack("model", f"the model is {untold(first.unknown)}; add", example="NAME")
+                reading.lack(
+                    "model",
+                    f"the model is {describe_unknown_parts(first.unknown)}; add",
+                    example="NAME",
+                )
         if reading.num_gpus != source.num_gpus and "torchrun" not in launch.launchers:
             reading.num_gpus = source.num_gpus  # srun starts one server
         known = table(engine)
-        settings = settings_of(words, table=known, reading=reading)
-        settings = [replace(each, name=_in_full(each.name, known)) for each in settings]
+        settings = parse_flags(words, table=known, reading=reading)
+        settings = [replace(each, name=_expand_abbreviation(each.name, known)) for each in settings]
         settings = [
             replace(each, name="config") if each.name == "extra-llm-api-options" else each
             for each in settings
         ]
         own = [each for each in settings if each.name != "config"]
         if source.is_pool:
-            own = _without_transfers(own, reading)
-        read(
+            own = _drop_transfer_options(own, reading)
+        read_command(
             [
-                *_of_environment(source, engine=engine),
-                *_of_file(settings, script, reading, engine=engine),
+                *_environment_settings(source, engine=engine),
+                *_config_file_settings(settings, script, reading, engine=engine),
                 *own,
             ],
             engine=engine,
@@ -124,43 +134,43 @@ def reader(engine: str) -> Callable[[Source, Reading], None]:
     return follow
 
 
-_ENVIRONMENT = {
+_VARIABLE_PREFIXES = {
     "vllm": ("VLLM_",),
     "sglang": ("SGLANG_", "SGL_"),
     "trtllm": ("TRTLLM_", "TLLM_"),
 }
 """Prefixes of environment variables that an engine reads."""
-_TRANSFERS = ("kv-transfer-config", "disaggregation-")
+_TRANSFER_OPTIONS = ("kv-transfer-config", "disaggregation-")
 """Options that send caches between pools, which disaggregated queries imply."""
 
 
-def _of_environment(source: Source, *, engine: str) -> list[Setting]:
+def _environment_settings(source: Source, *, engine: str) -> list[Setting]:
     """Return the container's variables that the engine reads, as settings."""
-    begin = _ENVIRONMENT[engine]
+    begin = _VARIABLE_PREFIXES[engine]
     known = [
-        Setting(name=plain(name), written=name, values=(value,))
+        Setting(name=hyphenated(name), written=name, values=(value,))
         for name, value in source.environment.items()
         if name.startswith(begin)
     ]
     return known + [
-        Setting(name=plain(name), written=name, unknown=(f"${name}",))
+        Setting(name=hyphenated(name), written=name, unknown=(f"${name}",))
         for name in source.unset
         if name.startswith(begin)
     ]
 
 
-def _without_transfers(settings: Iterable[Setting], reading: Reading) -> list[Setting]:
+def _drop_transfer_options(settings: Iterable[Setting], reading: Reading) -> list[Setting]:
     """Return the settings without those that connect the pools, which are recorded as ignored."""
     kept = []
     for each in settings:
-        if each.name.startswith(_TRANSFERS):
+        if each.name.startswith(_TRANSFER_OPTIONS):
             reading.ignore(each, "hands caches from the prefill pool to the decoding pool")
         else:
             kept.append(each)
     return kept
 
 
-def _in_full(name: str, known: Mapping[str, Any]) -> str:
+def _expand_abbreviation(name: str, known: Mapping[str, Any]) -> str:
     """Return the single option that starts with `name`, like argparse; else `name` itself."""
     if name in known or "." in name or len(name) < MIN_ABBREVIATION:
         return name
@@ -172,32 +182,32 @@ MIN_ABBREVIATION = 6
 """Minimum length of an abbreviated option."""
 
 
-def _read_options(source: Source, reading: Reading) -> None:
+def _read_options_file(source: Source, reading: Reading) -> None:
     """Fill the reading with the query of TensorRT-LLM's options file alone, which leaves the model
     and the ranks to the command.
     """
     content = source.keys(reading)
-    settings = _as_options(file_settings(content, text=source.text), engine="trtllm")
+    settings = _options_from_keys(file_settings(content, text=source.text), engine="trtllm")
     names = {each.name for each in settings}
     if not names & {"tensor-parallel-size", "tp-size"}:
         size = "attention_data" if "enable-attention-dp" in names else "tensor"
         why = "the command's --tp_size says it, not this file; add"
         reading.lack(f"parallel.{size}_parallel_size", why, example=8)
-    read(settings, engine="trtllm", model=None, reading=reading, source=source)
+    read_command(settings, engine="trtllm", model=None, reading=reading, source=source)
     for each in reading.missing:
         reading.query["parallel"].pop(each.field.removeprefix("parallel."), None)
 
 
-def _of_file(
+def _config_file_settings(
     words: list[Setting], script: Script, reading: Reading, *, engine: str
 ) -> list[Setting]:
     """Return the options in the file behind a server's --config: switches stand without a value, or
     are off.
     """
-    return _as_options(recipe(words, script, reading), engine=engine)
+    return _options_from_keys(config_file_settings(words, script, reading), engine=engine)
 
 
-def _as_options(settings: Iterable[Setting], *, engine: str) -> list[Setting]:
+def _options_from_keys(settings: Iterable[Setting], *, engine: str) -> list[Setting]:
     """Return the keys of a file as a command's options."""
     options = []
     for each in settings:
@@ -209,7 +219,7 @@ def _as_options(settings: Iterable[Setting], *, engine: str) -> list[Setting]:
     return options
 
 
-def read(
+def read_command(
     settings: Iterable[Setting], *, engine: str, model: str | None, reading: Reading, source: Source
 ) -> None:
     """Fill the reading with the query of a command; `model` is the positional argument of
@@ -217,20 +227,22 @@ def read(
 
     The GPUs are those of one deployment as started.
     """
-    by_name = sort(settings, table=table(engine), reading=reading, spare=source.ignore)
-    names = _NAMES | _NAMES_OF.get(engine, {})
+    by_name = sort_settings(settings, table=table(engine), reading=reading, spare=source.ignore)
+    names = _QUERY_NAMES | _QUERY_NAMES_BY_ENGINE.get(engine, {})
     flags = {
         names.get(name, name): list(each.values)
         for name, each in by_name.items()
         if not each.unknown
     }
     sizes_known = not any(each.field.startswith("parallel.") for each in reading.missing)
-    parallel = {field: _number(flags, name) for name, field in _SIZES.items() if name in flags}
+    parallel = {
+        field: _parse_number(flags, name) for name, field in _SIZE_FIELDS.items() if name in flags
+    }
     model = model or next(
         (flags[name][0] for name in ("model", "model-path") if flags.get(name)), None
     )
     served = (flags.get("served-model-name") or [""])[0]
-    if model is not None and model.startswith("/") and catalog.knows("models", served):
+    if model is not None and model.startswith("/") and catalog.has_entry("models", served):
         reading.ignored.append(
             Ignored(flag=model, reason=f"a folder; taken for {served}, by --served-model-name")
         )
@@ -265,8 +277,8 @@ def read(
     slots = flags.get("moe-config.load-balancer.num-slots")
     experts = None if slots is None or model is None else source.num_experts_of(model)
     if slots is not None and experts is not None:
-        parallel["redundant_experts"] = whole_number(slots[0], "num_slots") - experts
-    if "eplb-config" in flags and (copies := _redundant(flags["eplb-config"])):
+        parallel["redundant_experts"] = parse_whole_number(slots[0], "num_slots") - experts
+    if "eplb-config" in flags and (copies := _redundant_experts(flags["eplb-config"])):
         parallel["redundant_experts"] = copies
     devices = (
         t
@@ -274,7 +286,7 @@ def read(
         * parallel.get("attention_data_parallel_size", 1)
         * replicas
     )
-    inference: dict[str, Any] = {"engine": engine, **_formats(flags)}
+    inference: dict[str, Any] = {"engine": engine, **_read_precisions(flags)}
     published = "bf16" if model is None else source.precision_of(model)
     narrow = stored_precision(model) if model is not None and published == "bf16" else published
     if "quantization" not in flags and narrow not in (None, "bf16"):
@@ -282,7 +294,7 @@ def read(
         reading.read.append(
             Read(flag="checkpoint", value=str(model), line=None, field="inference.precision")
         )
-    stated = _STATED.search(source.text) if model is None else None
+    stated = _STATED_MODEL.search(source.text) if model is None else None
     if stated is not None and "quantization" not in flags:
         inference["precision"] = stated[1]
         reading.read.append(
@@ -290,14 +302,14 @@ def read(
         )
     if flags.keys() & {"enable-dbo", "enable-two-batch-overlap"}:
         inference["two_batch_overlap"] = True
-    if (speculative := _speculative(flags, source, reading)) is not None:
+    if (speculative := _read_speculation(flags, source, reading)) is not None:
         inference["speculative"] = speculative
     query: dict[str, Any] = {"kind": "inference", "inference": inference, "parallel": parallel}
     if model is not None:
         query["model"] = model
     reading.num_gpus = reading.num_gpus or (devices if sizes_known else None)
     if model is not None:
-        for name in _LONGEST & by_name.keys():
+        for name in _LENGTH_OPTIONS & by_name.keys():
             _check_longest(
                 name, list(by_name[name].values), model=model, positions=source.positions_of(model)
             )
@@ -308,13 +320,13 @@ def read(
         )
     used = flags.get("gpu-memory-utilization") or flags.get("mem-fraction-static")
     if used:
-        inference["memory_fraction"] = fraction(used[0], "memory fraction")
+        inference["memory_fraction"] = parse_fraction(used[0], "memory fraction")
     reading.query = query
 
 
-_STATED = re.compile(r"set MODEL to the checkpoint in (\w+):")
+_STATED_MODEL = re.compile(r"set MODEL to the checkpoint in (\w+):")
 """How an exported script says the precision of a checkpoint that its user names."""
-_LONGEST = {"max-model-len", "context-length"}
+_LENGTH_OPTIONS = {"max-model-len", "context-length"}
 
 
 def _check_longest(name: str, words: list[str], *, model: str, positions: int | None) -> None:
@@ -338,7 +350,7 @@ def _check_longest(name: str, words: list[str], *, model: str, positions: int | 
         )
 
 
-def _speculative(
+def _read_speculation(
     flags: Mapping[str, list[str]], source: Source, reading: Reading
 ) -> dict[str, Any] | None:
     """Return the draft method and the number of drafted tokens.
@@ -361,19 +373,21 @@ def _speculative(
     }
     method = str(config.get("method", "")) or (flags.get("speculative-algorithm") or [""])[0]
     draft = config.get("model") or next(
-        (flags[name][0] for name in _DRAFTS if flags.get(name)), None
+        (flags[name][0] for name in _DRAFT_OPTIONS if flags.get(name)), None
     )
     steps = config.get("num_speculative_tokens") or next(
-        (flags[name][0] for name in _STEPS if flags.get(name)), None
+        (flags[name][0] for name in _STEP_OPTIONS if flags.get(name)), None
     )
     if not (method or draft or steps):
         return None
     if (flags.get("speculative-eagle-topk") or ["1"]) != ["1"]:
         reading.refuse("--speculative-eagle-topk: trees of drafts are not modelled; 1 is a chain")
-    for name in config.keys() - {"method", "model", "num_speculative_tokens"} - _HARMLESS_DRAFTS:
+    for name in config.keys() - {"method", "model", "num_speculative_tokens"} - _IGNORED_DRAFT_KEYS:
         reading.refuse(f"--speculative-config.{name}: is not modelled, or not read here")
     if steps is None and "speculative-num-draft-tokens" in flags:
-        steps = _number(flags, "speculative-num-draft-tokens") - 1  # with the token before them
+        steps = (
+            _parse_number(flags, "speculative-num-draft-tokens") - 1
+        )  # with the token before them
     if steps is None:
         reading.lack(
             "inference.speculative.num_speculative_tokens",
@@ -388,13 +402,13 @@ def _speculative(
             "the time of a draft over that of the model; add",
             example=0.05,
         )
-    count = {} if steps is None else {"num_speculative_tokens": whole_number(steps, path)}
+    count = {} if steps is None else {"num_speculative_tokens": parse_whole_number(steps, path)}
     return count | ({} if draft is None or str(draft) == "none" else {"draft_model": str(draft)})
 
 
-_DRAFTS = ("speculative-model", "speculative-draft-model-path", "speculative-draft-model")
-_STEPS = ("num-speculative-tokens", "speculative-num-steps")
-_HARMLESS_DRAFTS = {
+_DRAFT_OPTIONS = ("speculative-model", "speculative-draft-model-path", "speculative-draft-model")
+_STEP_OPTIONS = ("num-speculative-tokens", "speculative-num-steps")
+_IGNORED_DRAFT_KEYS = {
     "attention_backend",
     "moe_backend",
     "quantization",
@@ -409,22 +423,22 @@ _HARMLESS_DRAFTS = {
 """Keys of vLLM's SpeculativeConfig that do not change the number of drafted tokens."""
 
 
-def _number(flags: Mapping[str, list[str]], name: str) -> int:
+def _parse_number(flags: Mapping[str, list[str]], name: str) -> int:
     words = flags[name]
     if len(words) != 1 or not words[0].isdecimal():
         raise InputError(f"--{name} wants a whole number", field=f"--{name}")
-    return whole_number(words[0], f"--{name}")
+    return parse_whole_number(words[0], f"--{name}")
 
 
-def _redundant(words: list[str]) -> int:
+def _redundant_experts(words: list[str]) -> int:
     try:
         count = json.loads(" ".join(words)).get("num_redundant_experts", 0)
     except (ValueError, AttributeError):
         raise InputError("--eplb-config wants a JSON mapping", field="--eplb-config") from None
-    return whole_number(count, "--eplb-config")
+    return parse_whole_number(count, "--eplb-config")
 
 
-def _formats(flags: Mapping[str, list[str]]) -> dict[str, str]:
+def _read_precisions(flags: Mapping[str, list[str]]) -> dict[str, str]:
     """Return the precision of weights and cache if the command sets them; quantised checkpoints
     contain theirs.
     """
@@ -437,9 +451,9 @@ def _formats(flags: Mapping[str, list[str]]) -> dict[str, str]:
             )
         return values.get(word)
 
-    precision = known("quantization", _QUANTIZED) or known("dtype", _PRECISIONS)
+    precision = known("quantization", _QUANTIZATIONS) or known("dtype", _PRECISIONS)
     number_formats = {
         "precision": precision,
-        "kv_cache_precision": known("kv-cache-dtype", _CACHES),
+        "kv_cache_precision": known("kv-cache-dtype", _CACHE_PRECISIONS),
     }
     return {name: word for name, word in number_formats.items() if word is not None}

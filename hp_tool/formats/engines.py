@@ -5,27 +5,34 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from hp_tool.domain.declared import LOAD, SERVER, names
+from hp_tool.domain.declared import LOAD_FIELDS, SERVER_FIELDS, parse_names
 from hp_tool.domain.inference import SpeculativeSpec
 from hp_tool.domain.setups import ServingSetup
 from hp_tool.errors import UnsupportedError
-from hp_tool.formats.scripts import bash, invocation, option_lines, required
-from hp_tool.formats.writing import DTYPES, SHAPE, Values, headline, one_word, option_words
+from hp_tool.formats.scripts import multiline_command, option_lines, required_variable, script_text
+from hp_tool.formats.writing import (
+    DTYPES,
+    SHAPE_FIELDS,
+    Values,
+    headline,
+    model_name_argument,
+    option_words,
+)
 
-SAID = SHAPE.union(SERVER, LOAD) | names("""
+EXPRESSED_FIELDS = SHAPE_FIELDS.union(SERVER_FIELDS, LOAD_FIELDS) | parse_names("""
     precision kv_cache_precision memory_fraction engine_settings two_batch_overlap
     speculative.num_speculative_tokens speculative.acceptance_rate
     speculative.draft_cost_fraction speculative.draft_model
 """)
 """Fields of a setup that a replica's command expresses, or that describe its load."""
-WIDE = ("bf16", "fp16", "fp32")
+WIDE_PRECISIONS = ("bf16", "fp16", "fp32")
 FP8 = {"fp8": "fp8"}
 """Values of --quantization that narrow 16-bit weights while loading; narrow checkpoints contain
 their format.
 """
 
 
-def travels_by_deepep(setup: ServingSetup) -> bool:
+def uses_deepep(setup: ServingSetup) -> bool:
     """Return whether the estimate dispatches tokens with DeepEP.
 
     It does across NVLink domains and in two-batch overlap.
@@ -38,19 +45,23 @@ def travels_by_deepep(setup: ServingSetup) -> bool:
     )
 
 
-def model_word(setup: ServingSetup) -> str:
+def model_argument(setup: ServingSetup) -> str:
     """Return the positional model argument; an unknown model is a variable that the script
     requires.
     """
-    return '"$MODEL"' if setup.model_path is None else shlex.quote(one_word(setup.model_path))
+    return (
+        '"$MODEL"'
+        if setup.model_path is None
+        else shlex.quote(model_name_argument(setup.model_path))
+    )
 
 
-def above_one(size: int) -> int | None:
+def size_above_one(size: int) -> int | None:
     """Return a size to write; None for 1."""
     return size if size > 1 else None
 
 
-def refuse_drafts(setup: ServingSetup, *, tool: str) -> None:
+def reject_speculation(setup: ServingSetup, *, tool: str) -> None:
     """Reject speculation.
 
     Raises:
@@ -64,7 +75,7 @@ def refuse_drafts(setup: ServingSetup, *, tool: str) -> None:
         )
 
 
-def drafts(setup: ServingSetup) -> tuple[str, SpeculativeSpec] | None:
+def draft_settings(setup: ServingSetup) -> tuple[str, SpeculativeSpec] | None:
     """Return the draft method and its numbers; None without speculation.
 
     The method is `ngram`, `mtp` (the model's own layers), or, by the draft's name, `eagle3`,
@@ -93,7 +104,7 @@ def drafts(setup: ServingSetup) -> tuple[str, SpeculativeSpec] | None:
     )
 
 
-def command(
+def replica_script(
     setup: ServingSetup,
     *,
     tool: str,
@@ -103,32 +114,32 @@ def command(
 ) -> str:
     """Return a shell script that starts one replica.
 
-    It contains the lines `before`, the program and options of `start`, then `last`.
+    It contains the lines `before`, the program and options of `server_command`, then `last`.
 
     Raises:
         UnsupportedError: The engine's command cannot express the setup.
     """
     program, options = start(setup)
-    return bash(
+    return script_text(
         (
-            f"# {tool}: {headline(setup)}; {one_of(setup.replicas)}.",
-            *_unnamed(setup),
+            f"# {tool}: {headline(setup)}; {replica_count_words(setup.replicas)}.",
+            *_model_check_lines(setup),
             *before,
-            invocation(program, *option_lines(option_words(options)), *last),
+            multiline_command(program, *option_lines(option_words(options)), *last),
         )
     )
 
 
-def one_of(replicas: int) -> str:
+def replica_count_words(replicas: int) -> str:
     """Return which of so many replicas a command starts."""
     return "1 replica" if replicas == 1 else f"one of {replicas} replicas"
 
 
-def _unnamed(setup: ServingSetup) -> list[str]:
+def _model_check_lines(setup: ServingSetup) -> list[str]:
     meaning = (
         f"set MODEL to the checkpoint in {setup.workload.precision}: a Hugging Face id or a folder"
     )
-    return [f': "{required("MODEL", meaning)}"'] if setup.model_path is None else []
+    return [f': "{required_variable("MODEL", meaning)}"'] if setup.model_path is None else []
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,7 +151,7 @@ class Role:
     command: Sequence[str]
 
 
-def pools_command(
+def pools_script(
     *,
     tool: str,
     prefill: ServingSetup,
@@ -155,16 +166,16 @@ def pools_command(
     cases = [
         line
         for role in roles
-        for line in (f"{role.name})", f"    exec {invocation(*role.command)}", "    ;;")
+        for line in (f"{role.name})", f"    exec {multiline_command(*role.command)}", "    ;;")
     ]
-    return bash(
+    return script_text(
         (
             f"# {tool}: {headline(prefill)} for prefill, {decode.cluster.num_gpus} x "
             f"{decode.cluster.gpu.name} for decoding.",
             *(f"#   {role.name}: {role.meaning}" for role in roles),
-            *_unnamed(decode),
+            *_model_check_lines(decode),
             *before,
-            f'role="{required("1", names)}"',
+            f'role="{required_variable("1", names)}"',
             "shift",
             'case "$role" in',
             *cases,
@@ -174,7 +185,7 @@ def pools_command(
     )
 
 
-def replica(program: str, options: Values) -> list[str]:
+def server_command_lines(program: str, options: Values) -> list[str]:
     """Return a command by lines."""
     return [program, *option_lines(option_words(options))]
 
@@ -184,7 +195,7 @@ def option_values(values: Values) -> dict[str, str]:
     return {name: " ".join(words) for name, words in option_words(values).items()}
 
 
-def number_formats(
+def precision_options(
     setup: ServingSetup, *, engine: str, version: str, cache: Mapping[str, str]
 ) -> Values:
     """Return options for the precision of weights and activations, and for the cache if the query
@@ -194,7 +205,10 @@ def number_formats(
     for models that cache in fp8 by default (vllm/config/cache.py).
     """
     weights, kept = setup.workload.precision or "bf16", setup.workload.kv_cache_precision
-    dtype, narrowed = DTYPES.get(weights, "bfloat16"), narrowing(setup, engine=engine, words=FP8)
+    dtype, narrowed = (
+        DTYPES.get(weights, "bfloat16"),
+        quantization_option(setup, engine=engine, words=FP8),
+    )
     if kept is None:
         return {"--dtype": dtype, "--quantization": narrowed}
     word = cache.get(kept) or ("auto" if dtype == DTYPES.get(kept) else None)
@@ -207,7 +221,9 @@ def number_formats(
     return {"--dtype": dtype, "--quantization": narrowed, "--kv-cache-dtype": word}
 
 
-def narrowing(setup: ServingSetup, *, engine: str, words: Mapping[str, str]) -> str | None:
+def quantization_option(
+    setup: ServingSetup, *, engine: str, words: Mapping[str, str]
+) -> str | None:
     """Return the one of `words` that narrows weights while loading; None if the checkpoint is as
     predicted.
 
@@ -217,9 +233,9 @@ def narrowing(setup: ServingSetup, *, engine: str, words: Mapping[str, str]) -> 
     wanted, stored = setup.workload.precision or "bf16", setup.stored_precision
     if stored is None:  # a user's own checkpoint
         return words.get(wanted)
-    if stored == wanted or (stored in WIDE and wanted in WIDE):
+    if stored == wanted or (stored in WIDE_PRECISIONS and wanted in WIDE_PRECISIONS):
         return None
-    if stored in WIDE and wanted in words:
+    if stored in WIDE_PRECISIONS and wanted in words:
         return words[wanted]
     raise UnsupportedError(
         f"no checkpoint of {setup.model.name} in {wanted} is known, and {engine} would serve "

@@ -8,18 +8,33 @@ from typing import Any
 
 import yaml
 
-from hp_tool.domain.declared import BATCH, LORA, names
+from hp_tool.domain.declared import BATCH_FIELDS, LORA_FIELDS, parse_names
 from hp_tool.domain.setups import TrainingSetup
 from hp_tool.errors import UnsupportedError
 from hp_tool.formats.reading import Reading
-from hp_tool.formats.scripts import FILL, bash, invocation, option_lines, required
+from hp_tool.formats.scripts import (
+    FILL,
+    multiline_command,
+    option_lines,
+    required_variable,
+    script_text,
+)
 from hp_tool.formats.tools import accelerate
-from hp_tool.formats.writing import DTYPES, SHAPE, headline, is_pure, one_word, refuse_unsaid
+from hp_tool.formats.writing import (
+    DTYPES,
+    SHAPE_FIELDS,
+    headline,
+    model_name_argument,
+    reject_inexpressible,
+    trains_in_16_bits,
+)
 
-SAID = (
-    BATCH
-    | LORA
-    | names("attention optimizer data_parallel_shard_size task frozen_precision cross_entropy")
+EXPRESSED_FIELDS = (
+    BATCH_FIELDS
+    | LORA_FIELDS
+    | parse_names(
+        "attention optimizer data_parallel_shard_size task frozen_precision cross_entropy"
+    )
 )
 AXES: dict[str, Any] = {
     **dict.fromkeys(("tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size"), 1),
@@ -29,11 +44,11 @@ AXES: dict[str, Any] = {
 """Values of `parallel` axes that these tools support."""
 OPTIMIZERS = {"adam": "adamw_torch_fused", "sgd": "sgd"}
 """Names of the Trainer's `optim`."""
-CONFIG = "fsdp2.yaml"
+CONFIG_FILE = "fsdp2.yaml"
 """Accelerate's file, written by the scripts."""
 
 
-def check(setup: TrainingSetup, *, tool: str, loss: str, chooses_width: bool = False) -> None:
+def check_setup(setup: TrainingSetup, *, tool: str, loss: str, chooses_width: bool = False) -> None:
     """Check that the tool can express the setup and would run it as predicted.
 
     `chooses_width`: the tool can load the weights in 32 bits under LoRA.
@@ -47,10 +62,12 @@ def check(setup: TrainingSetup, *, tool: str, loss: str, chooses_width: bool = F
         width |= (
             {"parameter_precision"} if w.parameter_precision in (w.precision, "fp32") else set()
         )
-    if is_pure(setup):
+    if trains_in_16_bits(setup):
         width |= {"gradient_precision", "optimizer_precision", "master_precision"}
-    refuse_unsaid(setup, tool=tool, expressed=SAID | SHAPE | width, runs="hf-trainer")
-    if is_pure(setup) and w.precision != "bf16":
+    reject_inexpressible(
+        setup, tool=tool, expressed=EXPRESSED_FIELDS | SHAPE_FIELDS | width, runs="hf-trainer"
+    )
+    if trains_in_16_bits(setup) and w.precision != "bf16":
         raise UnsupportedError(
             f"{tool} trains weights of {w.precision} without a wider copy in bf16 alone; set "
             "training.parameter_precision: fp32",
@@ -75,10 +92,10 @@ def check(setup: TrainingSetup, *, tool: str, loss: str, chooses_width: bool = F
             field="training.frozen_precision",
         )
     if w.lora is not None:
-        targets(setup, tool=tool)
+        adapter_targets(setup, tool=tool)
 
 
-def targets(setup: TrainingSetup, *, tool: str) -> tuple[str, ...]:
+def adapter_targets(setup: TrainingSetup, *, tool: str) -> tuple[str, ...]:
     """Return the matrices with adapters by Hugging Face's names.
 
     Raises:
@@ -110,23 +127,23 @@ def trainer_arguments(setup: TrainingSetup) -> dict[str, Any]:
         "model_name_or_path": model_path(setup),
         "per_device_train_batch_size": setup.parallel.micro_batch_size,
         "gradient_accumulation_steps": setup.accumulation_steps,
-        "bf16": w.precision == "bf16" and not is_pure(setup),
+        "bf16": w.precision == "bf16" and not trains_in_16_bits(setup),
         "fp16": w.precision == "fp16",
-        "gradient_checkpointing": checkpoints(setup),
+        "gradient_checkpointing": checkpoints_layers(setup),
         "optim": OPTIMIZERS[w.optimizer],
     }
 
 
-def checkpoints(setup: TrainingSetup) -> bool:
+def checkpoints_layers(setup: TrainingSetup) -> bool:
     """Return whether the Trainer checkpoints layers; under FSDP Accelerate's file does."""
     return not setup.parallel.zero_stage and setup.recompute.granularity != "none"
 
 
 def model_path(setup: TrainingSetup) -> str:
-    return setup.model_path or one_word(setup.model.name)
+    return setup.model_path or model_name_argument(setup.model.name)
 
 
-def script(
+def launch_script(
     setup: TrainingSetup,
     *,
     tool: str,
@@ -135,21 +152,21 @@ def script(
     files: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> str:
     """Return a script that writes Accelerate's file and `files`, and launches the program."""
-    launch = f"accelerate launch --config_file {CONFIG}"
+    launch = f"accelerate launch --config_file {CONFIG_FILE}"
     if setup.cluster.num_nodes > 1:
         rank, address = (
-            required("NODE_RANK", "set it to 0, 1, ..."),
-            required("MASTER_ADDR", "set it to the first node"),
+            required_variable("NODE_RANK", "set it to 0, 1, ..."),
+            required_variable("MASTER_ADDR", "set it to the first node"),
         )
         launch += f' --machine_rank "{rank}" --main_process_ip "{address}"'
-    written = {CONFIG: accelerate.content(setup), **(files or {})}
+    written = {CONFIG_FILE: accelerate.launch_content(setup), **(files or {})}
     yours = (
         "--dataset_name trl-lib/Capybara --learning_rate 2e-4 --output_dir out"
         if options
         else "output_dir=out"
     )
     here = [line for name, each in written.items() for line in _heredoc(name, each)]
-    return bash(
+    return script_text(
         (
             f"# {tool}: {headline(setup)}.",
             f"# {FILL} 1: your data, learning rate, schedule and length, checkpoints",
@@ -158,7 +175,7 @@ def script(
             f"    # {FILL} 1",
             f"    {yours}",
             ")",
-            invocation(f"{launch} {program}", *option_lines(options or {}), '"${YOURS[@]}"'),
+            multiline_command(f"{launch} {program}", *option_lines(options or {}), '"${YOURS[@]}"'),
         )
     )
 
@@ -178,7 +195,7 @@ def optimizer_fields(name: str, optimizers: Mapping[str, str], reading: Reading)
     return {} if optimizers.get(name, "adam") == "adam" else {"optimizer": optimizers[name]}
 
 
-def laid_out(
+def complete_layout(
     parallel: dict[str, Any],
     training: dict[str, Any],
     *,

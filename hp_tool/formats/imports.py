@@ -1,29 +1,29 @@
 """Read any supported configuration as a query."""
 
 from hp_tool.errors import InputError
-from hp_tool.formats.detection import detect
-from hp_tool.formats.reading import Read, Reading, whole_number
+from hp_tool.formats.detection import detect_format
+from hp_tool.formats.reading import Read, Reading, parse_whole_number
 from hp_tool.formats.registry import formats, readable
-from hp_tool.formats.renamed import printed
+from hp_tool.formats.renamed import read_printed_arguments
 from hp_tool.formats.source import Source
 from hp_tool.formats.stated_release import read_release
 
 
-def read(source: Source, *, format: str | None = None) -> Reading:
+def read_source(source: Source, *, format: str | None = None) -> Reading:
     """Return the query of a configuration, with the use of each of its settings.
 
     Raises:
         InputError: The format is unknown or the text invalid.
         UnsupportedError: A setting is not modelled.
     """
-    tool = format or detect(source.text, files=source.files)
+    tool = format or detect_format(source.text, files=source.files)
     reader = next((each.read for each in formats() if each.name == tool), None)
     if reader is None:
         raise InputError(f"no format {tool}; choose one of {', '.join(readable())}", field="format")
     reading = Reading(tool=tool, overrides=source.overrides)
-    _, facts = printed(source.log)
+    _, facts = read_printed_arguments(source.log)
     if source.num_gpus is None and facts.get("world_size", "").isdecimal():
-        reading.num_gpus = whole_number(facts["world_size"], "world_size")
+        reading.num_gpus = parse_whole_number(facts["world_size"], "world_size")
         reading.read.append(
             Read(flag="world size", value=facts["world_size"], line=None, field="cluster.num_gpus")
         )

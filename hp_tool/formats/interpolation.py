@@ -9,10 +9,12 @@ from typing import Any
 
 MAX_ROUNDS = 20
 MAX_TEXT = 10_000
-_INNERMOST = re.compile(r"\$\{([^${}]*)\}")
+_INNERMOST_REFERENCE = re.compile(r"\$\{([^${}]*)\}")
 
 
-def interpolated(content: Mapping[str, Any], *, variables: Mapping[str, str]) -> dict[str, Any]:
+def resolve_references(
+    content: Mapping[str, Any], *, variables: Mapping[str, str]
+) -> dict[str, Any]:
     """Return the file with its references resolved; `variables` have values defined elsewhere.
 
     Unresolvable references are unchanged.
@@ -24,7 +26,7 @@ def interpolated(content: Mapping[str, Any], *, variables: Mapping[str, str]) ->
         if isinstance(value, list):
             return [filled(each, (*path, "")) for each in value]
         return (
-            _filled(value, path, content, variables)
+            _resolve_text(value, path, content, variables)
             if isinstance(value, str) and "${" in value
             else value
         )
@@ -33,7 +35,7 @@ def interpolated(content: Mapping[str, Any], *, variables: Mapping[str, str]) ->
     return result
 
 
-def _filled(
+def _resolve_text(
     text: str, path: tuple[str, ...], content: Mapping[str, Any], variables: Mapping[str, str]
 ) -> Any:
     """Return `text`, at `path`, with its references resolved; a single reference keeps the value's
@@ -42,11 +44,13 @@ def _filled(
     value: Any = text
     for _ in range(MAX_ROUNDS):
         match = (
-            _INNERMOST.search(value) if isinstance(value, str) and len(value) < MAX_TEXT else None
+            _INNERMOST_REFERENCE.search(value)
+            if isinstance(value, str) and len(value) < MAX_TEXT
+            else None
         )
         if match is None:
             return value
-        part = _referenced(match[1].strip(), path, content, variables)
+        part = _resolve_reference(match[1].strip(), path, content, variables)
         if part is None or isinstance(part, Mapping | list):
             return value
         value = (
@@ -55,7 +59,7 @@ def _filled(
     return text
 
 
-def _referenced(
+def _resolve_reference(
     name: str, path: tuple[str, ...], content: Mapping[str, Any], variables: Mapping[str, str]
 ) -> Any:
     """Return the value of one reference; None if it cannot be resolved."""
@@ -65,7 +69,7 @@ def _referenced(
         if resolver == "oc.env":
             return variables.get(parts[0], parts[1] if len(parts) > 1 else None)
         if resolver == "oc.select":
-            selected = _referenced(parts[0], path, content, variables)
+            selected = _resolve_reference(parts[0], path, content, variables)
             return parts[1] if selected is None and len(parts) > 1 else selected
         if resolver == "multiply" and all(re.fullmatch(r"\d{1,9}", part) for part in parts):
             return math.prod(int(part) for part in parts)

@@ -9,10 +9,10 @@ from pathlib import PurePosixPath
 from typing import NamedTuple
 
 from hp_tool.formats import shell
-from hp_tool.formats.reading import Ignored, Read, Reading, untold
+from hp_tool.formats.reading import Ignored, Read, Reading, describe_unknown_parts
 from hp_tool.formats.shell import Command, Script, Word
 
-_COUNTS = {
+_COUNT_OPTIONS = {
     "nproc-per-node": "per_node",
     "gpus-per-node": "per_node",
     "ntasks-per-node": "tasks",
@@ -66,11 +66,11 @@ SWITCHES = {
     "oversubscribe",
 }
 """Options of launchers without a value."""
-_TORCH = {"torch.distributed.run", "torch.distributed.launch"}
-_AGENTS = {"torchrun", "accelerate"} | _TORCH
+_TORCH_MODULES = {"torch.distributed.run", "torch.distributed.launch"}
+_AGENT_LAUNCHERS = {"torchrun", "accelerate"} | _TORCH_MODULES
 """Launchers with one agent per node, which starts the node's processes."""
-LAUNCHERS = {"srun", "mpirun", "mpiexec", "deepspeed", "ds", "salloc"} | _AGENTS
-_OTHERS = {
+LAUNCHERS = {"srun", "mpirun", "mpiexec", "deepspeed", "ds", "salloc"} | _AGENT_LAUNCHERS
+_OTHER_COMMANDS = {
     "cat",
     "tee",
     "echo",
@@ -118,7 +118,7 @@ class Launch:
     line: int
 
 
-def find(script: Script, *, reading: Reading) -> Launch | None:
+def find_launch(script: Script, *, reading: Reading) -> Launch | None:
     """Return the command that trains or serves: the one with most flags; record all others as
     ignored.
     """
@@ -126,9 +126,9 @@ def find(script: Script, *, reading: Reading) -> Launch | None:
     if flags_alone and len(flags_alone) == len(script.commands):
         words = tuple(word for command in flags_alone for word in command.words)
         return Launch(program="", words=words, launchers=(), counts={}, line=flags_alone[0].line)
-    launches = [_launch(command) for command in script.commands]
+    launches = [_parse_launch(command) for command in script.commands]
     ranked = [each for each in launches if each is not None]
-    best = max(ranked, key=_weight, default=None)
+    best = max(ranked, key=_launch_priority, default=None)
     for command, launch in zip(script.commands, launches, strict=True):
         if launch is None or launch is not best:
             text = " ".join(word.text for word in command.words)
@@ -147,21 +147,21 @@ def find(script: Script, *, reading: Reading) -> Launch | None:
     return best
 
 
-def _weight(launch: Launch) -> tuple[int, int]:
+def _launch_priority(launch: Launch) -> tuple[int, int]:
     flags = sum(word.text.startswith("-") or "=" in word.text for word in launch.words)
     return (int(bool(launch.launchers)) + int(flags > 3), flags)
 
 
-def _launch(command: Command) -> Launch | None:
+def _parse_launch(command: Command) -> Launch | None:
     words = list(command.words)
     texts = [word.text for word in words]
     names = [PurePosixPath(text).name for text in texts]
-    if names[0] in _OTHERS:
+    if names[0] in _OTHER_COMMANDS:
         return None
     if (
         names[0] == "trl" and len(words) > 1
     ):  # Accelerate's launcher and a script of TRL's in one command
-        counts, program = _counts(words), f"trl.scripts.{texts[1]}"
+        counts, program = _read_counts(words), f"trl.scripts.{texts[1]}"
         return Launch(
             program=program,
             words=tuple(words[2:]),
@@ -193,7 +193,7 @@ def _launch(command: Command) -> Launch | None:
             counts={},
             line=command.line,
         )
-    start = _program(texts, names)
+    start = _program_index(texts, names)
     if start is None:
         return None
     program = names[start] if texts[start].endswith((".py", ".sh")) else texts[start]
@@ -207,12 +207,12 @@ def _launch(command: Command) -> Launch | None:
         program=program,
         words=tuple(words[after:]),
         launchers=launchers,
-        counts=_counts(words[:start]),
+        counts=_read_counts(words[:start]),
         line=command.line,
     )
 
 
-def _program(texts: list[str], names: list[str]) -> int | None:
+def _program_index(texts: list[str], names: list[str]) -> int | None:
     """Return the index of the program among a command's words: vllm, a Python file, or the module
     after -m.
     """
@@ -229,7 +229,7 @@ def _program(texts: list[str], names: list[str]) -> int | None:
         if text.endswith(".py") and alone:
             return number
     for number, name in enumerate(names):
-        if name in ("torchrun", "deepspeed") or texts[number] in _TORCH:
+        if name in ("torchrun", "deepspeed") or texts[number] in _TORCH_MODULES:
             place = number + 1
             while place < len(texts) and texts[place].startswith("-"):
                 alone = (
@@ -240,13 +240,13 @@ def _program(texts: list[str], names: list[str]) -> int | None:
     return None
 
 
-def _counts(words: list[Word]) -> dict[str, Count]:
+def _read_counts(words: list[Word]) -> dict[str, Count]:
     counts: dict[str, Count] = {}
     for number, word in enumerate(words):
         name, separator, value = word.text.lstrip("-").partition("=")
         if glued := re.fullmatch(r"-([Nn])(\d.*)", word.text):
             name, separator, value = glued[1], "=", glued[2]
-        kind = _COUNTS.get(name.replace("_", "-")) if word.text.startswith("-") else None
+        kind = _COUNT_OPTIONS.get(name.replace("_", "-")) if word.text.startswith("-") else None
         if kind is None:
             continue
         value_word = (
@@ -256,10 +256,10 @@ def _counts(words: list[Word]) -> dict[str, Count]:
             word.text[: len(word.text) - len(value)].rstrip("=") if separator else word.text,
             value_word,
         )
-    return counts | _included(words)
+    return counts | _count_included_devices(words)
 
 
-def _included(words: list[Word]) -> dict[str, Count]:
+def _count_included_devices(words: list[Word]) -> dict[str, Count]:
     """Return deepspeed --include host:0,1@other:0,1 as a count of all its devices."""
     for word, after in itertools.pairwise(words):
         if word.text in ("--include", "-i"):
@@ -279,39 +279,39 @@ def world_size(launch: Launch, script: Script, *, reading: Reading) -> int | Non
     contain it.
     """
     header = {
-        _COUNTS[name]: Count(
+        _COUNT_OPTIONS[name]: Count(
             f"#SBATCH --{name}", Word(value, 0, unknown=(value,) if "$" in value else ())
         )
         for name, value in script.header.items()  # in which Slurm expands no variables
-        if name in _COUNTS
+        if name in _COUNT_OPTIONS
     }
     own = dict(launch.counts)
-    agents = not _AGENTS.isdisjoint(launch.launchers)
+    agents = not _AGENT_LAUNCHERS.isdisjoint(launch.launchers)
     if "hostfile" in own and not own.keys() & {"nodes", "all"}:
         reading.hints["cluster.num_gpus"] = f"the hosts are those in {own['hostfile'].word.text}"
         return None
     if "machines" in own and "all" in own:  # accelerate counts all processes
-        return _number(own["all"], reading)
-    nodes = _number(own.get("nodes"), reading)
+        return _count_value(own["all"], reading)
+    nodes = _count_value(own.get("nodes"), reading)
     if nodes is None:
-        nodes = _number(header.get("nodes"), reading)
-    per_node = _number(own.get("per_node"), reading)
+        nodes = _count_value(header.get("nodes"), reading)
+    per_node = _count_value(own.get("per_node"), reading)
     if per_node is None and not agents:
-        tasks = _number(own.get("tasks", header.get("tasks")), reading)
+        tasks = _count_value(own.get("tasks", header.get("tasks")), reading)
         per_node = tasks if tasks is not None and tasks > 1 else None
     if per_node is None and "all" in own:
-        return _number(own["all"], reading)
+        return _count_value(own["all"], reading)
     if per_node is None:
-        per_node = _number(header.get("per_node"), reading)
+        per_node = _count_value(header.get("per_node"), reading)
     if per_node is None:
-        whole = _number(header.get("all"), reading)
+        whole = _count_value(header.get("all"), reading)
         return whole if whole is not None and whole > 1 else None
     if nodes is None and ("nodes" in own or "nodes" in header):
         return None
     return per_node * (nodes or 1)
 
 
-def _number(count: Count | None, reading: Reading) -> int | None:
+def _count_value(count: Count | None, reading: Reading) -> int | None:
     if count is None:
         return None
     option, word = count
@@ -322,20 +322,24 @@ def _number(count: Count | None, reading: Reading) -> int | None:
         )
         return int(text)
     if word.unknown:  # missing even if another option contains a number
-        reading.lack("cluster.num_gpus", f"{option} is {untold(word.unknown)}; add", example="")
+        reading.lack(
+            "cluster.num_gpus",
+            f"{option} is {describe_unknown_parts(word.unknown)}; add",
+            example="",
+        )
     elif text:
         reading.hints["cluster.num_gpus"] = f"{option} is {text}, which the machine decides"
     return None
 
 
-def launch_of(
+def read_launch(
     text: str, *, reading: Reading, variables: dict[str, str], files: dict[str, str]
 ) -> tuple[Launch | None, Script]:
     """Return the launch of a script and the script; missing lines of words are searched in the
     text.
     """
-    script = shell.read(text, variables=variables, files=files)
-    launch = find(script, reading=reading)
+    script = shell.read_script(text, variables=variables, files=files)
+    launch = find_launch(script, reading=reading)
     if launch is None:
         return None, script
     lines = text.splitlines()

@@ -14,14 +14,16 @@ from hp_tool.catalog import documents
 from hp_tool.errors import UnsupportedError
 from hp_tool.formats.source import MAX_YAML
 
-_SERVES = re.compile(
+_SERVER_COMMAND = re.compile(
     r"(?<![\w/.-])vllm serve\b|vllm\.entrypoints\.(openai\.)?api_server|sglang\.launch_server"
     r"|(?<![\w/.-])sglang serve\b|trtllm-serve|dynamo\.(vllm|sglang)\b"
 )
 """Commands of the supported engines."""
-_TRAINS = re.compile(r"(?<![\w/.-])(torchrun|deepspeed|accelerate launch)\b|\bpretrain_\w+\.py\b")
+_TRAINER_COMMAND = re.compile(
+    r"(?<![\w/.-])(torchrun|deepspeed|accelerate launch)\b|\bpretrain_\w+\.py\b"
+)
 """Commands that start a training."""
-_MOUNTED = re.compile(r"(?<![^\s'\"=])/mnt/models/?(?![^\s'\"])")
+_MOUNTED_MODEL = re.compile(r"(?<![^\s'\"=])/mnt/models/?(?![^\s'\"])")
 """Path at which KServe mounts the checkpoint of `spec.model.uri`."""
 _SHELLS = ("sh", "bash", "/bin/sh", "/bin/bash")
 _REFERENCE = re.compile(r"\$\$\(|\$\(([A-Za-z_][\w.-]*)\)")
@@ -32,7 +34,7 @@ MAX_DOCUMENTS = 50
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Started:
+class PodCommand:
     """The command started by the pods of a manifest."""
 
     script: str
@@ -44,7 +46,7 @@ class Started:
     """Variables of its container with values in the manifest."""
     unknown: tuple[str, ...] = ()
     """Variables of its container with values defined elsewhere."""
-    prefill: "Started | None" = None
+    prefill: "PodCommand | None" = None
     """The prefill pool of a decoding one."""
 
 
@@ -59,7 +61,7 @@ class _Container:
     parallelism: Mapping[str, Any]
 
 
-def started_by(text: str) -> Started | None:
+def pod_command(text: str) -> PodCommand | None:
     """Return the command of a manifest's pods, for one object or several.
 
     None for any other text, and for a manifest whose containers start no supported engine or
@@ -70,33 +72,33 @@ def started_by(text: str) -> Started | None:
     """
     if "apiVersion" not in text and "modelArtifacts" not in text:
         return None
-    objects = _objects(text)
+    objects = _parse_objects(text)
     settings = _config_maps(objects)
     found = []
-    for container in (each for one in objects for each in _containers_of(one)):
-        command = _command(container, settings)
-        if _SERVES.search(command) or _TRAINS.search(command):
+    for container in (each for one in objects for each in _object_containers(one)):
+        command = _shell_line(container, settings)
+        if _SERVER_COMMAND.search(command) or _TRAINER_COMMAND.search(command):
             found.append((container, command))
-    served = [(each, command) for each, command in found if _SERVES.search(command)]
+    served = [(each, command) for each, command in found if _SERVER_COMMAND.search(command)]
     if len(served) == len(found) == 2:
         by_role = {each.role: (each, command) for each, command in served}
         if "prefill" not in by_role or len(by_role) != 2:
             return None
         first = by_role.pop("prefill")
         (second,) = by_role.values()
-        return _started(*second, settings, prefill=_started(*first, settings))
+        return _container_command(*second, settings, prefill=_container_command(*first, settings))
     if len(found) != 1:
         return None
-    return _started(*found[0], settings)
+    return _container_command(*found[0], settings)
 
 
-def _started(
+def _container_command(
     container: _Container,
     command: str,
     settings: Mapping[str, Mapping[str, str]],
     *,
-    prefill: Started | None = None,
-) -> Started:
+    prefill: PodCommand | None = None,
+) -> PodCommand:
     replicas = container.replicas
     if not isinstance(replicas, int) or replicas < 1:
         raise UnsupportedError(
@@ -105,24 +107,24 @@ def _started(
         )
     if container.model:
         name = shlex.quote(container.model)
-        command = _MOUNTED.sub(lambda _: name, command)
-    values, unknown = _environment(container.content, settings)
+        command = _MOUNTED_MODEL.sub(lambda _: name, command)
+    values, unknown = _container_variables(container.content, settings)
     exports = "".join(
         f"export {name}={shlex.quote(value)}\n"
         for name, value in values.items()
         if _NAME.fullmatch(name) and name in command
     )
-    return Started(
+    return PodCommand(
         script=f"{exports}{command}\n",
         replicas=replicas,
-        trains=_SERVES.search(command) is None,
+        trains=_SERVER_COMMAND.search(command) is None,
         environment=values,
         unknown=unknown,
         prefill=prefill,
     )
 
 
-def _objects(text: str) -> list[dict[str, Any]]:
+def _parse_objects(text: str) -> list[dict[str, Any]]:
     """Return the mappings of a text of YAML documents; none for other texts."""
     parts = re.split(r"(?m)^---(?:[ \t].*)?$", text)
     if len(text) > MAX_YAML or len(parts) > MAX_DOCUMENTS or text.startswith("#!"):
@@ -145,7 +147,7 @@ def _config_maps(objects: list[dict[str, Any]]) -> dict[str, Mapping[str, str]]:
     return maps
 
 
-def _containers_of(one: Mapping[str, Any]) -> Iterator[_Container]:
+def _object_containers(one: Mapping[str, Any]) -> Iterator[_Container]:
     """Yield the containers of an object, or of the values of llm-d's chart."""
     if isinstance(artifacts := one.get("modelArtifacts"), Mapping):
         uri = str(artifacts.get("uri", "")).replace('"', "")
@@ -154,7 +156,7 @@ def _containers_of(one: Mapping[str, Any]) -> Iterator[_Container]:
         for role in ("decode", "prefill"):
             side = one.get(role)
             if isinstance(side, Mapping) and side.get("create", True) is not False:
-                yield from _containers(
+                yield from _nested_containers(
                     side, replicas=side.get("replicas", 1), role=role, model=model
                 )
         return
@@ -165,10 +167,10 @@ def _containers_of(one: Mapping[str, Any]) -> Iterator[_Container]:
     uri = str(source.get("uri", "")) if isinstance(source, Mapping) else ""
     model = uri.removeprefix("hf://") if uri.startswith("hf://") else ""
     pods = 1 if one.get("kind") == "Job" else spec.get("replicas", 1)
-    yield from _containers(spec, replicas=pods, role=_role(one), model=model)
+    yield from _nested_containers(spec, replicas=pods, role=_pool_role(one), model=model)
 
 
-def _role(one: Mapping[str, Any]) -> str:
+def _pool_role(one: Mapping[str, Any]) -> str:
     """Return the pool of an object's pods, by llm-d's label or the suffix of its name."""
     labels = re.findall(r"'llm-d\.ai/role': '(prefill|decode)'", str(one))
     metadata = one.get("metadata")
@@ -177,11 +179,11 @@ def _role(one: Mapping[str, Any]) -> str:
     return str(labels[0]) if labels else ends[1] if ends else ""
 
 
-def _containers(node: Any, *, replicas: Any, role: str, model: str) -> Iterator[_Container]:
+def _nested_containers(node: Any, *, replicas: Any, role: str, model: str) -> Iterator[_Container]:
     """Yield the containers anywhere in a specification, with the nearest replicas."""
     if isinstance(node, list):
         for each in node:
-            yield from _containers(each, replicas=replicas, role=role, model=model)
+            yield from _nested_containers(each, replicas=replicas, role=role, model=model)
     if not isinstance(node, Mapping):
         return
     replicas = node.get("replicas", replicas)
@@ -199,24 +201,24 @@ def _containers(node: Any, *, replicas: Any, role: str, model: str) -> Iterator[
         else:
             within = "prefill" if key == "prefill" else role
             pods = value.get("replicas", 1) if within != role else replicas
-            yield from _containers(value, replicas=pods, role=within, model=model)
+            yield from _nested_containers(value, replicas=pods, role=within, model=model)
 
 
-def _environment(
+def _container_variables(
     container: Mapping[str, Any], settings: Mapping[str, Mapping[str, str]]
 ) -> tuple[dict[str, str], tuple[str, ...]]:
     """Return the variables of a container, and the names of those with values defined elsewhere."""
     values: dict[str, str] = {}
     unknown: list[str] = []
-    for each in _mappings(container.get("envFrom")):
+    for each in _only_mappings(container.get("envFrom")):
         source = each.get("configMapRef")
         name = str(source.get("name", "")) if isinstance(source, Mapping) else ""
         values |= settings.get(name, {})
-    for each in _mappings(container.get("env")):
+    for each in _only_mappings(container.get("env")):
         name = str(each.get("name", ""))
         source = each.get("valueFrom")
         if source is None:
-            values[name] = _filled(_text(each.get("value", "")), values)
+            values[name] = _expand_references(_text(each.get("value", "")), values)
             continue
         key = source.get("configMapKeyRef") if isinstance(source, Mapping) else None
         data = settings.get(str(key.get("name")), {}) if isinstance(key, Mapping) else {}
@@ -229,7 +231,7 @@ def _environment(
     return values, tuple(unknown)
 
 
-def _mappings(value: Any) -> Iterator[Mapping[str, Any]]:
+def _only_mappings(value: Any) -> Iterator[Mapping[str, Any]]:
     yield from (
         (each for each in value if isinstance(each, Mapping)) if isinstance(value, list) else ()
     )
@@ -239,14 +241,14 @@ def _text(value: Any) -> str:
     return "" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _filled(text: str, values: Mapping[str, str]) -> str:
+def _expand_references(text: str, values: Mapping[str, str]) -> str:
     """Return the text with the references to known variables expanded."""
     return _REFERENCE.sub(
         lambda match: "$(" if match[1] is None else values.get(match[1], match[0]), text
     )
 
 
-def _word(text: str, values: Mapping[str, str]) -> str:
+def _shell_word(text: str, values: Mapping[str, str]) -> str:
     """Return a container's word as the shell reads it; an unknown reference becomes a shell
     variable.
     """
@@ -260,24 +262,24 @@ def _word(text: str, values: Mapping[str, str]) -> str:
     return "".join(parts) + (shlex.quote(rest) if rest or not parts else "")
 
 
-def _command(container: _Container, settings: Mapping[str, Mapping[str, str]]) -> str:
+def _shell_line(container: _Container, settings: Mapping[str, Mapping[str, str]]) -> str:
     """Return a container's command and arguments as one shell line, or the script passed to its
     shell.
     """
     content = container.content
     parts = (content.get("command"), content.get("args"))
     words = [_text(word) for part in parts if isinstance(part, list) for word in part]
-    values, _ = _environment(content, settings)
+    values, _ = _container_variables(content, settings)
     if words and words[0] in _SHELLS and len(words) > 2 and words[1].endswith("c"):
-        return _filled(words[2], values)
+        return _expand_references(words[2], values)
     if content.get("modelCommand") == "vllmServe":
-        words = ["vllm", "serve", container.model, *words, *_by_the_chart(container.parallelism)]
+        words = ["vllm", "serve", container.model, *words, *_chart_options(container.parallelism)]
     elif words and words[0].startswith("-") and "vllm-openai" in str(content.get("image", "")):
         words = ["vllm", "serve", *words]
-    return " ".join(_word(each, values) for each in words)
+    return " ".join(_shell_word(each, values) for each in words)
 
 
-def _by_the_chart(parallelism: Mapping[str, Any]) -> Iterator[str]:
+def _chart_options(parallelism: Mapping[str, Any]) -> Iterator[str]:
     """Yield the options that llm-d's chart adds to vLLM's command."""
     for key, option in (("tensor", "--tensor-parallel-size"), ("data", "--data-parallel-size")):
         if parallelism.get(key) not in (None, 1):

@@ -6,18 +6,18 @@ from dataclasses import replace
 from typing import Any
 
 from hp_tool.formats import imports
-from hp_tool.formats.manifests import Started
+from hp_tool.formats.manifests import PodCommand
 from hp_tool.formats.reading import Reading
 from hp_tool.formats.source import Source
 
 ROLES = ("prefill", "decode")
-_SIZES = ("tensor_parallel_size", "expert_parallel_size", "attention_data_parallel_size")
-_BRANCHES = re.compile(r"(?m)^[ \t]*\(?(prefill|decode)\)[ \t]*$")
-_REPLICAS = re.compile(r"(?m)^#\s*(prefill|decode): (?:one of )?(\d{1,6}) replicas?$")
+_SIZE_FIELDS = ("tensor_parallel_size", "expert_parallel_size", "attention_data_parallel_size")
+_BRANCH_LABEL = re.compile(r"(?m)^[ \t]*\(?(prefill|decode)\)[ \t]*$")
+_REPLICAS_COMMENT = re.compile(r"(?m)^#\s*(prefill|decode): (?:one of )?(\d{1,6}) replicas?$")
 """Comment with the replicas of a pool in an exported script."""
 
 
-def pools_of(source: Source, started: Started | None) -> dict[str, Source] | None:
+def split_pools(source: Source, started: PodCommand | None) -> dict[str, Source] | None:
     """Return the command of each pool by role; None for a single kind of server."""
     if started is not None:
         if started.prefill is None:
@@ -32,7 +32,7 @@ def pools_of(source: Source, started: Started | None) -> dict[str, Source] | Non
             )
             for role, each in zip(ROLES, (started.prefill, started), strict=True)
         }
-    if "1" in source.variables or set(_BRANCHES.findall(source.text)) != set(ROLES):
+    if "1" in source.variables or set(_BRANCH_LABEL.findall(source.text)) != set(ROLES):
         return None
     return {
         role: replace(source, variables={**source.variables, "1": role}, is_pool=True)
@@ -40,14 +40,14 @@ def pools_of(source: Source, started: Started | None) -> dict[str, Source] | Non
     }
 
 
-def replicas_of(source: Source, started: Started | None) -> dict[str, int]:
+def count_replicas(source: Source, started: PodCommand | None) -> dict[str, int]:
     """Return the replicas of each pool that the manifest or the script contains."""
     if started is not None and started.prefill is not None:
         return {"prefill": started.prefill.replicas, "decode": started.replicas}
-    return {role: int(count) for role, count in _REPLICAS.findall(source.text)}
+    return {role: int(count) for role, count in _REPLICAS_COMMENT.findall(source.text)}
 
 
-def read(
+def read_pools(
     pools: Mapping[str, Source], replicas: Mapping[str, int], *, format: str | None
 ) -> Reading:
     """Return the query of both pools, with the use of each of their settings.
@@ -57,14 +57,14 @@ def read(
         UnsupportedError: A setting is not modelled.
     """
     readings = {
-        role: imports.read(replace(each, num_gpus=None), format=format)
+        role: imports.read_source(replace(each, num_gpus=None), format=format)
         for role, each in pools.items()
     }
     first, second = (readings[role] for role in ROLES)
     merged = Reading(tool=second.tool, overrides=second.overrides, hints=second.hints)
     for role, each in readings.items():
         merged.refused += [f"{role}: {why}" for why in each.refused]
-        merged.read += [replace(one, field=_field(one.field, role)) for one in each.read]
+        merged.read += [replace(one, field=_pool_field(one.field, role)) for one in each.read]
         merged.ignored += each.ignored
     seen = set()
     for lacking in (*first.missing, *second.missing):
@@ -75,7 +75,7 @@ def read(
     total: int | None = 0
     for role, each in readings.items():
         parallel = dict(each.query.get("parallel", {}))
-        for name in _SIZES:
+        for name in _SIZE_FIELDS:
             sizes[f"{role}_{name}"] = parallel.pop(name, 1)
         if parallel.pop("pipeline_parallel_size", 1) != 1:
             merged.refuse(f"{role}: pools with a pipeline are not modelled")
@@ -94,8 +94,8 @@ def read(
             )
         each.query["parallel"] = parallel
     merged.query = dict(second.query)
-    merged.query["parallel"] = _shared(first, second, "parallel", merged)
-    merged.query["inference"] = _shared(first, second, "inference", merged) | {
+    merged.query["parallel"] = _merge_shared(first, second, "parallel", merged)
+    merged.query["inference"] = _merge_shared(first, second, "inference", merged) | {
         "disaggregated": sizes
     }
     if first.query.get("model") != second.query.get("model"):
@@ -104,12 +104,12 @@ def read(
     return merged
 
 
-def _field(field: str, role: str) -> str:
+def _pool_field(field: str, role: str) -> str:
     name = field.rpartition(".")[2]
-    return f"inference.disaggregated.{role}_{name}" if name in _SIZES else field
+    return f"inference.disaggregated.{role}_{name}" if name in _SIZE_FIELDS else field
 
 
-def _shared(first: Reading, second: Reading, section: str, merged: Reading) -> dict[str, Any]:
+def _merge_shared(first: Reading, second: Reading, section: str, merged: Reading) -> dict[str, Any]:
     """Return the common settings of both pools in a section; reject settings that differ."""
     one, other = (each.query.get(section, {}) for each in (first, second))
     shared: dict[str, Any] = {}

@@ -12,7 +12,7 @@ MAX_TEXT = 400_000
 MAX_EXPRESSIONS = 20_000
 """Maximum number of expressions in a function and those it calls."""
 MAX_NUMBER = 10**18
-_SKIPPED = (ast.Import, ast.ImportFrom, ast.Assert, ast.Pass, ast.FunctionDef)
+_SKIPPED_STATEMENTS = (ast.Import, ast.ImportFrom, ast.Assert, ast.Pass, ast.FunctionDef)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -65,7 +65,7 @@ class Functions:
         """Return the names of the functions that are annotated to return `kind`, or that call
         it.
         """
-        return tuple(name for name, each in self._functions.items() if _returns(each, kind))
+        return tuple(name for name, each in self._functions.items() if _builds_kind(each, kind))
 
     def value(self, name: str) -> Any:
         """Return what a function returns: constants, lists, calls and unread expressions.
@@ -89,7 +89,7 @@ class Functions:
         return None
 
     def _follow(self, statement: ast.stmt, values: dict[str, Any]) -> None:
-        if isinstance(statement, _SKIPPED) or (
+        if isinstance(statement, _SKIPPED_STATEMENTS) or (
             isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
         ):
             return
@@ -107,7 +107,7 @@ class Functions:
             else:
                 return
         raise UnsupportedError(
-            f"line {statement.lineno}: only running would tell what {_text(statement)} does",
+            f"line {statement.lineno}: only running would tell what {_source_text(statement)} does",
             field="config",
         )
 
@@ -148,12 +148,12 @@ class Functions:
                 if isinstance(number, int | float):
                     return -number
             case ast.BinOp(left=left, op=op, right=right):
-                result = _result(self._value(left, values), op, self._value(right, values))
+                result = _calculate(self._value(left, values), op, self._value(right, values))
                 if result is not None:
                     return result
             case ast.Call():
                 return self._call(node, values)
-        return Unread(text=_text(node), line=node.lineno)
+        return Unread(text=_source_text(node), line=node.lineno)
 
     def _call(self, node: ast.Call, values: dict[str, Any]) -> Any:
         name = ast.unparse(node.func)
@@ -161,7 +161,7 @@ class Functions:
             return self.value(name)
         names = [each.arg for each in node.keywords]
         if name in self._functions or None in names or not name.replace(".", "").isidentifier():
-            return Unread(text=_text(node), line=node.lineno)
+            return Unread(text=_source_text(node), line=node.lineno)
         arguments = {
             each.arg: self._value(each.value, values)
             for each in node.keywords
@@ -175,7 +175,7 @@ class Functions:
         )
 
 
-def _returns(function: ast.FunctionDef, kind: str) -> bool:
+def _builds_kind(function: ast.FunctionDef, kind: str) -> bool:
     if function.returns is not None:
         return ast.unparse(function.returns).strip("'\"") == kind
     calls = [
@@ -186,7 +186,7 @@ def _returns(function: ast.FunctionDef, kind: str) -> bool:
     return any(ast.unparse(each.value.func) == kind for each in calls)  # type: ignore[union-attr]
 
 
-def _result(left: Any, op: ast.operator, right: Any) -> int | None:
+def _calculate(left: Any, op: ast.operator, right: Any) -> int | None:
     """Return a sum, difference, product or quotient of integers; None for others or too large
     results.
     """
@@ -207,5 +207,5 @@ def _result(left: Any, op: ast.operator, right: Any) -> int | None:
     return None
 
 
-def _text(node: ast.AST) -> str:
+def _source_text(node: ast.AST) -> str:
     return ast.unparse(node).split("\n")[0][:80]

@@ -36,7 +36,7 @@ class Ignored:
     line: int | None = None
 
 
-def option(field: str, example: str) -> str:
+def set_option(field: str, example: str) -> str:
     """Return the option of `hp-tool import` that sets a field, such as
     `--set model.vocab_size=128256`.
     """
@@ -57,7 +57,7 @@ class Missing:
     def with_example(self, example: str) -> Self:
         """Return it with another example, also in its hint."""
         hint = self.hint.replace(
-            option(self.field, self.example or ""), option(self.field, example)
+            set_option(self.field, self.example or ""), set_option(self.field, example)
         )
         return replace(self, hint=hint, example=example)
 
@@ -88,7 +88,7 @@ class Settings:
 
     def text(self, name: str, default: str = "") -> str:
         """Return a setting's values as one text."""
-        setting = self.by_name.get(plain(name))
+        setting = self.by_name.get(hyphenated(name))
         return (
             default
             if setting is None or not setting.values or setting.text.lower() in ("null", "none")
@@ -101,7 +101,7 @@ class Settings:
         Raises:
             InputError: It is not a count.
         """
-        return whole_number(self.text(name, str(default)), name)
+        return parse_whole_number(self.text(name, str(default)), name)
 
     def on(self, name: str, *, default: bool = False) -> bool:
         """Return whether a switch is on.
@@ -115,7 +115,7 @@ class Settings:
         return text.lower() == "true"
 
 
-_SIZES = {
+_SIZE_FIELDS = {
     "parallel.tensor_parallel_size",
     "parallel.pipeline_parallel_size",
     "parallel.context_parallel_size",
@@ -175,7 +175,7 @@ class Reading:
         if any(each.field == path for each in self.missing):
             return
         shown = None if example is None else str(example)
-        hint = why if shown is None else f"{why} {option(path, shown)}{after}"
+        hint = why if shown is None else f"{why} {set_option(path, shown)}{after}"
         self.missing.append(Missing(field=path, hint=hint, example=shown))
 
     def given_size(self, path: str) -> str:
@@ -183,7 +183,7 @@ class Reading:
 
         An empty text for other fields and lists of sizes.
         """
-        size = self.overrides.get(path) if path in _SIZES else None
+        size = self.overrides.get(path) if path in _SIZE_FIELDS else None
         return str(size) if isinstance(size, int) else ""
 
     def lack_value(self, setting: Setting, path: str) -> None:
@@ -194,7 +194,7 @@ class Reading:
             self.ignore(setting, f"its value is unknown, and {path} is given")
             return
         at = f"line {setting.line}: " if setting.line else ""
-        why = f"{at}{setting.written} is {untold(setting.unknown)}; add"
+        why = f"{at}{setting.written} is {describe_unknown_parts(setting.unknown)}; add"
         self.lack(path, why, example={"cluster.num_gpus": "", "model": "NAME"}.get(path, "..."))
 
     def lack_unknown(self, settings: Iterable[Setting], fields: Mapping[str, str]) -> None:
@@ -212,10 +212,10 @@ class ImportRefusedError(UnsupportedError):
     def __init__(self, message: str, *, reading: Reading, field: str, code: str) -> None:
         super().__init__(message, field=field, code=code)
         self.reading = reading
-        self.details = accounts(reading)
+        self.details = reading_accounts(reading)
 
 
-def accounts(reading: Reading) -> dict[str, Any]:
+def reading_accounts(reading: Reading) -> dict[str, Any]:
     """Return read, ignored and missing as JSON values."""
     return {
         "read": [asdict(each) for each in reading.read],
@@ -283,7 +283,7 @@ def look_up(name: str, table: Table) -> Argument | None:
 
 MAX_NAMED = 40
 """Maximum number of rejected settings, and of missing fields, in one error."""
-AS_YOU_SAID = "as you said"
+REQUESTED_BY_USER = "as you said"
 _VARIABLE = re.compile(r"\$\{?(\w+)(?:\[.*\])?\}?")
 
 
@@ -292,7 +292,7 @@ def are_variables(parts: Iterable[str]) -> bool:
     return all(_VARIABLE.fullmatch(part.strip()) for part in parts)
 
 
-def untold(parts: Iterable[str]) -> str:
+def describe_unknown_parts(parts: Iterable[str]) -> str:
     """Return the unknown parts of a word, and what would determine them."""
     parts = tuple(parts)
     if not are_variables(parts):
@@ -305,12 +305,12 @@ def untold(parts: Iterable[str]) -> str:
     return f"{', '.join(parts)}, which nothing sets here ({options})"
 
 
-def plain(name: str) -> str:
+def hyphenated(name: str) -> str:
     """Return a flag's or a key's name as in tables."""
     return name.lstrip("-").replace("_", "-")
 
 
-def sort(
+def sort_settings(
     settings: Iterable[Setting], *, table: Table, reading: Reading, spare: Iterable[str] = ()
 ) -> dict[str, Setting]:
     """Return the settings by name (the last of each), and record each as read, ignored or rejected.
@@ -319,7 +319,7 @@ def sort(
     result, so that no reader silently uses a default. A size among `reading.overrides` replaces the
     unknown value, because other fields are computed from sizes. `spare` are names to ignore.
     """
-    spared = {plain(name) for name in spare}
+    spared = {hyphenated(name) for name in spare}
     last: dict[str, Setting] = {}
     for setting in settings:
         if (before := last.pop(setting.name, None)) is not None:
@@ -333,7 +333,7 @@ def sort(
     for setting in tuple(last.values()):
         argument, value = look_up(setting.name, table), setting.text
         if setting.name in spared:
-            reading.ignore(setting, AS_YOU_SAID)
+            reading.ignore(setting, REQUESTED_BY_USER)
         elif any(part in setting.written for part in setting.unknown):
             why = "only running would tell which flags it passes; write them out"
             if reading.absent and are_variables(setting.unknown):
@@ -376,7 +376,7 @@ def sort(
     return last
 
 
-_UNKNOWN = re.compile(r"\$\{.+\}|\$\([^)]*\)|\$[A-Za-z_]\w*|\{\{.*?\}\}")
+_UNKNOWN_VALUE = re.compile(r"\$\{.+\}|\$\([^)]*\)|\$[A-Za-z_]\w*|\{\{.*?\}\}")
 """Unresolved references in a file of keys: of OmegaConf, of a shell, of a template."""
 
 
@@ -384,7 +384,7 @@ def as_settings(mapping: Mapping[str, Any], *, lines: str = "") -> list[Setting]
     """Return the leaves of a file's mapping as settings named by dotted keys; `lines` is its text,
     for line numbers.
     """
-    return _leaves(mapping, rows=_rows(lines), prefix="")
+    return _leaf_settings(mapping, rows=_line_numbers(lines), prefix="")
 
 
 def key_values(mapping: Mapping[str, Any]) -> dict[str, str]:
@@ -392,19 +392,21 @@ def key_values(mapping: Mapping[str, Any]) -> dict[str, str]:
     return {each.written: " ".join(each.values) for each in as_settings(mapping)}
 
 
-def _leaves(mapping: Mapping[str, Any], *, rows: Mapping[str, int], prefix: str) -> list[Setting]:
+def _leaf_settings(
+    mapping: Mapping[str, Any], *, rows: Mapping[str, int], prefix: str
+) -> list[Setting]:
     settings: list[Setting] = []
     for key, value in mapping.items():
         dotted = f"{prefix}{key}"
         if isinstance(value, Mapping) and value:
-            settings += _leaves(value, rows=rows, prefix=f"{dotted}.")
+            settings += _leaf_settings(value, rows=rows, prefix=f"{dotted}.")
             continue
         items = value if isinstance(value, list | tuple) else [value]
-        texts = tuple(_word(item) for item in items)
-        unknown = tuple(part for each in texts for part in _UNKNOWN.findall(each))
+        texts = tuple(_value_text(item) for item in items)
+        unknown = tuple(part for each in texts for part in _UNKNOWN_VALUE.findall(each))
         settings.append(
             Setting(
-                name=plain(dotted),
+                name=hyphenated(dotted),
                 written=dotted,
                 values=texts,
                 line=rows.get(str(key)),
@@ -414,11 +416,11 @@ def _leaves(mapping: Mapping[str, Any], *, rows: Mapping[str, int], prefix: str)
     return settings
 
 
-def _word(value: Any) -> str:
+def _value_text(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) or value is None else str(value)
 
 
-def _rows(text: str) -> dict[str, int]:
+def _line_numbers(text: str) -> dict[str, int]:
     """Return the line of the first occurrence of each key."""
     rows: dict[str, int] = {}
     for number, row in enumerate(text.splitlines(), 1):
@@ -427,7 +429,7 @@ def _rows(text: str) -> dict[str, int]:
     return rows
 
 
-def settings_of(
+def parse_flags(
     words: Iterable[Any], *, table: Mapping[str, Argument], reading: Reading
 ) -> list[Setting]:
     """Return flags and their values, as argparse would parse them; reject words without a flag."""
@@ -441,7 +443,7 @@ def settings_of(
             name, separator, value = head.text.partition("=")
             texts = ((value,) if separator else ()) + tuple(word.text for word in rest)
             unknown = tuple(part for word in current for part in word.unknown)
-            argument = table.get(plain(name))
+            argument = table.get(hyphenated(name))
             if (
                 argument is not None
                 and argument.fate == "read"
@@ -454,7 +456,7 @@ def settings_of(
                 )
             settings.append(
                 Setting(
-                    name=plain(name),
+                    name=hyphenated(name),
                     written=name,
                     values=texts,
                     line=head.line or None,
@@ -466,7 +468,7 @@ def settings_of(
         if re.match(r"--?[A-Za-z]", word.text):
             close()
             current = [word]
-            argument = table.get(plain(word.text.partition("=")[0]))
+            argument = table.get(hyphenated(word.text.partition("=")[0]))
             arity = argument.arity if argument else "*"
             room = (
                 0
@@ -488,7 +490,7 @@ def settings_of(
             current = []
             settings.append(
                 Setting(
-                    name=plain(word.text),
+                    name=hyphenated(word.text),
                     written=word.text,
                     line=word.line or None,
                     unknown=word.unknown,
@@ -503,7 +505,7 @@ def settings_of(
     return settings
 
 
-def whole_number(value: Any, name: str) -> int:
+def parse_whole_number(value: Any, name: str) -> int:
     """Return a count.
 
     Raises:
@@ -515,7 +517,7 @@ def whole_number(value: Any, name: str) -> int:
     return int(float(text)) if "." in text else int(text)
 
 
-def fraction(value: Any, name: str) -> float:
+def parse_fraction(value: Any, name: str) -> float:
     """Return a fraction from 0 to 1.
 
     Raises:

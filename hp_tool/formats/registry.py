@@ -127,7 +127,7 @@ def listed_writable() -> str:
     return f"{', '.join(writable('training'))}; for serving {', '.join(writable('inference'))}"
 
 
-def get(name: str) -> Format[Any]:
+def get_format(name: str) -> Format[Any]:
     """Return the format of a name.
 
     Raises:
@@ -142,7 +142,7 @@ def get(name: str) -> Format[Any]:
     return _FORMATS[name]
 
 
-def usual(kind: Kind, runs: str | None = None) -> Format[Any]:
+def default_format(kind: Kind, runs: str | None = None) -> Format[Any]:
     """Return the default format of a framework's or an engine's configurations.
 
     `runs` is the framework or engine; None, or one without its own format, gives the first of the

@@ -16,30 +16,30 @@ import yaml
 
 from hp_tool.errors import InputError
 from hp_tool.formats.reading import (
-    AS_YOU_SAID,
+    REQUESTED_BY_USER,
     Reading,
     Setting,
     as_settings,
+    hyphenated,
     look_up,
-    plain,
     table,
 )
 from hp_tool.formats.shell import Script
-from hp_tool.formats.source import beside, parsed
+from hp_tool.formats.source import find_named_file, parse_keys
 from hp_tool.formats.tools.megatron_lm.arguments import TABLE
 
 _SECTIONS = ("", "model", "train", "ddp", "comm-overlap", "language-model", "model-parallel")
 """Sections of a file whose relevant keys are Megatron's own."""
-_OFF = ("false", "none", "null", "no", "")
+_OFF_VALUES = ("false", "none", "null", "no", "")
 PRINTED_ARGUMENTS = re.compile(r"(?<!-)-{4,}[ \t]*(?:[^-\n]{1,80}[ \t])?arguments[ \t]*-{4}")
 """Start of the arguments that Megatron prints."""
 _PRINTED_LINE = re.compile(r"(?:^|[\s:\]])(\w+) \.{2,} ?(.*)$")
-MAX_PRINTED = 3_000
+MAX_PRINTED_LINES = 3_000
 """Maximum number of lines in a list of arguments."""
 
 
 @functools.cache
-def names(tool: str) -> Mapping[str, str]:
+def megatron_names(tool: str) -> Mapping[str, str]:
     """Return Megatron's arguments by the tool's keys; those that a key switches off end in `!`."""
     text = (
         resources.files("hp_tool.formats")
@@ -52,19 +52,19 @@ def names(tool: str) -> Mapping[str, str]:
     return arguments
 
 
-def argument_of(key: str, *, tool: str) -> str:
+def megatron_argument(key: str, *, tool: str) -> str:
     """Return the Megatron argument that a key of the tool's file sets.
 
     It ends in `!` if the key switches it off, and is empty for a key of another part of the tool.
     """
-    known, megatron = names(tool), table(TABLE)
+    known, megatron = megatron_names(tool), table(TABLE)
     section, _, tail = key.rpartition(".")
     name = known.get(key, known.get(tail, key if key in megatron else ""))
     decides = tail in megatron and megatron[tail].fate == "read"
     return tail if not name and section in _SECTIONS and decides else name
 
 
-def renamed(
+def rename_settings(
     settings: Iterable[Setting], *, tool: str, reading: Reading, spare: Iterable[str] = ()
 ) -> list[Setting]:
     """Return the settings under Megatron's names; record those of other parts of the tool by its
@@ -73,29 +73,29 @@ def renamed(
     `spare` are keys to ignore.
     """
     own, megatron = table(tool), table(TABLE)
-    spared = {plain(name) for name in spare}
+    spared = {hyphenated(name) for name in spare}
     passed: list[Setting] = []
     for setting in settings:
         if setting.name in spared:
-            reading.ignore(setting, AS_YOU_SAID)
+            reading.ignore(setting, REQUESTED_BY_USER)
             continue
-        tail, name = setting.name.rpartition(".")[2], argument_of(setting.name, tool=tool)
+        tail, name = setting.name.rpartition(".")[2], megatron_argument(setting.name, tool=tool)
         argument = None if name else look_up(setting.name, own)
         if argument is None and not name and tail in megatron:
             name = tail
         if argument is not None:
-            if argument.fate == "ignored" or setting.text in (*argument.harmless, *_OFF):
+            if argument.fate == "ignored" or setting.text in (*argument.harmless, *_OFF_VALUES):
                 reading.ignore(setting, argument.why)
             else:
                 reading.refused.append(f"{setting.written} {setting.text}: {argument.why}")
         elif not name:
             reading.refused.append(f"{setting.written} is not known to {reading.tool}")
         else:
-            passed += _argument(setting, name, reading)
+            passed += _renamed_argument(setting, name, reading)
     return passed
 
 
-def _argument(setting: Setting, name: str, reading: Reading) -> list[Setting]:
+def _renamed_argument(setting: Setting, name: str, reading: Reading) -> list[Setting]:
     """Return the setting as Megatron's argument `name`, none if it is off.
 
     A name that ends in `!` is switched off by the key.
@@ -113,10 +113,10 @@ def _argument(setting: Setting, name: str, reading: Reading) -> list[Setting]:
 
 
 def _is_off(setting: Setting) -> bool:
-    return setting.text.strip().lower() in _OFF
+    return setting.text.strip().lower() in _OFF_VALUES
 
 
-def printed(lines: Iterable[str]) -> tuple[list[Setting], dict[str, str]]:
+def read_printed_arguments(lines: Iterable[str]) -> tuple[list[Setting], dict[str, str]]:
     """Return the arguments that Megatron printed into a log, with world_size and
     padded_vocab_size.
     """
@@ -133,10 +133,13 @@ def printed(lines: Iterable[str]) -> tuple[list[Setting], dict[str, str]]:
             inside = False
         elif PRINTED_ARGUMENTS.search(text):
             inside = True
-        elif inside and len(listed) < MAX_PRINTED and (entry := _PRINTED_LINE.search(text)):
+        elif inside and len(listed) < MAX_PRINTED_LINES and (entry := _PRINTED_LINE.search(text)):
             listed.append(
                 Setting(
-                    name=plain(entry[1]), written=entry[1], values=_values(entry[2]), line=number
+                    name=hyphenated(entry[1]),
+                    written=entry[1],
+                    values=_printed_values(entry[2]),
+                    line=number,
                 )
             )
         if number > 200_000 or ("iteration" in text and "elapsed time" in text and listed):
@@ -147,7 +150,7 @@ def printed(lines: Iterable[str]) -> tuple[list[Setting], dict[str, str]]:
     return listed, ({"world_size": world} if world else {}) | facts
 
 
-def _values(text: str) -> tuple[str, ...]:
+def _printed_values(text: str) -> tuple[str, ...]:
     if text.startswith(("[", "(")) and len(text) < 10_000:
         try:
             return tuple(str(each) for each in ast.literal_eval(text))
@@ -156,12 +159,12 @@ def _values(text: str) -> tuple[str, ...]:
     return (re.sub(r"^(AttnBackend|CudaGraphScope|torch)\.", "", text),)
 
 
-def of_printed(listed: list[Setting], *, reading: Reading) -> list[Setting]:
+def printed_flags(listed: list[Setting], *, reading: Reading) -> list[Setting]:
     """Return printed arguments as flags.
 
     Every argument is printed, so a value that is not read may be a default and counts as one.
     """
-    known, megatron = names("printed"), table(TABLE)
+    known, megatron = megatron_names("printed"), table(TABLE)
     passed: list[Setting] = []
     for setting in listed:
         name = known.get(setting.name, setting.name)
@@ -173,7 +176,7 @@ def of_printed(listed: list[Setting], *, reading: Reading) -> list[Setting]:
         if argument is not None and (
             (decides or not off) if argument.arity == "0" else (decides and not off)
         ):
-            passed += _argument(setting, name, reading)
+            passed += _renamed_argument(setting, name, reading)
         else:
             why = (
                 argument.why
@@ -187,14 +190,16 @@ def of_printed(listed: list[Setting], *, reading: Reading) -> list[Setting]:
     return [each for each in passed if each.name not in again]
 
 
-def recipe(words: Iterable[Setting], script: Script, reading: Reading) -> list[Setting]:
+def config_file_settings(
+    words: Iterable[Setting], script: Script, reading: Reading
+) -> list[Setting]:
     """Return the arguments in the file of --config, which TRL's scripts and servers read before the
     command's.
     """
     named = next((each for each in words if each.name == "config" and each.values), None)
     if named is None:
         return []
-    text = beside(script, named.values[0])
+    text = find_named_file(script, named.values[0])
     if text is None:
         reading.refuse(
             f"{named.written} {named.values[0]}: the file is not at hand; give it with --file "
@@ -202,7 +207,7 @@ def recipe(words: Iterable[Setting], script: Script, reading: Reading) -> list[S
         )
         return []
     try:
-        content = parsed(text)
+        content = parse_keys(text)
     except InputError:
         if "$" not in text:
             raise
@@ -221,9 +226,9 @@ def file_settings(content: Mapping[str, Any], *, text: str) -> list[Setting]:
         InputError: It has more than any configuration.
     """
     settings = as_settings(content, lines=text)
-    if len(settings) > MAX_PRINTED:
+    if len(settings) > MAX_PRINTED_LINES:
         raise InputError(
-            f"the file holds {len(settings):,} settings; at most {MAX_PRINTED:,} are read",
+            f"the file holds {len(settings):,} settings; at most {MAX_PRINTED_LINES:,} are read",
             code="too_large",
         )
     return settings

@@ -8,12 +8,12 @@ FILL = "FILL IN"
 """Marks what the user must fill in, with its number in the list at the top."""
 
 
-def bash(lines: Iterable[str]) -> str:
+def script_text(lines: Iterable[str]) -> str:
     """Return a script of these lines."""
     return "\n".join(("#!/usr/bin/env bash", *lines, ""))
 
 
-def required(name: str, meaning: str) -> str:
+def required_variable(name: str, meaning: str) -> str:
     """Return a variable in double quotes without which the script stops and prints `meaning`.
 
     Raises:
@@ -34,12 +34,12 @@ def assignments(options: Mapping[str, str]) -> list[str]:
     return [f"{name}={value}" for name, value in options.items()]
 
 
-def invocation(*lines: str) -> str:
+def multiline_command(*lines: str) -> str:
     """Return a command over several lines; the script's arguments are appended."""
     return " \\\n    ".join((*lines, '"$@"'))
 
 
-def fill_in(parts: Iterable[str]) -> list[str]:
+def fill_in_comment(parts: Iterable[str]) -> list[str]:
     """Return the comment that lists what the user must fill in."""
     return [
         f"# Fill in, each marked {FILL} below:",

@@ -34,17 +34,17 @@ class Sign:
     """Description of such a text, if it is not read."""
 
 
-def words(pattern: str) -> Callable[[Evidence], bool]:
+def matches_pattern(pattern: str) -> Callable[[Evidence], bool]:
     """Return a test for a regular expression in the text."""
     return lambda evidence: re.search(pattern, evidence.text) is not None
 
 
-def any_key(*names: str) -> Callable[[Evidence], bool]:
+def has_any_key(*names: str) -> Callable[[Evidence], bool]:
     """Return a test for one of the keys at the top level."""
     return lambda evidence: not evidence.keys.isdisjoint(names)
 
 
-def key_within(*names: str) -> Callable[[Evidence], bool]:
+def has_key_near_top(*names: str) -> Callable[[Evidence], bool]:
     """Return a test for one of the keys near the beginning."""
     return lambda evidence: any(
         name in evidence.keys or f"{name}:" in evidence.text[:20_000] for name in names

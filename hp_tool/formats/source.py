@@ -9,9 +9,9 @@ from typing import Any
 
 from hp_tool.catalog import documents
 from hp_tool.errors import InputError
-from hp_tool.formats.interpolation import interpolated
-from hp_tool.formats.launch import Launch, launch_of, world_size
-from hp_tool.formats.reading import Ignored, Reading, Setting, plain
+from hp_tool.formats.interpolation import resolve_references
+from hp_tool.formats.launch import Launch, read_launch, world_size
+from hp_tool.formats.reading import Ignored, Reading, Setting, hyphenated
 from hp_tool.formats.shell import Script
 
 MAX_YAML = 400_000
@@ -60,7 +60,11 @@ class Source:
         Raises:
             InputError: The JSON is invalid.
         """
-        return parsed(self.text) if self.text.lstrip().startswith("{") else mapping_of(self.text)
+        return (
+            parse_keys(self.text)
+            if self.text.lstrip().startswith("{")
+            else parse_mapping(self.text)
+        )
 
     def launch(self, reading: Reading) -> tuple[Launch, Script]:
         """Return the command of a script that trains or serves, and the script.
@@ -68,7 +72,7 @@ class Source:
         Raises:
             InputError: There is none.
         """
-        launch, script = launch_of(
+        launch, script = read_launch(
             self.text, reading=reading, variables=dict(self.variables), files=dict(self.files)
         )
         if launch is None:
@@ -110,16 +114,16 @@ class Source:
             for name in (
                 word.text for word in launch.words if word.text.endswith((".yml", ".yaml", ".json"))
             ):
-                text = beside(script, name)
+                text = find_named_file(script, name)
                 if text is None:
                     raise InputError(
                         f"{name} is not at hand; give it with --file",
                         field="command",
                         code="missing_field",
                     )
-                content |= parsed(text)
-        content = interpolated(content, variables=self.variables)
-        names = {plain(str(key)): (str(key), str(value)) for key, value in content.items()}
+                content |= parse_keys(text)
+        content = resolve_references(content, variables=self.variables)
+        names = {hyphenated(str(key)): (str(key), str(value)) for key, value in content.items()}
         settings = {
             name: Setting(name=name, written=key, values=(value,))
             for name, (key, value) in names.items()
@@ -129,12 +133,12 @@ class Source:
         return content
 
 
-def beside(script: Script, name: str) -> str | None:
+def find_named_file(script: Script, name: str) -> str | None:
     """Return the text of a file that a script names; None if it is not available."""
-    return file_of(script.files, name)
+    return find_file(script.files, name)
 
 
-def file_of(files: Mapping[str, str], name: str) -> str | None:
+def find_file(files: Mapping[str, str], name: str) -> str | None:
     """Return the text of a file, by its name in the configuration or its base name; None if not
     available.
     """
@@ -142,7 +146,7 @@ def file_of(files: Mapping[str, str], name: str) -> str | None:
     return next((files[each] for each in (name, str(path), path.name) if each in files), None)
 
 
-def mapping_of(text: str) -> dict[str, Any] | None:
+def parse_mapping(text: str) -> dict[str, Any] | None:
     """Return the content of a YAML text; None for other texts, such as a shell script."""
     first = next(
         (row for row in text.splitlines() if row.strip() and not row.lstrip().startswith("#")), ""
@@ -159,7 +163,7 @@ def mapping_of(text: str) -> dict[str, Any] | None:
         return None
 
 
-def parsed(text: str) -> dict[str, Any]:
+def parse_keys(text: str) -> dict[str, Any]:
     """Return the content of a file of keys, in JSON or YAML.
 
     Raises:

@@ -12,7 +12,7 @@ from hp_tool.formats.reading import Read, Reading
 _RELEASE = r"v?\d+(?:\.\w+)+(?:[.+-]\w+)*"
 
 
-def release_in_words(workload: TrainingWorkload | InferenceWorkload) -> str:
+def release_words(workload: TrainingWorkload | InferenceWorkload) -> str:
     """Return `megatron-core 0.18` for a workload with a release in one word; else an empty text."""
     if isinstance(workload, TrainingWorkload):
         program, release = workload.framework, workload.framework_version

@@ -30,17 +30,17 @@ NAMES = frozenset(
 )
 """Timers of a step that are read; others are parts of these."""
 MAX_RANKS = 16_384
-LOOKED_AT = 16 * 2**20
+INSPECTED_BYTES = 16 * 2**20
 """Bytes at the start of a file that must contain a log's first signs."""
 _SIGNS = (b"across ranks (ms):", b"elapsed time per iteration (ms):")
 """Signs of timers, and of a log without them, which the reader reports as missing."""
 _NUMBER = r"(\d{1,12}\.\d{1,6})"
-_BOTH = re.compile(rf"([a-z][a-z-]+) \.+: \({_NUMBER}, {_NUMBER}\)\s*$")
-_MOST = re.compile(rf"([a-z][a-z-]+) \.+: {_NUMBER}\s*$")
-_OLD = re.compile(rf"([a-z][a-z-]+): {_NUMBER}")
+_MIN_MAX_LINE = re.compile(rf"([a-z][a-z-]+) \.+: \({_NUMBER}, {_NUMBER}\)\s*$")
+_MAX_LINE = re.compile(rf"([a-z][a-z-]+) \.+: {_NUMBER}\s*$")
+_OLD_LINE = re.compile(rf"([a-z][a-z-]+): {_NUMBER}")
 _RENAMED = {"backward-params-all-reduce": "all-grads-sync"}
-_NAME = re.compile(r"(?:^|\s)([a-z][a-z-]+):\s*$")
-_RANK = re.compile(rf"rank\s+(\d{{1,6}}): {_NUMBER}\s*$")
+_NAME_LINE = re.compile(r"(?:^|\s)([a-z][a-z-]+):\s*$")
+_RANK_LINE = re.compile(rf"rank\s+(\d{{1,6}}): {_NUMBER}\s*$")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -62,7 +62,7 @@ def is_log(path: Path) -> bool:
     """Return whether the beginning of a file is that of a log."""
     try:
         with path.open("rb") as stream:
-            beginning = stream.read(LOOKED_AT)
+            beginning = stream.read(INSPECTED_BYTES)
             return any(sign in beginning for sign in _SIGNS)
     except OSError:
         return False  # the reader reports what is wrong
@@ -78,7 +78,7 @@ def read_timers(path: Path, *, name: str | None = None) -> list[TimedStep]:
         InputError: No step has a timer.
     """
     with path.open(encoding="utf-8", errors="replace") as stream:
-        steps = [step for step in _steps(_lines(stream)) if step.longest_s]
+        steps = [step for step in _timed_steps(_read_lines(stream)) if step.longest_s]
     if not steps:
         message = (
             f"{path if name is None else name} has no timers of steps: run with --timing-log-level "
@@ -89,11 +89,11 @@ def read_timers(path: Path, *, name: str | None = None) -> list[TimedStep]:
     return steps[1:] or steps
 
 
-def _lines(stream: Iterable[str]) -> Iterator[str]:
+def _read_lines(stream: Iterable[str]) -> Iterator[str]:
     return (line[:MAX_LINE].rstrip() for line in stream)
 
 
-def _steps(lines: Iterable[str]) -> Iterator[TimedStep]:
+def _timed_steps(lines: Iterable[str]) -> Iterator[TimedStep]:
     """Yield each step with a time, with the timers that follow."""
     facts, step, name = LogFacts(), None, ""
     for line in lines:
@@ -106,33 +106,33 @@ def _steps(lines: Iterable[str]) -> Iterator[TimedStep]:
                 return
             step, name = TimedStep(step_s=facts.step_s[-1]), ""
         elif step is not None:
-            name = _timer(line, step, name)
+            name = _read_timer(line, step, name)
     if step is not None:
         yield step
 
 
-def _timer(line: str, step: TimedStep, name: str) -> str:
+def _read_timer(line: str, step: TimedStep, name: str) -> str:
     """Read one line after a step's, for ranks that of the timer `name`; return the timer of the
     next line.
     """
     if line.lstrip().startswith("time (ms) |"):  # of 2021: one line, of the last rank
-        for named in _OLD.finditer(line):
+        for named in _OLD_LINE.finditer(line):
             timer = _RENAMED.get(named[1], named[1])
             if timer in NAMES:
                 step.longest_s[timer] = float(named[2]) / 1e3
-    elif (both := _BOTH.search(line)) and both[1] in NAMES:
+    elif (both := _MIN_MAX_LINE.search(line)) and both[1] in NAMES:
         step.shortest_s[both[1]], step.longest_s[both[1]] = (
             float(both[2]) / 1e3,
             float(both[3]) / 1e3,
         )
-    elif (most := _MOST.search(line)) and most[1] in NAMES:
+    elif (most := _MAX_LINE.search(line)) and most[1] in NAMES:
         step.longest_s[most[1]] = float(most[2]) / 1e3
-    elif (of_rank := _RANK.search(line)) and name and int(of_rank[1]) < MAX_RANKS:
+    elif (of_rank := _RANK_LINE.search(line)) and name and int(of_rank[1]) < MAX_RANKS:
         value = float(of_rank[2]) / 1e3
         step.ranks_s.setdefault(name, {})[int(of_rank[1])] = value
         step.shortest_s[name] = min(value, step.shortest_s.get(name, value))
         step.longest_s[name] = max(value, step.longest_s.get(name, value))
         return name
-    elif heading := _NAME.search(line):
+    elif heading := _NAME_LINE.search(line):
         return heading[1] if heading[1] in NAMES else ""
     return ""

@@ -1,6 +1,6 @@
 """The framework whose constants apply to trainings by a tool's configuration."""
 
-RUNS = {
+FRAMEWORKS_BY_TOOL = {
     "trainer": "hf-trainer",
     "trainer-deepspeed": "deepspeed",
     "fsdp": "torch-fsdp",

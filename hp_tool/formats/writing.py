@@ -5,13 +5,13 @@ from dataclasses import fields
 from typing import Any
 
 from hp_tool.domain.blocks import Block
-from hp_tool.domain.declared import any_value, setting, undeclared
-from hp_tool.domain.frameworks import facts
+from hp_tool.domain.declared import allow_any_value, setting_words, undeclared_fields
+from hp_tool.domain.frameworks import framework_facts
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.setups import ServingSetup, TrainingSetup
 from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.errors import InputError, UnsupportedError
-from hp_tool.formats.stated_release import release_in_words
+from hp_tool.formats.stated_release import release_words
 
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 """torch's names of number formats, which most tools use."""
@@ -43,14 +43,14 @@ def headline(setup: TrainingSetup | ServingSetup) -> str:
     name = setup.model.name + (
         f" without {setup.model.left_out[:100]}" if setup.model.left_out else ""
     )
-    release = release_in_words(setup.workload)
+    release = release_words(setup.workload)
     text = (
         f"{name} on {setup.cluster.num_gpus} x {setup.cluster.gpu.name}{release and f', {release}'}"
     )
     return "".join(c if c.isprintable() else " " for c in text)[:200]
 
 
-def one_word(name: str) -> str:
+def model_name_argument(name: str) -> str:
     """Return a model's name as an argument of a command.
 
     Raises:
@@ -65,16 +65,18 @@ def one_word(name: str) -> str:
     return name
 
 
-SHAPE = frozenset({f.name for f in fields(ModelSpec)} | {f"blocks.{f.name}" for f in fields(Block)})
+SHAPE_FIELDS = frozenset(
+    {f.name for f in fields(ModelSpec)} | {f"blocks.{f.name}" for f in fields(Block)}
+)
 """Fields that a tool expresses together: by a model's name, or in the code of a training script."""
 
 
-def is_pure(setup: TrainingSetup) -> bool:
+def trains_in_16_bits(setup: TrainingSetup) -> bool:
     """Return whether all weights are trained directly in 16 bits, without a copy in 32 bits."""
     w = setup.workload
     kept = (w.parameter_precision, w.gradient_precision, w.optimizer_precision)
     return (
-        facts(w.framework).pure_states
+        framework_facts(w.framework).pure_states
         and w.lora is None
         and w.precision in ("bf16", "fp16")
         and all(each in (None, w.precision) for each in kept)
@@ -82,7 +84,7 @@ def is_pure(setup: TrainingSetup) -> bool:
     )
 
 
-def refuse_unsaid(
+def reject_inexpressible(
     setup: TrainingSetup | ServingSetup,
     *,
     tool: str,
@@ -115,9 +117,12 @@ def refuse_unsaid(
         ("cluster", setup.cluster),
     )
     for section, spec in sections:
-        for path, value in undeclared(spec, section=section, declared=any_value(expressed)):
+        for path, value in undeclared_fields(
+            spec, section=section, declared=allow_any_value(expressed)
+        ):
             raise UnsupportedError(
-                f"{tool} has no setting for {setting(path, value)}; choose another format, or "
+                f"{tool} has no setting for {setting_words(path, value)}; choose another "
+                f"format, or "
                 "leave it out",
                 field=path,
             )

@@ -18,7 +18,7 @@ from hp_tool.cost.schedules import execution
 from hp_tool.cost.schedules.execution import Operation, Span
 from hp_tool.cost.step_time import micro_batches, transfer_seconds
 from hp_tool.cost.training import stages_and_layers, training_costs
-from hp_tool.domain.frameworks import facts
+from hp_tool.domain.frameworks import framework_facts
 from hp_tool.domain.hardware import ClusterSpec
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import ParallelConfig
@@ -60,20 +60,23 @@ class StageAnatomy:
         return sum(self.memory_bytes.values())
 
 
-def stages(*, problem: TrainingProblem, config: ParallelConfig) -> tuple[StageAnatomy, ...]:
+def stage_anatomies(
+    *, problem: TrainingProblem, config: ParallelConfig
+) -> tuple[StageAnatomy, ...]:
     """Return all stages of a legal configuration, first to last.
 
     Rows of unequal cost (packed sequences) use their mean. The excess of the slowest row is part of
     the estimate's time.
     """
     candidate = Candidates.alone(config)
-    parts = _parts(problem, candidate)
+    parts = _stage_pipelines(problem, candidate)
     return tuple(
-        _anatomy(rank, part, case, candidate, problem) for rank, (part, case) in enumerate(parts)
+        _stage_anatomy(rank, part, case, candidate, problem)
+        for rank, (part, case) in enumerate(parts)
     )
 
 
-def _parts(
+def _stage_pipelines(
     problem: TrainingProblem, candidate: Candidates
 ) -> Iterator[tuple[Pipeline, TrainingCase]]:
     """Return each stage as a pipeline of its own, and the case on its device."""
@@ -83,7 +86,7 @@ def _parts(
         problem.model,
     )
     if model.blocks is not None and p > 1 and layout is None:
-        layout = _usual_layout(model, candidate)
+        layout = _default_layout(model, candidate)
     if layout is not None:
         for rank in range(p):
             yield rank_contents(layout, rank=rank, stages=p, model=model).pipeline(model), problem
@@ -92,9 +95,9 @@ def _parts(
         yield stages_and_layers(case=problem, candidates=candidate, micro_batches=m)[0], problem
     else:
         contents = (
-            _of_two_kinds(problem, candidate, p)
+            _mixed_rank_contents(problem, candidate, p)
             if problem.cluster.kinds
-            else _contents(problem, candidate, p)
+            else _rank_contents(problem, candidate, p)
         )
         for rank, (before, count, dense, (first, last), case) in enumerate(contents):
             part = pipeline_part(
@@ -111,7 +114,7 @@ def _parts(
             yield part, case
 
 
-def _usual_layout(model: ModelSpec, candidate: Candidates) -> PipelineLayout:
+def _default_layout(model: ModelSpec, candidate: Candidates) -> PipelineLayout:
     """Return the contents of each chunk without a pipeline layout."""
     sizes = {
         "stages": int(candidate.pipeline_parallel_size),
@@ -123,9 +126,9 @@ def _usual_layout(model: ModelSpec, candidate: Candidates) -> PipelineLayout:
     )
 
 
-def _contents(problem: TrainingProblem, candidate: Candidates, p: int) -> Iterator[_Contents]:
+def _rank_contents(problem: TrainingProblem, candidate: Candidates, p: int) -> Iterator[_Contents]:
     """Return the contents of each rank of a pipeline without a pipeline layout."""
-    framework = facts(problem.workload.framework)
+    framework = framework_facts(problem.workload.framework)
     if framework.balances_blocks:
         layers, output_at = stage_contents(problem.model, p)
         counts = [float(count) for count in layers]
@@ -171,7 +174,9 @@ def _contents(problem: TrainingProblem, candidate: Candidates, p: int) -> Iterat
         yield sum(counts[:rank]), max(count, NO_LAYERS), dense[rank], ends[rank], problem
 
 
-def _of_two_kinds(problem: TrainingProblem, candidate: Candidates, p: int) -> Iterator[_Contents]:
+def _mixed_rank_contents(
+    problem: TrainingProblem, candidate: Candidates, p: int
+) -> Iterator[_Contents]:
     """Yield the contents of each stage on two kinds of devices.
 
     Stages of a kind have equally many layers, as divided by `cost.pipeline_parts`.
@@ -186,7 +191,7 @@ def _of_two_kinds(problem: TrainingProblem, candidate: Candidates, p: int) -> It
         yield before, layers[kind], None, (rank == 0, rank == p - 1), kinds[kind]
 
 
-def _anatomy(
+def _stage_anatomy(
     rank: int, part: Pipeline, case: TrainingCase, candidate: Candidates, problem: TrainingProblem
 ) -> StageAnatomy:
     costs = training_costs(
@@ -269,7 +274,7 @@ class Schedule:
     rows: tuple[ScheduleRow, ...]
 
 
-def schedule(
+def execute_schedule(
     *, problem: TrainingProblem, config: ParallelConfig, each: Sequence[StageAnatomy]
 ) -> Schedule | None:
     """Return the schedule of a legal configuration with stages `each`.
@@ -295,7 +300,7 @@ def schedule(
         case=problem, candidates=candidate, micro_batches=all_micro_batches
     )
     layer = layers.mean_time(pipeline)
-    work = [_passes(stage, layer) for stage in each]
+    work = [_operation_seconds(stage, layer) for stage in each]
     if name == "interleaved":
         orders = execution.interleaved(p=p, v=v, m=drawn)
     else:
@@ -309,7 +314,7 @@ def schedule(
         orders = of_stages.get(name, execution.one_f_one_b)(p=p, m=drawn)
     transfer_s = float(transfer_seconds(case=problem, candidates=candidate))
     spans = execution.timeline(
-        orders=orders, seconds=_seconds(name, work, p=p, v=v), transfer_s=transfer_s
+        orders=orders, seconds=_operation_timer(name, work, p=p, v=v), transfer_s=transfer_s
     )
     end_s = max(row[-1].end_s for row in spans)
     critical = execution.critical_path(spans, transfer_s=transfer_s)
@@ -325,13 +330,13 @@ def schedule(
         drawn_micro_batches=drawn,
         end_s=end_s,
         rows=tuple(
-            _row(rank, spans[rank], name=name, p=p, end_s=end_s, critical=critical)
+            _schedule_row(rank, spans[rank], name=name, p=p, end_s=end_s, critical=critical)
             for rank in ranks
         ),
     )
 
 
-def _passes(stage: StageAnatomy, layer: LayerTime) -> dict[str, float]:
+def _operation_seconds(stage: StageAnatomy, layer: LayerTime) -> dict[str, float]:
     """Return seconds of one micro-batch on one rank by kind of operation, over all its model
     chunks.
 
@@ -363,7 +368,7 @@ def _passes(stage: StageAnatomy, layer: LayerTime) -> dict[str, float]:
     return {"F": forward_s, "B": backward_s, "W": weight_s, "BW": backward_s + weight_s}
 
 
-def _seconds(
+def _operation_timer(
     name: str, work: Sequence[dict[str, float]], *, p: int, v: int
 ) -> Callable[[Operation], float]:
     """Return the seconds of one operation: a model chunk's share of its rank's time.
@@ -379,7 +384,7 @@ def _seconds(
     return seconds
 
 
-def _row(
+def _schedule_row(
     rank: int,
     spans: Sequence[Span],
     *,
@@ -456,7 +461,7 @@ class Placement:
     """Groups of more than one rank."""
 
 
-def placement(*, config: ParallelConfig, cluster: ClusterSpec) -> Placement:
+def place_ranks(*, config: ParallelConfig, cluster: ClusterSpec) -> Placement:
     """Return the placement of a configuration that uses all of the cluster's devices."""
     sizes = {
         "tp": config.tensor_parallel_size,
@@ -485,11 +490,11 @@ def placement(*, config: ParallelConfig, cluster: ClusterSpec) -> Placement:
             Node(index=node, ranks=tuple(map(place, range(node * per_node, (node + 1) * per_node))))
             for node in range(min(num_nodes, MAX_NODES))
         ),
-        groups=_groups(Candidates.alone(config), cluster),
+        groups=_rank_groups(Candidates.alone(config), cluster),
     )
 
 
-def _groups(c: Candidates, cluster: ClusterSpec) -> tuple[RankGroup, ...]:
+def _rank_groups(c: Candidates, cluster: ClusterSpec) -> tuple[RankGroup, ...]:
     groups = []
     for name, axis in (
         ("tensor", "tp"),

@@ -29,7 +29,7 @@ Line = bytes | HpToolError
 """A line, or the error that replaces it."""
 Read = Callable[[bytes], Query]
 
-MIN_ARRAY = 8
+MIN_BATCH_CONFIGURATIONS = 8
 """Minimum number of configurations of one problem for which arrays are faster than plain
 numbers.
 """
@@ -117,7 +117,7 @@ class RecommendAnswer:
         )
 
 
-def estimate_answer(
+def answer_estimate(
     query: Query,
     *,
     configuration: ResolvedConfiguration | None = None,
@@ -144,7 +144,7 @@ def estimate_answer(
     )
 
 
-def recommend_answer(
+def answer_recommend(
     query: Query,
     *,
     top: int,
@@ -169,11 +169,11 @@ def recommend_answer(
     rows = ranking.recommendations
     if query.training is not None and query.training.total_tokens:
         from hp_tool.questions.machines.answers import (
-            with_the_whole,  # imported here, because most questions do not need it
+            with_training_totals,  # imported here, because most questions do not need it
         )
 
         rows = tuple(
-            with_the_whole(row, query=query) if isinstance(row, Recommendation) else row
+            with_training_totals(row, query=query) if isinstance(row, Recommendation) else row
             for row in rows
         )
     return RecommendAnswer(
@@ -210,16 +210,16 @@ def answer_lines(
     def begin(line: Line) -> ResolvedConfiguration | str:
         if isinstance(line, HpToolError):
             raise line
-        bounds.begin_again()
+        bounds.reset_counts()
         query = read(line)
         if task == "recommend":
             return schema.to_json(
-                recommend_answer(query, top=top, with_query=False, calibrations=calibrations)
+                answer_recommend(query, top=top, with_query=False, calibrations=calibrations)
             )
         return problem_of(query).configuration or estimate(query)
 
     def estimate(query: Query, configuration: ResolvedConfiguration | None = None) -> str:
-        answer = estimate_answer(
+        answer = answer_estimate(
             query,
             configuration=configuration,
             with_fixes=False,
@@ -228,14 +228,14 @@ def answer_lines(
         )
         return schema.to_json(answer)
 
-    begun = [_or_its_error(line, partial(begin, line)) for line in lines]
+    begun = [_answer_or_error(line, partial(begin, line)) for line in lines]
     costed = iter(
         cost_together([each for each in begun if isinstance(each, ResolvedConfiguration)])
     )
     return [
         each
         if isinstance(each, str)
-        else _or_its_error(line, partial(estimate, each.query, next(costed)))
+        else _answer_or_error(line, partial(estimate, each.query, next(costed)))
         for line, each in zip(lines, begun, strict=True)
     ]
 
@@ -256,7 +256,7 @@ def cost_together(configurations: Sequence[ResolvedConfiguration]) -> list[Resol
         except TypeError:  # a model or a device described in the query, as a mapping
             continue
     for places in groups.values():
-        if len(places) < MIN_ARRAY:
+        if len(places) < MIN_BATCH_CONFIGURATIONS:
             continue
         candidates = Candidates.from_configs(configurations[place].config for place in places)
         try:
@@ -273,7 +273,7 @@ def cost_together(configurations: Sequence[ResolvedConfiguration]) -> list[Resol
     return costed
 
 
-def _or_its_error(line: Line, answer: Callable[[], T]) -> T | str:
+def _answer_or_error(line: Line, answer: Callable[[], T]) -> T | str:
     """Return the result of `answer`, or the error it raises as the line's answer."""
     try:
         return answer()

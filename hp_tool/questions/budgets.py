@@ -23,12 +23,12 @@ from hp_tool.questions import schema, training
 from hp_tool.questions.sizing import laws, shapes
 from hp_tool.questions.sizing.laws import LAWS, ScalingLaw
 from hp_tool.questions.training.calibrated import Calibrations
-from hp_tool.questions.training.problem import named_model
+from hp_tool.questions.training.problem import resolve_model
 
-CLOSE = 0.02
+RELATIVE_TOLERANCE = 0.02
 """Deviation from the budget's days at which tokens fill the rest."""
 MAX_PLANS = 24
-_SMALLER = 4.0
+_STEP_DOWN_FACTOR = 4.0
 """Factor by which compute is reduced after a model that does not fit."""
 
 
@@ -60,7 +60,7 @@ def _model(query: SizingQuery) -> ModelSpec | None:
     """
     if query.model is None:
         return None
-    model = named_model(query.model)
+    model = resolve_model(query.model)
     if model.architecture != "decoder":
         raise UnsupportedError(
             f"{model.name} is not a decoder, and the scaling laws apply to decoders only; use "
@@ -177,7 +177,7 @@ class Planner:
         query, tokens, parameters = self.query, self.query.tokens, self.parameters
         if parameters is None:
             parameters = self.law.parameters(flops) if tokens is None else flops / (6.0 * tokens)
-        model = self.model or shapes.shaped(query, parameters=parameters)
+        model = self.model or shapes.choose_shape(query, parameters=parameters)
         tokens = flops / (6.0 * parameters) if tokens is None else tokens
         batch = query.global_batch_size or laws.batch_sequences(
             flops=laws.hyperparameter_flops(
@@ -219,11 +219,11 @@ class Planner:
             plan,
             query=query,
             recommendation=best,
-            reasons=_reasons(ranking) if best is None else (),
+            reasons=_infeasibility_reasons(ranking) if best is None else (),
         )
 
 
-def _reasons(ranking: Ranking[Recommendation]) -> tuple[Reason, ...]:
+def _infeasibility_reasons(ranking: Ranking[Recommendation]) -> tuple[Reason, ...]:
     """Return why nothing is acceptable: the smallest gaps, or the number of rejections by rule."""
     if ranking.nearest_misses:
         return ranking.nearest_misses[0].estimate.reasons
@@ -238,7 +238,7 @@ def _reasons(ranking: Ranking[Recommendation]) -> tuple[Reason, ...]:
     )
 
 
-def _largest(planner: Planner) -> Plan:
+def _largest_plan(planner: Planner) -> Plan:
     """Return the largest plan by the law that fits the query's calendar days.
 
     Compute and throughput are iterated: the compute of a plan times the budget over its days is the
@@ -253,7 +253,7 @@ def _largest(planner: Planner) -> Plan:
     best, nearest = None, math.inf
     for _ in range(MAX_PLANS):
         plan = planner.timed(planner.of_flops(flops))
-        following = flops / _SMALLER
+        following = flops / _STEP_DOWN_FACTOR
         if (needed := plan.effective_days) is None:
             high = flops
         else:
@@ -262,7 +262,7 @@ def _largest(planner: Planner) -> Plan:
             following = flops * share
             if abs(math.log(share)) < nearest:
                 best, nearest = plan, abs(math.log(share))
-        if nearest <= CLOSE or high <= low * (1.0 + CLOSE):
+        if nearest <= RELATIVE_TOLERANCE or high <= low * (1.0 + RELATIVE_TOLERANCE):
             break
         flops = following if low < following < high else math.sqrt(low * high)
     if best is None:
@@ -272,7 +272,7 @@ def _largest(planner: Planner) -> Plan:
     return planner.timed(replace(best, workload=replace(best.workload, total_tokens=tokens)))
 
 
-def size_answer(query: SizingQuery, *, calibrations: Calibrations | None = None) -> SizingAnswer:
+def answer_sizing(query: SizingQuery, *, calibrations: Calibrations | None = None) -> SizingAnswer:
     """Return the training for a budget.
 
     A plan that does not fit or misses the deadline is `feasible: false` with its reasons.
@@ -283,7 +283,7 @@ def size_answer(query: SizingQuery, *, calibrations: Calibrations | None = None)
     ratio = query.tokens_per_parameter
     planner = Planner(
         query=query,
-        law=LAWS[query.law] if ratio is None else laws.over_trained(tokens_per_parameter=ratio),
+        law=LAWS[query.law] if ratio is None else laws.over_trained_law(tokens_per_parameter=ratio),
         model=_model(query),
         cluster=None if query.cluster is None else catalog.cluster(query.cluster),
         calibrations=calibrations,
@@ -291,7 +291,7 @@ def size_answer(query: SizingQuery, *, calibrations: Calibrations | None = None)
     try:
         flops = planner.flops
         plan = (
-            _largest(planner)
+            _largest_plan(planner)
             if flops is None
             else planner.timed(planner.of_flops(flops), deadline_days=query.days)
         )
@@ -299,10 +299,10 @@ def size_answer(query: SizingQuery, *, calibrations: Calibrations | None = None)
         # Keys below `training` in a query are top-level keys in a budget.
         error.field = error.field and error.field.removeprefix("training.")
         raise
-    return SizingAnswer(id=query.id, sizing=_sizing(plan, query=query, law=planner.law))
+    return SizingAnswer(id=query.id, sizing=_sizing_of_plan(plan, query=query, law=planner.law))
 
 
-def _sizing(plan: Plan, *, query: SizingQuery, law: ScalingLaw) -> Sizing:
+def _sizing_of_plan(plan: Plan, *, query: SizingQuery, law: ScalingLaw) -> Sizing:
     model, tokens, length = plan.model, plan.tokens, query.sequence_length
     active = active_parameters(model, sequence_length=length)
     estimate = plan.estimate
@@ -315,7 +315,7 @@ def _sizing(plan: Plan, *, query: SizingQuery, law: ScalingLaw) -> Sizing:
         tokens=tokens,
         tokens_per_parameter=tokens / active,
         flops=token_flops(model, plan.workload).model * tokens,
-        law=_law_choice(law, flops=6.0 * active * tokens),
+        law=_law_optimum(law, flops=6.0 * active * tokens),
         loss=_loss_choice(active, tokens),
         compute_overhead=laws.compute_overhead(parameters=active, tokens=tokens),
         shape=shapes.shape_choices(model, query, parameters=plan.target_parameters)
@@ -339,7 +339,7 @@ def _sizing(plan: Plan, *, query: SizingQuery, law: ScalingLaw) -> Sizing:
     )
 
 
-def _law_choice(law: ScalingLaw, *, flops: float) -> Choice:
+def _law_optimum(law: ScalingLaw, *, flops: float) -> Choice:
     """Return the law's optimum at this compute, whether it was used or not."""
     best = law.parameters(flops)
     return Choice(
@@ -360,7 +360,7 @@ def _loss_choice(parameters: float, tokens: float) -> Choice:
     law = LAWS["chinchilla-corrected"]
     return Choice(
         name="loss",
-        value=laws.loss(parameters=parameters, tokens=tokens),
+        value=laws.predicted_loss(parameters=parameters, tokens=tokens),
         unit="nats a token",
         rule="E + A / N^alpha + B / D^beta on MassiveText and its tokenizer; compare sizes with "
         "it, not corpora",

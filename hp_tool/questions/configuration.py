@@ -13,14 +13,14 @@ from typing import Any, Protocol
 
 from hp_tool.domain.fields import ChosenValues
 from hp_tool.domain.hardware import ClusterQuery
-from hp_tool.domain.parallel import ParallelConfig, axis_values, said_of_all
+from hp_tool.domain.parallel import ParallelConfig, axis_values, common_settings
 from hp_tool.domain.query import Query
 from hp_tool.domain.serving import RUN_CONFIGS, RunConfig, config_query
 from hp_tool.errors import InputError
 from hp_tool.questions import schema
 
 NUM_GPUS, LAYOUT = "cluster.num_gpus", "parallel.pipeline_layout"
-NO_PART = ("search", "id")
+SEARCH_KEYS = ("search", "id")
 """Fields of a query that do not describe its configuration."""
 
 
@@ -58,7 +58,7 @@ class Configuration:
         values: ChosenValues = dict(getattr(row, "set", {}))
         for path, value in values.items():
             query = with_value(query, path, value)
-        return _whole(row.parallel, query=query, values=values)
+        return _complete_configuration(row.parallel, query=query, values=values)
 
     def without(self, path: str) -> Configuration:
         """Return the configuration with a value of `set` removed."""
@@ -91,25 +91,25 @@ class Configuration:
                 field="query",
                 code="missing_field",
             )
-        row = _row(result, rank)
+        row = _select_row(result, rank)
         values = row["set"] if "set" in row else _chosen_earlier(row, query)
         if not isinstance(values, dict):
             raise InputError("set must be a mapping of paths of the query to values", field="set")
         inside = {path: value for path, value in values.items() if path != NUM_GPUS}
-        typed = parse(schema.lay(copy.deepcopy(query), inside))
+        typed = parse(schema.set_paths(copy.deepcopy(query), inside))
         if NUM_GPUS in values:
             typed = typed.with_num_gpus(
                 schema.parse(ClusterQuery, {"num_gpus": values[NUM_GPUS]}).num_gpus
             )
         config = schema.parse(RUN_CONFIGS[typed.kind], row.get("parallel") or {})
-        return _whole(config, query=typed, values=values)
+        return _complete_configuration(config, query=typed, values=values)
 
     def mapping(self) -> dict[str, Any]:
         """Return the query as JSON-ready values, valid input for every interface."""
         return {
             name: value
             for name, value in schema.query_mapping(self.query).items()
-            if name not in NO_PART
+            if name not in SEARCH_KEYS
         }
 
     def text(self) -> str:
@@ -119,14 +119,16 @@ class Configuration:
         return json.dumps(self.mapping(), separators=(",", ":"), ensure_ascii=False)
 
 
-def _whole(config: RunConfig, *, query: Query, values: ChosenValues) -> Configuration:
+def _complete_configuration(
+    config: RunConfig, *, query: Query, values: ChosenValues
+) -> Configuration:
     """Return the configuration with values that the query sets for all layouts, which rows and runs
     omit.
     """
     lays_out = False
     if isinstance(config, ParallelConfig):
         lays_out = config.pipeline_layout is not None and query.parallel.pipeline_layout is None
-        whole = said_of_all(query.parallel, context_parallel_size=config.context_parallel_size)
+        whole = common_settings(query.parallel, context_parallel_size=config.context_parallel_size)
         dispatchers = axis_values(query.parallel.moe_token_dispatcher_type)
         whole["moe_token_dispatcher_type"] = dispatchers[0] if len(dispatchers) == 1 else None
         config = replace(
@@ -148,14 +150,16 @@ def with_value(query: Query, path: str, value: Any) -> Query:
     if path == NUM_GPUS:
         return query.with_num_gpus(value)
     if isinstance(value, dict):
-        whole: Query = schema.parse(Query, schema.lay(schema.query_mapping(query), {path: value}))
+        whole: Query = schema.parse(
+            Query, schema.set_paths(schema.query_mapping(query), {path: value})
+        )
         return whole
     name, _, key = path.partition(".")
     values: dict[str, Any] = {name: replace(getattr(query, name), **{key: value})}
     return replace(query, **values)
 
 
-def _row(result: Mapping[str, Any], rank: int) -> dict[str, Any]:
+def _select_row(result: Mapping[str, Any], rank: int) -> dict[str, Any]:
     """Return the recommendation of this rank in an answer, or the one that it estimates."""
     rows = result.get("recommendations")
     if rows is None and isinstance(result.get("estimate"), dict):

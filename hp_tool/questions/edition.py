@@ -10,20 +10,23 @@ from hp_tool.questions.schema import adapter
 
 
 @functools.cache
-def edition() -> int:
+def count_query_terms() -> int:
     """Return the number of query terms of this hp-tool: keys, choices, and built-in catalogue
     names.
 
     Terms are added and never removed, so the edition with more terms can read what both store.
     """
-    return len(set(_words(adapter(Query).json_schema(), ()))) + library.number_of_built_in_names()
+    return (
+        len(set(_schema_terms(adapter(Query).json_schema(), ())))
+        + library.number_of_built_in_names()
+    )
 
 
-def _words(node: Any, path: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+def _schema_terms(node: Any, path: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
     """Yield each key and each choice of a JSON schema with its path."""
     if isinstance(node, list):
         for each in node:
-            yield from _words(each, path)
+            yield from _schema_terms(each, path)
     elif isinstance(node, dict):
         choices = [*node.get("enum", ()), *([node["const"]] if "const" in node else ())]
         yield from ((*path, "choice", str(choice)) for choice in choices)
@@ -31,4 +34,4 @@ def _words(node: Any, path: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
             if name == "properties":
                 yield from ((*path, "key", key) for key in value)
             if name != "default":
-                yield from _words(value, (*path, name))
+                yield from _schema_terms(value, (*path, name))

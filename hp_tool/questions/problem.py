@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol
 
-from hp_tool.catalog.hardware import names_several
-from hp_tool.domain.beside import Beside
+from hp_tool.catalog.hardware import machine_list_field
+from hp_tool.domain.beside import AnswerAdditions
 from hp_tool.domain.query import Query
 from hp_tool.domain.result import Estimate, Front, Ranking
 from hp_tool.domain.serving import InferenceEstimate
@@ -49,7 +49,7 @@ class Problem(Protocol):
         pareto: Front | None = None,
         sensitivity: bool = False,
         calibrations: Calibrations | None = None,
-    ) -> tuple[Ranking[Any], Beside]:
+    ) -> tuple[Ranking[Any], AnswerAdditions]:
         """Return the ranking for display, with all requested additions."""
 
     def ratio_log_sd(self, one: Any, other: Any, *, alike: bool) -> float:
@@ -68,7 +68,7 @@ def problem_of(query: Query, *, configuration: ResolvedConfiguration | None = No
 
     `configuration` is its single configuration, if that was resolved or costed earlier.
     """
-    if names_several(query.cluster) is not None:
+    if machine_list_field(query.cluster) is not None:
         from hp_tool.questions.machines.answers import Machines
 
         return Machines(query=query, of_one=problem_of)

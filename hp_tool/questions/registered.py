@@ -42,7 +42,7 @@ def checked_registration(
             "dashes and underscores, without a file suffix.",
             field="name",
         )
-    if kind != "trace" and catalog.knows("models" if kind == "model" else "clusters", name):
+    if kind != "trace" and catalog.has_entry("models" if kind == "model" else "clusters", name):
         raise ConflictError(
             f"the catalogue already has a {kind} {name!r}; choose another name",
             field="name",
@@ -65,24 +65,24 @@ def read_spec(
         request_trace(trace)
         return trace
     if kind == "model":
-        return catalog.model_from_mapping(_named(name, spec, field="model"))
-    node = catalog.node_type_from_mapping(_named(name, spec, field="cluster"))
+        return catalog.model_from_mapping(_as_mapping(name, spec, field="model"))
+    node = catalog.node_type_from_mapping(_as_mapping(name, spec, field="cluster"))
     catalog.gpu(node.gpu, field="cluster.gpu")
     return node
 
 
-def names_registered(query: Query | SizingQuery) -> bool:
+def has_registered_names(query: Query | SizingQuery) -> bool:
     """Return whether the query names something that the catalogue does not have; else no database
     is needed.
     """
-    clusters = (_unknown_cluster(each) for each in _clusters(query))
+    clusters = (_unknown_cluster(each) for each in _list_clusters(query))
     return any(
         name is not None
-        for name in (_unless_known("models", query.model), *clusters, _trace_name(query))
+        for name in (_unknown_name("models", query.model), *clusters, _trace_name(query))
     )
 
 
-def with_registered(query: Q, *, find: Find) -> Q:
+def insert_registered(query: Q, *, find: Find) -> Q:
     """Return the query with registered entries instead of their names; unknown names are left, to
     be rejected later.
     """
@@ -97,26 +97,26 @@ def with_registered(query: Q, *, find: Find) -> Q:
             query, inference=replace(query.inference, trace=schema.parse(TraceSpec, spec))
         )
     query = replace(query, model=registered_model(query.model, find=find))
-    clusters = tuple(_registered_cluster(each, find=find) for each in _clusters(query))
+    clusters = tuple(_registered_cluster(each, find=find) for each in _list_clusters(query))
     return (
         query
-        if clusters == _clusters(query)
-        else replace(query, cluster=_as_listed(query, clusters))
+        if clusters == _list_clusters(query)
+        else replace(query, cluster=_with_clusters(query, clusters))
     )
 
 
-def as_asked(sent: JsonObject, *, query: Query, resolved: Query) -> JsonObject:
+def restore_sent_query(sent: JsonObject, *, query: Query, resolved: Query) -> JsonObject:
     """Return the mapping that `query` was sent as, with registered entries as in `resolved`.
 
     Nothing else is added, because an older edition may not know the key of a default, and a newer
     one may have another default.
     """
-    return _with_changes(
+    return _apply_changes(
         sent, before=schema.query_mapping(query), after=schema.query_mapping(resolved)
     )
 
 
-def _with_changes(sent: JsonObject, *, before: JsonObject, after: JsonObject) -> JsonObject:
+def _apply_changes(sent: JsonObject, *, before: JsonObject, after: JsonObject) -> JsonObject:
     stored = {name: value for name, value in sent.items() if name in after or name not in before}
     for name, value in after.items():
         if value != before.get(name):
@@ -125,7 +125,7 @@ def _with_changes(sent: JsonObject, *, before: JsonObject, after: JsonObject) ->
                 isinstance(written, dict) and isinstance(known, dict) and isinstance(value, dict)
             )
             stored[name] = (
-                _with_changes(sent[name], before=before[name], after=value) if nested else value
+                _apply_changes(sent[name], before=before[name], after=value) if nested else value
             )
     return stored
 
@@ -134,12 +134,12 @@ def registered_model(name: Any, *, find: Find) -> Any:
     """Return the fields registered under a model's name; the name itself if it is the catalogue's
     or unknown.
     """
-    unknown = _unless_known("models", name)
+    unknown = _unknown_name("models", name)
     spec = None if unknown is None else find("model", unknown)
     return name if spec is None else {**spec, "name": unknown}
 
 
-def _laid(wanted: ClusterQuery, node: NodeType) -> ClusterQuery:
+def _with_node_defaults(wanted: ClusterQuery, node: NodeType) -> ClusterQuery:
     """Return the requested cluster with defaults from the registered server, by the rules for node
     types.
     """
@@ -166,7 +166,7 @@ def _laid(wanted: ClusterQuery, node: NodeType) -> ClusterQuery:
     )
 
 
-def _named(name: str, spec: JsonObject, *, field: str) -> JsonObject:
+def _as_mapping(name: str, spec: JsonObject, *, field: str) -> JsonObject:
     if spec.get("name", name) != name:
         raise InputError(
             f"name {spec['name']!r} is not the {name!r} it is registered under",
@@ -175,19 +175,19 @@ def _named(name: str, spec: JsonObject, *, field: str) -> JsonObject:
     return {**spec, "name": name}
 
 
-def _clusters(query: Query | SizingQuery) -> tuple[Any, ...]:
+def _list_clusters(query: Query | SizingQuery) -> tuple[Any, ...]:
     """Return the query's cluster, or each of its list."""
     return query.cluster if isinstance(query.cluster, tuple) else (query.cluster,)
 
 
-def _as_listed(query: Query | SizingQuery, clusters: tuple[Any, ...]) -> Any:
+def _with_clusters(query: Query | SizingQuery, clusters: tuple[Any, ...]) -> Any:
     return clusters if isinstance(query.cluster, tuple) else clusters[0]
 
 
 def _unknown_cluster(cluster: Any) -> str | None:
     """Return the name of a cluster that may be registered and is not in the catalogue."""
     name = cluster.node_type if isinstance(cluster, ClusterQuery) else cluster
-    return None if name == PRICED else _unless_known("clusters", name)
+    return None if name == PRICED else _unknown_name("clusters", name)
 
 
 def _registered_cluster(cluster: Any, *, find: Find) -> Any:
@@ -196,7 +196,9 @@ def _registered_cluster(cluster: Any, *, find: Find) -> Any:
     if name is None or (spec := find("cluster", name)) is None:
         return cluster
     node = catalog.node_type_from_mapping({**spec, "name": name})
-    return _laid(cluster if isinstance(cluster, ClusterQuery) else ClusterQuery(), node)
+    return _with_node_defaults(
+        cluster if isinstance(cluster, ClusterQuery) else ClusterQuery(), node
+    )
 
 
 def _trace_name(query: Query | SizingQuery) -> str | None:
@@ -209,6 +211,6 @@ def _trace_name(query: Query | SizingQuery) -> str | None:
     )
 
 
-def _unless_known(kind: catalog.Kind, name: object) -> str | None:
+def _unknown_name(kind: catalog.Kind, name: object) -> str | None:
     small = name.casefold() if isinstance(name, str) else ""
-    return small if NAME.fullmatch(small) and not catalog.knows(kind, small) else None
+    return small if NAME.fullmatch(small) and not catalog.has_entry(kind, small) else None

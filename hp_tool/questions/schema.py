@@ -13,20 +13,20 @@ from pydantic import TypeAdapter, ValidationError
 
 from hp_tool.catalog.documents import load_yaml
 from hp_tool.domain import bounds
-from hp_tool.domain.fields import building, out_of_bounds
+from hp_tool.domain.fields import bounds_error, build_validators
 from hp_tool.domain.inference import DisaggregationSpec
-from hp_tool.domain.knobs import CHOICES
+from hp_tool.domain.knobs import NUMERICS_KEYS
 from hp_tool.domain.parallel import ParallelQuery
 from hp_tool.domain.query import Kind, OwnFile, Query
 from hp_tool.errors import InputError
-from hp_tool.questions.short_names import meant
+from hp_tool.questions.short_names import path_of_foreign_name
 
 if TYPE_CHECKING:
     from hp_tool.domain.sizing import SizingQuery
 
 MAX_QUERY_BYTES = 1_000_000
 """Maximum size of a query; anything larger is a mistake or an attack."""
-MAX_COMPLAINTS = 1_000
+MAX_ERRORS = 1_000
 """Maximum number of validation errors examined: long lists of wrong values have at least one
 each.
 """
@@ -45,15 +45,15 @@ _ADAPTERS: dict[type[Any], TypeAdapter[Any]] = {}
 def adapter(kind: type[Any]) -> TypeAdapter[Any]:
     """Return the cached validator of a domain type, which is expensive to build."""
     if kind not in _ADAPTERS:
-        with building(described=False):
+        with build_validators(described=False):
             _ADAPTERS.setdefault(kind, TypeAdapter(kind))
     return _ADAPTERS[kind]
 
 
 @functools.cache
-def described(kind: type[Any]) -> TypeAdapter[Any]:
+def described_adapter(kind: type[Any]) -> TypeAdapter[Any]:
     """Return a validator whose schema includes the descriptions of the fields."""
-    with building(described=True):
+    with build_validators(described=True):
         return TypeAdapter(kind)
 
 
@@ -64,7 +64,7 @@ def parse_query(data: Mapping[str, Any] | str | bytes) -> Query:
         InputError: The query is invalid.
     """
     query: Query = parse(Query, data)
-    _check(query)
+    _check_query(query)
     return query
 
 
@@ -76,10 +76,10 @@ def parse_own_query(data: Mapping[str, Any] | str | bytes) -> Query:
     Raises:
         InputError: The query is invalid.
     """
-    return with_own_files(parse_query(data))
+    return allow_own_files(parse_query(data))
 
 
-def with_own_files(query: Q) -> Q:
+def allow_own_files(query: Q) -> Q:
     """Return the query as the command line and Python API read it: model, trace and lengths may be
     files.
     """
@@ -109,7 +109,7 @@ def parse(kind: type[Any], data: Mapping[str, Any] | str | bytes) -> Any:
     Raises:
         InputError: The data is invalid.
     """
-    text = data if isinstance(data, str | bytes) else _dump(_with_release_texts(data))
+    text = data if isinstance(data, str | bytes) else _to_yaml_value(_with_release_texts(data))
     if len(text) > MAX_QUERY_BYTES:
         raise InputError(
             f"the input has {len(text):,} bytes; at most {MAX_QUERY_BYTES:,} are read",
@@ -132,7 +132,7 @@ def parse_mapping(text: str | bytes) -> dict[str, Any]:
         InputError: The text is neither.
     """
     try:
-        return _mapping(json.loads(text))
+        return _require_mapping(json.loads(text))
     except (ValueError, RecursionError):
         return read_yaml(text)
 
@@ -153,7 +153,7 @@ def query_mapping(query: Query) -> dict[str, Any]:
     return mapping
 
 
-def lay(data: dict[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+def set_paths(data: dict[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
     """Set the values at dotted paths in `data`, in place.
 
     Raises:
@@ -175,7 +175,7 @@ def lay(data: dict[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
 
 def _read_as_mapping(error: ValidationError) -> bool:
     """Return whether a text is not JSON, or has a number where a release's text is required."""
-    problems = error.errors(include_url=False)[:MAX_COMPLAINTS]
+    problems = error.errors(include_url=False)[:MAX_ERRORS]
     not_json = len(problems) == 1 and problems[0]["type"] == "json_invalid"
     return not_json or any(
         p["loc"] in RELEASES and isinstance(p["input"], int | float) for p in problems
@@ -184,7 +184,7 @@ def _read_as_mapping(error: ValidationError) -> bool:
 
 def _has_whole_floats(error: ValidationError) -> bool:
     """Return whether an integer is written as 2000.0."""
-    problems = error.errors(include_url=False)[:MAX_COMPLAINTS]
+    problems = error.errors(include_url=False)[:MAX_ERRORS]
     return any(p["type"] == "int_type" and _is_whole_float(p["input"]) for p in problems)
 
 
@@ -227,7 +227,7 @@ def _with_release_texts(data: Mapping[str, Any]) -> Mapping[str, Any]:
     return data
 
 
-def _dump(data: Mapping[str, Any]) -> str:
+def _to_yaml_value(data: Mapping[str, Any]) -> str:
     try:
         return json.dumps(data)
     except (TypeError, ValueError, RecursionError) as error:
@@ -252,10 +252,10 @@ def read_yaml(text: str | bytes) -> dict[str, Any]:
             f"neither JSON nor YAML{place}: {getattr(error, 'problem', None) or error}",
             code="syntax",
         ) from None
-    return _mapping(data)
+    return _require_mapping(data)
 
 
-def _mapping(data: object) -> dict[str, Any]:
+def _require_mapping(data: object) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise InputError(
             "A query must be a mapping of keys to values (kind, model, cluster, ...).",
@@ -264,7 +264,7 @@ def _mapping(data: object) -> dict[str, Any]:
     return data
 
 
-_CONTENT: dict[Kind, str] = {
+_SECTION_HINTS: dict[Kind, str] = {
     "training": "its batch there: add training.sequence_length and training.global_batch_size "
     "(--sequence-length and "
     "--global-batch-size on the command line)",
@@ -272,7 +272,7 @@ _CONTENT: dict[Kind, str] = {
 }
 
 
-def _check(query: Query) -> None:
+def _check_query(query: Query) -> None:
     """Check for missing sections and too long axes; types check everything else.
 
     Raises:
@@ -281,7 +281,7 @@ def _check(query: Query) -> None:
     if getattr(query, query.kind) is None:
         raise InputError(
             f"Missing `{query.kind}`. A query of kind {query.kind} describes "
-            f"{_CONTENT[query.kind]}.",
+            f"{_SECTION_HINTS[query.kind]}.",
             field=query.kind,
             code="missing_field",
         )
@@ -290,7 +290,7 @@ def _check(query: Query) -> None:
             if getattr(query.inference, name) == 0:
                 field = f"inference.{name}"
                 raise InputError(f"{field} is missing; add it", field=field, code="missing_field")
-    for name in CHOICES if query.training is not None else ():
+    for name in NUMERICS_KEYS if query.training is not None else ():
         if isinstance(values := getattr(query.training, name), tuple):
             bounds.check_values(len(values), field=f"training.{name}")
     check_axes(query.parallel, field="parallel")
@@ -311,22 +311,22 @@ def check_axes(axes: ParallelQuery | DisaggregationSpec, *, field: str) -> None:
 
 def _input_error(error: ValidationError, *, adapter: TypeAdapter[Any]) -> InputError:
     """Return the most informative of pydantic's errors as an InputError."""
-    problems = error.errors(include_url=False)[:MAX_COMPLAINTS]
+    problems = error.errors(include_url=False)[:MAX_ERRORS]
     deepest = max(
         problems,
         key=lambda p: (
             p["type"] == "unexpected_keyword_argument",
-            len(_path(p["loc"])),
+            len(_user_path(p["loc"])),
             p["type"] in ("too_short", *_BOUNDS),
             p["type"] != "string_type",
         ),
     )
     if deepest["type"] == "unexpected_keyword_argument":
-        return _unknown_key(deepest["loc"], adapter)
-    path = _path(deepest["loc"])
+        return _unknown_key_error(deepest["loc"], adapter)
+    path = _user_path(deepest["loc"])
     field = ".".join(path) or None
     if deepest["type"] in _MISSING:
-        missing = [_path(p["loc"]) for p in problems if p["type"] in _MISSING]
+        missing = [_user_path(p["loc"]) for p in problems if p["type"] in _MISSING]
         names = [".".join(other) for other in missing if other[:-1] == path[:-1] or len(other) == 1]
         are = "is missing; add it" if len(names) == 1 else "are missing; add them"
         return InputError(f"{', '.join(names)} {are}", field=field, code="missing_field")
@@ -340,17 +340,22 @@ def _input_error(error: ValidationError, *, adapter: TypeAdapter[Any]) -> InputE
         return InputError(
             f"{field} is empty; give its text or leave it out", field=field, code="invalid_value"
         )
-    if deepest["type"] in _BOUNDS and (bounds := _bounds(adapter, deepest["loc"])) is not None:
+    if (
+        deepest["type"] in _BOUNDS
+        and (bounds := _number_bounds(adapter, deepest["loc"])) is not None
+    ):
         whole = ".".join(path[:-1] if isinstance(deepest["loc"][-1], int) else path)
-        return out_of_bounds(deepest["input"], bounds, field=whole)
+        return bounds_error(deepest["input"], bounds, field=whole)
     value = json.dumps(deepest.get("input"), default=str)
     # all types of a value that may have several
     expected = " or ".join(
         dict.fromkeys(
-            p["msg"].removeprefix("Input should be ") for p in problems if _path(p["loc"]) == path
+            p["msg"].removeprefix("Input should be ")
+            for p in problems
+            if _user_path(p["loc"]) == path
         )
     )
-    hint = _without_unit(deepest.get("input"))
+    hint = _unit_hint(deepest.get("input"))
     return InputError(
         f"{field or 'the query'}: expected {expected}, got {value[:80]}{hint}",
         field=field,
@@ -358,7 +363,7 @@ def _input_error(error: ValidationError, *, adapter: TypeAdapter[Any]) -> InputE
     )
 
 
-def _without_unit(value: object) -> str:
+def _unit_hint(value: object) -> str:
     """Return `; write 8192 or 8000` for 8k, and the number of 80B; empty for other texts."""
     match = _WITH_UNIT.fullmatch(value) if isinstance(value, str) else None
     if match is None:
@@ -368,49 +373,53 @@ def _without_unit(value: object) -> str:
     return f"; write {binary}{number * _UNITS[unit]:.15g}"
 
 
-def _bounds(adapter: TypeAdapter[Any], loc: tuple[int | str, ...]) -> tuple[float, float] | None:
+def _number_bounds(
+    adapter: TypeAdapter[Any], loc: tuple[int | str, ...]
+) -> tuple[float, float] | None:
     """Return the minimum and maximum of the number at a path."""
-    options = (option for node in declarations(adapter, loc) for option in branches(adapter, node))
+    options = (
+        option for node in schemas_at(adapter, loc) for option in union_branches(adapter, node)
+    )
     return next(
         ((option["minimum"], option["maximum"]) for option in options if "maximum" in option), None
     )
 
 
-def _unknown_key(loc: tuple[int | str, ...], adapter: TypeAdapter[Any]) -> InputError:
+def _unknown_key_error(loc: tuple[int | str, ...], adapter: TypeAdapter[Any]) -> InputError:
     key = str(loc[-1])[:100]  # as the user wrote it
     options = (
-        option for node in declarations(adapter, loc[:-1]) for option in branches(adapter, node)
+        option for node in schemas_at(adapter, loc[:-1]) for option in union_branches(adapter, node)
     )
     known = sorted({name for option in options for name in option.get("properties", {})})
-    section = ".".join(_path(loc[:-1]))
+    section = ".".join(_user_path(loc[:-1]))
     near = difflib.get_close_matches(key.lower(), known, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]}?" if near else f"known keys: {', '.join(known)}"
-    if path := meant(key) or _elsewhere(key, adapter):
+    if path := path_of_foreign_name(key) or _path_in_other_section(key, adapter):
         inside, _, name = path.rpartition(".")
         hint = f"did you mean {name if inside == section else path}?"
-    field = ".".join((*_path(loc[:-1]), key)) or None
+    field = ".".join((*_user_path(loc[:-1]), key)) or None
     return InputError(f"unknown key {field or repr(key)}; {hint}", field=field, code="unknown_key")
 
 
-def _elsewhere(key: str, adapter: TypeAdapter[Any]) -> str | None:
+def _path_in_other_section(key: str, adapter: TypeAdapter[Any]) -> str | None:
     """Return the dotted path of a key of exactly this name in a top-level section."""
     top = {
         name
-        for option in branches(adapter, _json_schema(adapter))
+        for option in union_branches(adapter, _json_schema(adapter))
         for name in option.get("properties", {})
     }
     for section in sorted(top):
         options = (
             option
-            for node in declarations(adapter, (section,))
-            for option in branches(adapter, node)
+            for node in schemas_at(adapter, (section,))
+            for option in union_branches(adapter, node)
         )
         if any(key in option.get("properties", {}) for option in options):
             return f"{section}.{key}"
     return None
 
 
-def _path(loc: tuple[int | str, ...]) -> tuple[str, ...]:
+def _user_path(loc: tuple[int | str, ...]) -> tuple[str, ...]:
     """Return the keys as the user wrote them, without pydantic's names of union branches."""
     return tuple(str(part) for part in loc if isinstance(part, int) or not _is_branch(part))
 
@@ -423,24 +432,32 @@ def _is_branch(part: str) -> bool:
     )
 
 
-def declarations(adapter: TypeAdapter[Any], loc: Sequence[int | str]) -> list[dict[str, Any]]:
+def schemas_at(adapter: TypeAdapter[Any], loc: Sequence[int | str]) -> list[dict[str, Any]]:
     """Return the JSON schemas at a path, one for each branch of a union on the way that has it."""
     nodes = [_json_schema(adapter)]
     for part in loc:
         if isinstance(part, int) or not _is_branch(part):
-            options = [option for node in nodes for option in branches(adapter, node)]
-            nodes = [child for option in options if (child := _child(option, part)) is not None]
+            options = [option for node in nodes for option in union_branches(adapter, node)]
+            nodes = [
+                child for option in options if (child := _child_schema(option, part)) is not None
+            ]
     return nodes
 
 
-def branches(adapter: TypeAdapter[Any], node: dict[str, Any]) -> list[dict[str, Any]]:
+def union_branches(adapter: TypeAdapter[Any], node: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the branches of a union, with references resolved; for other schemas the schema
     itself.
     """
     if "$ref" in node:
-        return branches(adapter, _json_schema(adapter)["$defs"][node["$ref"].rsplit("/", 1)[-1]])
+        return union_branches(
+            adapter, _json_schema(adapter)["$defs"][node["$ref"].rsplit("/", 1)[-1]]
+        )
     union = node.get("anyOf") or node.get("oneOf")
-    return [option for child in union for option in branches(adapter, child)] if union else [node]
+    return (
+        [option for child in union for option in union_branches(adapter, child)]
+        if union
+        else [node]
+    )
 
 
 @functools.cache
@@ -449,7 +466,7 @@ def _json_schema(adapter: TypeAdapter[Any]) -> dict[str, Any]:
     return adapter.json_schema()
 
 
-def _child(node: dict[str, Any], part: int | str) -> dict[str, Any] | None:
+def _child_schema(node: dict[str, Any], part: int | str) -> dict[str, Any] | None:
     """Return the schema of an item or of a key's value."""
     if isinstance(part, int):
         child = node.get("items")

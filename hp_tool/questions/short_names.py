@@ -20,7 +20,7 @@ COLUMNS = {
 }
 """Columns of a grid."""
 
-FOREIGN = {
+FOREIGN_NAMES = {
     "gbs": "training.global_batch_size",
     "batch_size": "training.global_batch_size",
     "train_batch_size": "training.global_batch_size",
@@ -60,7 +60,7 @@ FOREIGN = {
 """Names in other tools, which are suggested but not accepted."""
 
 
-def meant(key: str) -> str | None:
+def path_of_foreign_name(key: str) -> str | None:
     """Return the dotted path of the key with this name in other tools, ignoring case and dashes."""
     name = key.lower().replace("-", "_")
-    return COLUMNS.get(name) or FOREIGN.get(name)
+    return COLUMNS.get(name) or FOREIGN_NAMES.get(name)

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from hp_tool.domain.query import Kind, Query
 from hp_tool.questions import schema
-from hp_tool.questions.schema import branches, declarations
+from hp_tool.questions.schema import schemas_at, union_branches
 
 Suggested = Literal["models", "gpus", "clusters", "frameworks", "recipes", "trainers"]
 
@@ -77,10 +77,10 @@ RECOMPUTE = "parallel.recompute"
 BASELINE = "search.baseline."
 MAX_DEPTH = 3
 """Maximum depth of nested mappings with shown fields."""
-UNFOLDED = ("Model", "Cluster", "Training", "Serving", "Goal")
+OPEN_SECTIONS = ("Model", "Cluster", "Training", "Serving", "Goal")
 """Sections that most queries fill; later sections are collapsed."""
 SECTIONS = (
-    *UNFOLDED,
+    *OPEN_SECTIONS,
     *(
         "Parallelism",
         "Precision and kernels",
@@ -109,27 +109,27 @@ HINTS = {RECOMPUTE: "In detail: selective layernorm+mlp, full block 4"}
 
 
 @cache
-def sections(kind: Kind) -> tuple[Section, ...]:
+def form_sections(kind: Kind) -> tuple[Section, ...]:
     """Return the sections of the form for a kind of query, from the declarations of its fields."""
     titled: dict[str, list[Field]] = {title: [] for title in SECTIONS}
-    for path, declared in _shown(kind):
+    for path, declared in _shown_fields(kind):
         title = SECTIONS[-2] if path.startswith(BASELINE) else declared["x-section"]
-        titled.setdefault(title, []).append(_field(path, declared))
+        titled.setdefault(title, []).append(_form_field(path, declared))
     return tuple(
-        Section(title=title, fields=tuple(known), folded=title not in UNFOLDED)
+        Section(title=title, fields=tuple(known), folded=title not in OPEN_SECTIONS)
         for title, known in titled.items()
         if known
     )
 
 
-def _shown(kind: Kind) -> Iterator[tuple[str, dict[str, Any]]]:
+def _shown_fields(kind: Kind) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield paths and declarations of the shown fields; parts of a mapping come before the
     mapping.
     """
-    query = schema.described(Query)
+    query = schema.described_adapter(Query)
 
     def below(node: dict[str, Any], path: str, depth: int) -> Iterator[tuple[str, dict[str, Any]]]:
-        for option in branches(query, node) if depth < MAX_DEPTH else ():
+        for option in union_branches(query, node) if depth < MAX_DEPTH else ():
             for name, declared in option.get("properties", {}).items():
                 if depth == 0 and name in OTHER_KIND[kind]:
                     continue
@@ -141,18 +141,18 @@ def _shown(kind: Kind) -> Iterator[tuple[str, dict[str, Any]]]:
                 ):
                     yield f"{path}{name}", declared
 
-    (root,) = declarations(query, ())
+    (root,) = schemas_at(query, ())
     return below(root, "", 0)
 
 
 @cache
-def fields(kind: Kind) -> dict[str, Field]:
+def form_fields(kind: Kind) -> dict[str, Field]:
     """Return the fields of the form by path."""
-    return {field.name: field for section in sections(kind) for field in section.fields}
+    return {field.name: field for section in form_sections(kind) for field in section.fields}
 
 
-def _field(path: str, declared: dict[str, Any]) -> Field:
-    kinds = branches(schema.described(Query), declared)
+def _form_field(path: str, declared: dict[str, Any]) -> Field:
+    kinds = union_branches(schema.described_adapter(Query), declared)
     number = next((each for each in kinds if "maximum" in each), {})
     options = next((tuple(map(str, each["enum"])) for each in kinds if "enum" in each), ())
     if not options and any(each.get("type") == "boolean" for each in kinds):

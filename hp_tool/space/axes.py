@@ -14,7 +14,7 @@ from hp_tool.cost.candidates import (
     schedule_code,
 )
 from hp_tool.cost.case import TrainingCase
-from hp_tool.domain.frameworks import Degree, facts, wrapped
+from hp_tool.domain.frameworks import Degree, framework_facts, training_engine
 from hp_tool.domain.parallel import (
     ParallelQuery,
     PipelineSchedule,
@@ -26,7 +26,7 @@ from hp_tool.domain.parallel import (
     divisors,
 )
 from hp_tool.domain.pipeline_layout import parse_layout
-from hp_tool.domain.releases import FLEX_EXISTS, LATEST, has_come
+from hp_tool.domain.releases import FLEX_EXISTS, LATEST, is_at_least
 from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.errors import InputError
 
@@ -99,7 +99,7 @@ def default_axes(*, query: ParallelQuery, case: TrainingCase) -> Axes:
     # Neither a pipeline nor context parallelism splits an encoder and a decoder.
     whole = (1,) if model.architecture == "encoder_decoder" else None
     unstaged = whole or ((1,) if fine_tunes_on_cards(case) else None)
-    framework = facts(workload.framework)
+    framework = framework_facts(workload.framework)
     balanced = framework.balances_blocks
     plain = (1,) if framework.is_plain else whole
 
@@ -169,7 +169,7 @@ def default_axes(*, query: ParallelQuery, case: TrainingCase) -> Axes:
     )
 
 
-MOST_CARDS = 8
+MAX_CARDS = 8
 
 
 def fine_tunes_on_cards(case: TrainingCase) -> bool:
@@ -180,7 +180,7 @@ def fine_tunes_on_cards(case: TrainingCase) -> bool:
     return (
         case.workload.task != "pretrain"
         and cluster.gpu.nvlink_bandwidth_bytes_per_second is None
-        and cluster.num_gpus <= min(MOST_CARDS, cluster.gpus_per_node)
+        and cluster.num_gpus <= min(MAX_CARDS, cluster.gpus_per_node)
         and not cluster.kinds
     )
 
@@ -203,11 +203,11 @@ def _dispatchers(query: ParallelQuery, case: TrainingCase) -> tuple[int, ...]:
     """
     names: tuple[TokenDispatcher, ...] = axis_values(query.moe_token_dispatcher_type)
     exists = (
-        has_come(case.workload.framework_version or LATEST, since=FLEX_EXISTS)
+        is_at_least(case.workload.framework_version or LATEST, since=FLEX_EXISTS)
         and case.cluster.runs_flex_dispatcher
     )
     if not names and case.model.num_experts and exists:
-        names = facts(case.workload.framework).dispatchers
+        names = framework_facts(case.workload.framework).dispatchers
     return tuple(DISPATCHERS.index(name) for name in names) or (0,)
 
 
@@ -258,7 +258,7 @@ def _with_ends(layers: int, stages: tuple[int, ...], chunks: int) -> bool:
     return any(layers % p and p > 1 and _counts_ends(layers, p * chunks) for p in stages)
 
 
-def is_usual(c: Candidates, *, layers: int) -> Bools:
+def is_default_layout(c: Candidates, *, layers: int) -> Bools:
     """Where one chunk a rank is asked for, or as many as divide the layers with the ends counted or
     not.
     """
@@ -274,7 +274,7 @@ def _counts_ends(layers: int, chunks: Ints) -> Bools:
 def _recompute_values(query: ParallelQuery, case: TrainingCase) -> tuple[tuple[int, int, int], ...]:
     workload = case.workload
     values: tuple[RecomputeName | Recompute, ...] = axis_values(query.recompute)
-    if not values and facts(workload.framework).is_plain:
+    if not values and framework_facts(workload.framework).is_plain:
         values = ("none", "full")
     elif not values:  # merged passes cannot run whole layers again
         sets = tuple(
@@ -292,7 +292,7 @@ def _module_sets(case: TrainingCase) -> tuple[tuple[RecomputeModule, ...], ...]:
     model, workload = case.model, case.workload
     if (
         not model.num_experts
-        or wrapped(workload.framework) != "megatron-core"
+        or training_engine(workload.framework) != "megatron-core"
         or workload.lora is not None
     ):
         return ()

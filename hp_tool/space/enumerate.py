@@ -20,7 +20,7 @@ from hp_tool.cost.legality import REASONS, legality, rejection_counts
 from hp_tool.domain import bounds
 from hp_tool.domain.hardware import ClusterSpec
 from hp_tool.domain.parallel import ParallelQuery
-from hp_tool.space.axes import Axes, is_usual
+from hp_tool.space.axes import Axes, is_default_layout
 
 MAX_COMBINATIONS = 100_000_000
 """Raw combinations one query may span."""
@@ -67,16 +67,18 @@ def legal_chunks(*, axes: Axes, case: TrainingCase, size: int = CHUNK) -> Iterat
     )
     schedules = np.array(axes.schedules(), dtype=np.int64).T
     total = math.prod(len(values) for values in choices.values())
-    bounds.plan(total * grids[0].each, axes=axes.lengths(*AXES), most=MAX_COMBINATIONS)
+    bounds.announce_combinations(
+        total * grids[0].each, axes=axes.lengths(*AXES), most=MAX_COMBINATIONS
+    )
     counts = Counter({"world_size_mismatch": dropped} if dropped else {})
     for start in range(0, total, BLOCK):
-        bounds.check(done=min(BLOCK, total - start) * grids[0].each)
+        bounds.count_combinations(done=min(BLOCK, total - start) * grids[0].each)
         block = _block(
             choices, groups, schedules, cluster, np.arange(start, min(start + BLOCK, total))
         )
         codes = legality(case=case, candidates=block)
         if not axes.chunks_are_asked:
-            codes = codes | ~is_usual(block, layers=case.model.num_hidden_layers) * (
+            codes = codes | ~is_default_layout(block, layers=case.model.num_hidden_layers) * (
                 1 << REASONS.index("layers_not_divisible")
             )
         replicas = block.data_parallel_size * block.context_parallel_size > 1
@@ -85,7 +87,7 @@ def legal_chunks(*, axes: Axes, case: TrainingCase, size: int = CHUNK) -> Iterat
         for grid, belongs in zip(grids, (replicas, ~replicas), strict=True):
             grid.add(block.take(np.flatnonzero((codes == 0) & belongs)))
             for candidates in grid.full():
-                bounds.check()
+                bounds.count_combinations()
                 yield Space(candidates=candidates, rejections=counts)
                 counts = Counter()
     for grid in grids:
@@ -100,7 +102,9 @@ def _groups(axes: Axes, cluster: ClusterSpec) -> tuple[IntArray, int]:
     lengths = axes.lengths(
         "tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size"
     )
-    bounds.plan(number := math.prod(lengths.values()), axes=lengths, most=MAX_COMBINATIONS)
+    bounds.announce_combinations(
+        number := math.prod(lengths.values()), axes=lengths, most=MAX_COMBINATIONS
+    )
     grid = np.meshgrid(
         axes.tensor_parallel_size,
         axes.pipeline_parallel_size,
@@ -110,7 +114,7 @@ def _groups(axes: Axes, cluster: ClusterSpec) -> tuple[IntArray, int]:
     triples = np.stack([axis.ravel() for axis in grid]).astype(np.int64)
     ranks = triples.prod(axis=0)
     d = axes.data_parallel_size
-    bounds.check(done=number)
+    bounds.count_combinations(done=number)
     matches = cluster.num_gpus % ranks == 0 if d is None else ranks * d == cluster.num_gpus
     return triples[:, matches], int(np.count_nonzero(~matches))
 
@@ -202,7 +206,7 @@ class _Grid:
         while sum(map(len, self._waiting)) >= self._rows:
             ready = Candidates.concatenate(self._waiting)
             self._waiting = [ready.take(slice(self._rows, None))]
-            yield spanned(
+            yield spanned_values(
                 ready.take(slice(self._rows)), recompute=self._recompute, stages=self._stages
             )
 
@@ -210,10 +214,10 @@ class _Grid:
         """What is left, maybe nothing."""
         nothing = Candidates.from_columns({f.name: () for f in fields(Candidates)})
         combinations = Candidates.concatenate([*self._waiting, nothing])
-        return spanned(combinations, recompute=self._recompute, stages=self._stages)
+        return spanned_values(combinations, recompute=self._recompute, stages=self._stages)
 
 
-def spanned(
+def spanned_values(
     rows: Candidates,
     *,
     recompute: Sequence[tuple[int, int, int]],

@@ -6,7 +6,7 @@ from numpy.typing import NDArray
 from hp_tool.cost.arrays import FloatArray
 
 
-def undominated(cost: FloatArray, gain: FloatArray) -> NDArray[np.intp]:
+def pareto_optimal(cost: FloatArray, gain: FloatArray) -> NDArray[np.intp]:
     """Indices of the points that no other beats in both, by rising cost; of equal points the
     first.
     """

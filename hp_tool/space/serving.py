@@ -49,7 +49,7 @@ def serving_space(
         "inference.concurrency": concurrency,
     }
     lengths = {name: len(values) for name, values in axes.items()}
-    bounds.plan(math.prod(lengths.values()), axes=lengths, most=MAX_COMBINATIONS)
+    bounds.announce_combinations(math.prod(lengths.values()), axes=lengths, most=MAX_COMBINATIONS)
     t, p, d, e, r, seqs, budget, load = (
         axis.ravel()
         for axis in np.meshgrid(
@@ -73,5 +73,5 @@ def serving_space(
         model=model, num_gpus=num_gpus, candidates=candidates, longest_request=case.longest_request
     )
     legal = np.flatnonzero(codes == 0)
-    bounds.check(done=len(codes) - len(legal))
+    bounds.count_combinations(done=len(codes) - len(legal))
     return candidates.take(legal), rejection_counts(codes)

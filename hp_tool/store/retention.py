@@ -8,7 +8,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from hp_tool.domain.records import REUSED
-from hp_tool.domain.retention import LONGEST_DAYS, SHORTEST_DAYS, EndedRun, Kept
+from hp_tool.domain.retention import MAX_DAYS, MIN_DAYS, EndedRun, RetainedData
 from hp_tool.errors import InputError
 from hp_tool.store import tables
 from hp_tool.store.base import ENDED, OPEN_RUN, StoreBase, now
@@ -69,7 +69,7 @@ class Forgetting(StoreBase):
     def old_searches(
         self, *, older_than_days: float | None = None, keep: int | None = None
     ) -> list[str]:
-        yesterday = self._before(SHORTEST_DAYS)
+        yesterday = self._before(MIN_DAYS)
         ended = (
             sa.select(SEARCH.id)
             .where(SEARCH.state.in_(ENDED))
@@ -119,13 +119,13 @@ class Forgetting(StoreBase):
                     ended[row.job_name] = EndedRun(search_id=row.search_id, age_s=age_s)
         return ended
 
-    def kept(self) -> Kept:
+    def kept(self) -> RetainedData:
         with self._reading() as connection:
             return retention_state(connection)
 
     def _before(self, days: float) -> datetime:
-        if not SHORTEST_DAYS <= days <= LONGEST_DAYS:
-            expected = f"Use {SHORTEST_DAYS:g} to {LONGEST_DAYS:g} days."
+        if not MIN_DAYS <= days <= MAX_DAYS:
+            expected = f"Use {MIN_DAYS:g} to {MAX_DAYS:g} days."
             raise InputError(f"older_than_days is {days:g}. {expected}", field="older_than_days")
         with self._reading() as connection:
             return now(connection) - timedelta(days=days)
@@ -180,14 +180,16 @@ class Forgetting(StoreBase):
             last = rows[-1].id
 
 
-def retention_state(connection: sa.Connection) -> Kept:
+def retention_state(connection: sa.Connection) -> RetainedData:
     """Count the ended searches and measure the size of a connection's database."""
     ended = sa.select(sa.func.count(), sa.func.min(SEARCH.finished_at)).where(
         SEARCH.state.in_(ENDED)
     )
     number, oldest = connection.execute(ended).one()
     age_s = 0.0 if oldest is None else (now(connection) - oldest).total_seconds()
-    return Kept(ended_searches=number, oldest_s=age_s, database_bytes=_size_bytes(connection))
+    return RetainedData(
+        ended_searches=number, oldest_s=age_s, database_bytes=_size_bytes(connection)
+    )
 
 
 def _size_bytes(connection: sa.Connection) -> int:

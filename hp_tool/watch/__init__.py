@@ -1,5 +1,5 @@
 """Watch a running job: compare its step times with its past and with the prediction."""
 
-from hp_tool.watch.expected import expected_of as expected_of
+from hp_tool.watch.expected import expected_pace as expected_pace
 from hp_tool.watch.job import Job as Job
 from hp_tool.watch.job import Source as Source

@@ -33,7 +33,7 @@ class Course:
     seconds: tuple[float, ...] = ()
 
 
-def course_of(record: WatchRecord, sources: Iterable[WatchSource]) -> Course:
+def summarize_course(record: WatchRecord, sources: Iterable[WatchSource]) -> Course:
     """Return the job's course; empty before its first steady step."""
     if record.state is None:
         return Course()

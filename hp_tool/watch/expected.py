@@ -8,10 +8,10 @@ from hp_tool.errors import InputError, UnsupportedError
 from hp_tool.questions.training.answers import Training
 from hp_tool.questions.training.calibrated import Calibrations
 from hp_tool.questions.training.problem import resolve_training
-from hp_tool.wording.words import arithmetic
+from hp_tool.wording.words import layout_arithmetic
 
 
-def expected_of(query: Query, *, calibrations: Calibrations | None = None) -> Expected:
+def expected_pace(query: Query, *, calibrations: Calibrations | None = None) -> Expected:
     """Predict the step time of the query's configuration, even if it should not fit in memory.
 
     Raises:
@@ -39,5 +39,5 @@ def expected_of(query: Query, *, calibrations: Calibrations | None = None) -> Ex
         num_gpus=cluster.num_gpus,
         price_per_gpu_hour=cluster.price_per_gpu_hour,
         samples=float(problem.workload.global_batch_size),
-        layout="" if estimate.parallel is None else arithmetic(estimate.parallel),
+        layout="" if estimate.parallel is None else layout_arithmetic(estimate.parallel),
     )

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Any, Literal, Self
 
-from hp_tool.domain.bounds import check
+from hp_tool.domain.bounds import count_combinations
 from hp_tool.domain.units import SECONDS_PER_DAY, SECONDS_PER_HOUR
 from hp_tool.domain.watch import (
     Cause,
@@ -26,7 +26,7 @@ from hp_tool.domain.watch import (
 from hp_tool.loop.assumptions import assumed
 from hp_tool.watch.slowdowns.causes import RankTimes, grows
 from hp_tool.watch.slowdowns.changes import REACH, Changes, Regime
-from hp_tool.watch.words import causes_of, sentences
+from hp_tool.watch.words import cause_sentences, verdict_sentences
 
 BASELINE_STEPS, RECENT_STEPS = 64, 32
 """Steps stored per rank: from its start, and its newest."""
@@ -216,7 +216,7 @@ class Job:
         now = self.changes.current
         ranks = _Ranks(newest=0 if now is None else self.changes.steps - now.first)
         for source in sources:
-            check()
+            count_combinations()
             ranks.add(source)
         counts: dict[str, Any] = {
             "steps": self.changes.steps,
@@ -241,7 +241,7 @@ class Job:
         causes: tuple[Cause, ...] = ()
         if slowdown is not None:
             step_s = math.exp(now.log_s + batch)
-            causes = causes_of(
+            causes = cause_sentences(
                 ranks.times(), hosts=ranks.hosts, factor=slowdown.factor, step_s=step_s
             )
         factor = (
@@ -261,7 +261,7 @@ class Job:
             loss_per_day=None if factor is None else _daily_loss(factor, expected),
             **counts,
         )
-        return replace(verdict, text=sentences(verdict))
+        return replace(verdict, text=verdict_sentences(verdict))
 
     def steady_step_s(self, expected: Expected | None, *, steps: int) -> float | None:
         """Return the step time of a job that never changed pace or batch, in seconds.

@@ -13,7 +13,7 @@ from hp_tool.domain.watch import Expected, StepBatch, StepReport, Verdict
 from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.errors import InputError
 from hp_tool.watch.job import Job, Source
-from hp_tool.watch.words import sentences
+from hp_tool.watch.words import verdict_sentences
 
 MAX_FILES = 4096
 REMEMBERED_STEPS = 8
@@ -158,10 +158,10 @@ class Watched:
         if self.in_seconds:
             return verdict
         verdict = replace(verdict, now=None, was=None)
-        return replace(verdict, text=sentences(verdict))
+        return replace(verdict, text=verdict_sentences(verdict))
 
 
-def log_files(places: list[str]) -> list[Path]:
+def find_log_files(places: list[str]) -> list[Path]:
     """Return the log files at these paths; those in folders are sorted naturally.
 
     Raises:

@@ -79,7 +79,7 @@ def verdict_of(record: WatchRecord, sources: Iterable[WatchSource]) -> Verdict:
     )
 
 
-def teach(
+def store_pace(
     record: WatchRecord,
     *,
     watches: WatchStore,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from hp_tool.domain.units import duration, times
+from hp_tool.domain.units import format_duration, format_factor
 from hp_tool.domain.watch import Cause, CauseKind, Expected, Slowdown, Verdict
 from hp_tool.watch.slowdowns.causes import COMMUNICATION, RankTimes, lagging, part_growths
 
@@ -15,7 +15,7 @@ MAX_NAMED_RANKS = 8
 """Ranks named in a sentence."""
 
 
-def causes_of(
+def cause_sentences(
     ranks: Sequence[RankTimes], *, hosts: Mapping[int, str], factor: float, step_s: float
 ) -> tuple[Cause, ...]:
     """Return likely causes of a slowdown, most likely first.
@@ -88,7 +88,7 @@ def _host_suffix(hosts: tuple[str, ...]) -> str:
     return f" on {', '.join(hosts[:MAX_NAMED_RANKS])}" if hosts else ""
 
 
-def sentences(verdict: Verdict) -> tuple[str, ...]:
+def verdict_sentences(verdict: Verdict) -> tuple[str, ...]:
     """Return sentences about a slow job; empty if it is not slow."""
     now, was, slowdown, lag, expected = (
         verdict.now,
@@ -104,7 +104,7 @@ def sentences(verdict: Verdict) -> tuple[str, ...]:
         seconds = (
             ""
             if now is None or was is None
-            else f" ({duration(was.step_s)} -> {duration(now.step_s)} a step)"
+            else f" ({format_duration(was.step_s)} -> {format_duration(now.step_s)} a step)"
         )
         lines.append(
             f"slower than it was: {_percent(slowdown.factor, slowdown.interval)} since step "
@@ -115,7 +115,7 @@ def sentences(verdict: Verdict) -> tuple[str, ...]:
     if lag is not None and expected is not None and now is not None:
         lines.append(
             f"slower than it should be: {_percent(lag.factor, lag.interval)} "
-            f"({duration(now.step_s)} a step, {duration(expected.step_s)} expected"
+            f"({format_duration(now.step_s)} a step, {format_duration(expected.step_s)} expected"
             f"{_layout_suffix(expected)})"
         )
     if (loss := verdict.loss_per_day) is not None:
@@ -146,13 +146,14 @@ def faster_words(verdict: Verdict) -> str:
     now, expected = verdict.now, verdict.expected
     if now is None or expected is None or now.interval[1] >= expected.interval[0]:
         return ""
-    low, high = map(duration, expected.interval)
+    low, high = map(format_duration, expected.interval)
     query = ". Is the query for another job?" if doubts_query(verdict) else ""
     between = (
-        f"{duration(now.step_s)} a step, {duration(expected.step_s)} expected ({low} to "
+        f"{format_duration(now.step_s)} a step, {format_duration(expected.step_s)} expected "
+        f"({low} to "
         f"{high}){_layout_suffix(expected)}"
     )
-    return f"{times(expected.step_s / now.step_s)} as fast as expected: {between}{query}"
+    return f"{format_factor(expected.step_s / now.step_s)} as fast as expected: {between}{query}"
 
 
 def doubts_query(verdict: Verdict) -> bool:

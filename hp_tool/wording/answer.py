@@ -8,17 +8,23 @@ from hp_tool.domain.answer import (
     ServingAnswer,
     ServingBaseline,
     VerdictState,
-    verdict_of,
+    get_verdict,
 )
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.parts import PARTS
 from hp_tool.domain.serving import ServingConfig
-from hp_tool.domain.units import capital, counted, decimal, duration, gib
+from hp_tool.domain.units import (
+    capitalize,
+    format_count,
+    format_decimal,
+    format_duration,
+    format_gib,
+)
 from hp_tool.wording.words import change_in_words, stopped_words
 
-LEAST_SAVED = 0.01
+MIN_SAVED_FRACTION = 0.01
 """Share of a step below which a part is not worth a word."""
-LEAST_RISK = 0.005
+MIN_RISK = 0.005
 TITLES: dict[VerdictState, str] = {
     "use": "Use this configuration",
     "keep": "Keep your baseline",
@@ -26,40 +32,42 @@ TITLES: dict[VerdictState, str] = {
     "repeat": "Run this configuration again",
     "unmeasured": "Best by prediction: run it first",
 }
-WHOSE = {
+BASELINE_OWNERS = {
     "search.baseline": "your baseline's",
     "first run": "the first run's",
     "slowest run": "the slowest run's",
 }
 
 
-def headline(answer: Answer | ServingAnswer) -> str:
+def answer_headline(answer: Answer | ServingAnswer) -> str:
     """`3.70 s per step (3.60 s to 3.90 s, calibrated by 4 runs), 1.31 times the first run's speed
     (1.20 to 1.43), ...`.
     """
     if isinstance(answer, ServingAnswer):
-        return _served(answer)
+        return _serving_headline(answer)
     known = (
-        f"calibrated by {counted(answer.known_from_runs, 'run')}"
+        f"calibrated by {format_count(answer.known_from_runs, 'run')}"
         if answer.source == "calibrated"
         else "predicted, not run"
     )
     interval = answer.step_s_interval
     between = (
-        f"{duration(interval[0])} to {duration(interval[1])}, " if interval is not None else ""
+        f"{format_duration(interval[0])} to {format_duration(interval[1])}, "
+        if interval is not None
+        else ""
     )
-    parts = [f"{duration(answer.step_s)} per step ({between}{known})"]
-    if answer.gain is not None and verdict_of(answer).state == "use":
-        parts.append(_gain(answer.gain, "speed"))
-        parts += [saved] if answer.baseline and (saved := _saved(answer.baseline)) else []
+    parts = [f"{format_duration(answer.step_s)} per step ({between}{known})"]
+    if answer.gain is not None and get_verdict(answer).state == "use":
+        parts.append(_gain_words(answer.gain, "speed"))
+        parts += [saved] if answer.baseline and (saved := _savings_words(answer.baseline)) else []
     if answer.free_memory_bytes > 0:
-        parts.append(f"{gib(answer.free_memory_bytes)} of memory free")
-    if answer.out_of_memory_probability >= LEAST_RISK:
+        parts.append(f"{format_gib(answer.free_memory_bytes)} of memory free")
+    if answer.out_of_memory_probability >= MIN_RISK:
         parts.append(f"{answer.out_of_memory_probability:.0%} chance of running out of memory")
     return ", ".join(parts)
 
 
-def _served(answer: ServingAnswer) -> str:
+def _serving_headline(answer: ServingAnswer) -> str:
     """`323 ms to the first token and 16.8 ms per output token, calibrated by 4 runs, 304 output
     tokens/s per GPU, ...`.
     """
@@ -67,49 +75,56 @@ def _served(answer: ServingAnswer) -> str:
     known = (
         "predicted, not run"
         if predicted
-        else f"calibrated by {counted(answer.known_from_runs, 'run')}"
+        else f"calibrated by {format_count(answer.known_from_runs, 'run')}"
     )
     latencies = ((answer.ttft_s, answer.ttft_s_interval), (answer.tpot_s, answer.tpot_s_interval))
     first, each = (
-        duration(value)
-        + (f" ({duration(interval[0])} to {duration(interval[1])})" if interval else "")
+        format_duration(value)
+        + (
+            f" ({format_duration(interval[0])} to {format_duration(interval[1])})"
+            if interval
+            else ""
+        )
         for value, interval in latencies
     )
     parts = [
         f"{first} to the first token and {each} per output token, {known}",
-        f"{_number(answer.output_tokens_per_second_per_gpu)} output tokens/s per GPU",
+        f"{_format_number(answer.output_tokens_per_second_per_gpu)} output tokens/s per GPU",
     ]
     if answer.users is not None:
-        parts.append(counted(answer.users, "user"))
+        parts.append(format_count(answer.users, "user"))
     if (cost := answer.cost_per_million_output_tokens) is not None:
-        parts.append(f"${_number(cost)} per million output tokens")
-    use = verdict_of(answer).state == "use"
+        parts.append(f"${_format_number(cost)} per million output tokens")
+    use = get_verdict(answer).state == "use"
     if answer.gain is not None and use:
-        parts.append(_gain(answer.gain, "speed for a request"))
+        parts.append(_gain_words(answer.gain, "speed for a request"))
     saved = (
         answer.baseline.saved_cost_per_million_output_tokens if answer.baseline and use else None
     )
     if saved is not None and saved > 0:
-        parts.append(f"saves ${_number(saved)} per million output tokens")
+        parts.append(f"saves ${_format_number(saved)} per million output tokens")
     return ", ".join(parts)
 
 
-def _gain(gain: Gain, what: str, *, source: bool = True) -> str:
+def _gain_words(gain: Gain, what: str, *, source: bool = True) -> str:
     """`1.31 times the first run's speed (1.20 to 1.43, measured)`; predicted where one of the two
     did not run.
     """
     (low, high), known = gain.interval, f", {gain.source}" if source else ""
-    return f"{gain.factor:.2f} times {WHOSE[gain.against]} {what} ({low:.2f} to {high:.2f}{known})"
+    return (
+        f"{gain.factor:.2f} times {BASELINE_OWNERS[gain.against]} {what} ({low:.2f} to "
+        f"{high:.2f}{known})"
+    )
 
 
-def title(answer: Answer | ServingAnswer) -> str:
+def answer_title(answer: Answer | ServingAnswer) -> str:
     """Return what to do, such as `Use this configuration` or `Keep your baseline`."""
-    return TITLES[verdict_of(answer).state]
+    return TITLES[get_verdict(answer).state]
 
 
-def decision(answer: Answer | ServingAnswer) -> str | None:
+def decision_sentence(answer: Answer | ServingAnswer) -> str | None:
     """Return why the verdict is not simply to use the answer, in one sentence; None if it is."""
-    state = verdict_of(answer).state
+    state = get_verdict(answer).state
     if state == "unmeasured":
         return (
             "This layout did not run."
@@ -117,33 +132,35 @@ def decision(answer: Answer | ServingAnswer) -> str | None:
             else "No run succeeded, so nothing is measured."
         )
     if state == "repeat":
-        return _open(answer)
+        return _uncertainty_words(answer)
     if state == "keep":
-        if kept(answer) is None or answer.gain is None:
+        if configuration_to_keep(answer) is None or answer.gain is None:
             return "No other layout is clearly faster."
-        return f"The fastest has {_gain(answer.gain, 'speed')}, which is not clearly faster."
+        return f"The fastest has {_gain_words(answer.gain, 'speed')}, which is not clearly faster."
     if state == "tied":
-        others = as_good_words(answer)
-        return f"{capital(others)}." if others else "No layout is clearly faster."
+        others = rivals_words(answer)
+        return f"{capitalize(others)}." if others else "No layout is clearly faster."
     return None
 
 
-def _open(answer: Answer | ServingAnswer) -> str:
+def _uncertainty_words(answer: Answer | ServingAnswer) -> str:
     """Return why one run does not settle a step time."""
     runs = answer.measured
     assert isinstance(answer, Answer) and runs is not None
     if answer.outside and answer.calibrated_step_s_interval is not None:
-        low, high = map(duration, answer.calibrated_step_s_interval)
-        return f"Expected {low} to {high}, and measured {duration(runs.step_s)}, once."
-    low, high = map(duration, answer.step_s_interval or (runs.step_s, runs.step_s))
+        low, high = map(format_duration, answer.calibrated_step_s_interval)
+        return f"Expected {low} to {high}, and measured {format_duration(runs.step_s)}, once."
+    low, high = map(format_duration, answer.step_s_interval or (runs.step_s, runs.step_s))
     return f"One run leaves its step time between {low} and {high}."
 
 
-def kept(answer: Answer | ServingAnswer | None) -> ParallelConfig | ServingConfig | None:
+def configuration_to_keep(
+    answer: Answer | ServingAnswer | None,
+) -> ParallelConfig | ServingConfig | None:
     """Return the configuration to keep in place of the answer's; None if there is none."""
     if answer is None:
         return None
-    chosen = verdict_of(answer).parallel
+    chosen = get_verdict(answer).parallel
     return None if chosen == answer.parallel else chosen
 
 
@@ -166,7 +183,7 @@ def gains_words(answer: Answer | ServingAnswer) -> str | None:
     }  # one layout may be two of them
     others = [gain for gain in reversed(by_figures.values()) if gain != answer.gain]
     beside = (
-        f"It has {' and '.join(_gain(gain, 'speed', source=False) for gain in others)}. "
+        f"It has {' and '.join(_gain_words(gain, 'speed', source=False) for gain in others)}. "
         if others
         else ""
     )
@@ -189,23 +206,24 @@ def gains_words(answer: Answer | ServingAnswer) -> str | None:
     )
 
 
-def _number(value: float) -> str:
+def _format_number(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def measured_words(runs: Repeats) -> str:
     """`measured 5.18 s by the last of 2 runs, which took 4.18 s to 5.18 s`."""
     if runs.reduced:
-        return f"a reduced run implies {duration(runs.step_s)}"
+        return f"a reduced run implies {format_duration(runs.step_s)}"
     if runs.num_runs == 1:
-        return f"measured {duration(runs.step_s)} in one run"
-    took = f"{duration(runs.low_s)} to {duration(runs.high_s)}"
+        return f"measured {format_duration(runs.step_s)} in one run"
+    took = f"{format_duration(runs.low_s)} to {format_duration(runs.high_s)}"
     return (
-        f"measured {duration(runs.step_s)} by the last of {runs.num_runs} runs, which took {took}"
+        f"measured {format_duration(runs.step_s)} by the last of {runs.num_runs} runs, which "
+        f"took {took}"
     )
 
 
-def foreseen_words(answer: Answer | ServingAnswer) -> str | None:
+def prediction_check_words(answer: Answer | ServingAnswer) -> str | None:
     """`Predicted 3.70 s before it ran (2.90 s to 4.70 s), measured 4.20 s: 14% slower, inside the
     interval.`
     """
@@ -218,53 +236,60 @@ def foreseen_words(answer: Answer | ServingAnswer) -> str | None:
     step_s, (low_s, high_s) = answer.measured.step_s, before.step_s_interval
     off = f"{abs(before.off_fraction):.0%} {'slower' if before.off_fraction > 0 else 'faster'}"
     where = "inside" if low_s <= step_s <= high_s else "outside"
-    predicted = f"{duration(before.step_s)} before it ran ({duration(low_s)} to {duration(high_s)})"
-    return f"Predicted {predicted}, measured {duration(step_s)}: {off}, {where} the interval."
+    predicted = (
+        f"{format_duration(before.step_s)} before it ran ({format_duration(low_s)} to "
+        f"{format_duration(high_s)})"
+    )
+    return (
+        f"Predicted {predicted}, measured {format_duration(step_s)}: {off}, {where} the interval."
+    )
 
 
-def as_good_words(answer: Answer | ServingAnswer) -> str:
+def rivals_words(answer: Answer | ServingAnswer) -> str:
     """`5 other layouts may be as fast`; empty without any."""
-    return f"{counted(answer.as_good, 'other layout')} may be as fast" if answer.as_good else ""
+    return (
+        f"{format_count(answer.as_good, 'other layout')} may be as fast" if answer.as_good else ""
+    )
 
 
-def sentences(answer: Answer | ServingAnswer, *, measured: str | None = None) -> list[str]:
+def answer_sentences(answer: Answer | ServingAnswer, *, measured: str | None = None) -> list[str]:
     """Return all that is said of an answer, a sentence each, the decision first. `measured`: what
     its runs measured, if more is known than the answer has.
     """
     whole = "a whole request was " if isinstance(answer, ServingAnswer) and answer.measured else ""
-    state = verdict_of(answer).state
+    state = get_verdict(answer).state
     known = [
         measured or ("" if answer.measured is None else whole + measured_words(answer.measured)),
-        "" if state in ("tied", "repeat") else as_good_words(answer),
+        "" if state in ("tied", "repeat") else rivals_words(answer),
     ]
     tried = "; ".join(filter(None, known))
     return [
         each
         for each in (
-            decision(answer),
-            f"{headline(answer)}.",
-            f"{capital(tried)}." if tried else None,
-            foreseen_words(answer),
+            decision_sentence(answer),
+            f"{answer_headline(answer)}.",
+            f"{capitalize(tried)}." if tried else None,
+            prediction_check_words(answer),
             gains_words(answer),
-            why(answer),
-            outweighed(answer),
+            explain_change(answer),
+            disagreement_words(answer),
         )
         if each
     ]
 
 
-def outweighed(answer: Answer | ServingAnswer) -> str | None:
+def disagreement_words(answer: Answer | ServingAnswer) -> str | None:
     """Return that several runs of the answer contradict the calibration; None if they agree."""
     if not isinstance(answer, Answer) or not answer.outside or answer.measured is None:
         return None
     interval = answer.calibrated_step_s_interval
     if interval is None or answer.measured.num_runs == 1:
         return None
-    low, high = map(duration, interval)
+    low, high = map(format_duration, interval)
     return f"Its own runs count more than the calibrated prediction of {low} to {high}."
 
 
-def why(answer: Answer | ServingAnswer) -> str | None:
+def explain_change(answer: Answer | ServingAnswer) -> str | None:
     """What the answer changes against the baseline, and where that saves time; None without one
     that differs.
     """
@@ -274,30 +299,30 @@ def why(answer: Answer | ServingAnswer) -> str | None:
     change = change_in_words(baseline.parallel, answer.parallel, gpus=(1, 1)).replace(
         " -> ", " \u2192 "
     )
-    floor = LEAST_SAVED * answer.objective_s
+    floor = MIN_SAVED_FRACTION * answer.objective_s
     by_size = sorted(baseline.saved_parts_s.items(), key=lambda item: item[1])
     less = [
-        f"{duration(seconds)} less {PARTS[name].in_words}"
+        f"{format_duration(seconds)} less {PARTS[name].in_words}"
         for name, seconds in reversed(by_size)
         if seconds > floor
     ][:2]
     more = [
-        f"{duration(-seconds)} more {PARTS[name].in_words}"
+        f"{format_duration(-seconds)} more {PARTS[name].in_words}"
         for name, seconds in by_size
         if seconds < -floor
     ][:1]
     effect = ", ".join(less + more) or "about the same time in every part"
-    return f"Against the {_name(baseline)}, {change}: {effect}."
+    return f"Against the {_baseline_name(baseline)}, {change}: {effect}."
 
 
-def _name(baseline: Baseline | ServingBaseline) -> str:
+def _baseline_name(baseline: Baseline | ServingBaseline) -> str:
     return "baseline" if baseline.source == "search.baseline" else "first run"
 
 
-def _saved(baseline: Baseline) -> str | None:
+def _savings_words(baseline: Baseline) -> str | None:
     """What the whole training saves, money before days; None where nothing is saved or known."""
     if baseline.saved_cost is not None and baseline.saved_cost > 0:
         return f"saves ${baseline.saved_cost:,.0f} over the training"
     if baseline.saved_days is not None and baseline.saved_days > 0:
-        return f"saves {decimal(baseline.saved_days)} days of training"
+        return f"saves {format_decimal(baseline.saved_days)} days of training"
     return None

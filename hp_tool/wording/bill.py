@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from hp_tool.domain.plan import SearchPlan
-from hp_tool.domain.units import SECONDS_PER_HOUR, capital, duration
+from hp_tool.domain.units import SECONDS_PER_HOUR, capitalize, format_duration
 
 Interval = tuple[float, float] | None
 
@@ -14,26 +14,31 @@ def expected_words(plan: SearchPlan) -> str:
     """
     parts = [
         f"at most {plan.runs} runs ({plan.stopped_by})",
-        f"{between(plan.wall_s, plan.wall_s_interval, duration)} without waiting for devices",
-        between(plan.gpu_seconds, plan.gpu_seconds_interval, device_time),
+        f"{range_words(plan.wall_s, plan.wall_s_interval, format_duration)} without waiting for "
+        f"devices",
+        range_words(plan.gpu_seconds, plan.gpu_seconds_interval, format_device_time),
     ]
     if plan.cost is not None:
-        parts.append(between(plan.cost, plan.cost_interval, money))
+        parts.append(range_words(plan.cost, plan.cost_interval, format_money))
     if plan.wall_s_interval is not None:
         parts.append("as no start-up has been seen here yet")
     return ", ".join(parts)
 
 
-def worst_words(plan: SearchPlan) -> str:
+def worst_case_words(plan: SearchPlan) -> str:
     """`11.2 GPU-hours, $40, if every run takes all of its time limit`, and where that limit is too
     short for the run.
     """
-    cost = "" if plan.most_cost is None else f", {money(plan.most_cost)}"
-    worst = f"{device_time(plan.most_gpu_seconds)}{cost}, if every run takes all of its time limit"
+    cost = "" if plan.most_cost is None else f", {format_money(plan.most_cost)}"
+    worst = (
+        f"{format_device_time(plan.most_gpu_seconds)}{cost}, if every run takes all of its "
+        f"time limit"
+    )
     short = [run for run in (plan.first, plan.confirmation) if run is not None and run.cut_off]
     if short:
         worst += (
-            f"; search.run_timeout_s of {duration(short[0].time_limit_s)} is below what a run "
+            f"; search.run_timeout_s of {format_duration(short[0].time_limit_s)} is below what "
+            f"a run "
             "is expected to need"
         )
     return worst
@@ -42,21 +47,21 @@ def worst_words(plan: SearchPlan) -> str:
 def bill_sentences(plan: SearchPlan) -> tuple[str, ...]:
     """Return what is expected and what it costs at worst, a sentence each."""
     expected = expected_words(plan)
-    return f"{capital(expected)}.", f"At worst {worst_words(plan)}."
+    return f"{capitalize(expected)}.", f"At worst {worst_case_words(plan)}."
 
 
-def device_time(gpu_seconds: float) -> str:
+def format_device_time(gpu_seconds: float) -> str:
     """Device time for people: in seconds below an hour, else in hours."""
     if gpu_seconds < SECONDS_PER_HOUR:
         return f"{gpu_seconds:,.0f} GPU-seconds"
     return f"{gpu_seconds / SECONDS_PER_HOUR:,.1f} GPU-hours"
 
 
-def money(dollars: float) -> str:
+def format_money(dollars: float) -> str:
     """US dollars, with cents below ten."""
     return f"${dollars:,.2f}" if dollars < 10.0 else f"${dollars:,.0f}"
 
 
-def between(value: float, interval: Interval, words: Callable[[float], str]) -> str:
+def range_words(value: float, interval: Interval, words: Callable[[float], str]) -> str:
     """Return a figure in words; `12.0 min to 40.0 min` where it has an interval."""
     return words(value) if interval is None else f"{words(interval[0])} to {words(interval[1])}"

@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hp_tool.domain.axes import Axis, of_kind
-from hp_tool.domain.knobs import CHOICES
+from hp_tool.domain.axes import Axis, axes_of_kind
+from hp_tool.domain.knobs import NUMERICS_KEYS
 from hp_tool.domain.parallel import ParallelConfig, recompute_name
 from hp_tool.domain.parts import label
 from hp_tool.domain.result import Estimate, Recommendation
 from hp_tool.domain.serving import InferenceEstimate, ServingRecommendation
-from hp_tool.domain.units import GIB, JOULES_PER_MWH, decimal
+from hp_tool.domain.units import GIB, JOULES_PER_MWH, format_decimal
 from hp_tool.wording import figures, rankings
 from hp_tool.wording.figures import Figure, value_at
 
@@ -58,11 +58,11 @@ def versus_first(rows: Sequence[Recommendation]) -> list[Column]:
     changes = (
         None if (each := row.expected_token_s) is None else each / first - 1.0 for row in rows
     )
-    unit, write = WRITTEN["change"]
+    unit, write = WRITERS_BY_UNIT["change"]
     return [Column(head="vs. rank 1", unit=unit, cells=write(changes), drop=9)]
 
 
-def _exchange(config: ParallelConfig) -> str:
+def _context_exchange(config: ParallelConfig) -> str:
     """`a2a`, or `a2a+p2p 8x4` with its levels; a dash where it is the default, a ring."""
     kind, levels = config.context_parallel_communication, config.hierarchical_context_parallel_sizes
     if kind in (None, "p2p") or config.context_parallel_size == 1:
@@ -70,7 +70,7 @@ def _exchange(config: ParallelConfig) -> str:
     return f"{kind} {'x'.join(map(str, levels))}" if levels else str(kind)
 
 
-def listed_columns(rows: Sequence[Recommendation]) -> list[Column]:
+def varied_columns(rows: Sequence[Recommendation]) -> list[Column]:
     """The values of `training` that the query lists, as each row has them, where the rows differ;
     and stages of layers that are unlike, where these do not hold equally many.
     """
@@ -88,7 +88,7 @@ def listed_columns(rows: Sequence[Recommendation]) -> list[Column]:
     assumed: list[Any] = [row.estimate.provenance.get("assumed") or {} for row in rows]
     columns = [
         (name, tuple(str(each.get(f"training.{name}", ABSENT)) for each in assumed))
-        for name in CHOICES
+        for name in NUMERICS_KEYS
     ]
     listed = [
         Column(head=name.replace("_", " "), cells=cells)
@@ -98,7 +98,7 @@ def listed_columns(rows: Sequence[Recommendation]) -> list[Column]:
     return [*listed, *([stages] if set(layouts) - {ABSENT} else [])]
 
 
-LIMITS = ("max_num_seqs", "max_num_batched_tokens")
+BATCH_LIMITS = ("max_num_seqs", "max_num_batched_tokens")
 """Limits of an engine, which tables of layouts leave out."""
 
 
@@ -113,13 +113,13 @@ def configuration_columns(configs: Sequence[ParallelConfig]) -> list[Column]:
             cells=tuple(axis_cell(config, axis.key) for config in configs),
             drop=axis.drop,
         )
-        for axis in of_kind("training")
-        if any(_uses(config, axis) for config in configs)
+        for axis in axes_of_kind("training")
+        if any(_uses_axis(config, axis) for config in configs)
     ]
     return [column for column in shown if set(column.cells) != {ABSENT}]
 
 
-def _uses(config: ParallelConfig, axis: Axis) -> bool:
+def _uses_axis(config: ParallelConfig, axis: Axis) -> bool:
     if axis.key == "data_parallel_shard_size":
         return bool(config.data_parallel_shard_size)
     if axis.key == "pipeline_parallel_size":
@@ -130,7 +130,7 @@ def _uses(config: ParallelConfig, axis: Axis) -> bool:
 def axis_cell(config: ParallelConfig, key: str) -> str:
     """Return the value of an axis in a table."""
     if key == "context_parallel_communication":
-        return _exchange(config)
+        return _context_exchange(config)
     if key == "recompute":
         return recompute_name(config.recompute)
     if key == "data_parallel_shard_size":
@@ -157,8 +157,8 @@ def serving_columns(rows: Sequence[ServingRecommendation]) -> list[Column]:
             meaning=axis.meaning,
             cells=tuple(str(getattr(config, axis.key)) for config in configs),
         )
-        for axis in of_kind("inference")
-        if axis.key not in LIMITS
+        for axis in axes_of_kind("inference")
+        if axis.key not in BATCH_LIMITS
         and (axis.idle is None or {axis.value(config) for config in configs} != {axis.idle})
     ]
     gpus = Column(head="GPUs", cells=num_gpus_cells(rows))
@@ -168,7 +168,7 @@ def serving_columns(rows: Sequence[ServingRecommendation]) -> list[Column]:
     return [column for column in (gpus, *shown, replicas) if set(column.cells) != {ABSENT}]
 
 
-def printed(
+def terminal_columns(
     columns: Iterable[rankings.Column],
     rows: Sequence[object],
     *,
@@ -183,11 +183,13 @@ def printed(
         each
         for column in columns
         if column.figure.head
-        for each in _printed(column, list(map(column.source, rows)), shared_unit=shared_unit)
+        for each in _columns_with_interval(
+            column, list(map(column.source, rows)), shared_unit=shared_unit
+        )
     ]
 
 
-def _printed(
+def _columns_with_interval(
     column: rankings.Column, sources: Sequence[object], *, shared_unit: tuple[str, float] | None
 ) -> Iterator[Column]:
     figure = column.figure
@@ -205,7 +207,7 @@ def _printed(
         return
     yield values
     intervals = [figure.own_interval(source) for source in sources]
-    _, write = _written(figure.unit, map(figure.value, sources), shared_unit=shared_unit)
+    _, write = _unit_and_writer(figure.unit, map(figure.value, sources), shared_unit=shared_unit)
     ends = iter(write([end for interval in intervals for end in interval or ()]))
     cells = tuple(
         ABSENT if interval is None else f"{next(ends)}-{next(ends)}{mark}"
@@ -224,9 +226,9 @@ def figure_column(
     drop: int = 0,
     shared_unit: tuple[str, float] | None = None,
 ) -> Column:
-    """Return one figure of each. `head`: in place of the figure's; `shared_unit`: see `printed`."""
+    """Return one figure of each. `head`: in place of the figure's; `shared_unit`: see `terminal_columns`."""
     values = [figure.value(source) for source in sources]
-    name, write = _written(figure.unit, values, shared_unit=shared_unit)
+    name, write = _unit_and_writer(figure.unit, values, shared_unit=shared_unit)
     return Column(
         head=head or figure.head,
         unit=f"{name}{figure.per}",
@@ -237,7 +239,7 @@ def figure_column(
     )
 
 
-def unmeasured(estimate: Estimate | InferenceEstimate) -> list[str]:
+def unmeasured_features(estimate: Estimate | InferenceEstimate) -> list[str]:
     """What of a configuration no published run covers."""
     return [] if estimate.familiarity is None else list(estimate.familiarity.unmeasured)
 
@@ -247,7 +249,9 @@ def duration_column(
 ) -> Column:
     """Durations in the unit of the longest."""
     unit, size = duration_unit(seconds)
-    return Column(head=head, unit=unit, cells=scaled(seconds, size), meaning=meaning, drop=drop)
+    return Column(
+        head=head, unit=unit, cells=scale_values(seconds, size), meaning=meaning, drop=drop
+    )
 
 
 def duration_unit(seconds: Iterable[float | None]) -> tuple[str, float]:
@@ -258,7 +262,7 @@ def duration_unit(seconds: Iterable[float | None]) -> tuple[str, float]:
     )
 
 
-def scaled(values: Sequence[float | None], size: float) -> tuple[str, ...]:
+def scale_values(values: Sequence[float | None], size: float) -> tuple[str, ...]:
     """Values in a unit of `size`, all with as many decimals as give the smallest four digits: at
     most 2, or 3 below 10.
     """
@@ -268,47 +272,47 @@ def scaled(values: Sequence[float | None], size: float) -> tuple[str, ...]:
     return tuple(ABSENT if figure is None else f"{figure:,.{places}f}" for figure in figures)
 
 
-def _each(write: Callable[[Any], str]) -> Write:
+def _cell_writer(write: Callable[[Any], str]) -> Write:
     return lambda values: tuple(ABSENT if value is None else write(value) for value in values)
 
 
-counts = _each("{:,.0f}".format)
+counts = _cell_writer("{:,.0f}".format)
 """Whole numbers."""
-decimals = _each("{:,.1f}".format)
+decimals = _cell_writer("{:,.1f}".format)
 """Numbers with one decimal."""
-percents = _each(lambda fraction: f"{100.0 * fraction:,.1f}")
+percents = _cell_writer(lambda fraction: f"{100.0 * fraction:,.1f}")
 """Shares in per cent."""
-gibs = _each(lambda size: f"{size / GIB:,.1f}")
+gibs = _cell_writer(lambda size: f"{size / GIB:,.1f}")
 """Bytes in GiB."""
 
 
-def _dollars(values: Iterable[float | None]) -> tuple[str, ...]:
+def _format_dollars(values: Iterable[float | None]) -> tuple[str, ...]:
     """Whole dollars from a thousand on; below it cents, or two digits of the smallest."""
     values = list(values)
     sizes = [abs(value) for value in values if value] or [1.0]
     places = 0 if max(sizes) >= 1e3 else max(1 - math.floor(math.log10(min(sizes))), 2)
-    return _each(f"{{:,.{places}f}}".format)(values)
+    return _cell_writer(f"{{:,.{places}f}}".format)(values)
 
 
-WRITTEN: dict[figures.ColumnUnit, tuple[str, Write]] = {
+WRITERS_BY_UNIT: dict[figures.ColumnUnit, tuple[str, Write]] = {
     "bytes": ("GiB", gibs),
     "share": ("%", percents),
     "risk": ("%", percents),
-    "change": ("%", _each(lambda fraction: f"{100.0 * fraction:+.1f}")),
+    "change": ("%", _cell_writer(lambda fraction: f"{100.0 * fraction:+.1f}")),
     "rate": ("/s/GPU", counts),
-    "bandwidth": ("GB/s", _each(lambda rate: decimal(rate / 1e9))),
+    "bandwidth": ("GB/s", _cell_writer(lambda rate: format_decimal(rate / 1e9))),
     "count": ("", counts),
-    "dollars": ("$", _dollars),
-    "joules": ("MWh", _each(lambda energy: decimal(energy / JOULES_PER_MWH))),
-    "kilograms": ("t", _each(lambda mass: decimal(mass / 1e3))),
-    "days": ("", _each(decimal)),
-    "text": ("", _each(str)),
-    "heading": ("", _each(str)),
+    "dollars": ("$", _format_dollars),
+    "joules": ("MWh", _cell_writer(lambda energy: format_decimal(energy / JOULES_PER_MWH))),
+    "kilograms": ("t", _cell_writer(lambda mass: format_decimal(mass / 1e3))),
+    "days": ("", _cell_writer(format_decimal)),
+    "text": ("", _cell_writer(str)),
+    "heading": ("", _cell_writer(str)),
 }
 """Unit in the head of a column, and how its cells are written, by a figure's unit."""
 
 
-def _written(
+def _unit_and_writer(
     unit: figures.ColumnUnit,
     values: Iterable[float | None],
     *,
@@ -316,9 +320,9 @@ def _written(
 ) -> tuple[str, Write]:
     """Return the unit in the head of a column of these values, and how its cells are written."""
     if unit != "seconds":
-        return WRITTEN[unit]
+        return WRITERS_BY_UNIT[unit]
     name, size = shared_unit or duration_unit(values)
-    return name, lambda seconds: scaled(list(seconds), size)
+    return name, lambda seconds: scale_values(list(seconds), size)
 
 
 def parts_columns(parts: Mapping[str, float], figures: Column) -> list[Column]:

@@ -1,12 +1,12 @@
 """How near the nearest measured runs are, in a sentence."""
 
-from hp_tool.domain.familiarity import FAMILIAR, Familiarity
+from hp_tool.domain.familiarity import FAMILIAR_CLASS, Familiarity
 from hp_tool.domain.parallel import ParallelConfig, Recompute, recompute_name
 from hp_tool.domain.result import Estimate, Faster
-from hp_tool.domain.units import counted, duration
+from hp_tool.domain.units import format_count, format_duration
 from hp_tool.wording.words import change_in_words
 
-NONE_LIKE = {
+MISSING_RUNS_WORDS = {
     "trainer": "No measured run of this framework",
     "engine": "No measured run of this engine",
     "release": "No measured run of this release",
@@ -26,15 +26,15 @@ def familiarity_words(familiarity: Familiarity, *, serves: bool = False) -> str:
     """Return `12 measured runs of this model family on this GPU with this framework`, or what no
     measured run has and which are the nearest.
     """
-    runs = counted(familiarity.n, "measured run")
-    if familiarity.class_ in (FAMILIAR, "layout"):
+    runs = format_count(familiarity.n, "measured run")
+    if familiarity.class_ in (FAMILIAR_CLASS, "layout"):
         software = "engine" if serves else "framework"
         return f"{runs} of this model family on this GPU with this {software}"
     if not familiarity.nearest:
-        return NONE_LIKE[familiarity.class_]
+        return MISSING_RUNS_WORDS[familiarity.class_]
     first = familiarity.nearest[0]
     return (
-        f"{NONE_LIKE[familiarity.class_]}; nearest: {runs} with "
+        f"{MISSING_RUNS_WORDS[familiarity.class_]}; nearest: {runs} with "
         f"{', '.join(first.differs_in)} ({first.source})"
     )
 
@@ -47,20 +47,20 @@ def measured_words(estimate: Estimate) -> str:
     if not isinstance(measured, dict):
         return ""
     runs = f" (median of {measured['runs']} runs)" if measured["runs"] > 1 else ""
-    return f"{duration(measured['step_s'])} per step{runs}"
+    return f"{format_duration(measured['step_s'])} per step{runs}"
 
 
 def faster_words(faster: Faster, *, than: ParallelConfig) -> str:
     """Return which layout would be faster than rank 1, by how much, and what nobody measured."""
     changes = change_in_words(than, faster.parallel, gpus=(1, 1))
-    features = ", ".join(_feature(name, faster.parallel) for name in faster.unmeasured)
+    features = ", ".join(_feature_words(name, faster.parallel) for name in faster.unmeasured)
     return (
         f"Not validated, {faster.gain_fraction:.1%} faster than rank 1: "
         f"{changes}{' with ' if changes else ''}{features}, which no published run has"
     )
 
 
-def _feature(name: str, config: ParallelConfig) -> str:
+def _feature_words(name: str, config: ParallelConfig) -> str:
     """Return a field of a query with the layout's value, if the layout has one."""
     value = getattr(config, name.removeprefix("parallel.").partition(".")[0], None)
     if isinstance(value, Recompute):

@@ -176,7 +176,7 @@ USERS = Figure(
     unit="count",
     note="people with one request at a time",
 )
-FLYING = Figure(name="concurrency", label="Requests in flight", head="in flight", unit="count")
+CONCURRENCY = Figure(name="concurrency", label="Requests in flight", head="in flight", unit="count")
 SERVED_MEMORY = Figure(
     name="memory_total_bytes",
     label="Memory",
@@ -219,7 +219,7 @@ SERVING = (
     REQUEST,
     OUTPUT,
     REQUESTS,
-    FLYING,
+    CONCURRENCY,
     USERS,
     SERVED_MEMORY,
     Figure(name="max_concurrency", label="Fit in KV cache and engine limit", unit="count"),

@@ -5,12 +5,18 @@ its step time.
 from collections.abc import Mapping
 from dataclasses import asdict, is_dataclass
 
-from hp_tool.domain.knobs import FREE
+from hp_tool.domain.knobs import FREE_PATHS
 from hp_tool.domain.result import Estimate
-from hp_tool.domain.units import GIB, duration, duration_range, gib, times
+from hp_tool.domain.units import (
+    GIB,
+    format_duration,
+    format_duration_range,
+    format_factor,
+    format_gib,
+)
 
-LEAST = 1e-4
-KNOBS = {
+MIN_SHOWN_PROBABILITY = 1e-4
+KNOB_LABELS = {
     "training.cuda_graphs": "CUDA graphs",
     "training.gradient_precision": "{} gradients",
     "training.parameter_precision": "{} parameters",
@@ -25,25 +31,25 @@ KNOBS = {
     "parallel.recompute": "recomputation",
 }
 """Knobs of a recipe as people call them, with their value."""
-RESERVED = "allocator cache not counted"
+CACHE_NOTE = "allocator cache not counted"
 
 
-def risk(probability: float) -> str:
+def risk_words(probability: float) -> str:
     """Return a chance of running out of memory as `3.2%`, `0.15%`, `below 0.01%`."""
-    if probability < LEAST:
-        return f"below {100 * LEAST:g}%"
-    if probability > 1.0 - LEAST:
-        return f"above {100 * (1.0 - LEAST):g}%"
+    if probability < MIN_SHOWN_PROBABILITY:
+        return f"below {100 * MIN_SHOWN_PROBABILITY:g}%"
+    if probability > 1.0 - MIN_SHOWN_PROBABILITY:
+        return f"above {100 * (1.0 - MIN_SHOWN_PROBABILITY):g}%"
     return f"{100 * probability:.1f}%" if probability >= 0.00995 else f"{100 * probability:.2g}%"
 
 
-def chance(estimate: Estimate) -> str:
+def out_of_memory_words(estimate: Estimate) -> str:
     """Return `3.2 % chance of running out of memory`; empty where the estimate has none."""
     fails = estimate.out_of_memory_probability
-    return "" if fails is None else f"{risk(fails)} chance of running out of memory"
+    return "" if fails is None else f"{risk_words(fails)} chance of running out of memory"
 
 
-def needs(estimate: Estimate) -> str:
+def memory_range_words(estimate: Estimate) -> str:
     """Return the interval of memory, what it is of, and what it does not count; empty without an
     interval.
     """
@@ -51,18 +57,21 @@ def needs(estimate: Estimate) -> str:
         return ""
     low, high = estimate.intervals.memory_total_bytes
     has, usable = estimate.memory.device_bytes, estimate.memory.capacity_bytes
-    device = f" of {gib(usable)}"
-    if has is not None and gib(has) != gib(usable):
-        device += f" usable ({gib(has)} in all)"
+    device = f" of {format_gib(usable)}"
+    if has is not None and format_gib(has) != format_gib(usable):
+        device += f" usable ({format_gib(has)} in all)"
     between = (
-        f"{low / GIB:.1f}-{gib(high)} allocated ({estimate.intervals.confidence:.0%} interval)"
+        f"{low / GIB:.1f}-{format_gib(high)} allocated ({estimate.intervals.confidence:.0%} "
+        f"interval)"
         f"{device}"
     )
     reserved = estimate.intervals.memory_reserved_bytes
-    return f"{between}; {RESERVED}" + (f", up to {gib(reserved[1])} with it" if reserved else "")
+    return f"{between}; {CACHE_NOTE}" + (
+        f", up to {format_gib(reserved[1])} with it" if reserved else ""
+    )
 
 
-def why_wide(estimate: Estimate) -> str:
+def stall_words(estimate: Estimate) -> str:
     """Return `11% chance of a stall, as runs on this cluster did: a step then takes 5.2 times as
     long`, or the chance that the allocator of a nearly full device retries; empty if neither widens
     the interval.
@@ -86,12 +95,12 @@ def why_wide(estimate: Estimate) -> str:
     if not isinstance(slow, dict) or slow["probability"] <= least:
         return ""
     return (
-        f"{risk(slow['probability'])} chance {cause}: a step then takes "
-        f"{times(slow['slowdown'])} as long"
+        f"{risk_words(slow['probability'])} chance {cause}: a step then takes "
+        f"{format_factor(slow['slowdown'])} as long"
     )
 
 
-def narrower(estimate: Estimate) -> str:
+def narrower_range_words(estimate: Estimate) -> str:
     """Return `Narrower range (12.2-17.5 s): set training.framework_version to 26.08.`; empty if no
     key of the query would narrow the interval of the step time.
     """
@@ -101,10 +110,10 @@ def narrower(estimate: Estimate) -> str:
         f"{path} to {str(value).lower() if value is True else value}"
         for path, value in estimate.narrowest.set.items()
     )
-    return f"Narrower range ({duration_range(*estimate.narrowest.step_s)}): set {values}."
+    return f"Narrower range ({format_duration_range(*estimate.narrowest.step_s)}): set {values}."
 
 
-def by_recipe(estimate: Estimate) -> str:
+def recipe_words(estimate: Estimate) -> str:
     """Return `With recipe megatron-bridge-26.08: 14.7 s (CUDA graphs, bf16 gradients).`; empty if
     there is no such recipe.
     """
@@ -112,16 +121,16 @@ def by_recipe(estimate: Estimate) -> str:
     if recipe is None or (isinstance(assumed, dict) and "training.recipe" in assumed["set"]):
         return ""  # the answer assumes it already
     knobs = [
-        _knob(path, value)
+        _knob_words(path, value)
         for path, value in recipe.changes.items()
-        if path in KNOBS and value not in (False, None)
+        if path in KNOB_LABELS and value not in (False, None)
     ]
     fits = "" if recipe.feasible else ", which does not fit"
     settings = f" ({', '.join(knobs)})" if knobs else ""
-    return f"With recipe {recipe.recipe}: {duration(recipe.step_s)}{settings}{fits}."
+    return f"With recipe {recipe.recipe}: {format_duration(recipe.step_s)}{settings}{fits}."
 
 
-def launched(estimate: Estimate) -> str:
+def cuda_graphs_words(estimate: Estimate) -> str:
     """Return `With CUDA graphs (training.cuda_graphs: true): 412.0 ms, as launches bound this
     step.`; empty if they do not, or if the query says whether there are graphs.
     """
@@ -129,12 +138,13 @@ def launched(estimate: Estimate) -> str:
     if not isinstance(graphs, dict):
         return ""
     return (
-        f"With CUDA graphs (training.cuda_graphs: true): {duration(float(graphs['step_s']))}, "
+        f"With CUDA graphs (training.cuda_graphs: true): "
+        f"{format_duration(float(graphs['step_s']))}, "
         "as launches bound this step."
     )
 
 
-def usual(estimate: Estimate) -> str:
+def usual_settings_words(estimate: Estimate) -> str:
     """Return `Assumes recipe megatron-bridge-26.08, as such runs use it; 13.6 s per step without
     it.`; empty if the query's open settings are the framework's defaults.
     """
@@ -149,30 +159,38 @@ def usual(estimate: Estimate) -> str:
         f"{path.removeprefix('training.')} {'true' if settings[path] is True else settings[path]}"
         for path in names
     )
-    without = duration(float(assumed["step_s_without"]))
+    without = format_duration(float(assumed["step_s_without"]))
     return f"Assumes {words}, as such runs use it; {without} per step without it."
 
 
-def taken(chosen: Mapping[str, object]) -> str:
+def chosen_settings_words(chosen: Mapping[str, object]) -> str:
     """Return `Assumes CUDA graphs and fused loss (same numerics).`: free knobs that a ranking
     chose; empty without any.
     """
-    words = [_knob(path, chosen[path]) for path in FREE if path in chosen]
+    words = [_knob_words(path, chosen[path]) for path in FREE_PATHS if path in chosen]
     return f"Assumes {' and '.join(words)} (same numerics)." if words else ""
 
 
-def left_open(estimate: Estimate) -> tuple[str, ...]:
+def open_settings_sentences(estimate: Estimate) -> tuple[str, ...]:
     """Return what the query leaves open and what naming it would give, a sentence each."""
     return tuple(
-        filter(None, (usual(estimate), narrower(estimate), launched(estimate), by_recipe(estimate)))
+        filter(
+            None,
+            (
+                usual_settings_words(estimate),
+                narrower_range_words(estimate),
+                cuda_graphs_words(estimate),
+                recipe_words(estimate),
+            ),
+        )
     )
 
 
-def _knob(path: str, value: object) -> str:
-    return KNOBS[path].format(_value(value)).replace("in place loss", "in-place loss")
+def _knob_words(path: str, value: object) -> str:
+    return KNOB_LABELS[path].format(_value_words(value)).replace("in place loss", "in-place loss")
 
 
-def _value(value: object) -> str:
+def _value_words(value: object) -> str:
     if is_dataclass(value) and not isinstance(value, type):
         value = asdict(value)
     if isinstance(value, dict):

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hp_tool.catalog.hardware import names_several
+from hp_tool.catalog.hardware import machine_list_field
 from hp_tool.domain.parts import label
 from hp_tool.domain.query import Query
 from hp_tool.domain.result import MemoryEstimate, Recommendation
@@ -34,7 +34,7 @@ LEGENDS_PIXELS = 90
 
 
 def check_path(path: Path) -> None:
-    """Refuse what `write` could not write before anything is computed. Raises InputError,
+    """Refuse what `write_figure` could not write before anything is computed. Raises InputError,
     MissingExtraError.
     """
     if path.suffix not in SUFFIXES:
@@ -43,7 +43,7 @@ def check_path(path: Path) -> None:
         require("plot", by="--plot")
 
 
-def write(figure: Figure, *, path: Path) -> None:
+def write_figure(figure: Figure, *, path: Path) -> None:
     """Write the figure in the format of the path's suffix."""
     check_path(path)
     try:
@@ -64,14 +64,14 @@ def write(figure: Figure, *, path: Path) -> None:
         ) from None
 
 
-def title(query: Query) -> str:
+def plot_title(query: Query) -> str:
     """Model and devices of a query, as far as it names them."""
     model = (
         query.model
         if isinstance(query.model, str)
         else getattr(query.model, "name", None) or "a model of one's own"
     )
-    if names_several(query.cluster) is not None:
+    if machine_list_field(query.cluster) is not None:
         return f"{model} on several machines"
     if isinstance(query.cluster, str):
         return f"{model} on {query.cluster}"
@@ -94,8 +94,8 @@ def recommendations_figure(
 
     if not rows:
         raise InputError("there is no configuration to plot", field="--plot")
-    names = labels(rows)
-    shown = [_parts(row) for row in rows]
+    names = row_labels(rows)
+    shown = [_row_parts(row) for row in rows]
     what = "step" if isinstance(rows[0], Recommendation) else "request"
     heads = (f"seconds of a {what}", "memory of the fullest device, GiB")
     figure = make_subplots(
@@ -247,7 +247,7 @@ def sensitivity_figure(sensitivity: Sensitivity, *, title: str) -> Figure:
     return figure
 
 
-def _parts(
+def _row_parts(
     row: Recommendation | ServingRecommendation,
 ) -> tuple[dict[str, float], dict[str, float], float]:
     """Seconds by part, GiB by part, and the capacity in GiB."""
@@ -262,7 +262,7 @@ def _parts(
     return seconds, sizes, memory.capacity_bytes / GIB
 
 
-def labels(rows: Sequence[Recommendation] | Sequence[ServingRecommendation]) -> list[str]:
+def row_labels(rows: Sequence[Recommendation] | Sequence[ServingRecommendation]) -> list[str]:
     """`1: TP 4, PP 8, ...`: what tells the rows apart, after each one's rank; TP and PP in any
     case.
     """

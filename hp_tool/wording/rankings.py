@@ -113,7 +113,7 @@ class Table:
             )
         )
         for row in self.rows:
-            writer.writerow(_cells(columns, row))
+            writer.writerow(_csv_cells(columns, row))
         return file.getvalue()
 
 
@@ -129,7 +129,7 @@ def page_values(columns: Iterable[Column], row: object) -> dict[str, Any]:
     return values
 
 
-def _cells(columns: Iterable[Column], row: object) -> list[object]:
+def _csv_cells(columns: Iterable[Column], row: object) -> list[object]:
     cells: list[object] = []
     for column in columns:
         value = column.value(row)
@@ -140,12 +140,12 @@ def _cells(columns: Iterable[Column], row: object) -> list[object]:
     return cells
 
 
-def _of(figure: Figure, page_label: str = "", **more: Any) -> Column:
+def _estimate_column(figure: Figure, page_label: str = "", **more: Any) -> Column:
     """Return the column of a figure that estimates have."""
     return Column(figure=figure, page_label=page_label, of_row=False, **more)
 
 
-def _plain(
+def _plain_column(
     name: str,
     label: str,
     unit: ColumnUnit,
@@ -172,20 +172,20 @@ def _plain(
     return Column(figure=figure, page_path=page_path, **more)
 
 
-RANK = _plain("rank", "Rank", "count", head="rank")
-CONFIGURATION = _plain("configuration", "Configuration", "heading", "arithmetic")
-DETAILS = _plain("details", "Details", "text", shown="file")
-GROUP = _plain(
+RANK = _plain_column("rank", "Rank", "count", head="rank")
+CONFIGURATION = _plain_column("configuration", "Configuration", "heading", "arithmetic")
+DETAILS = _plain_column("details", "Details", "text", shown="file")
+GROUP = _plain_column(
     "group", "Group", "count", note="Layouts of a group cannot be told apart", optional=True
 )
-STEP = _of(
+STEP = _estimate_column(
     figures.STEP,
     "Step",
     page_interval="step_s_interval",
     interval_drop=1,
     mark=("familiarity.unmeasured", "*", ""),
 )
-RISK = _plain(
+RISK = _plain_column(
     "out_of_memory_probability",
     "OOM risk",
     "risk",
@@ -195,47 +195,49 @@ RISK = _plain(
 )
 TRAINING_FIGURES = (
     STEP,
-    _of(figures.TOKENS, drop=4),
-    _of(figures.MFU, drop=7),
-    _of(figures.MEMORY, page_path="memory_bytes", drop=2),
-    _of(figures.FIT, drop=3),
-    _of(figures.CALENDAR, shown="terminal", drop=6),
+    _estimate_column(figures.TOKENS, drop=4),
+    _estimate_column(figures.MFU, drop=7),
+    _estimate_column(figures.MEMORY, page_path="memory_bytes", drop=2),
+    _estimate_column(figures.FIT, drop=3),
+    _estimate_column(figures.CALENDAR, shown="terminal", drop=6),
 )
 TRAINING = (RANK, GROUP, CONFIGURATION, DETAILS, *TRAINING_FIGURES, RISK)
 """Of a ranking of training layouts."""
-TTFT = _of(figures.TTFT, "TTFT", page_interval="ttft_s_interval")
-TPOT = _of(figures.TPOT, "TPOT", page_interval="tpot_s_interval")
-REQUEST = _of(figures.REQUEST, shown="terminal", drop=6)
-OUTPUT = _of(
+TTFT = _estimate_column(figures.TTFT, "TTFT", page_interval="ttft_s_interval")
+TPOT = _estimate_column(figures.TPOT, "TPOT", page_interval="tpot_s_interval")
+REQUEST = _estimate_column(figures.REQUEST, shown="terminal", drop=6)
+OUTPUT = _estimate_column(
     figures.OUTPUT,
     "Tokens/s per GPU",
     page_path="tokens_per_second_per_gpu",
     interval_drop=3,
 )
-FLYING = _of(figures.FLYING, shown="terminal", drop=5)
+CONCURRENCY = _estimate_column(figures.CONCURRENCY, shown="terminal", drop=5)
 SERVING_FIGURES = (
     TTFT,
     TPOT,
     REQUEST,
     OUTPUT,
-    FLYING,
-    _of(figures.USERS, drop=8),
+    CONCURRENCY,
+    _estimate_column(figures.USERS, drop=8),
     *(
-        _of(replace(price, note=""), shown="terminal", drop=9)
+        _estimate_column(replace(price, note=""), shown="terminal", drop=9)
         for price in (figures.INPUT_PRICE, figures.OUTPUT_PRICE)
     ),
-    _of(figures.SERVED_MEMORY, page_path="memory_bytes", drop=4),
+    _estimate_column(figures.SERVED_MEMORY, page_path="memory_bytes", drop=4),
 )
 SERVING = (RANK, GROUP, CONFIGURATION, DETAILS, *SERVING_FIGURES)
 """Of a ranking of serving layouts."""
 
 _MACHINES = (
-    _plain("rank", "Rank", "count", "configuration.rank", head="rank"),
-    _plain("machine", "Machine", "heading", head="machine", path="cluster"),
-    _plain("configuration", "Configuration", "text", "configuration.arithmetic", shown="file"),
-    _plain("details", "Details", "text", "configuration.details", shown="file"),
-    _plain("num_gpus", "GPUs", "count", head="GPUs", path="known.provenance.num_gpus"),
-    _plain(
+    _plain_column("rank", "Rank", "count", "configuration.rank", head="rank"),
+    _plain_column("machine", "Machine", "heading", head="machine", path="cluster"),
+    _plain_column(
+        "configuration", "Configuration", "text", "configuration.arithmetic", shown="file"
+    ),
+    _plain_column("details", "Details", "text", "configuration.details", shown="file"),
+    _plain_column("num_gpus", "GPUs", "count", head="GPUs", path="known.provenance.num_gpus"),
+    _plain_column(
         "network_bandwidth_bytes_per_second",
         "Network",
         "bandwidth",
@@ -249,7 +251,7 @@ _MACHINES = (
             "one",
         ),
     ),
-    _plain(
+    _plain_column(
         "price_per_gpu_hour",
         "$ per GPU-hour",
         "dollars",
@@ -269,7 +271,7 @@ MACHINES = {
             optional=True,
             interval_drop=3,
         ),
-        _plain(
+        _plain_column(
             "days",
             "Days",
             "days",
@@ -280,7 +282,7 @@ MACHINES = {
             optional=True,
             interval_drop=4,
         ),
-        _plain(
+        _plain_column(
             "deadline_probability",
             "In time",
             "share",
@@ -289,7 +291,7 @@ MACHINES = {
             optional=True,
             drop=1,
         ),
-        _plain(
+        _plain_column(
             "energy_joules",
             "Energy",
             "joules",
@@ -299,8 +301,8 @@ MACHINES = {
             shown="file",
             drop=8,
         ),
-        _plain("co2_kg", "CO2", "kilograms", head="CO2", optional=True, drop=7),
-        _plain(
+        _plain_column("co2_kg", "CO2", "kilograms", head="CO2", optional=True, drop=7),
+        _plain_column(
             "cost_per_million_tokens",
             "$ per million tokens",
             "dollars",
@@ -313,7 +315,7 @@ MACHINES = {
     ),
     "inference": (
         *_MACHINES,
-        _plain(
+        _plain_column(
             "cost_per_hour", "$ per hour", "dollars", "cost", head="cost", per="/h", path="cost"
         ),
         *(
@@ -325,7 +327,7 @@ MACHINES = {
             )
             for column in (TTFT, TPOT)
         ),
-        _plain(
+        _plain_column(
             "cost_per_million_output_tokens",
             "$ per million output tokens",
             "dollars",
@@ -342,38 +344,38 @@ def runs_columns(*, seconds: str, rate: str, further: Mapping[str, str]) -> tupl
     their file has besides, labels by name.
     """
     return (
-        _plain("run", "Run", "count", "place"),
+        _plain_column("run", "Run", "count", "place"),
         CONFIGURATION,
         DETAILS,
-        *(_plain(name, label, "text", shown="file") for name, label in further.items()),
-        _plain("state", "State", "text"),
-        _plain("cause", "Cause", "text", shown="file"),
-        _plain("chosen_because", "Chosen because", "text", "why", shown="file"),
-        _plain(
+        *(_plain_column(name, label, "text", shown="file") for name, label in further.items()),
+        _plain_column("state", "State", "text"),
+        _plain_column("cause", "Cause", "text", shown="file"),
+        _plain_column("chosen_because", "Chosen because", "text", "why", shown="file"),
+        _plain_column(
             "predicted_s", f"{seconds}, cost model", "seconds", "predicted_step_s", shown="file"
         ),
-        _plain("expected_s", f"{seconds}, expected", "seconds", "calibrated_step_s"),
-        _plain("measured_s", f"{seconds}, measured", "seconds", "measured_step_s"),
-        _plain("reduced", "Reduced", "text", shown="file"),
-        _plain("num_runs", "Runs", "count", shown="file"),
-        _plain("tokens_per_second_per_gpu", rate, "rate"),
-        _plain("peak_memory_bytes", "Peak memory", "bytes"),
+        _plain_column("expected_s", f"{seconds}, expected", "seconds", "calibrated_step_s"),
+        _plain_column("measured_s", f"{seconds}, measured", "seconds", "measured_step_s"),
+        _plain_column("reduced", "Reduced", "text", shown="file"),
+        _plain_column("num_runs", "Runs", "count", shown="file"),
+        _plain_column("tokens_per_second_per_gpu", rate, "rate"),
+        _plain_column("peak_memory_bytes", "Peak memory", "bytes"),
     )
 
 
 SEARCHES = (
-    _plain("search", "Search", "heading", "subject"),
-    _plain("href", "Page", "text", shown="file"),
-    _plain("name", "Name", "text", "label.name", shown="file"),
-    _plain("state", "State", "text"),
-    _plain("owner", "Owner", "text", optional=True),
-    _plain("best", "Best", "text"),
-    _plain("best_step_s", "Step or request", "seconds"),
-    _plain("best_known", "Known", "text", "known", shown="file"),
-    _plain("profile_runs", "Runs", "count"),
-    _plain("budget_runs", "Maximum runs", "count", shown="file"),
-    _plain("gpu_seconds", "Spent", "seconds"),
-    _plain("saved_gpu_seconds", "Saved", "seconds"),
-    _plain("created_at", "Created", "moment"),
+    _plain_column("search", "Search", "heading", "subject"),
+    _plain_column("href", "Page", "text", shown="file"),
+    _plain_column("name", "Name", "text", "label.name", shown="file"),
+    _plain_column("state", "State", "text"),
+    _plain_column("owner", "Owner", "text", optional=True),
+    _plain_column("best", "Best", "text"),
+    _plain_column("best_step_s", "Step or request", "seconds"),
+    _plain_column("best_known", "Known", "text", "known", shown="file"),
+    _plain_column("profile_runs", "Runs", "count"),
+    _plain_column("budget_runs", "Maximum runs", "count", shown="file"),
+    _plain_column("gpu_seconds", "Spent", "seconds"),
+    _plain_column("saved_gpu_seconds", "Saved", "seconds"),
+    _plain_column("created_at", "Created", "moment"),
 )
 """Of the list of searches."""

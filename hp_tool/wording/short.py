@@ -7,16 +7,16 @@ from hp_tool.domain.parallel import ParallelConfig, recompute_name
 from hp_tool.domain.result import Estimate, Recommendation
 from hp_tool.domain.serving import InferenceEstimate, ServingConfig, ServingRecommendation
 from hp_tool.domain.targets import Targets
-from hp_tool.domain.units import GIB, decimal, duration, duration_range
+from hp_tool.domain.units import GIB, format_decimal, format_duration, format_duration_range
 
-UNUSUAL = {
+NON_DEFAULT_WORDS = {
     "expert_tensor_parallel_size": "ETP {}",
     "pipeline_schedule": "schedule {}",
     "moe_token_dispatcher_type": "dispatcher {}",
 }
 
 
-def layout(config: ParallelConfig) -> str:
+def layout_words(config: ParallelConfig) -> str:
     """Return `TP 4, PP 4 (10 chunks), CP 2, DP 2, micro-batch 1, no recomputation`."""
     chunks = config.virtual_pipeline_parallel_size
     parts = [
@@ -26,27 +26,31 @@ def layout(config: ParallelConfig) -> str:
         f"EP {config.expert_parallel_size}" if config.expert_parallel_size > 1 else "",
         f"DP {config.data_parallel_size}",
         f"micro-batch {config.micro_batch_size}",
-        _recomputation(config),
+        _recomputation_words(config),
         f"ZeRO {config.zero_stage}" if config.zero_stage != 1 else "",
     ]
-    values = {name: getattr(config, name) for name in UNUSUAL}
-    parts += [UNUSUAL[name].format(each) for name, each in values.items() if each not in (None, 1)]
+    values = {name: getattr(config, name) for name in NON_DEFAULT_WORDS}
+    parts += [
+        NON_DEFAULT_WORDS[name].format(each)
+        for name, each in values.items()
+        if each not in (None, 1)
+    ]
     return ", ".join(filter(None, parts))
 
 
-def _recomputation(config: ParallelConfig) -> str:
+def _recomputation_words(config: ParallelConfig) -> str:
     name = recompute_name(config.recompute)
     return "no recomputation" if name == "none" else f"recompute {name}"
 
 
-def training_figures(estimate: Estimate) -> str:
+def training_figures_words(estimate: Estimate) -> str:
     """Return `14.6 s per step (11.8-18.2 s), 1,122 tokens/s per GPU, 54.6% MFU, 62 of 75 GiB`."""
     if estimate.time is None or estimate.memory is None:
         return ""
     span = ""
     if estimate.intervals is not None:
-        span = f" ({duration_range(*estimate.intervals.step_s)})"
-    parts = [f"{duration(estimate.time.step_s)} per step{span}"]
+        span = f" ({format_duration_range(*estimate.intervals.step_s)})"
+    parts = [f"{format_duration(estimate.time.step_s)} per step{span}"]
     if estimate.tokens_per_second_per_gpu is not None:
         parts.append(f"{estimate.tokens_per_second_per_gpu:,.0f} tokens/s per GPU")
     if estimate.mfu is not None:
@@ -56,26 +60,29 @@ def training_figures(estimate: Estimate) -> str:
     return ", ".join(parts)
 
 
-def use(row: Recommendation) -> str:
+def use_training_words(row: Recommendation) -> str:
     """Return what to run and what to expect of it."""
-    return f"Use {_chosen_gpus(row)}{layout(row.parallel)}: {training_figures(row.known)}."
+    return (
+        f"Use {_chosen_gpus_words(row)}{layout_words(row.parallel)}: "
+        f"{training_figures_words(row.known)}."
+    )
 
 
-def _chosen_gpus(row: Recommendation | ServingRecommendation) -> str:
+def _chosen_gpus_words(row: Recommendation | ServingRecommendation) -> str:
     """Return `16 GPUs with `, if the ranking chose the number."""
     chosen = row.set.get("cluster.num_gpus")
     return "" if chosen is None else f"{chosen:,} GPU{'' if chosen == 1 else 's'} with "
 
 
-def whole_training(row: Recommendation) -> str:
+def training_totals_words(row: Recommendation) -> str:
     """Return `The training takes 1.8 days (1.5-2.1 days), $18,966 ($15,985-$22,502), and meets the
     deadline with 97% probability.`; empty without a number of tokens.
     """
     if row.days_interval is None:
         return ""
     days = row.known.calendar_days or 0.0
-    span = "-".join(map(decimal, row.days_interval))
-    text = f"The training takes {decimal(days)} days ({span} days)"
+    span = "-".join(map(format_decimal, row.days_interval))
+    text = f"The training takes {format_decimal(days)} days ({span} days)"
     if row.cost is not None and row.cost_interval is not None:
         low, high = row.cost_interval
         text += f", ${row.cost:,.0f} (${low:,.0f}-${high:,.0f})"
@@ -88,7 +95,7 @@ def whole_training(row: Recommendation) -> str:
     return f"{text}."
 
 
-def serving_layout(config: ServingConfig, replicas: int | None) -> str:
+def serving_layout_words(config: ServingConfig, replicas: int | None) -> str:
     """Return `TP 4, 2 replicas`."""
     parts = [
         f"TP {config.tensor_parallel_size}",
@@ -103,13 +110,16 @@ def serving_layout(config: ServingConfig, replicas: int | None) -> str:
     return ", ".join(filter(None, parts))
 
 
-def use_serving(row: ServingRecommendation, *, targets: Targets | None = None) -> str:
+def use_serving_words(row: ServingRecommendation, *, targets: Targets | None = None) -> str:
     """Return how to serve and what to expect of it, with the quantiles that `targets` limit."""
-    chosen = serving_layout(row.parallel, row.estimate.replicas)
-    return f"Use {_chosen_gpus(row)}{chosen}: {serving_figures(row.estimate, targets=targets)}."
+    chosen = serving_layout_words(row.parallel, row.estimate.replicas)
+    return (
+        f"Use {_chosen_gpus_words(row)}{chosen}: "
+        f"{serving_figures_words(row.estimate, targets=targets)}."
+    )
 
 
-def serving_figures(estimate: InferenceEstimate, *, targets: Targets | None = None) -> str:
+def serving_figures_words(estimate: InferenceEstimate, *, targets: Targets | None = None) -> str:
     """Return `378 ms to the first token, p95 812 ms (target 1.00 s), 15.9 ms per output token,
     494 output tokens/s per GPU (465-524), 27.1 of 125.8 GiB`, with the quantiles that `targets`
     limit.
@@ -117,13 +127,13 @@ def serving_figures(estimate: InferenceEstimate, *, targets: Targets | None = No
     intervals = estimate.intervals
     parts = []
     for latency in LATENCIES.values():
-        limited = list(_limited_quantiles(estimate, latency.key, targets or Targets()))
+        limited = list(_target_quantile_words(estimate, latency.key, targets or Targets()))
         value = getattr(estimate, latency.key)
         if value is None or (latency is REQUEST and not limited):
             continue
         ends = getattr(intervals, latency.key) if intervals and latency is not REQUEST else None
-        span = f" ({duration_range(*ends)})" if ends else ""
-        parts += [f"{duration(value)} {latency.per}{span}", *limited]
+        span = f" ({format_duration_range(*ends)})" if ends else ""
+        parts += [f"{format_duration(value)} {latency.per}{span}", *limited]
     if (rate := estimate.output_tokens_per_second_per_gpu) is not None:
         low, high = intervals.output_tokens_per_second_per_gpu if intervals else (rate, rate)
         span = f" ({low:,.0f}-{high:,.0f})" if intervals else ""
@@ -134,11 +144,11 @@ def serving_figures(estimate: InferenceEstimate, *, targets: Targets | None = No
     return ", ".join(parts)
 
 
-def _limited_quantiles(
+def _target_quantile_words(
     estimate: InferenceEstimate, latency: str, targets: Targets
 ) -> Iterator[str]:
     """Yield `p95 812 ms (target 1.00 s)` for each quantile of a latency that a target limits."""
     for _, limited, quantile, limit in targets.limits():
         if limited == latency and quantile is not None and estimate.tails is not None:
             seconds = getattr(estimate.tails, latency).quantiles[quantile]
-            yield f"{quantile} {duration(seconds)} (target {duration(limit)})"
+            yield f"{quantile} {format_duration(seconds)} (target {format_duration(limit)})"

@@ -4,13 +4,13 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from hp_tool.domain.axes import AXES, BY_KEY
+from hp_tool.domain.axes import AXES, AXES_BY_KEY
 from hp_tool.domain.latencies import LATENCIES, TPOT, TTFT
 from hp_tool.domain.parallel import ParallelConfig, recompute_name
 from hp_tool.domain.query import Query
 from hp_tool.domain.serving import KvCache, ServingConfig
-from hp_tool.domain.targets import bounded_by
-from hp_tool.domain.units import duration, times
+from hp_tool.domain.targets import parse_target
+from hp_tool.domain.units import format_duration, format_factor
 
 Config = ParallelConfig | ServingConfig
 
@@ -21,7 +21,7 @@ MEANINGS = {axis.head: axis.meaning for axis in AXES if axis.meaning} | {
 }
 """What letters stand for, in every table and on every page."""
 
-STOPPED = {
+STOP_REASONS = {
     "budget_runs": "the maximum of runs was reached",
     "budget_gpu_seconds": "the maximum of GPU time was reached",
     "no_expected_gain": "more runs are unlikely to help",
@@ -30,7 +30,7 @@ STOPPED = {
 }
 """Why a search stopped; other reasons are words by themselves."""
 
-WIDE = ("bf16", "fp16", "fp32")
+WIDE_PRECISIONS = ("bf16", "fp16", "fp32")
 """Precisions of weights that need no mention where a query leaves them open."""
 
 
@@ -38,14 +38,17 @@ def missed_words(target: str, *, value: float, limit: float) -> str:
     """`30.4 ms per output token (p99) is 30 times the target of 1.0 ms`; `target`: its name in a
     query, as tpot_p99_s.
     """
-    latency, quantile = bounded_by(target)
+    latency, quantile = parse_target(target)
     of = f"{LATENCIES[latency].per}{f' ({quantile})' if quantile else ''}"
-    return f"{duration(value)} {of} is {times(value / limit)} the target of {duration(limit)}"
+    return (
+        f"{format_duration(value)} {of} is {format_factor(value / limit)} the target of "
+        f"{format_duration(limit)}"
+    )
 
 
 def stopped_words(code: str) -> str:
     """Return why a search stopped in words."""
-    return STOPPED.get(code, code.replace("_", " "))
+    return STOP_REASONS.get(code, code.replace("_", " "))
 
 
 def unmeasured_words(names: Iterable[str]) -> str:
@@ -66,7 +69,7 @@ def parallel_sizes(config: ParallelConfig) -> tuple[str, int]:
     ), math.prod(sizes.values())
 
 
-def arithmetic(config: ParallelConfig) -> str:
+def layout_arithmetic(config: ParallelConfig) -> str:
     """`TP 8 x PP 4 x DP 2 = 64 devices`, and the rest of the configuration."""
     sizes, total = parallel_sizes(config)
     chunks = (
@@ -91,7 +94,7 @@ def arithmetic(config: ParallelConfig) -> str:
     )
 
 
-def brief(config: Config) -> str:
+def brief_layout(config: Config) -> str:
     """`TP 8 x PP 4 x DP 2, MBS 1, SP, selective`: what tells configurations apart, for one line of
     a narrow terminal.
     """
@@ -157,7 +160,7 @@ def change_in_words(before: Config, after: Config, *, gpus: tuple[int, int]) -> 
         crossed = (before.tensor_parallel_size > 1) != (after.tensor_parallel_size > 1)
         derived = {"data_parallel_size", "sequence_parallel"} if crossed else {"data_parallel_size"}
     changes = {
-        name: f"{BY_KEY[name].head} {_value(name, before)} -> {_value(name, after)}"
+        name: f"{AXES_BY_KEY[name].head} {_axis_value(name, before)} -> {_axis_value(name, after)}"
         for name in names
     }
     chosen += [change for name, change in changes.items() if name not in derived]
@@ -165,7 +168,7 @@ def change_in_words(before: Config, after: Config, *, gpus: tuple[int, int]) -> 
     return ", ".join(chosen) + (f" ({brackets})" if brackets else "")
 
 
-def _value(name: str, config: Config) -> str:
+def _axis_value(name: str, config: Config) -> str:
     if name == "recompute" and isinstance(config, ParallelConfig):
         return recompute_name(config.recompute)
     value = getattr(config, name)
@@ -193,7 +196,9 @@ def assumption_sentences(provenance: Mapping[str, Any]) -> list[str]:
     assumed = provenance.get("assumed") or {}
     precision = assumed.get("inference.precision")
     sentences = (
-        [f"Weights in {precision}, as published."] if precision and precision not in WIDE else []
+        [f"Weights in {precision}, as published."]
+        if precision and precision not in WIDE_PRECISIONS
+        else []
     )
     if named := provenance.get("engine_version"):
         used = provenance["engine_efficiency"]

@@ -22,11 +22,11 @@ Section = Literal[
 
 def keys_of(section: Section) -> dict[str, Any]:
     """Return the types and descriptions of a section's keys, by name."""
-    adapter = schema.described(SizingQuery if section == "sizing" else Query)
+    adapter = schema.described_adapter(SizingQuery if section == "sizing" else Query)
     path = () if section in ("top", "sizing") else (section,)
     meanings: dict[str, Any] = {}
-    for node in schema.declarations(adapter, path):
-        for option in schema.branches(adapter, node):
+    for node in schema.schemas_at(adapter, path):
+        for option in schema.union_branches(adapter, node):
             for name, declared in option.get("properties", {}).items():
                 meanings.setdefault(
                     name,
@@ -34,7 +34,7 @@ def keys_of(section: Section) -> dict[str, Any]:
                         declared,
                         [
                             kind
-                            for branch in schema.branches(adapter, declared)
+                            for branch in schema.union_branches(adapter, declared)
                             for kind in _types(branch)
                         ],
                     ),

@@ -17,7 +17,7 @@ from pydantic import Field
 
 from hp_tool.catalog.documents import read_text
 from hp_tool.errors import HpToolError
-from hp_tool.formats.reading import option
+from hp_tool.formats.reading import set_option
 from hp_tool.questions import schema
 from hp_tool.questions.configuration import Configuration
 from service.agents import figures
@@ -70,7 +70,7 @@ def with_tool_arguments(error: HpToolError) -> str:
     for missing in error.details.get("missing", ()):
         field, example = missing["field"], missing.get("example")
         if example is not None:
-            message = message.replace(option(field, example), _argument(field, example))
+            message = message.replace(set_option(field, example), _argument(field, example))
     return re.sub(
         rf"({'|'.join(ARGUMENTS)})(?![\w-])", lambda option: ARGUMENTS[option[0]], message
     )
@@ -397,7 +397,7 @@ class Tools:
         budget = {"budget_runs": budget_runs, "budget_gpu_seconds": budget_gpu_seconds}
         limits = {f"search.{name}": value for name, value in budget.items() if value is not None}
         async with self.connect(context) as client:
-            search = await client.submit_search(query=schema.lay(self.request(query), limits))
+            search = await client.submit_search(query=schema.set_paths(self.request(query), limits))
         self.run(search.id)
         return {"search_id": search.id, "state": search.state}
 

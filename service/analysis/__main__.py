@@ -88,7 +88,7 @@ def _analyse(job: Job, folder: Path) -> bytes | None:
     )
     error: HpToolError
     try:
-        with bounds.bounded(own):
+        with bounds.apply_bounds(own):
             return schema.to_json(
                 explain_files(job.paths, names=job.names, query=job.query)
             ).encode()

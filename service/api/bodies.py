@@ -17,7 +17,7 @@ from hp_tool.domain.records import JsonObject
 from hp_tool.errors import HpToolError, UnsupportedError
 from hp_tool.questions import schema
 from hp_tool.questions.answers import Line
-from hp_tool.questions.registered import Find, names_registered, with_registered
+from hp_tool.questions.registered import Find, has_registered_names, insert_registered
 from service.api.dependencies import FindDep
 from service.api.views import NDJSON
 from service.settings import Settings
@@ -81,7 +81,7 @@ def resolve(query: Query, *, find: Find) -> Query:
     Raises:
         UnsupportedError: The query contains a command.
     """
-    query = with_registered(query, find=find)
+    query = insert_registered(query, find=find)
     refuse_trainer(query)
     return query
 
@@ -125,7 +125,7 @@ SentBody = Annotated[SentQuery, Depends(_sent_body)]
 
 
 async def _body(request: Request, query: AskedBody, find: FindDep) -> Query:
-    if names_registered(query):
+    if has_registered_names(query):
         request.state.by_owner = True  # do not cache the answer
         return await run_in_threadpool(resolve, query, find=find)
     refuse_trainer(query)

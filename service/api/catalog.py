@@ -19,8 +19,7 @@ from hp_tool.domain.recipe import Recipe
 from hp_tool.domain.records import RegistrationKind
 from hp_tool.errors import HpToolError, NotFoundError
 from hp_tool.questions.registered import checked_registration, read_spec
-from hp_tool.questions.training.recipes import recipe as one_recipe
-from hp_tool.questions.training.recipes import recipes as all_recipes
+from hp_tool.questions.training.recipes import get_recipe, list_recipes
 from service.api import openapi
 from service.api.bodies import json_body
 from service.api.dependencies import Cursor, PrincipalDep, StoreDep, versioned
@@ -155,13 +154,13 @@ def clusters(
 @router.get("/recipes")
 def recipes(limit: Limit = MAX_ENTRIES, cursor: Cursor = None) -> Listing[Recipe]:
     """List the recipes for training.recipe, what they set, and which trainings they apply to."""
-    return _catalogue_listing(all_recipes(), limit=limit, cursor=cursor)
+    return _catalogue_listing(list_recipes(), limit=limit, cursor=cursor)
 
 
 @router.get("/recipes/{name}")
 def recipe(name: str) -> Recipe:
     """Return the recipe of this name."""
-    return one_recipe(name, field="name")
+    return get_recipe(name, field="name")
 
 
 @router.get("/trainers")
@@ -307,7 +306,7 @@ def _page(names: Iterable[str], *, limit: int, cursor: str | None) -> tuple[list
 
 
 def _one(name: str, store: Store, *, kind: RegistrationKind) -> ModelSpec | NodeType | TraceSpec:
-    if catalog.knows("models" if kind == "model" else "clusters", name):
+    if catalog.has_entry("models" if kind == "model" else "clusters", name):
         return catalog.model(name) if kind == "model" else catalog.node_type(name)
     record = store.get_registration(kind=kind, name=name.casefold())
     if record is None:

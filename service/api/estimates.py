@@ -16,8 +16,8 @@ from hp_tool.formats.exchange import (
     Assessment,
     Exported,
     assess,
-    export_for,
-    exported,
+    export_configuration,
+    export_for_tool,
     read_configuration,
 )
 from hp_tool.questions import schema
@@ -25,12 +25,12 @@ from hp_tool.questions.answers import (
     EstimateAnswer,
     RecommendAnswer,
     Task,
+    answer_estimate,
     answer_lines,
-    estimate_answer,
-    recommend_answer,
+    answer_recommend,
 )
-from hp_tool.questions.budgets import parse_sizing, size_answer
-from hp_tool.questions.registered import names_registered, registered_model, with_registered
+from hp_tool.questions.budgets import answer_sizing, parse_sizing
+from hp_tool.questions.registered import has_registered_names, insert_registered, registered_model
 from service.api import openapi
 from service.api.bodies import (
     QueryBody,
@@ -85,7 +85,7 @@ def estimates(query: QueryBody, calibrations: RecordedDep, _turn: EstimateTurn) 
 
     A configuration that does not fit returns `feasible: false` with reasons.
     """
-    return json_response(estimate_answer(query, calibrations=calibrations))
+    return json_response(answer_estimate(query, calibrations=calibrations))
 
 
 @router.post(
@@ -114,7 +114,7 @@ def recommendations(
     ] = False,
 ) -> Response:
     """Rank all legal configurations by the cost model, corrected by measurements on the cluster."""
-    answer = recommend_answer(
+    answer = answer_recommend(
         query, top=top, calibrations=calibrations, pareto=pareto, sensitivity=sensitivity
     )
     return json_response(answer)
@@ -122,8 +122,8 @@ def recommendations(
 
 async def _sizing(request: Request, find: FindDep) -> SizingQuery:
     query = await read_body(request, parse_sizing)
-    if names_registered(query):
-        query = await run_in_threadpool(with_registered, query, find=find)
+    if has_registered_names(query):
+        query = await run_in_threadpool(insert_registered, query, find=find)
     return query
 
 
@@ -142,7 +142,7 @@ def sizings(
     Returns its shape, tokens, starting hyperparameters and days including failures; or the fewest
     devices for a deadline.
     """
-    return json_response(size_answer(query, calibrations=calibrations))
+    return json_response(answer_sizing(query, calibrations=calibrations))
 
 
 @router.post(
@@ -222,8 +222,10 @@ def exports(request: ExportRequest, find: FindDep) -> Exported:
         return resolve(schema.parse_query(query), find=find)
 
     if request.rerank:
-        return export_for(result=request.result, format=request.format, read=read)
-    return exported(result=request.result, format=request.format, rank=request.rank, read=read)
+        return export_for_tool(result=request.result, format=request.format, read=read)
+    return export_configuration(
+        result=request.result, format=request.format, rank=request.rank, read=read
+    )
 
 
 @formats.post("/imports", response_model=Assessment)

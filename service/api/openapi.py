@@ -102,7 +102,7 @@ def install(app: FastAPI) -> None:
                 schemas.pop(name, None)
             schemas["Problem"] = Problem.model_json_schema()
             for name, kind in _BODIES.items():
-                definition = schema.described(kind).json_schema(ref_template=_REF)
+                definition = schema.described_adapter(kind).json_schema(ref_template=_REF)
                 nested = definition.pop("$defs", {})
                 schemas.update(
                     {f"{key}-Input": value for key, value in {**nested, name: definition}.items()}

@@ -23,8 +23,8 @@ from hp_tool.errors import HpToolError, InputError, StoreError
 from hp_tool.loop.tuning import resolve_search
 from hp_tool.loop.tuning.plan import bill
 from hp_tool.questions import schema
-from hp_tool.questions.edition import edition
-from hp_tool.questions.registered import Find, as_asked
+from hp_tool.questions.edition import count_query_terms
+from hp_tool.questions.registered import Find, restore_sent_query
 from service.api import openapi
 from service.api.bodies import QueryBody, SentBody, json_body, json_response, resolve
 from service.api.catalog import MODEL_EXAMPLE
@@ -145,7 +145,10 @@ def searched(query: domain.Query, *, sent: JsonObject, find: Find) -> dict[str, 
     """
     resolved = resolve(query, find=find)
     resolve_search(resolved)
-    return {"query": as_asked(sent, query=query, resolved=resolved), "edition": edition()}
+    return {
+        "query": restore_sent_query(sent, query=query, resolved=resolved),
+        "edition": count_query_terms(),
+    }
 
 
 @plans.post(
@@ -437,7 +440,7 @@ def apply_action(
                 is not None
             ):
                 return earlier
-            newest = max(record.edition or 0, edition())
+            newest = max(record.edition or 0, count_query_terms())
             return store.create_search(
                 query=query, request=query, idempotency_key=key, edition=newest
             )

@@ -19,9 +19,9 @@ from hp_tool.domain.watch_records import WatchRecord, WatchSource
 from hp_tool.domain.webhooks import WebhookState
 from hp_tool.errors import InputError
 from hp_tool.questions import schema
-from hp_tool.watch import expected_of
+from hp_tool.watch import expected_pace
 from hp_tool.watch.loss import AfterLoss, after_loss
-from hp_tool.watch.reports import take_steps, teach, verdict_of
+from hp_tool.watch.reports import store_pace, take_steps, verdict_of
 from service.api import openapi
 from service.api.bodies import QueryBody, json_body, json_response, resolve
 from service.api.dependencies import (
@@ -146,7 +146,7 @@ def begin(
         )  # also checks rules that span several fields
         query, expected = (
             schema.query_mapping(resolved),
-            schema.to_dict(expected_of(resolved, calibrations=calibrations)),
+            schema.to_dict(expected_pace(resolved, calibrations=calibrations)),
         )
     record = store.create_watch(
         name=new.name,
@@ -211,7 +211,7 @@ def report_steps(
     sets the job's pace; other ranks help to find a slow one.
     """
     receipt = take_steps(batch, store=store, watch_id=watch_id)
-    teach(
+    store_pace(
         receipt.record,
         watches=store,
         store=measurements,

@@ -9,9 +9,9 @@ from hp_tool.domain.answer import (
     Repeats,
     ServingAnswer,
     VerdictState,
-    verdict_of,
+    get_verdict,
 )
-from hp_tool.domain.axes import BY_KEY
+from hp_tool.domain.axes import AXES_BY_KEY
 from hp_tool.domain.latencies import LATENCIES
 from hp_tool.domain.measurement import Latencies, Measurement
 from hp_tool.domain.parallel import ParallelConfig
@@ -20,7 +20,7 @@ from hp_tool.domain.records import JsonObject, RunRecord, SearchRecord
 from hp_tool.domain.result import Estimate, Recommendation
 from hp_tool.domain.serving import InferenceEstimate, RunConfig, ServingRecommendation
 from hp_tool.domain.states import RunState
-from hp_tool.domain.units import capital, times
+from hp_tool.domain.units import capitalize, format_factor
 from hp_tool.errors import HpToolError
 from hp_tool.loop.search.serving import TARGETS
 from hp_tool.questions import anatomy, schema
@@ -173,13 +173,15 @@ def _trained(row: Recommendation, query: JsonObject, answer: Answer | None) -> B
         details=details,
         step_s_interval=interval,
         runs=answer.measured if answer else None,
-        sentences=tuple(map(formats.arrows, words.sentences(answer)))
+        sentences=tuple(map(formats.arrows, words.answer_sentences(answer)))
         if answer
         else _measured_alone(measurement),
         parts=_parts(known, measurement.objective_s if measurement else None),
-        verdict=verdict_of(answer).state if answer else None,
-        title=words.title(answer) if answer else "",
-        kept=", ".join(trials.words(yours, query)) if (yours := words.kept(answer)) else None,
+        verdict=get_verdict(answer).state if answer else None,
+        title=words.answer_title(answer) if answer else "",
+        kept=", ".join(trials.words(yours, query))
+        if (yours := words.configuration_to_keep(answer))
+        else None,
         measured=measurement is not None,
         step_s=measurement.objective_s if measurement else calibrated_step_s,
         tokens_per_second_per_gpu=_rate(known, measurement),
@@ -258,7 +260,7 @@ def _measured_words(measurement: Measurement, runs: Repeats) -> str:
     Without a full stop.
     """
     load = measurement.load
-    return capital(words.measured_words(runs) if load is None else _measured_load(load, runs))
+    return capitalize(words.measured_words(runs) if load is None else _measured_load(load, runs))
 
 
 def _standing(record: SearchRecord, *, only: bool) -> str:
@@ -290,7 +292,7 @@ def _served(row: ServingRecommendation, query: JsonObject, answer: ServingAnswer
     arithmetic, details = trials.words(row.parallel, query)
     measured_rate = measurement.tokens_per_second_per_gpu if measurement else None
     measured = _measured_load(load, answer.measured) if load and answer else None
-    sentences = words.sentences(answer, measured=measured) if answer else ()
+    sentences = words.answer_sentences(answer, measured=measured) if answer else ()
     device = f"per {formats.device_of(query)}"
     return Best(
         parallel=row.parallel,
@@ -302,9 +304,11 @@ def _served(row: ServingRecommendation, query: JsonObject, answer: ServingAnswer
             *(formats.arrows(each).replace("per GPU", device) for each in sentences),
             *_off(predicted, load),
         ),
-        verdict=verdict_of(answer).state if answer else None,
-        title=words.title(answer) if answer else "",
-        kept=", ".join(trials.words(yours, query)) if (yours := words.kept(answer)) else None,
+        verdict=get_verdict(answer).state if answer else None,
+        title=words.answer_title(answer) if answer else "",
+        kept=", ".join(trials.words(yours, query))
+        if (yours := words.configuration_to_keep(answer))
+        else None,
         parts={
             formats.words(name): seconds
             for name, seconds in (known.parts_s or {}).items()
@@ -365,7 +369,11 @@ def _off(predicted: InferenceEstimate, measured: Latencies | None) -> tuple[str,
     name, (was, alone) = next(
         pair for pair, factor in zip(pairs.items(), factors, strict=True) if factor == typical
     )
-    way = f"{times(typical)} too fast" if typical > 1.0 else f"{times(1.0 / typical)} too slow"
+    way = (
+        f"{format_factor(typical)} too fast"
+        if typical > 1.0
+        else f"{format_factor(1.0 / typical)} too slow"
+    )
     return (
         f"The cost model alone was {way}: {formats.seconds(alone)} {LATENCIES[name].per}, measured "
         f"{formats.seconds(was)}.",
@@ -433,7 +441,7 @@ def effects(record: SearchRecord) -> tuple[AxisEffect, ...]:
         )
         weighed.append(
             AxisEffect(
-                label=BY_KEY[name].label if name in BY_KEY else formats.words(name),
+                label=AXES_BY_KEY[name].label if name in AXES_BY_KEY else formats.words(name),
                 values=rows,
             )
         )
@@ -452,6 +460,6 @@ def executed(configuration: Configuration) -> tuple[Schedule | None, float | Non
         time = one.estimate(with_fixes=False).time
     except HpToolError:  # a query of another version: only stored values are shown
         return None, None
-    stages = anatomy.stages(problem=one.problem, config=one.config)
-    schedule = anatomy.schedule(problem=one.problem, config=one.config, each=stages)
+    stages = anatomy.stage_anatomies(problem=one.problem, config=one.config)
+    schedule = anatomy.execute_schedule(problem=one.problem, config=one.config, each=stages)
     return schedule, time.parts_s["pipeline_bubble"] / time.step_s if time else None

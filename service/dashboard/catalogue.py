@@ -379,7 +379,7 @@ def _entry_page(
     facts = [_fact(name, value) for name, value in values.items() if value is not None]
     known_gpu = (
         catalog.gpu(spec.gpu)
-        if isinstance(spec, NodeType) and library.knows("gpus", spec.gpu)
+        if isinstance(spec, NodeType) and library.has_entry("gpus", spec.gpu)
         else None
     )
     if isinstance(spec, NodeType) and known_gpu is not None:

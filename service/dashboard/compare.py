@@ -10,7 +10,7 @@ from fastapi import APIRouter
 from fastapi import Query as QueryParameter
 from pydantic import Field
 
-from hp_tool.domain.axes import BY_KEY
+from hp_tool.domain.axes import AXES_BY_KEY
 from hp_tool.domain.parallel import Recompute, recompute_name
 from hp_tool.domain.ports import Store
 from hp_tool.domain.query import Query
@@ -19,7 +19,7 @@ from hp_tool.domain.result import Estimate
 from hp_tool.domain.serving import InferenceEstimate
 from hp_tool.errors import HpToolError, InputError
 from hp_tool.questions import schema
-from hp_tool.questions.configuration import NO_PART, Configuration
+from hp_tool.questions.configuration import SEARCH_KEYS, Configuration
 from hp_tool.questions.problem import problem_of
 from hp_tool.questions.registered import Find
 from hp_tool.questions.training.calibrated import Calibrations
@@ -367,7 +367,9 @@ def _differences(
     """Return differing fields of the configurations, then of the rest of the queries."""
     configs = [
         {
-            BY_KEY[name].head if name in BY_KEY else name.replace("_", " "): getattr(config, name)
+            AXES_BY_KEY[name].head if name in AXES_BY_KEY else name.replace("_", " "): getattr(
+                config, name
+            )
             for name in config.__slots__
         }
         for config in (estimate.parallel for estimate in estimates)
@@ -376,7 +378,7 @@ def _differences(
     differences = _differing(configs) if len(configs) == len(queries) else []
     mappings = [schema.query_mapping(query) for query in queries]
     rest = [
-        formats.dotted({k: v for k, v in mapping.items() if k not in ("parallel", *NO_PART)})
+        formats.dotted({k: v for k, v in mapping.items() if k not in ("parallel", *SEARCH_KEYS)})
         for mapping in mappings
     ]
     labelled = (replace(each, name=formats.field_label(each.name)) for each in _differing(rest))

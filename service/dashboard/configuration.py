@@ -14,14 +14,21 @@ from hp_tool.domain.serving import InferenceEstimate
 from hp_tool.errors import HpToolError
 from hp_tool.questions import anatomy, schema
 from hp_tool.questions.anatomy import Placement, Schedule, StageAnatomy
-from hp_tool.questions.answers import EstimateAnswer, estimate_answer
+from hp_tool.questions.answers import EstimateAnswer, answer_estimate
 from hp_tool.questions.configuration import Configuration
 from hp_tool.questions.problem import problem_of
 from hp_tool.questions.training.calibrated import Calibrations
 from hp_tool.questions.training.evaluate import ResolvedConfiguration
-from hp_tool.wording.columns import unmeasured
+from hp_tool.wording.columns import unmeasured_features
 from hp_tool.wording.familiarity import familiarity_words
-from hp_tool.wording.fit import by_recipe, chance, launched, narrower, needs, why_wide
+from hp_tool.wording.fit import (
+    cuda_graphs_words,
+    memory_range_words,
+    narrower_range_words,
+    out_of_memory_words,
+    recipe_words,
+    stall_words,
+)
 from hp_tool.wording.words import cache_words, serving_arithmetic
 from service.api.bodies import read_query
 from service.api.dependencies import CalibrationsDep, FindDep, StoreDep
@@ -219,11 +226,13 @@ def configuration_page(
         return page
     return replace(
         page,
-        schedule=anatomy.schedule(
-            problem=problem, config=config, each=anatomy.stages(problem=problem, config=config)
+        schedule=anatomy.execute_schedule(
+            problem=problem,
+            config=config,
+            each=anatomy.stage_anatomies(problem=problem, config=config),
         ),
         bubble_fraction=estimate.time.parts_s["pipeline_bubble"] / estimate.time.step_s,
-        placement=anatomy.placement(config=config, cluster=problem.cluster),
+        placement=anatomy.place_ranks(config=config, cluster=problem.cluster),
     )
 
 
@@ -242,7 +251,7 @@ def configuration_view(
         known: A search's estimate, which replaces that of the newest calibration.
     """
     configuration = configuration or problem_of(query).configuration
-    answer = estimate_answer(
+    answer = answer_estimate(
         query, configuration=configuration, with_fixes=with_fixes, calibrations=calibrations
     )
     if isinstance(known, InferenceEstimate):
@@ -252,7 +261,7 @@ def configuration_view(
     stages = (
         configuration
         and answer.estimate.memory
-        and anatomy.stages(problem=configuration.problem, config=configuration.config)
+        and anatomy.stage_anatomies(problem=configuration.problem, config=configuration.config)
     )
     return _view(query, answer, stages or (), calibrations), answer.estimate
 
@@ -308,7 +317,7 @@ def _view(
         details=formats.configuration_details(this),
         verdict=verdict,
         verdict_note=verdict_note,
-        chance=chance(known) if isinstance(known, Estimate) else "",
+        chance=out_of_memory_words(known) if isinstance(known, Estimate) else "",
         answer=" ".join(
             (
                 _answer(metrics, memory, time, known=known, device=device),
@@ -319,7 +328,7 @@ def _view(
         familiarity=""
         if known.familiarity is None
         else familiarity_words(known.familiarity, serves=query.kind == "inference"),
-        unmeasured=tuple(unmeasured(known)),
+        unmeasured=tuple(unmeasured_features(known)),
         tone=tone,
         feasible=known.feasible,
         reasons=known.reasons,
@@ -335,11 +344,11 @@ def _view(
             if known.memory is None or _fits(known) or row.unit not in OF_THE_WHOLE
         ),
         confidence=estimate.intervals.confidence if estimate.intervals else None,
-        wide="" if isinstance(known, InferenceEstimate) else why_wide(known),
-        narrower="" if isinstance(known, InferenceEstimate) else narrower(known),
+        wide="" if isinstance(known, InferenceEstimate) else stall_words(known),
+        narrower="" if isinstance(known, InferenceEstimate) else narrower_range_words(known),
         left_open=()
         if isinstance(known, InferenceEstimate)
-        else tuple(filter(None, (launched(known), by_recipe(known)))),
+        else tuple(filter(None, (cuda_graphs_words(known), recipe_words(known)))),
         evidence=newest(calibrated),
         evidence_href="/calibration" if calibrated is not None else None,
         memory=memory,
@@ -416,7 +425,9 @@ def _verdict(
     fits = _fits(known)
     word = known.fit or ("fits" if fits else "does not fit")
     note = (
-        f"{chance(known)}; {needs(known)}" if isinstance(known, Estimate) and word != "fits" else ""
+        f"{out_of_memory_words(known)}; {memory_range_words(known)}"
+        if isinstance(known, Estimate) and word != "fits"
+        else ""
     )
     if known.feasible or not fits:
         return word, TONE_OF_FIT.get(word, "bad"), note

@@ -12,7 +12,7 @@ from hp_tool.domain.records import SearchRecord
 from hp_tool.domain.result import Estimate
 from hp_tool.domain.serving import InferenceEstimate
 from hp_tool.questions import schema
-from hp_tool.questions.configuration import NO_PART, Configuration
+from hp_tool.questions.configuration import SEARCH_KEYS, Configuration
 from service.api.search_results import known_rows
 from service.dashboard import formats
 from service.dashboard.page import Fact
@@ -38,7 +38,9 @@ def known_to(record: SearchRecord, *, query: Query) -> Estimate | InferenceEstim
 def _alone(query: Query) -> dict[str, Any]:
     """Return the parts of a query that describe its configuration."""
     return {
-        name: value for name, value in schema.query_mapping(query).items() if name not in NO_PART
+        name: value
+        for name, value in schema.query_mapping(query).items()
+        if name not in SEARCH_KEYS
     }
 
 

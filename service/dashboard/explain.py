@@ -15,13 +15,13 @@ from hp_tool.domain.access import Scope
 from hp_tool.domain.parts import PARTS
 from hp_tool.domain.ports import Store
 from hp_tool.domain.query import Query
-from hp_tool.domain.units import counted
+from hp_tool.domain.units import format_count
 from hp_tool.errors import HpToolError, StoreError
 from hp_tool.loop.learning import add_report
 from hp_tool.questions import schema
 from hp_tool.questions.configuration import Configuration
 from hp_tool.questions.registered import Find
-from hp_tool.traces.explain.checks import reasons
+from hp_tool.traces.explain.checks import refusal_reasons
 from hp_tool.traces.explain.explanation import Explanation, RankStep, Suggestion
 from hp_tool.traces.explain.logged import LoggedExplanation, TimerSpread
 from hp_tool.traces.files import MAX_FILES
@@ -198,7 +198,7 @@ def _kept(
     if answer.report is None:
         return replace(
             explained,
-            not_kept=f"the trace is not of the query's training: {reasons(answer.checks)}",
+            not_kept=f"the trace is not of the query's training: {refusal_reasons(answer.checks)}",
         )
     if principal.scope < Scope.SUBMIT:
         return replace(explained, not_kept="your key may not store measurements")
@@ -219,7 +219,7 @@ def _kept(
     return replace(
         explained,
         kept=record.state,
-        held_because=reasons(answer.checks) if record.state == "held" else None,
+        held_because=refusal_reasons(answer.checks) if record.state == "held" else None,
     )
 
 
@@ -238,8 +238,8 @@ def _of_traces(answer: Explanation, typed: Query | None) -> Explained:
         for part, seconds in step.parts_s.items()
         if max(seconds, predicted.get(part, 0.0), step.hidden_s.get(part, 0.0)) > 0.0
     )
-    steps = counted(answer.steps, "step") if answer.marked else "no marked step: all that ran"
-    count = f"{steps}, {counted(len(answer.ranks), 'rank')}"
+    steps = format_count(answer.steps, "step") if answer.marked else "no marked step: all that ran"
+    count = f"{steps}, {format_count(len(answer.ranks), 'rank')}"
     pace = f" Rank {answer.critical_rank} sets the pace." if len(answer.ranks) > 1 else ""
     rate, share = answer.matmul_flops_per_second, answer.tensor_core_share
     of_peak = "" if share is None else f", {formats.share(share)} of the device's peak"
@@ -278,7 +278,7 @@ def _of_log(answer: LoggedExplanation) -> Explained:
     )
     return Explained(
         headline=f"{formats.seconds(answer.step_s)} per step by Megatron's timers "
-        f"({counted(answer.steps, 'print')}).",
+        f"({format_count(answer.steps, 'print')}).",
         sentences=tuple(finding.text for finding in answer.findings),
         parts=tuple(replace(row, name=PARTS[row.name].in_words) for row in rows),
         figure=_figure(rows),

@@ -18,7 +18,7 @@ from hp_tool.domain.query import Query
 from hp_tool.domain.result import Estimate, Ranking, Recommendation
 from hp_tool.errors import HpToolError
 from hp_tool.questions import schema, training
-from hp_tool.questions.answers import estimate_answer
+from hp_tool.questions.answers import answer_estimate
 from hp_tool.questions.configuration import Configuration
 from hp_tool.questions.registered import Find
 from hp_tool.questions.shown import RECIPE, Field, Section
@@ -276,7 +276,7 @@ def _effects(
             continue  # sequence parallelism divides work among tensor parallel ranks
         try:
             variant = Configuration.of(replace(this, parallel=changed, set={}), query=query)
-            answer = estimate_answer(
+            answer = answer_estimate(
                 variant.query, with_fixes=False, with_query=False, calibrations=calibrations
             )
         except HpToolError:

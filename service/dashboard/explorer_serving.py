@@ -16,10 +16,10 @@ from hp_tool.domain.query import Query
 from hp_tool.domain.serving import ServingRecommendation
 from hp_tool.errors import HpToolError
 from hp_tool.questions import schema
-from hp_tool.questions.answers import RecommendAnswer, recommend_answer
+from hp_tool.questions.answers import RecommendAnswer, answer_recommend
 from hp_tool.questions.configuration import NUM_GPUS, Configuration
 from hp_tool.questions.registered import Find
-from hp_tool.questions.shown import Section, fields, sections
+from hp_tool.questions.shown import Section, form_fields, form_sections
 from hp_tool.wording.rankings import SERVING, Table
 from service.api.bodies import resolve
 from service.api.dependencies import FindDep, StoreDep
@@ -117,7 +117,7 @@ def serving_explorer_context(
     request: Request, store: StoreDep, find: FindDep
 ) -> ServingExplorerPage:
     """Return the explorer of serving for its page."""
-    known = {"model", *fields("inference")}
+    known = {"model", *form_fields("inference")}
     typed = {name: text for name, text in read_form(request.url.query).items() if name in known}
     values = _filled(typed)
     registered = set(store.registered_names(kind="model"))
@@ -129,7 +129,7 @@ def serving_explorer_context(
         gpus=tuple(catalog.names("gpus")),
         sections=tuple(
             each
-            for each in sections("inference")
+            for each in form_sections("inference")
             if each.title in ("Serving", "Goal", "Experts", "NVLink")
         ),
         form_href=address("/searches/new", {"kind": "inference", **values}),
@@ -255,7 +255,7 @@ def _ranked(query: str, catalogue: str) -> RecommendAnswer:
 
     A control that is moved back requests the same ones again.
     """
-    return recommend_answer(schema.parse_query(json.loads(query)), top=TOP)
+    return answer_recommend(schema.parse_query(json.loads(query)), top=TOP)
 
 
 def _controls(query: Query, best: ServingRecommendation | None) -> tuple[Control, ...]:

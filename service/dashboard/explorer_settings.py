@@ -11,14 +11,14 @@ from fastapi import Depends, Request
 from fastapi import Query as QueryParameter
 
 from hp_tool.domain.axes import AXES as LAYOUT_AXES
-from hp_tool.domain.frameworks import facts
+from hp_tool.domain.frameworks import framework_facts
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import ParallelConfig, RecomputeModule
 from hp_tool.domain.workload import AttentionKind, FrozenPrecision
 from hp_tool.errors import InputError
 from hp_tool.questions import schema
-from hp_tool.questions.configuration import NO_PART, Configuration
-from hp_tool.questions.shown import RECIPE, Field, Section, fields, sections
+from hp_tool.questions.configuration import SEARCH_KEYS, Configuration
+from hp_tool.questions.shown import RECIPE, Field, Section, form_fields, form_sections
 from service.dashboard.formats import dotted
 from service.dashboard.new_search_form import (
     EXTRA,
@@ -73,7 +73,7 @@ SET_ELSEWHERE = (
         "kind",
         "objective",
         "trainer",
-        *NO_PART,
+        *SEARCH_KEYS,
         "parallel.data_parallel_size",
         "parallel.sequence_parallel",
     ),
@@ -88,7 +88,7 @@ CONTROLLED = (*SET_ELSEWHERE, *LORA.values(), RECIPE, "training.task", "parallel
 def groups() -> tuple[Section, ...]:
     """Return fields of a query apart from the controls: those of the form of a new search."""
     tuning = "Fine-tuning"  # beside the controls of LoRA, which come first
-    ordered = sorted(sections("training"), key=lambda section: section.title != tuning)
+    ordered = sorted(form_sections("training"), key=lambda section: section.title != tuning)
     left = (
         replace(
             section,
@@ -107,7 +107,7 @@ def groups() -> tuple[Section, ...]:
 
 def detail_fields() -> dict[str, Field]:
     """Return the fields of all groups by path, and the recipe."""
-    return {RECIPE: fields("training")[RECIPE]} | {
+    return {RECIPE: form_fields("training")[RECIPE]} | {
         field.name: field for group in groups() for field in group.fields
     }
 
@@ -185,7 +185,9 @@ class Settings:
                 raise InputError(
                     f"{path} has a control; leave it out of the further fields", field=EXTRA
                 )
-        return schema.lay(query, values | ({"training.task": "lora"} if self.lora_rank else {}))
+        return schema.set_paths(
+            query, values | ({"training.task": "lora"} if self.lora_rank else {})
+        )
 
     def parallel(self) -> dict[str, Any]:
         """Return the mapping of the configuration, without the values that are None."""
@@ -221,7 +223,7 @@ class Settings:
         chosen = {path: getattr(config, path.removeprefix("parallel.")) for path in CHOSEN_TOO}
         if any(chosen.values()) or configuration.set:
             kept = configuration.set | {path: value for path, value in chosen.items() if value}
-            details = _details(schema.lay(to_query({"kind": "training", **details}), kept))
+            details = _details(schema.set_paths(to_query({"kind": "training", **details}), kept))
         sp: Literal["on", "off"] = "on" if config.sequence_parallel else "off"
         return replace(self, **axes, sp=sp, recompute=recompute, modules=modules, details=details)
 
@@ -269,7 +271,7 @@ def explorer_href(configuration: Configuration) -> str | None:
         for path, value in leaves.items()
         if not any(f"{path}.".startswith(f"{each}.") for each in covered)
     }
-    return Settings(**values, details=_details(schema.lay({}, rest))).at(configuration).href
+    return Settings(**values, details=_details(schema.set_paths({}, rest))).at(configuration).href
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -303,7 +305,7 @@ def controls(
         recompute = "per_layer"  # FSDP's name of what a ranking calls full
     zero = {
         str(stage): f"{stage}, {ZERO[stage]}"
-        for stage in sorted({*facts(framework).zero_stages, c.zero_stage})
+        for stage in sorted({*framework_facts(framework).zero_stages, c.zero_stage})
     }
     layers = model.num_hidden_layers
     sizes = [size for size in powers(MAX_SIZE) if size <= n]

@@ -13,9 +13,9 @@ from hp_tool.domain.query import Query
 from hp_tool.domain.records import SearchRecord
 from hp_tool.domain.serving import RunConfig
 from hp_tool.errors import NotFoundError
-from hp_tool.formats.exchange import export_for
-from hp_tool.formats.exchange.export import options, written
-from hp_tool.formats.registry import usual
+from hp_tool.formats.exchange import export_for_tool
+from hp_tool.formats.exchange.export import tool_options, write_configuration
+from hp_tool.formats.registry import default_format
 from hp_tool.questions import schema
 from hp_tool.questions.configuration import Configuration
 from hp_tool.store.columns import decode_configuration
@@ -55,7 +55,9 @@ def export_text(
     else:
         tool = _tool(query) if format == COMMAND else format
         chosen = (
-            export_for(result=record.query, format=tool) if rerank else written(configuration, tool)
+            export_for_tool(result=record.query, format=tool)
+            if rerank
+            else write_configuration(configuration, tool)
         )
         text, note = chosen.text, "; ".join(filter(None, (chosen.cost_in_words(), *chosen.notes)))
         headers = {"Export-Note": note} if note else {}
@@ -83,13 +85,13 @@ def _best(record: SearchRecord) -> _Best:
 def _tool(query: Query) -> str:
     """Return the tool for a query."""
     if query.training is not None:
-        return usual("training", query.training.framework).name
-    return usual("inference", query.inference.engine if query.inference else None).name
+        return default_format("training", query.training.framework).name
+    return default_format("inference", query.inference.engine if query.inference else None).name
 
 
 def _flags(configuration: Configuration) -> str:
     """Return options of the tool in one line if they are flags, else one per line."""
-    written = options(configuration, _tool(configuration.query))
+    written = tool_options(configuration, _tool(configuration.query))
     if all(name.startswith("-") for name in written):
         return " ".join(f"{name} {_quoted(value)}".strip() for name, value in written.items())
     return "\n".join(f"{name}={shlex.quote(value)}" for name, value in written.items())

@@ -8,17 +8,16 @@ from typing import Any
 
 from markupsafe import Markup
 
-from hp_tool.domain.knobs import FREE
+from hp_tool.domain.knobs import FREE_PATHS
 from hp_tool.domain.parallel import ParallelConfig, recompute_name
 from hp_tool.domain.parts import PARTS
 from hp_tool.domain.records import JsonObject
 from hp_tool.domain.serving import ServingConfig
 from hp_tool.domain.states import State
-from hp_tool.domain.units import JOULES_PER_MWH, capital
-from hp_tool.domain.units import duration as exact_duration
+from hp_tool.domain.units import JOULES_PER_MWH, capitalize, format_duration
 from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.questions.configuration import Configuration
-from hp_tool.questions.shown import fields
+from hp_tool.questions.shown import form_fields
 from hp_tool.wording import fit
 from hp_tool.wording.words import MEANINGS, parallel_sizes
 from hp_tool.wording.words import unmeasured_words as words_of_unmeasured
@@ -50,7 +49,7 @@ def seconds(value: float | None) -> str:
     """12.34 s, 12.3 ms: as the command line and the sentences of an answer write it."""
     if not value:
         return ABSENT if value is None else "0 s"
-    return f"{'-' if value < 0 else ''}{exact_duration(abs(value))}".replace(" us", " µs")
+    return f"{'-' if value < 0 else ''}{format_duration(abs(value))}".replace(" us", " µs")
 
 
 def count(value: float | None) -> str:
@@ -128,7 +127,7 @@ def percent(value: float | None) -> str:
 
 def risk(value: float) -> str:
     """Return a probability of running out of memory, as on the command line."""
-    return fit.risk(value)
+    return fit.risk_words(value)
 
 
 def share(value: float | None) -> str:
@@ -188,7 +187,9 @@ def field_label(path: str) -> str:
     """Return the label of a query's field in running text; its name in words if no form shows
     it.
     """
-    known = next((each for each in (fields("training"), fields("inference")) if path in each), None)
+    known = next(
+        (each for each in (form_fields("training"), form_fields("inference")) if path in each), None
+    )
     if known is None:
         section, _, name = path.partition(".")
         return words(
@@ -209,7 +210,7 @@ def unmeasured_words(names: Iterable[str]) -> str:
 
 def sentence(text: str) -> str:
     """Return text that begins with a capital and ends with a stop."""
-    return f"{capital(text).rstrip('.')}." if text else ""
+    return f"{capitalize(text).rstrip('.')}." if text else ""
 
 
 def in_words(value: Any, *, number: Callable[[float], str] = plain_number) -> str:
@@ -414,7 +415,7 @@ def configuration_details(configuration: Configuration) -> str:
     return ", ".join((details(config), *chosen, *knobs))
 
 
-TAKEN = ("training.offload", *FREE)
+TAKEN = ("training.offload", *FREE_PATHS)
 """Keys that a ranking chooses, described by _knobs."""
 
 

@@ -8,7 +8,7 @@ from hp_tool.domain.ports import Store
 from hp_tool.domain.query import SearchSettings
 from hp_tool.domain.records import JsonObject, RunRecord, SearchRecord
 from hp_tool.domain.states import RunState
-from hp_tool.domain.units import counted
+from hp_tool.domain.units import format_count
 from hp_tool.loop.search.underway import Underway
 from hp_tool.questions import schema
 from service.dashboard import trials
@@ -93,7 +93,7 @@ def _running(run: RunRecord, record: SearchRecord, *, usual_s: float | None) -> 
         phase=None
         if seen is None
         else seen.phase.happened.format(
-            warmup=counted(seen.warmup_steps, "step"), steps=seen.steps, of_steps=steps
+            warmup=format_count(seen.warmup_steps, "step"), steps=seen.steps, of_steps=steps
         ),
         steps=seen.steps if seen else 0,
         of_steps=steps,

@@ -18,9 +18,9 @@ from hp_tool.domain.prices import PRICED, NotRanked, Offer
 from hp_tool.domain.query import Kind, Query
 from hp_tool.errors import HpToolError, InputError, LimitError
 from hp_tool.questions import schema
-from hp_tool.questions.answers import RecommendAnswer, recommend_answer
+from hp_tool.questions.answers import RecommendAnswer, answer_recommend
 from hp_tool.questions.registered import Find
-from hp_tool.questions.shown import Section, sections
+from hp_tool.questions.shown import Section, form_sections
 from hp_tool.questions.training.calibrated import Calibrations
 from hp_tool.wording.rankings import MACHINES as COLUMNS
 from hp_tool.wording.rankings import Table
@@ -169,7 +169,7 @@ class Asked:
         if self.query is None:
             return self.page
         try:
-            answer = recommend_answer(
+            answer = answer_recommend(
                 resolve(self.query, find=self.find), top=TOP, calibrations=self.calibrations
             )
             return _answered(
@@ -262,7 +262,7 @@ def _sections(kind: Kind) -> tuple[Section, ...]:
             folded=True,
             fields=tuple(field for field in section.fields if field.name not in ASKED),
         )
-        for section in sections(kind)
+        for section in form_sections(kind)
         if section.title in SHOWN
     )
     return tuple(section for section in left if section.fields)
@@ -300,7 +300,7 @@ def _mapping(
     for name in names:
         if name not in (PRICED, *chosen):
             clusters.append(
-                {("gpu" if catalog.knows("gpus", name) else "node_type"): name, **shared}
+                {("gpu" if catalog.has_entry("gpus", name) else "node_type"): name, **shared}
             )
     if not clusters:
         raise InputError("name at least one machine", field=MACHINES, code="missing_field")

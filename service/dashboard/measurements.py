@@ -18,7 +18,7 @@ from hp_tool.domain.measurement_records import (
     MeasurementState,
 )
 from hp_tool.domain.states import Outcome
-from hp_tool.domain.units import times
+from hp_tool.domain.units import format_factor
 from hp_tool.errors import InputError
 from service.api.dependencies import Cursor, PrincipalDep, StoreDep
 from service.api.measurements import change_state
@@ -247,7 +247,8 @@ def odd_figures(record: MeasurementRecord) -> Iterator[str]:
             )
             write = formats.seconds if name.endswith("_s") else formats.gib
             side = "" if measured > predicted else "below "
-            yield f"{write(measured)}, {times(distance)} {side}the predicted {write(predicted)}"
+            far = format_factor(distance)
+            yield f"{write(measured)}, {far} {side}the predicted {write(predicted)}"
 
 
 def _why_nothing(record: MeasurementRecord) -> str:

@@ -10,7 +10,7 @@ from hp_tool.domain.serving import InferenceEstimate, ServingFix
 from hp_tool.domain.states import Tone
 from hp_tool.wording import figures
 from hp_tool.wording.figures import Figure, Unit
-from hp_tool.wording.fit import needs
+from hp_tool.wording.fit import memory_range_words
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +72,7 @@ def training_metrics(
         _metric(each, known, alone=calibrated and estimate, device=device)
         for each in figures.TRAINING
     )
-    noted = f"of the fullest {device}{f': {needs(known)}' if known.intervals else ''}"
+    noted = f"of the fullest {device}{f': {memory_range_words(known)}' if known.intervals else ''}"
     return tuple(
         replace(row, note=noted) if row.unit == "bytes" else row
         for row in rows

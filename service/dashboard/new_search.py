@@ -24,8 +24,8 @@ from hp_tool.errors import HpToolError, InputError, NotFoundError
 from hp_tool.loop.tuning import check_offered, resolve_search
 from hp_tool.loop.tuning.plan import bill
 from hp_tool.questions import schema, training
-from hp_tool.questions.answers import RecommendAnswer, recommend_answer
-from hp_tool.questions.shown import Section, sections
+from hp_tool.questions.answers import RecommendAnswer, answer_recommend
+from hp_tool.questions.shown import Section, form_sections
 from hp_tool.questions.training.calibrated import Calibrations
 from hp_tool.wording.bill import bill_sentences
 from hp_tool.wording.rankings import SERVING, TRAINING, Table
@@ -185,7 +185,7 @@ def form_page(values: Mapping[str, str], *, store: Store) -> NewSearchPage:
         title="New search",
         json_href="/searches/new.json",
         kind=kind_of(values),
-        sections=sections(kind_of(values)),
+        sections=form_sections(kind_of(values)),
         suggestions={
             "models": (*registered["model"], *catalog.names("models")),
             "gpus": tuple(catalog.names("gpus")),
@@ -212,7 +212,7 @@ def preview(
     try:
         query = schema.parse_query(to_query(values))
         resolved = resolve(query, find=find)
-        answer = recommend_answer(resolved, top=MAX_POINTS, calibrations=calibrations)
+        answer = answer_recommend(resolved, top=MAX_POINTS, calibrations=calibrations)
         figures = _figures(resolved, replace(answer, pareto=_front(resolved, calibrations)))
     except HpToolError as error:
         return Preview(kind=kind_of(values), error=error.as_dict())
@@ -325,7 +325,7 @@ def _figures(query: Query, answer: RecommendAnswer) -> tuple[Figure, ...]:
     # miss them.
     rows_shown = (
         answer.throughput_front
-        or recommend_answer(replace(query, targets=None), top=MAX_POINTS).recommendations
+        or answer_recommend(replace(query, targets=None), top=MAX_POINTS).recommendations
     )
     serving_rows = [row for row in rows_shown if isinstance(row, ServingRecommendation)]
     return _serving_figures(serving_rows, targets=query.targets) if serving_rows else ()

@@ -10,8 +10,8 @@ from hp_tool.domain.frameworks import FRAMEWORKS as FRAMEWORKS
 from hp_tool.domain.query import Kind
 from hp_tool.errors import InputError
 from hp_tool.questions import schema
-from hp_tool.questions.shown import RECOMPUTE, Field, fields
-from hp_tool.questions.training.recipes import recipes
+from hp_tool.questions.shown import RECOMPUTE, Field, form_fields
+from hp_tool.questions.training.recipes import list_recipes
 from service.dashboard.formats import dotted
 
 
@@ -32,7 +32,7 @@ EXTRA = "extra"
 def recipe_choices() -> tuple[RecipeChoice, ...]:
     """Return all recipes of the catalogue."""
     return tuple(
-        RecipeChoice(name=recipe.name, description=recipe.description) for recipe in recipes()
+        RecipeChoice(name=recipe.name, description=recipe.description) for recipe in list_recipes()
     )
 
 
@@ -51,8 +51,8 @@ def to_query(values: Mapping[str, str]) -> dict[str, Any]:
     if EXTRA in values:
         query |= _extra(values[EXTRA])
     known, others = (
-        fields(kind_of(values)),
-        fields("training" if kind_of(values) == "inference" else "inference"),
+        form_fields(kind_of(values)),
+        form_fields("training" if kind_of(values) == "inference" else "inference"),
     )
     filled = {name: _value(known[name], text) for name, text in values.items() if name in known}
     if "cluster" in filled and any(name.startswith("cluster.") for name in filled):
@@ -64,7 +64,7 @@ def to_query(values: Mapping[str, str]) -> dict[str, Any]:
         for name, text in values.items()
         if "." in name and name not in known | others
     }
-    return schema.lay(schema.lay(query, filled), unlisted)
+    return schema.set_paths(schema.set_paths(query, filled), unlisted)
 
 
 def to_values(query: Mapping[str, Any], known: Mapping[str, Field] | None = None) -> dict[str, str]:
@@ -80,13 +80,13 @@ def to_values(query: Mapping[str, Any], known: Mapping[str, Field] | None = None
         leaves = {
             path: value for path, value in leaves.items() if not path.startswith(f"{RECOMPUTE}.")
         } | {RECOMPUTE: recompute}
-    known = fields(kind_of(query)) if known is None else known
+    known = form_fields(kind_of(query)) if known is None else known
     texts = {name: _text(known[name], value) for name, value in leaves.items() if name in known}
     values = {
         "kind": kind_of(query),
         **{name: text for name, text in texts.items() if text is not None},
     }
-    if rest := schema.lay(
+    if rest := schema.set_paths(
         {}, {path: value for path, value in leaves.items() if path not in values}
     ):
         values[EXTRA] = yaml.safe_dump(rest, sort_keys=False, allow_unicode=True)

@@ -18,8 +18,8 @@ from hp_tool.domain.serving import (
 )
 from hp_tool.questions import schema
 from hp_tool.questions.configuration import Configuration
-from hp_tool.wording.columns import unmeasured
-from hp_tool.wording.fit import why_wide
+from hp_tool.wording.columns import unmeasured_features
+from hp_tool.wording.fit import stall_words
 from hp_tool.wording.rankings import SERVING_FIGURES, TRAINING_FIGURES, page_values
 from hp_tool.wording.words import serving_arithmetic
 from service.api.views import View
@@ -103,12 +103,12 @@ def ranked_row(
     else:
         columns = TRAINING_FIGURES
         heading = formats.arithmetic(row.parallel, formats.device_of(mapping))
-        wide, waits = why_wide(row.known), ""
+        wide, waits = stall_words(row.known), ""
     return RankedRow.of(
         row,
         arithmetic=heading,
         details=formats.configuration_details(this),
-        unmeasured=tuple(unmeasured(known)),
+        unmeasured=tuple(unmeasured_features(known)),
         why_wide=wide,
         waiting=waits,
         href=address("/configurations", {"query": text}),

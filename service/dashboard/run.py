@@ -13,8 +13,8 @@ from fastapi.responses import PlainTextResponse
 
 from hp_tool.domain.query import Query
 from hp_tool.errors import HpToolError, NotFoundError
-from hp_tool.formats.exchange.export import written
-from hp_tool.formats.registry import get, usual, writable
+from hp_tool.formats.exchange.export import write_configuration
+from hp_tool.formats.registry import default_format, get_format, writable
 from hp_tool.questions import schema
 from hp_tool.questions.configuration import Configuration
 from service.api.bodies import read_query
@@ -124,14 +124,14 @@ def _tools(query: Query) -> tuple[str, ...]:
         if query.inference
         else None
     )
-    first = usual(query.kind, runs)
+    first = default_format(query.kind, runs)
     return tuple(dict.fromkeys((first.name, *writable(query.kind))))
 
 
 def _way(this: Configuration, name: str) -> Way:
-    title = get(name).title or name
+    title = get_format(name).title or name
     try:
-        export = written(this, name)
+        export = write_configuration(this, name)
     except HpToolError as error:
         return Way(name=name, title=title, lacks=error.message)
     notes = tuple(filter(None, (export.cost_in_words(), *export.notes)))

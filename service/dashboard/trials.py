@@ -9,7 +9,7 @@ from typing import Any
 
 from hp_tool.cost.serving.engine import ServingCosts
 from hp_tool.domain.axes import Axis as LayoutAxis
-from hp_tool.domain.axes import of_kind
+from hp_tool.domain.axes import axes_of_kind
 from hp_tool.domain.latencies import TPOT, TTFT
 from hp_tool.domain.measurement import Latencies
 from hp_tool.domain.parallel import recompute_name
@@ -194,7 +194,7 @@ def trial_table(
     groups = [by_configuration.get(run.parallel) for run in runs]
     return TrialTable(
         quantity=quantity(record.query),
-        axes=_axes(runs, of_kind("inference" if serves(record.query) else "training")),
+        axes=_axes(runs, axes_of_kind("inference" if serves(record.query) else "training")),
         tones={key: state.tone for key, state in RUN_STATES.items()},
         best=_best(record, runs, counts),
         run_id=tuple(run.id for run in runs),

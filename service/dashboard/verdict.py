@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from hp_tool.domain.latencies import LATENCIES
 from hp_tool.domain.records import JsonObject, RunFigures, RunRecord
 from hp_tool.domain.states import RUN_STATES, Outcome, RunState
-from hp_tool.domain.units import counted, times
+from hp_tool.domain.units import format_count, format_factor
 from hp_tool.wording.figures import REQUEST, STEP
 from service.dashboard import formats
 from service.dashboard.metrics import ComparedRun, measured_peak
@@ -94,9 +94,9 @@ def _memory(run: ComparedRun, before: JsonObject) -> str:
 def _off(factor: float) -> str:
     """Return `8.6 times as long as predicted` or `12 % longer than predicted`."""
     if factor >= MUCH:
-        return f"{times(factor)} as long as predicted"
+        return f"{format_factor(factor)} as long as predicted"
     if factor <= 1.0 / MUCH:
-        return f"{times(1.0 / factor)} as fast as predicted"
+        return f"{format_factor(1.0 / factor)} as fast as predicted"
     if abs(factor - 1.0) < SAME:
         return "as predicted"
     return f"{_percent(factor)} {'longer' if factor > 1.0 else 'shorter'} than predicted"
@@ -188,9 +188,9 @@ def _measured(factor: float, first: str) -> str:
     if abs(factor - 1.0) < SAME:
         return f"as fast as {first}, measured"
     if factor >= MUCH:
-        return f"{times(factor)} as slow as {first}, measured"
+        return f"{format_factor(factor)} as slow as {first}, measured"
     if factor <= 1.0 / MUCH:
-        return f"{times(1.0 / factor)} as fast as {first}, measured"
+        return f"{format_factor(1.0 / factor)} as fast as {first}, measured"
     return f"{_percent(factor)} {'slower' if factor > 1.0 else 'faster'} than {first}, measured"
 
 
@@ -242,4 +242,4 @@ def failed_so_far(runs: Sequence[RunFigures], *, left: int) -> str | None:
     which = "The first run" if len(ended) == 1 else f"All {len(ended):,} runs failed; the last"
     last = ended[-1]
     cause = f": {last.cause}" if last.cause else ""
-    return f"{which} {last.shown_state.happened}{cause}. {counted(left, 'run')} left."
+    return f"{which} {last.shown_state.happened}{cause}. {format_count(left, 'run')} left."

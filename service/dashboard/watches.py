@@ -14,11 +14,11 @@ from hp_tool.domain.watch import Expected, Loss, Verdict
 from hp_tool.domain.watch_records import WatchRecord
 from hp_tool.errors import HpToolError, InputError
 from hp_tool.questions import schema
-from hp_tool.watch.course import Course, course_of
+from hp_tool.watch.course import Course, summarize_course
 from hp_tool.watch.loss import after_loss
 from hp_tool.watch.reports import verdict_of
 from hp_tool.watch.words import doubts_query, faster_words
-from hp_tool.wording.words import arithmetic
+from hp_tool.wording.words import layout_arithmetic
 from service.api.dependencies import CalibrationsDep, Cursor, PrincipalDep, WatchStoreDep
 from service.api.views import View
 from service.api.watches import MAX_LOST_NODES
@@ -166,7 +166,7 @@ def watch_context(
         last_error=record.last_error,
         teaching=record.teaching,
         measurement_id=record.measurement_id,
-        figure=_figure(course_of(record, store.watch_sources(watch_id=watch_id)), verdict),
+        figure=_figure(summarize_course(record, store.watch_sources(watch_id=watch_id)), verdict),
         may_delete=principal.scope >= Scope.SUBMIT,
         lost_nodes=lost_nodes,
     )
@@ -186,7 +186,7 @@ def watch_context(
         return replace(page, error=error.as_dict())
     left = formats.query_text(answer.query)
     loss = LossAdvice(
-        arithmetic=arithmetic(answer.recommendation.parallel),
+        arithmetic=layout_arithmetic(answer.recommendation.parallel),
         text=answer.text,
         step_s=answer.step_s,
         own_step_s=None if verdict.now is None else verdict.now.step_s / answer.pace,

@@ -8,7 +8,7 @@ from contextvars import ContextVar
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from hp_tool.domain.bounds import Bounds, bounded
+from hp_tool.domain.bounds import Bounds, apply_bounds
 from hp_tool.errors import HpToolError, InputError, LimitError
 from service.api.problems import problem
 from service.http.routes import AGENTS_PATH, UPLOADS
@@ -69,7 +69,7 @@ class RequestLimits:
         )
         self.under_way[key_id] += 1
         try:
-            with bounded(bounds):
+            with apply_bounds(bounds):
                 await self.app(scope, reader.receive, send)
         finally:
             # A thread may still work for a request that the server cancelled at shutdown.
@@ -81,7 +81,7 @@ class RequestLimits:
 
 
 class Meter:
-    """The `check` of a request's bounds: limits CPU time, and stops when the client disconnects."""
+    """The `count_combinations` of a request's bounds: limits CPU time, and stops when the client disconnects."""
 
     def __init__(self, *, max_s: float) -> None:
         self._max_s = max_s

@@ -18,7 +18,7 @@ def h100(num_gpus: int) -> ClusterQuery:
 
 
 def test_tensor_ranks_are_neighbours_and_pipeline_ranks_far_apart() -> None:
-    found = anatomy.placement(config=CONFIG, cluster=cluster(h100(64)))
+    found = anatomy.place_ranks(config=CONFIG, cluster=cluster(h100(64)))
     assert (found.order, found.num_nodes, len(found.nodes)) == ("tp-cp-dp-pp", 8, 8)
     assert [rank.tensor for rank in found.nodes[3].ranks] == list(range(8))
     assert {(rank.pipeline, rank.data) for rank in found.nodes[3].ranks} == {(1, 1)}
@@ -33,7 +33,7 @@ def test_another_order_puts_replicas_outside() -> None:
     from dataclasses import replace
 
     ordered = replace(cluster(h100(64)), rank_order="tp-cp-ep-pp-dp")
-    found = anatomy.placement(config=CONFIG, cluster=ordered)
+    found = anatomy.place_ranks(config=CONFIG, cluster=ordered)
     assert found.order == "tp-cp-pp-dp"
     assert [node.ranks[0].pipeline for node in found.nodes] == [0, 1, 2, 3, 0, 1, 2, 3]
 
@@ -45,7 +45,7 @@ def test_every_rank_has_a_place_of_its_own_and_large_clusters_are_cut() -> None:
         context_parallel_size=2,
         data_parallel_size=8,
     )
-    found = anatomy.placement(config=config, cluster=cluster(h100(512)))
+    found = anatomy.place_ranks(config=config, cluster=cluster(h100(512)))
     assert (found.num_nodes, len(found.nodes)) == (64, MAX_NODES)
     places = [(r.tensor, r.context, r.data, r.pipeline) for node in found.nodes for r in node.ranks]
     assert len(set(places)) == len(places) == MAX_NODES * 8

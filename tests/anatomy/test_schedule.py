@@ -39,10 +39,10 @@ def drawn(
     )
     problem, found = resolve_training(query), estimate(query=query, with_fixes=False)
     assert found.time is not None and found.parallel is not None
-    schedule = anatomy.schedule(
+    schedule = anatomy.execute_schedule(
         problem=problem,
         config=found.parallel,
-        each=anatomy.stages(problem=problem, config=found.parallel),
+        each=anatomy.stage_anatomies(problem=problem, config=found.parallel),
     )
     parts = found.time.parts_s
     names = (

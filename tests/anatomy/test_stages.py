@@ -161,7 +161,7 @@ def looked_into(case: str) -> tuple[TrainingProblem, Estimate, tuple[anatomy.Sta
     query = parse_query(GPT | CASES[case])
     problem, found = resolve_training(query), estimate(query=query, with_fixes=False)
     assert found.parallel is not None and found.memory is not None
-    return problem, found, anatomy.stages(problem=problem, config=found.parallel)
+    return problem, found, anatomy.stage_anatomies(problem=problem, config=found.parallel)
 
 
 def test_the_fullest_stage_is_the_estimates(subtests: pytest.Subtests) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from hp_tool.cost.legality import REASONS
 from hp_tool.domain.result import Estimate
-from hp_tool.domain.units import gib
+from hp_tool.domain.units import format_gib
 from hp_tool.errors import InputError, NotFoundError, UnsupportedError
 from hp_tool.questions.schema import parse_query
 from hp_tool.questions.training import estimate
@@ -243,7 +243,9 @@ def test_too_large_tells_how_much_of_what_and_still_gives_the_numbers() -> None:
         > result.memory.capacity_bytes
         == reason.available
     )
-    assert reason.message.startswith(f"needs {gib(reason.needed)}, has {gib(reason.available)}: ")
+    assert reason.message.startswith(
+        f"needs {format_gib(reason.needed)}, has {format_gib(reason.available)}: "
+    )
     parts = [word.split()[0] for word in reason.message.partition(": ")[2].split(", ")]
     sizes = [getattr(result.memory, f"{part}_bytes") for part in parts]
     assert sizes == sorted(sizes, reverse=True)

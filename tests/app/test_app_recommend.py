@@ -18,8 +18,8 @@ from hp_tool.questions.configuration import Configuration
 from hp_tool.questions.schema import parse_query, to_dict
 from hp_tool.questions.training import config_query, estimate, recommend
 from hp_tool.questions.training.problem import resolve_training
-from hp_tool.questions.training.ranking.best import best_of
-from hp_tool.questions.training.ranking.choice import _axes
+from hp_tool.questions.training.ranking.best import search_best
+from hp_tool.questions.training.ranking.choice import _count_axes
 from hp_tool.questions.training.ranking.rank import cost_space
 from hp_tool.space.enumerate import CHUNK
 
@@ -315,9 +315,9 @@ def test_a_space_counts_once_however_often_a_ranking_goes_over_it(
             max_combinations=most, max_values=64, max_yaml_bytes=1, check=lambda _: None
         )
 
-    with bounds.bounded(once := limits(10**9)):
-        best_of(resolve_training(asked), keep=1, rank_by="expected")
-    with bounds.bounded(limits(once.counted)):
+    with bounds.apply_bounds(once := limits(10**9)):
+        search_best(resolve_training(asked), keep=1, rank_by="expected")
+    with bounds.apply_bounds(limits(once.counted)):
         recommend(query=asked, top=1)
 
 
@@ -358,7 +358,7 @@ def test_the_row_to_try_is_the_one_that_uses_the_fewest_ways(
     parallel: dict[str, Any], layers: int, ways: int
 ) -> None:
     rows = Candidates.from_configs([ParallelConfig(), ParallelConfig(**parallel)])
-    assert _axes(rows, layers=layers).tolist() == [0, ways]
+    assert _count_axes(rows, layers=layers).tolist() == [0, ways]
 
 
 def test_recorded_graphs_rule_out_recomputation_that_an_estimate_calls_illegal() -> None:

@@ -15,16 +15,16 @@ from hypothesis import strategies as st
 from hp_tool.cost.candidates import CORE_ATTN, FULL_BLOCK, FULL_UNIFORM, Candidates
 from hp_tool.questions.schema import parse_query
 from hp_tool.questions.training.problem import TrainingProblem, resolve_training
-from hp_tool.questions.training.ranking.best import best_of
+from hp_tool.questions.training.ranking.best import search_best
 from hp_tool.questions.training.ranking.exact import BestSearch
 from hp_tool.questions.training.ranking.free import (
-    every_chunk_count,
     group_stages,
     more_module_sets,
     more_shards,
     more_zero_stages,
+    tries_every_layer_count,
 )
-from hp_tool.questions.training.ranking.rank import CostedRows, judged
+from hp_tool.questions.training.ranking.rank import CostedRows, with_criteria
 from hp_tool.space import default_axes, legal_chunks
 
 DENSE = {
@@ -86,7 +86,7 @@ def small_problems(
 def brute_force(problem: TrainingProblem) -> CostedRows:
     """Every combination of every value, costed."""
     axes, layers = default_axes(query=problem.parallel, case=problem), problem.model.total_layers
-    counts = range(1, layers + 1) if every_chunk_count(problem) else ()
+    counts = range(1, layers + 1) if tries_every_layer_count(problem) else ()
     whole = [(method, n, 0) for n in counts for method in (FULL_BLOCK, FULL_UNIFORM)]
     codes = tuple(dict.fromkeys((*axes.recompute, *more_module_sets(problem, axes), *whole)))
     stages = (
@@ -116,7 +116,7 @@ def brute_force(problem: TrainingProblem) -> CostedRows:
                 )
             )
         )
-        parts.append(judged(c, problem.costs(c), problem=problem)[0])
+        parts.append(with_criteria(c, problem.costs(c), problem=problem)[0])
     return CostedRows.concatenate(parts)
 
 
@@ -143,7 +143,7 @@ def test_it_finds_what_brute_force_finds_and_counts_the_rest(
 
 
 def holds_with_every_exchange(problem: TrainingProblem) -> None:
-    best = best_of(problem, keep=1, rank_by="mean")
+    best = search_best(problem, keep=1, rank_by="mean")
     every = [brute_force(each) for each in best.problems]
     value = np.concatenate([np.where(rows.acceptable, rows.step_s, np.inf) for rows in every])
     assert len(best.problems) > 3 and best.computed + best.pruned == len(value)
@@ -190,7 +190,7 @@ def known(case: str, **parallel: Any) -> TrainingProblem:
 
 
 def first(problem: TrainingProblem, *, rank_by: Any = "expected") -> tuple[float, Candidates]:
-    best = best_of(problem, keep=1, rank_by=rank_by)
+    best = search_best(problem, keep=1, rank_by=rank_by)
     return float(best.value_s[0]), best.rows.candidates.take(np.arange(1))
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from hp_tool.domain.result import Recommendation
 from hp_tool.questions import schema
-from hp_tool.questions.answers import recommend_answer
+from hp_tool.questions.answers import answer_recommend
 
 QUERY: dict[str, Any] = {
     "kind": "training",
@@ -20,7 +20,7 @@ QUERY: dict[str, Any] = {
 
 
 def first(**changes: Any) -> Recommendation:
-    row = recommend_answer(schema.parse_query(QUERY | changes), top=1).recommendations[0]
+    row = answer_recommend(schema.parse_query(QUERY | changes), top=1).recommendations[0]
     assert isinstance(row, Recommendation)
     return row
 

@@ -111,8 +111,8 @@ def test_counts_can_be_filled_and_are_whole_nodes_or_shares_of_one():
 
 
 def test_a_front_is_part_of_the_answer_where_it_is_asked_for():
-    assert answers.recommend_answer(query(), top=1).pareto is None
-    assert answers.recommend_answer(query(), top=1, pareto="memory").pareto
+    assert answers.answer_recommend(query(), top=1).pareto is None
+    assert answers.answer_recommend(query(), top=1, pareto="memory").pareto
     inference = schema.parse_query(
         {
             "kind": "inference",
@@ -122,7 +122,7 @@ def test_a_front_is_part_of_the_answer_where_it_is_asked_for():
         }
     )
     with pytest.raises(InputError) as caught:
-        answers.recommend_answer(inference, top=1, pareto="memory")
+        answers.answer_recommend(inference, top=1, pareto="memory")
     assert caught.value.field == "pareto"
 
 

@@ -12,10 +12,10 @@ import pytest
 from hp_tool.domain.result import Recommendation
 from hp_tool.errors import InputError
 from hp_tool.formats.exchange.export import export
-from hp_tool.questions.answers import estimate_answer, recommend_answer
+from hp_tool.questions.answers import answer_estimate, answer_recommend
 from hp_tool.questions.schema import parse_query, query_mapping, to_dict
 from hp_tool.questions.training import recommend
-from hp_tool.wording.columns import listed_columns
+from hp_tool.wording.columns import varied_columns
 
 
 def asked(**training: Any) -> dict[str, Any]:
@@ -54,7 +54,7 @@ def test_a_list_frees_a_precision_and_each_row_names_its_own() -> None:
         )
         assert expected_s(first) <= 1.01 * expected_s(alone)
     assert min(map(expected_s, both)) == min(map(expected_s, fastest.values()))
-    assert {"precision", "gradient precision"} <= {column.head for column in listed_columns(both)}
+    assert {"precision", "gradient precision"} <= {column.head for column in varied_columns(both)}
 
 
 def test_batches_are_ranked_by_the_time_of_a_token() -> None:
@@ -68,7 +68,7 @@ def test_batches_are_ranked_by_the_time_of_a_token() -> None:
 
 def test_an_answer_asks_for_the_same_again_and_exports_what_it_chose() -> None:
     query = parse_query(asked(precision=["fp8", "bf16"]))
-    answer = recommend_answer(query, top=1)
+    answer = answer_recommend(query, top=1)
     assert parse_query(query_mapping(query)) == query and answer.query == query_mapping(query)
     assert chosen(answer.recommendations[0], "precision") == "fp8"  # type: ignore[arg-type]
     assert "--fp8-format" in export(result=to_dict(answer), format="megatron-lm")
@@ -89,8 +89,8 @@ def test_nothing_is_offloaded_where_one_of_the_trainings_fits_without() -> None:
 def test_one_training_is_asked_for_elsewhere_and_no_more_than_can_be_ranked() -> None:
     query = parse_query(asked(precision=["bf16", "fp8"]))
     for ask in (
-        lambda: estimate_answer(query),
-        lambda: recommend_answer(query, top=1, sensitivity=True),
+        lambda: answer_estimate(query),
+        lambda: answer_recommend(query, top=1, sensitivity=True),
     ):
         with pytest.raises(InputError, match="has 2 values") as caught:
             ask()

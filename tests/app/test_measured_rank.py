@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import hp_tool
-from hp_tool.questions.training.ranking.exact import NEAR_MEASURED
+from hp_tool.questions.training.ranking.exact import NEAR_RATIO_MEASURED
 
 QUERY: dict[str, Any] = {
     "kind": "training",
@@ -29,7 +29,7 @@ def test_a_measured_layout_within_four_percent_is_rank_1_and_names_the_faster_on
     assert second.parallel == faster.parallel and second.faster is None
     assert first.expected_step_s is not None
     assert faster.expected_step_s < first.expected_step_s
-    assert first.expected_step_s <= NEAR_MEASURED * faster.expected_step_s
+    assert first.expected_step_s <= NEAR_RATIO_MEASURED * faster.expected_step_s
     gain = 1.0 - faster.expected_step_s / first.expected_step_s
     assert faster.gain_fraction == pytest.approx(gain)
 

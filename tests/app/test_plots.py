@@ -51,7 +51,7 @@ def test_the_stacks_are_step_time_and_memory() -> None:
     assert bars(figure, "legend") == pytest.approx([e.time.step_s for e in estimates])
     assert bars(figure, "legend2") == pytest.approx([e.memory.total_bytes / GIB for e in estimates])
     assert figure.layout.shapes[0].x0 == pytest.approx(estimates[0].memory.capacity_bytes / GIB)
-    assert len(set(plots.labels(rows))) == len(rows)
+    assert len(set(plots.row_labels(rows))) == len(rows)
 
 
 def test_the_stacks_of_serving() -> None:
@@ -107,7 +107,7 @@ def test_a_png(tmp_path: Path) -> None:
         hp_tool.recommend(**TRAINING, top=2).recommendations, title="x"
     )
     try:
-        plots.write(figure, path=tmp_path / "plot.png")
+        plots.write_figure(figure, path=tmp_path / "plot.png")
     except MissingExtraError as error:
         skip_or_fail(component="CHROMIUM", reason=error.message)
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")

@@ -75,9 +75,9 @@ def test_arguments_are_laid_over_a_file_and_leave_a_mapping_as_it_was() -> None:
 
 def test_the_answers_are_those_of_the_commands() -> None:
     asked = hp_tool.make_query(**LLAMA)
-    assert hp_tool.estimate(asked) == answers.estimate_answer(asked)
+    assert hp_tool.estimate(asked) == answers.answer_estimate(asked)
     top = hp_tool.recommend(**LLAMA, top=3)
-    assert top.recommendations == answers.recommend_answer(asked, top=3).recommendations
+    assert top.recommendations == answers.answer_recommend(asked, top=3).recommendations
 
 
 def test_an_answer_becomes_another_tools_file() -> None:
@@ -122,10 +122,10 @@ def test_a_nested_key_that_is_unknown_names_the_one_that_is_meant(
 def test_names_that_are_suggested_exist() -> None:
     from hp_tool.domain.query import Query
     from hp_tool.questions import schema
-    from hp_tool.questions.short_names import COLUMNS, FOREIGN
+    from hp_tool.questions.short_names import COLUMNS, FOREIGN_NAMES
 
-    for path in {*COLUMNS.values(), *FOREIGN.values()}:
-        assert schema.declarations(schema.adapter(Query), path.split(".")), path
+    for path in {*COLUMNS.values(), *FOREIGN_NAMES.values()}:
+        assert schema.schemas_at(schema.adapter(Query), path.split(".")), path
 
 
 def test_completion_and_help_name_what_there_is() -> None:
@@ -183,6 +183,6 @@ def test_a_notebook_shows_serving() -> None:
 
 
 def test_what_users_wrote_is_escaped() -> None:
-    from hp_tool.wording.html import _table
+    from hp_tool.wording.html import _table_html
 
-    assert "<script>" not in _table(("<script>",), [("<script>",)])
+    assert "<script>" not in _table_html(("<script>",), [("<script>",)])

@@ -22,7 +22,12 @@ from hp_tool.formats.exchange import export
 from hp_tool.questions.schema import parse_query, to_dict
 from hp_tool.questions.training import estimate, recommend
 from hp_tool.questions.training.problem import TrainingProblem, resolve_training
-from hp_tool.questions.training.recipes import PARALLEL_KNOBS, TRAINING_KNOBS, recipe, recipes
+from hp_tool.questions.training.recipes import (
+    PARALLEL_KNOBS,
+    TRAINING_KNOBS,
+    get_recipe,
+    list_recipes,
+)
 
 NEWEST = "megatron-bridge-26.06"
 
@@ -179,7 +184,7 @@ def test_a_recipe_by_its_date() -> None:
         "parallel": {},
     }
     assert resolved(query).workload.loss == "unfused"
-    assert recipe("trl") == recipe("trl-1.7")
+    assert get_recipe("trl") == get_recipe("trl-1.7")
 
 
 def test_deepseek_s_recipe_keeps_its_model_in_memory() -> None:
@@ -286,7 +291,7 @@ def test_audited_adapters_are_recorded_as_graphs_on_many_gpus(
 
 
 def test_every_recipe_of_the_catalogue_is_read_and_changes_something() -> None:
-    names = [each.name for each in recipes()]
+    names = [each.name for each in list_recipes()]
     assert NEWEST in names and len(names) > 8
     for name in names:
         task = {"task": "lora", "lora": {"rank": 16}} if name.startswith("mlperf") else {}
@@ -295,7 +300,7 @@ def test_every_recipe_of_the_catalogue_is_read_and_changes_something() -> None:
             resolved(query).workload
             != resolved({**query, "training": {**query["training"], "recipe": None}}).workload
         )
-    assert recipe("megatron-bridge") == recipe(
+    assert get_recipe("megatron-bridge") == get_recipe(
         [name for name in names if name.startswith("megatron")][-1]
     )
 
@@ -406,7 +411,7 @@ def test_every_recipe_is_one_that_megatron_core_starts() -> None:
     it.
     """
     for name, model, gpu, num_gpus in itertools.product(
-        [each.name for each in recipes() if each.name.startswith("megatron-bridge")],
+        [each.name for each in list_recipes() if each.name.startswith("megatron-bridge")],
         (
             "llama-3-8b",
             "qwen3-30b-a3b",

@@ -11,9 +11,9 @@ from hp_tool.domain.query import Query
 from hp_tool.domain.result import Recommendation
 from hp_tool.domain.sensitivity import Sensitivity
 from hp_tool.errors import InputError
-from hp_tool.questions.answers import recommend_answer
+from hp_tool.questions.answers import answer_recommend
 from hp_tool.questions.schema import parse_query
-from hp_tool.questions.training.ranking.exact import NEAR_MEASURED
+from hp_tool.questions.training.ranking.exact import NEAR_RATIO_MEASURED
 from hp_tool.questions.training.ranking.recommend import recommend
 from hp_tool.wording import plots
 
@@ -43,7 +43,7 @@ OPEN = {
 
 @pytest.fixture(scope="module")
 def found() -> Sensitivity:
-    sensitivity = recommend_answer(parse_query(ASKED), top=1, sensitivity=True).sensitivity
+    sensitivity = answer_recommend(parse_query(ASKED), top=1, sensitivity=True).sensitivity
     assert sensitivity is not None
     return sensitivity
 
@@ -76,7 +76,9 @@ def test_an_axis_left_out_costs_what_a_ranking_without_it_says(found: Sensitivit
     whole = first_s(parse_query(ASKED))
     fractions = [one.change_fraction for one in found.axes if one.change_fraction is not None]
     assert fractions == sorted(fractions, reverse=True)
-    assert min(fractions) >= 1.0 / NEAR_MEASURED - 1.0, "rank 1 is at most so far from the fastest"
+    assert min(fractions) >= 1.0 / NEAR_RATIO_MEASURED - 1.0, (
+        "rank 1 is at most so far from the fastest"
+    )
     changes = {one.change: one for one in found.axes}
     assert (
         "without micro_batch_size" not in changes and "without expert_parallel_size" not in changes
@@ -90,7 +92,7 @@ def test_an_axis_left_out_costs_what_a_ranking_without_it_says(found: Sensitivit
 
 def test_it_starts_from_rank_1_with_the_settings_that_the_ranking_chose() -> None:
     query = parse_query(OPEN)
-    answer = recommend_answer(query, top=2, sensitivity=True)
+    answer = answer_recommend(query, top=2, sensitivity=True)
     first, second = answer.recommendations
     sensitivity = answer.sensitivity
     assert sensitivity is not None and sensitivity.start is not None
@@ -108,7 +110,7 @@ def test_it_starts_from_rank_1_with_the_settings_that_the_ranking_chose() -> Non
 
 def test_where_nothing_fits_there_is_nothing_to_start_from() -> None:
     query = parse_query(OPEN | {"model": "llama-3.1-405b", "training": SHORT})
-    answer = recommend_answer(query, top=1, sensitivity=True)
+    answer = answer_recommend(query, top=1, sensitivity=True)
     assert not answer.recommendations and answer.sensitivity is not None
     assert answer.sensitivity.start is None and answer.sensitivity.axes == ()
     assert answer.sensitivity.hardware == () and answer.sensitivity.scaling == ()
@@ -127,7 +129,7 @@ def test_better_hardware_is_never_slower(found: Sensitivity) -> None:
 def test_it_is_drawn(found: Sensitivity, tmp_path: Path) -> None:
     pytest.importorskip("plotly", reason="the plot extra is not installed")
     path = tmp_path / "sensitivity.html"
-    plots.write(plots.sensitivity_figure(found, title="Llama"), path=path)
+    plots.write_figure(plots.sensitivity_figure(found, title="Llama"), path=path)
     assert "without zero stage" in path.read_text(encoding="utf-8")
 
 
@@ -139,5 +141,5 @@ def test_serving_has_none() -> None:
         "inference": {"input_length": 100, "output_length": 100, "concurrency": 4},
     }
     with pytest.raises(InputError) as caught:
-        recommend_answer(parse_query(query), top=1, sensitivity=True)
+        answer_recommend(parse_query(query), top=1, sensitivity=True)
     assert caught.value.field == "sensitivity"

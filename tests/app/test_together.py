@@ -11,7 +11,7 @@ import pytest
 
 from hp_tool.errors import InputError
 from hp_tool.questions import schema
-from hp_tool.questions.answers import MIN_ARRAY, answer_lines, cost_together
+from hp_tool.questions.answers import MIN_BATCH_CONFIGURATIONS, answer_lines, cost_together
 from hp_tool.questions.training.evaluate import resolve_configuration
 from hp_tool.questions.training.problem import TrainingProblem
 
@@ -62,7 +62,7 @@ def test_each_gets_what_it_gets_alone(name: str) -> None:
     answers = answer_lines(lines, task="estimate", top=1)
     assert answers == alone(lines)
     assert (
-        sum('"memory":{' in answer for answer in answers) >= MIN_ARRAY
+        sum('"memory":{' in answer for answer in answers) >= MIN_BATCH_CONFIGURATIONS
     )  # so they were costed together
 
 

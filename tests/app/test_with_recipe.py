@@ -12,12 +12,12 @@ import pytest
 from hp_tool.domain.query import Query
 from hp_tool.domain.result import Estimate
 from hp_tool.questions import schema
-from hp_tool.questions.answers import estimate_answer
+from hp_tool.questions.answers import answer_estimate
 from hp_tool.questions.configuration import Configuration
 from hp_tool.questions.schema import parse_query, query_mapping
 from hp_tool.questions.training import estimate, recommend
-from hp_tool.questions.training.recipes import recipe
-from hp_tool.wording.fit import by_recipe, launched, usual, why_wide
+from hp_tool.questions.training.recipes import get_recipe
+from hp_tool.wording.fit import cuda_graphs_words, recipe_words, stall_words, usual_settings_words
 
 FEW = {"sequence_length": 1024, "global_batch_size": 64}
 """Tokens of a step that launches bound."""
@@ -36,7 +36,7 @@ def dense(training: dict[str, Any] | None = None, **more: Any) -> Query:
 
 
 def answered(query: Query) -> Estimate:
-    answer = estimate_answer(query).estimate
+    answer = answer_estimate(query).estimate
     assert isinstance(answer, Estimate)
     return answer
 
@@ -52,8 +52,9 @@ def test_an_open_choice_of_graphs_is_in_the_interval_and_stated() -> None:
     assert bare.intervals and without.intervals and graphs.intervals
     assert bare.intervals.step_s[0] == pytest.approx(graphs.intervals.step_s[0])
     assert bare.intervals.step_s[1] == without.intervals.step_s[1]
-    assert "with_cuda_graphs" not in without.provenance and "launches bound this step" in launched(
-        bare
+    assert (
+        "with_cuda_graphs" not in without.provenance
+        and "launches bound this step" in cuda_graphs_words(bare)
     )
 
 
@@ -72,7 +73,7 @@ def test_graphs_are_assumed_where_recipes_of_such_gpus_record_them(gpu: str, ass
     graphs = bare.provenance["with_cuda_graphs"]["step_s"]  # type: ignore[index]
     assert answer.time.step_s == pytest.approx(graphs)
     assert answer.intervals.step_s[1] >= bare.time.step_s
-    assert "Assumes cuda_graphs true" in usual(answer)
+    assert "Assumes cuda_graphs true" in usual_settings_words(answer)
     settled = answered(
         replace(query, training=replace(query.training, cuda_graphs=False))  # type: ignore[type-var]
     )
@@ -94,8 +95,10 @@ def test_a_mixture_is_answered_by_today_s_recipe() -> None:
         }
     )
     bare, answer = estimate(query=query), answered(query)
-    newest = recipe("megatron-bridge").name
-    named = answered(parse_query(schema.lay(query_mapping(query), {"training.recipe": newest})))
+    newest = get_recipe("megatron-bridge").name
+    named = answered(
+        parse_query(schema.set_paths(query_mapping(query), {"training.recipe": newest}))
+    )
     assert bare.time is not None and answer.time is not None and named.time is not None
     assert answer.time == named.time and answer.time.step_s < bare.time.step_s
     assert answer.intervals is not None and named.intervals is not None
@@ -119,17 +122,17 @@ def test_today_s_recipe_is_stated_beside_and_can_be_written() -> None:
     query = dense(precision="fp8")
     bare = answered(query)
     stated = bare.with_recipe
-    assert stated is not None and stated.recipe == recipe("megatron-bridge").name
+    assert stated is not None and stated.recipe == get_recipe("megatron-bridge").name
     assert (
         stated.changes["training.gradient_precision"] == "bf16"
         and stated.gains["training.gradient_precision"] > 1.0
     )
-    named = answered(parse_query(schema.lay(query_mapping(query), stated.set)))
+    named = answered(parse_query(schema.set_paths(query_mapping(query), stated.set)))
     assert (
         named.time is not None and named.time.step_s == stated.step_s and named.with_recipe is None
     )
-    assert by_recipe(bare).startswith(f"With recipe {stated.recipe}: ")
-    assert "bf16 gradients" in by_recipe(bare)
+    assert recipe_words(bare).startswith(f"With recipe {stated.recipe}: ")
+    assert "bf16 gradients" in recipe_words(bare)
 
 
 def test_the_release_that_is_named_names_its_recipe() -> None:
@@ -204,7 +207,7 @@ def test_slow_steps_are_named_where_they_widen_the_interval() -> None:
         {"probability": 0.04, "slowdown": 5.0},
     )
     full, stalls, seldom, learnt = (
-        why_wide(replace(bare, provenance=bare.provenance | each))
+        stall_words(replace(bare, provenance=bare.provenance | each))
         for each in (
             {"nearly_full": rare},
             {"calibration": {}, "stalls": often, "nearly_full": often},
@@ -218,7 +221,7 @@ def test_slow_steps_are_named_where_they_widen_the_interval() -> None:
     )
     assert (
         stalls.startswith("12.0% chance of a stall, as runs on this cluster did")
-        and why_wide(bare) == seldom == learnt == ""
+        and stall_words(bare) == seldom == learnt == ""
     )
 
 

@@ -91,9 +91,9 @@ def test_the_cost_models_own_times_give_its_constants_back():
     """
     machine = cluster(ClusterQuery(gpu="h100-sxm-80gb", num_gpus=16))
     stock = gpu_efficiency(catalog.gpu("h100-sxm-80gb"))
-    from hp_tool.catalog.efficiency import efficiency
+    from hp_tool.catalog.efficiency import efficiency_profile
 
-    profile = efficiency(gpu=machine.gpu, framework="megatron-core")
+    profile = efficiency_profile(gpu=machine.gpu, framework="megatron-core")
     isolated = EfficiencyProfile(gpu=stock, framework=_undisturbed(profile))
     operations = plan_operations(machine, precisions=("bf16",))
     assert {(each.group_size, each.stride) for each in operations} == {

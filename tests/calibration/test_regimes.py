@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from hp_tool.catalog import cluster, model
-from hp_tool.catalog.efficiency import efficiency
+from hp_tool.catalog.efficiency import efficiency_profile
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.case import TrainingCase
 from hp_tool.domain.hardware import ClusterQuery
@@ -145,7 +145,7 @@ def test_pipelines_over_many_nodes_risk_most_and_those_held_up_already_no_more_t
 
     def risks(nodes, held_up_beyond):
         machine = cluster(ClusterQuery(gpu="h100-sxm-80gb", num_gpus=8 * nodes))
-        profile = efficiency(gpu=machine.gpu, framework="nanotron")
+        profile = efficiency_profile(gpu=machine.gpu, framework="nanotron")
         framework = replace(profile.framework, message_stall_nodes=held_up_beyond)
         case = TrainingCase(
             model=model("llama-3-8b"),
@@ -172,7 +172,7 @@ def test_releases_lie_apart_by_the_years_between_them():
         workload = TrainingWorkload(
             sequence_length=4096, global_batch_size=64, framework_version=release
         )
-        profile = efficiency(gpu=machine.gpu, framework="megatron-core")
+        profile = efficiency_profile(gpu=machine.gpu, framework="megatron-core")
         case = TrainingCase(
             model=model("llama-3-8b"), cluster=machine, workload=workload, profile=profile
         )

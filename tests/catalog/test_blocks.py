@@ -14,7 +14,7 @@ from hp_tool import api, catalog
 from hp_tool.cost.matrices import cached_width
 from hp_tool.cost.parameters import total_parameters
 from hp_tool.cost.recurrent import state_numbers
-from hp_tool.domain.profiling import unprofiled_model
+from hp_tool.domain.profiling import unsupported_model_fields
 from hp_tool.errors import InputError, UnsupportedError
 
 SHAPE: dict[str, Any] = {
@@ -357,7 +357,9 @@ def test_no_run_builds_layers_that_are_only_counted(name: str) -> None:
     model = catalog.model(name)
     fields = [
         field
-        for field, _ in unprofiled_model(model, sequence_length=64, of="training.sequence_length")
+        for field, _ in unsupported_model_fields(
+            model, sequence_length=64, of="training.sequence_length"
+        )
     ]
     assert {"model.blocks", "model.index_topk"} & {*fields}
 

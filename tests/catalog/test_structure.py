@@ -84,7 +84,7 @@ def test_published_checkpoints_are_known_with_their_precision(
 
 @pytest.mark.parametrize("name", ["mistralai/Mistral-7B-v0.3", "Qwen/Qwen2.5-VL-7B-Instruct"])
 def test_another_shape_is_not_taken_for_its_kin(name: str) -> None:
-    assert not catalog.knows("models", name)
+    assert not catalog.has_entry("models", name)
 
 
 def test_a_name_without_a_format_states_no_precision() -> None:

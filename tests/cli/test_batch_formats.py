@@ -26,7 +26,7 @@ parallel: {tensor_parallel_size: 8, micro_batch_size: 4, recompute: selective}
 
 
 def items(text: str, format: sources.Format, **base: Any) -> list[Any]:
-    found = sources.items(io.BytesIO(text.encode()), format=format, base=base)
+    found = sources.read_items(io.BytesIO(text.encode()), format=format, base=base)
     return [item if isinstance(item, InputError) else json.loads(item) for item in found]
 
 

@@ -101,13 +101,13 @@ def test_a_resumed_file_must_belong_to_the_queries(tmp_path: Path, entry_point: 
 
 @pytest.mark.parametrize("size", [0, 1, 1 << 20, (1 << 20) + 7, 3 << 20])
 def test_whole_lines_are_kept_whatever_their_length(tmp_path: Path, size: int) -> None:
-    from hp_tool.cli.batch import keep_whole_lines
+    from hp_tool.cli.batch import truncate_incomplete_line
 
     path = tmp_path / "answers"
     first, second = b'{"status": "ok"}', b'{"status": "error", "id": "' + b"x" * size + b'"}'
     path.write_bytes(first + b"\n" + second + b"\nhalf")
     with path.open("r+b") as stream:
-        assert keep_whole_lines(stream) == (2, second)
+        assert truncate_incomplete_line(stream) == (2, second)
     assert path.read_bytes() == first + b"\n" + second + b"\n"
 
 

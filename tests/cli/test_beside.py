@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from hp_tool.cli.beside import files_beside
+from hp_tool.cli.beside import find_script_files
 
 
 def test_what_a_script_names_is_found_below_its_folder_alone(tmp_path: Path) -> None:
@@ -22,7 +22,7 @@ def test_what_a_script_names_is_found_below_its_folder_alone(tmp_path: Path) -> 
         "bash $NAME.sh binary.json absent.json train.sh\n"
     )
     script.write_text(text)
-    assert files_beside(script, text) == {
+    assert find_script_files(script, text) == {
         "models.env": "source configs/more.sh\n",
         "configs/more.sh": "B=2\n",
         "configs/zero3.yaml": "zero_stage: 3\n",

@@ -61,8 +61,8 @@ def test_the_host_is_timed_once_in_the_precision_of_the_search(
 ) -> None:
     query = schema.parse_query(QUICKSTART)
     before = resolve_training(query).profile.gpu.matmul["bf16"].peak_fraction
-    tune._measure_host(query)
-    tune._measure_host(query)
+    tune._calibrate_host(query)
+    tune._calibrate_host(query)
     assert timed == ["bf16"]
     assert resolve_training(query).profile.gpu.matmul["bf16"].peak_fraction < 0.5 * before
     printed = capsys.readouterr()
@@ -74,7 +74,7 @@ def test_the_host_is_timed_once_in_the_precision_of_the_search(
 )
 def test_other_hardware_is_not_timed(timed: list[str], changes: dict[str, Any]) -> None:
     query = schema.parse_query(QUICKSTART)
-    tune._measure_host(
+    tune._calibrate_host(
         replace(
             query,
             cluster=schema.parse_query(schema.query_mapping(query) | {"cluster": changes}).cluster,
@@ -90,5 +90,5 @@ def test_a_host_that_cannot_be_timed_is_searched_all_the_same(
         raise LauncherError("no torchrun")
 
     monkeypatch.setattr(machine, "benchmark_machine", broken)
-    tune._measure_host(schema.parse_query(QUICKSTART))
+    tune._calibrate_host(schema.parse_query(QUICKSTART))
     assert "not measured: no torchrun" in capsys.readouterr().err

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from hp_tool.cli.exchange import _print
+from hp_tool.cli.exchange import _print_assessment
 from hp_tool.formats.exchange.assessment import Assessment
 from tests.cli import shown
 from tests.command_line import hp_tool
@@ -132,7 +132,7 @@ def test_parts_below_a_thousandth_of_the_step_are_not_listed(
         switched_on=(),
         parts_gained_s={"compute": 0.99, "data_parallel": -0.012, "optimizer": 0.008},
     )
-    _print(assessment)
+    _print_assessment(assessment)
     table = capsys.readouterr().out.partition("Where the gain comes from")[2]
     assert re.findall(r"^\s*(\w+(?: \w+)?)\s+([+-][\d.]+)\s*$", table, re.MULTILINE) == [
         ("compute", "+0.990"),

@@ -204,7 +204,7 @@ def test_our_own_fault_exits_1(entry_point: Run, monkeypatch: pytest.MonkeyPatch
     def broken(query: object, **options: object) -> None:
         raise StoreError("the database does not answer")
 
-    monkeypatch.setattr(answers, "estimate_answer", broken)
+    monkeypatch.setattr(answers, "answer_estimate", broken)
     result = entry_point("estimate", *FLAGS)
     assert (result.returncode, result.stdout, result.stderr) == (
         1,

@@ -12,10 +12,10 @@ from rich.measure import Measurement
 
 from hp_tool.cli import layout, tables
 from hp_tool.domain.parallel import ParallelConfig
-from hp_tool.domain.units import duration
+from hp_tool.domain.units import format_duration
 from hp_tool.wording import rankings
-from hp_tool.wording.columns import Column, configuration_columns, printed
-from hp_tool.wording.words import arithmetic
+from hp_tool.wording.columns import Column, configuration_columns, terminal_columns
+from hp_tool.wording.words import layout_arithmetic
 from tests.cli import shown
 
 
@@ -37,8 +37,8 @@ def test_context_and_expert_columns_stand_only_where_they_are_used() -> None:
 
 
 def test_the_arithmetic_names_experts() -> None:
-    assert "EP 4" in arithmetic(ParallelConfig(data_parallel_size=8, expert_parallel_size=4))
-    assert "EP" not in arithmetic(ParallelConfig(data_parallel_size=8))
+    assert "EP 4" in layout_arithmetic(ParallelConfig(data_parallel_size=8, expert_parallel_size=4))
+    assert "EP" not in layout_arithmetic(ParallelConfig(data_parallel_size=8))
 
 
 @pytest.mark.parametrize("width", shown.WIDTHS)
@@ -154,11 +154,11 @@ def test_full_attention_shares_of_peak_stand_beside_the_causal_half(
     ],
 )
 def test_step_times_are_told_apart_in_seconds(seconds: float, words: str) -> None:
-    assert duration(seconds) == words
+    assert format_duration(seconds) == words
 
 
 def test_a_column_has_one_unit() -> None:
-    step = printed([rankings.STEP], [shown.estimate(0.8), shown.estimate(12.0)])[0]
+    step = terminal_columns([rankings.STEP], [shown.estimate(0.8), shown.estimate(12.0)])[0]
     assert (step.title, step.cells) == ("step, s", ("0.80", "12.00"))
 
 
@@ -176,7 +176,7 @@ def test_a_column_has_one_unit() -> None:
 )
 def test_a_table_s_width_is_the_one_that_it_is_printed_in(columns: list[Column], gap: int) -> None:
     console = layout.make_console()
-    table = layout._table(columns, gap=gap)
+    table = layout._make_table(columns, gap=gap)
     measured = Measurement.get(console, console.options.update(width=layout.PIPE_WIDTH), table)
     assert layout.table_width(columns, gap=gap) == measured.maximum
 

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from hp_tool.catalog import cluster
-from hp_tool.catalog.efficiency import efficiency
+from hp_tool.catalog.efficiency import efficiency_profile
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.legality import legality
@@ -46,7 +46,7 @@ def case_of(
     strategy: Strategy = DEFAULT_STRATEGY,
 ) -> TrainingCase:
     """A case with the catalogue's constants, for what does not depend on them."""
-    profile = efficiency(gpu=cluster.gpu, framework=workload.framework)
+    profile = efficiency_profile(gpu=cluster.gpu, framework=workload.framework)
     return TrainingCase(
         model=model, cluster=cluster, workload=workload, profile=profile, strategy=strategy
     )
@@ -133,6 +133,6 @@ def problems(
         model=draw(models(layers=p * v)),
         cluster=machine,
         workload=workload,
-        profile=efficiency(gpu=machine.gpu, framework="megatron-core"),
+        profile=efficiency_profile(gpu=machine.gpu, framework="megatron-core"),
     )
     return problem, config

@@ -4,7 +4,7 @@ that were timed.
 
 import pytest
 
-from hp_tool.catalog.efficiency import doubts
+from hp_tool.catalog.efficiency import prediction_doubts
 from hp_tool.domain.hardware import ClusterQuery
 from hp_tool.domain.parallel import ParallelQuery
 from hp_tool.domain.query import Query
@@ -89,5 +89,5 @@ def test_lengths_that_no_kernel_was_timed_on_widen_the_interval() -> None:
         beyond.familiarity.unmeasured == ("training.sequence_length",)
         and known.familiarity.unmeasured == ()
     )
-    doubt = doubts().feature_log_sd
+    doubt = prediction_doubts().feature_log_sd
     assert doubt > 0.0 and time_sd(beyond) == adding(time_sd(known), doubt)

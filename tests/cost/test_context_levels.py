@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from hp_tool.catalog import cluster, model
-from hp_tool.cost.attention import exchanging, merging_seconds
+from hp_tool.cost.attention import head_exchange_ranks, ring_merge_seconds
 from hp_tool.cost.block import shapes
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.network import dense_group
@@ -53,7 +53,7 @@ def test_the_exchange_stays_inside_the_node_by_default() -> None:
         ]
     )
     ranks = dense_group(several, "cp", cluster=NODES)
-    found = exchanging(
+    found = head_exchange_ranks(
         ranks, model=LLAMA, strategy=Strategy(), heads_split=several.tensor_parallel_size
     )
     np.testing.assert_array_equal(found, [8, 2, 1, 2])
@@ -72,14 +72,14 @@ def test_a_ring_copies_and_adds_up() -> None:
         * case.cluster.gpu.memory_bandwidth_bytes_per_second
         / framework.elementwise_traffic_factor
     )
-    forward, backward = merging_seconds(case=case, s=s, steps=2, keys_values=keys_values)
+    forward, backward = ring_merge_seconds(case=case, s=s, steps=2, keys_values=keys_values)
     assert forward == pytest.approx(
         (6.75 * queries + 2.5 * keys_values) / rate + 6 * gpu.kernel_overhead_s
     )
     assert backward == pytest.approx(
         (5.75 * queries + 7.25 * keys_values) / rate + 7 * gpu.kernel_overhead_s
     )
-    assert merging_seconds(case=case, s=s, steps=1, keys_values=keys_values) == (0.0, 0.0)
+    assert ring_merge_seconds(case=case, s=s, steps=1, keys_values=keys_values) == (0.0, 0.0)
 
 
 def test_two_levels_beat_the_exchange_over_nodes() -> None:

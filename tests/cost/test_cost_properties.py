@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hp_tool.catalog.efficiency import efficiency
+from hp_tool.catalog.efficiency import efficiency_profile
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.embedding_and_head import head_time
 from hp_tool.cost.layer import layer_bytes, layer_time
@@ -263,6 +263,6 @@ def problems_example() -> tuple[Problem, ParallelConfig]:
         model=model("gpt-22b"),
         cluster=machine,
         workload=TrainingWorkload(sequence_length=2048, global_batch_size=8),
-        profile=efficiency(gpu=machine.gpu, framework="megatron-core"),
+        profile=efficiency_profile(gpu=machine.gpu, framework="megatron-core"),
     )
     return problem, ParallelConfig(tensor_parallel_size=8)

@@ -21,7 +21,7 @@ from hp_tool.cost.training import training_costs
 from hp_tool.domain.hardware import ClusterQuery
 from hp_tool.domain.parallel import ParallelConfig, Strategy
 from hp_tool.domain.workload import TrainingWorkload
-from hp_tool.questions.training.releases import usual_dispatcher
+from hp_tool.questions.training.releases import default_dispatcher
 from tests.cost.cases import case_of
 
 NODES = cluster(ClusterQuery(gpu="h100-sxm-80gb", num_gpus=64))
@@ -264,7 +264,7 @@ def test_experts_across_nodes_cost_less_by_flex() -> None:
     ],
 )
 def test_the_release_decides_where_nothing_is_said(version: str | None, expected: str) -> None:
-    assert usual_dispatcher(version) == expected
+    assert default_dispatcher(version) == expected
 
 
 @pytest.mark.parametrize(("ep", "sorted_again"), [(8, True), (128, False)])

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from hp_tool.cost.block import BlockTime
-from hp_tool.cost.moe import behind_other_pass
+from hp_tool.cost.moe import overlap_with_other_pass
 from hp_tool.domain.hardware import ClusterQuery
 from hp_tool.domain.parallel import ParallelQuery
 from hp_tool.domain.query import Query
@@ -83,7 +83,7 @@ def test_what_outlasts_the_compute_stays_exposed() -> None:
         expert=14.0,
         expert_backward=8.0,
     )
-    merged = behind_other_pass(experts, attention=attention)
+    merged = overlap_with_other_pass(experts, attention=attention)
     # 7 a2a beside 4 of attention's backward, 7 beside 6 of the experts'; 4 beside 2 and 4 beside 3
     # of the forward passes. What is hidden takes its share of the arithmetic.
     taken = 20 / 132

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from hp_tool.catalog import cluster, model
-from hp_tool.catalog.efficiency import efficiency
+from hp_tool.catalog.efficiency import efficiency_profile
 from hp_tool.cost.block import BlockTime, shapes
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.case import TrainingCase
@@ -40,7 +40,7 @@ NODE = cluster(ClusterQuery(gpu="h100-sxm-80gb", num_gpus=8))
 def test_it_is_paid_by_layer_and_micro_batch(
     name: str, sparse_layers: int, recompute: str, passes: float
 ) -> None:
-    profile = efficiency(
+    profile = efficiency_profile(
         gpu=NODE.gpu, framework="megatron-core", cuda_graphs=True
     )  # no waits that it could shorten
     without, once = (
@@ -71,7 +71,7 @@ def experts_time(
     name: str = "qwen3-30b-a3b", *, ranks: int = 8, launch_s: float = 0.0, **training: object
 ) -> BlockTime:
     """The experts' block of one micro-batch."""
-    profile = efficiency(gpu=NODE.gpu, framework="megatron-core", cuda_graphs=True)
+    profile = efficiency_profile(gpu=NODE.gpu, framework="megatron-core", cuda_graphs=True)
     workload = TrainingWorkload(sequence_length=4096, global_batch_size=64, **training)  # type: ignore[arg-type]
     case = TrainingCase(
         model=model(name),
@@ -123,7 +123,7 @@ def test_small_groups_fill_their_last_tile() -> None:
         model=plain,
         cluster=NODE,
         workload=TrainingWorkload(sequence_length=4096, global_batch_size=64),
-        profile=efficiency(gpu=NODE.gpu, framework="megatron-core"),
+        profile=efficiency_profile(gpu=NODE.gpu, framework="megatron-core"),
     )
     rows = 4096 * 8 / 128 + 64
     expected = sum(
@@ -139,7 +139,7 @@ def test_biases_of_experts_pass_over_memory_in_32_bits() -> None:
         model=bare,
         cluster=NODE,
         workload=TrainingWorkload(sequence_length=4096, global_batch_size=64),
-        profile=efficiency(gpu=NODE.gpu, framework="megatron-core", cuda_graphs=True),
+        profile=efficiency_profile(gpu=NODE.gpu, framework="megatron-core", cuda_graphs=True),
     )
     candidates = Candidates.alone(ParallelConfig(data_parallel_size=8, expert_parallel_size=8))
     without = expert_time(
@@ -165,7 +165,7 @@ def test_experts_in_8_bits_alone() -> None:
                 workload=TrainingWorkload(
                     sequence_length=4096, global_batch_size=64, expert_precision=precision
                 ),
-                profile=efficiency(gpu=NODE.gpu, framework="megatron-core"),
+                profile=efficiency_profile(gpu=NODE.gpu, framework="megatron-core"),
             ),
             candidates=Candidates.alone(
                 ParallelConfig(data_parallel_size=8, expert_parallel_size=8)

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from hp_tool.catalog import gpu, names
-from hp_tool.catalog.efficiency import efficiency, frameworks, gpu_efficiency
+from hp_tool.catalog.efficiency import efficiency_profile, frameworks, gpu_efficiency
 from hp_tool.domain.hardware import ClusterQuery
 from hp_tool.domain.parallel import ParallelQuery
 from hp_tool.domain.query import Query
@@ -48,7 +48,7 @@ def test_measured_gpus_have_physical_constants_and_name_their_rows(name: str) ->
 def test_every_gpu_of_the_catalogue_has_a_profile(subtests: pytest.Subtests) -> None:
     for name in names("gpus"):
         with subtests.test(name=str(name)):
-            found = efficiency(gpu=gpu(name), framework="megatron-core")
+            found = efficiency_profile(gpu=gpu(name), framework="megatron-core")
             assert found.gpu.gpu == (gpu(name).silicon or "generic")
             assert found.gpu.measured == (
                 found.gpu.gpu not in ("generic", "v100", "mi300x", "mi355x")
@@ -56,27 +56,27 @@ def test_every_gpu_of_the_catalogue_has_a_profile(subtests: pytest.Subtests) -> 
 
 
 def test_an_unmeasured_gpu_borrows_generic_constants() -> None:
-    found = efficiency(gpu=gpu("l40s-48gb"), framework="megatron-core").gpu
+    found = efficiency_profile(gpu=gpu("l40s-48gb"), framework="megatron-core").gpu
     assert (found.gpu, found.measured) == ("generic", False)
 
 
 def test_a_gpu_of_ones_own_may_name_its_silicon() -> None:
     card = replace(gpu("b200"), name="my-b200", silicon="b200")
-    assert efficiency(gpu=card, framework="megatron-core") == efficiency(
+    assert efficiency_profile(gpu=card, framework="megatron-core") == efficiency_profile(
         gpu=gpu("b200"), framework="megatron-core"
     )
     with pytest.raises(InputError, match="did you mean 'b200'") as caught:
-        efficiency(gpu=replace(card, silicon="b2000"), framework="megatron-core")
+        efficiency_profile(gpu=replace(card, silicon="b2000"), framework="megatron-core")
     assert caught.value.field == "cluster.gpu.silicon"
 
 
 def test_no_profile_is_an_error_that_lists_those_there_are() -> None:
     with pytest.raises(UnsupportedError, match=frameworks()[0]):
-        efficiency(gpu=gpu("a100-sxm-80gb"), framework="no-such-framework")
+        efficiency_profile(gpu=gpu("a100-sxm-80gb"), framework="no-such-framework")
 
 
 def test_framework_constants_are_shares_and_say_their_rows() -> None:
-    found = efficiency(gpu=gpu("a100-sxm-80gb"), framework="megatron-core").framework
+    found = efficiency_profile(gpu=gpu("a100-sxm-80gb"), framework="megatron-core").framework
     for share in (
         found.tensor_parallel_overlap,
         found.data_parallel_overlap,

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from hp_tool.catalog import cluster, gpu, model
-from hp_tool.catalog.efficiency import efficiency
+from hp_tool.catalog.efficiency import efficiency_profile
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.host import host_waits, launches
 from hp_tool.cost.lora import added_launches
 from hp_tool.cost.pipeline_stages import StageLayers
-from hp_tool.domain.graphs import ALL_BUT_EXPERTS, recorded_modules
+from hp_tool.domain.graphs import MODULES_WITHOUT_EXPERTS, recorded_modules
 from hp_tool.domain.hardware import ClusterQuery
 from hp_tool.domain.parallel import ParallelConfig, ParallelQuery
 from hp_tool.domain.query import Query
@@ -46,7 +46,9 @@ def parts(found: Estimate) -> dict[str, float]:
 
 
 def test_small_layers_take_what_their_host_takes() -> None:
-    host = efficiency(gpu=gpu("h100-sxm-80gb"), framework="megatron-core").framework.host_launch_s
+    host = efficiency_profile(
+        gpu=gpu("h100-sxm-80gb"), framework="megatron-core"
+    ).framework.host_launch_s
     found = parts(step())
     device = sum(found[part] for part in ("compute", "tensor_parallel", "overhead"))
     assert found["overhead"] > 0.0
@@ -68,7 +70,9 @@ def test_graphs_leave_the_device_alone() -> None:
 
 def test_graphs_change_nothing_else_in_the_profile() -> None:
     plain, graphs = (
-        efficiency(gpu=gpu("h100-sxm-80gb"), framework="megatron-core", cuda_graphs=on).framework
+        efficiency_profile(
+            gpu=gpu("h100-sxm-80gb"), framework="megatron-core", cuda_graphs=on
+        ).framework
         for on in (False, True)
     )
     assert graphs == dataclasses.replace(
@@ -79,7 +83,7 @@ def test_graphs_change_nothing_else_in_the_profile() -> None:
 def test_graphs_of_modules_leave_the_experts_to_the_host() -> None:
     card = gpu("h100-sxm-80gb")
     plain, layers, routers = (
-        efficiency(
+        efficiency_profile(
             gpu=card,
             framework="megatron-core",
             cuda_graphs=bool(modules),
@@ -94,7 +98,7 @@ def test_graphs_of_modules_leave_the_experts_to_the_host() -> None:
     assert plain.expert_launch_s > 0.0
     assert layers == dataclasses.replace(plain, host_launch_s=0.0, expert_overhead_s=0.0)
     assert routers == dataclasses.replace(plain, expert_overhead_s=0.0)
-    only_router = efficiency(
+    only_router = efficiency_profile(
         gpu=card, framework="megatron-core", cuda_graphs=True, cuda_graph_modules=("moe_router",)
     )
     assert only_router.framework == plain, "the host still reads the counts"
@@ -103,9 +107,9 @@ def test_graphs_of_modules_leave_the_experts_to_the_host() -> None:
 @pytest.mark.parametrize(
     ("training", "modules"),
     [
-        ({"framework_version": "26.04"}, ALL_BUT_EXPERTS),
-        ({"framework_version": "0.17.1"}, ALL_BUT_EXPERTS),
-        ({}, ALL_BUT_EXPERTS),
+        ({"framework_version": "26.04"}, MODULES_WITHOUT_EXPERTS),
+        ({"framework_version": "0.17.1"}, MODULES_WITHOUT_EXPERTS),
+        ({}, MODULES_WITHOUT_EXPERTS),
         ({"framework_version": "26.06"}, None),
         ({"framework_version": "core_v0.18.0"}, None),
         ({"framework_version": "25.09", "expert_capacity_factor": 1.0}, None),  # fixed shapes

@@ -105,7 +105,7 @@ def test_more_ranks_broadcast_smaller_shares_and_take_longer() -> None:
 
 def test_the_last_stages_hold_the_layers_left_over() -> None:
     problem = resolve_training(query(num_gpus=6))
-    stages = anatomy.stages(
+    stages = anatomy.stage_anatomies(
         problem=problem, config=ParallelConfig(pipeline_parallel_size=6, recompute="full")
     )
     assert [stage.layers for stage in stages] == [5, 5, 5, 5, 6, 6]

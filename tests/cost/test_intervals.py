@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from hp_tool.catalog import gpu
-from hp_tool.catalog.efficiency import doubts, efficiency
+from hp_tool.catalog.efficiency import efficiency_profile, prediction_doubts
 from hp_tool.cost.uncertainty import NORMAL_QUANTILE, intervals, ratio_log_sd
 from hp_tool.domain.result import Estimate
 from hp_tool.errors import InputError
@@ -64,7 +64,7 @@ def adding(*deviations: float | None) -> Any:
 
 
 def test_each_kind_of_model_has_the_scatter_of_its_kind() -> None:
-    constants = efficiency(gpu=gpu(H100["gpu"]), framework="megatron-core").framework
+    constants = efficiency_profile(gpu=gpu(H100["gpu"]), framework="megatron-core").framework
     assert time_sd(found(**DENSE)) == pytest.approx(constants.time_log_sd)
     earlier = EXPERTS | {"training": EXPERTS["training"] | {"framework_version": "25.09"}}
     own, experts = constants.time_log_sd, constants.expert_time_log_sd
@@ -92,19 +92,19 @@ DIFFERENT: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", DIFFERENT)
 def test_each_difference_from_measured_runs_has_its_class_and_width(name: str) -> None:
-    own = efficiency(gpu=gpu(H100["gpu"]), framework="megatron-core").framework.time_log_sd
+    own = efficiency_profile(gpu=gpu(H100["gpu"]), framework="megatron-core").framework.time_log_sd
     asked = DENSE | DIFFERENT[name]
     if name == "scale":
         asked = asked | {"training": DENSE["training"] | {"global_batch_size": 16384}}
     other = found(**asked)
     assert other.familiarity and other.familiarity.class_ == name
     assert other.familiarity.nearest and other.familiarity.n > 0
-    assert time_sd(other) == adding(own, doubts().extras[name])
+    assert time_sd(other) == adding(own, prediction_doubts().extras[name])
 
 
 def test_a_die_without_timed_kernels_has_a_doubt_of_its_own() -> None:
-    known = doubts()
-    own = efficiency(gpu=gpu("a10g-24gb"), framework="megatron-core").framework.time_log_sd
+    known = prediction_doubts()
+    own = efficiency_profile(gpu=gpu("a10g-24gb"), framework="megatron-core").framework.time_log_sd
     unmeasured = found(cluster={"gpu": "a10g-24gb", "num_gpus": 8}, **DENSE)
     assert unmeasured.familiarity and unmeasured.familiarity.class_ == "die"
     assert time_sd(unmeasured) == adding(
@@ -118,7 +118,7 @@ def test_adapters_scatter_as_runs_with_adapters_did() -> None:
     plain = found(**DENSE | fp8)
     tuned = found(**DENSE | {"model": "llama-2-70b", "training": fp8["training"] | lora})
     assert tuned.familiarity and tuned.familiarity.class_ == "familiar"
-    assert time_sd(tuned) == adding(time_sd(plain), doubts().lora_log_sd)
+    assert time_sd(tuned) == adding(time_sd(plain), prediction_doubts().lora_log_sd)
 
 
 @pytest.mark.parametrize("lora", [None, {"rank": 8, "target_modules": ["q_proj"]}])
@@ -129,9 +129,9 @@ def test_a_dense_model_may_run_under_any_release_if_none_is_named(
     query = DENSE | {"training": training}
     if lora is not None:  # runs with adapters that name no release
         query |= {"model": "llama-2-70b", "training": training | {"precision": "fp8"}}
-    assert doubts().unsaid_release_log_sd > 0.0
+    assert prediction_doubts().unsaid_release_log_sd > 0.0
     assert time_sd(found(**unsaid(query))) == adding(
-        time_sd(found(**query)), doubts().unsaid_release_log_sd
+        time_sd(found(**query)), prediction_doubts().unsaid_release_log_sd
     )
 
 
@@ -152,11 +152,11 @@ def test_pipelines_of_frameworks_that_were_timed_without_are_unmeasured(framewor
     assert plain.familiarity and plain.familiarity.unmeasured == ()
     assert piped.familiarity
     assert piped.familiarity.unmeasured == ("parallel.pipeline_parallel_size",)
-    assert time_sd(piped) == adding(time_sd(plain), doubts().feature_log_sd)
+    assert time_sd(piped) == adding(time_sd(plain), prediction_doubts().feature_log_sd)
 
 
 def test_memory_may_be_further_above_than_below() -> None:
-    constants = efficiency(gpu=gpu(H100["gpu"]), framework="megatron-core").framework
+    constants = efficiency_profile(gpu=gpu(H100["gpu"]), framework="megatron-core").framework
     one = found(**DENSE)
     assert one.intervals and one.memory
     low, high = one.intervals.memory_total_bytes
@@ -192,7 +192,7 @@ def test_what_nobody_measured_is_named_and_widens(name: str) -> None:
     assert plain.familiarity and plain.familiarity.unmeasured == ()
     assert used.familiarity and used.familiarity.unmeasured == (name,)
     assert (plain.familiarity.class_, used.familiarity.class_) == ("familiar", "layout")
-    assert time_sd(used) == adding(time_sd(plain), doubts().feature_log_sd)
+    assert time_sd(used) == adding(time_sd(plain), prediction_doubts().feature_log_sd)
     assert used.intervals and plain.intervals and used.memory and plain.memory
     low, usual = (
         one.intervals.memory_total_bytes[0] / one.memory.total_bytes for one in (used, plain)
@@ -202,13 +202,15 @@ def test_what_nobody_measured_is_named_and_widens(name: str) -> None:
 
 def test_the_ratio_of_two_configurations_is_better_known_than_either() -> None:
     for framework in ("megatron-core", "torch-fsdp", "nanotron"):
-        profile = efficiency(gpu=gpu("h100-sxm-80gb"), framework=framework)
+        profile = efficiency_profile(gpu=gpu("h100-sxm-80gb"), framework=framework)
         pair = profile.framework.pair_log_sd
         assert (
             pair and ratio_log_sd(profile) == pair < math.sqrt(2.0) * profile.framework.time_log_sd
         )
-        assert ratio_log_sd(profile, differing=1) == adding(pair, doubts().feature_log_sd)
-    alone = efficiency(gpu=gpu("cpu"), framework="megatron-core")
+        assert ratio_log_sd(profile, differing=1) == adding(
+            pair, prediction_doubts().feature_log_sd
+        )
+    alone = efficiency_profile(gpu=gpu("cpu"), framework="megatron-core")
     assert ratio_log_sd(alone) == adding(alone.framework.time_log_sd, alone.framework.time_log_sd)
 
 
@@ -220,7 +222,9 @@ def test_layouts_of_experts_and_of_adapters_are_no_easier_to_tell_apart() -> Non
     )
     dense, experts, adapters = (resolve_training(query).profile for query in queries)
     assert ratio_log_sd(experts) == experts.framework.expert_pair_log_sd >= ratio_log_sd(dense)
-    assert ratio_log_sd(adapters) == adding(float(ratio_log_sd(dense)), doubts().lora_pair_log_sd)
+    assert ratio_log_sd(adapters) == adding(
+        float(ratio_log_sd(dense)), prediction_doubts().lora_pair_log_sd
+    )
 
 
 def test_rows_of_a_group_cannot_be_told_apart() -> None:
@@ -239,7 +243,7 @@ def test_rows_of_a_group_cannot_be_told_apart() -> None:
     }
     rows = recommend(query=parse_query(query), top=60).recommendations
     bound = NORMAL_QUANTILE * ratio_log_sd(
-        efficiency(gpu=gpu("h100-sxm-80gb"), framework="megatron-core")
+        efficiency_profile(gpu=gpu("h100-sxm-80gb"), framework="megatron-core")
     )
     first = {}
     for row in rows:
@@ -262,7 +266,9 @@ def test_rows_of_a_group_cannot_be_told_apart() -> None:
 def test_each_of_several_features_counts() -> None:
     two = UNMEASURED["training.optimizer: muon"] | UNMEASURED["parallel.data_parallel_shard_size"]
     plain, both = found(**DENSE), found(**DENSE | two)
-    assert time_sd(both) == adding(time_sd(plain), doubts().feature_log_sd, doubts().feature_log_sd)
+    assert time_sd(both) == adding(
+        time_sd(plain), prediction_doubts().feature_log_sd, prediction_doubts().feature_log_sd
+    )
 
 
 def test_experts_that_no_row_speaks_for_are_another_kind_of_model() -> None:

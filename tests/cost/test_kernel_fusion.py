@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from hp_tool.catalog import cluster, gpu, model
-from hp_tool.catalog.efficiency import efficiency
+from hp_tool.catalog.efficiency import efficiency_profile
 from hp_tool.cost.attention import attention_time
 from hp_tool.cost.block import BlockTime, shapes
 from hp_tool.cost.candidates import Candidates
@@ -40,7 +40,7 @@ def case(workload: TrainingWorkload) -> TrainingCase:
         model=model("gpt2-8.3b"),
         cluster=cluster(ClusterQuery(node_type="dgx-2h", num_gpus=8)),
         workload=workload,
-        profile=efficiency(gpu=gpu("v100-sxm3-32gb-h"), framework="megatron-core"),
+        profile=efficiency_profile(gpu=gpu("v100-sxm3-32gb-h"), framework="megatron-core"),
     )
 
 

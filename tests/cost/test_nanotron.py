@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hp_tool.catalog import cluster
-from hp_tool.catalog.efficiency import efficiency
+from hp_tool.catalog.efficiency import efficiency_profile
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.case import TrainingCase
-from hp_tool.cost.filled_stages import split, splits, stage_contents
+from hp_tool.cost.filled_stages import split_candidates, split_summary, stage_contents
 from hp_tool.cost.memory import NEARLY_FULL
 from hp_tool.cost.pipeline_stages import whole_pipeline
 from hp_tool.cost.training import TrainingCosts, training_costs
@@ -69,7 +69,7 @@ def asked(
 
 def costs(config: ParallelConfig, *, nodes: int = 1, **constants: Any) -> TrainingCosts:
     machine = cluster(ClusterQuery(gpu="h100-sxm-80gb", num_gpus=8 * nodes))
-    profile = efficiency(gpu=machine.gpu, framework="nanotron")
+    profile = efficiency_profile(gpu=machine.gpu, framework="nanotron")
     case = TrainingCase(
         model=ModelSpec(name="1b", **LLAMA_1B),
         cluster=machine,
@@ -88,7 +88,7 @@ def test_blocks_are_split_as_nanotrons_builder_splits_them() -> None:
     layer weighs 2.2 layers.
     """
     shape = ModelSpec(name="8b", **LLAMA_8B)
-    two, sixteen, thirty_two = (splits(shape, p) for p in (2, 16, 32))
+    two, sixteen, thirty_two = (split_candidates(shape, p) for p in (2, 16, 32))
     assert (two.first, two.most, two.output, two.output_from_end, two.empty) == (18, 18, 14, 0, 0)
     assert (sixteen.first, sixteen.output, sixteen.output_from_end, sixteen.empty) == (
         3,
@@ -99,7 +99,7 @@ def test_blocks_are_split_as_nanotrons_builder_splits_them() -> None:
     assert (thirty_two.output, thirty_two.output_from_end, thirty_two.empty) == (0, 2, 0)
     small = ModelSpec(name="1b", **LLAMA_1B)
     assert (
-        splits(small, 8).empty == 0 and splits(small, 16).empty == 1
+        split_candidates(small, 8).empty == 0 and split_candidates(small, 16).empty == 1
     )  # the grid's 1B never started on 16 stages
 
 
@@ -110,7 +110,7 @@ def test_blocks_are_split_as_nanotrons_builder_splits_them() -> None:
     output=st.integers(0, 10**10),
 )
 def test_every_layer_is_on_one_stage(layers: int, stages: int, layer: int, output: int) -> None:
-    found = split(
+    found = split_summary(
         layers=layers, layer_weight=float(layer), output_weight=float(output), stages=stages
     )
     assert 1 <= found.first <= found.most <= layers
@@ -143,11 +143,11 @@ def test_a_pipelines_ends_have_the_layers_of_their_split(shape: dict[str, Any]) 
 def test_arrays_and_numbers_agree() -> None:
     shape = ModelSpec(name="8b", **LLAMA_8B)
     sizes = np.array([[1], [4], [2], [32], [4]])
-    found = splits(shape, sizes)
+    found = split_candidates(shape, sizes)
     for name in found._fields:
         assert getattr(found, name).shape == sizes.shape
         assert getattr(found, name).ravel().tolist() == [
-            getattr(splits(shape, int(p)), name) for p in sizes.ravel()
+            getattr(split_candidates(shape, int(p)), name) for p in sizes.ravel()
         ]
 
 
@@ -254,7 +254,7 @@ def test_a_pipeline_on_a_nearly_full_device_takes_longer_by_its_chance() -> None
     """
     config = ParallelConfig(pipeline_parallel_size=2, data_parallel_size=4)
     ratios, shares = [], []
-    sd = efficiency(
+    sd = efficiency_profile(
         gpu=cluster(ClusterQuery(gpu="h100-sxm-80gb", num_gpus=8)).gpu, framework="nanotron"
     ).framework.memory_log_sd
     for micro in (1, 2, 4, 8, 16):
@@ -379,7 +379,7 @@ def test_each_bucket_is_a_collective_of_its_own() -> None:
     """Slower hops are paid for every 50 MiB of fp32 gradients: under ZeRO 1 for each hop around the
     ring, twice; under ZeRO 0 for the chains up and down within nodes, as trees join these.
     """
-    shipped = efficiency(
+    shipped = efficiency_profile(
         gpu=cluster(ClusterQuery(gpu="h100-sxm-80gb", num_gpus=8)).gpu, framework="nanotron"
     ).framework
 

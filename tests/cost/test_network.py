@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hp_tool.catalog import cluster, model
-from hp_tool.catalog.efficiency import efficiency
+from hp_tool.catalog.efficiency import efficiency_profile
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.case import Machine
 from hp_tool.cost.network import (
@@ -141,7 +141,7 @@ def spaces(name: str) -> tuple[Problem, Candidates]:
         model=model(name),
         cluster=where,
         workload=TrainingWorkload(sequence_length=16384, global_batch_size=128),
-        profile=efficiency(gpu=where.gpu, framework="megatron-core"),
+        profile=efficiency_profile(gpu=where.gpu, framework="megatron-core"),
     )
     query = ParallelQuery(
         micro_batch_size=1, recompute="none", expert_tensor_parallel_size=(1, 2), zero_stage=(1, 3)

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import pytest
 
 from hp_tool.catalog import gpu
-from hp_tool.catalog.efficiency import efficiency, gpu_efficiency
+from hp_tool.catalog.efficiency import efficiency_profile, gpu_efficiency
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.zero import StateTimes, data_parallel_seconds
 from hp_tool.domain.hardware import ClusterQuery
@@ -61,18 +61,18 @@ def test_a_switch_that_is_on_is_what_this_software_does_anyway() -> None:
 
 def test_older_software_borrows_the_newest_share() -> None:
     old = gpu("a100-sxm-80gb")
-    newest = efficiency(gpu=gpu("h100-sxm-80gb"), framework="megatron-core").framework
-    hidden = efficiency(
+    newest = efficiency_profile(gpu=gpu("h100-sxm-80gb"), framework="megatron-core").framework
+    hidden = efficiency_profile(
         gpu=old, framework="megatron-core", overlap=OverlapSpec(data_parallel=True)
     ).framework
-    plain = efficiency(gpu=old, framework="megatron-core").framework
+    plain = efficiency_profile(gpu=old, framework="megatron-core").framework
     assert plain.data_parallel_overlap == 0.0 < newest.data_parallel_overlap
     assert hidden == dataclasses.replace(plain, data_parallel_overlap=newest.data_parallel_overlap)
 
 
 def test_what_nobody_measured_is_refused_by_name() -> None:
     with pytest.raises(UnsupportedError) as caught:
-        efficiency(
+        efficiency_profile(
             gpu=gpu("h100-sxm-80gb"),
             framework="nanotron",
             overlap=OverlapSpec(context_parallel=True),
@@ -86,7 +86,7 @@ def test_every_switch_has_its_constants() -> None:
 
 def test_interleaved_chunks_exchange_beside_the_micro_batches_of_the_next() -> None:
     """All but the chunk at the end of a pass, as far as the framework hides it."""
-    profile = efficiency(gpu=gpu("h100-sxm-80gb"), framework="megatron-core")
+    profile = efficiency_profile(gpu=gpu("h100-sxm-80gb"), framework="megatron-core")
     states = StateTimes(reduce_s=3.0, replica_s=0.0, gather_s=2.0, update_s=0.0)
 
     def exposed(chunks: int, *, zero: int = 1, run: int = 1) -> float:
@@ -226,7 +226,7 @@ def test_an_earlier_release_takes_longer_by_the_trend_of_the_measured_ones() -> 
         assert sum(found.parts_s.values()) == pytest.approx(found.step_s)
         return found.step_s
 
-    constants = efficiency(gpu=gpu("h100-sxm-80gb"), framework="megatron-core").framework
+    constants = efficiency_profile(gpu=gpu("h100-sxm-80gb"), framework="megatron-core").framework
     newest = constants.newest_release
     assert newest is not None
     assert newest == "26.08"

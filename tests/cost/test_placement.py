@@ -16,11 +16,11 @@ from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.network import (
     Axis,
     Group,
+    axis_members_in_block,
     checked_order,
     dense_group,
     expert_group,
-    in_block,
-    sharing,
+    members_in_block,
 )
 from hp_tool.domain.hardware import ClusterQuery, ClusterSpec
 from hp_tool.domain.parallel import ParallelConfig
@@ -93,7 +93,7 @@ def test_the_short_side_of_a_block_is_counted(
     generator = rank_generator()(tp=t, ep=1, dp=d, pp=p, cp=1, order=order)
     for name in ("tp", "dp", "pp"):
         group = dense_group(Candidates.alone(config), name, cluster=ordered(order))
-        counted = sharing(group, block=block)
+        counted = members_in_block(group, block=block)
         pieces = [
             sum(rank // block == home for rank in ranks)
             for ranks in generator.get_ranks(name)
@@ -117,7 +117,7 @@ def test_the_short_side_of_a_block_is_counted(
     ],
 )
 def test_sharing_by_hand(size: int, stride: int, block: int, expected: int) -> None:
-    assert in_block(Axis(size, stride), block) == expected
+    assert axis_members_in_block(Axis(size, stride), block) == expected
 
 
 def test_left_out_dimensions_follow_tensor_parallelism() -> None:
@@ -146,4 +146,4 @@ def test_replicas_beside_stages_lie_further_apart() -> None:
     assert [(axis.size, axis.stride) for axis in apart.axes] == [(2, 2), (4, 16)]
     assert [(axis.size, axis.stride) for axis in together.axes] == [(8, 2)]
     assert apart.size == together.size
-    assert (sharing(apart, block=8), sharing(together, block=8)) == (2, 4)
+    assert (members_in_block(apart, block=8), members_in_block(together, block=8)) == (2, 4)

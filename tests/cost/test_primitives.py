@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from hp_tool.catalog import cluster, gpu
-from hp_tool.catalog.efficiency import efficiency
+from hp_tool.catalog.efficiency import efficiency_profile
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.case import Machine
 from hp_tool.cost.network import group_ring, neighbours, send_seconds
@@ -30,7 +30,7 @@ def plain_profile(machine: ClusterSpec) -> EfficiencyProfile:
     """Half of every peak, latencies of 1 us inside and 10 us outside, nothing hidden and no other
     loss.
     """
-    shipped = efficiency(gpu=machine.gpu, framework="megatron-core")
+    shipped = efficiency_profile(gpu=machine.gpu, framework="megatron-core")
     inside = Link(bandwidth_fraction=0.5, latency_s=1e-6, latency_per_peer_s=0.0, ramp_bytes=0.0)
     outside = Link(bandwidth_fraction=0.5, latency_s=1e-5, latency_per_peer_s=0.0, ramp_bytes=0.0)
     roof = Roofline(peak_fraction=0.5, bandwidth_fraction=0.5, overhead_s=1e-6)

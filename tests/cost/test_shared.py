@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hp_tool.cost.shared import MOST, Shared, forget_all
+from hp_tool.cost.shared import MAX_ENTRIES, Shared, forget_all
 from hp_tool.questions.schema import parse_query
 from hp_tool.questions.training import estimate
 
@@ -41,9 +41,9 @@ def test_equal_objects_are_not_the_same_and_results_are_computed_once() -> None:
 def test_a_cache_is_bounded() -> None:
     shared: Shared[int] = Shared()
     computed = []
-    for number in (*range(MOST + 1), 0):
+    for number in (*range(MAX_ENTRIES + 1), 0):
         shared.get((), (number,), lambda number=number: computed.append(number) or number)  # type: ignore[misc]
-    assert computed[-1] == 0 and len(computed) == MOST + 2
+    assert computed[-1] == 0 and len(computed) == MAX_ENTRIES + 2
 
 
 def test_estimates_do_not_depend_on_those_before_them() -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from hp_tool.catalog import cluster, gpu, model
-from hp_tool.catalog.efficiency import efficiency, gpu_efficiency
+from hp_tool.catalog.efficiency import efficiency_profile, gpu_efficiency
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.training import training_costs
 from hp_tool.domain.hardware import ClusterQuery, GpuSpec, Precision
@@ -114,7 +114,10 @@ def test_power_limits_set_the_clocks_of_long_trainings() -> None:
     """
 
     def matmul(card: GpuSpec, precision: Precision = "bf16") -> tuple[float, float]:
-        boost, long = gpu_efficiency(card), efficiency(gpu=card, framework="megatron-core").gpu
+        boost, long = (
+            gpu_efficiency(card),
+            efficiency_profile(gpu=card, framework="megatron-core").gpu,
+        )
         peak = card.peak_flops_per_second[precision]
         return boost.matmul[precision].peak_fraction * peak, long.matmul[
             precision

@@ -293,9 +293,9 @@ def test_dualpipe_takes_uneven_stages_and_hides_the_exchange(
 def test_dualpipe_keeps_two_stages_of_each_rank() -> None:
     plain, dual = scheduled("zb-h1"), scheduled("dualpipe")
     assert plain.parallel is not None and dual.memory is not None
-    inner = anatomy.stages(problem=resolve_training(parse_query(DEEPSEEK)), config=plain.parallel)[
-        5
-    ]
+    inner = anatomy.stage_anatomies(
+        problem=resolve_training(parse_query(DEEPSEEK)), config=plain.parallel
+    )[5]
     assert inner.layers == 4 and dual.memory.worst_stage == 1, (
         "four layers each, where no end of the model is"
     )

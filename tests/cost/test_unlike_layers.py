@@ -18,7 +18,7 @@ from hp_tool.cost.flops import token_flops
 from hp_tool.cost.legality import REASONS, legality
 from hp_tool.cost.recurrent_block import mixer_kernels
 from hp_tool.cost.roofline import peak_flops
-from hp_tool.cost.scans import chunked_seconds, convolution_work, kernel, scan_work
+from hp_tool.cost.scans import chunked_seconds, convolution_work, mixer_kernel, scan_work
 from hp_tool.cost.training import TrainingCosts, training_costs
 from hp_tool.domain.blocks import Block
 from hp_tool.domain.hardware import ClusterQuery
@@ -118,7 +118,7 @@ def test_a_pipeline_is_its_fullest_and_its_slowest_stage(
     resolved = resolve_configuration(query)
     whole, each = (
         resolved.problem.costs(resolved.candidate),
-        anatomy.stages(problem=resolved.problem, config=resolved.config),
+        anatomy.stage_anatomies(problem=resolved.problem, config=resolved.config),
     )
     assert sum(stage.layers for stage in each) == spec.num_hidden_layers
     v = resolved.config.virtual_pipeline_parallel_size
@@ -169,7 +169,7 @@ def test_the_scan_of_a_state_space_runs_at_the_rate_of_its_framework() -> None:
     assert rate is not None
     gpu = case.cluster.gpu
     convolution = chunked_seconds(
-        kernel(case, layers, "convolution"),
+        mixer_kernel(case, layers, "convolution"),
         convolution_work(layers, 1),
         tokens=8192,
         prompts=2.0,

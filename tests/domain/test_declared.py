@@ -25,7 +25,7 @@ from hp_tool.domain.workload import LoraSpec, OverlapSpec, TrainingWorkload
 from hp_tool.errors import InputError, UnsupportedError
 from hp_tool.formats import engines, fine_tuning
 from hp_tool.formats.exchange import export, read_configuration
-from hp_tool.formats.registry import formats, get
+from hp_tool.formats.registry import formats, get_format
 from hp_tool.formats.tools import accelerate, deepspeed, nanotron, torchtitan, verl
 from hp_tool.formats.tools.megatron_lm import hybrid, patterns, words
 from hp_tool.loop.tuning import problem as training_search
@@ -184,8 +184,8 @@ def test_a_search_of_deployments(monkeypatch: pytest.MonkeyPatch) -> None:
         SERVING | {"inference": SERVING["inference"] | {"precision": "bf16"}}
     )
     serving_search.resolve_serving_search(query)
-    workload = serving_search.served_workload(query)
-    monkeypatch.setattr(serving_search, "served_workload", lambda query: grown(workload))
+    workload = serving_search.resolve_workload(query)
+    monkeypatch.setattr(serving_search, "resolve_workload", lambda query: grown(workload))
     refused(serving_search.resolve_serving_search, query, f"inference.{LATER}")
 
 
@@ -241,10 +241,10 @@ def test_exports_refuse_what_they_dropped() -> None:
     stages = [{"gpu": name, "num_gpus": 8} for name in ("h100-sxm-80gb", "a100-sxm-80gb")]
     parallel = FIXED | {"pipeline_parallel_size": 2}
     mixed = setup_of(TRAINING | {"cluster": {"stages": stages}, "parallel": parallel})
-    refused(get("megatron-lm").write, mixed, "cluster.stages")
+    refused(get_format("megatron-lm").write, mixed, "cluster.stages")
     dense = setup_of(TRAINING | {"parallel": FIXED})
     narrow = dataclasses.replace(dense, model=dataclasses.replace(dense.model, v_head_dim=64))
-    refused(get("megatron-lm").write, narrow, "model.v_head_dim: 64")
+    refused(get_format("megatron-lm").write, narrow, "model.v_head_dim: 64")
     cache = SERVING["inference"] | {"engine": "trtllm", "kv_cache_precision": "nvfp4"}
     with pytest.raises(UnsupportedError, match="cache in nvfp4"):
         export(result=SERVING | {"inference": cache}, format="trtllm")
@@ -269,7 +269,7 @@ def test_readers_of_queries_refuse_keys_that_are_no_fields(section: str) -> None
     """
     arguments = pytest.importorskip("service.agents.arguments")
     known = TRAINING if section != "model" else TRAINING | {"model": dict(LLAMA)}
-    query = schema.lay(
+    query = schema.set_paths(
         dict(known) | {section: dict(known.get(section, {}))}, {f"{section}.{LATER}": 1}
     )
     for mapping in (query, arguments.QueryArgument(**query).mapping()):
@@ -284,21 +284,25 @@ def test_the_importer_refuses_a_flag_that_it_does_not_know() -> None:
 
 
 DECLARED: dict[str, Any] = {
-    "models": [profiling._PREDICTING, profiling._LLAMA, declared.LATENT],
+    "models": [
+        profiling._PREDICTING_DECODER_FIELDS,
+        profiling._LLAMA_FIELDS,
+        declared.LATENT_FIELDS,
+    ],
     "workloads": [
-        profiling._workload(TrainingWorkload(sequence_length=1, global_batch_size=1)),
-        profiling._ENDPOINT,
-        *profiling._SIZES.values(),
+        profiling._declared_workload(TrainingWorkload(sequence_length=1, global_batch_size=1)),
+        profiling._ENDPOINT_FIELDS,
+        *profiling._SIZE_FIELDS.values(),
     ],
     "exports": [
         *(each.SAID for each in (accelerate, deepspeed, nanotron, torchtitan, verl)),
-        verl.SAID_BY_FSDP,
-        words.SAID,
-        words.PACKED,
+        verl.FSDP_FIELDS,
+        words.EXPRESSED_FIELDS,
+        words.PACKING_FIELDS,
         hybrid.FIELDS,
         patterns.FIELDS,
-        fine_tuning.SAID,
-        engines.SAID,
+        fine_tuning.EXPRESSED_FIELDS,
+        engines.EXPRESSED_FIELDS,
     ],
 }
 SPECS = (ModelSpec, TrainingWorkload, ParallelConfig, Strategy, InferenceWorkload, ServingConfig)
@@ -322,6 +326,6 @@ def test_every_declared_name_is_a_field() -> None:
         assert set(group) <= known, set(group) - known
     sections = {"model": SPECS[:1], "training": SPECS[1:2], "cluster": (ClusterSpec,)}
     sections |= {"parallel": SPECS[2:4] + SPECS[5:], "inference": SPECS[4:5]}
-    for path in declared.ACCOUNTING:
+    for path in declared.ACCOUNTING_FIELDS:
         section, _, name = path.partition(".")
         assert any(name in {f.name for f in dataclasses.fields(s)} for s in sections[section]), path

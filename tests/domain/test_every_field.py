@@ -28,7 +28,7 @@ from hp_tool.domain.workload import LoraSpec, OverlapSpec, ReliabilitySpec, Trai
 from hp_tool.errors import HpToolError
 from hp_tool.questions import schema
 from hp_tool.questions.problem import problem_of
-from hp_tool.questions.serving.disaggregated import disaggregated
+from hp_tool.questions.serving.disaggregated import rank_pools
 
 CHANGES_NOTHING = {
     "model.left_out": "names what a file describes besides",
@@ -281,7 +281,7 @@ def answer(query: dict[str, Any]) -> Any:
     try:
         parsed = schema.parse_query(query)
         if parsed.inference is not None and parsed.inference.disaggregated is not None:
-            return {"pools": schema.to_dict(disaggregated(query=parsed, top=1))}
+            return {"pools": schema.to_dict(rank_pools(query=parsed, top=1))}
         estimate, _ = problem_of(parsed).estimate(with_fixes=False)
     except HpToolError as error:
         return error

@@ -11,20 +11,20 @@ import pytest
 from benchmarks.accuracy.fit_familiarity import as_csv, groups
 from evidence.table import FOLDER
 from hp_tool.catalog import model
-from hp_tool.catalog.efficiency import doubts
+from hp_tool.catalog.efficiency import prediction_doubts
 from hp_tool.catalog.familiarity import FILE, measured_runs, read_runs
 from hp_tool.domain.familiarity import (
-    SERVING,
-    TRAINING,
-    WORDS,
+    DIMENSION_LABELS,
+    SERVING_DIMENSIONS,
+    TRAINING_DIMENSIONS,
     Index,
     Measured,
     Setting,
     family_of,
+    find_nearest,
     kind_of_model,
-    nearness,
 )
-from hp_tool.wording.familiarity import NONE_LIKE
+from hp_tool.wording.familiarity import MISSING_RUNS_WORDS
 
 EXTRAS = {
     "trainer": 0.5,
@@ -67,7 +67,7 @@ DIFFERENT = {
 
 
 def test_runs_that_differ_in_nothing_are_familiar() -> None:
-    near = nearness(ASKED, Index((LIKE,)), EXTRAS)
+    near = find_nearest(ASKED, Index((LIKE,)), EXTRAS)
     assert (near.differs, near.variance) == ((), 0.0)
     answer = near.answer()
     assert (answer.class_, answer.n) == ("familiar", 12)
@@ -77,7 +77,7 @@ def test_runs_that_differ_in_nothing_are_familiar() -> None:
 @pytest.mark.parametrize("name", DIFFERENT)
 def test_each_dimension_has_its_class_and_its_extra(name: str) -> None:
     other = dataclasses.replace(LIKE, **DIFFERENT[name])  # type: ignore[arg-type]
-    near = nearness(ASKED, Index((other,)), EXTRAS, serves=name == "load")
+    near = find_nearest(ASKED, Index((other,)), EXTRAS, serves=name == "load")
     assert near.differs == (name,)
     assert near.variance == pytest.approx(EXTRAS[name] ** 2)
     assert near.answer().class_ == name
@@ -88,21 +88,21 @@ def test_each_dimension_has_its_class_and_its_extra(name: str) -> None:
 def test_the_nearest_runs_lack_the_most_severe_difference() -> None:
     far = dataclasses.replace(LIKE, gpu="b200-sxm-180gb", die="b200", n=100)
     near = dataclasses.replace(LIKE, gpu="h200-sxm-141gb", family="qwen3", n=3)
-    found = nearness(ASKED, Index((far, near)), EXTRAS)
+    found = find_nearest(ASKED, Index((far, near)), EXTRAS)
     assert found.differs == ("family", "gpu")
     assert found.variance == pytest.approx(0.1**2 + 0.05**2)
     assert found.answer().n == 3
 
 
 def test_nothing_measured_at_all_is_an_unknown_trainer() -> None:
-    near = nearness(ASKED, Index(), EXTRAS)
+    near = find_nearest(ASKED, Index(), EXTRAS)
     assert near.answer().class_ == "trainer" and near.answer().n == 0
     assert near.variance == 0.5**2
-    assert nearness(ASKED, Index(), EXTRAS, serves=True).answer().class_ == "engine"
+    assert find_nearest(ASKED, Index(), EXTRAS, serves=True).answer().class_ == "engine"
 
 
 def test_a_layout_without_measured_features_is_no_familiar_one() -> None:
-    answer = nearness(ASKED, Index((LIKE,)), EXTRAS).answer(("parallel.rank_order",))
+    answer = find_nearest(ASKED, Index((LIKE,)), EXTRAS).answer(("parallel.rank_order",))
     assert (answer.class_, answer.unmeasured) == ("layout", ("parallel.rank_order",))
 
 
@@ -114,21 +114,23 @@ def test_removing_a_familys_rows_widens_its_answers_and_changes_their_class(kind
         fields = {each.name: getattr(run, each.name) for each in dataclasses.fields(Setting)}
         asked = Setting(**fields)
         without = Index(tuple(each for each in index.runs if each.family != run.family))
-        before, after = (nearness(asked, each, EXTRAS, serves=serves) for each in (index, without))
+        before, after = (
+            find_nearest(asked, each, EXTRAS, serves=serves) for each in (index, without)
+        )
         assert before.answer().class_ == "familiar" and before.variance == 0.0
         assert after.answer().class_ != "familiar" and after.variance > 0.0
 
 
-@pytest.mark.parametrize("order", [TRAINING, SERVING])
+@pytest.mark.parametrize("order", [TRAINING_DIMENSIONS, SERVING_DIMENSIONS])
 def test_every_dimension_is_asked_once_and_has_words(order: tuple[str, ...]) -> None:
     assert len(set(order)) == len(order)
-    assert set(order) <= WORDS.keys() & NONE_LIKE.keys()
+    assert set(order) <= DIMENSION_LABELS.keys() & MISSING_RUNS_WORDS.keys()
 
 
 def test_the_order_of_severity_is_that_of_the_fitted_extras() -> None:
     """Of trainings; dimensions of nearly the same extra may stand in either order."""
-    added = doubts().extras
-    values = [added[name] for name in TRAINING]
+    added = prediction_doubts().extras
+    values = [added[name] for name in TRAINING_DIMENSIONS]
     assert all(later <= earlier + 0.03 for earlier, later in itertools.pairwise(values))
 
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from hp_tool.domain.latencies import BY_QUANTILE_KEY, LATENCIES, Latency
-from hp_tool.domain.targets import bounded_by
+from hp_tool.domain.latencies import LATENCIES, LATENCIES_BY_QUANTILE_KEY, Latency
+from hp_tool.domain.targets import parse_target
 from hp_tool.loop.search.serving import TARGETS
 from hp_tool.wording.figures import MEASURED, SERVED_MEASURED, SERVING
 from hp_tool.wording.words import missed_words
@@ -22,8 +22,8 @@ def test_a_new_latency_is_worded_from_its_declaration(monkeypatch: pytest.Monkey
 def test_targets_name_each_latency_and_its_quantiles() -> None:
     assert tuple(LATENCIES) == TARGETS
     for key, latency in LATENCIES.items():
-        assert bounded_by(f"{latency.quantile_key}_p999_s") == (key, "p99.9")
-    assert len(BY_QUANTILE_KEY) == len(LATENCIES)
+        assert parse_target(f"{latency.quantile_key}_p999_s") == (key, "p99.9")
+    assert len(LATENCIES_BY_QUANTILE_KEY) == len(LATENCIES)
 
 
 def test_each_latency_is_a_figure_predicted_and_measured() -> None:

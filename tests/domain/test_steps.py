@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hp_tool.domain.steps import MORE_WARMUP, read_steps, step_line, warmup_of
+from hp_tool.domain.steps import WARMUP_EXTENSION, count_warmup_steps, format_step, read_steps
 
 
 @pytest.mark.parametrize(
@@ -22,16 +22,16 @@ from hp_tool.domain.steps import MORE_WARMUP, read_steps, step_line, warmup_of
 def test_warm_up_lasts_until_steps_no_longer_become_faster(
     times_s: tuple[float, ...], least: int, warmup: int
 ) -> None:
-    most = least + MORE_WARMUP if least else 0
-    assert warmup_of(times_s, least=least, most=most) == warmup
-    assert warmup_of(times_s, least=least, most=least) == least
+    most = least + WARMUP_EXTENSION if least else 0
+    assert count_warmup_steps(times_s, least=least, most=most) == warmup
+    assert count_warmup_steps(times_s, least=least, most=least) == least
     for count in range(len(times_s)):  # a step that counted once counts on
-        assert warmup_of(times_s[:count], least=least, most=most) <= warmup
+        assert count_warmup_steps(times_s[:count], least=least, most=most) <= warmup
 
 
 def test_steps_are_read_back_from_a_log_that_breaks_off() -> None:
     lines = [
-        step_line(n, warmup=(1, 5), time_s=t, loss=5.5 - n, norm=1.0)
+        format_step(n, warmup=(1, 5), time_s=t, loss=5.5 - n, norm=1.0)
         for n, t in ((1, 9.0), (2, 1.25), (3, 1.5))
     ]
     log = "NCCL says\n" + "\n".join(lines) + "\nhp-tool step 4 (1 to 5 to wa"

@@ -18,7 +18,7 @@ from hp_tool.domain.result import Estimate, Fix
 from hp_tool.questions.configuration import Configuration
 from hp_tool.questions.schema import parse_query
 from hp_tool.questions.training import config_query, estimate
-from hp_tool.questions.training.fixes import GROWTH, MAX_FIXES, WORTHWHILE
+from hp_tool.questions.training.fixes import GROWTH, MAX_FIXES, MAX_STEP_RATIO
 
 BASE: dict[str, Any] = {
     "kind": "training",
@@ -362,7 +362,7 @@ def test_a_second_change_is_told_beside_a_single_one_where_it_is_worth_it() -> N
     single = [fix.step_s for fix in fixes if len(axes(fix)) == 1]
     double = [fix.step_s for fix in fixes if len(axes(fix)) == 2]
     assert single and double
-    assert max(double) <= WORTHWHILE * min(single)
+    assert max(double) <= MAX_STEP_RATIO * min(single)
 
 
 def test_block_recomputation_takes_the_fewest_layers_that_fit() -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from hp_tool.formats.exchange.export import runs
-from hp_tool.formats.registry import get
+from hp_tool.formats.exchange.export import supported_axes
+from hp_tool.formats.registry import get_format
 from hp_tool.questions import schema
 
 TOOLS = {
@@ -182,10 +182,10 @@ def training(seed: int, *, format: str) -> dict[str, Any]:
         },
         "parallel": {},
     }
-    if (loss := get(format).loss) is not None:
+    if (loss := get_format(format).loss) is not None:
         query["training"]["cross_entropy"] = loss
     for path, value in draw.sample(RARE, k=draw.choice((0, 0, 1, 1, 2, 3))):
-        schema.lay(query, {path: value})
+        schema.set_paths(query, {path: value})
     work = query["training"]
     if "frozen_precision" in work:
         work.setdefault("lora", {"rank": 8, "target_modules": ["q_proj", "v_proj"]})
@@ -195,12 +195,15 @@ def training(seed: int, *, format: str) -> dict[str, Any]:
         work["cuda_graphs"] = True
     if "offload_fraction" in work:
         work.setdefault("offload", "optimizer")
-    if 0 in runs(format, schema.parse_query(query)).get("zero_stage", ()) and draw.random() < 0.5:
+    if (
+        0 in supported_axes(format, schema.parse_query(query)).get("zero_stage", ())
+        and draw.random() < 0.5
+    ):
         query["parallel"].setdefault("zero_stage", 0)
     query["parallel"] = {
         **{
             name: list(value) if isinstance(value, tuple) else value
-            for name, value in runs(format, schema.parse_query(query)).items()
+            for name, value in supported_axes(format, schema.parse_query(query)).items()
         },
         **query["parallel"],
     }
@@ -221,12 +224,12 @@ def serving(seed: int, *, format: str) -> dict[str, Any]:
         },
         "parallel": {},
     }
-    schema.lay(
+    schema.set_paths(
         query,
         dict(draw.choice(((("inference.concurrency", 64),), (("inference.concurrency", 8),), ()))),
     )
     for path, value in draw.sample(RARE_SERVED, k=draw.choice((0, 1, 1, 2, 3))):
-        schema.lay(query, {path: value})
+        schema.set_paths(query, {path: value})
     if "request_rate_per_second" in query["inference"]:
         query["inference"].pop("concurrency", None)
     return query

@@ -290,6 +290,6 @@ def _typed(name: str, texts: list[str], *, negative: bool) -> Any:
 
 
 def _pattern(text: str) -> Any:
-    from hp_tool.formats.tools.megatron_lm.arguments import number_list
+    from hp_tool.formats.tools.megatron_lm.arguments import evaluate_list
 
-    return int(text) if text.isdecimal() else number_list(ast.parse(text, mode="eval").body)
+    return int(text) if text.isdecimal() else evaluate_list(ast.parse(text, mode="eval").body)

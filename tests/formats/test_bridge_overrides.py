@@ -10,7 +10,7 @@ import pytest
 
 import hp_tool
 from hp_tool.errors import InputError
-from hp_tool.formats.exchange import detect, read_query
+from hp_tool.formats.exchange import detect_format, read_query
 from hp_tool.formats.reading import ImportRefusedError
 
 GIVEN = {"cluster.gpu": "h100-sxm-80gb", "cluster.num_gpus": 64}
@@ -32,7 +32,7 @@ def read(words: str, **given: Any) -> dict[str, Any]:
 
 
 def test_overrides_alone_are_bridges() -> None:
-    assert detect(text()) == "nemo"
+    assert detect_format(text()) == "nemo"
     back = read(text())
     assert back["model"] == "llama-3-70b"
     assert (back["parallel"]["tensor_parallel_size"], back["training"]["global_batch_size"]) == (

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from hp_tool.errors import HpToolError, InputError
-from hp_tool.formats.exchange import detect, read_configuration, read_query
+from hp_tool.formats.exchange import detect_format, read_configuration, read_query
 from hp_tool.formats.reading import Reading
-from hp_tool.formats.tools.nemo.recipes import _library, library_recipe, presets
+from hp_tool.formats.tools.nemo.recipes import _library_file, library_recipe, presets
 from hp_tool.questions import schema, training
 
 H100 = {"cluster.gpu": "h100-sxm-80gb"}
@@ -58,7 +58,7 @@ def launched(words: str = "", **variables: str) -> Reading:
 
 def test_a_library_recipe_is_read_by_its_name() -> None:
     text = LIBRARY.format(name="llama3_70b_pretrain_config", words="")
-    assert detect(text) == "nemo"
+    assert detect_format(text) == "nemo"
     query = read_query(text, overrides=H100)
     assert (query["model"], query["cluster"]["num_gpus"]) == ("llama-3-70b", 64)
     parallel, work = query["parallel"], query["training"]
@@ -175,7 +175,7 @@ def test_a_preset_that_is_not_known_is_refused_by_name(
 
 
 def test_the_table_knows_the_recipes_of_each_model_and_every_alias() -> None:
-    table = _library()
+    table = _library_file()
     assert len(table["recipes"]) >= 100 and len(presets()) >= 300
     assert all(library_recipe(name) is not None for name in table["aliases"])
     assert {"llama3_8b_sft_config", "qwen3_30b_a3b_pretrain_config"} <= set(table["aliases"])
@@ -198,7 +198,7 @@ def test_recipes_of_the_table_are_legal_on_the_gpus_of_their_names() -> None:
     modelled.
     """
     wrong = []
-    for name in _library()["recipes"]:
+    for name in _library_file()["recipes"]:
         count = re.search(r"_(\d+)gpu_", name)
         assert count is not None, name
         gpu = "gb200-nvl72" if "_gb200_" in name else "h100-sxm-80gb"

@@ -16,7 +16,7 @@ from hp_tool.errors import InputError, UnsupportedError
 from hp_tool.formats.exchange import export
 from hp_tool.formats.tools import sglang, trtllm, vllm
 from hp_tool.questions import schema
-from hp_tool.questions.answers import recommend_answer
+from hp_tool.questions.answers import answer_recommend
 from tests.formats.engine_parsers import parsed
 
 QUANTIZATION = {"fp8"}
@@ -281,7 +281,7 @@ def test_an_answers_pools_are_exported_by_rank_and_trtllm_has_none() -> None:
     query = schema.parse_query(
         pool_query(engine="vllm") | {"inference": pool_query()["inference"] | {"disaggregated": {}}}
     )
-    answer = json.loads(schema.to_json(recommend_answer(query, top=3)))
+    answer = json.loads(schema.to_json(answer_recommend(query, top=3)))
     for rank in (1, 3):
         words = roles(export(result=answer, format="vllm", rank=rank))
         row = answer["disaggregated"][rank - 1]

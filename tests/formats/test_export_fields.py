@@ -8,7 +8,7 @@ import pytest
 
 from hp_tool.errors import InputError, UnsupportedError
 from hp_tool.formats.exchange.export import export
-from hp_tool.formats.registry import get, writable
+from hp_tool.formats.registry import get_format, writable
 from tests.formats.cases import setup_of
 
 DENSE = {
@@ -159,7 +159,7 @@ def test_no_field_is_dropped_in_silence(subtests: pytest.Subtests) -> None:
                     }
                     query[section] = query[section] | changes  # type: ignore[operator]
                     try:
-                        texts.append(get(format).write(setup_of(query)))
+                        texts.append(get_format(format).write(setup_of(query)))
                     except (UnsupportedError, InputError):
                         texts.append("")
                 name, written = next(iter(change)), written + bool(texts[0])

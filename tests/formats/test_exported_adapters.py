@@ -16,7 +16,7 @@ import yaml
 import hp_tool
 from hp_tool.errors import InputError, UnsupportedError
 from hp_tool.formats.exchange import read_query
-from hp_tool.formats.reading import look_up, plain, table
+from hp_tool.formats.reading import hyphenated, look_up, table
 from tests.formats.test_exported_words import exported, imported, run
 
 KEYS = json.loads(Path(__file__).with_name("fine_tuning_keys.json").read_text())
@@ -258,4 +258,4 @@ def test_a_script_of_ones_own_has_the_trainers_defaults() -> None:
 
 def test_every_key_of_trl_has_its_line() -> None:
     arguments = table("trainer")
-    assert [name for name in KEYS["trl"] if look_up(plain(name), arguments) is None] == []
+    assert [name for name in KEYS["trl"] if look_up(hyphenated(name), arguments) is None] == []

@@ -15,9 +15,9 @@ import yaml
 
 import hp_tool
 from hp_tool.errors import HpToolError
-from hp_tool.formats.exchange.export import write
-from hp_tool.formats.registry import get
-from hp_tool.formats.scripts import required
+from hp_tool.formats.exchange.export import write_text
+from hp_tool.formats.registry import get_format
+from hp_tool.formats.scripts import required_variable
 from hp_tool.questions import schema, serving, training
 from hp_tool.questions.configuration import Configuration
 from tests.formats import drawn
@@ -65,7 +65,7 @@ def queries(seeds: int) -> Iterator[tuple[dict[str, Any], tuple[str, ...]]]:
                 "training": work,
                 "model": OWN if seed == 0 else "llama-3-8b",
             }
-            yield {**asked, "parallel": dict(get(format).axes)}, (format,)
+            yield {**asked, "parallel": dict(get_format(format).axes)}, (format,)
 
 
 def script_of(text: str) -> str:
@@ -99,7 +99,7 @@ def exported(seeds: int) -> tuple[tuple[str, str], ...]:
         for row in rows:
             for format in formats:
                 try:
-                    text = write(Configuration.of(row, query=asked), format)
+                    text = write_text(Configuration.of(row, query=asked), format)
                 except HpToolError:
                     continue  # the tool has no word for it, which test_export_fields.py holds
                 made.add((format, script_of(text)))
@@ -161,6 +161,6 @@ def test_a_name_that_a_shell_would_take_apart_stays_a_word() -> None:
     "meaning", ["this host's address", 'the "host"', "$HOST", "`hostname`", "a \\ b", "a } b"]
 )
 def test_a_reason_that_bash_would_not_read_as_text_is_no_reason(meaning: str) -> None:
-    assert required("HOST", "set it to this host") == "${HOST:?set it to this host}"
+    assert required_variable("HOST", "set it to this host") == "${HOST:?set it to this host}"
     with pytest.raises(ValueError, match="quote"):
-        required("HOST", meaning)
+        required_variable("HOST", meaning)

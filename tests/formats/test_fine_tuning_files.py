@@ -8,7 +8,7 @@ import pytest
 
 from hp_tool import estimate
 from hp_tool.errors import InputError, UnsupportedError
-from hp_tool.formats.detection import detect
+from hp_tool.formats.detection import detect_format
 from hp_tool.formats.exchange import read_configuration, read_query
 from hp_tool.questions import schema
 
@@ -72,16 +72,16 @@ def query(text: str, **more: Any) -> dict[str, Any]:
     ],
 )
 def test_decisive_keys_say_whose_a_file_is(text: str, name: str) -> None:
-    assert detect(text) == name
+    assert detect_format(text) == name
 
 
 def test_an_unknown_file_says_what_it_resembles() -> None:
     with pytest.raises(InputError, match=r"resembles trainer: 3 of its 3 keys.*supported: "):
-        detect("bf16: true\nlearning_rate: 1e-4\nseed: 1\n")
+        detect_format("bf16: true\nlearning_rate: 1e-4\nseed: 1\n")
     with pytest.raises(InputError, match="it has flavour, colour"):
-        detect("flavour: sweet\ncolour: red\n")
+        detect_format("flavour: sweet\ncolour: red\n")
     with pytest.raises(UnsupportedError, match="vLLM's recipes"):
-        detect("meta: {}\nmodel: {}\nvariants: {}\n")
+        detect_format("meta: {}\nmodel: {}\nvariants: {}\n")
 
 
 def test_trl_trains_weights_as_they_are_loaded() -> None:

@@ -11,10 +11,10 @@ import pytest
 from hp_tool.catalog import models
 from hp_tool.errors import UnsupportedError
 from hp_tool.formats.exchange import read_query
-from hp_tool.formats.exchange.export import written
+from hp_tool.formats.exchange.export import write_configuration
 from hp_tool.formats.reading import ImportRefusedError
 from hp_tool.formats.tools import megatron_lm
-from hp_tool.formats.tools.megatron_lm.hybrid import by_shares
+from hp_tool.formats.tools.megatron_lm.hybrid import pattern_of_fractions
 from hp_tool.questions import schema, training
 from hp_tool.questions.configuration import Configuration
 from tests.formats.cases import setup_of
@@ -116,7 +116,7 @@ def figures(mapping: dict[str, Any]) -> tuple[float, float]:
     ],
 )
 def test_what_was_written_is_read_and_takes_the_same(case: dict[str, Any], said: str) -> None:
-    script = megatron_lm.command(setup_of(case))
+    script = megatron_lm.torchrun_script(setup_of(case))
     assert said in script.replace("'", "")
     again = read_query(script, overrides={"cluster.gpu": "h200-sxm-141gb"})
     if version := case["training"].get("framework_version"):
@@ -172,14 +172,14 @@ def test_what_a_release_lacks_is_refused_by_name(case: dict[str, Any], why: str)
 
 def test_shares_of_layers_are_those_of_megatron() -> None:
     """Attention evenly between, MLPs among the rest (mamba_hybrid_layer_allocation.py)."""
-    assert by_shares(10, attention=0.2, mlp=0.0) == "MMM*MM*MMM"
-    assert by_shares(4, attention=0.0, mlp=0.5) == "M-M-"
+    assert pattern_of_fractions(10, attention=0.2, mlp=0.0) == "MMM*MM*MMM"
+    assert pattern_of_fractions(4, attention=0.0, mlp=0.5) == "M-M-"
     # 3 Mamba layers in 2 sections of 1.5: a half that is left over still takes a Mamba layer.
-    assert by_shares(4, attention=0.25, mlp=0.0) == "MM*M"
+    assert pattern_of_fractions(4, attention=0.25, mlp=0.0) == "MM*M"
 
 
 def test_letters_that_are_not_modelled_are_refused() -> None:
-    script = megatron_lm.command(setup_of(query(version="0.19.2")))
+    script = megatron_lm.torchrun_script(setup_of(query(version="0.19.2")))
     for wrong in ("G" + NANO[1:], NANO + "/M"):
         with pytest.raises(ImportRefusedError, match="hybrid-layer-pattern"):
             read_query(script.replace(NANO, wrong), overrides={"cluster.gpu": "h200-sxm-141gb"})
@@ -189,7 +189,7 @@ def test_an_interleaved_pipeline_of_states_runs_from_the_release_that_says_its_s
     """Four segments on two stages (training/arguments.py of 0.17); Megatron Core 0.16 asserts one
     chunk a rank.
     """
-    script = megatron_lm.command(
+    script = megatron_lm.torchrun_script(
         setup_of(query(pipeline_parallel_size=2, expert_parallel_size=4, version="0.17.1"))
     )
     halves = "|".join((NANO[:26], NANO[26:]))
@@ -210,7 +210,7 @@ def test_an_interleaved_pipeline_of_states_runs_from_the_release_that_says_its_s
 
 
 def test_sparse_attention_of_megatron_is_refused_by_name() -> None:
-    script = megatron_lm.command(setup_of(query("qwen3.6-27b", version="0.19.2")))
+    script = megatron_lm.torchrun_script(setup_of(query("qwen3.6-27b", version="0.19.2")))
     with pytest.raises(
         ImportRefusedError, match="experimental-attention-variant dsa: its kernels keep all scores"
     ):
@@ -221,7 +221,9 @@ def test_sparse_attention_of_megatron_is_refused_by_name() -> None:
 
 @pytest.mark.parametrize("case", [query(version="0.19.2"), query("qwen3.6-27b", version="0.19.2")])
 def test_windows_beside_layers_that_differ_are_refused_by_name(case: dict[str, Any]) -> None:
-    script = megatron_lm.command(setup_of(case)).replace("--bf16", "--bf16 --window-size 127,0")
+    script = megatron_lm.torchrun_script(setup_of(case)).replace(
+        "--bf16", "--bf16 --window-size 127,0"
+    )
     with pytest.raises(
         ImportRefusedError, match="window-size 127,0: is not read beside layers that differ"
     ):
@@ -242,7 +244,7 @@ def test_a_tool_without_layouts_leaves_out_the_one_that_a_ranking_chose() -> Non
     best = training.recommend(query=asked, top=1).recommendations[0]
     chosen = Configuration.of(best, query=asked)
     assert best.parallel.pipeline_layout is not None and chosen.lays_out
-    exported = written(chosen, "nemo")
+    exported = write_configuration(chosen, "nemo")
     assert (
         "pipeline_model_parallel_size=4" in exported.text
         and best.parallel.pipeline_layout not in exported.text
@@ -252,4 +254,4 @@ def test_a_tool_without_layouts_leaves_out_the_one_that_a_ranking_chose() -> Non
         for note in exported.notes
     )
     with pytest.raises(UnsupportedError, match=r"parallel\.pipeline_layout"):
-        written(Configuration.of(best, query=chosen.query), "nemo")
+        write_configuration(Configuration.of(best, query=chosen.query), "nemo")

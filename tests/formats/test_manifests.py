@@ -9,7 +9,7 @@ import pytest
 import hp_tool
 from hp_tool.errors import InputError, UnsupportedError
 from hp_tool.formats.exchange import read_configuration, read_query
-from hp_tool.formats.manifests import started_by
+from hp_tool.formats.manifests import pod_command
 from tests.formats.test_exported_words import LONG
 
 CONTAINER = "      - {image: vllm/vllm-openai, args: [--model, /mnt/models, --max-num-seqs, '8']}\n"
@@ -27,19 +27,19 @@ spec:
 @pytest.mark.parametrize("replicas", ["'{{ pods }}'", "0", "null"])
 def test_a_number_of_pods_that_is_unknown_is_refused_by_name(replicas: str) -> None:
     with pytest.raises(UnsupportedError) as caught:
-        started_by(MANIFEST % replicas + CONTAINER)
+        pod_command(MANIFEST % replicas + CONTAINER)
     assert caught.value.field == "spec.replicas"
 
 
 def test_two_servers_of_one_command_are_not_read_as_one() -> None:
-    assert started_by(MANIFEST % 2 + CONTAINER * 2) is None
-    served = started_by(MANIFEST % 2 + CONTAINER)
+    assert pod_command(MANIFEST % 2 + CONTAINER * 2) is None
+    served = pod_command(MANIFEST % 2 + CONTAINER)
     assert served is not None and served.replicas == 2
 
 
 def test_only_the_mounted_checkpoint_is_named_by_its_address() -> None:
     inside = CONTAINER.replace("'8'", "'8', --download-dir, /mnt/models/cache")
-    served = started_by(MANIFEST % 1 + inside)
+    served = pod_command(MANIFEST % 1 + inside)
     assert served is not None and served.script == (
         "vllm serve --model org/name --max-num-seqs 8 --download-dir /mnt/models/cache\n"
     )

@@ -15,8 +15,8 @@ import pytest
 from hp_tool.errors import InputError, UnsupportedError
 from hp_tool.formats.exchange import read_query
 from hp_tool.formats.reading import table
-from hp_tool.formats.registry import get
-from hp_tool.formats.tools.megatron_lm import command
+from hp_tool.formats.registry import get_format
+from hp_tool.formats.tools.megatron_lm import torchrun_script
 from tests.formats.cases import setup_of
 from tests.formats.test_megatron_validation import parsed, queries
 
@@ -100,7 +100,7 @@ def commands() -> list[str]:
     ]
     for query in [*(each for case in CASES for each in queries(*case)[::5]), *rare]:
         try:
-            made.append(command(setup_of(query)))
+            made.append(torchrun_script(setup_of(query)))
         except InputError:  # what is illegal, or has no flag, is refused by name
             continue
     return made
@@ -180,7 +180,7 @@ def test_an_offload_that_megatron_core_would_refuse_is_not_written(format: str) 
             "training": training,
             "parallel": split,
         }
-        text = get(format).write
+        text = get_format(format).write
         assert text is not None
         return text(setup_of(query))
 

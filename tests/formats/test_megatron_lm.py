@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 
 from hp_tool.errors import InputError, UnsupportedError
-from hp_tool.formats.exchange import detect, read_query
+from hp_tool.formats.exchange import detect_format, read_query
 from hp_tool.formats.tools import megatron_lm
 from tests.conftest import skip_or_fail
 from tests.formats.cases import llama, queries, same_work, setup_of
@@ -76,7 +76,9 @@ def test_a_pipeline_laid_out_by_hand_comes_back_the_same() -> None:
         "num-virtual-stages-per-pipeline-rank",
         "account-for-loss-in-pipeline-split",
     }.isdisjoint(megatron_lm.flags(setup))
-    again = read_query(megatron_lm.command(setup), overrides={"cluster.gpu": "h100-sxm-80gb"})
+    again = read_query(
+        megatron_lm.torchrun_script(setup), overrides={"cluster.gpu": "h100-sxm-80gb"}
+    )
     assert again["parallel"]["pipeline_layout"] == layout
     same_work(setup_of(again), setup)
 
@@ -84,7 +86,9 @@ def test_a_pipeline_laid_out_by_hand_comes_back_the_same() -> None:
 @given(queries())
 def test_what_was_exported_comes_back_the_same(query: dict) -> None:
     setup = setup_of(query)
-    again = read_query(megatron_lm.command(setup), overrides={"cluster.gpu": "h100-sxm-80gb"})
+    again = read_query(
+        megatron_lm.torchrun_script(setup), overrides={"cluster.gpu": "h100-sxm-80gb"}
+    )
     assert again["cluster"]["num_gpus"] == setup.cluster.num_gpus
     same_work(setup_of(again), setup)
 
@@ -114,7 +118,7 @@ def test_the_yaml_puts_every_key_in_the_section_of_its_class(query: dict) -> Non
 
 
 def test_a_llama_as_its_flags() -> None:
-    script = megatron_lm.command(
+    script = megatron_lm.torchrun_script(
         setup_of(llama(virtual_pipeline_parallel_size=5, recompute="selective"))
     )
     assert "torchrun --nnodes 8 --nproc-per-node 8" in script
@@ -133,7 +137,10 @@ def test_a_llama_as_its_flags() -> None:
 
 
 def test_the_scripts_are_shell(tmp_path: Path) -> None:
-    for text in (megatron_lm.command(setup_of(llama())), megatron_lm.slurm(setup_of(llama()))):
+    for text in (
+        megatron_lm.torchrun_script(setup_of(llama())),
+        megatron_lm.slurm_script(setup_of(llama())),
+    ):
         path = tmp_path / "run.sh"
         path.write_text(text)
         assert subprocess.run(["bash", "-n", str(path)], check=False).returncode == 0
@@ -141,11 +148,11 @@ def test_the_scripts_are_shell(tmp_path: Path) -> None:
 
 def test_slurm_asks_for_the_segments_of_racks() -> None:
     query = llama(tensor_parallel_size=8)
-    assert "--segment" not in megatron_lm.slurm(setup_of(query))
+    assert "--segment" not in megatron_lm.slurm_script(setup_of(query))
     for num_gpus, nodes in ((1024, 16), (1152, 18), (1120, 14)):  # Slurm wants equal segments
         query["cluster"] = {"gpu": "gb200-nvl72", "num_gpus": num_gpus}
         query["training"]["global_batch_size"] = num_gpus
-        assert f"\n#SBATCH --segment={nodes}\n" in megatron_lm.slurm(setup_of(query))
+        assert f"\n#SBATCH --segment={nodes}\n" in megatron_lm.slurm_script(setup_of(query))
 
 
 def test_uneven_pipelines_count_embedding_and_loss_as_layers() -> None:
@@ -172,7 +179,9 @@ def test_shorter_ends_are_said_in_layers_and_read_back() -> None:
         said["decoder-first-pipeline-num-layers"],
         said["decoder-last-pipeline-num-layers"],
     ) == (["4"], ["1"])
-    again = read_query(megatron_lm.command(setup), overrides={"cluster.gpu": "h100-sxm-80gb"})
+    again = read_query(
+        megatron_lm.torchrun_script(setup), overrides={"cluster.gpu": "h100-sxm-80gb"}
+    )
     assert "pipeline_layout" not in again["parallel"]
     same_work(setup_of(again), setup)
 
@@ -191,7 +200,7 @@ def test_shorter_ends_are_said_in_layers_and_read_back() -> None:
     ],
 )
 def test_other_ends_are_a_layout(ends: str, layout: str) -> None:
-    text = megatron_lm.command(
+    text = megatron_lm.torchrun_script(
         setup_of(
             deepseek(tensor_parallel_size=1, pipeline_parallel_size=8, expert_parallel_size=64)
         )
@@ -242,12 +251,12 @@ def test_what_is_missing_or_malformed_is_named(flags: str, field: str) -> None:
 
 
 def test_formats_are_told_apart() -> None:
-    assert detect("torchrun pretrain_gpt.py --num-layers 8") == "megatron-lm"
-    assert detect('{"train_batch_size": 8}') == "deepspeed"
+    assert detect_format("torchrun pretrain_gpt.py --num-layers 8") == "megatron-lm"
+    assert detect_format('{"train_batch_size": 8}') == "deepspeed"
     for kind in ("training", "inference"):
         for text in (f"kind: {kind}\n{kind}: {{}}", f'{{"kind": "{kind}", "{kind}": {{}}}}'):
             with pytest.raises(InputError, match="is a query already"):
-                detect(text)
-    assert detect('[model]\nname = "llama3"') == "torchtitan"
+                detect_format(text)
+    assert detect_format('[model]\nname = "llama3"') == "torchtitan"
     with pytest.raises(InputError):
-        detect("hello")
+        detect_format("hello")

@@ -9,7 +9,7 @@ import pytest
 
 from hp_tool.errors import HpToolError, InputError, UnsupportedError
 from hp_tool.formats.exchange import read_configuration
-from hp_tool.formats.exchange.export import write
+from hp_tool.formats.exchange.export import write_text
 from hp_tool.questions import schema, training
 from hp_tool.questions.configuration import Configuration
 from tests.conftest import skip_or_fail
@@ -47,7 +47,7 @@ def scripts(query: dict[str, Any], *, top: int = 3) -> list[tuple[str, Configura
     for row in rows:
         configuration = Configuration.of(row, query=asked)
         try:
-            text = write(configuration, "megatron-lm")
+            text = write_text(configuration, "megatron-lm")
         except UnsupportedError:
             continue
         assert row.estimate.time is not None
@@ -171,8 +171,8 @@ def test_a_loss_that_the_training_loop_refuses_is_not_written(release: str) -> N
         asked = schema.parse_query(query)
         row = training.recommend(query=asked, top=1).recommendations[0]
         configuration = Configuration.of(row, query=asked)
-        assert "cross_entropy_fusion_impl=te" in write(configuration, "nemo").replace(" ", "")
-        write(configuration, "megatron-lm")
+        assert "cross_entropy_fusion_impl=te" in write_text(configuration, "nemo").replace(" ", "")
+        write_text(configuration, "megatron-lm")
     assert refused.value.field == "training.cross_entropy"
 
 

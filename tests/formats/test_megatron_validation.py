@@ -11,9 +11,9 @@ import pytest
 
 from hp_tool.errors import InputError
 from hp_tool.formats import shell
-from hp_tool.formats.launch import find
-from hp_tool.formats.reading import Reading, settings_of, table
-from hp_tool.formats.tools.megatron_lm import command
+from hp_tool.formats.launch import find_launch
+from hp_tool.formats.reading import Reading, parse_flags, table
+from hp_tool.formats.tools.megatron_lm import torchrun_script
 from tests.conftest import skip_or_fail
 from tests.formats.cases import setup_of
 from tests.formats.megatron_rules import complaints, configured
@@ -107,12 +107,12 @@ def queries(model: str, gpu: str) -> list[dict[str, Any]]:
 def parsed(script: str) -> tuple[dict[str, list[str]], dict[str, str]]:
     """The arguments of a script as bash passes them on, and the variables that it exports."""
     reading = Reading(tool="megatron-lm")
-    followed = shell.read(script, variables={"MASTER_ADDR": "node0"})
-    launch = find(followed, reading=reading)
+    followed = shell.read_script(script, variables={"MASTER_ADDR": "node0"})
+    launch = find_launch(followed, reading=reading)
     assert launch is not None
     words = {
         each.written[2:]: list(each.values)
-        for each in settings_of(launch.words, table=table("megatron"), reading=reading)
+        for each in parse_flags(launch.words, table=table("megatron"), reading=reading)
     }
     assert not reading.refused
     exported = [
@@ -136,7 +136,7 @@ def test_exported_commands_pass_what_megatron_checks(model: str, gpu: str) -> No
             setup = setup_of(query)
             if setup.model.num_attention_heads % setup.parallel.tensor_parallel_size:
                 continue
-            script = command(setup)
+            script = torchrun_script(setup)
         except InputError:  # what is illegal, or has no flag, is refused by name
             continue
         words, environment = parsed(script)
@@ -156,20 +156,20 @@ def test_what_a_configuration_needs_to_start_is_there() -> None:
         "context_parallel_communication": "a2a+p2p",
     }
     query["training"]["cuda_graphs"] = False
-    words, environment = parsed(command(setup_of(query)))
+    words, environment = parsed(torchrun_script(setup_of(query)))
     assert environment == {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
     assert [
         words[name] for name in ("moe-router-score-function", "moe-router-enable-expert-bias")
     ] == [["sigmoid"], []]
     assert words["hierarchical-context-parallel-sizes"] == ["4", "1"]
-    llama, _ = parsed(command(setup_of(queries("llama-3-8b", "b200-sxm-180gb")[0])))
+    llama, _ = parsed(torchrun_script(setup_of(queries("llama-3-8b", "b200-sxm-180gb")[0])))
     assert (llama["rotary-base"], llama["norm-epsilon"]) == (["500000"], ["1e-05"])
 
 
 def test_what_nobody_here_knows_is_listed_and_marked_in_place() -> None:
-    older, _ = parsed(command(setup_of(queries("llama-30b", "h100-sxm-80gb")[0])))
+    older, _ = parsed(torchrun_script(setup_of(queries("llama-30b", "h100-sxm-80gb")[0])))
     assert older["rotary-base"] == ["10000"]  # it is none of Llama 3
-    script = command(setup_of(queries("gpt-22b", "h100-sxm-80gb")[0] | {"model": "grok-1"}))
+    script = torchrun_script(setup_of(queries("gpt-22b", "h100-sxm-80gb")[0] | {"model": "grok-1"}))
     at_the_top = script[: script.index("YOURS=(")]
     assert "--rotary-base" in at_the_top
     assert script.count("FILL IN 5") == 1

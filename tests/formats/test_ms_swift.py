@@ -13,7 +13,7 @@ import pytest
 from hp_tool.domain.pipeline_layout import parse_layout
 from hp_tool.errors import InputError
 from hp_tool.formats.exchange import read_query
-from hp_tool.formats.reading import plain, table
+from hp_tool.formats.reading import hyphenated, table
 
 H100 = {"cluster.gpu": "h100-sxm-80gb"}
 LORA = "NPROC_PER_NODE=4 NNODES=2 swift sft --model Qwen/Qwen3-8B --dataset d --max_length 4096"
@@ -42,7 +42,7 @@ def test_each_word_of_a_table_is_one_that_the_tool_knows(tool: str) -> None:
     beside = (
         [*RECORDED["llama-factory"], *table("megatron")] if tool == "ms-swift" else []
     )  # the Trainer's, and Megatron's
-    known = {plain(key) for key in (*RECORDED[tool], *beside)} | OLDER[tool]
+    known = {hyphenated(key) for key in (*RECORDED[tool], *beside)} | OLDER[tool]
     words = (name.partition(".")[0] for name in table(tool) if not name.endswith("*"))
     assert [name for name in words if name not in known] == []
 

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from hp_tool.errors import HpToolError, InputError, UnsupportedError
-from hp_tool.formats.exchange.export import write
+from hp_tool.formats.exchange.export import write_text
 from hp_tool.questions import schema, serving, training
 from hp_tool.questions.configuration import Configuration
 from hp_tool.questions.serving.problem import resolve_serving
@@ -436,14 +436,14 @@ def rows(query: dict[str, Any], *, format: str) -> list[tuple[str, Configuration
     for row in ranked:
         configuration = Configuration.of(row, query=asked)
         try:
-            written.append((write(configuration, format), configuration))
+            written.append((write_text(configuration, format), configuration))
         except HpToolError as refused:
             assert isinstance(refused, UnsupportedError | InputError) and refused.field
             if (
                 refused.field == "training.cuda_graphs" and refused.field in configuration.set
             ):  # the ranking took what is free
                 without = configuration.without(refused.field)
-                written.append((write(without, format), without))
+                written.append((write_text(without, format), without))
     return written
 
 
@@ -500,7 +500,7 @@ def test_what_is_rare_is_written_or_refused(
         "parallel": {"pipeline_parallel_size": 2},
     }
     read, expected = TRAINED[format]
-    for text, configuration in rows(schema.lay(query, changes), format=format):
+    for text, configuration in rows(schema.set_paths(query, changes), format=format):
         words = read(text, configuration)
         hold(words, expected(configuration))
         overlap = configuration.query.training.overlap  # type: ignore[union-attr]

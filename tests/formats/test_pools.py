@@ -11,7 +11,7 @@ from hp_tool.errors import InputError, UnsupportedError
 from hp_tool.formats.exchange import read_query
 from hp_tool.formats.exchange.export import export
 from hp_tool.questions import schema
-from hp_tool.questions.serving.disaggregated import disaggregated
+from hp_tool.questions.serving.disaggregated import rank_pools
 
 MODELS = ("qwen3-32b", "llama-3-70b", "llama-3-8b", "qwen3-30b-a3b", "gpt-oss-20b", "deepseek-v3")
 GPUS = ("h100-sxm-80gb", "h200-sxm-141gb", "a100-sxm-80gb")
@@ -41,7 +41,7 @@ def asked(seed: int, *, engine: str) -> dict[str, Any]:
 def check(query: dict[str, Any], *, format: str) -> int:
     """How many of the pairs were written; each of them comes back the same."""
     try:
-        rows = disaggregated(query=schema.parse_query(query), top=2)
+        rows = rank_pools(query=schema.parse_query(query), top=2)
     except (InputError, UnsupportedError):
         return 0
     written = 0
@@ -57,7 +57,7 @@ def check(query: dict[str, Any], *, format: str) -> int:
         }
         given |= {f"cluster.{name}": value for name, value in query["cluster"].items()}
         back = read_query(text, format=format, overrides=given | {"model": query["model"]})
-        (again, *_) = disaggregated(query=schema.parse_query(back), top=1)
+        (again, *_) = rank_pools(query=schema.parse_query(back), top=1)
         assert (again.prefill, again.decode) == (row.prefill, row.decode), text
         for name in ("ttft_s", "tpot_s", "request_rate_per_second", "transfer_s"):
             ours, theirs = getattr(row.estimate, name), getattr(again.estimate, name)

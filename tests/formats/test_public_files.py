@@ -15,8 +15,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hp_tool.errors import HpToolError, InputError
-from hp_tool.formats.exchange import assess, detect, read_configuration
-from hp_tool.formats.manifests import started_by
+from hp_tool.formats.exchange import assess, detect_format, read_configuration
+from hp_tool.formats.manifests import pod_command
 from hp_tool.formats.reading import ImportRefusedError, Reading
 from hp_tool.questions import schema
 
@@ -99,8 +99,8 @@ def test_a_public_file_is_read_right_or_refused_by_name(subtests: pytest.Subtest
                 with pytest.raises(InputError, match=expected["error"]):
                     read_as(expected, text)
                 continue
-            started = started_by(text)
-            assert detect(
+            started = pod_command(text)
+            assert detect_format(
                 started.script if started else text, files=expected.get("files")
             ) == expected.get("format", "megatron-lm")
             reading, refusal = read_as(expected, text)

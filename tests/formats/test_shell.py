@@ -71,7 +71,7 @@ def by_bash(script: str) -> list[str]:
 
 
 def by_us(script: str) -> list[str]:
-    read = shell.read(script)
+    read = shell.read_script(script)
     return next(
         [word.text for word in command.words[1:]]
         for command in read.commands
@@ -117,7 +117,7 @@ def test_no_word_is_dropped_in_silence(form: str, words: list[str]) -> None:
         + [each.flag for each in reading.ignored]
         + reading.refused
     )
-    for word in shell.read(script).commands[-1].words[4:]:
+    for word in shell.read_script(script).commands[-1].words[4:]:
         name = word.text.partition("=")[0]
         assert name in said, word
 
@@ -137,7 +137,7 @@ torchrun ${DISTRIBUTED_ARGS[@]} pretrain_gpt.py --global-batch-size $((WORLD_SIZ
 
 
 def test_slurm_tells_the_script_its_nodes_and_unset_variables_stay_marked() -> None:
-    (command,) = shell.read(SCRIPT).commands
+    (command,) = shell.read_script(SCRIPT).commands
     texts = [word.text for word in command.words]
     assert texts[texts.index("--nnodes") + 1] == "4"
     assert texts[texts.index("--global-batch-size") + 1] == "64"
@@ -149,18 +149,20 @@ def test_slurm_tells_the_script_its_nodes_and_unset_variables_stay_marked() -> N
 
 
 def test_nothing_is_executed_and_quotes_must_close() -> None:
-    (command,) = shell.read('x --name "$(touch /tmp/never)" `date` <(ls)').commands
+    (command,) = shell.read_script('x --name "$(touch /tmp/never)" `date` <(ls)').commands
     assert [word.unknown for word in command.words if word.unknown] == [
         ("$(touch /tmp/never)",),
         ("`date`",),
         ("<(ls)",),
     ]
     with pytest.raises(InputError, match="cannot be read as shell words: line 2 is not bash"):
-        shell.read("y\nx --name 'open")
+        shell.read_script("y\nx --name 'open")
 
 
 def test_what_only_running_would_tell_is_noted() -> None:
-    read = shell.read("if [ -d /data ]; then A=--there; fi\nx $A\nif [ -z $1 ]; then exit 1; fi")
+    read = shell.read_script(
+        "if [ -d /data ]; then A=--there; fi\nx $A\nif [ -z $1 ]; then exit 1; fi"
+    )
     assert [note.line for note in read.notes] == [1, 3]
     assert "taken as false" in read.notes[0].reason
 
@@ -179,7 +181,7 @@ def test_what_only_running_would_tell_is_noted() -> None:
 )
 def test_circles_end(text: str) -> None:
     try:
-        shell.read(text)
+        shell.read_script(text)
     except InputError as error:
         assert error.code in ("syntax", "too_large")
 
@@ -199,7 +201,7 @@ def test_what_is_not_followed_is_refused_by_name_and_line(
     text: str, line: int, construct: str
 ) -> None:
     with pytest.raises(InputError, match=re.escape(f"line {line}: {construct}")):
-        shell.read(text)
+        shell.read_script(text)
 
 
 @pytest.mark.parametrize(
@@ -207,7 +209,7 @@ def test_what_is_not_followed_is_refused_by_name_and_line(
     ["$((1 << 3))", "$((-N + 1))", "$((N & 1))", "$((N ? 4 : 5))", "${S//a/b}", "${S^^}", "$((M))"],
 )
 def test_rare_sums_and_substitutions_stay_unknown(word: str) -> None:
-    (command,) = shell.read(f"N=2\nM=N*2\nS=a\nx --n {word}").commands
+    (command,) = shell.read_script(f"N=2\nM=N*2\nS=a\nx --n {word}").commands
     assert command.words[2].unknown == (word,)
 
 
@@ -224,7 +226,7 @@ def test_rare_sums_and_substitutions_stay_unknown(word: str) -> None:
 )
 def test_what_asks_for_too_much_is_refused(text: str) -> None:
     with pytest.raises(InputError):
-        shell.read(text)
+        shell.read_script(text)
 
 
 @given(st.text(alphabet=st.sampled_from("AB$(){}[]@=+*\"' -\n#\\1;&|<>!:%/"), max_size=60))
@@ -258,7 +260,7 @@ def test_any_text_is_read_or_refused(text: str) -> None:
 def test_a_value_that_an_unknown_condition_decides_is_unknown(
     script: str, value: str | None
 ) -> None:
-    command = shell.read(f"{script}\nx --n $TP\n").commands[-1]
+    command = shell.read_script(f"{script}\nx --n $TP\n").commands[-1]
     assert [word.text for word in command.words[:2]] == ["x", "--n"]
     word = command.words[2]
     assert (
@@ -273,7 +275,7 @@ def test_a_branch_that_is_not_taken_leaves_nothing_behind() -> None:
         "f() { echo one; }\nif [ -f conf ]; then f() { echo two; }; torchrun a.py; cat > b "
         "<<X\ntext\nX\nfi\nf\n"
     )
-    read = shell.read(script)
+    read = shell.read_script(script)
     assert [[word.text for word in command.words] for command in read.commands] == [["echo", "one"]]
     assert "b" not in read.files and len(read.notes) == 1
 
@@ -281,5 +283,5 @@ def test_a_branch_that_is_not_taken_leaves_nothing_behind() -> None:
 @pytest.mark.parametrize(("use", "line"), [("$A", 1), ('"$A"', 1), ("${A}", 1), ("5", 3)])
 def test_a_word_is_of_the_line_that_wrote_its_value(use: str, line: int) -> None:
     """An error about a value leads to the assignment, not to where it is used."""
-    (command,) = shell.read(f"A=5\n\nx --n {use}").commands
+    (command,) = shell.read_script(f"A=5\n\nx --n {use}").commands
     assert (command.words[2].text, command.words[2].line) == ("5", line)

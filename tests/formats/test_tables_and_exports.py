@@ -17,9 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hp_tool.errors import InputError, UnsupportedError
-from hp_tool.formats.exchange import assess, export, export_for, read_configuration, read_query
+from hp_tool.formats.exchange import assess, export, export_for_tool, read_configuration, read_query
 from hp_tool.formats.reading import table
-from hp_tool.formats.registry import get, writable
+from hp_tool.formats.registry import get_format, writable
 from hp_tool.formats.tools import nanotron, verl
 from hp_tool.formats.tools.megatron_lm import scripts
 from hp_tool.questions import schema
@@ -230,7 +230,7 @@ def test_what_is_exported_comes_back_the_same_in_every_field(
     query = data.draw(asked(format))
     try:
         setup = setup_of(query)
-        text = get(format).write(setup)
+        text = get_format(format).write(setup)
     except UnsupportedError as error:
         assert error.field
         return
@@ -257,7 +257,7 @@ def test_what_is_exported_comes_back_the_same_in_every_field(
 def test_what_is_left_to_fill_in_is_listed_and_marked_in_place(format: str, count: int) -> None:
     query = llama(pipeline_parallel_size=2, zero_stage=1) | {"model": "llama-3-8b"}
     query["training"]["framework"] = FRAMEWORK.get(format, ("megatron-core",))[0]
-    text = get(format).write(setup_of(query))
+    text = get_format(format).write(setup_of(query))
     for number in range(1, count + 1):
         assert f"#   {number}. " in text and f"# FILL IN {number}" in text
     assert f"FILL IN {count + 1}" not in text
@@ -377,7 +377,7 @@ def test_kubernetes_takes_the_manifest() -> None:
     validate = pytest.importorskip(
         "kubernetes_validate", reason="kubernetes-validate is not installed"
     )
-    service, job = yaml.safe_load_all(scripts.kubernetes(setup_of(llama())))
+    service, job = yaml.safe_load_all(scripts.kubernetes_manifest(setup_of(llama())))
     for each in (service, job):
         validate.validate(each, "1.30", strict=True)
     assert job["spec"]["completions"] == 8
@@ -391,7 +391,7 @@ def test_a_recommendation_is_ranked_again_for_a_tool_that_cannot_run_it() -> Non
     query["training"]["cross_entropy"] = "fused"
     with pytest.raises(UnsupportedError):
         export(result=query, format="torchtitan")
-    chosen = export_for(result=query, format="torchtitan")
+    chosen = export_for_tool(result=query, format="torchtitan")
     assert chosen.framework == "torch-fsdp" and chosen.left_out == ("training.cross_entropy",)
     assert chosen.best_step_s is not None and chosen.cost_fraction == pytest.approx(
         chosen.step_s / chosen.best_step_s - 1.0

@@ -15,8 +15,8 @@ from hp_tool.domain.parts import STEP_KEYS
 from hp_tool.errors import InputError
 from hp_tool.formats.timers import is_log, read_timers
 from hp_tool.questions import schema
-from hp_tool.traces.explain.logged import GROUPS, explain_log, parts
-from hp_tool.wording.words import arithmetic
+from hp_tool.traces.explain.logged import GROUPS, explain_log, logged_parts
+from hp_tool.wording.words import layout_arithmetic
 from tests.traces.test_explain import QUERY
 
 STEP = (
@@ -84,7 +84,7 @@ def test_a_step_is_split_by_its_timers_and_sums_to_itself(tmp_path: Path, option
     assert is_log(path)
     steps = read_timers(path)
     assert [each.step_s for each in steps] == pytest.approx([1.0, 1.01, 1.02])
-    seconds = parts(steps[0])
+    seconds = logged_parts(steps[0])
     expected = {
         "passes": 0.6,
         "pipeline": 0.15,
@@ -107,7 +107,7 @@ def test_a_log_without_timers_is_told_the_flags_that_give_them(tmp_path: Path) -
 
 
 def test_timers_of_level_1_do_not_tell_the_pipeline(tmp_path: Path) -> None:
-    seconds = parts(read_timers(log(tmp_path / "log", "minmax", timers=LEVEL_1))[0])
+    seconds = logged_parts(read_timers(log(tmp_path / "log", "minmax", timers=LEVEL_1))[0])
     assert (
         seconds["passes_and_pipeline"] == pytest.approx(0.75)
         and not {"passes", "pipeline"} & seconds.keys()
@@ -116,7 +116,9 @@ def test_timers_of_level_1_do_not_tell_the_pipeline(tmp_path: Path) -> None:
 
 def test_what_no_timer_told_is_no_zero_but_part_of_the_rest(tmp_path: Path) -> None:
     path = log(tmp_path / "log", "all", timers={"forward-backward": 800.0})
-    assert parts(read_timers(path)[0]) == pytest.approx({"passes_and_pipeline": 0.8, "rest": 0.2})
+    assert logged_parts(read_timers(path)[0]) == pytest.approx(
+        {"passes_and_pipeline": 0.8, "rest": 0.2}
+    )
     answer = explain_log(read_timers(path), query=schema.parse_query(QUERY))
     assert answer.estimate is not None and answer.estimate.time is not None
     predicted_s = {part.name: part.predicted_s for part in answer.parts}
@@ -183,7 +185,7 @@ def test_beside_a_prediction_and_as_a_command(tmp_path: Path) -> None:
         and "forward-compute" in shown.output
         and "data-parallel communication" in shown.output
     )
-    assert f"Predicted for {arithmetic(answer.estimate.parallel)}" in shown.output
+    assert f"Predicted for {layout_arithmetic(answer.estimate.parallel)}" in shown.output
     told = CliRunner().invoke(build(), [*command, "--json"])
     assert json.loads(told.output) == json.loads(schema.to_json(answer))
 

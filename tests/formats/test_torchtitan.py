@@ -75,7 +75,7 @@ def queries(draw: st.DrawFn) -> dict[str, Any]:
 def test_what_was_exported_comes_back_the_same(query: dict[str, Any]) -> None:
     setup = setup_of(query)
     again = read_query(
-        torchtitan.toml(setup), num_gpus=128, overrides={"cluster.gpu": "h100-sxm-80gb"}
+        torchtitan.toml_file(setup), num_gpus=128, overrides={"cluster.gpu": "h100-sxm-80gb"}
     )
     same_work(setup_of(again), setup)
 
@@ -109,7 +109,7 @@ def test_torchtitan_reads_it(tmp_path: Path) -> None:
     for world in (8, 64, 1024):
         query["cluster"]["num_gpus"], query["training"]["global_batch_size"] = world, 2 * world
         paths.append(tmp_path / f"train.{world}.toml")
-        paths[-1].write_text(torchtitan.toml(setup_of(query)), encoding="utf-8")
+        paths[-1].write_text(torchtitan.toml_file(setup_of(query)), encoding="utf-8")
         expected.append(f"read {world} 2 16 full")
     ran = subprocess.run(
         [sys.executable, "-c", LOAD, str(root), *map(str, paths)],
@@ -134,7 +134,7 @@ def test_context_parallelism_of_another_kind_is_refused() -> None:
         },
     }
     with pytest.raises(UnsupportedError, match="a2a"):
-        torchtitan.toml(setup_of(query))
+        torchtitan.toml_file(setup_of(query))
 
 
 def test_defaults_of_a_short_file() -> None:

@@ -14,7 +14,7 @@ from hypothesis import given
 from hp_tool.errors import InputError, UnsupportedError
 from hp_tool.formats.exchange import read_configuration, read_query
 from hp_tool.formats.python_calls import Call, Functions
-from hp_tool.formats.reading import look_up, plain, table
+from hp_tool.formats.reading import hyphenated, look_up, table
 from hp_tool.formats.tools import torchtitan_python
 from tests.formats.cases import same_work, setup_of
 from tests.formats.test_torchtitan import queries
@@ -205,7 +205,7 @@ def test_every_field_of_its_classes_has_its_line() -> None:
         for each in CLASSES["Trainer.Config"]
         if each not in ("model_spec", "training", "parallelism")
     ]
-    assert [each for each in named if look_up(plain(each), arguments) is None] == []
+    assert [each for each in named if look_up(hyphenated(each), arguments) is None] == []
 
 
 def test_a_registry_is_read_by_the_function_that_is_named() -> None:

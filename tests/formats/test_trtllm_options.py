@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from hp_tool.errors import InputError
-from hp_tool.formats.exchange import detect, read_configuration
+from hp_tool.formats.exchange import detect_format, read_configuration
 from hp_tool.formats.reading import ImportRefusedError
 
 OPTIONS = """
@@ -47,7 +47,7 @@ def read(text: str, **given: Any) -> dict[str, Any]:
 )
 def test_the_command_says_the_ranks(apart: str, field: str) -> None:
     text = OPTIONS.format(apart=apart)
-    assert detect(text) == "trtllm"
+    assert detect_format(text) == "trtllm"
     with pytest.raises(ImportRefusedError, match="--tp_size says it") as caught:
         read(text)
     assert [each.field for each in caught.value.reading.missing] == [field]

@@ -12,7 +12,7 @@ import pytest
 
 import hp_tool
 from hp_tool.errors import UnsupportedError
-from hp_tool.formats.reading import look_up, plain, table
+from hp_tool.formats.reading import hyphenated, look_up, table
 from tests.formats.test_silent_readings import read
 
 RECORDED: dict[str, Any] = json.loads(Path(__file__).with_name("bridge_keys.json").read_text())[
@@ -146,7 +146,7 @@ def test_each_key_of_the_actor_has_a_line_of_its_own(release: str) -> None:
         for key in keys
         if key.startswith((f"{ACTOR}.", "actor_rollout_ref.model."))
     }
-    assert keys and [key for key in sorted(keys) if look_up(plain(key), known) is None] == []
+    assert keys and [key for key in sorted(keys) if look_up(hyphenated(key), known) is None] == []
     for section in ("model", "actor", "actor.fsdp-config", "actor.megatron", "actor.optim"):
         assert look_up(f"actor-rollout-ref.{section}.of-a-later-release", known) is None
 

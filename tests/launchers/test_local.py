@@ -12,7 +12,7 @@ import pytest
 
 from hp_tool.cluster.launchers import create, local, supervisor
 from hp_tool.cluster.launchers.readback import read_json
-from hp_tool.domain.measurement import KILLED, ProfileRequest
+from hp_tool.domain.measurement import KILLED_CAUSE, ProfileRequest
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.ports import Launcher
@@ -47,7 +47,7 @@ class TestLocalLauncher(LauncherContract):
         assert wait(launcher, handle, until={JobState.FINISHED}) is JobState.FINISHED
         assert (launcher.fetch(handle).status, launcher.fetch(handle).cause) == (
             "preempted",
-            KILLED,
+            KILLED_CAUSE,
         )
 
     def test_a_terminated_supervisor_ends_the_job_as_preempted(

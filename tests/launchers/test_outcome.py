@@ -11,8 +11,8 @@ from pydantic import TypeAdapter
 
 from hp_tool.cluster.launchers.jobs import Ending, measure, parse_ending
 from hp_tool.cluster.launchers.readback import MAX_FILE_BYTES, log_tail, read_json
-from hp_tool.domain.measurement import KILLED, Hardware, Measurement
-from hp_tool.domain.steps import RUN, step_line
+from hp_tool.domain.measurement import KILLED_CAUSE, Hardware, Measurement
+from hp_tool.domain.steps import RUN_PREFIX, format_step
 
 RANK_KILLED = "  traceback : Signal 9 (SIGKILL) received by PID 4711\n===="  # torchrun's summary
 
@@ -101,10 +101,10 @@ def test_a_run_that_is_cut_off_keeps_the_steps_it_measured(
     )
     times = ((1, 9.0), (2, 1.0), (3, 1.2))
     lines = [
-        step_line(number, warmup=(1, 5), time_s=time_s, loss=5.0, norm=1.0)
+        format_step(number, warmup=(1, 5), time_s=time_s, loss=5.0, norm=1.0)
         for number, time_s in times
     ]
-    header = RUN + TypeAdapter(Measurement).dump_json(versions).decode()
+    header = RUN_PREFIX + TypeAdapter(Measurement).dump_json(versions).decode()
     (tmp_path / "job.log").write_text(
         "\n".join(("NCCL says", header, *lines[:2], "a rank speaks", lines[2], ""))
     )
@@ -154,7 +154,7 @@ def test_a_rank_that_was_killed_explains_why_others_lost_it(tmp_path: Path) -> N
     (tmp_path / "job.log").write_text(RANK_KILLED)
     ending = Ending(reason="exited", exit_code=1)
     found = measure(tmp_path, ending=ending, timeout_s=30.0, hardware=Hardware(gpu="cpu"))
-    assert (found.status, found.cause) == ("preempted", KILLED)
+    assert (found.status, found.cause) == ("preempted", KILLED_CAUSE)
     report.write_text('{"status": "crashed", "cause": "ValueError: a fault of its own"}')
     assert (
         measure(tmp_path, ending=ending, timeout_s=30.0, hardware=Hardware(gpu="cpu")).status
@@ -226,7 +226,7 @@ def test_a_record_of_the_end_that_makes_no_sense_is_none(record: dict[str, objec
 
 
 def test_steps_in_a_log_that_no_run_has_are_none(tmp_path: Path) -> None:
-    line = step_line(2, warmup=(1, 1), time_s=0.0, loss=5.0, norm=1.0)
+    line = format_step(2, warmup=(1, 1), time_s=0.0, loss=5.0, norm=1.0)
     (tmp_path / "job.log").write_text(line + "\n")
     found = measure(
         tmp_path, ending=Ending(reason="timeout"), timeout_s=30.0, hardware=Hardware(gpu="cpu")

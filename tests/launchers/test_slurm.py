@@ -16,7 +16,7 @@ import pytest
 
 from hp_tool.domain.ports import Launcher
 from hp_tool.domain.states import JobState
-from hp_tool.domain.steps import step_line
+from hp_tool.domain.steps import format_step
 from hp_tool.errors import LauncherError, RefusedError
 from tests.launchers.contract import (
     GOOD,
@@ -385,7 +385,8 @@ class TestPreemption:
     ) -> None:
         launcher = slurm.launcher(root=tmp_path)
         lines = [
-            step_line(number, warmup=(1, 1), time_s=1.0, loss=2.0, norm=1.0) for number in (1, 2, 3)
+            format_step(number, warmup=(1, 1), time_s=1.0, loss=2.0, norm=1.0)
+            for number in (1, 2, 3)
         ]
         handle = launcher.submit(
             plan(

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from hp_tool.catalog.efficiency import efficiency
+from hp_tool.catalog.efficiency import efficiency_profile
 from hp_tool.loop.learning import series
 from hp_tool.loop.learning import stamp as stamps
 from hp_tool.loop.learning.make import outdated_notice
@@ -136,11 +136,11 @@ def test_the_stamp_follows_constants_and_cost_model_alone(monkeypatch):
         problem, cluster=replace(problem.cluster, inter_node_bandwidth_bytes_per_second=1e9)
     )
     assert digest_of(other) != stamp
-    profile = efficiency(gpu=problem.cluster.gpu, framework="megatron-core")
+    profile = efficiency_profile(gpu=problem.cluster.gpu, framework="megatron-core")
     moved = replace(
         profile, gpu=replace(profile.gpu, memory_fraction=0.99 * profile.gpu.memory_fraction)
     )
-    monkeypatch.setattr(stamps, "efficiency", lambda **_: moved)
+    monkeypatch.setattr(stamps, "efficiency_profile", lambda **_: moved)
     assert digest_of(problem) != stamp
 
 

@@ -18,7 +18,7 @@ from hp_tool import catalog
 from hp_tool.catalog import library
 from hp_tool.catalog.efficiency import (
     MachineProfile,
-    efficiency,
+    efficiency_profile,
     gpu_efficiency,
     machine_profile,
     save_machine_profile,
@@ -71,9 +71,9 @@ def test_a_measured_profile_serves_its_cluster_and_no_other(own: Path) -> None:
 def test_a_profile_of_another_gpu_is_left_alone(own: Path) -> None:
     save_machine_profile("lab", MachineProfile(gpu=gpu_efficiency(catalog.gpu("a100-sxm-80gb"))))
     device = catalog.gpu("h100-sxm-80gb")
-    assert efficiency(gpu=device, framework="megatron-core", cluster="lab") == efficiency(
-        gpu=device, framework="megatron-core"
-    )
+    assert efficiency_profile(
+        gpu=device, framework="megatron-core", cluster="lab"
+    ) == efficiency_profile(gpu=device, framework="megatron-core")
 
 
 def test_what_cannot_be_timed_is_refused() -> None:

@@ -18,7 +18,7 @@ from hp_tool.loop.learning.reports import read_report
 from hp_tool.questions.schema import parse_query
 from hp_tool.questions.training.calibrated import CalibratedPredictor
 from hp_tool.questions.training.problem import resolve_training
-from hp_tool.questions.training.ranking.exact import NEAR_MEASURED
+from hp_tool.questions.training.ranking.exact import NEAR_RATIO_MEASURED
 from tests.learning.machine import report
 from tests.learning.test_crashes import QUERY
 
@@ -69,7 +69,7 @@ def test_a_slower_layout_that_ran_takes_the_last_row_of_a_tie(http, ranking):
     row = next(
         row
         for row in rows
-        if row["group"] == 1 and row["expected_step_s"] > (NEAR_MEASURED + 0.03) * first_s
+        if row["group"] == 1 and row["expected_step_s"] > (NEAR_RATIO_MEASURED + 0.03) * first_s
     )
     measure(http, row)
     *faster, last = ranking(3)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from hp_tool.loop.learning import Follower, StoredCalibrations, make
-from hp_tool.questions.answers import estimate_answer
+from hp_tool.questions.answers import answer_estimate
 from hp_tool.questions.schema import parse_query
 from service.client import Client
 from tests.learning.machine import CONFIGURATIONS, OTHER_MODEL, report
@@ -82,7 +82,7 @@ def test_a_reader_that_does_not_fit_says_that_one_is_due(
 ) -> None:
     def provenance() -> Any:
         stored = StoredCalibrations(store=http.store)
-        calibrated = estimate_answer(
+        calibrated = answer_estimate(
             parse_query(OTHER_MODEL), calibrations=stored
         ).calibrated_estimate
         assert calibrated is not None

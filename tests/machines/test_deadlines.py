@@ -9,7 +9,7 @@ import pytest
 
 import hp_tool
 from hp_tool.domain.result import Estimate, Intervals, TimeEstimate
-from hp_tool.questions.machines.deadlines import NODES, deadline_probability
+from hp_tool.questions.machines.deadlines import NUM_QUADRATURE_NODES, deadline_probability
 
 HISTORIES = 10_000
 
@@ -106,5 +106,5 @@ def test_a_deadline_uses_the_side_of_the_interval_on_which_it_lies(
         effective_days=effective_days,
     )
     assert deadline_probability(estimate, max_days=max_days) == pytest.approx(
-        chance, abs=0.5 / NODES
+        chance, abs=0.5 / NUM_QUADRATURE_NODES
     )

@@ -12,7 +12,7 @@ import pytest
 
 import hp_tool
 from hp_tool.cli.machine_tables import print_machines
-from hp_tool.domain.bounds import Bounds, bounded
+from hp_tool.domain.bounds import Bounds, apply_bounds
 from hp_tool.domain.prices import PRICED
 from hp_tool.errors import InputError, NotFoundError, UnsupportedError
 from hp_tool.questions import schema
@@ -48,7 +48,7 @@ def test_rows_are_the_answers_about_each_machine_alone() -> None:
         alone = query(row.set["cluster"])
         for path, value in row.set.items():
             if path != "cluster":
-                schema.lay(alone, {path: value})
+                schema.set_paths(alone, {path: value})
         (same,) = hp_tool.recommend(alone, top=1).recommendations
         assert row.parallel == same.parallel
         whole = hp_tool.estimate({**alone, "parallel": schema.to_dict(row.parallel)}).estimate
@@ -271,14 +271,17 @@ def test_a_request_that_costs_too_much_says_after_how_many_machines() -> None:
 
     limits = Bounds(max_combinations=10**9, max_values=128, max_yaml_bytes=1, check=spent)
     message = r"^after 0 of 2 machines: 1 s of processor time were used up, or list fewer machines$"
-    with bounded(limits), pytest.raises(InputError, match=message) as refused:
+    with apply_bounds(limits), pytest.raises(InputError, match=message) as refused:
         ranked([OWN, SLOW])
     assert (refused.value.code, refused.value.field, limits.questions) == (
         "request_too_costly",
         "cluster",
         2,
     )
-    with bounded(limits), pytest.raises(InputError, match=r"cluster\.num_gpus lists 129 values"):
+    with (
+        apply_bounds(limits),
+        pytest.raises(InputError, match=r"cluster\.num_gpus lists 129 values"),
+    ):
         ranked([{"gpu": H100, "num_gpus": list(range(1, 130))}])
 
 

@@ -14,7 +14,7 @@ from hp_tool.domain.measurement import Fidelity, Hardware, Measurement, ProfileR
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.records import RunRecord
 from hp_tool.domain.states import RunState
-from hp_tool.domain.switches import switches, without
+from hp_tool.domain.switches import drop_unavailable, megatron_switches
 from hp_tool.formats.tools import megatron_lm
 from hp_tool.loop.tuning.problem import TuningProblem, build_problem
 from hp_tool.questions import schema
@@ -262,7 +262,7 @@ def test_a_run_is_configured_as_the_exported_command_is(name: str) -> None:
     from hp_tool.cluster.profiler.model import OF_DDP, ddp_fields, transformer_fields
 
     _, request, flags = asked(name)
-    wanted = switches(
+    wanted = megatron_switches(
         model=request.model,
         workload=request.training,
         parallel=request.parallel,
@@ -308,13 +308,15 @@ def test_what_a_host_lacks_is_named_and_the_measurement_is_of_another_software()
 
 def test_nothing_that_a_host_lacks_stays_on() -> None:
     _, request, _ = asked("switched")
-    everything = switches(model=request.model, workload=request.training, parallel=request.parallel)
-    run, differences = without(
+    everything = megatron_switches(
+        model=request.model, workload=request.training, parallel=request.parallel
+    )
+    run, differences = drop_unavailable(
         everything, lacking=("cuda", "transformer-engine", "apex", "deep-ep")
     )
     assert (run["cuda_graph_impl"], run["cross_entropy_fusion_impl"]) == ("none", "native")
     assert {name for name in run if run[name] != everything[name]} == differences.keys()
-    assert without(everything, lacking=()) == (everything, {})
+    assert drop_unavailable(everything, lacking=()) == (everything, {})
 
 
 def test_tokens_are_spread_evenly_where_the_query_is_about_an_even_load() -> None:

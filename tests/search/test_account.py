@@ -12,7 +12,7 @@ from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.query import SearchSettings
 from hp_tool.domain.records import RunRecord
 from hp_tool.domain.states import RunState
-from hp_tool.domain.steps import MORE_WARMUP
+from hp_tool.domain.steps import WARMUP_EXTENSION
 from hp_tool.loop.assumptions import assumed
 from hp_tool.loop.search.account import run_gpu_seconds, startup_s
 from hp_tool.loop.search.fidelity import EXTRAPOLATION_RATIO
@@ -78,7 +78,7 @@ def test_a_time_limit_is_start_up_with_slack_and_all_steps_at_their_slowest() ->
     record = replace(
         run(1, wall_s=None, step_s=None), parallel=problem.candidates.config(0), predicted=predicted
     )
-    steps = 2 + MORE_WARMUP + 5
+    steps = 2 + WARMUP_EXTENSION + 5
     assert problem.request(record, startup_s=100.0).timeout_s == pytest.approx(
         2 * 100.0 + steps * 60.0
     )

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 
-from hp_tool.domain.measurement import KILLED, Measurement
+from hp_tool.domain.measurement import KILLED_CAUSE, Measurement
 from hp_tool.domain.states import JobState, RunState, SearchState
 from hp_tool.errors import ConflictError, LauncherError
 from tests.search.search_bench import Bench, wait_for_claim
@@ -103,10 +103,10 @@ def test_the_name_of_an_attempt_that_is_given_up_is_given_up_too(b):
 def test_a_job_that_was_killed_from_outside_is_tried_once_more_before_its_configuration_is_blamed(
     b, times
 ):
-    killed = Measurement(status="preempted", cause=KILLED, wall_s=1.0)
+    killed = Measurement(status="preempted", cause=KILLED_CAUSE, wall_s=1.0)
     b.engine.outcome = lambda request: killed if len(b.engine.submissions) <= times else None
     assert b.coordinator().run().state == "succeeded"
     first, again, *_ = b.runs()
-    assert (first.state, first.cause) == (RunState.ABANDONED, KILLED)
+    assert (first.state, first.cause) == (RunState.ABANDONED, KILLED_CAUSE)
     assert (again.parallel, again.attempt, again.state) == (first.parallel, 1, RunState.FINISHED)
     assert again.measurement.status == ("ok" if times == 1 else "crashed")

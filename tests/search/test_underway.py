@@ -8,16 +8,16 @@ from types import SimpleNamespace
 import pytest
 
 from hp_tool.domain.states import JobState
-from hp_tool.domain.steps import RUN, step_line
+from hp_tool.domain.steps import RUN_PREFIX, format_step
 from hp_tool.errors import EngineAwayError
 from hp_tool.loop.search.underway import LINES, Underway, Watched, underway
 
 
 def line(number: int, time_s: float) -> str:
-    return step_line(number, warmup=(2, 6), time_s=time_s, loss=9.0, norm=1.0)
+    return format_step(number, warmup=(2, 6), time_s=time_s, loss=9.0, norm=1.0)
 
 
-START = [f"{RUN}{{}}", "building the model"]
+START = [f"{RUN_PREFIX}{{}}", "building the model"]
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,7 @@ def test_a_log_tells_the_phase(lines, phase, warmup_steps, steps, step_s):
     told = underway("\n".join(lines), serves=False)
     assert (told.phase, told.warmup_steps, told.steps) == (phase, warmup_steps, steps)
     assert told.step_s == (None if step_s is None else pytest.approx(step_s))
-    assert RUN not in told.log_tail and told.log_tail == "\n".join(lines[1:])
+    assert RUN_PREFIX not in told.log_tail and told.log_tail == "\n".join(lines[1:])
 
 
 def test_a_server_writes_no_steps_and_only_the_end_of_a_log_is_kept():

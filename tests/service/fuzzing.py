@@ -20,7 +20,7 @@ from fastapi.testclient import TestClient
 
 from hp_tool.cli.queries import read_query as read_file
 from hp_tool.errors import HpToolError
-from hp_tool.questions.answers import answer_lines, estimate_answer
+from hp_tool.questions.answers import answer_estimate, answer_lines
 from hp_tool.questions.schema import to_json
 from hp_tool.store import open_store
 from service.api.bodies import read_query
@@ -93,7 +93,7 @@ def _doors(folder: Path) -> dict[str, tuple[int, Door]]:
     def command(query: bytes, task: str) -> tuple[str, str | None]:
         file.write_bytes(query)
         try:
-            return _judged(to_json(estimate_answer(read_file(str(file), {}, None))))
+            return _judged(to_json(answer_estimate(read_file(str(file), {}, None))))
         except HpToolError as error:
             return error.code, "an internal error" if error.code == "internal" else None
 

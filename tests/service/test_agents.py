@@ -22,7 +22,7 @@ from hp_tool.formats.exchange.reading import read_configuration
 from hp_tool.formats.reading import ImportRefusedError
 from hp_tool.questions import schema
 from hp_tool.store import SqlStore, open_store
-from hp_tool.watch import expected_of
+from hp_tool.watch import expected_pace
 from hp_tool.watch.reports import take_steps
 from service import keys
 from service.agents import SKILL
@@ -215,7 +215,7 @@ async def ask_all(agent: Agent, script: str) -> None:
 async def watch_with(agent: Agent, store: SqlStore) -> None:
     """A job of ada's that becomes slower, and what to run without one of its nodes."""
     query = schema.parse_query(DENSE)
-    expected = schema.to_dict(expected_of(query))
+    expected = schema.to_dict(expected_pace(query))
     job = store.create_watch(
         name="pretrain", query=schema.query_mapping(query), expected=expected, owner="ada"
     ).id

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from hp_tool.cli.batches.answering import Task, by_server
+from hp_tool.cli.batches.answering import Task, answer_by_server
 from hp_tool.domain.measurement import Measurement
 from hp_tool.domain.ports import Store
 from hp_tool.domain.states import SearchState
@@ -76,7 +76,7 @@ def test_a_batch_of_any_size_keeps_what_is_no_query_in_its_place(server: str, qu
         wrong,
     ]
     task = Task(name="estimate", top=1, calibration=False)
-    answers = [json.loads(line) for line in by_server(iter(items), task, server=server)]
+    answers = [json.loads(line) for line in answer_by_server(iter(items), task, server=server)]
     assert [answer["id"] for answer in answers] == [
         None,
         *map(str, range(BATCH_LINES)),

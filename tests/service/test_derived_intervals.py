@@ -15,7 +15,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from fastapi.testclient import TestClient
 
-from hp_tool.domain.units import decimal
+from hp_tool.domain.units import format_decimal
 from hp_tool.wording import figures
 from service.agents import figures as agents
 from service.dashboard import formats
@@ -162,7 +162,7 @@ def test_json_text_http_page_and_agents_map_the_step(
     )
     text = " ".join(command("recommend", str(path), COLUMNS="200").stdout.split())
     assert (
-        f"days ({decimal(days[0])}-{decimal(days[1])} days), ${row['cost']:,.0f} "
+        f"days ({format_decimal(days[0])}-{format_decimal(days[1])} days), ${row['cost']:,.0f} "
         f"(${cost[0]:,.0f}-${cost[1]:,.0f})" in text
     )
 
@@ -173,7 +173,7 @@ def test_json_text_http_page_and_agents_map_the_step(
     text = " ".join(command("recommend", str(path), COLUMNS="240").stdout.split())
     assert (
         f" {cost[0]:,.0f}-{cost[1]:,.0f} " in text
-        and f" {decimal(days[0])}-{decimal(days[1])} " in text
+        and f" {format_decimal(days[0])}-{format_decimal(days[1])} " in text
     )
     asked = {
         "model": "llama-3-8b",

@@ -17,7 +17,7 @@ from markupsafe import escape
 from hp_tool.domain.ports import Store
 from hp_tool.errors import InputError
 from hp_tool.questions import schema
-from hp_tool.questions.shown import fields
+from hp_tool.questions.shown import form_fields
 from service.dashboard.new_search_form import to_query, to_values
 from service.dashboard.page import read_form
 
@@ -56,7 +56,7 @@ def post(http: TestClient, path: str, values: dict[str, str], **options: Any) ->
 
 
 def test_what_fields_may_hold_is_the_schemas_to_say() -> None:
-    known = fields("training")
+    known = form_fields("training")
     assert known["training.precision"].options == ("bf16", "fp16", "fp8", "mxfp8", "nvfp4", "fp32")
     assert known["training.precision"].default == "bf16"
     assert known["parallel.recompute"].several
@@ -68,7 +68,7 @@ def test_what_fields_may_hold_is_the_schemas_to_say() -> None:
         "per_layer",
     )
     assert known["search.reuse"].options == ("true", "false")
-    assert fields("inference")["inference.load.arrival"].options == (
+    assert form_fields("inference")["inference.load.arrival"].options == (
         "closed",
         "burst",
         "poisson",
@@ -82,7 +82,7 @@ def test_inputs_of_numbers_have_the_schemas_bounds(http: TestClient) -> None:
     texts |= {f"training.{name}" for name in ("framework", "framework_version", "recipe")}
     for kind in ("training", "inference"):
         page = http.get(f"/searches/new?kind={kind}").text
-        for name, field in fields("training" if kind == "training" else "inference").items():
+        for name, field in form_fields("training" if kind == "training" else "inference").items():
             if name in texts or field.options:
                 assert field.maximum is None
                 continue
@@ -185,7 +185,7 @@ def test_every_query_stands_in_the_form_and_comes_back(
     assert schema.parse_query(to_query(read_form(urlencode(values)))) == query
     assert values["cluster.nvlink_segment_gpus"] == "8"
     left_empty = {
-        name: "" for name in fields("training") if name not in values and name != "cluster"
+        name: "" for name in form_fields("training") if name not in values and name != "cluster"
     }
     assert schema.parse_query(to_query(read_form(urlencode(values | left_empty)))) == query
 
@@ -222,10 +222,10 @@ def test_an_empty_choice_leaves_its_field_out(http: TestClient) -> None:
             rf'<select name="{re.escape(name)}".*?</select>', page, flags=re.DOTALL
         )
         assert re.findall(r'<option value=""[^>]*>([^<]+)', select) == [
-            escape(fields("training")[name].placeholder)
+            escape(form_fields("training")[name].placeholder)
         ]
         assert "selected" not in select
-        options = fields("training")[name].options
+        options = form_fields("training")[name].options
         assert all(f'<option value="{option}"' in select for option in options)
 
 
@@ -321,7 +321,7 @@ def test_the_same_as_text_says_the_same(http: TestClient) -> None:
     settings = [told[n + 1].partition("=") for n, word in enumerate(told) if word == "--set"]
     assert (
         schema.parse_query(
-            schema.lay({}, {path: yaml.safe_load(value) for path, _, value in settings})
+            schema.set_paths({}, {path: yaml.safe_load(value) for path, _, value in settings})
         )
         == query
     )

@@ -20,11 +20,11 @@ from hp_tool.domain.measurement import Measurement
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.ports import Store
 from hp_tool.domain.setups import TrainingSetup
-from hp_tool.formats.reading import Argument, Reading, Table, as_settings, key_values, sort
+from hp_tool.formats.reading import Argument, Reading, Table, as_settings, key_values, sort_settings
 from hp_tool.formats.registry import Format, register, unregister
-from hp_tool.formats.signs import Sign, any_key
+from hp_tool.formats.signs import Sign, has_any_key
 from hp_tool.formats.source import Source
-from hp_tool.formats.writing import SHAPE, refuse_unsaid
+from hp_tool.formats.writing import SHAPE_FIELDS, reject_inexpressible
 from scripts.formats_table import tables
 from service.app import create_app
 from service.settings import Settings
@@ -66,14 +66,14 @@ FIXED = QUERY | {
 
 
 def content(setup: TrainingSetup) -> dict[str, Any]:
-    expressed = SHAPE | {
+    expressed = SHAPE_FIELDS | {
         *SIZES.values(),
         *WORK.values(),
         "precision",
         "overlap",
         "sequence_parallel",
     }
-    refuse_unsaid(setup, tool="Toytrain 1", expressed=expressed, runs="megatron-core")
+    reject_inexpressible(setup, tool="Toytrain 1", expressed=expressed, runs="megatron-core")
     toy: dict[str, Any] = {"model": setup.model.name}
     toy |= {key: getattr(setup.parallel, field) for key, field in SIZES.items()}
     return {"toy": toy | {key: getattr(setup.workload, field) for key, field in WORK.items()}}
@@ -85,7 +85,9 @@ def write(setup: TrainingSetup) -> str:
 
 def read(source: Source, reading: Reading) -> None:
     mapping = source.keys(reading)
-    sort(as_settings(mapping, lines=source.text), table=TABLE, reading=reading, spare=source.ignore)
+    sort_settings(
+        as_settings(mapping, lines=source.text), table=TABLE, reading=reading, spare=source.ignore
+    )
     toy = mapping["toy"]
     reading.query = {
         "kind": "training",
@@ -100,7 +102,7 @@ def _toytrain() -> Iterator[None]:
     register(
         Format(
             name=NAME,
-            signs=(Sign(of="keys", rank=1, holds=any_key("toy")),),
+            signs=(Sign(of="keys", rank=1, holds=has_any_key("toy")),),
             read=read,
             write=write,
             options=lambda setup: key_values(content(setup)),

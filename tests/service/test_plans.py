@@ -19,7 +19,7 @@ from hp_tool.domain.ports import Store
 from hp_tool.loop.tuning import tune
 from hp_tool.loop.tuning.plan import plan_search
 from hp_tool.questions import schema
-from hp_tool.wording.bill import money
+from hp_tool.wording.bill import format_money
 from tests.tuning.cpu_engine import CpuEngine
 
 FORM = {
@@ -104,7 +104,7 @@ def test_the_form_shows_the_bill(http: TestClient) -> None:
     page = http.post("/searches/new/preview", data=FORM).text
     assert (
         "What a search would cost" in page
-        and " to ".join(map(money, plan["cost_interval"])) in page
+        and " to ".join(map(format_money, plan["cost_interval"])) in page
     )
     serving = {
         "kind": "inference",

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from hp_tool.domain.targets import bounded_by
+from hp_tool.domain.targets import parse_target
 from tests.command_line import hp_tool
 
 TRACE = {
@@ -71,7 +71,7 @@ def test_any_quantile_may_be_asked_and_is_answered(load: dict[str, Any]) -> None
     assert all(each["estimate"]["feasible"] for each in kept)
     for name, each in zip(limits, missed, strict=True):
         (reason,) = each["estimate"]["reasons"]
-        _, quantile = bounded_by(name)
+        _, quantile = parse_target(name)
         assert reason["code"] == "target_missed" and f"({quantile}) is 1.00" in reason["message"]
 
 

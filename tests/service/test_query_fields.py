@@ -21,7 +21,7 @@ from hp_tool.domain.ports import Store
 from hp_tool.domain.query import Query
 from hp_tool.domain.workload import OverlapSpec, TrainingWorkload
 from hp_tool.questions import schema
-from hp_tool.questions.shown import fields
+from hp_tool.questions.shown import form_fields
 from hp_tool.questions.training.evaluate import resolve_configuration
 from service.dashboard.explorer_settings import AXES, detail_fields
 from service.dashboard.new_search_form import to_query
@@ -67,7 +67,7 @@ def _in_order(query: Query) -> ParallelConfig:
 @pytest.mark.parametrize("key", KEYS)
 def test_every_key_of_experts_is_in_the_form_the_explorer_and_the_documents(key: str) -> None:
     serving = key.startswith("inference") or "redundant" in key or "attention_data" in key
-    assert key in fields("inference" if serving else "training")
+    assert key in form_fields("inference" if serving else "training")
     if not serving:
         assert key in detail_fields() or key.removeprefix("parallel.") in AXES.values()
     documents = "".join(

@@ -13,10 +13,10 @@ from typer.testing import CliRunner
 from hp_tool.cli.main import build
 from hp_tool.domain.measurement import Measurement, ProfileRequest
 from hp_tool.domain.ports import Store
-from hp_tool.domain.units import duration
+from hp_tool.domain.units import format_duration
 from hp_tool.loop.tuning import TuneResult, tune
 from hp_tool.questions import schema
-from hp_tool.wording.answer import headline
+from hp_tool.wording.answer import answer_headline
 from service.dashboard import formats
 from tests.tuning.cpu_engine import CpuEngine
 
@@ -91,14 +91,14 @@ def test_a_noisy_search_has_one_best(
         ["tune", "--resume", search],
         env={"HP_DATABASE_URL": f"sqlite:///{tmp_path / 'hp.sqlite3'}", "COLUMNS": "400"},
     )
-    assert headline(answer) in said.output
-    assert f"Measured {duration(group.step_s)} by the last of 2 runs" in said.output
+    assert answer_headline(answer) in said.output
+    assert f"Measured {format_duration(group.step_s)} by the last of 2 runs" in said.output
 
     page.goto(f"{server}/searches/{search}")
     row = page.locator("tr.chosen")
     row.wait_for()
     banner = page.get_by_role("region", name="Keep your baseline")
-    assert banner.get_by_text(headline(answer)).is_visible()
+    assert banner.get_by_text(answer_headline(answer)).is_visible()
     assert (
         banner.locator(".arithmetic").inner_text()
         == row.locator("a").inner_text()

@@ -25,10 +25,10 @@ QUERY: dict[str, Any] = {
 def test_an_estimate_and_recommendations_are_what_the_library_says(http: TestClient) -> None:
     query = schema.parse_query(QUERY)
     assert http.post("/v1/estimates", json=QUERY).json() == schema.to_dict(
-        answers.estimate_answer(query)
+        answers.answer_estimate(query)
     )
     found = http.post("/v1/recommendations", json=QUERY).json()
-    expected = schema.to_dict(answers.recommend_answer(query, top=10))
+    expected = schema.to_dict(answers.answer_recommend(query, top=10))
     assert (
         found["recommendations"] == expected["recommendations"]
         and len(found["recommendations"]) > 1

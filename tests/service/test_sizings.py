@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from hp_tool.questions import schema
-from hp_tool.questions.budgets import parse_sizing, size_answer
+from hp_tool.questions.budgets import answer_sizing, parse_sizing
 from service.client import Client
 
 BUDGET = {"id": "b", "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 64}, "parameters": 7e9}
@@ -17,7 +17,7 @@ BUDGET = {"id": "b", "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 64}, "param
 def test_a_budget_is_answered_as_the_library_answers_it(server: str) -> None:
     answer = httpx.post(f"{server}/v1/sizings", json=BUDGET, timeout=60)
     assert answer.status_code == 200
-    assert answer.json() == schema.to_dict(size_answer(parse_sizing(BUDGET)))
+    assert answer.json() == schema.to_dict(answer_sizing(parse_sizing(BUDGET)))
     with Client(server=server) as client:
         assert client.size(query=BUDGET) == answer.json()
     onward = httpx.post(

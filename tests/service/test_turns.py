@@ -85,7 +85,7 @@ def test_rankings_of_one_key_delay_another_key_by_one(
 ) -> None:
     """Counted in rankings, not in seconds: the machine may be busy."""
     known, begun, release = (
-        estimates.recommend_answer(schema.parse_query(QUERY), top=1),
+        estimates.answer_recommend(schema.parse_query(QUERY), top=1),
         list[str | None](),
         threading.Event(),
     )
@@ -95,7 +95,7 @@ def test_rankings_of_one_key_delay_another_key_by_one(
         release.wait(30)
         return known
 
-    monkeypatch.setattr(estimates, "recommend_answer", ranked)
+    monkeypatch.setattr(estimates, "answer_recommend", ranked)
     headers = {
         owner: {
             "Authorization": f"Bearer {keys.issue(store=store, owner=owner, scope=Scope.READ)[1]}"
@@ -135,7 +135,7 @@ def test_a_request_that_waits_too_long_is_told_when_to_come_back(
         release.wait(60)
         raise InputError("ended")
 
-    monkeypatch.setattr(estimates, "recommend_answer", ranked)
+    monkeypatch.setattr(estimates, "answer_recommend", ranked)
     with (
         served(create_app(Settings(max_queue_s=0.3), store=store)) as url,
         ThreadPoolExecutor(1) as pool,

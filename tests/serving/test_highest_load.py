@@ -15,7 +15,7 @@ from hp_tool.cost.arrays import FloatArray
 from hp_tool.domain.query import Query
 from hp_tool.errors import InputError, UnsupportedError
 from hp_tool.questions import answers, schema, serving
-from hp_tool.questions.serving.highest import WAITING, bears, highest_loads
+from hp_tool.questions.serving.highest import QUEUE_LATENCIES, highest_loads, sustains_load
 from hp_tool.questions.serving.problem import resolve_serving
 from hp_tool.space.serving import serving_space
 from tests.serving.test_serving_answers import query
@@ -80,7 +80,7 @@ def borne(base: dict[str, Any], loads: tuple[int, ...]) -> np.ndarray:
     asked = laid(base, concurrency=1)
     problem = resolve_serving(asked)
     candidates, _ = serving_space(query=asked.parallel, case=problem, concurrency=loads)
-    return bears(problem.costed(candidates)).reshape(-1, len(loads))
+    return sustains_load(problem.costed(candidates)).reshape(-1, len(loads))
 
 
 KINK = {
@@ -100,7 +100,7 @@ KINK = {
 def test_the_search_finds_what_trying_every_load_does(base: dict[str, Any]) -> None:
     loads = found_loads(schema.parse_query(base))
     tried = borne(base, tuple(range(1, TRIED)))
-    waits = any(name in WAITING for name in base["targets"])
+    waits = any(name in QUEUE_LATENCIES for name in base["targets"])
     for load, each in zip(loads, tried, strict=True):
         places = np.flatnonzero(each)
         best = int(places[-1]) + 1 if len(places) else 1
@@ -173,7 +173,7 @@ def test_the_answer_is_valid_input_and_says_what_it_costs() -> None:
     asked = query(
         inference=UNKNOWN | {"think_time_s": 20.0}, targets={"ttft_s": 1.0, "tpot_s": 0.03}
     )
-    answer = answers.recommend_answer(asked, top=3)
+    answer = answers.answer_recommend(asked, top=3)
     best = answer.recommendations[0]
     e = best.estimate
     assert isinstance(e.concurrency, int) and e.users and e.users > e.concurrency
@@ -201,20 +201,20 @@ def test_the_answer_is_valid_input_and_says_what_it_costs() -> None:
 
 
 def test_a_miss_names_the_nearest_and_the_load_it_bears() -> None:
-    missed = answers.recommend_answer(
+    missed = answers.answer_recommend(
         query(inference={"concurrency": 4000}, targets={"tpot_s": 0.02, "ttft_s": 1.0}), top=3
     )
     assert missed.recommendations == () and len(missed.nearest_misses) == 3
     e = missed.nearest_misses[0].estimate
     assert e.reasons and e.highest_load and e.highest_load < 4000  # type: ignore[union-attr]
-    impossible = answers.recommend_answer(query(inference=UNKNOWN, targets={"tpot_s": 1e-6}), top=3)
+    impossible = answers.answer_recommend(query(inference=UNKNOWN, targets={"tpot_s": 1e-6}), top=3)
     assert impossible.recommendations == () and impossible.throughput_front is None
     assert impossible.nearest_misses[0].estimate.reasons[0].code == "target_missed"
-    large = answers.recommend_answer(
+    large = answers.answer_recommend(
         query(model="llama-3.1-405b", cluster={"gpu": "l40s-48gb", "num_gpus": 4}), top=3
     )
     assert [row.estimate.reasons[0].code for row in large.nearest_misses] == ["memory"] * 3
-    late = answers.recommend_answer(
+    late = answers.answer_recommend(
         query(inference=UNKNOWN | {"request_rate_per_second": 500.0}), top=3
     )
     assert (
@@ -226,7 +226,7 @@ def test_a_miss_names_the_nearest_and_the_load_it_bears() -> None:
 def test_pools_carry_the_highest_load_too() -> None:
     sizes = {"prefill_tensor_parallel_size": [1, 2], "decode_tensor_parallel_size": 2}
     bounds = {"tpot_s": 0.02, "ttft_s": 3.0}
-    found = answers.recommend_answer(
+    found = answers.answer_recommend(
         query(inference=UNKNOWN | {"disaggregated": sizes}, targets=bounds), top=3
     ).disaggregated
     assert found
@@ -242,7 +242,7 @@ def test_pools_carry_the_highest_load_too() -> None:
             again = query(
                 inference={"concurrency": concurrency, "disaggregated": one}, targets=bounds
             )
-            assert bool(answers.recommend_answer(again, top=1).disaggregated) == meets
+            assert bool(answers.answer_recommend(again, top=1).disaggregated) == meets
         assert row.estimate.users == load
 
 
@@ -256,5 +256,5 @@ def test_pools_carry_the_highest_load_too() -> None:
 )
 def test_what_cannot_be_is_refused_by_name(inference: dict[str, Any], field: str) -> None:
     with pytest.raises((InputError, UnsupportedError)) as refused:
-        answers.recommend_answer(query(inference=inference), top=1)
+        answers.answer_recommend(query(inference=inference), top=1)
     assert refused.value.field == field

@@ -11,7 +11,7 @@ import pytest
 
 from hp_tool.catalog import model as catalogue_model
 from hp_tool.catalog.hardware import gpu
-from hp_tool.domain.profiling import unserved
+from hp_tool.domain.profiling import unsupported_serving
 from hp_tool.domain.query import Query
 from hp_tool.errors import InputError, UnsupportedError
 from hp_tool.formats.exchange import export, read_query
@@ -104,9 +104,7 @@ def test_a_trace_and_pools_have_the_stated_memory_too() -> None:
         data = served(memory_fraction=fraction, disaggregated={}, concurrency=None)
         data["cluster"]["num_gpus"] = 4
         del data["parallel"], data["inference"]["concurrency"]
-        most.append(
-            max(row.estimate.concurrency for row in serving.disaggregated(query=asked(data)))
-        )
+        most.append(max(row.estimate.concurrency for row in serving.rank_pools(query=asked(data))))
     assert most[0] < most[1]
 
 
@@ -140,6 +138,8 @@ def test_an_endpoint_may_have_been_started_with_a_fraction_and_no_profiler_start
     query = asked(served(memory_fraction=0.95))
     assert query.inference is not None
     model = catalogue_model("qwen3-32b")
-    assert list(unserved(model=model, inference=query.inference, runner="endpoint")) == []
-    refused = unserved(model=model, inference=query.inference, runner="vllm")
+    assert (
+        list(unsupported_serving(model=model, inference=query.inference, runner="endpoint")) == []
+    )
+    refused = unsupported_serving(model=model, inference=query.inference, runner="vllm")
     assert [field for field, _ in refused] == ["inference.memory_fraction"]

@@ -58,7 +58,7 @@ def test_an_estimate_has_the_contracts_fields_and_adds_up() -> None:
         "expert_parallel_size": 1,
         "attention_data_parallel_size": 1,
     }
-    answer = json.loads(schema.to_json(answers.estimate_answer(query(id="q", parallel=parallel))))
+    answer = json.loads(schema.to_json(answers.answer_estimate(query(id="q", parallel=parallel))))
     found = answer["estimate"]
     assert answer["id"] == "q" and answer["status"] == "ok" and found.keys() >= CONTRACT
     assert (

@@ -116,7 +116,7 @@ def test_pools_of_experts_have_the_sizes_asked_for_and_share_the_devices() -> No
         "decode_attention_data_parallel_size": [72, 64],
         "decode_tensor_parallel_size": 1,
     }
-    found = serving.disaggregated(query=query(inference={"disaggregated": sizes}, parallel={}))
+    found = serving.rank_pools(query=query(inference={"disaggregated": sizes}, parallel={}))
     assert found
     for row in found:
         assert (row.prefill.expert_parallel_size, row.prefill.attention_data_parallel_size) == (
@@ -140,7 +140,7 @@ def test_pools_of_experts_have_the_sizes_asked_for_and_share_the_devices() -> No
 
 
 def test_left_free_pools_of_experts_spread_them_over_attention_groups() -> None:
-    answer = answers.recommend_answer(query(inference={"disaggregated": {}}, parallel={}), top=3)
+    answer = answers.answer_recommend(query(inference={"disaggregated": {}}, parallel={}), top=3)
     assert answer.disaggregated
     assert all(row.decode.expert_parallel_size > 1 for row in answer.disaggregated)
 
@@ -154,7 +154,7 @@ def test_pools_settle_where_their_rates_meet_and_every_request_is_in_flight() ->
     }
     for load in (64, 1000, 20_000):
         asked = query(inference={"disaggregated": sizes, "concurrency": load}, parallel={})
-        for row in serving.disaggregated(query=asked):
+        for row in serving.rank_pools(query=asked):
             found = row.estimate
             assert found.request_rate_per_second * found.request_latency_s == pytest.approx(load)
             assert (

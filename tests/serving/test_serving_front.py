@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from hp_tool.errors import InputError
 from hp_tool.questions import schema, serving
-from hp_tool.space.pareto import undominated
+from hp_tool.space.pareto import pareto_optimal
 from tests.serving.test_serving_answers import query
 
 points = st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), max_size=12)
@@ -24,7 +24,7 @@ def test_a_point_is_on_the_front_exactly_if_no_other_is_at_least_as_good_in_both
         if found
         else (np.empty(0), np.empty(0))
     )
-    front = {found[i] for i in undominated(cost, gain)}
+    front = {found[i] for i in pareto_optimal(cost, gain)}
     expected = {
         (c, g)
         for c, g in found

@@ -116,7 +116,7 @@ def test_at_a_rate_the_queue_grows_until_the_pools_no_longer_keep_up() -> None:
 def test_an_answer_ranks_pools_beside_shared_replicas() -> None:
     load = {"disaggregated": {}, "concurrency": 256, "kv_cache_precision": "fp8"}
     asked = query(inference=load, targets={"tpot_s": 0.03, "ttft_s": 5.0})
-    answer = json.loads(schema.to_json(answers.recommend_answer(asked, top=5)))
+    answer = json.loads(schema.to_json(answers.answer_recommend(asked, top=5)))
     rows = answer["disaggregated"]
     assert answer["recommendations"] and len(rows) == 5
     rates = [row["estimate"]["output_tokens_per_second_per_gpu"] for row in rows]
@@ -127,7 +127,7 @@ def test_an_answer_ranks_pools_beside_shared_replicas() -> None:
             for pool in ("prefill", "decode")
         )
         assert used == row["estimate"]["num_gpus"] <= 8 and row["estimate"]["tpot_s"] <= 0.03
-    assert answers.recommend_answer(query(), top=1).disaggregated is None
+    assert answers.answer_recommend(query(), top=1).disaggregated is None
 
 
 def test_pools_of_two_kinds_and_sizes_that_are_named() -> None:
@@ -137,7 +137,7 @@ def test_pools_of_two_kinds_and_sizes_that_are_named() -> None:
         "decode_tensor_parallel_size": [2, 4],
         "prefill_replicas": 1,
     }
-    answer = answers.recommend_answer(
+    answer = answers.answer_recommend(
         query(cluster={"stages": stages}, inference={"disaggregated": spec}), top=5
     )
     assert answer.recommendations == () and answer.disaggregated
@@ -152,7 +152,7 @@ def test_pools_of_two_kinds_and_sizes_that_are_named() -> None:
 
 def test_fewest_devices_of_both_pools() -> None:
     rate = {"concurrency": None, "request_rate_per_second": 2.0, "disaggregated": {}}
-    found = serving.disaggregated(
+    found = serving.rank_pools(
         query=query(inference=rate, objective="min_gpus", targets={"tpot_s": 0.05})
     )
     used = [row.estimate.num_gpus for row in found]
@@ -161,12 +161,12 @@ def test_fewest_devices_of_both_pools() -> None:
 
 def test_pools_keep_to_targets_on_any_quantile() -> None:
     rate = {"concurrency": None, "request_rate_per_second": 3.0, "disaggregated": {}}
-    free = serving.disaggregated(query=query(inference=rate), top=1)[0].estimate
+    free = serving.rank_pools(query=query(inference=rate), top=1)[0].estimate
     assert free.tails is not None
     tail = free.tails.ttft_s
     assert tail.p50 <= free.ttft_s * 1.001 and tail.p50 <= tail.p90 < tail.p99
     limit = 0.5 * (tail.p50 + tail.p99)
-    rows = serving.disaggregated(
+    rows = serving.rank_pools(
         query=query(inference=rate, targets={"ttft_p95_s": limit, "e2e_p99_s": 100.0}), top=5
     )
     for row in rows:
@@ -186,7 +186,7 @@ def test_pools_carry_the_highest_rate() -> None:
         inference=unknown | {"disaggregated": {"prefill_replicas": 1} | sizes},
         targets={"ttft_p95_s": 3.0},
     )
-    (best,) = serving.disaggregated(query=asked, top=1)
+    (best,) = serving.rank_pools(query=asked, top=1)
     rate = best.estimate.request_rate_per_second
 
     def at(rate: float) -> bool:
@@ -196,7 +196,7 @@ def test_pools_carry_the_highest_rate() -> None:
             "disaggregated": {"prefill_replicas": 1} | sizes,
         }
         return bool(
-            serving.disaggregated(query=query(inference=given, targets={"ttft_p95_s": 3.0}), top=1)
+            serving.rank_pools(query=query(inference=given, targets={"ttft_p95_s": 3.0}), top=1)
         )
 
     assert at(rate) and not at(1.02 * rate)
@@ -204,7 +204,7 @@ def test_pools_carry_the_highest_rate() -> None:
         "load": None,
         "request_rate_per_second": [0.5 * rate, 0.9 * rate, 2.0 * rate],
     }
-    (row,) = serving.disaggregated(
+    (row,) = serving.rank_pools(
         query=query(
             inference=listed | {"disaggregated": {"prefill_replicas": 1} | sizes},
             targets={"ttft_p95_s": 3.0},
@@ -221,12 +221,12 @@ def test_an_estimate_describes_shared_replicas_alone() -> None:
 
 
 def test_a_front_of_throughput_comes_with_the_answer() -> None:
-    answer = answers.recommend_answer(query(), top=1, pareto="throughput")
+    answer = answers.answer_recommend(query(), top=1, pareto="throughput")
     assert answer.throughput_front and answer.throughput_front == serving.pareto_front(
         query=query()
     )
     with pytest.raises(UnsupportedError):
-        answers.recommend_answer(query(), top=1, pareto="memory")
+        answers.answer_recommend(query(), top=1, pareto="memory")
 
 
 @pytest.mark.parametrize("replicas", [1, 3])

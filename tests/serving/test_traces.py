@@ -26,11 +26,11 @@ from hp_tool.questions.serving.prefixes import (
     ANYWHERE,
     NOWHERE,
     SNAPSHOT_TOKENS,
-    resumed_every,
+    resume_interval,
 )
 from hp_tool.questions.serving.problem import resolve_serving, serving_case
 from hp_tool.questions.serving.ranked import cost_space
-from hp_tool.questions.serving.replay import played
+from hp_tool.questions.serving.replay import simulate_trace
 
 ROWS = [(0.0, 1024, 40), (0.25, 600, 8), (0.5, 2048, 300), (1.75, 1536, 1)]
 COLUMNS: dict[str, list[Any]] = {
@@ -105,7 +105,7 @@ def test_lengths_may_be_distributions() -> None:
     assert sorted(beside.output_tokens)[1] == 1000 and len(beside.output_tokens) == 3
     inputs = asked(trace={"input_tokens": spread, "output_tokens": spread}, concurrency=16)
     spreading, alike = (
-        answers.estimate_answer(schema.parse_query(one)).estimate
+        answers.answer_estimate(schema.parse_query(one)).estimate
         for one in (
             inputs,
             asked(
@@ -180,7 +180,7 @@ def test_requests_of_a_trace_obey_little_and_the_memory_bound(
     assert e.concurrency is not None and in_flight <= e.concurrency * (1 + 1e-9)
     if model == "llama-3.1-8b":
         assert e.tpot_s >= 0.85 * e.memory.weights_bytes / 3.35e12
-    goodput = answers.estimate_answer(
+    goodput = answers.answer_estimate(
         schema.parse_query(asked(trace=columns) | {"model": model, "targets": {"ttft_s": 0.2}})
     ).estimate.goodput  # type: ignore[union-attr]
     assert goodput is not None and 0.0 <= goodput.fraction <= 1.0
@@ -213,7 +213,7 @@ def test_what_a_trace_leaves_open_is_named() -> None:
         ({"output_length": 3}, "inference.input_length"),
     ):
         with pytest.raises(HpToolError) as refused:
-            answers.estimate_answer(schema.parse_query(asked(**change)))
+            answers.answer_estimate(schema.parse_query(asked(**change)))
         assert refused.value.field == field
     with pytest.raises(InputError):
         request_trace(TraceSpec(input_tokens=(0,), output_tokens=(1,)))
@@ -314,7 +314,7 @@ def test_a_bursty_trace_is_played_on_what_bears_bursts() -> None:
     problem = resolve_serving(query)
     space = cost_space(query=query, problem=problem)
     latencies = [
-        played(problem.costed(space.candidates.take(slice(row, row + 1)))).request_latency_s
+        simulate_trace(problem.costed(space.candidates.take(slice(row, row + 1)))).request_latency_s
         or np.inf
         for row in space.best(200)
     ]
@@ -340,4 +340,4 @@ def test_a_prefix_resumes_where_the_engine_kept_recurrent_states(
         workload=InferenceWorkload(input_length=1024, output_length=512),
         engine=next(each for each in engine_profiles() if each.engine == engine),
     )
-    assert resumed_every(case, release=release) == every
+    assert resume_interval(case, release=release) == every

@@ -150,7 +150,7 @@ def test_each_engine_resumes_where_it_keeps_states(
         engine_version=version,
     )
     assert case.trace is not None and case.trace.prefix_tokens.tolist() == resumed
-    assert case.resumes is not None and words in prefixes.words(case, case.resumes)
+    assert case.resumes is not None and words in prefixes.resume_sentence(case, case.resumes)
 
 
 def test_a_replay_counts_states_in_the_cache() -> None:

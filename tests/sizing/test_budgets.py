@@ -13,14 +13,14 @@ import hp_tool
 from hp_tool.domain.sizing import Sizing
 from hp_tool.errors import InputError, NotFoundError, UnsupportedError
 from hp_tool.questions import answers, schema
-from hp_tool.questions.budgets import parse_sizing, size_answer
+from hp_tool.questions.budgets import answer_sizing, parse_sizing
 
 A100 = {"gpu": "a100-sxm-80gb", "num_gpus": 1024}
 H100 = {"gpu": "h100-sxm-80gb", "num_gpus": 64}
 
 
 def sized(**query: Any) -> Sizing:
-    return size_answer(parse_sizing(query)).sizing
+    return answer_sizing(parse_sizing(query)).sizing
 
 
 def test_gpt3() -> None:
@@ -74,13 +74,13 @@ def test_a_time_is_filled_by_the_training_that_takes_it() -> None:
         found.law.value, rel=0.06
     )  # the law's optimum at this compute, within a shape
     assert found.cost == pytest.approx((found.gpu_hours or 0.0) * 6.88, rel=0.01)
-    again = answers.recommend_answer(schema.parse_query(found.query or {}), top=1)
+    again = answers.answer_recommend(schema.parse_query(found.query or {}), top=1)
     assert again.recommendations[0].estimate.days == pytest.approx(found.days)  # type: ignore[union-attr]
 
 
 def test_python_asks_by_keys(tmp_path: Path) -> None:
     found = hp_tool.size({"cluster": {"gpu": "h100-sxm-80gb"}}, num_gpus=64, days=20.0)
-    assert found == size_answer(parse_sizing({"cluster": H100, "days": 20.0}))
+    assert found == answer_sizing(parse_sizing({"cluster": H100, "days": 20.0}))
     path = tmp_path / "budget.yaml"
     path.write_text("parameters: 7.0e9\n")
     assert hp_tool.size(path, tokens_per_parameter=20.0).sizing.tokens == pytest.approx(140e9)

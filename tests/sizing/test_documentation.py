@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hp_tool.questions.budgets import parse_sizing, size_answer
+from hp_tool.questions.budgets import answer_sizing, parse_sizing
 from hp_tool.questions.sizing.laws import LAWS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "sizing.md").read_text(encoding="utf-8")
@@ -16,7 +16,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "sizing.md").read_text(encoding="ut
 @pytest.mark.long
 def test_the_query_is_answered() -> None:
     (block,) = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
-    found = size_answer(parse_sizing(block)).sizing
+    found = answer_sizing(parse_sizing(block)).sizing
     assert found.feasible and found.effective_days == pytest.approx(30.0)
     assert found.tokens_per_parameter == pytest.approx(200.0, rel=0.1)
 

@@ -7,8 +7,8 @@ import pytest
 from hp_tool.domain.model import ModelSpec
 from hp_tool.questions.sizing.laws import (
     batch_sequences,
-    gpt3,
     hyperparameter_flops,
+    interpolate_gpt3,
     starting_hyperparameters,
 )
 
@@ -59,14 +59,14 @@ def test_deepseeks_own_models(name: str, rate: float, batch: int) -> None:
     [(125e6, 6e-4, 0.5e6), (13e9, 1e-4, 2e6), (175e9, 0.6e-4, 3.2e6)],
 )
 def test_rows_of_gpt3(parameters: float, rate: float, batch: float) -> None:
-    assert gpt3("learning_rate", parameters=parameters) == pytest.approx(rate)
-    assert gpt3("batch_tokens", parameters=parameters) == pytest.approx(batch)
+    assert interpolate_gpt3("learning_rate", parameters=parameters) == pytest.approx(rate)
+    assert interpolate_gpt3("batch_tokens", parameters=parameters) == pytest.approx(batch)
 
 
 def test_between_and_beyond_the_rows_of_gpt3() -> None:
-    assert 1e-4 < gpt3("learning_rate", parameters=9e9) < 1.2e-4
-    assert gpt3("learning_rate", parameters=1e12) == pytest.approx(0.6e-4)
-    assert gpt3("learning_rate", parameters=1e6) == pytest.approx(6e-4)
+    assert 1e-4 < interpolate_gpt3("learning_rate", parameters=9e9) < 1.2e-4
+    assert interpolate_gpt3("learning_rate", parameters=1e12) == pytest.approx(0.6e-4)
+    assert interpolate_gpt3("learning_rate", parameters=1e6) == pytest.approx(6e-4)
 
 
 def test_a_small_dense_training_is_inside_the_fit_and_one_with_experts_is_not() -> None:

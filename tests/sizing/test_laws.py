@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hp_tool.questions.sizing.laws import LAWS, compute_overhead, loss, over_trained
+from hp_tool.questions.sizing.laws import LAWS, compute_overhead, over_trained_law, predicted_loss
 
 BUDGETS = st.floats(1e18, 1e28)
 
@@ -57,7 +57,8 @@ def test_the_corrected_fit_agrees_with_20_tokens_a_parameter_at_chinchillas_comp
 
 
 @given(
-    flops=BUDGETS, law=st.sampled_from([*LAWS.values(), over_trained(tokens_per_parameter=200.0)])
+    flops=BUDGETS,
+    law=st.sampled_from([*LAWS.values(), over_trained_law(tokens_per_parameter=200.0)]),
 )
 def test_laws_are_invertible(flops: float, law: object) -> None:
     parameters = law.parameters(flops)  # type: ignore[attr-defined]
@@ -70,9 +71,9 @@ def test_no_other_size_has_less_loss_than_the_corrected_optimum(
     flops: float, factor: float
 ) -> None:
     best = LAWS["chinchilla-corrected"].parameters(flops)
-    least = loss(parameters=best, tokens=flops / (6.0 * best))
+    least = predicted_loss(parameters=best, tokens=flops / (6.0 * best))
     other = factor * best
-    assert loss(parameters=other, tokens=flops / (6.0 * other)) > least
+    assert predicted_loss(parameters=other, tokens=flops / (6.0 * other)) > least
     assert compute_overhead(parameters=best, tokens=flops / (6.0 * best)) == pytest.approx(
         0.0, abs=1e-9
     )
@@ -80,12 +81,12 @@ def test_no_other_size_has_less_loss_than_the_corrected_optimum(
     assert overhead > 0.0
     leaner = flops / (1.0 + overhead)
     size = LAWS["chinchilla-corrected"].parameters(leaner)
-    assert loss(parameters=size, tokens=leaner / (6.0 * size)) == pytest.approx(
-        loss(parameters=other, tokens=flops / (6.0 * other)), rel=1e-9
+    assert predicted_loss(parameters=size, tokens=leaner / (6.0 * size)) == pytest.approx(
+        predicted_loss(parameters=other, tokens=flops / (6.0 * other)), rel=1e-9
     )
 
 
 def test_over_training_keeps_its_ratio() -> None:
-    law = over_trained(tokens_per_parameter=1875.0)
+    law = over_trained_law(tokens_per_parameter=1875.0)
     flops = 6.0 * 8e9 * 15e12  # Llama 3 8B
     assert law.parameters(flops) == pytest.approx(8e9)

@@ -16,7 +16,7 @@ from hp_tool.domain.answer import (
     Repeats,
     ServingAnswer,
     ServingBaseline,
-    verdict_of,
+    get_verdict,
 )
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.serving import ServingConfig
@@ -24,15 +24,15 @@ from hp_tool.loop.calibration import StepPrediction
 from hp_tool.loop.tuning.answer import effect_of_axes
 from hp_tool.loop.tuning.known import as_good
 from hp_tool.wording.answer import (
-    foreseen_words,
+    answer_headline,
+    answer_sentences,
+    answer_title,
+    configuration_to_keep,
+    disagreement_words,
+    explain_change,
     gains_words,
-    headline,
-    kept,
-    outweighed,
-    sentences,
+    prediction_check_words,
     stop_reason,
-    title,
-    why,
 )
 
 RUNS = Repeats(run_id="r", step_s=5.18, num_runs=2, low_s=4.18, high_s=5.18, reduced=False)
@@ -64,13 +64,13 @@ ANSWER = Answer(
 
 
 def test_all_that_is_known_is_said_and_nothing_else():
-    assert headline(ANSWER) == (
+    assert answer_headline(ANSWER) == (
         "3.70 s per step (3.60 s to 3.90 s, calibrated by 4 runs), 1.31 times your baseline's "
         "speed (1.20 to 1.43, measured), "
         "saves $12,345 over the training, 6.0 GiB of memory free, 2% chance of running out of "
         "memory"
     )
-    assert why(ANSWER) == (
+    assert explain_change(ANSWER) == (
         "Against the baseline, TP 4 → 2, PP 1 → 2: 1.40 s less tensor-parallel communication, "
         "250.0 ms more pipeline bubble."
     )
@@ -84,7 +84,7 @@ def test_all_that_is_known_is_said_and_nothing_else():
         outside=False,
         as_good=0,
     )
-    assert sentences(alone) == [
+    assert answer_sentences(alone) == [
         "3.70 s per step (3.60 s to 3.90 s, calibrated by 4 runs).",
         "Measured 5.18 s by the last of 2 runs, which took 4.18 s to 5.18 s.",
     ]
@@ -94,16 +94,19 @@ def test_all_that_is_known_is_said_and_nothing_else():
         clearly_better=False,
         outside=False,
     )
-    assert kept(unclear) == BASELINE.parallel and kept(ANSWER) is None
-    decision, figures, *_ = sentences(unclear)
-    assert title(unclear) == "Keep your baseline"
+    assert (
+        configuration_to_keep(unclear) == BASELINE.parallel
+        and configuration_to_keep(ANSWER) is None
+    )
+    decision, figures, *_ = answer_sentences(unclear)
+    assert answer_title(unclear) == "Keep your baseline"
     assert decision == (
         "The fastest has 1.03 times your baseline's speed (0.95 to 1.12, predicted), which is not "
         "clearly faster."
     )
     assert "speed" not in figures and "saves" not in figures
     days = replace(ANSWER, baseline=replace(BASELINE, saved_cost=None))
-    assert "saves 3.0 days of training" in headline(days)
+    assert "saves 3.0 days of training" in answer_headline(days)
 
 
 def test_the_gain_over_the_slowest_and_where_the_noise_comes_from_are_said():
@@ -132,20 +135,20 @@ def test_a_baseline_that_was_the_slowest_is_named_once():
 
 def test_a_prediction_is_held_against_what_was_measured():
     before = Foreseen(step_s=4.0, step_s_interval=(3.0, 5.0), known_from_runs=2, off_fraction=0.295)
-    assert foreseen_words(replace(ANSWER, foreseen=before)) == (
+    assert prediction_check_words(replace(ANSWER, foreseen=before)) == (
         "Predicted 4.00 s before it ran (3.00 s to 5.00 s), measured 5.18 s: 30% slower, outside "
         "the interval."
     )
-    assert foreseen_words(ANSWER) is None
+    assert prediction_check_words(ANSWER) is None
 
 
 def test_several_runs_outweigh_a_calibration_that_they_contradict():
     several = replace(ANSWER, calibrated_step_s_interval=(3.6, 3.9))
-    assert title(several) == "Use this configuration"
-    assert outweighed(several) == (
+    assert answer_title(several) == "Use this configuration"
+    assert disagreement_words(several) == (
         "Its own runs count more than the calibrated prediction of 3.60 s to 3.90 s."
     )
-    assert outweighed(replace(several, outside=False)) is None
+    assert disagreement_words(replace(several, outside=False)) is None
 
 
 ONCE = replace(RUNS, num_runs=1, low_s=5.18)
@@ -186,13 +189,13 @@ STATES = {
 def test_states_of_a_verdict_exclude_each_other(state: str, facts: dict[str, Any]) -> None:
     """No two sentences of an answer contradict each other: each state rules out what others say."""
     answer = replace(ANSWER, **facts)
-    assert verdict_of(answer).state == state
-    assert verdict_of(replace(answer, verdict=verdict_of(answer))) == verdict_of(answer)
+    assert get_verdict(answer).state == state
+    assert get_verdict(replace(answer, verdict=get_verdict(answer))) == get_verdict(answer)
     text = " ".join(
         [
-            title(answer),
-            *sentences(answer),
-            stop_reason("no_expected_gain", verdict_of(answer).state),
+            answer_title(answer),
+            *answer_sentences(answer),
+            stop_reason("no_expected_gain", get_verdict(answer).state),
         ]
     )
     says = {
@@ -207,7 +210,7 @@ def test_states_of_a_verdict_exclude_each_other(state: str, facts: dict[str, Any
         assert "unlikely to help" not in text and "may be as fast" not in text
     if state != "use":
         assert "saves" not in text
-    kept_one = verdict_of(answer).parallel
+    kept_one = get_verdict(answer).parallel
     assert kept_one == (answer.baseline.parallel if state == "keep" else answer.parallel)
 
 
@@ -239,7 +242,7 @@ def test_the_answer_of_a_serving_search_says_latencies_users_and_price():
         gain=Gain(against="search.baseline", factor=1.5, interval=(1.4, 1.6), **MEASURED),
         clearly_better=True,
     )
-    assert sentences(answer) == [
+    assert answer_sentences(answer) == [
         "323.0 ms to the first token and 16.8 ms per output token, calibrated by 4 runs, 300 "
         "output tokens/s per GPU, "
         "16 users, $0.5 per million output tokens, 1.50 times your baseline's speed for a request "
@@ -259,7 +262,9 @@ def test_the_answer_of_a_serving_search_says_latencies_users_and_price():
         users=None,
         gain=None,
     )
-    assert sentences(replace(unseen, cost_per_million_output_tokens=None, baseline=None)) == [
+    assert answer_sentences(
+        replace(unseen, cost_per_million_output_tokens=None, baseline=None)
+    ) == [
         "This layout did not run.",
         "323.0 ms (300.0 ms to 350.0 ms) to the first token and 16.8 ms per output token, "
         "calibrated by 4 runs, 300 output "

@@ -14,7 +14,7 @@ from hp_tool.domain.jobs import LaunchPlan
 from hp_tool.domain.measurement import Measurement, ProfileRequest
 from hp_tool.domain.ports import Store
 from hp_tool.domain.records import REUSED
-from hp_tool.formats.exchange.export import write
+from hp_tool.formats.exchange.export import write_text
 from hp_tool.loop.tuning import TuneResult, tune
 from hp_tool.loop.tuning.plan import bill
 from hp_tool.loop.tuning.problem import TuningProblem
@@ -127,7 +127,7 @@ def test_where_nothing_fits_without_offload_a_search_runs_with_it(store: Store) 
     )
     assert all(request.training.offload == "optimizer" for request in engine.requests.values())
     assert result.answer.set == bill(schema.parse_query(query)).plan.set == ranked.set
-    text = write(
+    text = write_text(
         Configuration.of(result.recommendations[0], query=schema.parse_query(query)), "megatron-lm"
     )
     assert "--optimizer-cpu-offload" in text

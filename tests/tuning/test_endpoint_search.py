@@ -32,7 +32,7 @@ from hp_tool.domain.states import SearchState
 from hp_tool.errors import InputError, LauncherError, UnsupportedError
 from hp_tool.loop.tuning import TuneResult, resolve_search, tune
 from hp_tool.loop.tuning.serving import build_serving
-from hp_tool.questions.schema import parse_query, query_mapping, with_own_files
+from hp_tool.questions.schema import allow_own_files, parse_query, query_mapping
 from hp_tool.store import open_store
 from tests.tuning import completions_server
 from tests.tuning.completions_server import KEY
@@ -256,7 +256,7 @@ def test_a_trace_is_sent_as_it_says(
         inference={**lengths, "trace": str(tmp_path / "trace.csv")}, parallel={"max_num_seqs": 8}
     )
     told(url, reset=True)
-    asked = replace(with_own_files(asked), search=replace(asked.search, budget_runs=1, steps=12))
+    asked = replace(allow_own_files(asked), search=replace(asked.search, budget_runs=1, steps=12))
     (row,) = rows(run(asked, tmp_path, launcher=engine))
     seen = told(url)["seen"]
     assert [tuple(each[:2]) for each in seen[:8]] == [row[1:3] for row in rows_of] * 2

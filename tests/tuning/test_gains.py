@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from hp_tool.domain.answer import Answer, verdict_of
+from hp_tool.domain.answer import Answer, get_verdict
 from hp_tool.domain.measurement import Measurement, ProfileRequest
 from hp_tool.domain.records import RunRecord
 from hp_tool.domain.result import Recommendation
@@ -20,7 +20,7 @@ from hp_tool.loop.assumptions import assumed
 from hp_tool.loop.tuning import TuneResult, tune
 from hp_tool.questions import schema
 from hp_tool.store import open_store
-from hp_tool.wording.answer import kept, sentences, title
+from hp_tool.wording.answer import answer_sentences, answer_title, configuration_to_keep
 from tests.tuning.cpu_engine import CpuEngine
 
 QUERY: dict[str, Any] = {
@@ -98,7 +98,7 @@ def test_a_gain_is_the_ratio_of_measured_steps_where_both_ran(tmp_path: Path) ->
     longest_s = max(last_step_s(runs, run.parallel) for run in runs)
     assert slowest.factor == pytest.approx(longest_s / last_step_s(runs, answer.parallel), rel=1e-9)
     assert slowest.source == "measured" and answer.gains[0] == gain
-    assert any("slowest" in sentence for sentence in sentences(answer))
+    assert any("slowest" in sentence for sentence in answer_sentences(answer))
 
 
 def test_the_noise_is_that_of_the_search_s_own_repeats_else_an_assumed_one(tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ def test_the_noise_is_that_of_the_search_s_own_repeats_else_an_assumed_one(tmp_p
     clear, _ = search(tmp_path / "..", erratic, budget_runs=2, seed=1)
     assert clear.gain is not None and clear.gain.noise_from == "assumed"
     assert clear.gain.noise_fraction == assumed().repeats.step_log_sd["cpu"]
-    assert any("as none was repeated" in sentence for sentence in sentences(clear))
+    assert any("as none was repeated" in sentence for sentence in answer_sentences(clear))
 
 
 def test_a_gain_over_what_did_not_run_is_predicted_and_says_so(tmp_path: Path) -> None:
@@ -138,7 +138,8 @@ def test_a_gain_over_what_did_not_run_is_predicted_and_says_so(tmp_path: Path) -
         None,
     )
     assert any(
-        "predicted" in sentence and "your baseline" in sentence for sentence in sentences(answer)
+        "predicted" in sentence and "your baseline" in sentence
+        for sentence in answer_sentences(answer)
     )
 
 
@@ -197,13 +198,13 @@ def test_a_clear_leader_does_not_run_again(tmp_path: Path) -> None:
 
 def test_where_nothing_is_clearly_better_yours_is_kept(tmp_path: Path) -> None:
     answer, _ = search(tmp_path, lambda request: ran(4.0), baseline=PLAIN)
-    assert (verdict_of(answer).state, answer.clearly_better) == ("keep", False)
-    assert title(answer) == "Keep your baseline" and kept(answer) in (
+    assert (get_verdict(answer).state, answer.clearly_better) == ("keep", False)
+    assert answer_title(answer) == "Keep your baseline" and configuration_to_keep(answer) in (
         None,
         answer.baseline.parallel,
     )
     better, _ = search(tmp_path / "..", erratic, baseline=PLAIN, seed=1, budget_runs=8)
-    assert verdict_of(better).state in (
+    assert get_verdict(better).state in (
         ("use", "repeat") if better.clearly_better else ("keep", "repeat")
     )
 
@@ -218,7 +219,7 @@ def test_what_was_predicted_before_is_held_against_what_was_measured(tmp_path: P
     assert before.off_fraction == pytest.approx(answer.measured.step_s / before.step_s - 1.0)
     assert any(
         sentence.startswith("Predicted ") and " before it ran " in sentence
-        for sentence in sentences(answer)
+        for sentence in answer_sentences(answer)
     )
 
 

@@ -20,7 +20,7 @@ from hp_tool.loop.tuning import TuneResult, run_search, study_storage, tune
 from hp_tool.loop.tuning.result import rank
 from hp_tool.questions import schema
 from hp_tool.questions.training import recommend
-from hp_tool.questions.training.ranking.exact import NEAR
+from hp_tool.questions.training.ranking.exact import NEAR_RATIO
 from hp_tool.store import open_store
 from tests.tuning.cpu_engine import FACTOR, CpuEngine
 
@@ -66,7 +66,7 @@ def test_the_quickstart_ends_in_a_measured_best_with_predictions_before_and_afte
         assert len({getattr(row.parallel, axis) for row in measured}) > 1, axis
     best = result.recommendations[0]
     assert best.measurement is not None
-    assert best.measurement.step_s <= NEAR * min(row.measurement.step_s for row in measured)
+    assert best.measurement.step_s <= NEAR_RATIO * min(row.measurement.step_s for row in measured)
     for row in measured:
         assert row.measurement.step_s == pytest.approx(FACTOR * row.estimate.time.step_s)
         assert row.calibrated_estimate.time.step_s == pytest.approx(row.measurement.step_s, rel=0.1)

@@ -9,7 +9,7 @@ import pytest
 from hp_tool.domain.watch import Expected, StepBatch, StepReport, Verdict
 from hp_tool.watch import Job, Source
 from hp_tool.watch.slowdowns.causes import RankTimes
-from hp_tool.watch.words import causes_of
+from hp_tool.watch.words import cause_sentences
 
 RANKS = 4
 
@@ -105,7 +105,7 @@ def test_a_slow_rank_is_named_even_if_a_busy_machine_slows_all() -> None:
     before = {"compute": 0.10, "communication": 0.13}
     after = [{"compute": 0.115, "communication": 0.165}, {"compute": 0.20, "communication": 0.08}]
     ranks = [RankTimes(rank=rank, before=before, after=after[rank == 1]) for rank in range(3)]
-    causes = causes_of(ranks, hosts={}, factor=1.22, step_s=0.28)
+    causes = cause_sentences(ranks, hosts={}, factor=1.22, step_s=0.28)
     assert (causes[0].kind, causes[0].ranks) == ("some_ranks", (1,))
 
 

@@ -152,7 +152,7 @@ def test_a_followed_log_may_begin_anew(tmp_path: Path, monkeypatch: pytest.Monke
     log = tmp_path / "job.log"
     log.write_text("one\ntwo\n")
     monkeypatch.setattr(watch, "POLL_S", 0.0)
-    lines = watch._lines([log], follow=True)
+    lines = watch._read_lines([log], follow=True)
     assert [next(lines)[1], next(lines)[1]] == ["one\n", "two\n"]
     log.write_text("new\n")
     assert next(lines)[1] == "new\n"

@@ -4,7 +4,7 @@
 
 from typing import Any
 
-from hp_tool.catalog.huggingface.family import Config, Family, refuse, same
+from hp_tool.catalog.huggingface.family import Config, Family, reject, same
 
 NO_BIAS = {"attention_bias": False, "mlp_bias": False}
 QKV_BIAS = {"attention_output_bias": False, "mlp_bias": False}
@@ -96,7 +96,7 @@ def _gpt_neo(config: Config) -> dict[str, Any]:
 
 
 def _opt(config: Config) -> dict[str, Any]:
-    refuse(config, "word_embed_proj_dim", unless=config.get("hidden_size"), why=NARROW)
+    reject(config, "word_embed_proj_dim", unless=config.get("hidden_size"), why=NARROW)
     bias = config.get("enable_bias", True)
     final = config.get("do_layer_norm_before", True) and not config.get(
         "_remove_final_layer_norm", False
@@ -132,7 +132,7 @@ def _falcon(config: Config) -> dict[str, Any]:
 
 def _mpt(config: Config) -> dict[str, Any]:
     attention = config.get("attn_config", {})
-    refuse(
+    reject(
         attention,
         "qk_ln",
         unless=False,

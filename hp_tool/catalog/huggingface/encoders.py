@@ -5,7 +5,7 @@ models.
 from typing import Any
 
 from hp_tool.catalog.huggingface.decoders import LLAMA, NARROW, NO_BIAS, TIED
-from hp_tool.catalog.huggingface.family import Config, Family, refuse, same
+from hp_tool.catalog.huggingface.family import Config, Family, reject, same
 
 _ENCODER = {
     "architecture": "encoder",
@@ -35,7 +35,7 @@ def _heads(config: Config) -> dict[str, Any]:
 
 
 def _electra(config: Config) -> dict[str, Any]:
-    refuse(config, "embedding_size", unless=config.get("hidden_size"), why=NARROW)
+    reject(config, "embedding_size", unless=config.get("hidden_size"), why=NARROW)
     return {}
 
 
@@ -59,7 +59,7 @@ def _modernbert(config: Config) -> dict[str, Any]:
 def _bart(config: Config) -> dict[str, Any]:
     for ours in ("encoder_ffn_dim", "encoder_attention_heads"):
         why = f"another size than {ours} {config.get(ours)!r} is not modelled"
-        refuse(config, ours.replace("encoder", "decoder"), unless=config.get(ours), why=why)
+        reject(config, ours.replace("encoder", "decoder"), unless=config.get(ours), why=why)
     return {}
 
 

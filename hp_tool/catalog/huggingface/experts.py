@@ -13,16 +13,16 @@ from hp_tool.catalog.huggingface.decoders import (
     TIED,
     UNTIED,
 )
-from hp_tool.catalog.huggingface.family import Config, Family, refuse, same
+from hp_tool.catalog.huggingface.family import Config, Family, reject, same
 from hp_tool.catalog.huggingface.layers import (
     as_fields,
     dense_layers,
-    each_layer,
-    feeding,
+    feed_forwards,
     layer_count,
-    numbered,
+    layer_list,
+    numbered_layers,
+    parse_whole,
     sparse_steps,
-    whole,
 )
 from hp_tool.domain.blocks import Block
 
@@ -46,9 +46,9 @@ def _steps(config: Config) -> dict[str, Any]:
 
 def _dense(config: Config, dense: list[bool]) -> dict[str, Any]:
     """Return layers that differ only in dense MLPs."""
-    fields = as_fields(feeding([Block()] * len(dense), dense))
+    fields = as_fields(feed_forwards([Block()] * len(dense), dense))
     if "blocks" in fields:
-        refuse(
+        reject(
             config,
             "use_sliding_window",
             unless=False,
@@ -75,9 +75,12 @@ def _granite_shared(config: Config) -> dict[str, Any]:
 
 
 def _ernie(config: Config) -> dict[str, Any]:
-    layers, step = layer_count(config), max(whole(config, "moe_layer_interval", 1), 1)
-    first, last = whole(config, "moe_layer_start_index", 1), config.get("moe_layer_end_index", -1)
-    last = layers - 1 if last == -1 else whole(config, "moe_layer_end_index")
+    layers, step = layer_count(config), max(parse_whole(config, "moe_layer_interval", 1), 1)
+    first, last = (
+        parse_whole(config, "moe_layer_start_index", 1),
+        config.get("moe_layer_end_index", -1),
+    )
+    last = layers - 1 if last == -1 else parse_whole(config, "moe_layer_end_index")
     return _dense(
         config, [(layer + 1) % step != 0 or not first <= layer <= last for layer in range(layers)]
     )
@@ -97,9 +100,9 @@ def _llama4(config: Config) -> dict[str, Any]:
     """Return Maverick's layers: experts in every second layer, dense MLPs of another width in the
     others.
     """
-    layers, step = layer_count(config), max(whole(config, "interleave_moe_layer_step", 1), 1)
+    layers, step = layer_count(config), max(parse_whole(config, "interleave_moe_layer_step", 1), 1)
     sparse = (
-        numbered(config, "moe_layers")
+        numbered_layers(config, "moe_layers")
         if "moe_layers" in config
         else set(range(step - 1, layers, step))
     )
@@ -107,7 +110,7 @@ def _llama4(config: Config) -> dict[str, Any]:
         return {}
     windows = {"full_attention": False, "chunked_attention": True}
     usual = [(layer + 1) % 4 != 0 for layer in range(layers)]
-    chunked = each_layer(config, "layer_types", windows, layers=layers) or usual
+    chunked = layer_list(config, "layer_types", windows, layers=layers) or usual
     blocks = [
         Block(windowed=each, feed_forward=None if layer in sparse else "dense")
         for layer, each in enumerate(chunked)

@@ -49,7 +49,7 @@ def same(names: str) -> dict[str, str]:
     return {name: name for name in names.split()}
 
 
-def refuse(config: Config, key: str, *, unless: Any, why: str) -> None:
+def reject(config: Config, key: str, *, unless: Any, why: str) -> None:
     """Check that `key` is absent or has the value `unless`.
 
     Raises:

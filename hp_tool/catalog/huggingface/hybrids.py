@@ -8,16 +8,16 @@ from typing import Any
 
 from hp_tool.catalog.huggingface.decoders import GEMMA, LATENT, LLAMA, PLAIN, QWEN2, UNTIED
 from hp_tool.catalog.huggingface.experts import DEEPSEEK, LOCAL, ROUTED
-from hp_tool.catalog.huggingface.family import Config, Family, refuse, same
+from hp_tool.catalog.huggingface.family import Config, Family, reject, same
 from hp_tool.catalog.huggingface.layers import (
     as_fields,
     dense_layers,
-    each_layer,
-    feeding,
+    feed_forwards,
     layer_count,
-    numbered,
+    layer_list,
+    numbered_layers,
+    parse_whole,
     sparse_steps,
-    whole,
 )
 from hp_tool.domain.blocks import Block, FeedForward, Mixer
 from hp_tool.errors import InputError, UnsupportedError
@@ -35,12 +35,12 @@ def linear_layers(config: Config, mixer: Mixer) -> list[Block]:
     others.
     """
     layers = layer_count(config)
-    every = max(whole(config, "full_attention_interval", 4), 1)
+    every = max(parse_whole(config, "full_attention_interval", 4), 1)
     meanings = {"linear_attention": Block(mixer=mixer), "full_attention": _ATTENTION}
     usual = [
         _ATTENTION if (layer + 1) % every == 0 else Block(mixer=mixer) for layer in range(layers)
     ]
-    return each_layer(config, "layer_types", meanings, layers=layers) or usual
+    return layer_list(config, "layer_types", meanings, layers=layers) or usual
 
 
 def _qwen3_5(config: Config) -> dict[str, Any]:
@@ -49,7 +49,7 @@ def _qwen3_5(config: Config) -> dict[str, Any]:
 
 def _qwen3_next(config: Config) -> dict[str, Any]:
     blocks = linear_layers(config, "gated_delta")
-    return as_fields(feeding(blocks, sparse_steps(config, layers=len(blocks))))
+    return as_fields(feed_forwards(blocks, sparse_steps(config, layers=len(blocks))))
 
 
 _NEMOTRON_H: dict[str, Block] = {
@@ -65,7 +65,7 @@ _NEMOTRON_H: dict[str, Block] = {
 
 
 def _nemotron_h(config: Config) -> dict[str, Any]:
-    refuse(config, "use_bias", unless=False, why=_MAMBA_BIAS["mamba_proj_bias"][1])
+    reject(config, "use_bias", unless=False, why=_MAMBA_BIAS["mamba_proj_bias"][1])
     key = next(
         (key for key in ("layers_block_type", "hybrid_override_pattern") if key in config), None
     )
@@ -74,7 +74,7 @@ def _nemotron_h(config: Config) -> dict[str, Any]:
             "layers_block_type must say what each layer is", field="model.layers_block_type"
         )
     layers = len(config[key])
-    blocks = each_layer(config, key, _NEMOTRON_H, layers=layers) or []
+    blocks = layer_list(config, key, _NEMOTRON_H, layers=layers) or []
     _check_prediction(config, blocks)
     fields = {"num_hidden_layers": layers, **as_fields(blocks)}
     if _NEMOTRON_H["E"] not in blocks:  # the class names experts that no layer has
@@ -85,7 +85,7 @@ def _nemotron_h(config: Config) -> dict[str, Any]:
             "topk_group": None,
         }
         return fields | {"num_shared_experts": 0, "moe_latent_size": None}
-    refuse(
+    reject(
         config, "mlp_bias", unless=False, why="biases of latent and shared experts are not modelled"
     )
     return fields
@@ -107,10 +107,10 @@ def _check_prediction(config: Config, blocks: list[Block]) -> None:
         ),
         None,
     )
-    depths = whole(config, "num_nextn_predict_layers", 0)
+    depths = parse_whole(config, "num_nextn_predict_layers", 0)
     if key is None or not depths or not isinstance(config[key], list | str):
         return
-    written = each_layer(config, key, _NEMOTRON_H, layers=len(config[key]))
+    written = layer_list(config, key, _NEMOTRON_H, layers=len(config[key]))
     with_attention = [block for block in blocks if block.mixer == "attention"]
     usual = with_attention[-1:] + [block for block in blocks if block.feed_forward != "none"][-1:]
     if written not in (usual, usual * depths):
@@ -131,14 +131,14 @@ def _sparse_attention(config: Config) -> dict[str, Any]:
     meanings = {"full": own, "shared": shared, "F": own, "S": shared}
     blocks = None
     for key in ("indexer_types", "index_topk_pattern"):
-        blocks = blocks or each_layer(config, key, meanings, layers=layers)
+        blocks = blocks or layer_list(config, key, meanings, layers=layers)
     if blocks is None:
         every, offset = (
-            max(whole(config, "index_topk_freq", 1), 1),
-            whole(config, "index_skip_topk_offset", 2),
+            max(parse_whole(config, "index_topk_freq", 1), 1),
+            parse_whole(config, "index_skip_topk_offset", 2),
         )
         blocks = [shared if max(layer - offset + 1, 0) % every else own for layer in range(layers)]
-    return as_fields(feeding(blocks, dense_layers(config, layers=layers)))
+    return as_fields(feed_forwards(blocks, dense_layers(config, layers=layers)))
 
 
 def _gemma4(config: Config) -> dict[str, Any]:
@@ -146,15 +146,15 @@ def _gemma4(config: Config) -> dict[str, Any]:
         ("hidden_size_per_layer_input", "inputs of their own for each layer are not modelled"),
         ("num_kv_shared_layers", "layers that share keys and values are not modelled"),
     ):
-        if whole(config, key, 0):
+        if parse_whole(config, key, 0):
             raise UnsupportedError(f"{key} {config[key]}: {why}", field=f"model.{key}")
-    refuse(
+    reject(
         config,
         "use_double_wide_mlp",
         unless=False,
         why="MLPs wider than the others are not modelled",
     )
-    refuse(
+    reject(
         config,
         "use_bidirectional_attention",
         unless="vision",
@@ -166,7 +166,7 @@ def _gemma4(config: Config) -> dict[str, Any]:
     if keys and config.get("num_global_key_value_heads"):
         head["num_key_value_heads"] = config["num_global_key_value_heads"]
     usual = [(layer + 1) % 6 != 0 and layer + 1 < layers for layer in range(layers)]
-    windowed = each_layer(config, "layer_types", _WINDOWS, layers=layers) or usual
+    windowed = layer_list(config, "layer_types", _WINDOWS, layers=layers) or usual
     blocks = [
         _WINDOW if narrow else Block(values_are_keys=keys or None, **own.get(layer, head))
         for layer, narrow in enumerate(windowed)
@@ -213,14 +213,14 @@ def _kimi_linear(config: Config) -> dict[str, Any]:
     if not isinstance(linear, dict):
         raise InputError("linear_attn_config must be a mapping", field="model.linear_attn_config")
     delta = Block(mixer="kimi_delta")
-    blocks = each_layer(
+    blocks = layer_list(
         config,
         "layer_types",
         {"linear_attention": delta, "full_attention": _ATTENTION},
         layers=layers,
     )
     if blocks is None:
-        full = numbered(linear, "full_attn_layers")  # layer numbers start at 1
+        full = numbered_layers(linear, "full_attn_layers")  # layer numbers start at 1
         blocks = [_ATTENTION if layer + 1 in full else delta for layer in range(layers)]
     heads = {
         "linear_num_key_heads": linear.get("num_heads", config.get("linear_num_heads", 32)),
@@ -233,7 +233,9 @@ def _kimi_linear(config: Config) -> dict[str, Any]:
     # Residuals over blocks of layers (Kimi K3): a norm and a vector before attention and MLP each.
     norms = {"norms_per_layer": 6} if config.get("attn_res_block_size") else {}
     gate = {"attention_output_gate": "channel"} if config.get("mla_use_output_gate") else {}
-    return heads | norms | gate | as_fields(feeding(blocks, dense_layers(config, layers=layers)))
+    return (
+        heads | norms | gate | as_fields(feed_forwards(blocks, dense_layers(config, layers=layers)))
+    )
 
 
 def _minimax_m3(config: Config) -> dict[str, Any]:
@@ -246,13 +248,13 @@ def _minimax_m3(config: Config) -> dict[str, Any]:
     sizes = {ours: config.get(ours, sparse.get(theirs)) for ours, theirs in _M3_INDEXER.items()}
     everywhere = Block(indexed=False)
     kinds = {"full_attention": everywhere, "minimax_m3_sparse": Block()}
-    blocks = each_layer(config, "layer_types", kinds, layers=layers)
-    blocks = blocks or each_layer(
+    blocks = layer_list(config, "layer_types", kinds, layers=layers)
+    blocks = blocks or layer_list(
         sparse, "sparse_attention_freq", {0: everywhere, 1: Block()}, layers=layers
     )
     blocks = blocks or [everywhere] * layers
     valued = (
-        each_layer(sparse, "sparse_disable_index_value", {0: True, 1: False}, layers=layers)
+        layer_list(sparse, "sparse_disable_index_value", {0: True, 1: False}, layers=layers)
         or [False] * layers
     )
     if any(block == Block() and value for block, value in zip(blocks, valued, strict=True)):
@@ -260,7 +262,7 @@ def _minimax_m3(config: Config) -> dict[str, Any]:
         raise UnsupportedError(
             f"sparse_disable_index_value: {why}", field="model.sparse_disable_index_value"
         )
-    fields = as_fields(feeding(blocks, dense_layers(config, layers=layers)))
+    fields = as_fields(feed_forwards(blocks, dense_layers(config, layers=layers)))
     width = config.get("moe_intermediate_size", config.get("intermediate_size"))
     fields |= {
         "moe_intermediate_size": width,
@@ -268,7 +270,9 @@ def _minimax_m3(config: Config) -> dict[str, Any]:
     }
     if Block() in [replace(block, feed_forward=None) for block in blocks]:
         heads, head = sizes["index_n_heads"], sizes["index_head_dim"]
-        chosen = whole(sizes, "index_topk_blocks", 16) * whole(sizes, "index_block_size", 128)
+        chosen = parse_whole(sizes, "index_topk_blocks", 16) * parse_whole(
+            sizes, "index_block_size", 128
+        )
         fields |= {"index_n_heads": heads, "index_head_dim": head, "index_topk": chosen}
     return fields
 
@@ -284,9 +288,9 @@ _M3_INDEXER = {
 def _mimo_v2(config: Config) -> dict[str, Any]:
     layers = layer_count(config)
     usual = [layer > 0 and (layer + 1) % 6 != 0 for layer in range(layers)]
-    windowed = each_layer(config, "hybrid_layer_pattern", {0: False, 1: True}, layers=layers)
-    windowed = windowed or each_layer(config, "layer_types", _WINDOWS, layers=layers) or usual
-    kv_heads = whole(config, "num_key_value_heads", 4)
+    windowed = layer_list(config, "hybrid_layer_pattern", {0: False, 1: True}, layers=layers)
+    windowed = windowed or layer_list(config, "layer_types", _WINDOWS, layers=layers) or usual
+    kv_heads = parse_whole(config, "num_key_value_heads", 4)
     narrow = Block(
         windowed=True,
         num_attention_heads=config.get("swa_num_attention_heads"),
@@ -299,8 +303,8 @@ def _mimo_v2(config: Config) -> dict[str, Any]:
     dense = dense_layers(config, layers=layers)
     if not {"mlp_layer_types", "moe_layer_freq"} & config.keys():
         dense = [layer == 0 for layer in range(layers)]
-    fields = as_fields(feeding([narrow if each else wide for each in windowed], dense))
-    window = whole(config, "sliding_window_size", 0)
+    fields = as_fields(feed_forwards([narrow if each else wide for each in windowed], dense))
+    window = parse_whole(config, "sliding_window_size", 0)
     return fields | {"sliding_window": window + 1 if window else config.get("sliding_window", 129)}
 
 
@@ -315,13 +319,13 @@ def _windows(config: Config, blocks: list[Block], usual: int) -> dict[str, Any]:
 
 def _step(config: Config) -> dict[str, Any]:
     layers = layer_count(config)
-    windowed = each_layer(config, "layer_types", _WINDOWS, layers=layers) or [False] * layers
+    windowed = layer_list(config, "layer_types", _WINDOWS, layers=layers) or [False] * layers
     other = config.get("attention_other_setting") or {}
     heads = config.get(
         "num_sliding_attention_heads",
         other.get("num_attention_heads") if isinstance(other, dict) else None,
     )
-    usual = whole(config, "num_attention_heads", 64)
+    usual = parse_whole(config, "num_attention_heads", 64)
     narrow = Block(windowed=True, num_attention_heads=None if heads == usual else heads)
     lists = {
         "mlp_layer_types",
@@ -330,7 +334,7 @@ def _step(config: Config) -> dict[str, Any]:
         "first_k_dense_replace",
     } & config.keys()
     dense = dense_layers(config, layers=layers) if lists else [layer < 3 for layer in range(layers)]
-    blocks = feeding([narrow if each else _ATTENTION for each in windowed], dense)
+    blocks = feed_forwards([narrow if each else _ATTENTION for each in windowed], dense)
     return _windows(config, blocks, 512) | as_fields(blocks)
 
 
@@ -342,7 +346,10 @@ def _nemotron_nas(config: Config) -> dict[str, Any]:
         )
     try:
         return as_fields(
-            [_searched(block["attention"], block["ffn"], config) for block in blocks[:layers]]
+            [
+                _searched_blocks(block["attention"], block["ffn"], config)
+                for block in blocks[:layers]
+            ]
         )
     except (AttributeError, KeyError, OverflowError, TypeError, ValueError):
         raise InputError(
@@ -363,7 +370,7 @@ _OTHER_BLOCKS = (
 """Keys of layers that are neither attention nor a dense MLP of another size."""
 
 
-def _searched(attention: Config, mlp: Config, config: Config) -> Block:
+def _searched_blocks(attention: Config, mlp: Config, config: Config) -> Block:
     """Return a layer from an architecture search (DeciLM): without attention, or with another MLP
     width.
     """
@@ -382,13 +389,16 @@ def _searched(attention: Config, mlp: Config, config: Config) -> Block:
         ffn = {
             "intermediate_size": _width(mlp["ffn_mult"], config)
             if written is None
-            else whole(mlp, "intermediate_size")
+            else parse_whole(mlp, "intermediate_size")
         }
     if attention.get("no_op"):
         return Block(mixer="none", **ffn)
     if attention.get("num_key_value_heads") is not None:
-        return Block(num_key_value_heads=whole(attention, "num_key_value_heads"), **ffn)
-    heads, group = whole(config, "num_attention_heads"), whole(attention, "n_heads_in_group")
+        return Block(num_key_value_heads=parse_whole(attention, "num_key_value_heads"), **ffn)
+    heads, group = (
+        parse_whole(config, "num_attention_heads"),
+        parse_whole(attention, "n_heads_in_group"),
+    )
     return Block(num_key_value_heads=heads // max(group, 1), **ffn)
 
 
@@ -396,7 +406,7 @@ def _width(multiple: float, config: Config) -> int:
     """Return two thirds of a multiple of hidden_size, as in Llama, rounded up to a multiple
     of 256.
     """
-    return math.ceil(int(2 * multiple * whole(config, "hidden_size") / 3) / 256) * 256
+    return math.ceil(int(2 * multiple * parse_whole(config, "hidden_size") / 3) / 256) * 256
 
 
 _DELTA = (

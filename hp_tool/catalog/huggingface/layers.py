@@ -10,7 +10,7 @@ from hp_tool.domain.blocks import Block
 from hp_tool.errors import InputError, UnsupportedError
 
 T = TypeVar("T")
-MOST_LAYERS = 10_000
+MAX_LAYERS = 10_000
 
 
 def as_fields(layers: Sequence[Block]) -> dict[str, Any]:
@@ -29,11 +29,11 @@ def as_fields(layers: Sequence[Block]) -> dict[str, Any]:
     runs = ((layer, len(list(alike))) for layer, alike in itertools.groupby(layers[:length]))
     return {
         "first_k_dense_replace": 0,
-        "blocks": tuple(_written(replace(layer, count=count)) for layer, count in runs),
+        "blocks": tuple(_name_layers(replace(layer, count=count)) for layer, count in runs),
     }
 
 
-def _written(block: Block) -> dict[str, Any]:
+def _name_layers(block: Block) -> dict[str, Any]:
     """Return the block's values that are not defaults."""
     return {
         each.name: value
@@ -48,10 +48,12 @@ def layer_count(config: Config) -> int:
     Raises:
         InputError: It is missing or malformed.
     """
-    return whole(config, "num_hidden_layers", most=MOST_LAYERS)
+    return parse_whole(config, "num_hidden_layers", most=MAX_LAYERS)
 
 
-def whole(config: Config, key: str, default: int | None = None, *, most: int = 1 << 26) -> int:
+def parse_whole(
+    config: Config, key: str, default: int | None = None, *, most: int = 1 << 26
+) -> int:
     """Return the integer of a key.
 
     Raises:
@@ -67,7 +69,7 @@ def whole(config: Config, key: str, default: int | None = None, *, most: int = 1
     return value
 
 
-def each_layer(
+def layer_list(
     config: Config, key: str, meanings: Mapping[Any, T], *, layers: int
 ) -> list[T] | None:
     """Return the meaning of each layer's entry in a list; None without such a list.
@@ -97,7 +99,7 @@ def each_layer(
     return [meanings[entry] for entry in entries[:layers]]
 
 
-def numbered(config: Config, key: str) -> set[int]:
+def numbered_layers(config: Config, key: str) -> set[int]:
     """Return the layers in a list of numbers or a text with commas.
 
     Raises:
@@ -111,7 +113,7 @@ def numbered(config: Config, key: str) -> set[int]:
         raise InputError(f"{key} must be a list of layers' numbers", field=f"model.{key}") from None
 
 
-def feeding(blocks: list[Block], dense: list[bool]) -> list[Block]:
+def feed_forwards(blocks: list[Block], dense: list[bool]) -> list[Block]:
     """Return the blocks with a dense MLP for the dense layers of a model with experts."""
     return [
         replace(block, feed_forward="dense") if plain else block
@@ -125,8 +127,8 @@ def sparse_steps(config: Config, *, layers: int) -> list[bool]:
     Dense layers are in `mlp_only_layers`, or not at every `decoder_sparse_step`-th position.
     """
     step, dense = (
-        max(whole(config, "decoder_sparse_step", 1), 1),
-        numbered(config, "mlp_only_layers"),
+        max(parse_whole(config, "decoder_sparse_step", 1), 1),
+        numbered_layers(config, "mlp_only_layers"),
     )
     return [layer in dense or (layer + 1) % step != 0 for layer in range(layers)]
 
@@ -141,9 +143,9 @@ def dense_layers(config: Config, *, layers: int) -> list[bool]:
     )
     for key, meanings in lists:
         if key in config and not isinstance(config[key], int):
-            return each_layer(config, key, meanings, layers=layers) or []
+            return layer_list(config, key, meanings, layers=layers) or []
     if "moe_layers_enum" in config:
-        sparse = numbered(config, "moe_layers_enum")
+        sparse = numbered_layers(config, "moe_layers_enum")
         return [layer not in sparse for layer in range(layers)]
-    first = whole(config, "first_k_dense_replace", 0)
+    first = parse_whole(config, "first_k_dense_replace", 0)
     return [layer < first for layer in range(layers)]

@@ -18,7 +18,7 @@ def weight_precision(config: Mapping[str, Any]) -> str:
     Raises:
         UnsupportedError: The quantization is unknown.
     """
-    stored = _stored(config)
+    stored = _stored_format(config)
     if stored is None:
         return "bf16"
     precision = _precision(stored) if isinstance(stored, Mapping) else None
@@ -38,22 +38,23 @@ def attention_is_wide(config: Mapping[str, Any]) -> bool:
 
     It then lists projections of attention among the modules that are not converted.
     """
-    stored = _stored(config)
+    stored = _stored_format(config)
     if not isinstance(stored, Mapping):
         return False
     kept = (name for key in LEFT_WIDE for name in (stored.get(key) or ()) if isinstance(name, str))
     return any(
-        "self_attn" in name and "vis" not in name and not name.endswith(SMALL) for name in kept
+        "self_attn" in name and "vis" not in name and not name.endswith(SMALL_MODULES)
+        for name in kept
     )
 
 
 LEFT_WIDE = ("modules_to_not_convert", "ignore", "ignored_layers", "exclude_modules")
 """Keys of quantization_config that list the modules in 16 bits."""
-SMALL = ("norm", "indexer.weights_proj", "sinks")
+SMALL_MODULES = ("norm", "indexer.weights_proj", "sinks")
 """Suffixes of attention modules with few numbers."""
 
 
-def _stored(config: Mapping[str, Any]) -> object:
+def _stored_format(config: Mapping[str, Any]) -> object:
     """Return the quantization_config of a config.json or of the language model within it."""
     wrapped = (config.get(name) for name in ("text_config", "llm_config", "language_config"))
     parts = (config, *(part for part in wrapped if isinstance(part, Mapping)))

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from hp_tool.catalog.huggingface import decoders, encoders, experts, hybrids, state_spaces
-from hp_tool.catalog.huggingface.family import Config, Family, refuse, same, sliding_window
+from hp_tool.catalog.huggingface.family import Config, Family, reject, same, sliding_window
 from hp_tool.catalog.huggingface.refused import REFUSED
 from hp_tool.catalog.huggingface.structure import read_by_structure
-from hp_tool.catalog.huggingface.towers import Tower, described, parameters, towers
+from hp_tool.catalog.huggingface.towers import Tower, described_towers, tower_parameters, towers
 from hp_tool.catalog.records import build, nearest
 from hp_tool.domain.model import ModelSpec
 from hp_tool.errors import UnsupportedError
@@ -57,7 +57,7 @@ def _spec(
 ) -> ModelSpec:
     model_type = str(written.get("model_type", ""))
     for key, (value, why) in family.required.items():
-        refuse(written, key, unless=value, why=why)
+        reject(written, key, unless=value, why=why)
     names = {**_SAME, **family.keys}
     fields = {
         ours: written[key]
@@ -84,7 +84,9 @@ def _spec(
         known["left_out"] = left_out
     width = known.get("hidden_size")
     if beside and isinstance(width, int):
-        known["tower_parameters"] = sum(parameters(tower, into=width) for tower in beside.values())
+        known["tower_parameters"] = sum(
+            tower_parameters(tower, into=width) for tower in beside.values()
+        )
     return build(ModelSpec, known, field="model")
 
 
@@ -131,7 +133,7 @@ def _language_model(config: Config) -> tuple[Config, str, dict[str, Tower]]:
         beside = towers(
             {name: config[name] for name in ("vision_config", "audio_config") if name in config}
         )
-        return config, ", ".join(described(*each) for each in beside.items()), beside
+        return config, ", ".join(described_towers(*each) for each in beside.items()), beside
     inner = dict(config[key])
     for shared in (
         "name",
@@ -148,7 +150,7 @@ def _language_model(config: Config) -> tuple[Config, str, dict[str, Tower]]:
         {name: tower for name, tower in config.items() if name != key and name.endswith("_config")}
     )
     rest = f"all else of {config.get('model_type') or 'the file'} but its {key}"
-    return inner, ", ".join((*(described(*each) for each in beside.items()), rest)), beside
+    return inner, ", ".join((*(described_towers(*each) for each in beside.items()), rest)), beside
 
 
 def _model_type(config: Config) -> str:

@@ -7,7 +7,13 @@ from hp_tool.catalog.huggingface.decoders import LLAMA, PLAIN, TIED, UNTIED
 from hp_tool.catalog.huggingface.experts import LOCAL
 from hp_tool.catalog.huggingface.family import Config, Family, same
 from hp_tool.catalog.huggingface.hybrids import linear_layers
-from hp_tool.catalog.huggingface.layers import as_fields, each_layer, layer_count, numbered, whole
+from hp_tool.catalog.huggingface.layers import (
+    as_fields,
+    layer_count,
+    layer_list,
+    numbered_layers,
+    parse_whole,
+)
 from hp_tool.domain.blocks import Block
 
 _BIAS = "biases of a state space's projections are not modelled"
@@ -38,15 +44,15 @@ _REQUIRED = {"mamba_proj_bias": (False, _BIAS)}
 
 
 def _inner(config: Config, *, expand: str) -> int:
-    return whole(config, expand, 2) * whole(config, "hidden_size")
+    return parse_whole(config, expand, 2) * parse_whole(config, "hidden_size")
 
 
 def _steps(config: Config, key: str) -> int:
     """Return the rank of the time steps; auto is a sixteenth of the width."""
     return (
-        whole(config, key)
+        parse_whole(config, key)
         if config.get(key, "auto") != "auto"
-        else math.ceil(whole(config, "hidden_size") / 16)
+        else math.ceil(parse_whole(config, "hidden_size") / 16)
     )
 
 
@@ -65,12 +71,14 @@ def _mamba2(config: Config) -> dict[str, Any]:
 def _head(config: Config) -> dict[str, Any]:
     """Return the width of Mamba 2's heads; auto is the inner width divided by their number."""
     if (width := config.get("mamba_d_head", "auto")) == "auto":
-        width = _inner(config, expand="mamba_expand") // max(whole(config, "mamba_n_heads", 128), 1)
+        width = _inner(config, expand="mamba_expand") // max(
+            parse_whole(config, "mamba_n_heads", 128), 1
+        )
     return {"mamba_head_dim": width}
 
 
 def _bamba(config: Config) -> dict[str, Any]:
-    layers, full = layer_count(config), numbered(config, "attn_layer_indices")
+    layers, full = layer_count(config), numbered_layers(config, "attn_layer_indices")
     return _head(config) | as_fields(
         [Block() if layer in full else Block(mixer="mamba2") for layer in range(layers)]
     )
@@ -85,10 +93,10 @@ def _granite(config: Config) -> dict[str, Any]:
         "attention": Block(),
         "full_attention": Block(),
     }
-    blocks = each_layer(config, "layer_types", meanings, layers=layers) or [state] * layers
+    blocks = layer_list(config, "layer_types", meanings, layers=layers) or [state] * layers
     fields = _head(config) | as_fields(blocks)
     width = config.get("shared_intermediate_size", 1024)
-    if whole(config, "num_local_experts", 8):
+    if parse_whole(config, "num_local_experts", 8):
         return fields | {
             "num_shared_experts": 1 if width else 0,
             "shared_expert_intermediate_size": width or None,
@@ -97,14 +105,14 @@ def _granite(config: Config) -> dict[str, Any]:
 
 
 def _jamba(config: Config) -> dict[str, Any]:
-    layers, experts = layer_count(config), whole(config, "num_experts", 16)
+    layers, experts = layer_count(config), parse_whole(config, "num_experts", 16)
 
     def every(kind: str, period: int, offset: int) -> set[int]:
-        period = max(whole(config, f"{kind}_layer_period", period), 1)
+        period = max(parse_whole(config, f"{kind}_layer_period", period), 1)
         return {
             layer
             for layer in range(layers)
-            if layer % period == whole(config, f"{kind}_layer_offset", offset)
+            if layer % period == parse_whole(config, f"{kind}_layer_offset", offset)
         }
 
     full, sparse = every("attn", 8, 4), every("expert", 2, 1) if experts > 1 else set()

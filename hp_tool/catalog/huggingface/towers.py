@@ -12,7 +12,7 @@ _GATED = ("qwen2_5_vl", "pixtral", "gemma4_vision", "glm4v")
 """Prefixes of types whose MLPs have three matrices; others have two."""
 _ONE_MATRIX = ("siglip", "gemma")
 """Prefixes of types with one matrix from tower to language model; others have two."""
-_MOST = 1 << 20
+_MAX_LAYERS = 1 << 20
 
 
 def towers(parts: Mapping[str, Any]) -> dict[str, Tower]:
@@ -23,13 +23,13 @@ def towers(parts: Mapping[str, Any]) -> dict[str, Tower]:
     }
 
 
-def described(name: str, tower: Tower) -> str:
+def described_towers(name: str, tower: Tower) -> str:
     """Return `vision_config (siglip_vision_model, 27 layers of 1152)`."""
     depth = f"{_size(tower, _DEPTH)} layers of {_size(tower, _WIDTH)}"
     return f"{name} ({', '.join(filter(None, (tower.get('model_type'), depth)))})"
 
 
-def parameters(tower: Tower, *, into: int) -> int:
+def tower_parameters(tower: Tower, *, into: int) -> int:
     """Return the approximate number of weights of a tower and its projection to width `into`.
 
     With width h, MLP width f and m patches per token: L (4 h^2 + 2 h f), or 3 h f for gated MLPs,
@@ -74,7 +74,7 @@ def _size(tower: Tower, names: tuple[str, ...]) -> int:
         (
             value
             for name in names
-            if isinstance(value := tower.get(name), int) and 0 < value <= _MOST
+            if isinstance(value := tower.get(name), int) and 0 < value <= _MAX_LAYERS
         ),
         0,
     )

@@ -42,23 +42,23 @@ class Task:
     calibration: bool
 
 
-def here(items: Iterator[Item], task: Task) -> Iterator[str]:
+def answer_here(items: Iterator[Item], task: Task) -> Iterator[str]:
     """Answers by this process."""
     with stored_calibrations(wanted=task.calibration) as calibrations:
-        for chunk in _chunks(items, task):
-            yield from _answers(chunk, task, calibrations)
+        for chunk in _split_chunks(items, task):
+            yield from _answer_items(chunk, task, calibrations)
 
 
-def by_processes(items: Iterator[Item], task: Task, *, jobs: int) -> Iterator[str]:
+def answer_by_processes(items: Iterator[Item], task: Task, *, jobs: int) -> Iterator[str]:
     """Answers by `jobs` processes. Raises HpToolError if one of them dies."""
     # spawn: the progress bar has a thread, which a forked process would not survive
     context = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(
-        max_workers=jobs, mp_context=context, initializer=_start, initargs=(task,)
+        max_workers=jobs, mp_context=context, initializer=_start_worker, initargs=(task,)
     )
     waiting: deque[Future[list[str]]] = deque()
     try:
-        for chunk in _chunks(items, task):
+        for chunk in _split_chunks(items, task):
             waiting.append(pool.submit(_answer_chunk, chunk))
             if len(waiting) >= CHUNKS_AHEAD * jobs:
                 yield from waiting.popleft().result()
@@ -75,7 +75,7 @@ def by_processes(items: Iterator[Item], task: Task, *, jobs: int) -> Iterator[st
         pool.shutdown(cancel_futures=True)
 
 
-def by_server(items: Iterator[Item], task: Task, *, server: str) -> Iterator[str]:
+def answer_by_server(items: Iterator[Item], task: Task, *, server: str) -> Iterator[str]:
     """Answers by a server; lines that are no query are answered with their error here, in their
     place.
     """
@@ -103,7 +103,7 @@ def by_server(items: Iterator[Item], task: Task, *, server: str) -> Iterator[str
         yield from (error_line(b"", error) for _, error in errors)
 
 
-def _chunks(items: Iterator[Item], task: Task) -> Iterator[list[Item]]:
+def _split_chunks(items: Iterator[Item], task: Task) -> Iterator[list[Item]]:
     """The queries in chunks; those for recommendations, which take longer, one by one. If reading
     fails, the queries before are answered first.
     """
@@ -122,21 +122,24 @@ def _chunks(items: Iterator[Item], task: Task) -> Iterator[list[Item]]:
         yield chunk
 
 
-_worker: tuple[Task, Calibrations | None] | None = None
-_open = ExitStack()
+_worker_state: tuple[Task, Calibrations | None] | None = None
+_open_resources = ExitStack()
 
 
-def _start(task: Task) -> None:
+def _start_worker(task: Task) -> None:
     """Set up a process of the pool: it ignores Ctrl-C, which its parent handles, and does not
     outlive the parent.
     """
-    global _worker
+    global _worker_state
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    _worker = task, _open.enter_context(stored_calibrations(wanted=task.calibration))
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
+    _worker_state = (
+        task,
+        _open_resources.enter_context(stored_calibrations(wanted=task.calibration)),
+    )
 
 
-def _end_with_parent() -> None:
+def _exit_with_parent() -> None:
     parent = multiprocessing.parent_process()
     if parent is not None:
         multiprocessing.connection.wait([parent.sentinel])
@@ -144,11 +147,11 @@ def _end_with_parent() -> None:
 
 
 def _answer_chunk(items: list[Item]) -> list[str]:
-    assert _worker is not None  # the pool's initializer has run
-    return _answers(items, *_worker)
+    assert _worker_state is not None  # the pool's initializer has run
+    return _answer_items(items, *_worker_state)
 
 
-def _answers(items: list[Item], task: Task, calibrations: Calibrations | None) -> list[str]:
+def _answer_items(items: list[Item], task: Task, calibrations: Calibrations | None) -> list[str]:
     from hp_tool.questions import schema
     from hp_tool.questions.answers import answer_lines
 

@@ -27,13 +27,13 @@ _DOCUMENT_ENDS = re.compile(rb"(---|\.\.\.)(\s|$)")
 """At the start of a line, where YAML allows these only between documents, even in block scalars."""
 
 
-def items(source: BinaryIO, *, format: Format, base: Mapping[str, Any]) -> Iterator[Item]:
+def read_items(source: BinaryIO, *, format: Format, base: Mapping[str, Any]) -> Iterator[Item]:
     """The queries of a stream in order; every row of a CSV is laid over the query `base`."""
     if format == "csv":
-        return grid_lines(_physical_lines(source), base=base)
+        return expand_grid(_physical_lines(source), base=base)
     if format == "yaml":
-        return _documents(source)
-    return (line for line in _bounded(source) if isinstance(line, InputError) or line.strip())
+        return _yaml_documents(source)
+    return (line for line in _bounded_lines(source) if isinstance(line, InputError) or line.strip())
 
 
 def _physical_lines(source: BinaryIO) -> Iterator[str]:
@@ -41,14 +41,14 @@ def _physical_lines(source: BinaryIO) -> Iterator[str]:
     next one is unknown.
     """
     encoding = "utf-8-sig"  # spreadsheets write a byte order mark
-    for line in _bounded(source):
+    for line in _bounded_lines(source):
         if isinstance(line, InputError):
             raise line
         yield line.decode(encoding, errors="replace")
         encoding = "utf-8"
 
 
-def _bounded(source: BinaryIO) -> Iterator[Item]:
+def _bounded_lines(source: BinaryIO) -> Iterator[Item]:
     """The lines; the rest of one that is too long is skipped."""
     while line := source.readline(MAX_LINE_BYTES + 1):
         if len(line) <= MAX_LINE_BYTES:
@@ -59,7 +59,7 @@ def _bounded(source: BinaryIO) -> Iterator[Item]:
         yield InputError(f"the line is longer than {MAX_LINE_BYTES:,} bytes", code="too_large")
 
 
-def _documents(source: BinaryIO) -> Iterator[Item]:
+def _yaml_documents(source: BinaryIO) -> Iterator[Item]:
     """YAML documents as JSON lines. They are split at separators before parsing, so that an invalid
     one affects only itself.
     """
@@ -67,16 +67,16 @@ def _documents(source: BinaryIO) -> Iterator[Item]:
     size = 0
     while line := source.readline(MAX_LINE_BYTES + 1):
         if _DOCUMENT_ENDS.match(line):
-            yield from _document(lines, size)
+            yield from _document_line(lines, size)
             lines, size = [line[3:]], len(line)
         else:
             size += len(line)
             if size <= MAX_LINE_BYTES:
                 lines.append(line)
-    yield from _document(lines, size)
+    yield from _document_line(lines, size)
 
 
-def _document(lines: list[bytes], size: int) -> Iterator[Item]:
+def _document_line(lines: list[bytes], size: int) -> Iterator[Item]:
     """The document with these lines; nothing if all are blank or comments."""
     from hp_tool.questions import schema
 
@@ -95,7 +95,7 @@ def _document(lines: list[bytes], size: int) -> Iterator[Item]:
         )
 
 
-def grid_lines(lines: Iterator[str], *, base: Mapping[str, Any]) -> Iterator[bytes | InputError]:
+def expand_grid(lines: Iterator[str], *, base: Mapping[str, Any]) -> Iterator[bytes | InputError]:
     """A JSON line for every combination of every row, the last column varying fastest.
 
     An empty cell omits its key. Commas separate alternatives, as in `1,2,4`; brackets and braces
@@ -111,19 +111,19 @@ def grid_lines(lines: Iterator[str], *, base: Mapping[str, Any]) -> Iterator[byt
     if columns is None:
         return
     columns = [column.strip() for column in columns]
-    paths = _paths(columns)
+    paths = _column_paths(columns)
     for number in itertools.count(1):
         try:
             cells = next(reader, None)
             if cells is None:
                 return
             if any(cell.strip() for cell in cells):
-                yield from _row(number, cells, columns=columns, paths=paths, base=base)
+                yield from _expand_row(number, cells, columns=columns, paths=paths, base=base)
         except csv.Error as error:
             yield InputError(f"row {number}: {error}", code="syntax")
 
 
-def _paths(columns: Sequence[str]) -> list[str]:
+def _column_paths(columns: Sequence[str]) -> list[str]:
     """The dotted paths of the columns. Raises InputError for one that no query has, or that occurs
     twice.
     """
@@ -147,7 +147,7 @@ def _paths(columns: Sequence[str]) -> list[str]:
     return paths
 
 
-def _row(
+def _expand_row(
     number: int,
     cells: Sequence[str],
     *,
@@ -164,7 +164,7 @@ def _row(
                 "with commas"
             )
         axes = [
-            _alternatives(cell, where=f"row {number}, {column}")
+            _parse_cell(cell, where=f"row {number}, {column}")
             for cell, column in zip(cells, columns, strict=True)
         ]
     except InputError as error:
@@ -176,11 +176,11 @@ def _row(
         chosen = dict(zip(filled, values, strict=True))
         query = copy.deepcopy(dict(base))
         try:
-            schema.lay(query, {paths[index]: value for index, value in chosen.items()})
+            schema.set_paths(query, {paths[index]: value for index, value in chosen.items()})
             query.setdefault("kind", "inference" if "inference" in query else "training")
             name = str(query.get("id") or number)
             query["id"] = " ".join(
-                (name, *(f"{columns[index]}={_word(chosen[index])}" for index in varied))
+                (name, *(f"{columns[index]}={_cell_text(chosen[index])}" for index in varied))
             )
             yield json.dumps(query, allow_nan=False).encode()
         except (InputError, TypeError, ValueError) as error:
@@ -191,7 +191,7 @@ def _row(
             )
 
 
-def _alternatives(cell: str, *, where: str) -> list[Any]:
+def _parse_cell(cell: str, *, where: str) -> list[Any]:
     """The values of a cell, read as a YAML list without its brackets."""
     if not cell.strip():
         return []
@@ -203,5 +203,5 @@ def _alternatives(cell: str, *, where: str) -> list[Any]:
     return values
 
 
-def _word(value: Any) -> str:
+def _cell_text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, default=str)

@@ -25,10 +25,10 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from hp_tool.cluster.launchers import readback
 from hp_tool.cluster.launchers.readback import DamagedError
-from hp_tool.domain.fields import Devices, Strict, building, checked
+from hp_tool.domain.fields import Devices, Strict, build_validators, check_spec
 from hp_tool.domain.jobs import LaunchPlan
 from hp_tool.domain.measurement import (
-    KILLED,
+    KILLED_CAUSE,
     ExitCode,
     Hardware,
     JobResult,
@@ -37,7 +37,7 @@ from hp_tool.domain.measurement import (
     interquartile_range,
 )
 from hp_tool.domain.requests import RunRequest
-from hp_tool.domain.steps import RUN, read_steps
+from hp_tool.domain.steps import RUN_PREFIX, read_steps
 from hp_tool.errors import InputError
 
 REQUEST = "request.json"
@@ -315,7 +315,7 @@ def measure(folder: Path, *, ending: Ending, timeout_s: float, hardware: Hardwar
 @functools.cache
 def request_json() -> TypeAdapter[RunRequest]:
     """Return the JSON adapter of requests."""
-    with building(described=False):
+    with build_validators(described=False):
         return TypeAdapter(Annotated[RunRequest, Field(discriminator="kind")])
 
 
@@ -330,7 +330,12 @@ def kept_steps(log: str) -> Measurement | None:
     if not times_s:
         return None
     run_line = next(
-        (line.removeprefix(RUN) for line in reversed(log.splitlines()) if line.startswith(RUN)), ""
+        (
+            line.removeprefix(RUN_PREFIX)
+            for line in reversed(log.splitlines())
+            if line.startswith(RUN_PREFIX)
+        ),
+        "",
     )
     try:
         base: Measurement = readback.typed(Measurement).validate_json(run_line, strict=True)
@@ -345,7 +350,7 @@ def kept_steps(log: str) -> Measurement | None:
         losses=losses,
     )
     with contextlib.suppress(InputError):  # implausible figures
-        return checked(partial, field="log")
+        return check_spec(partial, field="log")
     return None
 
 
@@ -478,4 +483,4 @@ def _explain(ending: Ending, *, tail: str, timeout_s: float, cpu: bool) -> Measu
             return Measurement(status="oom", cause=cause)
         # GPU memory may have sufficed.
         return Measurement(status="crashed", cause=f"{cause}. Give jobs more host memory.")
-    return Measurement(status="preempted", cause=KILLED)
+    return Measurement(status="preempted", cause=KILLED_CAUSE)

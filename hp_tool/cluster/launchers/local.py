@@ -20,7 +20,7 @@ import psutil
 from hp_tool.cluster.launchers import jobs, readback, supervisor, torchrun
 from hp_tool.cluster.launchers.jobs import measure, parse_ending
 from hp_tool.cluster.launchers.readback import DamagedError
-from hp_tool.domain.device_names import known_name
+from hp_tool.domain.device_names import catalogue_gpu_name
 from hp_tool.domain.jobs import LaunchPlan
 from hp_tool.domain.measurement import Hardware, Measurement
 from hp_tool.domain.requests import RunRequest
@@ -295,7 +295,9 @@ def share(hardware: Hardware, *, num_gpus: int) -> Hardware:
 
 def catalogue_name(device_name: str) -> str:
     """Return `h100-sxm-80gb` for "NVIDIA H100 80GB HBM3"; unknown names in lower case."""
-    return known_name(device_name) or re.sub(r"[^a-z0-9]+", "-", device_name.lower()).strip("-")
+    return catalogue_gpu_name(device_name) or re.sub(r"[^a-z0-9]+", "-", device_name.lower()).strip(
+        "-"
+    )
 
 
 def _gpu_names() -> list[str]:

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 
 from hp_tool.catalog import documents
-from hp_tool.domain.fields import Devices, Strict, building
+from hp_tool.domain.fields import Devices, Strict, build_validators
 from hp_tool.domain.measurement import Hardware
 from hp_tool.errors import InputError
 
@@ -170,7 +170,7 @@ class ClusterOptions(Strict):
     def parse(cls, fields: Mapping[str, Any], *, origin: str) -> Self:
         """Parse options; raise InputError with `origin` and the field if they are invalid."""
         try:
-            with building(described=False):
+            with build_validators(described=False):
                 adapter = TypeAdapter(cls)
             return adapter.validate_json(json.dumps(dict(fields)), strict=True)
         except (ValidationError, TypeError, ValueError) as error:

@@ -19,7 +19,7 @@ from typing import Any, BinaryIO, TypeVar
 
 from pydantic import TypeAdapter
 
-from hp_tool.domain.fields import building
+from hp_tool.domain.fields import build_validators
 from hp_tool.errors import LauncherError
 
 T = TypeVar("T")
@@ -49,7 +49,7 @@ class DamagedError(LauncherError):
 @functools.cache
 def typed(kind: type[T]) -> TypeAdapter[T]:
     """Return the JSON adapter of a type, built on first use because most commands need none."""
-    with building(described=False):
+    with build_validators(described=False):
         return TypeAdapter(kind)
 
 

@@ -23,7 +23,7 @@ from pydantic import Field, TypeAdapter
 from hp_tool.cluster.profiler import support
 from hp_tool.domain.measurement import JobResult, Measurement, ProfileRequest, interquartile_range
 from hp_tool.domain.requests import BenchmarkRequest, InferenceRequest, RunRequest
-from hp_tool.domain.steps import RUN
+from hp_tool.domain.steps import RUN_PREFIX
 from hp_tool.domain.switches import device_connections
 
 if TYPE_CHECKING:
@@ -105,7 +105,8 @@ def profile(request: RunRequest) -> Measurement:
     }
     if os.environ["RANK"] == "0":
         print(
-            RUN + TypeAdapter(Measurement).dump_json(Measurement(status="ok", **known)).decode(),
+            RUN_PREFIX
+            + TypeAdapter(Measurement).dump_json(Measurement(status="ok", **known)).decode(),
             flush=True,
         )
     match request:

@@ -17,7 +17,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from hp_tool.cluster.profiler.backend import DeviceWatch, now, slowest, synchronize
 from hp_tool.domain.measurement import DeviceState, ProfileRequest
-from hp_tool.domain.steps import step_line, warmup_of
+from hp_tool.domain.steps import count_warmup_steps, format_step
 
 MIN_STEPS = 4
 """The median is between the shortest and the longest of n steps with probability 1 - 2^(1-n): 7/8
@@ -69,7 +69,10 @@ def run(request: ProfileRequest, step: Step, *, device: torch.device) -> Steps:
     devices: tuple[DeviceState, ...] = ()
     driver: str | None = None
     least, most = request.warmup
-    while stopped is None and len(times) - warmup_of(times, least=least, most=most) < request.steps:
+    while (
+        stopped is None
+        and len(times) - count_warmup_steps(times, least=least, most=most) < request.steps
+    ):
         watch = DeviceWatch(device) if len(times) == least - 1 else None
         distributed.barrier()
         started = now(device)
@@ -79,7 +82,7 @@ def run(request: ProfileRequest, step: Step, *, device: torch.device) -> Steps:
         if watch is not None:
             devices, driver = watch.states()
         if distributed.get_rank() == 0:
-            line = step_line(
+            line = format_step(
                 len(times), warmup=request.warmup, time_s=times[-1], loss=losses[-1], norm=norm
             )
             print(line, flush=True)
@@ -87,7 +90,7 @@ def run(request: ProfileRequest, step: Step, *, device: torch.device) -> Steps:
     if not all(map(math.isfinite, losses)):
         raise ArithmeticError(f"the loss is not finite: {losses}")
     parts_s = _of_one_step(step, device=device) if request.breakdown else None
-    warmup = warmup_of(times, least=least, most=most)
+    warmup = count_warmup_steps(times, least=least, most=most)
     return Steps(
         warmup_s=tuple(times[:warmup]),
         times_s=tuple(times[warmup:]),
@@ -105,7 +108,7 @@ def why_stop(request: ProfileRequest, times_s: Sequence[float]) -> str | None:
     All ranks call it with the slowest rank's times (warm-up included), so they stop together.
     """
     least, most = request.warmup
-    measured = times_s[warmup_of(times_s, least=least, most=most) :]
+    measured = times_s[count_warmup_steps(times_s, least=least, most=most) :]
     if not measured or len(measured) >= request.steps:
         return None
     done = f"stopped after {len(measured)} of {request.steps} steps"

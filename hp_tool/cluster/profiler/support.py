@@ -5,9 +5,22 @@ from importlib.util import find_spec
 
 from hp_tool.domain.measurement import ProfileRequest
 from hp_tool.domain.parallel import ParallelConfig, recompute_name
-from hp_tool.domain.profiling import unprofiled, unprofiled_sizes, unserved, unserved_sizes
+from hp_tool.domain.profiling import (
+    unsupported_serving,
+    unsupported_serving_sizes,
+    unsupported_sizes,
+    unsupported_training,
+)
 from hp_tool.domain.requests import InferenceRequest
-from hp_tool.domain.switches import APEX, CUDA, DEEP_EP, ENGINE, Switches, switches, without
+from hp_tool.domain.switches import (
+    APEX,
+    CUDA,
+    DEEP_EP,
+    ENGINE,
+    Switches,
+    drop_unavailable,
+    megatron_switches,
+)
 from hp_tool.errors import InputError, UnsupportedError
 
 _MODULES = {
@@ -24,7 +37,7 @@ def switched(request: ProfileRequest) -> tuple[Switches, dict[str, tuple[str, ..
     Differences list what this host lacks, by field.
     """
     parallel = request.parallel
-    wanted = switches(
+    wanted = megatron_switches(
         model=request.model,
         workload=request.training,
         parallel=parallel,
@@ -36,15 +49,17 @@ def switched(request: ProfileRequest) -> tuple[Switches, dict[str, tuple[str, ..
         for package, module in _MODULES.items()
         if request.gpu == "cpu" or find_spec(module) is None
     ]
-    return without(wanted, lacking=[*lacking, *([CUDA] if request.gpu == "cpu" else [])])
+    return drop_unavailable(wanted, lacking=[*lacking, *([CUDA] if request.gpu == "cpu" else [])])
 
 
 def check(request: ProfileRequest) -> None:
     """Raise UnsupportedError for unsupported trainings, InputError for inconsistent sizes."""
-    for field, what in unprofiled(model=request.model, training=request.training, gpu=request.gpu):
+    for field, what in unsupported_training(
+        model=request.model, training=request.training, gpu=request.gpu
+    ):
         raise UnsupportedError(f"The profiler does not support {what}.", field=field)
     parallel = request.parallel
-    sizes = unprofiled_sizes(
+    sizes = unsupported_sizes(
         parallel,
         model=request.model,
         training=request.training,
@@ -70,8 +85,8 @@ def check_serving(request: InferenceRequest) -> None:
     """Raise UnsupportedError or InputError for inference runs that the profiler cannot do."""
     load, parallel = request.inference, request.parallel
     unsupported = (
-        *unserved(model=request.model, inference=load, runner=request.runner),
-        *unserved_sizes(
+        *unsupported_serving(model=request.model, inference=load, runner=request.runner),
+        *unsupported_serving_sizes(
             model=request.model, inference=load, parallel=parallel, runner=request.runner
         ),
     )

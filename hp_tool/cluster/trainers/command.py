@@ -22,9 +22,14 @@ import numpy as np
 from hp_tool.catalog import library, records
 from hp_tool.cluster.launchers import jobs
 from hp_tool.cost.candidates import Candidates
-from hp_tool.domain.exports import Export, exports
+from hp_tool.domain.exports import Export, list_exports
 from hp_tool.domain.measurement import ProfileRequest, Program
-from hp_tool.domain.parallel import OF_THE_QUERY, ParallelConfig, ParallelQuery, recompute_name
+from hp_tool.domain.parallel import (
+    QUERY_STRATEGY_FIELDS,
+    ParallelConfig,
+    ParallelQuery,
+    recompute_name,
+)
 from hp_tool.domain.query import Query, Reducible, TrainerCommand
 from hp_tool.domain.setups import TrainingSetup
 from hp_tool.errors import HpToolError, InputError
@@ -35,7 +40,7 @@ from hp_tool.questions.training.setup import training_setup
 PLACEHOLDER = re.compile(
     r"(?<!\{)\{(?P<name>[a-z][a-z0-9_]*)(?P<rest>(?::[a-z0-9-]+)?|\?[^{}]*)\}(?!\})"
 )
-AXES = tuple(item.name for item in fields(ParallelConfig) if item.name not in OF_THE_QUERY)
+AXES = tuple(item.name for item in fields(ParallelConfig) if item.name not in QUERY_STRATEGY_FIELDS)
 """Fields in which candidate configurations may differ."""
 _MODEL = (
     "num_hidden_layers",
@@ -71,7 +76,7 @@ _DERIVED = ("data_parallel_size",)
 
 def export_placeholders() -> dict[str, Export]:
     """Return the exports that a command may name, as `flags:NAME` or `file:NAME`."""
-    training = exports()
+    training = list_exports()
     flags = {
         f"flags:{export.flags_name or export.name}": export
         for export in training

@@ -7,7 +7,7 @@ from itertools import pairwise
 from hp_tool.cluster.launchers import jobs
 from hp_tool.cluster.logs import LogFacts, read_log
 from hp_tool.cluster.trainers.command import program
-from hp_tool.domain.fields import checked
+from hp_tool.domain.fields import check_spec
 from hp_tool.domain.jobs import LaunchPlan
 from hp_tool.domain.measurement import Measurement, ProfileRequest, interquartile_range
 from hp_tool.domain.ports import Launcher, Queueing, Timekeeping
@@ -155,7 +155,7 @@ def measurement(
         else shortfall,
     )
     try:
-        return checked(run, field="log")
+        return check_spec(run, field="log")
     except InputError as error:
         return replace(
             ended, status="crashed", cause=f"the trainer's log is invalid: {error.message}"

@@ -112,13 +112,13 @@ def compare_context_parallelism(
     tokens_by_size: dict[int, float] = {}
     for step in range(STEPS):
         lengths, rows = _step_sequences(short, clock=clock, seed=SEED + step)
-        static = _timed(lengths, rows, size=clock.config.context_parallel_size, clock=clock)
-        arrival = _in_order_of_arrival(static, clock=clock)
-        balanced = min(arrival, _balanced(static, clock=clock))
+        static = _time_rows(lengths, rows, size=clock.config.context_parallel_size, clock=clock)
+        arrival = _static_seconds(static, clock=clock)
+        balanced = min(arrival, _balanced_seconds(static, clock=clock))
         best, best_s = static, balanced
         for smallest in _sizes(clock)[1:]:
             groups = _smallest_groups(lengths, smallest=smallest, clock=clock)
-            if (seconds := _balanced(groups, clock=clock)) < best_s:
+            if (seconds := _balanced_seconds(groups, clock=clock)) < best_s:
                 best, best_s = groups, seconds
         totals += arrival, balanced, best_s
         for size, tokens in zip(best.sizes.tolist(), best.tokens.tolist(), strict=True):
@@ -209,7 +209,9 @@ def _smallest_groups(lengths: IntArray, *, smallest: int, clock: MicroBatchClock
         mine = lengths[needed == size]
         if len(mine):
             parts.append(
-                _timed(mine, best_fit(mine, capacity=size * share).row_of, size=size, clock=clock)
+                _time_rows(
+                    mine, best_fit(mine, capacity=size * share).row_of, size=size, clock=clock
+                )
             )
     names = [field.name for field in fields(_MicroBatches)]
     return _MicroBatches(
@@ -217,7 +219,7 @@ def _smallest_groups(lengths: IntArray, *, smallest: int, clock: MicroBatchClock
     )
 
 
-def _timed(
+def _time_rows(
     lengths: IntArray, rows: IntArray, *, size: int, clock: MicroBatchClock
 ) -> _MicroBatches:
     """Return the rows as micro-batches, each on `size` ranks."""
@@ -230,7 +232,7 @@ def _timed(
     return _MicroBatches(sizes=sizes, tokens=tokens, seconds=seconds, between_s=between)
 
 
-def _in_order_of_arrival(rows: _MicroBatches, *, clock: MicroBatchClock) -> float:
+def _static_seconds(rows: _MicroBatches, *, clock: MicroBatchClock) -> float:
     """Return seconds until the last replica ends, with rows assigned in turn."""
     seconds, between = (
         column.reshape(-1, clock.config.data_parallel_size)
@@ -239,7 +241,7 @@ def _in_order_of_arrival(rows: _MicroBatches, *, clock: MicroBatchClock) -> floa
     return float((seconds.sum(axis=0) + clock.fill * between.max(axis=0)).max())
 
 
-def _balanced(work: _MicroBatches, *, clock: MicroBatchClock) -> float:
+def _balanced_seconds(work: _MicroBatches, *, clock: MicroBatchClock) -> float:
     """Return seconds until the last rank ends under the LPT rule.
 
     Larger groups come first, then longer micro-batches; each is assigned to the group that ends

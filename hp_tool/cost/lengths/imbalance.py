@@ -59,7 +59,7 @@ def expected_extra(
     replicas wait for each other at every micro-batch. The expectation is over batches sampled with
     a fixed seed, the same for every division of the batch.
     """
-    drawn = _draws(rows, batch)
+    drawn = _draw_batches(rows, batch)
     total, longest = _per_replica(rows, batch, replicas, micro_batch, lockstep)
     count = batch // (replicas * micro_batch)
     slowest = (total + fill * longest).max(axis=1).mean()
@@ -67,7 +67,7 @@ def expected_extra(
 
 
 @functools.lru_cache(maxsize=4)
-def _draws(rows: Rows, batch: int) -> FloatArray:
+def _draw_batches(rows: Rows, batch: int) -> FloatArray:
     """Return (draws, batch) attended lengths of the rows of some batches, sampled independently."""
     draws = min(max(_DRAWN_ROWS // batch, 1), _MAX_DRAWS)
     index = np.random.default_rng(SEED).integers(len(rows.squares), size=(draws, batch))
@@ -82,7 +82,7 @@ def _per_replica(
 
     Both have shape (draws, groups).
     """
-    each = _draws(rows, batch).reshape(
+    each = _draw_batches(rows, batch).reshape(
         -1, replicas // lockstep, lockstep, batch // (replicas * micro_batch), micro_batch
     )
     work = each.mean(axis=4).max(axis=2)

@@ -32,14 +32,12 @@ Order = list[Block]
 def gpipe(*, p: int, m: int) -> list[Order]:
     """Return orders with all forward passes, then all backward passes."""
     kinds: tuple[Kind, ...] = ("F", "BW")
-    return [
-        _one_by_one(Operation(kind, r, k) for kind in kinds for k in range(m)) for r in range(p)
-    ]
+    return [_as_blocks(Operation(kind, r, k) for kind in kinds for k in range(m)) for r in range(p)]
 
 
 def one_f_one_b(*, p: int, m: int) -> list[Order]:
     """Return orders with p - r forward passes, then alternating backward and forward passes."""
-    return [_one_by_one(_by_turns(r, warm_up=min(p - r, m), m=m)) for r in range(p)]
+    return [_as_blocks(_alternate(r, warm_up=min(p - r, m), m=m)) for r in range(p)]
 
 
 def interleaved(*, p: int, v: int, m: int) -> list[Order]:
@@ -65,7 +63,7 @@ def interleaved(*, p: int, v: int, m: int) -> list[Order]:
             if warm_up + i < m * v:
                 order.append(forward(r, warm_up + i))
             order.append(backward(r, i))
-        orders.append(_one_by_one(order))
+        orders.append(_as_blocks(order))
     return orders
 
 
@@ -78,7 +76,7 @@ def zb_h1(*, p: int, m: int) -> list[Order]:
     for r in range(p):
         order: list[Operation] = []
         waiting: deque[Operation] = deque()
-        for operation in _by_turns(r, warm_up=min(p - r, m), m=m):
+        for operation in _alternate(r, warm_up=min(p - r, m), m=m):
             if operation.kind == "F":
                 order.append(operation)
                 continue
@@ -86,7 +84,7 @@ def zb_h1(*, p: int, m: int) -> list[Order]:
             waiting.append(operation._replace(kind="W"))
             if len(waiting) > r:
                 order.append(waiting.popleft())
-        orders.append(_one_by_one((*order, *waiting)))
+        orders.append(_as_blocks((*order, *waiting)))
     return orders
 
 
@@ -122,7 +120,7 @@ def dualpipe(*, p: int, m: int) -> list[Order]:
     """
     # Chunk 0 processes the micro-batches that enter at the nearer end.
     return [
-        _dual(
+        _dualpipe_order(
             near=min(r, p - 1 - r),
             stages=p,
             each=m // 2,
@@ -138,10 +136,10 @@ def dualpipe_v(*, p: int, m: int) -> list[Order]:
 
     m >= 2p.
     """
-    return [_dual(near=r, stages=2 * p, each=m, first=(0, 0)) for r in range(p)]
+    return [_dualpipe_order(near=r, stages=2 * p, each=m, first=(0, 0)) for r in range(p)]
 
 
-def _dual(*, near: int, stages: int, each: int, first: tuple[int, int]) -> Order:
+def _dualpipe_order(*, near: int, stages: int, each: int, first: tuple[int, int]) -> Order:
     """Return the order of a rank with the stages near and stages - 1 - near, `each` micro-batches
     on either.
     """
@@ -163,11 +161,11 @@ def _dual(*, near: int, stages: int, each: int, first: tuple[int, int]) -> Order
     return rank.order
 
 
-def _one_by_one(operations: Iterable[Operation]) -> Order:
+def _as_blocks(operations: Iterable[Operation]) -> Order:
     return [(operation,) for operation in operations]
 
 
-def _by_turns(r: int, *, warm_up: int, m: int) -> Iterator[Operation]:
+def _alternate(r: int, *, warm_up: int, m: int) -> Iterator[Operation]:
     yield from (Operation("F", r, k) for k in range(warm_up))
     for k in range(m):
         yield Operation("BW", r, k)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from hp_tool.cost.arrays import FloatArray, IntArray
 from hp_tool.cost.case import Machine
 from hp_tool.domain.efficiency import ExpertKernel
-from hp_tool.domain.engines import ISOLATED, EngineEfficiency, ExpertEfficiency
+from hp_tool.domain.engines import ISOLATED_EXPERTS, EngineEfficiency, ExpertEfficiency
 from hp_tool.domain.hardware import Precision
 from hp_tool.domain.inference import SpeculativeSpec
 from hp_tool.domain.model import ModelSpec
@@ -123,7 +123,7 @@ class ServingCase(Machine):
     """Fraction of the requests that start together, as the first ones of a closed load do."""
     slowdown: float = 1.0
     """Ratio of this engine's passes to those of the same engine tuned."""
-    experts: ExpertEfficiency = ISOLATED
+    experts: ExpertEfficiency = ISOLATED_EXPERTS
     """What the engine adds to isolated kernels in layers with experts."""
     expert_kernels: Mapping[str, ExpertKernel] = field(default_factory=dict)
     """The engine's kernels for routed experts on this die, by weight format; without any, experts

@@ -18,9 +18,9 @@ from hp_tool.cost.scans import (
     chunked_seconds,
     convolution_kernel,
     convolution_work,
-    family,
     index_flops,
-    kernel,
+    kernel_family,
+    mixer_kernel,
     scan_work,
     wide_precision,
 )
@@ -58,7 +58,7 @@ def mixer_seconds(
     model, gpu = case.model, case.cluster.gpu
     peak, rows = peak_flops(gpu, precision=wide_precision(gpu)), decoding * (1.0 + drafted)
     roof = {
-        name: kernel(case, model, name)
+        name: mixer_kernel(case, model, name)
         for name in ("convolution", "convolution_update", "scan", "update")
     }
     window = window_work(model, t, drafted)
@@ -133,13 +133,17 @@ def index_seconds(
     decode = roofline_seconds(
         decoding * (1.0 + drafted) * context * scores,
         decoding * context * INDEX_BYTES * index_width(model),
-        kernel(case, model, "index_decode"),
+        mixer_kernel(case, model, "index_decode"),
         gpu=gpu,
         peak=peak,
     )
     pairs = prompt_tokens * visible_keys(length, cached=length - case.computed_length)
     prefill = additive_seconds(
-        pairs * scores, pairs * 2.0 * SCORE_BYTES, kernel(case, model, "index"), gpu=gpu, peak=peak
+        pairs * scores,
+        pairs * 2.0 * SCORE_BYTES,
+        mixer_kernel(case, model, "index"),
+        gpu=gpu,
+        peak=peak,
     )
     seconds: FloatArray = (decoding > 0.0) * decode + (prompt_tokens > 0.0) * prefill + 0.0 * t
     return seconds
@@ -167,7 +171,7 @@ def chosen_attention_seconds(
 
     def attention(name: str, tokens: FloatArray, keys: Floats) -> FloatArray:
         roof, flops = (
-            kernel(case, model, name),
+            mixer_kernel(case, model, name),
             tokens * keys * attention_flops(model, t, decoding=True),
         )
         seconds: FloatArray = roofline_seconds(
@@ -191,4 +195,4 @@ def mixer_log_sd(case: ServingCase) -> float:
         return 0.0
     if timed is None:
         return UNTIMED_LOG_SD
-    return max(roof.log_sd for roof in timed[family(model)].values())
+    return max(roof.log_sd for roof in timed[kernel_family(model)].values())

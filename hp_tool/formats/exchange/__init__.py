@@ -1,8 +1,14 @@
 """Export results to other tools, import their configurations, and compare runs with predictions."""
 
-from hp_tool.formats.detection import detect
+from hp_tool.formats.detection import detect_format
 from hp_tool.formats.exchange.assessment import Assessment, LoggedRun, assess, search_query
-from hp_tool.formats.exchange.export import Exported, export, export_for, exported, recommend_for
+from hp_tool.formats.exchange.export import (
+    Exported,
+    export,
+    export_configuration,
+    export_for_tool,
+    recommend_for_tool,
+)
 from hp_tool.formats.exchange.reading import read_configuration, read_query
 
 __all__ = [
@@ -10,12 +16,12 @@ __all__ = [
     "Exported",
     "LoggedRun",
     "assess",
-    "detect",
+    "detect_format",
     "export",
-    "export_for",
-    "exported",
+    "export_configuration",
+    "export_for_tool",
     "read_configuration",
     "read_query",
-    "recommend_for",
+    "recommend_for_tool",
     "search_query",
 ]

@@ -12,12 +12,12 @@ from hp_tool.domain.parallel import ParallelQuery
 from hp_tool.domain.query import Query
 from hp_tool.domain.result import Estimate, Recommendation
 from hp_tool.domain.serving import InferenceEstimate, ServingRecommendation
-from hp_tool.domain.units import LEAST_CHANGE
+from hp_tool.domain.units import MIN_CHANGE
 from hp_tool.domain.workload import OverlapSpec
 from hp_tool.errors import UnsupportedError
-from hp_tool.formats.exchange.export import options, runs, written_otherwise
-from hp_tool.formats.reading import Ignored, Missing, Read, Reading, plain, table
-from hp_tool.formats.registry import get, usual
+from hp_tool.formats.exchange.export import changed_options, supported_axes, tool_options
+from hp_tool.formats.reading import Ignored, Missing, Read, Reading, hyphenated, table
+from hp_tool.formats.registry import default_format, get_format
 from hp_tool.formats.tools.megatron_lm.arguments import TABLE
 from hp_tool.questions import schema
 from hp_tool.questions.configuration import Configuration
@@ -103,19 +103,24 @@ def assess(
         UnsupportedError: A feature is not modelled.
     """
     problem = problem_of(query)
-    tool = reading.tool if reading is not None else usual(query.kind).name
+    tool = reading.tool if reading is not None else default_format(query.kind).name
     estimate, _ = problem.estimate()
     workload = query.training and replace(query.training.with_open_knobs(), overlap=None)
     logged: LoggedRun | ServerStart | None = None
     if log is not None:
-        logged = _logged(query, log, tool) if workload is not None else read_server_start(log)
+        logged = (
+            _summarize_log(query, log, tool) if workload is not None else read_server_start(log)
+        )
     search = search_query(query, tool=tool)
     free = replace(search, training=workload, objective=None)
     rows = problem_of(free).rank(top=1).recommendations
     best: Recommendation | ServingRecommendation | None = rows[0] if rows else None
-    theirs, ours = _slowness(estimate), None if best is None else _slowness(best.estimate)
+    theirs, ours = (
+        _seconds_of_work(estimate),
+        None if best is None else _seconds_of_work(best.estimate),
+    )
     gain = None if theirs is None or ours is None else theirs / ours - 1.0
-    if estimate.feasible and gain is not None and gain < LEAST_CHANGE:
+    if estimate.feasible and gain is not None and gain < MIN_CHANGE:
         best, gain = None, None
     gap = (
         None
@@ -141,16 +146,16 @@ def assess(
         gain_fraction=gain,
         gain_interval=None
         if best is None or gain is None
-        else _gain_interval(
+        else _interval_of_gain(
             gain,
             estimate,
             best.estimate,
             problem.ratio_log_sd(estimate, best.estimate, alike=not off and not best.set),
         ),
         switched_on=off if best is not None else (),
-        parts_gained_s={} if best is None else _parts_gained(estimate, best.estimate),
-        changes=() if both is None else _changes(*both, tool, reading),
-        **_accounts(reading),
+        parts_gained_s={} if best is None else _saved_parts_s(estimate, best.estimate),
+        changes=() if both is None else _changed_settings(*both, tool, reading),
+        **_reading_accounts(reading),
     )
 
 
@@ -158,12 +163,12 @@ def search_query(query: Query, *, tool: str) -> Query:
     """Return a search query for `tool` with the query's configuration as `search.baseline`."""
     return replace(
         query,
-        parallel=ParallelQuery(**runs(tool, query)),
+        parallel=ParallelQuery(**supported_axes(tool, query)),
         search=replace(query.search, baseline=query.parallel),
     )
 
 
-def _slowness(estimate: Estimate | InferenceEstimate) -> float | None:
+def _seconds_of_work(estimate: Estimate | InferenceEstimate) -> float | None:
     """Return seconds per step, or for serving device-seconds per output token; None if unknown."""
     if isinstance(estimate, Estimate):
         return None if estimate.time is None else estimate.time.step_s
@@ -171,7 +176,7 @@ def _slowness(estimate: Estimate | InferenceEstimate) -> float | None:
     return 1.0 / throughput if throughput else None
 
 
-def _gain_interval(
+def _interval_of_gain(
     gain: float,
     theirs: Estimate | InferenceEstimate,
     ours: Estimate | InferenceEstimate,
@@ -182,12 +187,12 @@ def _gain_interval(
     The step of the run may also be that with CUDA graphs.
     """
     width, recorded = math.exp(NORMAL_QUANTILE * log_sd), theirs.provenance.get("with_cuda_graphs")
-    step_s = _slowness(theirs)
+    step_s = _seconds_of_work(theirs)
     faster = recorded["step_s"] / step_s if step_s and isinstance(recorded, dict) else 1.0
     return (1.0 + gain) * faster / width - 1.0, (1.0 + gain) * width - 1.0
 
 
-def _parts_gained(
+def _saved_parts_s(
     theirs: Estimate | InferenceEstimate, ours: Estimate | InferenceEstimate
 ) -> dict[str, float]:
     """Return seconds of a training step that the second saves, by part."""
@@ -202,7 +207,7 @@ def _parts_gained(
     return {name: seconds - saved.get(name, 0.0) for name, seconds in theirs.time.parts_s.items()}
 
 
-def _accounts(reading: Reading | None) -> dict[str, Any]:
+def _reading_accounts(reading: Reading | None) -> dict[str, Any]:
     if reading is None:
         return {}
     return {
@@ -212,14 +217,14 @@ def _accounts(reading: Reading | None) -> dict[str, Any]:
     }
 
 
-def _changes(
+def _changed_settings(
     theirs: Configuration, ours: Configuration, tool: str, reading: Reading | None
 ) -> tuple[dict[str, str | None], ...]:
     """Return the settings that the second of two configurations changes, in the tool's terms, else
     the query's.
     """
     try:
-        before, after = (options(each, tool) for each in (theirs, ours))
+        before, after = (tool_options(each, tool) for each in (theirs, ours))
     except UnsupportedError:
         before, after = (
             {
@@ -231,11 +236,11 @@ def _changes(
         )
     else:
         if tool == "megatron-lm" and reading is not None and reading.read:
-            before = _as_written(before, after, reading)
-    return written_otherwise(before, after)
+            before = _restore_own_flags(before, after, reading)
+    return changed_options(before, after)
 
 
-def _as_written(
+def _restore_own_flags(
     before: Mapping[str, str], after: Mapping[str, str], reading: Reading
 ) -> dict[str, str]:
     """Return a script's own Megatron flags among `before`, with its replaced equivalents.
@@ -243,8 +248,8 @@ def _as_written(
     A script may use --recompute-activations for two flags. The changes must remove what it
     contains.
     """
-    written = {f"--{plain(each.flag)}": each for each in reading.read}
-    fields = {name: table(TABLE)[plain(name)].why for name in {**before, **after}}
+    written = {f"--{hyphenated(each.flag)}": each for each in reading.read}
+    fields = {name: table(TABLE)[hyphenated(name)].why for name in {**before, **after}}
     changed = {field for name, field in fields.items() if before.get(name) != after.get(name)}
     stands = {
         name: value
@@ -258,7 +263,7 @@ def _as_written(
     }
 
 
-def _facts(log: Iterable[str], *, reader: str) -> LogFacts:
+def _read_log_facts(log: Iterable[str], *, reader: str) -> LogFacts:
     """Return what the tool's reader finds in a log.
 
     A script over DeepSpeed's or Accelerate's file may print DeepSpeed's lines or the Trainer's.
@@ -272,11 +277,11 @@ def _facts(log: Iterable[str], *, reader: str) -> LogFacts:
     return next(timed, found[0])
 
 
-def _logged(query: Query, log: Iterable[str], tool: str) -> LoggedRun:
+def _summarize_log(query: Query, log: Iterable[str], tool: str) -> LoggedRun:
     """Return medians of a log's values, as seconds per step for any unit."""
     workload, num_gpus = query.training, resolve_training(query).cluster.num_gpus
     assert workload is not None  # the query is of kind training
-    facts = _facts(log, reader=get(tool).log)
+    facts = _read_log_facts(log, reader=get_format(tool).log)
     tokens = workload.global_batch_size * workload.sequence_length / num_gpus
     seconds, _ = facts.step_times_s(workload, num_gpus=num_gpus)
     settled = seconds[WARMUP_LINES:] or seconds

@@ -5,28 +5,28 @@ from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any, TypeVar
 
-from hp_tool.domain.frameworks import wrapped
-from hp_tool.domain.knobs import FREE
-from hp_tool.domain.parallel import OF_THE_FRAMEWORK, ParallelQuery, axis_values
+from hp_tool.domain.frameworks import training_engine
+from hp_tool.domain.knobs import FREE_PATHS
+from hp_tool.domain.parallel import STRATEGY_FIELDS, ParallelQuery, axis_values
 from hp_tool.domain.query import Query
 from hp_tool.domain.serving import PoolConfig
-from hp_tool.domain.units import LEAST_CHANGE
+from hp_tool.domain.units import MIN_CHANGE
 from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.errors import InputError, UnsupportedError
-from hp_tool.formats.registry import Format, Kind, formats, get, writable
+from hp_tool.formats.registry import Format, Kind, formats, get_format, writable
 from hp_tool.questions import schema, training
 from hp_tool.questions.answers import RecommendAnswer
 from hp_tool.questions.configuration import LAYOUT, Configuration
 from hp_tool.questions.problem import problem_of
-from hp_tool.questions.serving.disaggregated import disaggregated
+from hp_tool.questions.serving.disaggregated import rank_pools
 from hp_tool.questions.serving.setup import pool_setups
-from hp_tool.questions.training.only import only_layout
+from hp_tool.questions.training.only import estimate_only_layout
 from hp_tool.questions.training.problem import resolve_training
 
-Said = TypeVar("Said")
-OF_ONE_FRAMEWORK = ("framework_version", "recipe", "overlap")
+Expressed = TypeVar("Expressed")
+FRAMEWORK_KEYS = ("framework_version", "recipe", "overlap")
 """Keys of `training` with a meaning under one framework only."""
-OF_MEGATRON = (
+MEGATRON_KEYS = (
     "cross_entropy",
     "cuda_graphs",
     "fp8_recipe",
@@ -35,7 +35,7 @@ OF_MEGATRON = (
     "master_precision",
 )
 """Ranked keys that only Megatron Core supports."""
-MAX_TRIED = 200
+MAX_ATTEMPTS = 200
 """Maximum number of ranked configurations that are tried in a tool's format."""
 
 
@@ -68,7 +68,7 @@ class Exported:
             return ""
         cost = ""
         if self.cost_fraction is not None:
-            same = abs(self.cost_fraction) < LEAST_CHANGE
+            same = abs(self.cost_fraction) < MIN_CHANGE
             cost = ", as fast as" if same else f", {self.cost_fraction:+.1%} against"
             cost += " the query's own best"
         out = (
@@ -88,11 +88,11 @@ def export(
     rank: int = 1,
     read: Callable[[Mapping[str, Any]], Query] = schema.parse_query,
 ) -> str:
-    """Return the text of `exported`; raises like `exported`."""
-    return exported(result=result, format=format, rank=rank, read=read).text
+    """Return the text of `export_configuration`; raises like `export_configuration`."""
+    return export_configuration(result=result, format=format, rank=rank, read=read).text
 
 
-def exported(
+def export_configuration(
     *,
     result: Mapping[str, Any],
     format: str | None,
@@ -116,26 +116,26 @@ def exported(
         UnsupportedError: The tool cannot express the configuration.
     """
     if format is not None:
-        _writer(format)
-    if (asking := _asks_pools(result)) is not None:
+        _get_writer(format)
+    if (asking := _pools_query(result)) is not None:
         rows = None if asking is result else result.get("disaggregated")
         query = read(asking)
-        tool = _writer(format or _own_format(query))
-        return Exported(format=tool.name, text=_pools(query, tool, rank, rows=rows))
+        tool = _get_writer(format or _default_format(query))
+        return Exported(format=tool.name, text=_export_pools(query, tool, rank, rows=rows))
     if "kind" in result:
-        configuration = _configuration(read(result), rank)
+        configuration = _select_configuration(read(result), rank)
     else:
         configuration = Configuration.read(result, rank=rank, parse=read)
-    return written(configuration, format or _own_format(configuration.query))
+    return write_configuration(configuration, format or _default_format(configuration.query))
 
 
-def _own_format(query: Query) -> str:
+def _default_format(query: Query) -> str:
     """Return the format of the query's framework or engine. Raises InputError if it has none."""
     if query.training is not None:
         runs = resolve_training(query).workload.framework
     else:
         runs = query.inference.engine if query.inference is not None else ""
-    for name in (runs, wrapped(runs)):
+    for name in (runs, training_engine(runs)):
         for each in formats(query.kind):
             if each.write is not None and name in (each.name, each.usual_of):
                 return each.name
@@ -145,7 +145,7 @@ def _own_format(query: Query) -> str:
     )
 
 
-def _asks_pools(result: Mapping[str, Any]) -> Mapping[str, Any] | None:
+def _pools_query(result: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """Return a query, or that of an answer, if it has pools."""
     query = result if "kind" in result else result.get("query")
     workload = query.get("inference") if isinstance(query, Mapping) else None
@@ -153,7 +153,7 @@ def _asks_pools(result: Mapping[str, Any]) -> Mapping[str, Any] | None:
     return query if pools and isinstance(query, Mapping) else None
 
 
-def _pools(query: Query, tool: Format[Any], rank: int, *, rows: Any) -> str:
+def _export_pools(query: Query, tool: Format[Any], rank: int, *, rows: Any) -> str:
     """Return the pools of this rank: of an answer's rows, or of the query's answer."""
     if tool.write_pools is None:
         known = ", ".join(
@@ -165,7 +165,7 @@ def _pools(query: Query, tool: Format[Any], rank: int, *, rows: Any) -> str:
             field="inference.disaggregated",
         )
     if rows is None:
-        pairs = [(row.prefill, row.decode) for row in disaggregated(query=query, top=rank)]
+        pairs = [(row.prefill, row.decode) for row in rank_pools(query=query, top=rank)]
     else:
         pairs = [
             tuple(schema.parse(PoolConfig, row[pool]) for pool in ("prefill", "decode"))
@@ -180,9 +180,9 @@ def _pools(query: Query, tool: Format[Any], rank: int, *, rows: Any) -> str:
     return tool.write_pools(*pool_setups(query, prefill=prefill, decode=decode))
 
 
-def _configuration(query: Query, rank: int) -> Configuration:
+def _select_configuration(query: Query, rank: int) -> Configuration:
     """Return the query's single configuration, or that of this rank."""
-    if rank == 1 and (estimate := only_layout(query)) is not None:
+    if rank == 1 and (estimate := estimate_only_layout(query)) is not None:
         return Configuration.of(estimate, query=query)
     ranking = problem_of(query).rank(top=rank)
     if (count := len(ranking.recommendations)) < rank:
@@ -193,7 +193,7 @@ def _configuration(query: Query, rank: int) -> Configuration:
     return Configuration.of(ranking.recommendations[rank - 1], query=query)
 
 
-def written(configuration: Configuration, format: str) -> Exported:
+def write_configuration(configuration: Configuration, format: str) -> Exported:
     """Return a configuration in a format, with additional steps.
 
     Settings chosen by a ranking that do not change the numerics are omitted if the tool lacks them;
@@ -203,17 +203,17 @@ def written(configuration: Configuration, format: str) -> Exported:
         UnsupportedError: The format cannot express the configuration.
         InputError: The format is unknown.
     """
-    text, expressed = _expressed(configuration, partial(write, format=format))
+    text, expressed = _drop_unsupported(configuration, partial(write_text, format=format))
     return Exported(
         format=format,
         text=text,
-        notes=(*_left_to_the_script(configuration, expressed), *get(format).notes(text)),
+        notes=(*_script_settings(configuration, expressed), *get_format(format).notes(text)),
     )
 
 
-def _expressed(
-    configuration: Configuration, say: Callable[[Configuration], Said]
-) -> tuple[Said, Configuration]:
+def _drop_unsupported(
+    configuration: Configuration, say: Callable[[Configuration], Expressed]
+) -> tuple[Expressed, Configuration]:
     """Return the text, and the configuration without the ranking's free settings and layout that
     the tool lacks.
     """
@@ -223,13 +223,13 @@ def _expressed(
         except UnsupportedError as error:
             if error.field == LAYOUT and configuration.lays_out:
                 configuration = configuration.without_layout()
-            elif error.field in FREE and error.field in configuration.set:
+            elif error.field in FREE_PATHS and error.field in configuration.set:
                 configuration = configuration.without(error.field)
             else:
                 raise
 
 
-def _left_to_the_script(configuration: Configuration, expressed: Configuration) -> tuple[str, ...]:
+def _script_settings(configuration: Configuration, expressed: Configuration) -> tuple[str, ...]:
     left = [path for path in configuration.set if path not in expressed.set]
     names = ", ".join([*left, *([LAYOUT] if configuration.lays_out > expressed.lays_out else [])])
     if not names:
@@ -247,7 +247,7 @@ def _step_s(configuration: Configuration) -> float:
     return time.step_s
 
 
-def export_for(
+def export_for_tool(
     *,
     result: Mapping[str, Any],
     format: str,
@@ -259,7 +259,7 @@ def export_for(
         InputError: The format is unknown, or nothing fits.
         UnsupportedError: The tool cannot express any of the best layouts.
     """
-    tool = _writer(format, field="for")
+    tool = _get_writer(format, field="for")
     query = read(result if "kind" in result else result.get("query") or {})
     if query.training is None:
         raise InputError(
@@ -267,14 +267,14 @@ def export_for(
             field="for",
         )
     own = next(iter(training.recommend(query=query, top=1).recommendations), None)
-    ranked, left_out = _restricted(replace(query, objective=None), tool)
+    ranked, left_out = _restrict_query(replace(query, objective=None), tool)
     assert ranked.training is not None
-    answer = training.recommend(query=ranked, top=MAX_TRIED)
+    answer = training.recommend(query=ranked, top=MAX_ATTEMPTS)
     refusal: UnsupportedError | None = None
     for row in answer.recommendations:
         chosen = Configuration.of(row, query=ranked)
         try:
-            text, expressed = _expressed(chosen, partial(write, format=format))
+            text, expressed = _drop_unsupported(chosen, partial(write_text, format=format))
         except UnsupportedError as error:
             refusal = refusal or error
             continue
@@ -291,7 +291,7 @@ def export_for(
             best_step_s=best,
             cost_fraction=None if best is None else step_s / best - 1.0,
             left_out=left_out,
-            notes=(*_left_to_the_script(chosen, expressed), *tool.notes(text)),
+            notes=(*_script_settings(chosen, expressed), *tool.notes(text)),
         )
     why = ", ".join(f"{name} {count:,}" for name, count in answer.rejections.items() if count)
     own_workload = None if own is None else Configuration.of(own, query=query).query.training
@@ -305,7 +305,7 @@ def export_for(
     )
 
 
-def recommend_for(
+def recommend_for_tool(
     query: Query, format: str, rank_layouts: Callable[[Query, int], RecommendAnswer], *, top: int
 ) -> tuple[RecommendAnswer, tuple[str, ...]]:
     """Rank the layouts that a format's tool supports, under its framework or engine.
@@ -330,15 +330,15 @@ def recommend_for(
     left_out: tuple[str, ...] = ()
     tool = known[format]
     if query.training is not None:
-        query, left_out = _restricted(query, tool)
+        query, left_out = _restrict_query(query, tool)
     elif query.inference is not None and tool.usual_of not in (None, query.inference.engine):
         engine = replace(query.inference, engine=tool.usual_of, engine_version=None)
         query = replace(query, inference=engine)
-    answer = rank_layouts(query, max(top, MAX_TRIED))
+    answer = rank_layouts(query, max(top, MAX_ATTEMPTS))
     rows: list[Any] = []
     refusal: UnsupportedError | None = None
     for row in answer.recommendations:
-        refused = _refusal(row, query, format=format)
+        refused = _unsupported_error(row, query, format=format)
         refusal = refusal or refused
         if refused is None:
             rows.append(replace(row, rank=len(rows) + 1))
@@ -347,7 +347,8 @@ def recommend_for(
     if refusal is not None and not rows:
         raise refusal
     fronts: dict[str, Any] = {
-        name: front and tuple(row for row in front if _refusal(row, query, format=format) is None)
+        name: front
+        and tuple(row for row in front if _unsupported_error(row, query, format=format) is None)
         for name, front in (
             ("pareto", answer.pareto),
             ("throughput_front", answer.throughput_front),
@@ -357,30 +358,30 @@ def recommend_for(
     return replace(answer, recommendations=tuple(rows), groups=groups, **fronts), left_out
 
 
-def _refusal(row: Any, query: Query, *, format: str) -> UnsupportedError | None:
+def _unsupported_error(row: Any, query: Query, *, format: str) -> UnsupportedError | None:
     """Return why the tool cannot express the recommendation; None if it can."""
     try:
-        _expressed(Configuration.of(row, query=query), partial(write, format=format))
+        _drop_unsupported(Configuration.of(row, query=query), partial(write_text, format=format))
     except UnsupportedError as error:
         return error
     return None
 
 
-def _restricted(query: Query, tool: Format[Any]) -> tuple[Query, tuple[str, ...]]:
+def _restrict_query(query: Query, tool: Format[Any]) -> tuple[Query, tuple[str, ...]]:
     """Return the training query under the tool's framework, with its supported axes, and the
     omitted keys.
     """
     assert query.training is not None
-    workload, left_out = _workload_for(tool, query.training)
+    workload, left_out = _restrict_workload(tool, query.training)
     same = workload.framework == query.training.framework
     ranked = replace(query, training=workload)
-    parallel, beyond = _within(
-        query.parallel, runs(tool.name, ranked), without=() if same else OF_THE_FRAMEWORK
+    parallel, beyond = _restrict_axes(
+        query.parallel, supported_axes(tool.name, ranked), without=() if same else STRATEGY_FIELDS
     )
     return replace(ranked, parallel=parallel), (*left_out, *beyond)
 
 
-def _workload_for(
+def _restrict_workload(
     tool: Format[Any], workload: TrainingWorkload
 ) -> tuple[TrainingWorkload, tuple[str, ...]]:
     """Return the workload under the tool's framework, and the omitted keys without a meaning
@@ -390,8 +391,8 @@ def _workload_for(
     left_out = []
     if adapted.framework != workload.framework:
         for name in (
-            *OF_ONE_FRAMEWORK,
-            *(() if wrapped(adapted.framework) == "megatron-core" else OF_MEGATRON),
+            *FRAMEWORK_KEYS,
+            *(() if training_engine(adapted.framework) == "megatron-core" else MEGATRON_KEYS),
         ):
             default = next(f.default for f in fields(workload) if f.name == name)
             if getattr(workload, name) != default:
@@ -406,7 +407,7 @@ def _workload_for(
     return adapted, tuple(left_out)
 
 
-def _within(
+def _restrict_axes(
     parallel: ParallelQuery, axes: Mapping[str, Any], *, without: Collection[str]
 ) -> tuple[ParallelQuery, tuple[str, ...]]:
     """Return the query's axes restricted to values the tool supports, and the keys whose values it
@@ -419,9 +420,9 @@ def _within(
     for name, can in axes.items():
         own, known = (
             axis_values(getattr(parallel, name)),
-            [_whole(each) for each in axis_values(can)],
+            [_normalize_value(each) for each in axis_values(can)],
         )
-        both = tuple(each for each in own if _whole(each) in known)
+        both = tuple(each for each in own if _normalize_value(each) in known)
         values[name] = both or can
         if own and not both:
             left_out.append(name)
@@ -430,12 +431,12 @@ def _within(
     )
 
 
-def _whole(value: Any) -> Any:
+def _normalize_value(value: Any) -> Any:
     """Return a value of an axis; recomputation of whole layers has one name."""
     return "full" if value == "per_layer" else value
 
 
-def _writer(name: str, *, field: str = "format") -> Format[Any]:
+def _get_writer(name: str, *, field: str = "format") -> Format[Any]:
     """Return the format of a name that configurations are written in.
 
     Raises:
@@ -451,13 +452,13 @@ def _writer(name: str, *, field: str = "format") -> Format[Any]:
     return known[name]
 
 
-def runs(tool: str, query: Query) -> dict[str, Any]:
+def supported_axes(tool: str, query: Query) -> dict[str, Any]:
     """Return the values of `parallel` axes that the query's tool supports."""
-    fsdp = query.training is not None and wrapped(query.training.framework) == "torch-fsdp"
-    return dict(get(tool).fsdp_axes if fsdp else get(tool).axes)
+    fsdp = query.training is not None and training_engine(query.training.framework) == "torch-fsdp"
+    return dict(get_format(tool).fsdp_axes if fsdp else get_format(tool).axes)
 
 
-def write(configuration: Configuration, format: str) -> str:
+def write_text(configuration: Configuration, format: str) -> str:
     """Return the configuration in a format.
 
     Raises:
@@ -481,20 +482,20 @@ def write(configuration: Configuration, format: str) -> str:
     return known[format](problem_of(configuration.query).setup(configuration))
 
 
-def options(configuration: Configuration, format: str) -> dict[str, str]:
+def tool_options(configuration: Configuration, format: str) -> dict[str, str]:
     """Return a configuration as the tool's flags or keys, each with its value.
 
     Raises:
         UnsupportedError: The format has no flags or keys.
     """
-    tool = get(format)
+    tool = get_format(format)
     if tool.options is None or tool.kind != configuration.query.kind:
         raise UnsupportedError(f"{format} has no flags or keys to list", field="format")
     say = tool.options
-    return _expressed(configuration, lambda each: say(problem_of(each.query).setup(each)))[0]
+    return _drop_unsupported(configuration, lambda each: say(problem_of(each.query).setup(each)))[0]
 
 
-def written_otherwise(
+def changed_options(
     before: Mapping[str, str], after: Mapping[str, str]
 ) -> tuple[dict[str, str | None], ...]:
     """Return {flag, from, to} of every option that differs between two configurations.

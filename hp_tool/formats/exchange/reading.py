@@ -15,19 +15,19 @@ from hp_tool.domain.hardware import ClusterQuery
 from hp_tool.domain.model import ModelSpec
 from hp_tool.errors import HpToolError, InputError
 from hp_tool.formats import imports, pools
-from hp_tool.formats.manifests import Started, started_by
+from hp_tool.formats.manifests import PodCommand, pod_command
 from hp_tool.formats.reading import (
     MAX_NAMED,
     ImportRefusedError,
     Missing,
     Reading,
     Setting,
-    option,
+    set_option,
 )
 from hp_tool.formats.source import Source
 from hp_tool.questions import schema
 
-_BARE = re.compile(r"modelprovider|moe|-(?:instruct|chat|it|hf)\b.*|[^a-z0-9]")
+_GENERIC_WORDS = re.compile(r"modelprovider|moe|-(?:instruct|chat|it|hf)\b.*|[^a-z0-9]")
 """Parts of a model's name besides family and size, and characters in which names differ."""
 
 
@@ -56,7 +56,7 @@ def read_configuration(
         InputError: The text cannot be read.
     """
     changes = dict(overrides or {})
-    started = started_by(text)
+    started = pod_command(text)
     text = started.script if started else text
     cluster = changes.get("cluster")
     whole = cluster.get("num_gpus") if isinstance(cluster, Mapping) else None
@@ -74,18 +74,18 @@ def read_configuration(
         num_gpus=num_gpus,
         environment=started.environment if started else {},
         unset=started.unknown if started else (),
-        vocabulary=_vocabulary,
-        layers_of=lambda name: _layers(changes.get("model", name)),
+        vocabulary=_vocabulary_of_tokenizer,
+        layers_of=lambda name: _num_layers(changes.get("model", name)),
         precision_of=published_precision,
-        named=_near_model,
-        num_experts_of=lambda name: _spec(changes.get("model", name)).num_experts,
-        positions_of=lambda name: _spec(changes.get("model", name)).max_position_embeddings,
+        named=_nearest_model,
+        num_experts_of=lambda name: _model_spec(changes.get("model", name)).num_experts,
+        positions_of=lambda name: _model_spec(changes.get("model", name)).max_position_embeddings,
     )
-    if (sides := pools.pools_of(source, started)) is not None:
-        reading = pools.read(sides, pools.replicas_of(source, started), format=format)
+    if (sides := pools.split_pools(source, started)) is not None:
+        reading = pools.read_pools(sides, pools.count_replicas(source, started), format=format)
         reading.num_gpus = num_gpus or reading.num_gpus
     else:
-        reading = imports.read(source, format=format)
+        reading = imports.read_source(source, format=format)
         if started and not started.trains and reading.num_gpus and num_gpus is None:
             reading.num_gpus *= started.replicas
     query = reading.query
@@ -93,17 +93,17 @@ def read_configuration(
         query["cluster"] = {**query.get("cluster", {}), "num_gpus": reading.num_gpus}
     if "model" in changes or "model.vocab_size" in changes:
         query["model"] = query.get("model", {}) if "model" not in changes else {}
-    schema.lay(query, changes)
+    schema.set_paths(query, changes)
     if isinstance(query.get("cluster"), str):
         query["cluster"] = changes["cluster"]
-    _complete(reading, source.overrides, text)
-    _within_nvlink(query)
+    _note_missing(reading, source.overrides, text)
+    _drop_overlap_across_nodes(query)
     if reading.refused or reading.missing:
-        raise _refusal(reading)
+        raise _refusal_error(reading)
     return reading
 
 
-def _check_nodes(started: Started) -> None:
+def _check_nodes(started: PodCommand) -> None:
     """Check that the number of pods of a training is given.
 
     Raises:
@@ -122,13 +122,13 @@ def _check_nodes(started: Started) -> None:
         )
 
 
-def _spec(model: Any) -> ModelSpec:
+def _model_spec(model: Any) -> ModelSpec:
     return catalog.model_from_mapping(model) if isinstance(model, Mapping) else catalog.model(model)
 
 
-def _layers(model: Any) -> int | None:
+def _num_layers(model: Any) -> int | None:
     try:
-        return _spec(model).num_hidden_layers
+        return _model_spec(model).num_hidden_layers
     except HpToolError:  # an unknown model is reported as missing
         return None
 
@@ -140,7 +140,7 @@ def read_query(text: str, **options: Any) -> dict[str, Any]:
     return read_configuration(text, **options).query
 
 
-def _complete(reading: Reading, supplied: Mapping[str, Any], text: str) -> None:
+def _note_missing(reading: Reading, supplied: Mapping[str, Any], text: str) -> None:
     """Record what the query still needs and was not given."""
     query, cluster = reading.query, reading.query.get("cluster")
     gpu = _mentioned_gpu(text)
@@ -154,8 +154,8 @@ def _complete(reading: Reading, supplied: Mapping[str, Any], text: str) -> None:
             why = reading.hints.get("cluster.num_gpus", "nothing says how many processes it starts")
             reading.lack("cluster.num_gpus", f"{why}; add", example="")
     model = query.get("model")
-    if isinstance(model, str) and model and not catalog.knows("models", model):
-        near = _near_model(model)
+    if isinstance(model, str) and model and not catalog.has_entry("models", model):
+        near = _nearest_model(model)
         reading.lack(
             "model",
             f"no model is called {model[:200]!r}; add",
@@ -174,14 +174,14 @@ def _complete(reading: Reading, supplied: Mapping[str, Any], text: str) -> None:
         *(each.field for each in reading.missing if each.field == "model"),
     }  # a model's name determines its shape
     reading.missing = [
-        _suggested(each, model, text)
+        _add_suggestion(each, model, text)
         for each in reading.missing
         if each.field not in supplied
         and not any(each.field.startswith(f"{path}.") for path in covered)
     ]
 
 
-def _within_nvlink(query: dict[str, Any]) -> None:
+def _drop_overlap_across_nodes(query: dict[str, Any]) -> None:
     """Drop the setting of no tensor-parallel overlap if the group exceeds an NVLink domain.
 
     Userbuffers, which overlap it, do not work across domains, so a missing flag has no meaning.
@@ -201,26 +201,26 @@ def _within_nvlink(query: dict[str, Any]) -> None:
             del query["training"]["overlap"]
 
 
-def _near_model(text: str) -> str:
+def _nearest_model(text: str) -> str:
     """Return the catalogue model that a text names differently, or ''.
 
     For example Llama3ModelProvider70B or Qwen2.5-7B-Instruct.
     """
-    bare = {_BARE.sub("", name): name for name in catalog.names("models")}
+    bare = {_GENERIC_WORDS.sub("", name): name for name in catalog.names("models")}
     for word in re.findall(r"(?<![\w.-])[a-z_.-]*\d[\w.-]*", text[:100_000].lower()):
         for part in (word, word.rpartition(".")[2]):
-            if near := bare.get(_BARE.sub("", part)):
+            if near := bare.get(_GENERIC_WORDS.sub("", part)):
                 return near
     return ""
 
 
-def _suggested(missing: Missing, shape: Any, text: str) -> Missing:
+def _add_suggestion(missing: Missing, shape: Any, text: str) -> Missing:
     """Return a hint for a missing model (one the text mentions) or vocabulary (a catalogue model of
     this shape).
     """
     if missing.field == "model":
-        nameless = missing.hint.endswith(option("model", "NAME"))
-        return missing.with_example(_near_model(text) or "NAME") if nameless else missing
+        nameless = missing.hint.endswith(set_option("model", "NAME"))
+        return missing.with_example(_nearest_model(text) or "NAME") if nameless else missing
     if missing.field != "model.vocab_size" or not isinstance(shape, Mapping):
         return missing
     names = ("num_hidden_layers", "hidden_size", "num_attention_heads")
@@ -239,7 +239,7 @@ def _suggested(missing: Missing, shape: Any, text: str) -> Missing:
     return replace(suggested, hint=f"{suggested.hint} (the shape is that of {name})")
 
 
-def _vocabulary(settings: Mapping[str, Setting]) -> str:
+def _vocabulary_of_tokenizer(settings: Mapping[str, Setting]) -> str:
     """Return the vocabulary of a tokenizer's name: that of the catalogue model of this name, or
     GPT-2's.
     """
@@ -256,7 +256,7 @@ def _vocabulary(settings: Mapping[str, Setting]) -> str:
             whole = settings[key].values[0].rstrip("/").lower()
             tail = whole.rpartition("/")[2]
             for name in (whole, tail, tail.removeprefix("meta-")):
-                if catalog.knows("models", name):
+                if catalog.has_entry("models", name):
                     return str(catalog.model(name).vocab_size)
     return ""
 
@@ -278,7 +278,7 @@ def _mentioned_gpu(text: str) -> str:
     )
 
 
-def _refusal(reading: Reading) -> ImportRefusedError:
+def _refusal_error(reading: Reading) -> ImportRefusedError:
     """Return one error with all unsupported and all missing settings."""
     parts = [f"{line} is not at hand; give it with --file" for line in reading.absent[:MAX_NAMED]]
     refused = list(dict.fromkeys(reading.refused))

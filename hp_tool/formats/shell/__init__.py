@@ -2,8 +2,8 @@
 words.
 """
 
-from hp_tool.formats.shell.script import Script, read
+from hp_tool.formats.shell.script import Script, read_script
 from hp_tool.formats.shell.statements import SOURCED, Command, Note
 from hp_tool.formats.shell.words import Word
 
-__all__ = ["SOURCED", "Command", "Note", "Script", "Word", "read"]
+__all__ = ["SOURCED", "Command", "Note", "Script", "Word", "read_script"]

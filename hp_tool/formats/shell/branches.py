@@ -16,7 +16,9 @@ Branch = Callable[[], bool]
 """Interprets the statements of a branch; returns whether the last one succeeds."""
 
 
-def follow(shell: Statements, taken: Branch, *, others: Sequence[Branch], undecided: str) -> bool:
+def run_branch(
+    shell: Statements, taken: Branch, *, others: Sequence[Branch], undecided: str
+) -> bool:
     """Interpret the selected branch, and return whether it succeeds.
 
     If the condition can only be known by running (`undecided`), every variable that another branch
@@ -25,7 +27,7 @@ def follow(shell: Statements, taken: Branch, *, others: Sequence[Branch], undeci
     """
     if not undecided:
         return taken()
-    variants = [_variables_after(shell, branch) for branch in others]
+    variants = [_run_undone(shell, branch) for branch in others]
     done = taken()
     variables = shell.filler.variables
     for name in {name for each in variants for name in each}:
@@ -45,7 +47,7 @@ def _is_one_word(text: str) -> bool:
     )
 
 
-def _variables_after(shell: Statements, branch: Branch) -> dict[str, Value]:
+def _run_undone(shell: Statements, branch: Branch) -> dict[str, Value]:
     """Return the variables after a branch, and undo its effects; none if the script would end in
     it.
     """

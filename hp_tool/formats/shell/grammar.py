@@ -13,14 +13,14 @@ if TYPE_CHECKING:
     import tree_sitter
 
 MAX_CHARACTERS = 200_000
-_CONTINUES_NOTHING = re.compile(r"\\(?=\r?\n[ \t]*(\r?\n|\Z)|\Z)")
+_STRAY_BACKSLASH = re.compile(r"\\(?=\r?\n[ \t]*(\r?\n|\Z)|\Z)")
 """A backslash before an empty line or the end, at which bash ends the command and the grammar
 fails.
 """
 
 
 @functools.cache
-def _language() -> tree_sitter.Language:
+def _bash_language() -> tree_sitter.Language:
     require("import", by="reading shell commands")
     import tree_sitter
     import tree_sitter_bash
@@ -32,7 +32,7 @@ def parse(content: bytes) -> tree_sitter.Node:
     """Return the root of the syntax tree; `has_error` is set for invalid bash. Parsers are
     thread-local.
     """
-    language = _language()
+    language = _bash_language()
     from tree_sitter import Parser
 
     return Parser(language).parse(content).root_node
@@ -50,10 +50,10 @@ def parse_script(text: str) -> tree_sitter.Node:
             code="too_large",
         )
     root = parse(text.encode(errors="replace"))
-    if root.has_error and (ended := _CONTINUES_NOTHING.sub(" ", text)) != text:
+    if root.has_error and (ended := _STRAY_BACKSLASH.sub(" ", text)) != text:
         root = parse(ended.encode(errors="replace"))
     if root.has_error:
-        at = _first_error(root)
+        at = _first_error_line(root)
         line = (text.splitlines() or [""])[min(at, max(len(text.splitlines()) - 1, 0))].strip()[:80]
         raise InputError(
             f"the command cannot be read as shell words: line {at + 1} is not bash: {line}",
@@ -62,7 +62,7 @@ def parse_script(text: str) -> tree_sitter.Node:
     return root
 
 
-def _first_error(root: tree_sitter.Node) -> int:
+def _first_error_line(root: tree_sitter.Node) -> int:
     node = root
     while True:
         inner = next(

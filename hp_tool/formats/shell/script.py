@@ -22,8 +22,8 @@ from hp_tool.formats.shell.statements import (
     ReturnError,
     Statements,
 )
-from hp_tool.formats.shell.sums import test
-from hp_tool.formats.shell.words import Value, Word, first, source_of
+from hp_tool.formats.shell.sums import evaluate_test
+from hp_tool.formats.shell.words import Value, Word, scalar_value, source_text
 
 if TYPE_CHECKING:
     from tree_sitter import Node
@@ -51,7 +51,7 @@ class Script:
     """Options of its #SBATCH lines, without dashes."""
 
 
-def read(
+def read_script(
     text: str, *, variables: Mapping[str, str] | None = None, files: Mapping[str, str] | None = None
 ) -> Script:
     """Return the commands of a script.
@@ -70,7 +70,7 @@ def read(
         runner.filler.arguments.append(
             Word(environment[name] if name in environment else runner.filler.mark(f"${{{name}}}"))
         )
-    header = _header(text)
+    header = _sbatch_options(text)
     if "gpus-per-node" not in header and "gres" in header:
         header["gpus-per-node"] = header["gres"]
     for name, option in _SLURM.items():
@@ -83,11 +83,11 @@ def read(
     return Script(tuple(runner.commands), tuple(runner.notes), runner.files, header)
 
 
-_SHORT = {"N": "nodes", "n": "ntasks"}
+_SHORT_SBATCH_OPTIONS = {"N": "nodes", "n": "ntasks"}
 """Short options of sbatch, and their long names."""
 
 
-def _header(text: str) -> dict[str, str]:
+def _sbatch_options(text: str) -> dict[str, str]:
     """Return the options of the #SBATCH lines, without dashes: any number per line, as in
     sbatch.
     """
@@ -101,14 +101,14 @@ def _header(text: str) -> dict[str, str]:
         for word in words:
             option = re.fullmatch(r"--([\w-]+)(?:=(.*))?|-([A-Za-z])=?(.*)", word, re.DOTALL)
             if option is not None:
-                name = option[1] or _SHORT.get(option[3], option[3])
+                name = option[1] or _SHORT_SBATCH_OPTIONS.get(option[3], option[3])
                 header[name] = (option[2] if option[1] else option[4]) or ""
             elif name and not header[name]:
                 header[name] = word
     return header
 
 
-_DATA = (".json", ".yaml", ".yml", ".toml", ".txt", ".py")
+_DATA_SUFFIXES = (".json", ".yaml", ".yml", ".toml", ".txt", ".py")
 """Suffixes of files that a command reads, but does not run as bash."""
 
 
@@ -122,7 +122,7 @@ class _Runner(Statements):
         words: list[Word] = []
         for child in node.children:
             if child.type == "variable_assignment":
-                name = source_of(child.children[0])
+                name = source_text(child.children[0])
                 own[name] = self.filler.variables.get(name)
                 self.statement(child)
             elif child.type == "command_name":
@@ -164,7 +164,7 @@ class _Runner(Statements):
             if program in SHELLS and number + 1 < len(words):
                 return self._shell(words[number + 1 :], before=words[:number], node=node)
             path = word.text.removeprefix("./")
-            if PurePosixPath(path).suffix in _DATA:
+            if PurePosixPath(path).suffix in _DATA_SUFFIXES:
                 continue
             if (number == 0 or words[0].text in ("sbatch", "srun")) and (
                 path in self.files or program in self.files
@@ -236,7 +236,7 @@ class _Runner(Statements):
 
     def _do_test(self, words: list[Word], node: Node) -> bool:
         return self._known(
-            node, test(self.filler, [word.text for word in words if word.text != "]"])
+            node, evaluate_test(self.filler, [word.text for word in words if word.text != "]"])
         )
 
     def _do_break(self, words: list[Word], node: Node) -> bool:
@@ -276,7 +276,7 @@ class _Runner(Statements):
             text = (
                 re.sub(r"%[sd]", lambda match: next(values, ""), form.text)
                 if plain
-                else self.filler.mark(source_of(node))
+                else self.filler.mark(source_text(node))
             )
             self.filler.variables[words[1].text] = form._replace(text=text)
         return True
@@ -311,12 +311,12 @@ class _Runner(Statements):
             self.note(node, "only running would tell what it reads")
         for name in filter(re.compile(r"[A-Za-z_]\w*").fullmatch, names):
             if stdin is None:
-                self.filler.variables[name] = Word(self.filler.mark(f"$({source_of(node)})"))
+                self.filler.variables[name] = Word(self.filler.mark(f"$({source_text(node)})"))
         if stdin is None or not names:
             return False
         whole, line = "0" in options, self.filler.line(node)
         text = stdin.strip() if whole else stdin.split("\n", 1)[0]
-        separators = first(self.filler.variables.get("IFS") or Word(" ")).text.strip()
+        separators = scalar_value(self.filler.variables.get("IFS") or Word(" ")).text.strip()
         between = f"[{re.escape(separators)}]" if separators else r"\s+"
         alone = "a" not in options and len(names) == 1
         parts = (

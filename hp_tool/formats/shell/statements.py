@@ -15,18 +15,18 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from hp_tool.errors import InputError
-from hp_tool.formats.shell.branches import Branch, follow
+from hp_tool.formats.shell.branches import Branch, run_branch
 from hp_tool.formats.shell.grammar import MAX_CHARACTERS, parse_script
-from hp_tool.formats.shell.sums import test
+from hp_tool.formats.shell.sums import evaluate_test
 from hp_tool.formats.shell.words import (
     CLOSE,
     MAX_DEPTH,
     OPEN,
-    Filler,
     Value,
     Word,
-    first,
-    source_of,
+    WordExpander,
+    scalar_value,
+    source_text,
 )
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class ReturnError(LeaveError):
 @dataclass
 class Statements:
     files: dict[str, str]
-    filler: Filler = field(default_factory=Filler)
+    filler: WordExpander = field(default_factory=WordExpander)
     functions: dict[str, Node] = field(default_factory=dict)
     commands: list[Command] = field(default_factory=list)
     notes: list[Note] = field(default_factory=list)
@@ -110,7 +110,7 @@ class Statements:
 
     def note(self, node: Node, reason: str) -> None:
         if len(self.notes) < MAX_COMMANDS:
-            text = self.filler.shown(Word(" ".join(source_of(node).split()))).text
+            text = self.filler.shown(Word(" ".join(source_text(node).split()))).text
             self.notes.append(Note(text[:200], reason, self.filler.line(node)))
 
     def statements(self, nodes: list[Node]) -> bool:
@@ -147,7 +147,7 @@ class Statements:
     def _known(self, node: Node, truth: bool | None) -> bool:
         if truth is None:
             self.note(node, "only running would tell; taken as false")
-            self.undecided = " ".join(source_of(node).split())
+            self.undecided = " ".join(source_text(node).split())
         return bool(truth)
 
     def _decided(self, nodes: list[Node]) -> tuple[bool, str]:
@@ -171,21 +171,21 @@ class Statements:
         done, undecided = self._decided([left])
         ways: list[Branch] = [lambda: self.statement(right), lambda: done]
         taken = 0 if done == (sign == "&&") else 1
-        done = follow(self, ways[taken], others=[ways[1 - taken]], undecided=undecided)
+        done = run_branch(self, ways[taken], others=[ways[1 - taken]], undecided=undecided)
         self.undecided = undecided or self.undecided
         return done
 
     def _negated_command(self, node: Node) -> bool:
         inner = node.children[-1]
         if inner.type == "test_command":
-            truth = test(self.filler, self._tokens(inner))
+            truth = evaluate_test(self.filler, self._tokens(inner))
             return self._known(node, None if truth is None else not truth)
         return not self.statement(inner)
 
     def _test_command(self, node: Node) -> bool:
         if node.children[0].type == "((":
             return self._compound_statement(node)
-        return self._known(node, test(self.filler, self._tokens(node)))
+        return self._known(node, evaluate_test(self.filler, self._tokens(node)))
 
     def _tokens(self, node: Node, *, depth: int = 0) -> list[str]:
         """Return operands and operators of a test in the order they are written.
@@ -204,7 +204,7 @@ class Statements:
             elif child.type in ("[", "]", "[[", "]]"):
                 continue
             elif not child.is_named or child.type == "test_operator":
-                tokens.append(source_of(child))
+                tokens.append(source_text(child))
             else:
                 tokens.append(self.filler.text(child).text)
         return tokens
@@ -231,7 +231,7 @@ class Statements:
         if truth:
             return self.statements(body)
         others: list[Branch] = [lambda: self.statements(body)]
-        return follow(self, lambda: self._clauses(rest), others=others, undecided=undecided)
+        return run_branch(self, lambda: self._clauses(rest), others=others, undecided=undecided)
 
     def _case_statement(self, node: Node) -> bool:
         subject = self.filler.without_unset(self.filler.text(node.children[1]).text)
@@ -256,14 +256,14 @@ class Statements:
     def _case(self, body: list[Node], passed: list[list[Node]], node: Node, subject: str) -> bool:
         """Interpret the selected case; with an unknown subject any earlier one could match."""
         others: list[Branch] = [functools.partial(self.statements, each) for each in passed]
-        undecided = f"case {source_of(node.children[1])}" if OPEN in subject else ""
-        return follow(self, lambda: self.statements(body), others=others, undecided=undecided)
+        undecided = f"case {source_text(node.children[1])}" if OPEN in subject else ""
+        return run_branch(self, lambda: self.statements(body), others=others, undecided=undecided)
 
     def _pattern(self, node: Node) -> str:
-        return source_of(node) if node.type == "extglob_pattern" else self.filler.text(node).text
+        return source_text(node) if node.type == "extglob_pattern" else self.filler.text(node).text
 
     def _for_statement(self, node: Node) -> bool:
-        name, body = source_of(node.children[1]), node.children[-1]
+        name, body = source_text(node.children[1]), node.children[-1]
         listed = [
             child for child in node.children[3:-1] if child.is_named and child.type != "comment"
         ]
@@ -298,7 +298,7 @@ class Statements:
         return self._loop(rounds(), node.children[-1])
 
     def _function_definition(self, node: Node) -> bool:
-        name = next(source_of(child) for child in node.children if child.type == "word")
+        name = next(source_text(child) for child in node.children if child.type == "word")
         self.functions[name] = node.children[-1]
         return True
 
@@ -308,7 +308,7 @@ class Statements:
             node.children[1].type,
             node.children[2] if len(node.children) > 2 else None,
         )
-        name = source_of(target.children[0] if target.type == "subscript" else target)
+        name = source_text(target.children[0] if target.type == "subscript" else target)
         old = self.filler.variables.get(name)
         if old is None and value is not None:
             self.filler.variables[name] = Word("")  # A="$A --more" begins with nothing
@@ -325,7 +325,7 @@ class Statements:
             if target.type == "subscript":
                 return self._set(name, self._element(target, made, old))
             if sign == "+=" and old is not None:
-                kept = first(old)
+                kept = scalar_value(old)
                 made = Word(
                     kept.text + made.text, made.line if not kept.text.strip() else kept.line
                 )
@@ -344,7 +344,7 @@ class Statements:
         if (
             elements
             and all(pairs)
-            and (keys is not None or all(source_of(child).startswith("[") for child in elements))
+            and (keys is not None or all(source_text(child).startswith("[") for child in elements))
         ):
             made = {
                 m[1]: Word(m[2], self.filler.line(c))
@@ -367,15 +367,15 @@ class Statements:
     def _declaration_command(self, node: Node) -> bool:
         local = node.children[0].type in ("local", "declare", "typeset") and self.locals_
         options = [
-            source_of(child)
+            source_text(child)
             for child in node.children
-            if child.type == "word" and source_of(child).startswith("-")
+            if child.type == "word" and source_text(child).startswith("-")
         ]
         keyed, refers = (any(letter in option for option in options) for letter in "An")
         for child in node.children[1:]:
             if child.type not in ("variable_assignment", "variable_name"):
                 continue
-            name = re.split(r"\+?=|\[", source_of(child), maxsplit=1)[0]
+            name = re.split(r"\+?=|\[", source_text(child), maxsplit=1)[0]
             if local and self.locals_ and name not in self.locals_[-1]:
                 self.locals_[-1][name] = self.filler.variables.get(name)
             if keyed and not isinstance(self.filler.variables.get(name), dict):
@@ -385,7 +385,9 @@ class Statements:
                 if (
                     refers
                     and (
-                        target := self.filler.variables.get(first(self.filler.variables[name]).text)
+                        target := self.filler.variables.get(
+                            scalar_value(self.filler.variables[name]).text
+                        )
                     )
                     is not None
                 ):
@@ -394,7 +396,7 @@ class Statements:
 
     def _unset_command(self, node: Node) -> bool:
         for child in node.children[1:]:
-            self.filler.variables.pop(source_of(child), None)
+            self.filler.variables.pop(source_text(child), None)
         return True
 
     def _redirected_statement(self, node: Node) -> bool:
@@ -446,10 +448,10 @@ class Statements:
 
     def _heredoc(self, node: Node) -> str:
         body = next((child for child in node.children if child.type == "heredoc_body"), None)
-        start = next(source_of(child) for child in node.children if child.type == "heredoc_start")
+        start = next(source_text(child) for child in node.children if child.type == "heredoc_start")
         if body is None:
             return ""
-        text = source_of(body)
+        text = source_text(body)
         if not re.search(r"['\"\\]", start):
             whole, parts = body.text or b"", body.children
             head, tail = (

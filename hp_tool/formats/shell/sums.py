@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from tree_sitter import Node
 
-    from hp_tool.formats.shell.words import Filler
+    from hp_tool.formats.shell.words import WordExpander
 
-LIMIT = 1 << 63
+INTEGER_LIMIT = 1 << 63
 _OPERATORS: dict[str, Callable[[int, int], int]] = {
     "+": operator.add,
     "-": operator.sub,
@@ -27,7 +27,7 @@ _OPERATORS: dict[str, Callable[[int, int], int]] = {
     "&&": lambda a, b: int(bool(a) and bool(b)),
     "||": lambda a, b: int(bool(a) or bool(b)),
 }
-EXPR: dict[str, Callable[[int, int], int]] = {
+EXPR_OPERATORS: dict[str, Callable[[int, int], int]] = {
     "+": operator.add,
     "-": operator.sub,
     "*": operator.mul,
@@ -36,7 +36,7 @@ EXPR: dict[str, Callable[[int, int], int]] = {
 }
 """Operators of the command `expr` between two natural numbers."""
 _ASSIGNMENT = re.compile(r"[-+*/%&|^]?=|(\*\*|<<|>>)=")
-_TESTS: dict[str, Callable[[int, int], bool]] = {
+_TEST_OPERATORS: dict[str, Callable[[int, int], bool]] = {
     "-eq": operator.eq,
     "-ne": operator.ne,
     "-lt": operator.lt,
@@ -63,13 +63,13 @@ def sets_variable(node: Node) -> bool:
     return False
 
 
-def calculate(filler: Filler, node: Node, depth: int = 0) -> int:
+def evaluate_arithmetic(filler: WordExpander, node: Node, depth: int = 0) -> int:
     """Return the value of an arithmetic expression's node.
 
     Raises:
         SumError: It is unknown or invalid.
     """
-    from hp_tool.formats.shell.words import OPEN, Word, source_of
+    from hp_tool.formats.shell.words import OPEN, Word, source_text
 
     filler.step()
     if depth > 30:
@@ -77,7 +77,7 @@ def calculate(filler: Filler, node: Node, depth: int = 0) -> int:
     kind, children = node.type, node.children
 
     def part(child: Node) -> int:
-        return calculate(filler, child, depth + 1)
+        return evaluate_arithmetic(filler, child, depth + 1)
 
     if kind == "parenthesized_expression":
         return part(children[1])
@@ -88,9 +88,9 @@ def calculate(filler: Filler, node: Node, depth: int = 0) -> int:
     if kind == "ternary_expression":
         raise SumError
     if kind == "binary_expression":
-        return _combined(children[1].type, part(children[0]), part(children[2]))
+        return _apply_operator(children[1].type, part(children[0]), part(children[2]))
     if kind in ("variable_name", "word"):
-        value = filler.value(source_of(node))
+        value = filler.value(source_text(node))
         text = (
             None
             if value is None
@@ -100,10 +100,10 @@ def calculate(filler: Filler, node: Node, depth: int = 0) -> int:
         text = filler.text(node).text
     if text is None or OPEN in text:
         raise SumError
-    return _number(text.strip())
+    return _parse_integer(text.strip())
 
 
-def _number(text: str) -> int:
+def _parse_integer(text: str) -> int:
     """Return the number of a text.
 
     Raises:
@@ -114,35 +114,35 @@ def _number(text: str) -> int:
     return int(text)
 
 
-def _combined(sign: str, one: int, other: int) -> int:
+def _apply_operator(sign: str, one: int, other: int) -> int:
     if sign in ("/", "%"):
         if other == 0:
             raise SumError
         quotient = abs(one) // abs(other) * (1 if (one < 0) == (other < 0) else -1)
         return quotient if sign == "/" else one - quotient * other
     if sign == "**" and 0 <= other <= 64:
-        return _bounded(one**other)
+        return _check_range(one**other)
     if sign not in _OPERATORS:
         raise SumError
-    return _bounded(int(_OPERATORS[sign](one, other)))
+    return _check_range(int(_OPERATORS[sign](one, other)))
 
 
-def _bounded(number: int) -> int:
-    if abs(number) >= LIMIT:
+def _check_range(number: int) -> int:
+    if abs(number) >= INTEGER_LIMIT:
         raise SumError
     return number
 
 
-def test(filler: Filler, tokens: list[str]) -> bool | None:
+def evaluate_test(filler: WordExpander, tokens: list[str]) -> bool | None:
     """Return the truth of `[ words ]`; None if it can only be known by running (files, undefined
     values).
     """
-    truth, rest = _joined(filler, tokens, 0)
+    truth, rest = _evaluate_junction(filler, tokens, 0)
     return truth if not rest else None
 
 
-def _joined(
-    filler: Filler, tokens: list[str], depth: int, *, either: bool = True
+def _evaluate_junction(
+    filler: WordExpander, tokens: list[str], depth: int, *, either: bool = True
 ) -> tuple[bool | None, list[str]]:
     """Return the truth of `a || b`, whose parts may be `a && b` (`either`: False), and the tokens
     after it.
@@ -151,7 +151,9 @@ def _joined(
 
     def part(tokens: list[str]) -> tuple[bool | None, list[str]]:
         return (
-            _joined(filler, tokens, depth, either=False) if either else _one(filler, tokens, depth)
+            _evaluate_junction(filler, tokens, depth, either=False)
+            if either
+            else _evaluate_condition(filler, tokens, depth)
         )
 
     truth, rest = part(tokens)
@@ -163,7 +165,9 @@ def _joined(
     return truth, rest
 
 
-def _one(filler: Filler, tokens: list[str], depth: int) -> tuple[bool | None, list[str]]:
+def _evaluate_condition(
+    filler: WordExpander, tokens: list[str], depth: int
+) -> tuple[bool | None, list[str]]:
     from hp_tool.formats.shell.words import OPEN
 
     if not tokens:
@@ -171,14 +175,16 @@ def _one(filler: Filler, tokens: list[str], depth: int) -> tuple[bool | None, li
     if depth > 30:
         return None, []
     if tokens[0] == "!":
-        truth, rest = _one(filler, tokens[1:], depth + 1)
+        truth, rest = _evaluate_condition(filler, tokens[1:], depth + 1)
         return None if truth is None else not truth, rest
     if tokens[0] == "(":
-        truth, rest = _joined(filler, tokens[1:], depth + 1)
+        truth, rest = _evaluate_junction(filler, tokens[1:], depth + 1)
         return truth, rest[1:]
-    if len(tokens) >= 3 and tokens[1] in ("=", "==", "!=", "=~", "<", ">", *_TESTS):
+    if len(tokens) >= 3 and tokens[1] in ("=", "==", "!=", "=~", "<", ">", *_TEST_OPERATORS):
         left, right = (filler.without_unset(each) for each in (tokens[0], tokens[2]))
-        return (None if OPEN in left + right else _compared(left, tokens[1], right)), tokens[3:]
+        return (None if OPEN in left + right else _compare_words(left, tokens[1], right)), tokens[
+            3:
+        ]
     if len(tokens) >= 2 and re.fullmatch(r"-[a-zA-Z]", tokens[0]):
         word = filler.without_unset(tokens[1])
         if tokens[0] in ("-z", "-n"):
@@ -188,10 +194,12 @@ def _one(filler: Filler, tokens: list[str], depth: int) -> tuple[bool | None, li
     return (None if OPEN in word else bool(word)), tokens[1:]
 
 
-def _compared(left: str, sign: str, right: str) -> bool | None:
-    if sign in _TESTS:
+def _compare_words(left: str, sign: str, right: str) -> bool | None:
+    if sign in _TEST_OPERATORS:
         try:
-            return _TESTS[sign](_number(left.strip()), _number(right.strip()))
+            return _TEST_OPERATORS[sign](
+                _parse_integer(left.strip()), _parse_integer(right.strip())
+            )
         except SumError:
             return None
     if sign == "=~":

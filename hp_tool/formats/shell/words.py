@@ -12,22 +12,22 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from hp_tool.errors import InputError
 from hp_tool.formats.shell.grammar import parse_script
-from hp_tool.formats.shell.sums import EXPR, SumError, calculate, sets_variable
+from hp_tool.formats.shell.sums import EXPR_OPERATORS, SumError, evaluate_arithmetic, sets_variable
 
 if TYPE_CHECKING:
     from tree_sitter import Node
 
 MAX_STEPS = 200_000
 """Maximum number of visited nodes, counting each iteration of a loop or function."""
-MAX_MADE = 2_000_000
+MAX_CHARACTERS = 2_000_000
 """Maximum characters of expanded text, because a few lines can expand to billions."""
 MAX_DEPTH = 100
-MAX_PATTERN = 4_000
+MAX_PATTERN_CHARACTERS = 4_000
 """Maximum characters of a value for ${X%pattern} and similar operators."""
 OPEN, CLOSE = "\ue000", "\ue001"
-_MARK = re.compile(f"{OPEN}(\\d+){CLOSE}")
-_PLAIN = re.compile(r"\$\{?\w+(\[[@*\d]+\])?\}?")
-_REFERENCES = ("simple_expansion", "expansion", "arithmetic_expansion", "command_substitution")
+_MARK_PATTERN = re.compile(f"{OPEN}(\\d+){CLOSE}")
+_PLAIN_REFERENCE = re.compile(r"\$\{?\w+(\[[@*\d]+\])?\}?")
+_REFERENCE_NODES = ("simple_expansion", "expansion", "arithmetic_expansion", "command_substitution")
 _ESCAPES = {
     "n": "\n",
     "t": "\t",
@@ -60,7 +60,7 @@ class Piece(NamedTuple):
 Value = Word | list[Word] | dict[str, Word]
 
 
-def words_of(pieces: Iterator[Piece]) -> list[Word]:
+def join_pieces(pieces: Iterator[Piece]) -> list[Word]:
     """Return pieces joined to words as bash splits them; quotes keep an empty word."""
     made: list[Word] = []
     current: list[str] = []
@@ -94,7 +94,7 @@ def words_of(pieces: Iterator[Piece]) -> list[Word]:
 
 
 @dataclass
-class Filler:
+class WordExpander:
     """Expands the words of one script; `variables` are the current results of its assignments."""
 
     variables: dict[str, Value] = field(default_factory=dict)
@@ -114,7 +114,7 @@ class Filler:
         """
         self.steps += 1
         self.made += len(text)
-        if self.steps > MAX_STEPS or self.made > MAX_MADE:
+        if self.steps > MAX_STEPS or self.made > MAX_CHARACTERS:
             raise InputError(
                 "the script asks for too many steps or too much text to be followed",
                 code="too_large",
@@ -125,7 +125,7 @@ class Filler:
 
     def not_followed(self, node: Node, construct: str) -> InputError:
         """Return the error of an unsupported construct, with its line."""
-        source = " ".join(source_of(node).split())[:80]
+        source = " ".join(source_text(node).split())[:80]
         return InputError(
             f"line {self.line(node)}: {construct} is not supported, because only running the "
             f"script tells its result: {source}",
@@ -134,27 +134,30 @@ class Filler:
 
     def mark(self, source: str) -> str:
         """Return a mark for an unknown part."""
-        self.marks.append(_MARK.sub(lambda match: self.marks[int(match[1])], source)[:200])
+        self.marks.append(_MARK_PATTERN.sub(lambda match: self.marks[int(match[1])], source)[:200])
         return f"{OPEN}{len(self.marks) - 1}{CLOSE}"
 
     def without_unset(self, text: str) -> str:
         """Return text of a condition in which undefined variables are empty; other marks remain."""
-        return _MARK.sub(
-            lambda match: "" if _PLAIN.fullmatch(self.marks[int(match[1])]) else match[0], text
+        return _MARK_PATTERN.sub(
+            lambda match: "" if _PLAIN_REFERENCE.fullmatch(self.marks[int(match[1])]) else match[0],
+            text,
         )
 
     def shown(self, word: Word) -> Word:
         """Return the word with every mark as written, and the list of marks."""
-        unknown = tuple(self.marks[int(number)] for number in _MARK.findall(word.text))
+        unknown = tuple(self.marks[int(number)] for number in _MARK_PATTERN.findall(word.text))
         return Word(
-            _MARK.sub(lambda match: self.marks[int(match[1])], word.text), word.line, unknown
+            _MARK_PATTERN.sub(lambda match: self.marks[int(match[1])], word.text),
+            word.line,
+            unknown,
         )
 
     def words(self, node: Node) -> list[Word]:
         """Return the words that one written word expands to: none, one, or as many as an
         array has.
         """
-        return words_of(self.pieces(node, quoted=False))
+        return join_pieces(self.pieces(node, quoted=False))
 
     def text(self, node: Node) -> Word:
         """Return the text in an assignment: nothing is split."""
@@ -180,8 +183,8 @@ class Filler:
         self.depth -= 1
 
     def _pieces(self, node: Node, *, quoted: bool) -> Iterator[Piece]:
-        kind, source, line = node.type, source_of(node), self.line(node)
-        if kind in _REFERENCES and quoted and source[:1].isspace():
+        kind, source, line = node.type, source_text(node), self.line(node)
+        if kind in _REFERENCE_NODES and quoted and source[:1].isspace():
             yield Piece(
                 source[: len(source) - len(source.lstrip())], True, line
             )  # the grammar includes blanks in the `$`
@@ -235,7 +238,7 @@ class Filler:
         commands = [child for child in node.children if child.is_named]
         if len(commands) != 1 or commands[0].type != "command":
             return ""
-        if not source_of(commands[0]).startswith("expr "):
+        if not source_text(commands[0]).startswith("expr "):
             return ""
         texts = [word.text for child in commands[0].children for word in self.words(child)]
         first, *rest = texts[1:] or ("",)
@@ -247,7 +250,7 @@ class Filler:
         for sign, operand in zip(rest[::2], map(int, rest[1::2]), strict=True):
             if sign in "/%" and operand == 0:
                 return ""
-            number = EXPR[sign](number, operand)
+            number = EXPR_OPERATORS[sign](number, operand)
         return str(number)
 
     def _with_gaps(self, node: Node, children: list[Node], *, quoted: bool) -> Iterator[Piece]:
@@ -285,7 +288,7 @@ class Filler:
         rest = (
             whole[end - start : -1].decode(errors="replace")
             if end is not None
-            else source_of(node).lstrip("$")[1:-1]
+            else source_text(node).lstrip("$")[1:-1]
         )
         if rest or not inside or not empty:
             yield Piece(rest, True, self.line(node))
@@ -303,14 +306,14 @@ class Filler:
         return self.variables.get(name)
 
     def _value(self, name: Node, *, quoted: bool, line: int) -> Iterator[Piece]:
-        text = source_of(name)
+        text = source_text(name)
         value = self.value(text)
         if value is None:
             yield Piece(self.mark(f"${text}"), True, line)
         elif text in ("@", "*"):
-            yield from spread(value, quoted=quoted, joined=text == "*")
+            yield from array_pieces(value, quoted=quoted, joined=text == "*")
         else:
-            one = first(value)
+            one = scalar_value(value)
             yield Piece(one.text, quoted, one.line)
 
     def _expansion(self, node: Node, *, quoted: bool) -> Iterator[Piece]:
@@ -334,7 +337,9 @@ class Filler:
                 else (0,)
             )
             value = (
-                [Word(str(key), line) for key in keys] if listed else self.value(first(value).text)
+                [Word(str(key), line) for key in keys]
+                if listed
+                else self.value(scalar_value(value).text)
             )
         if prefix == "#":
             length = (
@@ -342,24 +347,24 @@ class Filler:
                 if isinstance(value, list | dict) and listed
                 else None
                 if value is None
-                else len(first(value).text)
+                else len(scalar_value(value).text)
             )
-            yield Piece(self.mark(source_of(node)) if length is None else str(length), True, line)
+            yield Piece(self.mark(source_text(node)) if length is None else str(length), True, line)
             return
         operator = rest[0].type if rest else ""
         operands = rest[1:]
         empty = value is None or not (
-            value if isinstance(value, list | dict) and listed else first(value).text
+            value if isinstance(value, list | dict) and listed else scalar_value(value).text
         )
         if operator in (":-", "-", ":=", "=", ":?", "?"):
             if value is not None and (not empty or not operator.startswith(":")):
                 yield from self._given(value, listed, target, quoted=quoted)
             elif operator in (":?", "?"):
-                yield Piece(self.mark(source_of(node)), True, line)
+                yield Piece(self.mark(source_text(node)), True, line)
             else:
                 pieces = list(self._with_gaps(node, operands, quoted=quoted))
                 if operator.endswith("="):
-                    self.variables[source_of(target)] = Word(
+                    self.variables[source_text(target)] = Word(
                         "".join(piece.text or " " for piece in pieces), line
                     )
                 yield from pieces
@@ -367,33 +372,33 @@ class Filler:
             if value is not None and (not empty or operator == "+"):
                 yield from self._with_gaps(node, operands, quoted=quoted)
         elif value is None:
-            yield Piece(self.mark(source_of(node)), True, line)
+            yield Piece(self.mark(source_text(node)), True, line)
         elif not operator:
             yield from self._given(value, listed, target, quoted=quoted)
         elif operator == ":" and listed and isinstance(value, list):
             whole = (
-                [Word(""), *value] if source_of(target) in ("@", "*") else value
+                [Word(""), *value] if source_text(target) in ("@", "*") else value
             )  # $0 comes before the arguments
             start, count = self._slice(operands, of=len(whole))
-            yield from spread(whole[start : start + count], quoted=quoted, joined=False)
+            yield from array_pieces(whole[start : start + count], quoted=quoted, joined=False)
         else:
             pattern = "".join(
-                first(list(self.words(each)) or Word("")).text for each in operands[:1]
+                scalar_value(list(self.words(each)) or Word("")).text for each in operands[:1]
             )
-            changed = self._changed(first(value).text, operator, pattern, operands)
-            yield Piece(self.mark(source_of(node)) if changed is None else changed, quoted, line)
+            changed = self._changed(scalar_value(value).text, operator, pattern, operands)
+            yield Piece(self.mark(source_text(node)) if changed is None else changed, quoted, line)
 
     def _target(self, node: Node) -> tuple[Value | None, bool]:
         """Return the value of a name or NAME[index], and whether it is all of an array."""
         if node.type != "subscript":
-            name = source_of(node)
+            name = source_text(node)
             return self.value(name), name in ("@", "*")
-        value, index = self.value(source_of(node.children[0])), node.children[2]
-        key = source_of(index)
+        value, index = self.value(source_text(node.children[0])), node.children[2]
+        key = source_text(index)
         if value is None or key in ("@", "*"):
             return ([value] if isinstance(value, Word) else value), True
         if isinstance(value, dict):
-            return value.get(first(self.words(index) or Word("")).text), False
+            return value.get(scalar_value(self.words(index) or Word("")).text), False
         values = value if isinstance(value, list) else [value]
         number = self.calculated(index)
         inside = number is not None and -len(values) <= number < len(values)
@@ -401,9 +406,11 @@ class Filler:
 
     def _given(self, value: Value, listed: bool, target: Node, *, quoted: bool) -> Iterator[Piece]:
         if listed:
-            yield from spread(value, quoted=quoted, joined=source_of(target).endswith(("*", "*]")))
+            yield from array_pieces(
+                value, quoted=quoted, joined=source_text(target).endswith(("*", "*]"))
+            )
         else:
-            one = first(value)
+            one = scalar_value(value)
             yield Piece(one.text, quoted, one.line)
 
     def _slice(self, operands: list[Node], *, of: int) -> tuple[int, int]:
@@ -418,7 +425,7 @@ class Filler:
 
         None for other operators and unknown parts.
         """
-        if OPEN in text + pattern or len(text) > MAX_PATTERN or len(pattern) > 100:
+        if OPEN in text + pattern or len(text) > MAX_PATTERN_CHARACTERS or len(pattern) > 100:
             return None
         if operator in ("%", "%%", "#", "##"):
             tail, shortest = operator[0] == "%", len(operator) == 1
@@ -437,7 +444,7 @@ class Filler:
     def sum_text(self, node: Node) -> str:
         """Return the value of $((an expression)), or its mark."""
         number = next((self.calculated(child) for child in node.children[1:-1]), 0)
-        return self.mark(source_of(node)) if number is None else str(number)
+        return self.mark(source_text(node)) if number is None else str(number)
 
     def calculated(self, node: Node) -> int | None:
         """Return the value of an expression; None if it contains unknown parts."""
@@ -445,19 +452,19 @@ class Filler:
         if sets_variable(node):
             raise self.not_followed(node, "a sum that sets a variable")
         try:
-            return calculate(self, node)
+            return evaluate_arithmetic(self, node)
         except SumError:
             return None
 
 
-def first(value: Value) -> Word:
+def scalar_value(value: Value) -> Word:
     """Return the value of a name alone: for an array its first element, as in bash."""
     if isinstance(value, Word):
         return value
     return next(iter(value.values() if isinstance(value, dict) else value), Word(""))
 
 
-def spread(value: Value, *, quoted: bool, joined: bool) -> Iterator[Piece]:
+def array_pieces(value: Value, *, quoted: bool, joined: bool) -> Iterator[Piece]:
     """Return the elements of an array, separate words if quoted."""
     values = (
         list(value.values())
@@ -476,11 +483,11 @@ def spread(value: Value, *, quoted: bool, joined: bool) -> Iterator[Piece]:
 
 def is_list(node: Node) -> bool:
     """Return whether $@ or ${...} means all arguments or all of an array."""
-    source = source_of(node)
+    source = source_text(node)
     return node.type in ("simple_expansion", "expansion") and (
         source.lstrip("${")[:1] == "@" or "[@]" in source.split(":")[0]
     )
 
 
-def source_of(node: Node) -> str:
+def source_text(node: Node) -> str:
     return (node.text or b"").decode(errors="replace")

@@ -3,19 +3,19 @@
 import re
 from typing import Any
 
-from hp_tool.domain.declared import BATCH, names
+from hp_tool.domain.declared import BATCH_FIELDS, parse_names
 from hp_tool.domain.setups import TrainingSetup
 from hp_tool.errors import UnsupportedError
 from hp_tool.formats.reading import Reading, key_values
 from hp_tool.formats.registry import Format, register
-from hp_tool.formats.signs import Evidence, Sign, any_key
-from hp_tool.formats.source import Source, mapping_of
+from hp_tool.formats.signs import Evidence, Sign, has_any_key
+from hp_tool.formats.source import Source, parse_mapping
 from hp_tool.formats.tools import deepspeed
 from hp_tool.formats.trainer import accelerate, arguments
-from hp_tool.formats.writing import SHAPE, headline, is_pure, refuse_unsaid
+from hp_tool.formats.writing import SHAPE_FIELDS, headline, reject_inexpressible, trains_in_16_bits
 
 TOOL = "Accelerate 1.15 (FSDP 2)"
-SAID = BATCH | names("""
+EXPRESSED_FIELDS = BATCH_FIELDS | parse_names("""
     attention optimizer dropout tensor_parallel_size context_parallel_size sequence_parallel
     data_parallel_shard_size context_parallel_communication
 """)
@@ -28,7 +28,9 @@ def config(setup: TrainingSetup) -> dict[str, Any]:
     Raises:
         UnsupportedError: Accelerate cannot express the setup.
     """
-    refuse_unsaid(setup, tool=TOOL, expressed=SAID | SHAPE, runs="torch-fsdp")
+    reject_inexpressible(
+        setup, tool=TOOL, expressed=EXPRESSED_FIELDS | SHAPE_FIELDS, runs="torch-fsdp"
+    )
     c, w = setup.parallel, setup.workload
     if c.zero_stage < 2:
         raise UnsupportedError(
@@ -48,30 +50,32 @@ def config(setup: TrainingSetup) -> dict[str, Any]:
             "parallel.sequence_parallel to false",
             field="parallel.sequence_parallel",
         )
-    return content(setup)
+    return launch_content(setup)
 
 
-def content(setup: TrainingSetup) -> dict[str, Any]:
+def launch_content(setup: TrainingSetup) -> dict[str, Any]:
     """Return how the processes are started and sharded, independent of the script."""
     c, w = setup.parallel, setup.workload
     shard = c.data_parallel_shard_size or c.data_parallel_size
     sharded = {
         "fsdp_config": {
             "fsdp_version": 2,
-            **{f"fsdp_{key}": value for key, value in fsdp(setup).items()},
+            **{f"fsdp_{key}": value for key, value in fsdp_settings(setup).items()},
         },
         "parallelism_config": {
             "parallelism_config_dp_replicate_size": c.data_parallel_size // shard,
             "parallelism_config_dp_shard_size": shard,
             "parallelism_config_tp_size": c.tensor_parallel_size,
             "parallelism_config_cp_size": c.context_parallel_size,
-            **_exchange(setup),
+            **_context_exchange(setup),
         },
     }
     return {
         "compute_environment": "LOCAL_MACHINE",
         "distributed_type": "FSDP" if c.zero_stage else "MULTI_GPU",
-        "mixed_precision": "no" if w.precision == "fp32" or is_pure(setup) else w.precision,
+        "mixed_precision": "no"
+        if w.precision == "fp32" or trains_in_16_bits(setup)
+        else w.precision,
         "num_machines": setup.cluster.num_nodes,
         "num_processes": setup.cluster.num_gpus,
         "machine_rank": 0,
@@ -83,7 +87,7 @@ def content(setup: TrainingSetup) -> dict[str, Any]:
     }
 
 
-def _exchange(setup: TrainingSetup) -> dict[str, str]:
+def _context_exchange(setup: TrainingSetup) -> dict[str, str]:
     """Return the context exchange; nothing without context parallelism."""
     if setup.parallel.context_parallel_size == 1:
         return {}
@@ -96,7 +100,7 @@ def _exchange(setup: TrainingSetup) -> dict[str, str]:
     return {"parallelism_config_cp_comm_strategy": accelerate.EXCHANGES[kind]}
 
 
-def fsdp(setup: TrainingSetup) -> dict[str, Any]:
+def fsdp_settings(setup: TrainingSetup) -> dict[str, Any]:
     """Return the settings of FSDP 2 with the names of axolotl; Accelerate prefixes each with
     `fsdp_`.
     """
@@ -131,14 +135,14 @@ def read(source: Source, reading: Reading) -> None:
     """Fill the reading with the query of Accelerate's file, or of a script that starts a
     Trainer.
     """
-    content = mapping_of(source.text)
+    content = parse_mapping(source.text)
     if content is None:
         deepspeed.read(source, reading)
         return
-    accelerate.read(content, text=source.text, reading=reading, spare=source.ignore)
+    accelerate.read_accelerate(content, text=source.text, reading=reading, spare=source.ignore)
 
 
-def _launched(evidence: Evidence) -> bool:
+def _is_launch(evidence: Evidence) -> bool:
     launched = re.search(r"accelerate\s+launch", evidence.text) is not None
     return launched and "--config_file" in evidence.text and evidence.files
 
@@ -148,8 +152,8 @@ register(
         name="accelerate",
         title="Accelerate",
         signs=(
-            Sign(of="keys", rank=30, holds=any_key("distributed_type", "compute_environment")),
-            Sign(of="script", rank=60, holds=_launched),
+            Sign(of="keys", rank=30, holds=has_any_key("distributed_type", "compute_environment")),
+            Sign(of="script", rank=60, holds=_is_launch),
         ),
         read=read,
         write=text,

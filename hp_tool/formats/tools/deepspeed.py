@@ -4,21 +4,23 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from hp_tool.domain.declared import BATCH, names
+from hp_tool.domain.declared import BATCH_FIELDS, parse_names
 from hp_tool.domain.frameworks import STAND_INS
 from hp_tool.domain.setups import TrainingSetup
 from hp_tool.errors import UnsupportedError
 from hp_tool.formats.reading import Reading, key_values
 from hp_tool.formats.registry import Format, register
-from hp_tool.formats.signs import Evidence, Sign, words
+from hp_tool.formats.signs import Evidence, Sign, matches_pattern
 from hp_tool.formats.source import Source
 from hp_tool.formats.trainer import arguments, scripts
-from hp_tool.formats.trainer.arguments import BESIDE
-from hp_tool.formats.writing import SHAPE, refuse_unsaid
+from hp_tool.formats.trainer.arguments import SCRIPT_SECTION
+from hp_tool.formats.writing import SHAPE_FIELDS, reject_inexpressible
 
 TOOL = "DeepSpeed 0.18"
-SAID = BATCH | names("gradient_precision attention dropout optimizer offload")
-RECOMPUTES = (
+EXPRESSED_FIELDS = BATCH_FIELDS | parse_names(
+    "gradient_precision attention dropout optimizer offload"
+)
+RECOMPUTATION_NOTE = (
     "this file does not make a Trainer recompute activations, and DeepSpeed's "
     "activation_checkpointing block would not either: "
     "pass --gradient_checkpointing true to the Trainer, or call deepspeed.checkpointing in your "
@@ -34,7 +36,12 @@ def config(setup: TrainingSetup) -> dict[str, Any]:
         UnsupportedError: It cannot express the setup.
     """
     w, c = setup.workload, setup.parallel
-    refuse_unsaid(setup, tool=TOOL, expressed=SAID | SHAPE, runs=_runs(w.framework))
+    reject_inexpressible(
+        setup,
+        tool=TOOL,
+        expressed=EXPRESSED_FIELDS | SHAPE_FIELDS,
+        runs=_trainer_framework(w.framework),
+    )
     if w.precision not in ("bf16", "fp16", "fp32"):
         raise UnsupportedError(
             f"{TOOL} has no setting for precision {w.precision}", field="training.precision"
@@ -62,7 +69,7 @@ def config(setup: TrainingSetup) -> dict[str, Any]:
         content[w.precision] = {"enabled": True}
         content["data_types"] = {"grad_accum_dtype": _GRADIENTS[w.gradient_precision or "fp32"]}
     if setup.recomputes_by_layer:
-        content[BESIDE] = {"gradient_checkpointing": True, "note": RECOMPUTES}
+        content[SCRIPT_SECTION] = {"gradient_checkpointing": True, "note": RECOMPUTATION_NOTE}
     elif setup.recomputes_by_layer is None:
         raise UnsupportedError(
             f"{TOOL} checkpoints whole layers: none or full", field="parallel.recompute"
@@ -70,7 +77,7 @@ def config(setup: TrainingSetup) -> dict[str, Any]:
     return content
 
 
-def _runs(framework: str) -> str:
+def _trainer_framework(framework: str) -> str:
     """Return the framework if it is a trainer with DeepSpeed; else DeepSpeed itself."""
     around = framework in STAND_INS and STAND_INS[framework].constants == "deepspeed"
     return framework if around else "deepspeed"
@@ -81,9 +88,9 @@ def text(setup: TrainingSetup) -> str:
     return json.dumps(config(setup), indent=2) + "\n"
 
 
-def notes(text: str) -> tuple[str, ...]:
+def script_notes(text: str) -> tuple[str, ...]:
     """Return additional steps for the training script of a written file."""
-    note = json.loads(text).get(BESIDE, {}).get("note")
+    note = json.loads(text).get(SCRIPT_SECTION, {}).get("note")
     return () if note is None else (note,)
 
 
@@ -91,25 +98,25 @@ def read(source: Source, reading: Reading) -> None:
     """Fill the reading with the query of a DeepSpeed file, or of a script that starts a Trainer."""
     content = source.mapping
     if content is None:
-        scripts.read(source, reading)
+        scripts.read_script(source, reading)
         return
-    arguments.read(
+    arguments.read_arguments(
         content, text=source.text, reading=reading, num_gpus=reading.num_gpus, spare=source.ignore
     )
 
 
-_KEYS = ("train_batch_size", "zero_optimization", "train_micro_batch_size_per_gpu")
+_FILE_KEYS = ("train_batch_size", "zero_optimization", "train_micro_batch_size_per_gpu")
 
 
 def _is_its_file(evidence: Evidence) -> bool:
     """Return whether keys are DeepSpeed's own, or switch on a precision as in its file."""
     precisions = (evidence.content.get(name) for name in ("bf16", "bfloat16", "fp16"))
-    return not evidence.keys.isdisjoint(_KEYS) or any(
+    return not evidence.keys.isdisjoint(_FILE_KEYS) or any(
         isinstance(each, Mapping) and "enabled" in each for each in precisions
     )
 
 
-_TRAINER = words(
+_TRAINER_OPTIONS = matches_pattern(
     r"--per[-_]device[-_]train[-_]batch[-_]size|--model[-_]name[-_]or[-_]path|accelerate\s+launch|(?m:^[^#\n]*\btrl\s+sft\b)"
 )
 register(
@@ -118,12 +125,12 @@ register(
         title="DeepSpeed",
         signs=(
             Sign(of="keys", rank=60, holds=_is_its_file),
-            Sign(of="script", rank=61, holds=_TRAINER),
+            Sign(of="script", rank=61, holds=_TRAINER_OPTIONS),
         ),
         read=read,
         write=text,
         options=lambda setup: key_values(config(setup)),
-        notes=notes,
+        notes=script_notes,
         usual_of="deepspeed",
         framework="deepspeed",
         axes=arguments.AXES,

@@ -6,16 +6,16 @@ from hp_tool.catalog import documents
 from hp_tool.domain.setups import TrainingSetup
 from hp_tool.errors import InputError
 from hp_tool.formats import fine_tuning
-from hp_tool.formats.fine_tuning import checkpoints, targets, trainer_arguments
+from hp_tool.formats.fine_tuning import adapter_targets, checkpoints_layers, trainer_arguments
 from hp_tool.formats.launch import Launch
 from hp_tool.formats.reading import Reading, Setting, as_settings
 from hp_tool.formats.registry import Format, register
 from hp_tool.formats.shell import Script
-from hp_tool.formats.signs import Evidence, Sign, words
-from hp_tool.formats.source import Source, beside, parsed
+from hp_tool.formats.signs import Evidence, Sign, matches_pattern
+from hp_tool.formats.source import Source, find_named_file, parse_keys
 from hp_tool.formats.trainer import accelerate, arguments
-from hp_tool.formats.trainer.scripts import by_script, deepspeed_file
-from hp_tool.formats.writing import is_pure
+from hp_tool.formats.trainer.scripts import find_deepspeed_file, read_trainer_command
+from hp_tool.formats.writing import trains_in_16_bits
 
 TOOL = "LLaMA-Factory 0.9.5"
 ARGUMENTS = "sft.yaml"
@@ -26,9 +26,11 @@ def text(setup: TrainingSetup) -> str:
     """Return a script that writes Accelerate's and LLaMA-Factory's file, and starts `src/train.py`
     of a checkout.
     """
-    fine_tuning.check(setup, tool=TOOL, loss="unfused")
+    fine_tuning.check_setup(setup, tool=TOOL, loss="unfused")
     files = {ARGUMENTS: config(setup)}
-    return fine_tuning.script(setup, tool=TOOL, program=f"src/train.py {ARGUMENTS}", files=files)
+    return fine_tuning.launch_script(
+        setup, tool=TOOL, program=f"src/train.py {ARGUMENTS}", files=files
+    )
 
 
 def config(setup: TrainingSetup) -> dict[str, Any]:
@@ -39,16 +41,16 @@ def config(setup: TrainingSetup) -> dict[str, Any]:
         "stage": "pt" if w.task == "pretrain" else "sft",
         "do_train": True,
         "cutoff_len": w.sequence_length,
-        "disable_gradient_checkpointing": not checkpoints(setup),
+        "disable_gradient_checkpointing": not checkpoints_layers(setup),
         "flash_attn": "auto" if w.attention == "flash" else "disabled",
         "finetuning_type": "full" if w.lora is None else "lora",
-        "pure_bf16": is_pure(setup),
+        "pure_bf16": trains_in_16_bits(setup),
         "dataset": "alpaca_en_demo",
         "template": "default",
     }
     if w.lora is not None:
         content |= {"lora_rank": w.lora.rank, "lora_dropout": w.lora.dropout}
-        content["lora_target"] = ",".join(targets(setup, tool=TOOL))
+        content["lora_target"] = ",".join(adapter_targets(setup, tool=TOOL))
         if w.frozen_precision == "nf4":
             content |= {
                 "quantization_bit": 4,
@@ -105,18 +107,20 @@ def read(source: Source, reading: Reading) -> None:
     if (kind := values.get("finetuning-type", "lora")) not in ("lora", "full"):
         reading.refuse(f"finetuning_type {kind}: is not modelled; lora and full are")
     if launched is not None:
-        by_script(settings, launched[1], source, reading)
+        read_trainer_command(settings, launched[1], source, reading)
         reading.tool = "llama-factory"
         return
     if (fsdp := values.get("fsdp", "")) not in ("", "null", "false"):
-        own = {"distributed_type": "FSDP", "fsdp_config": accelerate.own_fsdp(fsdp, reading)}
-        accelerate.read(own, text="", reading=reading, words=settings, spare=source.ignore)
+        own = {"distributed_type": "FSDP", "fsdp_config": accelerate.trainer_fsdp(fsdp, reading)}
+        accelerate.read_accelerate(
+            own, text="", reading=reading, words=settings, spare=source.ignore
+        )
         reading.tool = "llama-factory"
         return
-    text = deepspeed_file(settings, source.files, reading)
+    text = find_deepspeed_file(settings, source.files, reading)
     num_gpus = reading.num_gpus
-    arguments.read(
-        None if text is None else parsed(text),
+    arguments.read_arguments(
+        None if text is None else parse_keys(text),
         text=text or "",
         words=settings,
         reading=reading,
@@ -133,14 +137,14 @@ def _launched_file(launch: Launch, script: Script) -> dict[str, Any]:
     """
     known = (word.text for word in launch.words if "=" in word.text or not word.unknown)
     name, *words = [text for text in known if text] or [""]
-    text = beside(script, name)
+    text = find_named_file(script, name)
     if text is None:
         raise InputError(
             f"{name or 'the file of arguments'} is not at hand; give it with --file",
             field="command",
             code="missing_field",
         )
-    content = parsed(text)
+    content = parse_keys(text)
     for word in words:
         key, separator, value = word.partition("=")
         if not separator or key.startswith("-"):
@@ -167,7 +171,7 @@ register(
             Sign(
                 of="script",
                 rank=13,
-                holds=words(r"\bllamafactory-cli\b|\bsrc/train\.py\s+\S+\.ya?ml\b"),
+                holds=matches_pattern(r"\bllamafactory-cli\b|\bsrc/train\.py\s+\S+\.ya?ml\b"),
             ),
         ),
         log="trainer",

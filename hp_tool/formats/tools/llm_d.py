@@ -10,9 +10,9 @@ from typing import Any
 import yaml
 
 from hp_tool.domain.setups import ServingSetup
-from hp_tool.domain.units import counted
+from hp_tool.domain.units import format_count
 from hp_tool.errors import UnsupportedError
-from hp_tool.formats.engine_commands import reader
+from hp_tool.formats.engine_commands import command_reader
 from hp_tool.formats.registry import Format, register
 from hp_tool.formats.tools import vllm
 from hp_tool.formats.writing import Values, headline, option_words
@@ -21,7 +21,7 @@ PORT, DECODE_PORT = 8000, 8001
 """Ports of a replica; a replica that only decodes is behind a sidecar with the first port
 (config-llm-decode-template.yaml of KServe).
 """
-MOUNTED = "/mnt/models"
+MOUNTED_MODEL = "/mnt/models"
 
 
 def text(setup: ServingSetup) -> str:
@@ -30,11 +30,13 @@ def text(setup: ServingSetup) -> str:
     Raises:
         UnsupportedError: Replicas span nodes, which require separate worker pods.
     """
-    spec = _workload(setup, vllm.start(setup)[1], port=PORT)
-    return f"# {headline(setup)}; {counted(setup.replicas, 'replica')}\n{_manifest(setup, spec)}"
+    spec = _workload(setup, vllm.server_command(setup)[1], port=PORT)
+    return (
+        f"# {headline(setup)}; {format_count(setup.replicas, 'replica')}\n{_manifest(setup, spec)}"
+    )
 
 
-def pools(prefill: ServingSetup, decode: ServingSetup) -> str:
+def pools_text(prefill: ServingSetup, decode: ServingSetup) -> str:
     """Return the manifest of pools: the service's own replicas decode.
 
     Raises:
@@ -48,8 +50,7 @@ def pools(prefill: ServingSetup, decode: ServingSetup) -> str:
         )
     sides = ((prefill, PORT), (decode, DECODE_PORT))
     first, second = (
-        _workload(side, vllm.replica_of_pool(side)[1], port=port, sends=True)
-        for side, port in sides
+        _workload(side, vllm.pool_command(side)[1], port=port, sends=True) for side, port in sides
     )
     heads = f"# {headline(prefill)} for prefill, {decode.cluster.num_gpus} for decoding"
     return (
@@ -58,7 +59,7 @@ def pools(prefill: ServingSetup, decode: ServingSetup) -> str:
     )
 
 
-def _name(setup: ServingSetup) -> str:
+def _service_name(setup: ServingSetup) -> str:
     return re.sub(r"[^a-z0-9-]+", "-", setup.model.name.casefold()).strip("-")[:50] or "model"
 
 
@@ -82,8 +83,8 @@ def _workload(
     }
     container = {
         "name": "main",
-        "command": ["vllm", "serve", MOUNTED],
-        "args": ["--served-model-name", _name(setup), "--port", str(port), *arguments],
+        "command": ["vllm", "serve", MOUNTED_MODEL],
+        "args": ["--served-model-name", _service_name(setup), "--port", str(port), *arguments],
         **({"env": [address]} if sends else {}),
         "resources": {"limits": {"nvidia.com/gpu": str(ranks)}},
     }
@@ -95,7 +96,7 @@ def _workload(
 
 
 def _manifest(setup: ServingSetup, workload: dict[str, Any]) -> str:
-    name = _name(setup)
+    name = _service_name(setup)
     manifest = {
         "apiVersion": "serving.kserve.io/v1alpha1",
         "kind": "LLMInferenceService",
@@ -114,9 +115,9 @@ register(
     Format(
         name="llm-d",
         kind="inference",
-        read=reader("vllm"),
+        read=command_reader("vllm"),
         write=text,
-        write_pools=pools,
+        write_pools=pools_text,
         reads="LLMInferenceService, or the values of llm-d's chart: one kind of pod, or pools, as "
         "`vllm serve`",
         writes="a manifest of KServe's LLMInferenceService: vLLM's command in each replica, which "

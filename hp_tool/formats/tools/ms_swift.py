@@ -12,20 +12,20 @@ from typing import Any
 from hp_tool.formats.reading import (
     Reading,
     Setting,
-    fraction,
-    settings_of,
-    sort,
+    parse_flags,
+    parse_fraction,
+    parse_whole_number,
+    sort_settings,
     table,
-    whole_number,
 )
 from hp_tool.formats.registry import Format, register
-from hp_tool.formats.signs import Sign, words
-from hp_tool.formats.source import Source, file_of, parsed
+from hp_tool.formats.signs import Sign, matches_pattern
+from hp_tool.formats.source import Source, find_file, parse_keys
 from hp_tool.formats.tools.megatron_lm.arguments import TABLE
-from hp_tool.formats.tools.megatron_lm.read import read as read_megatron
-from hp_tool.formats.tools.megatron_lm.words import UNEVEN_STAGES
+from hp_tool.formats.tools.megatron_lm.read import read_arguments
+from hp_tool.formats.tools.megatron_lm.words import UNEVEN_STAGE_FLAGS
 from hp_tool.formats.trainer import arguments
-from hp_tool.formats.trainer.scripts import preset
+from hp_tool.formats.trainer.scripts import deepspeed_preset
 
 _ARGUMENTS = {
     "tuner-type": "finetuning-type",
@@ -57,7 +57,7 @@ _DEFAULTS = {
     "gradient-checkpointing": "true",
     "per-device-train-batch-size": "1",
 }
-_MEGATRON = {
+_MEGATRON_DEFAULTS = {
     "micro-batch-size": ("1",),
     "global-batch-size": ("16",),
     "recompute-granularity": ("selective",),
@@ -73,7 +73,7 @@ _MEGATRON = {
 _RENAMED = {"virtual-pipeline-model-parallel-size": "num-virtual-stages-per-pipeline-rank"}
 _MAX_REFERENCES = 5
 """Maximum chain of variables in one assignment."""
-_LEAST_BATCH = 16
+_MIN_BATCH = 16
 """Minimum sequences per optimizer step with the default gradient accumulation."""
 
 
@@ -89,21 +89,21 @@ def read(source: Source, reading: Reading) -> None:
         reading.refuse(
             f"{launch.program}: runs other passes than pretraining and supervised fine-tuning"
         )
-    reading.num_gpus = reading.num_gpus or _processes(source, reading)
+    reading.num_gpus = reading.num_gpus or _count_processes(source, reading)
     own = table("ms-swift")
     if tool == "megatron":
         switched = {
             name: replace(each, arity="?") if each.arity == "0" else each
             for name, each in table(TABLE).items()
         }
-        settings = settings_of(launch.words, table={**switched, **own}, reading=reading)
-        _by_megatron(settings, source, reading)
+        settings = parse_flags(launch.words, table={**switched, **own}, reading=reading)
+        _read_megatron_command(settings, source, reading)
     else:
-        settings = settings_of(launch.words, table=own, reading=reading)
-        _by_trainer(settings, source, script.files, reading)
+        settings = parse_flags(launch.words, table=own, reading=reading)
+        _read_trainer_command(settings, source, script.files, reading)
 
 
-def _processes(source: Source, reading: Reading) -> int | None:
+def _count_processes(source: Source, reading: Reading) -> int | None:
     """Return the number of processes in the environment of the command; one on a single device."""
 
     def written(name: str, depth: int = 0) -> str:
@@ -135,7 +135,7 @@ def _processes(source: Source, reading: Reading) -> int | None:
     return None
 
 
-def _named(name: str, *values: str, written: str = "") -> Setting:
+def _renamed_setting(name: str, *values: str, written: str = "") -> Setting:
     return Setting(
         name=name,
         written=written or f"{name.replace('-', '_')} (ms-swift's default)",
@@ -143,7 +143,7 @@ def _named(name: str, *values: str, written: str = "") -> Setting:
     )
 
 
-def _by_trainer(
+def _read_trainer_command(
     settings: list[Setting], source: Source, files: Mapping[str, str], reading: Reading
 ) -> None:
     """Read a command of Hugging Face's Trainer.
@@ -156,13 +156,15 @@ def _by_trainer(
     others = (each for each in settings if each.name not in _ARGUMENTS)
     texts = {
         each.name: each.text
-        for each in sort(
+        for each in sort_settings(
             others, table=table("ms-swift"), reading=reading, spare=source.ignore
         ).values()
     }
     known = {each.name: each.text for each in words_}
     unknown = {each.name for each in words_ if each.unknown}
-    words_ += [_named(name, value) for name, value in _DEFAULTS.items() if name not in known]
+    words_ += [
+        _renamed_setting(name, value) for name, value in _DEFAULTS.items() if name not in known
+    ]
     kind = known.get("finetuning-type", "lora")
     if kind not in ("lora", "full") and "finetuning-type" not in unknown:
         reading.refuse(f"tuner_type {kind}: is not modelled; lora and full are")
@@ -173,27 +175,27 @@ def _by_trainer(
         else known.get(micro_name, "1")
     )
     if "gradient-accumulation-steps" not in known and reading.num_gpus and micro_text:
-        micro = whole_number(micro_text, "per_device_train_batch_size")
+        micro = parse_whole_number(micro_text, "per_device_train_batch_size")
         words_.append(
-            _named(
+            _renamed_setting(
                 "gradient-accumulation-steps",
-                str(max(1, math.ceil(_LEAST_BATCH / (micro * reading.num_gpus)))),
+                str(max(1, math.ceil(_MIN_BATCH / (micro * reading.num_gpus)))),
             )
         )
-    words_ += _precision(texts, reading)
+    words_ += _precision_settings(texts, reading)
     if texts.get("use-liger-kernel") in ("", "true"):
-        words_.append(_named("loss-type", "chunked_nll", written="use_liger_kernel"))
-    text = _deepspeed(texts.get("deepspeed"), files, reading)
+        words_.append(_renamed_setting("loss-type", "chunked_nll", written="use_liger_kernel"))
+    text = _find_deepspeed_file(texts.get("deepspeed"), files, reading)
     dtype = texts.get("torch-dtype") or "bfloat16"  # else the checkpoint's
-    words_.append(_named("torch-dtype", dtype, written="torch_dtype"))
-    content = None if text is None else parsed(text)
+    words_.append(_renamed_setting("torch-dtype", dtype, written="torch_dtype"))
+    content = None if text is None else parse_keys(text)
     num_gpus, spare = reading.num_gpus, source.ignore
-    arguments.read(
+    arguments.read_arguments(
         content, text=text or "", words=words_, reading=reading, num_gpus=num_gpus, spare=spare
     )
 
 
-def _precision(texts: Mapping[str, str], reading: Reading) -> Iterator[Setting]:
+def _precision_settings(texts: Mapping[str, str], reading: Reading) -> Iterator[Setting]:
     """Yield the precision of torch_dtype, by default the checkpoint's: 16 bits."""
     kinds = {"float16": "fp16", "float32": "", "bfloat16": "bf16", "": "bf16"}
     if (dtype := texts.get("torch-dtype", "")) not in kinds:
@@ -201,18 +203,20 @@ def _precision(texts: Mapping[str, str], reading: Reading) -> Iterator[Setting]:
     flag = next((name for name in ("fp16", "bf16") if texts.get(name, "false") == "true"), None)
     kind = flag if flag is not None else kinds.get(texts.get("torch-dtype", ""), "bf16")
     if kind:
-        yield _named(kind, "true", written="torch_dtype")
+        yield _renamed_setting(kind, "true", written="torch_dtype")
 
 
-def _deepspeed(name: str | None, files: Mapping[str, str], reading: Reading) -> str | None:
+def _find_deepspeed_file(
+    name: str | None, files: Mapping[str, str], reading: Reading
+) -> str | None:
     """Return the text of a DeepSpeed file, or of one of ms-swift's own by its name."""
     if name is None:
         return None
     if name.lstrip().startswith("{"):
         return name
-    if (own := preset(name)) is not None:
+    if (own := deepspeed_preset(name)) is not None:
         return own
-    text = file_of(files, name)
+    text = find_file(files, name)
     if text is None:
         reading.lack(
             "parallel.zero_stage",
@@ -222,7 +226,7 @@ def _deepspeed(name: str | None, files: Mapping[str, str], reading: Reading) -> 
     return text
 
 
-def _by_megatron(settings: list[Setting], source: Source, reading: Reading) -> None:
+def _read_megatron_command(settings: list[Setting], source: Source, reading: Reading) -> None:
     """Read a command of Megatron Core, in its own arguments; the named model determines the
     shape.
     """
@@ -255,47 +259,55 @@ def _by_megatron(settings: list[Setting], source: Source, reading: Reading) -> N
         for each in settings
         if each.name in taken or each.name not in megatron or each not in passed
     ]
-    sort(
+    sort_settings(
         [each for each in others if each.name not in megatron or each.name in own],
         table=own,
         reading=reading,
         spare=source.ignore,
     )
-    passed += [_named(name, *values) for name, values in _MEGATRON.items() if name not in last]
+    passed += [
+        _renamed_setting(name, *values)
+        for name, values in _MEGATRON_DEFAULTS.items()
+        if name not in last
+    ]
     length = last.get("max-length")
     if length is not None:
-        if last.get("packing", _named("packing", "false")).text.lower() == "false":
+        if last.get("packing", _renamed_setting("packing", "false")).text.lower() == "false":
             reading.bound(length.written)
         passed += [replace(length, name=name) for name in ("seq-length", "max-position-embeddings")]
     if (
-        last.get("torch-dtype", _named("torch-dtype", "bfloat16")).text != "float32"
+        last.get("torch-dtype", _renamed_setting("torch-dtype", "bfloat16")).text != "float32"
         and not {"fp16", "bf16"} & last.keys()
     ):
-        passed.append(_named("bf16", written="torch_dtype"))
+        passed.append(_renamed_setting("bf16", written="torch_dtype"))
     named = last["model"].text if "model" in last else ""
     if (layers := source.layers_of(named)) is not None:
-        passed.append(_named("num-layers", str(layers), written="the model's layers"))
+        passed.append(_renamed_setting("num-layers", str(layers), written="the model's layers"))
     else:  # by which uneven stages are laid out; the model is reported as missing
-        passed = [each for each in passed if each.name not in UNEVEN_STAGES]
-    read_megatron(passed, reading=reading, num_gpus=reading.num_gpus, spare=source.ignore)
+        passed = [each for each in passed if each.name not in UNEVEN_STAGE_FLAGS]
+    read_arguments(passed, reading=reading, num_gpus=reading.num_gpus, spare=source.ignore)
     reading.missing = [each for each in reading.missing if not each.field.startswith("model.")]
     reading.query.pop("model", None)
     if "model" in last:
         reading.query["model"] = last["model"].text
     else:
         reading.lack("model", "--model names it; add", example="NAME")
-    kind = last.get("tuner-type", last.get("train-type", _named("tuner-type", "full"))).text
+    kind = last.get(
+        "tuner-type", last.get("train-type", _renamed_setting("tuner-type", "full"))
+    ).text
     if kind == "lora":
-        _megatron_adapters(last, reading)
+        _read_megatron_adapters(last, reading)
     elif kind != "full":
         reading.refuse(f"tuner_type {kind}: is not modelled; lora and full are")
 
 
-def _megatron_adapters(last: Mapping[str, Setting], reading: Reading) -> None:
+def _read_megatron_adapters(last: Mapping[str, Setting], reading: Reading) -> None:
     lora: dict[str, Any] = {
-        "rank": whole_number(last["lora-rank"].text if "lora-rank" in last else "8", "lora_rank")
+        "rank": parse_whole_number(
+            last["lora-rank"].text if "lora-rank" in last else "8", "lora_rank"
+        )
     }
-    lora["dropout"] = fraction(
+    lora["dropout"] = parse_fraction(
         last["lora-dropout"].text if "lora-dropout" in last else "0.05", "lora_dropout"
     )
     if "target-modules" in last and (names := last["target-modules"].values) != ("all-linear",):
@@ -310,7 +322,7 @@ register(
             Sign(
                 of="script",
                 rank=14,
-                holds=words(r"(?m)^[^#\n]*(?<![\w/-])(megatron|swift)\s+(sft|pt|rlhf)\b"),
+                holds=matches_pattern(r"(?m)^[^#\n]*(?<![\w/-])(megatron|swift)\s+(sft|pt|rlhf)\b"),
             ),
         ),
         log="trainer",

@@ -4,19 +4,19 @@ import math
 import re
 from typing import Any
 
-from hp_tool.domain.declared import BATCH, names
+from hp_tool.domain.declared import BATCH_FIELDS, parse_names
 from hp_tool.domain.setups import TrainingSetup
 from hp_tool.errors import UnsupportedError
-from hp_tool.formats.reading import Reading, Settings, as_settings, key_values, sort, table
+from hp_tool.formats.reading import Reading, Settings, as_settings, key_values, sort_settings, table
 from hp_tool.formats.registry import Format, register
-from hp_tool.formats.scripts import FILL, fill_in
+from hp_tool.formats.scripts import FILL, fill_in_comment
 from hp_tool.formats.signs import Sign
 from hp_tool.formats.source import Source
-from hp_tool.formats.tools.megatron_lm.scripts import trained_with
-from hp_tool.formats.writing import DTYPES, headline, refuse_unsaid
+from hp_tool.formats.tools.megatron_lm.scripts import published_flags
+from hp_tool.formats.writing import DTYPES, headline, reject_inexpressible
 
 TOOL = "nanotron 0.4"
-_MODEL = (
+_MODEL_KEYS = (
     "num_hidden_layers",
     "hidden_size",
     "num_attention_heads",
@@ -27,17 +27,17 @@ _MODEL = (
     "max_position_embeddings",
 )
 """Fields of a model, which are also its keys under model.model_config."""
-_RESOLVED = {"num_key_value_heads": "kv_heads", "intermediate_size": "ffn_size"}
+_RENAMED_KEYS = {"num_key_value_heads": "kv_heads", "intermediate_size": "ffn_size"}
 """Fields that may be open, and their resolved names."""
-_EXPERTS = re.compile(r"^model\..*(?:[.-]moe[.-]|[.-]moe$|num-(?:local-)?experts$)")
-_NO_EXPERTS = ("", "0", "1", "none", "null", "false")
+_EXPERT_KEYS = re.compile(r"^model\..*(?:[.-]moe[.-]|[.-]moe$|num-(?:local-)?experts$)")
+_OFF_VALUES = ("", "0", "1", "none", "null", "false")
 """Values of such keys in a dense model."""
-SAID = BATCH | names("""
+EXPRESSED_FIELDS = BATCH_FIELDS | parse_names("""
     gradient_precision tensor_parallel_size pipeline_parallel_size expert_parallel_size
     context_parallel_size sequence_parallel gated_mlp normalization position_embedding head_dim
     attention_bias mlp_bias
-""").union(_MODEL)
-_YOURS = (
+""").union(_MODEL_KEYS)
+_USER_KEYS = (
     ("general:", "project and run"),
     ("  train_steps:", "how long it trains"),
     ("  learning_rate_scheduler:", "learning rate and schedule"),
@@ -54,7 +54,7 @@ def config(setup: TrainingSetup) -> dict[str, Any]:
     Raises:
         UnsupportedError: nanotron does not support the setup.
     """
-    refuse_unsaid(setup, tool=TOOL, expressed=SAID, runs="nanotron")
+    reject_inexpressible(setup, tool=TOOL, expressed=EXPRESSED_FIELDS, runs="nanotron")
     m, c, w = setup.model, setup.parallel, setup.workload
     plain = (
         m.head_size * m.num_attention_heads == m.hidden_size
@@ -76,7 +76,7 @@ def config(setup: TrainingSetup) -> dict[str, Any]:
         raise UnsupportedError(
             f"{TOOL} recomputes whole layers or nothing", field="parallel.recompute"
         )
-    flags, _ = trained_with(setup)
+    flags, _ = published_flags(setup)
     rotary = {"rope_theta": "rotary-base", "rms_norm_eps": "norm-epsilon"}
     scattered = c.sequence_parallel and c.tensor_parallel_size > 1
     return {
@@ -103,7 +103,7 @@ def config(setup: TrainingSetup) -> dict[str, Any]:
             "init_method": {"std": 0.02},
             "make_vocab_size_divisible_by": 1,
             "model_config": {
-                **{name: getattr(m, _RESOLVED.get(name, name)) for name in _MODEL},
+                **{name: getattr(m, _RENAMED_KEYS.get(name, name)) for name in _MODEL_KEYS},
                 "max_position_embeddings": max(m.max_position_embeddings or 0, w.sequence_length),
                 **{key: float(flags[flag][0]) for key, flag in rotary.items() if flag in flags},
                 "is_llama_config": True,
@@ -155,9 +155,9 @@ def text(setup: TrainingSetup) -> str:
     """
     import yaml
 
-    flags, lacking = trained_with(setup)
+    flags, lacking = published_flags(setup)
     lacking += ("rope_scaling",) if "use-rope-scaling" in flags else ()
-    yours = list(_YOURS)
+    yours = list(_USER_KEYS)
     if lacking:
         yours.append(
             ("    is_llama_config:", f"what the model is trained with: {', '.join(lacking)}")
@@ -166,7 +166,7 @@ def text(setup: TrainingSetup) -> str:
         f"# {TOOL}: {headline(setup)}; CUDA_DEVICE_MAX_CONNECTIONS=1 torchrun --nnodes "
         f"{setup.cluster.num_nodes} "
         f"--nproc-per-node {setup.processes_per_node} run_train.py --config-file THIS.",
-        *fill_in(what for _, what in yours),
+        *fill_in_comment(what for _, what in yours),
     ]
     lines = yaml.safe_dump(config(setup), sort_keys=False).splitlines()
     for number, (start, what) in enumerate(yours, 1):
@@ -178,7 +178,7 @@ def text(setup: TrainingSetup) -> str:
 def read(source: Source, reading: Reading) -> None:
     """Fill the reading with the query of a nanotron file."""
     content, num_gpus = source.keys(reading), reading.num_gpus
-    by_name = sort(
+    by_name = sort_settings(
         as_settings(content, lines=source.text),
         table=table("nanotron"),
         reading=reading,
@@ -204,7 +204,7 @@ def read(source: Source, reading: Reading) -> None:
         "mlp_bias": False,
         "attention_bias": False,
     }
-    for field in _MODEL:
+    for field in _MODEL_KEYS:
         name = f"model.model-config.{field.replace('_', '-')}"
         if field == "tie_word_embeddings":
             model[field] = on(name)
@@ -217,7 +217,7 @@ def read(source: Source, reading: Reading) -> None:
     of_experts = [
         each
         for name, each in by_name.items()
-        if _EXPERTS.search(name) and each.text not in _NO_EXPERTS
+        if _EXPERT_KEYS.search(name) and each.text not in _OFF_VALUES
     ]
     if of_experts:
         reading.refuse(f"{of_experts[0].written}: experts are not modelled for nanotron")

@@ -2,13 +2,20 @@
 
 from typing import Any
 
-from hp_tool.formats.fine_tuning import laid_out, optimizer_fields
-from hp_tool.formats.reading import Reading, Settings, as_settings, fraction, sort, table
+from hp_tool.formats.fine_tuning import complete_layout, optimizer_fields
+from hp_tool.formats.reading import (
+    Reading,
+    Settings,
+    as_settings,
+    parse_fraction,
+    sort_settings,
+    table,
+)
 from hp_tool.formats.registry import Format, register
-from hp_tool.formats.signs import Sign, words
+from hp_tool.formats.signs import Sign, matches_pattern
 from hp_tool.formats.source import Source
-from hp_tool.formats.trained_by import RUNS
-from hp_tool.formats.trainer.arguments import SIXTEEN_BITS, pure_states
+from hp_tool.formats.trained_by import FRAMEWORKS_BY_TOOL
+from hp_tool.formats.trainer.arguments import SIXTEEN_BITS, pure_state_fields
 
 _OPTIMIZERS = {
     "torch.optim.AdamW": "adam",
@@ -38,7 +45,7 @@ def read(source: Source, reading: Reading) -> None:
     """
     settings = as_settings(source.keys(reading), lines=source.text)
     keys = Settings(
-        sort(settings, table=table("nemo-automodel"), reading=reading, spare=source.ignore)
+        sort_settings(settings, table=table("nemo-automodel"), reading=reading, spare=source.ignore)
     )
     recipe = (keys.text("recipe") or keys.text("recipe._target_", _RECIPES[0])).rpartition(".")[2]
     if recipe not in _RECIPES:
@@ -54,7 +61,7 @@ def read(source: Source, reading: Reading) -> None:
         "expert_parallel_size": keys.size("distributed.ep-size"),
         "micro_batch_size": batch,
         "zero_stage": 0 if strategy == "ddp" else 3 if resharded else 2,
-        "recompute": _recompute(keys, reading),
+        "recompute": _read_recompute(keys, reading),
     }
     if parallel["tensor_parallel_size"] > 1:
         parallel["sequence_parallel"] = keys.on("distributed.sequence-parallel")
@@ -63,10 +70,10 @@ def read(source: Source, reading: Reading) -> None:
         parallel["micro_batch_size"] = keys.size(
             f"distributed.pipeline.{size or 'pp-microbatch-size'}"
         )
-        parallel |= _chunks(keys, source, stages, reading)
-    training = _training(keys, reading)
+        parallel |= _read_chunks(keys, source, stages, reading)
+    training = _read_training(keys, reading)
     copies = keys.size("distributed.dp-replicate-size")
-    laid_out(
+    complete_layout(
         parallel,
         training,
         reading=reading,
@@ -80,7 +87,7 @@ def read(source: Source, reading: Reading) -> None:
         reading.query["model"] = model
 
 
-def _recompute(keys: Settings, reading: Reading) -> str:
+def _read_recompute(keys: Settings, reading: Reading) -> str:
     kind = keys.text("distributed.activation-checkpointing", "false")
     if kind not in ("true", "false", "full"):
         reading.refuse(
@@ -89,7 +96,7 @@ def _recompute(keys: Settings, reading: Reading) -> str:
     return "none" if kind == "false" else "full"
 
 
-def _chunks(keys: Settings, source: Source, stages: int, reading: Reading) -> dict[str, int]:
+def _read_chunks(keys: Settings, source: Source, stages: int, reading: Reading) -> dict[str, int]:
     """Return the model chunks of a stage of an interleaved schedule."""
     schedule = keys.text("distributed.pipeline.pp-schedule", "1f1b").lower()
     if schedule not in _SCHEDULES:
@@ -107,16 +114,16 @@ def _chunks(keys: Settings, source: Source, stages: int, reading: Reading) -> di
     return {"virtual_pipeline_parallel_size": layers // (each * stages)}
 
 
-def _training(keys: Settings, reading: Reading) -> dict[str, Any]:
+def _read_training(keys: Settings, reading: Reading) -> dict[str, Any]:
     dtype = keys.text("model.torch-dtype", keys.text("model.dtype", "bfloat16"))
     kind = SIXTEEN_BITS.get(dtype.removeprefix("torch.").replace("bf16", "bfloat16"))
     if kind is None and dtype not in ("float32", "torch.float32", "fp32", "auto"):
         reading.refuse(f"model.torch_dtype {dtype}: 16 and 32 bits are read")
-    training: dict[str, Any] = {"framework": RUNS["nemo-automodel"]}
+    training: dict[str, Any] = {"framework": FRAMEWORKS_BY_TOOL["nemo-automodel"]}
     if dtype.endswith(("32",)):
         training |= {"precision": "bf16", "parameter_precision": "fp32"}
     else:
-        training |= {"precision": kind or "bf16", **pure_states(kind or "bf16")}
+        training |= {"precision": kind or "bf16", **pure_state_fields(kind or "bf16")}
     if keys.on("fp8.enabled"):
         training |= {"precision": "fp8", "fp8_recipe": keys.text("fp8.recipe-name", "tensorwise")}
     training |= optimizer_fields(keys.text("optimizer._target_"), _OPTIMIZERS, reading)
@@ -132,7 +139,7 @@ def _training(keys: Settings, reading: Reading) -> dict[str, Any]:
     length = packed or keys.size("dataset.seq-length", 0) or keys.size("dataset.seq-len", 0)
     training |= {"sequence_length": length} if length else {}
     if keys.text("peft.dim"):
-        training |= {"task": "lora", "lora": _lora(keys, reading)}
+        training |= {"task": "lora", "lora": _read_lora(keys, reading)}
     if keys.on("quantization.load-in-4bit"):
         nested = keys.on("quantization.bnb-4bit-use-double-quant")
         quantized = keys.text("quantization.bnb-4bit-quant-type", "fp4")
@@ -145,9 +152,9 @@ def _training(keys: Settings, reading: Reading) -> dict[str, Any]:
     return training
 
 
-def _lora(keys: Settings, reading: Reading) -> dict[str, Any]:
+def _read_lora(keys: Settings, reading: Reading) -> dict[str, Any]:
     lora: dict[str, Any] = {"rank": keys.size("peft.dim", 8)}
-    if dropout := fraction(keys.text("peft.dropout", "0.0"), "peft.dropout"):
+    if dropout := parse_fraction(keys.text("peft.dropout", "0.0"), "peft.dropout"):
         lora["dropout"] = dropout
     targets = keys.by_name.get("peft.target-modules")
     if targets is not None and not keys.on("peft.match-all-linear"):
@@ -164,7 +171,11 @@ register(
         name="nemo-automodel",
         title="NeMo AutoModel",
         signs=(
-            Sign(of="keys", rank=46, holds=words(r"(?m)^\s*(-\s+)?_target_:\s*nemo_automodel\.")),
+            Sign(
+                of="keys",
+                rank=46,
+                holds=matches_pattern(r"(?m)^\s*(-\s+)?_target_:\s*nemo_automodel\."),
+            ),
         ),
         read=read,
         reads="its YAML file of pretraining, full or LoRA fine-tuning",

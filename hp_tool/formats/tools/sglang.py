@@ -2,37 +2,37 @@
 
 from hp_tool.domain.setups import ServingSetup
 from hp_tool.errors import UnsupportedError
-from hp_tool.formats.engine_commands import reader
+from hp_tool.formats.engine_commands import command_reader
 from hp_tool.formats.engines import (
-    SAID,
+    EXPRESSED_FIELDS,
     Role,
-    above_one,
-    command,
-    drafts,
-    model_word,
-    number_formats,
-    one_of,
+    draft_settings,
+    model_argument,
     option_values,
-    pools_command,
-    replica,
-    travels_by_deepep,
+    pools_script,
+    precision_options,
+    replica_count_words,
+    replica_script,
+    server_command_lines,
+    size_above_one,
+    uses_deepep,
 )
 from hp_tool.formats.registry import Format, register
-from hp_tool.formats.signs import Sign, words
-from hp_tool.formats.writing import Values, refuse_unsaid
+from hp_tool.formats.signs import Sign, matches_pattern
+from hp_tool.formats.writing import Values, reject_inexpressible
 
 VERSION = "0.5.6.post2"
 
 
-def start(setup: ServingSetup) -> tuple[str, Values]:
+def server_command(setup: ServingSetup) -> tuple[str, Values]:
     """Return the command of sglang.launch_server, with options as in sglang/srt/server_args.py.
 
     With attention data parallelism TP counts all ranks, and limits are divided by the attention
     groups.
     """
-    refuse_unsaid(setup, tool=f"sglang {VERSION}", expressed=SAID)
+    reject_inexpressible(setup, tool=f"sglang {VERSION}", expressed=EXPRESSED_FIELDS)
     c, w, groups = setup.parallel, setup.workload, setup.parallel.attention_data_parallel_size
-    deepep = travels_by_deepep(setup)
+    deepep = uses_deepep(setup)
     if deepep and c.expert_parallel_size != c.tensor_parallel_size * groups:
         ranks = c.tensor_parallel_size * groups
         raise UnsupportedError(
@@ -40,7 +40,7 @@ def start(setup: ServingSetup) -> tuple[str, Values]:
             f"expert_parallel_size to {ranks}",
             field="parallel.expert_parallel_size",
         )
-    return f"python -m sglang.launch_server --model-path {model_word(setup)}", {
+    return f"python -m sglang.launch_server --model-path {model_argument(setup)}", {
         "--tp-size": c.tensor_parallel_size * groups,
         "--pp-size": c.pipeline_parallel_size,
         "--max-running-requests": c.max_num_seqs * groups,
@@ -48,14 +48,14 @@ def start(setup: ServingSetup) -> tuple[str, Values]:
         "--context-length": setup.longest,
         "--mem-fraction-static": setup.memory_fraction,
         "--enable-dp-attention": groups > 1,
-        "--dp-size": above_one(groups),
-        "--ep-size": above_one(c.expert_parallel_size),
+        "--dp-size": size_above_one(groups),
+        "--ep-size": size_above_one(c.expert_parallel_size),
         "--enable-eplb": c.redundant_experts > 0,
         "--ep-num-redundant-experts": c.redundant_experts or None,
         "--moe-a2a-backend": "deepep" if deepep else None,
         "--enable-two-batch-overlap": w.two_batch_overlap is True,
-        **_speculative(setup),
-        **number_formats(
+        **_speculation_options(setup),
+        **precision_options(
             setup, engine="sglang", version=VERSION, cache={"bf16": "bf16", "fp8": "fp8_e4m3"}
         ),
     }
@@ -70,12 +70,12 @@ ALGORITHMS = {
 }
 
 
-def _speculative(setup: ServingSetup) -> Values:
+def _speculation_options(setup: ServingSetup) -> Values:
     """Return a chain of drafted tokens, verified with the previous one.
 
     Source: docs/advanced_features/speculative_decoding.md.
     """
-    if (how := drafts(setup)) is None:
+    if (how := draft_settings(setup)) is None:
         return {}
     method, numbers = how
     k, steps = numbers.num_speculative_tokens, method != "ngram"
@@ -88,14 +88,14 @@ def _speculative(setup: ServingSetup) -> Values:
     }
 
 
-def pool_of(setup: ServingSetup, *, other: ServingSetup, mode: str) -> tuple[str, Values]:
-    """Return `start` of a prefill or decoding replica; the prefill replica is given the ranks it
+def pool_command(setup: ServingSetup, *, other: ServingSetup, mode: str) -> tuple[str, Values]:
+    """Return `server_command` of a prefill or decoding replica; the prefill replica is given the ranks it
     sends to.
     """
-    program, options = start(setup)
+    program, options = server_command(setup)
     options = {**options, "--disaggregation-mode": mode}
     if mode == "prefill":
-        theirs = start(other)[1]
+        theirs = server_command(other)[1]
         for name, flag in (
             ("--tp-size", "--disaggregation-decode-tp"),
             ("--dp-size", "--disaggregation-decode-dp"),
@@ -104,17 +104,17 @@ def pool_of(setup: ServingSetup, *, other: ServingSetup, mode: str) -> tuple[str
     return program, options
 
 
-def pools(prefill: ServingSetup, decode: ServingSetup) -> str:
+def pools_text(prefill: ServingSetup, decode: ServingSetup) -> str:
     """Return a script that starts a replica of either pool, or the router."""
-    first = replica(*pool_of(prefill, other=decode, mode="prefill"))
-    second = replica(*pool_of(decode, other=prefill, mode="decode"))
-    return pools_command(
+    first = server_command_lines(*pool_command(prefill, other=decode, mode="prefill"))
+    second = server_command_lines(*pool_command(decode, other=prefill, mode="decode"))
+    return pools_script(
         tool=f"sglang {VERSION}",
         prefill=prefill,
         decode=decode,
         roles=[
-            Role(name="prefill", meaning=one_of(prefill.replicas), command=first),
-            Role(name="decode", meaning=one_of(decode.replicas), command=second),
+            Role(name="prefill", meaning=replica_count_words(prefill.replicas), command=first),
+            Role(name="decode", meaning=replica_count_words(decode.replicas), command=second),
             Role(
                 name="router",
                 meaning="behind it --prefill URL BOOTSTRAP_PORT (8998) and --decode URL of every "
@@ -134,15 +134,15 @@ register(
             Sign(
                 of="script",
                 rank=21,
-                holds=words(
+                holds=matches_pattern(
                     r"sglang\.launch_server|\bdynamo\.sglang\b|(?<![\w/.-])sglang\s+serve\b"
                 ),
             ),
         ),
-        read=reader("sglang"),
-        write=lambda setup: command(setup, tool=f"sglang {VERSION}", start=start),
-        write_pools=pools,
-        options=lambda setup: option_values(start(setup)[1]),
+        read=command_reader("sglang"),
+        write=lambda setup: replica_script(setup, tool=f"sglang {VERSION}", start=server_command),
+        write_pools=pools_text,
+        options=lambda setup: option_values(server_command(setup)[1]),
         usual_of="sglang",
         reads="`sglang.launch_server`, also in a Kubernetes manifest: a query of kind inference; "
         "of two roles, pools",

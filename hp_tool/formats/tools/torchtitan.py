@@ -7,15 +7,15 @@ import tomllib
 from collections.abc import Mapping, Set
 from typing import Any
 
-from hp_tool.domain.declared import BATCH, SPLITS, names
+from hp_tool.domain.declared import BATCH_FIELDS, SPLIT_FIELDS, parse_names
 from hp_tool.domain.setups import TrainingSetup
 from hp_tool.errors import InputError, UnsupportedError
-from hp_tool.formats.reading import Reading, as_settings, key_values, sort, table
+from hp_tool.formats.reading import Reading, as_settings, key_values, sort_settings, table
 from hp_tool.formats.registry import Format, register
-from hp_tool.formats.signs import Sign, words
-from hp_tool.formats.source import Source, beside
-from hp_tool.formats.trained_by import RUNS
-from hp_tool.formats.writing import SHAPE, headline, refuse_unsaid
+from hp_tool.formats.signs import Sign, matches_pattern
+from hp_tool.formats.source import Source, find_named_file
+from hp_tool.formats.trained_by import FRAMEWORKS_BY_TOOL
+from hp_tool.formats.writing import SHAPE_FIELDS, headline, reject_inexpressible
 
 TOOL = "torchtitan 0.2"
 FLAVORS = {
@@ -55,10 +55,10 @@ _CHECKPOINTS: dict[str, dict[str, str]] = {
 }
 MAX_DOTS = 1_000
 """Maximum dots per line: a long list of numbers has some."""
-SAID = (
-    BATCH
-    | SPLITS
-    | names("""
+EXPRESSED_FIELDS = (
+    BATCH_FIELDS
+    | SPLIT_FIELDS
+    | parse_names("""
     attention optimizer parameter_precision data_parallel_shard_size
     context_parallel_communication
 """)
@@ -69,7 +69,7 @@ def config(
     setup: TrainingSetup,
     *,
     tool: str = TOOL,
-    expressed: Set[str] = SAID,
+    expressed: Set[str] = EXPRESSED_FIELDS,
     flavors: Mapping[str, tuple[str, str]] = FLAVORS,
 ) -> dict[str, Any]:
     """Return the TOML file's content.
@@ -77,7 +77,7 @@ def config(
     Raises:
         UnsupportedError: torchtitan does not support the setup.
     """
-    refuse_unsaid(setup, tool=tool, expressed=expressed | SHAPE, runs="torch-fsdp")
+    reject_inexpressible(setup, tool=tool, expressed=expressed | SHAPE_FIELDS, runs="torch-fsdp")
     c, w = setup.parallel, setup.workload
     if setup.model.name not in flavors:
         raise UnsupportedError(
@@ -151,14 +151,14 @@ def config(
     }
 
 
-def toml(setup: TrainingSetup) -> str:
+def toml_file(setup: TrainingSetup) -> str:
     """Return the file for --job.config_file."""
     import tomli_w
 
     return f"# {TOOL}: {headline(setup)}\n" + tomli_w.dumps(config(setup))
 
 
-def _text(source: Source, reading: Reading) -> str:
+def _toml_text(source: Source, reading: Reading) -> str:
     """Return the TOML file, which a script may only name.
 
     Raises:
@@ -181,7 +181,7 @@ def _text(source: Source, reading: Reading) -> str:
         ),
         "",
     )
-    text = beside(script, named)
+    text = find_named_file(script, named)
     if not text:
         raise InputError(
             f"the command's file {named or '(none named)'} is not at hand; import it, or give it "
@@ -206,7 +206,7 @@ def read(source: Source, reading: Reading) -> None:
         InputError: The file is invalid.
         UnsupportedError: A setting is not modelled.
     """
-    text = _text(source, reading)
+    text = _toml_text(source, reading)
     if any(
         line.count(".") > MAX_DOTS for line in text.splitlines()
     ):  # tomllib takes quadratic time in a dotted key's length
@@ -217,16 +217,16 @@ def read(source: Source, reading: Reading) -> None:
         tables = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
         raise InputError(f"not a TOML file: {error}", code="syntax") from None
-    sort(
+    sort_settings(
         as_settings(tables, lines=text),
         table=table("torchtitan"),
         reading=reading,
         spare=source.ignore,
     )
-    fill(tables, source=source, reading=reading)
+    read_sections(tables, source=source, reading=reading)
 
 
-def fill(
+def read_sections(
     tables: Mapping[str, Any],
     *,
     source: Source,
@@ -248,27 +248,29 @@ def fill(
 
     model, batch, split = section("model"), section("training"), section("parallelism")
     t, p, c = (
-        _size(split, f"{kind}_parallel_degree") for kind in ("tensor", "pipeline", "context")
+        _degree(split, f"{kind}_parallel_degree") for kind in ("tensor", "pipeline", "context")
     )
     replicas = max((reading.num_gpus or 0) // (t * p * c), 1)
-    shard = _size(split, "data_parallel_shard_degree", usual=-1, least=-1)
-    copies = _size(split, "data_parallel_replicate_degree")
+    shard = _degree(split, "data_parallel_shard_degree", usual=-1, least=-1)
+    copies = _degree(split, "data_parallel_replicate_degree")
     shard = max(replicas // copies, 1) if shard == -1 else shard
-    local = _size(batch, "local_batch_size" if "batch_size" not in batch else "batch_size", usual=8)
-    whole = _size(batch, "global_batch_size", usual=-1, least=-1)
+    local = _degree(
+        batch, "local_batch_size" if "batch_size" not in batch else "batch_size", usual=8
+    )
+    whole = _degree(batch, "global_batch_size", usual=-1, least=-1)
     whole = local * replicas if whole == -1 else whole
-    micro = _size(split, "pipeline_parallel_microbatch_size") if p > 1 else local
+    micro = _degree(split, "pipeline_parallel_microbatch_size") if p > 1 else local
     parallel: dict[str, Any] = {
         "tensor_parallel_size": t,
         "pipeline_parallel_size": p,
         "virtual_pipeline_parallel_size": 1,
         "context_parallel_size": c,
-        "expert_parallel_size": _size(split, "expert_parallel_degree"),
-        "expert_tensor_parallel_size": _size(split, "expert_tensor_parallel_degree"),
+        "expert_parallel_size": _degree(split, "expert_parallel_degree"),
+        "expert_tensor_parallel_size": _degree(split, "expert_tensor_parallel_degree"),
         "micro_batch_size": micro,
         "sequence_parallel": t > 1,
-        "recompute": _recompute(section("activation_checkpoint")),
-        "zero_stage": _zero_stage(
+        "recompute": _read_recompute(section("activation_checkpoint")),
+        "zero_stage": _read_zero_stage(
             split, reading, sharded=shard > 1 or copies == 1, pipelined=p > 1
         ),
     }
@@ -295,12 +297,14 @@ def fill(
         )
     if p > 1 and schedule == _SCHEDULES[True]:
         layers = (source.layers_of(shape) if shape else None) or p
-        parallel["virtual_pipeline_parallel_size"] = _chunks(split, stages=p, layers=layers)
+        parallel["virtual_pipeline_parallel_size"] = _chunks_per_rank(
+            split, stages=p, layers=layers
+        )
     training = {
-        "sequence_length": _size(batch, "seq_len", usual=2048),
+        "sequence_length": _degree(batch, "seq_len", usual=2048),
         "global_batch_size": whole,
-        "precision": _precision(model, batch, section("float8"), reading),
-        "framework": RUNS["torchtitan"],
+        "precision": _read_precision(model, batch, section("float8"), reading),
+        "framework": FRAMEWORKS_BY_TOOL["torchtitan"],
     }
     if batch.get("dtype", "float32") == "bfloat16":
         training |= dict.fromkeys(
@@ -314,22 +318,22 @@ def fill(
     }
 
 
-def _chunks(split: dict[str, Any], *, stages: int, layers: int) -> int:
+def _chunks_per_rank(split: dict[str, Any], *, stages: int, layers: int) -> int:
     """Return model chunks per rank: two, or by layers_per_stage from the layers and the counted
     ends.
     """
     if "pipeline_parallel_layers_per_stage" not in split:
         return 2
     ends = sum(
-        _size(split, f"pipeline_parallel_{end}_stage_less_layers", least=0, usual=1)
+        _degree(split, f"pipeline_parallel_{end}_stage_less_layers", least=0, usual=1)
         for end in ("first", "last")
     )
     return max(
-        -(-(layers + ends) // _size(split, "pipeline_parallel_layers_per_stage")) // stages, 1
+        -(-(layers + ends) // _degree(split, "pipeline_parallel_layers_per_stage")) // stages, 1
     )
 
 
-def _size(section: dict[str, Any], name: str, *, usual: int = 1, least: int = 1) -> int:
+def _degree(section: dict[str, Any], name: str, *, usual: int = 1, least: int = 1) -> int:
     value = section.get(name, usual)
     if (
         not isinstance(value, int)
@@ -341,7 +345,7 @@ def _size(section: dict[str, Any], name: str, *, usual: int = 1, least: int = 1)
     return value
 
 
-def _precision(
+def _read_precision(
     model: dict[str, Any], batch: dict[str, Any], float8: dict[str, Any], reading: Reading
 ) -> str:
     """Return the precision, which converters name; release 0.1 had separate switches."""
@@ -363,7 +367,7 @@ def _precision(
     return "fp32" if batch.get("mixed_precision_param", "bfloat16") == "float32" else "bf16"
 
 
-def _recompute(section: dict[str, Any]) -> str:
+def _read_recompute(section: dict[str, Any]) -> str:
     mode, option = section.get("mode", "selective"), str(section.get("selective_ac_option", "2"))
     if mode in ("none", "full"):
         return "none" if mode == "none" else "per_layer"
@@ -376,7 +380,9 @@ def _recompute(section: dict[str, Any]) -> str:
     )
 
 
-def _zero_stage(split: dict[str, Any], reading: Reading, *, sharded: bool, pipelined: bool) -> int:
+def _read_zero_stage(
+    split: dict[str, Any], reading: Reading, *, sharded: bool, pipelined: bool
+) -> int:
     """Return the ZeRO stage: FSDP reshards after the forward pass by default, except in pipelines.
 
     A pipeline would gather for every micro-batch.
@@ -398,16 +404,18 @@ register(
             Sign(
                 of="text",
                 rank=10,
-                holds=words(
+                holds=matches_pattern(
                     r"(?m)^[ "
                     r"\t]*\[(parallelism|training|model|job|optimizer|activation_checkpoint)\][ "
                     r"\t]*(#.*)?$"
                 ),
             ),
-            Sign(of="script", rank=70, holds=words(r"--job\.config_file|--model\.flavor")),
+            Sign(
+                of="script", rank=70, holds=matches_pattern(r"--job\.config_file|--model\.flavor")
+            ),
         ),
         read=read,
-        write=toml,
+        write=toml_file,
         options=lambda setup: key_values(config(setup)),
         usual_of="torch-fsdp",
         framework="torch-fsdp",

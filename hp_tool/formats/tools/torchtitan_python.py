@@ -8,15 +8,23 @@ from typing import Any
 from hp_tool.domain.setups import TrainingSetup
 from hp_tool.errors import InputError, UnsupportedError
 from hp_tool.formats.python_calls import Call, Functions, Unread
-from hp_tool.formats.reading import Reading, Setting, key_values, look_up, plain, sort, table
+from hp_tool.formats.reading import (
+    Reading,
+    Setting,
+    hyphenated,
+    key_values,
+    look_up,
+    sort_settings,
+    table,
+)
 from hp_tool.formats.registry import Format, register
-from hp_tool.formats.signs import Sign, words
+from hp_tool.formats.signs import Sign, matches_pattern
 from hp_tool.formats.source import Source
 from hp_tool.formats.tools import torchtitan
 from hp_tool.formats.writing import headline
 
 TOOL = "torchtitan 0.3"
-RESULT = "Trainer.Config"
+CONFIG_CLASS = "Trainer.Config"
 FLAVORS = torchtitan.FLAVORS | {
     "llama-3.2-1b": ("llama3", "1B"),
     "llama-3.2-3b": ("llama3", "3B"),
@@ -30,9 +38,9 @@ _CONVERTERS = {
 }
 _CHECKPOINTS = {"none": None, "selective": "SelectiveAC", "full": "FullAC"}
 _LOSSES = {"BaseLoss": "unfused", "CrossEntropyLoss": "unfused", "ChunkedLossWrapper": "chunked"}
-_GONE = ("context_parallel_rotate_method", "expert_tensor_parallel_degree")
+_REMOVED_KEYS = ("context_parallel_rotate_method", "expert_tensor_parallel_degree")
 """Keys of 0.2's [parallelism] without an equivalent."""
-_VALUES = ("training.", "parallelism.", "model_spec.")
+_VALUE_PREFIXES = ("training.", "parallelism.", "model_spec.")
 """Sections of plain values."""
 _KINDS = ("loss", "activation_checkpoint", "optimizer")
 """Sections whose class determines their meaning."""
@@ -84,8 +92,8 @@ def text(setup: TrainingSetup) -> str:
             "        optimizer=default_adamw(lr=3e-4),  # FILL IN 1",
             "        "
             "loss=CrossEntropyLoss.Config(global_vocab_size=decoder_vocab_size(model_spec)),",
-            *_section("training", "TrainingConfig", content["training"]),
-            *_section("parallelism", "ParallelismConfig", content["parallelism"]),
+            *_section_lines("training", "TrainingConfig", content["training"]),
+            *_section_lines("parallelism", "ParallelismConfig", content["parallelism"]),
             f"        activation_checkpoint={f'{checkpoint}.Config()' if checkpoint else None},",
             "        compile=CompileConfig(enable=False),",
             "    )",
@@ -94,7 +102,7 @@ def text(setup: TrainingSetup) -> str:
     )
 
 
-def _section(name: str, kind: str, content: dict[str, Any]) -> tuple[str, ...]:
+def _section_lines(name: str, kind: str, content: dict[str, Any]) -> tuple[str, ...]:
     rows = (
         f"            {key}={json.dumps(value) if isinstance(value, str) else value},"
         for key, value in content.items()
@@ -108,7 +116,7 @@ def config(setup: TrainingSetup) -> dict[str, Any]:
     Raises:
         UnsupportedError: 0.3 does not support the setup.
     """
-    expressed = torchtitan.SAID | {"cross_entropy", "cuda_graphs"}
+    expressed = torchtitan.EXPRESSED_FIELDS | {"cross_entropy", "cuda_graphs"}
     content = torchtitan.config(setup, tool=TOOL, expressed=expressed, flavors=FLAVORS)
     c, w = setup.parallel, setup.workload
     if c.expert_tensor_parallel_size > 1:
@@ -132,7 +140,7 @@ def config(setup: TrainingSetup) -> dict[str, Any]:
             f"{TOOL} records no graphs of a pipeline, nor of expert parallelism",
             field="training.cuda_graphs",
         )
-    for name in _GONE:
+    for name in _REMOVED_KEYS:
         del content["parallelism"][name]
     content["training"]["disable_cuda_graphs"] = not w.cuda_graphs
     if c.tensor_parallel_size > 1:
@@ -148,9 +156,9 @@ def read(source: Source, reading: Reading) -> None:
         UnsupportedError: A setting is not modelled.
     """
     functions = Functions(source.text)
-    name = _chosen(functions, source.variables.get("CONFIG"))
+    name = _select_function(functions, source.variables.get("CONFIG"))
     trainer = functions.value(name)
-    if not isinstance(trainer, Call) or trainer.name != RESULT:
+    if not isinstance(trainer, Call) or trainer.name != CONFIG_CLASS:
         shown = (
             trainer.text
             if isinstance(trainer, Unread)
@@ -159,12 +167,12 @@ def read(source: Source, reading: Reading) -> None:
             else repr(trainer)
         )
         raise UnsupportedError(
-            f"{name} returns {shown}, and only running would tell which {RESULT} it is",
+            f"{name} returns {shown}, and only running would tell which {CONFIG_CLASS} it is",
             field="config",
         )
     arguments = table("torchtitan-python")
     settings = []
-    for each in _settings(trainer, prefix=""):
+    for each in _call_settings(trainer, prefix=""):
         argument = look_up(each.name, arguments)
         if each.unknown and argument is not None and argument.fate == "read":
             reading.refuse(
@@ -173,15 +181,15 @@ def read(source: Source, reading: Reading) -> None:
             )
         else:
             settings.append(each)
-    sort(settings, table=arguments, reading=reading, spare=source.ignore)
+    sort_settings(settings, table=arguments, reading=reading, spare=source.ignore)
     if reading.refused:
         return
     sections = {
         section: _plain_values(trainer.arguments.get(section))
         for section in ("training", "parallelism")
     }
-    if any(name in sections["training"] for name in _IN_TOKENS):
-        _count_in_rows(sections["training"], sections["parallelism"], reading)
+    if any(name in sections["training"] for name in _TOKEN_BATCH_KEYS):
+        _convert_batch_to_rows(sections["training"], sections["parallelism"], reading)
     spec = trainer.arguments.get("model_spec")
     kind = spec.name if isinstance(spec, Call) else "none"
     if kind != "model_registry":
@@ -192,10 +200,10 @@ def read(source: Source, reading: Reading) -> None:
     converters = [
         each.name.removesuffix(".Config") for each in spec.arguments.get("converters") or []
     ]
-    flavor = str(_flavor(spec))
+    flavor = str(_read_flavor(spec))
     family = functions.modules.get("model_registry", "").removeprefix("torchtitan.models.")
     if family.startswith("."):
-        family = _family_named(name, flavor)
+        family = _family_in_name(name, flavor)
         if not family:
             reading.lack(
                 "model",
@@ -207,16 +215,16 @@ def read(source: Source, reading: Reading) -> None:
         "flavor": flavor,
         "converters": [_CONVERTERS.get(each, each) for each in converters],
     }
-    checkpoint = _class_of(trainer.arguments, "activation_checkpoint", usual="SelectiveAC")
+    checkpoint = _class_name(trainer.arguments, "activation_checkpoint", usual="SelectiveAC")
     mode = next((mode for mode, ours in _CHECKPOINTS.items() if ours == checkpoint), checkpoint)
     recompute = {"mode": mode, "selective_ac_option": "op"}
-    loss = _class_of(trainer.arguments, "loss", usual="BaseLoss")
+    loss = _class_name(trainer.arguments, "loss", usual="BaseLoss")
     if loss not in _LOSSES:
         raise UnsupportedError(
             f"loss {loss} is not modelled; {', '.join(_LOSSES)} are", field="loss"
         )
     tables = {**sections, "model": model, "activation_checkpoint": recompute}
-    torchtitan.fill(tables, source=source, reading=reading, flavors=FLAVORS)
+    torchtitan.read_sections(tables, source=source, reading=reading, flavors=FLAVORS)
     training, parallel = reading.query["training"], reading.query["parallel"]
     training["cross_entropy"] = _LOSSES[loss]
     training["cuda_graphs"] = sections["training"].get("disable_cuda_graphs") is not True
@@ -225,7 +233,7 @@ def read(source: Source, reading: Reading) -> None:
     )
 
 
-_IN_TOKENS = (
+_TOKEN_BATCH_KEYS = (
     "num_tokens_per_microbatch_per_dp_rank",
     "num_tokens_per_train_step",
     "max_context_length",
@@ -233,10 +241,13 @@ _IN_TOKENS = (
 """Arguments of TrainingConfig after 0.3, which counts a batch in tokens."""
 
 
-def _count_in_rows(training: dict[str, Any], split: dict[str, Any], reading: Reading) -> None:
+def _convert_batch_to_rows(
+    training: dict[str, Any], split: dict[str, Any], reading: Reading
+) -> None:
     """Convert a batch in tokens to rows of the longest context, as in 0.3."""
     forward, step, row = (
-        training.pop(name, usual) for name, usual in zip(_IN_TOKENS, (16384, -1, 2048), strict=True)
+        training.pop(name, usual)
+        for name, usual in zip(_TOKEN_BATCH_KEYS, (16384, -1, 2048), strict=True)
     )
     microbatches = split.pop("num_pp_microbatches", 1)
     if not all(isinstance(each, int) for each in (forward, step, row, microbatches)):
@@ -256,19 +267,19 @@ def _count_in_rows(training: dict[str, Any], split: dict[str, Any], reading: Rea
         training["global_batch_size"] = step // row
 
 
-def _chosen(functions: Functions, wanted: str | None) -> str:
+def _select_function(functions: Functions, wanted: str | None) -> str:
     """Return the name of the function to read.
 
     Raises:
         InputError: There is none, or several.
     """
-    names = functions.returning(RESULT)
+    names = functions.returning(CONFIG_CLASS)
     if wanted is None and len(names) == 1:
         return names[0]
     if wanted in names:
         return str(wanted)
     raise InputError(
-        f"no function returns {RESULT}"
+        f"no function returns {CONFIG_CLASS}"
         if not names
         else (
             f"the file has {len(names)} configurations; name one with --var CONFIG=...: "
@@ -278,7 +289,7 @@ def _chosen(functions: Functions, wanted: str | None) -> str:
     )
 
 
-def _family_named(name: str, flavor: str) -> str:
+def _family_in_name(name: str, flavor: str) -> str:
     """Return the package of torchtitan.models in a function's name with its flavor, as in qwen3_8b;
     or ''.
 
@@ -292,11 +303,11 @@ def _family_named(name: str, flavor: str) -> str:
     )
 
 
-def _flavor(spec: Call) -> Any:
+def _read_flavor(spec: Call) -> Any:
     return spec.words[0] if spec.words else spec.arguments.get("flavor")
 
 
-def _class_of(arguments: dict[str, Any], section: str, *, usual: str) -> str | None:
+def _class_name(arguments: dict[str, Any], section: str, *, usual: str) -> str | None:
     value = arguments.get(section, Call(name=usual, line=0))
     return value.name.removesuffix(".Config") if isinstance(value, Call) else value
 
@@ -305,29 +316,29 @@ def _plain_values(section: Any) -> dict[str, Any]:
     return dict(section.arguments) if isinstance(section, Call) else {}
 
 
-def _settings(call: Call, *, prefix: str) -> Iterator[Setting]:
+def _call_settings(call: Call, *, prefix: str) -> Iterator[Setting]:
     """Yield the leaves of a call's arguments as settings named by dotted keys."""
     arguments = dict(call.arguments)
     if call.name == "model_registry" and call.words:
         arguments["flavor"] = call.words[0]
     for key, value in arguments.items():
-        yield from _leaves(f"{prefix}{key}", value, line=call.line)
+        yield from _leaf_settings(f"{prefix}{key}", value, line=call.line)
 
 
-def _leaves(name: str, value: Any, *, line: int) -> Iterator[Setting]:
-    if isinstance(value, Call) and value.name and name.startswith(_VALUES):
+def _leaf_settings(name: str, value: Any, *, line: int) -> Iterator[Setting]:
+    if isinstance(value, Call) and value.name and name.startswith(_VALUE_PREFIXES):
         value = Unread(text=f"{value.name}(...)", line=value.line)
     if isinstance(value, Call):
         if name in _KINDS or name not in _SECTIONS:
             yield _setting(name, [value.name or "..."], line=value.line)
-        yield from _settings(value, prefix=f"{name}.")
+        yield from _call_settings(value, prefix=f"{name}.")
         return
     items = value if isinstance(value, list) else [value]
     yield _setting(name, items, line=line)
     calls = [each for each in items if isinstance(each, Call)]
     for key in dict.fromkeys(key for each in calls for key in each.arguments):
         values = dict.fromkeys(
-            str(_word(each.arguments[key])) for each in calls if key in each.arguments
+            str(_value_text(each.arguments[key])) for each in calls if key in each.arguments
         )
         yield _setting(f"{name}.{key}", list(values), line=line)
 
@@ -352,15 +363,15 @@ _SECTIONS = (
 def _setting(name: str, items: list[Any], *, line: int) -> Setting:
     unread = [each for each in items if isinstance(each, Unread)]
     return Setting(
-        name=plain(name),
+        name=hyphenated(name),
         written=name,
-        values=tuple(_word(each) for each in items),
+        values=tuple(_value_text(each) for each in items),
         line=unread[0].line if unread else line,
         unknown=tuple(each.text for each in unread),
     )
 
 
-def _word(value: Any) -> str:
+def _value_text(value: Any) -> str:
     if isinstance(value, Call | Unread):
         return value.name if isinstance(value, Call) else value.text
     return (
@@ -378,7 +389,7 @@ register(
             Sign(
                 of="text",
                 rank=9,
-                holds=words(r"(?m)^from torchtitan\b[^\n]* import|\bTrainer\.Config\("),
+                holds=matches_pattern(r"(?m)^from torchtitan\b[^\n]* import|\bTrainer\.Config\("),
             ),
         ),
         read=read,

@@ -3,16 +3,23 @@
 import re
 from typing import Any
 
-from hp_tool.formats.fine_tuning import laid_out, optimizer_fields
-from hp_tool.formats.reading import Reading, Settings, as_settings, fraction, sort, table
+from hp_tool.formats.fine_tuning import complete_layout, optimizer_fields
+from hp_tool.formats.reading import (
+    Reading,
+    Settings,
+    as_settings,
+    parse_fraction,
+    sort_settings,
+    table,
+)
 from hp_tool.formats.registry import Format, register
-from hp_tool.formats.signs import Sign, words
+from hp_tool.formats.signs import Sign, matches_pattern
 from hp_tool.formats.source import Source
-from hp_tool.formats.trained_by import RUNS
-from hp_tool.formats.trainer.arguments import pure_states
+from hp_tool.formats.trained_by import FRAMEWORKS_BY_TOOL
+from hp_tool.formats.trainer.arguments import pure_state_fields
 
 _OPTIMIZERS = {"torch.optim.AdamW": "adam", "torch.optim.Adam": "adam", "torch.optim.SGD": "sgd"}
-_PAGED = ("bitsandbytes.optim.PagedAdamW", "bitsandbytes.optim.AdamW")
+_PAGED_OPTIMIZERS = ("bitsandbytes.optim.PagedAdamW", "bitsandbytes.optim.AdamW")
 """bitsandbytes' Adam with 32-bit states, regardless of the parameters."""
 _LOSSES = {
     "torchtune.modules.loss.LinearCrossEntropyLoss": "chunked",
@@ -20,7 +27,7 @@ _LOSSES = {
     "torch.nn.CrossEntropyLoss": "unfused",
 }
 _TARGETS = {"output_proj": "o_proj"}
-_MLP = ("gate_proj", "up_proj", "down_proj")
+_MLP_MATRICES = ("gate_proj", "up_proj", "down_proj")
 
 
 def read(source: Source, reading: Reading) -> None:
@@ -30,10 +37,12 @@ def read(source: Source, reading: Reading) -> None:
         InputError: The file is invalid.
     """
     settings = as_settings(source.keys(reading), lines=source.text)
-    keys = Settings(sort(settings, table=table("torchtune"), reading=reading, spare=source.ignore))
+    keys = Settings(
+        sort_settings(settings, table=table("torchtune"), reading=reading, spare=source.ignore)
+    )
     if not keys.text("optimizer._component_") or not keys.text("model._component_"):
         reading.refuse("the file names no model to train, or no optimizer")
-    training = _training(keys, reading)
+    training = _read_training(keys, reading)
     shard, copies = (
         keys.size("data-parallel-shard-dim", -1),
         keys.size("data-parallel-replicate-dim"),
@@ -46,7 +55,7 @@ def read(source: Source, reading: Reading) -> None:
         "zero_stage": 3,
         "recompute": "full" if keys.on("enable-activation-checkpointing") else "none",
     }
-    laid_out(
+    complete_layout(
         parallel,
         training,
         reading=reading,
@@ -60,12 +69,15 @@ def read(source: Source, reading: Reading) -> None:
         reading.query["model"] = source.named(name) or name
 
 
-def _training(keys: Settings, reading: Reading) -> dict[str, Any]:
+def _read_training(keys: Settings, reading: Reading) -> dict[str, Any]:
     precision = keys.text("dtype", "fp32")
-    training: dict[str, Any] = {"framework": RUNS["torchtune"], "precision": precision}
-    training |= pure_states(precision) if precision != "fp32" else {}
+    training: dict[str, Any] = {
+        "framework": FRAMEWORKS_BY_TOOL["torchtune"],
+        "precision": precision,
+    }
+    training |= pure_state_fields(precision) if precision != "fp32" else {}
     optimizer = keys.text("optimizer._component_")
-    if optimizer in _PAGED:
+    if optimizer in _PAGED_OPTIMIZERS:
         training |= {"optimizer_precision": "fp32"}
     else:
         training |= optimizer_fields(optimizer, _OPTIMIZERS, reading)
@@ -84,9 +96,9 @@ def _training(keys: Settings, reading: Reading) -> dict[str, Any]:
         attention = [
             _TARGETS.get(name, name) for name in keys.by_name["model.lora-attn-modules"].values
         ]
-        mlp = _MLP if keys.on("model.apply-lora-to-mlp") else ()
+        mlp = _MLP_MATRICES if keys.on("model.apply-lora-to-mlp") else ()
         lora = {"rank": keys.size("model.lora-rank", 8), "target_modules": [*attention, *mlp]}
-        if dropout := fraction(keys.text("model.lora-dropout", "0.0"), "lora_dropout"):
+        if dropout := parse_fraction(keys.text("model.lora-dropout", "0.0"), "lora_dropout"):
             lora["dropout"] = dropout
         training |= {"task": "lora", "lora": lora}
     if component.startswith("qlora_"):
@@ -97,7 +109,9 @@ def _training(keys: Settings, reading: Reading) -> dict[str, Any]:
 register(
     Format(
         name="torchtune",
-        signs=(Sign(of="keys", rank=45, holds=words(r"(?m)^\s*_component_:\s*torchtune\.")),),
+        signs=(
+            Sign(of="keys", rank=45, holds=matches_pattern(r"(?m)^\s*_component_:\s*torchtune\.")),
+        ),
         log="torchtune",
         read=read,
         reads="its YAML file of full, LoRA or QLoRA fine-tuning",

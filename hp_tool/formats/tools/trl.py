@@ -4,7 +4,7 @@ from typing import Any
 
 from hp_tool.domain.setups import TrainingSetup
 from hp_tool.formats import fine_tuning
-from hp_tool.formats.fine_tuning import targets, trainer_arguments
+from hp_tool.formats.fine_tuning import adapter_targets, trainer_arguments
 from hp_tool.formats.registry import Format, register
 from hp_tool.formats.signs import Evidence, Sign
 from hp_tool.formats.trainer.scripts import read_file
@@ -19,8 +19,8 @@ def text(setup: TrainingSetup) -> str:
     Raises:
         UnsupportedError: TRL cannot express the setup.
     """
-    fine_tuning.check(setup, tool=TOOL, loss="chunked", chooses_width=True)
-    return fine_tuning.script(
+    fine_tuning.check_setup(setup, tool=TOOL, loss="chunked", chooses_width=True)
+    return fine_tuning.launch_script(
         setup, tool=TOOL, program="-m trl.scripts.sft", options=option_words(arguments(setup))
     )
 
@@ -43,7 +43,7 @@ def arguments(setup: TrainingSetup) -> Values:
             "--use_peft": True,
             "--lora_r": w.lora.rank,
             "--lora_dropout": str(w.lora.dropout),
-            "--lora_target_modules": list(targets(setup, tool=TOOL)),
+            "--lora_target_modules": list(adapter_targets(setup, tool=TOOL)),
         }
         if w.frozen_precision == "nf4":
             options |= {

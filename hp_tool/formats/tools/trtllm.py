@@ -4,24 +4,24 @@ import json
 
 from hp_tool.domain.setups import ServingSetup
 from hp_tool.errors import UnsupportedError
-from hp_tool.formats.engine_commands import reader
+from hp_tool.formats.engine_commands import command_reader
 from hp_tool.formats.engines import (
-    SAID,
-    above_one,
-    command,
-    model_word,
-    narrowing,
+    EXPRESSED_FIELDS,
+    model_argument,
     option_values,
-    refuse_drafts,
+    quantization_option,
+    reject_speculation,
+    replica_script,
+    size_above_one,
 )
 from hp_tool.formats.registry import Format, register
-from hp_tool.formats.signs import Sign, any_key, words
-from hp_tool.formats.writing import Values, refuse_unsaid
+from hp_tool.formats.signs import Sign, has_any_key, matches_pattern
+from hp_tool.formats.writing import Values, reject_inexpressible
 
 VERSION = "1.0"
 
 
-def start(setup: ServingSetup) -> tuple[str, Values]:
+def server_command(setup: ServingSetup) -> tuple[str, Values]:
     """Return the trtllm-serve command with the PyTorch backend, options as in
     tensorrt_llm/commands/serve.py.
 
@@ -29,10 +29,10 @@ def start(setup: ServingSetup) -> tuple[str, Values]:
     With attention data parallelism every rank of its tensor-parallel group attends to its own
     requests; groups of several ranks cannot be expressed.
     """
-    refuse_unsaid(setup, tool=f"trtllm {VERSION}", expressed=SAID)
+    reject_inexpressible(setup, tool=f"trtllm {VERSION}", expressed=EXPRESSED_FIELDS)
     c, w = setup.parallel, setup.workload
-    narrowing(setup, engine="trtllm", words={})
-    refuse_drafts(setup, tool="trtllm")
+    quantization_option(setup, engine="trtllm", words={})
+    reject_speculation(setup, tool="trtllm")
     if c.attention_data_parallel_size > 1 and c.tensor_parallel_size > 1:
         raise UnsupportedError(
             "trtllm-serve gives every rank attention of its own, or none; set tensor_parallel_size "
@@ -57,7 +57,7 @@ def start(setup: ServingSetup) -> tuple[str, Values]:
             "trtllm-serve has no two-batch overlap; leave it out, or choose vllm or sglang",
             field="inference.two_batch_overlap",
         )
-    return f"trtllm-serve {model_word(setup)}", {
+    return f"trtllm-serve {model_argument(setup)}", {
         "--backend": "pytorch",
         "--tp_size": c.tensor_parallel_size * c.attention_data_parallel_size,
         "--pp_size": c.pipeline_parallel_size,
@@ -65,7 +65,7 @@ def start(setup: ServingSetup) -> tuple[str, Values]:
         "--max_num_tokens": c.max_num_batched_tokens,
         "--max_seq_len": setup.longest,
         "--kv_cache_free_gpu_memory_fraction": w.memory_fraction,
-        "--ep_size": above_one(c.expert_parallel_size),
+        "--ep_size": size_above_one(c.expert_parallel_size),
     }
 
 
@@ -97,11 +97,13 @@ def text(setup: ServingSetup) -> str:
             "END",
         ]
         last = ['--extra_llm_api_options "$extra"']
-    return command(setup, tool=f"trtllm {VERSION}", start=start, before=before, last=last)
+    return replica_script(
+        setup, tool=f"trtllm {VERSION}", start=server_command, before=before, last=last
+    )
 
 
-_SERVER = words(r"trtllm-serve|tensorrt_llm\.commands\.serve")
-_OPTIONS = any_key(
+_SERVER = matches_pattern(r"trtllm-serve|tensorrt_llm\.commands\.serve")
+_OPTIONS = has_any_key(
     "enable_attention_dp",
     "kv_cache_config",
     "cuda_graph_config",
@@ -118,11 +120,11 @@ register(
             Sign(of="keys", rank=97, holds=_OPTIONS),
             Sign(of="script", rank=22, holds=_SERVER),
         ),
-        read=reader("trtllm"),
+        read=command_reader("trtllm"),
         reads="a command that starts its server, with the options file that it writes or names; "
         "that file alone",
         write=text,
-        options=lambda setup: option_values(start(setup)[1]),
+        options=lambda setup: option_values(server_command(setup)[1]),
         usual_of="trtllm",
         writes="the command of one replica",
         checked="options and values recorded from the engine's own parser; read back by `import`",

@@ -9,35 +9,41 @@ from collections.abc import Iterable
 from pathlib import PurePosixPath
 from typing import Any
 
-from hp_tool.domain.declared import BATCH
-from hp_tool.domain.frameworks import wrapped
+from hp_tool.domain.declared import BATCH_FIELDS
+from hp_tool.domain.frameworks import training_engine
 from hp_tool.domain.setups import TrainingSetup
 from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.errors import UnsupportedError
-from hp_tool.formats.interpolation import interpolated
+from hp_tool.formats.interpolation import resolve_references
 from hp_tool.formats.reading import (
     Ignored,
     Reading,
     Setting,
     Settings,
     are_variables,
-    fraction,
-    plain,
-    sort,
+    describe_unknown_parts,
+    hyphenated,
+    parse_fraction,
+    parse_whole_number,
+    sort_settings,
     table,
-    untold,
-    whole_number,
 )
 from hp_tool.formats.registry import Format, register
 from hp_tool.formats.renamed import file_settings
-from hp_tool.formats.scripts import FILL, assignments, bash, fill_in
+from hp_tool.formats.scripts import FILL, assignments, fill_in_comment, script_text
 from hp_tool.formats.shell import Word
-from hp_tool.formats.signs import Sign, any_key, words
-from hp_tool.formats.source import Source, beside, mapping_of, parsed
-from hp_tool.formats.tools.megatron_lm.read import recompute_of
+from hp_tool.formats.signs import Sign, has_any_key, matches_pattern
+from hp_tool.formats.source import Source, find_named_file, parse_keys, parse_mapping
+from hp_tool.formats.tools.megatron_lm.read import recompute_value
 from hp_tool.formats.tools.megatron_lm.scripts import environment
-from hp_tool.formats.tools.megatron_lm.write import field_name, recomputation, shorter_ends
-from hp_tool.formats.writing import SHAPE, headline, one_word, option_words, refuse_unsaid
+from hp_tool.formats.tools.megatron_lm.write import end_stage_flags, field_name, recomputation_flags
+from hp_tool.formats.writing import (
+    SHAPE_FIELDS,
+    headline,
+    model_name_argument,
+    option_words,
+    reject_inexpressible,
+)
 
 TOOL = "verl 0.6"
 _ACTOR = "actor_rollout_ref.actor"
@@ -59,15 +65,20 @@ _SIZES = {
     "expert_tensor_parallel_size": "expert_tensor_parallel_size",
 }
 """Fields of `parallel`, and their keys under actor.megatron."""
-_SAID = BATCH | {"sequence_parallel"}
-SAID = _SAID | {"offload", "offload_fraction", "moe_token_dispatcher_type", *_SIZES}
+_COMMON_FIELDS = BATCH_FIELDS | {"sequence_parallel"}
+MEGATRON_FIELDS = _COMMON_FIELDS | {
+    "offload",
+    "offload_fraction",
+    "moe_token_dispatcher_type",
+    *_SIZES,
+}
 """Fields that overrides of Megatron's workers express."""
-SAID_BY_FSDP = _SAID | {"data_parallel_shard_size", "context_parallel_size"}
+FSDP_FIELDS = _COMMON_FIELDS | {"data_parallel_shard_size", "context_parallel_size"}
 """Fields that overrides of FSDP's workers express; they split neither matrices nor experts, and
 have no pipeline.
 """
 _CONFIG = f"{_ACTOR}.megatron.override_transformer_config"
-_YOURS = (
+_USER_KEYS = (
     ("the model's folder or id, where verl knows it under another name", ()),
     ("your data and reward", ("data.train_files=train.parquet", "data.val_files=test.parquet")),
     (
@@ -94,7 +105,7 @@ def _has_megatron(workload: TrainingWorkload) -> bool:
     Raises:
         UnsupportedError: The framework is another one.
     """
-    workers = wrapped(workload.framework)
+    workers = training_engine(workload.framework)
     if workers not in ("megatron-core", "torch-fsdp"):
         raise UnsupportedError(
             f"{TOOL} trains by Megatron Core or FSDP, not {workers}; ask again with "
@@ -112,8 +123,10 @@ def overrides(setup: TrainingSetup) -> dict[str, str]:
     """
     w, c = setup.workload, setup.parallel
     megatron = _has_megatron(w)
-    fields = SAID if megatron else SAID_BY_FSDP
-    refuse_unsaid(setup, tool=TOOL if megatron else f"{TOOL} over FSDP", expressed=fields | SHAPE)
+    fields = MEGATRON_FIELDS if megatron else FSDP_FIELDS
+    reject_inexpressible(
+        setup, tool=TOOL if megatron else f"{TOOL} over FSDP", expressed=fields | SHAPE_FIELDS
+    )
     if w.precision != "bf16" or w.offload not in (None, "none", "optimizer"):
         raise UnsupportedError(
             f"{TOOL} trains in bf16, with the optimizer offloaded or nothing",
@@ -127,7 +140,7 @@ def overrides(setup: TrainingSetup) -> dict[str, str]:
         )
     prompts = w.global_batch_size // ROLLOUTS
     options = {
-        "actor_rollout_ref.model.path": setup.model_path or one_word(setup.model.name),
+        "actor_rollout_ref.model.path": setup.model_path or model_name_argument(setup.model.name),
         "data.train_batch_size": str(prompts),
         "data.max_prompt_length": str(w.sequence_length // 4),
         "data.max_response_length": str(w.sequence_length - w.sequence_length // 4),
@@ -174,12 +187,12 @@ def overrides(setup: TrainingSetup) -> dict[str, str]:
             for name in ("optimizer_cpu_offload", "use_precision_aware_optimizer")
         }
         options[f"++{_ON_HOST}.optimizer_offload_fraction"] = f"{w.offload_fraction or 1.0:g}"
-    ends = option_words(shorter_ends(setup))
+    ends = option_words(end_stage_flags(setup))
     return options | {
         f"++{_CONFIG}.{field_name(name)}": f"[{','.join(words)}]"
         if name == MODULES
         else " ".join(words) or "True"
-        for name, words in (option_words(recomputation(setup.recompute)) | ends).items()
+        for name, words in (option_words(recomputation_flags(setup.recompute)) | ends).items()
     }
 
 
@@ -189,14 +202,14 @@ def text(setup: TrainingSetup) -> str:
     megatron = _has_megatron(setup.workload)
     config = ["--config-path=config", "--config-name=ppo_megatron_trainer.yaml"] if megatron else []
     path, *others = map(shlex.quote, assignments(options))
-    marked = [f"# {FILL} 1: {_YOURS[0][0]}", path, *others]
-    for number, (what, lines) in enumerate(_YOURS[1:], 2):
+    marked = [f"# {FILL} 1: {_USER_KEYS[0][0]}", path, *others]
+    for number, (what, lines) in enumerate(_USER_KEYS[1:], 2):
         marked += [f"# {FILL} {number}: {what}", *lines]
-    return bash(
+    return script_text(
         (
             f"# {TOOL}: {headline(setup)}. The actor's update alone; a batch is counted in prompts "
             f"of {ROLLOUTS} answers.",
-            *fill_in(what for what, _ in _YOURS),
+            *fill_in_comment(what for what, _ in _USER_KEYS),
             *(
                 f"export {name}={value}"
                 for name, value in (environment(setup) if megatron else {}).items()
@@ -209,18 +222,18 @@ def text(setup: TrainingSetup) -> str:
     )
 
 
-def _settings(source: Source, reading: Reading) -> list[Setting]:
+def _all_settings(source: Source, reading: Reading) -> list[Setting]:
     """Return the settings of a file, or of a script's overrides after those of its selected
     file.
     """
-    content = mapping_of(source.text)
+    content = parse_mapping(source.text)
     if content is not None:
-        return _of_file(content, text=source.text, source=source)
+        return _file_settings(content, text=source.text, source=source)
     launch, script = source.launch(reading)
     chosen = re.search(
         r"--config[-_]name[= ]+(\S+)", " ".join(word.text.strip("'\"") for word in launch.words)
     )
-    settings = settings_of(launch.words, reading)
+    settings = parse_hydra_overrides(launch.words, reading)
     name = PurePosixPath(chosen[1]).name.removesuffix(".yaml") if chosen else "ppo_trainer"
     if (engine := _TRAINERS.get(name)) is not None:
         return (
@@ -228,20 +241,20 @@ def _settings(source: Source, reading: Reading) -> list[Setting]:
             if chosen
             else settings
         )
-    file = beside(script, f"{name}.yaml")
+    file = find_named_file(script, f"{name}.yaml")
     if file is not None:
-        return [*_of_file(parsed(file), text="", source=source), *settings]
-    if "config-name" not in map(plain, source.ignore):
+        return [*_file_settings(parse_keys(file), text="", source=source), *settings]
+    if "config-name" not in map(hyphenated, source.ignore):
         reading.refuse(
             f"--config-name {name}: the file is not at hand; give it with --file {name}.yaml"
         )
     return settings
 
 
-def _of_file(content: dict[str, Any], *, text: str, source: Source) -> list[Setting]:
+def _file_settings(content: dict[str, Any], *, text: str, source: Source) -> list[Setting]:
     """Return the settings of a file, and the engine that its list of defaults selects."""
     settings, defaults = (
-        file_settings(interpolated(content, variables=source.variables), text=text),
+        file_settings(resolve_references(content, variables=source.variables), text=text),
         content.get("defaults"),
     )
     for each in defaults if isinstance(defaults, list) else ():
@@ -278,8 +291,8 @@ def _has_megatron_workers(settings: Settings, reading: Reading) -> bool:
 
 def read(source: Source, reading: Reading) -> None:
     """Fill the reading with the query of the actor's update."""
-    by_name = sort(
-        _settings(source, reading), table=table("verl"), reading=reading, spare=source.ignore
+    by_name = sort_settings(
+        _all_settings(source, reading), table=table("verl"), reading=reading, spare=source.ignore
     )
     settings = Settings(by_name)
     text_of, size, on = settings.text, settings.size, settings.on
@@ -288,7 +301,7 @@ def read(source: Source, reading: Reading) -> None:
     reading.num_gpus = source.num_gpus or nodes * per_node
     length = size("data.max_prompt_length", 512) + size("data.max_response_length", 512)
     if any(each.field == "training.sequence_length" for each in reading.missing):
-        length = whole_number(
+        length = parse_whole_number(
             reading.overrides.get("training.sequence_length", 0), "training.sequence_length"
         )
     batch = size(f"{_ACTOR}.ppo_mini_batch_size", 256) * size("actor_rollout_ref.rollout.n")
@@ -313,7 +326,7 @@ def read(source: Source, reading: Reading) -> None:
     if on(f"{_ON_HOST}.optimizer_cpu_offload"):
         training["offload"] = "optimizer"
         if (
-            share := fraction(
+            share := parse_fraction(
                 text_of(f"{_ON_HOST}.optimizer_offload_fraction", "1"), "optimizer_offload_fraction"
             )
         ) < 1.0:
@@ -341,7 +354,7 @@ def read(source: Source, reading: Reading) -> None:
             else text_of(f"{override}.moe_token_dispatcher_type")
         )
         parallel |= {"moe_token_dispatcher_type": dispatcher} if dispatcher else {}
-        parallel["recompute"] = recompute_of(
+        parallel["recompute"] = recompute_value(
             text_of(f"{override}.recompute_granularity", "none"),
             modules=re.findall(r"\w+", text_of(f"{override}.recompute_modules", "core_attn")),
             method=text_of(f"{override}.recompute_method", "uniform"),
@@ -370,7 +383,7 @@ def read(source: Source, reading: Reading) -> None:
         reading.query["model"] = model
 
 
-def settings_of(words: Iterable[Word], reading: Reading) -> list[Setting]:
+def parse_hydra_overrides(words: Iterable[Word], reading: Reading) -> list[Setting]:
     """Return Hydra's overrides in a command; reject deleted keys, and values that can only be known
     by running.
     """
@@ -380,7 +393,7 @@ def settings_of(words: Iterable[Word], reading: Reading) -> list[Setting]:
         if word.text.startswith("~"):
             reading.refuse(f"{word.text}: deletes a key, which is not read")
         elif separator and not name.startswith("-"):
-            key, values = plain(name.lstrip("+")), (value.strip("'\""),)
+            key, values = hyphenated(name.lstrip("+")), (value.strip("'\""),)
             settings.append(
                 Setting(
                     name=key,
@@ -391,7 +404,7 @@ def settings_of(words: Iterable[Word], reading: Reading) -> list[Setting]:
                 )
             )
         elif word.unknown and (reading.absent or not are_variables(word.unknown)):
-            reading.refuse(f"{word.text}: {untold(word.unknown)}")
+            reading.refuse(f"{word.text}: {describe_unknown_parts(word.unknown)}")
         else:
             reason = "nothing sets it" if word.unknown else "chooses the trainer's own file"
             reading.ignored.append(Ignored(flag=word.text, reason=reason, line=word.line))
@@ -402,14 +415,18 @@ register(
     Format(
         name="verl",
         signs=(
-            Sign(of="keys", rank=20, holds=any_key("actor_rollout_ref", "critic")),
+            Sign(of="keys", rank=20, holds=has_any_key("actor_rollout_ref", "critic")),
             Sign(
                 of="script",
                 rank=17,
-                holds=words(r"verl\.trainer\.(fsdp_)?sft_trainer"),
+                holds=matches_pattern(r"verl\.trainer\.(fsdp_)?sft_trainer"),
                 refused="verl's trainer of SFT",
             ),
-            Sign(of="script", rank=30, holds=words(r"\bverl\.trainer\.|actor_rollout_ref\.")),
+            Sign(
+                of="script",
+                rank=30,
+                holds=matches_pattern(r"\bverl\.trainer\.|actor_rollout_ref\."),
+            ),
         ),
         read=read,
         write=text,

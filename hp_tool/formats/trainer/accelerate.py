@@ -6,8 +6,16 @@ from dataclasses import replace
 from typing import Any
 
 from hp_tool.formats.launch import SWITCHES
-from hp_tool.formats.reading import Read, Reading, Setting, as_settings, sort, table, whole_number
-from hp_tool.formats.trained_by import RUNS
+from hp_tool.formats.reading import (
+    Read,
+    Reading,
+    Setting,
+    as_settings,
+    parse_whole_number,
+    sort_settings,
+    table,
+)
+from hp_tool.formats.trained_by import FRAMEWORKS_BY_TOOL
 from hp_tool.formats.trainer import arguments
 
 _KINDS = {"use_fsdp": "FSDP", "use_deepspeed": "DEEPSPEED", "use_megatron_lm": "MEGATRON_LM"}
@@ -25,7 +33,7 @@ _SECTIONS = {
 """Options of `accelerate launch`, and their sections in its file."""
 
 
-def read(
+def read_accelerate(
     content: Mapping[str, Any],
     *,
     text: str,
@@ -40,7 +48,7 @@ def read(
     """
     reading.tool = "accelerate"
     if reading.num_gpus is None and str(content.get("num_processes", "")).isdecimal():
-        reading.num_gpus = whole_number(content["num_processes"], "num_processes")
+        reading.num_gpus = parse_whole_number(content["num_processes"], "num_processes")
     kind = str(content.get("distributed_type", "MULTI_GPU"))
     leaves = {each.name: each for each in as_settings(content, lines=text)}
     if kind not in ("FSDP", "DEEPSPEED", "MULTI_GPU", "NO"):
@@ -49,54 +57,60 @@ def read(
         )
     settings = [
         *words,
-        Setting(name="zero-stage", written="distributed_type", values=(_zero_stage(kind, leaves),)),
+        Setting(
+            name="zero-stage", written="distributed_type", values=(_read_zero_stage(kind, leaves),)
+        ),
     ]
-    precision = _value(leaves, "mixed-precision", "no")
+    precision = _leaf_value(leaves, "mixed-precision", "no")
     if precision not in ("no", "bf16", "fp16", "fp8") and not leaves["mixed-precision"].unknown:
         reading.refuse(f"mixed_precision {precision}: no, bf16, fp16 and fp8 are read")
     if precision in ("bf16", "fp16", "fp8"):
         settings.append(
             Setting(name="fp16" if precision == "fp16" else "bf16", written="mixed_precision")
         )
-    checkpointed = _value(leaves, "fsdp-config.fsdp-activation-checkpointing", "false") == "true"
+    checkpointed = (
+        _leaf_value(leaves, "fsdp-config.fsdp-activation-checkpointing", "false") == "true"
+    )
     steps = leaves.pop("deepspeed-config.gradient-accumulation-steps", None)
     if steps is not None and steps.unknown:
         reading.lack_value(steps, "training.global_batch_size")
     elif steps is not None and steps.values != ("auto",):
         settings.append(replace(steps, name="gradient-accumulation-steps"))
-    leaves = sort(leaves.values(), table=table("accelerate"), reading=reading, spare=spare)
-    degrees = _degrees(leaves, reading) if kind == "FSDP" else {}
+    leaves = sort_settings(leaves.values(), table=table("accelerate"), reading=reading, spare=spare)
+    degrees = _read_degrees(leaves, reading) if kind == "FSDP" else {}
     replicas = (reading.num_gpus or 0) // math.prod(
         size for size in degrees.values() if isinstance(size, int)
     )
-    arguments.read(None, words=settings, reading=reading, num_gpus=replicas, spare=spare)
+    arguments.read_arguments(None, words=settings, reading=reading, num_gpus=replicas, spare=spare)
     training, parallel = reading.query["training"], reading.query["parallel"]
     if precision == "fp8":
         training["precision"] = "fp8"
     if kind == "FSDP":
         # The file alone names no trainer; Hugging Face's own splits neither matrices nor sequences.
         trained = bool(words) and replicas == (reading.num_gpus or 0)
-        training["framework"] = RUNS["trainer" if trained else "fsdp"]
+        training["framework"] = FRAMEWORKS_BY_TOOL["trainer" if trained else "fsdp"]
         if trained and parallel["zero_stage"]:
-            arguments.keep_sharded(training, words)
+            arguments.add_fsdp_precision(training, words)
         checkpointed = checkpointed or parallel["recompute"] == "full"
         whole = "full" if trained else "per_layer"
         parallel["recompute"] = whole if checkpointed else "none"
         parallel |= degrees
         if parallel["tensor_parallel_size"] > 1:  # the model's own plan shards only matrices
             parallel["sequence_parallel"] = False
-        shard = whole_number(
-            _value(leaves, "parallelism-config.parallelism-config-dp-shard-size", "0"),
+        shard = parse_whole_number(
+            _leaf_value(leaves, "parallelism-config.parallelism-config-dp-shard-size", "0"),
             "dp_shard_size",
         )
-        copies = whole_number(
-            _value(leaves, "parallelism-config.parallelism-config-dp-replicate-size", "1"),
+        copies = parse_whole_number(
+            _leaf_value(leaves, "parallelism-config.parallelism-config-dp-replicate-size", "1"),
             "dp_replicate_size",
         )
         if copies > 1:
             parallel["data_parallel_shard_size"] = shard
-        _groups(leaves, parallel=parallel, reading=reading)
-    if (device := _value(leaves, "deepspeed-config.offload-optimizer-device", "none")) != "none":
+        _read_shard_groups(leaves, parallel=parallel, reading=reading)
+    if (
+        device := _leaf_value(leaves, "deepspeed-config.offload-optimizer-device", "none")
+    ) != "none":
         training["offload"] = "optimizer"
         if device != "cpu":
             reading.refuse(f"offload_optimizer_device {device}: is not modelled; cpu is")
@@ -114,24 +128,26 @@ def read(
         reading.read.append(
             Read(
                 flag="num_processes",
-                value=_value(leaves, "num-processes", ""),
+                value=_leaf_value(leaves, "num-processes", ""),
                 line=None,
                 field="cluster.num_gpus",
             )
         )
 
 
-def _degrees(leaves: Mapping[str, Setting], reading: Reading) -> dict[str, Any]:
+def _read_degrees(leaves: Mapping[str, Setting], reading: Reading) -> dict[str, Any]:
     """Return the numbers of ranks that split matrices and sequences, and the context exchange."""
     names = {"tensor_parallel_size": "tp-size", "context_parallel_size": "cp-size"}
     sizes: dict[str, Any] = {
-        field: whole_number(
-            _value(leaves, f"parallelism-config.parallelism-config-{key}", "1"), key
+        field: parse_whole_number(
+            _leaf_value(leaves, f"parallelism-config.parallelism-config-{key}", "1"), key
         )
         for field, key in names.items()
     }
     if sizes["context_parallel_size"] > 1:
-        word = _value(leaves, "parallelism-config.parallelism-config-cp-comm-strategy", "allgather")
+        word = _leaf_value(
+            leaves, "parallelism-config.parallelism-config-cp-comm-strategy", "allgather"
+        )
         if word not in EXCHANGES.values():
             reading.refuse(
                 f"parallelism_config_cp_comm_strategy {word}: {' and '.join(EXCHANGES.values())} "
@@ -143,41 +159,45 @@ def _degrees(leaves: Mapping[str, Setting], reading: Reading) -> dict[str, Any]:
     return sizes
 
 
-def _zero_stage(kind: str, leaves: Mapping[str, Setting]) -> str:
+def _read_zero_stage(kind: str, leaves: Mapping[str, Setting]) -> str:
     if kind == "DEEPSPEED":
-        return _value(leaves, "deepspeed-config.zero-stage", "2")
+        return _leaf_value(leaves, "deepspeed-config.zero-stage", "2")
     if kind != "FSDP":
         return "0"
-    if _value(leaves, "fsdp-config.fsdp-version", "1") == "2":
-        resharded = _value(leaves, "fsdp-config.fsdp-reshard-after-forward", "true").upper() in (
+    if _leaf_value(leaves, "fsdp-config.fsdp-version", "1") == "2":
+        resharded = _leaf_value(
+            leaves, "fsdp-config.fsdp-reshard-after-forward", "true"
+        ).upper() in (
             "TRUE",
             "FULL_SHARD",
         )
         return "3" if resharded else "2"
-    return {"SHARD_GRAD_OP": "2", "NO_SHARD": "0"}.get(_strategy(leaves), "3")
+    return {"SHARD_GRAD_OP": "2", "NO_SHARD": "0"}.get(_sharding_strategy(leaves), "3")
 
 
-def _strategy(leaves: Mapping[str, Setting]) -> str:
+def _sharding_strategy(leaves: Mapping[str, Setting]) -> str:
     """Return the sharding strategy of FSDP 1, which newer files name in
     fsdp_reshard_after_forward.
     """
     names = (
-        _value(leaves, f"fsdp-config.fsdp-{name}", "").upper()
+        _leaf_value(leaves, f"fsdp-config.fsdp-{name}", "").upper()
         for name in ("sharding-strategy", "reshard-after-forward")
     )
     word = next((each for each in names if each not in ("", "TRUE", "FALSE")), _STRATEGIES[0])
     return _STRATEGIES[int(word) - 1] if word in ("1", "2", "3", "4", "5") else word
 
 
-def _groups(leaves: Mapping[str, Setting], *, parallel: dict[str, Any], reading: Reading) -> None:
+def _read_shard_groups(
+    leaves: Mapping[str, Setting], *, parallel: dict[str, Any], reading: Reading
+) -> None:
     """Record the groups over which FSDP 1 shards if it has a copy on each node."""
-    strategy = _strategy(leaves)
-    if _value(leaves, "fsdp-config.fsdp-version", "1") == "2" or strategy in _STRATEGIES[:3]:
+    strategy = _sharding_strategy(leaves)
+    if _leaf_value(leaves, "fsdp-config.fsdp-version", "1") == "2" or strategy in _STRATEGIES[:3]:
         return
     if strategy != "HYBRID_SHARD":
         reading.refuse(f"fsdp_sharding_strategy {strategy}: {', '.join(_STRATEGIES[:4])} are read")
         return
-    nodes = whole_number(_value(leaves, "num-machines", "0"), "num_machines")
+    nodes = parse_whole_number(_leaf_value(leaves, "num-machines", "0"), "num_machines")
     if reading.num_gpus is None or not nodes:
         reading.lack(
             "parallel.data_parallel_shard_size",
@@ -188,7 +208,7 @@ def _groups(leaves: Mapping[str, Setting], *, parallel: dict[str, Any], reading:
         parallel["data_parallel_shard_size"] = reading.num_gpus // nodes
 
 
-def own_fsdp(words: str, reading: Reading) -> dict[str, Any]:
+def trainer_fsdp(words: str, reading: Reading) -> dict[str, Any]:
     """Return the Trainer's --fsdp, such as "full_shard auto_wrap", as in Accelerate's file."""
     parts = words.lower().split()
     strategies = ("full_shard", "shard_grad_op", "no_shard", "hybrid_shard", "hybrid_shard_zero2")
@@ -236,6 +256,6 @@ def launch_options(words: Sequence[str]) -> dict[str, Any]:
     return content if content.keys() - {"num_processes", "num_machines"} else {}
 
 
-def _value(leaves: Mapping[str, Setting], name: str, default: str) -> str:
+def _leaf_value(leaves: Mapping[str, Setting], name: str, default: str) -> str:
     setting = leaves.get(name)
     return setting.text if setting is not None and setting.values else default

@@ -13,32 +13,32 @@ from hp_tool.formats.reading import (
     Reading,
     Setting,
     as_settings,
-    fraction,
-    plain,
-    sort,
+    hyphenated,
+    parse_fraction,
+    parse_whole_number,
+    sort_settings,
     table,
-    whole_number,
 )
-from hp_tool.formats.trained_by import RUNS
+from hp_tool.formats.trained_by import FRAMEWORKS_BY_TOOL
 
-BESIDE = "for_the_training_script"
+SCRIPT_SECTION = "for_the_training_script"
 """A key that neither DeepSpeed nor the Trainer reads: arguments required in addition to the
 file.
 """
-_BESIDE = f"{plain(BESIDE)}.gradient-checkpointing"
+_SCRIPT_CHECKPOINTING = f"{hyphenated(SCRIPT_SECTION)}.gradient-checkpointing"
 AXES: dict[str, Any] = {
     **dict.fromkeys(("tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size"), 1),
     "recompute": ("none", "full"),
 }
 """Values of `parallel` axes that DeepSpeed under a Trainer supports."""
-_EIGHT_BITS = re.compile(r"(paged_)?adamw?_(bnb_|torch_)?8bit|adamw_hf_8bit|adamw_8bit")
+_EIGHT_BIT_ADAM = re.compile(r"(paged_)?adamw?_(bnb_|torch_)?8bit|adamw_hf_8bit|adamw_8bit")
 """Names of Adam with two 8-bit states, and a scale per block of 256."""
 _OTHER_ADAMS = re.compile(
     r"[48]-?bit|fp8|onebit|zeroone|galore|apollo|loro|ademamix|adam_?mini|anyprecision|grokadam"
 )
 """Parts of names of optimizers whose states are not two of 32 bits per weight."""
-_OFF = ("false", "no", "none", "0", "")
-LENGTHS = (
+_OFF_VALUES = ("false", "no", "none", "0", "")
+LENGTH_OPTIONS = (
     "max-seq-length",
     "max-length",
     "model-max-length",
@@ -49,12 +49,12 @@ LENGTHS = (
     "max-len",
 )
 """Names of the sequence length in trainers."""
-_BOUNDS = ("max-seq-length", "max-length", "cutoff-len")
+_LENGTH_BOUNDS = ("max-seq-length", "max-length", "cutoff-len")
 """Names in fine-tuning, where longer samples are cut and shorter ones not filled, unless it
 packs.
 """
-_PACKING = ("packing", "neat-packing", "pad-to-max-length")
-_AUTO = {
+_PACKING_OPTIONS = ("packing", "neat-packing", "pad-to-max-length")
+_AUTO_OPTIONS = {
     "parallel.micro_batch_size": (
         "per-device-train-batch-size",
         "train_micro_batch_size_per_gpu",
@@ -102,20 +102,20 @@ class _Run:
         """
         file_micro, file_batch = "train-micro-batch-size-per-gpu", "train-batch-size"
         steps_name = "gradient-accumulation-steps"
-        micro = _count(
+        micro = _parse_count(
             self.key(file_micro)
             or self.argument("per-device-train-batch-size", "micro-batch-size")
             or self.reading.given_size("parallel.micro_batch_size")
             or None,
             file_micro,
         )
-        steps = _count(self.key(steps_name) or self.argument(steps_name), steps_name)
-        batch = _count(self.key(file_batch) or self.argument(file_batch), file_batch)
+        steps = _parse_count(self.key(steps_name) or self.argument(steps_name), steps_name)
+        batch = _parse_count(self.key(file_batch) or self.argument(file_batch), file_batch)
         automatic = self.is_auto(file_micro, file_batch)
         if micro is None and (automatic or self.arguments) and not (batch and steps):
-            _lack(self.reading, "parallel.micro_batch_size", auto=automatic)
+            _note_missing(self.reading, "parallel.micro_batch_size", auto=automatic)
         if batch is None and steps is None and steps_name in self.keys:
-            _lack(self.reading, "training.global_batch_size", auto=True)
+            _note_missing(self.reading, "training.global_batch_size", auto=True)
         whole = batch or (micro or 1) * (steps or 1) * max(num_gpus, 1)
         micro = micro or max(whole // max((steps or 1) * num_gpus, 1), 1)
         if steps is not None and num_gpus and whole != micro * steps * num_gpus:
@@ -129,7 +129,7 @@ class _Run:
 
     def zero_stage(self) -> int:
         name = "zero_optimization.stage"
-        stage = whole_number(
+        stage = parse_whole_number(
             self.key("zero-optimization.stage") or self.argument("zero-stage") or 0, name
         )
         if stage not in (0, 1, 2, 3):
@@ -140,7 +140,7 @@ class _Run:
         checkpointing = self.argument(
             "activation-checkpointing", "gradient-checkpointing"
         )  # the newer name takes precedence
-        if (checkpointing or self.key(_BESIDE) or "no").lower() not in _OFF:
+        if (checkpointing or self.key(_SCRIPT_CHECKPOINTING) or "no").lower() not in _OFF_VALUES:
             return True
         trainer = (
             "per-device-train-batch-size" in self.arguments
@@ -150,7 +150,7 @@ class _Run:
         )
 
 
-def read(
+def read_arguments(
     content: Mapping[str, Any] | None,
     *,
     text: str = "",
@@ -163,23 +163,25 @@ def read(
     arguments.
     """
     spare, of_file = tuple(spare), Reading(tool=reading.tool)
-    arguments = sort(words, table=table("trainer"), reading=reading, spare=spare)
+    arguments = sort_settings(words, table=table("trainer"), reading=reading, spare=spare)
     leaves = as_settings(content or {}, lines=text)
     automatic = [each for each in leaves if each.values == ("auto",)]
-    keys = sort(
+    keys = sort_settings(
         (each for each in leaves if each.values != ("auto",)),
         table=table("deepspeed"),
         reading=reading,
         spare=spare,
     )
-    keys |= sort(automatic, table=table("deepspeed"), reading=of_file, spare=spare)
+    keys |= sort_settings(automatic, table=table("deepspeed"), reading=of_file, spare=spare)
     reading.ignored += of_file.ignored
     run = _Run(keys, arguments, reading)
     (micro, whole), stage = run.batch(num_gpus or 0), run.zero_stage()
     training: dict[str, Any] = {
         "global_batch_size": whole,
-        "precision": _precision(keys, arguments, reading),
-        "framework": RUNS["trainer-deepspeed" if content is not None or stage else "trainer"],
+        "precision": _read_precision(keys, arguments, reading),
+        "framework": FRAMEWORKS_BY_TOOL[
+            "trainer-deepspeed" if content is not None or stage else "trainer"
+        ],
     }
     if (kept := run.key("data-types.grad-accum-dtype")) in ("bf16", "fp16"):
         training["gradient_precision"] = kept
@@ -187,18 +189,22 @@ def read(
     if device or run.key("zero-optimization.cpu-offload") == "true":
         training["offload"] = "optimizer"
     if device and (share := run.key("zero-optimization.offload-optimizer.ratio")) is not None:
-        training["offload_fraction"] = fraction(share, "zero_optimization.offload_optimizer.ratio")
+        training["offload_fraction"] = parse_fraction(
+            share, "zero_optimization.offload_optimizer.ratio"
+        )
     if device not in (None, "cpu"):
         reading.refuse(
             f"zero_optimization.offload_optimizer.device {device}: is not modelled; cpu is"
         )
-    if (length := _count(run.argument(*LENGTHS), "max-seq-length")) is not None:
+    if (length := _parse_count(run.argument(*LENGTH_OPTIONS), "max-seq-length")) is not None:
         training["sequence_length"] = length
-        packed = any((run.argument(name) or "no").lower() not in _OFF for name in _PACKING)
-        named = next(name for name in LENGTHS if name in arguments)
-        if named in _BOUNDS and not packed:
+        packed = any(
+            (run.argument(name) or "no").lower() not in _OFF_VALUES for name in _PACKING_OPTIONS
+        )
+        named = next(name for name in LENGTH_OPTIONS if name in arguments)
+        if named in _LENGTH_BOUNDS and not packed:
             reading.bound(arguments[named].written)
-    _lora(training, arguments, reading)
+    _read_lora(training, arguments, reading)
     dtype = (run.argument("torch-dtype", "dtype") or "").lower()
     narrow = dtype in SIXTEEN_BITS
     if (
@@ -210,18 +216,18 @@ def read(
     if content is None and not stage and "task" not in training:
         if narrow:
             kept = training["precision"] if training["precision"] != "fp32" else SIXTEEN_BITS[dtype]
-            training |= {"precision": kept, **pure_states(SIXTEEN_BITS[dtype])}
+            training |= {"precision": kept, **pure_state_fields(SIXTEEN_BITS[dtype])}
         elif dtype == "float32" and training["precision"] != "fp32":
             training["parameter_precision"] = "fp32"
     optimizer = run.key("optimizer.type") or run.argument("optim")
     sharded = content is not None or bool(stage)
-    _optimizer(training, optimizer, reading, sharded=sharded and "task" not in training)
+    _read_optimizer(training, optimizer, reading, sharded=sharded and "task" not in training)
     loss = run.argument("loss-type")
     if loss not in (None, "chunked_nll", "nll", "dft", "cross_entropy", "causal_lm"):
         reading.refuse(f"loss_type {loss}: only the next token's cross entropy is modelled")
     in_chunks = loss in ("chunked_nll", "nll")  # one since TRL 1.16
     if (
-        in_chunks or (run.argument("use-liger-kernel") or "no").lower() not in _OFF
+        in_chunks or (run.argument("use-liger-kernel") or "no").lower() not in _OFF_VALUES
     ):  # Liger's never stores all logits
         training["cross_entropy"] = "chunked"
     if run.argument("attn-implementation", "attn-impl", "flash-attn") in ("eager", "disabled"):
@@ -244,7 +250,7 @@ SIXTEEN_BITS = {"bfloat16": "bf16", "float16": "fp16"}
 """PyTorch's names of 16-bit types."""
 
 
-def pure_states(precision: str) -> dict[str, str]:
+def pure_state_fields(precision: str) -> dict[str, str]:
     """Return the fields of a training whose optimizer updates the parameters directly.
 
     Gradients and states have their precision, and there is no master copy.
@@ -255,7 +261,7 @@ def pure_states(precision: str) -> dict[str, str]:
     return {**kept, "master_precision": "none"}
 
 
-def keep_sharded(training: dict[str, Any], words: Iterable[Setting]) -> None:
+def add_fsdp_precision(training: dict[str, Any], words: Iterable[Setting]) -> None:
     """Add the precision in which FSDP stores fully trained weights.
 
     In mixed precision Accelerate casts them to 32 bits (accelerate/accelerator.py,
@@ -268,21 +274,21 @@ def keep_sharded(training: dict[str, Any], words: Iterable[Setting]) -> None:
         training["parameter_precision"] = "fp32"
     elif dtype in SIXTEEN_BITS:
         training["precision"] = SIXTEEN_BITS[dtype]
-        training |= pure_states(training["precision"])
+        training |= pure_state_fields(training["precision"])
 
 
-def _count(value: str | None, name: str) -> int | None:
+def _parse_count(value: str | None, name: str) -> int | None:
     if value is None:
         return None
     field = name.replace("-", "_")
-    number = whole_number(value, field)
+    number = parse_whole_number(value, field)
     if number < 1:
         raise InputError(f"{field} must be a whole number, got {value}", field=field)
     return number
 
 
-def _lack(reading: Reading, path: str, *, auto: bool) -> None:
-    argument, key, example = _AUTO[path]
+def _note_missing(reading: Reading, path: str, *, auto: bool) -> None:
+    argument, key, example = _AUTO_OPTIONS[path]
     why = (
         f'{key} is "auto", which the trainer fills from --{argument.replace("-", "_")}'
         if auto
@@ -291,11 +297,11 @@ def _lack(reading: Reading, path: str, *, auto: bool) -> None:
     reading.lack(path, f"{why}; add", example=example)
 
 
-def _precision(
+def _read_precision(
     keys: Mapping[str, Setting], arguments: Mapping[str, Setting], reading: Reading
 ) -> str:
     words = {name: each.text.lower() or "true" for name, each in arguments.items()}
-    if words.get("fp8", "no") not in _OFF:
+    if words.get("fp8", "no") not in _OFF_VALUES:
         return "fp8"
     for name, key in (
         ("bf16", "bf16.enabled"),
@@ -305,7 +311,7 @@ def _precision(
         if key in keys and keys[key].values == ("true",):
             return name
     kind = next(
-        (name for name in ("bf16", "fp16") if words.get(name, "no") not in _OFF),
+        (name for name in ("bf16", "fp16") if words.get(name, "no") not in _OFF_VALUES),
         words.get("mixed-precision"),
     )
     if kind in ("bf16", "fp16"):
@@ -316,11 +322,11 @@ def _precision(
         if key in keys and keys[key].values == ("auto",)
     ]
     if auto and not arguments:
-        _lack(reading, "training.precision", auto=True)
+        _note_missing(reading, "training.precision", auto=True)
     return "fp32"
 
 
-def _optimizer(
+def _read_optimizer(
     training: dict[str, Any], name: str | None, reading: Reading, *, sharded: bool
 ) -> None:
     """Read the optimizer; with `sharded` DeepSpeed stores its states.
@@ -330,7 +336,7 @@ def _optimizer(
     if name is None:
         return
     word = name.lower()
-    if _EIGHT_BITS.fullmatch(word) and not sharded:
+    if _EIGHT_BIT_ADAM.fullmatch(word) and not sharded:
         if "task" not in training:
             training["optimizer_precision"] = "fp8"
         return
@@ -341,11 +347,13 @@ def _optimizer(
         training["optimizer"] = kind
 
 
-def _lora(training: dict[str, Any], arguments: Mapping[str, Setting], reading: Reading) -> None:
+def _read_lora(
+    training: dict[str, Any], arguments: Mapping[str, Setting], reading: Reading
+) -> None:
     """Read adapters and frozen weights; defaults are those of TRL (use_peft) and LLaMA-Factory."""
     words = {name: each.text.lower() or "true" for name, each in arguments.items()}
-    trl = words.get("use-peft", "no") not in _OFF
-    used = trl or any(words.get(name, "no") not in _OFF for name in ("use-lora", "lora"))
+    trl = words.get("use-peft", "no") not in _OFF_VALUES
+    used = trl or any(words.get(name, "no") not in _OFF_VALUES for name in ("use-lora", "lora"))
     if not used and words.get("finetuning-type") != "lora":
         return
     training["task"] = "lora"
@@ -359,7 +367,7 @@ def _lora(training: dict[str, Any], arguments: Mapping[str, Setting], reading: R
     )
     usual = "8" if words.get("finetuning-type") == "lora" else usual
     training["lora"] = {
-        "rank": whole_number(words.get("lora-r", words.get("lora-rank", usual)), "lora_r")
+        "rank": parse_whole_number(words.get("lora-r", words.get("lora-rank", usual)), "lora_r")
     }
     targets = arguments.get("lora-target-modules", arguments.get("lora-target"))
     if targets is not None and targets.values and targets.values[0] not in ("all", "all-linear"):
@@ -369,9 +377,11 @@ def _lora(training: dict[str, Any], arguments: Mapping[str, Setting], reading: R
     elif targets is None and trl:  # PEFT's default for Llama, Mistral, Qwen and similar models
         training["lora"]["target_modules"] = ["q_proj", "v_proj"]
     if "lora-dropout" in words or trl:
-        training["lora"]["dropout"] = fraction(words.get("lora-dropout", "0.05"), "lora_dropout")
-    if words.get("load-in-4bit", "no") not in _OFF or words.get("quantization-bit") == "4":
-        _four_bits(training, words, reading)
+        training["lora"]["dropout"] = parse_fraction(
+            words.get("lora-dropout", "0.05"), "lora_dropout"
+        )
+    if words.get("load-in-4bit", "no") not in _OFF_VALUES or words.get("quantization-bit") == "4":
+        _read_four_bit_weights(training, words, reading)
     elif words.get("quantization-bit", "4") != "4":
         reading.refuse(
             f"quantization_bit {words['quantization-bit']}: only 4 is read; write "
@@ -379,7 +389,9 @@ def _lora(training: dict[str, Any], arguments: Mapping[str, Setting], reading: R
         )
 
 
-def _four_bits(training: dict[str, Any], words: Mapping[str, str], reading: Reading) -> None:
+def _read_four_bit_weights(
+    training: dict[str, Any], words: Mapping[str, str], reading: Reading
+) -> None:
     """Read 4-bit frozen weights: nf4 with quantised scales; LLaMA-Factory's double_quantization is
     on by default.
     """
@@ -390,7 +402,7 @@ def _four_bits(training: dict[str, Any], words: Mapping[str, str], reading: Read
             "double-quantization" if factory else "use-bnb-nested-quant",
             "true" if factory else "no",
         )
-        not in _OFF
+        not in _OFF_VALUES
     )
     if kind != "nf4":
         reading.refuse(

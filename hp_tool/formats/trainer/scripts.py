@@ -13,14 +13,14 @@ from hp_tool.formats.reading import (
     Reading,
     Setting,
     as_settings,
-    plain,
-    settings_of,
+    describe_unknown_parts,
+    hyphenated,
+    parse_flags,
     table,
-    untold,
 )
-from hp_tool.formats.renamed import recipe
+from hp_tool.formats.renamed import config_file_settings
 from hp_tool.formats.shell import Script, Word
-from hp_tool.formats.source import Source, beside, file_of, mapping_of, parsed
+from hp_tool.formats.source import Source, find_file, find_named_file, parse_keys, parse_mapping
 from hp_tool.formats.trainer import accelerate, arguments
 
 _OTHER_TASKS = re.compile(
@@ -30,35 +30,40 @@ _OTHER_TASKS = re.compile(
 _DEEPSPEED_FILE = ("deepspeed", "deepspeed-config", "deepspeed-config-file")
 
 
-def read(source: Source, reading: Reading) -> None:
+def read_script(source: Source, reading: Reading) -> None:
     """Fill the reading with the query of the script's Trainer."""
     launch, script = source.launch(reading)
-    words = settings_of(launch.words, table=table("trainer"), reading=reading)
-    words = [*recipe(words, script, reading), *(each for each in words if each.name != "config")]
+    words = parse_flags(launch.words, table=table("trainer"), reading=reading)
+    words = [
+        *config_file_settings(words, script, reading),
+        *(each for each in words if each.name != "config"),
+    ]
     if (other := _OTHER_TASKS.search(launch.program.lower())) is not None:
         reading.refuse(
             f"{launch.program}: {other[1]} runs other passes than pretraining and supervised "
             "fine-tuning"
         )
     if launch.program == "trl.scripts.sft" or any(
-        each.text.endswith("trl/scripts/sft.py") for each in _words(script)
+        each.text.endswith("trl/scripts/sft.py") for each in _launcher_words(script)
     ):
-        words += _unsaid_by_trl({each.name for each in words})
-    by_script(words, script, source, reading)
+        words += _trl_defaults({each.name for each in words})
+    read_trainer_command(words, script, source, reading)
 
 
-def by_script(words: list[Setting], script: Script, source: Source, reading: Reading) -> None:
+def read_trainer_command(
+    words: list[Setting], script: Script, source: Source, reading: Reading
+) -> None:
     """Read a Trainer's arguments with its launcher: `accelerate launch` with file and options,
     DeepSpeed, or neither.
     """
-    config = _accelerate_config(script, source, reading)
-    started = [word.text for word in _words(script)]
+    config = _find_accelerate_config(script, source, reading)
+    started = [word.text for word in _launcher_words(script)]
     options = (
         accelerate.launch_options(started[started.index("accelerate") + 2 :])
         if "accelerate" in started
         else {}
     )
-    _by_launcher(words, source, script.files, reading, config=config, options=options)
+    _read_launched_arguments(words, source, script.files, reading, config=config, options=options)
 
 
 def read_file(source: Source, reading: Reading) -> None:
@@ -68,20 +73,24 @@ def read_file(source: Source, reading: Reading) -> None:
     parallelism.
     """
     if source.mapping is None:
-        read(source, reading)
+        read_script(source, reading)
         reading.tool = "trl"
         return
     words = as_settings(source.keys(reading), lines=source.text)
-    words += _unsaid_by_trl({each.name for each in words})
+    words += _trl_defaults({each.name for each in words})
     config = next(
-        (text for text in source.files.values() if "distributed_type" in (mapping_of(text) or {})),
+        (
+            text
+            for text in source.files.values()
+            if "distributed_type" in (parse_mapping(text) or {})
+        ),
         None,
     )
-    _by_launcher(words, source, source.files, reading, config=config, options={})
+    _read_launched_arguments(words, source, source.files, reading, config=config, options={})
     reading.tool = "trl"
 
 
-def _by_launcher(
+def _read_launched_arguments(
     words: list[Setting],
     source: Source,
     files: Mapping[str, str],
@@ -94,12 +103,12 @@ def _by_launcher(
 
     `config` is the text of Accelerate's file, `options` those of `accelerate launch`.
     """
-    text = deepspeed_file(words, files, reading)
-    content = None if text is None else parsed(text)
-    options = options or _own_fsdp(words, reading, alone=config is None)
+    text = find_deepspeed_file(words, files, reading)
+    content = None if text is None else parse_keys(text)
+    options = options or _read_trainer_fsdp(words, reading, alone=config is None)
     if config is None and (text is not None or not options):
         num_gpus = reading.num_gpus
-        arguments.read(
+        arguments.read_arguments(
             content,
             text=text or "",
             words=words,
@@ -108,18 +117,20 @@ def _by_launcher(
             spare=source.ignore,
         )
         return
-    laid = {} if config is None else parsed(config)
+    laid = {} if config is None else parse_keys(config)
     for key, value in options.items():
         laid[key] = {**(laid.get(key) or {}), **value} if isinstance(value, dict) else value
-    accelerate.read(laid, text=config or "", reading=reading, words=words, spare=source.ignore)
+    accelerate.read_accelerate(
+        laid, text=config or "", reading=reading, words=words, spare=source.ignore
+    )
 
 
-def _unsaid_by_trl(names: Collection[str]) -> Iterator[Setting]:
+def _trl_defaults(names: Collection[str]) -> Iterator[Setting]:
     """Yield the defaults of TRL's own script (SFTConfig of 1.16)."""
     for others, name, value in (
         (("activation-checkpointing", "gradient-checkpointing"), "gradient-checkpointing", "true"),
         (("bf16", "fp16"), "bf16", "true"),
-        (arguments.LENGTHS, "max-length", "1024"),
+        (arguments.LENGTH_OPTIONS, "max-length", "1024"),
         (("loss-type",), "loss-type", "nll"),
         (("dtype", "torch-dtype"), "dtype", "float32"),
     ):
@@ -129,7 +140,9 @@ def _unsaid_by_trl(names: Collection[str]) -> Iterator[Setting]:
             )
 
 
-def deepspeed_file(words: list[Setting], files: Mapping[str, str], reading: Reading) -> str | None:
+def find_deepspeed_file(
+    words: list[Setting], files: Mapping[str, str], reading: Reading
+) -> str | None:
     """Return the text of the DeepSpeed file in a Trainer's arguments; an unavailable file is
     recorded as missing.
     """
@@ -140,9 +153,9 @@ def deepspeed_file(words: list[Setting], files: Mapping[str, str], reading: Read
         reading.lack_value(setting, "parallel.zero_stage")
         return None
     named = None if setting is None or setting.values[0] == "none" else setting.values[0]
-    text = None if named is None else file_of(files, named)  # the command's own override it
+    text = None if named is None else find_file(files, named)  # the command's own override it
     if named is not None and text is None:
-        text = preset(named)
+        text = deepspeed_preset(named)
     if named is not None and text is None:
         stage = re.search(r"(?:zero|z|stage)[-_]?([0-3])(?!\d)", named)
         why = f"{named} is not at hand; give it with --file {named}"
@@ -154,16 +167,16 @@ def deepspeed_file(words: list[Setting], files: Mapping[str, str], reading: Read
     return text
 
 
-_PRESETS = re.compile(
+_PRESET_NAMES = re.compile(
     r"(?:zero|.*\bexamples/deepspeed/ds_z|.*\bdeepspeed_configs/zero)([0-3])(?:_bf16|_torch_compile)?"
     r"(_offload|_cpuoffload_all|_cpuoffload_params)?(?:_config)?(?:\.json)?"
 )
 """Names of the DeepSpeed files included in ms-swift, LLaMA-Factory and axolotl."""
 
 
-def preset(name: str) -> str | None:
+def deepspeed_preset(name: str) -> str | None:
     """Return the text of a DeepSpeed file included in a trainer, by its name; None for others."""
-    own = _PRESETS.fullmatch(name)
+    own = _PRESET_NAMES.fullmatch(name)
     if own is None or ("/" not in name and name.endswith(".json")):
         return None
     zero: dict[str, Any] = {"stage": int(own[1])}
@@ -174,7 +187,7 @@ def preset(name: str) -> str | None:
     return json.dumps({"zero_optimization": zero})
 
 
-def _own_fsdp(words: list[Setting], reading: Reading, *, alone: bool) -> dict[str, Any]:
+def _read_trainer_fsdp(words: list[Setting], reading: Reading, *, alone: bool) -> dict[str, Any]:
     """Return the Trainer's own --fsdp if nothing else shards (`alone`: no file of Accelerate's)."""
     fsdp = next(
         (each.text.strip() for each in reversed(words) if each.name == "fsdp" and not each.unknown),
@@ -182,25 +195,32 @@ def _own_fsdp(words: list[Setting], reading: Reading, *, alone: bool) -> dict[st
     )
     if fsdp in ("", "none", "false") or not alone:
         return {}
-    return {"distributed_type": "FSDP", "fsdp_config": accelerate.own_fsdp(fsdp, reading)}
+    return {"distributed_type": "FSDP", "fsdp_config": accelerate.trainer_fsdp(fsdp, reading)}
 
 
-_CONFIG_FILE = ("--config_file", "--config-file", "--accelerate_config", "--accelerate-config")
+_CONFIG_FILE_OPTIONS = (
+    "--config_file",
+    "--config-file",
+    "--accelerate_config",
+    "--accelerate-config",
+)
 """Options of `accelerate launch` and `trl` for Accelerate's file."""
 
 
-def _accelerate_config(script: Script, source: Source, reading: Reading) -> str | None:
+def _find_accelerate_config(script: Script, source: Source, reading: Reading) -> str | None:
     """Return the text of the file passed to `accelerate launch`; None without one; reject
     unavailable files.
     """
     words = [word for command in script.commands for word in command.words]
     for number, word in enumerate(words):
         option, separator, value = word.text.partition("=")
-        if option not in _CONFIG_FILE or plain(option) in map(plain, source.ignore):
+        if option not in _CONFIG_FILE_OPTIONS or hyphenated(option) in map(
+            hyphenated, source.ignore
+        ):
             continue
         file = word._replace(text=value) if separator else words[min(number + 1, len(words) - 1)]
         if file.unknown:
-            reading.refuse(f"{option} is {untold(file.unknown)}")
+            reading.refuse(f"{option} is {describe_unknown_parts(file.unknown)}")
         elif (text := _accelerate_file(script, file.text)) is not None:
             return text
         else:
@@ -214,7 +234,7 @@ def _accelerate_file(script: Script, name: str) -> str | None:
     """Return the text of a file of Accelerate's, or of one of TRL's by its name; None if not
     available.
     """
-    if (text := beside(script, name)) is not None or (
+    if (text := find_named_file(script, name)) is not None or (
         own := re.fullmatch(r"(zero|fsdp)([123])|multi_gpu", name)
     ) is None:
         return text
@@ -235,5 +255,5 @@ def _accelerate_file(script: Script, name: str) -> str | None:
     )
 
 
-def _words(script: Script) -> Iterator[Word]:
+def _launcher_words(script: Script) -> Iterator[Word]:
     return (word for command in script.commands for word in command.words)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hp_tool.catalog.efficiency import MachineProfile, efficiency, gpu_efficiency
+from hp_tool.catalog.efficiency import MachineProfile, efficiency_profile, gpu_efficiency
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.training import training_costs
@@ -120,7 +120,7 @@ def check_step(
         raise LauncherError(
             f"the training step was not measured: {measured.status}: {measured.cause}"
         )
-    before = efficiency(gpu=cluster.gpu, framework=_FRAMEWORK, cluster=cluster.name)
+    before = efficiency_profile(gpu=cluster.gpu, framework=_FRAMEWORK, cluster=cluster.name)
     return StepCheck(
         what=f"{request.model.num_hidden_layers}-layer GPT, hidden_size "
         f"{request.model.hidden_size}, TP "

@@ -16,7 +16,7 @@ from hp_tool.catalog import library
 from hp_tool.domain.measurement_records import MeasuredCluster, MeasurementQuery, MeasurementRecord
 from hp_tool.domain.ports import Store
 from hp_tool.domain.records import CalibrationRecord, JsonObject
-from hp_tool.domain.units import counted
+from hp_tool.domain.units import format_count
 from hp_tool.errors import NotFoundError
 from hp_tool.loop.assumptions import assumed
 from hp_tool.loop.calibration import Calibration, Evidence, Prior, fit_calibration, prior_for
@@ -178,7 +178,8 @@ def _make(store: Store, series: Series, groups: Sequence[Group]) -> MadeCalibrat
     accuracy = accuracy_of(evidence, unseen_s=unseen_s)
     # All users can read calibrations, so a user's own model names are omitted.
     models = Counter(
-        record.model if library.knows("models", record.model) else OWN_MODELS for record in records
+        record.model if library.has_entry("models", record.model) else OWN_MODELS
+        for record in records
     )
     by_id = zip(evidence.measurement_ids, unseen_s.tolist(), strict=True)
     facts = {
@@ -385,7 +386,7 @@ def outdated_notice(store: Store) -> str | None:
     """
     count = sum(outdated(store, cluster) for cluster in store.measured_clusters())
     return (
-        f"not used: what was learnt about {counted(count, 'cluster')} {OTHER_PREDICTIONS}"
+        f"not used: what was learnt about {format_count(count, 'cluster')} {OTHER_PREDICTIONS}"
         if count
         else None
     )

@@ -7,7 +7,7 @@ from typing import Annotated
 from annotated_types import Interval
 
 from hp_tool.cost.flops import flops_tolerance, step_tokens
-from hp_tool.domain.device_names import RECOGNIZED, is_device
+from hp_tool.domain.device_names import RECOGNIZED_GPUS, matches_gpu
 from hp_tool.domain.digests import problem_digest
 from hp_tool.domain.fields import Strict, check_bounds
 from hp_tool.domain.hardware import GpuSpec
@@ -248,7 +248,7 @@ def _check_hardware(hardware: Hardware, *, gpu: GpuSpec, num_gpus: int | None) -
         InputError: `hardware_mismatch`, the device's name or the stated number of devices differs.
     """
     name = hardware.device_name
-    if name and gpu.name in RECOGNIZED and is_device(name, gpu=gpu.name) is False:
+    if name and gpu.name in RECOGNIZED_GPUS and matches_gpu(name, gpu=gpu.name) is False:
         raise InputError(
             f"The run measured {name}, but the query's cluster has {gpu.name}; set cluster.gpu to "
             "the measured GPU.",

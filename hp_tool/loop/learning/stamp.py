@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from hp_tool.catalog.efficiency import efficiency
+from hp_tool.catalog.efficiency import efficiency_profile
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.training import training_costs
@@ -64,7 +64,7 @@ def predictions_digest(cluster: ClusterSpec, *, framework: str, experts: bool) -
     workload = TrainingWorkload(
         sequence_length=4096, global_batch_size=128, framework=framework, precision=precision
     )
-    profile = efficiency(gpu=cluster.gpu, framework=framework, cluster=cluster.name)
+    profile = efficiency_profile(gpu=cluster.gpu, framework=framework, cluster=cluster.name)
     model, layouts = (
         (MIXTURE, [replace(each, expert_parallel_size=8) for each in LAYOUTS])
         if experts

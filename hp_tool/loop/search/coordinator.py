@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 
-from hp_tool.domain.measurement import KILLED, Measurement
+from hp_tool.domain.measurement import KILLED_CAUSE, Measurement
 from hp_tool.domain.ports import Launcher, Queueing, Store
 from hp_tool.domain.records import REUSED, JsonObject, Lease, RunRecord, SearchRecord
 from hp_tool.domain.states import JobState
@@ -285,8 +285,8 @@ class Coordinator:
         )
         if measurement.refused:
             self._refuse(run, measurement.cause or "the job never began", measurement)
-        elif measurement.cause == KILLED and any(
-            each.digest == run.digest and each.cause == KILLED for each in self._runs()
+        elif measurement.cause == KILLED_CAUSE and any(
+            each.digest == run.digest and each.cause == KILLED_CAUSE for each in self._runs()
         ):
             blamed = replace(measurement, status="crashed")
             self._finish(run, blamed, gpu_seconds=self._charges.gpu_seconds(run, blamed))

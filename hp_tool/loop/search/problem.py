@@ -11,7 +11,7 @@ import numpy as np
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.serving.candidates import ServingCandidates
 from hp_tool.domain.digests import configuration_digest
-from hp_tool.domain.frameworks import wrapped
+from hp_tool.domain.frameworks import training_engine
 from hp_tool.domain.hardware import ClusterSpec
 from hp_tool.domain.measurement import GRAPHS_AFTER, Measurement, ProfileRequest
 from hp_tool.domain.measurement_records import NewMeasurement
@@ -21,7 +21,7 @@ from hp_tool.domain.query import SearchSettings
 from hp_tool.domain.records import SET, JsonObject, RunRecord
 from hp_tool.domain.requests import RunRequest
 from hp_tool.domain.serving import RunConfig
-from hp_tool.domain.steps import MORE_WARMUP
+from hp_tool.domain.steps import WARMUP_EXTENSION
 from hp_tool.domain.switches import device_connections
 from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.loop.assumptions import assumed
@@ -168,7 +168,7 @@ class Question(ABC):
             return settings.run_timeout_s
         steps = (
             max(settings.warmup_steps, GRAPHS_AFTER)
-            + MORE_WARMUP
+            + WARMUP_EXTENSION
             + (run.fidelity.steps or settings.steps)
         )
         steps += limits.profiled_steps if settings.breakdown else 0
@@ -309,7 +309,7 @@ class SearchProblem(Question):
             longest_step_s=None
             if limit is None
             else limit / run.predicted.get(EXTRAPOLATION_RATIO, 1.0),
-            more_warmup_steps=MORE_WARMUP,
+            more_warmup_steps=WARMUP_EXTENSION,
             nvlink_domain_size=self.cluster.nvlink_domain_size,
             balanced_routing=bool(model.num_experts)
             and (self.training.expert_imbalance == 1.0 if balanced is None else balanced),
@@ -327,7 +327,7 @@ class SearchProblem(Question):
             )
         if (
             self.model.num_experts
-            and wrapped(self.framework) == "megatron-core"
+            and training_engine(self.framework) == "megatron-core"
             and parallel.moe_token_dispatcher_type is None
         ):
             parallel = replace(

@@ -9,7 +9,7 @@ from hp_tool.domain.ports import Launcher
 from hp_tool.domain.records import JsonObject, RunRecord
 from hp_tool.domain.serving import ServingConfig
 from hp_tool.domain.states import JobState, Phase
-from hp_tool.domain.steps import RUN, read_steps
+from hp_tool.domain.steps import RUN_PREFIX, read_steps
 from hp_tool.errors import LauncherError
 
 EVERY_S = 2.0
@@ -67,13 +67,13 @@ def underway(log: str, *, serves: bool) -> Underway:
     lines = [
         line[:LINE_CHARACTERS]
         for line in log.splitlines()
-        if line.strip() and not line.startswith(RUN)
+        if line.strip() and not line.startswith(RUN_PREFIX)
     ]
     tail = "\n".join(lines[-LINES:])
     warmup_s, times_s, _ = read_steps(log)
     if serves or not (warmup_s or times_s):
         return Underway(
-            phase=Phase.RUNNING if serves and RUN in log else Phase.START_UP, log_tail=tail
+            phase=Phase.RUNNING if serves and RUN_PREFIX in log else Phase.START_UP, log_tail=tail
         )
     return Underway(
         phase=Phase.STEPS if times_s else Phase.WARM_UP,

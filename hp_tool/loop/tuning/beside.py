@@ -11,9 +11,9 @@ from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.query import Query
 from hp_tool.questions.configuration import with_value
 from hp_tool.questions.training.problem import TrainingProblem
-from hp_tool.questions.training.ranking.best import Best, best_of
-from hp_tool.questions.training.ranking.choice import choose
-from hp_tool.questions.training.ranking.recommend import offloaded
+from hp_tool.questions.training.ranking.best import Best, search_best
+from hp_tool.questions.training.ranking.choice import choose_rows
+from hp_tool.questions.training.ranking.recommend import best_offloaded
 
 OFFLOAD, EXCHANGE = "training.offload", "parallel.context_parallel_communication"
 SHOWN = 32
@@ -31,9 +31,9 @@ def chosen_beside(
     Levels of a2a+p2p are the defaults, because a ranking's levels apply to one size and a search
     tries several.
     """
-    plain = best_of(problem, keep=SHOWN, rank_by=query.rank_by)
-    best = plain if plain.feasible else offloaded(query, plain, keep=SHOWN, calibrations=None)
-    shown = choose(best, count=SHOWN).best
+    plain = search_best(problem, keep=SHOWN, rank_by=query.rank_by)
+    best = plain if plain.feasible else best_offloaded(query, plain, keep=SHOWN, calibrations=None)
+    shown = choose_rows(best, count=SHOWN).best
     for row, variant in enumerate(shown.variant.tolist()):
         its = shown.problems[variant]
         config = its.named(shown.rows.candidates.config(row))

@@ -28,7 +28,7 @@ from hp_tool.loop.tuning.evidence import earlier_evidence, with_known_startup
 from hp_tool.loop.tuning.problem import TuningProblem, build_problem, resolve_training_search
 from hp_tool.loop.tuning.study import projection_of, study_storage
 from hp_tool.questions.schema import parse_query, to_dict
-from hp_tool.questions.training.problem import self_contained
+from hp_tool.questions.training.problem import inline_files
 from hp_tool.questions.training.ranking.rank import CostedSpace
 
 _NAME = "planned"
@@ -71,7 +71,7 @@ def _plan(
     query: Query, *, hardware: Hardware, store: Store | None
 ) -> tuple[SearchPlan, TuningProblem, RunRecord]:
     """Return the costs, the problem, and the first run as it would be stored."""
-    stored = within_limits(to_dict(self_contained(_a_training(query))))
+    stored = within_limits(to_dict(inline_files(_a_training(query))))
     query = replace(query, search=parse_query(stored).search)
     problem = build_problem(query=query, query_json=stored, hardware=hardware)
     if isinstance(problem, CostedSpace):

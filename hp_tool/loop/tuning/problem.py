@@ -28,7 +28,7 @@ from hp_tool.domain.hardware import ClusterSpec, GpuSpec
 from hp_tool.domain.measurement import Hardware
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.ports import Launcher, Store
-from hp_tool.domain.profiling import unprofiled, unprofiled_layout, unprofiled_sizes
+from hp_tool.domain.profiling import unsupported_layout, unsupported_sizes, unsupported_training
 from hp_tool.domain.query import Query, Reducible, TrainerCommand
 from hp_tool.domain.records import JsonObject
 from hp_tool.errors import InputError, UnsupportedError
@@ -45,11 +45,11 @@ from hp_tool.loop.tuning.reductions import Reducer, fewest_gpus
 from hp_tool.loop.tuning.result import Account, TuneResult, make_result
 from hp_tool.loop.tuning.searched import Searched
 from hp_tool.loop.tuning.training_result import baseline_config, ranked_trainings
-from hp_tool.questions.schema import lay
+from hp_tool.questions.schema import set_paths
 from hp_tool.questions.training.calibrated import Calibrations
 from hp_tool.questions.training.problem import TrainingProblem, resolve_training
-from hp_tool.questions.training.ranking.best import Best, best_of
-from hp_tool.questions.training.ranking.choice import choose
+from hp_tool.questions.training.ranking.best import Best, search_best
+from hp_tool.questions.training.ranking.choice import choose_rows
 from hp_tool.questions.training.ranking.rank import CostedRows, CostedSpace, cost_space
 from hp_tool.questions.training.ranking.recommend import fewest_devices
 
@@ -130,9 +130,11 @@ def resolve_training_search(query: Query) -> TrainingProblem:
             else _with_one_dispatcher(problem)
         )
     check_profiled(problem.cluster.gpu)
-    layout = unprofiled_layout(problem.cluster, problem.strategy)
+    layout = unsupported_layout(problem.cluster, problem.strategy)
     for field, what in (
-        *unprofiled(model=problem.model, training=problem.workload, gpu=problem.cluster.gpu.name),
+        *unsupported_training(
+            model=problem.model, training=problem.workload, gpu=problem.cluster.gpu.name
+        ),
         *layout,
     ):
         raise UnsupportedError(
@@ -189,7 +191,7 @@ def build_problem(
             resolved_with(values, query=query, problem=problem, resolve=resolve_training_search),
             None,
         )
-    best = best or best_of(problem, keep=SHOWN, rank_by=query.rank_by)
+    best = best or search_best(problem, keep=SHOWN, rank_by=query.rank_by)
     space = _with_best(cost_space(problem=problem), best)
     if trainer is None:
         space = _profiled(space, problem)
@@ -218,7 +220,7 @@ def build_problem(
         kinds=_reducible(query),
     )
     search = SearchProblem(
-        query=lay(deepcopy(query_json), values),
+        query=set_paths(deepcopy(query_json), values),
         chosen=problem.chosen,
         model=problem.model,
         cluster=problem.cluster,
@@ -250,7 +252,9 @@ def _runs(
     if trainer is not None:
         return exports_everything(trainer, problem=problem, parallel=parallel)
     if any(
-        unprofiled(model=problem.model, training=problem.workload, gpu=problem.cluster.gpu.name)
+        unsupported_training(
+            model=problem.model, training=problem.workload, gpu=problem.cluster.gpu.name
+        )
     ):
         return False
     return not _unprofiled(Candidates.from_configs([parallel]), problem).any()
@@ -258,7 +262,7 @@ def _runs(
 
 def _with_best(space: CostedSpace, best: Best) -> CostedSpace:
     """Return the space with what `recommend` would add: other recomputation and sharding."""
-    shown = choose(best, count=SHOWN).best
+    shown = choose_rows(best, count=SHOWN).best
     own = np.flatnonzero(shown.variant == 0)
     known = set(_configurations(space.candidates))
     own_rows = _configurations(shown.rows.candidates.take(own))
@@ -358,7 +362,7 @@ def _profiled(space: CostedSpace, problem: TrainingProblem) -> CostedSpace:
 def _unprofiled(candidates: Candidates, problem: TrainingProblem) -> NDArray[np.bool_]:
     """Return (n,) whether the profiler does not support a candidate."""
     refused = np.zeros(len(candidates), dtype=np.bool_)
-    rules = unprofiled_sizes(
+    rules = unsupported_sizes(
         candidates,
         model=problem.model,
         training=problem.workload,

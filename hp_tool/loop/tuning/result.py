@@ -22,7 +22,11 @@ from hp_tool.loop.search.table import CandidateTable
 from hp_tool.loop.tuning.answer import effect_of_axes
 from hp_tool.questions.schema import query_mapping
 from hp_tool.questions.training.problem import TrainingProblem
-from hp_tool.questions.training.ranking.misses import NEAREST, nearest, nearest_recommendations
+from hp_tool.questions.training.ranking.misses import (
+    NUM_NEAREST,
+    nearest_recommendations,
+    nearest_rows,
+)
 from hp_tool.questions.training.ranking.rank import CostedSpace
 
 TOP = 10
@@ -159,7 +163,7 @@ def make_result(
         axes=effect_of_axes(table.axes, ranked.order, ranked.seconds),
         space=SpaceSummary(legal=ranked.legal, feasible=ranked.feasible, seconds=account.seconds),
         rejections=ranked.rejections,
-        nearest_misses=() if shown else ranked.describe(ranked.near[:NEAREST]),
+        nearest_misses=() if shown else ranked.describe(ranked.near[:NUM_NEAREST]),
         pareto=ranked.describe(ranked.front),
         search=account.summary(settings=query.search, grid_gpu_seconds=ranked.grid_gpu_seconds),
     )
@@ -183,7 +187,7 @@ def nothing_feasible(
         space=SpaceSummary(legal=space.legal, feasible=0, seconds=seconds),
         rejections=space.rejections,
         nearest_misses=nearest_recommendations(
-            space.candidates.take(nearest(space, problem=problem)), problem=problem
+            space.candidates.take(nearest_rows(space, problem=problem)), problem=problem
         ),
         search=account.summary(settings=query.search, grid_gpu_seconds=None),
     )

@@ -14,11 +14,11 @@ from typing import Any, get_type_hints
 from pydantic import TypeAdapter, ValidationError
 
 from hp_tool.catalog import library
-from hp_tool.catalog.hardware import RUNS, cluster_runs
+from hp_tool.catalog.hardware import RUNS_KEY, cluster_runs
 from hp_tool.cluster.launchers import folders, jobs
 from hp_tool.cluster.launchers.options import SlurmOptions, config_path
 from hp_tool.domain.access import AccessStore
-from hp_tool.domain.retention import LONGEST_DAYS, SHORTEST_DAYS, EndedRun, Retention
+from hp_tool.domain.retention import MAX_DAYS, MIN_DAYS, EndedRun, Retention
 from hp_tool.domain.units import SECONDS_PER_DAY
 from hp_tool.errors import HpToolError, InputError
 from hp_tool.loop.search.study import CLAIM
@@ -67,7 +67,7 @@ def checked(retention: Retention, *, names: Mapping[str, str]) -> Retention:
     """
     for each in fields(retention):
         value = getattr(retention, each.name)
-        least, most = (SHORTEST_DAYS, LONGEST_DAYS) if each.name.endswith("days") else (0, 10**9)
+        least, most = (MIN_DAYS, MAX_DAYS) if each.name.endswith("days") else (0, 10**9)
         if value is not None and not least <= value <= most:
             name = names[each.name]
             raise InputError(
@@ -106,7 +106,7 @@ def run_roots() -> list[Path]:
         described = (
             cluster_runs(entry.name)
             for entry in library.entries("clusters")
-            if RUNS in entry.fields
+            if RUNS_KEY in entry.fields
         )
         places += [runs.options.get("folder") for runs in described if runs is not None]
     return list(dict.fromkeys(Path(place).resolve() for place in places if place))
@@ -170,7 +170,7 @@ def _expired(
         expired.update(
             name for name in ended if ended[name].age_s > retention.folder_days * SECONDS_PER_DAY
         )
-    return sorted(name for name in expired if ended[name].age_s > SHORTEST_DAYS * SECONDS_PER_DAY)
+    return sorted(name for name in expired if ended[name].age_s > MIN_DAYS * SECONDS_PER_DAY)
 
 
 def _delete_studies(database_url: str, searches: frozenset[str]) -> None:

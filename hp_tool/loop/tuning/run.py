@@ -27,11 +27,11 @@ from hp_tool.loop.tuning.result import TuneResult, nothing_feasible
 from hp_tool.loop.tuning.searched import Searched
 from hp_tool.loop.tuning.serving import build_serving, resolve_serving_search
 from hp_tool.loop.tuning.study import projection_of, study_storage
-from hp_tool.questions.edition import edition
+from hp_tool.questions.edition import count_query_terms
 from hp_tool.questions.schema import parse, parse_query, query_mapping
 from hp_tool.questions.serving.problem import ServingProblem
 from hp_tool.questions.training.calibrated import Calibrations
-from hp_tool.questions.training.problem import TrainingProblem, self_contained
+from hp_tool.questions.training.problem import TrainingProblem, inline_files
 from hp_tool.questions.training.ranking.rank import CostedSpace
 
 if TYPE_CHECKING:
@@ -217,13 +217,13 @@ def tune(
     if search_id is None:
         if query is None:
             raise NotFoundError("neither a query nor a search to resume was given", field="query")
-        stored = query_mapping(self_contained(query))
+        stored = query_mapping(inline_files(query))
         resolve_search(
             parse_query(stored)
         )  # as stored, without files that only this process can read
         stored = within_limits(stored)
         search_id = store.create_search(
-            query=stored, paused=True, limits=daily_limits(stored), edition=edition()
+            query=stored, paused=True, limits=daily_limits(stored), edition=count_query_terms()
         ).id
     record = store.get_search(search_id=search_id)
     if record.state is SearchState.SUCCEEDED and record.result is not None:
@@ -262,7 +262,7 @@ def _claim(store: Store, search_id: str, *, holder: str, patience_s: float) -> L
     deadline = time.monotonic() + patience_s
     while True:
         claimed = store.claim_search(
-            holder=holder, lease_s=LEASE_S, search_id=search_id, edition=edition()
+            holder=holder, lease_s=LEASE_S, search_id=search_id, edition=count_query_terms()
         )
         if claimed is not None:
             return claimed[1]

@@ -15,7 +15,7 @@ from hp_tool.domain.digests import json_digest
 from hp_tool.domain.inference import InferenceWorkload, TraceSpec
 from hp_tool.domain.measurement import Hardware, Runner
 from hp_tool.domain.ports import Store
-from hp_tool.domain.profiling import unserved, unserved_sizes
+from hp_tool.domain.profiling import unsupported_serving, unsupported_serving_sizes
 from hp_tool.domain.query import Query
 from hp_tool.domain.records import JsonObject
 from hp_tool.domain.serving import InferenceEstimate, ServingConfig
@@ -31,14 +31,14 @@ from hp_tool.loop.tuning.result import Account, TuneResult, make_result
 from hp_tool.loop.tuning.searched import Searched
 from hp_tool.loop.tuning.serving_result import baseline_config, ranked_deployments
 from hp_tool.loop.tuning.serving_table import in_flight_of, serving_candidates, serving_table
-from hp_tool.questions.serving.estimates import SHARES, estimate_row
+from hp_tool.questions.serving.estimates import QUANTILES, estimate_row
 from hp_tool.questions.serving.problem import (
     CostedRows,
     ServingProblem,
     resolve_serving,
-    served_workload,
+    resolve_workload,
 )
-from hp_tool.questions.serving.replay import arrivals_s, played
+from hp_tool.questions.serving.replay import arrivals_s, simulate_trace
 
 _MEASURED_OBJECTIVES = (None, "throughput_per_gpu", "cost")
 """Objectives that the shortest round of a closed load on given devices optimises; others are
@@ -75,7 +75,7 @@ class ServingTuning(Searched):
     def estimate(self, row: int) -> InferenceEstimate:
         """Return the cost model's estimate of a row; for a trace the latencies of its requests."""
         costed = self.problem.costed(self.search.candidates.take(slice(row, row + 1)))
-        return estimate_row(costed, 0) if self.problem.trace is None else played(costed)
+        return estimate_row(costed, 0) if self.problem.trace is None else simulate_trace(costed)
 
     def evidence(
         self, store: Store, *, series: Series, without_search: str | None = None
@@ -125,8 +125,8 @@ def resolve_serving_search(query: Query) -> ServingProblem:
                 f"Runs measure means, not {name}; set {' or '.join(TARGETS)}",
                 field=f"targets.{name}",
             )
-        if quantile not in (None, *SHARES):
-            kept = ", ".join(SHARES)
+        if quantile not in (None, *QUANTILES):
+            kept = ", ".join(QUANTILES)
             raise UnsupportedError(
                 f"runs keep {kept} of their requests, no {quantile}; ask for one of these",
                 field=f"targets.{name}",
@@ -156,7 +156,7 @@ def resolve_serving_search(query: Query) -> ServingProblem:
             field="parallel.tensor_parallel_size",
             code="missing_field",
         )
-    for field, what in unserved(
+    for field, what in unsupported_serving(
         model=problem.model, inference=_load(query, problem), runner=runner
     ):
         raise UnsupportedError(
@@ -239,7 +239,7 @@ def build_serving(*, query: Query, query_json: JsonObject, hardware: Hardware) -
 
 def _load(query: Query, problem: ServingProblem) -> InferenceWorkload:
     """Return the query's load with the mean lengths and the rate of its trace."""
-    workload = served_workload(query)
+    workload = resolve_workload(query)
     lengths = {
         name: getattr(problem, name)
         for name in ("input_length", "output_length", "prefix_cache_hit_rate")
@@ -317,7 +317,9 @@ def _candidates(
             replace(config, data_parallel_size=1),
             replace(inference, concurrency=config.max_num_seqs),
         )
-        unserved_here = unserved_sizes(model=problem.model, inference=batch, parallel=replica)
+        unserved_here = unsupported_serving_sizes(
+            model=problem.model, inference=batch, parallel=replica
+        )
         return config.tensor_parallel_size <= available_gpus and not list(unserved_here)
 
     legal = np.flatnonzero(codes == 0)

@@ -16,7 +16,7 @@ from hp_tool.cost.serving.candidates import ServingCandidates
 from hp_tool.cost.serving.engine import ServingCosts
 from hp_tool.cost.serving.legality import legality, rejection_counts
 from hp_tool.cost.uncertainty import NORMAL_QUANTILE
-from hp_tool.domain.answer import ServingAnswer, ServingBaseline, verdict_of
+from hp_tool.domain.answer import ServingAnswer, ServingBaseline, get_verdict
 from hp_tool.domain.measurement import Latencies, Measurement, Tail, Tails
 from hp_tool.domain.query import Query
 from hp_tool.domain.records import RunRecord
@@ -43,7 +43,12 @@ from hp_tool.loop.tuning.known import own_runs
 from hp_tool.loop.tuning.latencies import LatencyCalibration
 from hp_tool.loop.tuning.result import Ranked, outcome_of_rows, rank
 from hp_tool.loop.tuning.serving_table import serving_candidates, serving_table
-from hp_tool.questions.serving.estimates import SHARES, estimate_row, missed_target, quantiles
+from hp_tool.questions.serving.estimates import (
+    QUANTILES,
+    estimate_row,
+    latency_quantiles,
+    target_reasons,
+)
 from hp_tool.questions.serving.evaluate import resolve_config
 from hp_tool.questions.serving.intervals import CONFIDENCE
 from hp_tool.questions.serving.problem import ServingProblem
@@ -211,8 +216,8 @@ def _tails(
         return {}
     costed = tuning.problem.costed(tuning.search.candidates)
     shapes: dict[tuple[str, str], FloatArray] = {}
-    for name, share in SHARES.items():
-        at = quantiles(costed, share)
+    for name, share in QUANTILES.items():
+        at = latency_quantiles(costed, share)
         shapes |= {
             (latency, name): getattr(at, latency)
             / np.maximum(getattr(costed.costs, latency), 1e-12)
@@ -327,7 +332,7 @@ def _answer(
         gains=gains,
         clearly_better=None if gain is None else gain.clear,
     )
-    return replace(answer, verdict=verdict_of(answer))
+    return replace(answer, verdict=get_verdict(answer))
 
 
 def _baseline(
@@ -404,7 +409,7 @@ def _with_tails(
     reasons = tuple(
         reason
         for name, limit, value in figures
-        for reason in missed_target(name, value=value, limit=limit)
+        for reason in target_reasons(name, value=value, limit=limit)
     )
     return replace(estimate, tails=latencies.tails[row], feasible=not reasons, reasons=reasons)
 

@@ -17,7 +17,7 @@ from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.legality import legality
 from hp_tool.cost.legality_reasons import explain
 from hp_tool.cost.uncertainty import NORMAL_QUANTILE
-from hp_tool.domain.answer import Answer, Baseline, verdict_of
+from hp_tool.domain.answer import Answer, Baseline, get_verdict
 from hp_tool.domain.measurement import Measurement
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.query import Query
@@ -41,9 +41,9 @@ from hp_tool.loop.tuning.result import Ranked, outcome_of_rows, rank
 from hp_tool.questions.training.calibrated import CONFIDENCE, CalibratedPredictor
 from hp_tool.questions.training.evaluate import resolve_config
 from hp_tool.questions.training.problem import TrainingProblem
-from hp_tool.questions.training.ranking.choice import simplest
-from hp_tool.questions.training.ranking.exact import NEAR
-from hp_tool.space.pareto import undominated
+from hp_tool.questions.training.ranking.choice import choose_simplest
+from hp_tool.questions.training.ranking.exact import NEAR_RATIO
+from hp_tool.space.pareto import pareto_optimal
 
 if TYPE_CHECKING:
     from hp_tool.loop.tuning.problem import TuningProblem
@@ -107,7 +107,7 @@ def ranked_trainings(
         order=rows,
         near=[row for row in near if row not in failed],
         front=[
-            rows[place] for place in undominated(step_s[rows], -known.memory.median_bytes[rows])
+            rows[place] for place in pareto_optimal(step_s[rows], -known.memory.median_bytes[rows])
         ],
         measured=measured,
         seconds=step_s,
@@ -145,7 +145,7 @@ def simplest_first(
     Candidates take at most NEAR times as long as the first and no longer than the baseline. If the
     first was measured, they were measured too.
     """
-    longest_s = min(NEAR * known_s[rows[0]], baseline_s or np.inf) if rows else 0.0
+    longest_s = min(NEAR_RATIO * known_s[rows[0]], baseline_s or np.inf) if rows else 0.0
     near = [
         row
         for row in rows
@@ -153,7 +153,7 @@ def simplest_first(
     ]
     if len(near) < 2:
         return rows
-    place = simplest(
+    place = choose_simplest(
         problem.search.candidates.take(np.array(near)),
         problem=problem.training,
         total_bytes=known_bytes[near],
@@ -284,7 +284,7 @@ def _answer(
         else foreseen(measured, runs=[run for run in runs if run.parallel == best.parallel]),
         calibrated_step_s_interval=(low_s, high_s),
     )
-    return replace(answer, verdict=verdict_of(answer))
+    return replace(answer, verdict=get_verdict(answer))
 
 
 def _saved(

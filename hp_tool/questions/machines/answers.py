@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from hp_tool import catalog
 from hp_tool.domain import bounds
-from hp_tool.domain.beside import Beside
+from hp_tool.domain.beside import AnswerAdditions
 from hp_tool.domain.hardware import ClusterQuery, ClusterSpec
 from hp_tool.domain.prices import NotRanked
 from hp_tool.domain.query import Query
@@ -21,7 +21,7 @@ from hp_tool.domain.serving import ServingRecommendation
 from hp_tool.errors import HpToolError, InputError, UnsupportedError
 from hp_tool.questions.configuration import NUM_GPUS, Configuration
 from hp_tool.questions.machines.deadlines import deadline_probability
-from hp_tool.questions.machines.listed import Machine, counts, machines
+from hp_tool.questions.machines.listed import Machine, device_counts, list_machines
 from hp_tool.questions.training.problem import resolve_training
 from hp_tool.wording import figures
 
@@ -32,18 +32,18 @@ if TYPE_CHECKING:
 Row = Recommendation | ServingRecommendation
 CLUSTER = "cluster"
 """Path in a row's `set`: the machine, as in a query of it alone."""
-SUPERLINEAR = 0.8
+MIN_SCALING_FACTOR = 0.8
 """A training on n times as many devices is assumed to be at most n / SUPERLINEAR times as fast."""
-BEYOND = "twice the peak FLOP/s of its devices would miss the deadline or the budget"
-MOST_QUESTIONS = 8
+TOO_SLOW_REASON = "twice the peak FLOP/s of its devices would miss the deadline or the budget"
+MAX_SHOWN_MACHINES = 8
 """Maximum number of machines for which a request may use the processor time of one question
 each.
 """
-NEAREST = 3
+NUM_NEAREST = 3
 """Number of nearest misses in an answer."""
-FASTER = 4
+PEAK_FACTOR = 4
 """Numbers of devices tried from the fewest that meet a deadline, each twice the previous."""
-ONE_MACHINE = "is of one machine: take one of a ranking's rows, whose `set` names it"
+ONE_MACHINE_HINT = "is of one machine: take one of a ranking's rows, whose `set` names it"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,10 +63,10 @@ class Machines:
     def estimate(
         self, *, with_fixes: bool = True, calibrations: Calibrations | None = None
     ) -> NoReturn:
-        raise InputError(f"an estimate {ONE_MACHINE}", field=CLUSTER, code="several_machines")
+        raise InputError(f"an estimate {ONE_MACHINE_HINT}", field=CLUSTER, code="several_machines")
 
     def ratio_log_sd(self, one: Any, other: Any, *, alike: bool) -> NoReturn:
-        raise InputError(f"a ratio {ONE_MACHINE}", field=CLUSTER, code="several_machines")
+        raise InputError(f"a ratio {ONE_MACHINE_HINT}", field=CLUSTER, code="several_machines")
 
     def setup(self, configuration: Configuration) -> TrainingSetup | ServingSetup:
         setup: TrainingSetup | ServingSetup = self.of_one(configuration.query).setup(configuration)
@@ -82,21 +82,23 @@ class Machines:
         pareto: Front | None = None,
         sensitivity: bool = False,
         calibrations: Calibrations | None = None,
-    ) -> tuple[Ranking[Any], Beside]:
+    ) -> tuple[Ranking[Any], AnswerAdditions]:
         """Return the ranking, with the front of days and cost for trainings that have both."""
         if sensitivity or pareto is not None:
             name = "sensitivity" if sensitivity else "pareto"
-            raise UnsupportedError(f"{name} {ONE_MACHINE}", field=name)
+            raise UnsupportedError(f"{name} {ONE_MACHINE_HINT}", field=name)
         ranked = self._ranked(calibrations)
-        return ranked.first(top), Beside(pareto=ranked.front(), not_ranked=tuple(ranked.not_ranked))
+        return ranked.first(top), AnswerAdditions(
+            pareto=ranked.front(), not_ranked=tuple(ranked.not_ranked)
+        )
 
     def _ranked(self, calibrations: Calibrations | None) -> Ranked:
         start = time.perf_counter()
         ranked = Ranked(query=self.query, of_one=self.of_one, calibrations=calibrations)
-        listed = machines(self.query)
-        bounds.answer_several(min(len(listed), MOST_QUESTIONS))
+        listed = list_machines(self.query)
+        bounds.announce_answers(min(len(listed), MAX_SHOWN_MACHINES))
         for number, machine in enumerate(listed):
-            with _among(number, len(listed)), ranked.noting(machine):
+            with _machine_progress(number, len(listed)), ranked.noting(machine):
                 ranked.add(machine)
         ranked.end()
         if ranked.errors and not ranked.rows and not ranked.misses:
@@ -146,7 +148,7 @@ class Ranked:
         ):
             self._row(replace(query, objective="min_gpus"), machine)
             return
-        numbers = counts(query, listed=machine.priced)
+        numbers = device_counts(query, listed=machine.priced)
         if len(numbers) == 1:
             self._row(query.with_num_gpus(numbers[0]), machine)
             return
@@ -154,7 +156,7 @@ class Ranked:
         self._grow(query, numbers, machine)
         rows = self.rows[before:]
         self.tried += rows
-        self.rows[before:] = [min(rows, key=lambda row: _order(row, query))] if rows else []
+        self.rows[before:] = [min(rows, key=lambda row: _sort_key(row, query))] if rows else []
 
     def _grow(self, query: Query, numbers: Sequence[int], machine: Machine) -> None:
         """Rank a machine with increasing numbers of devices, while more may meet the limits or be
@@ -169,12 +171,16 @@ class Ranked:
             row = self._row(query.with_num_gpus(count), machine)
             if row is not None and len(self.misses) == misses:
                 acceptable += 1
-                if acceptable == FASTER and longest is not None:
+                if acceptable == PEAK_FACTOR and longest is not None:
                     return
             elif acceptable:  # too expensive, or more devices than the batch fills
                 return
-            elif row is not None and longest is not None and (days := _days(row)) is not None:
-                fewest = SUPERLINEAR * count * days / longest
+            elif (
+                row is not None
+                and longest is not None
+                and (days := _training_days(row)) is not None
+            ):
+                fewest = MIN_SCALING_FACTOR * count * days / longest
             elif row is not None and longest is None and row.cost is not None:
                 if row.cost >= cheapest:  # over budget, and more devices only cost more
                     return
@@ -202,8 +208,8 @@ class Ranked:
         None if nothing is legal or no configuration can meet the limits.
         """
         first: Ranking[Any] = Ranking()
-        with self.noting(machine), bounds.over_again():
-            if (beyond := _beyond(query)) > 1.0:
+        with self.noting(machine), bounds.repeat_search():
+            if (beyond := _deadline_excess(query)) > 1.0:
                 self.beyond.append((beyond, query, machine))
                 return None
             first = self._first(query)
@@ -217,10 +223,13 @@ class Ranked:
         """
         beyond = sorted(self.beyond, key=lambda each: each[0])
         if not self.rows and not self.misses:
-            for _, query, machine in beyond[:NEAREST]:
-                with self.noting(machine), bounds.over_again():
+            for _, query, machine in beyond[:NUM_NEAREST]:
+                with self.noting(machine), bounds.repeat_search():
                     self._kept(self._first(query), query, machine)
-        lacking = [*self.lacking, *((machine, "target_missed", BEYOND) for _, _, machine in beyond)]
+        lacking = [
+            *self.lacking,
+            *((machine, "target_missed", TOO_SLOW_REASON) for _, _, machine in beyond),
+        ]
         named = set(self.with_rows)
         for machine, code, message in (*self.failing, *(lacking if self.rows else ())):
             if id(machine) not in named:
@@ -241,13 +250,13 @@ class Ranked:
         assert isinstance(alone.query.cluster, ClusterQuery)
         whole: Row = replace(
             row,
-            set={CLUSTER: _written(alone.query.cluster)}
+            set={CLUSTER: _cluster_mapping(alone.query.cluster)}
             | {path: row.set[path] for path in row.set if path != NUM_GPUS},
             estimate=estimate,
             calibrated_estimate=calibrated,
             group=None,
         )
-        whole = priced(
+        whole = with_price(
             whole, query=query, spec=catalog.cluster(alone.query.cluster), date=machine.date
         )
         if acceptable:
@@ -279,11 +288,12 @@ class Ranked:
         """Return the ranking of all rows so far, by the query's criterion."""
         rows = [
             self._whole(row)
-            for row in sorted(self.rows, key=lambda row: _order(row, self.query))[:top]
+            for row in sorted(self.rows, key=lambda row: _sort_key(row, self.query))[:top]
         ]
         misses = sorted(
-            self.misses, key=lambda row: (_missed(row, self.query), *_order(row, self.query))
-        )[:NEAREST]
+            self.misses,
+            key=lambda row: (_limit_excess(row, self.query), *_sort_key(row, self.query)),
+        )[:NUM_NEAREST]
         misses = [] if rows else misses
         space = SpaceSummary(
             legal=sum(each.legal for each in self.spaces),
@@ -292,8 +302,8 @@ class Ranked:
             seconds=self.seconds,
         )
         return Ranking(
-            recommendations=_numbered(rows),
-            nearest_misses=_numbered(misses),
+            recommendations=_with_ranks(rows),
+            nearest_misses=_with_ranks(misses),
             space=space,
             rejections=dict(self.rejections),
         )
@@ -313,17 +323,19 @@ class Ranked:
         both = [
             row
             for row in rows
-            if isinstance(row, Recommendation) and row.cost is not None and _days(row) is not None
+            if isinstance(row, Recommendation)
+            and row.cost is not None
+            and _training_days(row) is not None
         ]
         shown: list[Recommendation] = []
-        for row in sorted(both, key=lambda row: (row.cost, _days(row))):
-            if not shown or (_days(row) or 0.0) < (_days(shown[-1]) or 0.0):
+        for row in sorted(both, key=lambda row: (row.cost, _training_days(row))):
+            if not shown or (_training_days(row) or 0.0) < (_training_days(shown[-1]) or 0.0):
                 shown.append(row)
-        return tuple(_numbered(shown)) or None
+        return tuple(_with_ranks(shown)) or None
 
 
 @contextmanager
-def _among(number: int, count: int) -> Iterator[None]:
+def _machine_progress(number: int, count: int) -> Iterator[None]:
     """Add the number of machines completed so far to an error about the request's cost."""
     try:
         yield
@@ -334,7 +346,7 @@ def _among(number: int, count: int) -> Iterator[None]:
         raise InputError(message, field=CLUSTER, code=error.code) from error
 
 
-def _beyond(query: Query) -> float:
+def _deadline_excess(query: Query) -> float:
     """Return by how many times a training's shortest step exceeds the longest that meets the
     limits.
 
@@ -352,11 +364,11 @@ def _beyond(query: Query) -> float:
     return problem.least_step_s / problem.longest_step_s
 
 
-def _numbered(rows: list[Any]) -> tuple[Any, ...]:
+def _with_ranks(rows: list[Any]) -> tuple[Any, ...]:
     return tuple(replace(row, rank=place) for place, row in enumerate(rows, start=1))
 
 
-def _written(cluster: ClusterQuery) -> dict[str, Any]:
+def _cluster_mapping(cluster: ClusterQuery) -> dict[str, Any]:
     from hp_tool.questions import schema
 
     return {
@@ -364,11 +376,11 @@ def _written(cluster: ClusterQuery) -> dict[str, Any]:
     }
 
 
-def _days(row: Row) -> float | None:
+def _training_days(row: Row) -> float | None:
     return row.known.calendar_days if isinstance(row, Recommendation) else None
 
 
-def _order(row: Row, query: Query) -> tuple[float, ...]:
+def _sort_key(row: Row, query: Query) -> tuple[float, ...]:
     """Return the sort key of rows: cost under a deadline, days under a budget, else `objective`,
     then cost.
     """
@@ -384,7 +396,7 @@ def _order(row: Row, query: Query) -> tuple[float, ...]:
             if query.objective == "min_gpus"
             else (math.inf if spent is None else spent, cost)
         )
-    days = _days(row)
+    days = _training_days(row)
     if days is None:  # without total_tokens, one token represents the training
         days = row.expected_token_s or math.inf
         cost = math.inf if row.price is None else row.price * row.set[CLUSTER]["num_gpus"] * days
@@ -393,14 +405,14 @@ def _order(row: Row, query: Query) -> tuple[float, ...]:
     return (days, cost) if by_days else (cost, days)
 
 
-def _missed(row: Row, query: Query) -> float:
+def _limit_excess(row: Row, query: Query) -> float:
     """Return the larger ratio of a training's days or cost to its limit; 0 for serving."""
     limits = query.constraints
-    both = ((_days(row), limits.max_days), (row.cost, limits.max_cost))
+    both = ((_training_days(row), limits.max_days), (row.cost, limits.max_cost))
     return max((value / limit for value, limit in both if value is not None and limit), default=0.0)
 
 
-def priced(row: Any, *, query: Query, spec: ClusterSpec, date: str | None) -> Any:
+def with_price(row: Any, *, query: Query, spec: ClusterSpec, date: str | None) -> Any:
     """Return a row with the cost of its machine."""
     price, cluster = spec.price_per_gpu_hour, query.cluster
     assert isinstance(cluster, ClusterQuery)  # as listed
@@ -419,10 +431,10 @@ def priced(row: Any, *, query: Query, spec: ClusterSpec, date: str | None) -> An
     }
     if isinstance(row, ServingRecommendation):
         return replace(row, **own, cost=None if price is None else price * spec.num_gpus)
-    return replace(with_the_whole(row, query=query), **own)
+    return replace(with_training_totals(row, query=query), **own)
 
 
-def with_the_whole(row: Recommendation, *, query: Query) -> Recommendation:
+def with_training_totals(row: Recommendation, *, query: Query) -> Recommendation:
     """Return a row with the whole training's totals and intervals, and the probability to meet the
     deadline.
     """

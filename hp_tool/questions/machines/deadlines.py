@@ -10,7 +10,7 @@ from hp_tool.cost.uncertainty import NORMAL_QUANTILE
 from hp_tool.domain.result import Estimate
 from hp_tool.domain.units import SECONDS_PER_DAY
 
-NODES = 64
+NUM_QUADRATURE_NODES = 64
 """Number of equally likely durations that represent the uncertainty."""
 
 
@@ -24,7 +24,7 @@ def deadline_probability(estimate: Estimate, *, max_days: float) -> float:
     assert days is not None and estimate.time is not None and estimate.intervals is not None
     end_s = estimate.intervals.step_s[1 if (estimate.calendar_days or days) < max_days else 0]
     log_sd = abs(math.log(end_s / estimate.time.step_s)) / NORMAL_QUANTILE
-    middle = (np.arange(NODES) + 0.5) / NODES
+    middle = (np.arange(NUM_QUADRATURE_NODES) + 0.5) / NUM_QUADRATURE_NODES
     lengths_s = (
         days
         * SECONDS_PER_DAY

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hp_tool import catalog
-from hp_tool.catalog.hardware import names_several
+from hp_tool.catalog.hardware import machine_list_field
 from hp_tool.catalog.prices import grid, offers
 from hp_tool.domain import bounds
 from hp_tool.domain.hardware import ClusterQuery
@@ -14,11 +14,11 @@ from hp_tool.domain.prices import PRICED, Offer
 from hp_tool.domain.query import Query
 from hp_tool.errors import InputError
 
-MOST_MACHINES = 4_096
+MAX_MACHINES = 4_096
 """Maximum number of machines, each with a number of devices, in one comparison."""
-MOST_GPUS = 4_096
+MAX_GPUS = 4_096
 """Maximum number of devices tried if the number is open, doubling from one node."""
-PLACES = ("node_type", "gpu", "num_gpus")
+PLACE_KEYS = ("node_type", "gpu", "num_gpus")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,12 +41,12 @@ class Machine:
         return f"{cluster.num_gpus} x {name}" if cluster.num_gpus else str(name)
 
 
-def several(query: Query) -> bool:
+def has_several_machines(query: Query) -> bool:
     """Return whether a query compares machines."""
-    return names_several(query.cluster) is not None
+    return machine_list_field(query.cluster) is not None
 
 
-def machines(query: Query) -> tuple[Machine, ...]:
+def list_machines(query: Query) -> tuple[Machine, ...]:
     """Return the machines of a query, in its order.
 
     For the price list, those with a price on the query's market.
@@ -58,10 +58,10 @@ def machines(query: Query) -> tuple[Machine, ...]:
     clusters = query.cluster if isinstance(query.cluster, tuple) else (query.cluster,)
     bounds.check_values(len(clusters), field="cluster")
     for one in clusters:
-        listed += itertools.islice(_machines(one), MOST_MACHINES + 1 - len(listed))
-    if len(listed) > MOST_MACHINES:
+        listed += itertools.islice(_cluster_machines(one), MAX_MACHINES + 1 - len(listed))
+    if len(listed) > MAX_MACHINES:
         raise InputError(
-            f"A comparison supports at most {MOST_MACHINES:,} machines; list fewer.",
+            f"A comparison supports at most {MAX_MACHINES:,} machines; list fewer.",
             field="cluster",
         )
     if not listed:
@@ -73,23 +73,24 @@ def machines(query: Query) -> tuple[Machine, ...]:
     )  # a machine that is named twice counts once
 
 
-def _machines(cluster: str | ClusterQuery) -> Iterator[Machine]:
+def _cluster_machines(cluster: str | ClusterQuery) -> Iterator[Machine]:
     if isinstance(cluster, str):
         cluster = ClusterQuery(node_type=cluster)
     lists = [
-        value if isinstance(value := getattr(cluster, name), tuple) else (value,) for name in PLACES
+        value if isinstance(value := getattr(cluster, name), tuple) else (value,)
+        for name in PLACE_KEYS
     ]
-    for name, values in zip(PLACES, lists, strict=True):
+    for name, values in zip(PLACE_KEYS, lists, strict=True):
         bounds.check_values(len(values), field=f"cluster.{name}")
     for node_type, gpu, num_gpus in itertools.product(*lists):
         one = replace(cluster, node_type=node_type, gpu=gpu, num_gpus=num_gpus)
         if PRICED in (node_type, gpu):
-            yield from _priced(one, kind=None if gpu == PRICED else gpu)
+            yield from _priced_machines(one, kind=None if gpu == PRICED else gpu)
         else:
             yield Machine(cluster=one)
 
 
-def _priced(wanted: ClusterQuery, *, kind: str | None) -> Iterator[Machine]:
+def _priced_machines(wanted: ClusterQuery, *, kind: str | None) -> Iterator[Machine]:
     """Return every machine of the price list, or those with this GPU or node type.
 
     Values in the query override those of the list.
@@ -137,7 +138,7 @@ def _interruptions(wanted: ClusterQuery, offer: Offer) -> float:
     return rate
 
 
-def counts(query: Query, *, listed: bool) -> tuple[int, ...]:
+def device_counts(query: Query, *, listed: bool) -> tuple[int, ...]:
     """Return the numbers of devices to try for a query of one machine.
 
     The number is the query's. If it is open under a deadline or a budget, it is one, two, four, ...
@@ -160,4 +161,4 @@ def counts(query: Query, *, listed: bool) -> tuple[int, ...]:
     )
     if not bounded:
         return (node,)
-    return tuple(node << power for power in range((MOST_GPUS // node).bit_length()))
+    return tuple(node << power for power in range((MAX_GPUS // node).bit_length()))

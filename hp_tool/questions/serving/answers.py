@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hp_tool.domain.beside import Beside
+from hp_tool.domain.beside import AnswerAdditions
 from hp_tool.domain.query import Query
 from hp_tool.domain.result import Front, Ranking
 from hp_tool.domain.serving import InferenceEstimate, ServingRecommendation
 from hp_tool.errors import UnsupportedError
-from hp_tool.questions.serving.disaggregated import disaggregated, only_pools
+from hp_tool.questions.serving.disaggregated import rank_pools, requires_pools
 from hp_tool.questions.serving.evaluate import estimate
 from hp_tool.questions.serving.intervals import ratio_log_sd
 from hp_tool.questions.serving.problem import resolve_serving, seeks_concurrency
@@ -49,7 +49,7 @@ class Serving:
         pareto: Front | None = None,
         sensitivity: bool = False,
         calibrations: Calibrations | None = None,
-    ) -> tuple[Ranking[ServingRecommendation], Beside]:
+    ) -> tuple[Ranking[ServingRecommendation], AnswerAdditions]:
         """Return the answer; under an unknown concurrency also with the throughput front."""
         query = self.query
         if sensitivity:
@@ -63,13 +63,13 @@ class Serving:
             )
         pools, front = None, None
         if query.inference is not None and query.inference.disaggregated is not None:
-            pools = disaggregated(query=query, top=top)
+            pools = rank_pools(query=query, top=top)
         ranking: Ranking[ServingRecommendation] = (
-            Ranking() if only_pools(query) else self.rank(top=top)
+            Ranking() if requires_pools(query) else self.rank(top=top)
         )
         if pareto is not None or (ranking.recommendations and seeks_concurrency(query)):
             front = pareto_front(query=query)
-        return ranking, Beside(throughput_front=front, disaggregated=pools)
+        return ranking, AnswerAdditions(throughput_front=front, disaggregated=pools)
 
     def ratio_log_sd(
         self, one: InferenceEstimate, other: InferenceEstimate, *, alike: bool

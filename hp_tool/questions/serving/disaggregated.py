@@ -23,22 +23,22 @@ from hp_tool.domain.measurement import Tail, Tails
 from hp_tool.domain.parallel import ParallelQuery, axis_values
 from hp_tool.domain.query import Query
 from hp_tool.domain.serving import PoolConfig, PoolEstimate, PoolRecommendation, ServingConfig
-from hp_tool.domain.targets import share_of
+from hp_tool.domain.targets import quantile_fraction
 from hp_tool.domain.units import SECONDS_PER_HOUR
-from hp_tool.questions.serving.estimates import SHARES, asked_quantiles, engine_provenance
-from hp_tool.questions.serving.highest import highest
-from hp_tool.questions.serving.intervals import familiarity_of, intervals
+from hp_tool.questions.serving.estimates import QUANTILES, engine_provenance, target_quantiles
+from hp_tool.questions.serving.highest import search_highest
+from hp_tool.questions.serving.intervals import familiarity_of, serving_intervals
 from hp_tool.questions.serving.problem import (
     ServingProblem,
     resolve_serving,
-    served_workload,
+    resolve_workload,
     serving_case,
 )
 
 MAX_PAIRS = 2_000_000
 ROUNDING = 1e-9
 """Relative error of a load that is computed back from rate and latency."""
-BEYOND = 1e12
+INFEASIBLE_SCORE = 1e12
 """A request rate per second above any throughput."""
 
 
@@ -61,7 +61,7 @@ class Pairs:
 
     def costed(self, loads: FloatArray) -> PoolCosts:
         """Return costs of all pairs, each under its own load: requests in flight, or per second."""
-        bounds.check(done=len(loads))
+        bounds.count_combinations(done=len(loads))
         return pool_costs(
             prefill=self.cases[0],
             decode=self.cases[1],
@@ -77,12 +77,12 @@ class Pairs:
         if problem.unknown is None:
             return np.full(n, float(problem.request_rate_per_second or problem.concurrency or 1))
         if self.by_rate:
-            most = self.costed(np.full(n, BEYOND)).request_rate_per_second
+            most = self.costed(np.full(n, INFEASIBLE_SCORE)).request_rate_per_second
         else:
             most = np.floor(
                 self.costed(np.ones(n)).max_decode_batch
             ) * self.decoders.replicas.astype(np.float64)
-        return highest(
+        return search_highest(
             problem.unknown,
             targets=problem.targets,
             most=most,
@@ -95,7 +95,7 @@ class Pairs:
             decode=self.cases[1],
             decoders=self.decoders,
             costs=costs,
-            share=share_of(quantile),
+            share=quantile_fraction(quantile),
             independent=self.by_rate,
         )
 
@@ -118,15 +118,15 @@ class Pairs:
 
     def tails(self, costs: PoolCosts, rows: IntArray) -> list[Tails]:
         """Return quantiles of the chosen rows, including those of targets."""
-        others = asked_quantiles(self.problem.targets)
-        by_quantile = {name: self.quantiles(costs, name) for name in (*SHARES, *others)}
+        others = target_quantiles(self.problem.targets)
+        by_quantile = {name: self.quantiles(costs, name) for name in (*QUANTILES, *others)}
 
         def tail(latency: str, row: int) -> Tail:
             seconds = {
                 name: float(getattr(values, latency)[row]) for name, values in by_quantile.items()
             }
             return Tail(
-                **{name: seconds[name] for name in SHARES},
+                **{name: seconds[name] for name in QUANTILES},
                 others=tuple((name, seconds[name]) for name in others),
             )
 
@@ -136,7 +136,7 @@ class Pairs:
         ]
 
 
-def disaggregated(*, query: Query, top: int = 10) -> tuple[PoolRecommendation, ...]:
+def rank_pools(*, query: Query, top: int = 10) -> tuple[PoolRecommendation, ...]:
     """Return the best pairs of pools for the query's load, best by its objective first.
 
     Pairs that miss a target are omitted. Decoding uses all devices that prefill leaves, except
@@ -146,13 +146,13 @@ def disaggregated(*, query: Query, top: int = 10) -> tuple[PoolRecommendation, .
     query = query.with_most_devices()
     assert query.inference is not None
     spec = query.inference.disaggregated or DisaggregationSpec()
-    problem, sides = pools_problem(query)
-    workload = served_workload(query)
+    problem, sides = resolve_pools(query)
+    workload = resolve_workload(query)
     cases = [
         serving_case(model=problem.model, cluster=side, workload=workload, engine=problem.engine)
         for side in sides
     ]
-    pairs = _pairs(
+    pairs = _layout_pairs(
         spec,
         query.parallel,
         cases,
@@ -162,7 +162,7 @@ def disaggregated(*, query: Query, top: int = 10) -> tuple[PoolRecommendation, .
     if not len(pairs):
         return ()
     prefillers, decoders = (
-        _candidates(side, problem, query.parallel) for side in (pairs[:, 0], pairs[:, 1])
+        _pool_candidates(side, problem, query.parallel) for side in (pairs[:, 0], pairs[:, 1])
     )
     every = Pairs(problem=problem, cases=cases, prefillers=prefillers, decoders=decoders)
     loads = every.loads()
@@ -172,7 +172,7 @@ def disaggregated(*, query: Query, top: int = 10) -> tuple[PoolRecommendation, .
     dollars = _cost_per_million(sides, costs, used)
     good = np.flatnonzero(every.acceptable(costs))
     one_rate = problem.request_rate_per_second is not None
-    score = _score(query.objective, costs, gpus=gpus, dollars=dollars, by_rate=one_rate)
+    score = _pair_scores(query.objective, costs, gpus=gpus, dollars=dollars, by_rate=one_rate)
     order = good[np.lexsort((gpus[good], score[good]))][:top]
     return tuple(
         PoolRecommendation(
@@ -195,14 +195,17 @@ def disaggregated(*, query: Query, top: int = 10) -> tuple[PoolRecommendation, .
     )
 
 
-def pools_problem(query: Query) -> tuple[ServingProblem, tuple[ClusterSpec, ClusterSpec]]:
+def resolve_pools(query: Query) -> tuple[ServingProblem, tuple[ClusterSpec, ClusterSpec]]:
     """Return the problem that both pools share, and the devices of prefill and decoding: the same,
     or two kinds.
     """
     query = query.with_most_devices()
     cluster = catalogue_cluster(query.cluster)
     first, second = cluster.kinds or (cluster, cluster)
-    return resolve_serving(dataclasses.replace(query, cluster=_one_kind(query))), (first, second)
+    return resolve_serving(dataclasses.replace(query, cluster=_with_first_kind(query))), (
+        first,
+        second,
+    )
 
 
 def pool_config(
@@ -236,13 +239,13 @@ def _pool(side: ClusterSpec, config: ServingConfig) -> PoolConfig:
     )
 
 
-def only_pools(query: Query) -> bool:
+def requires_pools(query: Query) -> bool:
     """Return whether only separate pools can answer, because no server spans two kinds of GPU."""
     pools = query.inference is not None and query.inference.disaggregated is not None
     return pools and not isinstance(query.cluster, str) and query.cluster.stages is not None
 
 
-def _one_kind(query: Query) -> str | ClusterQuery:
+def _with_first_kind(query: Query) -> str | ClusterQuery:
     """Return the query with one kind of GPU, the first of two; its other values apply to both."""
     if isinstance(query.cluster, str) or query.cluster.stages is None:
         return query.cluster
@@ -254,7 +257,7 @@ Layout = tuple[int, int, int, int]
 """Tensor, attention data and expert parallel sizes of a replica, and its redundant experts."""
 
 
-def _pairs(
+def _layout_pairs(
     spec: DisaggregationSpec,
     parallel: ParallelQuery,
     cases: Sequence[ServingCase],
@@ -269,10 +272,11 @@ def _pairs(
     """
     room = [side.cluster.num_gpus for side in cases]
     copies = axis_values(parallel.redundant_experts)
-    prefill_layouts = _legal(cases[0], _axes(spec, "prefill"), copies)
-    decode_layouts = _legal(cases[1], _axes(spec, "decode"), copies)
+    prefill_layouts = _legal_layouts(cases[0], _pool_axes(spec, "prefill"), copies)
+    decode_layouts = _legal_layouts(cases[1], _pool_axes(spec, "decode"), copies)
     counts = [
-        len(_replicas(spec.prefill_replicas, room[0] // (t * d))) for t, d, _, _ in prefill_layouts
+        len(_replica_counts(spec.prefill_replicas, room[0] // (t * d)))
+        for t, d, _, _ in prefill_layouts
     ]
     axes = {
         "prefill_tensor_parallel_size": len(prefill_layouts),
@@ -282,35 +286,37 @@ def _pairs(
     }
     axes = {f"inference.disaggregated.{name}": count for name, count in axes.items()}
     planned = sum(counts) * axes["inference.disaggregated.decode_replicas"] * len(decode_layouts)
-    bounds.plan(planned, axes=axes, most=MAX_PAIRS)
+    bounds.announce_combinations(planned, axes=axes, most=MAX_PAIRS)
     rows: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
     for first in prefill_layouts:
         for second in decode_layouts:
-            for n_p in _replicas(spec.prefill_replicas, room[0] // (first[0] * first[1])):
-                bounds.check()
+            for n_p in _replica_counts(spec.prefill_replicas, room[0] // (first[0] * first[1])):
+                bounds.count_combinations()
                 most = (room[1] - (n_p * first[0] * first[1] if shared else 0)) // (
                     second[0] * second[1]
                 )
-                counted = _replicas(spec.decode_replicas, most, fewest=1 if every else max(most, 1))
+                counted = _replica_counts(
+                    spec.decode_replicas, most, fewest=1 if every else max(most, 1)
+                )
                 rows += [((*first, n_p), (*second, n_d)) for n_d in counted]
-    bounds.check(done=planned)
+    bounds.count_combinations(done=planned)
     return np.array(rows, dtype=np.int64).reshape(-1, 2, 5)
 
 
-def _axes(spec: DisaggregationSpec, pool: str) -> list[tuple[int, ...]]:
+def _pool_axes(spec: DisaggregationSpec, pool: str) -> list[tuple[int, ...]]:
     """Return the query's tensor, attention data and expert parallel sizes of a pool."""
     names = ("tensor", "attention_data", "expert")
     return [axis_values(getattr(spec, f"{pool}_{name}_parallel_size")) for name in names]
 
 
-def _replicas(value: int | None, most: int, *, fewest: int = 1) -> range:
+def _replica_counts(value: int | None, most: int, *, fewest: int = 1) -> range:
     """Return the query's one value if it is possible, else all of them."""
     if value is None:
         return range(fewest, most + 1)
     return range(value, value + 1) if value <= most else range(0)
 
 
-def _legal(
+def _legal_layouts(
     case: ServingCase, sizes: Sequence[tuple[int, ...]], copies: tuple[int, ...]
 ) -> list[Layout]:
     """Return the legal layouts of a replica.
@@ -350,7 +356,7 @@ def _is_legal(case: ServingCase, layout: Layout) -> bool:
     )[0]
 
 
-def _candidates(
+def _pool_candidates(
     side: IntArray, problem: ServingProblem, parallel: ParallelQuery
 ) -> ServingCandidates:
     """Return layouts of one pool, (n, 5), as candidates under the query's load and its highest
@@ -373,7 +379,7 @@ def _candidates(
     )
 
 
-def _score(
+def _pair_scores(
     objective: str | None,
     costs: PoolCosts,
     *,
@@ -440,7 +446,7 @@ def _estimate(
         users=math.floor(concurrency + rate * problem.think_time_s + 1e-6),
         cost_per_million_output_tokens=price,
         tails=tails,
-        intervals=intervals(ttft, tpot, throughput, problem, pools=pool_efficiency()),
+        intervals=serving_intervals(ttft, tpot, throughput, problem, pools=pool_efficiency()),
         familiarity=familiarity_of(problem, pools=True),
         provenance=engine_provenance(problem),
     )

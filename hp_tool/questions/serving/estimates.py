@@ -15,7 +15,7 @@ from hp_tool.cost.serving.experts import imbalance
 from hp_tool.cost.serving.load import Quantiles, open_quantiles, tpot_quantile, ttft_quantile
 from hp_tool.cost.serving.memory import ServingBytes, serving_bytes
 from hp_tool.cost.serving.operations import cached_tokens, requests_in_cache, shared_tokens
-from hp_tool.cost.uncertainty import simplified
+from hp_tool.cost.uncertainty import simplified_fields
 from hp_tool.domain.measurement import Tail, Tails
 from hp_tool.domain.result import Reason
 from hp_tool.domain.serving import (
@@ -26,10 +26,10 @@ from hp_tool.domain.serving import (
     ServingMemory,
     TokenPrices,
 )
-from hp_tool.domain.targets import Targets, share_of
-from hp_tool.domain.units import SECONDS_PER_HOUR, gib
-from hp_tool.questions.serving.intervals import familiarity_of, intervals, mixers_doubt
-from hp_tool.questions.serving.prefixes import words
+from hp_tool.domain.targets import Targets, quantile_fraction
+from hp_tool.domain.units import SECONDS_PER_HOUR, format_gib
+from hp_tool.questions.serving.intervals import familiarity_of, mixers_log_sds, serving_intervals
+from hp_tool.questions.serving.prefixes import resume_sentence
 from hp_tool.questions.serving.problem import CostedRows, ServingProblem
 from hp_tool.wording.words import missed_words
 
@@ -39,22 +39,22 @@ NO_QUEUE = (
     "no request waits for a free place in a batch, because no target limits TTFT or request latency"
 )
 """Rule stated in an answer for the fewest devices."""
-SHARES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
+QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 """Quantiles in every answer."""
 QUEUED = "queued"
 """Reason code of a configuration whose requests wait for a place in a batch although they
 must not.
 """
-WEIGHTS_DOUBT = 0.02
+WEIGHTS_LOG_SD = 0.02
 """Half of the 90% interval of the weights' bytes, relative: tensors in wide precision, and
 padding.
 """
-UNLIKE_DOUBT = 0.2
+UNLIKE_MODEL_LOG_SD = 0.2
 """The same for the cache of models whose layers cache different numbers of tokens: releases pad and
 count them differently.
 """
 KERNELS_ALONE = " (timed kernels alone)"
-PLACES = (np.arange(200) + 0.5) / 200
+QUEUE_POSITIONS = (np.arange(200) + 0.5) / 200
 """Quantiles of requests that represent all when goodput is computed."""
 
 
@@ -73,18 +73,18 @@ def estimate_row(rows: CostedRows, row: int, *, spread: bool = True) -> Inferenc
         memory=memory,
         kv_cache=kv_cache(problem, candidates, row),
         max_concurrency=int(costs.max_running[row]) * schedulers if fits else 0,
-        max_concurrency_without_preemption=_without_preemption(rows, row) if fits else 0,
+        max_concurrency_without_preemption=_requests_without_preemption(rows, row) if fits else 0,
         provenance=_provenance(problem),
     )
     if not fits or not costs.sustained[row]:
-        reason = _overloaded(rows, row) if fits else _too_large(rows, row, memory)
+        reason = _overload_reason(rows, row) if fits else _memory_reason(rows, row, memory)
         return replace(static, reasons=(reason,))
     ttft, tpot = float(costs.ttft_s[row]), float(costs.tpot_s[row])
     throughput = float(costs.output_tokens_per_second_per_gpu[row])
     latency = float(costs.request_latency_s[row])
     rate = throughput * problem.cluster.num_gpus / problem.output_length
     concurrency = problem.concurrency or rate * latency
-    reasons = (*missed_targets(rows, row), *_queued(rows, row))
+    reasons = (*missed_targets(rows, row), *_queue_reasons(rows, row))
     return replace(
         static,
         feasible=not reasons,
@@ -103,15 +103,17 @@ def estimate_row(rows: CostedRows, row: int, *, spread: bool = True) -> Inferenc
         ),
         expert_imbalance=_expert_imbalance(rows, row),
         kv_cache_limited=bool(costs.kv_limited[row]),
-        **_price(rows, row),
-        tails=tails(rows, row) if spread else None,
-        goodput=goodput(rows, row),
-        intervals=intervals(ttft, tpot, throughput, problem, mixers=mixers_doubt(rows, row)),
+        **_token_prices(rows, row),
+        tails=latency_tails(rows, row) if spread else None,
+        goodput=serving_goodput(rows, row),
+        intervals=serving_intervals(
+            ttft, tpot, throughput, problem, mixers=mixers_log_sds(rows, row)
+        ),
         familiarity=familiarity_of(problem),
     )
 
 
-def _price(rows: CostedRows, row: int) -> dict[str, Any]:
+def _token_prices(rows: CostedRows, row: int) -> dict[str, Any]:
     """Return the cost per million tokens, divided between input and output by the time of prompts
     and decoding.
     """
@@ -149,7 +151,7 @@ def _memory(rows: CostedRows, row: int) -> ServingMemory:
         problem.input_length + problem.engine.kv_reserved_output_fraction * problem.output_length
     )
     room, running = float(parts.kv_capacity[row]), float(rows.costs.running[row])
-    tokens = running * _cached(rows, row, whole)
+    tokens = running * _cache_tokens(rows, row, whole)
     if running > problem.prefix_groups:
         t = rows.candidates.tensor_parallel_size[row : row + 1]
         tokens -= (running - problem.prefix_groups) * float(np.ravel(shared_tokens(problem, t))[0])
@@ -188,9 +190,9 @@ def kv_cache(
         return float(np.ravel(cached * parts.kv_per_token)[0])
 
     room, groups = float(parts.kv_capacity[0]), int(one.attention_data_parallel_size[0])
-    doubt = math.hypot(problem.engine.reserve_doubt_bytes, WEIGHTS_DOUBT * parts.weights[0])
+    doubt = math.hypot(problem.engine.reserve_doubt_bytes, WEIGHTS_LOG_SD * parts.weights[0])
     if len(problem.model.kinds) > 1 or problem.model.sliding_window is not None:
-        doubt = math.hypot(doubt, UNLIKE_DOUBT * room)
+        doubt = math.hypot(doubt, UNLIKE_MODEL_LOG_SD * room)
     low, expected, high = (
         max(int((room + off) / taken(longest) * longest), 0) for off in (-doubt, 0.0, doubt)
     )
@@ -205,11 +207,11 @@ def kv_cache(
 def _request_bytes(rows: CostedRows, row: int) -> float:
     """Return the bytes of keys and values of one whole request, prompt and answer."""
     problem = rows.problem
-    tokens = _cached(rows, row, problem.input_length + problem.output_length)
+    tokens = _cache_tokens(rows, row, problem.input_length + problem.output_length)
     return tokens * float(rows.costs.bytes.kv_per_token[row])
 
 
-def _cached(rows: CostedRows, row: int, tokens: float) -> float:
+def _cache_tokens(rows: CostedRows, row: int, tokens: float) -> float:
     """Return the cache tokens of a sequence of so many tokens."""
     t = rows.candidates.tensor_parallel_size[row : row + 1]
     return float(np.ravel(cached_tokens(rows.problem, t, tokens))[0])
@@ -225,7 +227,7 @@ def _whole_requests(
     return float(np.ravel(requests_in_cache(problem, t, room, length))[0])
 
 
-def _without_preemption(rows: CostedRows, row: int) -> int:
+def _requests_without_preemption(rows: CostedRows, row: int) -> int:
     """Return how many requests have room for prompt and answer even if all are at their last
     token.
     """
@@ -236,7 +238,7 @@ def _without_preemption(rows: CostedRows, row: int) -> int:
     )
 
 
-def _too_large(rows: CostedRows, row: int, memory: ServingMemory) -> Reason:
+def _memory_reason(rows: CostedRows, row: int, memory: ServingMemory) -> Reason:
     """Return the reason of a model that does not fit: an engine needs weights, working set and one
     whole request.
     """
@@ -244,15 +246,16 @@ def _too_large(rows: CostedRows, row: int, memory: ServingMemory) -> Reason:
     working = memory.activations_bytes + memory.logits_bytes
     needed = memory.weights_bytes + working + memory.overhead_bytes + one
     message = (
-        f"needs {gib(needed)}, has {gib(memory.capacity_bytes)}: weights "
-        f"{gib(memory.weights_bytes)}, keys and values of one "
-        f"request {gib(one)}, working set {gib(working)}, engine {gib(memory.overhead_bytes)}; "
+        f"needs {format_gib(needed)}, has {format_gib(memory.capacity_bytes)}: weights "
+        f"{format_gib(memory.weights_bytes)}, keys and values of one "
+        f"request {format_gib(one)}, working set {format_gib(working)}, engine "
+        f"{format_gib(memory.overhead_bytes)}; "
         "raise tensor_parallel_size or pipeline_parallel_size, or choose a narrower precision"
     )
     return Reason(code=MEMORY, message=message, needed=needed, available=memory.capacity_bytes)
 
 
-def _overloaded(rows: CostedRows, row: int) -> Reason:
+def _overload_reason(rows: CostedRows, row: int) -> Reason:
     """Return the reason of an overloaded configuration: requests arrive faster than full batches
     complete them.
     """
@@ -279,7 +282,7 @@ def _provenance(problem: ServingProblem) -> dict[str, object]:
         "gpu_efficiency": problem.profile.gpu.gpu,
         "gpu_efficiency_measured": problem.profile.gpu.measured,
         **engine_provenance(problem),
-        "load": _load_words(problem),
+        "load": _describe_load(problem),
         **({} if problem.may_queue else {"queue": NO_QUEUE}),
         "matmul_precision": problem.compute_precision,
         "weight_bytes_each": problem.weight_bytes,
@@ -292,9 +295,13 @@ def _provenance(problem: ServingProblem) -> dict[str, object]:
             else {}
         ),
         "kv_element_bytes": problem.kv_element_bytes,
-        **({} if problem.resumes is None else {"prefix_states": words(problem, problem.resumes)}),
+        **(
+            {}
+            if problem.resumes is None
+            else {"prefix_states": resume_sentence(problem, problem.resumes)}
+        ),
         "price_per_gpu_hour": problem.cluster.price_per_gpu_hour,
-        **simplified(problem.model),
+        **simplified_fields(problem.model),
     }
 
 
@@ -320,7 +327,7 @@ def _has_no_constants(problem: ServingProblem) -> bool:
     return named is not None and version_key(named) != version_key(problem.engine.version)
 
 
-def _load_words(problem: ServingProblem) -> str:
+def _describe_load(problem: ServingProblem) -> str:
     if problem.offline:
         how_many = (
             "more requests than run at once"
@@ -341,28 +348,30 @@ def _load_words(problem: ServingProblem) -> str:
     )
 
 
-def quantiles(rows: CostedRows, share: float) -> Quantiles:
+def latency_quantiles(rows: CostedRows, share: float) -> Quantiles:
     """Return seconds that the fraction `share` of each configuration's requests do not exceed.
 
     In a closed load a request that waits longer before the first token waits less after it, and all
     requests take equally long.
     """
     if rows.in_flight is not None:
-        return _open(rows.problem, rows.candidates, rows.in_flight, share)
-    return _closed(rows, slice(None), share)
+        return _open_quantiles(rows.problem, rows.candidates, rows.in_flight, share)
+    return _closed_quantiles(rows, slice(None), share)
 
 
-def tails(rows: CostedRows, row: int) -> Tails:
+def latency_tails(rows: CostedRows, row: int) -> Tails:
     """Return p50, p90 and p99 of one configuration, and the quantiles of its targets."""
-    others = asked_quantiles(rows.problem.targets)
-    by_quantile = {name: quantiles(rows, share_of(name)) for name in (*SHARES, *others)}
+    others = target_quantiles(rows.problem.targets)
+    by_quantile = {
+        name: latency_quantiles(rows, quantile_fraction(name)) for name in (*QUANTILES, *others)
+    }
 
     def tail(latency: str) -> Tail:
         seconds = {
             name: float(getattr(values, latency)[row]) for name, values in by_quantile.items()
         }
         return Tail(
-            **{name: seconds[name] for name in SHARES},
+            **{name: seconds[name] for name in QUANTILES},
             others=tuple((name, seconds[name]) for name in others),
         )
 
@@ -371,15 +380,15 @@ def tails(rows: CostedRows, row: int) -> Tails:
     )
 
 
-def goodput(rows: CostedRows, row: int) -> ServingGoodput | None:
+def serving_goodput(rows: CostedRows, row: int) -> ServingGoodput | None:
     """Return requests per second and GPU that meet every bound on single requests; None without
     targets.
     """
     bounds = request_bounds(rows.problem.targets)
     if not bounds:
         return None
-    kept = np.ones(len(PLACES), dtype=bool)
-    requests = _requests(rows, row)
+    kept = np.ones(len(QUEUE_POSITIONS), dtype=bool)
+    requests = _request_latencies(rows, row)
     for name, bound in bounds.items():
         kept &= np.broadcast_to(getattr(requests, name) <= bound, kept.shape)
     fraction = float(np.mean(kept))
@@ -387,10 +396,10 @@ def goodput(rows: CostedRows, row: int) -> ServingGoodput | None:
     return ServingGoodput(fraction=fraction, requests_per_second_per_gpu=fraction * rate)
 
 
-def asked_quantiles(targets: Targets) -> tuple[str, ...]:
+def target_quantiles(targets: Targets) -> tuple[str, ...]:
     """Return the quantiles of targets that are not in every answer, ascending."""
     names = {quantile for _, _, quantile, _ in targets.limits() if quantile is not None}
-    return tuple(sorted(names - SHARES.keys(), key=share_of))
+    return tuple(sorted(names - QUANTILES.keys(), key=quantile_fraction))
 
 
 def request_bounds(targets: Targets) -> dict[str, float]:
@@ -408,18 +417,20 @@ def request_bounds(targets: Targets) -> dict[str, float]:
     }
 
 
-def _requests(rows: CostedRows, row: int) -> Quantiles:
+def _request_latencies(rows: CostedRows, row: int) -> Quantiles:
     """Return the requests at PLACES, from the first to be served to the last."""
     if rows.in_flight is not None:
-        each = np.full(len(PLACES), row)
-        return _open(rows.problem, rows.candidates.take(each), rows.in_flight[each], PLACES)
-    latencies = _closed(rows, slice(row, row + 1), PLACES)
+        each = np.full(len(QUEUE_POSITIONS), row)
+        return _open_quantiles(
+            rows.problem, rows.candidates.take(each), rows.in_flight[each], QUEUE_POSITIONS
+        )
+    latencies = _closed_quantiles(rows, slice(row, row + 1), QUEUE_POSITIONS)
     return replace(
         latencies, tpot_s=latencies.tpot_s[::-1]
     )  # the last to be served waits shortest between tokens
 
 
-def _closed(rows: CostedRows, part: slice, share: float | FloatArray) -> Quantiles:
+def _closed_quantiles(rows: CostedRows, part: slice, share: float | FloatArray) -> Quantiles:
     """Return quantiles of some rows under a closed load; shapes of the rows and of `share`
     broadcast.
     """
@@ -444,7 +455,7 @@ def _closed(rows: CostedRows, part: slice, share: float | FloatArray) -> Quantil
     )
 
 
-def _open(
+def _open_quantiles(
     problem: ServingProblem,
     candidates: ServingCandidates,
     in_flight: FloatArray,
@@ -468,7 +479,10 @@ def bounded_values(rows: CostedRows) -> Iterator[tuple[str, float, FloatArray]]:
             name,
             limit,
             getattr(
-                rows.costs if quantile is None else quantiles(rows, share_of(quantile)), latency
+                rows.costs
+                if quantile is None
+                else latency_quantiles(rows, quantile_fraction(quantile)),
+                latency,
             ),
         )
 
@@ -481,7 +495,7 @@ def meets_targets(rows: CostedRows) -> BoolArray:
     return met
 
 
-def queued(rows: CostedRows) -> BoolArray:
+def has_forbidden_queue(rows: CostedRows) -> BoolArray:
     """Return True for rows with requests that wait for a place in a batch, if the problem allows no
     queue.
     """
@@ -498,9 +512,9 @@ def _load_over_room(rows: CostedRows) -> FloatArray:
     return ratio
 
 
-def _queued(rows: CostedRows, row: int) -> tuple[Reason, ...]:
+def _queue_reasons(rows: CostedRows, row: int) -> tuple[Reason, ...]:
     """Return the reason of a row whose requests wait although they must not."""
-    if not queued(rows)[row]:
+    if not has_forbidden_queue(rows)[row]:
         return ()
     in_flight = int(rows.candidates.concurrency[row])
     room = int(rows.costs.max_running[row] * rows.candidates.schedulers[row])
@@ -525,11 +539,11 @@ def missed_targets(rows: CostedRows, row: int) -> tuple[Reason, ...]:
     """Return a reason for each target that the configuration misses, with the gap."""
     reasons: list[Reason] = []
     for name, limit, values in bounded_values(rows):
-        reasons += missed_target(name, value=float(values[row]), limit=limit)
+        reasons += target_reasons(name, value=float(values[row]), limit=limit)
     return tuple(reasons)
 
 
-def missed_target(name: str, *, value: float, limit: float) -> tuple[Reason, ...]:
+def target_reasons(name: str, *, value: float, limit: float) -> tuple[Reason, ...]:
     """Return why a value misses a target; None if it meets it."""
     if value <= limit:
         return ()

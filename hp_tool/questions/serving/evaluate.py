@@ -14,9 +14,9 @@ from hp_tool.domain.serving import InferenceEstimate, ServingConfig
 from hp_tool.errors import UnsupportedError
 from hp_tool.questions.serving.estimates import estimate_row
 from hp_tool.questions.serving.fixes import fixes
-from hp_tool.questions.serving.highest import bearable_load, highest_loads
+from hp_tool.questions.serving.highest import highest_loads, sustainable_load
 from hp_tool.questions.serving.problem import ServingProblem, resolve_serving
-from hp_tool.questions.serving.traced import played_estimate
+from hp_tool.questions.serving.traced import estimate_simulated
 from hp_tool.questions.training.evaluate import single_values
 
 
@@ -49,13 +49,13 @@ def estimate(*, query: Query, with_fixes: bool = True) -> InferenceEstimate:
         estimate = InferenceEstimate(feasible=False, reasons=reasons, parallel=config)
     else:
         estimate = (
-            _estimated(problem, candidate)
+            _estimate_candidate(problem, candidate)
             if problem.trace is None
-            else played_estimate(problem, candidate)
+            else estimate_simulated(problem, candidate)
         )
     if estimate.feasible or not with_fixes or problem.trace is not None:
         return estimate
-    bearable = None if code else bearable_load(problem, candidate)
+    bearable = None if code else sustainable_load(problem, candidate)
     return replace(
         estimate,
         highest_load=bearable,
@@ -63,7 +63,7 @@ def estimate(*, query: Query, with_fixes: bool = True) -> InferenceEstimate:
     )
 
 
-def _estimated(problem: ServingProblem, candidate: ServingCandidates) -> InferenceEstimate:
+def _estimate_candidate(problem: ServingProblem, candidate: ServingCandidates) -> InferenceEstimate:
     """Return the configuration's estimate at the problem's load, or at the highest that it
     sustains.
     """

@@ -18,13 +18,13 @@ from hp_tool.cost.arrays import BoolArray, IntArray
 from hp_tool.cost.serving.candidates import ServingCandidates
 from hp_tool.domain import bounds
 from hp_tool.domain.query import Query
-from hp_tool.questions.serving.highest import bears, costed_rows
+from hp_tool.questions.serving.highest import cost_rows, sustains_load
 from hp_tool.questions.serving.problem import CostedRows, ServingProblem
 from hp_tool.space.serving import serving_space
 
 CHUNK = 12_288
 """Number of candidates costed at once."""
-SAME = 1e-9
+RELATIVE_TOLERANCE = 1e-9
 """Relative difference of throughputs due to rounding."""
 
 
@@ -34,14 +34,14 @@ def fewest_devices(*, query: Query, problem: ServingProblem) -> ServingProblem:
     The problem is unchanged if there is none.
     """
     counts = np.array(problem.cluster.legal_counts())
-    shapes, sizes = _shapes(query, problem, counts)
+    shapes, sizes = _replica_shapes(query, problem, counts)
     low, high = -1, len(counts) - 1
-    passing = _passes(problem, shapes, sizes, counts)
+    passing = _is_acceptable(problem, shapes, sizes, counts)
     while passing.any() and high - low > 1:
         shapes, sizes = shapes.take(np.flatnonzero(passing)), sizes[passing]
         passing = np.ones(len(sizes), dtype=bool)
         middle = (low + high) // 2
-        on_fewer = _passes(problem, shapes, sizes, counts[: middle + 1])
+        on_fewer = _is_acceptable(problem, shapes, sizes, counts[: middle + 1])
         if on_fewer.any():
             high, passing = middle, on_fewer
         else:
@@ -60,28 +60,32 @@ def cheapest_devices(*, query: Query, problem: ServingProblem) -> ServingProblem
     if problem.request_rate_per_second is not None:
         return fewest_devices(query=query, problem=problem)
     counts = np.array(problem.cluster.legal_counts())
-    shapes, sizes = _shapes(query, problem, counts)
+    shapes, sizes = _replica_shapes(query, problem, counts)
     shape, count = np.nonzero(counts % sizes[:, None] == 0)
     devices, tokens = counts[count], np.zeros(len(shape))
     for first in range(0, len(shape), CHUNK):
         rows = slice(first, first + CHUNK)
-        bounds.check(done=len(shape[rows]))
-        costed = _costed_on(problem, shapes.take(shape[rows]), devices[rows])
-        tokens[rows] = np.where(bears(costed), costed.costs.output_tokens_per_second_per_gpu, 0.0)
+        bounds.count_combinations(done=len(shape[rows]))
+        costed = _cost_shapes(problem, shapes.take(shape[rows]), devices[rows])
+        tokens[rows] = np.where(
+            sustains_load(costed), costed.costs.output_tokens_per_second_per_gpu, 0.0
+        )
     best = tokens.max(initial=0.0)
     if best == 0.0:
         return problem
-    most = int(devices[tokens >= best * (1.0 - SAME)].max())
+    most = int(devices[tokens >= best * (1.0 - RELATIVE_TOLERANCE)].max())
     return problem.with_num_gpus(most)
 
 
-def _costed_on(problem: ServingProblem, shapes: ServingCandidates, devices: IntArray) -> CostedRows:
+def _cost_shapes(
+    problem: ServingProblem, shapes: ServingCandidates, devices: IntArray
+) -> CostedRows:
     """Return costs of replicas of each shape that together fill its number of devices."""
     ranks = shapes.tensor_parallel_size * shapes.pipeline_parallel_size
-    return costed_rows(problem, replace(shapes, data_parallel_size=devices // ranks))[0]
+    return cost_rows(problem, replace(shapes, data_parallel_size=devices // ranks))[0]
 
 
-def _shapes(
+def _replica_shapes(
     query: Query, problem: ServingProblem, counts: IntArray
 ) -> tuple[ServingCandidates, IntArray]:
     """Return (n,) every shape of a replica that is legal on one of `counts`, without duplicates,
@@ -89,7 +93,7 @@ def _shapes(
     """
     rows = []
     for count in counts.tolist():
-        bounds.check()
+        bounds.count_combinations()
         case = problem.with_num_gpus(count)
         candidates, _ = serving_space(
             query=query.parallel, case=case, concurrency=(problem.concurrency or 1,)
@@ -106,7 +110,7 @@ def _shapes(
     return shapes, shapes.devices
 
 
-def _passes(
+def _is_acceptable(
     problem: ServingProblem, shapes: ServingCandidates, sizes: IntArray, counts: IntArray
 ) -> BoolArray:
     """Return (n,) whether each shape is acceptable on the largest of the ascending `counts` that it
@@ -119,6 +123,6 @@ def _passes(
     filled = np.flatnonzero(devices)
     for first in range(0, len(filled), CHUNK):
         rows = filled[first : first + CHUNK]
-        bounds.check(done=len(rows))
-        passing[rows] = bears(_costed_on(problem, shapes.take(rows), devices[rows]))
+        bounds.count_combinations(done=len(rows))
+        passing[rows] = sustains_load(_cost_shapes(problem, shapes.take(rows), devices[rows]))
     return passing

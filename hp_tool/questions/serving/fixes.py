@@ -13,13 +13,13 @@ from hp_tool.domain.query import Query
 from hp_tool.domain.serving import InferenceEstimate, ServingConfig, ServingFix
 from hp_tool.errors import InputError
 from hp_tool.questions.serving.estimates import estimate_row, meets_targets, worst_miss
-from hp_tool.questions.serving.highest import costed_rows
+from hp_tool.questions.serving.highest import cost_rows
 from hp_tool.questions.serving.problem import CostedRows, ServingProblem, resolve_serving
 from hp_tool.questions.training.fixes import GROWTH, MAX_CHANGES, MAX_FIXES
 from hp_tool.space.serving import serving_space
 from hp_tool.wording.words import change_in_words, changed_fields
 
-LIMITS = {"max_num_seqs": range(-8, 3), "max_num_batched_tokens": range(-4, 3)}
+LIMIT_EXPONENTS = {"max_num_seqs": range(-8, 3), "max_num_batched_tokens": range(-4, 3)}
 """Powers of two by which engine limits are changed; mostly downwards, because crowding causes most
 missed targets.
 """
@@ -28,7 +28,7 @@ AXES = (
     "pipeline_parallel_size",
     "expert_parallel_size",
     "attention_data_parallel_size",
-    *LIMITS,
+    *LIMIT_EXPONENTS,
 )
 """Axes that are chosen; data_parallel_size follows from the devices."""
 FIGURES = ("ttft_s", "tpot_s", "request_latency_s", "output_tokens_per_second_per_gpu")
@@ -85,7 +85,7 @@ def fixes(
     if it is nearer than the infeasible one.
     """
     assert infeasible.parallel is not None
-    grown = _on_more_devices(query, infeasible, num_gpus=problem.cluster.num_gpus)
+    grown = _fix_on_more_devices(query, infeasible, num_gpus=problem.cluster.num_gpus)
     near = _neighbours(problem, infeasible.parallel)
     acceptable = near.acceptable
     for count in range(MAX_CHANGES + 1):
@@ -99,10 +99,10 @@ def fixes(
                 ),
                 *grown,
             )
-    return (*_nearest(near, infeasible), *grown)
+    return (*_nearest_fix(near, infeasible), *grown)
 
 
-def _nearest(near: Neighbours, infeasible: InferenceEstimate) -> list[ServingFix]:
+def _nearest_fix(near: Neighbours, infeasible: InferenceEstimate) -> list[ServingFix]:
     """Return the neighbour with the smallest miss of the targets."""
     rows = np.flatnonzero(near.fits & (near.changes <= MAX_CHANGES))
     if len(rows) == 0:
@@ -119,7 +119,7 @@ def _nearest(near: Neighbours, infeasible: InferenceEstimate) -> list[ServingFix
     return [_fix(near, best, infeasible, num_gpus=near.problem.cluster.num_gpus)]
 
 
-def _on_more_devices(
+def _fix_on_more_devices(
     query: Query, infeasible: InferenceEstimate, *, num_gpus: int
 ) -> list[ServingFix]:
     """Return the best fix on the smallest multiple of the devices, with at most one axis
@@ -156,7 +156,9 @@ def _neighbours(problem: ServingProblem, base: ServingConfig) -> Neighbours:
     """Return every legal layout under every limit within LIMITS of the given one's."""
 
     def around(name: str) -> tuple[int, ...]:
-        return tuple(sorted({max(int(getattr(base, name) * 2.0**k), 1) for k in LIMITS[name]}))
+        return tuple(
+            sorted({max(int(getattr(base, name) * 2.0**k), 1) for k in LIMIT_EXPONENTS[name]})
+        )
 
     query = ParallelQuery(
         max_num_seqs=around("max_num_seqs"), max_num_batched_tokens=around("max_num_batched_tokens")
@@ -167,7 +169,7 @@ def _neighbours(problem: ServingProblem, base: ServingConfig) -> Neighbours:
     moved = np.array([np.log2(getattr(candidates, name) / getattr(base, name)) for name in AXES])
     near = np.flatnonzero(np.count_nonzero(moved, axis=0) <= MAX_CHANGES)
     candidates, moved = candidates.take(near), moved[:, near]
-    rows, loads = costed_rows(problem, candidates)
+    rows, loads = cost_rows(problem, candidates)
     return Neighbours(
         problem=problem,
         candidates=candidates,

@@ -14,17 +14,17 @@ from hp_tool.cost.serving.candidates import ServingCandidates
 from hp_tool.cost.serving.engine import most_running, serving_costs
 from hp_tool.cost.serving.load import steady
 from hp_tool.domain.targets import Targets
-from hp_tool.questions.serving.estimates import meets_targets, queued
-from hp_tool.questions.serving.problem import WAITING, CostedRows, Loads, ServingProblem
+from hp_tool.questions.serving.estimates import has_forbidden_queue, meets_targets
+from hp_tool.questions.serving.problem import QUEUE_LATENCIES, CostedRows, Loads, ServingProblem
 
-RATES = 1_000
+NUM_RATES = 1_000
 """Number of rates between the ends of a range, spaced geometrically: the resolution of answers."""
-SLOWEST = 1e-3
+MIN_RATE_FRACTION = 1e-3
 """Lowest rate of an unbounded search, relative to the throughput of full batches."""
-MOST = 1 << 31
+MAX_LOADS = 1 << 31
 
 
-def costed_rows(
+def cost_rows(
     problem: ServingProblem, candidates: ServingCandidates
 ) -> tuple[CostedRows, FloatArray | None]:
     """Return costs under the problem's load; if that is unknown, under each candidate's highest
@@ -34,7 +34,7 @@ def costed_rows(
     return (
         (problem.costed(candidates), None)
         if loads is None
-        else (_at(problem, candidates, loads), loads)
+        else (_cost_at(problem, candidates, loads), loads)
     )
 
 
@@ -46,16 +46,16 @@ def highest_loads(problem: ServingProblem, candidates: ServingCandidates) -> Flo
     """
     if problem.unknown is None:
         return None
-    most = most_loads(problem, candidates, by_rate=problem.unknown.by_rate)
-    return highest(
+    most = max_loads(problem, candidates, by_rate=problem.unknown.by_rate)
+    return search_highest(
         problem.unknown,
         targets=problem.targets,
         most=most,
-        borne=lambda loads: bears(_at(problem, candidates, loads)),
+        borne=lambda loads: sustains_load(_cost_at(problem, candidates, loads)),
     )
 
 
-def most_loads(
+def max_loads(
     problem: ServingProblem, candidates: ServingCandidates, *, by_rate: bool
 ) -> FloatArray:
     """Return (n,) requests that each candidate runs at once, or completes per second in full
@@ -69,7 +69,7 @@ def most_loads(
     return costs.output_tokens_per_second_per_gpu * candidates.devices / problem.output_length
 
 
-def highest(
+def search_highest(
     unknown: Loads, *, targets: Targets, most: FloatArray, borne: Callable[[FloatArray], BoolArray]
 ) -> FloatArray:
     """Return the highest load of each of n rows for which `borne` is true, else the lowest.
@@ -102,8 +102,8 @@ def _grid(
     """
     top = most if unknown.highest is None else np.full(len(most), unknown.highest)
     open_ended = unknown.values is None and unknown.highest is None and not unknown.by_rate
-    grows = open_ended and any(latency in WAITING for _, latency, _, _ in targets.limits())
-    while grows and top.max(initial=0.0) < MOST:
+    grows = open_ended and any(latency in QUEUE_LATENCIES for _, latency, _, _ in targets.limits())
+    while grows and top.max(initial=0.0) < MAX_LOADS:
         enough = borne(top)
         grows, top = bool(enough.any()), np.where(enough, 2.0 * top, top)
     return load_grid(unknown, top=top)
@@ -120,31 +120,37 @@ def load_grid(
         values = np.array(unknown.values)
         return np.full(n, len(values)), lambda k: values[k]
     if unknown.by_rate:
-        ratio = top / unknown.lowest if unknown.lowest is not None else np.full(n, 1.0 / SLOWEST)
-        return np.full(n, RATES), lambda k: top * ratio ** (k / (RATES - 1.0) - 1.0)
+        ratio = (
+            top / unknown.lowest
+            if unknown.lowest is not None
+            else np.full(n, 1.0 / MIN_RATE_FRACTION)
+        )
+        return np.full(n, NUM_RATES), lambda k: top * ratio ** (k / (NUM_RATES - 1.0) - 1.0)
     lowest = unknown.lowest or 1.0
     return np.maximum(top - lowest + 1.0, 1.0).astype(np.int64), lambda k: lowest + k
 
 
-def bearable_load(problem: ServingProblem, candidate: ServingCandidates) -> float | None:
+def sustainable_load(problem: ServingProblem, candidate: ServingCandidates) -> float | None:
     """Return the highest load that one candidate sustains, in the problem's unit; None if none."""
     if problem.offline or problem.unknown is not None:
         return None
     free = dataclasses.replace(
         problem, unknown=Loads(by_rate=problem.request_rate_per_second is not None)
     )
-    rows, loads = costed_rows(free, candidate)
-    return None if loads is None or not bears(rows)[0] else float(loads[0])
+    rows, loads = cost_rows(free, candidate)
+    return None if loads is None or not sustains_load(rows)[0] else float(loads[0])
 
 
-def bears(rows: CostedRows) -> BoolArray:
+def sustains_load(rows: CostedRows) -> BoolArray:
     """Return whether each row fits, sustains its load, meets the targets and queues no forbidden
     requests.
     """
-    return rows.costs.fits & rows.costs.sustained & meets_targets(rows) & ~queued(rows)
+    return rows.costs.fits & rows.costs.sustained & meets_targets(rows) & ~has_forbidden_queue(rows)
 
 
-def _at(problem: ServingProblem, candidates: ServingCandidates, loads: FloatArray) -> CostedRows:
+def _cost_at(
+    problem: ServingProblem, candidates: ServingCandidates, loads: FloatArray
+) -> CostedRows:
     if problem.unknown is not None and problem.unknown.by_rate:
         return problem.costed(candidates, rates=loads)
     return problem.costed(candidates.loaded(loads))

@@ -15,10 +15,10 @@ from hp_tool.domain.familiarity import (
     Index,
     Nearness,
     Setting,
-    arithmetic,
+    arithmetic_precision,
     family_of,
+    find_nearest,
     kind_of_model,
-    nearness,
 )
 from hp_tool.domain.hardware import GpuSpec
 from hp_tool.domain.model import ModelSpec
@@ -27,7 +27,7 @@ from hp_tool.questions.serving.problem import CostedRows, ServingProblem
 
 CONFIDENCE = 0.9
 _Z90 = 1.645
-BY_MODEL = ("family", "model_kind")
+MODEL_ATTRIBUTES = ("family", "model_kind")
 """Dimensions included in the scatter of mixtures and pools, because it is that of held-out
 models.
 """
@@ -44,7 +44,7 @@ def serving_setting(
         die=gpu.silicon or "",
         family=family_of(model.name),
         model_kind=kind_of_model(model),
-        precision=arithmetic(precision),
+        precision=arithmetic_precision(precision),
         load=load,
     )
 
@@ -72,7 +72,7 @@ def nearest_runs(problem: ServingProblem, figure: str = "tpot", *, pools: bool =
         precision=problem.precision,
         load=load_kind(problem),
     )
-    return nearest_served(
+    return nearest_serving_runs(
         setting,
         measured_runs("serving"),
         doubts,
@@ -82,7 +82,7 @@ def nearest_runs(problem: ServingProblem, figure: str = "tpot", *, pools: bool =
     )
 
 
-def nearest_served(
+def nearest_serving_runs(
     setting: Setting,
     index: Index,
     doubts: Doubts,
@@ -97,13 +97,13 @@ def nearest_served(
         left_out: The scatter of the constants is that of held-out models.
         kernels_alone: The scatter includes another release.
     """
-    covered = (*(BY_MODEL if left_out else ()), *(("release",) if kernels_alone else ()))
+    covered = (*(MODEL_ATTRIBUTES if left_out else ()), *(("release",) if kernels_alone else ()))
     added = doubts.serving.get(figure, {})
     extras = {name: value for name, value in added.items() if name not in covered}
-    return nearness(setting, index, extras, serves=True)
+    return find_nearest(setting, index, extras, serves=True)
 
 
-def log_sd(own: float, near: Nearness, *, kernels: float) -> float:
+def figure_log_sd(own: float, near: Nearness, *, kernels: float) -> float:
     """Return the standard deviation of ln(measured / predicted) of a figure.
 
     It combines the scatter of the fitted runs, the differences from the nearest runs, and `kernels`
@@ -117,7 +117,7 @@ def familiarity_of(problem: ServingProblem, *, pools: bool = False) -> Familiari
     return nearest_runs(problem, pools=pools).answer()
 
 
-def intervals(
+def serving_intervals(
     ttft: float,
     tpot: float,
     throughput: float,
@@ -128,7 +128,7 @@ def intervals(
 ) -> ServingIntervals:
     """Return the central 90% around predicted means of a replica or of pools.
 
-    `mixers` is the result of `mixers_doubt`; None for that of the kernels only, as if nothing else
+    `mixers` is the result of `mixers_log_sds`; None for that of the kernels only, as if nothing else
     took time.
     """
     engine = problem.engine
@@ -137,7 +137,7 @@ def intervals(
     left_out = pools or (problem.experts if mixture else None)
     scatter = left_out or engine
 
-    first, later = mixers or (_whole_doubt(problem),) * 2
+    first, later = mixers or (_kernels_only_log_sd(problem),) * 2
 
     def interval(value: float, figure: str) -> tuple[float, float]:
         own = getattr(scatter, f"{figure}_log_sd")
@@ -146,7 +146,7 @@ def intervals(
         near = nearest_runs(problem, figure, pools=pools is not None)
         untimed = 0.0 if problem.profile.gpu.measured else kernels_log_sd(problem, figure)
         width = _Z90 * math.hypot(
-            log_sd(own, near, kernels=untimed), first if figure == "ttft" else later
+            figure_log_sd(own, near, kernels=untimed), first if figure == "ttft" else later
         )
         return value * math.exp(-width), value * math.exp(width)
 
@@ -181,12 +181,12 @@ def ratio_log_sd(problem: ServingProblem, *, figure: str = "throughput") -> floa
     return math.sqrt(2.0) * own
 
 
-def mixers_doubt(rows: CostedRows, row: int) -> tuple[float, float]:
+def mixers_log_sds(rows: CostedRows, row: int) -> tuple[float, float]:
     """Return log_sd of first and of following tokens due to missing runs with recurrent or sparse
     layers.
     """
     problem = rows.problem
-    if not _whole_doubt(problem):
+    if not _kernels_only_log_sd(problem):
         return 0.0, 0.0
     one = rows.candidates.take(slice(row, row + 1))
     share, none = rows.costs.running[row : row + 1] / one.pipeline_parallel_size, np.zeros(1)
@@ -200,6 +200,6 @@ def mixers_doubt(rows: CostedRows, row: int) -> tuple[float, float]:
     return float(first), float(later)
 
 
-def _whole_doubt(problem: ServingProblem) -> float:
+def _kernels_only_log_sd(problem: ServingProblem) -> float:
     """Return the log_sd of a model in which only such kernels took time."""
     return max(mixer_log_sd(problem.of(kind)) for _, kind in problem.model.kinds)

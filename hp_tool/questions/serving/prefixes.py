@@ -16,7 +16,7 @@ such models.
 ANYWHERE, NOWHERE = 1, 0
 
 
-def resumed_every(case: ServingCase, *, release: str) -> int:
+def resume_interval(case: ServingCase, *, release: str) -> int:
     """Return the interval in tokens at which a prompt can resume; ANYWHERE also at the ends of
     earlier requests.
 
@@ -32,12 +32,12 @@ def resumed_every(case: ServingCase, *, release: str) -> int:
     return block
 
 
-def resumed(prefix_tokens: NDArray[np.int64], every: int) -> NDArray[np.int64]:
+def resumed_tokens(prefix_tokens: NDArray[np.int64], every: int) -> NDArray[np.int64]:
     """Return how much of each prefix need not be computed again."""
     return prefix_tokens // every * every if every else np.zeros_like(prefix_tokens)
 
 
-def words(case: ServingCase, every: int) -> str:
+def resume_sentence(case: ServingCase, every: int) -> str:
     """Return the sentence of an answer about it."""
     engine = case.engine.engine
     if every == NOWHERE:

@@ -14,7 +14,7 @@ from hp_tool.catalog import cluster as catalogue_cluster
 from hp_tool.catalog.efficiency import (
     check_power_cap,
     defaults_efficiency,
-    efficiency,
+    efficiency_profile,
     engine_efficiency,
     expert_efficiency,
 )
@@ -30,7 +30,7 @@ from hp_tool.cost.serving.engine import ServingCosts, serving_costs
 from hp_tool.cost.serving.load import costs_at_rate, offline_costs, open_means
 from hp_tool.cost.serving.operations import state_block
 from hp_tool.cost.serving.weights import formats
-from hp_tool.domain.clients import CLIENTS, REQUESTS_EACH
+from hp_tool.domain.clients import CLIENTS, DEFAULT_REQUESTS_PER_SLOT
 from hp_tool.domain.engines import (
     FRACTION_OF_FREE_MEMORY,
     EngineEfficiency,
@@ -39,7 +39,7 @@ from hp_tool.domain.engines import (
 )
 from hp_tool.domain.hardware import ClusterSpec, GpuSpec, Precision
 from hp_tool.domain.inference import (
-    MOST_TRACED,
+    MAX_TRACE_REQUESTS,
     ConcurrencyRange,
     InferenceWorkload,
     RateRange,
@@ -49,14 +49,14 @@ from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.query import Constraints, Query
 from hp_tool.domain.targets import Targets
 from hp_tool.errors import InputError, UnsupportedError
-from hp_tool.questions.serving.prefixes import resumed, resumed_every
-from hp_tool.questions.training.problem import named_model
+from hp_tool.questions.serving.prefixes import resume_interval, resumed_tokens
+from hp_tool.questions.training.problem import resolve_model
 
 Scattered = TypeVar("Scattered", EngineEfficiency, ExpertEfficiency)
 NETWORK_PROFILE = "megatron-core"
 """Framework whose measured network between nodes applies to serving: both use NCCL rings."""
 
-WAITING = ("ttft_s", "request_latency_s")
+QUEUE_LATENCIES = ("ttft_s", "request_latency_s")
 """Latencies that grow while a request waits for a place in a batch."""
 
 _TRAINING_ONLY = (
@@ -198,8 +198,8 @@ def resolve_serving(query: Query) -> ServingProblem:
     """
     if query.kind != "inference" or query.inference is None:
         raise InputError("a serving query is of kind inference", field="kind")
-    _refuse_unmodelled(query, query.inference)
-    model = named_model(query.model)
+    _reject_unmodelled(query, query.inference)
+    model = resolve_model(query.model)
     if not any(cached_width(kind, 1) for _, kind in model.kinds):
         raise UnsupportedError(
             f"{model.name}: serving of models without any layer of attention is not modelled",
@@ -214,7 +214,7 @@ def resolve_serving(query: Query) -> ServingProblem:
             raise InputError(
                 f"{model.name} has no experts; leave {name} out", field=f"inference.{name}"
             )
-    workload, trace = _traced(served_workload(query))
+    workload, trace = _resolve_trace(resolve_workload(query))
     assumed = {} if query.inference.precision else {"inference.precision": workload.precision}
     named_rate = query.inference.prefix_cache_hit_rate
     concurrency, rate = workload.concurrency, workload.request_rate_per_second
@@ -246,7 +246,7 @@ def resolve_serving(query: Query) -> ServingProblem:
     )
     engine = _with_memory_fraction(engine, workload, query.constraints)
     if workload.engine_settings == "defaults":
-        engine = _doubted(engine)
+        engine = _with_default_scatter(engine)
     case = serving_case(
         model=model,
         cluster=cluster,
@@ -256,7 +256,9 @@ def resolve_serving(query: Query) -> ServingProblem:
     )
     if workload.engine_settings == "defaults":
         case = dataclasses.replace(
-            case, slowdown=defaults_efficiency().slowdown, experts=_doubted(case.experts)
+            case,
+            slowdown=defaults_efficiency().slowdown,
+            experts=_with_default_scatter(case.experts),
         )
     if trace is not None:
         case = dataclasses.replace(
@@ -265,8 +267,10 @@ def resolve_serving(query: Query) -> ServingProblem:
     # A given rate is an engine's report, so it is at most what was resumed.
     resumes = None
     if trace is not None and trace.prefix_tokens.any() and not named_rate and state_block(case) > 1:
-        resumes = resumed_every(case, release=workload.engine_version or engine.version)
-        trace = dataclasses.replace(trace, prefix_tokens=resumed(trace.prefix_tokens, resumes))
+        resumes = resume_interval(case, release=workload.engine_version or engine.version)
+        trace = dataclasses.replace(
+            trace, prefix_tokens=resumed_tokens(trace.prefix_tokens, resumes)
+        )
         case = dataclasses.replace(case, prefix_cache_hit_rate=trace.prefix_share)
     return ServingProblem(
         **{each.name: getattr(case, each.name) for each in dataclasses.fields(case)},
@@ -288,7 +292,7 @@ def resolve_serving(query: Query) -> ServingProblem:
     )
 
 
-def served_workload(query: Query) -> InferenceWorkload:
+def resolve_workload(query: Query) -> InferenceWorkload:
     """Return the query's load; the default precision is that of the model's published weights."""
     assert query.inference is not None  # checked with the query
     if query.inference.precision is not None:
@@ -296,7 +300,7 @@ def served_workload(query: Query) -> InferenceWorkload:
     return dataclasses.replace(query.inference, precision=published_precision(query.model))  # type: ignore[arg-type]
 
 
-def _doubted(constants: Scattered) -> Scattered:
+def _with_default_scatter(constants: Scattered) -> Scattered:
     """Return constants with the scatter of engines with default settings."""
     doubt = defaults_efficiency()
     names = ("ttft_log_sd", "tpot_log_sd", "throughput_log_sd")
@@ -335,9 +339,9 @@ def _with_memory_fraction(
     )
 
 
-def _traced(workload: InferenceWorkload) -> tuple[InferenceWorkload, Trace | None]:
+def _resolve_trace(workload: InferenceWorkload) -> tuple[InferenceWorkload, Trace | None]:
     """Return the workload with lengths, cached prefixes and rate of its trace, and the trace."""
-    workload = _burst(workload)
+    workload = _burst_as_trace(workload)
     if workload.trace is None:
         return workload, None
     trace = request_trace(workload.trace)
@@ -383,7 +387,7 @@ def _traced(workload: InferenceWorkload) -> tuple[InferenceWorkload, Trace | Non
     ), trace
 
 
-def _burst(workload: InferenceWorkload) -> InferenceWorkload:
+def _burst_as_trace(workload: InferenceWorkload) -> InferenceWorkload:
     """Return a burst as the trace of its requests, all in flight from the start; other loads
     unchanged.
     """
@@ -395,9 +399,9 @@ def _burst(workload: InferenceWorkload) -> InferenceWorkload:
             "A burst requires num_prompts, the number of simultaneous requests.",
             field="inference.load.num_prompts",
         )
-    if load.num_prompts > MOST_TRACED:
+    if load.num_prompts > MAX_TRACE_REQUESTS:
         raise InputError(
-            f"A burst has at most {MOST_TRACED:,} requests; use arrival offline for more.",
+            f"A burst has at most {MAX_TRACE_REQUESTS:,} requests; use arrival offline for more.",
             field="inference.load.num_prompts",
         )
     if workload.disaggregated is not None or load.warmup is not None or workload.think_time_s:
@@ -449,7 +453,7 @@ def _may_queue(query: Query, workload: InferenceWorkload) -> bool:
     """
     by_rate = counts_by_rate(workload)
     limited = {latency for _, latency, _, _ in (query.targets or Targets()).limits()}
-    return query.objective != "min_gpus" or by_rate or not limited.isdisjoint(WAITING)
+    return query.objective != "min_gpus" or by_rate or not limited.isdisjoint(QUEUE_LATENCIES)
 
 
 def seeks_concurrency(query: Query) -> bool:
@@ -472,7 +476,7 @@ def serving_case(
     engine: EngineEfficiency,
     wide_attention: bool = False,
 ) -> ServingCase:
-    """Return the cost model's input for a workload with its precision (`served_workload`), else
+    """Return the cost model's input for a workload with its precision (`resolve_workload`), else
     16-bit weights.
 
     `wide_attention`: the checkpoint of that precision stores attention in 16 bits.
@@ -488,8 +492,8 @@ def serving_case(
     )
     client = workload.load.client if workload.load is not None else None
     shorter = CLIENTS[client].mean_length if client is not None else 1.0
-    come = arrivals(client, engine=engine)
-    profile = efficiency(gpu=cluster.gpu, framework=NETWORK_PROFILE)
+    come = client_arrivals(client, engine=engine)
+    profile = efficiency_profile(gpu=cluster.gpu, framework=NETWORK_PROFILE)
     return ServingCase(
         model=model,
         cluster=cluster,
@@ -518,19 +522,19 @@ def serving_case(
     )
 
 
-def arrivals(client: str | None, *, engine: EngineEfficiency) -> dict[str, float]:
+def client_arrivals(client: str | None, *, engine: EngineEfficiency) -> dict[str, float]:
     """Return {prefill_group, wave_share} of this client's closed load; None as
     `LoadSpec.client`.
     """
     # Without a server, requests come from the engine's own loop, which sends equal ones.
     known = CLIENTS[client] if client is not None else None
     equal = known.equal_lengths if known is not None else engine.engine == "megatron-core"
-    each = known.requests_each if known is not None else REQUESTS_EACH
+    each = known.requests_each if known is not None else DEFAULT_REQUESTS_PER_SLOT
     return {
         "prefill_group": engine.prefill_group if equal else 1.0,
         "wave_share": engine.wave_share
         if equal and (known is None or each is None)
-        else 1.0 / (each or REQUESTS_EACH),
+        else 1.0 / (each or DEFAULT_REQUESTS_PER_SLOT),
     }
 
 
@@ -545,7 +549,7 @@ def cache_precision(workload: InferenceWorkload, *, engine: EngineEfficiency) ->
     return "fp32" if workload.precision == "fp32" else "bf16"
 
 
-def _refuse_unmodelled(query: Query, workload: InferenceWorkload) -> None:
+def _reject_unmodelled(query: Query, workload: InferenceWorkload) -> None:
     """Reject by name what would otherwise be ignored."""
     load, named = (
         workload.load,

@@ -20,21 +20,21 @@ from hp_tool.questions.serving.estimates import (
     OVERLOADED,
     QUEUED,
     estimate_row,
+    has_forbidden_queue,
     meets_targets,
-    queued,
     worst_miss,
 )
-from hp_tool.questions.serving.highest import bearable_load, costed_rows
+from hp_tool.questions.serving.highest import cost_rows, sustainable_load
 from hp_tool.questions.serving.intervals import ratio_log_sd
 from hp_tool.questions.serving.problem import CostedRows, ServingProblem
 from hp_tool.questions.training.ranking.rank import group_numbers
 from hp_tool.space.serving import serving_space
 
-MARGIN = 0.1
+TIE_MARGIN = 0.1
 """Advantage required for a layout of an unmeasured kind to rank above a measured one, the error of
 measured kinds.
 """
-NEAREST = 3
+NUM_NEAREST = 3
 CHUNK = 12_288
 """Number of candidates costed at once: large enough for numpy, small enough for the processor's
 cache.
@@ -63,10 +63,10 @@ class CostedSpace:
         """
         rows = np.flatnonzero(self.acceptable)
         ranked: NDArray[np.intp] = rows[np.argsort(self.score[rows], kind="stable")]
-        measured = ranked[~unmeasured(self.candidates)[ranked]]
+        measured = ranked[~is_unmeasured(self.candidates)[ranked]]
         if len(measured) and measured[0] != ranked[0]:
             best, known = self.score[ranked[0]], self.score[measured[0]]
-            farther = best / (1.0 + MARGIN) if best < 0.0 else best * (1.0 + MARGIN)
+            farther = best / (1.0 + TIE_MARGIN) if best < 0.0 else best * (1.0 + TIE_MARGIN)
             if known <= farther:
                 ranked = np.concatenate([measured[:1], ranked[ranked != measured[0]]])
         return ranked[:count]
@@ -83,7 +83,7 @@ class CostedSpace:
         return best, ratio - 1.0 if self.score[best] < 0.0 else 1.0 - ratio
 
 
-def unmeasured(candidates: ServingCandidates) -> BoolArray:
+def is_unmeasured(candidates: ServingCandidates) -> BoolArray:
     """Return True for layouts of a kind without measured served runs: pipelines inside a
     replica.
     """
@@ -108,8 +108,8 @@ def cost_space(
     for rows, costed, bearable in costed_chunks(candidates, problem=problem):
         costs = costed.costs
         fits[rows], sustained[rows], met[rows] = costs.fits, costs.sustained, meets_targets(costed)
-        waits[rows] = queued(costed)
-        score[rows] = _score(costs, query.objective, problem)
+        waits[rows] = has_forbidden_queue(costed)
+        score[rows] = _candidate_scores(costs, query.objective, problem)
         tpot[rows], throughput[rows] = costs.tpot_s, costs.output_tokens_per_second_per_gpu
         if loads is not None and bearable is not None:
             loads[rows] = bearable
@@ -142,8 +142,8 @@ def costed_chunks(
     for first in range(0, len(candidates), CHUNK):
         rows = slice(first, first + CHUNK)
         chunk = candidates.take(rows)
-        bounds.check(done=len(chunk))
-        yield rows, *costed_rows(problem, chunk)
+        bounds.count_combinations(done=len(chunk))
+        yield rows, *cost_rows(problem, chunk)
 
 
 def nearest_misses(
@@ -151,19 +151,20 @@ def nearest_misses(
 ) -> tuple[ServingRecommendation, ...]:
     """Return the nearest misses, with the load that they would sustain."""
     if not len(space.candidates):
-        return _illegal_for_all(problem) if "request_too_long" in space.rejections else ()
-    rows = nearest(space.candidates, problem=problem)
+        return _common_rejection(problem) if "request_too_long" in space.rejections else ()
+    rows = nearest_rows(space.candidates, problem=problem)
     bearable = [
-        bearable_load(problem, space.candidates.take(slice(row, row + 1))) for row in rows.tolist()
+        sustainable_load(problem, space.candidates.take(slice(row, row + 1)))
+        for row in rows.tolist()
     ]
-    misses = recommendations(space, rows, problem=problem)
+    misses = recommendations_of_rows(space, rows, problem=problem)
     return tuple(
         replace(row, estimate=replace(row.estimate, highest_load=load))
         for row, load in zip(misses, bearable, strict=True)
     )
 
 
-def _illegal_for_all(problem: ServingProblem) -> tuple[ServingRecommendation, ...]:
+def _common_rejection(problem: ServingProblem) -> tuple[ServingRecommendation, ...]:
     """Return one layout with the reason why none is legal, if the reason is in the requests."""
     config = ServingConfig(data_parallel_size=problem.cluster.num_gpus)
     code = 1 << REASONS.index("request_too_long")
@@ -180,7 +181,7 @@ def _illegal_for_all(problem: ServingProblem) -> tuple[ServingRecommendation, ..
     )
 
 
-def nearest(candidates: ServingCandidates, *, problem: ServingProblem) -> NDArray[np.intp]:
+def nearest_rows(candidates: ServingCandidates, *, problem: ServingProblem) -> NDArray[np.intp]:
     """Return indices of the NEAREST of unacceptable candidates.
 
     First those that only miss targets, by the smallest factor; then those that are too slow for the
@@ -197,10 +198,10 @@ def nearest(candidates: ServingCandidates, *, problem: ServingProblem) -> NDArra
         factor[rows] = np.where(
             costs.fits, np.where(costs.sustained, worst_miss(costed), wanted[1]), wanted[0]
         )
-    return np.lexsort((factor, kind))[:NEAREST]
+    return np.lexsort((factor, kind))[:NUM_NEAREST]
 
 
-def grouped(
+def with_groups(
     rows: Sequence[ServingRecommendation], *, problem: ServingProblem, objective: str | None
 ) -> tuple[ServingRecommendation, ...]:
     """Return ranked rows with their groups, by the figure that ranks them."""
@@ -227,7 +228,9 @@ def grouped(
     return tuple(replace(row, group=group) for row, group in zip(rows, groups, strict=True))
 
 
-def _score(costs: ServingCosts, objective: str | None, problem: ServingProblem) -> FloatArray:
+def _candidate_scores(
+    costs: ServingCosts, objective: str | None, problem: ServingProblem
+) -> FloatArray:
     """Return the value to minimise; min_gpus and cost compare throughput on the same devices."""
     if objective == "ttft":
         return costs.ttft_s
@@ -240,7 +243,7 @@ def _score(costs: ServingCosts, objective: str | None, problem: ServingProblem) 
     return -costs.output_tokens_per_second_per_gpu
 
 
-def recommendations(
+def recommendations_of_rows(
     space: CostedSpace, rows: NDArray[np.intp], *, problem: ServingProblem
 ) -> tuple[ServingRecommendation, ...]:
     """Return the chosen candidates in full, in their order, each under its own load."""
@@ -252,7 +255,7 @@ def recommendations(
             if space.loads is None
             else problem.costed_under(float(space.loads[row]), one)
         )
-        ranking.append(row_of(place + 1, one, estimate_row(costed, 0), problem))
+        ranking.append(recommendation_of(place + 1, one, estimate_row(costed, 0), problem))
     return tuple(ranking)
 
 
@@ -263,7 +266,7 @@ def best_recommendations(
     unmeasured one.
     """
     best = space.best(top)
-    rows = recommendations(space, best, problem=problem)
+    rows = recommendations_of_rows(space, best, problem=problem)
     passed = space.passed_over(int(best[0])) if len(best) else None
     if passed is None:
         return rows
@@ -273,7 +276,7 @@ def best_recommendations(
     return (replace(rows[0], estimate=estimate), *rows[1:])
 
 
-def row_of(
+def recommendation_of(
     rank: int, candidate: ServingCandidates, estimate: InferenceEstimate, problem: ServingProblem
 ) -> ServingRecommendation:
     return ServingRecommendation(

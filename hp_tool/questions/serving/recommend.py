@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from hp_tool.domain.inference import RATE, InferenceWorkload
+from hp_tool.domain.inference import RATE_PATH, InferenceWorkload
 from hp_tool.domain.query import Query
 from hp_tool.domain.result import Ranking, SpaceSummary
 from hp_tool.domain.serving import ServingRecommendation
@@ -16,12 +16,16 @@ from hp_tool.questions.serving.problem import ServingProblem, resolve_serving
 from hp_tool.questions.serving.ranked import (
     best_recommendations,
     cost_space,
-    grouped,
     nearest_misses,
-    recommendations,
+    recommendations_of_rows,
+    with_groups,
 )
-from hp_tool.questions.serving.traced import fewest_played, played_best, played_space
-from hp_tool.space.pareto import undominated
+from hp_tool.questions.serving.traced import (
+    fewest_devices_simulated,
+    rank_simulated,
+    space_by_means,
+)
+from hp_tool.space.pareto import pareto_optimal
 
 MAX_TOP = 1_000
 STEPS_PER_DOUBLING = 2
@@ -43,9 +47,9 @@ def recommend(*, query: Query, top: int = 10) -> Ranking[ServingRecommendation]:
     workload = query.inference
     rates = None if workload is None else workload.request_rate_per_second
     if query.objective == "min_gpus" and workload is not None and isinstance(rates, tuple):
-        return _gpus_by_rate(query, workload, rates, start=start)
+        return _rank_by_rate(query, workload, rates, start=start)
     if problem.trace is not None:
-        return played_best(query, problem, top=top, start=start)
+        return rank_simulated(query, problem, top=top, start=start)
     if query.objective == "min_gpus":
         problem = fewest_devices(query=query, problem=problem)
     elif query.objective == "cost":
@@ -53,7 +57,7 @@ def recommend(*, query: Query, top: int = 10) -> Ranking[ServingRecommendation]:
     space = cost_space(query=query, problem=problem)
     rows = best_recommendations(space, top=top, problem=problem)
     return Ranking(
-        recommendations=grouped(rows, problem=problem, objective=query.objective),
+        recommendations=with_groups(rows, problem=problem, objective=query.objective),
         nearest_misses=() if rows else nearest_misses(space, problem=problem),
         space=SpaceSummary(
             legal=len(space.candidates),
@@ -64,7 +68,7 @@ def recommend(*, query: Query, top: int = 10) -> Ranking[ServingRecommendation]:
     )
 
 
-def _gpus_by_rate(
+def _rank_by_rate(
     query: Query, workload: InferenceWorkload, rates: tuple[float, ...], *, start: float
 ) -> Ranking[ServingRecommendation]:
     """Return for each rate the best configuration on the fewest devices, or its nearest miss.
@@ -77,14 +81,14 @@ def _gpus_by_rate(
     rejections: Counter[str] = Counter()
     legal = feasible = 0
     for rate in sorted(set(rates)):
-        ranking = _at_rate(
+        ranking = _rank_at_rate(
             replace(query, inference=replace(workload, request_rate_per_second=float(rate)))
         )
         legal, feasible = legal + ranking.space.legal, feasible + ranking.space.feasible
         rejections.update(ranking.rejections)
         for kept, first in ((rows, ranking.recommendations), (misses, ranking.nearest_misses)):
             kept += [
-                replace(row, rank=len(kept) + 1, set={**row.set, RATE: float(rate)})
+                replace(row, rank=len(kept) + 1, set={**row.set, RATE_PATH: float(rate)})
                 for row in first[:1]
             ]
     return Ranking(
@@ -95,14 +99,14 @@ def _gpus_by_rate(
     )
 
 
-def _at_rate(query: Query) -> Ranking[ServingRecommendation]:
+def _rank_at_rate(query: Query) -> Ranking[ServingRecommendation]:
     problem = resolve_serving(query)
     if problem.trace is None:
         return recommend(query=query, top=1)
-    problem, row = fewest_played(query=query, problem=problem)
+    problem, row = fewest_devices_simulated(query=query, problem=problem)
     if row is None:
         return recommend(query=replace(query, objective=None), top=1)
-    space = played_space(query, problem)
+    space = space_by_means(query, problem)
     feasible = row.estimate.feasible
     return Ranking(
         recommendations=(row,) if feasible else (),
@@ -121,7 +125,7 @@ def pareto_front(*, query: Query) -> tuple[ServingRecommendation, ...]:
     Requires inference.concurrency, or an unknown one, and an output of at least two tokens.
     """
     problem = resolve_serving(query)
-    most = _most_concurrency(query, problem)
+    most = _max_concurrency(query, problem)
     if problem.output_length < 2:
         raise InputError(
             "A front requires an output of at least two tokens.", field="inference.output_length"
@@ -131,8 +135,8 @@ def pareto_front(*, query: Query) -> tuple[ServingRecommendation, ...]:
     known = replace(problem, unknown=None, concurrency=most)
     space = cost_space(query=query, problem=known, concurrency=loads)
     kept = np.flatnonzero(space.acceptable)
-    chosen = kept[undominated(space.tpot_s[kept], space.output_tokens_per_second_per_gpu[kept])]
-    rows = recommendations(
+    chosen = kept[pareto_optimal(space.tpot_s[kept], space.output_tokens_per_second_per_gpu[kept])]
+    rows = recommendations_of_rows(
         replace(space, loads=space.candidates.concurrency.astype(np.float64)), chosen, problem=known
     )
     loads = space.candidates.concurrency[chosen].tolist()
@@ -142,7 +146,7 @@ def pareto_front(*, query: Query) -> tuple[ServingRecommendation, ...]:
     )
 
 
-def _most_concurrency(query: Query, problem: ServingProblem) -> int:
+def _max_concurrency(query: Query, problem: ServingProblem) -> int:
     """Return the maximum load of a front."""
     if problem.concurrency is not None:
         return problem.concurrency

@@ -16,23 +16,23 @@ from hp_tool.cost.serving.passes import pass_table
 from hp_tool.domain.measurement import Tail, Tails
 from hp_tool.domain.result import Reason
 from hp_tool.domain.serving import InferenceEstimate, ServingGoodput
-from hp_tool.domain.targets import share_of
+from hp_tool.domain.targets import quantile_fraction
 from hp_tool.questions.serving.estimates import (
-    asked_quantiles,
     estimate_row,
-    missed_target,
     request_bounds,
+    target_quantiles,
+    target_reasons,
 )
-from hp_tool.questions.serving.intervals import intervals
+from hp_tool.questions.serving.intervals import serving_intervals
 from hp_tool.questions.serving.problem import CostedRows, ServingProblem
 
-MOST_PLAYED = 5_000
+MAX_SIMULATED_REQUESTS = 5_000
 """Maximum requests of one scheduler; about a second of computing."""
-STEPS = 2_000
+NUM_FLUID_STEPS = 2_000
 """Number of steps of a trace in the fluid model."""
 
 
-def played(rows: CostedRows) -> InferenceEstimate:
+def simulate_trace(rows: CostedRows) -> InferenceEstimate:
     """Return the estimate of one legal configuration under its problem's trace.
 
     Without latencies if it does not fit or does not sustain the load.
@@ -44,7 +44,7 @@ def played(rows: CostedRows) -> InferenceEstimate:
     if estimate.ttft_s is None:
         return estimate
     schedulers = int(rows.candidates.schedulers[0])
-    served = _serve(rows, schedulers=schedulers)
+    served = _simulate(rows, schedulers=schedulers)
     n, end_s = len(served.finish_s), float(served.finish_s.max())
     several = served.output_tokens > 1
     latency = served.finish_s - served.arrival_s
@@ -60,7 +60,7 @@ def played(rows: CostedRows) -> InferenceEstimate:
     assert estimate.output_tokens_per_second_per_gpu is not None
     dearer = estimate.output_tokens_per_second_per_gpu / throughput
     output, prices = estimate.cost_per_million_output_tokens, estimate.cost_per_million_tokens
-    reasons = _missed(problem, seen, means)
+    reasons = _missed_targets(problem, seen, means)
     first_s = means["ttft_s"]
     return replace(
         estimate,
@@ -80,17 +80,17 @@ def played(rows: CostedRows) -> InferenceEstimate:
         cost_per_million_output_tokens=None if output is None else output * dearer,
         cost_per_million_tokens=prices
         and replace(prices, input=prices.input * dearer, output=prices.output * dearer),
-        tails=Tails(**{name: _tail(values, problem) for name, values in seen.items()}),
-        goodput=_goodput(problem, served, latency, rate=rate),
-        intervals=intervals(first_s, means["tpot_s"], throughput, problem),
-        provenance=estimate.provenance | {"load": _words(problem, n * schedulers)},
+        tails=Tails(**{name: _latency_tail(values, problem) for name, values in seen.items()}),
+        goodput=_simulated_goodput(problem, served, latency, rate=rate),
+        intervals=serving_intervals(first_s, means["tpot_s"], throughput, problem),
+        provenance=estimate.provenance | {"load": _describe_trace(problem, n * schedulers)},
     )
 
 
-def _tail(seconds: FloatArray, problem: ServingProblem) -> Tail:
+def _latency_tail(seconds: FloatArray, problem: ServingProblem) -> Tail:
     others = (
-        (name, float(np.quantile(seconds, share_of(name))))
-        for name in asked_quantiles(problem.targets)
+        (name, float(np.quantile(seconds, quantile_fraction(name))))
+        for name in target_quantiles(problem.targets)
     )
     return replace(Tail.of(seconds.tolist()), others=tuple(others))
 
@@ -104,7 +104,7 @@ def flow_latencies(
     """
     arrival = arrivals_s(problem)
     assert arrival is not None
-    counts, edges = np.histogram(arrival, bins=STEPS)
+    counts, edges = np.histogram(arrival, bins=NUM_FLUID_STEPS)
     latencies = flow(
         case=problem,
         candidates=candidates,
@@ -127,12 +127,12 @@ def arrivals_s(problem: ServingProblem) -> FloatArray | None:
     return trace.arrival_s * ((trace.rate_per_second or rate) / rate)
 
 
-def _serve(rows: CostedRows, *, schedulers: int) -> Served:
+def _simulate(rows: CostedRows, *, schedulers: int) -> Served:
     """Simulate the trace on one of so many schedulers."""
     problem, trace = rows.problem, rows.problem.trace
     assert trace is not None
     n, arrival = len(trace.input_tokens), arrivals_s(problem)
-    mine = slice(0, min(n, MOST_PLAYED * schedulers), schedulers)
+    mine = slice(0, min(n, MAX_SIMULATED_REQUESTS * schedulers), schedulers)
     return serve(
         table=pass_table(case=problem, candidates=rows.candidates),
         input_tokens=trace.input_tokens[mine],
@@ -146,7 +146,7 @@ def _serve(rows: CostedRows, *, schedulers: int) -> Served:
     )
 
 
-def _missed(
+def _missed_targets(
     problem: ServingProblem, seen: dict[str, FloatArray], means: dict[str, float]
 ) -> tuple[Reason, ...]:
     """Return a reason for each target that the requests miss."""
@@ -155,13 +155,13 @@ def _missed(
         value = (
             means[latency]
             if quantile is None
-            else float(np.quantile(seen[latency], share_of(quantile)))
+            else float(np.quantile(seen[latency], quantile_fraction(quantile)))
         )
-        reasons += missed_target(name, value=value, limit=limit)
+        reasons += target_reasons(name, value=value, limit=limit)
     return tuple(reasons)
 
 
-def _goodput(
+def _simulated_goodput(
     problem: ServingProblem, served: Served, latency: FloatArray, *, rate: float
 ) -> ServingGoodput | None:
     seen = {"ttft_s": served.ttft_s, "tpot_s": served.tpot_s, "request_latency_s": latency}
@@ -174,7 +174,7 @@ def _goodput(
     )
 
 
-def _words(problem: ServingProblem, requests: int) -> str:
+def _describe_trace(problem: ServingProblem, requests: int) -> str:
     trace = problem.trace
     assert trace is not None
     how = f"{problem.request_rate_per_second or 0.0:.4g} requests a second"

@@ -11,14 +11,14 @@ from hp_tool.domain.query import Query
 from hp_tool.domain.serving import PoolConfig, ServingConfig
 from hp_tool.domain.setups import ServingSetup
 from hp_tool.questions.configuration import Configuration
-from hp_tool.questions.serving.disaggregated import pool_config, pools_problem
-from hp_tool.questions.serving.problem import ServingProblem, resolve_serving, served_workload
+from hp_tool.questions.serving.disaggregated import pool_config, resolve_pools
+from hp_tool.questions.serving.problem import ServingProblem, resolve_serving, resolve_workload
 
 
 def serving_setup(configuration: Configuration) -> ServingSetup:
     """Return the case of one serving configuration."""
     query, config = configuration.query, configuration.parallel
-    problem, workload = resolve_serving(query), served_workload(query)
+    problem, workload = resolve_serving(query), resolve_workload(query)
     assert isinstance(config, ServingConfig)  # checked with the query
     return _setup(query, problem, problem.cluster, workload, config)
 
@@ -27,13 +27,13 @@ def pool_setups(
     query: Query, *, prefill: PoolConfig, decode: PoolConfig
 ) -> tuple[ServingSetup, ServingSetup]:
     """Return the cases of a query's pools, each on its own devices."""
-    problem, sides = pools_problem(query)
-    workload = dataclasses.replace(served_workload(query), disaggregated=None)
+    problem, sides = resolve_pools(query)
+    workload = dataclasses.replace(resolve_workload(query), disaggregated=None)
     first, second = (
         _setup(
             query,
             problem,
-            _devices(side, pool),
+            _pool_devices(side, pool),
             workload,
             pool_config(pool, problem, query.parallel),
         )
@@ -42,7 +42,7 @@ def pool_setups(
     return first, second
 
 
-def _devices(side: ClusterSpec, pool: PoolConfig) -> ClusterSpec:
+def _pool_devices(side: ClusterSpec, pool: PoolConfig) -> ClusterSpec:
     """Return the part of a cluster that a pool uses."""
     used = pool.tensor_parallel_size * pool.attention_data_parallel_size * pool.replicas
     return dataclasses.replace(side, num_gpus=used)
@@ -65,7 +65,7 @@ def _setup(
         stored_precision=None if stored is None else stored.precision,
         cluster=cluster,
         workload=workload,
-        longest=_longest(problem),
+        longest=_max_request_tokens(problem),
         parallel=config,
         memory_fraction=problem.engine.memory_fraction,
         leaves_headroom=workload.memory_fraction is None
@@ -73,7 +73,7 @@ def _setup(
     )
 
 
-def _longest(problem: ServingProblem) -> int:
+def _max_request_tokens(problem: ServingProblem) -> int:
     """Return the maximum tokens of a request: the load's maximum plus 10% for chat templates, in
     thousands.
 

@@ -22,25 +22,25 @@ from hp_tool.domain.result import Ranking, SpaceSummary
 from hp_tool.domain.serving import InferenceEstimate, ServingRecommendation
 from hp_tool.domain.targets import Targets
 from hp_tool.questions.serving.fewest import cheapest_devices
-from hp_tool.questions.serving.highest import highest_loads, load_grid, most_loads
+from hp_tool.questions.serving.highest import highest_loads, load_grid, max_loads
 from hp_tool.questions.serving.problem import ServingProblem
 from hp_tool.questions.serving.ranked import (
-    NEAREST,
+    NUM_NEAREST,
     CostedSpace,
     cost_space,
-    grouped,
-    nearest,
-    row_of,
+    nearest_rows,
+    recommendation_of,
+    with_groups,
 )
-from hp_tool.questions.serving.replay import flow_latencies, played
+from hp_tool.questions.serving.replay import flow_latencies, simulate_trace
 
-SCREENED, PLAYED = 200, 10
+NUM_SCREENED, NUM_SIMULATED = 200, 10
 """Number of configurations evaluated with the fluid model, and of those that are simulated by
 request.
 """
 
 
-def played_best(
+def rank_simulated(
     query: Query, problem: ServingProblem, *, top: int, start: float
 ) -> Ranking[ServingRecommendation]:
     """Rank the PLAYED best configurations by their simulated requests.
@@ -54,18 +54,21 @@ def played_best(
     if query.objective == "cost" and not arrive:
         problem = cheapest_devices(query=query, problem=problem)
     elif query.objective == "min_gpus" or (query.objective == "cost" and arrive):
-        problem, _ = fewest_played(query=query, problem=problem)
-    space = played_space(query, problem)
-    rows = _screened(space, problem)[:PLAYED]
+        problem, _ = fewest_devices_simulated(query=query, problem=problem)
+    space = space_by_means(query, problem)
+    rows = _screen(space, problem)[:NUM_SIMULATED]
     if not len(rows):
-        rows = nearest(space.candidates, problem=problem)
-    chosen = [_one(space, row) for row in rows]
+        rows = nearest_rows(space.candidates, problem=problem)
+    chosen = [_candidate_row(space, row) for row in rows]
     if space.loads is None:
-        ranking = [row_of(0, one, played(problem.costed(one)), problem) for one in chosen]
+        ranking = [
+            recommendation_of(0, one, simulate_trace(problem.costed(one)), problem)
+            for one in chosen
+        ]
     else:
-        ranking = list(_bearing_more(problem, chosen, near=space.loads[rows]))
+        ranking = list(_best_by_load(problem, chosen, near=space.loads[rows]))
     ranking.sort(
-        key=lambda row: _played_score(
+        key=lambda row: _simulated_score(
             row.estimate, query.objective, by_load=problem.unknown is not None
         )
     )
@@ -77,8 +80,8 @@ def played_best(
         [replace(row, rank=place + 1) for place, row in enumerate(each)] for each in (kept, missed)
     )
     return Ranking(
-        recommendations=grouped(ranked[:top], problem=problem, objective=query.objective),
-        nearest_misses=() if ranked else tuple(misses[:NEAREST]),
+        recommendations=with_groups(ranked[:top], problem=problem, objective=query.objective),
+        nearest_misses=() if ranked else tuple(misses[:NUM_NEAREST]),
         space=SpaceSummary(
             legal=len(space.candidates), feasible=len(ranked), seconds=time.perf_counter() - start
         ),
@@ -86,19 +89,19 @@ def played_best(
     )
 
 
-def played_estimate(problem: ServingProblem, candidate: ServingCandidates) -> InferenceEstimate:
+def estimate_simulated(problem: ServingProblem, candidate: ServingCandidates) -> InferenceEstimate:
     """Return one configuration's estimate under the trace, at the problem's load or the highest
     that it sustains.
     """
     loads = highest_loads(problem, candidate)
     return (
-        played(problem.costed(candidate))
+        simulate_trace(problem.costed(candidate))
         if loads is None
-        else _highest_played(problem, candidate, near=float(loads[0]))[1]
+        else _highest_simulated_load(problem, candidate, near=float(loads[0]))[1]
     )
 
 
-def _bearing_more(
+def _best_by_load(
     problem: ServingProblem, chosen: Sequence[ServingCandidates], *, near: FloatArray
 ) -> Iterator[ServingRecommendation]:
     """Return the rows that sustain more than all before them, including the first, each at its
@@ -106,13 +109,13 @@ def _bearing_more(
     """
     best = -math.inf
     for one, means in zip(chosen, near.tolist(), strict=True):
-        load, estimate = _highest_played(problem, one, near=means, above=best)
+        load, estimate = _highest_simulated_load(problem, one, near=means, above=best)
         if estimate.feasible or best == -math.inf:
-            yield row_of(0, one, estimate, problem)
+            yield recommendation_of(0, one, estimate, problem)
         best = max(best, load if estimate.feasible else 0.0)
 
 
-def fewest_played(
+def fewest_devices_simulated(
     *, query: Query, problem: ServingProblem
 ) -> tuple[ServingProblem, ServingRecommendation | None]:
     """Return the problem on the fewest legal number of devices with an acceptable configuration of
@@ -127,7 +130,7 @@ def fewest_played(
     def rows(place: int) -> list[ServingRecommendation]:
         """Return only the first acceptable one, or all."""
         tried = []
-        for row in _tried(query, problem.with_num_gpus(int(counts[place]))):
+        for row in _simulate_best(query, problem.with_num_gpus(int(counts[place]))):
             if row.estimate.feasible:
                 return [row]
             tried.append(row)
@@ -137,27 +140,27 @@ def fewest_played(
         return not any(row.estimate.feasible for row in rows(place))
 
     last = len(counts) - 1
-    fewest = min(_last(misses, -1, last) + 1, last)
+    fewest = min(_search_last(misses, -1, last) + 1, last)
     quickest = sorted(
-        rows(fewest), key=lambda row: _played_score(row.estimate, None, by_load=False)
+        rows(fewest), key=lambda row: _simulated_score(row.estimate, None, by_load=False)
     )
     return problem.with_num_gpus(int(counts[fewest])), next(iter(quickest), None)
 
 
-def _tried(query: Query, problem: ServingProblem) -> Iterator[ServingRecommendation]:
+def _simulate_best(query: Query, problem: ServingProblem) -> Iterator[ServingRecommendation]:
     """Return each of the PLAYED on these devices, best first."""
-    space = played_space(query, problem)
-    for one in (_one(space, row) for row in _screened(space, problem)[:PLAYED]):
+    space = space_by_means(query, problem)
+    for one in (_candidate_row(space, row) for row in _screen(space, problem)[:NUM_SIMULATED]):
         rows = (
             problem.costed(one)
             if problem.unknown is None
-            else problem.costed_under(_loads(problem, one)[1](0), one)
+            else problem.costed_under(_open_loads(problem, one)[1](0), one)
         )
-        bounds.check()
-        yield row_of(1, one, played(rows), problem)
+        bounds.count_combinations()
+        yield recommendation_of(1, one, simulate_trace(rows), problem)
 
 
-def played_space(query: Query, problem: ServingProblem) -> CostedSpace:
+def space_by_means(query: Query, problem: ServingProblem) -> CostedSpace:
     """Return the query's space by means.
 
     Only requests show whether targets are met, but means order the loads that targets bound.
@@ -168,20 +171,20 @@ def played_space(query: Query, problem: ServingProblem) -> CostedSpace:
     )
 
 
-def _one(space: CostedSpace, row: int) -> ServingCandidates:
+def _candidate_row(space: CostedSpace, row: int) -> ServingCandidates:
     return space.candidates.take(slice(row, row + 1))
 
 
-def _screened(space: CostedSpace, problem: ServingProblem) -> NDArray[np.intp]:
+def _screen(space: CostedSpace, problem: ServingProblem) -> NDArray[np.intp]:
     """Return the SCREENED best by means, in the order of the fluid model if the load is given."""
-    rows = space.best(SCREENED)
-    if problem.concurrency is None and problem.unknown is None and len(rows) > PLAYED:
+    rows = space.best(NUM_SCREENED)
+    if problem.concurrency is None and problem.unknown is None and len(rows) > NUM_SIMULATED:
         ttft, tpot = flow_latencies(problem, space.candidates.take(rows))
         rows = rows[np.argsort(ttft + (problem.output_length - 1) * tpot, kind="stable")]
     return rows
 
 
-def _highest_played(
+def _highest_simulated_load(
     problem: ServingProblem, candidate: ServingCandidates, *, near: float, above: float = -math.inf
 ) -> tuple[float, InferenceEstimate]:
     """Return the highest of the problem's open loads at which one configuration is acceptable, and
@@ -190,24 +193,24 @@ def _highest_played(
     The search starts `near` a load. If none `above` a load is sustained, the estimate is infeasible
     at the lowest above it.
     """
-    count, load = _loads(problem, candidate)
+    count, load = _open_loads(problem, candidate)
 
     @functools.cache
     def estimate(place: int) -> InferenceEstimate:
-        bounds.check()
-        return played(problem.costed_under(load(place), candidate))
+        bounds.count_combinations()
+        return simulate_trace(problem.costed_under(load(place), candidate))
 
-    lowest = _last(lambda place: load(place) <= above, -1, count - 1) + 1
+    lowest = _search_last(lambda place: load(place) <= above, -1, count - 1) + 1
     if lowest >= count or not estimate(lowest).feasible:
         return load(min(lowest, count - 1)), replace(
             estimate(min(lowest, count - 1)), feasible=False
         )
-    guess = _last(lambda place: load(place) <= near, lowest, count - 1)
-    place = _near(lambda place: estimate(place).feasible, guess, low=lowest, high=count - 1)
+    guess = _search_last(lambda place: load(place) <= near, lowest, count - 1)
+    place = _search_near(lambda place: estimate(place).feasible, guess, low=lowest, high=count - 1)
     return load(place), estimate(place)
 
 
-def _near(holds: Callable[[int], bool], guess: int, *, low: int, high: int) -> int:
+def _search_near(holds: Callable[[int], bool], guess: int, *, low: int, high: int) -> int:
     """Return the last integer from low to high before a monotonic condition becomes true, searched
     from a guess.
 
@@ -218,31 +221,31 @@ def _near(holds: Callable[[int], bool], guess: int, *, low: int, high: int) -> i
         low = guess
         while low + step <= high and holds(low + step):
             low, step = low + step, 2 * step
-        return _last(holds, low, min(low + step - 1, high))
+        return _search_last(holds, low, min(low + step - 1, high))
     high = guess - 1
     while high > low and not holds(high):
         high, step = max(high - step, low), 2 * step
     return (
-        _last(holds, high, min(high + step // 2, guess - 1))
+        _search_last(holds, high, min(high + step // 2, guess - 1))
         if high > low
-        else _last(holds, low, min(low + step, guess - 1))
+        else _search_last(holds, low, min(low + step, guess - 1))
     )
 
 
-def _loads(
+def _open_loads(
     problem: ServingProblem, candidate: ServingCandidates
 ) -> tuple[int, Callable[[int], float]]:
     """Return the number of open loads of one configuration, up to what it sustains by means, and
     the k-th load.
     """
     assert problem.unknown is not None
-    most = most_loads(problem, candidate, by_rate=problem.unknown.by_rate)
+    most = max_loads(problem, candidate, by_rate=problem.unknown.by_rate)
     top = most if problem.unknown.highest is None else np.array([problem.unknown.highest])
     count, load = load_grid(problem.unknown, top=top)
     return int(count[0]), lambda place: float(load(np.array([place]))[0])
 
 
-def _last(holds: Callable[[int], bool], low: int, high: int) -> int:
+def _search_last(holds: Callable[[int], bool], low: int, high: int) -> int:
     """Return the last integer from low to high before a monotonic condition becomes true; `low` is
     not evaluated.
     """
@@ -252,7 +255,7 @@ def _last(holds: Callable[[int], bool], low: int, high: int) -> int:
     return low
 
 
-def _played_score(estimate: InferenceEstimate, objective: str | None, *, by_load: bool) -> float:
+def _simulated_score(estimate: InferenceEstimate, objective: str | None, *, by_load: bool) -> float:
     """Return the value to minimise, as for means: latency, or the throughput under an open load."""
     if estimate.ttft_s is None or estimate.tpot_s is None or estimate.request_latency_s is None:
         return math.inf

@@ -108,7 +108,7 @@ LAWS = {
 }
 
 
-def over_trained(*, tokens_per_parameter: float) -> ScalingLaw:
+def over_trained_law(*, tokens_per_parameter: float) -> ScalingLaw:
     """Return D = r N for any compute, so N = sqrt(C / 6r), for models that are trained beyond their
     optimum.
     """
@@ -121,7 +121,7 @@ def over_trained(*, tokens_per_parameter: float) -> ScalingLaw:
     )
 
 
-def loss(*, parameters: float, tokens: float) -> float:
+def predicted_loss(*, parameters: float, tokens: float) -> float:
     """Return nats per token on MassiveText: L = E + A / N^alpha + B / D^beta (arXiv 2404.10102)."""
     return float(_E + _A / parameters**_ALPHA + _B / tokens**_BETA)
 
@@ -133,7 +133,7 @@ def compute_overhead(*, parameters: float, tokens: float) -> float:
     (C/6)^-gamma with gamma = alpha beta / (alpha + beta); solved for C.
     """
     gamma = _ALPHA * _BETA / (_ALPHA + _BETA)
-    reducible = loss(parameters=parameters, tokens=tokens) - _E
+    reducible = predicted_loss(parameters=parameters, tokens=tokens) - _E
     least = 6.0 * ((_A * _G**-_ALPHA + _B * _G**_BETA) / reducible) ** (1.0 / gamma)
     return float(6.0 * parameters * tokens / least - 1.0)
 
@@ -152,22 +152,22 @@ _GPT3 = (
 _WARMUP_STEPS, _WARMUP_SHARE = 2_000, 0.02
 _INITIAL_STD = 0.02
 _GPT3_CONFIG = "arXiv 2005.14165, appendix B"
-_HABIT = f"{_GPT3_CONFIG}; the same in arXiv 2302.13971, section 2.3"
+_COMMON_SOURCE = f"{_GPT3_CONFIG}; the same in arXiv 2302.13971, section 2.3"
 _OPTIMIZER = (
     Choice(
         name="adam_betas",
         value=(0.9, 0.95),
         rule="a second moment over fewer steps than 0.999's",
-        source=_HABIT,
+        source=_COMMON_SOURCE,
     ),
     Choice(name="adam_eps", value=1e-8, rule="constant", source=_GPT3_CONFIG),
     Choice(
         name="weight_decay",
         value=0.1,
         rule="decoupled (AdamW), not on norms and biases",
-        source=_HABIT,
+        source=_COMMON_SOURCE,
     ),
-    Choice(name="clip_grad", value=1.0, rule="global norm", source=_HABIT),
+    Choice(name="clip_grad", value=1.0, rule="global norm", source=_COMMON_SOURCE),
 )
 
 
@@ -209,7 +209,9 @@ def starting_hyperparameters(
         source=deepseek,
         extrapolated=outside,
         alternatives={
-            "GPT-3, table 2.1 interpolated": gpt3("learning_rate", parameters=parameters)
+            "GPT-3, table 2.1 interpolated": interpolate_gpt3(
+                "learning_rate", parameters=parameters
+            )
         },
     )
     batch = Choice(
@@ -222,20 +224,24 @@ def starting_hyperparameters(
         extrapolated=outside,
         alternatives={
             "the law, in tokens": batch_tokens(flops=flops),
-            "GPT-3, table 2.1 interpolated, in tokens": gpt3("batch_tokens", parameters=parameters),
+            "GPT-3, table 2.1 interpolated, in tokens": interpolate_gpt3(
+                "batch_tokens", parameters=parameters
+            ),
         },
     )
     warmup = min(_WARMUP_STEPS, math.ceil(_WARMUP_SHARE * steps))
     return (
         rate,
         batch,
-        *_schedule(steps=steps, warmup=warmup),
+        *_schedule_choices(steps=steps, warmup=warmup),
         *_OPTIMIZER,
-        *_initialisation(model),
+        *_initialization_choices(model),
     )
 
 
-def gpt3(column: Literal["learning_rate", "batch_tokens"], *, parameters: float) -> float:
+def interpolate_gpt3(
+    column: Literal["learning_rate", "batch_tokens"], *, parameters: float
+) -> float:
     """Return peak learning rate, or tokens per step, of GPT-3's models.
 
     Log-log interpolation between rows of the table, constant beyond its ends.
@@ -247,7 +253,7 @@ def gpt3(column: Literal["learning_rate", "batch_tokens"], *, parameters: float)
     return float(low[place] * (high[place] / low[place]) ** share)
 
 
-def _schedule(*, steps: int, warmup: int) -> tuple[Choice, ...]:
+def _schedule_choices(*, steps: int, warmup: int) -> tuple[Choice, ...]:
     return (
         Choice(
             name="learning_rate_schedule",
@@ -280,7 +286,7 @@ def _schedule(*, steps: int, warmup: int) -> tuple[Choice, ...]:
     )
 
 
-def _initialisation(model: ModelSpec) -> tuple[Choice, ...]:
+def _initialization_choices(model: ModelSpec) -> tuple[Choice, ...]:
     return (
         Choice(
             name="init_std",

@@ -19,7 +19,7 @@ TOLERANCE = 0.03
 """Relative deviation from the target parameters accepted for a depth with better divisors."""
 ASPECT_TOLERANCE = 1.4
 """Deviation of h/L from the rule that is accepted; published models of one size differ by more."""
-WHOLE_NODE = 10e9
+MIN_PARAMETERS_FOR_NODE = 10e9
 """Parameters from which heads must be divisible by a whole node; smaller models need half a
 node.
 """
@@ -40,7 +40,7 @@ def aspect_ratio(*, parameters: float) -> float:
     return float(_SMALL[1] * (_LARGE[1] / _SMALL[1]) ** min(max(share, 0.0), 1.0))
 
 
-def shaped(query: SizingQuery, *, parameters: float) -> ModelSpec:
+def choose_shape(query: SizingQuery, *, parameters: float) -> ModelSpec:
     """Return a model with about so many active parameters and the query's style, vocabulary, heads
     and experts.
 
@@ -51,17 +51,17 @@ def shaped(query: SizingQuery, *, parameters: float) -> ModelSpec:
     target_ratio = query.aspect_ratio or aspect_ratio(parameters=parameters)
     multiple = TILE * TENSOR_PARALLEL
     vocabulary = -(-(query.vocab_size or DEFAULT_VOCABULARY[query.style]) // multiple) * multiple
-    options = list(_options(query, parameters, vocabulary))
+    options = list(_shape_options(query, parameters, vocabulary))
     for divisor in (8, 4, 2, 1):
         good = [
             one
             for one in options
             if one.num_hidden_layers % divisor == 0
             and abs(active_parameters(one) / parameters - 1.0) <= TOLERANCE
-            and _off(one, target_ratio) <= math.log(ASPECT_TOLERANCE)
+            and _log_aspect_error(one, target_ratio) <= math.log(ASPECT_TOLERANCE)
         ]
         if good:
-            return min(good, key=lambda one: _off(one, target_ratio))
+            return min(good, key=lambda one: _log_aspect_error(one, target_ratio))
     if not options:
         heads = query.num_key_value_heads
         grouped = "" if heads is None else f" and {heads} key/value heads"
@@ -73,13 +73,14 @@ def shaped(query: SizingQuery, *, parameters: float) -> ModelSpec:
     return min(
         options,
         key=lambda one: (
-            10.0 * abs(math.log(active_parameters(one) / parameters)) + _off(one, target_ratio)
+            10.0 * abs(math.log(active_parameters(one) / parameters))
+            + _log_aspect_error(one, target_ratio)
         ),
     )
 
 
 def shape_choices(model: ModelSpec, query: SizingQuery, *, parameters: float) -> tuple[Choice, ...]:
-    """Return the reasons for the shape of a model from `shaped`."""
+    """Return the reasons for the shape of a model from `choose_shape`."""
     degree = _tensor_degree(model.num_attention_heads)
     wide = model.hidden_size / model.num_hidden_layers
     ratio = query.aspect_ratio
@@ -153,13 +154,15 @@ def shape_choices(model: ModelSpec, query: SizingQuery, *, parameters: float) ->
     return tuple(choices)
 
 
-def _options(query: SizingQuery, parameters: float, vocabulary: int) -> Iterator[ModelSpec]:
+def _shape_options(query: SizingQuery, parameters: float, vocabulary: int) -> Iterator[ModelSpec]:
     """Yield shapes of every width, each with the depths around the target's."""
 
     def model(heads: int, layers: int) -> ModelSpec:
         return _model(query, parameters, heads=heads, layers=layers, vocabulary=vocabulary)
 
-    step = math.lcm(8 if parameters >= WHOLE_NODE else 4, query.num_key_value_heads or 1)
+    step = math.lcm(
+        8 if parameters >= MIN_PARAMETERS_FOR_NODE else 4, query.num_key_value_heads or 1
+    )
     for heads in range(step, MAX_HEADS + 1, step):
         one, two = active_parameters(model(heads, 1)), active_parameters(model(heads, 2))
         depth = 1.0 + (parameters - one) / (two - one)
@@ -186,7 +189,7 @@ def _model(
         hidden_size=h,
         num_attention_heads=heads,
         num_key_value_heads=query.num_key_value_heads or (degree if gated else None),
-        intermediate_size=_nearest(8 * h / 3, TILE * degree) if gated else 4 * h,
+        intermediate_size=_round_to_multiple(8 * h / 3, TILE * degree) if gated else 4 * h,
         vocab_size=vocabulary,
         tie_word_embeddings=not gated,
         gated_mlp=gated,
@@ -201,7 +204,7 @@ def _model(
         num_experts=experts.num_experts,
         num_experts_per_tok=experts.num_experts_per_tok,
         num_shared_experts=experts.num_shared_experts,
-        moe_intermediate_size=_nearest(width, TILE),
+        moe_intermediate_size=_round_to_multiple(width, TILE),
     )
 
 
@@ -210,9 +213,9 @@ def _tensor_degree(heads: int) -> int:
     return math.gcd(heads, TENSOR_PARALLEL)
 
 
-def _off(model: ModelSpec, ratio: float) -> float:
+def _log_aspect_error(model: ModelSpec, ratio: float) -> float:
     return abs(math.log(model.hidden_size / model.num_hidden_layers / ratio))
 
 
-def _nearest(value: float, multiple: int) -> int:
+def _round_to_multiple(value: float, multiple: int) -> int:
     return max(round(value / multiple), 1) * multiple

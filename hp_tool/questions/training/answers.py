@@ -8,19 +8,19 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from hp_tool.cost.uncertainty import ratio_log_sd, step_log_sd
-from hp_tool.domain.beside import Beside
+from hp_tool.domain.beside import AnswerAdditions
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.query import Query
 from hp_tool.domain.result import Estimate, Front, Ranking, Recommendation
 from hp_tool.errors import UnsupportedError
 from hp_tool.questions.configuration import Configuration
-from hp_tool.questions.training.calibrated import Calibrations, with_unused
+from hp_tool.questions.training.calibrated import Calibrations, with_unused_reason
 from hp_tool.questions.training.evaluate import ResolvedConfiguration, resolve_configuration
 from hp_tool.questions.training.narrowest import with_narrowest
 from hp_tool.questions.training.problem import resolve_training
 from hp_tool.questions.training.ranking.recommend import pareto_front, recommend
 from hp_tool.questions.training.sensitivity import sensitivity as sensitivity_of
-from hp_tool.questions.training.usual import as_usual
+from hp_tool.questions.training.usual import with_usual_settings
 from hp_tool.questions.training.with_recipe import with_recipe_figure
 
 if TYPE_CHECKING:
@@ -52,7 +52,9 @@ class Training:
         estimate = asked = self.configuration.estimate(with_fixes=False)
         calibrated = self.configuration.calibrated_estimate(calibrations)
         if calibrated is None:
-            estimate = as_usual(asked, query=self.query, problem=problem, with_fixes=with_fixes)
+            estimate = with_usual_settings(
+                asked, query=self.query, problem=problem, with_fixes=with_fixes
+            )
         if estimate is asked and with_fixes and not asked.feasible:
             estimate = self.configuration.estimate()
         if with_fixes and calibrated is None:
@@ -63,7 +65,7 @@ class Training:
                 calibrated, query=self.query, problem=problem, calibrations=calibrations
             )
         if calibrated is None and calibrations is not None:
-            estimate = with_unused(estimate, problem=problem, calibrations=calibrations)
+            estimate = with_unused_reason(estimate, problem=problem, calibrations=calibrations)
         return estimate, calibrated
 
     def rank(
@@ -78,7 +80,7 @@ class Training:
         pareto: Front | None = None,
         sensitivity: bool = False,
         calibrations: Calibrations | None = None,
-    ) -> tuple[Ranking[Recommendation], Beside]:
+    ) -> tuple[Ranking[Recommendation], AnswerAdditions]:
         if pareto == "throughput":
             raise UnsupportedError(
                 "a front of throughput belongs to inference queries; ask for memory or gpus",
@@ -95,7 +97,9 @@ class Training:
         if sensitivity:
             first = next(iter(shown), None)
             depends = sensitivity_of(self.query, first=first, calibrations=calibrations)
-        return replace(ranking, recommendations=shown), Beside(pareto=front, sensitivity=depends)
+        return replace(ranking, recommendations=shown), AnswerAdditions(
+            pareto=front, sensitivity=depends
+        )
 
     def _explained(self, row: Recommendation, calibrations: Calibrations | None) -> Recommendation:
         one = Configuration.of(row, query=self.query).query

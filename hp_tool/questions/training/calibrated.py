@@ -16,7 +16,7 @@ from hp_tool.cost.training import TrainingCosts
 from hp_tool.domain.digests import problem_digest, strategy_digest
 from hp_tool.domain.fit import fit_of
 from hp_tool.domain.result import Estimate, Intervals, Reason
-from hp_tool.domain.units import counted
+from hp_tool.domain.units import format_count
 from hp_tool.questions.training.links import Links, with_links
 from hp_tool.questions.training.problem import TrainingProblem
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from hp_tool.loop.calibration import Calibration, MemoryPrediction, StepPrediction
 
 CONFIDENCE = 0.9
-SAME = 1e-9
+RELATIVE_TOLERANCE = 1e-9
 """Relative difference of step times below which they count as not corrected."""
 CRASHED = "crashed"
 """Reason code of configurations that crashed."""
@@ -68,20 +68,20 @@ class CalibratedPredictor:
     def crashes(self, candidates: Candidates, *, problem: TrainingProblem) -> IntArray:
         """Return (n,) numbers of crashed runs of each candidate without a successful one."""
         runs: IntArray = np.zeros(candidates.shape, dtype=np.int64)
-        for each in _of_problem(self.crashed, problem):
-            runs = np.where(_is(each, candidates), each["runs"], runs)
+        for each in _outcomes_of_problem(self.crashed, problem):
+            runs = np.where(_matches_configuration(each, candidates), each["runs"], runs)
         return runs.ravel()
 
     def measured(self, candidates: Candidates, *, problem: TrainingProblem) -> BoolArray:
         """Return (n,) whether a whole run of each candidate succeeded on this cluster."""
         ran: BoolArray = np.zeros(candidates.shape, dtype=np.bool_)
-        for each in _of_problem(self.ran, problem):
-            ran = ran | _is(each, candidates)
+        for each in _outcomes_of_problem(self.ran, problem):
+            ran = ran | _matches_configuration(each, candidates)
         return ran.ravel()
 
     def measures(self, problem: TrainingProblem) -> bool:
         """Return whether any whole run of this problem succeeded on this cluster."""
-        return bool(_of_problem(self.ran, problem))
+        return bool(_outcomes_of_problem(self.ran, problem))
 
     def costs(
         self,
@@ -133,7 +133,7 @@ class CalibratedPredictor:
             confidence=CONFIDENCE,
             step_s=(shortest_s, longest_s),
             memory_total_bytes=(least, most),
-            source=f"{counted(len(self.calibration.measurement_ids), 'measurement')} on this "
+            source=f"{format_count(len(self.calibration.measurement_ids), 'measurement')} on this "
             "cluster",
         )
         correction = float((calibrated.step_s / alone.step_s)[0])
@@ -141,7 +141,7 @@ class CalibratedPredictor:
         if not self.links.as_stated:
             learnt["links"] = asdict(self.links)
         provenance = {**estimate.provenance, "calibration": learnt}
-        if abs(correction - 1.0) < SAME:
+        if abs(correction - 1.0) < RELATIVE_TOLERANCE:
             timed = self.provenance.get("accuracy", {}).get("measurements")
             reason = (
                 "runs left out were predicted no better with it than without"
@@ -161,7 +161,14 @@ class CalibratedPredictor:
                 message=f"{crashes} runs of it crashed on this cluster, and none succeeded",
             )
             estimate = replace(estimate, feasible=False, reasons=(*estimate.reasons, failed))
-        own = next((each for each in _of_problem(self.ran, problem) if _is(each, one).any()), None)
+        own = next(
+            (
+                each
+                for each in _outcomes_of_problem(self.ran, problem)
+                if _matches_configuration(each, one).any()
+            ),
+            None,
+        )
         if own is not None:
             provenance["measured"] = {"runs": own["runs"], "step_s": own["step_s"]}
         fits = own is not None or (known is not None and known.ran)
@@ -243,7 +250,7 @@ class CalibratedPredictor:
         return calibrated, step, allocated
 
 
-def _of_problem(
+def _outcomes_of_problem(
     outcomes: Mapping[str, Sequence[Mapping[str, Any]]], problem: TrainingProblem
 ) -> Sequence[Mapping[str, Any]]:
     """Return the configurations of this problem and strategy."""
@@ -255,7 +262,7 @@ def _of_problem(
     return [each for each in same if each.get("strategy", strategy) == strategy]
 
 
-def _is(configuration: Mapping[str, Any], candidates: Candidates) -> BoolArray:
+def _matches_configuration(configuration: Mapping[str, Any], candidates: Candidates) -> BoolArray:
     """Return whether each candidate is a stored configuration."""
     columns = configuration["columns"].items()
     return reduce(np.logical_and, (getattr(candidates, name) == value for name, value in columns))
@@ -276,7 +283,7 @@ class Calibrations(Protocol):
         """
 
 
-def with_unused(
+def with_unused_reason(
     estimate: Estimate, *, problem: TrainingProblem, calibrations: Calibrations
 ) -> Estimate:
     """Return the estimate with the reason why no calibration applies, unless one does."""

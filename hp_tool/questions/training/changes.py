@@ -29,15 +29,15 @@ OVERLAPPED = {
     "data_parallel": "data_parallel",
 }
 """Fields of training.overlap, and the part of a step that each overlaps."""
-LEAST_WIN = 0.01
+MIN_SAVED_FRACTION = 0.01
 """Minimum saving as a fraction of the measured step."""
-WIDEST = 4.0
+MAX_RATIO = 4.0
 """Maximum ratio of a measured part to its prediction; a larger one has another cause, which a
 change may not fix.
 """
-OWN_SHARE = 0.5
+OWN_PART_FRACTION = 0.5
 """Minimum share of a change's seconds that comes from the part it is named after."""
-LEAST_PART = 0.01
+MIN_PART_FRACTION = 0.01
 """Fraction of the predicted step below which a part's ratio of measured to predicted is ignored."""
 
 
@@ -61,7 +61,7 @@ class Change:
     """
 
 
-def changes(
+def saving_changes(
     query: Query, *, estimate: Estimate, measured_s: Mapping[str, float]
 ) -> tuple[Change, ...]:
     """Return changes that save at least LEAST_WIN of the step, by seconds.
@@ -72,8 +72,11 @@ def changes(
     """
     if estimate.time is None or estimate.parallel is None:
         return ()
-    every = [*_switches(query, estimate, measured_s), *_axes(query, estimate, measured_s)]
-    least = LEAST_WIN * sum(measured_s.values())
+    every = [
+        *_overlap_changes(query, estimate, measured_s),
+        *_axis_changes(query, estimate, measured_s),
+    ]
+    least = MIN_SAVED_FRACTION * sum(measured_s.values())
     return tuple(
         sorted(
             (each for each in every if each.seconds >= least), key=lambda change: -change.seconds
@@ -81,17 +84,21 @@ def changes(
     )
 
 
-def _ratios(predicted_s: Mapping[str, float], measured_s: Mapping[str, float]) -> dict[str, float]:
+def _part_ratios(
+    predicted_s: Mapping[str, float], measured_s: Mapping[str, float]
+) -> dict[str, float]:
     """Return k by part; for overheads at most 1, because their cause is unknown."""
-    least = LEAST_PART * sum(predicted_s.values())
+    least = MIN_PART_FRACTION * sum(predicted_s.values())
     ratios = {}
     for part, seconds in predicted_s.items():
-        most = 1.0 if part == "overhead" else WIDEST
+        most = 1.0 if part == "overhead" else MAX_RATIO
         ratios[part] = min(measured_s.get(part, 0.0) / seconds, most) if seconds > least else 1.0
     return ratios
 
 
-def _axes(query: Query, estimate: Estimate, measured_s: Mapping[str, float]) -> Iterator[Change]:
+def _axis_changes(
+    query: Query, estimate: Estimate, measured_s: Mapping[str, float]
+) -> Iterator[Change]:
     """Return the acceptable neighbours, one axis away, that save most in each part."""
     assert estimate.time is not None and estimate.parallel is not None
     problem = resolve_configuration(query).problem
@@ -99,7 +106,7 @@ def _axes(query: Query, estimate: Estimate, measured_s: Mapping[str, float]) -> 
     if near is None:
         return
     predicted_s, rows = estimate.time.parts_s, np.flatnonzero(near.acceptable)
-    ratios = _ratios(predicted_s, measured_s)
+    ratios = _part_ratios(predicted_s, measured_s)
     wins = {
         part: ratios[part] * (seconds - near.costs.parts[part][rows])
         for part, seconds in predicted_s.items()
@@ -107,7 +114,7 @@ def _axes(query: Query, estimate: Estimate, measured_s: Mapping[str, float]) -> 
     won = np.sum(list(wins.values()), axis=0)
     best = {}
     for part, own in wins.items():
-        named = (won > 0.0) & (own >= OWN_SHARE * won)  # rows that save mostly in this part
+        named = (won > 0.0) & (own >= OWN_PART_FRACTION * won)  # rows that save mostly in this part
         if named.any():
             best[part] = int(np.argmax(np.where(named, np.minimum(own, won), 0.0)))
     for part, place in best.items():
@@ -121,13 +128,13 @@ def _axes(query: Query, estimate: Estimate, measured_s: Mapping[str, float]) -> 
             part=part,
             parallel=problem.named(after.parallel),
             seconds=seconds,
-            seconds_interval=_interval(
+            seconds_interval=_saving_interval(
                 seconds, sum(measured_s.values()), log_sd=float(ratio_log_sd(problem.profile))
             ),
         )
 
 
-def _switches(
+def _overlap_changes(
     query: Query, estimate: Estimate, measured_s: Mapping[str, float]
 ) -> Iterator[Change]:
     """Return overlaps that the run probably did not use: the measured part is nearer to the
@@ -159,7 +166,7 @@ def _switches(
             parallel=estimate.parallel,
             set={"training.overlap": schema.to_dict(replace(known, **{name: True}))},
             seconds=seconds,
-            seconds_interval=_interval(
+            seconds_interval=_saving_interval(
                 seconds, sum(measured_s.values()), log_sd=float(ratio_log_sd(problem.profile))
             ),
         )
@@ -178,7 +185,7 @@ def _part_s(query: Query, overlap: OverlapSpec, part: str) -> float | None:
     return None if estimate.time is None else estimate.time.parts_s[part]
 
 
-def _interval(seconds: float, step_s: float, *, log_sd: float) -> tuple[float, float]:
+def _saving_interval(seconds: float, step_s: float, *, log_sd: float) -> tuple[float, float]:
     """Return the interval of the saving, from the scatter of the ratio."""
     after = max(step_s - seconds, 0.0)
     wide = math.exp(NORMAL_QUANTILE * log_sd)

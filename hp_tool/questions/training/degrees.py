@@ -1,6 +1,6 @@
 """Reject degrees of parallelism that a framework does not support."""
 
-from hp_tool.domain.frameworks import DEGREES, facts
+from hp_tool.domain.frameworks import DEGREES, framework_facts
 from hp_tool.domain.parallel import ParallelQuery, axis_values
 from hp_tool.errors import InputError
 
@@ -11,7 +11,7 @@ def check_degrees(parallel: ParallelQuery, *, framework: str) -> None:
     Raises:
         InputError: It does not support one.
     """
-    known = facts(framework).degrees
+    known = framework_facts(framework).degrees
     for name in DEGREES:
         if name not in known and any(size > 1 for size in axis_values(getattr(parallel, name))):
             raise InputError(

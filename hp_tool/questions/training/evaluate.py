@@ -9,10 +9,10 @@ from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.legality import legality
 from hp_tool.cost.legality_reasons import explain
 from hp_tool.cost.training import TrainingCosts
-from hp_tool.domain.frameworks import facts
+from hp_tool.domain.frameworks import framework_facts
 from hp_tool.domain.parallel import (
-    OF_THE_FRAMEWORK,
-    OF_THE_QUERY,
+    QUERY_STRATEGY_FIELDS,
+    STRATEGY_FIELDS,
     ParallelConfig,
     ParallelQuery,
     Recompute,
@@ -98,7 +98,7 @@ class ResolvedConfiguration:
             TypeError: The query describes a model or a device by a mapping, which has no hash.
         """
         query = self.query
-        strategy = tuple(getattr(query.parallel, name) for name in OF_THE_FRAMEWORK)
+        strategy = tuple(getattr(query.parallel, name) for name in STRATEGY_FIELDS)
         key = (query.model, query.cluster, query.training, query.constraints, strategy)
         hash(key)
         return key
@@ -152,7 +152,7 @@ def resolve_config(
         InputError: An axis is a list, or the schedule does not support that number of model chunks.
     """
     values = single_values(parallel, ParallelConfig.__slots__)
-    values.setdefault("zero_stage", facts(framework).default_zero_stage)
+    values.setdefault("zero_stage", framework_facts(framework).default_zero_stage)
     if parallel.recompute is None and checkpoints_layers(
         framework, sharded=values["zero_stage"] >= 3 and num_gpus > 1
     ):
@@ -188,7 +188,7 @@ def resolve_config(
 
 def checkpoints_layers(framework: str, *, sharded: bool) -> bool:
     """Return whether the framework recomputes every layer by default."""
-    usual = facts(framework).checkpoints
+    usual = framework_facts(framework).checkpoints
     return usual == "full" or (usual == "sharded" and sharded)
 
 
@@ -201,7 +201,7 @@ def single_values(parallel: ParallelQuery, axes: Iterable[str]) -> dict[str, Any
     values: dict[str, Any] = {}
     for name in axes:
         value = getattr(parallel, name)
-        if isinstance(value, tuple) and name not in OF_THE_QUERY:
+        if isinstance(value, tuple) and name not in QUERY_STRATEGY_FIELDS:
             if len(value) != 1:
                 raise InputError(
                     f"parallel.{name} is a list; an estimate wants one value",

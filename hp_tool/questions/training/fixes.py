@@ -16,15 +16,15 @@ from hp_tool.cost.legality import legality
 from hp_tool.cost.optimizer import gradient_precision, stored_precision
 from hp_tool.cost.training import TrainingCosts
 from hp_tool.cost.uncertainty import out_of_memory_probability
-from hp_tool.domain.fit import SAFE
-from hp_tool.domain.frameworks import facts
+from hp_tool.domain.fit import SAFE_PROBABILITY
+from hp_tool.domain.frameworks import framework_facts
 from hp_tool.domain.parallel import ParallelConfig, ParallelQuery, PipelineSchedule
 from hp_tool.domain.query import Query
 from hp_tool.domain.result import Estimate, Fix
 from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.errors import InputError
 from hp_tool.questions.training.problem import TrainingProblem, resolve_training
-from hp_tool.space import Axes, default_axes, is_usual, scheduled_chunks
+from hp_tool.space import Axes, default_axes, is_default_layout, scheduled_chunks
 from hp_tool.wording.words import change_in_words, changed_fields
 
 MAX_FIXES = 5
@@ -32,7 +32,7 @@ MAX_CHANGES = 3
 """Axes changed at once; more are tried only if fewer fix nothing, three only if nothing else
 fits.
 """
-WORTHWHILE = 0.9
+MAX_STEP_RATIO = 0.9
 """Two changes are listed in addition to one only if the step takes at most this fraction of its
 time.
 """
@@ -40,7 +40,7 @@ GROWTH = (2, 4, 8)
 """Multiples of the devices that are tried; the smallest that is a fix is listed."""
 MAX_VALUES = 12
 """Maximum number of other values of one axis; the nearest ones are tried."""
-SECTIONS = 8
+NUM_BISECTIONS = 8
 """Sections per iteration of the search for the fewest recomputed layers."""
 SIZES = (
     "tensor_parallel_size",
@@ -80,7 +80,7 @@ class Neighbours:
         the nearest.
         """
         rows = np.flatnonzero(self.acceptable & (self.costs.step_s < limit_s))
-        directions, distance = _moves(self.candidates, self.base)
+        directions, distance = _move_codes(self.candidates, self.base)
         fastest = (self.costs.memory_total_bytes, self.costs.step_s)
         order = rows[np.lexsort([key[rows] for key in (*fastest, distance)[: 3 if nearest else 2]])]
         first = order[np.unique(directions[order], return_index=True)[1]]
@@ -98,11 +98,11 @@ def fixes(*, query: Query, problem: TrainingProblem, infeasible: Estimate) -> tu
     layout nor the smallest change of a precision is enough, both together are listed. If no change
     meets max_days or max_cost, the fastest that fits is listed with its remaining miss.
     """
-    more = _on_more_devices(query, infeasible, num_gpus=problem.cluster.num_gpus)
+    more = _fix_on_more_devices(query, infeasible, num_gpus=problem.cluster.num_gpus)
     narrower = _with_narrower_states(query, problem, infeasible)
     kept = [*narrower, *_with_offload(query, problem, infeasible)]
     room = MAX_FIXES - len(more) - len(kept)
-    same = _on_the_same_devices(query, problem, infeasible, room=room)
+    same = _fixes_on_same_devices(query, problem, infeasible, room=room)
     if not any(not fix.remaining for fix in same):
         kept = [*_with_narrower_states_and_layout(query, problem, infeasible), *kept]
     return (*same, *kept, *more)
@@ -116,7 +116,9 @@ def _with_narrower_states(
     Gradients in bf16, or a LoRA base in 16, 8 or 4 bits, as far as the framework has them.
     """
     for key, before, value in _narrower_states(problem.workload):
-        if fix := _kept_layout(query, infeasible, {key: value}, num_gpus=problem.cluster.num_gpus):
+        if fix := _fix_with_same_layout(
+            query, infeasible, {key: value}, num_gpus=problem.cluster.num_gpus
+        ):
             return [replace(fix, change=f"{key} {before} -> {value}")]
     return []
 
@@ -131,7 +133,7 @@ def _with_narrower_states_and_layout(
     """
     for key, before, value in _narrower_states(problem.workload)[:1]:
         num_gpus = problem.cluster.num_gpus
-        if _kept_layout(query, infeasible, {key: value}, num_gpus=num_gpus):
+        if _fix_with_same_layout(query, infeasible, {key: value}, num_gpus=num_gpus):
             return []
         narrow, changed = _with_training(query, {key: value})
         near = legal_neighbours(narrow, changed, infeasible, changes=1)
@@ -144,8 +146,8 @@ def _with_narrower_states_and_layout(
             total_bytes=near.costs.memory_total_bytes[rows],
             device_bytes=np.broadcast_to(near.costs.device_bytes, len(near.candidates))[rows],
         )
-        row = rows[np.lexsort((near.costs.step_s[rows], np.asarray(fails > SAFE)))[0]]
-        fix = _fix(near, int(row), infeasible, num_gpus=num_gpus)
+        row = rows[np.lexsort((near.costs.step_s[rows], np.asarray(fails > SAFE_PROBABILITY)))[0]]
+        fix = _fix_of_row(near, int(row), infeasible, num_gpus=num_gpus)
         return [replace(fix, change=f"{key} {before} -> {value}, {fix.change}")]
     return []
 
@@ -162,7 +164,9 @@ def _with_offload(query: Query, problem: TrainingProblem, infeasible: Estimate) 
     for offload in ("optimizer", "activations"):
         values = {"offload": offload}
         try:
-            fix = _kept_layout(query, infeasible, values, num_gpus=problem.cluster.num_gpus)
+            fix = _fix_with_same_layout(
+                query, infeasible, values, num_gpus=problem.cluster.num_gpus
+            )
         except InputError:  # not supported by the framework or the device
             continue
         if fix is not None:
@@ -170,7 +174,7 @@ def _with_offload(query: Query, problem: TrainingProblem, infeasible: Estimate) 
     return sorted(found, key=lambda fix: fix.step_s)[:1]
 
 
-def _kept_layout(
+def _fix_with_same_layout(
     query: Query, infeasible: Estimate, values: Mapping[str, Any], *, num_gpus: int
 ) -> Fix | None:
     """Return the same layout with these values of `training`; None if it is not acceptable.
@@ -189,7 +193,7 @@ def _kept_layout(
     near = Neighbours(
         problem=changed, base=config, candidates=candidates, costs=changed.costs(candidates)
     )
-    return _fix(near, 0, infeasible, num_gpus=num_gpus) if near.acceptable[0] else None
+    return _fix_of_row(near, 0, infeasible, num_gpus=num_gpus) if near.acceptable[0] else None
 
 
 def _with_training(query: Query, values: Mapping[str, Any]) -> tuple[Query, TrainingProblem]:
@@ -206,7 +210,7 @@ def _narrower_states(workload: TrainingWorkload) -> list[tuple[str, str, str]]:
     """Return changes to try, smallest first: a key of training, the counted value, and a narrower
     one.
     """
-    framework = facts(workload.framework)
+    framework = framework_facts(workload.framework)
     if framework.is_plain:
         return []
     if workload.lora is not None:
@@ -223,7 +227,7 @@ def _narrower_states(workload: TrainingWorkload) -> list[tuple[str, str, str]]:
     return [("gradient_precision", gradients, "bf16")] if gradients == "fp32" else []
 
 
-def _on_the_same_devices(
+def _fixes_on_same_devices(
     query: Query, problem: TrainingProblem, infeasible: Estimate, *, room: int
 ) -> list[Fix]:
     illegal, num_gpus = infeasible.memory is None, problem.cluster.num_gpus
@@ -236,22 +240,24 @@ def _on_the_same_devices(
         near = legal_neighbours(query, problem, infeasible, changes=changes)
         if near is None:
             continue
-        limit_s = min((WORTHWHILE * fix.step_s for fix in fixes), default=math.inf)
+        limit_s = min((MAX_STEP_RATIO * fix.step_s for fix in fixes), default=math.inf)
         rows = near.best(nearest=illegal, limit_s=limit_s)[: room - len(fixes)]
-        fixes += [_fix(near, int(row), infeasible, num_gpus=num_gpus) for row in rows]
+        fixes += [_fix_of_row(near, int(row), infeasible, num_gpus=num_gpus) for row in rows]
         if len(fits := np.flatnonzero(near.costs.feasible)):  # regardless of max_days and max_cost
             fitting.append(
-                _fix(
+                _fix_of_row(
                     near,
                     int(fits[np.argmin(near.costs.step_s[fits])]),
                     infeasible,
                     num_gpus=num_gpus,
                 )
             )
-    return sorted(fixes, key=lambda fix: fix.step_s) if fixes else _too_slow(fitting, infeasible)
+    return (
+        sorted(fixes, key=lambda fix: fix.step_s) if fixes else _faster_fixes(fitting, infeasible)
+    )
 
 
-def _too_slow(fitting: list[Fix], infeasible: Estimate) -> list[Fix]:
+def _faster_fixes(fitting: list[Fix], infeasible: Estimate) -> list[Fix]:
     """Return the fastest change that fits but misses a target, if it is better than the infeasible
     one.
     """
@@ -263,7 +269,7 @@ def _too_slow(fitting: list[Fix], infeasible: Estimate) -> list[Fix]:
     return [] if fits and time is not None and best.step_s >= time.step_s else [best]
 
 
-def _on_more_devices(query: Query, infeasible: Estimate, *, num_gpus: int) -> list[Fix]:
+def _fix_on_more_devices(query: Query, infeasible: Estimate, *, num_gpus: int) -> list[Fix]:
     """Return the fastest fix on the smallest multiple of the devices.
 
     An illegal configuration must require more devices than there are.
@@ -288,14 +294,14 @@ def _on_more_devices(query: Query, infeasible: Estimate, *, num_gpus: int) -> li
         for changes in (0, 1) if infeasible.memory is not None else (0,):
             near = legal_neighbours(query, problem, infeasible, changes=changes)
             if near is not None and len(rows := near.best()):
-                near, row = _within_nodes(
+                near, row = _prefer_within_nodes(
                     near, int(rows[0]), query, infeasible, changes=changes + 1
                 )
-                return [_fix(near, row, infeasible, num_gpus=num_gpus)]
+                return [_fix_of_row(near, row, infeasible, num_gpus=num_gpus)]
     return []
 
 
-def _within_nodes(
+def _prefer_within_nodes(
     near: Neighbours, row: int, query: Query, infeasible: Estimate, *, changes: int
 ) -> tuple[Neighbours, int]:
     """Return a faster change of `changes` axes, if row `row` extends tensor parallelism beyond an
@@ -326,7 +332,7 @@ def legal_neighbours(
         query=ParallelQuery(pipeline_layout=problem.parallel.pipeline_layout), case=problem
     )
     chunks = (base.virtual_pipeline_parallel_size, *axes.virtual_pipeline_parallel_size)
-    every = neighbours(
+    every = layout_neighbours(
         base=Candidates.alone(base),
         axes=replace(
             axes, virtual_pipeline_parallel_size=scheduled_chunks(chunks, schedule=schedule)
@@ -334,7 +340,7 @@ def legal_neighbours(
         num_gpus=problem.cluster.num_gpus,
         changes=changes,
     )
-    usual = is_usual(every, layers=problem.model.num_hidden_layers) | (
+    usual = is_default_layout(every, layers=problem.model.num_hidden_layers) | (
         every.virtual_pipeline_parallel_size == base.virtual_pipeline_parallel_size
     )
     legal = every.take((legality(case=problem, candidates=every) == 0) & usual)
@@ -346,7 +352,7 @@ def legal_neighbours(
     )
 
 
-def neighbours(*, base: Candidates, axes: Axes, num_gpus: int, changes: int) -> Candidates:
+def layout_neighbours(*, base: Candidates, axes: Axes, num_gpus: int, changes: int) -> Candidates:
     """Return all changes of exactly `changes` axes of `base` (a single row) to values in `axes`, or
     of ZeRO.
 
@@ -356,7 +362,7 @@ def neighbours(*, base: Candidates, axes: Axes, num_gpus: int, changes: int) -> 
     """
     moves = _axis_values(base, axes)
     combined = [
-        _combined(base, [moves[name] for name in names])
+        _combine_moves(base, [moves[name] for name in names])
         for names in itertools.combinations(moves, changes)
     ]
     columns = {
@@ -403,7 +409,7 @@ def _axis_values(base: Candidates, axes: Axes) -> dict[str, Move]:
     return moves
 
 
-def _combined(base: Candidates, moves: list[Move]) -> Move:
+def _combine_moves(base: Candidates, moves: list[Move]) -> Move:
     """Return all combinations of the values of several axes as full columns."""
     lengths = [len(next(iter(move.values()))) for move in moves]
     picks = (
@@ -435,7 +441,9 @@ def _with_fewest_layers(problem: TrainingProblem, candidates: Candidates) -> Can
     columns = {f.name: getattr(rows, f.name)[:, None] for f in fields(Candidates)}
     low, high = np.zeros_like(chunk), chunk
     while np.any(high - low > 1):
-        middle = low[:, None] + -(-(high - low)[:, None] * np.arange(1, SECTIONS) // SECTIONS)
+        middle = low[:, None] + -(
+            -(high - low)[:, None] * np.arange(1, NUM_BISECTIONS) // NUM_BISECTIONS
+        )
         costs = problem.costs(Candidates(**columns | {"recompute_num_layers": middle})).rows(
             middle.shape
         )
@@ -447,7 +455,7 @@ def _with_fewest_layers(problem: TrainingProblem, candidates: Candidates) -> Can
     return replace(candidates, recompute_num_layers=num_layers).take(keep)
 
 
-def _moves(candidates: Candidates, config: ParallelConfig) -> tuple[IntArray, FloatArray]:
+def _move_codes(candidates: Candidates, config: ParallelConfig) -> tuple[IntArray, FloatArray]:
     """Return, each (n,), a code of the axes that rise and fall, and the sum of logarithmic
     changes.
     """
@@ -461,7 +469,7 @@ def _moves(candidates: Candidates, config: ParallelConfig) -> tuple[IntArray, Fl
     return directions, distance
 
 
-def _fix(near: Neighbours, row: int, infeasible: Estimate, *, num_gpus: int) -> Fix:
+def _fix_of_row(near: Neighbours, row: int, infeasible: Estimate, *, num_gpus: int) -> Fix:
     """Return row `row` of the neighbours, compared with the infeasible configuration on `num_gpus`
     devices.
     """

@@ -7,7 +7,7 @@ import dataclasses
 from hp_tool.cost.host import without_host
 from hp_tool.cost.shared import Shared
 from hp_tool.domain.efficiency import EfficiencyProfile
-from hp_tool.domain.graphs import recorded_modules, refused_recording
+from hp_tool.domain.graphs import recorded_modules, recording_error
 from hp_tool.domain.hardware import ClusterSpec
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.query import Query
@@ -24,7 +24,7 @@ def has_graphs(
     return there and profile.framework.host_launch_s > 0.0
 
 
-def recorded(
+def profile_with_graphs(
     query: Query,
     *,
     cluster: ClusterSpec,
@@ -41,16 +41,16 @@ def recorded(
     settled = query.training.recipe is not None or query.training.cuda_graphs is not None
     if settled or not has_graphs(cluster=cluster, workload=workload, profile=profile):
         return None
-    if refused_recording(dataclasses.replace(workload, cuda_graphs=True), model) is not None:
+    if recording_error(dataclasses.replace(workload, cuda_graphs=True), model) is not None:
         return None
-    return _recorded.get(
+    return _profiles.get(
         (profile, model, workload),
         (),
         lambda: _with_graphs(profile, model=model, workload=workload),
     )
 
 
-_recorded: Shared[EfficiencyProfile] = Shared()
+_profiles: Shared[EfficiencyProfile] = Shared()
 
 
 def _with_graphs(

@@ -2,18 +2,23 @@
 
 import dataclasses
 
-from hp_tool.domain.frameworks import wrapped
+from hp_tool.domain.frameworks import training_engine
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import ParallelQuery
-from hp_tool.domain.pipeline_layout import FIELD as LAYOUT_FIELD
-from hp_tool.domain.pipeline_layout import PipelineLayout, check_layout, chunk_layers, parse_layout
-from hp_tool.domain.releases import STAGES_IN_PATTERNS, has_come
+from hp_tool.domain.pipeline_layout import (
+    LAYOUT_PATH,
+    PipelineLayout,
+    check_layout,
+    chunk_layers,
+    parse_layout,
+)
+from hp_tool.domain.releases import STAGES_IN_PATTERNS, is_at_least
 from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.errors import UnsupportedError
 from hp_tool.questions.training.recompute_rules import first_case
 
 
-def without_usual_layout(parallel: ParallelQuery, model: ModelSpec) -> ParallelQuery:
+def drop_default_layout(parallel: ParallelQuery, model: ModelSpec) -> ParallelQuery:
     """Return the axes without a pipeline_layout that equals the framework's default for these
     sizes.
 
@@ -50,10 +55,10 @@ def ends_alone_differ(model: ModelSpec, workload: TrainingWorkload) -> bool:
     pattern could specify stages.
     """
     hybrid = any("none" in (kind.mixer, kind.feed_forward) for _, kind in model.kinds)
-    return hybrid and not has_come(workload.framework_version or "", since=STAGES_IN_PATTERNS)
+    return hybrid and not is_at_least(workload.framework_version or "", since=STAGES_IN_PATTERNS)
 
 
-def pipeline_layout(
+def parse_pipeline_layout(
     text: str | None, *, model: ModelSpec, workload: TrainingWorkload
 ) -> PipelineLayout | None:
     """Return the layout if it matches the model.
@@ -64,14 +69,14 @@ def pipeline_layout(
     if text is None:
         return None
     if what := first_case(
-        (wrapped(workload.framework) != "megatron-core", f"framework {workload.framework}"),
+        (training_engine(workload.framework) != "megatron-core", f"framework {workload.framework}"),
         (model.architecture != "decoder", f"architecture {model.architecture}"),
         (workload.task == "lora" or workload.lora is not None, "LoRA"),
         (workload.packed, "packed rows"),
         (workload.offload not in (None, "none"), f"offload {workload.offload}"),
     ):
         raise UnsupportedError(
-            f"a pipeline_layout with {what} is not modelled; leave it out", field=LAYOUT_FIELD
+            f"a pipeline_layout with {what} is not modelled; leave it out", field=LAYOUT_PATH
         )
     layout = parse_layout(text)
     check_layout(

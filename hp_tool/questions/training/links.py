@@ -43,9 +43,9 @@ def with_links(problem: TrainingProblem, links: Links) -> TrainingProblem:
 
 def _with_nvlink(profile: EfficiencyProfile, factor: float) -> EfficiencyProfile:
     gpu = profile.gpu
-    nvlink, exchange = (_faster(link, factor) for link in (gpu.nvlink, gpu.all_to_all))
+    nvlink, exchange = (_scale_link(link, factor) for link in (gpu.nvlink, gpu.all_to_all))
     return replace(profile, gpu=replace(gpu, nvlink=nvlink, all_to_all=exchange))
 
 
-def _faster(link: Link, factor: float) -> Link:
+def _scale_link(link: Link, factor: float) -> Link:
     return replace(link, bandwidth_fraction=factor * link.bandwidth_fraction)

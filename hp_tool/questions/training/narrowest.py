@@ -9,13 +9,13 @@ from hp_tool.domain.query import Query
 from hp_tool.domain.releases import LATEST, is_later
 from hp_tool.domain.result import Estimate, Narrowest
 from hp_tool.errors import HpToolError
-from hp_tool.questions.schema import lay, parse_query, query_mapping
+from hp_tool.questions.schema import parse_query, query_mapping, set_paths
 from hp_tool.questions.training.evaluate import resolve_configuration
 from hp_tool.questions.training.problem import TrainingProblem, resolve_training
 from hp_tool.questions.training.releases import release_variance
-from hp_tool.questions.training.usual import as_usual
+from hp_tool.questions.training.usual import with_usual_settings
 
-LEAST = 1.1
+MIN_WIDTH_RATIO = 1.1
 """Minimum ratio of interval widths, in the logarithm, for a setting to be named."""
 
 TRAINER = "hf-trainer"
@@ -35,7 +35,7 @@ def with_narrowest(
     problem = problem or resolve_training(query)
     tunes = query.training.task != "pretrain" and problem.profile.framework.tuning_log_sd
     trainer = {"training.framework": TRAINER} if tunes else {}
-    release = _narrowing(problem)
+    release = _narrowing_release(problem)
     usual = estimate.provenance.get("usual")
     assumed: dict[str, Any] = usual["set"] if isinstance(usual, dict) else {}
     named: dict[str, Any] = {} if release is None else {"training.framework_version": release}
@@ -45,7 +45,9 @@ def with_narrowest(
     recorded: dict[str, Any] = {"training.cuda_graphs": True} if launched else {}
     for settings in filter(None, (trainer, named, recorded and named | recorded)):
         narrowed = _step_interval(query, settings)
-        if narrowed is not None and _width(estimate.intervals.step_s) > LEAST * _width(narrowed):
+        if narrowed is not None and _interval_width(
+            estimate.intervals.step_s
+        ) > MIN_WIDTH_RATIO * _interval_width(narrowed):
             return replace(estimate, narrowest=Narrowest(set=settings, step_s=narrowed))
     return estimate
 
@@ -53,15 +55,17 @@ def with_narrowest(
 def _step_interval(query: Query, settings: Mapping[str, Any]) -> tuple[float, float] | None:
     """Return the step interval of the query with these settings; None if it is not supported."""
     try:
-        query = parse_query(lay(query_mapping(query), settings))
+        query = parse_query(set_paths(query_mapping(query), settings))
         resolved = resolve_configuration(query)
     except HpToolError:  # the recipe has a setting that the query's own exclude
         return None
-    estimate = as_usual(resolved.estimate(with_fixes=False), query=query, problem=resolved.problem)
+    estimate = with_usual_settings(
+        resolved.estimate(with_fixes=False), query=query, problem=resolved.problem
+    )
     return None if estimate.intervals is None else estimate.intervals.step_s
 
 
-def _narrowing(problem: TrainingProblem) -> str | None:
+def _narrowing_release(problem: TrainingProblem) -> str | None:
     """Return the newest known release, if none is given and predictions for it scatter less."""
     if problem.workload.framework_version is not None:
         return None
@@ -79,6 +83,6 @@ def _narrowing(problem: TrainingProblem) -> str | None:
     return release if named < unsaid else None
 
 
-def _width(interval: tuple[float, float]) -> float:
+def _interval_width(interval: tuple[float, float]) -> float:
     low, high = interval
     return math.log(high / low)

@@ -12,7 +12,7 @@ from hp_tool.domain.hardware import GpuSpec
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.recipe import Recipe
 
-ALIKE = 1.25
+MAX_SIZE_RATIO = 1.25
 """Maximum ratio of parameters at which two models of one kind use the same settings."""
 
 
@@ -27,7 +27,7 @@ def like_model(recipe: Recipe, model: ModelSpec) -> ModelSpec:
     alike = {
         name: gap
         for name in recipe.models
-        if (gap := _gap(catalogue_model(name), model)) <= math.log(ALIKE)
+        if (gap := _model_distance(catalogue_model(name), model)) <= math.log(MAX_SIZE_RATIO)
     }
     return catalogue_model(min(alike, key=lambda name: alike[name])) if alike else model
 
@@ -48,14 +48,14 @@ def like_gpu(recipe: Recipe, gpu: GpuSpec) -> GpuSpec:
         return (
             apart,
             other.silicon != gpu.silicon or gpu.silicon is None,
-            _domain(other) != _domain(gpu),
-            _ratio(*peaks),
+            _exceeds_server(other) != _exceeds_server(gpu),
+            _size_ratio(*peaks),
         )
 
     return min(map(catalogue_gpu, recipe.gpus), key=distance)
 
 
-def stands_in(recipe: Recipe, *, model: ModelSpec, gpu: GpuSpec) -> str | None:
+def describe_stand_in(recipe: Recipe, *, model: ModelSpec, gpu: GpuSpec) -> str | None:
     """Return in words what replaces a training that the recipe's source does not publish; None if
     it does.
     """
@@ -72,28 +72,28 @@ def stands_in(recipe: Recipe, *, model: ModelSpec, gpu: GpuSpec) -> str | None:
     return f"{recipe.name}; {'; '.join(words)}" if words else None
 
 
-def _gap(one: ModelSpec, other: ModelSpec) -> float:
-    if _kind(one) != _kind(other):
+def _model_distance(one: ModelSpec, other: ModelSpec) -> float:
+    if _model_kind(one) != _model_kind(other):
         return math.inf
-    return _ratio(_size(one), _size(other))
+    return _size_ratio(_model_size(one), _model_size(other))
 
 
 @functools.lru_cache(maxsize=1024)
-def _kind(model: ModelSpec) -> tuple[bool, bool, bool]:
+def _model_kind(model: ModelSpec) -> tuple[bool, bool, bool]:
     """Return whether the model has experts, latent attention, and recurrent layers."""
     recurrent = any(kind.is_recurrent for _, kind in model.kinds)
     return bool(model.num_experts), model.kv_lora_rank is not None, recurrent
 
 
 @functools.lru_cache(maxsize=1024)
-def _size(model: ModelSpec) -> int:
+def _model_size(model: ModelSpec) -> int:
     return parameter_counts(model)["num_parameters"]
 
 
-def _domain(gpu: GpuSpec) -> bool:
+def _exceeds_server(gpu: GpuSpec) -> bool:
     """Return whether NVLink connects more than a server of eight."""
     return (gpu.nvlink_domain_size or gpu.gpus_per_node) > 8
 
 
-def _ratio(one: float, other: float) -> float:
+def _size_ratio(one: float, other: float) -> float:
     return abs(math.log(one / other))

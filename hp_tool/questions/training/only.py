@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import fields
 
-from hp_tool.domain.parallel import OF_THE_QUERY, ParallelQuery
+from hp_tool.domain.parallel import QUERY_STRATEGY_FIELDS, ParallelQuery
 from hp_tool.domain.query import Query
 from hp_tool.domain.result import Estimate
 from hp_tool.questions.training.evaluate import resolve_configuration
 from hp_tool.space import default_axes
 
-LAYOUT = (
+LAYOUT_AXES = (
     "tensor_parallel_size",
     "pipeline_parallel_size",
     "virtual_pipeline_parallel_size",
@@ -23,7 +23,7 @@ LAYOUT = (
 """Axes that a ranking varies if a query omits them, in addition to recomputation and sharding."""
 
 
-def only_layout(query: Query) -> Estimate | None:
+def estimate_only_layout(query: Query) -> Estimate | None:
     """Return the estimate of a training query that allows one layout and sets recomputation, if
     acceptable.
 
@@ -36,7 +36,7 @@ def only_layout(query: Query) -> Estimate | None:
     lists = any(
         isinstance(getattr(parallel, f.name), tuple)
         for f in fields(ParallelQuery)
-        if f.name not in OF_THE_QUERY
+        if f.name not in QUERY_STRATEGY_FIELDS
     )
     training = query.training
     if (
@@ -51,7 +51,7 @@ def only_layout(query: Query) -> Estimate | None:
         return None
     one = resolve_configuration(query)
     axes = default_axes(query=one.problem.parallel, case=one.problem)
-    if any(getattr(axes, name) != (getattr(one.candidate, name),) for name in LAYOUT):
+    if any(getattr(axes, name) != (getattr(one.candidate, name),) for name in LAYOUT_AXES):
         return None
     estimate = one.estimate(with_fixes=False)
     return estimate if estimate.feasible else None

@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from hp_tool.catalog import checked_model, is_own_file, model_from_mapping
+from hp_tool.catalog import check_model, is_own_file, model_from_mapping
 from hp_tool.catalog import cluster as catalogue_cluster
 from hp_tool.catalog import model as catalogue_model
-from hp_tool.catalog.efficiency import check_power_cap, efficiency, machine_profile
+from hp_tool.catalog.efficiency import check_power_cap, efficiency_profile, machine_profile
 from hp_tool.catalog.releases import check_release
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.case import TrainingCase
@@ -27,10 +27,10 @@ from hp_tool.cost.shared import Shared
 from hp_tool.cost.training import TrainingCosts, training_costs
 from hp_tool.cost.uncertainty import with_pairs
 from hp_tool.domain.efficiency import EfficiencyProfile
-from hp_tool.domain.frameworks import facts, wrapped
+from hp_tool.domain.frameworks import framework_facts, training_engine
 from hp_tool.domain.graphs import recorded_modules
 from hp_tool.domain.hardware import ClusterSpec, GpuSpec
-from hp_tool.domain.knobs import CHOICES
+from hp_tool.domain.knobs import NUMERICS_KEYS
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import (
     ParallelConfig,
@@ -38,23 +38,23 @@ from hp_tool.domain.parallel import (
     Strategy,
     TokenDispatcher,
     axis_values,
-    said_of_all,
+    common_settings,
 )
 from hp_tool.domain.parts import label
 from hp_tool.domain.pipeline_layout import layout_text, splits_unevenly
 from hp_tool.domain.query import Constraints, OwnFile, Query
 from hp_tool.domain.result import Estimate, Reason
-from hp_tool.domain.units import SECONDS_PER_DAY, SECONDS_PER_HOUR, times
+from hp_tool.domain.units import SECONDS_PER_DAY, SECONDS_PER_HOUR, format_factor
 from hp_tool.domain.workload import TrainingWorkload, VariableLengthWorkload
 from hp_tool.errors import InputError, UnsupportedError
-from hp_tool.questions.training.graphs import recorded
-from hp_tool.questions.training.layouts import pipeline_layout, without_usual_layout
-from hp_tool.questions.training.recipes import assumed, with_recipe
+from hp_tool.questions.training.graphs import profile_with_graphs
+from hp_tool.questions.training.layouts import drop_default_layout, parse_pipeline_layout
+from hp_tool.questions.training.recipes import assumed_settings, with_recipe
 from hp_tool.questions.training.releases import (
+    default_dispatcher,
     release_factor,
     release_variance,
-    unsaid_release_variance,
-    usual_dispatcher,
+    unnamed_release_variance,
 )
 from hp_tool.questions.training.rules import check_training
 
@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     from hp_tool.cost.lengths.sequences import LengthDistribution, Rows
 
 T = TypeVar("T")
-BEYOND_PEAK = 2.0
+MAX_PEAK_FACTOR = 2.0
 """Maximum ratio of counted to computed FLOPs: kernels skip the causal half of attention."""
 
 
@@ -115,12 +115,12 @@ class TrainingProblem(TrainingCase):
         """Return the configuration with the query's common settings, and its framework's layout of
         uneven stages.
         """
-        values = said_of_all(self.parallel, context_parallel_size=config.context_parallel_size)
+        values = common_settings(self.parallel, context_parallel_size=config.context_parallel_size)
         if any(getattr(config, name) != value for name, value in values.items()):
             config = dataclasses.replace(config, **values)
         if (
             self.strategy.pipeline_layout is not None
-            or facts(self.workload.framework).is_plain
+            or framework_facts(self.workload.framework).is_plain
             or self.kinds
         ):
             return config
@@ -158,7 +158,7 @@ class TrainingProblem(TrainingCase):
         return dataclasses.replace(
             self,
             parallel=parallel,
-            strategy=_strategy(
+            strategy=_resolve_strategy(
                 parallel, model=self.model, workload=self.workload, cluster=self.cluster
             ),
             assumed={
@@ -204,7 +204,7 @@ class TrainingProblem(TrainingCase):
         """Return a lower bound of the step time: its model FLOPs at BEYOND_PEAK times the devices'
         peak.
         """
-        return self._at_peak_s(token_flops(self.model, self.workload).model) / BEYOND_PEAK
+        return self._at_peak_s(token_flops(self.model, self.workload).model) / MAX_PEAK_FACTOR
 
     @property
     def peak_step_s(self) -> float:
@@ -240,8 +240,8 @@ class TrainingProblem(TrainingCase):
                     if name == "days"
                     else (f"${value:,.0f}", f"${limit:,.0f}")
                 )
-                parts = _in_parts(estimate, value, currency="" if name == "days" else "$")
-                message = f"{of} is {times(value / limit)} the maximum of {most}{parts}"
+                parts = _describe_parts(estimate, value, currency="" if name == "days" else "$")
+                message = f"{of} is {format_factor(value / limit)} the maximum of {most}{parts}"
                 reasons.append(
                     Reason(code="target_missed", message=message, needed=value, available=limit)
                 )
@@ -271,7 +271,7 @@ def resolve_training(query: Query) -> TrainingProblem:
             "recommend` and `tune`.",
             field="kind",
         )
-    for name in CHOICES:
+    for name in NUMERICS_KEYS:
         if isinstance(values := getattr(query.training, name), tuple):
             message = (
                 f"training.{name} has {len(values)} values, between which only `recommend` "
@@ -279,8 +279,8 @@ def resolve_training(query: Query) -> TrainingProblem:
             )
             raise InputError(message, field=f"training.{name}")
     unlimited, query = query.leaves_num_gpus_open(), query.with_most_devices()
-    model = named_model(query.model)
-    if (parallel := without_usual_layout(query.parallel, model)) is not query.parallel:
+    model = resolve_model(query.model)
+    if (parallel := drop_default_layout(query.parallel, model)) is not query.parallel:
         query = dataclasses.replace(query, parallel=parallel)
     cluster = _with_rank_order(
         catalogue_cluster(query.cluster), model=model, parallel=query.parallel
@@ -292,7 +292,7 @@ def resolve_training(query: Query) -> TrainingProblem:
     assert query.training is not None
     if (release := query.training.framework_version) is not None:
         check_release(
-            wrapped(query.training.framework), release, field="training.framework_version"
+            training_engine(query.training.framework), release, field="training.framework_version"
         )
     check_training(query, model=model, cluster=cluster)
     check_power_cap(query.cluster, gpu=cluster.gpu)
@@ -303,15 +303,15 @@ def resolve_training(query: Query) -> TrainingProblem:
             precision=query.training.expert_precision,
             field="training.expert_precision",
         )
-    training = _first_equal(query.training)
-    workload, rows, lengths = _with_lengths(with_named_targets(training, model=model))
+    training = _first_equal_value(query.training)
+    workload, rows, lengths = _resolve_lengths(with_named_targets(training, model=model))
     if model.architecture == "encoder_decoder" and workload.decoder_sequence_length is None:
         workload = dataclasses.replace(workload, decoder_sequence_length=workload.sequence_length)
-    workload = training if workload is training else _first_equal(workload)
-    strategy = _first_equal(
-        _strategy(query.parallel, model=model, workload=workload, cluster=cluster)
+    workload = training if workload is training else _first_equal_value(workload)
+    strategy = _first_equal_value(
+        _resolve_strategy(query.parallel, model=model, workload=workload, cluster=cluster)
     )
-    open_knobs = assumed(
+    open_knobs = assumed_settings(
         original,
         workload=training,
         parallel=query.parallel,
@@ -339,7 +339,7 @@ def resolve_training(query: Query) -> TrainingProblem:
         cluster=cluster,
         workload=workload,
         profile=profile,
-        recorded=recorded(
+        recorded=profile_with_graphs(
             original, cluster=cluster, model=model, workload=workload, profile=profile
         ),
         strategy=strategy,
@@ -353,7 +353,7 @@ def resolve_training(query: Query) -> TrainingProblem:
     )
 
 
-def _in_parts(estimate: Estimate, value: float, *, currency: str) -> str:
+def _describe_parts(estimate: Estimate, value: float, *, currency: str) -> str:
     """Return `: compute 18.1, pipeline bubble 2.3`: the value in the proportions of the step's
     parts.
 
@@ -371,7 +371,7 @@ def _in_parts(estimate: Estimate, value: float, *, currency: str) -> str:
     )
 
 
-def self_contained(query: Query) -> Query:
+def inline_files(query: Query) -> Query:
     """Return the query with model and trace files inlined, so that other processes can read it and
     it is constant.
     """
@@ -383,13 +383,13 @@ def self_contained(query: Query) -> Query:
             query, inference=dataclasses.replace(query.inference, trace=trace)
         )
     return (
-        dataclasses.replace(query, model=named_model(query.model))
+        dataclasses.replace(query, model=resolve_model(query.model))
         if is_own_file(query.model)
         else query
     )
 
 
-def named_model(model: str | ModelSpec | dict[str, Any]) -> ModelSpec:
+def resolve_model(model: str | ModelSpec | dict[str, Any]) -> ModelSpec:
     """Return a shape from a catalogue name, an own file, a mapping or a shape.
 
     Raises:
@@ -397,7 +397,7 @@ def named_model(model: str | ModelSpec | dict[str, Any]) -> ModelSpec:
         NotFoundError: The name is unknown.
     """
     if isinstance(model, ModelSpec):
-        return checked_model(model)
+        return check_model(model)
     return catalogue_model(model) if isinstance(model, str) else model_from_mapping(model)
 
 
@@ -417,7 +417,7 @@ def _with_rank_order(
     return dataclasses.replace(cluster, rank_order=order)
 
 
-def _strategy(
+def _resolve_strategy(
     parallel: ParallelQuery, *, model: ModelSpec, workload: TrainingWorkload, cluster: ClusterSpec
 ) -> Strategy:
     """Return the query's strategy, with the framework's defaults.
@@ -427,7 +427,7 @@ def _strategy(
     """
     dispatcher: TokenDispatcher = "alltoall"
     if model.num_experts:
-        dispatcher = _dispatcher(
+        dispatcher = _resolve_dispatcher(
             parallel, release=workload.framework_version if cluster.runs_flex_dispatcher else None
         )
     elif parallel.moe_token_dispatcher_type is not None:
@@ -437,23 +437,25 @@ def _strategy(
         )
     return Strategy(
         context_parallel_communication=parallel.context_parallel_communication or "p2p",
-        hierarchical_context_parallel_sizes=_context_levels(parallel, model),
+        hierarchical_context_parallel_sizes=_resolve_context_levels(parallel, model),
         dynamic_context_parallel=bool(parallel.dynamic_context_parallel),
         moe_token_dispatcher_type=dispatcher,
-        pipeline_layout=pipeline_layout(parallel.pipeline_layout, model=model, workload=workload),
+        pipeline_layout=parse_pipeline_layout(
+            parallel.pipeline_layout, model=model, workload=workload
+        ),
     )
 
 
-def _dispatcher(parallel: ParallelQuery, *, release: str | None) -> TokenDispatcher:
+def _resolve_dispatcher(parallel: ParallelQuery, *, release: str | None) -> TokenDispatcher:
     """Return the release's usual dispatcher, if the query allows it; else the first that it
     names.
     """
     named: tuple[TokenDispatcher, ...] = axis_values(parallel.moe_token_dispatcher_type)
-    usual = usual_dispatcher(release)
+    usual = default_dispatcher(release)
     return usual if usual in named or not named else named[0]
 
 
-def _context_levels(parallel: ParallelQuery, model: ModelSpec) -> tuple[int, int] | None:
+def _resolve_context_levels(parallel: ParallelQuery, model: ModelSpec) -> tuple[int, int] | None:
     """Return the query's levels of a2a+p2p.
 
     Raises:
@@ -488,16 +490,16 @@ def _context_levels(parallel: ParallelQuery, model: ModelSpec) -> tuple[int, int
 
 
 @functools.lru_cache(maxsize=1024)
-def _first_equal_of(value: Any) -> Any:
+def _intern(value: Any) -> Any:
     return value
 
 
-def _first_equal(value: T) -> T:
+def _first_equal_value(value: T) -> T:
     """Return the first value equal to this one, so that cached derivations are shared
     (`cost.shared`).
     """
     try:
-        first: T = _first_equal_of(value)
+        first: T = _intern(value)
     except TypeError:  # it contains a mapping, which has no hash
         return value
     return first
@@ -519,7 +521,7 @@ def _profile(
 def _new_profile(
     cluster: ClusterSpec, *, model: ModelSpec, workload: TrainingWorkload, name: str
 ) -> EfficiencyProfile:
-    profile = efficiency(
+    profile = efficiency_profile(
         gpu=cluster.gpu,
         framework=workload.framework,
         overlap=workload.overlap,
@@ -558,11 +560,11 @@ def with_scatter(
     framework = dataclasses.replace(
         constants, time_log_sd=math.sqrt(constants.time_log_sd**2 + more), memory_log_sd=memory
     )
-    unsaid = math.sqrt(unsaid_release_variance(profile, experts=experts, release=release))
+    unsaid = math.sqrt(unnamed_release_variance(profile, experts=experts, release=release))
     return dataclasses.replace(profile, framework=framework, release_log_sd=unsaid)
 
 
-def _with_lengths(
+def _resolve_lengths(
     workload: TrainingWorkload,
 ) -> tuple[TrainingWorkload, Rows | None, LengthDistribution | None]:
     """Return the workload with its resolved sequence_lengths, and the contents of packed rows."""

@@ -5,7 +5,7 @@ import math
 from hp_tool.cost.uncertainty import NORMAL_QUANTILE, ratio_log_sd
 from hp_tool.domain.result import Estimate
 from hp_tool.questions.training.problem import TrainingProblem
-from hp_tool.wording.columns import unmeasured
+from hp_tool.wording.columns import unmeasured_features
 
 Known = tuple[TrainingProblem, Estimate]
 """A configuration's problem and its best estimate."""
@@ -25,7 +25,7 @@ def step_ratio(first: Known, second: Known) -> tuple[float, tuple[float, float]]
     log_sd = math.hypot(_log_sd(one), _log_sd(other))
     same = ("model", "cluster", "workload")
     if all(getattr(problem, name) == getattr(other_problem, name) for name in same):
-        differing = len({*unmeasured(one)} ^ {*unmeasured(other)})
+        differing = len({*unmeasured_features(one)} ^ {*unmeasured_features(other)})
         log_sd = min(log_sd, float(ratio_log_sd(problem.profile, differing=differing)))
     factor, spread = other.time.step_s / one.time.step_s, math.exp(NORMAL_QUANTILE * log_sd)
     return factor, (factor / spread, factor * spread)

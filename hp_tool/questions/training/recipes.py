@@ -17,7 +17,7 @@ from hp_tool.domain.recipe import Recipe, RecipeRule
 from hp_tool.domain.workload import OverlapSpec, TrainingWorkload
 from hp_tool.errors import InputError
 from hp_tool.questions import schema
-from hp_tool.questions.training.nearest import like_gpu, like_model, stands_in
+from hp_tool.questions.training.nearest import describe_stand_in, like_gpu, like_model
 
 TRAINING_KNOBS = (
     "framework_version",
@@ -51,28 +51,28 @@ PARALLEL_KNOBS = (
     "zero_stage",
     "context_parallel_communication",
 )
-LISTED = ("models", "gpus")
+LISTED_FIELDS = ("models", "gpus")
 """Fields of a recipe that an extending recipe inherits."""
 OVERLAPS = tuple(f.name for f in fields(OverlapSpec))
 S = TypeVar("S", TrainingWorkload, ParallelQuery, OverlapSpec)
 
 
-def recipe(name: str, *, field: str = "training.recipe") -> Recipe:
+def get_recipe(name: str, *, field: str = "training.recipe") -> Recipe:
     """Return the recipe of this name from the built-in or the user's catalogue.
 
     Raises:
         NotFoundError: The name is unknown.
         InputError: The recipe is malformed.
     """
-    return _recipe(library.entry("recipes", name, field=field))
+    return _recipe_of_entry(library.entry("recipes", name, field=field))
 
 
-def recipes() -> list[Recipe]:
+def list_recipes() -> list[Recipe]:
     """Return all recipes by name."""
-    return [_recipe(entry) for entry in library.entries("recipes")]
+    return [_recipe_of_entry(entry) for entry in library.entries("recipes")]
 
 
-def settings(
+def recipe_settings(
     recipe: Recipe, *, model: ModelSpec, gpu: GpuSpec, num_gpus: int, workload: TrainingWorkload
 ) -> dict[str, dict[str, Any]]:
     """Return what the recipe sets for a training: values of keys of `training` and `parallel`."""
@@ -92,9 +92,9 @@ def with_recipe(query: Query, *, model: ModelSpec, gpu: GpuSpec, num_gpus: int) 
     workload, parallel = query.training, query.parallel
     assert workload is not None
     if workload.recipe is not None:
-        named = recipe(workload.recipe)
-        training, knobs = _typed(
-            settings(named, model=model, gpu=gpu, num_gpus=num_gpus, workload=workload)
+        named = get_recipe(workload.recipe)
+        training, knobs = _validate_values(
+            recipe_settings(named, model=model, gpu=gpu, num_gpus=num_gpus, workload=workload)
         )
         framework = (
             training.framework
@@ -108,18 +108,18 @@ def with_recipe(query: Query, *, model: ModelSpec, gpu: GpuSpec, num_gpus: int) 
         if parallel.zero_stage is not None:  # and the reduction of gradients to its stage
             training = replace(training, gradient_reduction=None)
         workload = replace(
-            _filled(workload, training, TRAINING_KNOBS), framework=framework, recipe=None
+            _fill_open(workload, training, TRAINING_KNOBS), framework=framework, recipe=None
         )
         if training.overlap is not None:  # each kind separately
-            kinds = _filled(workload.overlap or OverlapSpec(), training.overlap, OVERLAPS)
+            kinds = _fill_open(workload.overlap or OverlapSpec(), training.overlap, OVERLAPS)
             workload = replace(workload, overlap=kinds)
-        parallel = _filled(parallel, knobs, PARALLEL_KNOBS)
+        parallel = _fill_open(parallel, knobs, PARALLEL_KNOBS)
     workload = workload.with_open_knobs()
     same = workload is query.training
     return query if same else replace(query, training=workload, parallel=parallel)
 
 
-def assumed(
+def assumed_settings(
     query: Query,
     *,
     workload: TrainingWorkload,
@@ -140,7 +140,7 @@ def assumed(
         f"training.{name}": v for name, v in knobs.items() if getattr(before, name) is None
     }
     if before.recipe is not None and (
-        words := stands_in(recipe(before.recipe), model=model, gpu=gpu)
+        words := describe_stand_in(get_recipe(before.recipe), model=model, gpu=gpu)
     ):
         values["training.recipe"] = words
     if workload.framework != before.framework:
@@ -202,7 +202,7 @@ def _parallel_value(
     return value if isinstance(value, int) else None
 
 
-def _filled(written: S, usual: S, names: tuple[str, ...]) -> S:
+def _fill_open(written: S, usual: S, names: tuple[str, ...]) -> S:
     """Return written values, and the usual values for others."""
     open_names = (name for name in names if getattr(written, name) is None)
     return replace(
@@ -211,7 +211,9 @@ def _filled(written: S, usual: S, names: tuple[str, ...]) -> S:
     )
 
 
-def _typed(values: Mapping[str, Mapping[str, Any]]) -> tuple[TrainingWorkload, ParallelQuery]:
+def _validate_values(
+    values: Mapping[str, Mapping[str, Any]],
+) -> tuple[TrainingWorkload, ParallelQuery]:
     """Return values of both sections, validated like a query's; others have their defaults."""
     sizes = {"sequence_length": 1, "global_batch_size": 1}
     return schema.parse(TrainingWorkload, {**sizes, **values["training"]}), schema.parse(
@@ -220,9 +222,14 @@ def _typed(values: Mapping[str, Mapping[str, Any]]) -> tuple[TrainingWorkload, P
 
 
 @functools.lru_cache(maxsize=256)
-def _recipe(entry: library.Entry) -> Recipe:
-    content = {**entry.fields, "name": entry.name, "source": entry.source, "rules": _rules(entry)}
-    content = _listed(entry) | content
+def _recipe_of_entry(entry: library.Entry) -> Recipe:
+    content = {
+        **entry.fields,
+        "name": entry.name,
+        "source": entry.source,
+        "rules": _inherited_rules(entry),
+    }
+    content = _listed_fields(entry) | content
     content.pop("extends", None)
     try:
         named: Recipe = schema.parse(Recipe, content)
@@ -236,15 +243,15 @@ def _recipe(entry: library.Entry) -> Recipe:
                         f"{section}.{foreign[0]} cannot be set by a recipe; supported: "
                         f"{', '.join(known)}"
                     )
-            _typed({"training": rule.training, "parallel": rule.parallel})
+            _validate_values({"training": rule.training, "parallel": rule.parallel})
     except InputError as error:
         raise InputError(
             f"{entry.path}: recipe {entry.name}: {error.message}", field="training.recipe"
         ) from None
-    return replace(named, rules=_without_overruled(named.rules))
+    return replace(named, rules=_drop_overruled(named.rules))
 
 
-def _without_overruled(rules: tuple[RecipeRule, ...]) -> tuple[RecipeRule, ...]:
+def _drop_overruled(rules: tuple[RecipeRule, ...]) -> tuple[RecipeRule, ...]:
     """Return the rules without values that later rules override for all trainings of an earlier
     rule.
     """
@@ -269,16 +276,18 @@ def _without_overruled(rules: tuple[RecipeRule, ...]) -> tuple[RecipeRule, ...]:
     return tuple(reversed(kept))
 
 
-def _listed(entry: library.Entry) -> dict[str, Any]:
+def _listed_fields(entry: library.Entry) -> dict[str, Any]:
     """Return the LISTED fields of the entry, or else of the recipe that it extends."""
     base = entry.fields.get("extends")
     inherited = (
-        {} if base is None else _listed(library.entry("recipes", base, field="training.recipe"))
+        {}
+        if base is None
+        else _listed_fields(library.entry("recipes", base, field="training.recipe"))
     )
-    return inherited | {name: entry.fields[name] for name in LISTED if name in entry.fields}
+    return inherited | {name: entry.fields[name] for name in LISTED_FIELDS if name in entry.fields}
 
 
-def _rules(entry: library.Entry, *, seen: tuple[str, ...] = ()) -> list[Any]:
+def _inherited_rules(entry: library.Entry, *, seen: tuple[str, ...] = ()) -> list[Any]:
     """Return the rules of the extended recipe, then its own."""
     base, own = entry.fields.get("extends"), list(entry.fields.get("rules", []))
     if base is None:
@@ -288,6 +297,8 @@ def _rules(entry: library.Entry, *, seen: tuple[str, ...] = ()) -> list[Any]:
             f"{entry.path}: recipe {entry.name} extends itself", field="training.recipe"
         )
     return (
-        _rules(library.entry("recipes", base, field="training.recipe"), seen=(*seen, entry.name))
+        _inherited_rules(
+            library.entry("recipes", base, field="training.recipe"), seen=(*seen, entry.name)
+        )
         + own
     )

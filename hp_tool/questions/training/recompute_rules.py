@@ -1,6 +1,6 @@
 """Rules for supported recomputation of a training."""
 
-from hp_tool.domain.frameworks import wrapped
+from hp_tool.domain.frameworks import training_engine
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import Recompute, RecomputeModule
 from hp_tool.domain.workload import TrainingWorkload
@@ -12,7 +12,7 @@ def first_case(*cases: tuple[object, str]) -> str | None:
     return next((name for holds, name in cases if holds), None)
 
 
-def refuse(
+def reject_first_case(
     field: str,
     *cases: tuple[object, str],
     error: type[InputError] = InputError,
@@ -29,12 +29,12 @@ def check_recompute(spec: Recompute, model: ModelSpec, workload: TrainingWorkloa
         "recompute.modules belongs to granularity selective",
         "recompute.method and num_layers belong to granularity full",
     )
-    refuse(
+    reject_first_case(
         f"{field}.modules",
         (spec.modules is not None and kind != "selective", f"{selective}, not {kind}"),
     )
     layered = spec.method is not None or spec.num_layers is not None
-    refuse(f"{field}.method", (layered and kind != "full", f"{full}, not {kind}"))
+    reject_first_case(f"{field}.method", (layered and kind != "full", f"{full}, not {kind}"))
     if spec.granularity == "per_op":
         _check_per_op(model, workload, field=field)
     if spec.modules is not None:
@@ -79,17 +79,17 @@ def _check_modules(
     """Check that each module exists in the model; Megatron Core silently skips some missing
     ones.
     """
-    refuse(
+    reject_first_case(
         field,
         (not modules, "recompute.modules is an empty list; name modules, or choose recompute none"),
     )
     if set(modules) == {"core_attn"}:
         return
     framework = workload.framework
-    refuse(
+    reject_first_case(
         field,
         (
-            wrapped(framework) != "megatron-core",
+            training_engine(framework) != "megatron-core",
             f"recompute.modules are Megatron Core's, not {framework}'s; choose none, selective or "
             "full",
         ),
@@ -105,7 +105,7 @@ def _check_modules(
     )
     if workload.precision == "fp8" and workload.fp8_recipe == "delayed":
         again = sorted({"layernorm", "moe_act"}.intersection(modules))
-        refuse(
+        reject_first_case(
             field,
             (
                 again,
@@ -124,7 +124,7 @@ def _check_modules(
         "mla_up_proj": (model.kv_lora_rank is not None, "a model with latent attention"),
     }
     for name, (there, wanted) in missing.items():
-        refuse(
+        reject_first_case(
             field,
             (
                 name in modules and not there,

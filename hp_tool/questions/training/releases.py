@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 
-from hp_tool.catalog.efficiency import efficiency
+from hp_tool.catalog.efficiency import efficiency_profile
 from hp_tool.domain.efficiency import EfficiencyProfile, FrameworkEfficiency
 from hp_tool.domain.hardware import GpuSpec
 from hp_tool.domain.parallel import TokenDispatcher
 from hp_tool.domain.releases import (
     FIRST_CONTAINER,
-    FLEX_IS_USUAL,
+    FLEX_IS_DEFAULT,
     LATEST,
-    has_come,
+    is_at_least,
     release_numbers,
 )
 
@@ -22,9 +22,9 @@ a year ahead.
 """
 
 
-def usual_dispatcher(framework_version: str | None) -> TokenDispatcher:
+def default_dispatcher(framework_version: str | None) -> TokenDispatcher:
     """Return flex from the releases of FLEX_IS_USUAL on, else alltoall, which runs everywhere."""
-    return "flex" if has_come(framework_version or "", since=FLEX_IS_USUAL) else "alltoall"
+    return "flex" if is_at_least(framework_version or "", since=FLEX_IS_DEFAULT) else "alltoall"
 
 
 def release_factor(framework: FrameworkEfficiency, release: str | None) -> float:
@@ -53,19 +53,19 @@ def release_variance(
     constants, more = profile.framework, 0.0
     if experts and constants.expert_time_log_sd is None:
         # No run of the framework had experts, so they scatter like Megatron Core's of all releases.
-        measured = efficiency(gpu=gpu, framework="megatron-core").framework
+        measured = efficiency_profile(gpu=gpu, framework="megatron-core").framework
         more += (measured.expert_time_log_sd or 0.0) ** 2 + (
             measured.earlier_expert_time_log_sd or 0.0
         ) ** 2
     elif experts:
         earlier = (
-            constants.earlier_expert_time_log_sd if usual_dispatcher(release) != "flex" else None
+            constants.earlier_expert_time_log_sd if default_dispatcher(release) != "flex" else None
         )
         more += (constants.expert_time_log_sd or 0.0) ** 2 + (earlier or 0.0) ** 2
-    return more + unsaid_release_variance(profile, experts=experts, release=release)
+    return more + unnamed_release_variance(profile, experts=experts, release=release)
 
 
-def unsaid_release_variance(
+def unnamed_release_variance(
     profile: EfficiencyProfile, *, experts: bool, release: str | None
 ) -> float:
     """Return the part of that variance due to an unnamed release, common to all runs of one

@@ -5,8 +5,8 @@ from typing import Any
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.lora import target_names
 from hp_tool.cost.optimizer import stored_precision
-from hp_tool.domain.frameworks import facts, wrapped
-from hp_tool.domain.graphs import refused_recording
+from hp_tool.domain.frameworks import framework_facts, training_engine
+from hp_tool.domain.graphs import recording_error
 from hp_tool.domain.hardware import ClusterSpec, GpuSpec
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import (
@@ -17,11 +17,15 @@ from hp_tool.domain.parallel import (
     axis_values,
 )
 from hp_tool.domain.query import Query
-from hp_tool.domain.releases import LOOP_REFUSES_IN_PLACE_LOSS, has_come, is_core_release
+from hp_tool.domain.releases import LOOP_REFUSES_IN_PLACE_LOSS, is_at_least, is_core_release
 from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.errors import InputError, UnsupportedError
 from hp_tool.questions.training.degrees import check_degrees
-from hp_tool.questions.training.recompute_rules import check_recompute, first_case, refuse
+from hp_tool.questions.training.recompute_rules import (
+    check_recompute,
+    first_case,
+    reject_first_case,
+)
 from hp_tool.questions.training.unlike_rules import check_unlike
 
 _PLAIN_SCHEDULES = {"1f1b", "interleaved"}
@@ -36,7 +40,7 @@ def check_training(query: Query, *, model: ModelSpec, cluster: ClusterSpec) -> N
     """
     workload, parallel = query.training, query.parallel
     assert workload is not None  # checked with the kind
-    _check_of_training(query)
+    _check_training_only(query)
     check_degrees(parallel, framework=workload.framework)
     check_unlike(model=model, workload=workload, parallel=parallel, cluster=cluster)
     if cluster.kinds:
@@ -48,19 +52,19 @@ def check_training(query: Query, *, model: ModelSpec, cluster: ClusterSpec) -> N
             f"decoder_sequence_length belongs to encoder-decoder models, which {model.name} is "
             "not; leave it out"
         )
-        refuse(
+        reject_first_case(
             "training.decoder_sequence_length",
             (workload.decoder_sequence_length is not None, alone),
         )
-    if facts(workload.framework).is_plain:
-        _check_plain(model, workload, parallel)
+    if framework_facts(workload.framework).is_plain:
+        _check_framework(model, workload, parallel)
     _check_lengths(model, workload, parallel)
     _check_dynamic_context(model, workload, parallel)
     _check_sharding(parallel, workload)
     _check_states(workload)
     for name in ("expert_precision", "dispatch_precision"):
         foreign = getattr(workload, name) is not None and not model.num_experts
-        refuse(
+        reject_first_case(
             f"training.{name}",
             (foreign, f"{model.name} has no experts, so no {name}; leave it out"),
         )
@@ -71,13 +75,13 @@ def check_training(query: Query, *, model: ModelSpec, cluster: ClusterSpec) -> N
         f"gated_product recomputed is for dense models with a gated MLP, which {model.name} is "
         "not; leave it out"
     )
-    refuse("training.gated_product", (formed_again, gated))
+    reject_first_case("training.gated_product", (formed_again, gated))
     _check_adapters(model, workload)
     _check_frozen(model, workload, parallel)
     _check_offload(cluster.gpu, workload)
     if workload.merges_passes:
         _check_merged_passes(model, workload, parallel)
-    if wrapped(workload.framework) == "megatron-core":
+    if training_engine(workload.framework) == "megatron-core":
         _check_release(model, workload)
     recompute: tuple[RecomputeName | Recompute, ...] = axis_values(parallel.recompute)
     for value in recompute:
@@ -87,9 +91,9 @@ def check_training(query: Query, *, model: ModelSpec, cluster: ClusterSpec) -> N
     _check_constraints(query, cluster)
 
 
-def _check_of_training(query: Query) -> None:
+def _check_training_only(query: Query) -> None:
     serves = query.objective in ("throughput_per_gpu", "ttft", "tpot")
-    refuse(
+    reject_first_case(
         "objective",
         (
             serves,
@@ -98,7 +102,7 @@ def _check_of_training(query: Query) -> None:
         ),
     )
     for name in ("inference", "targets"):
-        refuse(
+        reject_first_case(
             name,
             (
                 getattr(query, name) is not None,
@@ -121,7 +125,7 @@ def _check_of_training(query: Query) -> None:
 def _check_constraints(query: Query, cluster: ClusterSpec) -> None:
     limits, tokens = query.constraints, query.training and query.training.total_tokens
     priced = cluster.price_per_gpu_hour is not None
-    refuse(
+    reject_first_case(
         "cluster.price_per_gpu_hour" if tokens else "training.total_tokens",
         (
             limits.max_days is not None and tokens is None,
@@ -141,7 +145,7 @@ def _check_two_kinds(query: Query, model: ModelSpec, workload: TrainingWorkload)
         (model.architecture == "encoder_decoder", "model"),
         (query.objective == "min_gpus", "objective"),
         (workload.packed, "training.packed"),
-        (facts(workload.framework).balances_blocks, "training.framework"),
+        (framework_facts(workload.framework).balances_blocks, "training.framework"),
         (workload.task == "lora", "training.task"),
         (workload.frozen, "training.frozen"),
         (workload.offload not in (None, "none"), "training.offload"),
@@ -182,7 +186,9 @@ def _check_lengths(model: ModelSpec, workload: TrainingWorkload, parallel: Paral
         needed = (
             "training.packed needs training.sequence_lengths: what packing wins depends on them"
         )
-        refuse("training.sequence_lengths", (workload.packed, needed), code="missing_field")
+        reject_first_case(
+            "training.sequence_lengths", (workload.packed, needed), code="missing_field"
+        )
         return
     if (model.sliding_window or workload.sequence_length) < workload.sequence_length:
         raise UnsupportedError(
@@ -197,12 +203,12 @@ def _check_lengths(model: ModelSpec, workload: TrainingWorkload, parallel: Paral
             "the imbalance of packed rows is modelled for the pipeline schedules 1f1b and "
             "interleaved alone"
         )
-        refuse("parallel.pipeline_schedule", (splits, imbalance), error=UnsupportedError)
+        reject_first_case("parallel.pipeline_schedule", (splits, imbalance), error=UnsupportedError)
         unfused = (
             "packed rows need attention: flash; unfused attention computes the scores "
             "between sequences too"
         )
-        refuse(
+        reject_first_case(
             "training.attention", (workload.attention == "unfused", unfused), error=UnsupportedError
         )
     from hp_tool.cost.lengths.imbalance import MAX_BATCH
@@ -211,7 +217,7 @@ def _check_lengths(model: ModelSpec, workload: TrainingWorkload, parallel: Paral
     too_large = (
         f"with sequence_lengths global_batch_size may be at most {MAX_BATCH:,}, got {batch:,}"
     )
-    refuse("training.global_batch_size", (batch > MAX_BATCH, too_large))
+    reject_first_case("training.global_batch_size", (batch > MAX_BATCH, too_large))
 
 
 def _check_dynamic_context(
@@ -227,7 +233,7 @@ def _check_dynamic_context(
         )
         raise InputError(message, field=field)
     if what := first_case(
-        (wrapped(workload.framework) != "megatron-core", f"framework {workload.framework}"),
+        (training_engine(workload.framework) != "megatron-core", f"framework {workload.framework}"),
         (model.num_experts is not None, "a mixture of experts"),
         (model.architecture != "decoder", f"architecture {model.architecture}"),
         (
@@ -240,7 +246,7 @@ def _check_dynamic_context(
             f"dynamic_context_parallel with {what} is not modelled; leave it out", field=field
         )
     more = any(size > 1 for size in axis_values(parallel.micro_batch_size))
-    refuse(
+    reject_first_case(
         "parallel.micro_batch_size",
         (more, "under dynamic_context_parallel a packed row is a micro-batch: choose 1"),
     )
@@ -248,17 +254,17 @@ def _check_dynamic_context(
 
 def _check_sharding(parallel: ParallelQuery, workload: TrainingWorkload) -> None:
     stages, framework = axis_values(parallel.zero_stage), workload.framework
-    known, by_run = facts(framework).zero_stages, workload.gradient_reduction == "run"
+    known, by_run = framework_facts(framework).zero_stages, workload.gradient_reduction == "run"
     replicated = (
         "data_parallel_shard_size means nothing with zero_stage 0, which shards nothing; "
         "choose zero_stage 1 to 3"
     )
-    refuse(
+    reject_first_case(
         "parallel.data_parallel_shard_size",
         (0 in stages and any(axis_values(parallel.data_parallel_shard_size)), replicated),
     )
     unrun = by_run and 2 not in (stages or known)
-    refuse(
+    reject_first_case(
         "training.gradient_reduction",
         (unrun, "run is a way of zero_stage 2; choose that, or leave it out"),
     )
@@ -266,7 +272,7 @@ def _check_sharding(parallel: ParallelQuery, workload: TrainingWorkload) -> None
         next((stage for stage in stages if stage not in known), None),
         " or ".join(map(str, known)),
     )
-    refuse(
+    reject_first_case(
         "parallel.zero_stage",
         (unknown is not None, f"{framework} has no zero_stage {unknown}; choose {choices}"),
     )
@@ -275,11 +281,11 @@ def _check_sharding(parallel: ParallelQuery, workload: TrainingWorkload) -> None
 def _check_states(workload: TrainingWorkload) -> None:
     precision = workload.precision
     foreign = workload.fp8_recipe is not None and precision != "fp8"
-    refuse(
+    reject_first_case(
         "training.fp8_recipe",
         (foreign, f"fp8_recipe belongs to precision fp8, not {precision}; leave it out"),
     )
-    refuse(
+    reject_first_case(
         "training.cuda_graph_modules",
         (
             workload.cuda_graph_modules is not None
@@ -293,18 +299,18 @@ def _check_states(workload: TrainingWorkload) -> None:
         "parameter_precision fp8 keeps weights as the matmuls of precision fp8 or mxfp8 want "
         "them, and all are trained"
     )
-    refuse(
+    reject_first_case(
         "training.parameter_precision",
         (workload.parameter_precision == "fp8" and not trained_narrow, kept),
     )
     second = workload.optimizer == "sgd" and workload.exp_avg_sq_precision is not None
-    refuse(
+    reject_first_case(
         "training.exp_avg_sq_precision", (second, "optimizer sgd has no second state; leave it out")
     )
     if workload.master_precision is None:
         return
     stored = stored_precision(workload)
-    refuse(
+    reject_first_case(
         "training.master_precision",
         (
             stored == "fp32",
@@ -343,13 +349,13 @@ def _check_adapters(model: ModelSpec, workload: TrainingWorkload) -> None:
             field="training.reliability",
         )
     field = "training.lora.target_modules"
-    refuse(
+    reject_first_case(
         field,
         (lora.target_modules == (), "lora.target_modules is empty; name some, or leave it out"),
     )
     known = target_names(model, Candidates.alone(ParallelConfig()))
     for name in lora.target_modules or ():
-        refuse(
+        reject_first_case(
             field,
             (
                 name not in known,
@@ -375,7 +381,7 @@ def _check_frozen(model: ModelSpec, workload: TrainingWorkload, parallel: Parall
         (model.architecture != "decoder", f"{model.architecture} models"),
         (model.num_nextn_predict_layers > 0, "multi-token prediction"),
         (model.has_output_bias, "an output bias"),
-        (wrapped(workload.framework) != "megatron-core", f"framework {workload.framework}"),
+        (training_engine(workload.framework) != "megatron-core", f"framework {workload.framework}"),
         (parallel.pipeline_layout is not None, "parallel.pipeline_layout"),
         (
             set(axis_values(parallel.pipeline_schedule)) - _PLAIN_SCHEDULES,
@@ -394,7 +400,7 @@ def _check_merged_passes(
     checks sizes.
     """
     field = "training.overlap.expert_parallel"
-    if wrapped(workload.framework) != "megatron-core":
+    if training_engine(workload.framework) != "megatron-core":
         raise UnsupportedError(
             f"{workload.framework} does not merge passes to overlap all-to-alls; remove it",
             field=field,
@@ -421,18 +427,18 @@ def _check_merged_passes(
         "merged passes (training.overlap.expert_parallel) do not go with recompute full; leave "
         "one of them out"
     )
-    refuse("parallel.recompute", (whole, both))
+    reject_first_case("parallel.recompute", (whole, both))
 
 
 def _check_release(model: ModelSpec, workload: TrainingWorkload) -> None:
     """Reject what the release of Megatron Core does not start."""
-    if workload.cuda_graphs and (refused := refused_recording(workload, model)):
+    if workload.cuda_graphs and (refused := recording_error(workload, model)):
         raise InputError(refused, field="training.cuda_graphs")
     release = workload.framework_version or ""
     if (
         workload.loss == "in_place"
         and is_core_release(release)
-        and has_come(release, since=LOOP_REFUSES_IN_PLACE_LOSS)
+        and is_at_least(release, since=LOOP_REFUSES_IN_PLACE_LOSS)
     ):
         raise InputError(
             f"Megatron Core {release} does not start with cross_entropy in_place "
@@ -448,7 +454,9 @@ def _check_offload(gpu: GpuSpec, workload: TrainingWorkload) -> None:
             "offload_fraction says how much of offload: optimizer or activations; choose one, "
             "or leave it out"
         )
-        refuse("training.offload_fraction", (workload.offload_fraction not in (None, 1.0), alone))
+        reject_first_case(
+            "training.offload_fraction", (workload.offload_fraction not in (None, 1.0), alone)
+        )
         return
     if workload.offload != "optimizer":
         return
@@ -465,7 +473,7 @@ def _check_offload(gpu: GpuSpec, workload: TrainingWorkload) -> None:
         )
 
 
-_PLAIN: dict[str, dict[str, tuple[Any, ...]]] = {
+_SUPPORTED_VALUES: dict[str, dict[str, tuple[Any, ...]]] = {
     "training": {
         "precision": ("bf16",),
         "parameter_precision": ("bf16",),
@@ -491,7 +499,7 @@ _PLAIN: dict[str, dict[str, tuple[Any, ...]]] = {
 """Values in the measured runs of plain frameworks."""
 
 
-def _check_plain(model: ModelSpec, workload: TrainingWorkload, parallel: ParallelQuery) -> None:
+def _check_framework(model: ModelSpec, workload: TrainingWorkload, parallel: ParallelQuery) -> None:
     """Reject what the framework does not support, or none of its measured runs used."""
     framework = workload.framework
     if (
@@ -506,13 +514,15 @@ def _check_plain(model: ModelSpec, workload: TrainingWorkload, parallel: Paralle
             "prediction are not",
             field="model",
         )
-    gradients = {"gradient_precision": (facts(framework).gradient_precision,)}
-    shards = {} if facts(framework).broadcasts_weights else {"data_parallel_shard_size": (0,)}
+    gradients = {"gradient_precision": (framework_facts(framework).gradient_precision,)}
+    shards = (
+        {} if framework_facts(framework).broadcasts_weights else {"data_parallel_shard_size": (0,)}
+    )
     for section, spec, more in (("training", workload, gradients), ("parallel", parallel, shards)):
-        for name, values in {**_PLAIN[section], **more}.items():
+        for name, values in {**_SUPPORTED_VALUES[section], **more}.items():
             field, choices = f"{section}.{name}", " or ".join(map(str, values)) or "nothing"
             for value in axis_values(getattr(spec, name)):
                 message = (
                     f"{field} {value} is not modelled for framework {framework}; choose {choices}"
                 )
-                refuse(field, (value not in values, message), error=UnsupportedError)
+                reject_first_case(field, (value not in values, message), error=UnsupportedError)

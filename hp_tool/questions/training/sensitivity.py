@@ -16,14 +16,14 @@ from hp_tool.questions.configuration import NUM_GPUS, Configuration, with_value
 from hp_tool.questions.training.calibrated import CalibratedPredictor, Calibrations
 from hp_tool.questions.training.evaluate import resolve_configuration
 from hp_tool.questions.training.problem import TrainingProblem, resolve_training
-from hp_tool.questions.training.ranking.best import best_of
-from hp_tool.questions.training.ranking.choice import choose, chosen_recommendations
+from hp_tool.questions.training.ranking.best import search_best
+from hp_tool.questions.training.ranking.choice import choose_rows, chosen_recommendations
 from hp_tool.questions.training.ranking.recommend import device_counts
 
-NEAR_CHEAPEST = 1.05
-FASTER, LARGER = 2.0, 1.5
+MAX_COST_RATIO = 1.05
+FASTER_FACTOR, LARGER_FACTOR = 2.0, 1.5
 """Bandwidth and memory factors of the better hardware."""
-PLAIN: dict[str, int | str] = {
+UNUSED_VALUES: dict[str, int | str] = {
     "tensor_parallel_size": 1,
     "pipeline_parallel_size": 1,
     "virtual_pipeline_parallel_size": 1,
@@ -67,32 +67,34 @@ def sensitivity(
     start = None
     if first is not None:
         here = problem.with_num_gpus(first.set.get(NUM_GPUS, problem.cluster.num_gpus))
-        start = _point(here, first)
+        start = _scaling_point(here, first)
     scaling = [
         point
-        for count in _counts(problem)
-        if (point := _scaled(problem, count, start, rank_by=rank_by, predictor=predictor))
+        for count in _device_counts(problem)
+        if (point := _scale_devices(problem, count, start, rank_by=rank_by, predictor=predictor))
     ]
     cheapest = min((point.gpu_seconds_per_step for point in scaling), default=math.inf)
     near = [
         point.num_gpus
         for point in scaling
-        if point.gpu_seconds_per_step <= NEAR_CHEAPEST * cheapest
+        if point.gpu_seconds_per_step <= MAX_COST_RATIO * cheapest
     ]
     axes: list[Influence] = []
     hardware: list[Influence] = []
     if first is not None and start is not None:
         free = [
             name
-            for name in PLAIN
+            for name in UNUSED_VALUES
             if getattr(problem.parallel, name) is None
             and (problem.model.num_experts or not name.startswith("expert"))
         ]
         for name in free:
             step_s = (
                 start.step_s
-                if _lacks(start.parallel, name)
-                else _first_s(_without(here, name), rank_by=rank_by, predictor=predictor)
+                if _does_not_use(start.parallel, name)
+                else _best_step_s(
+                    _problem_without_axis(here, name), rank_by=rank_by, predictor=predictor
+                )
             )
             axes.append(_influence(f"without {name}", step_s, start.step_s))
         hardware = _with_better_hardware(query, here, first, start)
@@ -128,28 +130,30 @@ def _with_better_hardware(
     own = resolve_configuration(Configuration.of(first, query=query).query)
     now = first.estimate.time
     assert now is not None  # a legal row
-    now_s = _first_s(problem, rank_by=query.rank_by) if first.calibrated_estimate else now.step_s
+    now_s = (
+        _best_step_s(problem, rank_by=query.rank_by) if first.calibrated_estimate else now.step_s
+    )
     found = []
-    for name, better in _better(problem.cluster):
+    for name, better in _improved_clusters(problem.cluster):
         same = replace(own, row=None, problem=replace(own.problem, cluster=better)).estimate(
             with_fixes=False
         )
         assert same.time is not None
         ratio = same.time.step_s / now.step_s
-        faster_s = _first_s(replace(problem, cluster=better), rank_by=query.rank_by)
+        faster_s = _best_step_s(replace(problem, cluster=better), rank_by=query.rank_by)
         if faster_s is not None and now_s is not None:
             ratio = min(ratio, faster_s / now_s)
         found.append(_influence(name, start.step_s * ratio, start.step_s))
     return found
 
 
-def _lacks(config: ParallelConfig, name: str) -> bool:
+def _does_not_use(config: ParallelConfig, name: str) -> bool:
     """Return whether the configuration does not use this axis."""
     value = getattr(config, name)
-    return (recompute_name(value) if name == "recompute" else value) == PLAIN[name]
+    return (recompute_name(value) if name == "recompute" else value) == UNUSED_VALUES[name]
 
 
-def _counts(problem: TrainingProblem) -> list[int]:
+def _device_counts(problem: TrainingProblem) -> list[int]:
     """Return the cluster's number of devices and its halves, quarters and so on that can be
     filled.
     """
@@ -161,7 +165,7 @@ def _counts(problem: TrainingProblem) -> list[int]:
     ]
 
 
-def _scaled(
+def _scale_devices(
     problem: TrainingProblem,
     num_gpus: int,
     start: ScalingPoint | None,
@@ -173,11 +177,11 @@ def _scaled(
     if start is not None and num_gpus == start.num_gpus:
         return start
     smaller = problem.with_num_gpus(num_gpus)
-    row = _first(smaller, rank_by=rank_by, predictor=predictor)
-    return None if row is None else _point(smaller, row)
+    row = _rank_first(smaller, rank_by=rank_by, predictor=predictor)
+    return None if row is None else _scaling_point(smaller, row)
 
 
-def _point(problem: TrainingProblem, row: Recommendation) -> ScalingPoint:
+def _scaling_point(problem: TrainingProblem, row: Recommendation) -> ScalingPoint:
     estimate = row.known
     assert (
         estimate.time is not None and estimate.tokens_per_second_per_gpu is not None
@@ -193,47 +197,48 @@ def _point(problem: TrainingProblem, row: Recommendation) -> ScalingPoint:
     )
 
 
-def _first(
+def _rank_first(
     problem: TrainingProblem, *, rank_by: RankBy, predictor: CalibratedPredictor | None = None
 ) -> Recommendation | None:
     """Return rank 1 of the problem; None if nothing is acceptable."""
-    bounds.check()
-    best = best_of(problem, keep=1, rank_by=rank_by, predictor=predictor)
-    rows = chosen_recommendations(choose(best, count=1))
+    bounds.count_combinations()
+    best = search_best(problem, keep=1, rank_by=rank_by, predictor=predictor)
+    rows = chosen_recommendations(choose_rows(best, count=1))
     return rows[0] if rows else None
 
 
-def _first_s(
+def _best_step_s(
     problem: TrainingProblem, *, rank_by: RankBy, predictor: CalibratedPredictor | None = None
 ) -> float | None:
     """Return the seconds of a step of rank 1; None if nothing is acceptable."""
-    row = _first(problem, rank_by=rank_by, predictor=predictor)
+    row = _rank_first(problem, rank_by=rank_by, predictor=predictor)
     return None if row is None or row.known.time is None else row.known.time.step_s
 
 
-def _without(problem: TrainingProblem, name: str) -> TrainingProblem:
-    plain: dict[str, int | str] = {name: PLAIN[name]}
+def _problem_without_axis(problem: TrainingProblem, name: str) -> TrainingProblem:
+    plain: dict[str, int | str] = {name: UNUSED_VALUES[name]}
     return replace(problem, parallel=replace(problem.parallel, **plain))  # type: ignore[arg-type]
 
 
-def _better(cluster: ClusterSpec) -> list[tuple[str, ClusterSpec]]:
+def _improved_clusters(cluster: ClusterSpec) -> list[tuple[str, ClusterSpec]]:
     """Return the cluster with each of its limits raised."""
     gpu = cluster.gpu
-    memory = replace(cluster, gpu=replace(gpu, memory_bytes=int(LARGER * gpu.memory_bytes)))
-    clusters = [(f"{LARGER:g} x memory", memory)]
+    memory = replace(cluster, gpu=replace(gpu, memory_bytes=int(LARGER_FACTOR * gpu.memory_bytes)))
+    clusters = [(f"{LARGER_FACTOR:g} x memory", memory)]
     if cluster.num_gpus > cluster.gpus_per_node:
-        network = FASTER * cluster.inter_node_bandwidth_bytes_per_second
+        network = FASTER_FACTOR * cluster.inter_node_bandwidth_bytes_per_second
         clusters.append(
             (
-                f"{FASTER:g} x network",
+                f"{FASTER_FACTOR:g} x network",
                 replace(cluster, inter_node_bandwidth_bytes_per_second=network),
             )
         )
     if gpu.nvlink_bandwidth_bytes_per_second:
         links = replace(
-            gpu, nvlink_bandwidth_bytes_per_second=FASTER * gpu.nvlink_bandwidth_bytes_per_second
+            gpu,
+            nvlink_bandwidth_bytes_per_second=FASTER_FACTOR * gpu.nvlink_bandwidth_bytes_per_second,
         )
-        clusters.append((f"{FASTER:g} x NVLink", replace(cluster, gpu=links)))
+        clusters.append((f"{FASTER_FACTOR:g} x NVLink", replace(cluster, gpu=links)))
     return clusters
 
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 from hp_tool import catalog
 from hp_tool.catalog.models import checkpoint
 from hp_tool.domain.parallel import ParallelConfig, Strategy, TokenDispatcher
-from hp_tool.domain.pipeline_layout import FIELD as LAYOUT_FIELD
 from hp_tool.domain.pipeline_layout import (
+    LAYOUT_PATH,
     PipelineLayout,
     check_layout,
     ends_are_shorter,
@@ -27,29 +27,31 @@ def training_setup(problem: TrainingProblem, config: ParallelConfig) -> Training
     )
     used = model_parallel * config.data_parallel_size
     at = problem if used == problem.cluster.num_gpus else problem.with_num_gpus(used)
-    layout = _layout(at, config)
+    layout = _written_layout(at, config)
     return TrainingSetup(
         model=at.model,
-        model_path=checkpoint(at.model.name) if catalog.knows("models", at.model.name) else None,
+        model_path=checkpoint(at.model.name)
+        if catalog.has_entry("models", at.model.name)
+        else None,
         cluster=at.cluster,
         workload=at.workload,
         parallel=replace(config, pipeline_layout=None if layout is None else layout.text),
         strategy=replace(
             at.strategy,
             pipeline_layout=layout,
-            moe_token_dispatcher_type=_dispatcher(at.strategy, config),
+            moe_token_dispatcher_type=_written_dispatcher(at.strategy, config),
         ),
     )
 
 
-def _dispatcher(strategy: Strategy, config: ParallelConfig) -> TokenDispatcher:
+def _written_dispatcher(strategy: Strategy, config: ParallelConfig) -> TokenDispatcher:
     """Return alltoall if each rank has all experts, for which Megatron Core rejects flex."""
     if config.expert_parallel_size * config.expert_tensor_parallel_size == 1:
         return "alltoall"
     return config.moe_token_dispatcher_type or strategy.moe_token_dispatcher_type
 
 
-def _layout(problem: TrainingProblem, config: ParallelConfig) -> PipelineLayout | None:
+def _written_layout(problem: TrainingProblem, config: ParallelConfig) -> PipelineLayout | None:
     """Return the layout to write.
 
     None if the framework derives it from the sizes, or from one layer fewer at the ends.
@@ -74,7 +76,7 @@ def _layout(problem: TrainingProblem, config: ParallelConfig) -> PipelineLayout 
         if len(wanted.chunks) != math.prod(sizes.values()):
             chunks = math.prod(sizes.values())
             raise InputError(
-                f"{wanted.text} has {len(wanted.chunks)} chunks, not {chunks}", field=LAYOUT_FIELD
+                f"{wanted.text} has {len(wanted.chunks)} chunks, not {chunks}", field=LAYOUT_PATH
             )
         if usual is None or parse_layout(usual).chunks != wanted.chunks:
             return wanted

@@ -1,7 +1,7 @@
 """Rules for trainings with layers other than attention and MLP."""
 
 from hp_tool.domain.blocks import Mixer
-from hp_tool.domain.frameworks import facts, wrapped
+from hp_tool.domain.frameworks import framework_facts, training_engine
 from hp_tool.domain.hardware import ClusterSpec
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import ParallelQuery, axis_values
@@ -10,7 +10,7 @@ from hp_tool.errors import UnsupportedError
 
 _SCHEDULES = {"1f1b", "interleaved", "gpipe", "zb-h1"}
 """Schedules without two stages on a rank."""
-_MEGATRON: tuple[Mixer, ...] = ("attention", "gated_delta", "mamba2", "none")
+_MEGATRON_MIXERS: tuple[Mixer, ...] = ("attention", "gated_delta", "mamba2", "none")
 """Mixers of Megatron Core (0.16: ssm/, transformer/)."""
 
 
@@ -26,16 +26,17 @@ def check_unlike(
         return
     framework = workload.framework
     if what := next(
-        (each for holds, each in _cases(model, workload, parallel, cluster) if holds), None
+        (each for holds, each in _unsupported_cases(model, workload, parallel, cluster) if holds),
+        None,
     ):
         field, name = what
         raise UnsupportedError(
             f"{model.name}: {name} with layers that differ, or are no attention, is not modelled",
             field=field,
         )
-    if wrapped(framework) == "megatron-core":
+    if training_engine(framework) == "megatron-core":
         for _, kind in model.kinds:
-            if kind.mixer not in _MEGATRON:
+            if kind.mixer not in _MEGATRON_MIXERS:
                 raise UnsupportedError(
                     f"{model.name}: Megatron Core has no layers of {kind.mixer}; choose another "
                     "training.framework",
@@ -43,13 +44,13 @@ def check_unlike(
                 )
 
 
-def _cases(
+def _unsupported_cases(
     model: ModelSpec, workload: TrainingWorkload, parallel: ParallelQuery, cluster: ClusterSpec
 ) -> tuple[tuple[object, tuple[str, str]], ...]:
     """Yield (whether it is used, (field, its name))."""
     return (
         (
-            facts(workload.framework).is_plain,
+            framework_facts(workload.framework).is_plain,
             ("training.framework", f"framework {workload.framework}"),
         ),
         (cluster.kinds, ("cluster.stages", "a pipeline over two kinds of GPU")),

@@ -10,7 +10,7 @@ from hp_tool.domain.hardware import ClusterSpec
 from hp_tool.domain.query import Query
 from hp_tool.domain.result import Estimate
 from hp_tool.errors import HpToolError
-from hp_tool.questions.schema import lay, parse_query, query_mapping
+from hp_tool.questions.schema import parse_query, query_mapping, set_paths
 from hp_tool.questions.training.evaluate import ResolvedConfiguration, resolve_configuration
 from hp_tool.questions.training.problem import TrainingProblem
 from hp_tool.questions.training.with_recipe import with_recipe_figure
@@ -46,16 +46,20 @@ def records_graphs(cluster: ClusterSpec) -> bool:
     )
 
 
-def with_settings(query: Query, settings: Mapping[str, Any]) -> ResolvedConfiguration | None:
+def resolve_with_settings(
+    query: Query, settings: Mapping[str, Any]
+) -> ResolvedConfiguration | None:
     """Return the query's configuration with these settings; None if it is not supported."""
     try:
-        resolved = resolve_configuration(parse_query(lay(query_mapping(query), dict(settings))))
+        resolved = resolve_configuration(
+            parse_query(set_paths(query_mapping(query), dict(settings)))
+        )
     except HpToolError:
         return None
     return None if resolved.reasons else resolved
 
 
-def as_usual(
+def with_usual_settings(
     estimate: Estimate,
     *,
     query: Query,
@@ -67,7 +71,7 @@ def as_usual(
     The interval extends to the step without them, and `provenance.usual` names both.
     """
     settings = usual_settings(estimate, query=query, problem=problem) if estimate.time else {}
-    resolved = with_settings(query, settings) if settings else None
+    resolved = resolve_with_settings(query, settings) if settings else None
     if resolved is None:
         return estimate
     usual = resolved.estimate(with_fixes=with_fixes)
@@ -81,15 +85,15 @@ def as_usual(
     )
 
 
-def answered(
+def answer_with_usual_settings(
     query: Query, *, resolved: ResolvedConfiguration | None = None
 ) -> tuple[Query, Estimate]:
     """Return the query with the usual settings, and its estimate."""
     resolved = resolved or resolve_configuration(query)
     plain = resolved.estimate(with_fixes=False)
-    estimate = as_usual(plain, query=query, problem=resolved.problem)
+    estimate = with_usual_settings(plain, query=query, problem=resolved.problem)
     assumed = estimate.provenance.get("usual")
     if estimate is plain or not isinstance(assumed, dict):
         return query, estimate
     settings = dict(assumed["set"])
-    return parse_query(lay(query_mapping(query), settings)), estimate
+    return parse_query(set_paths(query_mapping(query), settings)), estimate

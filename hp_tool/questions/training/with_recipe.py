@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from hp_tool.catalog import library
-from hp_tool.domain.knobs import CHOICES
+from hp_tool.domain.knobs import NUMERICS_KEYS
 from hp_tool.domain.parallel import ParallelQuery
 from hp_tool.domain.query import Query
 from hp_tool.domain.result import Estimate, WithRecipe
@@ -17,14 +17,14 @@ from hp_tool.questions import schema
 from hp_tool.questions.training.calibrated import Calibrations
 from hp_tool.questions.training.evaluate import ResolvedConfiguration, resolve_configuration
 from hp_tool.questions.training.problem import TrainingProblem, resolve_training
-from hp_tool.questions.training.recipes import recipe
+from hp_tool.questions.training.recipes import get_recipe
 
-NEWEST = "megatron-bridge"
+NEWEST_FAMILY = "megatron-bridge"
 AUDITED = "mlperf-training-5.0"
-TRAINED = (*(f"training.{name}" for name in CHOICES), "training.frozen_precision")
+NUMERICS_PATHS = (*(f"training.{name}" for name in NUMERICS_KEYS), "training.frozen_precision")
 """Settings that change the numerics."""
-CAPACITY = "training.expert_capacity_factor"
-OF_THE_LAYOUT: tuple[tuple[dict[str, Any], dict[str, Any]], ...] = (
+CAPACITY_KEY = "training.expert_capacity_factor"
+LAYOUT_SETTINGS: tuple[tuple[dict[str, Any], dict[str, Any]], ...] = (
     ({}, {}),
     ({"cuda_graphs": True}, {}),  # of whole iterations, which allow recomputation of layers
     ({"cuda_graphs": False}, {}),
@@ -57,12 +57,12 @@ def with_recipe_figure(
     if workload is None or workload.recipe is not None or estimate.time is None:
         return estimate
     problem = problem or resolve_training(query)
-    name = _todays(problem)
+    name = _current_recipe(problem)
     if name is None:
         return estimate
-    for training, parallel in OF_THE_LAYOUT:
-        named = _filled(query, training={"recipe": name, **training}, parallel=parallel)
-        resolved = _resolved(named)
+    for training, parallel in LAYOUT_SETTINGS:
+        named = _fill_open(query, training={"recipe": name, **training}, parallel=parallel)
+        resolved = _try_resolve(named)
         if resolved is not None and not resolved.reasons:
             break
     else:
@@ -71,24 +71,26 @@ def with_recipe_figure(
     figure = resolved.calibrated_estimate(calibrations) or alone
     assert alone.time is not None
     assert figure.time is not None and figure.intervals is not None  # the configuration is legal
-    changes = _changes(before=problem, after=resolved.problem)
+    changes = _changed_settings(before=problem, after=resolved.problem)
     if not changes:
         return estimate
     return replace(
         estimate,
         with_recipe=WithRecipe(
             recipe=name,
-            set={"training.recipe": name} | _paths(query, named),
+            set={"training.recipe": name} | _inserted_paths(query, named),
             step_s=figure.time.step_s,
             interval_s=figure.intervals.step_s,
             feasible=figure.feasible,
             changes=changes,
-            gains=_gains(named, changes=changes, before=problem, step_s=alone.time.step_s),
+            gains=_numerics_ratios(
+                named, changes=changes, before=problem, step_s=alone.time.step_s
+            ),
         ),
     )
 
 
-def _todays(problem: TrainingProblem) -> str | None:
+def _current_recipe(problem: TrainingProblem) -> str | None:
     """Return the recipe for a training.
 
     It is that of the query's release, that of the audited runs if only these have its model and
@@ -101,42 +103,46 @@ def _todays(problem: TrainingProblem) -> str | None:
         or problem.model.architecture != "decoder"
     ):
         return None
-    newest, name = recipe(NEWEST), problem.model.name
+    newest, name = get_recipe(NEWEST_FAMILY), problem.model.name
     audited = (
-        workload.task == "lora" and name in recipe(AUDITED).models and name not in newest.models
+        workload.task == "lora" and name in get_recipe(AUDITED).models and name not in newest.models
     )
     linked = (
         gpu.nvlink_bandwidth_bytes_per_second is not None
     )  # as all that releases have recipes for
     if "bf16" not in gpu.peak_flops_per_second or not (linked or audited):
         return None
-    released = f"{NEWEST}-{workload.framework_version}"
-    if linked and workload.framework_version is not None and library.knows("recipes", released):
+    released = f"{NEWEST_FAMILY}-{workload.framework_version}"
+    if linked and workload.framework_version is not None and library.has_entry("recipes", released):
         return released
     return AUDITED if audited else newest.name
 
 
-def _resolved(query: Query) -> ResolvedConfiguration | None:
+def _try_resolve(query: Query) -> ResolvedConfiguration | None:
     try:
         return resolve_configuration(query)
     except HpToolError:  # this layout does not support what the recipe sets
         return None
 
 
-def _filled(query: Query, *, training: Mapping[str, Any], parallel: Mapping[str, Any]) -> Query:
+def _fill_open(query: Query, *, training: Mapping[str, Any], parallel: Mapping[str, Any]) -> Query:
     """Return the query with these values for open keys."""
     assert query.training is not None
     workload, layout = query.training, query.parallel
-    filled = replace(workload, **_open(workload, training))
-    return replace(query, training=filled, parallel=replace(layout, **_open(layout, parallel)))
+    filled = replace(workload, **_open_values(workload, training))
+    return replace(
+        query, training=filled, parallel=replace(layout, **_open_values(layout, parallel))
+    )
 
 
-def _open(section: TrainingWorkload | ParallelQuery, values: Mapping[str, Any]) -> dict[str, Any]:
+def _open_values(
+    section: TrainingWorkload | ParallelQuery, values: Mapping[str, Any]
+) -> dict[str, Any]:
     """Return the values whose key the section leaves open."""
     return {name: value for name, value in values.items() if getattr(section, name) is None}
 
 
-def _paths(query: Query, named: Query) -> dict[str, Any]:
+def _inserted_paths(query: Query, named: Query) -> dict[str, Any]:
     """Return what was inserted into the query in addition to the recipe, by path."""
     before, after = (schema.to_dict(each) for each in (query, named))
     return {
@@ -147,9 +153,9 @@ def _paths(query: Query, named: Query) -> dict[str, Any]:
     }
 
 
-def _changes(*, before: TrainingProblem, after: TrainingProblem) -> dict[str, Any]:
+def _changed_settings(*, before: TrainingProblem, after: TrainingProblem) -> dict[str, Any]:
     """Return settings by path that the recipe sets to other values than the query's."""
-    old, new = (_knobs(each) for each in (before, after))
+    old, new = (_problem_knobs(each) for each in (before, after))
     return {
         path: value
         for path, value in new.items()
@@ -157,7 +163,7 @@ def _changes(*, before: TrainingProblem, after: TrainingProblem) -> dict[str, An
     }
 
 
-def _knobs(problem: TrainingProblem) -> dict[str, Any]:
+def _problem_knobs(problem: TrainingProblem) -> dict[str, Any]:
     names = {
         path: value
         for path, value in problem.assumed.items()
@@ -167,24 +173,24 @@ def _knobs(problem: TrainingProblem) -> dict[str, Any]:
     return names if recompute is None else names | {"parallel.recompute": schema.to_dict(recompute)}
 
 
-def _gains(
+def _numerics_ratios(
     named: Query, *, changes: Mapping[str, Any], before: TrainingProblem, step_s: float
 ) -> dict[str, float]:
     """Return the step-time ratio without each setting that changes the numerics."""
     gains: dict[str, float] = {}
-    for path in (path for path in changes if path in TRAINED and path in before.assumed):
-        if path == CAPACITY and before.workload.expert_capacity_factor is None:
-            kept = _resolved(named)
-            problem = None if kept is None else _with_all_tokens(kept.problem)
+    for path in (path for path in changes if path in NUMERICS_PATHS and path in before.assumed):
+        if path == CAPACITY_KEY and before.workload.expert_capacity_factor is None:
+            kept = _try_resolve(named)
+            problem = None if kept is None else _without_expert_capacity(kept.problem)
         else:
             value = {path.removeprefix("training."): before.assumed[path]}
-            kept = _resolved(_filled(named, training=value, parallel={}))
+            kept = _try_resolve(_fill_open(named, training=value, parallel={}))
             problem = None if kept is None else kept.problem
         if kept is not None and problem is not None and not kept.reasons:
             gains[path] = float(problem.costs(kept.candidate).step_s) / step_s
     return gains
 
 
-def _with_all_tokens(problem: TrainingProblem) -> TrainingProblem:
+def _without_expert_capacity(problem: TrainingProblem) -> TrainingProblem:
     """Return the problem without an expert capacity, which no query of the recipe can set."""
     return replace(problem, workload=replace(problem.workload, expert_capacity_factor=None))

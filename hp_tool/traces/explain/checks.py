@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from hp_tool.cost.flops import flops_tolerance, step_tokens, token_flops
-from hp_tool.domain.device_names import is_device
+from hp_tool.domain.device_names import matches_gpu
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.questions.training.problem import TrainingProblem
 from hp_tool.traces.timeline import Timeline
@@ -32,7 +32,7 @@ class Check:
     """What was compared, with both values."""
 
 
-def checks(
+def run_checks(
     line: Timeline, *, problem: TrainingProblem, config: ParallelConfig, sizes: Mapping[str, Any]
 ) -> tuple[Check, ...]:
     """Compare a trace with the query's device, ranks and FLOPs; look for backward and optimizer.
@@ -69,13 +69,13 @@ def checks(
     )
 
 
-def teaching(trace_checks: Sequence[Check]) -> Teaching:
+def measurement_use(trace_checks: Sequence[Check]) -> Teaching:
     """Return how the step is used: refused if a check differs, held if one is unknown."""
     states = {check.state for check in trace_checks}
     return "refused" if "differs" in states else "held" if "unknown" in states else "applied"
 
 
-def reasons(trace_checks: Sequence[Check]) -> str:
+def refusal_reasons(trace_checks: Sequence[Check]) -> str:
     """Return why the step is refused or held; empty if all checks match."""
     worst = "differs" if any(check.state == "differs" for check in trace_checks) else "unknown"
     return "; ".join(check.text for check in trace_checks if check.state == worst)
@@ -93,7 +93,7 @@ def _device(line: Timeline, problem: TrainingProblem) -> Check:
     if not rank.device:
         return Check(name="device", state="unknown", text="the trace does not name its device")
     states: dict[bool | None, CheckState] = {True: "matches", False: "differs", None: "unknown"}
-    same = is_device(rank.device, gpu=gpu.name)
+    same = matches_gpu(rank.device, gpu=gpu.name)
     return Check(
         name="device",
         state=states[same],

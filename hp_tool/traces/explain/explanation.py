@@ -13,13 +13,13 @@ from hp_tool.domain.fields import ChosenValues
 from hp_tool.domain.query import Query
 from hp_tool.domain.result import Estimate
 from hp_tool.errors import InputError, UnsupportedError
-from hp_tool.formats.exchange.export import options, written_otherwise
+from hp_tool.formats.exchange.export import changed_options, tool_options
 from hp_tool.questions import schema
 from hp_tool.questions.configuration import Configuration
-from hp_tool.questions.training.changes import Change, changes
+from hp_tool.questions.training.changes import Change, saving_changes
 from hp_tool.questions.training.evaluate import resolve_configuration
-from hp_tool.questions.training.usual import answered
-from hp_tool.traces.explain.checks import Check, Teaching, checks, teaching
+from hp_tool.questions.training.usual import answer_with_usual_settings
+from hp_tool.traces.explain.checks import Check, Teaching, measurement_use, run_checks
 from hp_tool.traces.explain.findings import Finding, findings
 from hp_tool.traces.explain.parts import StepPart, step_parts
 from hp_tool.traces.timeline import (
@@ -240,7 +240,7 @@ def _compare_with_query(
     if query.kind != "training":
         raise UnsupportedError("explain supports training queries only", field="query")
     resolved = resolve_configuration(query)
-    assumed, estimate = answered(query, resolved=resolved)
+    assumed, estimate = answer_with_usual_settings(query, resolved=resolved)
     if estimate.time is None:
         reason = estimate.reasons[0]
         raise InputError(
@@ -253,21 +253,21 @@ def _compare_with_query(
     peak = peak_flops(problem.cluster.gpu, precision=problem.workload.precision)
     trains = workload_of(line.ranks) in ("training", "unknown")
     chosen = (
-        changes(assumed, estimate=estimate, measured_s=measured)
+        saving_changes(assumed, estimate=estimate, measured_s=measured)
         if estimate.feasible and trains
         else ()
     )
-    trace_checks = checks(
+    trace_checks = run_checks(
         line, problem=problem, config=resolved.config, sizes=_sizes_in_trace(line)
     )
     return {
         "estimate": estimate,
         "query": schema.query_mapping(query),
         "report": None
-        if teaching(trace_checks) == "refused"
+        if measurement_use(trace_checks) == "refused"
         else _measurement_report(query, measured),
         "checks": trace_checks,
-        "teaches": teaching(trace_checks),
+        "teaches": measurement_use(trace_checks),
         "suggestions": tuple(
             _make_suggestion(change, query=query, assumed=assumed, estimate=estimate, tool=tool)
             for change in chosen
@@ -312,12 +312,12 @@ def _make_suggestion(
     flags: tuple[dict[str, str | None], ...] = ()
     if tool is not None:
         with contextlib.suppress(UnsupportedError):
-            flags = written_otherwise(
-                options(Configuration(query=query, parallel=estimate.parallel), tool),
-                options(Configuration.of(change, query=query), tool),
+            flags = changed_options(
+                tool_options(Configuration(query=query, parallel=estimate.parallel), tool),
+                tool_options(Configuration.of(change, query=query), tool),
             )
     return Suggestion(
-        **values, changed=changed, flags=flags or written_otherwise(_words(before), _words(after))
+        **values, changed=changed, flags=flags or changed_options(_words(before), _words(after))
     )
 
 

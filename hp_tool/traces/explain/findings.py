@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from hp_tool.domain.parts import COMMUNICATION, PARTS
-from hp_tool.domain.units import capital, duration
+from hp_tool.domain.units import capitalize, format_duration
 from hp_tool.traces.explain.parts import StepPart
 from hp_tool.traces.timeline import Fault
 from hp_tool.traces.timeline.faults import MIN_FAULT_SHARE
 
-LEAST_SHARE = 0.02
+MIN_SAVED_FRACTION = 0.02
 """Share of a step below which a difference is not reported."""
 _WORKLOADS = {
     "serving": "This is a serving trace: it has kernels or steps of a serving engine and no "
@@ -78,9 +78,9 @@ def findings(
     if (words := _WORKLOADS.get(workload)) is not None:
         warning = " The query trains, so the comparison is meaningless." if compared else ""
         sentences.append(Finding(seconds=step_s, text=words + warning))
-    if unknown_s >= LEAST_SHARE * step_s:
+    if unknown_s >= MIN_SAVED_FRACTION * step_s:
         sentences.append(Finding(seconds=unknown_s, text=_unknown_text(unknown, unknown_s, step_s)))
-    longer = {part.name for part in parts if part.excess_s >= LEAST_SHARE * step_s}
+    longer = {part.name for part in parts if part.excess_s >= MIN_SAVED_FRACTION * step_s}
     exposed = {part: seconds for part, seconds in (exposed_s or {}).items() if part not in longer}
     sentences += _exposed_findings(exposed, faults, step_s=step_s, recorded_ranks=recorded_ranks)
     by_part = {suggestion.part: suggestion for suggestion in reversed(suggestions)}
@@ -104,7 +104,8 @@ def findings(
 def _unknown_text(names: Sequence[str], seconds: float, step_s: float) -> str:
     longest = f" (longest: {', '.join(name[:60] for name in names[:2])})" if names else ""
     return (
-        f"Unknown kernels take {seconds / step_s:.0%} of the step, {duration(seconds)}: no rule "
+        f"Unknown kernels take {seconds / step_s:.0%} of the step, {format_duration(seconds)}: "
+        f"no rule "
         f"tells whether they compute or communicate{longest}."
     )
 
@@ -121,15 +122,16 @@ def _exposed_findings(
             fault.kind == "exposed_communication" for fault in named
         ):
             continue
-        what = capital(PARTS[part].in_words)
+        what = capitalize(PARTS[part].in_words)
         shown = f"{what} is exposed for {rest_s / step_s:.0%} of the step"
         yield Finding(
-            seconds=rest_s, text=f"{shown}: {duration(rest_s)} in which nothing computes{waits}."
+            seconds=rest_s,
+            text=f"{shown}: {format_duration(rest_s)} in which nothing computes{waits}.",
         )
 
 
 def _fault_text(fault: Fault) -> str:
-    seconds = duration(fault.seconds)
+    seconds = format_duration(fault.seconds)
     group = f"ranks {', '.join(map(str, fault.ranks[:8]))}{', ...' if len(fault.ranks) > 8 else ''}"
     factor = f"{fault.factor:.2f}" if fault.factor is not None else ""
     match fault.kind:
@@ -152,7 +154,7 @@ def _fault_text(fault: Fault) -> str:
         case "exposed_communication":
             return f"Nothing hides {PARTS[fault.part or ''].in_words}: {seconds} per step."
         case "slow_link":
-            what = capital(PARTS[fault.part or ""].in_words)
+            what = capitalize(PARTS[fault.part or ""].in_words)
             return (
                 f"{what} of {group} takes {factor} times as long as in other groups: {seconds} per "
                 "step."
@@ -160,10 +162,10 @@ def _fault_text(fault: Fault) -> str:
 
 
 def _difference_text(part: str, measured_s: float, predicted_s: float) -> str:
-    more = duration(measured_s - predicted_s)
+    more = format_duration(measured_s - predicted_s)
     words = (
-        f"{capital(PARTS[part].in_words)}: {more} longer than predicted "
-        f"({duration(measured_s)}, predicted {duration(predicted_s)})"
+        f"{capitalize(PARTS[part].in_words)}: {more} longer than predicted "
+        f"({format_duration(measured_s)}, predicted {format_duration(predicted_s)})"
     )
     if part in COMMUNICATION and predicted_s > 0.0:
         words += (
@@ -174,12 +176,13 @@ def _difference_text(part: str, measured_s: float, predicted_s: float) -> str:
 
 
 def _change_text(change: Suggested | None) -> str:
-    return "." if change is None else f". {change.change} saves {saving(change)}."
+    return "." if change is None else f". {change.change} saves {saving_words(change)}."
 
 
-def saving(change: Suggested) -> str:
+def saving_words(change: Suggested) -> str:
     """Return the saved time of a change, such as `about 1.4 s (1.2 s to 1.6 s)`."""
     low, high = (
-        f"{'-' * (seconds < 0.0)}{duration(abs(seconds))}" for seconds in change.seconds_interval
+        f"{'-' * (seconds < 0.0)}{format_duration(abs(seconds))}"
+        for seconds in change.seconds_interval
     )
-    return f"about {duration(change.seconds)} ({low} to {high})"
+    return f"about {format_duration(change.seconds)} ({low} to {high})"

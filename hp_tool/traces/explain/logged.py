@@ -10,12 +10,12 @@ from typing import Any, Literal
 from hp_tool.domain.parts import PARTS, PER_MICRO_BATCH, STEP_KEYS
 from hp_tool.domain.query import Query
 from hp_tool.domain.result import Estimate
-from hp_tool.domain.units import capital, duration
+from hp_tool.domain.units import capitalize, format_duration
 from hp_tool.errors import InputError, UnsupportedError
 from hp_tool.formats.timers import TimedStep
 from hp_tool.questions import schema
-from hp_tool.questions.training.usual import answered
-from hp_tool.traces.explain.findings import LEAST_SHARE, Finding
+from hp_tool.questions.training.usual import answer_with_usual_settings
+from hp_tool.traces.explain.findings import MIN_SAVED_FRACTION, Finding
 from hp_tool.traces.explain.parts import StepPart, step_parts
 from hp_tool.traces.timeline.faults import MIN_FAULT_SHARE
 
@@ -87,7 +87,7 @@ def explain_log(steps: Sequence[TimedStep], *, query: Query | None = None) -> Lo
     """
     step = sorted(steps, key=lambda timed: timed.step_s)[(len(steps) - 1) // 2]
     _check(step)
-    measured_s = parts(step)
+    measured_s = logged_parts(step)
     estimate = None if query is None else _estimate(query)
     timed_parts = {part for name in measured_s if name != "rest" for part in GROUPS[name]}
     covers = GROUPS | {"rest": tuple(part for part in STEP_KEYS if part not in timed_parts)}
@@ -107,7 +107,7 @@ def explain_log(steps: Sequence[TimedStep], *, query: Query | None = None) -> Lo
     )
 
 
-def parts(step: TimedStep) -> dict[str, float]:
+def logged_parts(step: TimedStep) -> dict[str, float]:
     """Return the step's seconds by GROUPS, from the rank where each timer is longest.
 
     The sum is the step; `rest` is what no timer covers. Megatron exchanges gradients within the
@@ -140,8 +140,9 @@ def _check(step: TimedStep) -> None:
     name = max(step.longest_s, key=lambda timer: step.longest_s[timer])
     if step.longest_s[name] > MAX_TIMER_SHARE * step.step_s:
         raise InputError(
-            f"Timer {name} is {duration(step.longest_s[name])}, longer than the step "
-            f"({duration(step.step_s)}), so it belongs to another step. Pass Megatron's complete "
+            f"Timer {name} is {format_duration(step.longest_s[name])}, longer than the step "
+            f"({format_duration(step.step_s)}), so it belongs to another step. Pass Megatron's "
+            f"complete "
             "log.",
             field="trace",
         )
@@ -176,7 +177,8 @@ def _slow_rank(step: TimedStep) -> Iterator[Finding]:
         rank = max(by_rank, key=lambda one: by_rank[one])
         more = by_rank[rank] - statistics.median(by_rank.values())
         words = (
-            f"Rank {rank} takes {duration(more)} longer for its passes than the median rank. "
+            f"Rank {rank} takes {format_duration(more)} longer for its passes than the median "
+            f"rank. "
             f"{stages}"
         )
     else:
@@ -186,7 +188,8 @@ def _slow_rank(step: TimedStep) -> Iterator[Finding]:
             if name in step.shortest_s
         )
         words = (
-            f"A rank takes up to {duration(more)} longer for its passes than another. {stages} "
+            f"A rank takes up to {format_duration(more)} longer for its passes than another. "
+            f"{stages} "
             "--timing-log-option all names it."
         )
     if more >= MIN_FAULT_SHARE * step.step_s:
@@ -196,19 +199,20 @@ def _slow_rank(step: TimedStep) -> Iterator[Finding]:
 def _differences(rows: Sequence[StepPart], step_s: float) -> Iterator[Finding]:
     for row in rows:
         more = row.excess_s
-        if row.predicted_s is not None and more >= LEAST_SHARE * step_s:
+        if row.predicted_s is not None and more >= MIN_SAVED_FRACTION * step_s:
             words = PARTS[row.name].in_words
             yield Finding(
                 seconds=more,
-                text=f"{capital(words)}: {duration(more)} longer than predicted "
-                f"({duration(row.measured_s)}, predicted {duration(row.predicted_s)}).",
+                text=f"{capitalize(words)}: {format_duration(more)} longer than predicted "
+                f"({format_duration(row.measured_s)}, predicted "
+                f"{format_duration(row.predicted_s)}).",
             )
 
 
 def _estimate(query: Query) -> Estimate:
     if query.kind != "training":
         raise UnsupportedError("explain supports training queries only", field="query")
-    _, estimate = answered(query)
+    _, estimate = answer_with_usual_settings(query)
     if estimate.time is None:
         reason = estimate.reasons[0]
         raise InputError(

@@ -9,7 +9,7 @@ from hp_tool.traces.timeline.split import OWNERS, owners
 
 UPDATE_GAP_SHARE = 0.5
 """Pauses between optimizer kernels up to this share of the longest one are within one update."""
-LEAST_SHARE_IN_STEPS = 1.0 / 3.0
+MIN_SHARE_IN_STEPS = 1.0 / 3.0
 """Smallest share of the recording that steps found between updates must span.
 
 n updates enclose n - 1 steps, with at most one more step before and after. Pauses within a single
@@ -33,7 +33,7 @@ def windows(events: RankEvents) -> tuple[FloatArray, bool]:
         return np.empty((0, 2)), False
     first, last = float(events.start_s.min()), float(events.end_s.max())
     ends = _update_ends(events)
-    if len(ends) > 1 and ends[-1] - ends[0] >= LEAST_SHARE_IN_STEPS * (last - first):
+    if len(ends) > 1 and ends[-1] - ends[0] >= MIN_SHARE_IN_STEPS * (last - first):
         return np.stack([ends[:-1], ends[1:]], axis=1), True
     return np.array([[first, last]]), False
 

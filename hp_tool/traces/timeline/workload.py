@@ -10,7 +10,7 @@ import numpy as np
 from hp_tool.traces.timeline.events import KINDS, PHASES, RankEvents
 
 Workload = Literal["training", "serving", "inference", "unknown"]
-LEAST_TRAINING_SHARE = 0.001
+MIN_TRAINING_SHARE = 0.001
 """Share of kernel time in named backward or optimizer kernels that identifies a training.
 
 Backward passes take more than half of a training's kernel time, but their matmuls have generic
@@ -54,7 +54,7 @@ def workload_of(ranks: Sequence[RankEvents]) -> Workload:
 
 def _is_share(seconds: float, ranks: Sequence[RankEvents]) -> bool:
     busy_s = sum(_seconds(rank, kind) for rank in ranks for kind in KINDS if kind != "collective")
-    return seconds > 0.0 and seconds >= LEAST_TRAINING_SHARE * busy_s
+    return seconds > 0.0 and seconds >= MIN_TRAINING_SHARE * busy_s
 
 
 def _seconds(rank: RankEvents, kind: str) -> float:

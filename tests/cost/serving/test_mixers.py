@@ -274,7 +274,7 @@ def test_fewer_places_take_less() -> None:
     (_, full), (_, quarter) = (
         sparse_seconds(each, decoding=64.0, context=8192.0) for each in (case, fewer)
     )
-    launches = scans.kernel(case, case.model, "attention_decode").overhead_s
+    launches = scans.mixer_kernel(case, case.model, "attention_decode").overhead_s
     assert quarter - launches == pytest.approx(0.25 * (full - launches))
 
 

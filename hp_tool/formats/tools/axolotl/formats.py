@@ -2,7 +2,7 @@
 
 from hp_tool.formats import fine_tuning
 from hp_tool.formats.registry import Format, register
-from hp_tool.formats.signs import Sign, any_key, words
+from hp_tool.formats.signs import Sign, has_any_key, matches_pattern
 from hp_tool.formats.tools.axolotl.read import read
 from hp_tool.formats.tools.axolotl.write import text
 
@@ -11,11 +11,11 @@ register(
         name="axolotl",
         title="Axolotl",
         signs=(
-            Sign(of="keys", rank=50, holds=any_key("base_model")),
+            Sign(of="keys", rank=50, holds=has_any_key("base_model")),
             Sign(
                 of="script",
                 rank=12,
-                holds=words(r"(?m)^[^#\n]*(?<![/\w-])axolotl(\.cli|\s+train)"),
+                holds=matches_pattern(r"(?m)^[^#\n]*(?<![/\w-])axolotl(\.cli|\s+train)"),
                 refused="a command of Axolotl (import the YAML file that it names)",
             ),
         ),

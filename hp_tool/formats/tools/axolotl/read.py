@@ -4,10 +4,17 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from hp_tool.formats.reading import Reading, Setting, as_settings, sort, table, whole_number
-from hp_tool.formats.source import Source, parsed
+from hp_tool.formats.reading import (
+    Reading,
+    Setting,
+    as_settings,
+    parse_whole_number,
+    sort_settings,
+    table,
+)
+from hp_tool.formats.source import Source, parse_keys
 from hp_tool.formats.trainer import accelerate, arguments
-from hp_tool.formats.trainer.scripts import deepspeed_file
+from hp_tool.formats.trainer.scripts import find_deepspeed_file
 
 _ARGUMENTS = {
     "base-model": "model-name-or-path",
@@ -33,12 +40,12 @@ _ARGUMENTS = {
     },
 }
 """axolotl's keys, and the Trainer's equivalent arguments."""
-_ONE = {
+_DEFAULTS = {
     "micro_batch_size": "per-device-train-batch-size",
     "gradient_accumulation_steps": "gradient-accumulation-steps",
 }
 """Keys with the default 1, and the Trainer's arguments."""
-_HARMLESS = ("LigerPlugin", "KernelsPlugin", "CutCrossEntropyPlugin")
+_IGNORED_PLUGINS = ("LigerPlugin", "KernelsPlugin", "CutCrossEntropyPlugin")
 """Plugins that only do what their own keys switch on."""
 _ADAPTERS = ("lora", "qlora")
 
@@ -52,7 +59,7 @@ def read(source: Source, reading: Reading) -> None:
     content = source.keys(reading)
     plugins = content.get("plugins") or []
     for name in (str(each) for each in (plugins if isinstance(plugins, list) else [plugins])):
-        if not name.endswith(_HARMLESS):
+        if not name.endswith(_IGNORED_PLUGINS):
             reading.refuse(f"plugins {name}: is not modelled")
     sharded, fsdp = content.pop("fsdp_config", None), content.get("fsdp")
     leaves = [
@@ -63,7 +70,7 @@ def read(source: Source, reading: Reading) -> None:
     words = [
         replace(each, name=_ARGUMENTS[each.name]) for each in leaves if each.name in _ARGUMENTS
     ]
-    own = sort(
+    own = sort_settings(
         (each for each in leaves if each.name not in _ARGUMENTS),
         table=table("axolotl"),
         reading=reading,
@@ -72,21 +79,21 @@ def read(source: Source, reading: Reading) -> None:
     texts = {each.name: each.text.lower() for each in (*words, *own.values())}
     words = [
         *(each for each in words if each.name not in ("bf16", "gradient-checkpointing")),
-        *_precision(texts, reading),
+        *_precision_settings(texts, reading),
     ]
     words += [
-        _word(name, f"{key} (axolotl's default)", "1")
-        for key, name in _ONE.items()
+        _setting(name, f"{key} (axolotl's default)", "1")
+        for key, name in _DEFAULTS.items()
         if name not in texts
     ]
     words += [
-        *_checkpoints(texts, reading),
-        *_loss(texts, str(plugins)),
-        *_attention(texts),
-        *_adapters(content, texts, reading),
+        *_checkpointing_settings(texts, reading),
+        *_loss_settings(texts, str(plugins)),
+        *_attention_settings(texts),
+        *_adapter_settings(content, texts, reading),
     ]
     degrees = {
-        name: _size(own, name)
+        name: _degree(own, name)
         for name in ("dp-shard-size", "dp-replicate-size", "tensor-parallel-size")
     }
     if reading.num_gpus is None and degrees["dp-shard-size"]:
@@ -96,15 +103,15 @@ def read(source: Source, reading: Reading) -> None:
             * (degrees["tensor-parallel-size"] or 1)
         )
     if sharded or fsdp:
-        laid = _as_accelerate_says(sharded or {}, fsdp, texts, degrees, reading)
-        accelerate.read(laid, text="", reading=reading, words=words, spare=source.ignore)
+        laid = _accelerate_content(sharded or {}, fsdp, texts, degrees, reading)
+        accelerate.read_accelerate(laid, text="", reading=reading, words=words, spare=source.ignore)
         reading.tool = "axolotl"
         return
     if any(size > 1 for size in degrees.values()):
         reading.refuse("dp_shard_size, dp_replicate_size and tensor_parallel_size want fsdp_config")
-    text = deepspeed_file(words, source.files, reading)
-    content_of = None if text is None else parsed(text)
-    arguments.read(
+    text = find_deepspeed_file(words, source.files, reading)
+    content_of = None if text is None else parse_keys(text)
+    arguments.read_arguments(
         content_of,
         text=text or "",
         words=words,
@@ -114,21 +121,21 @@ def read(source: Source, reading: Reading) -> None:
     )
 
 
-def _size(own: Mapping[str, Setting], name: str) -> int:
+def _degree(own: Mapping[str, Setting], name: str) -> int:
     """Return a degree of parallelism; 0 if the file has none."""
     setting = own.get(name)
     return (
         0
         if setting is None or setting.text in ("", "null")
-        else whole_number(setting.text, name.replace("-", "_"))
+        else parse_whole_number(setting.text, name.replace("-", "_"))
     )
 
 
-def _word(name: str, written: str, *values: str) -> Setting:
+def _setting(name: str, written: str, *values: str) -> Setting:
     return Setting(name=name, written=written, values=values)
 
 
-def _precision(texts: Mapping[str, str], reading: Reading) -> list[Setting]:
+def _precision_settings(texts: Mapping[str, str], reading: Reading) -> list[Setting]:
     """Return the precision of bf16: true, or auto, which is true on devices that support it."""
     bf16 = texts.get("bf16", "false" if texts.get("fp16") == "true" else "auto")
     if bf16 not in ("true", "auto", "false", "full"):
@@ -137,38 +144,40 @@ def _precision(texts: Mapping[str, str], reading: Reading) -> list[Setting]:
         "bfloat16" if bf16 != "false" else "float16" if texts.get("fp16") == "true" else "float32"
     )
     return [
-        _word("bf16", "bf16", "false" if bf16 in ("false", "full") else "true"),
-        _word("torch-dtype", "bf16", kind),  # of the loaded weights
+        _setting("bf16", "bf16", "false" if bf16 in ("false", "full") else "true"),
+        _setting("torch-dtype", "bf16", kind),  # of the loaded weights
     ]
 
 
-def _checkpoints(texts: Mapping[str, str], reading: Reading) -> list[Setting]:
+def _checkpointing_settings(texts: Mapping[str, str], reading: Reading) -> list[Setting]:
     kind = texts.get("gradient-checkpointing", "false")
     if kind not in ("true", "false", "null", ""):
         reading.refuse(
             f"gradient_checkpointing {kind}: offloads what it keeps, which is not modelled"
         )
-    return [_word("gradient-checkpointing", "gradient_checkpointing", str(kind == "true").lower())]
+    return [
+        _setting("gradient-checkpointing", "gradient_checkpointing", str(kind == "true").lower())
+    ]
 
 
-def _loss(texts: Mapping[str, str], plugins: str) -> list[Setting]:
+def _loss_settings(texts: Mapping[str, str], plugins: str) -> list[Setting]:
     """Return a chunked loss, which never stores all logits."""
     names = ("chunked-cross-entropy", "liger-fused-linear-cross-entropy", "cut-cross-entropy")
     on = [name for name in names if texts.get(name) == "true"]
     if "CutCrossEntropyPlugin" in plugins and texts.get("cut-cross-entropy") != "false":
         on.append("plugins")
-    return [_word("loss-type", name.replace("-", "_"), "chunked_nll") for name in on[:1]]
+    return [_setting("loss-type", name.replace("-", "_"), "chunked_nll") for name in on[:1]]
 
 
-def _attention(texts: Mapping[str, str]) -> list[Setting]:
+def _attention_settings(texts: Mapping[str, str]) -> list[Setting]:
     return (
-        [_word("attn-implementation", "eager_attention", "eager")]
+        [_setting("attn-implementation", "eager_attention", "eager")]
         if texts.get("eager-attention") == "true"
         else []
     )
 
 
-def _adapters(
+def _adapter_settings(
     content: Mapping[str, Any], texts: Mapping[str, str], reading: Reading
 ) -> list[Setting]:
     """Return adapters as the Trainer's arguments; 4 bits are nf4 with quantised scales."""
@@ -182,17 +191,17 @@ def _adapters(
     if texts.get("lora-target-linear") == "true":
         targets = ["all-linear"]
     words = [
-        _word("lora", "adapter", "true"),
-        _word("lora-target-modules", "lora_target_modules", *(targets or ["q_proj", "v_proj"])),
+        _setting("lora", "adapter", "true"),
+        _setting("lora-target-modules", "lora_target_modules", *(targets or ["q_proj", "v_proj"])),
     ]
     if "lora-r" not in texts:
         reading.lack("training.lora", "lora_r says the rank; add", example="...")
     if texts.get("load-in-4bit") == "true":
-        words.append(_word("use-bnb-nested-quant", "load_in_4bit", "true"))
+        words.append(_setting("use-bnb-nested-quant", "load_in_4bit", "true"))
     return words
 
 
-def _as_accelerate_says(
+def _accelerate_content(
     sharded: Mapping[str, Any],
     fsdp: Any,
     texts: Mapping[str, str],
@@ -203,7 +212,7 @@ def _as_accelerate_says(
     keys = {f"fsdp_{str(key).removeprefix('fsdp_')}": value for key, value in sharded.items()}
     version = texts.get("fsdp-version") or str(keys.pop("fsdp_version", "1"))
     if fsdp:
-        keys |= accelerate.own_fsdp(
+        keys |= accelerate.trainer_fsdp(
             " ".join(map(str, fsdp)) if isinstance(fsdp, list) else str(fsdp), reading
         )
     split = {

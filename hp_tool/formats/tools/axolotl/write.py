@@ -6,10 +6,10 @@ import yaml
 
 from hp_tool.domain.setups import TrainingSetup
 from hp_tool.formats import fine_tuning
-from hp_tool.formats.fine_tuning import OPTIMIZERS, checkpoints, model_path, targets
+from hp_tool.formats.fine_tuning import OPTIMIZERS, adapter_targets, checkpoints_layers, model_path
 from hp_tool.formats.scripts import FILL
-from hp_tool.formats.tools.accelerate import fsdp
-from hp_tool.formats.writing import headline, is_pure
+from hp_tool.formats.tools.accelerate import fsdp_settings
+from hp_tool.formats.writing import headline, trains_in_16_bits
 
 TOOL = "axolotl 0.21"
 
@@ -20,7 +20,7 @@ def text(setup: TrainingSetup) -> str:
     Raises:
         UnsupportedError: It cannot express the setup.
     """
-    fine_tuning.check(setup, tool=TOOL, loss="unfused")
+    fine_tuning.check_setup(setup, tool=TOOL, loss="unfused")
     head = (
         f"# {TOOL}: {headline(setup)}; axolotl train THIS --launcher torchrun -- --nnodes "
         f"{setup.cluster.num_nodes} "
@@ -38,20 +38,20 @@ def config(setup: TrainingSetup) -> dict[str, Any]:
         "dp_shard_size": shard,
         "dp_replicate_size": c.data_parallel_size // shard,
         "fsdp_version": 2,
-        "fsdp_config": fsdp(setup),
+        "fsdp_config": fsdp_settings(setup),
     }
     content: dict[str, Any] = {
         "base_model": model_path(setup),
         "sequence_len": w.sequence_length,
         "micro_batch_size": c.micro_batch_size,
         "gradient_accumulation_steps": setup.accumulation_steps,
-        "bf16": "full" if is_pure(setup) else w.precision == "bf16",
+        "bf16": "full" if trains_in_16_bits(setup) else w.precision == "bf16",
         "fp16": w.precision == "fp16",
         "optimizer": OPTIMIZERS[w.optimizer],
         "attn_implementation": "sdpa" if w.attention == "flash" else "eager",
         "sample_packing": False,
         "pad_to_sequence_len": True,
-        "gradient_checkpointing": checkpoints(setup),
+        "gradient_checkpointing": checkpoints_layers(setup),
         **(sharded if c.zero_stage else {}),
         "datasets": [
             {
@@ -71,6 +71,6 @@ def config(setup: TrainingSetup) -> dict[str, Any]:
             "lora_r": w.lora.rank,
             "lora_alpha": 2 * w.lora.rank,
             "lora_dropout": w.lora.dropout,
-            "lora_target_modules": list(targets(setup, tool=TOOL)),
+            "lora_target_modules": list(adapter_targets(setup, tool=TOOL)),
         }
     return content

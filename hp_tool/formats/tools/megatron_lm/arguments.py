@@ -6,19 +6,19 @@ from collections.abc import Mapping
 from typing import Any
 
 from hp_tool.errors import InputError
-from hp_tool.formats.reading import Reading, Setting, table, whole_number
+from hp_tool.formats.reading import Reading, Setting, parse_whole_number, table
 from hp_tool.formats.tools.megatron_lm import hybrid, patterns, words
 
 TABLE = "megatron"
 MAX_LAYERS = 10_000
-SMALL = (
+SMALL_COUNTS = (
     "num-layers",
     "pipeline-model-parallel-size",
     "num-virtual-stages-per-pipeline-rank",
     "mtp-num-layers",
 )
 """Arguments that determine the length of lists."""
-LARGEST = 1 << 40
+MAX_NUMBER = 1 << 40
 
 
 class Arguments:
@@ -70,7 +70,7 @@ class Arguments:
             raise InputError(
                 f"--{name} takes a whole number, got {text}", field=f"--{name}"
             ) from None
-        if abs(number) > LARGEST or (name in SMALL and number > MAX_LAYERS):
+        if abs(number) > MAX_NUMBER or (name in SMALL_COUNTS and number > MAX_LAYERS):
             raise InputError(f"--{name} {text} is more than any training has", field=f"--{name}")
         return number
 
@@ -196,14 +196,14 @@ class Arguments:
                     "linear-attention-freq", "the command does not say which layers are delta rules"
                 )
         experts = self.expert_layers(layers) if self.experts() else None
-        blocks = patterns.blocks_of(delta=delta, experts=experts)
+        blocks = patterns.blocks_of_lists(delta=delta, experts=experts)
         return model if blocks is None else model | {"blocks": blocks, "first_k_dense_replace": 0}
 
     def segments(self) -> list[str]:
         """Return parts of a hybrid's pattern that are on stages; at most one if it is not
         divided.
         """
-        name = next((each for each in hybrid.PATTERNS if self.on(each)), None)
+        name = next((each for each in hybrid.PATTERN_FLAGS if self.on(each)), None)
         return (
             []
             if name is None
@@ -212,20 +212,24 @@ class Arguments:
 
     def unlike_layers(self, layers: int, hidden: int, *, experts: bool) -> dict[str, Any]:
         """Return fields of a model whose mixers and feed-forwards are separate layers."""
-        name = next((each for each in hybrid.PATTERNS if self.on(each)), "hybrid-attention-ratio")
+        name = next(
+            (each for each in hybrid.PATTERN_FLAGS if self.on(each)), "hybrid-attention-ratio"
+        )
         attention, mlp = (
             self.real("hybrid-attention-ratio", 0.0),
             self.real("hybrid-mlp-ratio", 0.0),
         )
-        if not (self.on("is-hybrid-model", *hybrid.PATTERNS) or attention or mlp):
+        if not (self.on("is-hybrid-model", *hybrid.PATTERN_FLAGS) or attention or mlp):
             return {}
         if not (0.0 <= attention <= 1.0 and 0.0 <= mlp <= 1.0 - attention):
             raise InputError(
                 "shares of attention and MLPs are at most 1 together",
                 field="--hybrid-attention-ratio",
             )
-        letters = "".join(self.segments()) or hybrid.by_shares(layers, attention=attention, mlp=mlp)
-        blocks = hybrid.layers_of(letters)
+        letters = "".join(self.segments()) or hybrid.pattern_of_fractions(
+            layers, attention=attention, mlp=mlp
+        )
+        blocks = hybrid.blocks_of_pattern(letters)
         if blocks is None or len(letters) != layers or ("E" in letters and not experts):
             self.refuse(
                 name,
@@ -233,16 +237,19 @@ class Arguments:
                 "with experts",
             )
             return {}
-        predicted = set(self.text(hybrid.PATTERNS[0], "").split(hybrid.PREDICTION)[1:])
+        predicted = set(self.text(hybrid.PATTERN_FLAGS[0], "").split(hybrid.PREDICTION)[1:])
         predicted |= (
             {self.text("mtp-hybrid-override-pattern", "")}
             if self.on("mtp-hybrid-override-pattern")
             else set()
         )
-        if any(sorted(each) != sorted(hybrid.usually_predicting(letters)) for each in predicted):
+        if any(
+            sorted(each) != sorted(hybrid.default_prediction_letters(letters)) for each in predicted
+        ):
             self.refuse(
                 name,
-                f"multi-token prediction is modelled with {hybrid.usually_predicting(letters)} "
+                f"multi-token prediction is modelled with "
+                f"{hybrid.default_prediction_letters(letters)} "
                 "alone",
             )
         head = self.number("mamba-head-dim", 64)
@@ -316,7 +323,7 @@ class Arguments:
         if not (text := setting.values[0] if setting.values else "").isdecimal():
             self.lack("num-experts", f"--num-experts is {setting.text}")
             return 0
-        count = whole_number(text, "--num-experts")
+        count = parse_whole_number(text, "--num-experts")
         return count if count > 1 or not self.older else 0
 
     def layers(self, name: str, layers: int, *, every: Any) -> list[int] | None:
@@ -330,7 +337,7 @@ class Arguments:
         if re.fullmatch(r"0*[1-9]\d{,17}", text):
             return list(every(int(text)))
         try:
-            pattern = number_list(ast.parse(text[:1_000], mode="eval").body)
+            pattern = evaluate_list(ast.parse(text[:1_000], mode="eval").body)
         except (SyntaxError, ValueError, RecursionError, MemoryError):
             pattern = []
         if len(pattern) != layers or not set(pattern) <= {0, 1}:
@@ -386,7 +393,7 @@ class Arguments:
         return pattern.index(1) if 1 in pattern else layers
 
 
-def number_list(node: ast.expr) -> list[int]:
+def evaluate_list(node: ast.expr) -> list[int]:
     """Return the list of sums and multiples of lists of numbers.
 
     Raises:
@@ -397,7 +404,7 @@ def number_list(node: ast.expr) -> list[int]:
     ):
         return [int(each.value) for each in node.elts]  # type: ignore[attr-defined]
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
-        return (number_list(node.left) + number_list(node.right))[:20_000]
+        return (evaluate_list(node.left) + evaluate_list(node.right))[:20_000]
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
         left, right = (
             (node.right, node.left)
@@ -409,5 +416,5 @@ def number_list(node: ast.expr) -> list[int]:
             and isinstance(right.value, int)
             and 0 <= right.value <= 10_000
         ):
-            return (number_list(left) * right.value)[:20_000]
+            return (evaluate_list(left) * right.value)[:20_000]
     raise ValueError

@@ -6,37 +6,48 @@ from pathlib import PurePosixPath
 
 from hp_tool.errors import UnsupportedError
 from hp_tool.formats.launch import Launch
-from hp_tool.formats.reading import Ignored, Reading, Setting, settings_of, table, whole_number
-from hp_tool.formats.renamed import of_printed, printed
+from hp_tool.formats.reading import (
+    Ignored,
+    Reading,
+    Setting,
+    parse_flags,
+    parse_whole_number,
+    table,
+)
+from hp_tool.formats.renamed import printed_flags, read_printed_arguments
 from hp_tool.formats.shell import Script
-from hp_tool.formats.source import Source, beside, parsed
+from hp_tool.formats.source import Source, find_named_file, parse_keys
 from hp_tool.formats.tools.megatron_lm.arguments import TABLE
-from hp_tool.formats.tools.megatron_lm.read import OTHER_PROGRAMS, read
+from hp_tool.formats.tools.megatron_lm.read import OTHER_PROGRAMS, read_arguments
 
 
 def read_source(source: Source, reading: Reading) -> None:
     """Fill the reading with the query of a script, or of a log that begins with the arguments."""
-    from_log, facts = printed(source.log)
-    listed, own = printed(source.text.splitlines()) if "arguments ---" in source.text else ([], {})
+    from_log, facts = read_printed_arguments(source.log)
+    listed, own = (
+        read_printed_arguments(source.text.splitlines())
+        if "arguments ---" in source.text
+        else ([], {})
+    )
     if listed:
         facts = {**facts, **own}
-        settings = of_printed(listed, reading=reading)
+        settings = printed_flags(listed, reading=reading)
         if reading.num_gpus is None and facts.get("world_size", "").isdecimal():
-            reading.num_gpus = whole_number(facts["world_size"], "world_size")
+            reading.num_gpus = parse_whole_number(facts["world_size"], "world_size")
     else:
         launch, script = source.launch(reading)
         _check_program(launch)
-        settings = settings_of(launch.words, table=table(TABLE), reading=reading)
-        if {"mamba", "hybrid"} & _parts(launch) and all(
+        settings = parse_flags(launch.words, table=table(TABLE), reading=reading)
+        if {"mamba", "hybrid"} & _program_words(launch) and all(
             each.name != "is-hybrid-model" for each in settings
         ):
             settings.append(Setting(name="is-hybrid-model", written=launch.program))
-        _deepspeed_beside(settings, script, reading)
+        _add_deepspeed_file(settings, script, reading)
     if from_log:
         ours = {each.name for each in settings if not each.unknown}
         more = [
             each
-            for each in of_printed(from_log, reading=Reading(tool=reading.tool))
+            for each in printed_flags(from_log, reading=Reading(tool=reading.tool))
             if each.name not in ours
         ]
         settings = [each for each in settings if not each.unknown] + more
@@ -52,10 +63,10 @@ def read_source(source: Source, reading: Reading) -> None:
         )
     if known := source.vocabulary({each.name: each for each in settings}):
         reading.hints["model.vocab_size"] = known
-    read(settings, reading=reading, num_gpus=reading.num_gpus, spare=source.ignore)
+    read_arguments(settings, reading=reading, num_gpus=reading.num_gpus, spare=source.ignore)
 
 
-def _parts(launch: Launch) -> set[str]:
+def _program_words(launch: Launch) -> set[str]:
     """Words in the name of a program that trains."""
     name = PurePosixPath(launch.program).name.lower()
     return (
@@ -66,7 +77,7 @@ def _parts(launch: Launch) -> set[str]:
 
 
 def _check_program(launch: Launch) -> None:
-    parts = _parts(launch)
+    parts = _program_words(launch)
     for part, what in OTHER_PROGRAMS.items():
         if part in parts:
             raise UnsupportedError(
@@ -76,7 +87,7 @@ def _check_program(launch: Launch) -> None:
             )
 
 
-def _deepspeed_beside(settings: list[Setting], script: Script, reading: Reading) -> None:
+def _add_deepspeed_file(settings: list[Setting], script: Script, reading: Reading) -> None:
     """Add ZeRO stage and precision of Megatron-DeepSpeed's own file, if available.
 
     DeepSpeed's engine uses them regardless of the flags.
@@ -86,12 +97,12 @@ def _deepspeed_beside(settings: list[Setting], script: Script, reading: Reading)
     )
     if named is None:
         return
-    text = beside(script, named.values[0])
+    text = find_named_file(script, named.values[0])
     if text is None:
         reason = "not at hand; give it with --file if it says a ZeRO stage or a precision"
         reading.ignored.append(Ignored(flag=named.values[0], reason=reason, line=named.line))
         return
-    content = parsed(text)
+    content = parse_keys(text)
     zero = content.get("zero_optimization")
     if isinstance(zero, Mapping) and "stage" in zero:
         written = f"{named.values[0]}: zero_optimization.stage"

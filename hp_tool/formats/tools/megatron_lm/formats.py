@@ -5,16 +5,20 @@
 from hp_tool.domain.setups import TrainingSetup
 from hp_tool.formats.registry import Format, register
 from hp_tool.formats.renamed import PRINTED_ARGUMENTS
-from hp_tool.formats.signs import Sign, any_key, key_within, words
+from hp_tool.formats.signs import Sign, has_any_key, has_key_near_top, matches_pattern
 from hp_tool.formats.tools.megatron_lm.commands import read_source
-from hp_tool.formats.tools.megatron_lm.scripts import command, kubernetes, slurm
-from hp_tool.formats.tools.megatron_lm.write import flags, loop_flags, yaml
+from hp_tool.formats.tools.megatron_lm.scripts import (
+    kubernetes_manifest,
+    slurm_script,
+    torchrun_script,
+)
+from hp_tool.formats.tools.megatron_lm.write import flags, loop_flags, yaml_text
 
 _FLAGS = r"--(num[-_]layers|tensor[-_]model[-_]parallel[-_]size|hidden[-_]size|micro[-_]batch[-_]size|recompute[-_]granularity)\b"  # noqa: E501
 _PROGRAMS = r"\bpretrain_(bert|gpt|hybrid|mamba|t5)\.py\b"
 
 
-def options(setup: TrainingSetup) -> dict[str, str]:
+def flag_values(setup: TrainingSetup) -> dict[str, str]:
     """Return the flags of a configuration, each with its value.
 
     Raises:
@@ -23,7 +27,7 @@ def options(setup: TrainingSetup) -> dict[str, str]:
     return {f"--{name}": " ".join(values) for name, values in flags(setup).items()}
 
 
-def _words(setup: TrainingSetup) -> list[str]:
+def _flag_words(setup: TrainingSetup) -> list[str]:
     return [
         word
         for flag, values in (flags(setup) | loop_flags(setup)).items()
@@ -42,15 +46,15 @@ register(
                 rank=20,
                 holds=lambda evidence: PRINTED_ARGUMENTS.search(evidence.text) is not None,
             ),
-            Sign(of="script", rank=50, holds=words(rf"{_FLAGS}|{_PROGRAMS}")),
+            Sign(of="script", rank=50, holds=matches_pattern(rf"{_FLAGS}|{_PROGRAMS}")),
         ),
         read=read_source,
-        write=command,
-        options=options,
+        write=torchrun_script,
+        options=flag_values,
         usual_of="megatron-core",
         framework="megatron-core",
         log="megatron-lm",
-        flags=_words,
+        flags=_flag_words,
         says_shape=True,
         reads="a launch script, its flags, the Job of a Kubernetes manifest, or a log that begins "
         "with Megatron's arguments; also its older releases and Megatron-DeepSpeed",
@@ -65,7 +69,7 @@ register(
     Format(
         name="megatron-lm-yaml",
         title="Megatron-LM, as YAML",
-        write=yaml,
+        write=yaml_text,
         framework="megatron-core",
         file="megatron-lm.yaml",
         says_shape=True,
@@ -79,7 +83,7 @@ register(
     Format(
         name="slurm",
         title="Slurm",
-        write=slurm,
+        write=slurm_script,
         framework="megatron-core",
         writes="Megatron-LM's script for sbatch",
         checked="`bash -n`; read back by `import`",
@@ -90,10 +94,10 @@ register(
         name="kubernetes",
         title="Kubernetes",
         signs=(
-            Sign(of="keys", rank=25, holds=any_key("apiVersion"), refused="Kubernetes"),
-            Sign(of="keys", rank=93, holds=key_within("apiVersion"), refused="Kubernetes"),
+            Sign(of="keys", rank=25, holds=has_any_key("apiVersion"), refused="Kubernetes"),
+            Sign(of="keys", rank=93, holds=has_key_near_top("apiVersion"), refused="Kubernetes"),
         ),
-        write=kubernetes,
+        write=kubernetes_manifest,
         framework="megatron-core",
         writes="Megatron-LM's script in an Indexed Job with its Service",
         checked="Kubernetes' schema; read back by `import`",

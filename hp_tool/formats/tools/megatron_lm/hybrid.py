@@ -10,10 +10,10 @@ from dataclasses import replace
 from typing import Any
 
 from hp_tool.domain.blocks import Block
-from hp_tool.domain.declared import BLOCKS, names
+from hp_tool.domain.declared import BLOCK_FIELDS, parse_names
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.pipeline_layout import chunk_layers
-from hp_tool.domain.releases import STAGES_IN_PATTERNS, has_come
+from hp_tool.domain.releases import STAGES_IN_PATTERNS, is_at_least
 from hp_tool.domain.setups import TrainingSetup
 from hp_tool.errors import UnsupportedError
 from hp_tool.formats.reading import Setting
@@ -27,14 +27,14 @@ LETTERS = {
     ("none", "experts"): "E",
 }
 """Megatron's letters by mixer and feed-forward."""
-FIELDS = BLOCKS | names("""
+FIELDS = BLOCK_FIELDS | parse_names("""
     mixer feed_forward ssm_state_size mamba_head_dim mamba_n_groups mamba_num_heads
     moe_latent_size
 """)
-"""Fields of a model that these flags express in addition to `words.SAID`."""
-RENAMED = {"container": (26, 6), "core": (0, 18)}
+"""Fields of a model that these flags express in addition to `words.EXPRESSED_FIELDS`."""
+RENAMED_IN = {"container": (26, 6), "core": (0, 18)}
 """First releases in which the stack of these layers is called hybrid."""
-PATTERNS = ("hybrid-layer-pattern", "hybrid-override-pattern")
+PATTERN_FLAGS = ("hybrid-layer-pattern", "hybrid-override-pattern")
 """Since STAGES_IN_PATTERNS, and before."""
 STAGE, PREDICTION = "|", "/"
 
@@ -43,14 +43,14 @@ def is_hybrid(model: ModelSpec) -> bool:
     """Return whether the model's mixers and feed-forwards are separate layers, which need these
     flags.
     """
-    return not model.is_uniform and not patterns.says(model)
+    return not model.is_uniform and not patterns.can_express(model)
 
 
 def program(setup: TrainingSetup) -> str:
     """Return Megatron-LM's script that trains the model."""
     if not is_hybrid(setup.model):
         return "pretrain_gpt.py"
-    return "pretrain_hybrid.py" if _release_has(setup, RENAMED) else "pretrain_mamba.py"
+    return "pretrain_hybrid.py" if _has_release(setup, RENAMED_IN) else "pretrain_mamba.py"
 
 
 def hybrid_flags(setup: TrainingSetup) -> Values:
@@ -60,8 +60,8 @@ def hybrid_flags(setup: TrainingSetup) -> Values:
         UnsupportedError: A layer has no letter, or the release lacks a feature.
     """
     m, c = setup.model, setup.parallel
-    letters, chunks = pattern(m), c.virtual_pipeline_parallel_size
-    unified = _release_has(setup, STAGES_IN_PATTERNS)
+    letters, chunks = layer_pattern(m), c.virtual_pipeline_parallel_size
+    unified = _has_release(setup, STAGES_IN_PATTERNS)
     if not unified and (m.num_nextn_predict_layers or chunks > 1):
         what = "an interleaved pipeline" if chunks > 1 else "multi-token prediction"
         raise UnsupportedError(
@@ -75,7 +75,7 @@ def hybrid_flags(setup: TrainingSetup) -> Values:
     if setup.strategy.pipeline_layout is not None:
         sizes = [chunk.layers for chunk in setup.strategy.pipeline_layout.chunks]
     module = "megatron.core.models.mamba.mamba_layer_specs mamba_stack_spec"
-    if _release_has(setup, RENAMED):
+    if _has_release(setup, RENAMED_IN):
         module = "megatron.core.models.hybrid.hybrid_layer_specs hybrid_stack_spec"
     values: dict[str, bool | int | float | str | list[str] | None] = {
         "spec": module.split(),
@@ -83,7 +83,7 @@ def hybrid_flags(setup: TrainingSetup) -> Values:
         words.WITH_LOSS: None,
         words.FIRST_STAGE: None,
         words.LAST_STAGE: None,
-        words.LAYOUT: None,
+        words.LAYOUT_FLAG: None,
         "num-virtual-stages-per-pipeline-rank": None,
         "moe-latent-size": m.moe_latent_size,
     }
@@ -99,7 +99,7 @@ def hybrid_flags(setup: TrainingSetup) -> Values:
         stages = [letters[end - size : end] for end, size in zip(ends, sizes, strict=True)]
         text = (
             STAGE.join(stages)
-            + m.num_nextn_predict_layers * f"{PREDICTION}{usually_predicting(letters)}"
+            + m.num_nextn_predict_layers * f"{PREDICTION}{default_prediction_letters(letters)}"
         )
         return values | {"hybrid-layer-pattern": text}
     if len(set(sizes[1:-1])) > 1:
@@ -113,28 +113,28 @@ def hybrid_flags(setup: TrainingSetup) -> Values:
     return values | {"is-hybrid-model": True, "hybrid-override-pattern": letters}
 
 
-def _release_has(setup: TrainingSetup, since: Mapping[str, tuple[int, ...]]) -> bool:
-    return has_come(setup.workload.framework_version or "", since=since)
+def _has_release(setup: TrainingSetup, since: Mapping[str, tuple[int, ...]]) -> bool:
+    return is_at_least(setup.workload.framework_version or "", since=since)
 
 
-def pattern(model: ModelSpec) -> str:
+def layer_pattern(model: ModelSpec) -> str:
     """Return a letter for each layer.
 
     Raises:
         UnsupportedError: A layer has no letter.
     """
     blocks = model.blocks or (Block(mixer=model.mixer, feed_forward=model.feed_forward),)
-    letters = "".join(_letter(model, block) * block.count for block in blocks)
+    letters = "".join(_block_letter(model, block) * block.count for block in blocks)
     return letters * (model.num_hidden_layers // len(letters))
 
 
-def usually_predicting(letters: str) -> str:
+def default_prediction_letters(letters: str) -> str:
     """Return the letters of one layer of multi-token prediction, as in `ModelSpec.mtp_kinds`."""
     feeding = [letter for letter in letters if letter in "-E"]
     return "*" * ("*" in letters) + "".join(feeding[-1:])
 
 
-def _letter(model: ModelSpec, block: Block) -> str:
+def _block_letter(model: ModelSpec, block: Block) -> str:
     feeding = block.feed_forward or ("experts" if model.num_experts else "dense")
     letter = LETTERS.get((block.mixer, feeding))
     if letter is None or replace(block, count=1, mixer="attention", feed_forward=None) != Block():
@@ -147,7 +147,7 @@ def _letter(model: ModelSpec, block: Block) -> str:
     return letter
 
 
-def layers_of(letters: str) -> list[dict[str, Any]] | None:
+def blocks_of_pattern(letters: str) -> list[dict[str, Any]] | None:
     """Return `model.blocks` of a pattern without stages; None if a letter is unknown."""
     meanings = {
         letter: {"mixer": mixer, "feed_forward": feeding}
@@ -161,19 +161,19 @@ def layers_of(letters: str) -> list[dict[str, Any]] | None:
     ]
 
 
-def by_shares(layers: int, *, attention: float, mlp: float) -> str:
+def pattern_of_fractions(layers: int, *, attention: float, mlp: float) -> str:
     """Return the pattern that Megatron builds from fractions of attention and MLPs.
 
     Attention is spread evenly, MLPs among the rest.
     """
-    letters = _spread(
+    letters = _spread_letter(
         "M" * layers, "*", round(layers * attention), sections=round(layers * attention) + 1
     )
     count = round(layers * mlp)
-    return _spread(letters, "-", count, sections=count)
+    return _spread_letter(letters, "-", count, sections=count)
 
 
-def _spread(letters: str, letter: str, count: int, *, sections: int) -> str:
+def _spread_letter(letters: str, letter: str, count: int, *, sections: int) -> str:
     """Return the letters with `count` of their M replaced, `sections` runs of equal lengths
     apart.
     """
@@ -192,7 +192,7 @@ def _spread(letters: str, letter: str, count: int, *, sections: int) -> str:
     return written
 
 
-def with_counts(settings: Mapping[str, Setting]) -> dict[str, Setting]:
+def with_pattern_counts(settings: Mapping[str, Setting]) -> dict[str, Setting]:
     """Return the settings with the numbers of layers of a pattern, which override other
     settings.
     """

@@ -11,9 +11,9 @@ from dataclasses import replace
 from typing import Any
 
 from hp_tool.domain.blocks import Block
-from hp_tool.domain.declared import BLOCKS
+from hp_tool.domain.declared import BLOCK_FIELDS
 from hp_tool.domain.model import ModelSpec
-from hp_tool.domain.releases import STAGES_IN_PATTERNS, has_come
+from hp_tool.domain.releases import STAGES_IN_PATTERNS, is_at_least
 from hp_tool.domain.setups import TrainingSetup
 from hp_tool.errors import UnsupportedError
 from hp_tool.formats.tools.megatron_lm import words
@@ -29,11 +29,11 @@ SIZES = {
     "linear_conv_kernel_dim": ("linear-conv-kernel-dim", 4),
 }
 """Flags of a delta rule's sizes by field, and their defaults."""
-FIELDS = BLOCKS.union({"mixer", "feed_forward", "attention_output_gate"}, SIZES)
-"""Fields of a model that these flags express in addition to `words.SAID`."""
+FIELDS = BLOCK_FIELDS.union({"mixer", "feed_forward", "attention_output_gate"}, SIZES)
+"""Fields of a model that these flags express in addition to `words.EXPRESSED_FIELDS`."""
 
 
-def says(model: ModelSpec) -> bool:
+def can_express(model: ModelSpec) -> bool:
     """Return whether lists can express the model's layers."""
     return all(
         kind.mixer in ("attention", "gated_delta") and kind.feed_forward != "none"
@@ -57,7 +57,7 @@ def pattern_flags(setup: TrainingSetup) -> Values:
     kinds = [kind for _, kind in m.kinds]
     values: dict[str, bool | int | float | str | list[str] | None] = {}
     if m.blocks is not None and 0 < m.moe_layers < m.num_hidden_layers:
-        values["moe-layer-freq"] = _text(
+        values["moe-layer-freq"] = _list_text(
             [int(bool(kinds[place].num_experts)) for place in m.pattern]
         )
     if m.attention_output_gate == "head":
@@ -70,14 +70,14 @@ def pattern_flags(setup: TrainingSetup) -> Values:
         sizes = {flag: getattr(delta, name) for name, (flag, _) in SIZES.items()}
         values |= sizes | {
             "experimental-attention-variant": DELTA_RULE,
-            "linear-attention-freq": _text(
+            "linear-attention-freq": _list_text(
                 [int(kinds[place].mixer == "gated_delta") for place in m.pattern]
             ),
             "linear-num-value-heads": delta.linear_num_value_heads or delta.linear_num_key_heads,
             "linear-value-head-dim": delta.linear_value_head_dim or delta.linear_key_head_dim,
         }
     later = delta is not None or m.attention_output_gate is not None
-    if later and not has_come(setup.workload.framework_version or "", since=STAGES_IN_PATTERNS):
+    if later and not is_at_least(setup.workload.framework_version or "", since=STAGES_IN_PATTERNS):
         what = "gated delta rules" if delta is not None else "gates of attention's output"
         raise UnsupportedError(
             f"{words.TOOL} has no flags for {what}; name a training.framework_version from 0.17 on",
@@ -86,7 +86,7 @@ def pattern_flags(setup: TrainingSetup) -> Values:
     return values
 
 
-def _text(numbers: Sequence[int]) -> str:
+def _list_text(numbers: Sequence[int]) -> str:
     """Return `([1]*3+[0]*1)*16`, as short as repetition permits."""
     period = next(
         size
@@ -99,7 +99,7 @@ def _text(numbers: Sequence[int]) -> str:
     return f"({runs})*{len(numbers) // period}"
 
 
-def blocks_of(
+def blocks_of_lists(
     *, delta: Sequence[int] | None, experts: Sequence[int] | None
 ) -> list[dict[str, Any]] | None:
     """Return `model.blocks` of lists with a number per layer, 1 for a delta rule and for experts.

@@ -9,10 +9,10 @@ from hp_tool.domain.parallel import TokenDispatcher
 from hp_tool.domain.pipeline_layout import chunk_layers, parse_layout
 from hp_tool.domain.workload import GraphModule
 from hp_tool.errors import InputError
-from hp_tool.formats.reading import Reading, Setting, sort, table
+from hp_tool.formats.reading import Reading, Setting, sort_settings, table
 from hp_tool.formats.tools.megatron_lm import words
 from hp_tool.formats.tools.megatron_lm.arguments import TABLE, Arguments
-from hp_tool.formats.tools.megatron_lm.hybrid import PATTERNS, with_counts
+from hp_tool.formats.tools.megatron_lm.hybrid import PATTERN_FLAGS, with_pattern_counts
 
 _ALIASES = {
     "model-parallel-size": "tensor-model-parallel-size",
@@ -30,14 +30,14 @@ _ALIASES = {
     "pad-vocab-size-to": "padded-vocab-size",
 }
 """Older names, and today's."""
-_UNDER_DEEPSPEED = ("deepspeed", "zero-stage")
+_DEEPSPEED_FLAGS = ("deepspeed", "zero-stage")
 """Arguments of Megatron-DeepSpeed."""
-OLDER = (
+OLDER_FLAGS = (
     "checkpoint-activations",
     "activations-checkpoint-method",
     "DDP-impl",
     "model-parallel-size",
-    *_UNDER_DEEPSPEED,
+    *_DEEPSPEED_FLAGS,
 )
 """Arguments of releases with only local layers, whose attention was fused by a separate flag."""
 OTHER_PROGRAMS = {
@@ -59,7 +59,7 @@ OTHER_PROGRAMS = {
 """Parts of a program's name, and what it trains, which is not read."""
 
 
-def read(
+def read_arguments(
     settings: Iterable[Setting],
     *,
     reading: Reading,
@@ -67,12 +67,12 @@ def read(
     spare: Iterable[str] = (),
 ) -> None:
     """Fill `reading` with the query of the arguments; absent ones have Megatron's default."""
-    by_name = sort(settings, table=table(TABLE), reading=reading, spare=spare)
+    by_name = sort_settings(settings, table=table(TABLE), reading=reading, spare=spare)
     reader = _Run(
-        with_counts({_ALIASES.get(name, name): each for name, each in by_name.items()}),
+        with_pattern_counts({_ALIASES.get(name, name): each for name, each in by_name.items()}),
         reading,
         num_gpus,
-        older=any(name in by_name for name in OLDER),
+        older=any(name in by_name for name in OLDER_FLAGS),
     )
     sections = {
         "model": reader.model(),
@@ -85,7 +85,7 @@ def read(
     }
 
 
-def recompute_of(
+def recompute_value(
     granularity: str,
     *,
     modules: Iterable[str] = ("core_attn",),
@@ -102,7 +102,9 @@ def recompute_of(
     return granularity
 
 
-_SPECS = r"gpt_layer_specs|mamba_layer_specs mamba_stack_spec|hybrid_layer_specs hybrid_stack_spec"
+_KNOWN_SPECS = (
+    r"gpt_layer_specs|mamba_layer_specs mamba_stack_spec|hybrid_layer_specs hybrid_stack_spec"
+)
 """Megatron Core's own layers."""
 
 
@@ -134,7 +136,7 @@ class _Run(Arguments):
             "zero_stage": self.zero_stage(),
             "data_parallel_shard_size": self.shard(),
             "rank_order": "tp-cp-ep-pp-dp" if self.on("use-tp-pp-dp-mapping") else None,
-            "pipeline_layout": self.text(words.LAYOUT, "")
+            "pipeline_layout": self.text(words.LAYOUT_FLAG, "")
             or self.shorter_ends(stages=stages, chunks=chunks),
             "context_parallel_communication": communication,
             "hierarchical_context_parallel_sizes": [int(v) for v in sizes.values if v.isdecimal()]
@@ -186,7 +188,7 @@ class _Run(Arguments):
 
     def chunks(self) -> int:
         stages = max(self.number("pipeline-model-parallel-size", 1), 1)
-        if layout := self.text(words.LAYOUT, ""):
+        if layout := self.text(words.LAYOUT_FLAG, ""):
             return max(len(parse_layout(layout).chunks) // stages, 1)
         if len(self.segments()) > 1:
             return max(len(self.segments()) // stages, 1)
@@ -218,7 +220,7 @@ class _Run(Arguments):
         if self.on("checkpoint-activations", "deepspeed-activation-checkpointing") and not self.on(
             "recompute-granularity", "recompute-method"
         ):
-            return recompute_of("full", num_layers=self.number("recompute-num-layers", 1))
+            return recompute_value("full", num_layers=self.number("recompute-num-layers", 1))
         usual = (
             "selective"
             if self.on("recompute-activations")
@@ -231,14 +233,16 @@ class _Run(Arguments):
             return {"granularity": "selective", "modules": ["moe"]}
         if granularity == "selective":
             setting = self.settings.get("recompute-modules")
-            return recompute_of("selective", modules=setting.values if setting else ["core_attn"])
+            return recompute_value(
+                "selective", modules=setting.values if setting else ["core_attn"]
+            )
         if granularity != "full":
             return granularity
         method, count = (
             self.text("recompute-method", "uniform"),
             self.number("recompute-num-layers", 1),
         )
-        return recompute_of("full", method=method, num_layers=count)
+        return recompute_value("full", method=method, num_layers=count)
 
     def training(self) -> dict[str, Any]:
         aware = self.on("use-precision-aware-optimizer")
@@ -268,9 +272,9 @@ class _Run(Arguments):
             "parameter_precision": "fp8" if self.on("fp8-param-gather") else None,
             "cuda_graphs": self.cuda_graphs(),
             "cuda_graph_modules": self.cuda_graph_modules(),
-            "framework": "megatron-deepspeed" if self.on(*_UNDER_DEEPSPEED) else "megatron-core",
+            "framework": "megatron-deepspeed" if self.on(*_DEEPSPEED_FLAGS) else "megatron-core",
             "framework_version": "0.17"
-            if self.on(PATTERNS[0])
+            if self.on(PATTERN_FLAGS[0])
             else None,  # which has this flag first
             "attention": attention,
             "kernel_fusion": False if unfused else None,
@@ -327,7 +331,7 @@ class _Run(Arguments):
         if (
             spec is not None
             and spec.values != ("local",)
-            and not re.search(_SPECS, " ".join(spec.values))
+            and not re.search(_KNOWN_SPECS, " ".join(spec.values))
         ):
             self.refuse("spec", "layers of one's own are not read")
         return "unfused" if (local and not fused) or backend in ("unfused", "local") else "flash"

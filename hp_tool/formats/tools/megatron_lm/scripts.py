@@ -11,15 +11,22 @@ from hp_tool.cost.network import domains
 from hp_tool.domain.parallel import divisors
 from hp_tool.domain.setups import TrainingSetup
 from hp_tool.domain.switches import device_connections
-from hp_tool.formats.scripts import FILL, bash, fill_in, invocation, option_lines, required
+from hp_tool.formats.scripts import (
+    FILL,
+    fill_in_comment,
+    multiline_command,
+    option_lines,
+    required_variable,
+    script_text,
+)
 from hp_tool.formats.tools.megatron_lm import words
 from hp_tool.formats.tools.megatron_lm.hybrid import program
 from hp_tool.formats.tools.megatron_lm.write import flags, loop_flags
 from hp_tool.formats.writing import Values, headline, option_words
 
 PORT = 29_500
-_BLACKWELL = ("b200", "b300", "gb200", "gb300", "rtx-5090", "rtx-pro-6000")
-_YOURS: tuple[tuple[str, Values], ...] = (
+_BLACKWELL_GPUS = ("b200", "b300", "gb200", "gb300", "rtx-5090", "rtx-pro-6000")
+_USER_FLAGS: tuple[tuple[str, Values], ...] = (
     (
         "your data and tokenizer (mock data starts at once)",
         {"mock-data": True, "tokenizer-type": "NullTokenizer", "split": "99,1,0"},
@@ -47,7 +54,7 @@ them.
 
 
 @functools.cache
-def _trained_with() -> dict[str, dict[str, Any]]:
+def _published_flags() -> dict[str, dict[str, Any]]:
     text = (
         resources.files("hp_tool.formats")
         .joinpath("tables/trained_with.yaml")
@@ -57,13 +64,13 @@ def _trained_with() -> dict[str, dict[str, Any]]:
     return flags_by_family
 
 
-def trained_with(setup: TrainingSetup) -> tuple[dict[str, list[str]], tuple[str, ...]]:
+def published_flags(setup: TrainingSetup) -> tuple[dict[str, list[str]], tuple[str, ...]]:
     """Return flags of the model that do not affect estimates (rotary base, epsilon, router), and
     unknown ones.
     """
     m, name = setup.model, setup.model.name
-    known = _trained_with().get(
-        max((each for each in _trained_with() if name.startswith(each)), key=len, default=""), {}
+    known = _published_flags().get(
+        max((each for each in _published_flags() if name.startswith(each)), key=len, default=""), {}
     )
     values: Values = {
         flag: f"{value:g}" if isinstance(value, float) else value
@@ -88,21 +95,21 @@ def environment(setup: TrainingSetup) -> dict[str, str]:
         return {"CUDA_DEVICE_MAX_CONNECTIONS": "8"}
     connections = device_connections(workload=setup.workload, parallel=setup.parallel)
     if connections is None or (
-        connections == "1" and setup.cluster.gpu.name.startswith(_BLACKWELL)
+        connections == "1" and setup.cluster.gpu.name.startswith(_BLACKWELL_GPUS)
     ):
         return {}
     return {"CUDA_DEVICE_MAX_CONNECTIONS": connections}
 
 
-def arguments(setup: TrainingSetup) -> dict[str, list[str]]:
+def all_flags(setup: TrainingSetup) -> dict[str, list[str]]:
     """Return every flag of the configuration and of the model."""
-    return flags(setup) | loop_flags(setup) | trained_with(setup)[0]
+    return flags(setup) | loop_flags(setup) | published_flags(setup)[0]
 
 
-def _fill_in(setup: TrainingSetup) -> tuple[list[str], list[str]]:
+def _fill_in_lines(setup: TrainingSetup) -> tuple[list[str], list[str]]:
     """Return comment lines for the top of a script, and the array of flags that they describe."""
-    lacking = trained_with(setup)[1]
-    parts = list(_YOURS)
+    lacking = published_flags(setup)[1]
+    parts = list(_USER_FLAGS)
     if lacking:
         parts.append(
             (f"what the model is trained with: {', '.join(f'--{flag}' for flag in lacking)}", {})
@@ -116,35 +123,35 @@ def _fill_in(setup: TrainingSetup) -> tuple[list[str], list[str]]:
                 *option_lines(option_words(values), prefix="--"),
             )
         ]
-    return fill_in(what for what, _ in parts), [*array, ")"]
+    return fill_in_comment(what for what, _ in parts), [*array, ")"]
 
 
-def command(setup: TrainingSetup, *, script: str | None = None) -> str:
+def torchrun_script(setup: TrainingSetup, *, script: str | None = None) -> str:
     """Return a shell script that starts the configuration with torchrun; its arguments are
     appended.
     """
     nodes = setup.cluster.num_nodes
     launch = f"torchrun --nnodes {nodes} --nproc-per-node {setup.processes_per_node}"
     if nodes > 1:
-        address = required("MASTER_ADDR", "set it to the first node")
+        address = required_variable("MASTER_ADDR", "set it to the first node")
         launch += f' --rdzv-backend c10d --rdzv-endpoint "{address}:${{MASTER_PORT:-{PORT}}}"'
-    head, yours = _fill_in(setup)
-    return bash(
+    head, yours = _fill_in_lines(setup)
+    return script_text(
         (
             f"# {words.TOOL}: {headline(setup)}.",
             *head,
             *(f"export {name}={value}" for name, value in environment(setup).items()),
             *yours,
-            invocation(
+            multiline_command(
                 f"{launch} {script or program(setup)}",
-                *option_lines(arguments(setup), prefix="--"),
+                *option_lines(all_flags(setup), prefix="--"),
                 '"${YOURS[@]}"',
             ),
         )
     )
 
 
-def _segment(setup: TrainingSetup) -> list[str]:
+def _segment_option(setup: TrainingSetup) -> list[str]:
     """Return nodes that Slurm's block topology places in one rack: as many as in the cost model, in
     equal segments.
     """
@@ -172,22 +179,22 @@ def _job_name(setup: TrainingSetup) -> str:
     )
 
 
-def slurm(setup: TrainingSetup) -> str:
+def slurm_script(setup: TrainingSetup) -> str:
     """Return an sbatch script with one torchrun agent per node.
 
     Account, partition and time limit are passed to sbatch.
     """
-    body = command(setup).splitlines()
+    body = torchrun_script(setup).splitlines()
     start = next(i for i, line in enumerate(body) if line.startswith("torchrun"))
     run = "\n".join(body[start:]).replace("torchrun ", "srun torchrun ", 1)
-    return bash(
+    return script_text(
         (
             f"#SBATCH --job-name={_job_name(setup)}",
             f"#SBATCH --nodes={setup.cluster.num_nodes}",
             "#SBATCH --ntasks-per-node=1",
             f"#SBATCH --gpus-per-node={setup.processes_per_node}",
             "#SBATCH --exclusive",
-            *_segment(setup),
+            *_segment_option(setup),
             *body[1:start],
             "set -euo pipefail",
             'MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
@@ -197,13 +204,13 @@ def slurm(setup: TrainingSetup) -> str:
     )
 
 
-def kubernetes(setup: TrainingSetup) -> str:
+def kubernetes_manifest(setup: TrainingSetup) -> str:
     """Return a manifest: an Indexed Job with a pod per node, and a headless Service to find the
     first.
     """
     name = _job_name(setup).lower().replace(".", "-").strip("-")[:40] or "training"
     nodes = setup.cluster.num_nodes
-    script = "".join(line + "\n" for line in command(setup).splitlines())
+    script = "".join(line + "\n" for line in torchrun_script(setup).splitlines())
     labels = {"app": name}
     variables = [
         {"name": "MASTER_ADDR", "value": f"{name}-0.{name}"},

@@ -3,19 +3,21 @@ Core 0.16.
 """
 
 from hp_tool.domain.declared import (
-    BATCH,
-    DENSE,
-    EXPERTS,
-    OVERLAPS,
-    SPLITS,
-    names,
+    BATCH_FIELDS,
+    DENSE_FIELDS,
+    EXPERT_FIELDS,
+    OVERLAP_FIELDS,
+    SPLIT_FIELDS,
+    parse_names,
 )
 
 TOOL = "Megatron-LM"
 Flags = dict[str, list[str]]
 """Values of each flag, without its dashes; a switch has none."""
 
-SAID = (DENSE | EXPERTS | BATCH | SPLITS | OVERLAPS) | names("""
+EXPRESSED_FIELDS = (
+    DENSE_FIELDS | EXPERT_FIELDS | BATCH_FIELDS | SPLIT_FIELDS | OVERLAP_FIELDS
+) | parse_names("""
     architecture query_key_norm attention_sinks num_nextn_predict_layers
     gradient_precision optimizer_precision exp_avg_sq_precision parameter_precision
     master_precision fp8_recipe attention dropout optimizer cross_entropy expert_capacity_factor
@@ -25,20 +27,20 @@ SAID = (DENSE | EXPERTS | BATCH | SPLITS | OVERLAPS) | names("""
 """)
 """Fields of a setup that these flags express; those of LATENT only under latent attention."""
 
-PACKED = frozenset(
+PACKING_FIELDS = frozenset(
     {"dynamic_context_parallel", "sequence_lengths", "packed", "row_tokens", "row_squares"}
 )
 """Fields that a packing scheduler represents; the lengths themselves are in the data."""
 
 PIPELINE_BEFORE_DATA = "tp-cp-ep-pp-dp"
 """Order of ranks of --use-tp-pp-dp-mapping."""
-LAYOUT = "pipeline-model-parallel-layout"
+LAYOUT_FLAG = "pipeline-model-parallel-layout"
 FIRST_STAGE, LAST_STAGE = "decoder-first-pipeline-num-layers", "decoder-last-pipeline-num-layers"
 WITH_EMBEDDING, WITH_LOSS = (
     "account-for-embedding-in-pipeline-split",
     "account-for-loss-in-pipeline-split",
 )
-UNEVEN_STAGES = {FIRST_STAGE, LAST_STAGE, WITH_EMBEDDING, WITH_LOSS}
+UNEVEN_STAGE_FLAGS = {FIRST_STAGE, LAST_STAGE, WITH_EMBEDDING, WITH_LOSS}
 POSITIONS = {"learned": "learned_absolute", "rotary": "rope", "none": "none"}
 NORMS = {"layernorm": "LayerNorm", "rmsnorm": "RMSNorm"}
 PRECISIONS: dict[str, Flags] = {

@@ -4,10 +4,10 @@ classes.
 
 from typing import Any
 
-from hp_tool.cost.attention import exchanging
+from hp_tool.cost.attention import head_exchange_ranks
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.network import dense_group
-from hp_tool.domain.declared import LATENT
+from hp_tool.domain.declared import LATENT_FIELDS
 from hp_tool.domain.graphs import recorded_modules
 from hp_tool.domain.parallel import Recompute
 from hp_tool.domain.releases import (
@@ -15,14 +15,14 @@ from hp_tool.domain.releases import (
     LATEST,
     LOOP_REFUSES_IN_PLACE_LOSS,
     MUON_OVERLAPS,
-    has_come,
+    is_at_least,
 )
 from hp_tool.domain.setups import TrainingSetup
 from hp_tool.domain.workload import OverlapSpec, TrainingWorkload
 from hp_tool.errors import UnsupportedError
 from hp_tool.formats.tools.megatron_lm import hybrid, patterns, words
 from hp_tool.formats.tools.megatron_lm.words import Flags
-from hp_tool.formats.writing import Values, headline, option_words, refuse_unsaid
+from hp_tool.formats.writing import Values, headline, option_words, reject_inexpressible
 
 
 def flags(setup: TrainingSetup) -> Flags:
@@ -33,21 +33,23 @@ def flags(setup: TrainingSetup) -> Flags:
     Raises:
         UnsupportedError: The flags cannot express the setup.
     """
-    packed = set() if packed_context(setup) is None else words.PACKED
+    packed = set() if max_packed_tokens(setup) is None else words.PACKING_FIELDS
     is_hybrid = hybrid.is_hybrid(setup.model)
     unlike = hybrid.hybrid_flags(setup) if is_hybrid else patterns.pattern_flags(setup)
-    expressed = words.SAID | packed | (hybrid.FIELDS if is_hybrid else patterns.FIELDS)
+    expressed = words.EXPRESSED_FIELDS | packed | (hybrid.FIELDS if is_hybrid else patterns.FIELDS)
     if setup.model.kv_lora_rank is not None:
-        expressed |= LATENT
-    refuse_unsaid(setup, tool=words.TOOL, expressed=expressed, runs="megatron-core")
-    return option_words({**_model(setup), **_parallel(setup), **_training(setup), **unlike})
+        expressed |= LATENT_FIELDS
+    reject_inexpressible(setup, tool=words.TOOL, expressed=expressed, runs="megatron-core")
+    return option_words(
+        {**_model_flags(setup), **_parallel_flags(setup), **_training_flags(setup), **unlike}
+    )
 
 
 def loop_flags(setup: TrainingSetup) -> Flags:
     """Return flags that the training loop requires: graphs of a whole iteration exclude checks
     between kernels.
     """
-    whole = graphs(setup)[0] == "local"
+    whole = cuda_graph_settings(setup)[0] == "local"
     return option_words(
         {
             "no-check-for-nan-in-loss-and-grad": whole,
@@ -57,7 +59,7 @@ def loop_flags(setup: TrainingSetup) -> Flags:
     )
 
 
-def _model(setup: TrainingSetup) -> Values:
+def _model_flags(setup: TrainingSetup) -> Values:
     m = setup.model
     biases = (m.has_mlp_bias and not m.has_attention_bias) or m.attention_output_bias not in (
         None,
@@ -98,7 +100,7 @@ def _model(setup: TrainingSetup) -> Values:
         "ffn-hidden-size": m.ffn_size,
         "num-attention-heads": m.num_attention_heads,
         "kv-channels": m.head_size,
-        "max-position-embeddings": rows(setup),
+        "max-position-embeddings": max_positions(setup),
         "position-embedding-type": words.POSITIONS[m.positions],
         "normalization": words.NORMS[m.normalization],
         "vocab-size": m.vocab_size,
@@ -130,7 +132,7 @@ def _model(setup: TrainingSetup) -> Values:
     }
 
 
-def rows(setup: TrainingSetup) -> int:
+def max_positions(setup: TrainingSetup) -> int:
     """Return Megatron's number of positions: at least a sequence's.
 
     Raises:
@@ -146,15 +148,15 @@ def rows(setup: TrainingSetup) -> int:
     return max(m.max_position_embeddings or length, length)
 
 
-def _parallel(setup: TrainingSetup) -> Values:
+def _parallel_flags(setup: TrainingSetup) -> Values:
     c, layout = setup.parallel, setup.strategy.pipeline_layout
     chunks, context = c.virtual_pipeline_parallel_size, c.context_parallel_size > 1
     return {
         "tensor-model-parallel-size": c.tensor_parallel_size,
         "pipeline-model-parallel-size": c.pipeline_parallel_size,
         "sequence-parallel": c.sequence_parallel and c.tensor_parallel_size > 1,
-        **(shorter_ends(setup) if layout is None else {}),
-        words.LAYOUT: layout.text
+        **(end_stage_flags(setup) if layout is None else {}),
+        words.LAYOUT_FLAG: layout.text
         if layout is not None
         else None,  # it also contains the number of chunks
         "num-virtual-stages-per-pipeline-rank": chunks if layout is None and chunks > 1 else None,
@@ -162,10 +164,10 @@ def _parallel(setup: TrainingSetup) -> Values:
         "cp-comm-type": words.CONTEXT[setup.strategy.context_parallel_communication][0]
         if context
         else None,
-        "hierarchical-context-parallel-sizes": levels(setup),
-        "hybrid-context-parallel": packed_context(setup) is not None,
-        "max-seqlen-per-dp-cp-rank": packed_context(setup),
-        "num-distributed-optimizer-instances": copies(setup),
+        "hierarchical-context-parallel-sizes": context_level_sizes(setup),
+        "hybrid-context-parallel": max_packed_tokens(setup) is not None,
+        "max-seqlen-per-dp-cp-rank": max_packed_tokens(setup),
+        "num-distributed-optimizer-instances": num_shard_groups(setup),
         "use-tp-pp-dp-mapping": setup.cluster.rank_order == words.PIPELINE_BEFORE_DATA,
         "expert-model-parallel-size": c.expert_parallel_size if setup.model.num_experts else None,
         "expert-tensor-parallel-size": c.expert_tensor_parallel_size
@@ -176,11 +178,11 @@ def _parallel(setup: TrainingSetup) -> Values:
         "data-parallel-sharding-strategy": words.SHARDING.get(c.zero_stage),
         "ckpt-format": "fsdp_dtensor" if c.zero_stage >= 2 else None,
         "no-gradient-accumulation-fusion": not setup.switches["gradient_accumulation_fusion"],
-        **recomputation(setup.recompute),
+        **recomputation_flags(setup.recompute),
     }
 
 
-def levels(setup: TrainingSetup) -> list[str] | None:
+def context_level_sizes(setup: TrainingSetup) -> list[str] | None:
     """Return sizes of a2a+p2p: ranks that exchange heads, and groups of them in the ring.
 
     They are divided as in the cost model.
@@ -190,7 +192,9 @@ def levels(setup: TrainingSetup) -> list[str] | None:
         return None
     ranks = dense_group(Candidates.alone(c), "cp", cluster=setup.cluster)
     inner = int(
-        exchanging(ranks, model=setup.model, strategy=strategy, heads_split=c.tensor_parallel_size)
+        head_exchange_ranks(
+            ranks, model=setup.model, strategy=strategy, heads_split=c.tensor_parallel_size
+        )
     )
     heads, kv = (
         max(count // c.tensor_parallel_size, 1)
@@ -205,7 +209,7 @@ def levels(setup: TrainingSetup) -> list[str] | None:
     return [str(inner), str(c.context_parallel_size // inner)]
 
 
-def packed_context(setup: TrainingSetup) -> int | None:
+def max_packed_tokens(setup: TrainingSetup) -> int | None:
     """Return a rank's maximum tokens if context-parallel groups follow the sequences; else None."""
     size = setup.parallel.context_parallel_size
     return (
@@ -215,7 +219,7 @@ def packed_context(setup: TrainingSetup) -> int | None:
     )
 
 
-def copies(setup: TrainingSetup) -> int | None:
+def num_shard_groups(setup: TrainingSetup) -> int | None:
     """Return groups of replicas that shard separately (HSDP).
 
     Raises:
@@ -232,7 +236,7 @@ def copies(setup: TrainingSetup) -> int | None:
     return c.data_parallel_size // c.data_parallel_shard_size
 
 
-def shorter_ends(setup: TrainingSetup) -> Values:
+def end_stage_flags(setup: TrainingSetup) -> Values:
     """Return the layers of the ends if stages cannot have equally many."""
     first, last = setup.missing_layers
     if last <= 1:
@@ -241,7 +245,7 @@ def shorter_ends(setup: TrainingSetup) -> Values:
     return {words.FIRST_STAGE: each - first, words.LAST_STAGE: each - last}
 
 
-def recomputation(recompute: Recompute) -> Values:
+def recomputation_flags(recompute: Recompute) -> Values:
     """Return flags of recomputation.
 
     Raises:
@@ -269,7 +273,7 @@ def recomputation(recompute: Recompute) -> Values:
     }
 
 
-def _training(setup: TrainingSetup) -> Values:
+def _training_flags(setup: TrainingSetup) -> Values:
     w = setup.workload
     if w.cross_entropy == "chunked":
         raise UnsupportedError(f"{words.TOOL} has no chunked loss", field="training.cross_entropy")
@@ -285,14 +289,14 @@ def _training(setup: TrainingSetup) -> Values:
             f"{words.TOOL} keeps parameters as they are computed with, or in fp8",
             field="training.parameter_precision",
         )
-    first, second, master, aware = optimizer_states(w)
+    first, second, master, aware = state_precisions(w)
     if master not in ("fp32", "fp16"):
         raise UnsupportedError(
             f"{words.TOOL} has no flag for a master copy of {master}",
             field="training.master_precision",
         )
     offloaded = w.offload == "optimizer"
-    layers = offloaded_layers(setup) if w.offload == "activations" else None
+    layers = num_offloaded_layers(setup) if w.offload == "activations" else None
     return {
         "seq-length": w.sequence_length,
         "micro-batch-size": setup.parallel.micro_batch_size,
@@ -307,9 +311,11 @@ def _training(setup: TrainingSetup) -> Values:
         **words.PRECISIONS[w.precision],
         **({"fp8-recipe": w.fp8_recipe} if w.fp8_recipe else {}),
         "fp8-param-gather": w.parameter_precision == "fp8",
-        **dict(zip(("cuda-graph-impl", "cuda-graph-scope"), graphs(setup), strict=True)),
+        **dict(
+            zip(("cuda-graph-impl", "cuda-graph-scope"), cuda_graph_settings(setup), strict=True)
+        ),
         "cross-entropy-loss-fusion": setup.switches["cross_entropy_loss_fusion"],
-        "cross-entropy-fusion-impl": fused_loss(setup),
+        "cross-entropy-fusion-impl": fused_loss_kind(setup),
         "grad-reduce-in-bf16": gradients == "bf16" and w.precision != "fp16",
         "accumulate-allreduce-grads-in-fp32": gradients == "fp32" and w.precision == "fp16",
         "use-precision-aware-optimizer": aware,
@@ -321,11 +327,11 @@ def _training(setup: TrainingSetup) -> Values:
         "cpu-offloading-num-layers": layers,
         "no-masked-softmax-fusion": w.kernel_fusion is False,
         "no-bias-dropout-fusion": w.kernel_fusion is False,
-        **_overlap(setup),
+        **_overlap_flags(setup),
     }
 
 
-def graphs(setup: TrainingSetup) -> tuple[str | None, list[str] | None]:
+def cuda_graph_settings(setup: TrainingSetup) -> tuple[str | None, list[str] | None]:
     """Return the implementation and scope of CUDA graphs; None and None without any."""
     if not setup.workload.cuda_graphs:
         return None, None
@@ -333,7 +339,7 @@ def graphs(setup: TrainingSetup) -> tuple[str | None, list[str] | None]:
     return "transformer_engine" if modules else "local", list(modules or ("full_iteration",))
 
 
-def fused_loss(setup: TrainingSetup) -> str | None:
+def fused_loss_kind(setup: TrainingSetup) -> str | None:
     """Return the implementation of the fused loss if it is Transformer Engine's.
 
     Raises:
@@ -342,7 +348,7 @@ def fused_loss(setup: TrainingSetup) -> str | None:
     workload = setup.workload
     if workload.loss != "in_place":
         return None
-    if has_come(workload.framework_version or LATEST, since=LOOP_REFUSES_IN_PLACE_LOSS):
+    if is_at_least(workload.framework_version or LATEST, since=LOOP_REFUSES_IN_PLACE_LOSS):
         raise UnsupportedError(
             f"{words.TOOL}'s training loop refuses --cross-entropy-fusion-impl te since Megatron "
             "Core 0.18.2 (NeMo "
@@ -353,7 +359,7 @@ def fused_loss(setup: TrainingSetup) -> str | None:
     return str(setup.switches["cross_entropy_fusion_impl"])
 
 
-def offloaded_layers(setup: TrainingSetup) -> int:
+def num_offloaded_layers(setup: TrainingSetup) -> int:
     """Return how many layers offload their activations to host memory.
 
     Raises:
@@ -377,7 +383,7 @@ def offloaded_layers(setup: TrainingSetup) -> int:
     return offloaded
 
 
-def optimizer_states(workload: TrainingWorkload) -> tuple[str, str, str, bool]:
+def state_precisions(workload: TrainingWorkload) -> tuple[str, str, str, bool]:
     """Return precisions of Adam's two states and the master copy, and whether the optimizer is
     precision-aware.
     """
@@ -391,7 +397,7 @@ def optimizer_states(workload: TrainingWorkload) -> tuple[str, str, str, bool]:
     )
 
 
-def _overlap(setup: TrainingSetup) -> Values:
+def _overlap_flags(setup: TrainingSetup) -> Values:
     """Return flags of overlaps.
 
     Raises:
@@ -409,7 +415,7 @@ def _overlap(setup: TrainingSetup) -> Values:
     if (
         setup.workload.optimizer == "muon"
         and setup.switches["overlap_grad_reduce"]
-        and not has_come(release, since=since)
+        and not is_at_least(release, since=since)
     ):
         raise UnsupportedError(
             f"Megatron Core {'.'.join(map(str, since['core']))} is the first to overlap data "
@@ -430,7 +436,7 @@ def _overlap(setup: TrainingSetup) -> Values:
     }
 
 
-_LANGUAGE_MODEL = {
+_LANGUAGE_MODEL_FLAGS = {
     "num-layers",
     "hidden-size",
     "ffn-hidden-size",
@@ -482,7 +488,7 @@ _LANGUAGE_MODEL = {
     words.FIRST_STAGE,
     words.LAST_STAGE,
 }
-_MODEL_PARALLEL = {
+_MODEL_PARALLEL_FLAGS = {
     "tensor-model-parallel-size",
     "pipeline-model-parallel-size",
     "context-parallel-size",
@@ -499,7 +505,7 @@ _MODEL_PARALLEL = {
     "no-gradient-accumulation-fusion",
     "no-overlap-p2p-communication",
 }
-_KEYS = {
+_RENAMED_FIELDS = {
     "num-experts": "num_moe_experts",
     "fp8-format": "fp8",
     "fp4-format": "fp4",
@@ -517,7 +523,7 @@ _KEYS = {
 
 def field_name(flag: str) -> str:
     """Return the field of Megatron Core's configuration classes that a flag sets."""
-    return _KEYS.get(flag, flag.replace("-", "_"))
+    return _RENAMED_FIELDS.get(flag, flag.replace("-", "_"))
 
 
 def yaml_content(setup: TrainingSetup) -> dict[str, Any]:
@@ -548,20 +554,24 @@ def yaml_content(setup: TrainingSetup) -> dict[str, Any]:
         if name == "disable-bias-linear":
             continue
         section = (
-            language if name in _LANGUAGE_MODEL else parallel if name in _MODEL_PARALLEL else others
+            language
+            if name in _LANGUAGE_MODEL_FLAGS
+            else parallel
+            if name in _MODEL_PARALLEL_FLAGS
+            else others
         )
-        section[field_name(name)] = False if name.startswith("no-") else _value(name, values)
+        section[field_name(name)] = False if name.startswith("no-") else _yaml_value(name, values)
     return {"language_model": language, "model_parallel": parallel, **others}
 
 
-def _value(name: str, values: list[str]) -> Any:
+def _yaml_value(name: str, values: list[str]) -> Any:
     """Return a value: switches are true, numbers are numbers, possible lists stay lists."""
     if name == "recompute-modules":
         return values
     if not values:
         return True
     if len(values) > 1:
-        return [_value(name, [each]) for each in values]
+        return [_yaml_value(name, [each]) for each in values]
     (text,) = values
     for kind in (int, float):
         try:
@@ -571,7 +581,7 @@ def _value(name: str, values: list[str]) -> Any:
     return text
 
 
-def yaml(setup: TrainingSetup) -> str:
+def yaml_text(setup: TrainingSetup) -> str:
     """Return the YAML file, to merge into examples/gpt3/gpt_config.yaml."""
     from yaml import safe_dump
 

@@ -6,10 +6,10 @@ from hp_tool.domain.setups import TrainingSetup
 from hp_tool.formats.reading import Reading
 from hp_tool.formats.registry import Format, register
 from hp_tool.formats.scripts import assignments
-from hp_tool.formats.signs import Evidence, Sign, words
+from hp_tool.formats.signs import Evidence, Sign, matches_pattern
 from hp_tool.formats.source import Source
-from hp_tool.formats.tools.nemo.launch import read_launch
-from hp_tool.formats.tools.nemo.overrides import listed
+from hp_tool.formats.tools.nemo.launch import read_launch_command
+from hp_tool.formats.tools.nemo.overrides import parse_override_list
 from hp_tool.formats.tools.nemo.read import read
 from hp_tool.formats.tools.nemo.write import overrides, text
 
@@ -24,46 +24,53 @@ def _is_its_file(evidence: Evidence) -> bool:
     )
 
 
-def _are_overrides(evidence: Evidence) -> bool:
+def _contains_only_overrides(evidence: Evidence) -> bool:
     """Return whether the text contains only overrides, some of them Bridge's."""
     return any(
         word.text.lstrip("+").startswith(("model.", "train.", "ddp.", "comm_overlap."))
-        for word in listed(evidence.text)
+        for word in parse_override_list(evidence.text)
     )
 
 
-def _read(source: Source, reading: Reading) -> None:
+def _read_any(source: Source, reading: Reading) -> None:
     """Fill the reading with the query of a file, of overrides alone, or of a launch command."""
-    if source.mapping is not None or listed(source.text):
+    if source.mapping is not None or parse_override_list(source.text):
         read(source, reading)
     else:
-        read_launch(source, reading)
+        read_launch_command(source, reading)
 
 
-def _fewer_layers(setup: TrainingSetup) -> list[str]:
+def _layers_override(setup: TrainingSetup) -> list[str]:
     """Return the number of layers, which recipes set."""
     return [f"model.num_layers={setup.model.num_hidden_layers}"]
 
 
-_RECIPE = "a recipe of NeMo 2 by name (its settings stand in Python; import the YAML file it saves)"
+_NEMO_RECIPE_REASON = (
+    "a recipe of NeMo 2 by name (its settings stand in Python; import the YAML file it saves)"
+)
 register(
     Format(
         name="nemo",
         title="Megatron Bridge",
         signs=(
             Sign(of="keys", rank=70, holds=_is_its_file),
-            Sign(of="script", rank=17, holds=_are_overrides),
+            Sign(of="script", rank=17, holds=_contains_only_overrides),
             Sign(
                 of="script",
                 rank=18,
-                holds=words(
+                holds=matches_pattern(
                     r"run_recipe\.py|scripts/training/train\.sh|(?<!\S)--recipe[ =]"
                     r"|(setup_experiment|run_script)\.py[\s\S]*(--model_recipe_name|-mr)\b"
                 ),
             ),
-            Sign(of="script", rank=19, holds=words(r"\bnemo\s+llm\s+\w+\s"), refused=_RECIPE),
+            Sign(
+                of="script",
+                rank=19,
+                holds=matches_pattern(r"\bnemo\s+llm\s+\w+\s"),
+                refused=_NEMO_RECIPE_REASON,
+            ),
         ),
-        read=_read,
+        read=_read_any,
         write=text,
         options=overrides,
         framework="megatron-core",
@@ -71,7 +78,7 @@ register(
         file="nemo.py",
         flags=lambda setup: assignments(overrides(setup)),
         flags_name="megatron-bridge",
-        fewer_layers=_fewer_layers,
+        fewer_layers=_layers_override,
         reads="the YAML files of Megatron Bridge and of NeMo, a recipe or a preset by its name "
         "with overrides, and overrides alone",
         writes="overrides of a Megatron Bridge recipe, 0.3 to 0.6; LoRA as those of a recipe for "

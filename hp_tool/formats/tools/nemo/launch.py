@@ -10,28 +10,33 @@ from hp_tool.formats.reading import (
     Reading,
     Setting,
     as_settings,
-    settings_of,
-    sort,
+    parse_flags,
+    sort_settings,
     table,
 )
-from hp_tool.formats.renamed import argument_of
+from hp_tool.formats.renamed import megatron_argument
 from hp_tool.formats.shell import Word
 from hp_tool.formats.source import Source
 from hp_tool.formats.tools.megatron_lm.arguments import TABLE
-from hp_tool.formats.tools.nemo.overrides import Override, is_override, laid_over, override_of
-from hp_tool.formats.tools.nemo.read import overridden, read_content, refuse_shapes
+from hp_tool.formats.tools.nemo.overrides import (
+    Override,
+    apply_overrides,
+    is_override,
+    parse_override,
+)
+from hp_tool.formats.tools.nemo.read import read_content, reject_shape_overrides, with_overrides
 from hp_tool.formats.tools.nemo.recipes import (
     PRECISIONS,
     Library,
     Preset,
     library_recipe,
-    nearest,
+    nearest_names,
     preset_of,
     presets,
 )
-from hp_tool.questions.schema import lay
+from hp_tool.questions.schema import set_paths
 
-_KEYS = {
+_KEYS_OF_OPTIONS = {
     **dict.fromkeys(("global-batch-size", "gb"), "train.global_batch_size"),
     **dict.fromkeys(("micro-batch-size", "mb"), "train.micro_batch_size"),
     **dict.fromkeys(("seq-length", "sl"), "model.seq_length"),
@@ -51,12 +56,12 @@ _KEYS = {
     "cuda-graph-scope": "model.cuda_graph_scope",
 }
 """Options of the launchers, and the keys that they override."""
-_CHOOSE = (
+_SELECTING_OPTIONS = (
     *("recipe", "model", "mode", "model-recipe-name", "mr", "gpu", "g", "task"),
     *("compute-dtype", "c", "config-variant", "cv"),
 )
 """Options by which a recipe is chosen."""
-_OFF = {
+_OFF_FIELDS = {
     "training.cuda_graphs": False,
     "training.offload": "none",
     "training.gradient_precision": "fp32",
@@ -68,7 +73,7 @@ _RELEASE = re.compile(r"nemo[:+#-](\d\d\.\d\d(?:\.\d\d)?)(?!\d)")
 """A release in the name of a container image."""
 
 
-def read_launch(source: Source, reading: Reading) -> None:
+def read_launch_command(source: Source, reading: Reading) -> None:
     """Fill the reading with the query of the recipe or the preset that a command names. Raises
     InputError.
     """
@@ -77,39 +82,39 @@ def read_launch(source: Source, reading: Reading) -> None:
     overrides = [word for word in words if is_override(word.text)]
     others = [word for word in words if not is_override(word.text)]
     known = table("bridge-launch")
-    written = settings_of(others, table=known, reading=reading)
-    settings = sort(
+    written = parse_flags(others, table=known, reading=reading)
+    settings = sort_settings(
         written,
         table=known,
         reading=reading,
         spare=source.ignore,
     )
     reading.query = {"kind": "training", "training": {}, "parallel": {}}
-    _count(settings, reading)
-    if any(each.unknown and each.name in _CHOOSE for each in written):
+    _read_num_gpus(settings, reading)
+    if any(each.unknown and each.name in _SELECTING_OPTIONS for each in written):
         return  # noted as missing
-    given = _flags(settings)
-    name = _text(settings, "recipe")
-    if not name and (model := _text(settings, "model")):
-        mode = _TASKS.get(_text(settings, "mode", "pretrain"), "")
+    given = _option_overrides(settings)
+    name = _first_text(settings, "recipe")
+    if not name and (model := _first_text(settings, "model")):
+        mode = _TASKS.get(_first_text(settings, "mode", "pretrain"), "")
         name = f"{model}_{'peft' if mode == 'lora' else mode}_config"
     if name:
         preset, library = preset_of(name), library_recipe(name)
         if preset is None and library is None:
-            raise _unknown("recipe", name, nearest(name))
+            raise _unknown_name_error("recipe", name, nearest_names(name))
     else:
-        preset, library = _selected(settings, source, reading), None
+        preset, library = _select_preset(settings, source, reading), None
     if preset is not None:
         _read_preset(preset, given, overrides, source=source, reading=reading)
         if not name:
-            release = _release(settings, source)
+            release = _stated_release(settings, source)
             if release is not None:
                 reading.query["training"]["recipe"] = f"megatron-bridge-{release}"
     elif library is not None:
         _read_library(library, given, overrides, source=source, reading=reading)
 
 
-def _unknown(option: str, name: str, known: str) -> UnsupportedError:
+def _unknown_name_error(option: str, name: str, known: str) -> UnsupportedError:
     """Return the refusal of a name that nobody knows; `known` are those like it."""
     hint = f"; the nearest are {known}" if known else ""
     return UnsupportedError(
@@ -117,7 +122,7 @@ def _unknown(option: str, name: str, known: str) -> UnsupportedError:
     )
 
 
-def _text(settings: Mapping[str, Setting], *names: str) -> str:
+def _first_text(settings: Mapping[str, Setting], *names: str) -> str:
     """Return the value of the first of the options that is there; the last name is the default if
     no option is called so.
     """
@@ -127,44 +132,46 @@ def _text(settings: Mapping[str, Setting], *names: str) -> str:
     return names[-1] if len(names) > 1 and names[-1] not in table("bridge-launch") else ""
 
 
-def _count(settings: Mapping[str, Setting], reading: Reading) -> None:
+def _read_num_gpus(settings: Mapping[str, Setting], reading: Reading) -> None:
     """Note the number of GPUs that a launcher is told."""
     if reading.num_gpus is not None:
         return
-    sizes = [_text(settings, *names) for names in (("num-gpus", "ng"), ("nodes",))]
-    per_node = _text(settings, "gpus-per-node", "gn")
+    sizes = [_first_text(settings, *names) for names in (("num-gpus", "ng"), ("nodes",))]
+    per_node = _first_text(settings, "gpus-per-node", "gn")
     if sizes[0].isdecimal():
         reading.num_gpus = int(sizes[0])
     elif sizes[1].isdecimal() and per_node.isdecimal():
         reading.num_gpus = int(sizes[1]) * int(per_node)
 
 
-def _flags(settings: Mapping[str, Setting]) -> list[Override]:
+def _option_overrides(settings: Mapping[str, Setting]) -> list[Override]:
     """Return the launcher's options that stand for keys, as overrides."""
     return [
-        override_of(Word(f"{_KEYS[name]}={each.text.replace('None', 'null') or 'null'}", 0))
+        parse_override(
+            Word(f"{_KEYS_OF_OPTIONS[name]}={each.text.replace('None', 'null') or 'null'}", 0)
+        )
         for name, each in settings.items()
-        if name in _KEYS
+        if name in _KEYS_OF_OPTIONS
     ]
 
 
-def _release(settings: Mapping[str, Setting], source: Source) -> str | None:
+def _stated_release(settings: Mapping[str, Setting], source: Source) -> str | None:
     """Return the release that the caller or the container's image names."""
     named = str(source.overrides.get("training.recipe", ""))
     if named.startswith("megatron-bridge-"):
         return named.removeprefix("megatron-bridge-")
-    image = _RELEASE.search(_text(settings, "container-image", "i"))
+    image = _RELEASE.search(_first_text(settings, "container-image", "i"))
     return image[1] if image else None
 
 
-def _selected(settings: Mapping[str, Setting], source: Source, reading: Reading) -> Preset:
+def _select_preset(settings: Mapping[str, Setting], source: Source, reading: Reading) -> Preset:
     """Return the preset that the options of scripts/performance choose. Raises InputError."""
-    recipe = _text(settings, "model-recipe-name", "mr")
-    precision = _text(settings, "compute-dtype", "c").lower() or "bf16"
-    task = _TASKS.get(_text(settings, "task").lower() or "pretrain", "")
+    recipe = _first_text(settings, "model-recipe-name", "mr")
+    precision = _first_text(settings, "compute-dtype", "c").lower() or "bf16"
+    task = _TASKS.get(_first_text(settings, "task").lower() or "pretrain", "")
     for option, value in (
         ("model_recipe_name", recipe),
-        ("gpu", chip := _text(settings, "gpu", "g").lower()),
+        ("gpu", chip := _first_text(settings, "gpu", "g").lower()),
     ):
         if not value:
             raise InputError(
@@ -175,8 +182,8 @@ def _selected(settings: Mapping[str, Setting], source: Source, reading: Reading)
     rows = [each for each in presets() if each.recipe == recipe]
     if not rows:
         names = [each.recipe for each in presets()]
-        raise _unknown("model_recipe_name", recipe, nearest(recipe, among=names))
-    release = _release(settings, source)
+        raise _unknown_name_error("model_recipe_name", recipe, nearest_names(recipe, among=names))
+    release = _stated_release(settings, source)
     if release is None:
         newest = f"megatron-bridge-{rows[-1].releases[-1]}"
         raise InputError(
@@ -191,22 +198,24 @@ def _selected(settings: Mapping[str, Setting], source: Source, reading: Reading)
         ("gpu", "chip", chip),
         ("compute_dtype", "precision", precision),
     ):
-        kept = [each for each in rows if value in _words(getattr(each, attribute))]
+        kept = [each for each in rows if value in _split_words(getattr(each, attribute))]
         if not kept:
-            have = sorted({word for each in rows for word in _words(getattr(each, attribute))})
+            have = sorted(
+                {word for each in rows for word in _split_words(getattr(each, attribute))}
+            )
             raise UnsupportedError(
                 f"--{option} {value}: {recipe} has presets for {', '.join(have)}",
                 field=f"--{option}",
             )
         rows = kept
-    return _variant(rows, _text(settings, "config-variant", "cv").lower(), reading)
+    return _select_variant(rows, _first_text(settings, "config-variant", "cv").lower(), reading)
 
 
-def _words(value: Any) -> tuple[str, ...]:
+def _split_words(value: Any) -> tuple[str, ...]:
     return value if isinstance(value, tuple) else (str(value),)
 
 
-def _variant(rows: list[Preset], named: str, reading: Reading) -> Preset:
+def _select_variant(rows: list[Preset], named: str, reading: Reading) -> Preset:
     """Return the preset of a variant: v2 by itself, or v1 if there is none, until 26.06; since then
     both stand for the one without a name. Raises UnsupportedError.
     """
@@ -250,7 +259,7 @@ def _read_preset(
     if preset.global_batch_size and batch % preset.num_gpus == 0:
         keys["train.global_batch_size"] = batch // preset.num_gpus
     reading.num_gpus = count
-    content = _content(keys, flags, words, model=preset.model, source=source, reading=reading)
+    content = _merge_content(keys, flags, words, model=preset.model, source=source, reading=reading)
     for key, field in (
         ("train.global_batch_size", "training.global_batch_size"),
         ("model.seq_length", "training.sequence_length"),
@@ -259,7 +268,7 @@ def _read_preset(
         if name not in content.get(section, {}):
             reading.lack(field, "the preset's own is not known; add", example="...")
     read_content(content, source=source, reading=reading)
-    said = _said(content)
+    said = _decided_fields(content)
     query = reading.query
     training = {
         name: value
@@ -268,11 +277,11 @@ def _read_preset(
     }
     training |= {
         name.partition(".")[2]: value
-        for name, value in _OFF.items()
+        for name, value in _OFF_FIELDS.items()
         if name in said and name.partition(".")[2] not in training
     }
     training.pop("overlap", None)
-    if overlap := _overlap(query["training"].get("overlap") or {}, said):
+    if overlap := _overlap_fields(query["training"].get("overlap") or {}, said):
         training["overlap"] = overlap
     if "training.precision" not in said:
         training |= PRECISIONS[preset.precision]
@@ -294,10 +303,10 @@ def _read_preset(
         "training": training,
         "parallel": parallel,
     }
-    _forget_the_shape(reading)
+    _drop_missing_shape(reading)
 
 
-def _overlap(read: Mapping[str, bool], said: set[str]) -> dict[str, bool]:
+def _overlap_fields(read: Mapping[str, bool], said: set[str]) -> dict[str, bool]:
     """Return the overlaps that keys say, on or off."""
     names = ("tensor_parallel", "pipeline_parallel", "data_parallel", "expert_parallel")
     return {
@@ -316,7 +325,7 @@ def _read_library(
     reading: Reading,
 ) -> None:
     """Fill the reading with a library recipe and what the command overrides."""
-    content = _content(
+    content = _merge_content(
         recipe.keys, flags, words, model=recipe.model, source=source, reading=reading
     )
     read_content(content, source=source, reading=reading)
@@ -330,10 +339,10 @@ def _read_library(
             Ignored(flag="dataset", reason="packs samples; a row is taken as one sequence")
         )
     reading.query["model"] = recipe.model
-    _forget_the_shape(reading)
+    _drop_missing_shape(reading)
 
 
-def _content(
+def _merge_content(
     keys: Mapping[str, Any],
     flags: list[Override],
     words: list[Word],
@@ -343,25 +352,25 @@ def _content(
     reading: Reading,
 ) -> dict[str, Any]:
     """Return a recipe's keys with the command's laid over them."""
-    content = laid_over(lay({}, keys), flags)
+    content = apply_overrides(set_paths({}, keys), flags)
     layers = source.layers_of(model)
-    own = overridden({}, words, reading=reading)
-    refuse_shapes(own, num_layers=layers, source=source, reading=reading)
-    content = overridden(content, words, reading=Reading(tool=reading.tool))
+    own = with_overrides({}, words, reading=reading)
+    reject_shape_overrides(own, num_layers=layers, source=source, reading=reading)
+    content = with_overrides(content, words, reading=Reading(tool=reading.tool))
     content.setdefault("model", {})["num_layers"] = layers
     return content
 
 
-def _forget_the_shape(reading: Reading) -> None:
+def _drop_missing_shape(reading: Reading) -> None:
     """Drop what is missing of a model's shape, which the recipe's model says."""
     reading.missing = [each for each in reading.missing if not each.field.startswith("model")]
 
 
-def _said(content: Mapping[str, Any]) -> set[str]:
+def _decided_fields(content: Mapping[str, Any]) -> set[str]:
     """Return the fields of a query that the keys decide."""
     fields = set()
     for each in as_settings(content):
-        argument = table(TABLE).get(argument_of(each.name, tool="nemo").removesuffix("!"))
+        argument = table(TABLE).get(megatron_argument(each.name, tool="nemo").removesuffix("!"))
         if argument is not None and argument.fate == "read":
             fields.add(argument.why)
         if each.name.partition(".")[0] == "mixed-precision":

@@ -11,8 +11,8 @@ import yaml
 from hp_tool.catalog import documents
 from hp_tool.formats.shell import Word
 
-_OVERRIDE = re.compile(r"[+~]{0,2}[A-Za-z_][\w-]*(\.[\w-]+)*(=|$)")
-_UNSPACED = re.compile(r"([{,]\s*[\w.]+):(?=[^\s])")
+_OVERRIDE_PATTERN = re.compile(r"[+~]{0,2}[A-Za-z_][\w-]*(\.[\w-]+)*(=|$)")
+_MISSING_SPACE = re.compile(r"([{,]\s*[\w.]+):(?=[^\s])")
 """A key in a mapping as in Hydra; YAML requires a space after the colon."""
 
 
@@ -31,26 +31,26 @@ class Override:
 
 def is_override(text: str) -> bool:
     """Return whether a word is an override of a dotted key."""
-    match = _OVERRIDE.match(text)
+    match = _OVERRIDE_PATTERN.match(text)
     return match is not None and (match[0].endswith("=") or text.startswith("~"))
 
 
-def override_of(word: Word) -> Override:
+def parse_override(word: Word) -> Override:
     """Return the override in a word."""
     key, _, text = word.text.partition("=")
     return Override(
-        key=key.lstrip("+~"), value=_value(text), line=word.line, deletes=key.startswith("~")
+        key=key.lstrip("+~"), value=_parse_value(text), line=word.line, deletes=key.startswith("~")
     )
 
 
-def _value(text: str) -> Any:
+def _parse_value(text: str) -> Any:
     try:
-        return documents.load_yaml(_UNSPACED.sub(r"\1: ", text) if "{" in text else text)
+        return documents.load_yaml(_MISSING_SPACE.sub(r"\1: ", text) if "{" in text else text)
     except yaml.YAMLError:
         return text
 
 
-def laid_over(content: dict[str, Any], overrides: Iterable[Override]) -> dict[str, Any]:
+def apply_overrides(content: dict[str, Any], overrides: Iterable[Override]) -> dict[str, Any]:
     """Return the content with the overrides applied in order."""
     result = dict(content)
     for each in overrides:
@@ -64,7 +64,7 @@ def laid_over(content: dict[str, Any], overrides: Iterable[Override]) -> dict[st
     return result
 
 
-def listed(text: str) -> list[Word]:
+def parse_override_list(text: str) -> list[Word]:
     """Return the overrides of a text with only overrides, one per line; empty for others."""
     words = []
     for number, line in enumerate(text.splitlines(), 1):

@@ -5,16 +5,28 @@ from dataclasses import replace
 from typing import Any
 
 from hp_tool.errors import InputError
-from hp_tool.formats.reading import Reading, Setting, fraction, plain, sort, table, whole_number
-from hp_tool.formats.renamed import argument_of, file_settings, renamed
+from hp_tool.formats.reading import (
+    Reading,
+    Setting,
+    hyphenated,
+    parse_fraction,
+    parse_whole_number,
+    sort_settings,
+    table,
+)
+from hp_tool.formats.renamed import file_settings, megatron_argument, rename_settings
 from hp_tool.formats.shell import Word
 from hp_tool.formats.source import Source
 from hp_tool.formats.tools.megatron_lm.arguments import TABLE
-from hp_tool.formats.tools.megatron_lm.read import read as read_arguments
-from hp_tool.formats.tools.nemo.overrides import laid_over, listed, override_of
+from hp_tool.formats.tools.megatron_lm.read import read_arguments as read_arguments
+from hp_tool.formats.tools.nemo.overrides import (
+    apply_overrides,
+    parse_override,
+    parse_override_list,
+)
 from hp_tool.formats.writing import DTYPES
 
-_MIXED = {
+_PRECISION_RECIPES = {
     "fp8_delayed": ("fp8-format=hybrid",),
     "fp8_current": ("fp8-format=hybrid", "fp8-recipe=tensorwise"),
     "fp8_subchannel": ("fp8-format=hybrid", "fp8-recipe=blockwise"),
@@ -26,11 +38,16 @@ _DTYPES = {theirs: ours for ours, theirs in DTYPES.items()} | {"half": "fp16", "
 """torch's names of number formats, and those of Megatron's arguments; its optimizer stores fp8 in
 bytes.
 """
-_BY_PROVIDER = ("normalization", "position_embedding_type", "gated_linear_unit", "add_bias_linear")
+_PROVIDER_KEYS = (
+    "normalization",
+    "position_embedding_type",
+    "gated_linear_unit",
+    "add_bias_linear",
+)
 """Defaults of model provider classes."""
-_PLAIN = ("GPTModelProvider", "GPTConfig")
+_PLAIN_PROVIDERS = ("GPTModelProvider", "GPTConfig")
 """Classes with Megatron Core's defaults."""
-_READ_HERE = {
+_SEPARATELY_READ_KEYS = {
     "trainer.precision": "training.precision",
     "model.activation": "model.gated_mlp",
     "model.optim.name": "parallel.zero_stage",
@@ -38,7 +55,7 @@ _READ_HERE = {
     "model.-target-": "model",
 }
 """Fields determined by the file's own keys, which Megatron's table lacks."""
-_DISTRIBUTED = ("mcore_distributed_optim", "distributed_fused_adam")
+_DISTRIBUTED_OPTIMIZERS = ("mcore_distributed_optim", "distributed_fused_adam")
 """NeMo's optimizers that shard their states over data parallelism."""
 
 
@@ -51,24 +68,24 @@ def read(source: Source, reading: Reading) -> None:
     """
     if source.mapping is not None:
         read_content(source.keys(reading), source=source, reading=reading)
-    elif words := listed(source.text):
-        _read_overrides(overridden({}, words, reading=reading), source=source, reading=reading)
+    elif words := parse_override_list(source.text):
+        _read_overrides(with_overrides({}, words, reading=reading), source=source, reading=reading)
     else:
         raise InputError("neither a file of keys nor overrides of a recipe", field="format")
 
 
-def overridden(
+def with_overrides(
     content: dict[str, Any], words: Iterable[Word], *, reading: Reading
 ) -> dict[str, Any]:
     """Return the content with KEY=VALUE words applied; reject those that delete a key."""
-    overrides = [override_of(word) for word in words]
+    overrides = [parse_override(word) for word in words]
     for each in overrides:
         if each.deletes:
             reading.refuse(f"~{each.key}: deletes a key, which is not read")
-    return laid_over(content, (each for each in overrides if not each.deletes))
+    return apply_overrides(content, (each for each in overrides if not each.deletes))
 
 
-_DECIDED = {
+_DECIDED_FIELDS = {
     "model.tensor_model_parallel_size": "parallel.tensor_parallel_size",
     "model.pipeline_model_parallel_size": "parallel.pipeline_parallel_size",
     "model.virtual_pipeline_model_parallel_size": "parallel.virtual_pipeline_parallel_size",
@@ -96,10 +113,10 @@ def _read_overrides(content: dict[str, Any], *, source: Source, reading: Reading
         training = {"sequence_length": length} if isinstance(length, int) else {}
         reading.query = {"kind": "training", "training": training, "parallel": {}}
         return
-    refuse_shapes(content, num_layers=layers, source=source, reading=reading)
+    reject_shape_overrides(content, num_layers=layers, source=source, reading=reading)
     of_recipe = {"model": {"num_layers": layers}}
-    read_content(_merged(content, of_recipe), source=source, reading=reading)
-    for key, field in _DECIDED.items():
+    read_content(_merge_content(content, of_recipe), source=source, reading=reading)
+    for key, field in _DECIDED_FIELDS.items():
         section, _, name = key.rpartition(".")
         if name not in (_section(content, section) if section else content):
             reading.lack(field, f"{key} is the recipe's, which overrides do not name; add")
@@ -109,29 +126,31 @@ def _read_overrides(content: dict[str, Any], *, source: Source, reading: Reading
             reading.query["training"].pop(name, None)
 
 
-def refuse_shapes(
+def reject_shape_overrides(
     content: Mapping[str, Any], *, num_layers: int | None, source: Source, reading: Reading
 ) -> None:
     """Reject overrides that change the recipe's model shape."""
-    spared = {plain(name) for name in source.ignore}
+    spared = {hyphenated(name) for name in source.ignore}
     for name, value in _section(content, "model").items():
-        argument = table(TABLE).get(argument_of(plain(f"model.{name}"), tool="nemo").rstrip("!"))
+        argument = table(TABLE).get(
+            megatron_argument(hyphenated(f"model.{name}"), tool="nemo").rstrip("!")
+        )
         shapes = argument is not None and argument.why.startswith("model.")
         same = name == "num_layers" and str(value) == str(num_layers)
-        if shapes and not same and plain(f"model.{name}") not in spared:
+        if shapes and not same and hyphenated(f"model.{name}") not in spared:
             reading.refuse(
                 f"model.{name} {value}: changes the recipe's model; import the YAML file that the "
                 "run saves"
             )
 
 
-def _merged(content: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+def _merge_content(content: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     """Return the content merged with another, section by section."""
     merged = dict(content)
     for key, value in over.items():
         before = merged.get(key)
         if isinstance(value, Mapping) and isinstance(before, Mapping):
-            merged[key] = _merged(before, value)
+            merged[key] = _merge_content(before, value)
         else:
             merged[key] = value
     return merged
@@ -141,23 +160,23 @@ def read_content(content: Mapping[str, Any], *, source: Source, reading: Reading
     """Fill the reading with the query of the content of Bridge's or NeMo's file."""
     num_gpus, spare = reading.num_gpus, source.ignore
     leaves = file_settings(content, text=source.text)
-    reading.lack_unknown(leaves, _READ_HERE)
+    reading.lack_unknown(leaves, _SEPARATELY_READ_KEYS)
     reading.lack_unknown(
         leaves,
         {
             each.name: "training.precision"
             for each in leaves
-            if _outermost(each) == "mixed-precision"
+            if _outermost_key(each) == "mixed-precision"
         },
     )
     trainer, model, adapters = (_section(content, name) for name in ("trainer", "model", "peft"))
     if num_gpus is None and "devices" in trainer:
-        nodes = whole_number(trainer.get("num_nodes", 1), "trainer.num_nodes")
-        num_gpus = whole_number(trainer["devices"], "trainer.devices") * nodes
+        nodes = parse_whole_number(trainer.get("num_nodes", 1), "trainer.num_nodes")
+        num_gpus = parse_whole_number(trainer["devices"], "trainer.devices") * nodes
     reading.num_gpus = reading.num_gpus or num_gpus
     provider = str(model.get("_target_", "")).rpartition(".")[2]
-    unsaid = [name for name in _BY_PROVIDER if name not in model]
-    if provider and provider not in _PLAIN and unsaid:
+    unsaid = [name for name in _PROVIDER_KEYS if name not in model]
+    if provider and provider not in _PLAIN_PROVIDERS and unsaid:
         reading.lack(
             "model",
             f"{provider} decides {', '.join(unsaid)}, which the file does not say; add",
@@ -165,10 +184,13 @@ def read_content(content: Mapping[str, Any], *, source: Source, reading: Reading
         )
     low_rank = str(adapters.get("_target_", "")).endswith(".LoRA")
     elsewhere = ("mixed-precision", "peft") if low_rank else ("mixed-precision",)
-    own = [each for each in leaves if _outermost(each) not in elsewhere]
-    settings = [_dtype(each) for each in renamed(own, tool="nemo", reading=reading, spare=spare)]
+    own = [each for each in leaves if _outermost_key(each) not in elsewhere]
+    settings = [
+        _with_short_dtype(each)
+        for each in rename_settings(own, tool="nemo", reading=reading, spare=spare)
+    ]
     names = {each.name for each in settings}
-    settings += _precision(content)
+    settings += _precision_settings(content)
     if "num-query-groups" in names:
         settings.append(Setting(name="group-query-attention", written="model.num_query_groups"))
     if model.get("activation") in ("fast-swiglu", "swiglu"):
@@ -178,7 +200,7 @@ def read_content(content: Mapping[str, Any], *, source: Source, reading: Reading
     optimizer = next(
         (each for each in leaves if each.name in ("model.optim.name", "optim.name")), None
     )
-    if optimizer and optimizer.values[0] in _DISTRIBUTED:
+    if optimizer and optimizer.values[0] in _DISTRIBUTED_OPTIMIZERS:
         settings.append(
             Setting(
                 name="use-distributed-optimizer", written=optimizer.written, line=optimizer.line
@@ -186,9 +208,9 @@ def read_content(content: Mapping[str, Any], *, source: Source, reading: Reading
         )
     read_arguments(settings, reading=reading, num_gpus=num_gpus, spare=spare)
     if low_rank:
-        _adapters([each for each in leaves if _outermost(each) == "peft"], reading=reading)
+        _read_adapters([each for each in leaves if _outermost_key(each) == "peft"], reading=reading)
     if (
-        provider and provider not in _PLAIN
+        provider and provider not in _PLAIN_PROVIDERS
     ):  # if the file does not set it, the class determines it, not Megatron's default
         fields = {each.field for each in reading.read}
         for name in ("dropout", "cross_entropy"):
@@ -196,11 +218,11 @@ def read_content(content: Mapping[str, Any], *, source: Source, reading: Reading
                 reading.query["training"].pop(name, None)
 
 
-def _adapters(leaves: Iterable[Setting], *, reading: Reading) -> None:
+def _read_adapters(leaves: Iterable[Setting], *, reading: Reading) -> None:
     """Return Bridge's LoRA (megatron/bridge/peft/lora.py) as training.lora, with that class's
     defaults.
     """
-    settings = sort(leaves, table=table("bridge-lora"), reading=reading)
+    settings = sort_settings(leaves, table=table("bridge-lora"), reading=reading)
 
     def words(name: str, default: tuple[str, ...]) -> tuple[str, ...]:
         return settings[f"peft.{name}"].values if f"peft.{name}" in settings else default
@@ -211,14 +233,14 @@ def _adapters(leaves: Iterable[Setting], *, reading: Reading) -> None:
             f"peft.target_modules {', '.join(targets)}: adapters on some of the layers are not "
             "modelled"
         )
-    lora: dict[str, Any] = {"rank": whole_number(words("dim", ("32",))[0], "peft.dim")}
+    lora: dict[str, Any] = {"rank": parse_whole_number(words("dim", ("32",))[0], "peft.dim")}
     lora |= {"target_modules": list(targets)} if targets else {}
-    if (dropout := fraction(words("dropout", ("0",))[0], "peft.dropout")) > 0.0:
+    if (dropout := parse_fraction(words("dropout", ("0",))[0], "peft.dropout")) > 0.0:
         lora["dropout"] = dropout
     reading.query["training"] |= {"task": "lora", "lora": lora}
 
 
-def _dtype(setting: Setting) -> Setting:
+def _with_short_dtype(setting: Setting) -> Setting:
     """Return the setting with torch's name of a number format as in Megatron's arguments."""
     if not setting.name.endswith("-dtype") or len(setting.values) != 1:
         return setting
@@ -226,7 +248,7 @@ def _dtype(setting: Setting) -> Setting:
     return replace(setting, values=(_DTYPES.get(name, name),))
 
 
-def _outermost(setting: Setting) -> str:
+def _outermost_key(setting: Setting) -> str:
     return setting.name.partition(".")[0]
 
 
@@ -235,7 +257,7 @@ def _section(content: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return section if isinstance(section, Mapping) else {}
 
 
-def _precision(content: Mapping[str, Any]) -> list[Setting]:
+def _precision_settings(content: Mapping[str, Any]) -> list[Setting]:
     """Return mixed_precision (a recipe's name, or its fields) and trainer.precision as Megatron's
     arguments.
     """
@@ -248,7 +270,9 @@ def _precision(content: Mapping[str, Any]) -> list[Setting]:
     if name and "32" not in name:
         half = name.startswith(("fp16", "16")) and "bf16" not in name
         settings.append(Setting(name="fp16" if half else "bf16", written="precision"))
-    for flag in (flag for kind, flags in _MIXED.items() if kind in name for flag in flags):
+    for flag in (
+        flag for kind, flags in _PRECISION_RECIPES.items() if kind in name for flag in flags
+    ):
         settings.append(
             Setting(
                 name=flag.partition("=")[0],

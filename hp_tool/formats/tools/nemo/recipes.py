@@ -19,9 +19,9 @@ PRECISIONS: dict[str, dict[str, str]] = {
     "nvfp4": {"precision": "nvfp4"},
 }
 """--compute_dtype, and the fields of `training` that it decides."""
-_NEWEST = "26.08"
+_NEWEST_RELEASE = "26.08"
 """Release whose functions of presets are named."""
-_SIZES = {
+_SIZE_KEYS = {
     "micro_batch_size": "train.micro_batch_size",
     "tensor_parallel_size": "model.tensor_model_parallel_size",
     "pipeline_parallel_size": "model.pipeline_model_parallel_size",
@@ -31,7 +31,7 @@ _SIZES = {
     "expert_tensor_parallel_size": "model.expert_tensor_parallel_size",
     "pipeline_layout": "model.pipeline_model_parallel_layout",
 }
-_ALWAYS = ("micro_batch_size", "tensor_parallel_size", "pipeline_parallel_size")
+_REQUIRED_SIZES = ("micro_batch_size", "tensor_parallel_size", "pipeline_parallel_size")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,37 +65,39 @@ class Preset:
     keys: Mapping[str, Any]
 
 
-def _file(name: str) -> str:
+def _read_file(name: str) -> str:
     folder = resources.files("hp_tool.formats")
     return folder.joinpath(f"tables/{name}").read_text(encoding="utf-8")
 
 
 @functools.cache
-def _library() -> dict[str, Any]:
-    content: dict[str, Any] = documents.load_yaml(_file("bridge-recipes.yaml"))
+def _library_file() -> dict[str, Any]:
+    content: dict[str, Any] = documents.load_yaml(_read_file("bridge-recipes.yaml"))
     return content
 
 
 @functools.cache
 def presets() -> tuple[Preset, ...]:
     """Return the presets of all releases that are known."""
-    rows = list(csv.DictReader(_file("bridge-presets.csv").splitlines()))
+    rows = list(csv.DictReader(_read_file("bridge-presets.csv").splitlines()))
     lengths: dict[tuple[str, str], set[int]] = {}
     for row in rows:
         if row["sequence_length"]:
             known = lengths.setdefault((row["recipe"], row["task"]), set())
             known.add(int(row["sequence_length"]))
-    return tuple(_preset(row, lengths.get((row["recipe"], row["task"]), set())) for row in rows)
+    return tuple(
+        _preset_of_row(row, lengths.get((row["recipe"], row["task"]), set())) for row in rows
+    )
 
 
-def _preset(row: Mapping[str, str], lengths: set[int]) -> Preset:
+def _preset_of_row(row: Mapping[str, str], lengths: set[int]) -> Preset:
     own = {int(row["sequence_length"])} if row["sequence_length"] else lengths
     keys: dict[str, Any] = {}
-    for name, key in _SIZES.items():
+    for name, key in _SIZE_KEYS.items():
         text = row[name]
         if text:
             keys[key] = text if name == "pipeline_layout" else int(text)
-        elif name in _ALWAYS:
+        elif name in _REQUIRED_SIZES:
             keys[key] = 1
     tensor = keys["model.tensor_model_parallel_size"]
     keys.setdefault("model.context_parallel_size", 1)
@@ -124,7 +126,7 @@ def preset_of(function: str) -> Preset | None:
 
 def library_recipe(name: str) -> Library | None:
     """Return a library recipe by the name of its function or of an alias; None: none is known."""
-    table = _library()
+    table = _library_file()
     entry = table["recipes"].get(table["aliases"].get(name, name))
     if entry is None:
         return None
@@ -138,9 +140,9 @@ def library_recipe(name: str) -> Library | None:
     )
 
 
-def nearest(name: str, *, among: Sequence[str] | None = None) -> str:
+def nearest_names(name: str, *, among: Sequence[str] | None = None) -> str:
     """Return the names most like one that nobody knows, for an error."""
-    table = _library()
+    table = _library_file()
     known = among
     if known is None:
         functions = [each.function for each in presets() if each.function]

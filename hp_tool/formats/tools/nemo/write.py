@@ -6,30 +6,30 @@ Keys are those of megatron/bridge/training/config.py.
 import shlex
 
 from hp_tool.cost.lora import ALIASES, DEFAULT_TARGETS, PARTS
-from hp_tool.domain.declared import LORA
+from hp_tool.domain.declared import LORA_FIELDS
 from hp_tool.domain.setups import TrainingSetup
 from hp_tool.domain.workload import OverlapSpec, TrainingWorkload
 from hp_tool.errors import UnsupportedError
 from hp_tool.formats.scripts import assignments
 from hp_tool.formats.tools.megatron_lm.words import (
     CONTEXT,
-    PACKED,
+    EXPRESSED_FIELDS,
+    PACKING_FIELDS,
     PIPELINE_BEFORE_DATA,
-    SAID,
     SHARDING,
 )
 from hp_tool.formats.tools.megatron_lm.write import (
-    copies,
+    context_level_sizes,
+    cuda_graph_settings,
+    end_stage_flags,
     field_name,
-    graphs,
-    levels,
-    offloaded_layers,
-    optimizer_states,
-    packed_context,
-    recomputation,
-    shorter_ends,
+    max_packed_tokens,
+    num_offloaded_layers,
+    num_shard_groups,
+    recomputation_flags,
+    state_precisions,
 )
-from hp_tool.formats.writing import DTYPES, SHAPE, Values, headline, refuse_unsaid
+from hp_tool.formats.writing import DTYPES, SHAPE_FIELDS, Values, headline, reject_inexpressible
 
 TOOL = "Megatron Bridge 0.3"
 _RECIPES: dict[str, tuple[str, Values]] = {
@@ -69,9 +69,9 @@ gradients in fp32.
 _DTYPES = {ours: f"torch.{theirs}" for ours, theirs in DTYPES.items()} | {"fp8": "torch.uint8"}
 """Types of the optimizer's tensors; uint8 is fp8, as in Megatron-LM's own arguments."""
 
-_UNSAID = {"pipeline_layout", "kernel_fusion", "task", "attention"}
+_INEXPRESSIBLE_FIELDS = {"pipeline_layout", "kernel_fusion", "task", "attention"}
 """Fields that Megatron-LM has flags for, and Bridge no plain key."""
-FUSED = (
+FUSION_KEYS = (
     "apply_rope_fusion",
     "gradient_accumulation_fusion",
     "moe_grouped_gemm",
@@ -86,12 +86,14 @@ def overrides(setup: TrainingSetup) -> dict[str, str]:
     Raises:
         UnsupportedError: Overrides cannot express the setup.
     """
-    packed = PACKED if packed_context(setup) is not None else set()
-    adapted = frozenset() if setup.workload.lora is None else LORA | {"task", "frozen_precision"}
-    refuse_unsaid(
+    packed = PACKING_FIELDS if max_packed_tokens(setup) is not None else set()
+    adapted = (
+        frozenset() if setup.workload.lora is None else LORA_FIELDS | {"task", "frozen_precision"}
+    )
+    reject_inexpressible(
         setup,
         tool=TOOL,
-        expressed=(SAID | SHAPE | packed) - _UNSAID | adapted,
+        expressed=(EXPRESSED_FIELDS | SHAPE_FIELDS | packed) - _INEXPRESSIBLE_FIELDS | adapted,
         runs="megatron-core",
     )
     w, c, granularity = setup.workload, setup.parallel, setup.recompute.granularity
@@ -110,7 +112,7 @@ def overrides(setup: TrainingSetup) -> dict[str, str]:
                 f"{TOOL} has no switch for training.overlap.{name}",
                 field=f"training.overlap.{name}",
             )
-    implementation, scope = graphs(setup)
+    implementation, scope = cuda_graph_settings(setup)
     values: Values = {
         "model.tensor_model_parallel_size": c.tensor_parallel_size,
         "model.pipeline_model_parallel_size": c.pipeline_parallel_size,
@@ -121,7 +123,7 @@ def overrides(setup: TrainingSetup) -> dict[str, str]:
         "model.recompute_granularity": "null" if granularity == "none" else granularity,
         "train.micro_batch_size": c.micro_batch_size,
         "train.global_batch_size": w.global_batch_size,
-        **_mixed_precision(w),
+        **_precision_fields(w),
         "ddp.use_distributed_optimizer": c.zero_stage >= 1,
         # comm_overlap's setting, or by default Bridge's own, overrides ddp's
         # (CommOverlapConfig.setup).
@@ -132,22 +134,22 @@ def overrides(setup: TrainingSetup) -> dict[str, str]:
         },
         "ddp.grad_reduce_in_fp32": (w.gradient_precision or "fp32") == "fp32",
         "dataset.sequence_length": w.sequence_length,
-        "ddp.num_distributed_optimizer_instances": copies(setup),
+        "ddp.num_distributed_optimizer_instances": num_shard_groups(setup),
         "comm_overlap.overlap_p2p_comm": False if hidden.pipeline_parallel is False else None,
-        **_context(setup),
-        **(_experts(setup) if setup.model.num_experts else {}),
+        **_context_fields(setup),
+        **(_expert_fields(setup) if setup.model.num_experts else {}),
         "dist.use_tp_pp_dp_mapping": setup.cluster.rank_order == PIPELINE_BEFORE_DATA or None,
         "model.attention_dropout": w.dropout or None,
         "model.hidden_dropout": w.dropout or None,
         "optimizer.optimizer": w.optimizer if w.optimizer != "adam" else None,
-        **_optimizer_states(w),
-        **_adapters(w),
-        **_offload(setup),
+        **_state_fields(w),
+        **_adapter_fields(w),
+        **_offload_fields(setup),
         "model.cross_entropy_loss_fusion": w.loss != "unfused" or None,
         "model.cross_entropy_fusion_impl": {"in_place": "te", "fused": "native"}.get(w.loss),
         "model.cuda_graph_impl": implementation,
         "model.cuda_graph_scope": scope[0] if scope == ["full_iteration"] else scope,
-        **{f"model.{name}": setup.switches.get(name) for name in FUSED},
+        **{f"model.{name}": setup.switches.get(name) for name in FUSION_KEYS},
         "comm_overlap.tp_comm_overlap": setup.switches["tp_comm_overlap"],
         "comm_overlap.overlap_moe_expert_parallel_comm": hidden.expert_parallel or None,
     }
@@ -156,14 +158,14 @@ def overrides(setup: TrainingSetup) -> dict[str, str]:
         "ddp.data_parallel_sharding_strategy": SHARDING.get(c.zero_stage),
     }
     return (
-        _texts(values)
-        | _fields(recomputation(setup.recompute))
-        | _texts(sharding)
-        | _fields(shorter_ends(setup))
+        _hydra_texts(values)
+        | _model_fields(recomputation_flags(setup.recompute))
+        | _hydra_texts(sharding)
+        | _model_fields(end_stage_flags(setup))
     )
 
 
-def _texts(values: Values) -> dict[str, str]:
+def _hydra_texts(values: Values) -> dict[str, str]:
     """Return the values as Hydra reads them; None is omitted."""
 
     def text_of(value: object) -> str:
@@ -174,13 +176,13 @@ def _texts(values: Values) -> dict[str, str]:
     return {name: text_of(value) for name, value in values.items() if value is not None}
 
 
-def _context(setup: TrainingSetup) -> Values:
+def _context_fields(setup: TrainingSetup) -> Values:
     """Return the context exchange, and how sequences are packed over context-parallel ranks."""
     if setup.parallel.context_parallel_size == 1:
         return {}
-    packed = packed_context(setup)
+    packed = max_packed_tokens(setup)
     return {
-        "model.hierarchical_context_parallel_sizes": levels(setup),
+        "model.hierarchical_context_parallel_sizes": context_level_sizes(setup),
         "model.cp_comm_type": CONTEXT[setup.strategy.context_parallel_communication][0],
         "model.dynamic_context_parallel": packed is not None or None,
         "model.sequence_packing_scheduler": None if packed is None else "default_dynamic_cp",
@@ -188,7 +190,7 @@ def _context(setup: TrainingSetup) -> Values:
     }
 
 
-def _experts(setup: TrainingSetup) -> Values:
+def _expert_fields(setup: TrainingSetup) -> Values:
     return {
         "model.expert_model_parallel_size": setup.parallel.expert_parallel_size,
         "model.expert_tensor_parallel_size": setup.parallel.expert_tensor_parallel_size,
@@ -198,7 +200,7 @@ def _experts(setup: TrainingSetup) -> Values:
     }
 
 
-def _offload(setup: TrainingSetup) -> Values:
+def _offload_fields(setup: TrainingSetup) -> Values:
     share = setup.workload.offload_fraction or 1.0
     if setup.workload.offload == "optimizer":
         return {
@@ -208,12 +210,12 @@ def _offload(setup: TrainingSetup) -> Values:
     if setup.workload.offload == "activations":
         return {
             "model.cpu_offloading": True,
-            "model.cpu_offloading_num_layers": offloaded_layers(setup),
+            "model.cpu_offloading_num_layers": num_offloaded_layers(setup),
         }
     return {}
 
 
-def _mixed_precision(w: TrainingWorkload) -> dict[str, str]:
+def _precision_fields(w: TrainingWorkload) -> dict[str, str]:
     """Return the named recipe, or its fields if gradients or parameters differ.
 
     They override `ddp` before training (MixedPrecisionConfig.setup).
@@ -250,11 +252,11 @@ def _mixed_precision(w: TrainingWorkload) -> dict[str, str]:
         "reuse_grad_buf_for_mxfp8_param_ag": (narrow and kind == "mxfp8") or None,
     }
     return {
-        "++mixed_precision": f"{{{','.join(f'{key}:{text}' for key, text in _texts(values).items())}}}"  # noqa: E501
+        "++mixed_precision": f"{{{','.join(f'{key}:{text}' for key, text in _hydra_texts(values).items())}}}"  # noqa: E501
     }
 
 
-def _adapters(w: TrainingWorkload) -> Values:
+def _adapter_fields(w: TrainingWorkload) -> Values:
     """Return fields of the LoRA of a recipe for PEFT (`--peft_scheme lora`); none if all weights
     are trained.
     """
@@ -285,9 +287,9 @@ def _adapters(w: TrainingWorkload) -> Values:
     }
 
 
-def _optimizer_states(w: TrainingWorkload) -> Values:
+def _state_fields(w: TrainingWorkload) -> Values:
     """Return the precision-aware optimizer's settings; none if all states are fp32."""
-    first, second, master, aware = optimizer_states(w)
+    first, second, master, aware = state_precisions(w)
     if not aware:
         return {}
     if master not in ("fp32", "fp16", "remainder"):
@@ -304,9 +306,9 @@ def _optimizer_states(w: TrainingWorkload) -> Values:
     }
 
 
-def _fields(values: Values) -> dict[str, str]:
+def _model_fields(values: Values) -> dict[str, str]:
     """Return Megatron-LM's flags as fields of the model."""
-    return {f"model.{field_name(name)}": text for name, text in _texts(values).items()}
+    return {f"model.{field_name(name)}": text for name, text in _hydra_texts(values).items()}
 
 
 def text(setup: TrainingSetup) -> str:

@@ -15,13 +15,13 @@ from hp_tool.domain.pipeline_layout import chunk_layers, text_of_chunks
 from hp_tool.errors import InputError
 from hp_tool.questions.training.layouts import ends_alone_differ
 from hp_tool.questions.training.problem import TrainingProblem
-from hp_tool.questions.training.ranking.exact import BestSearch, Open
+from hp_tool.questions.training.ranking.exact import BestSearch, OpenRows
 
-WORTH = 0.99
+MAX_STEP_RATIO = 0.99
 """Maximum time relative to a pipeline with the default stages."""
 
 
-def balanced(search: BestSearch) -> Iterator[tuple[TrainingProblem, Open]]:
+def balanced_problems(search: BestSearch) -> Iterator[tuple[TrainingProblem, OpenRows]]:
     """Return the search's problem with balanced stages, and the layouts to try them with.
 
     Balanced stages are computed for each number of stages and chunks, from its fastest layout. This
@@ -30,7 +30,7 @@ def balanced(search: BestSearch) -> Iterator[tuple[TrainingProblem, Open]]:
     problem, model = search.problem, search.problem.model
     if not search.pipelined or problem.parallel.pipeline_layout is not None:
         return
-    every = Open.joined(search.pipelined)
+    every = OpenRows.joined(search.pipelined)
     order = np.argsort(every.bound_s, kind="stable")
     pairs = np.stack(
         [every.candidates.pipeline_parallel_size, every.candidates.virtual_pipeline_parallel_size],
@@ -52,7 +52,7 @@ def balanced(search: BestSearch) -> Iterator[tuple[TrainingProblem, Open]]:
             pipeline_seconds(seconds, each, stages=p, micro_batches=m[place])
             for each in (sizes, usual)
         )
-        if after > WORTH * before:
+        if after > MAX_STEP_RATIO * before:
             continue
         try:
             other = problem.with_parallel(

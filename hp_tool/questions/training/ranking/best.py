@@ -14,9 +14,9 @@ from hp_tool.cost.flops import step_tokens
 from hp_tool.domain.query import RankBy
 from hp_tool.questions.training.calibrated import CalibratedPredictor
 from hp_tool.questions.training.problem import TrainingProblem
-from hp_tool.questions.training.ranking.balanced import balanced
-from hp_tool.questions.training.ranking.exact import BestSearch, Open
-from hp_tool.questions.training.ranking.free import variants
+from hp_tool.questions.training.ranking.balanced import balanced_problems
+from hp_tool.questions.training.ranking.exact import BestSearch, OpenRows
+from hp_tool.questions.training.ranking.free import strategy_variants
 from hp_tool.questions.training.ranking.rank import RERANKED, CostedRows, with_residuals
 
 
@@ -82,7 +82,7 @@ class Best:
         ).ordered()
 
 
-def best_of(
+def search_best(
     problem: TrainingProblem,
     *,
     keep: int,
@@ -96,21 +96,21 @@ def best_of(
     problems = [problem]
     searches = [BestSearch(problem, keep=keep, rank_by=rank_by, predictor=predictor).run()]
 
-    def search_on(other: TrainingProblem, layouts: Open) -> None:
+    def search_on(other: TrainingProblem, layouts: OpenRows) -> None:
         problems.append(other)
         search = BestSearch(
             other, keep=keep, rank_by=rank_by, predictor=predictor, reach_s=searches[-1].reach_s
         )
         searches.append(search.run_on(layouts))
 
-    for other in variants(problem) if searches[0].exchanged else ():
-        search_on(other, Open.joined(searches[0].exchanged))
-    for other, layouts in balanced(searches[0]):
+    for other in strategy_variants(problem) if searches[0].exchanged else ():
+        search_on(other, OpenRows.joined(searches[0].exchanged))
+    for other, layouts in balanced_problems(searches[0]):
         if layouts.bound_s[0] <= searches[-1].reach_s:
             search_on(other, layouts)
     rows = [search.rows for search in searches]
     if predictor is not None:
-        rows = [_reranked(search, predictor) for search in searches]
+        rows = [_rerank(search, predictor) for search in searches]
     return Best(
         problems=tuple(problems),
         predictors=(predictor,) * len(problems),
@@ -127,7 +127,7 @@ def best_of(
     ).ordered()
 
 
-def _reranked(search: BestSearch, predictor: CalibratedPredictor) -> CostedRows:
+def _rerank(search: BestSearch, predictor: CalibratedPredictor) -> CostedRows:
     """Return the search's rows with residuals, which are too slow for more than RERANKED rows."""
     kept = np.argsort(search.value(search.rows), kind="stable")[:RERANKED]
     search.rows, search.layout = search.rows.take(kept), search.layout[kept]

@@ -17,14 +17,14 @@ from hp_tool.cost.uncertainty import (
     unmeasured_layouts,
     unmeasured_table,
 )
-from hp_tool.domain.fit import SAFE
+from hp_tool.domain.fit import SAFE_PROBABILITY
 from hp_tool.domain.result import Faster, Recommendation
 from hp_tool.questions.training.problem import TrainingProblem
 from hp_tool.questions.training.ranking.best import Best
-from hp_tool.questions.training.ranking.exact import NEAR, NEAR_MEASURED
-from hp_tool.questions.training.ranking.rank import recommendations
+from hp_tool.questions.training.ranking.exact import NEAR_RATIO, NEAR_RATIO_MEASURED
+from hp_tool.questions.training.ranking.rank import recommendations_of_rows
 
-COARSE = 0.05
+COARSE_TIE = 0.05
 """Fraction of the device's memory within which two candidates leave equally much free."""
 
 
@@ -41,7 +41,7 @@ class Choice:
     """The fastest row, if only its unmeasured features exclude it from rank 1."""
 
 
-def choose(best: Best, *, count: int) -> Choice:
+def choose_rows(best: Best, *, count: int) -> Choice:
     """Return the `count` best layouts, each with its best recomputation and sharding, in groups.
 
     Rank 1 is the simplest and safest candidate of group 1 that takes at most NEAR times as long as
@@ -54,15 +54,15 @@ def choose(best: Best, *, count: int) -> Choice:
         return Choice(best=best, group=np.zeros(0, dtype=np.int64), sizes=())
     _, first = np.unique(best.layout, return_index=True)
     listed = np.sort(first)
-    group = _groups(best.take(listed))
-    measured, ran = _measured(best), _ran(best)
-    within = best.value_s <= NEAR_MEASURED * best.value_s[0]
+    group = _group_rows(best.take(listed))
+    measured, ran = _is_measured(best), _has_run(best)
+    within = best.value_s <= NEAR_RATIO_MEASURED * best.value_s[0]
     preferred = (np.flatnonzero(within & ran), np.flatnonzero(within & measured))
     eligible = next((rows for rows in preferred if len(rows)), np.arange(len(best.layout)))
-    near = eligible[best.value_s[eligible] <= NEAR * best.value_s[eligible[0]]]
-    near = near[_alike(best.take(near), 0)]
+    near = eligible[best.value_s[eligible] <= NEAR_RATIO * best.value_s[eligible[0]]]
+    near = near[_is_tied(best.take(near), 0)]
     rows = best.rows.take(near)
-    place = simplest(
+    place = choose_simplest(
         rows.candidates,
         problem=best.problems[0],
         total_bytes=rows.memory_total_bytes,
@@ -73,7 +73,9 @@ def choose(best: Best, *, count: int) -> Choice:
     pick = int(near[place])
     ran_layouts = np.unique(best.layout[ran])
     tied = (group == 1) & np.isin(best.layout[listed], ran_layouts)
-    others = _shown(np.flatnonzero(best.layout[listed] != best.layout[pick]), tied, count - 1)
+    others = _select_shown(
+        np.flatnonzero(best.layout[listed] != best.layout[pick]), tied, count - 1
+    )
     shown = np.concatenate([[pick], listed[others]])
     groups = np.concatenate([[1], group[others]])
     sizes = np.bincount(group)[1 : int(groups[-1]) + 1]
@@ -85,7 +87,7 @@ def choose(best: Best, *, count: int) -> Choice:
     )
 
 
-def _shown(others: NDArray[np.intp], kept: BoolArray, count: int) -> NDArray[np.intp]:
+def _select_shown(others: NDArray[np.intp], kept: BoolArray, count: int) -> NDArray[np.intp]:
     """Return the first `count` of the sorted `others`, of which those `kept` replace the last."""
     first, later = others[:count], others[count:]
     replaceable = first[~kept[first]]
@@ -94,24 +96,24 @@ def _shown(others: NDArray[np.intp], kept: BoolArray, count: int) -> NDArray[np.
     return np.sort(np.concatenate([np.setdiff1d(first, replaced), later]))
 
 
-def _groups(best: Best) -> IntArray:
+def _group_rows(best: Best) -> IntArray:
     """Return (n,) the group of each row.
 
     A new group begins with the first row that is distinguishable from the first of the previous
     group.
     """
     group, start = np.ones(len(best.layout), dtype=np.int64), 0
-    while len(apart := np.flatnonzero(~_alike(best, start)[start:])):
+    while len(apart := np.flatnonzero(~_is_tied(best, start)[start:])):
         start += int(apart[0])
         group[start:] += 1
     return group
 
 
-def _alike(best: Best, first: int) -> BoolArray:
+def _is_tied(best: Best, first: int) -> BoolArray:
     """Return (n,) whether the 90% interval of the ratio of each step time to that of row `first`
     contains 1.
     """
-    unmeasured = _unmeasured(best)
+    unmeasured = _unmeasured_features(best)
     differing = (unmeasured ^ unmeasured[first]).sum(axis=1)
     first_of_all, mine = best.problems[0], best.problems[int(best.variant[first])].workload
     same = np.array([problem.workload == mine for problem in best.problems])[best.variant]
@@ -125,7 +127,7 @@ def _alike(best: Best, first: int) -> BoolArray:
     return alike
 
 
-def _measured(best: Best) -> BoolArray:
+def _is_measured(best: Best) -> BoolArray:
     """Return (n,) whether measured runs have all features of each row's layout."""
     measured = np.ones(len(best.layout), dtype=np.bool_)
     for number, problem in enumerate(best.problems):
@@ -135,7 +137,7 @@ def _measured(best: Best) -> BoolArray:
     return measured
 
 
-def _ran(best: Best) -> BoolArray:
+def _has_run(best: Best) -> BoolArray:
     """Return (n,) whether each row ran on this cluster, as its calibration records."""
     ran = np.zeros(len(best.layout), dtype=np.bool_)
     for number, (problem, predictor) in enumerate(zip(best.problems, best.predictors, strict=True)):
@@ -145,7 +147,7 @@ def _ran(best: Best) -> BoolArray:
     return ran
 
 
-def _unmeasured(best: Best) -> BoolArray:
+def _unmeasured_features(best: Best) -> BoolArray:
     """Return (n, features) whether each row uses each feature without measured runs."""
     unmeasured = np.zeros((len(best.layout), 0), dtype=np.bool_)
     for number, problem in enumerate(best.problems):
@@ -160,7 +162,7 @@ def _unmeasured(best: Best) -> BoolArray:
     return unmeasured
 
 
-def simplest(
+def choose_simplest(
     candidates: Candidates,
     *,
     problem: TrainingProblem,
@@ -175,13 +177,19 @@ def simplest(
     free memory, fastest. `fails` is the probability of running out of memory. `more_axes` are used
     in addition to the candidate's.
     """
-    free = np.floor(total_bytes / problem.cluster.gpu.memory_bytes / COARSE)
-    axes = _axes(candidates, layers=problem.model.total_layers) + more_axes
-    keys = (value_s, free, -_left(candidates, problem), axes, fails > SAFE)
+    free = np.floor(total_bytes / problem.cluster.gpu.memory_bytes / COARSE_TIE)
+    axes = _count_axes(candidates, layers=problem.model.total_layers) + more_axes
+    keys = (
+        value_s,
+        free,
+        -_surviving_fraction(candidates, problem),
+        axes,
+        fails > SAFE_PROBABILITY,
+    )
     return int(np.lexsort(keys)[0])
 
 
-def _axes(c: Candidates, *, layers: int) -> IntArray:
+def _count_axes(c: Candidates, *, layers: int) -> IntArray:
     """Return (n,) the number of ways to divide the work or to save memory beyond the basic ones."""
     sizes = (
         c.tensor_parallel_size,
@@ -206,7 +214,7 @@ def _axes(c: Candidates, *, layers: int) -> IntArray:
     return used
 
 
-def _left(c: Candidates, problem: TrainingProblem) -> FloatArray:
+def _surviving_fraction(c: Candidates, problem: TrainingProblem) -> FloatArray:
     """Return (n,) the fraction of replicas that continue after the loss of a node.
 
     These are the most that fit on the other nodes and divide the batch.
@@ -227,7 +235,7 @@ def recommendations_of(best: Best) -> tuple[Recommendation, ...]:
     described: dict[int, Recommendation] = {}
     for number, (problem, predictor) in enumerate(zip(best.problems, best.predictors, strict=True)):
         places = np.flatnonzero(best.variant == number)
-        rows = recommendations(
+        rows = recommendations_of_rows(
             best.rows.candidates.take(places), problem=problem, predictor=predictor
         )
         described |= dict(zip(places.tolist(), rows, strict=True))
@@ -240,10 +248,13 @@ def chosen_recommendations(choice: Choice) -> tuple[Recommendation, ...]:
     """Return the choice in full."""
     rows = recommendations_of(choice.best)
     if choice.faster is not None:
-        rows = (replace(rows[0], faster=_faster(choice.faster, than=rows[0])), *rows[1:])
+        rows = (
+            replace(rows[0], faster=_fastest_unmeasured(choice.faster, than=rows[0])),
+            *rows[1:],
+        )
     problem = choice.best.problems[0]
     if problem.strategy.dynamic_context_parallel:
-        return _by_schedule(
+        return _sort_by_schedule(
             rows, bound=math.exp(NORMAL_QUANTILE * float(ratio_log_sd(problem.profile)))
         )
     return tuple(
@@ -251,7 +262,7 @@ def chosen_recommendations(choice: Choice) -> tuple[Recommendation, ...]:
     )
 
 
-def _faster(best: Best, *, than: Recommendation) -> Faster:
+def _fastest_unmeasured(best: Best, *, than: Recommendation) -> Faster:
     """Return the fastest layout, which has features without measured runs."""
     (row,) = recommendations_of(best)
     near, first = row.estimate.familiarity, than.estimate.familiarity
@@ -266,7 +277,9 @@ def _faster(best: Best, *, than: Recommendation) -> Faster:
     )
 
 
-def _by_schedule(rows: tuple[Recommendation, ...], *, bound: float) -> tuple[Recommendation, ...]:
+def _sort_by_schedule(
+    rows: tuple[Recommendation, ...], *, bound: float
+) -> tuple[Recommendation, ...]:
     """Return rows ranked without the savings of their schedules, in order of their time with
     them.
     """

@@ -33,25 +33,25 @@ from hp_tool.domain.query import RankBy
 from hp_tool.questions.training.calibrated import CalibratedPredictor
 from hp_tool.questions.training.problem import TrainingProblem
 from hp_tool.questions.training.ranking.free import (
-    every_chunk_count,
     group_stages,
     more_module_sets,
     more_shards,
     more_zero_stages,
+    tries_every_layer_count,
 )
 from hp_tool.questions.training.ranking.rank import (
     NO_ROWS,
     CostedRows,
     corrected_costs,
-    judged,
     keep_heap,
+    with_criteria,
 )
-from hp_tool.space import default_axes, legal_chunks, spanned
+from hp_tool.space import default_axes, legal_chunks, spanned_values
 
-EXCHANGED = "context_parallel"
-NEAR = 1.01
+EXCHANGE_PART = "context_parallel"
+NEAR_RATIO = 1.01
 """Maximum ratio of rank 1's expected step to the fastest."""
-NEAR_MEASURED = 1.04
+NEAR_RATIO_MEASURED = 1.04
 """The same if rank 1 ran on this cluster, or has only features of measured runs, and faster layouts
 did or do not.
 """
@@ -59,12 +59,12 @@ FIRST, BLOCK = 256, 1 << 17
 """Number of rows whose other values are costed first, to lower the limit, and number of candidates
 costed together later.
 """
-ROUNDING = 1.0 - 1e-9
+ROUNDING_FACTOR = 1.0 - 1e-9
 """Bounds are sums of floating-point numbers, so they are multiplied by this."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Open:
+class OpenRows:
     """Rows of which other values of an axis may matter; every field has shape (n,)."""
 
     candidates: Candidates
@@ -76,21 +76,21 @@ class Open:
     """The step with full recomputation, infinity if it is not run."""
     full_fits: BoolArray
 
-    def take(self, indices: NDArray[np.intp]) -> Open:
+    def take(self, indices: NDArray[np.intp]) -> OpenRows:
         """Return the chosen rows, in the given order."""
         columns: dict[str, Any] = {
-            f.name: getattr(self, f.name).take(indices) for f in fields(Open)
+            f.name: getattr(self, f.name).take(indices) for f in fields(OpenRows)
         }
-        return Open(**columns)
+        return OpenRows(**columns)
 
     @staticmethod
-    def joined(parts: list[Open]) -> Open:
+    def joined(parts: list[OpenRows]) -> OpenRows:
         """Join the rows of all parts, at least one."""
         columns: dict[str, Any] = {
             f.name: np.concatenate([getattr(part, f.name) for part in parts])
-            for f in fields(Open)[1:]
+            for f in fields(OpenRows)[1:]
         }
-        return Open(
+        return OpenRows(
             candidates=Candidates.concatenate([part.candidates for part in parts]), **columns
         )
 
@@ -124,12 +124,12 @@ class BestSearch:
         reach_s: float = np.inf,
     ) -> None:
         self.problem, self.keep, self.rank_by, self.predictor = problem, keep, rank_by, predictor
-        self.slack = max(NEAR, float(np.exp(NORMAL_QUANTILE * ratio_log_sd(problem.profile))))
+        self.slack = max(NEAR_RATIO, float(np.exp(NORMAL_QUANTILE * ratio_log_sd(problem.profile))))
         # A step longer than the longest permitted one is never acceptable.
         self.reach_s, self.limit_s = min(reach_s, problem.longest_step_s), np.inf
         self.axes = default_axes(query=problem.parallel, case=problem)
         self.modules = more_module_sets(problem, self.axes)
-        self.counts = every_chunk_count(problem)
+        self.counts = tries_every_layer_count(problem)
         self.stages, self.shards = (
             more_zero_stages(problem, self.axes),
             more_shards(problem, self.axes),
@@ -144,16 +144,16 @@ class BestSearch:
         self.layouts = 0
         self.computed = self.feasible = self.combinations = 0
         self.rejections: Counter[str] = Counter()
-        self.exchanged: list[Open] = []
+        self.exchanged: list[OpenRows] = []
         """Layouts of which another context exchange may matter."""
-        self.pipelined: list[Open] = []
+        self.pipelined: list[OpenRows] = []
         """Layouts of unlike layers, which another division into stages may make faster than their
         bounds.
         """
-        self._unsharded: list[Open] = []
-        self._unrecomputed: list[Open] = []
+        self._unsharded: list[OpenRows] = []
+        self._unrecomputed: list[OpenRows] = []
 
-    def run_on(self, layouts: Open) -> BestSearch:
+    def run_on(self, layouts: OpenRows) -> BestSearch:
         """Search only these layouts, which were costed with another exchange before."""
         c = layouts.candidates
         legal = (legality(case=self.problem, candidates=c) == 0) & np.isin(
@@ -164,7 +164,7 @@ class BestSearch:
             layouts.take(np.flatnonzero(legal)),
             each=len(self.axes.recompute) * len(self.axes.zero_stage),
         ):
-            grid = spanned(
+            grid = spanned_values(
                 block.candidates, recompute=self.axes.recompute, stages=self.axes.zero_stage
             )
             self._usual(grid, block.layout, counted=True)
@@ -212,7 +212,7 @@ class BestSearch:
         number = self._number(base, usual=grid.shape[2])
         self.combinations += 0 if counted else int(number.sum())
         bound_s = costs.unsharded_s.min(axis=(1, 2))
-        every = Open(
+        every = OpenRows(
             candidates=base,
             layout=layout,
             bound_s=bound_s,
@@ -221,7 +221,7 @@ class BestSearch:
         )
         more = number > grid.shape[2] * (len(self.axes.recompute) + self._further(base))
         self._unsharded.append(
-            every.take(np.flatnonzero(more & (bound_s * ROUNDING <= self.reach_s)))
+            every.take(np.flatnonzero(more & (bound_s * ROUNDING_FACTOR <= self.reach_s)))
         )
         split = np.flatnonzero(base.context_parallel_size > 1)
         unexchanged_s = (costs.unsharded_s - costs.exchanged_s).min(axis=(1, 2))
@@ -267,18 +267,20 @@ class BestSearch:
         """
         if not self._unsharded:
             return
-        every = Open.joined(self._unsharded)
+        every = OpenRows.joined(self._unsharded)
         for block in self._blocks(every, each=len(self.axes.recompute) * max(len(self.stages), 1)):
             fits = block.full_fits
             if self.stages:
-                grid = spanned(block.candidates, recompute=self.axes.recompute, stages=self.stages)
+                grid = spanned_values(
+                    block.candidates, recompute=self.axes.recompute, stages=self.stages
+                )
                 fits = fits | self._cost(grid, block.layout).may_fit.any(axis=(1, 2))
             row, size = np.nonzero(self._shard_groups(block.candidates) & fits[:, None])
             if len(row) and self.group_stages:
                 groups = block.candidates.take(row)
                 columns = {f.name: getattr(groups, f.name) for f in fields(Candidates)}
                 columns["data_parallel_shard_size"] = np.array(self.shards)[size]
-                grid = spanned(
+                grid = spanned_values(
                     Candidates(**columns), recompute=self.axes.recompute, stages=self.group_stages
                 )
                 self._cost(grid, block.layout[row])
@@ -287,18 +289,22 @@ class BestSearch:
         """Cost the other recomputations of rows that may matter."""
         if not self._unrecomputed:
             return
-        for block in self._blocks(Open.joined(self._unrecomputed), each=max(len(self.modules), 1)):
+        for block in self._blocks(
+            OpenRows.joined(self._unrecomputed), each=max(len(self.modules), 1)
+        ):
             if self.modules:
                 self._cost(
-                    spanned(block.candidates, recompute=self.modules), block.layout, reopen=False
+                    spanned_values(block.candidates, recompute=self.modules),
+                    block.layout,
+                    reopen=False,
                 )
             if self.counts:
                 self._layered(block)
 
-    def _layered(self, block: Open) -> None:
+    def _layered(self, block: OpenRows) -> None:
         """Cost full recomputation with every number of layers that may fit and matter."""
         most = self._chunk_layers(block.candidates) - 1
-        again = block.full_s * ROUNDING <= self.reach_s
+        again = block.full_s * ROUNDING_FACTOR <= self.reach_s
         by_block, by_checkpoint = np.where(block.full_fits, most, 0), np.where(again, most, 0)
         number = np.concatenate([by_block, by_checkpoint])
         places = np.repeat(np.arange(len(number)), number)
@@ -317,7 +323,7 @@ class BestSearch:
         grid = Candidates(**{name: column.reshape(-1, 1, 1) for name, column in columns.items()})
         self._cost(grid, block.layout[row], reopen=False)
 
-    def _blocks(self, rows: Open, *, each: int) -> Iterator[Open]:
+    def _blocks(self, rows: OpenRows, *, each: int) -> Iterator[OpenRows]:
         """Yield the rows in blocks, by ascending bound, until none can matter; each block may lower
         the limit.
 
@@ -326,10 +332,10 @@ class BestSearch:
         order, size = np.argsort(rows.bound_s, kind="stable"), max(BLOCK // each, FIRST)
         for part in np.split(order, [FIRST, *range(FIRST + size, len(order), size)]):
             block = rows.take(part)
-            near = np.flatnonzero(block.bound_s * ROUNDING <= self.reach_s)
+            near = np.flatnonzero(block.bound_s * ROUNDING_FACTOR <= self.reach_s)
             if not len(near):
                 return
-            bounds.check()
+            bounds.count_combinations()
             yield block.take(near)
 
     def _cost(self, grid: Candidates, layout: IntArray, *, reopen: bool = True) -> GridCosts:
@@ -339,7 +345,7 @@ class BestSearch:
         """
         shape = grid.shape
         costs = corrected_costs(grid, problem=self.problem, predictor=self.predictor)
-        rows, limited = judged(grid, costs, problem=self.problem, predictor=self.predictor)
+        rows, limited = with_criteria(grid, costs, problem=self.problem, predictor=self.predictor)
         self.rejections.update(limited)
         self.computed += len(grid)
         self.feasible += int(np.count_nonzero(rows.acceptable))
@@ -359,10 +365,12 @@ class BestSearch:
                 shaped(costs.memory_total_bytes)[:, self.full]
                 - shaped(costs.memory_parts["buffers"])[:, self.full]
             )
-            may_fit &= (least * ROUNDING <= shaped(costs.capacity_bytes)[:, self.full])[:, None]
+            may_fit &= (least * ROUNDING_FACTOR <= shaped(costs.capacity_bytes)[:, self.full])[
+                :, None
+            ]
         if reopen and self.plain is not None and (self.modules or self.counts):
             plain_s = step_s[:, self.plain]
-            row, stage = np.nonzero(may_fit[:, 0] & (plain_s * ROUNDING <= self.reach_s))
+            row, stage = np.nonzero(may_fit[:, 0] & (plain_s * ROUNDING_FACTOR <= self.reach_s))
             full_s = (
                 step_s[row, self.full, stage]
                 if self.full is not None
@@ -375,7 +383,7 @@ class BestSearch:
             )
             chosen = grid.at((row, np.full(len(row), self.plain), stage))
             self._unrecomputed.append(
-                Open(
+                OpenRows(
                     candidates=chosen,
                     layout=layout[row],
                     bound_s=plain_s[row, stage],
@@ -386,7 +394,7 @@ class BestSearch:
         stage_s = sum(shaped(costs.parts[name]) for name in PER_MICRO_BATCH)
         bubble_s, exchanged_s = (
             shaped(costs.parts["pipeline_bubble"]),
-            shaped(costs.parts[EXCHANGED]),
+            shaped(costs.parts[EXCHANGE_PART]),
         )
         return GridCosts(
             step_s=step_s,
@@ -403,13 +411,13 @@ class BestSearch:
         """
         value = self.value(rows)
         if self.predictor is not None and self.predictor.measures(self.problem):
-            return NEAR_MEASURED * float(value[0])
-        within = np.flatnonzero(value <= NEAR_MEASURED * value[0])
+            return NEAR_RATIO_MEASURED * float(value[0])
+        within = np.flatnonzero(value <= NEAR_RATIO_MEASURED * value[0])
         candidates = rows.candidates.take(within)
         measured = within[~unmeasured_layouts(case=self.problem, candidates=candidates)]
         if not len(measured):
-            return NEAR_MEASURED * float(value[0])
-        return NEAR * float(value[measured[0]])
+            return NEAR_RATIO_MEASURED * float(value[0])
+        return NEAR_RATIO * float(value[measured[0]])
 
     def _keep(self, rows: CostedRows, layout: IntArray) -> None:
         """Keep the rows up to `limit_s`, `slack` times the `keep`-th best layout; lower it and

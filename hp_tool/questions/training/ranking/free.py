@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Iterable, Iterator
 
 from hp_tool.cost.candidates import MODULES, recompute_codes
-from hp_tool.domain.frameworks import facts, wrapped
+from hp_tool.domain.frameworks import framework_facts, training_engine
 from hp_tool.domain.parallel import Recompute, divisors
 from hp_tool.errors import InputError
 from hp_tool.questions.training.problem import TrainingProblem
@@ -24,7 +24,7 @@ def more_module_sets(problem: TrainingProblem, axes: Axes) -> list[tuple[int, in
 
     Megatron Core does not recompute norms and activations under delayed scaling.
     """
-    if not _free(problem):
+    if not _has_free_recomputation(problem):
         return []
     sets = itertools.chain.from_iterable(
         itertools.combinations(MODULES, size) for size in range(1, len(MODULES) + 1)
@@ -39,18 +39,22 @@ def more_module_sets(problem: TrainingProblem, axes: Axes) -> list[tuple[int, in
     delayed = workload.precision == "fp8" and workload.fp8_recipe in (None, "delayed")
     kept = [names for names in named if not (delayed and {"layernorm", "moe_act"} & set(names))]
     specs = [Recompute(granularity="selective", modules=names) for names in kept]
-    known = (spec for spec in (Recompute(granularity="per_op"), *specs) if _runs(spec, problem))
+    known = (
+        spec
+        for spec in (Recompute(granularity="per_op"), *specs)
+        if _supports_recompute(spec, problem)
+    )
     return [codes for codes in map(recompute_codes, known) if codes not in axes.recompute]
 
 
-def every_chunk_count(problem: TrainingProblem) -> bool:
+def tries_every_layer_count(problem: TrainingProblem) -> bool:
     """Return whether any number of layers may be recomputed, per model chunk (block) or checkpoint
     (uniform).
     """
     workload = problem.workload
     return (
-        _free(problem)
-        and wrapped(workload.framework) == "megatron-core"
+        _has_free_recomputation(problem)
+        and training_engine(workload.framework) == "megatron-core"
         and not workload.merges_passes
     )
 
@@ -60,7 +64,7 @@ def more_zero_stages(problem: TrainingProblem, axes: Axes) -> tuple[int, ...]:
     if (
         problem.parallel.zero_stage is not None
         or problem.cluster.kinds
-        or facts(problem.workload.framework).is_plain
+        or framework_facts(problem.workload.framework).is_plain
     ):
         return ()
     return tuple(stage for stage in axes.known_zero_stages if stage not in axes.zero_stage)
@@ -68,7 +72,7 @@ def more_zero_stages(problem: TrainingProblem, axes: Axes) -> tuple[int, ...]:
 
 def more_shards(problem: TrainingProblem, axes: Axes) -> tuple[int, ...]:
     """Return sizes of groups over which ZeRO may shard instead of all replicas."""
-    framework = facts(problem.workload.framework)
+    framework = framework_facts(problem.workload.framework)
     plain = framework.is_plain and not framework.broadcasts_weights
     if problem.parallel.data_parallel_shard_size is not None or problem.cluster.kinds or plain:
         return ()
@@ -83,11 +87,11 @@ def group_stages(problem: TrainingProblem, stages: Iterable[int]) -> tuple[int, 
     """Return the ZeRO stages that can shard over groups: under Megatron Core only the distributed
     optimizer.
     """
-    most = 1 if wrapped(problem.workload.framework) == "megatron-core" else 3
+    most = 1 if training_engine(problem.workload.framework) == "megatron-core" else 3
     return tuple(stage for stage in stages if 0 < stage <= most)
 
 
-def variants(problem: TrainingProblem) -> Iterator[TrainingProblem]:
+def strategy_variants(problem: TrainingProblem) -> Iterator[TrainingProblem]:
     """Yield the problem with each open strategy, restricted to the sizes for which it matters.
 
     Strategies are context exchanges, and for a2a+p2p every pair of levels.
@@ -101,7 +105,7 @@ def variants(problem: TrainingProblem) -> Iterator[TrainingProblem]:
         problem.parallel.context_parallel_communication is not None
         or problem.parallel.dynamic_context_parallel
     )
-    if fixed or wrapped(problem.workload.framework) != "megatron-core" or not sizes:
+    if fixed or training_engine(problem.workload.framework) != "megatron-core" or not sizes:
         return
     for kind in ("all_gather", "a2a"):
         yield problem.with_parallel(
@@ -117,15 +121,16 @@ def variants(problem: TrainingProblem) -> Iterator[TrainingProblem]:
                 )
 
 
-def _free(problem: TrainingProblem) -> bool:
+def _has_free_recomputation(problem: TrainingProblem) -> bool:
     """Return whether recomputation is free, in a model with equal layers on equal devices."""
     decoder = (
-        problem.model.architecture == "decoder" and not facts(problem.workload.framework).is_plain
+        problem.model.architecture == "decoder"
+        and not framework_facts(problem.workload.framework).is_plain
     )
     return problem.parallel.recompute is None and decoder and not problem.cluster.kinds
 
 
-def _runs(spec: Recompute, problem: TrainingProblem) -> bool:
+def _supports_recompute(spec: Recompute, problem: TrainingProblem) -> bool:
     try:
         check_recompute(spec, problem.model, problem.workload)
     except InputError:

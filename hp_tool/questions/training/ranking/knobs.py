@@ -16,15 +16,15 @@ from hp_tool.questions.training.graphs import has_graphs
 from hp_tool.questions.training.problem import TrainingProblem, resolve_training
 from hp_tool.questions.training.ranking.best import Best
 
-HIDDEN = {"expert_parallel": True}
+HIDDEN_OVERLAPS = {"expert_parallel": True}
 """Overlap of experts' all-to-alls with another micro-batch, as in `training.overlap`."""
-WORTH = 0.99
+MAX_STEP_RATIO = 0.99
 """Maximum step time with a setting, relative to the fastest step without it."""
-LAYOUTS = 10
+NUM_LAYOUTS = 10
 """Number of layouts that determine the choice, independent of the number of rows shown."""
 
 
-def free_knobs(query: Query, best: Best) -> tuple[TrainingProblem, ...]:
+def choose_free_knobs(query: Query, best: Best) -> tuple[TrainingProblem, ...]:
     """Return the query's problem with the free settings that shorten its best steps most; none if
     none does.
 
@@ -35,12 +35,12 @@ def free_knobs(query: Query, best: Best) -> tuple[TrainingProblem, ...]:
     The settings are CUDA graphs, a fused loss and, for experts, overlapped all-to-alls, if
     framework and GPU support them.
     """
-    if not may_choose(query, best.problems[0]):
+    if not has_free_knobs(query, best.problems[0]):
         return ()
     if not best.feasible:
         every = [
-            _with(query, values, before=best.problems[0])
-            for values in _sets(query, best.problems[0])
+            _problem_with(query, values, before=best.problems[0])
+            for values in _knob_values(query, best.problems[0])
         ]
         resolved = [problem for problem in reversed(every) if problem is not None]
         fewer = [
@@ -53,14 +53,17 @@ def free_knobs(query: Query, best: Best) -> tuple[TrainingProblem, ...]:
         best.problems[0], best
     )  # by the cost model, as with each setting: rows may be calibrated
     chosen: TrainingProblem | None = None
-    for values in _sets(query, best.problems[0]):
-        problem = _with(query, values, before=best.problems[0])
-        if problem is not None and (step_s := _fastest_s(problem, best)) < WORTH * fastest_s:
+    for values in _knob_values(query, best.problems[0]):
+        problem = _problem_with(query, values, before=best.problems[0])
+        if (
+            problem is not None
+            and (step_s := _fastest_s(problem, best)) < MAX_STEP_RATIO * fastest_s
+        ):
             chosen, fastest_s = problem, step_s
     return () if chosen is None else (chosen,)
 
 
-def may_choose(query: Query, problem: TrainingProblem) -> bool:
+def has_free_knobs(query: Query, problem: TrainingProblem) -> bool:
     """Return whether no recipe sets the settings, and framework and device support them."""
     assert query.training is not None
     workload = problem.workload
@@ -70,7 +73,7 @@ def may_choose(query: Query, problem: TrainingProblem) -> bool:
     return bool(there) and query.training.recipe is None
 
 
-def _sets(query: Query, problem: TrainingProblem) -> Iterator[dict[str, Any]]:
+def _knob_values(query: Query, problem: TrainingProblem) -> Iterator[dict[str, Any]]:
     """Return values of `training` that the query leaves open, by name: the fewest settings
     first.
     """
@@ -82,15 +85,15 @@ def _sets(query: Query, problem: TrainingProblem) -> Iterator[dict[str, Any]]:
         yield dict(values)
     hides = bool(problem.model.num_experts) and workload.overlap is None
     if hides:
-        yield values | {"overlap": OverlapSpec(**HIDDEN)}
+        yield values | {"overlap": OverlapSpec(**HIDDEN_OVERLAPS)}
     if problem.recorded is not None:  # the query leaves graphs open
         values["cuda_graphs"] = True
         yield dict(values)
         if hides:
-            yield values | {"overlap": OverlapSpec(**HIDDEN)}
+            yield values | {"overlap": OverlapSpec(**HIDDEN_OVERLAPS)}
 
 
-def _with(
+def _problem_with(
     query: Query, values: Mapping[str, Any], *, before: TrainingProblem
 ) -> TrainingProblem | None:
     assert query.training is not None
@@ -99,7 +102,8 @@ def _with(
     except InputError:  # not supported by the framework, the model or the device
         return None
     paths = {
-        f"training.{name}": HIDDEN if name == "overlap" else value for name, value in values.items()
+        f"training.{name}": HIDDEN_OVERLAPS if name == "overlap" else value
+        for name, value in values.items()
     }
     return replace(
         problem.with_num_gpus(before.cluster.num_gpus),
@@ -113,7 +117,7 @@ def _fastest_s(problem: TrainingProblem, best: Best) -> float:
     fits.
     """
     firsts = np.sort(np.unique(best.layout, return_index=True)[1])
-    beaten = best.variant[: firsts[LAYOUTS]] if len(firsts) > LAYOUTS else best.variant
+    beaten = best.variant[: firsts[NUM_LAYOUTS]] if len(firsts) > NUM_LAYOUTS else best.variant
     rows = best.rows.candidates.take(np.flatnonzero(beaten == 0))
     rows = rows.take(np.flatnonzero(legality(case=problem, candidates=rows) == 0))
     if not len(rows):

@@ -11,10 +11,14 @@ from hp_tool.cost.candidates import Candidates
 from hp_tool.domain.result import Recommendation
 from hp_tool.questions.training.calibrated import CalibratedPredictor
 from hp_tool.questions.training.problem import TrainingProblem
-from hp_tool.questions.training.ranking.best import best_of
-from hp_tool.questions.training.ranking.rank import CostedRows, costed_chunks, recommendations
+from hp_tool.questions.training.ranking.best import search_best
+from hp_tool.questions.training.ranking.rank import (
+    CostedRows,
+    costed_chunks,
+    recommendations_of_rows,
+)
 
-NEAREST = 3
+NUM_NEAREST = 3
 """Number of misses in an answer."""
 
 
@@ -29,12 +33,12 @@ def nearest_misses(
     unlimited = replace(
         problem, constraints=replace(problem.constraints, max_days=None, max_cost=None)
     )
-    best = best_of(unlimited, keep=NEAREST, rank_by="mean", predictor=predictor)
+    best = search_best(unlimited, keep=NUM_NEAREST, rank_by="mean", predictor=predictor)
     rows, variant = best.rows, best.variant
     for chunk, _ in costed_chunks(problem=problem, predictor=predictor):
         rows = CostedRows.concatenate([rows, chunk])
         variant = np.concatenate([variant, np.zeros(len(chunk.step_s), dtype=np.int64)])
-        kept = nearest(rows, problem=problem, variant=variant)
+        kept = nearest_rows(rows, problem=problem, variant=variant)
         rows, variant = rows.take(kept), variant[kept]
     misses = []
     for place, number in enumerate(variant.tolist()):
@@ -46,9 +50,9 @@ def nearest_misses(
     return tuple(misses)
 
 
-def distance(problem: TrainingProblem) -> Callable[[Recommendation], tuple[int, float, float]]:
-    """Return the order of `nearest` as a key of rows."""
-    capacity, longest_s = _capacity(problem), problem.longest_step_s
+def miss_distance(problem: TrainingProblem) -> Callable[[Recommendation], tuple[int, float, float]]:
+    """Return the order of `nearest_rows` as a key of rows."""
+    capacity, longest_s = _memory_capacity(problem), problem.longest_step_s
 
     def of(row: Recommendation) -> tuple[int, float, float]:
         known = row.known
@@ -60,12 +64,12 @@ def distance(problem: TrainingProblem) -> Callable[[Recommendation], tuple[int, 
     return of
 
 
-def _capacity(problem: TrainingProblem) -> float:
+def _memory_capacity(problem: TrainingProblem) -> float:
     fraction = 1.0 - problem.constraints.memory_headroom_fraction
     return problem.cluster.gpu.memory_bytes * fraction
 
 
-def nearest(
+def nearest_rows(
     rows: CostedRows, *, problem: TrainingProblem, variant: IntArray | None = None
 ) -> NDArray[np.intp]:
     """Return indices of the NEAREST of unacceptable candidates.
@@ -74,16 +78,19 @@ def nearest(
     bytes over the capacity, and seconds over the longest step that max_days and max_cost allow.
     Equal candidates count once; `variant` also distinguishes them.
     """
-    size, time = rows.memory_total_bytes / _capacity(problem), rows.step_s / problem.longest_step_s
+    size, time = (
+        rows.memory_total_bytes / _memory_capacity(problem),
+        rows.step_s / problem.longest_step_s,
+    )
     missed = (size > 1.0).astype(np.int64) + (time > 1.0)
-    order = np.lexsort((rows.step_s, np.maximum(size, time), missed))[: 2 * NEAREST]
+    order = np.lexsort((rows.step_s, np.maximum(size, time), missed))[: 2 * NUM_NEAREST]
     columns = [getattr(rows.candidates, f.name)[order] for f in fields(Candidates)]
     _, first = np.unique(
         np.stack(columns if variant is None else [*columns, variant[order]]),
         axis=1,
         return_index=True,
     )
-    return order[np.sort(first)[:NEAREST]]
+    return order[np.sort(first)[:NUM_NEAREST]]
 
 
 def nearest_recommendations(
@@ -92,5 +99,5 @@ def nearest_recommendations(
     """Return unacceptable candidates in full, with every missed limit among their estimate's
     reasons.
     """
-    rows = recommendations(chosen, problem=problem, predictor=predictor)
+    rows = recommendations_of_rows(chosen, problem=problem, predictor=predictor)
     return tuple(replace(row, estimate=problem.with_missed_targets(row.estimate)) for row in rows)

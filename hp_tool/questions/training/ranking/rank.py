@@ -76,13 +76,13 @@ class CostedRows:
         )
 
 
-_NOTHING = np.zeros(0)
+_EMPTY = np.zeros(0)
 NO_ROWS = CostedRows(
     candidates=Candidates.from_columns({f.name: () for f in fields(Candidates)}),
-    step_s=_NOTHING,
-    memory_total_bytes=_NOTHING,
-    acceptable=_NOTHING > 0.0,
-    expected_s=_NOTHING,
+    step_s=_EMPTY,
+    memory_total_bytes=_EMPTY,
+    acceptable=_EMPTY > 0.0,
+    expected_s=_EMPTY,
 )
 
 
@@ -125,7 +125,7 @@ def cost_space(
         feasible += int(np.count_nonzero(rows.acceptable))
         kept.append(rows)
         if reach is not None:
-            kept = [_best_of(kept, reach)]
+            kept = [_merge_best(kept, reach)]
     rows = CostedRows.concatenate(kept)
     if keep is not None and predictor is not None and len(rows.candidates):
         rows, limited = with_residuals(rows.candidates, problem=problem, predictor=predictor)
@@ -148,7 +148,7 @@ def costed_chunks(
     axes = default_axes(query=problem.parallel, case=problem)
     for chunk in legal_chunks(case=problem, axes=axes):
         costs = corrected_costs(chunk.candidates, problem=problem, predictor=predictor)
-        rows, limited = judged(chunk.candidates, costs, problem=problem, predictor=predictor)
+        rows, limited = with_criteria(chunk.candidates, costs, problem=problem, predictor=predictor)
         yield rows, chunk.rejections + Counter(limited)
 
 
@@ -172,10 +172,10 @@ def with_residuals(
     costs, fails = predictor.judged(
         problem.costs(candidates), candidates=candidates, problem=problem
     )
-    return judged(candidates, costs, problem=problem, predictor=predictor, fails=fails)
+    return with_criteria(candidates, costs, problem=problem, predictor=predictor, fails=fails)
 
 
-def judged(
+def with_criteria(
     candidates: Candidates,
     costs: TrainingCosts,
     *,
@@ -189,8 +189,11 @@ def judged(
     None for the cost model's.
     """
     shape = candidates.shape
-    step_s, total_bytes = _each(costs.step_s, shape), _each(costs.memory_total_bytes, shape)
-    fits, in_time = _each(costs.feasible, shape), step_s <= problem.longest_step_s
+    step_s, total_bytes = (
+        _flatten_column(costs.step_s, shape),
+        _flatten_column(costs.memory_total_bytes, shape),
+    )
+    fits, in_time = _flatten_column(costs.feasible, shape), step_s <= problem.longest_step_s
     crashed = np.zeros(len(candidates), dtype=np.bool_)
     if predictor is not None:
         crashed = predictor.crashes(candidates, problem=problem) > 0
@@ -198,12 +201,14 @@ def judged(
     excluded = np.zeros(len(candidates), dtype=np.bool_)
     if problem.workload.cuda_graphs:
         broken = np.asarray(graphs_broken(problem, candidates), dtype=np.bool_)
-        excluded = excluded | (_each(broken, shape) if broken.ndim else broken)
+        excluded = excluded | (_flatten_column(broken, shape) if broken.ndim else broken)
     acceptable = fits & in_time & ~crashed & ~excluded
     expected_s = np.full(len(candidates), np.inf)
     if len(good := np.flatnonzero(acceptable)):
         if fails is None:
-            device_bytes = _each(np.asarray(costs.device_bytes, dtype=np.float64), shape)[good]
+            device_bytes = _flatten_column(np.asarray(costs.device_bytes, dtype=np.float64), shape)[
+                good
+            ]
             risk = out_of_memory_probability(
                 case=problem,
                 candidates=candidates.take(good),
@@ -230,12 +235,12 @@ def judged(
     return rows, {name: count for name, count in counts.items() if count}
 
 
-def _each(column: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
+def _flatten_column(column: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
     """Return a column of a grid of this shape as one value per row; rows are unchanged."""
     return column if column.ndim == 1 else np.broadcast_to(column, shape).ravel()
 
 
-def _best_of(parts: list[CostedRows], count: int) -> CostedRows:
+def _merge_best(parts: list[CostedRows], count: int) -> CostedRows:
     """Return the best of the rows so far and of a new chunk; most chunks have no fast enough
     row.
     """
@@ -249,7 +254,7 @@ def _best_of(parts: list[CostedRows], count: int) -> CostedRows:
     return both.take(both.best(count))
 
 
-def recommendations(
+def recommendations_of_rows(
     chosen: Candidates, *, problem: TrainingProblem, predictor: CalibratedPredictor | None = None
 ) -> tuple[Recommendation, ...]:
     """Return the chosen candidates in full, ranked in their order."""

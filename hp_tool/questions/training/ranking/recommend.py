@@ -14,28 +14,32 @@ from hp_tool.domain.parallel import divisors
 from hp_tool.domain.query import Query, RankBy
 from hp_tool.domain.result import Against, Ranking, Recommendation, SpaceSummary
 from hp_tool.errors import InputError
-from hp_tool.questions.training.calibrated import CalibratedPredictor, Calibrations, with_unused
+from hp_tool.questions.training.calibrated import (
+    CalibratedPredictor,
+    Calibrations,
+    with_unused_reason,
+)
 from hp_tool.questions.training.problem import TrainingProblem, resolve_training
-from hp_tool.questions.training.ranking.best import Best, best_of
+from hp_tool.questions.training.ranking.best import Best, search_best
 from hp_tool.questions.training.ranking.choice import (
-    choose,
+    choose_rows,
     chosen_recommendations,
     recommendations_of,
 )
-from hp_tool.questions.training.ranking.knobs import LAYOUTS, free_knobs, may_choose
-from hp_tool.questions.training.ranking.misses import distance, nearest_misses
+from hp_tool.questions.training.ranking.knobs import NUM_LAYOUTS, choose_free_knobs, has_free_knobs
+from hp_tool.questions.training.ranking.misses import miss_distance, nearest_misses
 from hp_tool.questions.training.ranking.rank import (
     CostedRows,
     costed_chunks,
     with_residuals,
 )
 from hp_tool.space import default_axes
-from hp_tool.space.pareto import undominated
+from hp_tool.space.pareto import pareto_optimal
 
 MAX_TOP = 1_000
-DYNAMIC = "dynamic_context_parallel"
+DYNAMIC_CONTEXT_KEY = "dynamic_context_parallel"
 """Key of an estimate's provenance."""
-MOST_TRAININGS = 16
+MAX_TRAININGS = 16
 """Maximum number of combinations of listed `training` values; each is a separate ranking."""
 
 
@@ -56,22 +60,27 @@ def recommend(
     if not 1 <= top <= MAX_TOP:
         raise InputError(f"top must be from 1 to {MAX_TOP}, got {top}", field="top")
     start = time.perf_counter()
-    best = _best_of_lists(query, keep=top, calibrations=calibrations)
+    best = _best_of_listed_values(query, keep=top, calibrations=calibrations)
     problem, predictor = best.problems[0], best.predictors[0]
     misses: tuple[Recommendation, ...] = ()
     if best.computed and not best.feasible:
-        with bounds.over_again():
+        with bounds.repeat_search():
             misses = _nearest_misses(query, best, calibrations=calibrations)
-    chosen = choose(best, count=top)
+    chosen = choose_rows(best, count=top)
     ranked = chosen_recommendations(chosen)
     if query.parallel.dynamic_context_parallel and ranked:
-        ranked = (_beside_static(ranked[0], query=query, calibrations=calibrations), *ranked[1:])
+        ranked = (
+            _compare_with_static(ranked[0], query=query, calibrations=calibrations),
+            *ranked[1:],
+        )
     if predictor is None and calibrations is not None:
         ranked, misses = (
             tuple(
                 replace(
                     row,
-                    estimate=with_unused(row.estimate, problem=problem, calibrations=calibrations),
+                    estimate=with_unused_reason(
+                        row.estimate, problem=problem, calibrations=calibrations
+                    ),
                 )
                 for row in rows
             )
@@ -91,7 +100,7 @@ def recommend(
     )
 
 
-def _beside_static(
+def _compare_with_static(
     row: Recommendation, *, query: Query, calibrations: Calibrations | None
 ) -> Recommendation:
     """Return the row with a sentence on the best layout without dynamic context parallelism.
@@ -100,9 +109,9 @@ def _beside_static(
     them can be smaller than the gain over the same layout.
     """
     static = replace(query, parallel=replace(query.parallel, dynamic_context_parallel=None))
-    with bounds.over_again():
+    with bounds.repeat_search():
         rows = chosen_recommendations(
-            choose(_best_of_lists(static, keep=1, calibrations=calibrations), count=1)
+            choose_rows(_best_of_listed_values(static, keep=1, calibrations=calibrations), count=1)
         )
     if not rows or rows[0].expected_token_s is None or row.expected_token_s is None:
         return row
@@ -126,23 +135,23 @@ def _beside_static(
     return replace(
         row,
         **{
-            name: replace(each, provenance={**each.provenance, DYNAMIC: words})
+            name: replace(each, provenance={**each.provenance, DYNAMIC_CONTEXT_KEY: words})
             for name, each in known.items()
         },
     )
 
 
-def _best_of_lists(query: Query, *, keep: int, calibrations: Calibrations | None) -> Best:
+def _best_of_listed_values(query: Query, *, keep: int, calibrations: Calibrations | None) -> Best:
     """Return the best with any of the values that `training` lists, offloaded if nothing else fits.
 
     The answers name the values in `provenance.assumed`.
     """
     choices = query.training.choices if query.training is not None else {}
     count = math.prod(map(len, choices.values()))
-    if count > MOST_TRAININGS:
+    if count > MAX_TRAININGS:
         field = f"training.{next(iter(choices))}"
         raise InputError(
-            f"the lists under training span {count} trainings; at most {MOST_TRAININGS} are ranked",
+            f"the lists under training span {count} trainings; at most {MAX_TRAININGS} are ranked",
             field=field,
         )
     queries, parts = [], []
@@ -154,10 +163,10 @@ def _best_of_lists(query: Query, *, keep: int, calibrations: Calibrations | None
             else query
         )
         queries.append(one)
-        parts.append(_best(one, chosen, keep, calibrations))
+        parts.append(_best_of_training(one, chosen, keep, calibrations))
     if not any(part.feasible for part in parts):
         parts = [
-            offloaded(one, part, keep=keep, calibrations=calibrations)
+            best_offloaded(one, part, keep=keep, calibrations=calibrations)
             for one, part in zip(queries, parts, strict=True)
         ]
     fewest = min(
@@ -168,27 +177,27 @@ def _best_of_lists(query: Query, *, keep: int, calibrations: Calibrations | None
     )
 
 
-def _best(
+def _best_of_training(
     query: Query, chosen: Mapping[str, Any], keep: int, calibrations: Calibrations | None
 ) -> Best:
     """Return the best of one training. `chosen` are values of `training` that its answers name."""
-    problem = _resolved(query, chosen)
+    problem = _resolve(query, chosen)
     predictor = None if calibrations is None else calibrations(problem)
-    keep = max(keep, LAYOUTS) if may_choose(query, problem) else keep
+    keep = max(keep, NUM_LAYOUTS) if has_free_knobs(query, problem) else keep
 
     def ranked(problem: TrainingProblem, predictor: CalibratedPredictor | None) -> Best:
         if query.objective == "min_gpus":
             return fewest_devices(
                 problem=problem, keep=keep, rank_by=query.rank_by, predictor=predictor
             )[1]
-        return best_of(problem, keep=keep, rank_by=query.rank_by, predictor=predictor)
+        return search_best(problem, keep=keep, rank_by=query.rank_by, predictor=predictor)
 
     return _with_free_knobs(
         query, ranked(problem, predictor), problem=problem, ranked=ranked, calibrations=calibrations
     )
 
 
-def _resolved(query: Query, chosen: Mapping[str, Any]) -> TrainingProblem:
+def _resolve(query: Query, chosen: Mapping[str, Any]) -> TrainingProblem:
     """Return the query's problem, whose answers name the values of `training` chosen for it."""
     problem = resolve_training(query)
     values = {f"training.{name}": value for name, value in chosen.items()}
@@ -213,8 +222,8 @@ def _nearest_misses(
 ) -> tuple[Recommendation, ...]:
     """Return the nearest misses without or with the free settings, whichever are nearer."""
     problem, predictor = best.problems[0], best.predictors[0]
-    found, least = nearest_misses(problem, predictor), distance(problem)
-    for other in free_knobs(_with_training(query, _chosen_values(query, best)), best):
+    found, least = nearest_misses(problem, predictor), miss_distance(problem)
+    for other in choose_free_knobs(_with_training(query, _chosen_values(query, best)), best):
         misses = nearest_misses(other, None if calibrations is None else calibrations(other))
         if misses and (not found or least(misses[0]) < least(found[0])):
             found = misses
@@ -231,21 +240,23 @@ def _with_free_knobs(
 ) -> Best:
     """Return the best with the free settings that shorten its steps, else `best`."""
     rankings = [best]
-    for faster in free_knobs(query, best):
+    for faster in choose_free_knobs(query, best):
         faster = faster.with_num_gpus(problem.cluster.num_gpus)
-        with bounds.over_again():
+        with bounds.repeat_search():
             rankings.append(ranked(faster, None if calibrations is None else calibrations(faster)))
         if rankings[-1].feasible:
             break
-    return min((one for one in rankings if one.feasible), key=_first_of, default=best)
+    return min((one for one in rankings if one.feasible), key=_sort_key, default=best)
 
 
-def _first_of(best: Best) -> tuple[int, float]:
+def _sort_key(best: Best) -> tuple[int, float]:
     """Return the sort key of acceptable rankings: fewest devices, then the shortest step."""
     return best.problems[0].cluster.num_gpus, float(best.value_s[0])
 
 
-def offloaded(query: Query, best: Best, *, keep: int, calibrations: Calibrations | None) -> Best:
+def best_offloaded(
+    query: Query, best: Best, *, keep: int, calibrations: Calibrations | None
+) -> Best:
     """Return the best with optimizer states or activations offloaded, the faster of the two.
 
     `best` is returned if the query sets offload or nothing becomes acceptable.
@@ -267,8 +278,10 @@ def offloaded(query: Query, best: Best, *, keep: int, calibrations: Calibrations
             chosen={**before.chosen, "training.offload": offload},
         )
         predictor = None if calibrations is None else calibrations(problem)
-        with bounds.over_again():
-            offloads.append(best_of(problem, keep=keep, rank_by=query.rank_by, predictor=predictor))
+        with bounds.repeat_search():
+            offloads.append(
+                search_best(problem, keep=keep, rank_by=query.rank_by, predictor=predictor)
+            )
     return min(
         (one for one in offloads if one.feasible),
         key=lambda one: float(one.value_s[0]),
@@ -285,21 +298,23 @@ def pareto_front(
     number of devices up to cluster.num_gpus, fewest first; the `provenance` of each estimate names
     its number.
     """
-    best = _best_of_lists(replace(query, objective="throughput"), keep=1, calibrations=calibrations)
+    best = _best_of_listed_values(
+        replace(query, objective="throughput"), keep=1, calibrations=calibrations
+    )
     if against == "memory":
         return recommendations_of(_memory_front(best))
     chosen = _chosen_values(query, best)
     query = _with_training(query, chosen)
-    problem = _resolved(query, chosen)
+    problem = _resolve(query, chosen)
     predictor = None if calibrations is None else calibrations(problem)
-    keep = LAYOUTS if may_choose(query, problem) else 1
+    keep = NUM_LAYOUTS if has_free_knobs(query, problem) else 1
 
     def ranked(problem: TrainingProblem, predictor: CalibratedPredictor | None) -> Best:
-        return best_of(problem, keep=keep, rank_by="mean", predictor=predictor)
+        return search_best(problem, keep=keep, rank_by="mean", predictor=predictor)
 
     rows: list[Recommendation] = []
     best_s = float("inf")
-    for smaller in _possible(problem):
+    for smaller in _possible_problems(problem):
         best = _with_free_knobs(
             query,
             ranked(smaller, predictor),
@@ -330,7 +345,7 @@ def device_counts(problem: TrainingProblem) -> tuple[int, ...]:
     most = cluster.num_gpus
     fitting: set[int] = set()
     for d in divisors(batch, limit=most):
-        bounds.check()
+        bounds.count_combinations()
         counts = (model_ranks * d for model_ranks in ranks if model_ranks * d <= most)
         fitting |= {n for n in counts if cluster.divides_into(n)}
     return tuple(sorted(fitting | {cluster.num_gpus}))
@@ -348,11 +363,11 @@ def fewest_devices(
     The whole cluster if none has one.
     """
     problem = problem.choosing({"cluster.num_gpus": problem.cluster.num_gpus})
-    for smaller in _possible(problem):
-        best = best_of(smaller, keep=keep, rank_by=rank_by, predictor=predictor)
+    for smaller in _possible_problems(problem):
+        best = search_best(smaller, keep=keep, rank_by=rank_by, predictor=predictor)
         if best.feasible or smaller.cluster.num_gpus == problem.cluster.num_gpus:
             return smaller, best
-    return problem, best_of(problem, keep=keep, rank_by=rank_by, predictor=predictor)
+    return problem, search_best(problem, keep=keep, rank_by=rank_by, predictor=predictor)
 
 
 def _memory_front(best: Best) -> Best:
@@ -378,15 +393,15 @@ def _memory_front(best: Best) -> Best:
     best = replace(
         best, rows=joined, variant=variant, layout=np.zeros_like(variant), value_s=joined.step_s
     )
-    return best.take(undominated(joined.step_s, -joined.memory_total_bytes))
+    return best.take(pareto_optimal(joined.step_s, -joined.memory_total_bytes))
 
 
 def _acceptable_front(rows: CostedRows) -> CostedRows:
     acceptable = rows.take(np.flatnonzero(rows.acceptable))
-    return acceptable.take(undominated(acceptable.step_s, -acceptable.memory_total_bytes))
+    return acceptable.take(pareto_optimal(acceptable.step_s, -acceptable.memory_total_bytes))
 
 
-def _possible(problem: TrainingProblem) -> Iterator[TrainingProblem]:
+def _possible_problems(problem: TrainingProblem) -> Iterator[TrainingProblem]:
     """Return the problem on each of `device_counts` that could meet the deadline at twice the
     devices' peak.
     """
