@@ -105,14 +105,14 @@ class Evaluator:
                         if isinstance(target, ast.Name) and node.value is not None:
                             self.constants[target.id] = node.value
                 elif isinstance(node, ast.ImportFrom):
-                    for each in node.names:
-                        if each.asname and each.name.endswith("_config"):
-                            self.aliases[each.asname] = each.name
+                    for name in node.names:
+                        if name.asname and name.name.endswith("_config"):
+                            self.aliases[name.asname] = name.name
 
     def call(self, name: str, given: Mapping[str, Any], positional: list[Any]) -> dict[str, Any]:
         function = self.functions[name]
         arguments = function.args
-        names = [each.arg for each in (*arguments.args, *arguments.kwonlyargs)]
+        names = [arg.arg for arg in (*arguments.args, *arguments.kwonlyargs)]
         local: dict[str, Any] = {}
         defaults = arguments.defaults
         for argument, default in zip(
@@ -157,8 +157,8 @@ class Evaluator:
         if isinstance(target, ast.Name):
             local[target.id] = value
         elif isinstance(target, ast.Tuple):
-            for each in target.elts:
-                self.assign(each, UNKNOWN, local)
+            for elt in target.elts:
+                self.assign(elt, UNKNOWN, local)
         elif isinstance(target, ast.Attribute):
             owner = self.value(target.value, local)
             if isinstance(owner, dict):
@@ -174,7 +174,7 @@ class Evaluator:
     def effect(self, call: ast.Call, local: dict[str, Any]) -> None:
         text = ast.unparse(call)
         name = text.partition("(")[0]
-        values = [self.value(each, local) for each in call.args]
+        values = [self.value(arg, local) for arg in call.args]
         if name == "apply_flex_dispatcher_backend":
             model, backend = values[0], values[1]
             if backend in ("deepep", "hybridep") and isinstance(model, dict):
@@ -185,12 +185,16 @@ class Evaluator:
             elif backend is not None:
                 raise UnreadError(text)
         elif name in self.functions:
-            given = {each.arg: self.value(each.value, local) for each in call.keywords if each.arg}
-            arguments = [each.arg for each in self.functions[name].args.args]
+            given = {
+                keyword.arg: self.value(keyword.value, local)
+                for keyword in call.keywords
+                if keyword.arg
+            }
+            arguments = [arg.arg for arg in self.functions[name].args.args]
             self.block(
                 self.functions[name].body, dict(zip(arguments, values, strict=False)) | given
             )
-        elif any(isinstance(each, dict) for each in values):
+        elif any(isinstance(value, dict) for value in values):
             raise UnreadError(text)
 
     def value(self, node: ast.expr, local: Mapping[str, Any]) -> Any:
@@ -217,10 +221,10 @@ class Evaluator:
             owner, key = self.value(node.value, local), self.value(node.slice, local)
             return owner.get(str(key), UNKNOWN) if isinstance(owner, Table) else UNKNOWN
         if isinstance(node, ast.List | ast.Tuple | ast.Set):
-            return [self.value(each, local) for each in node.elts]
+            return [self.value(elt, local) for elt in node.elts]
         if isinstance(node, ast.BoolOp):
-            for each in node.values:
-                found = self.value(each, local)
+            for value in node.values:
+                found = self.value(value, local)
                 if isinstance(found, Unknown):
                     return UNKNOWN
                 if bool(found) == isinstance(node.op, ast.Or):
@@ -264,8 +268,12 @@ class Evaluator:
     def called(self, node: ast.Call, local: Mapping[str, Any]) -> Any:
         text = ast.unparse(node.func)
         name = text.rpartition(".")[2]
-        given = {each.arg: self.value(each.value, local) for each in node.keywords if each.arg}
-        positional = [self.value(each, local) for each in node.args]
+        given = {
+            keyword.arg: self.value(keyword.value, local)
+            for keyword in node.keywords
+            if keyword.arg
+        }
+        positional = [self.value(arg, local) for arg in node.args]
         if text == "isinstance" and ast.unparse(node.args[1]) == "str":
             return isinstance(positional[0], str)
         if name == "lower" and isinstance(node.func, ast.Attribute):

@@ -32,8 +32,9 @@ def with_tables(page: str) -> str:
 
 def _table(title: str, fields: Iterable[Field]) -> str:
     rows = [
-        f"| `{each.name}` | {each.label} | {each.takes} | {each.left_out} | {_first(each.help)} |"
-        for each in fields
+        f"| `{field.name}` | {field.label} | {field.takes} | {field.left_out} | "
+        f"{_first(field.help)} |"
+        for field in fields
     ]
     return "\n".join(
         (

@@ -25,16 +25,20 @@ def tables() -> dict[str, str]:
     """Return the formats that are read, those that are written, and the releases behind both, as
     tables of Markdown.
     """
-    read = [f"| `{each.name}` | {each.reads} |" for each in formats() if each.read is not None]
+    read = [
+        f"| `{tool_format.name}` | {tool_format.reads} |"
+        for tool_format in formats()
+        if tool_format.read is not None
+    ]
     written = [
-        f"| `{each.name}` | {each.writes} | {each.checked} |"
-        for each in formats()
-        if each.write is not None
+        f"| `{tool_format.name}` | {tool_format.writes} | {tool_format.checked} |"
+        for tool_format in formats()
+        if tool_format.write is not None
     ]
     checked = [
-        f"| `{name}` | {each['release']} | {each['what']} | {each['date']} |"
+        f"| `{name}` | {row['release']} | {row['what']} | {row['date']} |"
         for name, rows in releases().items()
-        for each in rows
+        for row in rows
     ]
     return {
         "read": "\n".join(("| format | from |", "|---|---|", *read)),

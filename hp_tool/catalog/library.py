@@ -105,7 +105,9 @@ def _matches_name(kind: Kind, name: str) -> Entry | None:
     """
     match = _find(kind, name.casefold(), folders())
     if match is None and kind == "models":
-        found = (_find(kind, each, folders()) for each in _published_names(name))
+        found = (
+            _find(kind, published_name, folders()) for published_name in _published_names(name)
+        )
         return next(filter(None, found), None)
     return match
 
@@ -292,7 +294,7 @@ def _find(kind: Kind, wanted: str, folders: tuple[Path, ...]) -> Entry | None:
                         *candidate.aliases,
                         *itertools.chain(*candidate.checkpoints.values()),
                     )
-                    known = {each.casefold() for each in names}
+                    known = {name.casefold() for name in names}
                     tails = {_without_format(each.rpartition("/")[2]) for each in known}
                     if wanted in known or (kind == "models" and wanted in tails):
                         return candidate

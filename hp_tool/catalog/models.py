@@ -60,7 +60,7 @@ def checkpoint(name: object) -> str | None:
     ]
     if "/" in name and not named:
         return name
-    return next(iter([*named, *(each for each in ids if each.endswith("-Instruct")), *ids]), None)
+    return next(iter([*named, *(id_ for id_ in ids if id_.endswith("-Instruct")), *ids]), None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,8 +98,8 @@ def _stored(published: library.Entry, checkpoint_id: str) -> str | None:
     """Return the precision of an entry's checkpoint, for fine-tuned ones of its base; None if not
     listed.
     """
-    by_id = dict.fromkeys((each.casefold() for each in published.aliases), "bf16")
-    by_id |= {each.casefold(): kind for kind, ids in published.checkpoints.items() for each in ids}
+    by_id = dict.fromkeys((alias.casefold() for alias in published.aliases), "bf16")
+    by_id |= {id_.casefold(): kind for kind, ids in published.checkpoints.items() for id_ in ids}
     return (
         by_id.get(checkpoint_id.casefold())
         or library.stored_precision(checkpoint_id)

@@ -318,10 +318,11 @@ def _print_report(report: MachineReport) -> None:
     rows = [(fit, str(count), f"{error:.1%}") for fit, (count, error) in report.errors.items()]
     title = f"cluster {report.cluster}: measured efficiency, {report.wall_s:.0f} s"
     print_table(console, ("fit", "operations", "median error"), rows, title=title, left=1)
-    for each in report.outliers:
+    for outlier in report.outliers:
         console.print(
-            f"slow {each.kind}: {each.name} is {each.slowdown:.2f} times as slow as its peers "
-            f"({each.operations} operations)",
+            f"slow {outlier.kind}: {outlier.name} is {outlier.slowdown:.2f} times as slow as "
+            f"its peers "
+            f"({outlier.operations} operations)",
             highlight=False,
             markup=False,
         )

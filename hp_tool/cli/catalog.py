@@ -235,8 +235,8 @@ def fields(
     known = {
         field.name: field
         for kind in ("training", "inference")
-        for one in form_sections(kind)
-        for field in one.fields
+        for form_section in form_sections(kind)
+        for field in form_section.fields
     }
     wanted = (words or "").casefold().split()
     rows = [
@@ -245,9 +245,9 @@ def fields(
         if all(word in f"{each.name} {each.label} {each.help}".casefold() for word in wanted)
     ]
     if as_json:
-        typer.echo(json.dumps({"items": [dataclasses.asdict(each) for each in rows]}))
+        typer.echo(json.dumps({"items": [dataclasses.asdict(row) for row in rows]}))
     else:
-        shown = [(each.name, each.label, each.takes, each.left_out) for each in rows]
+        shown = [(row.name, row.label, row.takes, row.left_out) for row in rows]
         _print_table(("field", "label", "values", "left out"), shown, text=True)
 
 

@@ -11,6 +11,7 @@ from contextlib import closing
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Annotated, Any
 
+import click
 import typer
 from typer.core import TyperCommand
 
@@ -39,9 +40,10 @@ class FormatsCommand(TyperCommand):
         """Return the parameters, with the formats' names in the help of --format."""
         from hp_tool.formats.registry import listed_readable, listed_writable
 
-        for each in self.params:
-            if each.name == "format":
-                each.help = each.help.format(readable=listed_readable(), writable=listed_writable())  # type: ignore[attr-defined]
+        for param in self.params:
+            if isinstance(param, click.Option) and param.name == "format":
+                names = {"readable": listed_readable(), "writable": listed_writable()}
+                param.help = (param.help or "").format(**names)
         return super().get_params(ctx)
 
 
@@ -391,9 +393,13 @@ def _print_settings(console: Console, assessment: Assessment) -> None:
     console.print(
         f"Read as {assessment.format}: {read} settings, {ignored} ignored.", highlight=False
     )
-    reasons = Counter(each.reason for each in assessment.ignored)
+    reasons = Counter(ignored_setting.reason for ignored_setting in assessment.ignored)
     for reason, count in reasons.most_common():
-        names = [each.flag for each in assessment.ignored if each.reason == reason]
+        names = [
+            ignored_setting.flag
+            for ignored_setting in assessment.ignored
+            if ignored_setting.reason == reason
+        ]
         more = f" and {count - 6} more" if count > 6 else ""
         console.print(
             f"  ignored, {reason}: "

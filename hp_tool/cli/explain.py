@@ -187,13 +187,13 @@ def _print_explanation(answer: Explanation) -> None:
         console.print("No rank, group or part is out of line.")
     for number, finding in enumerate(answer.findings, start=1):
         console.print(f"{number}. {finding.text}", highlight=False, markup=False, soft_wrap=True)
-    for each in answer.suggestions:
+    for suggestion in answer.suggestions:
         console.print(
-            f"[bold]{each.change}[/bold] saves {saving_words(each)}, mostly "
-            f"{PARTS[each.part].in_words}",
+            f"[bold]{suggestion.change}[/bold] saves {saving_words(suggestion)}, mostly "
+            f"{PARTS[suggestion.part].in_words}",
             highlight=False,
         )
-        print_flags(console, each.flags)
+        print_flags(console, suggestion.flags)
     predicted = {
         part.name: part.predicted_s for part in answer.parts if part.predicted_s is not None
     }
@@ -263,15 +263,15 @@ def _print_log(answer: LoggedExplanation) -> None:
     beside = answer.estimate is not None
     rows = [
         (
-            PARTS[each.name].in_words,
+            PARTS[part.name].in_words,
             *(
                 "-" if seconds is None else f"{seconds * 1e3:,.1f}"
                 for seconds in (
-                    (each.measured_s, each.predicted_s) if beside else (each.measured_s,)
+                    (part.measured_s, part.predicted_s) if beside else (part.measured_s,)
                 )
             ),
         )
-        for each in answer.parts
+        for part in answer.parts
     ]
     heads = ("part", "measured, ms", *(("predicted, ms",) if beside else ()))
     print_table(
@@ -284,12 +284,12 @@ def _print_log(answer: LoggedExplanation) -> None:
     _print_predicted(console, answer.estimate)
     spreads = [
         (
-            each.timer,
-            "-" if each.shortest_s is None else f"{each.shortest_s * 1e3:,.1f}",
-            f"{each.longest_s * 1e3:,.1f}",
-            "-" if each.longest_rank is None else str(each.longest_rank),
+            timer.timer,
+            "-" if timer.shortest_s is None else f"{timer.shortest_s * 1e3:,.1f}",
+            f"{timer.longest_s * 1e3:,.1f}",
+            "-" if timer.longest_rank is None else str(timer.longest_rank),
         )
-        for each in answer.timers
+        for timer in answer.timers
     ]
     print_table(
         console,
@@ -309,19 +309,19 @@ def _print_ranks(answer: Explanation) -> None:
     computed = [key for key, part in PARTS.items() if part.computes]
     rows = [
         (
-            str(each.rank),
+            str(rank.rank),
             *(
                 f"{seconds * 1e3:,.1f}"
                 for seconds in (
-                    each.step_s,
-                    sum(each.parts_s[part] for part in computed),
-                    sum(each.waits_s.values()),
-                    each.parts_s["overhead"],
-                    each.host_s,
+                    rank.step_s,
+                    sum(rank.parts_s[part] for part in computed),
+                    sum(rank.waits_s.values()),
+                    rank.parts_s["overhead"],
+                    rank.host_s,
                 )
             ),
         )
-        for each in sorted(answer.ranks, key=lambda each: -each.own_s)[:16]
+        for rank in sorted(answer.ranks, key=lambda each: -each.own_s)[:16]
     ]
     heads = ("rank", "step, ms", "computes, ms", "waits, ms", "nothing runs, ms", "host late, ms")
     print_table(
@@ -334,14 +334,14 @@ def _print_links(answer: Explanation) -> None:
 
     rows = [
         (
-            f"{each.part.replace('_', ' ')}: {each.operation.replace('_', ' ')}",
-            str(len(each.ranks) or "-"),
-            f"{each.messages:,.0f}",
-            f"{each.size_bytes / 1e6:,.2f}" if each.size_bytes is not None else "-",
-            f"{each.seconds * 1e3:,.1f}",
-            f"{each.bytes_per_second / 1e9:,.1f}" if each.bytes_per_second is not None else "-",
+            f"{link.part.replace('_', ' ')}: {link.operation.replace('_', ' ')}",
+            str(len(link.ranks) or "-"),
+            f"{link.messages:,.0f}",
+            f"{link.size_bytes / 1e6:,.2f}" if link.size_bytes is not None else "-",
+            f"{link.seconds * 1e3:,.1f}",
+            f"{link.bytes_per_second / 1e9:,.1f}" if link.bytes_per_second is not None else "-",
         )
-        for each in answer.links[:12]
+        for link in answer.links[:12]
     ]
     heads = ("collective", "ranks", "a step", "MB each", "ms a step", "GB/s")
     print_table(

@@ -37,7 +37,12 @@ def print_machines(answer: RecommendAnswer, query: Query) -> None:
                 highlight=False,
             )
     print_assumptions(
-        console, [row.known.provenance for row in rows if isinstance(row, ServingRecommendation)]
+        console,
+        [
+            row.preferred_estimate.provenance
+            for row in rows
+            if isinstance(row, ServingRecommendation)
+        ],
     )
     if answer.pareto and len(answer.pareto) > 1:
         print_columns(
@@ -69,6 +74,6 @@ def _machine_columns(rows: Rows, kind: Kind) -> list[Column]:
         ]
     trainings = [row for row in rows if isinstance(row, Recommendation)]
     columns += configuration_columns([row.parallel for row in trainings])
-    if any(row.known.calendar_days is not None for row in trainings):
+    if any(row.preferred_estimate.calendar_days is not None for row in trainings):
         return columns
     return [*columns, *terminal_columns(rankings.TRAINING_FIGURES, rows)]

@@ -47,7 +47,7 @@ def estimate(
         typer.echo(schema.to_json(answer))
     else:
         _print_estimate(answer, parsed)
-    if not answer.known.feasible:
+    if not answer.preferred_estimate.feasible:
         raise typer.Exit(3)
 
 

@@ -141,8 +141,10 @@ def _target_columns(
         duration_column(
             f"{LATENCIES[latency].head} {quantile}",
             [
-                None if each.tails is None else getattr(each.tails, latency).quantiles[quantile]
-                for each in estimates
+                None
+                if estimate.tails is None
+                else getattr(estimate.tails, latency).quantiles[quantile]
+                for estimate in estimates
             ],
             meaning=f"target {format_duration(limit)}",
         )
@@ -200,7 +202,7 @@ def _print_latencies(console: Console, estimate: InferenceEstimate, tails: Tails
             Column(
                 head=p,
                 unit="ms",
-                cells=_milliseconds(each[p] for each in quantiles),
+                cells=_milliseconds(quantile[p] for quantile in quantiles),
                 drop=DROP_PRIORITIES.get(p, 0),
             )
             for p in quantiles[0]
@@ -229,7 +231,7 @@ def print_serving_recommendations(answer: RecommendAnswer, *, query: Query) -> N
             columns = [
                 *terminal_columns([rankings.RANK], ranked),
                 *serving_columns(ranked),
-                *_target_columns([row.known for row in ranked], targets),
+                *_target_columns([row.preferred_estimate for row in ranked], targets),
                 *terminal_columns(rankings.SERVING_FIGURES, ranked),
             ]
             print_columns(console, columns, bold_first=True)
@@ -329,7 +331,7 @@ def _print_gpus_by_rate(
             meaning="requests",
         ),
         *serving_columns(rows),
-        *_target_columns([row.known for row in rows], targets),
+        *_target_columns([row.preferred_estimate for row in rows], targets),
         *terminal_columns(rankings.SERVING_FIGURES, rows),
     ]
     print_columns(console, columns, title="fewest GPUs for each rate, by the cost model")
@@ -338,7 +340,7 @@ def _print_gpus_by_rate(
 def print_tuned_serving(console: Console, ranked: Sequence[ServingRecommendation]) -> None:
     """Latencies predicted before the runs, and predicted or measured after them."""
     before = [row.estimate for row in ranked]
-    after = [row.known for row in ranked]
+    after = [row.preferred_estimate for row in ranked]
     columns = [
         *terminal_columns([rankings.RANK], ranked),
         *serving_columns(ranked),

@@ -264,7 +264,7 @@ def print_unmeasured(console: Console, estimates: Iterable[Estimate]) -> None:
         console.print(f"* {unmeasured_words(names)}{first}", highlight=False)
     for key in ("recompute", "dynamic_context_parallel"):
         for sentence in dict.fromkeys(
-            str(each.provenance[key]) for each in estimates if key in each.provenance
+            str(estimate.provenance[key]) for estimate in estimates if key in estimate.provenance
         ):
             console.print(sentence, highlight=False)
 
@@ -308,7 +308,7 @@ def print_recommendations(answer: RecommendAnswer, *, top: int) -> None:
     """
     console = make_console()
     ranked = [row for row in answer.recommendations if isinstance(row, Recommendation)][:top]
-    estimates = [row.known for row in ranked]
+    estimates = [row.preferred_estimate for row in ranked]
     calibrated = next(
         (row.calibrated_estimate for row in ranked if row.calibrated_estimate is not None), None
     )
@@ -384,9 +384,9 @@ def print_nearest(
         if isinstance(row, Recommendation):
             machine = "" if row.cluster is None else f"{row.cluster}: "
             console.print(f"nearest: {machine}{layout_arithmetic(row.parallel)}", highlight=False)
-            print_reasons(console, row.known.reasons, prefix="  ")
+            print_reasons(console, row.preferred_estimate.reasons, prefix="  ")
         elif isinstance(row, ServingRecommendation):
-            reasons = "; ".join(reason.message for reason in row.known.reasons)
+            reasons = "; ".join(reason.message for reason in row.preferred_estimate.reasons)
             layout = serving_arithmetic(row.parallel, replicas=row.estimate.replicas)
             at = f" at {row.set[RATE_PATH]:g}/s" if RATE_PATH in row.set else ""
             line = f"nearest{at}: {layout}, engine limit {row.parallel.max_num_seqs}: {reasons}"
@@ -411,7 +411,7 @@ def print_pareto(answer: RecommendAnswer) -> None:
     """The Pareto-optimal configurations, if the answer has them."""
     if not answer.pareto:
         return
-    estimates = [row.known for row in answer.pareto]
+    estimates = [row.preferred_estimate for row in answer.pareto]
     devices = Column(head="GPUs", cells=tuple(str(e.provenance["num_gpus"]) for e in estimates))
     whole = Column(
         head="tokens", unit="/s", cells=counts(e.tokens_per_second for e in estimates), drop=3

@@ -124,7 +124,9 @@ def layer_adapter_parameters(
     matrices.
     """
     matrices = (matrix for matrix in rank_matrices(model, candidates) if matrix.routed == routed)
-    return sum((one.parameters for matrix in matrices for one in adapters(matrix, lora)), 0.0)
+    return sum(
+        (adapter.parameters for matrix in matrices for adapter in adapters(matrix, lora)), 0.0
+    )
 
 
 def token_adapter_parameters(model: ModelSpec, lora: LoraSpec) -> float:
@@ -255,19 +257,19 @@ def with_adapter_time(
             moved = matrix.entries * (FROZEN_BYTES[workload.frozen_precision] + s.e)
             widened = elementwise_seconds(moved, machine=case, kernels=1.0)
             forward, backward = forward + widened, backward + widened
-        for one in adapters(matrix, workload.lora):
+        for adapter in adapters(matrix, workload.lora):
             both, both_gradient = weight_matmuls(
-                tokens, one.matrices, case=case, precision=wide_precision(workload)
+                tokens, adapter.matrices, case=case, precision=wide_precision(workload)
             )
             matmul, gradient = matmul + both, gradient + both_gradient
             forward = forward + elementwise_seconds(
-                3.0 * s.e * tokens * one.rows, machine=case, kernels=2.0
+                3.0 * s.e * tokens * adapter.rows, machine=case, kernels=2.0
             )
             backward = backward + elementwise_seconds(
                 3.0 * s.e * tokens * matrix.inputs, machine=case, kernels=2.0
             )
             if s.facts.eager_kernels:
-                added, added_backward = _eager_traffic(matrix, one, workload=workload, s=s)
+                added, added_backward = _eager_traffic(matrix, adapter, workload=workload, s=s)
                 forward = forward + elementwise_seconds(tokens * added, machine=case, kernels=0.0)
                 backward = backward + elementwise_seconds(
                     tokens * added_backward, machine=case, kernels=0.0

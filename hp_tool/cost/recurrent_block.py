@@ -49,8 +49,8 @@ def recurrent_bytes(*, case: TrainingCase, candidates: Candidates, s: Shapes) ->
     """Return activation bytes of the block.
 
     Norm input and matmul input (whole, or sharded by sequence parallelism), what the convolution,
-    the scan and the gated norm save (`saved_numbers`, `saved_wide_numbers`), and the output projection's
-    input, by heads. Recomputation of the attention core frees nothing here.
+    the scan and the gated norm save (`saved_numbers`, `saved_wide_numbers`), and the output
+    projection's input, by heads. Recomputation of the attention core frees nothing here.
     """
     model = case.model
     inner = recurrent_width(model) / s.t

@@ -161,8 +161,8 @@ def _mean(kinds: Sequence[Columns], layers: StageLayers) -> Columns:
     shares = [count / layers.count for count in layers.kinds]
     return type(kinds[0])(
         **{
-            each.name: _sum(shares, [getattr(kind, each.name) for kind in kinds])
-            for each in fields(kinds[0])
+            field.name: _sum(shares, [getattr(kind, field.name) for kind in kinds])
+            for field in fields(kinds[0])
         }
     )
 
@@ -175,7 +175,7 @@ def _spread(value: Any, inverse: NDArray[np.intp]) -> Any:
         return tuple(_spread(each, inverse) for each in value)
     if is_dataclass(value) and not isinstance(value, type):
         return type(value)(
-            **{each.name: _spread(getattr(value, each.name), inverse) for each in fields(value)}
+            **{field.name: _spread(getattr(value, field.name), inverse) for field in fields(value)}
         )
     return value
 

@@ -49,9 +49,9 @@ class Block(Strict):
     def __str__(self) -> str:
         """`3 x attention, windowed, head_dim 512`: what differs from the model's own layers."""
         own = {
-            each.name: value
-            for each in fields(self)
-            if (value := getattr(self, each.name)) != each.default
+            field.name: value
+            for field in fields(self)
+            if (value := getattr(self, field.name)) != field.default
         }
         words = (
             name if value is True else f"{name} {value}"

@@ -1,7 +1,7 @@
 """Which settings a consumer follows: a profiler, or the writer of another tool's configuration.
 
-A consumer declares the fields that it follows. `undeclared_fields` reads `dataclasses.fields`, so a field
-that nobody has declared, such as one added later, is rejected by its name unless it is at its
+A consumer declares the fields that it follows. `undeclared_fields` reads `dataclasses.fields`, so a
+field that nobody has declared, such as one added later, is rejected by its name unless it is at its
 default.
 """
 

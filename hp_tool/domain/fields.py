@@ -27,7 +27,9 @@ def short_repr(value: Any) -> str:
     stand at their default.
     """
     names = (
-        each.name for each in dataclasses.fields(value) if getattr(value, each.name) != each.default
+        field.name
+        for field in dataclasses.fields(value)
+        if getattr(value, field.name) != field.default
     )
     return (
         f"{type(value).__name__}({', '.join(f'{name}={getattr(value, name)!r}' for name in names)})"

@@ -306,7 +306,7 @@ class StandIn:
 
 
 _FORK_DEGREES: tuple[Degree, ...] = tuple(
-    each for each in DEGREES if each != "virtual_pipeline_parallel_size"
+    degree for degree in DEGREES if degree != "virtual_pipeline_parallel_size"
 )
 STAND_INS = {
     "llama-factory": StandIn(constants="deepspeed"),

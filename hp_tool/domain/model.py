@@ -364,9 +364,9 @@ class ModelSpec(Strict):
     def _alone(self, block: Block, count: int) -> ModelSpec:
         """A model of `count` such layers alone."""
         own = {
-            each.name: value
-            for each in fields(block)
-            if (value := getattr(block, each.name)) is not None
+            field.name: value
+            for field in fields(block)
+            if (value := getattr(block, field.name)) is not None
         }
         feed_forward = own.pop("feed_forward", "experts" if self.num_experts else "dense")
         windowed, indexed = own.pop("windowed"), own.pop("indexed")

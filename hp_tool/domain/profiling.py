@@ -256,7 +256,7 @@ def _undeclared_sizes(sizes: Sizes, *, followed: frozenset[str]) -> Iterator[tup
             yield True, setting_words(path, value)
         return
     usual = ParallelConfig()
-    for name in (each.name for each in fields(sizes)):
+    for name in (field.name for field in fields(sizes)):
         if (
             name not in followed | _RECOMPUTE_COLUMNS
             and f"parallel.{name}" not in ACCOUNTING_FIELDS

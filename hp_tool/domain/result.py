@@ -305,14 +305,14 @@ class Recommendation(Priced):
     calibrated_estimate: Estimate | None = None
 
     @property
-    def known(self) -> Estimate:
-        """What is known of it: the calibrated estimate, if there is one."""
+    def preferred_estimate(self) -> Estimate:
+        """The calibrated estimate if there is one, else the estimate."""
         return self.calibrated_estimate or self.estimate
 
     @property
     def expected_token_s(self) -> float | None:
         """Expected seconds for each token, which compares steps of different batches."""
-        known = self.known
+        known = self.preferred_estimate
         if self.expected_step_s is None or known.time is None or not known.tokens_per_second:
             return self.expected_step_s
         return self.expected_step_s / (known.tokens_per_second * known.time.step_s)
@@ -320,13 +320,13 @@ class Recommendation(Priced):
     @property
     def cost_per_million_tokens(self) -> float | None:
         """US dollars per million trained tokens; None without a price, or if the days are known."""
-        rate = self.known.tokens_per_second_per_gpu
-        if self.price is None or self.known.calendar_days is not None or not rate:
+        rate = self.preferred_estimate.tokens_per_second_per_gpu
+        if self.price is None or self.preferred_estimate.calendar_days is not None or not rate:
             return None
         return self.price / SECONDS_PER_HOUR / rate * 1e6
 
     def __repr__(self) -> str:
-        return f"<Recommendation {self.rank}: {self.parallel!r}, {self.known!r}>"
+        return f"<Recommendation {self.rank}: {self.parallel!r}, {self.preferred_estimate!r}>"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

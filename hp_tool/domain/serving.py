@@ -300,12 +300,14 @@ class ServingRecommendation(Priced):
     """After what was measured on this cluster; a measured configuration's own latencies."""
 
     @property
-    def known(self) -> InferenceEstimate:
-        """What is known of it: the calibrated estimate, if there is one."""
+    def preferred_estimate(self) -> InferenceEstimate:
+        """The calibrated estimate if there is one, else the estimate."""
         return self.calibrated_estimate or self.estimate
 
     def __repr__(self) -> str:
-        return f"<ServingRecommendation {self.rank}: {self.parallel!r}, {self.known!r}>"
+        return (
+            f"<ServingRecommendation {self.rank}: {self.parallel!r}, {self.preferred_estimate!r}>"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -169,7 +169,7 @@ def detect_format(text: str, *, files: Mapping[str, str] | None = None) -> str:
         "",
     ):
         return tool
-    if programs := ["".join(each) for each in _PROGRAM_PATTERN.findall(text)]:
+    if programs := ["".join(match) for match in _PROGRAM_PATTERN.findall(text)]:
         raise InputError(
             f"no supported entry point found (saw: {', '.join(dict.fromkeys(programs))}); "
             f"supported: {', '.join(readable())}; if it is one of these, pass --format",
@@ -210,7 +210,7 @@ def _format_of_mapping(content: Mapping[str, Any], text: str) -> str:
 
 def _describe_keys(content: Mapping[str, Any]) -> str:
     """Return for an error which tool's keys a file has most of; else its first keys."""
-    names = [each.name for each in as_settings(content)]
+    names = [setting.name for setting in as_settings(content)]
     shares = {
         name: sum(look_up(each, table(name)) is not None for each in names) for name in _TABLES
     }
@@ -241,8 +241,8 @@ _TABLES = (
 
 
 def _signs() -> Iterator[tuple[Sign, str]]:
-    for each in formats():
-        yield from ((sign, each.name) for sign in each.signs)
+    for tool_format in formats():
+        yield from ((sign, tool_format.name) for sign in tool_format.signs)
     yield from ((sign, "") for sign in _UNSUPPORTED_TOOLS)
 
 

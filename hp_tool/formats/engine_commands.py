@@ -111,12 +111,14 @@ def command_reader(engine: str) -> Callable[[Source, Reading], None]:
             reading.num_gpus = source.num_gpus  # srun starts one server
         known = table(engine)
         settings = parse_flags(words, table=known, reading=reading)
-        settings = [replace(each, name=_expand_abbreviation(each.name, known)) for each in settings]
         settings = [
-            replace(each, name="config") if each.name == "extra-llm-api-options" else each
-            for each in settings
+            replace(setting, name=_expand_abbreviation(setting.name, known)) for setting in settings
         ]
-        own = [each for each in settings if each.name != "config"]
+        settings = [
+            replace(setting, name="config") if setting.name == "extra-llm-api-options" else setting
+            for setting in settings
+        ]
+        own = [setting for setting in settings if setting.name != "config"]
         if source.is_pool:
             own = _drop_transfer_options(own, reading)
         read_command(
@@ -162,11 +164,11 @@ def _environment_settings(source: Source, *, engine: str) -> list[Setting]:
 def _drop_transfer_options(settings: Iterable[Setting], reading: Reading) -> list[Setting]:
     """Return the settings without those that connect the pools, which are recorded as ignored."""
     kept = []
-    for each in settings:
-        if each.name.startswith(_TRANSFER_OPTIONS):
-            reading.ignore(each, "hands caches from the prefill pool to the decoding pool")
+    for setting in settings:
+        if setting.name.startswith(_TRANSFER_OPTIONS):
+            reading.ignore(setting, "hands caches from the prefill pool to the decoding pool")
         else:
-            kept.append(each)
+            kept.append(setting)
     return kept
 
 
@@ -188,14 +190,14 @@ def _read_options_file(source: Source, reading: Reading) -> None:
     """
     content = source.keys(reading)
     settings = _options_from_keys(file_settings(content, text=source.text), engine="trtllm")
-    names = {each.name for each in settings}
+    names = {setting.name for setting in settings}
     if not names & {"tensor-parallel-size", "tp-size"}:
         size = "attention_data" if "enable-attention-dp" in names else "tensor"
         why = "the command's --tp_size says it, not this file; add"
         reading.lack(f"parallel.{size}_parallel_size", why, example=8)
     read_command(settings, engine="trtllm", model=None, reading=reading, source=source)
-    for each in reading.missing:
-        reading.query["parallel"].pop(each.field.removeprefix("parallel."), None)
+    for missing_field in reading.missing:
+        reading.query["parallel"].pop(missing_field.field.removeprefix("parallel."), None)
 
 
 def _config_file_settings(
@@ -210,12 +212,12 @@ def _config_file_settings(
 def _options_from_keys(settings: Iterable[Setting], *, engine: str) -> list[Setting]:
     """Return the keys of a file as a command's options."""
     options = []
-    for each in settings:
-        argument = look_up(each.name, table(engine))
+    for setting in settings:
+        argument = look_up(setting.name, table(engine))
         if argument is None or argument.arity != "0":
-            options.append(each)
-        elif each.values != ("false",):
-            options.append(replace(each, values=()))
+            options.append(setting)
+        elif setting.values != ("false",):
+            options.append(replace(setting, values=()))
     return options
 
 
@@ -234,7 +236,9 @@ def read_command(
         for name, each in by_name.items()
         if not each.unknown
     }
-    sizes_known = not any(each.field.startswith("parallel.") for each in reading.missing)
+    sizes_known = not any(
+        missing_field.field.startswith("parallel.") for missing_field in reading.missing
+    )
     parallel = {
         field: _parse_number(flags, name) for name, field in _SIZE_FIELDS.items() if name in flags
     }

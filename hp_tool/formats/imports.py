@@ -17,7 +17,7 @@ def read_source(source: Source, *, format: str | None = None) -> Reading:
         UnsupportedError: A setting is not modelled.
     """
     tool = format or detect_format(source.text, files=source.files)
-    reader = next((each.read for each in formats() if each.name == tool), None)
+    reader = next((tool_format.read for tool_format in formats() if tool_format.name == tool), None)
     if reader is None:
         raise InputError(f"no format {tool}; choose one of {', '.join(readable())}", field="format")
     reading = Reading(tool=tool, overrides=source.overrides)

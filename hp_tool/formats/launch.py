@@ -268,7 +268,7 @@ def _count_included_devices(words: list[Word]) -> dict[str, Count]:
                 return {
                     "all": Count(
                         word.text,
-                        after._replace(text=str(sum(len(each.split(",")) for each in slots))),
+                        after._replace(text=str(sum(len(slot.split(",")) for slot in slots))),
                     )
                 }
     return {}

@@ -75,7 +75,9 @@ def pod_command(text: str) -> PodCommand | None:
     objects = _parse_objects(text)
     settings = _config_maps(objects)
     found = []
-    for container in (each for one in objects for each in _object_containers(one)):
+    for container in (
+        each for manifest_object in objects for each in _object_containers(manifest_object)
+    ):
         command = _shell_line(container, settings)
         if _SERVER_COMMAND.search(command) or _TRAINER_COMMAND.search(command):
             found.append((container, command))
@@ -139,9 +141,9 @@ def _parse_objects(text: str) -> list[dict[str, Any]]:
 def _config_maps(objects: list[dict[str, Any]]) -> dict[str, Mapping[str, str]]:
     """Return the data of the ConfigMaps among the objects, by name."""
     maps: dict[str, Mapping[str, str]] = {}
-    for each in objects:
-        metadata, data = each.get("metadata"), each.get("data")
-        if each.get("kind") == "ConfigMap" and isinstance(metadata, Mapping):
+    for manifest_object in objects:
+        metadata, data = manifest_object.get("metadata"), manifest_object.get("data")
+        if manifest_object.get("kind") == "ConfigMap" and isinstance(metadata, Mapping):
             values = data if isinstance(data, Mapping) else {}
             maps[str(metadata.get("name"))] = {str(key): str(v) for key, v in values.items()}
     return maps
@@ -276,7 +278,7 @@ def _shell_line(container: _Container, settings: Mapping[str, Mapping[str, str]]
         words = ["vllm", "serve", container.model, *words, *_chart_options(container.parallelism)]
     elif words and words[0].startswith("-") and "vllm-openai" in str(content.get("image", "")):
         words = ["vllm", "serve", *words]
-    return " ".join(_shell_word(each, values) for each in words)
+    return " ".join(_shell_word(word, values) for word in words)
 
 
 def _chart_options(parallelism: Mapping[str, Any]) -> Iterator[str]:

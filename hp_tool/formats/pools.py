@@ -64,7 +64,10 @@ def read_pools(
     merged = Reading(tool=second.tool, overrides=second.overrides, hints=second.hints)
     for role, each in readings.items():
         merged.refused += [f"{role}: {why}" for why in each.refused]
-        merged.read += [replace(one, field=_pool_field(one.field, role)) for one in each.read]
+        merged.read += [
+            replace(read_setting, field=_pool_field(read_setting.field, role))
+            for read_setting in each.read
+        ]
         merged.ignored += each.ignored
     seen = set()
     for lacking in (*first.missing, *second.missing):

@@ -44,17 +44,19 @@ class Functions:
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
             raise InputError(f"not a Python file: {error}"[:200], code="syntax") from None
         self._functions = {
-            each.name: each for each in module.body if isinstance(each, ast.FunctionDef)
+            statement.name: statement
+            for statement in module.body
+            if isinstance(statement, ast.FunctionDef)
         }
         self._constants = {
-            target.id: each.value
-            for each in module.body
-            if isinstance(each, ast.Assign)
-            for target in each.targets
+            target.id: statement.value
+            for statement in module.body
+            if isinstance(statement, ast.Assign)
+            for target in statement.targets
             if isinstance(target, ast.Name)
         }
-        imports = [each for each in ast.walk(module) if isinstance(each, ast.ImportFrom)]
-        origins = [(each, "." * each.level + (each.module or "")) for each in imports]
+        imports = [node for node in ast.walk(module) if isinstance(node, ast.ImportFrom)]
+        origins = [(import_, "." * import_.level + (import_.module or "")) for import_ in imports]
         self.modules = {
             name.asname or name.name: origin for each, origin in origins for name in each.names
         }
@@ -134,7 +136,7 @@ class Functions:
             case ast.Constant(value=value):
                 return value
             case ast.List(elts=items) | ast.Tuple(elts=items):
-                return [self._value(each, values) for each in items]
+                return [self._value(item, values) for item in items]
             case ast.Name(id=name) if name in values:
                 return values[name]
             case ast.Name(id=name) if name in self._constants:
@@ -159,17 +161,17 @@ class Functions:
         name = ast.unparse(node.func)
         if name in self._functions and not node.args and not node.keywords:
             return self.value(name)
-        names = [each.arg for each in node.keywords]
+        names = [keyword.arg for keyword in node.keywords]
         if name in self._functions or None in names or not name.replace(".", "").isidentifier():
             return Unread(text=_source_text(node), line=node.lineno)
         arguments = {
-            each.arg: self._value(each.value, values)
-            for each in node.keywords
-            if each.arg is not None
+            keyword.arg: self._value(keyword.value, values)
+            for keyword in node.keywords
+            if keyword.arg is not None
         }
         return Call(
             name=name,
-            words=[self._value(each, values) for each in node.args],
+            words=[self._value(arg, values) for arg in node.args],
             arguments=arguments,
             line=node.lineno,
         )
@@ -179,11 +181,11 @@ def _builds_kind(function: ast.FunctionDef, kind: str) -> bool:
     if function.returns is not None:
         return ast.unparse(function.returns).strip("'\"") == kind
     calls = [
-        each
-        for each in ast.walk(function)
-        if isinstance(each, ast.Return) and isinstance(each.value, ast.Call)
+        node
+        for node in ast.walk(function)
+        if isinstance(node, ast.Return) and isinstance(node.value, ast.Call)
     ]
-    return any(ast.unparse(each.value.func) == kind for each in calls)  # type: ignore[union-attr]
+    return any(ast.unparse(call.value.func) == kind for call in calls)  # type: ignore[union-attr]
 
 
 def _calculate(left: Any, op: ast.operator, right: Any) -> int | None:

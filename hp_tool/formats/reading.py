@@ -172,7 +172,7 @@ class Reading:
 
         The hint is `why`, and with an example the field's option, and `after`.
         """
-        if any(each.field == path for each in self.missing):
+        if any(missing_field.field == path for missing_field in self.missing):
             return
         shown = None if example is None else str(example)
         hint = why if shown is None else f"{why} {set_option(path, shown)}{after}"
@@ -218,9 +218,9 @@ class ImportRefusedError(UnsupportedError):
 def reading_accounts(reading: Reading) -> dict[str, Any]:
     """Return read, ignored and missing as JSON values."""
     return {
-        "read": [asdict(each) for each in reading.read],
-        "ignored": [asdict(each) for each in reading.ignored],
-        "missing": [asdict(each) for each in reading.missing],
+        "read": [asdict(read_setting) for read_setting in reading.read],
+        "ignored": [asdict(ignored_setting) for ignored_setting in reading.ignored],
+        "missing": [asdict(missing_field) for missing_field in reading.missing],
     }
 
 
@@ -277,7 +277,9 @@ def look_up(name: str, table: Table) -> Argument | None:
     """Return the table's line for a name: its own, or a prefix."""
     if name in table:
         return table[name]
-    beginnings = [each for each in table.beginnings if f"{name}.".startswith(each[:-1])]
+    beginnings = [
+        beginning for beginning in table.beginnings if f"{name}.".startswith(beginning[:-1])
+    ]
     return table[max(beginnings, key=len)] if beginnings else None
 
 
@@ -389,7 +391,7 @@ def as_settings(mapping: Mapping[str, Any], *, lines: str = "") -> list[Setting]
 
 def key_values(mapping: Mapping[str, Any]) -> dict[str, str]:
     """Return the leaves of a file's mapping by dotted key, each as written."""
-    return {each.written: " ".join(each.values) for each in as_settings(mapping)}
+    return {setting.written: " ".join(setting.values) for setting in as_settings(mapping)}
 
 
 def _leaf_settings(
@@ -403,7 +405,7 @@ def _leaf_settings(
             continue
         items = value if isinstance(value, list | tuple) else [value]
         texts = tuple(_value_text(item) for item in items)
-        unknown = tuple(part for each in texts for part in _UNKNOWN_VALUE.findall(each))
+        unknown = tuple(part for text in texts for part in _UNKNOWN_VALUE.findall(text))
         settings.append(
             Setting(
                 name=hyphenated(dotted),

@@ -109,12 +109,12 @@ def formats(kind: Kind | None = None) -> tuple[Format[Any], ...]:
 
 def readable() -> tuple[str, ...]:
     """Return the names of the formats that are read."""
-    return tuple(each.name for each in formats() if each.read is not None)
+    return tuple(tool_format.name for tool_format in formats() if tool_format.read is not None)
 
 
 def writable(kind: Kind | None = None) -> tuple[str, ...]:
     """Return the names of the formats that configurations of a kind, or of both, are written in."""
-    return tuple(each.name for each in formats(kind) if each.write is not None)
+    return tuple(tool_format.name for tool_format in formats(kind) if tool_format.write is not None)
 
 
 def listed_readable() -> str:
@@ -136,7 +136,8 @@ def get_format(name: str) -> Format[Any]:
     _import_tools()
     if name not in _FORMATS:
         raise InputError(
-            f"no format {name}; choose one of {', '.join(each.name for each in formats())}",
+            f"no format {name}; choose one of "
+            f"{', '.join(tool_format.name for tool_format in formats())}",
             field="format",
         )
     return _FORMATS[name]
@@ -148,5 +149,5 @@ def default_format(kind: Kind, runs: str | None = None) -> Format[Any]:
     `runs` is the framework or engine; None, or one without its own format, gives the first of the
     kind.
     """
-    own = (each for each in formats(kind) if each.usual_of == runs)
+    own = (tool_format for tool_format in formats(kind) if tool_format.usual_of == runs)
     return next(own, formats(kind)[0])

@@ -196,7 +196,7 @@ def config_file_settings(
     """Return the arguments in the file of --config, which TRL's scripts and servers read before the
     command's.
     """
-    named = next((each for each in words if each.name == "config" and each.values), None)
+    named = next((word for word in words if word.name == "config" and word.values), None)
     if named is None:
         return []
     text = find_named_file(script, named.values[0])

@@ -52,12 +52,12 @@ class EstimateAnswer:
     """The estimate corrected by measurements on this cluster; None without any."""
 
     @property
-    def known(self) -> Estimate | InferenceEstimate:
+    def preferred_estimate(self) -> Estimate | InferenceEstimate:
         """Return the calibrated estimate if there is one, else the estimate."""
         return self.calibrated_estimate or self.estimate
 
     def __repr__(self) -> str:
-        return f"<EstimateAnswer: {self.known!r}>"
+        return f"<EstimateAnswer: {self.preferred_estimate!r}>"
 
     def _repr_html_(self) -> str:
         """Return the HTML shown by notebooks."""

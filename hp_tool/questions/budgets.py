@@ -127,7 +127,7 @@ class Plan:
         cluster.
         """
         row = self.recommendation
-        return None if row is None else row.known
+        return None if row is None else row.preferred_estimate
 
     @property
     def effective_days(self) -> float | None:

@@ -75,7 +75,7 @@ def has_registered_names(query: Query | SizingQuery) -> bool:
     """Return whether the query names something that the catalogue does not have; else no database
     is needed.
     """
-    clusters = (_unknown_cluster(each) for each in _list_clusters(query))
+    clusters = (_unknown_cluster(cluster) for cluster in _list_clusters(query))
     return any(
         name is not None
         for name in (_unknown_name("models", query.model), *clusters, _trace_name(query))
@@ -97,7 +97,7 @@ def insert_registered(query: Q, *, find: Find) -> Q:
             query, inference=replace(query.inference, trace=schema.parse(TraceSpec, spec))
         )
     query = replace(query, model=registered_model(query.model, find=find))
-    clusters = tuple(_registered_cluster(each, find=find) for each in _list_clusters(query))
+    clusters = tuple(_registered_cluster(cluster, find=find) for cluster in _list_clusters(query))
     return (
         query
         if clusters == _list_clusters(query)

@@ -76,7 +76,7 @@ def after_loss(
     best, used_query, devices = _best(
         free, left, node=cluster.gpus_per_node, calibrations=calibrations
     )
-    estimate = best.known
+    estimate = best.preferred_estimate
     goodput = estimate.goodput
     if (
         whole.tokens_per_second is None

@@ -75,7 +75,7 @@ def verdict_of(record: WatchRecord, sources: Iterable[WatchSource]) -> Verdict:
     """Return the verdict on a job after its newest step."""
     job = Job() if record.state is None else Job.of(record.state)
     return job.verdict(
-        expected=expected_of_record(record), sources=(Source.of(each.state) for each in sources)
+        expected=expected_of_record(record), sources=(Source.of(source.state) for source in sources)
     )
 
 

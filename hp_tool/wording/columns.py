@@ -226,7 +226,10 @@ def figure_column(
     drop: int = 0,
     shared_unit: tuple[str, float] | None = None,
 ) -> Column:
-    """Return one figure of each. `head`: in place of the figure's; `shared_unit`: see `terminal_columns`."""
+    """Return a column with one figure of each source.
+
+    `head` replaces the figure's own; for `shared_unit` see `terminal_columns`.
+    """
     values = [figure.value(source) for source in sources]
     name, write = _unit_and_writer(figure.unit, values, shared_unit=shared_unit)
     return Column(

@@ -159,7 +159,7 @@ def machines_figure(
         ("nothing beats these in both", front, "lines+markers"),
     ):
         known = [row for row in shown if row.cost is not None and row.days_interval is not None]
-        days = [row.known.calendar_days or 0.0 for row in known]
+        days = [row.preferred_estimate.calendar_days or 0.0 for row in known]
         spread = [
             abs(end - day)
             for row, day in zip(known, days, strict=True)
@@ -177,7 +177,10 @@ def machines_figure(
                     "array": spread[1::2],
                     "arrayminus": spread[::2],
                 },
-                text=[f"{row.known.provenance['num_gpus']} x {row.cluster}" for row in known],
+                text=[
+                    f"{row.preferred_estimate.provenance['num_gpus']} x {row.cluster}"
+                    for row in known
+                ],
                 hovertemplate="%{text}<br>$%{x:,.0f}, %{y:.3g} days<extra></extra>",
             )
         )
@@ -227,11 +230,13 @@ def sensitivity_figure(sensitivity: Sensitivity, *, title: str) -> Figure:
         figure.update_yaxes(title_text=name, rangemode="tozero", secondary_y=second, row=1, col=1)
     figure.update_xaxes(type="log", tickvals=gpus, title_text="GPUs", row=1, col=1)
     changes = [
-        one for one in (*sensitivity.axes, *sensitivity.hardware) if one.change_fraction is not None
+        axis
+        for axis in (*sensitivity.axes, *sensitivity.hardware)
+        if axis.change_fraction is not None
     ]
     bars = Bar(
-        x=[100.0 * (one.change_fraction or 0.0) for one in changes],
-        y=[one.change.replace("_", " ") for one in changes],
+        x=[100.0 * (change.change_fraction or 0.0) for change in changes],
+        y=[change.change.replace("_", " ") for change in changes],
         orientation="h",
         showlegend=False,
         hovertemplate="%{y}<br>%{x:+.1f} %<extra></extra>",
@@ -255,7 +260,7 @@ def _row_parts(
     if isinstance(row, ServingRecommendation):
         memory, seconds = row.estimate.memory, row.estimate.parts_s
     else:
-        estimate = row.known
+        estimate = row.preferred_estimate
         memory, seconds = estimate.memory, estimate.time.parts_s if estimate.time else None
     assert memory is not None and seconds is not None  # recommended ones have both
     sizes = {part: size / GIB for part, size in memory.parts_bytes.items()}

@@ -68,7 +68,7 @@ class Column:
 
     def source(self, row: object) -> object:
         """Return what the figure reads of a ranked row, or of an estimate alone."""
-        return row if self.of_row else getattr(row, "known", row)
+        return row if self.of_row else getattr(row, "preferred_estimate", row)
 
     def value(self, row: object) -> Any:
         """Return the value of a page's row; None if it has none."""
@@ -236,7 +236,9 @@ _MACHINES = (
         "configuration", "Configuration", "text", "configuration.arithmetic", shown="file"
     ),
     _plain_column("details", "Details", "text", "configuration.details", shown="file"),
-    _plain_column("num_gpus", "GPUs", "count", head="GPUs", path="known.provenance.num_gpus"),
+    _plain_column(
+        "num_gpus", "GPUs", "count", head="GPUs", path="preferred_estimate.provenance.num_gpus"
+    ),
     _plain_column(
         "network_bandwidth_bytes_per_second",
         "Network",
@@ -276,7 +278,7 @@ MACHINES = {
             "Days",
             "days",
             head="days",
-            path="known.calendar_days",
+            path="preferred_estimate.calendar_days",
             interval="days_interval",
             page_interval="days_interval",
             optional=True,

@@ -64,7 +64,7 @@ def use_training_words(row: Recommendation) -> str:
     """Return what to run and what to expect of it."""
     return (
         f"Use {_chosen_gpus_words(row)}{layout_words(row.parallel)}: "
-        f"{training_figures_words(row.known)}."
+        f"{training_figures_words(row.preferred_estimate)}."
     )
 
 
@@ -80,7 +80,7 @@ def training_totals_words(row: Recommendation) -> str:
     """
     if row.days_interval is None:
         return ""
-    days = row.known.calendar_days or 0.0
+    days = row.preferred_estimate.calendar_days or 0.0
     span = "-".join(map(format_decimal, row.days_interval))
     text = f"The training takes {format_decimal(days)} days ({span} days)"
     if row.cost is not None and row.cost_interval is not None:

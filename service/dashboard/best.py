@@ -162,7 +162,7 @@ def _with_details(best: Best, record: SearchRecord) -> Best:
 
 
 def _trained(row: Recommendation, query: JsonObject, answer: Answer | None) -> Best:
-    predicted, known, measurement = row.estimate, row.known, row.measurement
+    predicted, known, measurement = row.estimate, row.preferred_estimate, row.measurement
     calibrated_step_s = known.time.step_s if known.time else None
     arithmetic, details = trials.words(row.parallel, query)
     interval = known.intervals.step_s if known.intervals else None
@@ -287,7 +287,7 @@ def _peak_memory_bytes(measurement: Measurement) -> int | None:
 
 
 def _served(row: ServingRecommendation, query: JsonObject, answer: ServingAnswer | None) -> Best:
-    predicted, known, measurement = row.estimate, row.known, row.measurement
+    predicted, known, measurement = row.estimate, row.preferred_estimate, row.measurement
     load = measurement.load if measurement else None
     arithmetic, details = trials.words(row.parallel, query)
     measured_rate = measurement.tokens_per_second_per_gpu if measurement else None

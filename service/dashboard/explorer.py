@@ -212,7 +212,9 @@ def _answered(
     rows = best_by_layout(ranking.recommendations)[:MAX_ROWS] or ranking.nearest_misses
     shown = settings.at(this)
     step_s = next((metric.value for metric in view.metrics if metric.name == STEP.label), None)
-    fastest_s = ranking.recommendations[0].known.time if ranking.recommendations else None
+    fastest_s = (
+        ranking.recommendations[0].preferred_estimate.time if ranking.recommendations else None
+    )
     slower = None if step_s is None or fastest_s is None else step_s / fastest_s.step_s - 1.0
     return replace(
         page,
@@ -281,7 +283,7 @@ def _effects(
             )
         except HpToolError:
             continue  # not supported by this framework, or not with other values of the query
-        estimate = answer.known
+        estimate = answer.preferred_estimate
         if not isinstance(estimate, Estimate) or estimate.memory is None or estimate.time is None:
             continue
         note = "shown" if changed == shown and label != THIS else ""

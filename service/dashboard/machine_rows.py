@@ -67,8 +67,8 @@ def machine_rows(
     front: set[tuple[str | None, Any]],
 ) -> Iterator[MachineRow]:
     for row in rows:
-        num_gpus = int(str(row.known.provenance["num_gpus"]))
-        days = row.known.calendar_days if isinstance(row, Recommendation) else None
+        num_gpus = int(str(row.preferred_estimate.provenance["num_gpus"]))
+        days = row.preferred_estimate.calendar_days if isinstance(row, Recommendation) else None
         yield MachineRow.of(
             row,
             machine=row.cluster or "",
@@ -77,8 +77,8 @@ def machine_rows(
             price=_price(row, prices),
             per_million_tokens=row.cost_per_million_tokens
             if isinstance(row, Recommendation)
-            else row.known.cost_per_million_output_tokens,
-            per_million_interval=PER_MILLION.between(row.known)
+            else row.preferred_estimate.cost_per_million_output_tokens,
+            per_million_interval=PER_MILLION.between(row.preferred_estimate)
             if isinstance(row, ServingRecommendation)
             else None,
             days=days,

@@ -310,7 +310,10 @@ def _mapping(
 def _answered(
     page: MachinesPage, query: Query, answer: RecommendAnswer, *, server: str
 ) -> MachinesPage:
-    front = {(row.cluster, row.known.provenance.get("num_gpus")) for row in answer.pareto or ()}
+    front = {
+        (row.cluster, row.preferred_estimate.provenance.get("num_gpus"))
+        for row in answer.pareto or ()
+    }
     by_name = {offer.name: offer for offer in offers()}
     rows = tuple(machine_rows(answer.recommendations, query=query, prices=by_name, front=front))
     misses = tuple(machine_rows(answer.nearest_misses, query=query, prices=by_name, front=set()))

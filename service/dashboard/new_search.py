@@ -336,7 +336,10 @@ def _training_figure(rows: Sequence[Recommendation], *, front: Sequence[Recommen
     best = min(rows, key=lambda row: row.rank)
     front_points = sorted(map(_memory_and_rate, front), key=lambda point: point[0])
     limit = (
-        max((e.memory.capacity_bytes for e in (row.known for row in rows) if e.memory), default=0.0)
+        max(
+            (e.memory.capacity_bytes for e in (row.preferred_estimate for row in rows) if e.memory),
+            default=0.0,
+        )
         / GIB
     )
     return {
@@ -371,7 +374,7 @@ def _candidates(name: str, rows: Sequence[Recommendation], *, marker: dict[str, 
 
 
 def _memory_and_rate(row: Recommendation) -> tuple[float, float]:
-    estimate = row.known
+    estimate = row.preferred_estimate
     return (
         estimate.memory.total_bytes / GIB if estimate.memory else 0.0,
         estimate.tokens_per_second_per_gpu or 0.0,

@@ -92,18 +92,18 @@ def ranked_row(
     """Return the row of a recommendation for a query as typed, with registered names."""
     this, known, mapping = (
         Configuration.of(row, query=query),
-        row.known,
+        row.preferred_estimate,
         schema.query_mapping(query),
     )
     text, memory = this.text(), known.memory
     if isinstance(row, ServingRecommendation):
         columns = SERVING_FIGURES
-        heading = serving_arithmetic(row.parallel, replicas=row.known.replicas)
-        wide, waits = "", _waiting(row.known, row.parallel)
+        heading = serving_arithmetic(row.parallel, replicas=row.preferred_estimate.replicas)
+        wide, waits = "", _waiting(row.preferred_estimate, row.parallel)
     else:
         columns = TRAINING_FIGURES
         heading = formats.arithmetic(row.parallel, formats.device_of(mapping))
-        wide, waits = stall_words(row.known), ""
+        wide, waits = stall_words(row.preferred_estimate), ""
     return RankedRow.of(
         row,
         arithmetic=heading,

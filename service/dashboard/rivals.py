@@ -31,11 +31,11 @@ def rivals(record: SearchRecord) -> tuple[Rival, ...]:
     The 90% interval of their ratio contains 1.
     """
     rows = known_rows(record)
-    if not rows or rows[0].rank != 1 or (first := _known(rows[0].known)) is None:
+    if not rows or rows[0].rank != 1 or (first := _known(rows[0].preferred_estimate)) is None:
         return ()
     alike = []
     for row in rows[1:]:
-        if row.measurement is not None or (known := _known(row.known)) is None:
+        if row.measurement is not None or (known := _known(row.preferred_estimate)) is None:
             continue
         _, low, high = ratio(known, first, quantile=NORMAL_QUANTILE)
         if low <= 1.0 <= high:

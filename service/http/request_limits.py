@@ -81,7 +81,7 @@ class RequestLimits:
 
 
 class Meter:
-    """The `count_combinations` of a request's bounds: limits CPU time, and stops when the client disconnects."""
+    """Counts a request's combinations: limits CPU time, stops when the client disconnects."""
 
     def __init__(self, *, max_s: float) -> None:
         self._max_s = max_s

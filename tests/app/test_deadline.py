@@ -27,14 +27,16 @@ def first(**changes: Any) -> Recommendation:
 
 def test_days_and_dollars_have_intervals_and_a_deadline_a_chance() -> None:
     row = first()
-    days, intervals = row.known.calendar_days, row.known.intervals
+    days, intervals = row.preferred_estimate.calendar_days, row.preferred_estimate.intervals
     assert (
         days is not None
         and intervals is not None
         and row.days_interval is not None
         and row.cost_interval is not None
     )
-    assert row.days_interval[0] / days == pytest.approx(intervals.step_s[0] / row.known.time.step_s)  # type: ignore[union-attr]
+    assert row.days_interval[0] / days == pytest.approx(
+        intervals.step_s[0] / row.preferred_estimate.time.step_s
+    )  # type: ignore[union-attr]
     assert row.cost == pytest.approx(days * 24 * 64 * 3.0) and row.cost_interval[1] > row.cost
     assert row.deadline_probability is None
     middle = first(constraints={"max_days": 1.001 * days})

@@ -135,7 +135,9 @@ def test_priced_is_the_whole_list_and_one_s_own_prices(
     }
     of_one_kind = ranked({"node_type": PRICED, "gpu": H100, "num_gpus": 8}, top=40).recommendations
     assert [row.cluster for row in of_one_kind] == [
-        row.cluster for row in answer.recommendations if row.known.provenance["gpu"] == H100
+        row.cluster
+        for row in answer.recommendations
+        if row.preferred_estimate.provenance["gpu"] == H100
     ]
     aws = next(row for row in answer.recommendations if row.cluster == "aws-p5.48xlarge")
     assert aws.co2_kg == pytest.approx(aws.energy / 3.6e6 * 0.34348)
@@ -290,9 +292,15 @@ def test_a_budget_that_nothing_keeps_costs_less_work_and_changes_no_miss() -> No
     out.
     """
     free = hp_tool.recommend(query(OWN), top=1)
-    cost, step_s = free.recommendations[0].known.cost, free.recommendations[0].known.time.step_s
+    cost, step_s = (
+        free.recommendations[0].preferred_estimate.cost,
+        free.recommendations[0].preferred_estimate.time.step_s,
+    )
     missed = hp_tool.recommend(query(OWN, constraints={"max_cost": 0.9 * cost}), top=1)
-    assert missed.recommendations == () and missed.nearest_misses[0].known.time.step_s <= step_s
+    assert (
+        missed.recommendations == ()
+        and missed.nearest_misses[0].preferred_estimate.time.step_s <= step_s
+    )
     assert missed.space.legal <= 2 * free.space.legal
 
 

@@ -36,9 +36,9 @@ def as_fields(layers: Sequence[Block]) -> dict[str, Any]:
 def _name_layers(block: Block) -> dict[str, Any]:
     """Return the block's values that are not defaults."""
     return {
-        each.name: value
-        for each in fields(block)
-        if (value := getattr(block, each.name)) != each.default
+        field.name: value
+        for field in fields(block)
+        if (value := getattr(block, field.name)) != field.default
     }
 
 

@@ -248,7 +248,7 @@ def _restore_own_flags(
     A script may use --recompute-activations for two flags. The changes must remove what it
     contains.
     """
-    written = {f"--{hyphenated(each.flag)}": each for each in reading.read}
+    written = {f"--{hyphenated(read_setting.flag)}": read_setting for read_setting in reading.read}
     fields = {name: table(TABLE)[hyphenated(name)].why for name in {**before, **after}}
     changed = {field for name, field in fields.items() if before.get(name) != after.get(name)}
     stands = {

@@ -136,9 +136,9 @@ def _default_format(query: Query) -> str:
     else:
         runs = query.inference.engine if query.inference is not None else ""
     for name in (runs, training_engine(runs)):
-        for each in formats(query.kind):
-            if each.write is not None and name in (each.name, each.usual_of):
-                return each.name
+        for tool_format in formats(query.kind):
+            if tool_format.write is not None and name in (tool_format.name, tool_format.usual_of):
+                return tool_format.name
     raise InputError(
         f"no format is written for {runs}; choose one with --format, or --for to rank for it",
         field="format",
@@ -157,7 +157,9 @@ def _export_pools(query: Query, tool: Format[Any], rank: int, *, rows: Any) -> s
     """Return the pools of this rank: of an answer's rows, or of the query's answer."""
     if tool.write_pools is None:
         known = ", ".join(
-            each.name for each in formats("inference") if each.write_pools is not None
+            tool_format.name
+            for tool_format in formats("inference")
+            if tool_format.write_pools is not None
         )
         raise UnsupportedError(
             f"{tool.name} has no words for pools; choose {known}, or leave inference.disaggregated "
@@ -322,7 +324,11 @@ def recommend_for_tool(
         InputError: The format is unknown, or nothing that the tool supports fits.
         UnsupportedError: The tool cannot express any of the best layouts.
     """
-    known = {each.name: each for each in formats(query.kind) if each.write is not None}
+    known = {
+        tool_format.name: tool_format
+        for tool_format in formats(query.kind)
+        if tool_format.write is not None
+    }
     if format not in known:
         raise InputError(
             f"no {query.kind} format {format}; choose one of {', '.join(known)}", field="for"
@@ -420,7 +426,7 @@ def _restrict_axes(
     for name, can in axes.items():
         own, known = (
             axis_values(getattr(parallel, name)),
-            [_normalize_value(each) for each in axis_values(can)],
+            [_normalize_value(axis_value) for axis_value in axis_values(can)],
         )
         both = tuple(each for each in own if _normalize_value(each) in known)
         values[name] = both or can
@@ -443,7 +449,12 @@ def _get_writer(name: str, *, field: str = "format") -> Format[Any]:
         InputError: There is none.
     """
     kinds: tuple[Kind, ...] = ("training",) if field == "for" else ("training", "inference")
-    known = {each.name: each for kind in kinds for each in formats(kind) if each.write is not None}
+    known = {
+        tool_format.name: tool_format
+        for kind in kinds
+        for tool_format in formats(kind)
+        if tool_format.write is not None
+    }
     if name not in known:
         to_rank = " to rank for" if field == "for" else ""
         raise InputError(
@@ -466,9 +477,9 @@ def write_text(configuration: Configuration, format: str) -> str:
         InputError: The format is unknown.
     """
     known = {
-        each.name: each.write
-        for each in formats(configuration.query.kind)
-        if each.write is not None
+        tool_format.name: tool_format.write
+        for tool_format in formats(configuration.query.kind)
+        if tool_format.write is not None
     }
     if format not in known:
         verb, kind = (

@@ -171,13 +171,17 @@ def _note_missing(reading: Reading, supplied: Mapping[str, Any], text: str) -> N
         )
     covered = {
         *supplied,
-        *(each.field for each in reading.missing if each.field == "model"),
+        *(
+            missing_field.field
+            for missing_field in reading.missing
+            if missing_field.field == "model"
+        ),
     }  # a model's name determines its shape
     reading.missing = [
-        _add_suggestion(each, model, text)
-        for each in reading.missing
-        if each.field not in supplied
-        and not any(each.field.startswith(f"{path}.") for path in covered)
+        _add_suggestion(missing_field, model, text)
+        for missing_field in reading.missing
+        if missing_field.field not in supplied
+        and not any(missing_field.field.startswith(f"{path}.") for path in covered)
     ]
 
 
@@ -292,7 +296,10 @@ def _refusal_error(reading: Reading) -> ImportRefusedError:
     if reading.missing:
         parts.append(
             "missing: "
-            + ". ".join(f"{each.field}; {each.hint}" for each in reading.missing[:MAX_NAMED])
+            + ". ".join(
+                f"{missing_field.field}; {missing_field.hint}"
+                for missing_field in reading.missing[:MAX_NAMED]
+            )
         )
     code = "unsupported" if refused else "missing_field"
     field = refused[0].split(" ")[0].rstrip(":") if refused else reading.missing[0].field

@@ -30,9 +30,11 @@ def run_branch(
     variants = [_run_undone(shell, branch) for branch in others]
     done = taken()
     variables = shell.filler.variables
-    for name in {name for each in variants for name in each}:
-        values = [variables.get(name), *(each[name] for each in variants if name in each)]
-        words = {each.text for each in values if isinstance(each, Word) and _is_one_word(each.text)}
+    for name in {name for variant in variants for name in variant}:
+        values = [variables.get(name), *(variant[name] for variant in variants if name in variant)]
+        words = {
+            value.text for value in values if isinstance(value, Word) and _is_one_word(value.text)
+        }
         if len(words) > 1:
             variables[name] = Word(shell.filler.mark(f"${name} (by {undecided[:80]})"))
     return done

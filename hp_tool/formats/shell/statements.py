@@ -255,7 +255,7 @@ class Statements:
 
     def _case(self, body: list[Node], passed: list[list[Node]], node: Node, subject: str) -> bool:
         """Interpret the selected case; with an unknown subject any earlier one could match."""
-        others: list[Branch] = [functools.partial(self.statements, each) for each in passed]
+        others: list[Branch] = [functools.partial(self.statements, setting) for setting in passed]
         undecided = f"case {source_text(node.children[1])}" if OPEN in subject else ""
         return run_branch(self, lambda: self.statements(body), others=others, undecided=undecided)
 

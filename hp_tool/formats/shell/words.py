@@ -383,7 +383,7 @@ class WordExpander:
             yield from array_pieces(whole[start : start + count], quoted=quoted, joined=False)
         else:
             pattern = "".join(
-                scalar_value(list(self.words(each)) or Word("")).text for each in operands[:1]
+                scalar_value(list(self.words(operand)) or Word("")).text for operand in operands[:1]
             )
             changed = self._changed(scalar_value(value).text, operator, pattern, operands)
             yield Piece(self.mark(source_text(node)) if changed is None else changed, quoted, line)
@@ -414,7 +414,7 @@ class WordExpander:
             yield Piece(one.text, quoted, one.line)
 
     def _slice(self, operands: list[Node], *, of: int) -> tuple[int, int]:
-        numbers = [self.calculated(each) for each in operands if each.type != ":"]
+        numbers = [self.calculated(operand) for operand in operands if operand.type != ":"]
         start = numbers[0] if numbers and numbers[0] is not None else 0
         start = max(start + of, 0) if start < 0 else min(start, of)
         count = numbers[1] if len(numbers) > 1 and numbers[1] is not None else of

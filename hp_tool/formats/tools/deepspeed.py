@@ -112,7 +112,7 @@ def _is_its_file(evidence: Evidence) -> bool:
     """Return whether keys are DeepSpeed's own, or switch on a precision as in its file."""
     precisions = (evidence.content.get(name) for name in ("bf16", "bfloat16", "fp16"))
     return not evidence.keys.isdisjoint(_FILE_KEYS) or any(
-        isinstance(each, Mapping) and "enabled" in each for each in precisions
+        isinstance(precision, Mapping) and "enabled" in precision for precision in precisions
     )
 
 

@@ -77,7 +77,7 @@ def read(source: Source, reading: Reading) -> None:
     launched = None if source.mapping is not None else source.launch(reading)
     file = source.keys(reading) if launched is None else _launched_file(*launched)
     settings = as_settings(file, lines=source.text)
-    values = {each.name: each.text for each in settings}
+    values = {setting.name: setting.text for setting in settings}
     reading.lack_unknown(settings, {"disable-gradient-checkpointing": "parallel.recompute"})
     for name, value in _DEFAULTS.items():
         if name not in values:
@@ -94,9 +94,9 @@ def read(source: Source, reading: Reading) -> None:
     )
     checkpointed = values.get("disable-gradient-checkpointing", "false") != "true"
     settings = [
-        each
-        for each in settings
-        if each.name not in ("disable-gradient-checkpointing", "gradient-checkpointing")
+        setting
+        for setting in settings
+        if setting.name not in ("disable-gradient-checkpointing", "gradient-checkpointing")
     ]
     name = "disable_gradient_checkpointing"
     settings.append(

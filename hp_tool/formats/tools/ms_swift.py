@@ -151,17 +151,19 @@ def _read_trainer_command(
     It uses DeepSpeed if named, else a copy of the model on each device.
     """
     words_ = [
-        replace(each, name=_ARGUMENTS[each.name]) for each in settings if each.name in _ARGUMENTS
+        replace(setting, name=_ARGUMENTS[setting.name])
+        for setting in settings
+        if setting.name in _ARGUMENTS
     ]
-    others = (each for each in settings if each.name not in _ARGUMENTS)
+    others = (setting for setting in settings if setting.name not in _ARGUMENTS)
     texts = {
-        each.name: each.text
-        for each in sort_settings(
+        setting.name: setting.text
+        for setting in sort_settings(
             others, table=table("ms-swift"), reading=reading, spare=source.ignore
         ).values()
     }
-    known = {each.name: each.text for each in words_}
-    unknown = {each.name for each in words_ if each.unknown}
+    known = {word.name: word.text for word in words_}
+    unknown = {word.name for word in words_ if word.unknown}
     words_ += [
         _renamed_setting(name, value) for name, value in _DEFAULTS.items() if name not in known
     ]
@@ -231,8 +233,10 @@ def _read_megatron_command(settings: list[Setting], source: Source, reading: Rea
     shape.
     """
     megatron, own = table(TABLE), table("ms-swift")
-    settings = [replace(each, name=_RENAMED.get(each.name, each.name)) for each in settings]
-    last = {each.name: each for each in settings}
+    settings = [
+        replace(setting, name=_RENAMED.get(setting.name, setting.name)) for setting in settings
+    ]
+    last = {setting.name: setting for setting in settings}
     taken = {
         "model",
         "max-length",
@@ -244,23 +248,27 @@ def _read_megatron_command(settings: list[Setting], source: Source, reading: Rea
         "target-modules",
     }
     passed: list[Setting] = []
-    for each in settings:
-        argument = megatron.get(each.name)
-        if each.name in taken or argument is None or (argument.fate != "read" and each.name in own):
+    for setting in settings:
+        argument = megatron.get(setting.name)
+        if (
+            setting.name in taken
+            or argument is None
+            or (argument.fate != "read" and setting.name in own)
+        ):
             continue
-        if argument.arity == "0" and each.text.lower() in ("true", "false"):
-            passed += [replace(each, values=())] if each.text.lower() == "true" else []
-        elif argument.arity == "0" and each.text and not each.unknown:
-            reading.refuse(f"{each.written} {each.text}: takes true or false")
-        elif each.text != "none":
-            passed.append(each)
+        if argument.arity == "0" and setting.text.lower() in ("true", "false"):
+            passed += [replace(setting, values=())] if setting.text.lower() == "true" else []
+        elif argument.arity == "0" and setting.text and not setting.unknown:
+            reading.refuse(f"{setting.written} {setting.text}: takes true or false")
+        elif setting.text != "none":
+            passed.append(setting)
     others = [
-        each
-        for each in settings
-        if each.name in taken or each.name not in megatron or each not in passed
+        setting
+        for setting in settings
+        if setting.name in taken or setting.name not in megatron or setting not in passed
     ]
     sort_settings(
-        [each for each in others if each.name not in megatron or each.name in own],
+        [other for other in others if other.name not in megatron or other.name in own],
         table=own,
         reading=reading,
         spare=source.ignore,
@@ -284,9 +292,13 @@ def _read_megatron_command(settings: list[Setting], source: Source, reading: Rea
     if (layers := source.layers_of(named)) is not None:
         passed.append(_renamed_setting("num-layers", str(layers), written="the model's layers"))
     else:  # by which uneven stages are laid out; the model is reported as missing
-        passed = [each for each in passed if each.name not in UNEVEN_STAGE_FLAGS]
+        passed = [setting for setting in passed if setting.name not in UNEVEN_STAGE_FLAGS]
     read_arguments(passed, reading=reading, num_gpus=reading.num_gpus, spare=source.ignore)
-    reading.missing = [each for each in reading.missing if not each.field.startswith("model.")]
+    reading.missing = [
+        missing_field
+        for missing_field in reading.missing
+        if not missing_field.field.startswith("model.")
+    ]
     reading.query.pop("model", None)
     if "model" in last:
         reading.query["model"] = last["model"].text

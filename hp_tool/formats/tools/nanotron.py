@@ -192,7 +192,7 @@ def read(source: Source, reading: Reading) -> None:
         size("parallelism.expert-parallel-size"),
     )
     if any(
-        each.field == "cluster.num_gpus" for each in reading.missing
+        missing_field.field == "cluster.num_gpus" for missing_field in reading.missing
     ):  # replicas follow from the given devices
         degrees[0] = max((num_gpus or 1) // math.prod((*degrees[1:], context, experts)), 1)
     reading.num_gpus = num_gpus or math.prod((*degrees, context, experts))

@@ -89,8 +89,9 @@ def _speculation_options(setup: ServingSetup) -> Values:
 
 
 def pool_command(setup: ServingSetup, *, other: ServingSetup, mode: str) -> tuple[str, Values]:
-    """Return `server_command` of a prefill or decoding replica; the prefill replica is given the ranks it
-    sends to.
+    """Return the command of a prefill or decoding replica.
+
+    The prefill replica is given the ranks that it sends to.
     """
     program, options = server_command(setup)
     options = {**options, "--disaggregation-mode": mode}

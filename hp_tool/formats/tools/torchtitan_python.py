@@ -55,15 +55,15 @@ def text(setup: TrainingSetup) -> str:
     content = config(setup)
     model, converters = content["model"], content["model"].get("converters", [])
     names = {theirs: ours for ours, theirs in _CONVERTERS.items()}
-    kinds = [names[each] for each in converters]
+    kinds = [names[converter] for converter in converters]
     checkpoint = _CHECKPOINTS[content["activation_checkpoint"]["mode"]]
     flavor = f'"{model["flavor"]}"' + (
-        f", converters=[{', '.join(f'{each}.Config()' for each in kinds)}]" if kinds else ""
+        f", converters=[{', '.join(f'{kind}.Config()' for kind in kinds)}]" if kinds else ""
     )
     imports = [
         "from torchtitan.components.loss import CrossEntropyLoss",
         "from torchtitan.components.optimizer import default_adamw",
-        *(f"from torchtitan.components.quantization import {each}" for each in kinds),
+        *(f"from torchtitan.components.quantization import {kind}" for kind in kinds),
         "from torchtitan.config import CompileConfig, ParallelismConfig, TrainingConfig",
         *(
             (f"from torchtitan.distributed.activation_checkpoint import {checkpoint}",)
@@ -172,15 +172,16 @@ def read(source: Source, reading: Reading) -> None:
         )
     arguments = table("torchtitan-python")
     settings = []
-    for each in _call_settings(trainer, prefix=""):
-        argument = look_up(each.name, arguments)
-        if each.unknown and argument is not None and argument.fate == "read":
+    for setting in _call_settings(trainer, prefix=""):
+        argument = look_up(setting.name, arguments)
+        if setting.unknown and argument is not None and argument.fate == "read":
             reading.refuse(
-                f"{each.written} (line {each.line}): only running would tell {each.text}; write "
+                f"{setting.written} (line {setting.line}): only running would tell "
+                f"{setting.text}; write "
                 "its value out"
             )
         else:
-            settings.append(each)
+            settings.append(setting)
     sort_settings(settings, table=arguments, reading=reading, spare=source.ignore)
     if reading.refused:
         return
@@ -213,7 +214,7 @@ def read(source: Source, reading: Reading) -> None:
     model = {
         "name": family,
         "flavor": flavor,
-        "converters": [_CONVERTERS.get(each, each) for each in converters],
+        "converters": [_CONVERTERS.get(converter, converter) for converter in converters],
     }
     checkpoint = _class_name(trainer.arguments, "activation_checkpoint", usual="SelectiveAC")
     mode = next((mode for mode, ours in _CHECKPOINTS.items() if ours == checkpoint), checkpoint)
@@ -335,10 +336,10 @@ def _leaf_settings(name: str, value: Any, *, line: int) -> Iterator[Setting]:
         return
     items = value if isinstance(value, list) else [value]
     yield _setting(name, items, line=line)
-    calls = [each for each in items if isinstance(each, Call)]
-    for key in dict.fromkeys(key for each in calls for key in each.arguments):
+    calls = [item for item in items if isinstance(item, Call)]
+    for key in dict.fromkeys(key for call in calls for key in call.arguments):
         values = dict.fromkeys(
-            str(_value_text(each.arguments[key])) for each in calls if key in each.arguments
+            str(_value_text(call.arguments[key])) for call in calls if key in call.arguments
         )
         yield _setting(f"{name}.{key}", list(values), line=line)
 
@@ -361,11 +362,11 @@ _SECTIONS = (
 
 
 def _setting(name: str, items: list[Any], *, line: int) -> Setting:
-    unread = [each for each in items if isinstance(each, Unread)]
+    unread = [item for item in items if isinstance(item, Unread)]
     return Setting(
         name=hyphenated(name),
         written=name,
-        values=tuple(_value_text(each) for each in items),
+        values=tuple(_value_text(item) for item in items),
         line=unread[0].line if unread else line,
         unknown=tuple(each.text for each in unread),
     )

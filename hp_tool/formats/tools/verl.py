@@ -300,7 +300,7 @@ def read(source: Source, reading: Reading) -> None:
     nodes, per_node = size("trainer.nnodes"), size("trainer.n_gpus_per_node", 8)
     reading.num_gpus = source.num_gpus or nodes * per_node
     length = size("data.max_prompt_length", 512) + size("data.max_response_length", 512)
-    if any(each.field == "training.sequence_length" for each in reading.missing):
+    if any(missing_field.field == "training.sequence_length" for missing_field in reading.missing):
         length = parse_whole_number(
             reading.overrides.get("training.sequence_length", 0), "training.sequence_length"
         )

@@ -50,7 +50,7 @@ def read_accelerate(
     if reading.num_gpus is None and str(content.get("num_processes", "")).isdecimal():
         reading.num_gpus = parse_whole_number(content["num_processes"], "num_processes")
     kind = str(content.get("distributed_type", "MULTI_GPU"))
-    leaves = {each.name: each for each in as_settings(content, lines=text)}
+    leaves = {setting.name: setting for setting in as_settings(content, lines=text)}
     if kind not in ("FSDP", "DEEPSPEED", "MULTI_GPU", "NO"):
         reading.refused.append(
             f"distributed_type {kind}: only FSDP, DEEPSPEED and MULTI_GPU are read"
@@ -118,13 +118,13 @@ def read_accelerate(
         ("per-device-train-batch-size", "parallel.micro_batch_size"),
         ("gradient-accumulation-steps", "training.global_batch_size"),
     ):
-        if all(each.name not in (name, "train-batch-size") for each in settings):
+        if all(setting.name not in (name, "train-batch-size") for setting in settings):
             reading.lack(
                 field,
                 f"the script's --{name.replace('-', '_')} says it, not this file; add",
                 example="...",
             )
-    if all(each.field != "cluster.num_gpus" for each in reading.read):
+    if all(read_setting.field != "cluster.num_gpus" for read_setting in reading.read):
         reading.read.append(
             Read(
                 flag="num_processes",
@@ -183,7 +183,7 @@ def _sharding_strategy(leaves: Mapping[str, Setting]) -> str:
         _leaf_value(leaves, f"fsdp-config.fsdp-{name}", "").upper()
         for name in ("sharding-strategy", "reshard-after-forward")
     )
-    word = next((each for each in names if each not in ("", "TRUE", "FALSE")), _STRATEGIES[0])
+    word = next((name for name in names if name not in ("", "TRUE", "FALSE")), _STRATEGIES[0])
     return _STRATEGIES[int(word) - 1] if word in ("1", "2", "3", "4", "5") else word
 
 

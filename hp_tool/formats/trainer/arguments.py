@@ -165,9 +165,9 @@ def read_arguments(
     spare, of_file = tuple(spare), Reading(tool=reading.tool)
     arguments = sort_settings(words, table=table("trainer"), reading=reading, spare=spare)
     leaves = as_settings(content or {}, lines=text)
-    automatic = [each for each in leaves if each.values == ("auto",)]
+    automatic = [leaf for leaf in leaves if leaf.values == ("auto",)]
     keys = sort_settings(
-        (each for each in leaves if each.values != ("auto",)),
+        (leaf for leaf in leaves if leaf.values != ("auto",)),
         table=table("deepspeed"),
         reading=reading,
         spare=spare,

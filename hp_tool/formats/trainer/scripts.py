@@ -36,7 +36,7 @@ def read_script(source: Source, reading: Reading) -> None:
     words = parse_flags(launch.words, table=table("trainer"), reading=reading)
     words = [
         *config_file_settings(words, script, reading),
-        *(each for each in words if each.name != "config"),
+        *(word for word in words if word.name != "config"),
     ]
     if (other := _OTHER_TASKS.search(launch.program.lower())) is not None:
         reading.refuse(
@@ -44,9 +44,9 @@ def read_script(source: Source, reading: Reading) -> None:
             "fine-tuning"
         )
     if launch.program == "trl.scripts.sft" or any(
-        each.text.endswith("trl/scripts/sft.py") for each in _launcher_words(script)
+        word.text.endswith("trl/scripts/sft.py") for word in _launcher_words(script)
     ):
-        words += _trl_defaults({each.name for each in words})
+        words += _trl_defaults({word.name for word in words})
     read_trainer_command(words, script, source, reading)
 
 
@@ -77,7 +77,7 @@ def read_file(source: Source, reading: Reading) -> None:
         reading.tool = "trl"
         return
     words = as_settings(source.keys(reading), lines=source.text)
-    words += _trl_defaults({each.name for each in words})
+    words += _trl_defaults({word.name for word in words})
     config = next(
         (
             text
@@ -134,7 +134,7 @@ def _trl_defaults(names: Collection[str]) -> Iterator[Setting]:
         (("loss-type",), "loss-type", "nll"),
         (("dtype", "torch-dtype"), "dtype", "float32"),
     ):
-        if not any(each in names for each in others):
+        if not any(other in names for other in others):
             yield Setting(
                 name=name, written=f"{name.replace('-', '_')} (TRL's default)", values=(value,)
             )
@@ -147,7 +147,7 @@ def find_deepspeed_file(
     recorded as missing.
     """
     setting = next(
-        (each for each in reversed(words) if each.name in _DEEPSPEED_FILE and each.values), None
+        (word for word in reversed(words) if word.name in _DEEPSPEED_FILE and word.values), None
     )
     if setting is not None and setting.unknown:
         reading.lack_value(setting, "parallel.zero_stage")
@@ -190,7 +190,7 @@ def deepspeed_preset(name: str) -> str | None:
 def _read_trainer_fsdp(words: list[Setting], reading: Reading, *, alone: bool) -> dict[str, Any]:
     """Return the Trainer's own --fsdp if nothing else shards (`alone`: no file of Accelerate's)."""
     fsdp = next(
-        (each.text.strip() for each in reversed(words) if each.name == "fsdp" and not each.unknown),
+        (word.text.strip() for word in reversed(words) if word.name == "fsdp" and not word.unknown),
         "",
     )
     if fsdp in ("", "none", "false") or not alone:

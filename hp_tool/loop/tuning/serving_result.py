@@ -294,7 +294,7 @@ def _answer(
     calibration: LatencyCalibration,
     runs: Sequence[RunRecord],
 ) -> ServingAnswer:
-    known, baseline = best.known, _baseline(tuning, runs, calibration)
+    known, baseline = best.preferred_estimate, _baseline(tuning, runs, calibration)
     assert (
         known.ttft_s is not None
         and known.tpot_s is not None
@@ -352,7 +352,9 @@ def _baseline(
     latencies = _latencies(alone, runs, calibration)
     (row,) = _describe(alone, [0], latencies=latencies)
     known = latencies.known(0, output_length=problem.output_length)
-    return KnownBaseline(parallel=config, source=source, estimate=row.known, known=known)
+    return KnownBaseline(
+        parallel=config, source=source, estimate=row.preferred_estimate, known=known
+    )
 
 
 def _saved(

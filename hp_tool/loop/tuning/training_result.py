@@ -243,7 +243,7 @@ def _answer(
     baseline: KnownBaseline[ParallelConfig, Estimate] | None,
     runs: Sequence[RunRecord],
 ) -> Answer:
-    row, estimate = rows[0], best.known
+    row, estimate = rows[0], best.preferred_estimate
     assert estimate.time is not None and estimate.intervals is not None
     succeeded = [run for run in runs if run.status == "ok"]
     measured = repeats(runs).get(best.parallel) if best.measurement is not None else None

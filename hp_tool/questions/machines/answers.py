@@ -264,7 +264,7 @@ class Ranked:
             self.with_rows.add(id(machine))
             return whole
         self.misses.append(whole)
-        if reason := next(iter(whole.known.reasons), None):
+        if reason := next(iter(whole.preferred_estimate.reasons), None):
             self.lacking.append((machine, reason.code, reason.message))
         return whole
 
@@ -377,7 +377,7 @@ def _cluster_mapping(cluster: ClusterQuery) -> dict[str, Any]:
 
 
 def _training_days(row: Row) -> float | None:
-    return row.known.calendar_days if isinstance(row, Recommendation) else None
+    return row.preferred_estimate.calendar_days if isinstance(row, Recommendation) else None
 
 
 def _sort_key(row: Row, query: Query) -> tuple[float, ...]:
@@ -389,7 +389,7 @@ def _sort_key(row: Row, query: Query) -> tuple[float, ...]:
     )
     cost = math.inf if row.cost is None else row.cost
     if isinstance(row, ServingRecommendation):
-        spent = row.known.cost_per_million_output_tokens
+        spent = row.preferred_estimate.cost_per_million_output_tokens
         gpus = float(row.set[CLUSTER]["num_gpus"])
         return (
             (gpus, cost)
@@ -439,9 +439,9 @@ def with_training_totals(row: Recommendation, *, query: Query) -> Recommendation
     deadline.
     """
     known, max_days, days = (
-        row.known,
+        row.preferred_estimate,
         query.constraints.max_days,
-        figures.CALENDAR.between(row.known),
+        figures.CALENDAR.between(row.preferred_estimate),
     )
     return replace(
         row,

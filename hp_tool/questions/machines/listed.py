@@ -57,8 +57,8 @@ def list_machines(query: Query) -> tuple[Machine, ...]:
     listed: list[Machine] = []
     clusters = query.cluster if isinstance(query.cluster, tuple) else (query.cluster,)
     bounds.check_values(len(clusters), field="cluster")
-    for one in clusters:
-        listed += itertools.islice(_cluster_machines(one), MAX_MACHINES + 1 - len(listed))
+    for cluster in clusters:
+        listed += itertools.islice(_cluster_machines(cluster), MAX_MACHINES + 1 - len(listed))
     if len(listed) > MAX_MACHINES:
         raise InputError(
             f"A comparison supports at most {MAX_MACHINES:,} machines; list fewer.",

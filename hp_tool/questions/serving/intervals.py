@@ -128,8 +128,7 @@ def serving_intervals(
 ) -> ServingIntervals:
     """Return the central 90% around predicted means of a replica or of pools.
 
-    `mixers` is the result of `mixers_log_sds`; None for that of the kernels only, as if nothing else
-    took time.
+    `mixers` is the result of `mixers_log_sds`; None: kernels only, as if nothing else took time.
     """
     engine = problem.engine
     mixture = problem.model.num_experts is not None

@@ -273,7 +273,7 @@ def resolve_serving(query: Query) -> ServingProblem:
         )
         case = dataclasses.replace(case, prefix_cache_hit_rate=trace.prefix_share)
     return ServingProblem(
-        **{each.name: getattr(case, each.name) for each in dataclasses.fields(case)},
+        **{field.name: getattr(case, field.name) for field in dataclasses.fields(case)},
         precision=str(workload.precision),
         concurrency=concurrency if isinstance(concurrency, int) else None,
         request_rate_per_second=rate if isinstance(rate, int | float) else None,
@@ -412,7 +412,7 @@ def _burst_as_trace(workload: InferenceWorkload) -> InferenceWorkload:
         )
     shorter = CLIENTS[load.client].mean_length if load.client is not None else 1.0
     lengths = (workload.input_length, workload.output_length)
-    inputs, outputs = ((round(shorter * each),) * load.num_prompts for each in lengths)
+    inputs, outputs = ((round(shorter * length),) * load.num_prompts for length in lengths)
     return dataclasses.replace(
         workload,
         trace=TraceSpec(input_tokens=inputs, output_tokens=outputs),

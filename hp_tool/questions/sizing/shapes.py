@@ -54,11 +54,11 @@ def choose_shape(query: SizingQuery, *, parameters: float) -> ModelSpec:
     options = list(_shape_options(query, parameters, vocabulary))
     for divisor in (8, 4, 2, 1):
         good = [
-            one
-            for one in options
-            if one.num_hidden_layers % divisor == 0
-            and abs(active_parameters(one) / parameters - 1.0) <= TOLERANCE
-            and _log_aspect_error(one, target_ratio) <= math.log(ASPECT_TOLERANCE)
+            option
+            for option in options
+            if option.num_hidden_layers % divisor == 0
+            and abs(active_parameters(option) / parameters - 1.0) <= TOLERANCE
+            and _log_aspect_error(option, target_ratio) <= math.log(ASPECT_TOLERANCE)
         ]
         if good:
             return min(good, key=lambda one: _log_aspect_error(one, target_ratio))

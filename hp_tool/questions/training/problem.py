@@ -215,9 +215,9 @@ class TrainingProblem(TrainingCase):
         cluster, workload = self.cluster, self.workload
         precisions = {workload.precision, workload.of_experts.precision}
         peak = max(
-            peak_flops(kind.gpu, precision=each)
+            peak_flops(kind.gpu, precision=precision)
             for kind in cluster.kinds or (cluster,)
-            for each in precisions
+            for precision in precisions
         )
         return flops_per_token * step_tokens(workload) / (peak * cluster.num_gpus)
 

@@ -182,7 +182,7 @@ def _scale_devices(
 
 
 def _scaling_point(problem: TrainingProblem, row: Recommendation) -> ScalingPoint:
-    estimate = row.known
+    estimate = row.preferred_estimate
     assert (
         estimate.time is not None and estimate.tokens_per_second_per_gpu is not None
     )  # legal rows
@@ -212,7 +212,11 @@ def _best_step_s(
 ) -> float | None:
     """Return the seconds of a step of rank 1; None if nothing is acceptable."""
     row = _rank_first(problem, rank_by=rank_by, predictor=predictor)
-    return None if row is None or row.known.time is None else row.known.time.step_s
+    return (
+        None
+        if row is None or row.preferred_estimate.time is None
+        else row.preferred_estimate.time.step_s
+    )
 
 
 def _problem_without_axis(problem: TrainingProblem, name: str) -> TrainingProblem:

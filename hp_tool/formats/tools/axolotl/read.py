@@ -63,22 +63,22 @@ def read(source: Source, reading: Reading) -> None:
             reading.refuse(f"plugins {name}: is not modelled")
     sharded, fsdp = content.pop("fsdp_config", None), content.get("fsdp")
     leaves = [
-        each
-        for each in as_settings(content, lines=source.text)
-        if each.name != "lora-target-modules"
+        setting
+        for setting in as_settings(content, lines=source.text)
+        if setting.name != "lora-target-modules"
     ]
     words = [
-        replace(each, name=_ARGUMENTS[each.name]) for each in leaves if each.name in _ARGUMENTS
+        replace(leaf, name=_ARGUMENTS[leaf.name]) for leaf in leaves if leaf.name in _ARGUMENTS
     ]
     own = sort_settings(
-        (each for each in leaves if each.name not in _ARGUMENTS),
+        (leaf for leaf in leaves if leaf.name not in _ARGUMENTS),
         table=table("axolotl"),
         reading=reading,
         spare=source.ignore,
     )
-    texts = {each.name: each.text.lower() for each in (*words, *own.values())}
+    texts = {word.name: word.text.lower() for word in (*words, *own.values())}
     words = [
-        *(each for each in words if each.name not in ("bf16", "gradient-checkpointing")),
+        *(word for word in words if word.name not in ("bf16", "gradient-checkpointing")),
         *_precision_settings(texts, reading),
     ]
     words += [
@@ -187,7 +187,7 @@ def _adapter_settings(
     if kind not in _ADAPTERS:
         reading.refuse(f"adapter {kind}: is not modelled; {', '.join(_ADAPTERS)} are")
     targets = content.get("lora_target_modules") or []
-    targets = [targets] if isinstance(targets, str) else [str(each) for each in targets]
+    targets = [targets] if isinstance(targets, str) else [str(target) for target in targets]
     if texts.get("lora-target-linear") == "true":
         targets = ["all-linear"]
     words = [

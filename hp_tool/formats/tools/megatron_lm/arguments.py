@@ -203,7 +203,7 @@ class Arguments:
         """Return parts of a hybrid's pattern that are on stages; at most one if it is not
         divided.
         """
-        name = next((each for each in hybrid.PATTERN_FLAGS if self.on(each)), None)
+        name = next((flag for flag in hybrid.PATTERN_FLAGS if self.on(flag)), None)
         return (
             []
             if name is None
@@ -213,7 +213,8 @@ class Arguments:
     def unlike_layers(self, layers: int, hidden: int, *, experts: bool) -> dict[str, Any]:
         """Return fields of a model whose mixers and feed-forwards are separate layers."""
         name = next(
-            (each for each in hybrid.PATTERN_FLAGS if self.on(each)), "hybrid-attention-ratio"
+            (flag for flag in hybrid.PATTERN_FLAGS if self.on(flag)),
+            "hybrid-attention-ratio",
         )
         attention, mlp = (
             self.real("hybrid-attention-ratio", 0.0),
@@ -244,7 +245,8 @@ class Arguments:
             else set()
         )
         if any(
-            sorted(each) != sorted(hybrid.default_prediction_letters(letters)) for each in predicted
+            sorted(symbol) != sorted(hybrid.default_prediction_letters(letters))
+            for symbol in predicted
         ):
             self.refuse(
                 name,
@@ -400,9 +402,9 @@ def evaluate_list(node: ast.expr) -> list[int]:
         ValueError: It is another expression.
     """
     if isinstance(node, ast.List) and all(
-        isinstance(each, ast.Constant) and isinstance(each.value, int) for each in node.elts
+        isinstance(elt, ast.Constant) and isinstance(elt.value, int) for elt in node.elts
     ):
-        return [int(each.value) for each in node.elts]  # type: ignore[attr-defined]
+        return [int(elt.value) for elt in node.elts]  # type: ignore[attr-defined]
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
         return (evaluate_list(node.left) + evaluate_list(node.right))[:20_000]
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):

@@ -39,20 +39,20 @@ def read_source(source: Source, reading: Reading) -> None:
         _check_program(launch)
         settings = parse_flags(launch.words, table=table(TABLE), reading=reading)
         if {"mamba", "hybrid"} & _program_words(launch) and all(
-            each.name != "is-hybrid-model" for each in settings
+            setting.name != "is-hybrid-model" for setting in settings
         ):
             settings.append(Setting(name="is-hybrid-model", written=launch.program))
         _add_deepspeed_file(settings, script, reading)
     if from_log:
-        ours = {each.name for each in settings if not each.unknown}
+        ours = {setting.name for setting in settings if not setting.unknown}
         more = [
-            each
-            for each in printed_flags(from_log, reading=Reading(tool=reading.tool))
-            if each.name not in ours
+            flag
+            for flag in printed_flags(from_log, reading=Reading(tool=reading.tool))
+            if flag.name not in ours
         ]
-        settings = [each for each in settings if not each.unknown] + more
+        settings = [setting for setting in settings if not setting.unknown] + more
     if "padded_vocab_size" in facts and all(
-        each.name not in ("padded-vocab-size", "vocab-size") for each in settings
+        setting.name not in ("padded-vocab-size", "vocab-size") for setting in settings
     ):
         settings.append(
             Setting(
@@ -61,7 +61,7 @@ def read_source(source: Source, reading: Reading) -> None:
                 values=(facts["padded_vocab_size"],),
             )
         )
-    if known := source.vocabulary({each.name: each for each in settings}):
+    if known := source.vocabulary({setting.name: setting for setting in settings}):
         reading.hints["model.vocab_size"] = known
     read_arguments(settings, reading=reading, num_gpus=reading.num_gpus, spare=source.ignore)
 
@@ -93,7 +93,8 @@ def _add_deepspeed_file(settings: list[Setting], script: Script, reading: Readin
     DeepSpeed's engine uses them regardless of the flags.
     """
     named = next(
-        (each for each in settings if each.name == "deepspeed-config" and each.values), None
+        (setting for setting in settings if setting.name == "deepspeed-config" and setting.values),
+        None,
     )
     if named is None:
         return
@@ -113,5 +114,5 @@ def _add_deepspeed_file(settings: list[Setting], script: Script, reading: Readin
             isinstance(one := content.get(key), Mapping) and one.get("enabled") is True
             for key in keys
         ):
-            settings[:] = [each for each in settings if each.name not in kinds]
+            settings[:] = [setting for setting in settings if setting.name not in kinds]
             settings.append(Setting(name=kind, written=f"{named.values[0]}: {kind}.enabled"))

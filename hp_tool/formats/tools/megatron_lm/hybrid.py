@@ -182,13 +182,13 @@ def _spread_letter(letters: str, letter: str, count: int, *, sections: int) -> s
     left = letters.count("M") - count
     run = left / sections
     written, ahead = "", run
-    for each in letters:
-        if each != "M":
-            written += each
+    for symbol in letters:
+        if symbol != "M":
+            written += symbol
         elif ahead < 0.5:
             written, ahead = written + letter, ahead + run
         else:
-            written, ahead = written + each, ahead - 1
+            written, ahead = written + symbol, ahead - 1
     return written
 
 

@@ -115,7 +115,9 @@ def blocks_of_lists(
     size = len(delta or experts or ())
     mixers = ["gated_delta" if each else "attention" for each in delta or [0] * size]
     feeding = (
-        [None] * size if experts is None else ["experts" if each else "dense" for each in experts]
+        [None] * size
+        if experts is None
+        else ["experts" if expert else "dense" for expert in experts]
     )
     runs = itertools.groupby(zip(mixers, feeding, strict=True))
     return [

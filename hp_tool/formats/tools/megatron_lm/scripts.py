@@ -70,7 +70,12 @@ def published_flags(setup: TrainingSetup) -> tuple[dict[str, list[str]], tuple[s
     """
     m, name = setup.model, setup.model.name
     known = _published_flags().get(
-        max((each for each in _published_flags() if name.startswith(each)), key=len, default=""), {}
+        max(
+            (flag for flag in _published_flags() if name.startswith(flag)),
+            key=len,
+            default="",
+        ),
+        {},
     )
     values: Values = {
         flag: f"{value:g}" if isinstance(value, float) else value

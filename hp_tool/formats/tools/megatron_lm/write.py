@@ -571,7 +571,7 @@ def _yaml_value(name: str, values: list[str]) -> Any:
     if not values:
         return True
     if len(values) > 1:
-        return [_yaml_value(name, [each]) for each in values]
+        return [_yaml_value(name, [value]) for value in values]
     (text,) = values
     for kind in (int, float):
         try:

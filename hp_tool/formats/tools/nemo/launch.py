@@ -179,9 +179,9 @@ def _select_preset(settings: Mapping[str, Setting], source: Source, reading: Rea
                 field=f"--{option}",
                 code="missing_field",
             )
-    rows = [each for each in presets() if each.recipe == recipe]
+    rows = [preset for preset in presets() if preset.recipe == recipe]
     if not rows:
-        names = [each.recipe for each in presets()]
+        names = [preset.recipe for preset in presets()]
         raise _unknown_name_error("model_recipe_name", recipe, nearest_names(recipe, among=names))
     release = _stated_release(settings, source)
     if release is None:
@@ -198,11 +198,9 @@ def _select_preset(settings: Mapping[str, Setting], source: Source, reading: Rea
         ("gpu", "chip", chip),
         ("compute_dtype", "precision", precision),
     ):
-        kept = [each for each in rows if value in _split_words(getattr(each, attribute))]
+        kept = [row for row in rows if value in _split_words(getattr(row, attribute))]
         if not kept:
-            have = sorted(
-                {word for each in rows for word in _split_words(getattr(each, attribute))}
-            )
+            have = sorted({word for row in rows for word in _split_words(getattr(row, attribute))})
             raise UnsupportedError(
                 f"--{option} {value}: {recipe} has presets for {', '.join(have)}",
                 field=f"--{option}",
@@ -219,7 +217,7 @@ def _select_variant(rows: list[Preset], named: str, reading: Reading) -> Preset:
     """Return the preset of a variant: v2 by itself, or v1 if there is none, until 26.06; since then
     both stand for the one without a name. Raises UnsupportedError.
     """
-    known = {each.variant for each in rows}
+    known = {row.variant for row in rows}
     order = [named] if named else []
     order += [""] if named in ("", "v1", "v2") else []
     order += ["v2", "v1"] if named in ("", "v2") else []
@@ -229,11 +227,11 @@ def _select_variant(rows: list[Preset], named: str, reading: Reading) -> Preset:
             f"--config_variant {named}: there is {', '.join(sorted(known))}",
             field="--config_variant",
         )
-    rows = [each for each in rows if each.variant == chosen]
-    own = [each for each in rows if each.num_gpus == reading.num_gpus]
+    rows = [row for row in rows if row.variant == chosen]
+    own = [row for row in rows if row.num_gpus == reading.num_gpus]
     if len(own) == 1 or len(rows) == 1:
         return (own or rows)[0]
-    sizes = ", ".join(sorted({str(each.num_gpus) for each in rows}))
+    sizes = ", ".join(sorted({str(row.num_gpus) for row in rows}))
     raise UnsupportedError(
         f"--num_gpus {reading.num_gpus or ''}: there are presets for {sizes} GPUs",
         field="--num_gpus",
@@ -330,7 +328,7 @@ def _read_library(
     )
     read_content(content, source=source, reading=reading)
     training = reading.query["training"]
-    if not any(each.field == "training.dropout" for each in reading.read):
+    if not any(read_setting.field == "training.dropout" for read_setting in reading.read):
         training.pop("dropout", None)  # the model's own, which has none
     if recipe.task == "sft":
         training["task"] = "sft"
@@ -363,16 +361,20 @@ def _merge_content(
 
 def _drop_missing_shape(reading: Reading) -> None:
     """Drop what is missing of a model's shape, which the recipe's model says."""
-    reading.missing = [each for each in reading.missing if not each.field.startswith("model")]
+    reading.missing = [
+        missing_field
+        for missing_field in reading.missing
+        if not missing_field.field.startswith("model")
+    ]
 
 
 def _decided_fields(content: Mapping[str, Any]) -> set[str]:
     """Return the fields of a query that the keys decide."""
     fields = set()
-    for each in as_settings(content):
-        argument = table(TABLE).get(megatron_argument(each.name, tool="nemo").removesuffix("!"))
+    for setting in as_settings(content):
+        argument = table(TABLE).get(megatron_argument(setting.name, tool="nemo").removesuffix("!"))
         if argument is not None and argument.fate == "read":
             fields.add(argument.why)
-        if each.name.partition(".")[0] == "mixed-precision":
+        if setting.name.partition(".")[0] == "mixed-precision":
             fields.add("training.precision")
     return fields

@@ -53,14 +53,14 @@ def _parse_value(text: str) -> Any:
 def apply_overrides(content: dict[str, Any], overrides: Iterable[Override]) -> dict[str, Any]:
     """Return the content with the overrides applied in order."""
     result = dict(content)
-    for each in overrides:
-        *sections, name = each.key.split(".")
+    for override in overrides:
+        *sections, name = override.key.split(".")
         node = result
         for section in sections:
             inner = node.get(section)
             node[section] = dict(inner) if isinstance(inner, dict) else {}
             node = node[section]
-        node[name] = each.value
+        node[name] = override.value
     return result
 
 

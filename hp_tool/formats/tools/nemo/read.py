@@ -79,10 +79,10 @@ def with_overrides(
 ) -> dict[str, Any]:
     """Return the content with KEY=VALUE words applied; reject those that delete a key."""
     overrides = [parse_override(word) for word in words]
-    for each in overrides:
-        if each.deletes:
-            reading.refuse(f"~{each.key}: deletes a key, which is not read")
-    return apply_overrides(content, (each for each in overrides if not each.deletes))
+    for override in overrides:
+        if override.deletes:
+            reading.refuse(f"~{override.key}: deletes a key, which is not read")
+    return apply_overrides(content, (override for override in overrides if not override.deletes))
 
 
 _DECIDED_FIELDS = {
@@ -120,7 +120,7 @@ def _read_overrides(content: dict[str, Any], *, source: Source, reading: Reading
         section, _, name = key.rpartition(".")
         if name not in (_section(content, section) if section else content):
             reading.lack(field, f"{key} is the recipe's, which overrides do not name; add")
-    fields = {each.field for each in reading.read}
+    fields = {read_setting.field for read_setting in reading.read}
     for name in ("dropout", "cross_entropy"):
         if f"training.{name}" not in fields:
             reading.query["training"].pop(name, None)
@@ -164,9 +164,9 @@ def read_content(content: Mapping[str, Any], *, source: Source, reading: Reading
     reading.lack_unknown(
         leaves,
         {
-            each.name: "training.precision"
-            for each in leaves
-            if _outermost_key(each) == "mixed-precision"
+            leaf.name: "training.precision"
+            for leaf in leaves
+            if _outermost_key(leaf) == "mixed-precision"
         },
     )
     trainer, model, adapters = (_section(content, name) for name in ("trainer", "model", "peft"))
@@ -184,12 +184,12 @@ def read_content(content: Mapping[str, Any], *, source: Source, reading: Reading
         )
     low_rank = str(adapters.get("_target_", "")).endswith(".LoRA")
     elsewhere = ("mixed-precision", "peft") if low_rank else ("mixed-precision",)
-    own = [each for each in leaves if _outermost_key(each) not in elsewhere]
+    own = [leaf for leaf in leaves if _outermost_key(leaf) not in elsewhere]
     settings = [
-        _with_short_dtype(each)
-        for each in rename_settings(own, tool="nemo", reading=reading, spare=spare)
+        _with_short_dtype(setting)
+        for setting in rename_settings(own, tool="nemo", reading=reading, spare=spare)
     ]
-    names = {each.name for each in settings}
+    names = {setting.name for setting in settings}
     settings += _precision_settings(content)
     if "num-query-groups" in names:
         settings.append(Setting(name="group-query-attention", written="model.num_query_groups"))
@@ -198,7 +198,7 @@ def read_content(content: Mapping[str, Any], *, source: Source, reading: Reading
             Setting(name="glu-activation", written="model.activation", values=("swiglu",))
         )
     optimizer = next(
-        (each for each in leaves if each.name in ("model.optim.name", "optim.name")), None
+        (leaf for leaf in leaves if leaf.name in ("model.optim.name", "optim.name")), None
     )
     if optimizer and optimizer.values[0] in _DISTRIBUTED_OPTIMIZERS:
         settings.append(
@@ -208,11 +208,11 @@ def read_content(content: Mapping[str, Any], *, source: Source, reading: Reading
         )
     read_arguments(settings, reading=reading, num_gpus=num_gpus, spare=spare)
     if low_rank:
-        _read_adapters([each for each in leaves if _outermost_key(each) == "peft"], reading=reading)
+        _read_adapters([leaf for leaf in leaves if _outermost_key(leaf) == "peft"], reading=reading)
     if (
         provider and provider not in _PLAIN_PROVIDERS
     ):  # if the file does not set it, the class determines it, not Megatron's default
-        fields = {each.field for each in reading.read}
+        fields = {read_setting.field for read_setting in reading.read}
         for name in ("dropout", "cross_entropy"):
             if f"training.{name}" not in fields:
                 reading.query["training"].pop(name, None)

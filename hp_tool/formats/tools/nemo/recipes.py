@@ -121,7 +121,7 @@ def _preset_of_row(row: Mapping[str, str], lengths: set[int]) -> Preset:
 
 def preset_of(function: str) -> Preset | None:
     """Return the preset that a function of the newest release is; None: it is none."""
-    return next((each for each in presets() if each.function == function), None)
+    return next((preset for preset in presets() if preset.function == function), None)
 
 
 def library_recipe(name: str) -> Library | None:
@@ -145,7 +145,7 @@ def nearest_names(name: str, *, among: Sequence[str] | None = None) -> str:
     table = _library_file()
     known = among
     if known is None:
-        functions = [each.function for each in presets() if each.function]
+        functions = [preset.function for preset in presets() if preset.function]
         known = [*table["recipes"], *table["aliases"], *functions]
     close = difflib.get_close_matches(name, sorted(set(known)), n=3, cutoff=0.4)
     return ", ".join(close)

@@ -115,7 +115,7 @@ def search_best(
         problems=tuple(problems),
         predictors=(predictor,) * len(problems),
         rows=CostedRows.concatenate(rows),
-        variant=np.repeat(np.arange(len(rows)), [len(each.candidates) for each in rows]),
+        variant=np.repeat(np.arange(len(rows)), [len(row.candidates) for row in rows]),
         layout=np.concatenate([search.layout for search in searches]),
         value_s=np.concatenate(
             [search.value(each) for search, each in zip(searches, rows, strict=True)]

@@ -296,7 +296,7 @@ def _sort_by_schedule(
 
 def _with_risk(row: Recommendation) -> Recommendation:
     """Return the row with its probability of running out of memory, and its expected step time."""
-    known = row.known
+    known = row.preferred_estimate
     fails = known.out_of_memory_probability
     assert known.time is not None and fails is not None  # legal rows
     return replace(

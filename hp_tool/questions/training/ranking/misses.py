@@ -55,7 +55,7 @@ def miss_distance(problem: TrainingProblem) -> Callable[[Recommendation], tuple[
     capacity, longest_s = _memory_capacity(problem), problem.longest_step_s
 
     def of(row: Recommendation) -> tuple[int, float, float]:
-        known = row.known
+        known = row.preferred_estimate
         assert known.memory is not None and known.time is not None  # legal configurations
         size, step_s = known.memory.total_bytes / capacity, known.time.step_s
         time = step_s / longest_s

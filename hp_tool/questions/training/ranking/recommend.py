@@ -246,7 +246,7 @@ def _with_free_knobs(
             rankings.append(ranked(faster, None if calibrations is None else calibrations(faster)))
         if rankings[-1].feasible:
             break
-    return min((one for one in rankings if one.feasible), key=_sort_key, default=best)
+    return min((ranking for ranking in rankings if ranking.feasible), key=_sort_key, default=best)
 
 
 def _sort_key(best: Best) -> tuple[int, float]:
