@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from hp_tool.questions.shown import SECTIONS, Field, form_sections
+from hp_tool.questions.form_fields import SECTIONS, Field, form_sections
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "queries.md"
 MARK = "<!-- fields, written by python scripts/fields_table.py -->\n"

@@ -29,7 +29,7 @@ from hp_tool.questions.schema import parse_query, query_mapping, set_paths
 from hp_tool.questions.training import estimate
 from hp_tool.questions.training.evaluate import resolve_configuration
 from hp_tool.questions.training.recipes import list_recipes
-from hp_tool.questions.training.usual import usual_settings
+from hp_tool.questions.training.usual_settings import usual_settings
 from hp_tool.questions.training.with_recipe import AUDITED, NEWEST_FAMILY, with_recipe_figure
 
 SAID = ("sequence_length", "global_batch_size", "precision", "framework", "task", "lora")

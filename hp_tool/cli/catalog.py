@@ -230,7 +230,7 @@ def fields(
     """List the fields of a query that forms show: path, label, values, and what holds where they
     are left out.
     """
-    from hp_tool.questions.shown import form_sections
+    from hp_tool.questions.form_fields import form_sections
 
     known = {
         field.name: field

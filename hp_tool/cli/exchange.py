@@ -183,7 +183,7 @@ def import_(
     """
     import yaml
 
-    from hp_tool.cli.beside import find_script_files
+    from hp_tool.cli.script_files import find_script_files
     from hp_tool.formats.exchange import assess, read_configuration, search_query
     from hp_tool.formats.reading import ImportRefusedError
     from hp_tool.questions import schema

@@ -151,7 +151,7 @@ def _import_query(
     script: str, flags: dict[str, object], settings: list[str] | None
 ) -> tuple[Query, str]:
     """The query of a launch script, and the tool that it is of."""
-    from hp_tool.cli.beside import find_script_files
+    from hp_tool.cli.script_files import find_script_files
     from hp_tool.formats.exchange import read_configuration
     from hp_tool.questions import schema
 

@@ -56,7 +56,7 @@ def format_count(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
-def capitalize(text: str) -> str:
+def capitalize_first(text: str) -> str:
     """Text that begins with a capital."""
     return f"{text[:1].upper()}{text[1:]}"
 

@@ -11,6 +11,7 @@ from typing import Any
 from hp_tool import catalog
 from hp_tool.catalog.library import stored_precision
 from hp_tool.errors import InputError, UnsupportedError
+from hp_tool.formats.megatron_names import config_file_settings, file_settings
 from hp_tool.formats.reading import (
     Ignored,
     Read,
@@ -25,7 +26,6 @@ from hp_tool.formats.reading import (
     sort_settings,
     table,
 )
-from hp_tool.formats.renamed import config_file_settings, file_settings
 from hp_tool.formats.shell import Script
 from hp_tool.formats.source import Source
 from hp_tool.formats.writing import DTYPES

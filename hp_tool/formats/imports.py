@@ -2,9 +2,9 @@
 
 from hp_tool.errors import InputError
 from hp_tool.formats.detection import detect_format
+from hp_tool.formats.megatron_names import read_printed_arguments
 from hp_tool.formats.reading import Read, Reading, parse_whole_number
 from hp_tool.formats.registry import formats, readable
-from hp_tool.formats.renamed import read_printed_arguments
 from hp_tool.formats.source import Source
 from hp_tool.formats.stated_release import read_release
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol
 
 from hp_tool.catalog.hardware import machine_list_field
-from hp_tool.domain.beside import AnswerAdditions
+from hp_tool.domain.additions import AnswerAdditions
 from hp_tool.domain.query import Query
 from hp_tool.domain.result import Estimate, Front, Ranking
 from hp_tool.domain.serving import InferenceEstimate

@@ -14,7 +14,7 @@ from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.parts import PARTS
 from hp_tool.domain.serving import ServingConfig
 from hp_tool.domain.units import (
-    capitalize,
+    capitalize_first,
     format_count,
     format_decimal,
     format_duration,
@@ -139,7 +139,7 @@ def decision_sentence(answer: Answer | ServingAnswer) -> str | None:
         return f"The fastest has {_gain_words(answer.gain, 'speed')}, which is not clearly faster."
     if state == "tied":
         others = rivals_words(answer)
-        return f"{capitalize(others)}." if others else "No layout is clearly faster."
+        return f"{capitalize_first(others)}." if others else "No layout is clearly faster."
     return None
 
 
@@ -268,7 +268,7 @@ def answer_sentences(answer: Answer | ServingAnswer, *, measured: str | None = N
         for each in (
             decision_sentence(answer),
             f"{answer_headline(answer)}.",
-            f"{capitalize(tried)}." if tried else None,
+            f"{capitalize_first(tried)}." if tried else None,
             prediction_check_words(answer),
             gains_words(answer),
             explain_change(answer),

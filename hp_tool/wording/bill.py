@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from hp_tool.domain.plan import SearchPlan
-from hp_tool.domain.units import SECONDS_PER_HOUR, capitalize, format_duration
+from hp_tool.domain.units import SECONDS_PER_HOUR, capitalize_first, format_duration
 
 Interval = tuple[float, float] | None
 
@@ -47,7 +47,7 @@ def worst_case_words(plan: SearchPlan) -> str:
 def bill_sentences(plan: SearchPlan) -> tuple[str, ...]:
     """Return what is expected and what it costs at worst, a sentence each."""
     expected = expected_words(plan)
-    return f"{capitalize(expected)}.", f"At worst {worst_case_words(plan)}."
+    return f"{capitalize_first(expected)}.", f"At worst {worst_case_words(plan)}."
 
 
 def format_device_time(gpu_seconds: float) -> str:

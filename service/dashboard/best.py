@@ -20,7 +20,7 @@ from hp_tool.domain.records import JsonObject, RunRecord, SearchRecord
 from hp_tool.domain.result import Estimate, Recommendation
 from hp_tool.domain.serving import InferenceEstimate, RunConfig, ServingRecommendation
 from hp_tool.domain.states import RunState
-from hp_tool.domain.units import capitalize, format_factor
+from hp_tool.domain.units import capitalize_first, format_factor
 from hp_tool.errors import HpToolError
 from hp_tool.loop.search.serving import TARGETS
 from hp_tool.questions import anatomy, schema
@@ -260,7 +260,9 @@ def _measured_words(measurement: Measurement, runs: Repeats) -> str:
     Without a full stop.
     """
     load = measurement.load
-    return capitalize(words.measured_words(runs) if load is None else _measured_load(load, runs))
+    return capitalize_first(
+        words.measured_words(runs) if load is None else _measured_load(load, runs)
+    )
 
 
 def _standing(record: SearchRecord, *, only: bool) -> str:

@@ -20,8 +20,8 @@ from hp_tool.errors import HpToolError
 from hp_tool.questions import schema, training
 from hp_tool.questions.answers import answer_estimate
 from hp_tool.questions.configuration import Configuration
+from hp_tool.questions.form_fields import RECIPE, Field, Section
 from hp_tool.questions.registered import Find
-from hp_tool.questions.shown import RECIPE, Field, Section
 from hp_tool.questions.training.calibrated import Calibrations
 from hp_tool.questions.training.evaluate import resolve_configuration
 from hp_tool.questions.training.problem import resolve_training

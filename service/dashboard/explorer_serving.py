@@ -18,8 +18,8 @@ from hp_tool.errors import HpToolError
 from hp_tool.questions import schema
 from hp_tool.questions.answers import RecommendAnswer, answer_recommend
 from hp_tool.questions.configuration import NUM_GPUS, Configuration
+from hp_tool.questions.form_fields import Section, form_fields, form_sections
 from hp_tool.questions.registered import Find
-from hp_tool.questions.shown import Section, form_fields, form_sections
 from hp_tool.wording.rankings import SERVING, Table
 from service.api.bodies import resolve
 from service.api.dependencies import FindDep, StoreDep

@@ -18,7 +18,7 @@ from hp_tool.domain.workload import AttentionKind, FrozenPrecision
 from hp_tool.errors import InputError
 from hp_tool.questions import schema
 from hp_tool.questions.configuration import SEARCH_KEYS, Configuration
-from hp_tool.questions.shown import RECIPE, Field, Section, form_fields, form_sections
+from hp_tool.questions.form_fields import RECIPE, Field, Section, form_fields, form_sections
 from service.dashboard.formats import dotted
 from service.dashboard.new_search_form import (
     EXTRA,

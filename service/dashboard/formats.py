@@ -14,10 +14,10 @@ from hp_tool.domain.parts import PARTS
 from hp_tool.domain.records import JsonObject
 from hp_tool.domain.serving import ServingConfig
 from hp_tool.domain.states import State
-from hp_tool.domain.units import JOULES_PER_MWH, capitalize, format_duration
+from hp_tool.domain.units import JOULES_PER_MWH, capitalize_first, format_duration
 from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.questions.configuration import Configuration
-from hp_tool.questions.shown import form_fields
+from hp_tool.questions.form_fields import form_fields
 from hp_tool.wording import fit
 from hp_tool.wording.words import MEANINGS, parallel_sizes
 from hp_tool.wording.words import unmeasured_words as words_of_unmeasured
@@ -210,7 +210,7 @@ def unmeasured_words(names: Iterable[str]) -> str:
 
 def sentence(text: str) -> str:
     """Return text that begins with a capital and ends with a stop."""
-    return f"{capitalize(text).rstrip('.')}." if text else ""
+    return f"{capitalize_first(text).rstrip('.')}." if text else ""
 
 
 def in_words(value: Any, *, number: Callable[[float], str] = plain_number) -> str:

@@ -19,8 +19,8 @@ from hp_tool.domain.query import Kind, Query
 from hp_tool.errors import HpToolError, InputError, LimitError
 from hp_tool.questions import schema
 from hp_tool.questions.answers import RecommendAnswer, answer_recommend
+from hp_tool.questions.form_fields import Section, form_sections
 from hp_tool.questions.registered import Find
-from hp_tool.questions.shown import Section, form_sections
 from hp_tool.questions.training.calibrated import Calibrations
 from hp_tool.wording.rankings import MACHINES as COLUMNS
 from hp_tool.wording.rankings import Table

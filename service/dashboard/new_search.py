@@ -25,7 +25,7 @@ from hp_tool.loop.tuning import check_offered, resolve_search
 from hp_tool.loop.tuning.plan import bill
 from hp_tool.questions import schema, training
 from hp_tool.questions.answers import RecommendAnswer, answer_recommend
-from hp_tool.questions.shown import Section, form_sections
+from hp_tool.questions.form_fields import Section, form_sections
 from hp_tool.questions.training.calibrated import Calibrations
 from hp_tool.wording.bill import bill_sentences
 from hp_tool.wording.rankings import SERVING, TRAINING, Table

@@ -10,7 +10,7 @@ from hp_tool.domain.frameworks import FRAMEWORKS as FRAMEWORKS
 from hp_tool.domain.query import Kind
 from hp_tool.errors import InputError
 from hp_tool.questions import schema
-from hp_tool.questions.shown import RECOMPUTE, Field, form_fields
+from hp_tool.questions.form_fields import RECOMPUTE, Field, form_fields
 from hp_tool.questions.training.recipes import list_recipes
 from service.dashboard.formats import dotted
 

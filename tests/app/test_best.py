@@ -17,7 +17,7 @@ from hp_tool.questions.schema import parse_query
 from hp_tool.questions.training.problem import TrainingProblem, resolve_training
 from hp_tool.questions.training.ranking.best import search_best
 from hp_tool.questions.training.ranking.exact import BestSearch
-from hp_tool.questions.training.ranking.free import (
+from hp_tool.questions.training.ranking.free_axes import (
     group_stages,
     more_module_sets,
     more_shards,

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from hp_tool.cli.beside import find_script_files
+from hp_tool.cli.script_files import find_script_files
 
 
 def test_what_a_script_names_is_found_below_its_folder_alone(tmp_path: Path) -> None:

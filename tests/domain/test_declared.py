@@ -295,7 +295,11 @@ DECLARED: dict[str, Any] = {
         *profiling._SIZE_FIELDS.values(),
     ],
     "exports": [
-        *(each.SAID for each in (accelerate, deepspeed, nanotron, torchtitan, verl)),
+        accelerate.EXPRESSED_FIELDS,
+        deepspeed.EXPRESSED_FIELDS,
+        nanotron.EXPRESSED_FIELDS,
+        torchtitan.EXPRESSED_FIELDS,
+        verl.MEGATRON_FIELDS,
         verl.FSDP_FIELDS,
         words.EXPRESSED_FIELDS,
         words.PACKING_FIELDS,

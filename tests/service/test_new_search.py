@@ -17,7 +17,7 @@ from markupsafe import escape
 from hp_tool.domain.ports import Store
 from hp_tool.errors import InputError
 from hp_tool.questions import schema
-from hp_tool.questions.shown import form_fields
+from hp_tool.questions.form_fields import form_fields
 from service.dashboard.new_search_form import to_query, to_values
 from service.dashboard.page import read_form
 

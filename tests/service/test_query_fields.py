@@ -21,7 +21,7 @@ from hp_tool.domain.ports import Store
 from hp_tool.domain.query import Query
 from hp_tool.domain.workload import OverlapSpec, TrainingWorkload
 from hp_tool.questions import schema
-from hp_tool.questions.shown import form_fields
+from hp_tool.questions.form_fields import form_fields
 from hp_tool.questions.training.evaluate import resolve_configuration
 from service.dashboard.explorer_settings import AXES, detail_fields
 from service.dashboard.new_search_form import to_query

@@ -15,7 +15,7 @@ from hp_tool.cost.arrays import FloatArray
 from hp_tool.domain.query import Query
 from hp_tool.errors import InputError, UnsupportedError
 from hp_tool.questions import answers, schema, serving
-from hp_tool.questions.serving.highest import QUEUE_LATENCIES, highest_loads, sustains_load
+from hp_tool.questions.serving.highest_load import QUEUE_LATENCIES, highest_loads, sustains_load
 from hp_tool.questions.serving.problem import resolve_serving
 from hp_tool.space.serving import serving_space
 from tests.serving.test_serving_answers import query

@@ -20,7 +20,7 @@ from hp_tool.questions.configuration import LAYOUT, Configuration
 from hp_tool.questions.problem import problem_of
 from hp_tool.questions.serving.disaggregated import rank_pools
 from hp_tool.questions.serving.setup import pool_setups
-from hp_tool.questions.training.only import estimate_only_layout
+from hp_tool.questions.training.only_layout import estimate_only_layout
 from hp_tool.questions.training.problem import resolve_training
 
 Expressed = TypeVar("Expressed")

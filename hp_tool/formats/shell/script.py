@@ -11,6 +11,7 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from hp_tool.errors import InputError
+from hp_tool.formats.shell.arithmetic import evaluate_test
 from hp_tool.formats.shell.statements import (
     MAX_COMMANDS,
     MAX_NESTING,
@@ -22,7 +23,6 @@ from hp_tool.formats.shell.statements import (
     ReturnError,
     Statements,
 )
-from hp_tool.formats.shell.sums import evaluate_test
 from hp_tool.formats.shell.words import Value, Word, scalar_value, source_text
 
 if TYPE_CHECKING:

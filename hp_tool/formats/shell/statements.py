@@ -15,9 +15,9 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from hp_tool.errors import InputError
+from hp_tool.formats.shell.arithmetic import evaluate_test
 from hp_tool.formats.shell.branches import Branch, run_branch
 from hp_tool.formats.shell.grammar import MAX_CHARACTERS, parse_script
-from hp_tool.formats.shell.sums import evaluate_test
 from hp_tool.formats.shell.words import (
     CLOSE,
     MAX_DEPTH,

@@ -11,8 +11,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from hp_tool.errors import InputError
+from hp_tool.formats.shell.arithmetic import (
+    EXPR_OPERATORS,
+    SumError,
+    evaluate_arithmetic,
+    sets_variable,
+)
 from hp_tool.formats.shell.grammar import parse_script
-from hp_tool.formats.shell.sums import EXPR_OPERATORS, SumError, evaluate_arithmetic, sets_variable
 
 if TYPE_CHECKING:
     from tree_sitter import Node

@@ -10,11 +10,11 @@ from typing import Any
 from hp_tool.domain.declared import BATCH_FIELDS, SPLIT_FIELDS, parse_names
 from hp_tool.domain.setups import TrainingSetup
 from hp_tool.errors import InputError, UnsupportedError
+from hp_tool.formats.frameworks_by_tool import FRAMEWORKS_BY_TOOL
 from hp_tool.formats.reading import Reading, as_settings, key_values, sort_settings, table
 from hp_tool.formats.registry import Format, register
 from hp_tool.formats.signs import Sign, matches_pattern
 from hp_tool.formats.source import Source, find_named_file
-from hp_tool.formats.trained_by import FRAMEWORKS_BY_TOOL
 from hp_tool.formats.writing import SHAPE_FIELDS, headline, reject_inexpressible
 
 TOOL = "torchtitan 0.2"

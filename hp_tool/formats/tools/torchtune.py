@@ -4,6 +4,7 @@ import re
 from typing import Any
 
 from hp_tool.formats.fine_tuning import complete_layout, optimizer_fields
+from hp_tool.formats.frameworks_by_tool import FRAMEWORKS_BY_TOOL
 from hp_tool.formats.reading import (
     Reading,
     Settings,
@@ -15,7 +16,6 @@ from hp_tool.formats.reading import (
 from hp_tool.formats.registry import Format, register
 from hp_tool.formats.signs import Sign, matches_pattern
 from hp_tool.formats.source import Source
-from hp_tool.formats.trained_by import FRAMEWORKS_BY_TOOL
 from hp_tool.formats.trainer.arguments import pure_state_fields
 
 _OPTIMIZERS = {"torch.optim.AdamW": "adam", "torch.optim.Adam": "adam", "torch.optim.SGD": "sgd"}

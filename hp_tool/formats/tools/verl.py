@@ -15,6 +15,7 @@ from hp_tool.domain.setups import TrainingSetup
 from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.errors import UnsupportedError
 from hp_tool.formats.interpolation import resolve_references
+from hp_tool.formats.megatron_names import file_settings
 from hp_tool.formats.reading import (
     Ignored,
     Reading,
@@ -29,7 +30,6 @@ from hp_tool.formats.reading import (
     table,
 )
 from hp_tool.formats.registry import Format, register
-from hp_tool.formats.renamed import file_settings
 from hp_tool.formats.scripts import FILL, assignments, fill_in_comment, script_text
 from hp_tool.formats.shell import Word
 from hp_tool.formats.signs import Sign, has_any_key, matches_pattern

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from hp_tool.formats.frameworks_by_tool import FRAMEWORKS_BY_TOOL
 from hp_tool.formats.launch import SWITCHES
 from hp_tool.formats.reading import (
     Read,
@@ -15,7 +16,6 @@ from hp_tool.formats.reading import (
     sort_settings,
     table,
 )
-from hp_tool.formats.trained_by import FRAMEWORKS_BY_TOOL
 from hp_tool.formats.trainer import arguments
 
 _KINDS = {"use_fsdp": "FSDP", "use_deepspeed": "DEEPSPEED", "use_megatron_lm": "MEGATRON_LM"}

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hp_tool.errors import InputError
+from hp_tool.formats.frameworks_by_tool import FRAMEWORKS_BY_TOOL
 from hp_tool.formats.reading import (
     Ignored,
     Reading,
@@ -19,7 +20,6 @@ from hp_tool.formats.reading import (
     sort_settings,
     table,
 )
-from hp_tool.formats.trained_by import FRAMEWORKS_BY_TOOL
 
 SCRIPT_SECTION = "for_the_training_script"
 """A key that neither DeepSpeed nor the Trainer reads: arguments required in addition to the

@@ -9,6 +9,7 @@ from typing import Any
 
 import yaml
 
+from hp_tool.formats.megatron_names import config_file_settings
 from hp_tool.formats.reading import (
     Reading,
     Setting,
@@ -18,7 +19,6 @@ from hp_tool.formats.reading import (
     parse_flags,
     table,
 )
-from hp_tool.formats.renamed import config_file_settings
 from hp_tool.formats.shell import Script, Word
 from hp_tool.formats.source import Source, find_file, find_named_file, parse_keys, parse_mapping
 from hp_tool.formats.trainer import accelerate, arguments

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from hp_tool import catalog
 from hp_tool.domain import bounds
-from hp_tool.domain.beside import AnswerAdditions
+from hp_tool.domain.additions import AnswerAdditions
 from hp_tool.domain.hardware import ClusterQuery, ClusterSpec
 from hp_tool.domain.prices import NotRanked
 from hp_tool.domain.query import Query

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hp_tool.domain.beside import AnswerAdditions
+from hp_tool.domain.additions import AnswerAdditions
 from hp_tool.domain.query import Query
 from hp_tool.domain.result import Front, Ranking
 from hp_tool.domain.serving import InferenceEstimate, ServingRecommendation

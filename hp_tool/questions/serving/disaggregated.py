@@ -26,7 +26,7 @@ from hp_tool.domain.serving import PoolConfig, PoolEstimate, PoolRecommendation,
 from hp_tool.domain.targets import quantile_fraction
 from hp_tool.domain.units import SECONDS_PER_HOUR
 from hp_tool.questions.serving.estimates import QUANTILES, engine_provenance, target_quantiles
-from hp_tool.questions.serving.highest import search_highest
+from hp_tool.questions.serving.highest_load import search_highest
 from hp_tool.questions.serving.intervals import familiarity_of, serving_intervals
 from hp_tool.questions.serving.problem import (
     ServingProblem,

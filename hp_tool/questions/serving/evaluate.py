@@ -14,9 +14,9 @@ from hp_tool.domain.serving import InferenceEstimate, ServingConfig
 from hp_tool.errors import UnsupportedError
 from hp_tool.questions.serving.estimates import estimate_row
 from hp_tool.questions.serving.fixes import fixes
-from hp_tool.questions.serving.highest import highest_loads, sustainable_load
+from hp_tool.questions.serving.highest_load import highest_loads, sustainable_load
 from hp_tool.questions.serving.problem import ServingProblem, resolve_serving
-from hp_tool.questions.serving.traced import estimate_simulated
+from hp_tool.questions.serving.trace_ranking import estimate_simulated
 from hp_tool.questions.training.evaluate import single_values
 
 

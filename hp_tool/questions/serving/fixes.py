@@ -13,7 +13,7 @@ from hp_tool.domain.query import Query
 from hp_tool.domain.serving import InferenceEstimate, ServingConfig, ServingFix
 from hp_tool.errors import InputError
 from hp_tool.questions.serving.estimates import estimate_row, meets_targets, worst_miss
-from hp_tool.questions.serving.highest import cost_rows
+from hp_tool.questions.serving.highest_load import cost_rows
 from hp_tool.questions.serving.problem import CostedRows, ServingProblem, resolve_serving
 from hp_tool.questions.training.fixes import GROWTH, MAX_CHANGES, MAX_FIXES
 from hp_tool.space.serving import serving_space

@@ -24,7 +24,7 @@ from hp_tool.questions.serving.estimates import (
     meets_targets,
     worst_miss,
 )
-from hp_tool.questions.serving.highest import cost_rows, sustainable_load
+from hp_tool.questions.serving.highest_load import cost_rows, sustainable_load
 from hp_tool.questions.serving.intervals import ratio_log_sd
 from hp_tool.questions.serving.problem import CostedRows, ServingProblem
 from hp_tool.questions.training.ranking.rank import group_numbers

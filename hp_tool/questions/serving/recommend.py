@@ -11,7 +11,7 @@ from hp_tool.domain.query import Query
 from hp_tool.domain.result import Ranking, SpaceSummary
 from hp_tool.domain.serving import ServingRecommendation
 from hp_tool.errors import InputError
-from hp_tool.questions.serving.fewest import cheapest_devices, fewest_devices
+from hp_tool.questions.serving.fewest_devices import cheapest_devices, fewest_devices
 from hp_tool.questions.serving.problem import ServingProblem, resolve_serving
 from hp_tool.questions.serving.ranked import (
     best_recommendations,
@@ -20,7 +20,7 @@ from hp_tool.questions.serving.ranked import (
     recommendations_of_rows,
     with_groups,
 )
-from hp_tool.questions.serving.traced import (
+from hp_tool.questions.serving.trace_ranking import (
     fewest_devices_simulated,
     rank_simulated,
     space_by_means,

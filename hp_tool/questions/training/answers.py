@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from hp_tool.cost.uncertainty import ratio_log_sd, step_log_sd
-from hp_tool.domain.beside import AnswerAdditions
+from hp_tool.domain.additions import AnswerAdditions
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.query import Query
 from hp_tool.domain.result import Estimate, Front, Ranking, Recommendation
@@ -20,7 +20,7 @@ from hp_tool.questions.training.narrowest import with_narrowest
 from hp_tool.questions.training.problem import resolve_training
 from hp_tool.questions.training.ranking.recommend import pareto_front, recommend
 from hp_tool.questions.training.sensitivity import sensitivity as sensitivity_of
-from hp_tool.questions.training.usual import with_usual_settings
+from hp_tool.questions.training.usual_settings import with_usual_settings
 from hp_tool.questions.training.with_recipe import with_recipe_figure
 
 if TYPE_CHECKING:

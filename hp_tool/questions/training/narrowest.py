@@ -13,7 +13,7 @@ from hp_tool.questions.schema import parse_query, query_mapping, set_paths
 from hp_tool.questions.training.evaluate import resolve_configuration
 from hp_tool.questions.training.problem import TrainingProblem, resolve_training
 from hp_tool.questions.training.releases import release_variance
-from hp_tool.questions.training.usual import with_usual_settings
+from hp_tool.questions.training.usual_settings import with_usual_settings
 
 MIN_WIDTH_RATIO = 1.1
 """Minimum ratio of interval widths, in the logarithm, for a setting to be named."""

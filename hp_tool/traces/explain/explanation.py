@@ -18,7 +18,7 @@ from hp_tool.questions import schema
 from hp_tool.questions.configuration import Configuration
 from hp_tool.questions.training.changes import Change, saving_changes
 from hp_tool.questions.training.evaluate import resolve_configuration
-from hp_tool.questions.training.usual import answer_with_usual_settings
+from hp_tool.questions.training.usual_settings import answer_with_usual_settings
 from hp_tool.traces.explain.checks import Check, Teaching, measurement_use, run_checks
 from hp_tool.traces.explain.findings import Finding, findings
 from hp_tool.traces.explain.parts import StepPart, step_parts

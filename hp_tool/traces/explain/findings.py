@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from hp_tool.domain.parts import COMMUNICATION, PARTS
-from hp_tool.domain.units import capitalize, format_duration
+from hp_tool.domain.units import capitalize_first, format_duration
 from hp_tool.traces.explain.parts import StepPart
 from hp_tool.traces.timeline import Fault
 from hp_tool.traces.timeline.faults import MIN_FAULT_SHARE
@@ -122,7 +122,7 @@ def _exposed_findings(
             fault.kind == "exposed_communication" for fault in named
         ):
             continue
-        what = capitalize(PARTS[part].in_words)
+        what = capitalize_first(PARTS[part].in_words)
         shown = f"{what} is exposed for {rest_s / step_s:.0%} of the step"
         yield Finding(
             seconds=rest_s,
@@ -154,7 +154,7 @@ def _fault_text(fault: Fault) -> str:
         case "exposed_communication":
             return f"Nothing hides {PARTS[fault.part or ''].in_words}: {seconds} per step."
         case "slow_link":
-            what = capitalize(PARTS[fault.part or ""].in_words)
+            what = capitalize_first(PARTS[fault.part or ""].in_words)
             return (
                 f"{what} of {group} takes {factor} times as long as in other groups: {seconds} per "
                 "step."
@@ -164,7 +164,7 @@ def _fault_text(fault: Fault) -> str:
 def _difference_text(part: str, measured_s: float, predicted_s: float) -> str:
     more = format_duration(measured_s - predicted_s)
     words = (
-        f"{capitalize(PARTS[part].in_words)}: {more} longer than predicted "
+        f"{capitalize_first(PARTS[part].in_words)}: {more} longer than predicted "
         f"({format_duration(measured_s)}, predicted {format_duration(predicted_s)})"
     )
     if part in COMMUNICATION and predicted_s > 0.0:

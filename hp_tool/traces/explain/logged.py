@@ -10,11 +10,11 @@ from typing import Any, Literal
 from hp_tool.domain.parts import PARTS, PER_MICRO_BATCH, STEP_KEYS
 from hp_tool.domain.query import Query
 from hp_tool.domain.result import Estimate
-from hp_tool.domain.units import capitalize, format_duration
+from hp_tool.domain.units import capitalize_first, format_duration
 from hp_tool.errors import InputError, UnsupportedError
 from hp_tool.formats.timers import TimedStep
 from hp_tool.questions import schema
-from hp_tool.questions.training.usual import answer_with_usual_settings
+from hp_tool.questions.training.usual_settings import answer_with_usual_settings
 from hp_tool.traces.explain.findings import MIN_SAVED_FRACTION, Finding
 from hp_tool.traces.explain.parts import StepPart, step_parts
 from hp_tool.traces.timeline.faults import MIN_FAULT_SHARE
@@ -203,7 +203,7 @@ def _differences(rows: Sequence[StepPart], step_s: float) -> Iterator[Finding]:
             words = PARTS[row.name].in_words
             yield Finding(
                 seconds=more,
-                text=f"{capitalize(words)}: {format_duration(more)} longer than predicted "
+                text=f"{capitalize_first(words)}: {format_duration(more)} longer than predicted "
                 f"({format_duration(row.measured_s)}, predicted "
                 f"{format_duration(row.predicted_s)}).",
             )

@@ -6,6 +6,7 @@ from pathlib import PurePosixPath
 
 from hp_tool.errors import UnsupportedError
 from hp_tool.formats.launch import Launch
+from hp_tool.formats.megatron_names import printed_flags, read_printed_arguments
 from hp_tool.formats.reading import (
     Ignored,
     Reading,
@@ -14,7 +15,6 @@ from hp_tool.formats.reading import (
     parse_whole_number,
     table,
 )
-from hp_tool.formats.renamed import printed_flags, read_printed_arguments
 from hp_tool.formats.shell import Script
 from hp_tool.formats.source import Source, find_named_file, parse_keys
 from hp_tool.formats.tools.megatron_lm.arguments import TABLE

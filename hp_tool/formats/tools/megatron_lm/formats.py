@@ -3,8 +3,8 @@
 """
 
 from hp_tool.domain.setups import TrainingSetup
+from hp_tool.formats.megatron_names import PRINTED_ARGUMENTS
 from hp_tool.formats.registry import Format, register
-from hp_tool.formats.renamed import PRINTED_ARGUMENTS
 from hp_tool.formats.signs import Sign, has_any_key, has_key_near_top, matches_pattern
 from hp_tool.formats.tools.megatron_lm.commands import read_source
 from hp_tool.formats.tools.megatron_lm.scripts import (

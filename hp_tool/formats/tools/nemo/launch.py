@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hp_tool.errors import InputError, UnsupportedError
+from hp_tool.formats.megatron_names import megatron_argument
 from hp_tool.formats.reading import (
     Ignored,
     Reading,
@@ -14,7 +15,6 @@ from hp_tool.formats.reading import (
     sort_settings,
     table,
 )
-from hp_tool.formats.renamed import megatron_argument
 from hp_tool.formats.shell import Word
 from hp_tool.formats.source import Source
 from hp_tool.formats.tools.megatron_lm.arguments import TABLE

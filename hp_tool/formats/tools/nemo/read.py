@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from hp_tool.errors import InputError
+from hp_tool.formats.megatron_names import file_settings, megatron_argument, rename_settings
 from hp_tool.formats.reading import (
     Reading,
     Setting,
@@ -14,7 +15,6 @@ from hp_tool.formats.reading import (
     sort_settings,
     table,
 )
-from hp_tool.formats.renamed import file_settings, megatron_argument, rename_settings
 from hp_tool.formats.shell import Word
 from hp_tool.formats.source import Source
 from hp_tool.formats.tools.megatron_lm.arguments import TABLE

@@ -16,7 +16,7 @@ from hp_tool.questions.training.calibrated import CalibratedPredictor
 from hp_tool.questions.training.problem import TrainingProblem
 from hp_tool.questions.training.ranking.balanced import balanced_problems
 from hp_tool.questions.training.ranking.exact import BestSearch, OpenRows
-from hp_tool.questions.training.ranking.free import strategy_variants
+from hp_tool.questions.training.ranking.free_axes import strategy_variants
 from hp_tool.questions.training.ranking.rank import RERANKED, CostedRows, with_residuals
 
 

@@ -32,7 +32,7 @@ from hp_tool.domain.parts import PER_MICRO_BATCH, SHARDED
 from hp_tool.domain.query import RankBy
 from hp_tool.questions.training.calibrated import CalibratedPredictor
 from hp_tool.questions.training.problem import TrainingProblem
-from hp_tool.questions.training.ranking.free import (
+from hp_tool.questions.training.ranking.free_axes import (
     group_stages,
     more_module_sets,
     more_shards,

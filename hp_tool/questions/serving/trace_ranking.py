@@ -21,8 +21,8 @@ from hp_tool.domain.query import Query
 from hp_tool.domain.result import Ranking, SpaceSummary
 from hp_tool.domain.serving import InferenceEstimate, ServingRecommendation
 from hp_tool.domain.targets import Targets
-from hp_tool.questions.serving.fewest import cheapest_devices
-from hp_tool.questions.serving.highest import highest_loads, load_grid, max_loads
+from hp_tool.questions.serving.fewest_devices import cheapest_devices
+from hp_tool.questions.serving.highest_load import highest_loads, load_grid, max_loads
 from hp_tool.questions.serving.problem import ServingProblem
 from hp_tool.questions.serving.ranked import (
     NUM_NEAREST,

@@ -18,7 +18,7 @@ from hp_tool.cost.arrays import BoolArray, IntArray
 from hp_tool.cost.serving.candidates import ServingCandidates
 from hp_tool.domain import bounds
 from hp_tool.domain.query import Query
-from hp_tool.questions.serving.highest import cost_rows, sustains_load
+from hp_tool.questions.serving.highest_load import cost_rows, sustains_load
 from hp_tool.questions.serving.problem import CostedRows, ServingProblem
 from hp_tool.space.serving import serving_space
 
