@@ -94,12 +94,12 @@ def test_figures_1_and_7_as_printed(groups: dict[str, Group]) -> None:
     ("title", "rows", "limit"),
     [
         ("MPT under FSDP", 182, 0.06),
-        ("MPT under FSDP on a GPU left out", 182, 0.08),
+        ("MPT under FSDP on an unseen GPU", 182, 0.08),
         ("Dense pre-training on H100 in fp8", 46, 0.055),
         ("Dense recipes on GB200", 19, 0.08),
         ("LoRA of MLPerf on AMD", 9, 0.15),
         ("The next release: dense recipes", 45, 0.06),
-        ("Primus' schedules against 1F1B", 6, 0.03),
+        ("Primus' schedules relative to 1F1B", 6, 0.03),
     ],
 )
 def test_runs_that_the_constants_did_not_see(
@@ -141,8 +141,8 @@ def test_cut_models_leaving_one_layout_out(groups: dict[str, Group]) -> None:
     ("title", "limit"),
     [
         ("Mixtures of experts, releases from 26.02.01 on", 0.15),
-        ("Mixtures of experts on a GPU left out", 0.15),
-        ("Mixtures of experts, a release left out", 0.12),
+        ("Mixtures of experts on an unseen GPU", 0.15),
+        ("Mixtures of experts, unseen release", 0.12),
     ],
 )
 def test_experts_with_a_model_a_gpu_or_a_release_left_out(

@@ -133,14 +133,14 @@ def _today(folder: Path) -> Rows:
         "Dense pre-training on H100 in fp8": without("name", where(dense, card=H100)),
         "Dense pre-training on H100 in 16 bits (DGX Cloud)": cloud("bf16"),
         "Dense pre-training on H100 in fp8 (DGX Cloud)": cloud("fp8"),
-        "Dense pre-training on a die left out": without("die", measured_dies),
+        "Dense pre-training on an unseen GPU die": without("die", measured_dies),
         "Dense recipes on GB200": gb200,
         "Models cut to fit 8 B200": without("layout", cut),
         "Mixtures of experts, releases from 26.02.01 on": [
             row for row in unseen if row.what in today
         ],
-        "Mixtures of experts on a GPU left out": without("card", recent),
-        "Mixtures of experts, a release left out": without("release", recent),
+        "Mixtures of experts on an unseen GPU": without("card", recent),
+        "Mixtures of experts, unseen release": without("release", recent),
         "Mixtures of experts, earlier releases": [row for row in unseen if row.what not in today],
     }
 
@@ -153,10 +153,10 @@ def _plain(folder: Path) -> Rows:
         return {}
     questions: dict[str, Callable[[Sequence[Case]], list[Comparison]]] = {
         "": lambda cases: plain_answers(folder, cases),
-        " by today's recipe": lambda cases: without_model(folder, todays_cases(cases)),
+        ", current recipe": lambda cases: without_model(folder, todays_cases(cases)),
     }
     return {
-        f"The plain question{how}: {what}": answers(cases)
+        f"Minimal query{how}: {what}": answers(cases)
         for how, answers in questions.items()
         for what, cases in asked(folder).items()
     }
@@ -183,20 +183,18 @@ def _unfamiliar(folder: Path) -> Rows:
         return megatron.today_left_out(folder, cases, key)
 
     return {
-        "Dense pre-training, a family left out": without(family, sorted(dense, key=family)),
-        "Mixtures of experts by dense models": without(
+        "Dense pre-training, unseen model family": without(family, sorted(dense, key=family)),
+        "Mixtures of experts, constants of dense models": without(
             lambda case: case.has_experts, newest(where(cases, has_experts=True))
         ),
-        "Dense pre-training in a precision left out": without(
-            precision, sorted(known, key=precision)
-        ),
-        "Dense pre-training on more GPUs than seen": without(is_large, filter(is_large, dense)),
+        "Dense pre-training, unseen precision": without(precision, sorted(known, key=precision)),
+        "Dense pre-training on more GPUs than fitted": without(is_large, filter(is_large, dense)),
     }
 
 
 def _hybrids(folder: Path) -> Rows:
     """Pre-training of models whose layers differ."""
-    return {"Nemotron 3 Nano on a GPU left out": megatron.hybrids_left_out(folder)}
+    return {"Nemotron 3 Nano on an unseen GPU": megatron.hybrids_left_out(folder)}
 
 
 def _tuning(folder: Path) -> Rows:
@@ -289,7 +287,7 @@ def _fsdp(folder: Path) -> Rows:
     return {
         "MPT under FSDP": sizes,
         "MPT under FSDP on H100": [row for row in sizes if row.gpu.startswith("h100")],
-        "MPT under FSDP on a GPU left out": fsdp.across_gpus(mpt) if mpt else [],
+        "MPT under FSDP on an unseen GPU": fsdp.across_gpus(mpt) if mpt else [],
         "Llama under eager torchtitan": compare_all(titan_cases(folder)[0], Prepared.shipped),
         "TRL at a million tokens": compare_all(trl_cases(folder), Prepared.shipped),
     }
@@ -302,7 +300,7 @@ def _internevo(folder: Path) -> Rows:
         return {}
     return {
         **{
-            f"InternEvo, a {name} left out": internevo.leave_one_out(runs, key)
+            f"InternEvo, unseen {name}": internevo.leave_one_out(runs, key)
             for name, key in internevo.LEFT_OUT.items()
         },
         "InternEvo, memory in use": [on(row, row.gpu) for row in internevo.memory_left_out(folder)],
@@ -315,7 +313,7 @@ def _nanotron(folder: Path) -> Rows:
     found = nanotron.cells(folder)
     return {
         "nanotron's grid": nanotron.steps(found["model_left_out"]),
-        "nanotron's grid, nodes left out": nanotron.steps(found["nodes_left_out"]),
+        "nanotron's grid, unseen number of nodes": nanotron.steps(found["nodes_left_out"]),
         "nanotron's grid, memory": nanotron.memory(found["model_left_out"]),
     }
 
@@ -353,15 +351,15 @@ def _other_software(folder: Path) -> Rows:
     constants = efficiency_profile(gpu=gpu(H100), framework="megatron-core").framework
     by_megatron = [nanotron.predicted(each, constants) for each in grid_groups(grid_rows(folder))]
     return {
-        "MPT under FSDP by Megatron Core's constants": _by_framework(mpt, "megatron-core"),
-        "Dense pre-training on H100 in fp8 by FSDP's constants": _by_framework(dense, "torch-fsdp"),
-        "nanotron's grid by Megatron Core's constants": [
+        "MPT under FSDP, constants of Megatron Core": _by_framework(mpt, "megatron-core"),
+        "Dense pre-training on H100 in fp8, constants of FSDP": _by_framework(dense, "torch-fsdp"),
+        "nanotron's grid, constants of Megatron Core": [
             dataclasses.replace(row, low=None, high=None) for row in nanotron.steps(by_megatron)
         ],
-        "BLOOM's topology search, asked as Megatron Core": _by_framework(
+        "BLOOM's topology search, predicted as Megatron Core": _by_framework(
             bloom_cases(folder), "megatron-core"
         ),
-        "Primus' schedules against 1F1B": _schedules(folder),
+        "Primus' schedules relative to 1F1B": _schedules(folder),
     }
 
 
@@ -420,10 +418,10 @@ def _published(folder: Path) -> Rows:
 
     return {
         "arXiv 2104.04473, table 1": of("2104.04473", GPU),
-        "arXiv 2205.05198, time of a layer that is recomputed": of("2205.05198", GPU, ranges=True),
+        "arXiv 2205.05198, time of a recomputed layer": of("2205.05198", GPU, ranges=True),
         "arXiv 1909.08053, GPT-2 on V100": of("1909.08053", "v100-sxm-32gb"),
-        "Megatron-LM's README on H100, by our layout": of("README, H100", H100),
-        "arXiv 2407.21783, Llama 3.1 405B by its recipe": of("2407.21783", H100),
+        "Megatron-LM's README on H100, with our layout": of("README, H100", H100),
+        "arXiv 2407.21783, Llama 3.1 405B with its recipe": of("2407.21783", H100),
     }
 
 
@@ -506,7 +504,7 @@ def _pairs(folder: Path, rows: Mapping[str, list[Comparison]]) -> Rows:
         votes(rows.get(title, []))
         for title in ("Mixtures of experts, releases from 26.02.01 on", "LoRA of MLPerf")
     )
-    mpt, evo = (rows.get(each, []) for each in ("MPT under FSDP", "InternEvo, a layout left out"))
+    mpt, evo = (rows.get(each, []) for each in ("MPT under FSDP", "InternEvo, unseen layout"))
 
     def cell(row: Comparison) -> Hashable:
         return known[(row.model, row.what)]
@@ -517,7 +515,7 @@ def _pairs(folder: Path, rows: Mapping[str, list[Comparison]]) -> Rows:
 
     core = "megatron-core"
     return {
-        f"Two runs of a cell: {what}": ratios
+        f"Ratio of two runs: {what}": ratios
         for what, ratios in (
             ("Megatron Core", pairs(dense, cell, framework=core)),
             ("mixtures of experts", pairs(experts, devices, framework=core, kind="experts")),

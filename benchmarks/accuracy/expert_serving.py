@@ -31,14 +31,14 @@ def evaluate(folder: Path) -> dict[str, Any]:
     """Return {groups, best_layout: {runs: regret}} by what was left out; pools apart."""
     runs = mixtures(folder)
     sets = {
-        f"Mixtures, a {name} left out": [
+        f"Served mixtures, unseen {name}": [
             pair for _, members in left_out(runs, key).values() for pair in members
         ]
         for name, key in KEYS.items()
     }
     queued = [run for run in queued_runs(folder) if catalogue_model(run.model).num_experts]
     constants = {run.engine: expert_efficiency(engine=run.engine) for run in queued}
-    sets["Mixtures, all requests queued at once"] = predicted(prepared(queued), constants)
+    sets["Served mixtures, all requests queued at once"] = predicted(prepared(queued), constants)
     rows: Rows = {}
     for title, pairs in sets.items():
         rows |= titled(title, ratios(judged(pairs)))

@@ -117,9 +117,9 @@ def fit(folder: Path) -> tuple[dict[str, dict[str, float]], dict[str, float]]:
     experts = scatter_by_model(mixtures, later, known=own) ** 2
     kernels = scatter((untimed(today_runs(folder)), own), (untimed(mpt_runs(folder)), fsdp))
     strangers = (
-        (groups["BLOOM's topology search, asked as Megatron Core"], early),
-        (groups["MPT under FSDP by Megatron Core's constants"], own),
-        (groups["Dense pre-training on H100 in fp8 by FSDP's constants"], fsdp),
+        (groups["BLOOM's topology search, predicted as Megatron Core"], early),
+        (groups["MPT under FSDP, constants of Megatron Core"], own),
+        (groups["Dense pre-training on H100 in fp8, constants of FSDP"], fsdp),
     )
     trainer = together(*map(scatter, strangers))
     by_kind = judged(found)
@@ -135,14 +135,13 @@ def fit(folder: Path) -> tuple[dict[str, dict[str, float]], dict[str, float]]:
     reserved = scatter(*((above_allocated(groups[title]), 0.0) for title in RESERVED))
     of_memory = {"memory_log_sd": allocated, "reserved_log_sd": reserved}
     pairs = {
-        name: scatter((groups[f"Two runs of a cell: {title}"], 0.0))
-        for name, title in PAIRS.items()
+        name: scatter((groups[f"Ratio of two runs: {title}"], 0.0)) for name, title in PAIRS.items()
     }
     pairs["nanotron"] = regular_scatter(
         log_ratios(groups["nanotron's grid"], lambda row: (row.model, row.part))
     )
     tuned = {  # what fine-tuning adds under a framework that was measured in pre-training
-        name: scatter((groups[f"Fine-tuning asked as torch-fsdp, {figure}"], known))
+        name: scatter((groups[f"Fine-tuning predicted as torch-fsdp, {figure}"], known))
         for name, figure, known in (
             ("tuning_log_sd", "step time", fsdp),
             ("tuning_memory_log_sd", "peak memory", allocated**2),
@@ -151,7 +150,7 @@ def fit(folder: Path) -> tuple[dict[str, dict[str, float]], dict[str, float]]:
     of_experts = {"expert_time_log_sd": math.sqrt(experts), "earlier_expert_time_log_sd": older}
     # Five ratios of mixtures are too few to state less than dense models' ratios do.
     of_experts["expert_pair_log_sd"] = max(
-        scatter((groups["Two runs of a cell: mixtures of experts"], 0.0)), pairs["megatron-core"]
+        scatter((groups["Ratio of two runs: mixtures of experts"], 0.0)), pairs["megatron-core"]
     )
     shared, of_fsdp = {**of_experts, **of_memory}, {**of_memory, **tuned}
     times = {
@@ -182,7 +181,7 @@ def fit(folder: Path) -> tuple[dict[str, dict[str, float]], dict[str, float]]:
         "kernels_log_sd": kernels,
         "lora_log_sd": math.sqrt(lora),
         "lora_pair_log_sd": scatter(
-            (groups["Two runs of a cell: LoRA of MLPerf"], pairs["megatron-core"] ** 2)
+            (groups["Ratio of two runs: LoRA of MLPerf"], pairs["megatron-core"] ** 2)
         ),
         "release_log_sd": added["release"],
         "unsaid_release_log_sd": likeliest(

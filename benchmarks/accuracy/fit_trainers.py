@@ -260,6 +260,6 @@ def by_title(folder: Path) -> Rows:
         for what, rows in (("step time", step_times), ("peak memory", peaks))
         for experts in (False, True)
     } | {
-        "Fine-tuning asked as torch-fsdp, step time": steps,
-        "Fine-tuning asked as torch-fsdp, peak memory": memory,
+        "Fine-tuning predicted as torch-fsdp, step time": steps,
+        "Fine-tuning predicted as torch-fsdp, peak memory": memory,
     }

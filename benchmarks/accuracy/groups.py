@@ -31,13 +31,12 @@ MANY_ROWS = 40
 OUTSIDE = 2.0 / (1.0 - CONFIDENCE)
 """Score of a figure's distance from its interval."""
 
-FORMULAS = "nothing: formulas alone"
-OPS = "ops/ and Tables 4 and 5 of arXiv 2205.05198"
-TODAY = (
-    "H100 recipes, DGX Cloud's Llama 3, MLPerf pre-training, recipes and cut models on B200, "
-    "recipes of experts"
-)
-"""What constants saw, in words; ops/ are kernels and collectives timed alone."""
+FORMULAS = "no rows (formulas only)"
+OPS = "timed kernels and Tables 4 and 5 of arXiv 2205.05198"
+TODAY = "published Megatron Core runs"
+"""H100 recipes, DGX Cloud's Llama 3, MLPerf pre-training, recipes and cut models on B200, and
+recipes of experts.
+"""
 LeftOut = Literal["model", "GPU", "setting", "framework", "future", "all", "seen"]
 """What the constants did not see of the rows: their model, their GPU (card or die), their setting
 (layout, number of nodes, or load), their framework, anything of their month and later, or anything

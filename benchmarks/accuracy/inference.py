@@ -252,9 +252,9 @@ def shipped(folder: Path) -> list[Group]:
             "Engines, versions without constants",
             by(_series(pair for pair in pairs if pair not in own)),
         )
-        | titled("Engines, mixtures by the shipped constants", ratios(judged_mixtures))
-        | titled("Engines as started, a model left out", ratios(started(folder)))
-        | titled("Engines, another release's constants", by(_parts(other_release(runs))))
+        | titled("Engines, mixtures with the shipped constants", ratios(judged_mixtures))
+        | titled("Engines with default settings, unseen model", ratios(started(folder)))
+        | titled("Engines, constants of another release", by(_parts(other_release(runs))))
     )
 
 
@@ -264,7 +264,7 @@ def refitted(folder: Path) -> list[Group]:
     """
     fits = _parts(refitted_pairs(dense_runs(folder)))
     rows = (
-        titled("Engines, a model or GPU left out", by(fits))
+        titled("Engines, unseen model or GPU", by(fits))
         | titled("Engines by kind of model", ratios(unseen_kinds(folder)))
         | pools(folder)
     )
@@ -295,7 +295,7 @@ def pools(folder: Path) -> Rows:
     """Return pools apart by hops between them that saw neither the engine nor the lengths."""
     unseen = fit_defaults.pools_left_out(folder)
     judged: list[Judged] = [(pair.run.engine, pair, pool_efficiency()) for pair in unseen]
-    return titled("Pools, the engine and lengths left out", ratios(judged))
+    return titled("Separate prefill and decode pools, unseen engine and lengths", ratios(judged))
 
 
 @functools.cache

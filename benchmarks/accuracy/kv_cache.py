@@ -143,7 +143,7 @@ def _given(**values: object) -> dict[str, Any]:
 
 def by_title(folder: Path) -> Rows:
     """Return the rows by the group that they are in: models whose layers are alike, and others."""
-    alike, unlike = "KV caches that engines printed", "windows and recurrent layers"
+    alike, unlike = "KV cache sizes that engines report", "windows and recurrent layers"
     found: Rows = {alike: [], f"{alike}, {unlike}": []}
     for row in comparisons(folder):
         found[f"{alike}, {unlike}" if "unlike" in row.part else alike].append(row)

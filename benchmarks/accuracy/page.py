@@ -1,8 +1,8 @@
-"""Write docs/accuracy.md, its pictures and README's table from the ledger: `python -m
-benchmarks.accuracy.page`.
+"""Write the tables of docs/accuracy.md, docs/accuracy-details.md and README from the ledger:
+`python -m benchmarks.accuracy.page`.
 
-Only what stands between `<!-- result: NAME -->` and `<!-- end -->` is written; the prose around it
-is by hand.
+Replace the text between `<!-- result: NAME -->` and `<!-- end -->`, and draw the pictures. The text
+around these blocks is written by hand.
 """
 
 from __future__ import annotations
@@ -17,28 +17,28 @@ from benchmarks.accuracy import ledger
 from benchmarks.accuracy.scatter import scatter
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = (ROOT / "README.md", ROOT / "docs/accuracy.md")
+PAGES = (ROOT / "README.md", ROOT / "docs/accuracy.md", ROOT / "docs/accuracy-details.md")
 PICTURES = ROOT / "docs/pictures"
 BLOCK = re.compile(r"(<!-- result: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 WIDTH = 128
-LEFT_OUT = {
+HELD_OUT = {
     "model": "its model",
     "GPU": "its GPU or die",
     "setting": "its layout, nodes or load",
-    "all": "anything like it",
+    "all": "all similar rows",
     "future": "its month and later",
     "framework": "its framework",
-    "seen": "nothing: seen",
+    "seen": "nothing",
 }
-"""What the constants did not see, in the order of the page."""
+"""Rows that the fit of the constants held out, in the order of the page."""
 HEADINGS = {
-    "model": "A model left out",
-    "GPU": "A GPU left out",
-    "setting": "A layout, a number of nodes or a load left out",
-    "all": "Nothing like it was fitted",
-    "future": "Time travel: the next round, the next release",
-    "framework": "A framework left out",
-    "seen": "Seen: fitted, or published with a layout that stands in this repository",
+    "model": "Unseen model",
+    "GPU": "Unseen GPU",
+    "setting": "Unseen layout, number of nodes or load",
+    "all": "No similar rows fitted",
+    "future": "Next benchmark round, next release",
+    "framework": "Constants of another framework",
+    "seen": "Fitted rows, and published layouts that this repository contains",
 }
 SKETCHES: dict[str, tuple[str, Callable[[str, dict[str, Any]], bool]]] = {
     "accuracy-training": (
@@ -46,7 +46,7 @@ SKETCHES: dict[str, tuple[str, Callable[[str, dict[str, Any]], bool]]] = {
         lambda title, g: g["unit"] == "s" and not _kind(title),
     ),
     "accuracy-nanotron": (
-        "nanotron's grid, the other model fitted, s",
+        "nanotron's grid, constants of the other model, s",
         lambda title, g: title == "nanotron's grid",
     ),
     "accuracy-memory": ("Memory of the fullest GPU, GiB", lambda title, g: g["unit"] == "GiB"),
@@ -55,29 +55,75 @@ SKETCHES: dict[str, tuple[str, Callable[[str, dict[str, Any]], bool]]] = {
         lambda title, g: title == "Serving: time per output token",
     ),
 }
-"""Pictures: title, and which groups are in them; never those that were seen or left their framework
-out.
+"""Pictures: title, and a condition on groups. The ledger has no points of fitted rows or of other
+frameworks' constants.
 """
 
 
 def _kind(title: str) -> bool:
-    return title.startswith(("Serving", "nanotron")) or "today's recipe" in title
+    return title.startswith(("Serving", "nanotron")) or "current recipe" in title
 
 
 def percent(value: float, digits: int = 1) -> str:
     return f"{100 * value:.{digits}f}%"
 
 
-HEADLINES = {
-    "Dense pre-training on H100 in fp8": "step of dense models, Megatron Core on H100",
-    "Mixtures of experts, releases from 26.02.01 on": "step of mixtures of experts, Megatron Core",
-    "The plain question: mixtures of experts": "step of mixtures of experts, minimal query",
-    "Dense pre-training on a die left out": "step on a GPU that nothing was fitted on",
+OVERVIEW = {
+    "Dense pre-training on H100 in fp8": "step, dense model, Megatron Core on H100",
+    "Dense pre-training on an unseen GPU die": "step, dense model, GPU without measured runs",
+    "Mixtures of experts, releases from 26.02.01 on": "step, mixture of experts, full settings",
+    "Minimal query: mixtures of experts": "step, mixture of experts, minimal query",
+    "MPT under FSDP": "step, dense model, PyTorch FSDP",
+    "Trainers, step time": "step, dense model, fine-tuning trainers",
+    "LoRA of MLPerf": "step, LoRA, Megatron Core",
+    "MPT under FSDP, constants of Megatron Core": "step, framework without constants of its own",
+    "Ratio of two runs: Megatron Core": "ratio of two steps of one model, Megatron Core",
+    "Trainers, peak memory": "peak memory, dense model, fine-tuning trainers",
     "Serving: time per output token": "serving: time per output token",
-    "Engines, another release's constants: time to first "
-    "token": "serving: time to first token, release without constants",
+    "Serving: tokens/s per GPU": "serving: tokens per second per GPU",
+    "Serving: time to first token, below the cache's limit": "serving: time to first token",
+    "Engines, unseen model or GPU: time per output token": (
+        "serving: time per output token, unseen model or GPU"
+    ),
+    "Engines, constants of another release: time to first token": (
+        "serving: time to first token, release without constants"
+    ),
+    "Engines with default settings, unseen model: time per output token": (
+        "serving: time per output token, engine not tuned"
+    ),
 }
-"""Groups on the first page, in plain words, the worst one included."""
+"""Groups of docs/accuracy.md's first table, by title, with the label of their row."""
+HEADLINES = (
+    "Dense pre-training on H100 in fp8",
+    "Dense pre-training on an unseen GPU die",
+    "Minimal query: mixtures of experts",
+    "Serving: time per output token",
+    "Engines, constants of another release: time to first token",
+)
+"""README's rows. They include the group with the largest error of a single configuration."""
+CLASSES = {
+    "familiar": "none",
+    "layout": "a feature of the layout or workload",
+    "gpu": "the card (another card of its die was measured)",
+    "release": "the release of the framework or engine",
+    "family": "the model family",
+    "precision": "the matmul precision",
+    "scale": "the number of GPUs",
+    "task": "adapters (LoRA)",
+    "load": "how requests arrive",
+    "model_kind": "the kind of model: dense, mixture, recurrent, sparse attention, ...",
+    "die": "the GPU's die",
+    "trainer": "the training framework",
+    "engine": "the inference engine",
+}
+"""Difference from all measured runs, by the class of an answer's `familiarity`."""
+KINDS = {
+    "training dense": "dense training",
+    "training mixture": "training of mixtures",
+    "training adapters": "LoRA",
+    "serving dense, tpot": "serving, time per output token",
+}
+"""Kinds of rows of the familiarity table, with the heading of their column."""
 
 
 def _table(columns: str, rows: Iterable[str]) -> str:
@@ -87,33 +133,56 @@ def _table(columns: str, rows: Iterable[str]) -> str:
 
 
 def headlines(result: dict[str, Any]) -> str:
-    """README's table: one line for each kind of answer; what is left out there stands in
-    `summary`.
-    """
+    """Return README's table."""
+    return _labelled(result, HEADLINES)
+
+
+def overview(result: dict[str, Any]) -> str:
+    """Return the first table of docs/accuracy.md."""
+    return _labelled(result, OVERVIEW)
+
+
+def _labelled(result: dict[str, Any], titles: Iterable[str]) -> str:
     return _table(
-        f"what is predicted | configurations | {ERRORS}",
-        (f"{words} | {_errors(result['groups'][title])}" for title, words in HEADLINES.items()),
+        f"predicted | configurations | {ERRORS}",
+        (f"{OVERVIEW[title]} | {_errors(result['groups'][title])}" for title in titles),
     )
+
+
+def familiarity(result: dict[str, Any]) -> str:
+    """Return median error and coverage by familiarity class and kind of row."""
+    found = result["report"].get("classes", {})
+    rows = []
+    for name, meaning in CLASSES.items():
+        cells = [_covered(found.get(f"{kind}: {name}")) for kind in KINDS]
+        if any(cells):
+            rows.append(f"`{name}` | {meaning} | {' | '.join(cells)}")
+    return _table(f"class | difference | {' | '.join(KINDS.values())}", rows)
+
+
+def _covered(figures: dict[str, Any] | None) -> str:
+    """Return `3.8%, 91% of 98`: median error, share inside the interval, configurations."""
+    if figures is None:
+        return ""
+    return f"{percent(figures['median'])}, {percent(figures['inside'], 0)} of {figures['n']:,}"
 
 
 ERRORS = "mean error | median | worst | inside 90% interval"
 
 
 def _errors(f: dict[str, Any]) -> str:
-    inside = percent(f["inside"], 0) if "inside" in f else "none stated"
+    inside = percent(f["inside"], 0) if "inside" in f else "no interval"
     errors = " | ".join(percent(f[name]) for name in ("mean", "median", "worst"))
     return f"{f['n']:,} | {errors} | {inside}"
 
 
 def summary(result: dict[str, Any]) -> str:
-    """A line for every group, whatever its figures are, and what is said of the grid and of
-    days.
-    """
+    """Return a row for every group, and a paragraph about nanotron's grid and GPT-3's days."""
     lines = _table(
-        f"what is predicted | constants did not see | configurations | {ERRORS}",
+        f"group | held out | configurations | {ERRORS}",
         (
             f"{title}{_refused(f)} | {words} | {_errors(f)}"
-            for left_out, words in LEFT_OUT.items()
+            for left_out, words in HELD_OUT.items()
             for title, f in result["groups"].items()
             if f["left_out"] == left_out
         ),
@@ -121,24 +190,21 @@ def summary(result: dict[str, Any]) -> str:
     grid, days = result["report"]["grid"], result["report"]["days"]
     ranks, shipped = grid["model_left_out"]["rank_correlation_median"], grid["shipped"]
     words = (
-        f"Of {shipped['ran']:,} nanotron runs {shipped['ran_but_refused']} are called infeasible "
-        "by the shipped constants, and "
-        f"of {shipped['failed']} that failed "
-        f"{percent(shipped['failed_called_infeasible_share'], 0)} are; within a cell the "
-        f"predicted order has a median rank correlation of {ranks:.2f} with the measured one, the "
-        "model left out. GPT-3 175B "
-        "on 300B tokens with 1,024 A100 is predicted to take "
-        f"{days['selective_sequence_parallel_days']:.1f} days with "
-        f"sequence parallelism and selective recomputation, and {days['full_recompute_days']:.1f} "
-        "days with full recomputation "
-        "and without; the 34 days "
-        "in arXiv 2104.04473 are with 2021's software."
+        f"nanotron's grid: the shipped constants call {shipped['ran_but_refused']} of "
+        f"{shipped['ran']:,} successful runs infeasible, and "
+        f"{percent(shipped['failed_called_infeasible_share'], 0)} of {shipped['failed']} failed "
+        f"runs. With constants of the other model, the median rank correlation of predicted and "
+        f"measured order within a cell is {ranks:.2f}. GPT-3 175B on 300B tokens with 1,024 A100 "
+        f"takes {days['selective_sequence_parallel_days']:.1f} predicted days with sequence "
+        "parallelism and selective recomputation, and "
+        f"{days['full_recompute_days']:.1f} days with full recomputation and no sequence "
+        "parallelism. arXiv 2104.04473 reports 34 days for the software of 2021."
     )
     return f"{lines}\n\n{textwrap.fill(words, WIDTH)}"
 
 
 def _refused(f: dict[str, Any]) -> str:
-    """`; 7 of 19 rows infeasible: memory`, or nothing."""
+    """Return `; 7 of 19 rows infeasible: memory`, or an empty text."""
     if not f["refused"]:
         return ""
     return (
@@ -148,23 +214,23 @@ def _refused(f: dict[str, Any]) -> str:
 
 
 def classes(result: dict[str, Any]) -> str:
-    """Return a table of left-out rows by how familiar they are."""
+    """Return all figures of held-out rows by kind and familiarity class."""
     rows = (
         f"{name.replace(': ', ' | ')} | {f['n']:,} | {percent(f['inside'], 0)} | "
         f"{f['high_low']:.2f} | {f['score']:.2f} | {percent(f['median'])}"
         for name, f in result["report"].get("classes", {}).items()
     )
-    return _table("rows | class | configurations | inside 90 % | high/low | score | median", rows)
+    return _table("rows | class | configurations | inside 90% | high/low | score | median", rows)
 
 
 def pooled(result: dict[str, Any]) -> str:
-    """All rows that constants of their framework did not see, by what is predicted."""
+    """Return the figures of all held-out rows by predicted quantity."""
     rows = (f"{name} | {_cells(f)}" for name, f in result["report"]["pooled"].items())
     return _table(f"rows | {COLUMNS}", rows)
 
 
 COLUMNS = (
-    "n | configurations | mean | median | bias | inside 90 % (if right) | high/low | score | "
+    "n | configurations | mean | median | bias | inside 90% (expected) | high/low | score | "
     "worst case"
 )
 
@@ -174,7 +240,7 @@ def _cells(f: dict[str, Any]) -> str:
     head = f"{f['rows']:,}{refused} | {f['n']:,}"
     if "mean" not in f:
         return f"{head} | | | | | | |"
-    errors = f"{percent(f['mean'])} | {percent(f['median'])} | {100 * f['bias']:+.1f} %"
+    errors = f"{percent(f['mean'])} | {percent(f['median'])} | {100 * f['bias']:+.1f}%"
     stated = "| | |"
     if "inside" in f:
         low, high = (f"{100 * bound:.0f}" for bound in f["inside_range"])
@@ -185,9 +251,7 @@ def _cells(f: dict[str, Any]) -> str:
 
 
 def groups(result: dict[str, Any]) -> str:
-    """A table for each group, a line for each GPU or release, under what its constants did not
-    see.
-    """
+    """Return a table for each group, with a row for each GPU or release, by held-out rows."""
     blocks = []
     for left_out, heading in HEADINGS.items():
         blocks.append(f"### {heading}")
@@ -198,30 +262,28 @@ def groups(result: dict[str, Any]) -> str:
             lines = [("all", group), *parts] if len(parts) > 1 else parts
             rows = (f"{name or '-'} | {_cells(f)}" for name, f in lines)
             blocks += [
-                f"**{title}** ({group['unit']}). Constants from: {group['saw']}.",
+                f"**{title}** ({group['unit']}). Fitted on: {group['saw']}.",
                 _table(f"| {COLUMNS}", rows),
             ]
     return "\n\n".join(blocks)
 
 
 def published(result: dict[str, Any]) -> str:
-    """Return a table of the published headlines: date, published and predicted figure, error, and
-    why one is far off.
-    """
+    """Return a table of published headline figures, and the causes of large errors."""
     rows = []
     for name, one in result["headlines"].items():
-        error = "" if one["error"] is None else f"{100 * one['error']:+.1f} %"
+        error = "" if one["error"] is None else f"{100 * one['error']:+.1f}%"
         rows.append(
             f"{name} | {one['date']} | {one['published']} {one['unit']} | "
             f"{one['predicted']:,.4g} | {error}"
         )
     reasons = [f"- {name}: {why}" for name, why in result["known"].items()]
     table = _table("published | month | figure | predicted | error", rows)
-    return "\n".join([table, "", "Outside 6 %, or against a law below, and why:", "", *reasons])
+    return "\n".join([table, "", "Causes of errors above 6%, and of broken laws:", "", *reasons])
 
 
 def laws(result: dict[str, Any]) -> str:
-    """Return a table of the laws: comparisons made, and broken."""
+    """Return the number of comparisons and violations of each law."""
     rows = (
         f"{name} | {one['checked']:,} | {len(one['broken'])}"
         for name, one in result["laws"].items()
@@ -230,17 +292,17 @@ def laws(result: dict[str, Any]) -> str:
 
 
 def moves(result: dict[str, Any]) -> str:
-    """Return the moves of recorded figures with their reasons, the newest first."""
+    """Return the recorded changes of figures with their reasons, the newest first."""
     if not result["moves"]:
-        return "Nothing moved since the ledger began."
+        return "No recorded figure has changed."
     return "\n".join(
-        f"- {one['date']}: {one['reason']} ({', '.join(one['figures']) or 'parts of groups'})"
+        f"- {one['date']}: {one['reason']} ({len(one['figures']) or 'parts of'} groups)"
         for one in reversed(result["moves"])
     )
 
 
 def pictures(result: dict[str, Any]) -> dict[str, str]:
-    """SVGs by name."""
+    """Return the SVG pictures by file name."""
     drawn = {}
     for name, (title, chosen) in SKETCHES.items():
         series = {
@@ -256,9 +318,11 @@ def pictures(result: dict[str, Any]) -> dict[str, str]:
 
 
 def filled(text: str, result: dict[str, Any]) -> str:
-    """The page with its blocks as the result gives them."""
+    """Return the page with its blocks written from the result."""
     blocks = {
         "headlines": headlines(result),
+        "overview": overview(result),
+        "familiarity": familiarity(result),
         "summary": summary(result),
         "pooled": pooled(result),
         "classes": classes(result),

@@ -156,7 +156,7 @@ def test_a_terminal_says_it_in_words() -> None:
 
 
 def test_most_caches_that_engines_printed_are_near() -> None:
-    alike = kv_cache.by_title(EVIDENCE)["KV caches that engines printed"]
+    alike = kv_cache.by_title(EVIDENCE)["KV cache sizes that engines report"]
     assert len(alike) >= 11
     near = [row for row in alike if abs(row.error) <= 0.1]
     inside = [row for row in alike if row.low <= row.published <= row.high]  # type: ignore[operator]
