@@ -61,8 +61,10 @@ DOORS: dict[str, Callable[[dict[str, Any], Path], Any]] = {
     "renting.md": lambda content, folder: records.build(
         Offer, {"name": "mine", **content}, field="price"
     ),
-    "calibration.md": lambda content, folder: read_report(
-        json.dumps(content).encode(), source="file"
+    "calibration.md": lambda content, folder: (
+        read_report(json.dumps(content).encode(), source="file")
+        if "measurement" in content
+        else query(content, folder)
     ),
 }
 """Where a page's blocks are not queries."""

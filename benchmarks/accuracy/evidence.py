@@ -434,7 +434,7 @@ def serving(folder: Path) -> Rows:
             f"Serving: {words}": inference.comparisons(unseen, what)
             for what, words in (
                 ("tpot", "time per output token"),
-                ("throughput", "tokens/s of a GPU"),
+                ("throughput", "tokens/s per GPU"),
                 ("ttft", "time to first token, below the cache's limit"),
             )
         },
