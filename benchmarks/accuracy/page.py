@@ -296,7 +296,7 @@ def moves(result: dict[str, Any]) -> str:
     if not result["moves"]:
         return "No recorded figure has changed."
     return "\n".join(
-        f"- {one['date']}: {one['reason']} ({len(one['figures']) or 'parts of'} groups)"
+        f"- {one['date']}: {one['reason']} (groups: {len(one['figures']) or 'parts'})"
         for one in reversed(result["moves"])
     )
 
