@@ -36,16 +36,13 @@ def tables() -> dict[str, str]:
         if tool_format.write is not None
     ]
     checked = [
-        f"| `{name}` | {row['release']} | {row['what']} | {row['date']} |"
+        f"| `{name}` | {', '.join(dict.fromkeys(row['release'] for row in rows))} |"
         for name, rows in releases().items()
-        for row in rows
     ]
     return {
         "read": "\n".join(("| format | from |", "|---|---|", *read)),
         "written": "\n".join(("| format | what | checked against |", "|---|---|---|", *written)),
-        "releases": "\n".join(
-            ("| format | release | what of it | on |", "|---|---|---|---|", *checked)
-        ),
+        "releases": "\n".join(("| format | releases |", "|---|---|", *checked)),
     }
 
 
