@@ -103,11 +103,20 @@ def state_numbers(model: ModelSpec, tensor: Ints) -> Floats:
     """
     if not model.is_recurrent:
         return 0.0 * tensor
-    if model.mixer in ("mamba", "mamba2"):
-        kernel, width = model.mamba_conv_kernel, float(model.ssm_state_size or 0)
-    else:
-        kernel, width = model.linear_conv_kernel_dim, float(model.linear_key_head_dim or 0)
-    return width * recurrent_width(model) / tensor + (kernel - 1.0) * convolved_width(model, tensor)
+    space = model.mixer in ("mamba", "mamba2")
+    width = float((model.ssm_state_size if space else model.linear_key_head_dim) or 0)
+    return width * recurrent_width(model) / tensor + convolution_numbers(model, tensor)
+
+
+def convolution_numbers(model: ModelSpec, tensor: Ints) -> Floats:
+    """Return numbers of a sequence's convolution per layer and rank: the inputs of its last tokens;
+    0 for attention.
+    """
+    if not model.is_recurrent:
+        return 0.0 * tensor
+    space = model.mixer in ("mamba", "mamba2")
+    kernel = model.mamba_conv_kernel if space else model.linear_conv_kernel_dim
+    return (kernel - 1.0) * convolved_width(model, tensor)
 
 
 def recurrent_vectors(model: ModelSpec, t: Ints) -> Floats:

@@ -10,6 +10,7 @@ from hp_tool.domain.fields import Strict
 from hp_tool.domain.releases import release_numbers
 
 Schedule = Literal["mixed", "prefill_first"]
+CacheLayout = Literal["groups", "whole", "pools", "exact"]
 
 FRACTION_OF_FREE_MEMORY = ("trtllm",)
 """Engines whose own memory setting is the cache's share of what weights leave free
@@ -42,6 +43,16 @@ CHUNKS_SINCE = (0, 8)
 256 sequences, and a whole prompt where models know no more positions than WHOLE_PROMPTS.
 """
 WHOLE_PROMPTS = 32_768
+GROUPS_SINCE = (0, 9, 1)
+"""vLLM's release from which windowed layers free the blocks that they no longer need (the hybrid KV
+cache manager, vllm-project/vllm#17996).
+"""
+GRAPHS_SINCE = (0, 21)
+"""vLLM's release from which it estimates CUDA graphs before it sizes the cache, as it prints, and
+takes 0.92 of the device.
+"""
+GRAPHS_RESERVE_BYTES = 0.93 * GIB
+"""Its reserve since: 0.13 GiB, and graphs of 0.3 to 1.6 GiB in the logs of six models."""
 
 
 def device_defaults(
@@ -60,15 +71,23 @@ def device_defaults(
         always, by_token, by_sequence, by_device = SGLANG_RESERVED_BYTES
         kept = always + by_token * chunk + by_sequence * graph + by_device
         share = round(max(memory_bytes - kept, 0.0) / memory_bytes, 3)
-        return {"max_num_batched_tokens": chunk, "memory_fraction": share}
+        return {
+            "max_num_batched_tokens": chunk,
+            "memory_fraction": share,
+            "cache_layout": "pools",
+        }
     if engine != "vllm":
         return {}
-    if release is not None and release_numbers(release) < CHUNKS_SINCE:
+    since = release_numbers(release) if release is not None else (math.inf,)
+    settings: dict[str, Any] = {"cache_layout": "groups" if since >= GROUPS_SINCE else "whole"}
+    if release is not None and since >= GRAPHS_SINCE:
+        settings |= {"memory_fraction": 0.92, "reserve_bytes": GRAPHS_RESERVE_BYTES}
+    if since < CHUNKS_SINCE:
         whole = positions if positions is not None and positions <= WHOLE_PROMPTS else 0
-        return {"max_num_seqs": 256, "max_num_batched_tokens": max(whole, 2048)}
+        return settings | {"max_num_seqs": 256, "max_num_batched_tokens": max(whole, 2048)}
     if silicon in VLLM_SMALL_SILICON or memory_bytes < VLLM_SMALL_BYTES:
-        return {"max_num_seqs": 256, "max_num_batched_tokens": 2048}
-    return {}
+        return settings | {"max_num_seqs": 256, "max_num_batched_tokens": 2048}
+    return settings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,6 +181,11 @@ class EngineEfficiency(Strict):
     working_set: Literal["summed", "profiled", "outside"] = "summed"
     """summed: activations and the sampler's memory lie within the share side by side; profiled: the
     higher peak of the two; outside: the share is of weights and cache alone.
+    """
+    cache_layout: CacheLayout = "exact"
+    """How layers that cache unlike amounts share the cache. groups: vLLM's blocks of one size for
+    groups of layers; whole: windowed layers cache all tokens; pools: SGLang's shares for each kind
+    of layer; exact: each layer takes what it caches.
     """
     reserve_doubt_bytes: float = 2e9
     """Half of the 90 % interval of the memory that is not the cache's, within that share."""

@@ -261,6 +261,14 @@ class ModelSpec(Strict):
     """Weights of its towers, about; serving keeps them in 16 bits beside the language model's,
     training has none of them.
     """
+    tower_replicated: bool = False
+    """Whether every rank holds all of them, as engines do that run the towers of transformers;
+    False: ranks of tensor parallelism divide them.
+    """
+    tower_working_bytes: Annotated[int, Interval(ge=0, le=1 << 44)] = 0
+    """Working set of its towers for the largest image or video, which vLLM profiles before it sizes
+    the cache.
+    """
 
     decoder_layers = _optional_or(
         lambda model: model.num_decoder_layers, lambda model: model.num_hidden_layers

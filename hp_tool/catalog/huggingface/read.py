@@ -87,6 +87,8 @@ def _spec(
         known["tower_parameters"] = sum(
             tower_parameters(tower, into=width) for tower in beside.values()
         )
+        # vLLM runs these by transformers (AutoModel.from_config in gemma4_mm.py).
+        known["tower_replicated"] = "gemma4" in model_type
     return build(ModelSpec, known, field="model")
 
 

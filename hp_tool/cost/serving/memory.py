@@ -10,17 +10,16 @@ import numpy as np
 
 from hp_tool.cost.arrays import FloatArray, Floats, IntArray
 from hp_tool.cost.matrices import (
-    cached_width,
     latent_matrices,
     mixer_matrices,
     mlp_matrices,
     shared_expert_matrices,
 )
 from hp_tool.cost.matrix import entries
+from hp_tool.cost.serving.cache import drafting_layers, token_numbers
 from hp_tool.cost.serving.candidates import ServingCandidates, ServingCase
 from hp_tool.cost.serving.experts import expert_weights
 from hp_tool.cost.serving.weights import MXFP4_BYTES
-from hp_tool.domain.model import ModelSpec
 
 WIDE_BYTES = 2.0
 """Embeddings, output layer and activations are in 16 bits."""
@@ -54,9 +53,10 @@ def serving_bytes(case: ServingCase, candidates: ServingCandidates) -> ServingBy
     """Return the memory before any request.
 
     An engine uses its `memory_fraction` of the device, or its cache uses that fraction of the
-    remaining memory. vLLM profiles one pass of the most tokens and then the sampler over the most
-    sequences, and subtracts the higher peak of the two (`profiled`). SGLang places both in the
-    memory outside the fraction (`outside`): only the excess is subtracted.
+    remaining memory. vLLM profiles the towers with their largest input, one pass of the most tokens
+    and then the sampler over the most sequences, and subtracts the highest peak (`profiled`).
+    SGLang places both in the memory outside the fraction (`outside`): only the excess is
+    subtracted.
     """
     engine, device = case.engine, float(case.cluster.gpu.memory_bytes)
     t, p = candidates.tensor_parallel_size, candidates.pipeline_parallel_size
@@ -70,6 +70,7 @@ def serving_bytes(case: ServingCase, candidates: ServingCandidates) -> ServingBy
     share = engine.memory_fraction * device if engine.memory_fraction_of == "device" else device
     if engine.working_set == "profiled":
         hidden = WIDE_BYTES * case.model.hidden_size * candidates.max_num_batched_tokens
+        working = np.maximum(working, case.model.tower_working_bytes)
         sampled = hidden + logits > working
         working, logits = np.where(sampled, hidden, working), np.where(sampled, logits, 0.0)
     elif engine.working_set == "outside":
@@ -84,18 +85,12 @@ def serving_bytes(case: ServingCase, candidates: ServingCandidates) -> ServingBy
         logits=logits,
         overhead=cast(FloatArray, overhead),
         kv_per_token=(layers + drafting_layers(case))
-        * _mean_width(case.model, t)
+        / (case.model.num_hidden_layers + drafting_layers(case))
+        * token_numbers(case, t)
         * case.kv_element_bytes,
         kv_capacity=room,
         capacity=share,
     )
-
-
-def drafting_layers(case: ServingCase) -> int:
-    """Return the model's own layers that draft tokens, for a load without another draft model."""
-    drafts = case.speculative
-    own = drafts is not None and drafts.draft_model is None and drafts.draft_cost_fraction > 0.0
-    return case.model.num_nextn_predict_layers if own else 0
 
 
 def sampler_bytes(case: ServingCase, candidates: ServingCandidates) -> FloatArray:
@@ -113,14 +108,15 @@ def weight_bytes(case: ServingCase, candidates: ServingCandidates) -> Floats:
     """Return bytes of 1/p of the layers, rounded up, and the larger end, on one rank.
 
     Drafting layers are included. The end is the embedding or output layer (both if p = 1). Towers
-    are divided by the tensor-parallel ranks.
+    are divided by the tensor-parallel ranks, unless replicated.
     """
     model = case.model
     t, p = candidates.tensor_parallel_size, candidates.pipeline_parallel_size
     weights = sum(_layers_bytes(case.of(kind), candidates) for _, kind in model.kinds)
     layers = np.ceil(model.num_hidden_layers / p) + drafting_layers(case)
     stage = layers / model.num_hidden_layers * weights
-    beside = WIDE_BYTES * model.tower_parameters / t if model.tower_parameters else 0.0
+    ranks = 1 if model.tower_replicated else t
+    beside = WIDE_BYTES * model.tower_parameters / ranks if model.tower_parameters else 0.0
     return (
         stage
         + _ends(case, t) * np.where(p == 1, 1.0 if model.tie_word_embeddings else 2.0, 1.0)
@@ -144,16 +140,6 @@ def _layers_bytes(case: ServingCase, candidates: ServingCandidates) -> Floats:
         )
         weights = weights + mixtures * (routed + shared) * case.expert_bytes
     return weights
-
-
-def _mean_width(model: ModelSpec, t: IntArray) -> Floats:
-    """Return numbers per token in the cache of one layer on one rank, mean over layers."""
-    if len(model.kinds) == 1:
-        return cached_width(model.kinds[0][1], t)
-    return (
-        sum(layers * cached_width(kind, t) for layers, kind in model.kinds)
-        / model.num_hidden_layers
-    )
 
 
 def activation_bytes(case: ServingCase, candidates: ServingCandidates) -> FloatArray:

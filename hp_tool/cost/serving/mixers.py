@@ -10,7 +10,12 @@ import numpy as np
 
 from hp_tool.cost.arrays import FloatArray, Floats, IntArray, Ints
 from hp_tool.cost.matrices import attention_flops, has_indexer, index_width
-from hp_tool.cost.recurrent import convolved_width, recurrent_width, state_numbers
+from hp_tool.cost.recurrent import (
+    convolution_numbers,
+    convolved_width,
+    recurrent_width,
+    state_numbers,
+)
 from hp_tool.cost.roofline import additive_seconds, peak_flops, roofline_seconds
 from hp_tool.cost.scans import (
     STATE_BYTES,
@@ -103,7 +108,7 @@ def state_traffic(model: ModelSpec, t: Ints, drafted: Ints = 0) -> Floats:
 
     It is read once and written for each of its tokens.
     """
-    state = state_numbers(model, t) - (convolution_kernel(model) - 1.0) * convolved_width(model, t)
+    state = state_numbers(model, t) - convolution_numbers(model, t)
     return STATE_BYTES * state * (2.0 + drafted)
 
 

@@ -17,25 +17,43 @@ from hp_tool.cost.precision import ELEMENT_BYTES
 from hp_tool.cost.recurrent import state_numbers
 from hp_tool.cost.roofline import additive_seconds, peak_flops, roofline_seconds
 from hp_tool.cost.scans import STATE_BYTES
+from hp_tool.cost.serving.cache import (
+    block_tokens,
+    cached_layers,
+    laid_out_bytes,
+    shared_page,
+    token_numbers,
+    windowed_layers,
+)
 from hp_tool.cost.serving.candidates import ServingCase
 from hp_tool.domain.efficiency import Roofline, ThinRoofline
 from hp_tool.domain.hardware import Precision
 from hp_tool.domain.model import ModelSpec
 
 
-def seen_tokens(model: ModelSpec, tokens: float, *, chunk: float = 0.0) -> float:
-    """Return tokens of a context that a layer attends to and caches, mean over layers: (F n + W
-    min(n, w)) / L.
+def seen_tokens(model: ModelSpec, tokens: float) -> float:
+    """Return tokens of a context that a layer attends to, mean over layers.
 
-    `chunk`: tokens of a prompt that a windowed layer caches in addition to its window.
+    (F n + W min(n, w)) / L, with F layers without and W layers with a window w.
     """
-    windowed = _windowed(model)
+    windowed = windowed_layers(model)
     if not windowed or model.sliding_window is None:
         return tokens
     layers = model.num_hidden_layers
-    return (
-        (layers - windowed) * tokens + windowed * min(tokens, model.sliding_window + chunk)
-    ) / layers
+    return ((layers - windowed) * tokens + windowed * min(tokens, model.sliding_window)) / layers
+
+
+def read_tokens(case: ServingCase, t: IntArray, tokens: float) -> float | FloatArray:
+    """Return cache tokens that attention reads of so long a sequence, mean over layers."""
+    kinds = case.model.kinds
+    if len(kinds) == 1:
+        return seen_tokens(kinds[0][1], tokens)
+    read = per_token = np.zeros(np.shape(t))
+    for layers, kind in kinds:
+        width = layers * cached_width(kind, t)
+        per_token = per_token + width
+        read = read + width * seen_tokens(kind, tokens)
+    return read / per_token
 
 
 def cached_tokens(
@@ -43,24 +61,32 @@ def cached_tokens(
     t: IntArray,
     tokens: float,
     *,
-    states_too: bool = True,
     chunk: float = 0.0,
+    shared: bool = False,
 ) -> float | FloatArray:
-    """Return cache tokens of a sequence of so many tokens, mean over layers.
+    """Return the cache tokens that a sequence of so many tokens occupies, mean over layers.
 
     With windows it is fewer. With recurrent layers it includes their states, in tokens of the other
-    layers (unless `states_too` is False: what attention reads). `chunk` is as in `seen_tokens`.
+    layers. Engines that pad layers to equal sizes, or divide the cache among kinds of layers, need
+    more (`laid_out_bytes`).
+
+    Args:
+        case: Model and engine.
+        t: Ranks that divide heads; shape (n,).
+        tokens: Tokens of the sequence.
+        chunk: Tokens of a prompt that vLLM's windowed layers cache in addition to their window.
+        shared: Count only what another request with the same tokens can use: no states.
     """
+    laid_out = laid_out_bytes(case, t, tokens, chunk=chunk, shared=shared)
+    if laid_out is not None:
+        return laid_out / (token_numbers(case, t) * case.kv_element_bytes)
     kinds = case.model.kinds
-    if len(kinds) == 1:
-        return seen_tokens(kinds[0][1], tokens, chunk=chunk)
-    cached = states = per_token = np.zeros(np.shape(t))
-    for layers, kind in kinds:
-        width = layers * cached_width(kind, t)
-        per_token = per_token + width
-        cached = cached + width * seen_tokens(kind, tokens, chunk=chunk)
-        states = states + layers * state_numbers(kind, t)
-    return (cached + states_too * states * STATE_BYTES / case.kv_element_bytes) / per_token
+    cached = read_tokens(case, t, tokens)
+    if shared or len(kinds) == 1:
+        return cached
+    states = sum(layers * state_numbers(kind, t) for layers, kind in kinds)
+    per_token = sum(layers * cached_width(kind, t) for layers, kind in kinds)
+    return cached + states * STATE_BYTES / case.kv_element_bytes / per_token
 
 
 def requests_in_cache(case: ServingCase, t: IntArray, room: Floats, tokens: float) -> Floats:
@@ -81,26 +107,21 @@ def requests_in_cache(case: ServingCase, t: IntArray, room: Floats, tokens: floa
 def shared_tokens(case: ServingCase, t: IntArray) -> float | FloatArray:
     """Return the cache tokens of one prefix."""
     length = case.prefix_cache_hit_rate * case.input_length
-    return cached_tokens(case, t, length, states_too=False)
-
-
-BLOCK_STEP = 16
-"""Granularity in tokens of a paged cache's blocks."""
+    return cached_tokens(case, t, length, shared=True)
 
 
 def state_block(case: ServingCase) -> int:
     """Return the tokens of vLLM's cache block of a model with recurrent layers; 1 for any other.
 
-    A block's keys and values in one layer are as large as a layer's state on one rank (0.19 reports
-    528 tokens for Qwen3.5-4B; it stores convolutions in 16 bits, and with all in fp32 these are
-    544). Caches of other models can be divided anywhere.
+    A block's keys and values in one layer are as large as a layer's state on one rank. Caches of
+    other models can be divided anywhere.
     """
-    kinds = [kind for _, kind in case.model.kinds]
-    state = max(float(np.max(state_numbers(kind, 1))) for kind in kinds) * STATE_BYTES
-    width = max(float(np.max(cached_width(kind, 1))) for kind in kinds) * case.kv_element_bytes
-    if not state or not width:
+    layers = cached_layers(case, np.ones(1, dtype=np.int64))
+    attention = [each for each in layers if each.token_bytes.any()]
+    if not attention or len(attention) == len(layers):
         return 1
-    return BLOCK_STEP * math.ceil(state / width / BLOCK_STEP)
+    page = shared_page(layers)
+    return int(max(block_tokens(each, page)[0] for each in attention))
 
 
 def prefill_keys(model: ModelSpec, *, length: float, cached: float) -> float:
@@ -110,7 +131,7 @@ def prefill_keys(model: ModelSpec, *, length: float, cached: float) -> float:
     window.
     """
     full = 0.5 * (cached + length)
-    windowed = _windowed(model)
+    windowed = windowed_layers(model)
     if not windowed or model.sliding_window is None:
         return full
     layers, inside = (
@@ -129,17 +150,6 @@ def visible_keys(length: float, *, cached: float = 0.0, most: float = np.inf) ->
     if cached >= most:
         return most
     return (0.5 * (most**2 - cached**2) + most * (length - most)) / (length - cached)
-
-
-def _windowed(model: ModelSpec) -> int:
-    """Return the number of layers with a window."""
-    if model.sliding_window is None:
-        return 0
-    return (
-        model.num_hidden_layers
-        if model.sliding_window_layers is None
-        else model.sliding_window_layers
-    )
 
 
 OUTPUT_BYTES = 2.0

@@ -19,7 +19,7 @@ from hp_tool.cost.serving.engine import (
 )
 from hp_tool.cost.serving.forward import forward_seconds
 from hp_tool.cost.serving.memory import serving_bytes
-from hp_tool.cost.serving.operations import cached_tokens
+from hp_tool.cost.serving.operations import cached_tokens, read_tokens
 
 _FEW_ROWS = 16
 """Counts up to which every one has an entry in the table; beyond, spaced geometrically with linear
@@ -134,10 +134,15 @@ def pass_table(*, case: ServingCase, candidates: ServingCandidates, row: int = 0
     base[0, 1:] += np.where(decoding[0] == 0.0, base[0, 0] * (1.0 / stages - 1.0), 0.0)
     length = float(case.input_length + case.output_length)
     at, far = (
-        float(np.ravel(cached_tokens(case, one.tensor_parallel_size, tokens, states_too=False))[0])
+        float(np.ravel(read_tokens(case, one.tensor_parallel_size, tokens))[0])
         for tokens in (length, _LONG)
     )
-    states = float(np.ravel(cached_tokens(case, one.tensor_parallel_size, 0.0))[0])
+    states, whole_length = (
+        float(np.ravel(cached_tokens(case, one.tensor_parallel_size, tokens))[0])
+        for tokens in (0.0, length)
+    )
+    # Requests that only their states keep out of the cache occupy the same at any length.
+    per_token = max(whole_length - states, 1e-3 * whole_length) / length
     seen = at / length / far
     memory = serving_bytes(case, one)
     return PassTable(
@@ -150,8 +155,8 @@ def pass_table(*, case: ServingCase, candidates: ServingCandidates, row: int = 0
         request_s=engine.request_overhead_s,
         stream_s=engine.stream_overhead_s,
         first_token_s=first_token_alone(case),
-        cache_tokens=float(max(memory.kv_capacity[0], 0.0) / memory.kv_per_token[0]),
-        state_tokens=math.ceil(states),
+        cache_tokens=float(max(memory.kv_capacity[0], 0.0) / memory.kv_per_token[0]) / per_token,
+        state_tokens=math.ceil(states / per_token),
         max_num_seqs=int(one.max_num_seqs[0]),
         max_num_batched_tokens=int(one.max_num_batched_tokens[0]),
         prefill_first=engine.schedule == "prefill_first",

@@ -1,0 +1,241 @@
+"""How an engine lays out the caches of layers that need different amounts of memory.
+
+vLLM (`vllm/v1/core/kv_cache_utils.py`, `vllm/v1/kv_cache_interface.py` and
+`vllm/model_executor/models/config.py` of 0.19 to 0.27) divides layers into groups of equal size, G
+layers each, which share one pool of blocks. A page is a block of one layer:
+
+    page        = the largest of the kinds' pages
+    block_k     = 16 tokens x floor(page / bytes of 16 tokens of kind k); 16 if that does not divide
+    G           = the fewest layers of a kind; the most, if fewer than 1.5 times as many
+    bytes       = G x page x sum over kinds of ceil(layers_k / G) x blocks_k
+    blocks_k    = ceil(n / block_k)                        layers with keys of the whole request
+                  ceil(min(n, w - 1 + chunk) / block_k) + 1    layers with a window w
+                  1 + k                                    recurrent layers, k drafted tokens
+
+The last group of a kind is padded to G layers. A recurrent layer's state is one page: the block of
+the layers with keys grows to the fewest multiple of 16 tokens that is not smaller than a state.
+
+SGLang (`sglang/srt/model_executor/model_runner_kv_cache_mixin.py` of 0.5) gives each kind a pool of
+its own, and a request needs room in all of them. Windowed layers get SWA_SHARE tokens for each
+token of the others. Recurrent layers get MAMBA_RATIO times the bytes of the others, in which a
+request occupies KEPT_STATES states, and one for each drafted token.
+"""
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from hp_tool.cost.arrays import FloatArray, Floats, IntArray
+from hp_tool.cost.matrices import cached_width
+from hp_tool.cost.recurrent import convolution_numbers, state_numbers
+from hp_tool.cost.scans import NUMBER_BYTES, STATE_BYTES
+from hp_tool.cost.serving.candidates import ServingCase
+from hp_tool.domain.model import ModelSpec
+
+BLOCK_TOKENS = 16
+"""Tokens of a block, and the step in which blocks grow (`CacheConfig.block_size`)."""
+FEW_MORE = 1.5
+"""Ratio of the most layers of a kind to the fewest below which vLLM pads the fewest."""
+SWA_SHARE = 0.8
+"""SGLang's default of `--swa-full-tokens-ratio`."""
+MAMBA_RATIO = 0.9
+"""SGLang's default of `--mamba-full-memory-ratio`."""
+KEPT_STATES = 3.0
+"""States per request in SGLang's pool: its own, and those of cached prefixes
+(`MAMBA_CACHE_SIZE_MAX_RUNNING_REQUESTS_RATIO`).
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layers:
+    """All layers of one kind that cache alike."""
+
+    count: int
+    token_bytes: FloatArray
+    """Bytes of one token in one layer on one rank; 0 of recurrent layers. Shape (n,)."""
+    state_bytes: FloatArray
+    """Bytes of one state in one layer on one rank; 0 of attention. Shape (n,)."""
+    window: int | None
+    """Tokens that a layer attends to; None: all."""
+
+
+def cached_layers(case: ServingCase, t: IntArray) -> tuple[Layers, ...]:
+    """Return the layers that cache something, by what they cache.
+
+    Layers that differ in other respects, such as their experts, are counted together. Layers that
+    draft attend to all tokens, if any layer does.
+    """
+    found: dict[tuple[bytes, bytes, int | None], Layers] = {}
+    for count, kind in case.model.kinds:
+        tokens = np.asarray(cached_width(kind, t) * case.kv_element_bytes + 0.0 * t)
+        state = np.asarray(state_bytes(kind, t) + 0.0 * t)
+        for layers, window in _windows(count, kind):
+            if not layers or not (tokens.any() or state.any()):
+                continue
+            key = (tokens.tobytes(), state.tobytes(), window)
+            alike = found[key].count if key in found else 0
+            found[key] = Layers(
+                count=alike + layers, token_bytes=tokens, state_bytes=state, window=window
+            )
+    full = [
+        key for key, each in found.items() if each.window is None and not each.state_bytes.any()
+    ]
+    if full:
+        each = found[full[-1]]
+        found[full[-1]] = replace(each, count=each.count + drafting_layers(case))
+    return tuple(found.values())
+
+
+def token_numbers(case: ServingCase, t: IntArray) -> Floats:
+    """Return the numbers of one token in the caches of all layers on one rank, those that draft
+    included.
+    """
+    model = case.model
+    numbers = sum(layers * cached_width(kind, t) for layers, kind in model.kinds)
+    return numbers / model.num_hidden_layers * (model.num_hidden_layers + drafting_layers(case))
+
+
+def drafting_layers(case: ServingCase) -> int:
+    """Return the model's own layers that draft tokens, for a load without another draft model."""
+    drafts = case.speculative
+    own = drafts is not None and drafts.draft_model is None and drafts.draft_cost_fraction > 0.0
+    return case.model.num_nextn_predict_layers if own else 0
+
+
+def _windows(count: int, kind: ModelSpec) -> tuple[tuple[int, int | None], ...]:
+    """Return (layers, window) of the layers of one kind."""
+    windowed = windowed_layers(kind)
+    return ((count - windowed, None), (windowed, kind.sliding_window))
+
+
+def windowed_layers(model: ModelSpec) -> int:
+    """Return the number of layers with a window."""
+    if model.sliding_window is None:
+        return 0
+    return (
+        model.num_hidden_layers
+        if model.sliding_window_layers is None
+        else model.sliding_window_layers
+    )
+
+
+def state_bytes(model: ModelSpec, t: IntArray | int) -> Floats:
+    """Return bytes of a sequence's state per layer and rank: convolutions in 16 bits, the rest in
+    fp32; 0 for attention.
+    """
+    convolution = convolution_numbers(model, t)
+    return STATE_BYTES * (state_numbers(model, t) - convolution) + NUMBER_BYTES * convolution
+
+
+def shared_page(layers: tuple[Layers, ...]) -> FloatArray:
+    """Return the bytes of vLLM's page, which all layers share; shape (n,)."""
+    state = np.max([each.state_bytes for each in layers], axis=0)
+    tokens = np.max([each.token_bytes for each in layers], axis=0)
+    block = np.maximum(np.ceil(state / np.maximum(tokens, 1.0) / BLOCK_TOKENS), 1.0)
+    page: FloatArray = np.where(tokens > 0.0, block * BLOCK_TOKENS * tokens, state)
+    return page
+
+
+def block_tokens(each: Layers, page: FloatArray) -> FloatArray:
+    """Return the tokens of a kind's blocks; shape (n,)."""
+    least = BLOCK_TOKENS * each.token_bytes
+    whole = np.floor(page / np.maximum(least, 1.0))
+    divides = whole * least == page
+    tokens: FloatArray = BLOCK_TOKENS * np.where(divides, np.maximum(whole, 1.0), 1.0)
+    return tokens
+
+
+def group_size(counts: list[int]) -> int:
+    """Return the layers of one of vLLM's groups."""
+    return max(counts) if max(counts) < FEW_MORE * min(counts) else min(counts)
+
+
+def grouped_bytes(
+    layers: tuple[Layers, ...],
+    tokens: float,
+    *,
+    chunk: float = 0.0,
+    drafted: int = 0,
+    shared: bool = False,
+) -> FloatArray:
+    """Return the bytes of a request's blocks under vLLM, on one rank; shape (n,).
+
+    Args:
+        layers: Layers of all kinds.
+        tokens: Tokens of the request.
+        chunk: Tokens of a prompt that windowed layers cache in addition to their window.
+        drafted: Drafted tokens per pass.
+        shared: Count the blocks that another request with the same tokens can use: whole ones,
+            and no states.
+    """
+    page, size = shared_page(layers), group_size([each.count for each in layers])
+    blocks: Floats = 0.0
+    for each in layers:
+        groups = math.ceil(each.count / size)
+        if each.state_bytes.any():
+            blocks = blocks + (0.0 if shared else groups * (1.0 + drafted))
+            continue
+        held = tokens if each.window is None else min(tokens, each.window - 1.0 + chunk)
+        each_block = block_tokens(each, page)
+        if shared:
+            blocks = blocks + groups * np.floor(held / each_block)
+        else:
+            blocks = blocks + groups * (np.ceil(held / each_block) + (each.window is not None))
+    total: FloatArray = size * page * blocks
+    return total
+
+
+def pooled_bytes(
+    layers: tuple[Layers, ...], tokens: float, *, drafted: int = 0, shared: bool = False
+) -> FloatArray:
+    """Return the bytes of the whole cache that a request occupies under SGLang, on one rank: of
+    the pool that it fills most, with that pool's share of the others; shape (n,).
+
+    Args:
+        layers: Layers of all kinds.
+        tokens: Tokens of the request.
+        drafted: Drafted tokens per pass.
+        shared: Leave out states.
+    """
+    states = np.sum([each.count * each.state_bytes for each in layers], axis=0)
+    widths = {True: 0.0 * states, False: 0.0 * states}
+    windows = [each.window for each in layers if each.window is not None]
+    for each in layers:
+        widths[each.window is not None] = (
+            widths[each.window is not None] + each.count * each.token_bytes
+        )
+    if windows:
+        apart = widths[False].any()
+        token = widths[False] + (SWA_SHARE if apart else 1.0) * widths[True]
+        held = min(tokens, max(windows))
+        keys = token * (np.maximum(tokens, held / SWA_SHARE) if apart else held)
+    else:
+        keys = widths[False] * tokens
+    if not states.any():
+        return keys
+    if not keys.any():
+        return 0.0 * states if shared else (KEPT_STATES + drafted) * states
+    keys = (1.0 + MAMBA_RATIO) * keys
+    kept = (1.0 + MAMBA_RATIO) / MAMBA_RATIO * (KEPT_STATES + drafted) * states
+    return keys if shared else np.maximum(keys, kept)
+
+
+def laid_out_bytes(
+    case: ServingCase, t: IntArray, tokens: float, *, chunk: float, shared: bool
+) -> FloatArray | None:
+    """Return the bytes of the cache that a request occupies on one rank, in all layers; shape (n,).
+
+    None if each layer takes what it caches: of layers that all cache every token, and of engines
+    whose layout is not known here.
+    """
+    layers = cached_layers(case, t)
+    alike = all(each.window is None and not each.state_bytes.any() for each in layers)
+    if alike or case.engine.cache_layout == "exact":
+        return None
+    if case.engine.cache_layout == "whole":
+        layers = tuple(replace(each, window=None) for each in layers)
+    drafted = case.speculative.num_speculative_tokens if case.speculative is not None else 0
+    if case.engine.cache_layout == "pools":
+        return pooled_bytes(layers, tokens, drafted=drafted, shared=shared)
+    return grouped_bytes(layers, tokens, chunk=chunk, drafted=drafted, shared=shared)
