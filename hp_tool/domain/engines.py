@@ -47,6 +47,10 @@ GROUPS_SINCE = (0, 9, 1)
 """vLLM's release from which windowed layers free the blocks that they no longer need (the hybrid KV
 cache manager, vllm-project/vllm#17996).
 """
+AHEAD_SINCE = (0, 14)
+"""vLLM's release from which it schedules a pass during the one before
+(vllm-project/vllm#27614).
+"""
 GRAPHS_SINCE = (0, 21)
 """vLLM's release from which it estimates CUDA graphs before it sizes the cache, as it prints, and
 takes 0.92 of the device.
@@ -60,11 +64,20 @@ def device_defaults(
     *,
     memory_bytes: float,
     silicon: str | None,
+    version: str,
     release: str | None = None,
     positions: int | None = None,
 ) -> dict[str, Any]:
     """Return the engine's own settings on such a device, where they differ from its profile's,
-    which are those of 80 GB devices. `positions`: the most that the model knows.
+    which are those of 80 GB devices.
+
+    Args:
+        engine: Name of the engine.
+        memory_bytes: Memory of the device.
+        silicon: Its die.
+        version: Release of the profile.
+        release: Release that runs; None: the profile's.
+        positions: The most that the model knows.
     """
     if engine == "sglang":
         chunk, graph = next(limits for gib, *limits in SGLANG_DEVICES if memory_bytes < gib * GIB)
@@ -78,9 +91,11 @@ def device_defaults(
         }
     if engine != "vllm":
         return {}
-    since = release_numbers(release) if release is not None else (math.inf,)
+    since = release_numbers(release or version)
     settings: dict[str, Any] = {"cache_layout": "groups" if since >= GROUPS_SINCE else "whole"}
-    if release is not None and since >= GRAPHS_SINCE:
+    if since >= AHEAD_SINCE:
+        settings["schedules_ahead"] = True
+    if since >= GRAPHS_SINCE:
         settings |= {"memory_fraction": 0.92, "reserve_bytes": GRAPHS_RESERVE_BYTES}
     if since < CHUNKS_SINCE:
         whole = positions if positions is not None and positions <= WHOLE_PROMPTS else 0
@@ -129,6 +144,8 @@ class EngineEfficiency(Strict):
     """Host work per running sequence and iteration: sampling parameters, detokenization,
     streaming.
     """
+    schedules_ahead: bool = False
+    """Whether the host works on the next pass during one (asynchronous scheduling)."""
     eager_layer_s: float
     """Host time to launch the kernels of one layer one by one: CUDA graphs hold passes that only
     decode, and a pass with prompts takes at least as long as its launches.

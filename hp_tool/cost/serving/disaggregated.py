@@ -42,6 +42,7 @@ from hp_tool.cost.serving.engine import (
     launching,
     prompt_overhead,
     tokens_per_pass,
+    with_host,
 )
 from hp_tool.cost.serving.forward import forward_seconds
 from hp_tool.cost.serving.load import (
@@ -262,14 +263,14 @@ def prompt_seconds(
         batch = Pass(
             tokens=prompts * case.computed_length, decoding=0.0 * ones, prefill_requests=prompts
         )
-        around = engine.iteration_overhead_s + prompts * prompt_overhead(case)
         # Stages of a pipeline process different prompts: the replica completes a pass every p-th
         # part of its latency.
         device = np.maximum(
             forward_seconds(case, candidates, batch, context=float(case.input_length)),
             launching(case),
         )
-        return (device + around) / stages
+        host = with_host(engine, device, 0.0 * ones)
+        return (host + prompts * prompt_overhead(case)) / stages
 
     alone = np.maximum(seconds(ones), engine.request_overhead_s)
     if case.model.num_experts is None:
@@ -292,8 +293,7 @@ def token_seconds(
         tokens=share * (1 + k), decoding=share, prefill_requests=np.zeros_like(share), drafted=k
     )
     context = case.input_length + 0.5 * case.output_length
-    host = engine.iteration_overhead_s + engine.sequence_overhead_s * share
-    seconds = forward_seconds(case, candidates, step, context=context) + host
+    seconds = with_host(engine, forward_seconds(case, candidates, step, context=context), share)
     device = seconds * drafting_factor(case.speculative) / tokens_per_pass(case.speculative)
     # The front end of an attention group streams a token of each of its sequences in turn.
     return np.hypot(device, each * engine.stream_overhead_s)

@@ -310,6 +310,16 @@ def _iteration(
     launches: float = 0.0,
 ) -> FloatArray:
     """Return seconds of a forward pass, at least its `launches`, and of the host's overhead."""
-    host = case.engine.iteration_overhead_s + case.engine.sequence_overhead_s * batch.decoding
     device = forward_seconds(case, candidates, batch, context=context)
-    return (np.maximum(device, launches) if launches else device) + host
+    return with_host(
+        case.engine, np.maximum(device, launches) if launches else device, batch.decoding
+    )
+
+
+def with_host(engine: EngineEfficiency, device_s: FloatArray, sequences: FloatArray) -> FloatArray:
+    """Return seconds of a pass with the host's work for it, which some engines do during the pass
+    before.
+    """
+    host = engine.iteration_overhead_s + engine.sequence_overhead_s * sequences
+    both: FloatArray = np.maximum(device_s, host) if engine.schedules_ahead else device_s + host
+    return both

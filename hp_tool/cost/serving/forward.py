@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from hp_tool.cost.arrays import FloatArray, IntArray
+from hp_tool.cost.arrays import FloatArray, Floats, IntArray
 from hp_tool.cost.matrices import mixer_matrices, mlp_matrices
 from hp_tool.cost.matrix import shapes, shapes_by_source
 from hp_tool.cost.network import neighbours, send_seconds
@@ -31,6 +31,10 @@ ELEMENTWISE_BYTES = 20.0
 Two fused residual-and-norm kernels (two reads, two writes each), and the input of the projections
 again. Rotary positions and writing the cache are part of the timed attention.
 """
+
+
+SQUARE_BYTES = 4.0
+"""Sums of squares are in fp32."""
 
 
 def forward_seconds(
@@ -81,7 +85,7 @@ def _layers(
     layers, mixtures = model.num_hidden_layers, model.moe_layers
     attention = _mixer_block(case, candidates, batch, context)
     if model.mixer != "none":
-        attention = attention + reduce
+        attention = attention + reduce + _norm_seconds(case, t, batch.tokens)
     seconds = (layers - mixtures) * attention
     if layers > mixtures and model.feed_forward != "none":
         dense = matmuls_seconds(case, batch.tokens, shapes(mlp_matrices(model, tensor=t))) + reduce
@@ -95,6 +99,19 @@ def _layers(
             case, candidates, batch, context, attention=attention, reduce=reduce
         )
     return seconds
+
+
+def _norm_seconds(case: ServingCase, t: IntArray, tokens: FloatArray) -> Floats:
+    """Return seconds that norms of queries and keys over all heads take if ranks divide the heads.
+
+    One kernel squares and sums, an all-reduce adds two fp32 numbers per token, and another kernel
+    norms (sgl-project/sglang#14416, vllm-project/vllm#31493). Other norms are part of the layer's
+    overhead.
+    """
+    if case.model.query_key_norm != "all_heads" or case.model.mixer != "attention":
+        return 0.0
+    reduce = all_reduce_seconds(case, 2.0 * SQUARE_BYTES * tokens, group_size=t)
+    return np.where(t > 1, reduce + 2.0 * case.profile.gpu.kernel_overhead_s, 0.0)
 
 
 def _mixer_block(

@@ -16,6 +16,7 @@ from hp_tool.cost.serving.engine import (
     launching,
     prompt_overhead,
     tokens_per_pass,
+    with_host,
 )
 from hp_tool.cost.serving.forward import forward_seconds
 from hp_tool.cost.serving.memory import serving_bytes
@@ -125,9 +126,7 @@ def pass_table(*, case: ServingCase, candidates: ServingCandidates, row: int = 0
     few, many = (seconds(nothing + 1.0, nothing, context=context)[0] for context in (0.0, _LONG))
     device = seconds(d, q)
     device = np.where(q > 0.0, np.maximum(device, launching(case)), device)
-    base = (device + engine.iteration_overhead_s + engine.sequence_overhead_s * d).reshape(
-        len(decoding), len(prompt)
-    )
+    base = with_host(engine, device, d).reshape(len(decoding), len(prompt))
     added = (base[:, 1:] - base[:, :1] - key_s * 0.5 * _PROMPT * prompt[1:]) / stages
     base = np.hstack([base[:, :1] * factor, base[:, :1] * factor + added])
     # A pass that decodes nothing has no decoding to add to.

@@ -316,6 +316,7 @@ def with_device_defaults(
         engine.engine,
         memory_bytes=float(gpu.memory_bytes),
         silicon=gpu.silicon,
+        version=engine.version,
         release=release,
         positions=model.max_position_embeddings,
     )
