@@ -1,8 +1,9 @@
 """Fit what is added to engines' and experts' constants for engines started with their defaults, and
 for separate pools for prefill and decoding: `python -m evidence.fit --only defaults --only pools`.
 
-Writes hp_tool/catalog/data/efficiency/defaults.yaml from serving_as_started.csv: one factor on
-every pass, with deviations of models left out; and pools.yaml, one constant from the first tokens
+Writes hp_tool/catalog/data/efficiency/defaults.yaml and defaults/ENGINE.yaml from
+serving_as_started.csv: one factor on every pass, with deviations of models left out, of all engines
+and of those in OWN alone; and pools.yaml, one constant from the first tokens
 of the pools of inference_measured_2.csv and _3 whose numbers of replicas are told, with deviations
 of lengths and engines left out.
 """
@@ -10,14 +11,15 @@ of lengths and engines left out.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from benchmarks.accuracy import fitting
 from benchmarks.accuracy.data import rows
-from benchmarks.accuracy.fitting import conformal_sd
+from benchmarks.accuracy.fitting import Floats, conformal_sd
 from benchmarks.accuracy.serving_runs import (
     FIGURES,
     PoolRun,
@@ -47,8 +49,14 @@ NARROW = ("int4",)
 """Kimi K2.5 in int4 is three to seven times slower than predicted, on H200 and MI350X: no kernels
 were there for it yet. Such runs tell nothing about others.
 """
+OWN = ("sglang",)
+"""Engines with a factor of their own: those with runs of three models or more."""
 TRIALS = np.geomspace(1.0, 4.0, 15)
 """Slowdowns that are tried; between them lie lines."""
+
+
+Errors = Mapping[int, Floats]
+"""Errors of runs, by their id, at each of TRIALS."""
 
 
 def started(folder: Path) -> list[ServingRun]:
@@ -72,36 +80,64 @@ def predicted(runs: Sequence[ServingRun], slowdown: float) -> list[Predicted]:
     return pairs
 
 
-def fit(runs: Sequence[ServingRun]) -> float:
+def fit(runs: Sequence[ServingRun], errors: Errors) -> float:
     """Return the slowdown with the least error of TPOT, each model weighing alike."""
-    models = list(dict.fromkeys(map(_model, runs)))
-
-    def error(slowdown: float) -> float:
-        pairs = predicted(runs, slowdown)
-        logs = np.abs(log_ratios(pairs, "tpot"))
-        of = [np.array([_model(pair.run) == name for pair in pairs]) for name in models]
-        return float(np.mean([logs[each].mean() for each in of]))
-
-    return short(float(TRIALS[int(np.argmin([error(float(each)) for each in TRIALS]))]))
+    models: dict[str, list[Floats]] = defaultdict(list)
+    for run in runs:
+        models[_model(run)].append(errors[id(run)])
+    means = np.mean([np.mean(of, axis=0) for of in models.values()], axis=0)
+    return short(float(TRIALS[int(np.argmin(means))]))
 
 
-def left_out(runs: Sequence[ServingRun]) -> list[Predicted]:
-    """The runs of each model, with the slowdown of the others."""
-    parts = fitting.left_out(runs, _model)
-    return [pair for _, members, others in parts for pair in predicted(members, fit(others))]
+def tried(runs: Sequence[ServingRun]) -> Errors:
+    """Return |ln(predicted / measured)| of each run's TPOT by the slowdowns tried."""
+    found: dict[int, list[float]] = defaultdict(list)
+    for slowdown in TRIALS:
+        pairs = predicted(runs, float(slowdown))
+        for pair, log in zip(pairs, np.abs(log_ratios(pairs, "tpot")), strict=True):
+            found[id(pair.run)].append(float(log))
+    return {run: np.array(logs) for run, logs in found.items()}
+
+
+def left_out(runs: Sequence[ServingRun], errors: Errors | None = None) -> list[Predicted]:
+    """The runs of each model, with the slowdown of the others: of those of its engine if that is in
+    OWN.
+    """
+    known = tried(runs) if errors is None else errors
+    return [
+        pair
+        for engine in ("", *OWN)
+        for _, members, others in fitting.left_out(_of(runs, engine), _model)
+        for pair in predicted([run for run in members if _own(run) == engine], fit(others, known))
+    ]
+
+
+def _own(run: ServingRun) -> str:
+    """Return the engine whose factor a run takes; empty: that of all."""
+    return run.engine if run.engine in OWN else ""
+
+
+def _of(runs: Sequence[ServingRun], engine: str) -> list[ServingRun]:
+    """Return the runs behind a factor."""
+    return [run for run in runs if run.engine == engine or not engine]
 
 
 def fitted(folder: Path) -> Iterator[FittedFile]:
-    """Yield defaults.yaml."""
+    """Yield defaults.yaml and defaults/ENGINE.yaml."""
     runs = started(folder)
-    names = [f"{_model(run)} on {run.gpu} ({run.engine})" for run in runs]
-    profile = DefaultsEfficiency(
-        slowdown=fit(runs),
-        **deviations(left_out(runs)),
-        fitted_on=f"{len(runs)} runs of serving_as_started.csv ({', '.join(dict.fromkeys(names))}) "
-        "by python -m evidence.fit --only defaults; deviations of models left out",
-    )
-    yield FittedFile(file="defaults.yaml", fields=dataclasses.asdict(profile))
+    errors = tried(runs)
+    unseen = left_out(runs, errors)
+    for engine in ("", *OWN):
+        seen = _of(runs, engine)
+        names = dict.fromkeys(f"{_model(run)} on {run.gpu} ({run.engine})" for run in seen)
+        profile = DefaultsEfficiency(
+            slowdown=fit(seen, errors),
+            **deviations([pair for pair in unseen if _own(pair.run) == engine]),
+            fitted_on=f"{len(seen)} runs of serving_as_started.csv ({', '.join(names)}) "
+            "by python -m evidence.fit --only defaults; deviations of models left out",
+        )
+        file = f"defaults/{engine}.yaml" if engine else "defaults.yaml"
+        yield FittedFile(file=file, fields=dataclasses.asdict(profile))
 
 
 def deviations(unseen: Sequence[Predicted | PredictedPool]) -> dict[str, float]:

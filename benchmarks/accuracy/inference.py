@@ -286,9 +286,15 @@ def mixtures(pairs: Iterable[Predicted]) -> list[Judged]:
 
 def started(folder: Path) -> list[Judged]:
     """Return engines as they are started, by the slowdown of other models."""
-    stated = defaults_efficiency()
     pairs = fit_defaults.left_out(fit_defaults.started(folder))
-    return [(f"{pair.run.engine}, {pair.run.gpu}", pair, stated) for pair in pairs]
+    return [
+        (
+            f"{pair.run.engine}, {pair.run.gpu}",
+            pair,
+            defaults_efficiency(engine=pair.run.engine),
+        )
+        for pair in pairs
+    ]
 
 
 def pools(folder: Path) -> Rows:

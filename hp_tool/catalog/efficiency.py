@@ -413,9 +413,12 @@ def expert_efficiency(*, engine: str) -> ExpertEfficiency:
 
 
 @functools.cache
-def defaults_efficiency() -> DefaultsEfficiency:
-    """Return the overheads of engines started with their defaults."""
-    return _build(DefaultsEfficiency, FOLDER / "defaults.yaml")
+def defaults_efficiency(*, engine: str) -> DefaultsEfficiency:
+    """Return the overheads of an engine started with its defaults, by its own runs, else by those
+    of all engines.
+    """
+    own = FOLDER / "defaults" / f"{engine}.yaml"
+    return _build(DefaultsEfficiency, own if own.is_file() else FOLDER / "defaults.yaml")
 
 
 @functools.cache

@@ -30,7 +30,7 @@ def estimated(model: str, **inference: Any) -> InferenceEstimate:
 def test_passes_take_longer_and_intervals_are_wider(model: str) -> None:
     tuned, plain = estimated(model), estimated(model, engine_settings="defaults")
     assert tuned.tpot_s and plain.tpot_s and tuned.intervals and plain.intervals
-    slowdown = defaults_efficiency().slowdown
+    slowdown = defaults_efficiency(engine="sglang").slowdown
     assert 1.0 + 0.7 * (slowdown - 1.0) < plain.tpot_s / tuned.tpot_s < slowdown + 1e-9
     ratios = [ends[1] / ends[0] for ends in (tuned.intervals.tpot_s, plain.intervals.tpot_s)]
     assert ratios[1] > ratios[0]

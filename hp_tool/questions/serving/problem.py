@@ -246,7 +246,7 @@ def resolve_serving(query: Query) -> ServingProblem:
     )
     engine = _with_memory_fraction(engine, workload, query.constraints)
     if workload.engine_settings == "defaults":
-        engine = _with_default_scatter(engine)
+        engine = _with_default_scatter(engine, engine=workload.engine)
     case = serving_case(
         model=model,
         cluster=cluster,
@@ -257,8 +257,8 @@ def resolve_serving(query: Query) -> ServingProblem:
     if workload.engine_settings == "defaults":
         case = dataclasses.replace(
             case,
-            slowdown=defaults_efficiency().slowdown,
-            experts=_with_default_scatter(case.experts),
+            slowdown=defaults_efficiency(engine=workload.engine).slowdown,
+            experts=_with_default_scatter(case.experts, engine=workload.engine),
         )
     if trace is not None:
         case = dataclasses.replace(
@@ -300,9 +300,9 @@ def resolve_workload(query: Query) -> InferenceWorkload:
     return dataclasses.replace(query.inference, precision=published_precision(query.model))  # type: ignore[arg-type]
 
 
-def _with_default_scatter(constants: Scattered) -> Scattered:
-    """Return constants with the scatter of engines with default settings."""
-    doubt = defaults_efficiency()
+def _with_default_scatter(constants: Scattered, *, engine: str) -> Scattered:
+    """Return constants with the scatter of this engine with default settings."""
+    doubt = defaults_efficiency(engine=engine)
     names = ("ttft_log_sd", "tpot_log_sd", "throughput_log_sd")
     wider = {name: max(getattr(constants, name), getattr(doubt, name)) for name in names}
     return dataclasses.replace(constants, **wider)
