@@ -108,6 +108,8 @@ class KvCache:
     """
     requests: int
     """Whole requests of the load that the cache holds."""
+    alike: bool = True
+    """Whether all layers cache every token; else fewer tokens of shorter requests fit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

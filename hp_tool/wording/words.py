@@ -132,9 +132,10 @@ def cache_words(cache: KvCache) -> str:
     (160,000-200,000); longest request 131,072`.
     """
     tokens = cache.tokens
+    fewer = "" if cache.alike else f" in requests of {cache.max_context:,}, fewer in shorter ones"
     return (
-        f"KV cache: {tokens.expected:,} tokens per replica ({tokens.low:,}-{tokens.high:,}); "
-        f"longest request {cache.max_context:,}"
+        f"KV cache: {tokens.expected:,} tokens per replica ({tokens.low:,}-{tokens.high:,})"
+        f"{fewer}; longest request {cache.max_context:,}"
     )
 
 

@@ -191,7 +191,10 @@ def kv_cache(
 
     room, groups = float(parts.kv_capacity[0]), int(one.attention_data_parallel_size[0])
     doubt = math.hypot(problem.engine.reserve_doubt_bytes, WEIGHTS_LOG_SD * parts.weights[0])
-    if len(problem.model.kinds) > 1 or problem.model.sliding_window is not None:
+    alike = not any(
+        kind.sliding_window is not None or kind.is_recurrent for _, kind in problem.model.kinds
+    )
+    if not alike:
         doubt = math.hypot(doubt, UNLIKE_MODEL_LOG_SD * room)
     low, expected, high = (
         max(int((room + off) / taken(longest) * longest), 0) for off in (-doubt, 0.0, doubt)
@@ -201,6 +204,7 @@ def kv_cache(
         bytes_per_device=max(room, 0.0),
         max_context=min(longest, expected),
         requests=groups * int(_whole_requests(problem, one, 0, parts)),
+        alike=alike,
     )
 
 
