@@ -198,8 +198,8 @@ def pooled_bytes(
         drafted: Drafted tokens per pass.
         shared: Leave out states.
     """
-    states = np.sum([each.count * each.state_bytes for each in layers], axis=0)
-    widths = {True: 0.0 * states, False: 0.0 * states}
+    states: FloatArray = np.sum([each.count * each.state_bytes for each in layers], axis=0)
+    widths: dict[bool, FloatArray] = {True: 0.0 * states, False: 0.0 * states}
     windows = [each.window for each in layers if each.window is not None]
     for each in layers:
         widths[each.window is not None] = (
@@ -212,13 +212,14 @@ def pooled_bytes(
         keys = token * (np.maximum(tokens, held / SWA_SHARE) if apart else held)
     else:
         keys = widths[False] * tokens
+    total: FloatArray = keys
     if not states.any():
-        return keys
-    if not keys.any():
-        return 0.0 * states if shared else (KEPT_STATES + drafted) * states
-    keys = (1.0 + MAMBA_RATIO) * keys
+        return total
+    if not total.any():
+        return (0.0 if shared else KEPT_STATES + drafted) * states
+    total = (1.0 + MAMBA_RATIO) * total
     kept = (1.0 + MAMBA_RATIO) / MAMBA_RATIO * (KEPT_STATES + drafted) * states
-    return keys if shared else np.maximum(keys, kept)
+    return total if shared else np.maximum(total, kept)
 
 
 def laid_out_bytes(

@@ -86,7 +86,8 @@ def cached_tokens(
         return cached
     states = sum(layers * state_numbers(kind, t) for layers, kind in kinds)
     per_token = sum(layers * cached_width(kind, t) for layers, kind in kinds)
-    return cached + states * STATE_BYTES / case.kv_element_bytes / per_token
+    kept = states * STATE_BYTES / case.kv_element_bytes / per_token
+    return np.asarray(cached + kept, dtype=np.float64)
 
 
 def requests_in_cache(case: ServingCase, t: IntArray, room: Floats, tokens: float) -> Floats:
