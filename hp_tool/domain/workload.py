@@ -190,7 +190,7 @@ class TrainingWorkload(Strict):
     """What enters a gated MLP's last matmul: kept for the backward pass (None), or formed again by
     the activation's backward kernel (recomputed; xformers' fused SwiGLU).
     """
-    attention: AttentionKind = "flash"
+    attention: Annotated[AttentionKind, Shown("Attention", "Precision and kernels")] = "flash"
     """flash keeps no s^2 term; unfused stores softmax and dropout as arXiv 2205.05198 does."""
     attention_kernel: Annotated[
         AttentionKernel | None,
