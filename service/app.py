@@ -33,7 +33,7 @@ from service.api import (
     workers,
 )
 from service.api.watch import Watch
-from service.dashboard import explorer, pages
+from service.dashboard import ask, pages
 from service.http.answer_cache import AnswerCache, CachedAnswers, ETags
 from service.http.compression import Compression
 from service.http.error_pages import ErrorPages
@@ -155,7 +155,7 @@ def _warm(app: FastAPI) -> None:
     catalogue and a ranking.
     """
     with logs.surviving("render the front page", log):
-        explorer.front_page(store=app.state.store, calibrations=app.state.calibrations.of(""))
+        ask.front_page(store=app.state.store, calibrations=app.state.calibrations.of(""))
 
 
 def server_options(settings: Settings) -> dict[str, Any]:

@@ -23,10 +23,16 @@ from service.settings import Settings
 from tests.service.processes import served
 
 CHROMIUM = "/usr/bin/chromium"
-SLIDERS = ("tp", "pp", "cp", "mbs", "recompute")
+SLIDERS = (
+    "tensor_parallel_size",
+    "pipeline_parallel_size",
+    "context_parallel_size",
+    "micro_batch_size",
+    "recompute",
+)
 TARGET_MS = 150.0
 MOVE = """async ([name, place]) => {
-  const range = document.querySelector(`select[name=${name}]`).previousElementSibling;
+  const range = document.querySelector(`select[name='at.parallel.${name}']`).previousElementSibling;
   const charts = document.querySelector("[data-part=figures]");
   const followed = new Promise((resolve) => {
     const observer = new MutationObserver(() => {
@@ -53,7 +59,6 @@ def main() -> None:
         )
         page = browser.new_page()
         page.goto(f"{url}/explorer")
-        page.locator("summary", has_text="Change").click()  # behind which the sliders are
         measured = list(moves(page, number=arguments.moves))
         milliseconds, processor = (sorted(times) for times in zip(*measured, strict=True))
         size = len(page.request.get(page.url).body())

@@ -30,8 +30,6 @@ class Axis:
     """How early a narrow terminal leaves it out; 0: never."""
     named_in_changes: bool = True
     """A change of a layout names it; False if candidates do not carry it themselves."""
-    explored: bool = False
-    """The explorer has a control that sets it as it is."""
 
     def value(self, layout: Any) -> Any:
         """Return a layout's value; that of layouts that do not use the axis if it has none."""
@@ -47,7 +45,6 @@ AXES = (
         meaning="tensor parallel ranks",
         column="tp",
         kinds=("training", "inference"),
-        explored=True,
     ),
     Axis(
         key="pipeline_parallel_size",
@@ -57,7 +54,6 @@ AXES = (
         column="pp",
         idle=1,
         kinds=("training", "inference"),
-        explored=True,
     ),
     Axis(
         key="virtual_pipeline_parallel_size",
@@ -65,7 +61,6 @@ AXES = (
         label="Chunks",
         column="vpp",
         idle=1,
-        explored=True,
     ),
     Axis(
         key="context_parallel_size",
@@ -74,7 +69,6 @@ AXES = (
         meaning="context parallel ranks",
         column="cp",
         idle=1,
-        explored=True,
     ),
     Axis(
         key="context_parallel_communication",
@@ -101,7 +95,6 @@ AXES = (
         column="ep",
         idle=1,
         kinds=("training", "inference"),
-        explored=True,
     ),
     Axis(
         key="expert_tensor_parallel_size",
@@ -110,7 +103,6 @@ AXES = (
         meaning="tensor parallel ranks per expert",
         column="etp",
         idle=1,
-        explored=True,
     ),
     Axis(
         key="redundant_experts",
@@ -133,7 +125,6 @@ AXES = (
         head="micro-batch",
         label="Micro-batch",
         column="mbs",
-        explored=True,
     ),
     Axis(
         key="sequence_parallel",
@@ -151,7 +142,6 @@ AXES = (
         meaning="stage of sharding",
         column="zero",
         drop=3,
-        explored=True,
     ),
     Axis(
         key="data_parallel_shard_size",

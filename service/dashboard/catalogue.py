@@ -351,8 +351,8 @@ _add_routes("cluster", clusters_context)
 
 ASKED_AT: dict[Section, tuple[str, str]] = {
     "models": ("/explorer", "model"),
-    "gpus": ("/explorer", "gpu"),
-    "clusters": ("/searches/new", "cluster"),
+    "gpus": ("/explorer", "cluster.gpu"),
+    "clusters": ("/explorer", "cluster"),
 }
 """Page to query an entry, and the control that it fills."""
 

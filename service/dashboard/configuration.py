@@ -34,8 +34,8 @@ from service.api.bodies import read_query
 from service.api.dependencies import CalibrationsDep, FindDep, StoreDep
 from service.api.views import View
 from service.dashboard import formats
+from service.dashboard.ask_question import question_of
 from service.dashboard.evidence import SearchId, known_to, newest, of_search, sources
-from service.dashboard.explorer_settings import explorer_href
 from service.dashboard.figures import BarSpec, Stack, stack
 from service.dashboard.fixes import FixRow, fix_row
 from service.dashboard.metrics import ComparedRun, Metric, serving_metrics, training_metrics
@@ -215,9 +215,10 @@ def configuration_page(
     free = replace(
         query, parallel=replace(query.parallel, pipeline_layout=problem.parallel.pipeline_layout)
     )
+    asked = question_of(replace(this, query=free))
     page = replace(
         page,
-        explorer_href=explorer_href(replace(this, query=free)),
+        explorer_href=None if asked is None else asked.href(),
         compare_href=None
         if query.objective == "min_gpus"
         else compare_href(this),  # which alone ranks: it takes longer

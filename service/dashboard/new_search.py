@@ -20,7 +20,7 @@ from hp_tool.domain.result import Recommendation
 from hp_tool.domain.serving import ServingRecommendation
 from hp_tool.domain.targets import Targets
 from hp_tool.domain.units import GIB
-from hp_tool.errors import HpToolError, InputError, NotFoundError
+from hp_tool.errors import HpToolError, InputError
 from hp_tool.loop.tuning import check_offered, resolve_search
 from hp_tool.loop.tuning.plan import bill
 from hp_tool.questions import schema, training
@@ -44,7 +44,6 @@ from service.dashboard.new_search_form import (
     to_values,
 )
 from service.dashboard.page import ErrorFields, Form, Page, csv_response, page_at, read_form, render
-from service.dashboard.presets import PRESETS, Preset
 from service.dashboard.ranking import RankedRow, best_by_layout, ranked_row
 from service.dashboard.run import Way, as_text
 
@@ -116,9 +115,6 @@ class NewSearchPage(Page):
     """The form's values by field."""
     error: ErrorFields | None
     """Why the search was rejected."""
-    presets: dict[str, Preset]
-    preset: str | None = None
-    """The preset that fills the form."""
     preview: Preview | None = None
     """The answer to the values, if the address requests it, as browsers without scripts do."""
 
@@ -145,24 +141,13 @@ def form_context(
             alias="from", max_length=16, description="A search whose query fills the form"
         ),
     ] = None,
-    preset: Annotated[
-        str | None, QueryParameter(max_length=40, description="A query to start from")
-    ] = None,
     ranked: Ranked = False,
     *,
     find: FindDep,
     calibrations: CalibrationsDep,
     _turn: Annotated[None, Depends(_turn_if_ranked, scope="function")] = None,
 ) -> NewSearchPage:
-    """Return the form of a new search, filled with a preset, a search's query, or the fields in the
-    address.
-    """
-    if preset is not None:
-        if preset not in PRESETS:
-            raise NotFoundError(
-                f"no preset {preset!r}; there are {', '.join(PRESETS)}", field="preset"
-            )
-        return replace(form_page(to_values(PRESETS[preset].query), store=store), preset=preset)
+    """Return the form of a new search, filled with a search or the fields in the address."""
     if clone is not None:
         query = schema.query_mapping(schema.parse_query(store.get_search(search_id=clone).query))
         return form_page(to_values(query), store=store)
@@ -196,7 +181,6 @@ def form_page(values: Mapping[str, str], *, store: Store) -> NewSearchPage:
         recipes=recipe_choices(),
         values=dict(values),
         error=None,
-        presets=PRESETS,
     )
 
 

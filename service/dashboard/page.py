@@ -27,6 +27,7 @@ from hp_tool.wording.rankings import Table
 from service.api.bodies import read_body
 from service.dashboard import formats
 from service.dashboard.labelled import labelled
+from service.dashboard.presets import PRESETS
 
 P = TypeVar("P")
 ContextFunction = TypeVar("ContextFunction", bound=Callable[..., Any])
@@ -95,6 +96,7 @@ _environment.globals |= {
     "assets": ASSETS,
     "sections": SECTIONS,
     "guides": GUIDES,
+    "presets": PRESETS,
     "run_states": states.RUN_STATES,
 }
 _environment.filters |= dict(inspect.getmembers(formats, inspect.isfunction))
@@ -128,15 +130,14 @@ def page_at(
     template: str,
     section: str,
     status: Callable[[Any], int] = lambda context: HTTP_200_OK,
-    home: bool = False,
     csv: bool = False,
 ) -> Callable[[ContextFunction], ContextFunction]:
     """Register the HTML page at `path` and its JSON for the decorated function, which returns the
     page's context.
 
     The function is a FastAPI dependency; its docstring describes the JSON in the API. `status`
-    computes the HTML response's status from the context. With `home`, the page is also the
-    dashboard's front page; with `csv`, the context's `table` is a CSV file beside the JSON.
+    computes the HTML response's status from the context. With `csv`, the context's `table` is a CSV
+    file beside the JSON.
     """
 
     def register(context_function: ContextFunction) -> ContextFunction:
@@ -169,14 +170,13 @@ def page_at(
             router.add_api_route(
                 f"{path}.csv", csv_page, name=f"{name}_csv", include_in_schema=False
             )
-        for address in (path, "/") if home else (path,):
-            router.add_api_route(
-                address,
-                html_page,
-                name=f"{name}_html",
-                response_class=HTMLResponse,
-                include_in_schema=False,
-            )
+        router.add_api_route(
+            path,
+            html_page,
+            name=f"{name}_html",
+            response_class=HTMLResponse,
+            include_in_schema=False,
+        )
         return context_function
 
     return register

@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import urlencode
+
+from service.dashboard.new_search_form import to_values
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -11,6 +14,16 @@ class Preset:
     label: str
     about: str
     query: dict[str, Any] = field(repr=False)
+
+    @property
+    def values(self) -> dict[str, str]:
+        """Return the form's values."""
+        return to_values(self.query)
+
+    @property
+    def href(self) -> str:
+        """Return the address of the form with its values."""
+        return f"/searches/new?{urlencode(self.values)}"
 
 
 PRESETS: dict[str, Preset] = {
@@ -62,4 +75,4 @@ PRESETS: dict[str, Preset] = {
         },
     ),
 }
-"""Presets by their name in `/searches/new?preset=NAME`; the first is examples/quickstart.yaml."""
+"""Presets by name; the first is examples/quickstart.yaml."""

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 from hp_tool.domain.fit import Fit
-from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.query import Query
 from hp_tool.domain.result import Recommendation
 from hp_tool.domain.serving import (
@@ -24,7 +22,6 @@ from hp_tool.wording.rankings import SERVING_FIGURES, TRAINING_FIGURES, page_val
 from hp_tool.wording.words import serving_arithmetic
 from service.api.views import View
 from service.dashboard import formats
-from service.dashboard.new_search_form import to_values
 from service.dashboard.page import address
 
 LAYOUT = (
@@ -33,7 +30,7 @@ LAYOUT = (
     "context_parallel_size",
     "expert_parallel_size",
 )
-"""Axes of a row that a search of it fixes."""
+"""Axes that tell layouts of a list apart."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,8 +49,6 @@ class RankedRow(View):
     """Page of the configuration; its `query` is the configuration as text."""
     run_href: str
     """Page to run it in each tool."""
-    search_href: str
-    """Form of a search with real runs that fixes this layout."""
     settings_href: str | None = None
     """The question's page with its controls at this configuration."""
     chosen: bool = False
@@ -113,7 +108,6 @@ def ranked_row(
         waiting=waits,
         href=address("/configurations", {"query": text}),
         run_href=address("/run", {"query": text}),
-        search_href=_search_href(mapping, row.parallel),
         settings_href=settings_href,
         chosen=chosen,
         **page_values(columns, row),
@@ -151,12 +145,3 @@ def _waiting(estimate: InferenceEstimate, config: ServingConfig) -> str:
 def run_href(configuration: Configuration) -> str:
     """Return the address of the page to run a configuration in each tool."""
     return address("/run", {"query": configuration.text()})
-
-
-def _search_href(query: dict[str, Any], parallel: RunConfig) -> str:
-    kept = LAYOUT if isinstance(parallel, ParallelConfig) else ("tensor_parallel_size",)
-    layout = {name: getattr(parallel, name) for name in kept}
-    return address(
-        "/searches/new",
-        to_values(query | {"parallel": {**(query.get("parallel") or {}), **layout}}),
-    )

@@ -96,18 +96,8 @@ LABELS = frozenset(
             "status",
             "until",
         ),
-        *("listed", "lost_nodes", "page", "preset", "ranked", "rerank", "run", "search", "words"),
-        *(
-            "attention",
-            "frozen_precision",
-            "global_batch_size",
-            "lora_rank",
-            "num_gpus",
-            "precision",
-            "sequence_length",
-            "wait_s",
-        ),
-        *("cp", "ep", "etp", "mbs", "modules", "pp", "recompute", "sp", "tp", "vpp", "zero"),
+        *("lost_nodes", "page", "ranked", "rerank", "run", "search", "words"),
+        "wait_s",
     }
 )
 """Parameters of addresses that hold one value: each is tried with it."""
@@ -284,8 +274,10 @@ def answers(http: TestClient, route: Address, place: str, value: str) -> Iterato
             yield http.get(route.pattern, params=whole | {name: json.dumps(asked(place, value))})
             if place == "model":
                 yield http.get(route.pattern, params=whole | {name: value})
-        if route.pattern.startswith("/searches/new"):
-            yield http.get(route.pattern, params={"kind": "training", place: value})
+        if route.pattern.startswith(("/searches/new", "/explorer")):
+            yield http.get(
+                route.pattern, params={"kind": asked(place, value)["kind"], place: value}
+            )
         elif place.rpartition(".")[2] in route.parameters:
             yield http.get(route.pattern, params={place.rpartition(".")[2]: value})
         if "{name}" in route.pattern and place == "model":

@@ -49,9 +49,11 @@ SERVING: dict[str, Any] = {
     },
     "parallel": {"tensor_parallel_size": 4},
 }
+ALONE = {"at.parallel.tensor_parallel_size": "1", "at.parallel.pipeline_parallel_size": "1"}
+RENTED = {"cluster.node_type": "priced", "cluster.gpu": "h100-sxm-80gb"}
 RENT = {
     "model": "llama-3.1-8b",
-    "machines": "h100-sxm-80gb",
+    **RENTED,
     "cluster.num_gpus": "8, 16",
     "training.sequence_length": "4096",
     "training.global_batch_size": "64",
@@ -116,14 +118,12 @@ def seeded_pages(store: Store, http: TestClient, query: dict[str, Any]) -> dict[
         "explain": "/explain",
         "explorer": "/explorer",
         "explorer-detailed": str(http.get(detailed.replace("?", ".json?")).json()["explorer_href"]),
-        "explorer-serving": "/explorer/serving",
-        "explorer-serving-too-slow": "/explorer/serving?targets.tpot_s=0.001",
-        "machines": address("/explorer/machines", RENT),
-        "machines-out-of-reach": address(
-            "/explorer/machines", RENT | {"constraints.max_cost": "5"}
-        ),
-        "machines-serving": "/explorer/machines?kind=inference&machines=h100-sxm-80gb",
-        "explorer-too-large": "/explorer?tp=1&pp=1",
+        "explorer-serving": "/explorer?kind=inference",
+        "explorer-serving-too-slow": "/explorer?kind=inference&targets.tpot_s=0.001",
+        "machines": address("/explorer", RENT),
+        "machines-out-of-reach": address("/explorer", RENT | {"constraints.max_cost": "5"}),
+        "machines-serving": address("/explorer", RENTED | {"kind": "inference"}),
+        "explorer-too-large": address("/explorer", ALONE),
         "calibration": "/calibration",
         "calibration-series": series,
         "measurements": "/measurements",

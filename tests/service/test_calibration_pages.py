@@ -8,7 +8,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from hp_tool.domain.ports import Store
-from service.dashboard import explorer
+from service.dashboard import ask
 
 H100: dict[str, Any] = {
     "kind": "training",
@@ -18,11 +18,21 @@ H100: dict[str, Any] = {
 }
 SETTINGS = {
     "model": "llama-3-70b",
-    "gpu": "h100-sxm-80gb",
-    "num_gpus": 64,
-    "sequence_length": 8192,
-    "global_batch_size": 512,
+    "cluster.gpu": "h100-sxm-80gb",
+    "cluster.num_gpus": 64,
+    "training.sequence_length": 8192,
+    "training.global_batch_size": 512,
 }
+
+
+def at(tensor: int, pipeline: int) -> dict[str, int]:
+    """The address's values of a shown layout."""
+    return {
+        "at.parallel.tensor_parallel_size": tensor,
+        "at.parallel.pipeline_parallel_size": pipeline,
+    }
+
+
 EVIL = "<img src=x onerror=alert(1)>"
 
 
@@ -147,9 +157,9 @@ def test_all_pages_of_a_measured_cluster_say_one_number(learnt: TestClient) -> N
     page = learnt.get("/explorer.json", params=SETTINGS).json()
     href = page["configuration_href"]
     one = learnt.get(href.replace("?", ".json?")).json()
-    chosen = next(row for row in page["fastest"] if row["chosen"])
+    chosen = next(row for row in page["rows"] if row["chosen"])
     step_s = chosen["step_s"]
-    plain = next(row for row in page["fastest"] if row["parallel"]["recompute"] == "none")
+    plain = next(row for row in page["rows"] if row["parallel"]["recompute"] == "none")
     opened = learnt.get(plain["settings_href"].replace("?", ".json?", 1)).json()
     (switch,) = (
         bar for bar in opened["effect_time"]["bars"] if bar["label"] == "Sequence parallel"
@@ -173,7 +183,7 @@ def test_all_pages_of_a_measured_cluster_say_one_number(learnt: TestClient) -> N
     )
     (interval,) = (bar["interval"] for bar in one["view"]["memory"]["bars"] if bar["interval"])
     assert interval == [known["Memory"]["low"], known["Memory"]["high"]]
-    large = learnt.get("/explorer.json", params=SETTINGS | {"tp": 1, "pp": 1}).json()["view"]
+    large = learnt.get("/explorer.json", params=SETTINGS | at(tensor=1, pipeline=1)).json()["view"]
     fix = next(fix for fix in large["fixes"] if "GPUs" not in fix["change"])
     mended = learnt.get(fix["href"].replace("?", ".json?")).json()["view"]
     assert {each["name"]: each["value"] for each in fix["figures"]}["Step"] == pytest.approx(
@@ -183,12 +193,14 @@ def test_all_pages_of_a_measured_cluster_say_one_number(learnt: TestClient) -> N
 
 def test_moving_a_slider_ranks_once(learnt: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
     ranked = []
-    recommend = explorer.training.recommend
+    recommend = ask.answer_recommend
     monkeypatch.setattr(
-        explorer.training, "recommend", lambda **asked: ranked.append(asked) or recommend(**asked)
+        ask,
+        "answer_recommend",
+        lambda query, **asked: ranked.append(query) or recommend(query, **asked),
     )
     for tensor_parallel in (8, 4, 2):
-        settings = SETTINGS | {"global_batch_size": 384, "tp": tensor_parallel, "pp": 4}
+        settings = SETTINGS | {"training.global_batch_size": 384} | at(tensor_parallel, 4)
         assert learnt.get("/explorer", params=settings).status_code == 200
     assert len(ranked) == 1
 

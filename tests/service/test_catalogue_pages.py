@@ -84,8 +84,8 @@ def test_the_list_of_gpus_states_the_lowest_price_that_the_list_of_machines_has(
     (gpu,) = (
         row for row in http.get("/gpus.json").json()["rows"] if row["name"] == "h100-sxm-80gb"
     )
-    asked = {"machines": "priced", "cluster.gpu": "h100-sxm-80gb", "cluster.num_gpus": "8"}
-    machines = http.get("/explorer/machines.json", params=asked).json()["rows"]
+    asked = {"cluster.node_type": "priced", "cluster.gpu": "h100-sxm-80gb", "cluster.num_gpus": "8"}
+    machines = http.get("/explorer.json", params=asked).json()["machines"]["rows"]
     prices = {row["machine"]: row["price"]["per_gpu_hour"] for row in machines}
     assert gpu["lowest_price_per_hour"] == min(prices.values()) < gpu["price_per_hour"]
     assert prices[gpu["lowest_offer"]] == gpu["lowest_price_per_hour"]

@@ -29,18 +29,18 @@ def rows_at(http: TestClient, href: str) -> list[dict[str, str]]:
 @pytest.mark.parametrize(
     ("page", "listed", "figures"),
     [
-        ("/explorer", "fastest", ("step_s", "mfu", "tokens_per_second_per_gpu")),
-        ("/explorer/serving", "rows", ("ttft_s", "tpot_s", "tokens_per_second_per_gpu")),
+        ("/explorer?kind=training", "rows", ("step_s", "mfu", "tokens_per_second_per_gpu")),
+        ("/explorer?kind=inference", "rows", ("ttft_s", "tpot_s", "tokens_per_second_per_gpu")),
     ],
 )
 def test_a_ranking_s_file_has_the_figures_of_its_page(
     http: TestClient, page: str, listed: str, figures: tuple[str, ...]
 ) -> None:
-    shown: dict[str, Any] = http.get(f"{page}.json").json()
-    assert f'href="{page}.csv' in http.get(page).text
-    rows = rows_at(http, f"{page}.csv")
+    shown: dict[str, Any] = http.get(page.replace("?", ".json?")).json()
+    assert 'href="/explorer.csv?' in http.get(page).text
+    rows = rows_at(http, page.replace("?", ".csv?"))
     rate = "tokens_per_second_per_gpu"
-    names = {rate: f"output_{rate}"} if "serving" in page else {}
+    names = {rate: f"output_{rate}"} if "inference" in page else {}
     assert len(rows) == len(shown[listed]) > 1
     for row, known in zip(rows, shown[listed], strict=True):
         assert row["configuration"] == known["arithmetic"]
@@ -50,8 +50,8 @@ def test_a_ranking_s_file_has_the_figures_of_its_page(
 
 
 def test_machines_have_their_costs_with_intervals(http: TestClient) -> None:
-    href = address("/explorer/machines", RENT)
-    shown = http.get(href.replace("?", ".json?")).json()["rows"]
+    href = address("/explorer", RENT)
+    shown = http.get(href.replace("?", ".json?")).json()["machines"]["rows"]
     rows = rows_at(http, href.replace("?", ".csv?"))
     assert [float(row["cost"]) for row in rows] == [each["cost"] for each in shown]
     for row in rows:

@@ -177,7 +177,8 @@ def test_json_text_http_page_and_agents_map_the_step(
     )
     asked = {
         "model": "llama-3-8b",
-        "machines": "h100-sxm-80gb",
+        "cluster.node_type": "priced",
+        "cluster.gpu": "h100-sxm-80gb",
         "cluster.num_gpus": "64",
         "cluster.price_per_gpu_hour": str(PRICE),
         "training.sequence_length": "8192",
@@ -185,7 +186,7 @@ def test_json_text_http_page_and_agents_map_the_step(
         "training.total_tokens": "1e11",
         **{f"parallel.{name}": str(value) for name, value in query["parallel"].items()},
     }
-    page = shared_http.get("/explorer/machines", params=asked).text
+    page = shared_http.get("/explorer", params=asked).text
     assert f"{formats.dollars(cost[0])} – {formats.dollars(cost[1])}" in page
     assert f"{formats.number(days[0])} – {formats.number(days[1])}" in page
 
@@ -240,11 +241,12 @@ def test_serving_maps_its_throughput_and_its_latencies(shared_http: TestClient) 
 def test_the_page_of_machines_maps_the_price_of_tokens(shared_http: TestClient) -> None:
     asked = {
         "kind": "inference",
-        "machines": "h100-sxm-80gb",
+        "cluster.node_type": "priced",
+        "cluster.gpu": "h100-sxm-80gb",
         "cluster.num_gpus": "8",
         "cluster.price_per_gpu_hour": str(PRICE),
     }
-    row = shared_http.get("/explorer/machines.json", params=asked).json()["rows"][0]
+    row = shared_http.get("/explorer.json", params=asked).json()["machines"]["rows"][0]
     (text,) = parse_qs(urlsplit(row["configuration"]["href"]).query)["query"]
     estimate = shared_http.post("/v1/estimates", content=text).json()["estimate"]
     low, high = estimate["intervals"]["output_tokens_per_second_per_gpu"]
@@ -255,7 +257,7 @@ def test_the_page_of_machines_maps_the_price_of_tokens(shared_http: TestClient) 
         [dollars_per_million(high), dollars_per_million(low)]
     )
     ends = " – ".join(map(formats.dollars, row["per_million_interval"]))
-    assert ends in shared_http.get("/explorer/machines", params=asked).text
+    assert ends in shared_http.get("/explorer", params=asked).text
 
 
 @pytest.mark.parametrize(

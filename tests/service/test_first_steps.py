@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 import yaml
 from fastapi.testclient import TestClient
+from markupsafe import escape
 
 from hp_tool.domain.access import Scope
 from hp_tool.store import SqlStore
 from service.app import create_app
+from service.dashboard.new_search_form import to_query
 from service.dashboard.presets import PRESETS
 from service.settings import Settings
 from tests.service.test_access import OPERATOR, key
@@ -25,14 +27,13 @@ def test_an_empty_service_teaches_in_three_steps(http: TestClient) -> None:
     )
     page = http.get("/searches").text
     assert page.count("<li>") == 3 and "/searches/sample" in page and "hp-tool worker" in page
-    for name in PRESETS:
-        assert f"/searches/new?preset={name}" in page
-    assert "this-machine" in http.get("/searches/new?preset=none").text
+    assert all(escape(preset.href) in page for preset in PRESETS.values())
 
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_presets_answer_as_they_stand(http: TestClient, store: SqlStore, name: str) -> None:
-    form = http.get("/searches/new.json", params={"preset": name}).json()
+    form = http.get(PRESETS[name].href.replace("?", ".json?", 1)).json()
+    assert to_query(form["values"]) == PRESETS[name].query
     preview = http.post("/searches/new/preview.json", data=form["values"]).json()
     assert preview["error"] is None and preview["rows"] and preview["unsearchable"] is None
     answer = http.post("/searches/new", data=form["values"], follow_redirects=False)

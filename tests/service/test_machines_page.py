@@ -7,6 +7,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from datetime import UTC, date, datetime
+from html import unescape
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -32,11 +33,11 @@ QUERY: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def page(shared_http: TestClient) -> dict[str, Any]:
-    response = shared_http.get("/explorer/machines.json", params=RENT)
+    response = shared_http.get("/explorer.json", params=RENT)
     assert response.status_code == 200
     answer: dict[str, Any] = response.json()
     assert answer["error"] is None
-    return answer
+    return answer["machines"] | {name: answer[name] for name in ("json_href", "values")}
 
 
 def test_it_says_what_the_api_says(shared_http: TestClient, page: dict[str, Any]) -> None:
@@ -73,13 +74,13 @@ def test_an_assumed_network_is_marked_in_the_table(
 ) -> None:
     assumed = [row["network_assumed"] for row in page["rows"]]
     assert any(assumed) and not all(assumed)
-    text = shared_http.get("/explorer/machines", params=RENT).text
+    text = shared_http.get("/explorer", params=RENT).text
     assert (
         text.count(">network assumed<") == sum(assumed)
         and "the usual one of servers with this GPU is used" in text
     )
     stated = RENT | {"cluster.inter_node_bandwidth_bytes_per_second": "5e10"}
-    text = shared_http.get("/explorer/machines", params=stated).text
+    text = shared_http.get("/explorer", params=stated).text
     assert "network assumed" not in text.lower()
 
 
@@ -97,8 +98,8 @@ def test_every_price_has_its_day_its_age_and_its_line(
         )
         assert 0 <= (today - date.fromisoformat(offer.date)).days - price["age_days"] <= 1
     own = shared_http.get(
-        "/explorer/machines.json", params=RENT | {"cluster.price_per_gpu_hour": "1.5"}
-    ).json()["rows"]
+        "/explorer.json", params=RENT | {"cluster.price_per_gpu_hour": "1.5"}
+    ).json()["machines"]["rows"]
     assert {
         (row["price"]["per_gpu_hour"], row["price"]["date"], row["price"]["line"]) for row in own
     } == {(1.5, None, None)}
@@ -111,7 +112,8 @@ def test_its_rows_lead_to_one_machine(page: dict[str, Any], shared_http: TestCli
     assert estimate["cost"] == pytest.approx(row["cost"], rel=1e-12)
     assert shared_http.get(row["configuration"]["run_href"]).status_code == 200
     again = shared_http.get(page["json_href"]).json()
-    assert again["rows"][0]["cost"] == page["rows"][0]["cost"] and again["values"] == page["values"]
+    assert again["machines"]["rows"][0]["cost"] == page["rows"][0]["cost"]
+    assert again["values"] == page["values"]
 
 
 def test_a_service_and_machines_of_one_s_own_are_compared(shared_http: TestClient) -> None:
@@ -124,8 +126,12 @@ def test_a_service_and_machines_of_one_s_own_are_compared(shared_http: TestClien
     spec["inter_node_bandwidth_bytes_per_second"] = 50e9
     stored = shared_http.post("/v1/clusters", json={"name": "ours", "spec": spec})
     assert stored.status_code in (201, 409), stored.text
-    asked = RENT | {"machines": "ours, a100-sxm-80gb", "cluster.num_gpus": "8"}
-    rows = shared_http.get("/explorer/machines.json", params=asked).json()["rows"]
+    asked = RENT | {
+        "cluster.node_type": "priced, ours",
+        "cluster.gpu": "a100-sxm-80gb",
+        "cluster.num_gpus": "8",
+    }
+    rows = shared_http.get("/explorer.json", params=asked).json()["machines"]["rows"]
     own = next(row for row in rows if row["machine"] == "ours")
     assert own["price"] == {
         "per_gpu_hour": 2.5,
@@ -134,7 +140,9 @@ def test_a_service_and_machines_of_one_s_own_are_compared(shared_http: TestClien
         "line": None,
         "source": None,
     }
-    served = shared_http.get("/explorer/machines.json?kind=inference&machines=h100-sxm-80gb").json()
+    served = shared_http.get(
+        "/explorer.json?kind=inference&cluster.node_type=priced&cluster.gpu=h100-sxm-80gb"
+    ).json()["machines"]
     costs = [row["per_million_tokens"] for row in served["rows"]]
     assert (
         costs == sorted(costs)
@@ -147,7 +155,7 @@ def test_a_service_and_machines_of_one_s_own_are_compared(shared_http: TestClien
 @pytest.mark.parametrize(
     ("change", "field"),
     [
-        ({"machines": "nosuch"}, None),
+        ({"cluster.node_type": "priced, nosuch"}, None),
         ({"cluster.num_gpus": "8, many"}, "cluster.num_gpus"),
         ({"cluster.num_gpus": ",".join(map(str, range(1, 400)))}, "cluster.num_gpus"),
         ({"training.sequence_length": "x"}, "training.sequence_length"),
@@ -157,18 +165,15 @@ def test_a_service_and_machines_of_one_s_own_are_compared(shared_http: TestClien
 def test_what_cannot_be_compared_says_why(
     shared_http: TestClient, change: dict[str, str], field: str | None
 ) -> None:
-    error = shared_http.get("/explorer/machines.json", params=RENT | change).json()["error"]
+    error = shared_http.get("/explorer.json", params=RENT | change).json()["error"]
     assert error is not None and (field is None or error["field"] == field)
-    assert (
-        "This cannot be answered"
-        in shared_http.get("/explorer/machines", params=RENT | change).text
-    )
+    assert "This cannot be answered" in shared_http.get("/explorer", params=RENT | change).text
 
 
 def test_a_budget_out_of_reach_shows_what_comes_nearest(shared_http: TestClient) -> None:
-    page = shared_http.get(
-        "/explorer/machines.json", params=RENT | {"constraints.max_cost": "5"}
-    ).json()
+    page = shared_http.get("/explorer.json", params=RENT | {"constraints.max_cost": "5"}).json()[
+        "machines"
+    ]
     assert (
         page["verdict"][0] == "No machine does it within 9 days and $5.00." and page["rows"] == []
     )
@@ -178,20 +183,28 @@ def test_a_budget_out_of_reach_shows_what_comes_nearest(shared_http: TestClient)
     assert costs == sorted(costs)
 
 
+def test_too_few_devices_for_a_deadline_name_how_many_meet_it(shared_http: TestClient) -> None:
+    asked = RENT | {"cluster.num_gpus": "8", "constraints.max_days": "0.8"}
+    page = shared_http.get("/explorer.json", params=asked).json()["machines"]
+    assert page["verdict"][0] == "No machine does it within 0.8 days." and page["rows"] == []
+    assert page["enough"][0].startswith("Cheapest within 0.8 days: ")
+    there = shared_http.get(page["enough_href"].replace("?", ".json?")).json()["machines"]
+    assert there["verdict"] == page["enough"]
+    assert all(row["num_gpus"] > 8 and row["days"] <= 0.8 for row in there["rows"])
+    assert page["enough"][0] in unescape(shared_http.get("/explorer", params=asked).text)
+
+
 def test_a_reader_without_scripts_compares_machines(browser: Browser, server: str) -> None:
     context = browser.new_context(java_script_enabled=False)
     page = context.new_page()
-    page.goto(
-        f"{server}/explorer/machines?{'&'.join(f'{name}={value}' for name, value in RENT.items())}"
-    )
+    page.goto(f"{server}/explorer?{'&'.join(f'{name}={value}' for name, value in RENT.items())}")
     page.locator("summary", has_text="Machines:").click()
     page.get_by_label("a100-sxm-80gb").check()
     page.get_by_label("GPUs of each").fill("8")
     page.get_by_role("button", name="Rank the machines").click()
     asked = parse_qs(urlsplit(page.url).query)
-    assert asked["machines"][:2] == ["a100-sxm-80gb", "h100-sxm-80gb"] and asked[
-        "cluster.num_gpus"
-    ] == ["8"]
+    assert asked["cluster.gpu"] == ["a100-sxm-80gb", "h100-sxm-80gb"]
+    assert asked["cluster.num_gpus"] == ["8"]
     rows = page.locator("table tbody tr")
     rows.nth(8).wait_for()  # after the question, as soon as they are known
     assert re.search(r"\$[\d,.]+\s*\$[\d,.]+ – \$[\d,.]+", rows.first.inner_text())

@@ -51,20 +51,17 @@ def query_of(model: str, num_gpus: int) -> dict[str, Any]:
 def explorer_of(http: TestClient, query: dict[str, Any]) -> dict[str, Any]:
     asked = {
         "model": query["model"],
-        "gpu": GPU,
-        "num_gpus": query["cluster"]["num_gpus"],
-        **query["training"],
+        **{f"cluster.{name}": value for name, value in query["cluster"].items()},
+        **{f"training.{name}": value for name, value in query["training"].items()},
     }
     page: dict[str, Any] = http.get("/explorer.json", params=asked).json()
     return page
 
 
 def page_at(http: TestClient, href: str) -> dict[str, Any]:
-    """The page behind a link, without the ranking that the explorer lists beside its figures."""
+    """The page behind a link."""
     path, _, parameters = href.partition("?")
-    page: dict[str, Any] = http.get(
-        f"{path}.json?{parameters}{'&listed=false' if path == '/explorer' else ''}"
-    ).json()
+    page: dict[str, Any] = http.get(f"{path}.json?{parameters}").json()
     assert page["error"] is None, page["error"]
     return page
 
@@ -94,14 +91,14 @@ def check(http: TestClient, model: str, num_gpus: int) -> None:
     assert of_memory == ({} if offload is None else {"training.offload": offload})
     once = pytest.approx((step_s, size), rel=1e-9)
     unmeasured = best["estimate"]["familiarity"]["unmeasured"]
-    view, first, shown = page["view"], page["fastest"][0], preview["rows"][0]
+    view, first, shown = page["view"], page["rows"][0], preview["rows"][0]
     assert view["verdict"] != "does not fit" and view["feasible"] and figures(view) == once
     assert first["chosen"] and (first["step_s"], first["memory_bytes"]) == once
     assert (shown["step_s"], shown["memory_bytes"]) == once
     assert view["unmeasured"] == first["unmeasured"] == shown["unmeasured"] == unmeasured
     assert view["details"] == first["details"] == shown["details"]
     assert offload is None or f"offload {offload}" in view["details"]
-    for row in page["fastest"]:
+    for row in page["rows"]:
         for href in (row["href"], row["settings_href"]):
             there = page_at(http, href)["view"]
             assert (
@@ -139,11 +136,9 @@ def check_misses(answer: dict[str, Any], *, page: dict[str, Any], preview: dict[
     )
     estimates = [miss["estimate"] for miss in answer["nearest_misses"]]
     sizes = [estimate["memory"]["total_bytes"] for estimate in estimates]
-    assert sizes and [row["memory_bytes"] for row in page["fastest"]] == pytest.approx(
-        sizes, rel=1e-9
-    )
+    assert sizes and [row["memory_bytes"] for row in page["rows"]] == pytest.approx(sizes, rel=1e-9)
     assert [row["memory_bytes"] for row in preview["misses"]] == pytest.approx(sizes, rel=1e-9)
-    for row, shown in zip(page["fastest"], preview["misses"], strict=True):
+    for row, shown in zip(page["rows"], preview["misses"], strict=True):
         assert row["fit"] == shown["fit"] == "does not fit" and row["details"] == shown["details"]
 
 

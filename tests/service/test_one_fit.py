@@ -133,18 +133,18 @@ def test_rows_of_a_ranking_the_explorer_and_previews_say_what_their_pages_say(
         "/explorer.json",
         params={
             "model": model,
-            "gpu": "h100-sxm-80gb",
-            "num_gpus": 64,
-            "sequence_length": 8192,
-            "global_batch_size": 128,
+            "cluster.gpu": "h100-sxm-80gb",
+            "cluster.num_gpus": 64,
+            "training.sequence_length": 8192,
+            "training.global_batch_size": 128,
         },
     ).json()
-    for row in [*preview["rows"][:3], *explored["fastest"][:3]]:
+    for row in [*preview["rows"][:3], *explored["rows"][:3]]:
         page = shared_http.get(
             row["href"].replace("/configurations?", "/configurations.json?")
         ).json()["view"]
         assert row["fit"] == page["verdict"]
-    assert explored["view"]["verdict"] == explored["fastest"][0]["fit"]
+    assert explored["view"]["verdict"] == explored["rows"][0]["fit"]
 
 
 def test_a_fix_says_how_it_fits_and_its_page_the_same(shared_http: TestClient) -> None:

@@ -333,6 +333,7 @@ def test_the_list_is_filtered_by_its_url(http: TestClient, store: Store, query: 
     rows = http.get("/searches.json", params={"state": "cancelled"}).json()["rows"]
     assert [row["href"] for row in rows] == [f"/searches/{searches[0]}"]
     assert http.get("/?state=&kind=&model=&owner=&since=").status_code == 200
+    assert http.get("/searches?kind=dreaming").status_code == 422
     for wrong in ("state=asleep", "kind=dreaming", "since=yesterday", "since=20260131x"):
         assert http.get(f"/?{wrong}").status_code == 422
 
@@ -351,7 +352,7 @@ def test_the_lists_address_keeps_every_filter(http: TestClient, store: Store, qu
     assert 'value="gpt-tiny"' in page.text and 'value="2026-01-01"' in page.text
     rows = http.get("/searches.json", params={"model": "gpt-other", "kind": ""}).json()["rows"]
     assert [row["href"] for row in rows] == [f"/searches/{other}"]
-    assert "No matching searches" in http.get("/", params={"kind": "inference"}).text
+    assert "No matching searches" in http.get("/searches", params={"kind": "inference"}).text
     assert http.get("/searches.json", params={"since": "2100-01-01"}).json()["rows"] == []
 
 

@@ -23,7 +23,7 @@ from hp_tool.domain.workload import OverlapSpec, TrainingWorkload
 from hp_tool.questions import schema
 from hp_tool.questions.form_fields import form_fields
 from hp_tool.questions.training.evaluate import resolve_configuration
-from service.dashboard.explorer_settings import AXES, detail_fields
+from service.dashboard.ask_question import groups
 from service.dashboard.new_search_form import to_query
 from service.dashboard.page import read_form
 from tests.service.detailed import DETAILED
@@ -50,6 +50,11 @@ SENT = (
     "FormData(document.querySelector(`form[action='${action}']`))).toString()"
 )
 
+KEPT = (
+    "() => new URLSearchParams(new FormData(document.querySelector('[data-part=layout]')))"
+    ".toString()"
+)
+
 
 def _in_order(query: Query) -> ParallelConfig:
     """The configuration of a query, the modules that it recomputes by name: the explorer's boxes
@@ -68,8 +73,8 @@ def _in_order(query: Query) -> ParallelConfig:
 def test_every_key_of_experts_is_in_the_form_the_explorer_and_the_documents(key: str) -> None:
     serving = key.startswith("inference") or "redundant" in key or "attention_data" in key
     assert key in form_fields("inference" if serving else "training")
-    if not serving:
-        assert key in detail_fields() or key.removeprefix("parallel.") in AXES.values()
+    asked = groups("inference" if serving else "training", several=False)
+    assert key in {field.name for group in asked for field in group.fields}
     documents = "".join(
         (Path(__file__).parents[2] / "docs" / name).read_text()
         for name in ("queries.md", "serving.md")
@@ -101,9 +106,7 @@ def test_forms_send_what_they_were_opened_with(
     page.goto(server + hrefs["form_href"])
     assert schema.parse_query(to_query(read_form(page.evaluate(SENT, "/searches/new")))) == expected
     page.goto(server + hrefs["explorer_href"])
-    again = http.get(f"/explorer.json?{page.evaluate(SENT, '/explorer')}").json()["view"][
-        "query_text"
-    ]
+    again = http.get(f"/explorer.json?{page.evaluate(KEPT)}").json()["view"]["query_text"]
     assert schema.parse_query(again).training == expected.training
     assert schema.parse_query(again).cluster == expected.cluster
     assert _in_order(schema.parse_query(again)) == _in_order(expected)
@@ -179,7 +182,7 @@ def test_an_error_above_does_not_push_the_focused_field_out_of_sight(
 
 
 def test_the_explorer_follows_the_fields_of_its_groups(page: Page, server: str) -> None:
-    page.goto(f"{server}/explorer?tp=8&pp=1&mbs=1&recompute=selective")
+    page.goto(f"{server}/explorer")
     memory = (
         page.get_by_role("region", name="Predicted")
         .locator("div", has_text="Memory")
@@ -187,14 +190,18 @@ def test_the_explorer_follows_the_fields_of_its_groups(page: Page, server: str) 
         .first
     )
     before = memory.inner_text()
-    page.get_by_text("Precision and kernels").click()
-    page.get_by_label("Gradient precision").select_option("bf16")
-    page.wait_for_url("**training.gradient_precision=bf16**")
-    assert memory.inner_text() != before
+    page.get_by_role("combobox", name="Recomputation").select_option("selective")
+    page.wait_for_url("**at.parallel.recompute=selective**")
     page.get_by_text("Recomputed modules", exact=True).click()
     page.get_by_role("checkbox", name="mlp").check()
     page.get_by_role("checkbox", name="layernorm").check()
     page.get_by_role("status").get_by_text("selective layernorm+mlp recomputation").wait_for()
+    page.get_by_text("Further settings").click()
+    page.get_by_text("Precision and kernels").click()
+    page.get_by_label("Gradient precision").select_option("bf16")
+    page.wait_for_url("**training.gradient_precision=bf16**")
+    page.locator(".findings[aria-busy=false]").wait_for()
+    assert memory.inner_text() != before and "at." not in page.url, "another question"
     page.get_by_text("Cluster", exact=True).click()
     page.get_by_label("GPUs per node").fill("4")
     page.wait_for_url("**cluster.gpus_per_node=4**")
@@ -202,13 +209,11 @@ def test_the_explorer_follows_the_fields_of_its_groups(page: Page, server: str) 
     page.get_by_label("Further fields of the query, as YAML").fill("training: {optimizer: muon}")
     page.get_by_label("Further fields of the query, as YAML").press("Tab")
     page.wait_for_url("**muon**")
-    # Another GPU keeps what is asked of the training, and drops what described the cluster and its
-    # configuration.
     page.get_by_role("combobox", name="GPU", exact=True).select_option(label="h200-sxm-141gb")
     page.wait_for_url("**gpu=h200**")
     assert page.get_by_label("Gradient precision").input_value() == "bf16"
     assert "muon" in page.get_by_label("Further fields of the query, as YAML").input_value()
-    assert "gpus_per_node" not in page.url and "modules" not in page.url
+    assert "gpus_per_node=4" in page.url, "what is asked stays asked"
 
 
 SCRIPT = (

@@ -28,7 +28,6 @@ from hp_tool.cli.main import build
 from hp_tool.store import open_store
 from scripts.fields_table import tables
 from service.app import create_app
-from service.dashboard.explorer_settings import detail_fields
 from service.settings import Settings
 from typer.testing import CliRunner
 
@@ -38,7 +37,7 @@ with TestClient(app, base_url="http://127.0.0.1:8000") as http:
              "training": {"sequence_length": 2048, "global_batch_size": 64, "toy_knob": 12}}
     print(json.dumps({
         "form": http.get("/searches/new").text,
-        "explorer": http.get("/explorer?model=gpt3-13b&num_gpus=8&global_batch_size=64&listed=false").text,
+        "explorer": http.get("/explorer?model=gpt3-13b&cluster.num_gpus=8&training.global_batch_size=64").text,
         "openapi": http.get("/openapi.json").json()["components"]["schemas"],
         "refused": http.post("/v1/estimates", json=query).json()["detail"],
         "help": CliRunner().invoke(build("fields"), ["fields", "toy knob"]).output,

@@ -25,15 +25,16 @@ def test_back_takes_back_a_slider_and_a_silent_server_is_said(
     browser: Browser, server: str
 ) -> None:
     with checked_page(browser, console=()) as page:
-        page.goto(f"{server}/explorer?model=gpt3-13b&num_gpus=8&global_batch_size=64")
+        page.goto(
+            f"{server}/explorer?model=gpt3-13b&cluster.num_gpus=8&training.global_batch_size=64"
+        )
         heading = page.locator("[data-part=verdict] .arithmetic")
         before = heading.inner_text()
-        page.locator("summary", has_text="Change").click()
-        choice = page.locator("select[name=mbs]")
+        choice = page.locator("select[name='at.parallel.micro_batch_size']")
         first = choice.input_value()
         for value in ("2", "4"):  # one control moved on is one step back
             choice.select_option(value)
-            page.wait_for_url(f"**mbs={value}**")
+            page.wait_for_url(f"**micro_batch_size={value}**")
             page.locator(".findings[aria-busy=false]").wait_for()
         page.go_back()
         wait_for(lambda: choice.input_value() == first)

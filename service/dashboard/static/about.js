@@ -1,7 +1,5 @@
 // Beneath a select, say what its chosen option stands for.
 
-for (const select of document.querySelectorAll("select[data-about]")) {
-  select.addEventListener("change", () => {
-    document.getElementById(select.dataset.about).textContent = select.selectedOptions[0].dataset.about ?? "";
-  });
-}
+document.addEventListener("change", ({ target }) => {
+  if (target.matches("select[data-about]")) document.getElementById(target.dataset.about).textContent = target.selectedOptions[0].dataset.about ?? "";
+});

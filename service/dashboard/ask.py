@@ -1,0 +1,542 @@
+"""Pages / and /explorer: a question, its answer, and the effect of each setting of a configuration.
+
+The address is the question (`ask_question`), of a training or a service, on one machine or several.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Annotated, Any
+
+from anyio import to_thread
+from fastapi import APIRouter, Depends, HTTPException, Request
+from fastapi.responses import HTMLResponse, RedirectResponse
+from starlette.responses import Response
+from starlette.status import HTTP_307_TEMPORARY_REDIRECT, HTTP_308_PERMANENT_REDIRECT
+
+from hp_tool import catalog
+from hp_tool.catalog.prices import lowest_offers
+from hp_tool.domain.latencies import TPOT, TTFT
+from hp_tool.domain.parallel import ParallelConfig, RecomputeModule, RecomputeName
+from hp_tool.domain.ports import Store
+from hp_tool.domain.prices import PRICED
+from hp_tool.domain.query import Kind, Query
+from hp_tool.domain.result import Estimate, Recommendation
+from hp_tool.domain.serving import ServingRecommendation
+from hp_tool.errors import HpToolError, LimitError
+from hp_tool.questions import schema
+from hp_tool.questions.answers import RecommendAnswer, answer_estimate, answer_recommend
+from hp_tool.questions.configuration import NUM_GPUS, Configuration
+from hp_tool.questions.form_fields import Section, form_fields
+from hp_tool.questions.registered import Find
+from hp_tool.questions.training.calibrated import Calibrations
+from hp_tool.questions.training.evaluate import resolve_configuration
+from hp_tool.questions.training.problem import resolve_model, resolve_training
+from hp_tool.wording.figures import STEP
+from hp_tool.wording.rankings import SERVING, TRAINING, Table
+from service.api.bodies import resolve
+from service.api.dependencies import CalibrationsDep, FindDep, StoreDep, turn
+from service.dashboard.ask_controls import Control, controls, modules
+from service.dashboard.ask_question import (
+    AT,
+    FAST,
+    GPU,
+    NODE_TYPE,
+    OF_MACHINES,
+    PATH,
+    Question,
+    groups,
+    layout_values,
+    names,
+)
+from service.dashboard.configuration import ConfigurationView, configuration_view
+from service.dashboard.figures import BarSpec, Figure, Stack, stack
+from service.dashboard.machines import MachinesAnswer, machines_answer
+from service.dashboard.new_search import latency_figure
+from service.dashboard.new_search_form import EXTRA, FRAMEWORKS, RecipeChoice, recipe_choices
+from service.dashboard.page import (
+    ErrorFields,
+    Page,
+    address,
+    configuration_href,
+    csv_response,
+    json_href,
+    render,
+    rendered,
+    streamed,
+)
+from service.dashboard.ranking import RankedRow, best_by_layout, ranked_row, run_href
+from service.dashboard.searches import SearchRow, newest
+
+TOP: dict[Kind, int] = {"training": 40, "inference": 8}
+"""Number of best configurations; the page lists those of a service, and of a training the best of
+each layout.
+"""
+MAX_ROWS = 5
+"""Number of listed layouts of a training, each with its fastest configuration."""
+EFFECTS: tuple[tuple[str, bool, RecomputeName], ...] = (
+    ("Neither", False, "none"),
+    ("Sequence parallel", True, "none"),
+    ("core_attn recomputed", False, "selective"),
+    ("Both", True, "selective"),
+    ("Full recomputation", False, "full"),
+)
+"""Variants of arXiv 2205.05198's figures 7 and 8: (name, sequence parallel, recompute)."""
+THIS = "This configuration"
+LEAST_SLOWER = 0.005
+"""Minimum relative difference at which the shown configuration is compared with the best."""
+RANKED_BY = {
+    TTFT.quantile_key: TTFT.noun,
+    TPOT.quantile_key: TPOT.noun,
+    "cost": "cost",
+    "min_gpus": "number of GPUs",
+}
+"""Objectives of serving except the default, in words."""
+router = APIRouter(tags=["dashboard"])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tab:
+    """The same question of another kind or number of machines."""
+
+    label: str
+    href: str
+    here: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskPage(Page):
+    """A question and its answer; `error` has the reason of a failure."""
+
+    kind: Kind
+    values: dict[str, str]
+    """The question by path."""
+    at: dict[str, str] = field(default_factory=dict)
+    """The shown configuration by path, after `at.` in an address."""
+    several: bool
+    """Whether it compares machines; `machines` then has the answer."""
+    tabs: tuple[Tab, ...]
+    models: tuple[str, ...]
+    gpus: tuple[str, ...]
+    priced: tuple[str, ...]
+    """GPUs of the price list."""
+    clusters: tuple[str, ...]
+    """Names of registered clusters."""
+    nodes: tuple[str, ...]
+    """Servers and clusters to suggest."""
+    frameworks: tuple[str, ...] = FRAMEWORKS
+    recipes: tuple[RecipeChoice, ...]
+    sections: tuple[Section, ...]
+    """Further fields of the question."""
+    controls: tuple[Control, ...] = ()
+    modules: tuple[RecomputeModule, ...] = ()
+    """Modules that selective recomputation may name in this model, named ones first."""
+    recomputed: tuple[RecomputeModule, ...] = ()
+    view: ConfigurationView | None = None
+    configuration_href: str | None = None
+    run_href: str | None = None
+    """Page to run the configuration in each tool."""
+    form_href: str
+    """The form of a search for this question."""
+    recent: tuple[SearchRow, ...] = ()
+    """The newest searches."""
+    rows: tuple[RankedRow, ...] = ()
+    slower_fraction: float | None = None
+    """Relative excess of the shown step over the best; None if that is shown, or if nothing
+    fits.
+    """
+    nothing_fits: bool = False
+    """Whether `rows` lists the nearest infeasible configurations instead."""
+    ranked_by: str = ""
+    """The figure that orders the rows of a service, in words."""
+    num_gpus: int | None = None
+    """Devices of the rows, if the objective chose the number."""
+    assumed: str | None = None
+    """The rule of the ranking that the query does not state, in words."""
+    legal: int = 0
+    feasible: int = 0
+    pruned: int = 0
+    """Legal configurations that were not costed, in addition to `legal`, because they cannot be
+    among the best.
+    """
+    effect_memory: Stack | None = None
+    """Memory with sequence parallelism and selective recomputation switched on and off."""
+    effect_time: Stack | None = None
+    figures: tuple[Figure, ...] = ()
+    """Throughput of a service against each latency, for plot.js."""
+    machines: MachinesAnswer | None = None
+    answered: bool = False
+    error: ErrorFields | None = None
+
+    @property
+    def carried(self) -> dict[str, str]:
+        """Values of the question without a field on this tab, such as those of another one."""
+        shown = {*form_fields(self.kind), EXTRA, NODE_TYPE, *(OF_MACHINES if self.several else ())}
+        shown -= {"cluster"} if self.several else set()
+        return {path: text for path, text in self.values.items() if path not in shown}
+
+    @property
+    def kept(self) -> dict[str, str]:
+        """Parameters of the address without a control of the configuration."""
+        shown = {control.name for control in self.controls}
+        at = {f"{AT}{path}": text for path, text in self.at.items()}
+        values = Question(values=self.values).asked
+        return values | {name: text for name, text in at.items() if name not in shown}
+
+    @property
+    def further(self) -> tuple[str, ...]:
+        """Further settings of the question in words, which are folded."""
+        known = {each.name: each.label for group in self.sections for each in group.fields}
+        return tuple(f"{known[path]} {text}" for path, text in self.values.items() if path in known)
+
+    @property
+    def named(self) -> list[str]:
+        """Names of machines to compare; `priced` stands for the price list."""
+        return names(self.values.get(NODE_TYPE))
+
+    @property
+    def ticked(self) -> list[str]:
+        """GPUs of machines to compare."""
+        return names(self.values.get(GPU))
+
+    @property
+    def flash(self) -> bool:
+        """Whether a training's attention stores no scores."""
+        return self.values.get("training.attention", "flash") == "flash"
+
+    @property
+    def table(self) -> Table:
+        """The ranked rows with their columns."""
+        if self.machines is not None:
+            return self.machines.table
+        return Table(columns=TRAINING if self.kind == "training" else SERVING, rows=self.rows)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """A question's page without its answer, and what answers it."""
+
+    page: AskPage
+    question: Question
+    request: Request
+    find: Find
+    calibrations: Calibrations | None
+
+    def answer(self) -> AskPage:
+        """Return the whole page."""
+        page = replace(self.page, answered=True)
+        try:
+            if self.question.several:
+                typed = schema.parse_query(self.question.mapping())
+                server = str(self.request.base_url).rstrip("/")
+                machines = machines_answer(
+                    typed,
+                    question=self.question,
+                    find=self.find,
+                    calibrations=self.calibrations,
+                    server=server,
+                )
+                return replace(page, machines=machines)
+            return _answered(page, self.question, find=self.find, calibrations=self.calibrations)
+        except HpToolError as error:
+            return replace(page, error=error.as_dict())
+
+    async def answered(self) -> AskPage:
+        """Return the whole page; rankings of many machines wait for their turn."""
+        if not self.question.several:
+            return await to_thread.run_sync(self.answer)
+        try:
+            async with turn(self.request, self.request.app.state.ranking_turns):
+                return await to_thread.run_sync(self.answer)
+        except LimitError as error:  # the page is half sent
+            return replace(self.page, error=error.as_dict(), answered=True)
+
+
+def asked(request: Request, store: StoreDep, find: FindDep, calibrations: CalibrationsDep) -> Asked:
+    """Return the question of the address, with the example's values by default."""
+    question = Question.read(request.url.query).normal()
+    kind, several = question.kind, question.several
+    registered = store.registered_names(kind="model")
+    clusters = tuple(store.registered_names(kind="cluster"))
+    kinds: tuple[tuple[str, Kind, bool], ...] = (
+        ("Training", "training", False),
+        ("Serving", "inference", False),
+        ("Several machines", kind, True),
+    )
+    page = AskPage(
+        title="Ask: machines" if several else "Ask" if kind == "training" else "Ask: serving",
+        json_href=json_href(question.href()),
+        kind=kind,
+        values=question.values,
+        at=question.at,
+        several=several,
+        tabs=tuple(
+            Tab(
+                label=label,
+                href=question.tab_href(to, several=many),
+                here=several if many else kind == to and not several,
+            )
+            for label, to, many in kinds
+        ),
+        models=tuple(sorted({*catalog.names("models"), *registered})),
+        gpus=tuple(catalog.names("gpus")),
+        priced=tuple(sorted(lowest_offers())),
+        clusters=clusters,
+        nodes=tuple(sorted({*catalog.names("clusters"), *clusters})),
+        recipes=recipe_choices(),
+        sections=groups(kind, several=several),
+        form_href=address("/searches/new", question.values),
+        recent=() if several else newest(store),
+    )
+    return Asked(
+        page=page, question=question, request=request, find=find, calibrations=calibrations
+    )
+
+
+def _of_the_list(request: Request) -> None:
+    """Redirect to the list of searches, which stood at / once, with its filters."""
+    if {"state", "words", "owner", "since", "cursor"} & request.query_params.keys():
+        raise HTTPException(
+            HTTP_307_TEMPORARY_REDIRECT, headers={"Location": f"/searches?{request.url.query}"}
+        )
+
+
+OF_THE_LIST = Depends(_of_the_list)
+AskedDep = Annotated[Asked, Depends(asked)]
+
+
+@router.get(f"{PATH}.json", response_model=AskPage)
+async def ask_json(question: AskedDep) -> AskPage:
+    """Return a question and its answer for its page."""
+    return await question.answered()
+
+
+@router.get(f"{PATH}.csv", response_class=Response, include_in_schema=False)
+async def ask_csv(question: AskedDep) -> Response:
+    return csv_response((await question.answered()).table, name="answer")
+
+
+@router.get(PATH, response_class=HTMLResponse, include_in_schema=False)
+@router.get("/", response_class=HTMLResponse, include_in_schema=False, dependencies=[OF_THE_LIST])
+async def ask_html(question: AskedDep) -> Response:
+    if question.question.several:
+        return streamed(
+            "ask.html",
+            "machines_answer.html",
+            page=question.page,
+            whole=question.answered,
+            section="Ask",
+        )
+    page = await question.answered()
+    return await to_thread.run_sync(lambda: render("ask.html", page=page, section="Ask"))
+
+
+@router.get(f"{PATH}/serving", include_in_schema=False)
+@router.get(f"{PATH}/machines", include_in_schema=False)
+def ask_of_a_tab(request: Request) -> RedirectResponse:
+    """Redirect from a tab's former address to its question."""
+    serving = request.url.path.endswith("serving")
+    of_tab = {"kind": "inference"} if serving else {NODE_TYPE: PRICED, GPU: ", ".join(FAST)}
+    href = address(PATH, of_tab | dict(request.query_params))
+    return RedirectResponse(href, HTTP_308_PERMANENT_REDIRECT)
+
+
+def front_page(*, store: Store, calibrations: Calibrations) -> str:
+    """Return the front page as HTML, with only the catalogue's names."""
+    request = Request({"type": "http", "path": "/", "query_string": b"", "headers": []})
+    page = asked(request, store, find=lambda kind, name: None, calibrations=calibrations).answer()
+    return rendered("ask.html", page=page, section="Ask")
+
+
+def _answered(
+    page: AskPage, question: Question, *, find: Find, calibrations: Calibrations | None
+) -> AskPage:
+    free = schema.parse_query(question.mapping())
+    answer = _ranked(free, find=find, calibrations=calibrations)
+    # Links use the query as typed, with registered names.
+    rows = answer.recommendations or answer.nearest_misses
+    error, this = None, Configuration.of(rows[0], query=free) if rows else None
+    if question.at:
+        try:
+            this = _chosen(question, find=find, calibrations=calibrations)
+        except HpToolError as wrong:  # beside the ranking, which stands
+            error, this = wrong.as_dict(), None
+    at = {} if this is None else layout_values(this) | question.at
+    trained = [row for row in answer.recommendations if isinstance(row, Recommendation)]
+    listed: Sequence[Recommendation | ServingRecommendation] = (
+        best_by_layout(trained)[:MAX_ROWS] or rows
+    )
+    page = replace(
+        page,
+        at=at,
+        rows=tuple(_row(row, free, question, at) for row in listed),
+        nothing_fits=not answer.recommendations,
+        ranked_by=RANKED_BY.get(free.objective or "", "output tokens/s per GPU"),
+        num_gpus=next((row.set[NUM_GPUS] for row in rows if NUM_GPUS in row.set), None),
+        legal=answer.space.legal,
+        feasible=answer.space.feasible,
+        pruned=answer.space.pruned,
+        error=error,
+    )
+    if free.kind == "inference":
+        page = _of_service(page, free, rows)
+    return page if this is None else _shown(page, question, this, answer, find, calibrations)
+
+
+def _row(
+    row: Recommendation | ServingRecommendation, free: Query, question: Question, at: dict[str, str]
+) -> RankedRow:
+    layout = layout_values(Configuration.of(row, query=free))
+    return ranked_row(row, query=free, chosen=layout == at, settings_href=question.href(layout))
+
+
+def _of_service(
+    page: AskPage, free: Query, rows: Sequence[Recommendation | ServingRecommendation]
+) -> AskPage:
+    targets = free.targets
+    served = [row for row in rows if isinstance(row, ServingRecommendation)]
+    queues = (row.estimate.provenance.get("queue") for row in served)
+    return replace(
+        page,
+        assumed=next((str(queue) for queue in queues if queue), None),
+        figures=tuple(
+            latency_figure(name, served, None if targets is None else getattr(targets, name))
+            for name in ("ttft_s", "tpot_s")
+        )
+        if served
+        else (),
+    )
+
+
+def _chosen(
+    question: Question, *, find: Find, calibrations: Calibrations | None
+) -> Configuration | None:
+    """Return the configuration of the address; of a service the best with these values."""
+    typed = schema.parse_query(question.shown_mapping())
+    if typed.kind == "training":
+        config = resolve_configuration(resolve(typed, find=find)).config
+        return Configuration(query=typed, parallel=config)
+    answer = _ranked(typed, find=find, calibrations=calibrations)
+    best: Any = next(iter(answer.recommendations or answer.nearest_misses), None)
+    return None if best is None else Configuration.of(best, query=typed)
+
+
+def _shown(
+    page: AskPage,
+    question: Question,
+    this: Configuration,
+    answer: RecommendAnswer,
+    find: Find,
+    calibrations: Calibrations | None,
+) -> AskPage:
+    """Return the page with the figures of the shown configuration and its controls."""
+    query, trains = resolve(this.query, find=find), this.query.kind == "training"
+    configuration = resolve_configuration(query) if trains else None
+    view, _ = configuration_view(
+        query, configuration=configuration, calibrations=calibrations if trains else None
+    )
+    if configuration is not None:
+        model, cluster = configuration.problem.model, configuration.problem.cluster
+        framework = configuration.problem.workload.framework
+        named = getattr(configuration.config.recompute, "modules", None) or ()
+        possible = dict.fromkeys((*named, *modules(model, framework=framework)))
+        memory, time = _effects(this, query, question, calibrations)
+        page = replace(
+            page,
+            modules=tuple(possible),
+            recomputed=named,
+            effect_memory=memory,
+            effect_time=time,
+            slower_fraction=_slower(view, answer, this.query),
+        )
+    else:
+        model, cluster, framework = resolve_model(query.model), catalog.cluster(query.cluster), ""
+    return replace(
+        page,
+        json_href=json_href(question.href(page.at)),
+        controls=controls(
+            this.parallel, model=model, framework=framework, num_gpus=cluster.num_gpus
+        ),
+        view=view,
+        configuration_href=configuration_href(this),
+        run_href=run_href(this),
+    )
+
+
+def _slower(view: ConfigurationView, answer: RecommendAnswer, query: Query) -> float | None:
+    step_s = next((metric.value for metric in view.metrics if metric.name == STEP.label), None)
+    best = next(iter(answer.recommendations), None)
+    if (
+        not isinstance(best, Recommendation)
+        or best.preferred_estimate.time is None
+        or step_s is None
+    ):
+        return None
+    slower = step_s / best.preferred_estimate.time.step_s - 1.0
+    throughput = query.objective in (None, "throughput")
+    return slower if throughput and slower >= LEAST_SLOWER else None
+
+
+def _ranked(query: Query, *, find: Find, calibrations: Calibrations | None) -> RecommendAnswer:
+    """Return the best configurations of a query as typed."""
+    resolved = resolve(query, find=find)
+    if query.kind == "inference":
+        return _cached(schema.to_json(resolved), catalog.revision(), None, None)
+    predictor = None if calibrations is None else calibrations(resolve_training(resolved))
+    calibration_id = None if predictor is None else str(predictor.provenance.get("id"))
+    return _cached(schema.to_json(resolved), catalog.revision(), calibration_id, calibrations)
+
+
+@lru_cache(maxsize=64)
+def _cached(
+    query: str, catalogue: str, calibration_id: str | None, calibrations: Calibrations | None
+) -> RecommendAnswer:
+    """Return the best configurations of a query, cached until a catalogue file or the calibration
+    changes.
+
+    Each move of a slider requests them again. Ids belong to their own store, which `calibrations`
+    represents.
+    """
+    parsed = schema.parse_query(json.loads(query))
+    return answer_recommend(parsed, top=TOP[parsed.kind], calibrations=calibrations)
+
+
+def _effects(
+    this: Configuration, query: Query, question: Question, calibrations: Calibrations | None
+) -> tuple[Stack | None, Stack | None]:
+    """Return memory and time with sequence parallelism and recomputation switched on and off.
+
+    None for an illegal configuration. `query` is that of `this` with resolved registered names.
+    """
+    sizes, times, shown = [], [], this.parallel
+    assert isinstance(shown, ParallelConfig)
+    variants = {
+        name: replace(shown, sequence_parallel=on, recompute=recompute)
+        for name, on, recompute in EFFECTS
+    }
+    if shown not in variants.values():
+        variants = {THIS: shown} | variants
+    for label, changed in variants.items():
+        if changed.sequence_parallel and shown.tensor_parallel_size == 1:
+            continue  # sequence parallelism divides work among tensor parallel ranks
+        try:
+            variant = Configuration.of(replace(this, parallel=changed, set={}), query=query)
+            answer = answer_estimate(
+                variant.query, with_fixes=False, with_query=False, calibrations=calibrations
+            )
+        except HpToolError:
+            continue  # not supported by this framework, or not with other values of the query
+        estimate = answer.preferred_estimate
+        if not isinstance(estimate, Estimate) or estimate.memory is None or estimate.time is None:
+            continue
+        note = "shown" if changed == shown and label != THIS else ""
+        href = question.href(question.at | layout_values(replace(this, parallel=changed)))
+        limit = estimate.memory.capacity_bytes
+        sizes.append(
+            BarSpec(
+                label=label, note=note, parts=estimate.memory.parts_bytes, limit=limit, href=href
+            )
+        )
+        times.append(BarSpec(label=label, note=note, parts=estimate.time.parts_s, href=href))
+    return (stack(sizes, unit="bytes"), stack(times, unit="seconds")) if sizes else (None, None)

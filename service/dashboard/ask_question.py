@@ -1,0 +1,345 @@
+"""The question of the page that asks. Its address is the query's own paths, as the form's fields.
+
+Paths after `at.` are the configuration that the page shows. They are no part of the question: a
+ranking chose them, or a slider, and another question drops them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache
+from typing import Any
+from urllib.parse import parse_qsl
+
+from hp_tool.domain.prices import PRICED
+from hp_tool.domain.query import Kind
+from hp_tool.errors import InputError
+from hp_tool.questions import schema
+from hp_tool.questions.configuration import SEARCH_KEYS, Configuration
+from hp_tool.questions.form_fields import OTHER_KIND, RECOMPUTE, Section, form_fields, form_sections
+from service.dashboard.formats import dotted
+from service.dashboard.new_search_form import EXTRA, kind_of, to_query, to_values
+from service.dashboard.page import address
+
+PATH = "/explorer"
+AT = "at."
+TRAINING = ("kind", "training")
+"""The kind of an address without one."""
+MAX_FIELDS = 250
+"""Maximum number of fields in an address: a form without scripts also sends the blank ones."""
+GPU, NUM_GPUS, NODE_TYPE = MACHINES = ("cluster.gpu", "cluster.num_gpus", "cluster.node_type")
+"""Paths at which several values, separated by commas, mean several machines."""
+OF_MACHINES = (
+    *MACHINES,
+    "cluster.market",
+    "cluster.interruptions_per_node_day",
+    "cluster.power_cap_w",
+    "cluster.price_per_gpu_hour",
+)
+"""Fields of the tab of several machines."""
+SENTENCE = {
+    *("model", GPU, NUM_GPUS, "training.sequence_length", "training.global_batch_size"),
+    *("inference.input_length", "inference.output_length"),
+}
+"""Fields of the sentence that asks."""
+OF_ONE = {"inference.concurrency"}
+OF_SEVERAL = {
+    *("cluster", "training.total_tokens", "constraints.max_days", "constraints.max_cost"),
+    *("inference.request_rate_per_second", "targets.ttft_s", "targets.tpot_s"),
+}
+"""Fields that the sentence has in addition on one machine, and on several."""
+FAST = ("h100-sxm-80gb", "h200-sxm-141gb", "b200-sxm-180gb")
+"""GPUs with which the tab of several machines begins."""
+EXAMPLES: dict[Kind, dict[str, str]] = {
+    "training": {
+        "model": "llama-3-70b",
+        GPU: FAST[0],
+        NUM_GPUS: "64",
+        "training.sequence_length": "8192",
+        "training.global_batch_size": "512",
+    },
+    "inference": {
+        "model": "llama-3-70b",
+        GPU: FAST[0],
+        NUM_GPUS: "8",
+        "inference.input_length": "4000",
+        "inference.output_length": "1000",
+        "inference.concurrency": "64",
+    },
+}
+"""Values of what a question needs and an address leaves out."""
+SEVERAL: dict[Kind, dict[str, str]] = {
+    "training": {
+        "training.total_tokens": "1e11",
+        "constraints.max_days": "21",
+        "model": "llama-3.1-8b",
+    },
+    "inference": {
+        "model": "llama-3.1-8b",
+        "inference.request_rate_per_second": "8",
+        "targets.ttft_s": "1",
+        "targets.tpot_s": "0.05",
+    },
+}
+"""Values of a question over several machines that names nothing else."""
+NOT_ASKED = (*SEARCH_KEYS, "trainer", "name")
+"""Fields of a search, which are no part of a question."""
+DERIVED = ("data_parallel_size", "pipeline_layout")
+"""Fields of a layout that follow from the others."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """What is asked, and the configuration that is shown, as texts by path."""
+
+    values: dict[str, str]
+    """The question, with the example's values where it lacks one."""
+    at: dict[str, str] = field(default_factory=dict)
+    """The shown configuration; empty for the best."""
+
+    @staticmethod
+    def read(text: str) -> Question:
+        """Return the question of an address.
+
+        Raises:
+            InputError: It has too many fields, or one that is no field of a query.
+        """
+        try:
+            pairs = parse_qsl(text, max_num_fields=MAX_FIELDS)
+        except ValueError:
+            raise InputError("the address has too many fields", code="bad_request") from None
+        texts: dict[str, list[str]] = {}
+        for name, value in pairs:
+            if value.strip():
+                texts.setdefault(name, []).append(value.strip())
+        typed = {name: _joined(name, parts) for name, parts in texts.items()}
+        at = {
+            name.removeprefix(AT): typed.pop(name)
+            for name in list(typed)
+            if name.startswith(AT) and name != AT
+        }
+        typed.pop("done", None)
+        known = {"kind", EXTRA, *form_fields("training"), *form_fields("inference")}
+        for name in typed:
+            if name not in known and "." not in name:
+                raise InputError(_unknown(name, known), field=name[:100], code="unknown_key")
+        if typed.get("kind", "training") not in OTHER_KIND:
+            raise InputError("kind must be training or inference", field="kind")
+        return Question(values=_filled(typed), at=at)
+
+    @property
+    def kind(self) -> Kind:
+        return kind_of(self.values)
+
+    @property
+    def several(self) -> bool:
+        """Return whether it compares machines."""
+        listed = any("," in self.values.get(path, "") for path in MACHINES)
+        return listed or PRICED in (*names(self.values.get(NODE_TYPE)), self.values.get("cluster"))
+
+    def mapping(self) -> dict[str, Any]:
+        """Return the question as a query's mapping, not yet validated.
+
+        Raises:
+            InputError: A value is invalid.
+        """
+        others = tuple(f"{name}." for name in OTHER_KIND[self.kind])
+        query = to_query(
+            {path: text for path, text in self.values.items() if not path.startswith(others)}
+        )
+        if isinstance(query.get("cluster"), dict):
+            query["cluster"] = _machines(query["cluster"])
+        return query
+
+    def shown_mapping(self) -> dict[str, Any]:
+        """Return the query's mapping of the shown configuration.
+
+        Raises:
+            InputError: A value is invalid.
+        """
+        query, at = self.mapping(), to_query({"kind": self.kind, **self.at})
+        if at.get("parallel", {}).get("pipeline_parallel_size") == 1:
+            at["parallel"].pop("virtual_pipeline_parallel_size", None)  # nothing to interleave
+        for name, value in at.items():
+            below = query.get(name)
+            query[name] = below | value if isinstance(below, dict) else value
+        return query
+
+    def normal(self) -> Question:
+        """Return the question as its form shows it: paths without a field are in its YAML."""
+        asked = {path: text for path, text in self.values.items() if path not in OF_MACHINES}
+        with contextlib.suppress(InputError):  # which the answer reports
+            kept = {p: asked.get(p, text.strip()) for p, text in to_values(to_query(asked)).items()}
+            others = form_fields("training" if self.kind == "inference" else "inference")
+            kept = {path: text for path, text in asked.items() if path in others} | kept
+            return replace(
+                self,
+                values=kept | {p: self.values[p] for p in OF_MACHINES if p in self.values},
+            )
+        return self
+
+    @property
+    def asked(self) -> dict[str, str]:
+        """Return the values without a kind that needs no name."""
+        return {path: text for path, text in self.values.items() if (path, text) != TRAINING}
+
+    def href(self, at: Mapping[str, str] | None = None) -> str:
+        """Return the page's address, at this configuration instead of the shown one."""
+        at = self.at if at is None else at
+        return address(PATH, self.asked | {f"{AT}{path}": text for path, text in at.items()})
+
+    def row_href(self, configuration: Configuration) -> str:
+        """Return the page's address at a row of its ranking."""
+        return self.href(layout_values(configuration))
+
+    def tab_href(self, kind: Kind, *, several: bool) -> str:
+        """Return the address of the same question of another kind or number of machines."""
+        values = {path: text for path, text in self.values.items() if path != "kind"}
+        if kind != self.kind:
+            for path in ("objective", "rank_by", EXTRA):
+                values.pop(path, None)
+        if several and not self.several:
+            values.pop("cluster", None)
+            gpus = dict.fromkeys((values.get(GPU, FAST[0]), *FAST))
+            values |= {NODE_TYPE: PRICED, GPU: ", ".join(gpus)}
+        if self.several and not several:
+            values.pop(NODE_TYPE)
+            values |= {
+                path: names(values[path])[0] for path in (GPU, NUM_GPUS) if names(values.get(path))
+            }
+        return Question(values={"kind": kind, **values}).href()
+
+
+def question_of(configuration: Configuration) -> Question | None:
+    """Return the question of a configuration, at which it is shown.
+
+    None if its model or its devices have no name.
+    """
+    query = configuration.query
+    mapping = {
+        name: value
+        for name, value in schema.query_mapping(query).items()
+        if name not in (*NOT_ASKED, "parallel")
+    }
+    cluster = mapping["cluster"]
+    if isinstance(cluster, Mapping) and not isinstance(cluster.get("node_type"), str):
+        cluster = cluster.get("gpu") if cluster.get("num_gpus") else None
+    elif isinstance(cluster, Mapping):
+        cluster = cluster["node_type"]
+    if not (isinstance(mapping["model"], str) and isinstance(cluster, str)):
+        return None
+    return Question(values=to_values(mapping), at=layout_values(configuration))
+
+
+def layout_values(configuration: Configuration) -> dict[str, str]:
+    """Return a configuration by path: its layout, and what a ranking chose with it."""
+    layout = schema.to_dict(configuration.parallel)
+    stages = None if configuration.lays_out else configuration.query.parallel.pipeline_layout
+    if not layout.get("data_parallel_shard_size"):
+        layout.pop("data_parallel_shard_size", None)  # all replicas, as without it
+    if isinstance(recompute := layout.get("recompute"), dict):
+        layout["recompute"] = {name: one for name, one in recompute.items() if one is not None}
+    chosen = {
+        name: value for name, value in layout.items() if value is not None and name not in DERIVED
+    } | ({} if stages is None else {"pipeline_layout": stages})
+    values = to_values(
+        schema.set_paths({"kind": configuration.query.kind, "parallel": chosen}, configuration.set)
+    )
+    del values["kind"]
+    if EXTRA in values:  # paths without a field
+        rest = dotted(schema.read_yaml(values.pop(EXTRA)))
+        values |= {path: json.dumps(value) for path, value in rest.items()}
+    return values
+
+
+def names(text: str | None) -> list[str]:
+    """Return the names of a list in one line."""
+    return [name.strip() for name in (text or "").split(",") if name.strip()]
+
+
+@cache
+def groups(kind: Kind, *, several: bool) -> tuple[Section, ...]:
+    """Return the sections of further settings, without those of a search."""
+    elsewhere = SENTENCE | (OF_SEVERAL if several else OF_ONE) | {*NOT_ASKED}
+    left = (
+        replace(
+            section,
+            folded=section.title not in ("Training", "Serving", "Goal"),
+            fields=tuple(
+                each
+                for each in section.fields
+                if not each.name.startswith("search.") and each.name not in elsewhere
+            ),
+        )
+        for section in form_sections(kind)
+    )
+    return tuple(sorted((each for each in left if each.fields), key=lambda each: each.folded))
+
+
+def _unknown(name: str, known: Iterable[str]) -> str:
+    near = next((path for path in sorted(known) if path.endswith(f".{name}")), None)
+    return f"Unknown parameter {name[:100]!r}" + (f"; did you mean {near}?" if near else "")
+
+
+def _joined(name: str, parts: list[str]) -> str:
+    """Return a repeated parameter as one text, as ticked boxes send it."""
+    if name.removeprefix(AT) == RECOMPUTE and len(parts) > 1:
+        return f"{parts[0]} {'+'.join(parts[1:])}" if parts[0] == "selective" else parts[0]
+    return ", ".join(dict.fromkeys(parts)) if name in MACHINES else parts[-1]
+
+
+def _filled(typed: Mapping[str, str]) -> dict[str, str]:
+    """Return the values with those of the example for required ones."""
+    kind = kind_of(typed)
+    question = Question(values=dict(typed))
+    left_out = set[str]()
+    if question.several or "cluster" in typed or NODE_TYPE in typed:
+        left_out |= {GPU, NUM_GPUS}
+    if "inference.trace" in typed:
+        left_out |= {path for path in EXAMPLES[kind] if path.startswith("inference.")}
+    elif any(path.startswith("inference.") for path in typed):
+        left_out.add("inference.concurrency")  # an open load is the highest within the targets
+    example = EXAMPLES[kind]
+    if question.several:
+        left_out.add("inference.concurrency")
+        if not any(path.startswith(("training.", "inference.")) for path in typed):
+            example = example | SEVERAL[kind]
+    values = {p: text for p, text in example.items() if p not in left_out} | dict(typed)
+    return ({"kind": kind} if kind == "inference" else {}) | {
+        path: text for path, text in values.items() if path != "kind"
+    }
+
+
+def _machines(cluster: dict[str, Any]) -> Any:
+    """Return a cluster with its lists; machines by name are clusters of their own among several."""
+    cluster = {
+        name: _several(f"cluster.{name}", value)
+        if f"cluster.{name}" in MACHINES and isinstance(value, str) and "," in value
+        else value
+        for name, value in cluster.items()
+    }
+    kinds, gpu = cluster.pop("node_type", None), cluster.get("gpu")
+    listed = kinds if isinstance(kinds, list) else [kinds] if kinds else []
+    if PRICED not in listed and not isinstance(kinds, list) and not isinstance(gpu, list):
+        return cluster | ({} if kinds is None else {"node_type": kinds})
+    shared = {name: value for name, value in cluster.items() if name != "gpu"}
+    parts = [shared | {"node_type": name} for name in listed if name != PRICED]
+    if PRICED in listed:
+        parts.insert(0, cluster | {"node_type": PRICED})
+    elif gpu:
+        parts.insert(0, cluster)
+    return parts if len(parts) > 1 else parts[0]
+
+
+def _several(path: str, text: str) -> list[Any]:
+    if path != NUM_GPUS:
+        return names(text)
+    try:
+        return [int(part) for part in names(text)]
+    except ValueError:
+        raise InputError(
+            f"expected whole numbers separated by commas, got {text[:100]!r}", field=path
+        ) from None

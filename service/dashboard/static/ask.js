@@ -1,0 +1,122 @@
+// Update the answer when the question or a control changes: fetch the page again and replace its parts. Only the server computes
+// and draws. Without this script both forms have a button.
+
+import { drawAll } from "./plot.js";
+import { shown } from "./take.js";
+
+const WAIT_MS = 200; // after the last keystroke
+const findings = document.querySelector(".findings");
+const typed = "textarea, input:not([type])"; // text is read when it is complete
+let asking, timer;
+let moved = ""; // what made the newest entry of the history: moving it on replaces that entry
+
+prepare(document);
+
+document.addEventListener("input", ({ target }) => target.matches(typed) || changed(target, target.type === "number" ? WAIT_MS : 0));
+document.addEventListener("change", ({ target }) => target.matches(typed) && changed(target, 0));
+
+function changed(control, wait) {
+  const form = control.closest("[data-part=question], [data-part=layout]");
+  if (!form) return;
+  clearTimeout(timer);
+  timer = setTimeout(() => form.reportValidity() && follow(addressed(form), { part: form.dataset.part, name: control.name }), wait);
+}
+
+document.addEventListener("submit", (event) => {
+  if (!event.target.matches("[data-part]")) return;
+  event.preventDefault();
+  clearTimeout(timer);
+  follow(addressed(event.target), { part: event.target.dataset.part });
+});
+
+// A row, a bar and a tab of this page are addresses of it, too.
+document.addEventListener("click", (event) => {
+  const link = event.target.closest(".findings a[href^='/explorer?']");
+  if (!link || event.ctrlKey || event.metaKey || event.shiftKey || event.button) return;
+  event.preventDefault();
+  follow(link.getAttribute("href"));
+});
+
+// Another question starts at its best configuration; a control changes the shown one of the question as it is now.
+function addressed(form) {
+  const filled = (part) => [...new FormData(document.querySelector(`[data-part=${part}]`))].filter(([, value]) => value.trim());
+  const layout = form.dataset.part === "layout" ? filled("layout").filter(([name]) => name.startsWith("at.")) : [];
+  return `/explorer?${new URLSearchParams([...filled("question"), ...layout])}`;
+}
+
+async function follow(address, { part, name } = {}) {
+  const fresh = await fetched(address);
+  if (!fresh) return;
+  history[name && name === moved ? "replaceState" : "pushState"](null, "", address);
+  moved = name ?? "";
+  show(fresh, part);
+}
+
+// Back leads to the answer before.
+addEventListener("popstate", async () => {
+  moved = "";
+  const fresh = await fetched(location.href);
+  if (fresh) show(fresh);
+});
+
+// The page at an address; null where a later request or the server's silence leaves the present one standing.
+async function fetched(address) {
+  asking?.abort();
+  const mine = (asking = new AbortController());
+  findings.setAttribute("aria-busy", "true");
+  try {
+    const response = await fetch(address, { signal: mine.signal, headers: { Accept: "text/html" } });
+    if (!response.ok) throw new Error(`the server answered ${response.status}`);
+    const page = new DOMParser().parseFromString(await response.text(), "text/html");
+    settled();
+    return page;
+  } catch {
+    if (asking === mine) settled(`The server is unreachable: showing ${findings.querySelector(".arithmetic")?.textContent ?? "nothing"}. The next change tries again.`);
+    return null;
+  }
+}
+
+function settled(trouble = "") {
+  findings.setAttribute("aria-busy", "false");
+  document.querySelector("#connection").textContent = trouble;
+}
+
+// Replace all parts but the one that is in use.
+function show(fresh, used = "") {
+  for (const part of document.querySelectorAll("[data-part]")) {
+    if (part.dataset.part === used) continue;
+    const next = fresh.querySelector(`[data-part="${part.dataset.part}"]`);
+    const opened = [...part.querySelectorAll("details")].map((details) => details.open); // keep what the reader opened
+    part.replaceChildren(...next.childNodes);
+    part.hidden = next.hidden;
+    part.querySelectorAll("details").forEach((details, index) => (details.open ||= opened[index] ?? false));
+    prepare(part);
+  }
+  drawAll();
+  shown();
+  for (const selector of ["link[rel=alternate]", ".foot a[href*='.json']"]) document.querySelector(selector).href = fresh.querySelector(selector).href;
+}
+
+// Buttons have no use here, and choices in an order get a slider; the select remains to show the value and to choose one directly.
+function prepare(place) {
+  for (const button of place.querySelectorAll("[data-unscripted]")) button.hidden = true;
+  for (const select of place.querySelectorAll("select[data-slider]")) {
+    const range = document.createElement("input");
+    Object.assign(range, { type: "range", min: 0, max: select.options.length - 1, step: 1, value: select.selectedIndex });
+    range.disabled = select.options.length < 2;
+    range.setAttribute("aria-labelledby", `label-${select.name}`);
+    const say = () => range.setAttribute("aria-valuetext", select.selectedOptions[0].text);
+    range.addEventListener("input", (event) => {
+      event.stopPropagation();
+      select.selectedIndex = range.valueAsNumber;
+      say();
+      changed(select, 0);
+    });
+    select.addEventListener("input", () => {
+      range.value = select.selectedIndex;
+      say();
+    });
+    say();
+    select.before(range);
+  }
+}
