@@ -8,12 +8,7 @@ revision = ${repr(up_revision)}
 down_revision = ${repr(down_revision)}
 branch_labels = ${repr(branch_labels)}
 depends_on = ${repr(depends_on)}
-LOST_BY_DOWNGRADE = {}  # what only this schema can hold: a query that counts it
 
 
 def upgrade():
     ${upgrades if upgrades else "pass"}
-
-
-def downgrade():
-    ${downgrades if downgrades else "pass"}

@@ -159,19 +159,15 @@ def _new_databases_are_copies(tmp_path_factory: pytest.TempPathFactory) -> Itera
     """
     made, migrate = tmp_path_factory.mktemp("migrated") / "hp.sqlite3", schema.migrate
 
-    def copied(url: str, *, to: str, down: bool = False) -> None:
+    def copied(url: str) -> None:
         parsed = sa.make_url(url)
         file = Path(parsed.database or "")
-        if (
-            parsed.get_backend_name() == "sqlite"
-            and to == "head"
-            and not (file.exists() and file.stat().st_size)
-        ):
+        if parsed.get_backend_name() == "sqlite" and not (file.exists() and file.stat().st_size):
             if not made.exists():
-                migrate(f"sqlite:///{made}", to="head")
+                migrate(f"sqlite:///{made}")
             shutil.copyfile(made, file)
         else:
-            migrate(url, to=to, down=down)
+            migrate(url)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(schema, "migrate", copied)

@@ -65,39 +65,13 @@ def upgrade(
             raise ConflictError(f"{error.message}, or pass --yes", code=error.code) from None
         typer.confirm(f"{error.message}. Upgrade all the same?", abort=True, err=True)
         upgrades.upgrade(url, while_in_use=True)
-    _echo_schema(store.masked(url), schema.HEAD, as_json=as_json)
+    if as_json:
+        typer.echo(json.dumps({"database": store.masked(url), "current": schema.HEAD}))
+    else:
+        typer.echo(f"{store.masked(url)} has schema {schema.HEAD}")
     with closing(store.open_store(url)) as opened:
         if notice := outdated_notice(opened):
             typer.echo(notice, err=True)
-
-
-@db.command()
-def downgrade(
-    revision: Annotated[
-        str,
-        typer.Argument(help="Schema version to go back to, as `hp-tool db current` of it says."),
-    ],
-    database_url: UrlOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Take the schema back to an older version, for an older hp-tool; refused where it would lose
-    something, which is named.
-    """
-    require("search", by="`hp-tool db`")
-    from hp_tool import store
-    from hp_tool.store import upgrades
-
-    url = store.database_url(database_url)
-    upgrades.downgrade(url, to=revision)
-    _echo_schema(store.masked(url), revision, as_json=as_json)
-
-
-def _echo_schema(place: str, revision: str, *, as_json: bool) -> None:
-    typer.echo(
-        json.dumps({"database": place, "current": revision})
-        if as_json
-        else f"{place} has schema {revision}"
-    )
 
 
 @db.command()

@@ -148,8 +148,13 @@ def database_state(state: DatabaseState) -> Iterator[Check]:
 
     A newer schema is only a warning, because migrations expand before they contract.
     """
+    from hp_tool.store.schema import OLDEST, UPGRADE_PREVIEW
+
     revision, needed = state.revision, state.needed_revision
-    if revision is None or revision < needed:
+    if revision is not None and revision < OLDEST:
+        detail = f"the schema is {revision}, of a preview before 0.1.0"
+        yield Check("schema", "failed", detail, UPGRADE_PREVIEW)
+    elif revision is None or revision < needed:
         detail = f"the schema is {revision or 'missing'}; this version needs {needed}"
         yield Check("schema", "failed", detail, "run `hp-tool db upgrade`")
     elif revision > needed:

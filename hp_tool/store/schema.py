@@ -30,6 +30,15 @@ HEAD = "0016"
 """Newest schema revision, repeated here so that opening a store does not import Alembic; a test
 compares the two.
 """
+OLDEST = "0016"
+"""Oldest revision that can be upgraded: the one of release 0.1.0."""
+LAST_PREVIEW = "4fc00346"
+"""Commit of the last preview, which upgrades databases of all earlier previews to OLDEST."""
+UPGRADE_PREVIEW = (
+    f"in a checkout, run `git worktree add --detach ../hp-tool-preview {LAST_PREVIEW} && pip "
+    "install '../hp-tool-preview[search,postgresql]' && hp-tool db upgrade`, then install this "
+    "version again"
+)
 VERSION_TABLE = "hp_alembic_version"
 INSTALL = "install the newer version on this host and restart"
 UPGRADE_LOCK = 0x68705F746F6F6C
@@ -62,37 +71,35 @@ def check_known(connection: sa.Connection) -> str | None:
     """Return the database's revision.
 
     Raises:
-        StoreError: A newer_schema_error hp-tool wrote the schema (`older_edition`).
+        StoreError: A newer hp-tool (`older_edition`) or a preview (`preview_schema`) wrote the
+            schema.
     """
     current = revision(connection)
-    if current is not None and current > HEAD:
-        raise newer_schema_error(current, where="the database")
-    return current
-
-
-def newer_schema_error(revision: str, *, where: str) -> StoreError:
-    """Return the error for a schema that is newer than this hp-tool."""
-    return StoreError(
-        f"{where} has schema {revision} of a newer hp-tool (this one supports up to {HEAD}): "
-        f"{INSTALL}",
-        code=OLDER_EDITION,
+    if current is None or OLDEST <= current <= HEAD:
+        return current
+    if current > HEAD:
+        raise StoreError(
+            f"The database has schema {current} of a newer hp-tool (this one supports up to "
+            f"{HEAD}): {INSTALL}",
+            code=OLDER_EDITION,
+        )
+    raise StoreError(
+        f"The database has schema {current} of a preview before 0.1.0: {UPGRADE_PREVIEW}",
+        code="preview_schema",
     )
 
 
-def upgrade(url: str, *, to: str = "head") -> None:
-    """Upgrade a database to the newest or a given revision; do nothing if it has it.
+def upgrade(url: str) -> None:
+    """Upgrade a database to the newest revision; do nothing if it has it.
 
-    Each migration runs in one transaction, or in several if it moves many rows. An interrupted
-    upgrade continues where it stopped.
+    Each migration runs in one transaction. An interrupted upgrade continues where it stopped.
+
+    Raises:
+        StoreError: A newer hp-tool or a preview wrote the schema.
     """
     with exclusive_access(url, lock=UPGRADE_LOCK):
-        migrate(url, to=to)
-
-
-def downgrade(url: str, *, to: str) -> None:
-    """Downgrade a database (`base`: remove all hp_ tables), and lose data that it cannot hold."""
-    with exclusive_access(url, lock=UPGRADE_LOCK):
-        migrate(url, to=to, down=True)
+        read(url, check_known)
+        migrate(url)
 
 
 @contextmanager
@@ -123,25 +130,19 @@ def exclusive_access(url: str, *, lock: int = FOREIGN_TABLES_LOCK) -> Iterator[N
             os.close(folder)
 
 
-def migrate(url: str, *, to: str, down: bool = False) -> None:
-    """Run migrations up or down to a revision. Call it while holding UPGRADE_LOCK."""
+def migrate(url: str) -> None:
+    """Run all migrations that a database lacks. Call it while holding UPGRADE_LOCK."""
     from alembic import command
-    from alembic.util import CommandError
 
-    try:
-        # Foreign keys off: SQLite rebuilds tables to change them.
-        with (
-            opened(url, foreign_keys=False) as engine,
-            translated_errors(engine),
-            _changing(engine) as connection,
-        ):
-            config = alembic_config()
-            config.attributes["connection"] = connection
-            (command.downgrade if down else command.upgrade)(config, to)
-    except CommandError as error:
-        raise StoreError(
-            f"{error} (a newer_schema_error hp-tool may have written the database)"
-        ) from error
+    # Foreign keys off: SQLite rebuilds tables to change them.
+    with (
+        opened(url, foreign_keys=False) as engine,
+        translated_errors(engine),
+        _changing(engine) as connection,
+    ):
+        config = alembic_config()
+        config.attributes["connection"] = connection
+        command.upgrade(config, "head")
 
 
 @contextmanager
@@ -230,7 +231,7 @@ def state_of(connection: sa.Connection) -> DatabaseState:
 
 
 def _overdue_webhooks(connection: sa.Connection) -> int:
-    if not sa.inspect(connection).has_table(HOOK.name):  # an older schema, or none
+    if not sa.inspect(connection).has_table(HOOK.name):  # no schema, or a preview's
         return 0
     # A first attempt is due when the search ends, but its `next_attempt_at` is the submission time.
     before = now(connection) - timedelta(seconds=OVERDUE_S)

@@ -100,7 +100,6 @@ REFUSED: dict[str, tuple[Extra, list[str]]] = {
     "measurements": ("search", ["measurements"]),
     "worker": ("search", ["worker"]),
     "db upgrade": ("search", ["db", "upgrade"]),
-    "db downgrade": ("search", ["db", "downgrade", "0001"]),
     "db current": ("search", ["db", "current"]),
     "db backup": ("search", ["db", "backup", "there"]),
     "db copy": ("search", ["db", "copy", "sqlite:///a", "sqlite:///b"]),

@@ -21,11 +21,12 @@ import httpx
 import pytest
 import yaml
 
+from hp_tool.store import schema
 from tests.service.processes import free_port, wait_for
 
 ROOT = Path(__file__).parents[2]
 PARTS = ("hp_tool", "service", "migrations")
-OLDER = "3864f2f00bcafb32fab6fb37527867985342b0d6"
+OLDER = schema.LAST_PREVIEW
 NOVELTY = "novelty"
 """The field of `search` that only the newer edition knows."""
 SETTINGS = (

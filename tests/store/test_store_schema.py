@@ -1,10 +1,13 @@
-"""Migrations: they lead to the tables the code uses, there and back, beside other people's
-tables.
-"""
+"""Migrations: they lead to the tables the code uses, beside other people's tables."""
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import optuna
 import pytest
@@ -17,8 +20,7 @@ from hp_tool.errors import StoreError
 from hp_tool.store import open_store, schema, upgrades
 from hp_tool.store.engine import create_engine, parse_url
 from hp_tool.store.tables import metadata
-from tests.store.acting import NewMeasurementFactory
-from tests.store.test_store_maintenance import fill
+from tests.service.editions import older
 
 
 def table_names(url: str) -> set[str]:
@@ -43,15 +45,11 @@ def test_head_is_the_newest_script() -> None:
     assert ScriptDirectory.from_config(schema.alembic_config()).get_current_head() == schema.HEAD
 
 
-def test_up_down_up(url: str) -> None:
+def test_an_upgrade_of_the_newest_schema_changes_nothing(url: str) -> None:
     assert schema.current(url) is None
-    for _ in range(2):  # the second time nothing is left to do
+    for _ in range(2):
         schema.upgrade(url)
         assert schema.current(url) == schema.HEAD
-    schema.downgrade(url, to="base")
-    assert schema.current(url) is None
-    assert table_names(url) == {schema.VERSION_TABLE}
-    schema.upgrade(url)
     assert table_names(url) == {schema.VERSION_TABLE, *metadata.tables}
 
 
@@ -71,8 +69,7 @@ def test_migrations_and_tables_agree_and_optuna_is_left_alone(url: str) -> None:
             compare_metadata(MigrationContext.configure(connection, opts=options), metadata) == []
         )
     engine.dispose()
-    schema.downgrade(url, to="base")
-    assert table_names(url) == optunas | {schema.VERSION_TABLE}
+    assert table_names(url) == optunas | {schema.VERSION_TABLE, *metadata.tables}
 
 
 def test_the_drift_check_can_fail(url: str) -> None:
@@ -101,54 +98,6 @@ def test_a_failing_migration_leaves_nothing_behind(url: str) -> None:
     with pytest.raises(StoreError, match="hp_runs"):
         schema.upgrade(url)
     assert table_names(url) == {"hp_runs"}
-    engine.dispose()
-
-
-def test_searches_stored_before_are_found_by_kind_and_model(url: str) -> None:
-    schema.upgrade(url)
-    store = open_store(url)
-    asked = (
-        {"kind": "training", "model": "gpt"},
-        {"kind": "inference", "model": {"name": "mine"}},
-        {"model": 3},
-    )
-    ids = [store.create_search(query=query).id for query in asked]
-    store.close()
-    schema.downgrade(url, to="0005")
-    schema.upgrade(url)
-    store = open_store(url)
-    filters: tuple[dict[str, str], ...] = ({"kind": "training"}, {"model": "mine"}, {})
-    found = [[each.id for each in store.list_searches(**given).items] for given in filters]
-    store.close()
-    assert found == [[ids[0]], [ids[1]], ids[::-1]]
-
-
-def test_suggested_changes_of_stored_results_are_called_fixes(url: str) -> None:
-    schema.upgrade(url)
-    store = open_store(url)
-    store.create_search(query={"kind": "training", "model": "gpt"})
-    store.close()
-    engine = create_engine(url)
-
-    def result() -> str:
-        statement = sa.text("SELECT CAST(result AS VARCHAR) FROM hp_searches")
-        with engine.connect() as connection:
-            return str(connection.execute(statement).scalar_one())
-
-    with engine.begin() as connection:
-        connection.execute(
-            sa.text("UPDATE hp_searches SET result = :result"),
-            {"result": '{"fixes": [], "model": "mends", "answer": {"verdict": {}}}'},
-        )
-    schema.downgrade(url, to="0015")
-    assert result() == '{"mends": [], "model": "mends", "answer": {}}'
-    with engine.begin() as connection:
-        connection.execute(
-            sa.text("UPDATE hp_searches SET result = :result"),
-            {"result": '{"mends": [], "model": "mends", "answer": {"advice": "keep"}}'},
-        )
-    schema.upgrade(url)
-    assert result() == '{"fixes": [], "model": "mends", "answer": {}}'
     engine.dispose()
 
 
@@ -188,53 +137,65 @@ def test_the_wheel_takes_the_migrations_along() -> None:
     assert schema.migrations_folder() == root / "migrations"
 
 
-def rows(url: str) -> dict[str, list[dict[str, object]]]:
-    """All that our tables hold, as it lies there; nothing and an empty text are the same."""
+def described(url: str) -> dict[str, Any]:
+    """Return columns, keys and indexes of our tables, by table."""
     engine = create_engine(url)
-    found = sa.MetaData()
-    found.reflect(engine)
     with engine.connect() as connection:
-        content = {
-            name: [
-                {key: value or None for key, value in row._mapping.items()}
-                for row in connection.execute(sa.select(table).order_by(*table.primary_key))
-            ]
-            for name, table in found.tables.items()
-            if name != schema.VERSION_TABLE
+        found = sa.inspect(connection)
+        tables = {
+            name: {
+                "columns": {
+                    column["name"]: [str(column["type"]), column["nullable"], column["default"]]
+                    for column in found.get_columns(name)
+                },
+                "primary key": found.get_pk_constraint(name),
+                "unique": sorted(found.get_unique_constraints(name), key=str),
+                "foreign keys": sorted(found.get_foreign_keys(name), key=str),
+                "checks": found.get_check_constraints(name),
+                "indexes": sorted(found.get_indexes(name), key=str),
+            }
+            for name in found.get_table_names()
+            if name in metadata.tables
         }
     engine.dispose()
-    return content
+    loaded: dict[str, Any] = json.loads(json.dumps(tables))
+    return loaded
 
 
-@pytest.mark.parametrize(
-    "url",
-    [
-        pytest.param("sqlite", marks=pytest.mark.components),
-        pytest.param("postgresql", marks=[pytest.mark.components, pytest.mark.long]),
-    ],
-    indirect=True,
-)
-def test_upgrades_lose_nothing(url: str, new_measurement: NewMeasurementFactory) -> None:
-    """Data of every schema there was: each is reached by the way back, filled, and upgraded."""
+def test_the_first_schema_is_the_one_that_the_previews_migrated_to(url: str) -> None:
+    """preview_schema.json describes databases that the 16 migrations of the last preview made."""
     schema.upgrade(url)
-    store = open_store(url)
-    fill(store, new_measurement)
-    store.close()
-    revisions = [
-        script.revision
-        for script in ScriptDirectory.from_config(schema.alembic_config()).walk_revisions()
-    ]
-    for revision in revisions[1:]:
-        schema.downgrade(url, to=revision)
-        before = rows(url)
-        assert sum(map(len, before.values())) > 10
-        schema.upgrade(url)
-        after = rows(url)
-        for table, lines in before.items():
-            kept = (
-                [{column: line[column] for column in lines[0]} for line in after[table]]
-                if lines
-                else after[table]
-            )
-            assert kept == lines, (revision, table)
-    open_store(url).close()
+    recorded = json.loads((Path(__file__).parent / "preview_schema.json").read_text())
+    assert described(url) == recorded[parse_url(url).get_backend_name()]
+
+
+def test_a_database_of_an_earlier_preview_is_refused_unchanged(url: str) -> None:
+    schema.upgrade(url)
+    set_revision(url, "0015")
+    for door in (open_store, upgrades.upgrade, schema.upgrade):
+        with pytest.raises(StoreError, match=schema.LAST_PREVIEW) as refused:
+            door(url)
+        assert refused.value.code == "preview_schema"
+    assert schema.current(url) == "0015"
+
+
+@pytest.mark.components
+def test_upgrades_lose_nothing(url: str, tmp_path: Path) -> None:
+    """A database that the last preview filled opens as it is."""
+    preview = older(tmp_path / "preview", commit=schema.LAST_PREVIEW)
+    places = {"database_url": url, "home": tmp_path}
+    assert preview.run("db", "upgrade", **places).returncode == 0
+    code = (
+        "from hp_tool.store import open_store; "
+        "open_store().create_search(query={'kind': 'training', 'model': 'gpt'})"
+    )
+    subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=preview.folder,
+        env=preview.environment(url, tmp_path),
+        check=True,
+    )
+    upgrades.upgrade(url)
+    with closing(open_store(url)) as store:
+        (search,) = store.list_searches(kind="training").items
+    assert search.query["model"] == "gpt"

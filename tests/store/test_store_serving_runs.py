@@ -1,6 +1,4 @@
-"""Serving runs: what an older version stored in the words of training reads as what it is, and the
-way back.
-"""
+"""Serving runs are stored and read as what they are."""
 
 from __future__ import annotations
 
@@ -10,7 +8,6 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from hp_tool.domain.digests import configuration_digest
 from hp_tool.domain.measurement import Fidelity, LoadLatencies, Measurement, ServingTimes
 from hp_tool.domain.measurement_records import NewMeasurement
 from hp_tool.domain.parallel import ParallelConfig
@@ -18,7 +15,7 @@ from hp_tool.domain.serving import ServingConfig
 from hp_tool.domain.states import SearchState
 from hp_tool.store import open_store, schema
 from hp_tool.store.engine import create_engine
-from hp_tool.store.tables import measurements, runs, searches
+from hp_tool.store.tables import measurements
 
 QUERY = {
     "kind": "inference",
@@ -49,103 +46,17 @@ LOAD = LoadLatencies(
     penalised_latency_s=7.5,
     request_latencies_s=(2.0, 2.2),
 )
-TRAINED = {"step_s": 7.5, "step_times_s": [2.0, 2.2]}
 PREDICTED = {"step_s": 4.0, "tokens_per_second_per_gpu": 16 * 5 / 6 / 4.0}
 
 
-MEASURED, RUN, SEARCH = (
-    sa.select(
-        *(
-            column
-            for column in table.c
-            if column.name not in ("state", "account", "label", "edition")
-        )
-    )
-    for table in (measurements, runs, searches)
-)
-"""What a row of every revision here has."""
-
-
-def stored_rows(url: str, search_id: str) -> dict[str, Any]:
-    """The columns that differ between the two ways, as they lie in the database."""
+def stored_measurement(url: str, search_id: str) -> Any:
+    """Return the measurement of a search's run, as it lies in the database."""
+    query = sa.select(measurements.c.measurement).where(measurements.c.search_id == search_id)
     engine = create_engine(url)
     with engine.begin() as connection:
-        run = connection.execute(RUN.where(runs.c.search_id == search_id)).one()
-        measured = connection.execute(MEASURED.where(measurements.c.run_id == run.id)).one()
-        search = connection.execute(SEARCH.where(searches.c.id == search_id)).one()
+        stored = connection.execute(query.where(measurements.c.run_id.is_not(None))).scalar_one()
     engine.dispose()
-    return _then(
-        {
-            "run": (run.parallel, run.digest),
-            "measurement": (
-                measured.parallel,
-                measured.digest,
-                measured.step_s,
-                measured.measurement,
-            ),
-            "search": (search.progress, search.result),
-        }
-    )
-
-
-def _then(value: Any) -> Any:
-    """Without the keys of configurations and measurements that came later, which are read as their
-    defaults.
-    """
-    if isinstance(value, dict):
-        return {
-            name: _then(each)
-            for name, each in value.items()
-            if name not in ("redundant_experts", "tails")
-        }
-    return type(value)(map(_then, value)) if isinstance(value, list | tuple) else value
-
-
-def write_as_before(url: str, search_id: str) -> None:
-    """Rewrite a search's rows in the way of revision 0007, independently of the migration."""
-    schema.downgrade(url, to="0008")
-    engine = create_engine(url)
-    with engine.begin() as connection:
-        run = connection.execute(RUN.where(runs.c.search_id == search_id)).one()
-        measured = connection.execute(MEASURED.where(measurements.c.run_id == run.id)).one()
-        search = connection.execute(SEARCH.where(searches.c.id == search_id)).one()
-        trained = {
-            name: value for name, value in measured.measurement.items() if name != "load"
-        } | TRAINED
-        row = search.result["recommendations"][0] | {"measurement": trained}
-        fidelity = Fidelity(steps=2)
-        changes: tuple[tuple[sa.Table, str, dict[str, Any]], ...] = (
-            (
-                runs,
-                run.id,
-                {
-                    "parallel": asdict(REPLICA),
-                    "digest": configuration_digest(parallel=REPLICA, fidelity=fidelity),
-                },
-            ),
-            (
-                measurements,
-                measured.id,
-                {
-                    "parallel": asdict(REPLICA),
-                    "digest": configuration_digest(parallel=REPLICA, fidelity=fidelity),
-                    "step_s": 7.5,
-                    "measurement": trained,
-                },
-            ),
-            (
-                searches,
-                search_id,
-                {
-                    "progress": search.progress | {"best_parallel": asdict(REPLICA)},
-                    "result": search.result | {"recommendations": [row]},
-                },
-            ),
-        )
-        for table, row_id, values in changes:
-            connection.execute(sa.update(table).where(table.c.id == row_id).values(values))
-        connection.execute(sa.text(f"UPDATE {schema.VERSION_TABLE} SET version_num = '0007'"))
-    engine.dispose()
+    return stored
 
 
 def add_search(url: str) -> str:
@@ -180,7 +91,7 @@ def add_search(url: str) -> str:
     store.set_progress(
         lease=lease, progress={"best_run_id": run.id, "best_parallel": asdict(CONFIG)}
     )
-    measured = stored_rows(url, search)["measurement"][-1]
+    measured = stored_measurement(url, search)
     rows = [
         {"parallel": asdict(CONFIG), "measurement": measured},
         {"parallel": asdict(CONFIG), "measurement": None},
@@ -215,41 +126,3 @@ def test_a_way_to_serve_is_stored_and_read_as_one(url: str) -> None:
         figures.latencies is not None
         and figures.latencies.request_latency_s == LOAD.request_latency_s
     )
-
-
-@pytest.mark.parametrize(
-    "url",
-    ["sqlite", pytest.param("postgresql", marks=[pytest.mark.components, pytest.mark.long])],
-    indirect=True,
-)
-def test_serving_runs_of_an_older_version_move_without_loss_and_back(url: str) -> None:
-    schema.upgrade(url)
-    search = add_search(url)
-    today = stored_rows(url, search)
-    write_as_before(url, search)
-    before = stored_rows(url, search)
-    assert (
-        before["run"] != today["run"]
-        and before["search"][0]["best_parallel"]["micro_batch_size"] == 4
-    )
-    for _ in range(2):
-        schema.upgrade(url)
-        store = open_store(url)
-        (run,) = store.runs(search_id=search)
-        trained = store.measurements(framework="megatron-core").items[0]
-        store.close()
-        assert run.parallel == CONFIG and run.digest == configuration_digest(
-            parallel=CONFIG, fidelity=run.fidelity
-        )
-        assert (
-            run.measurement is not None
-            and run.measurement.load == LOAD
-            and run.measurement.serving == TIMES
-        )
-        assert stored_rows(url, search) == today
-        assert trained.parallel == REPLICA and trained.measurement.step_s == 1.0
-        schema.downgrade(url, to="0007")
-        down = stored_rows(url, search)
-        assert down["run"] == ({"tensor_parallel_size": 2, "micro_batch_size": 4}, before["run"][1])
-        assert down["measurement"][1:] == before["measurement"][1:]
-        assert down["search"][1] == before["search"][1]
