@@ -1,16 +1,20 @@
-# One image, two sizes: the API needs no torch (EXTRAS=postgresql,mcp), a worker that starts local runs does
-# (EXTRAS=postgresql,profiler,search). GPU hosts give their own base with CUDA: --build-arg BASE=...
-ARG BASE=python:3.11-slim
+# One image, two sizes, by lock file: the API needs no torch (LOCK=api), a worker that starts local runs does (LOCK=worker).
+# GPU hosts give their own base with CUDA: --build-arg BASE=...
+ARG BASE=python:3.11.15-slim-bookworm
 
 FROM ${BASE} AS build
-ARG EXTRAS=postgresql,mcp
+ARG LOCK=api
 WORKDIR /src
+COPY requirements requirements
+RUN python -m venv /opt/build && /opt/build/bin/pip install --no-cache-dir --require-hashes -r requirements/build.txt \
+    && python -m venv /opt/hp-tool && /opt/hp-tool/bin/pip install --no-cache-dir --require-hashes -r "requirements/${LOCK}.txt"
 COPY pyproject.toml README.md LICENSE mkdocs.yml ./
 COPY hp_tool hp_tool
 COPY service service
 COPY migrations migrations
 COPY docs docs
-RUN python -m venv /opt/hp-tool && /opt/hp-tool/bin/pip install --no-cache-dir ".[${EXTRAS}]"
+RUN /opt/build/bin/python -m build --wheel --no-isolation --outdir /dist \
+    && /opt/hp-tool/bin/pip install --no-cache-dir --no-deps /dist/*.whl && /opt/hp-tool/bin/pip check
 
 FROM ${BASE}
 # The data folder exists with its owner, so that a volume mounted on it inherits them.

@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help setup setup-light hooks quickstart test components properties lint types format check docs benchmarks slurm slurm-stop clean
+.PHONY: help setup setup-light hooks quickstart test components properties lint types format check docs locks packages benchmarks slurm slurm-stop clean
 
 help:  ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 14
@@ -51,6 +51,13 @@ check: lint types test components  ## Everything a change must pass
 
 docs: setup  ## The documentation site into site/; a warning is an error
 	$(BIN)/mkdocs build --strict
+
+locks:  ## Write the lock files of requirements/ again (needs uv)
+	scripts/lock.sh
+
+packages: setup  ## The wheel and the source distribution into dist/, checked for a release
+	$(BIN)/python scripts/release_check.py
+	$(BIN)/hatchling build
 
 benchmarks: setup  ## Speed on this machine, and accuracy on the rows of evidence/
 	$(BIN)/python -m benchmarks.speed

@@ -14,6 +14,8 @@ from typing import Any
 
 from packaging.requirements import Requirement
 
+import hp_tool
+
 ROOT = Path(__file__).parents[2]
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
@@ -61,10 +63,10 @@ def link(folder: Path, distributions: dict[str, metadata.Distribution]) -> None:
     """Fill the folder with links to all that the distributions installed at the top of
     site-packages, and our entry points.
     """
-    info = folder / f"hp_tool-{PROJECT['version']}.dist-info"
+    info = folder / f"hp_tool-{hp_tool.__version__}.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text(
-        f"Metadata-Version: 2.4\nName: {PROJECT['name']}\nVersion: {PROJECT['version']}\n"
+        f"Metadata-Version: 2.4\nName: {PROJECT['name']}\nVersion: {hp_tool.__version__}\n"
     )
     groups = PROJECT["entry-points"].items()
     points = (
