@@ -51,6 +51,18 @@ EXTRAS: dict[Extra, tuple[str, ...]] = {
 }
 """Modules that each extra of pyproject.toml installs, those of the extras it includes too."""
 
+USED_BY: dict[Extra, str] = {
+    "client": "`--server` and the Python clients",
+    "import": "`import` of launch scripts and your own training commands",
+    "search": "`tune`, `worker`, `calibrate`, `measurements` and `db`",
+    "service": "`serve`, `keys` and `report`",
+    "plot": "`recommend --plot`",
+    "mcp": "`mcp`, tools for agents",
+    "profiler": "profile runs on this machine",
+    "postgresql": "a PostgreSQL database",
+    "ray": "runs on a Ray cluster",
+}
+"""What needs each extra."""
 
 _POSIX = frozenset[Extra]({"search", "service", "mcp"})
 """Extras whose code locks files by fcntl, which Windows lacks."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal
 from hp_tool.domain.access import DatabaseState
 from hp_tool.domain.units import SECONDS_PER_DAY, format_count
 from hp_tool.errors import HpToolError, InputError, MissingExtraError, UnsupportedError
-from hp_tool.extras import install_command, require
+from hp_tool.extras import EXTRAS, USED_BY, install_command, missing, require
 
 if TYPE_CHECKING:
     from hp_tool.domain.ports import Launcher
@@ -51,7 +51,7 @@ class Check:
 def examine(*, database_url: str | None = None) -> list[Check]:
     """Run all checks of the database, this host and the clusters. Changes nothing.
 
-    Without the extra `search`, only the catalogue is checked.
+    Without the extra `search`, only the catalogue, the other extras and Slurm are checked.
 
     Args:
         database_url: The database; default as for `open_store`.
@@ -62,12 +62,35 @@ def examine(*, database_url: str | None = None) -> list[Check]:
         return [
             *catalogue(),
             Check("searches", "warning", f"Predictions work; searches do not. {error.message}"),
+            *extras(),
+            slurm(),
         ]
     from hp_tool.cluster.launchers.jobs import default_root
 
     runs = folder_check("runs folder", default_root(), holds=f"{default_root()} can be written")
     stored = (*unknown_jobs(database_url), *kept(database_url))
-    return [*database(database_url), runs, *stored, *catalogue(), *profiler(), slurm(), *clusters()]
+    return [
+        *database(database_url),
+        runs,
+        *stored,
+        *catalogue(),
+        *extras(),
+        *profiler(),
+        slurm(),
+        *clusters(),
+    ]
+
+
+def extras() -> Iterator[Check]:
+    """Name each missing extra with what needs it and the command that installs it.
+
+    A missing extra is no fault. `search` has a check of its own, and `profiler` once it is there.
+    """
+    reported = ("search",) if missing("search") else ("search", "profiler")
+    for extra in EXTRAS:
+        if extra not in reported and missing(extra):
+            detail = f"not installed; needed for {USED_BY[extra]}: {install_command(extra)}"
+            yield Check(f"extra {extra}", "ok", detail)
 
 
 def database(url: str | None) -> Iterator[Check]:

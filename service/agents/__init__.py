@@ -4,8 +4,8 @@ from pathlib import Path
 
 from hp_tool.extras import require
 
-SKILL = Path(__file__).with_name("SKILL.md")
-"""Guide for agents."""
+SKILL = Path(__file__).parent / "skills/hp-tool/SKILL.md"
+"""Guide for agents, as an agent skill: its folder can be installed as one."""
 
 
 def require_sdk() -> None:

@@ -163,6 +163,14 @@ def test_an_installation_without_extras_answers(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "answers.jsonl").read_text())["status"] == "ok"
 
 
+def test_doctor_names_everything_that_is_missing(tmp_path: Path) -> None:
+    ((code, out, _),), _ = called(installation(tmp_path), [["doctor"]])
+    assert code == 0
+    for extra in EXTRAS:
+        assert f"pip install -e '{lean.ROOT}[{extra}]'" in out, extra
+    assert "Slurm" in out or "slurm" in out
+
+
 def test_windows_lacks_fcntl_and_gets_answers(tmp_path: Path) -> None:
     installed = installation(tmp_path, "search")
     commands = [

@@ -1,0 +1,1 @@
+"""The agent skill: its evals, and an agent run on them."""
