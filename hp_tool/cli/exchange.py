@@ -11,9 +11,8 @@ from contextlib import closing
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Annotated, Any
 
-import click
 import typer
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperOption
 
 from hp_tool.cli import queries
 from hp_tool.errors import InputError
@@ -41,7 +40,7 @@ class FormatsCommand(TyperCommand):
         from hp_tool.formats.registry import listed_readable, listed_writable
 
         for param in self.params:
-            if isinstance(param, click.Option) and param.name == "format":
+            if isinstance(param, TyperOption) and param.name == "format":
                 names = {"readable": listed_readable(), "writable": listed_writable()}
                 param.help = (param.help or "").format(**names)
         return super().get_params(ctx)
