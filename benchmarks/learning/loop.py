@@ -33,7 +33,8 @@ from hp_tool.loop.calibration.evidence import FloatArray
 from hp_tool.loop.search.account import Spent, coverage_runs, why_stop
 from hp_tool.loop.search.sampler import CostModelSampler
 from hp_tool.loop.search.table import CandidateTable
-from hp_tool.loop.tuning.problem import TuningProblem, build_problem
+from hp_tool.loop.tuning.problem import build_problem
+from hp_tool.loop.tuning.training_result import TuningProblem
 from hp_tool.questions.schema import parse_query, query_mapping
 
 QUICKSTART = Path(__file__).parents[2] / "examples" / "quickstart.yaml"

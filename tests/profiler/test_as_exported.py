@@ -16,7 +16,8 @@ from hp_tool.domain.records import RunRecord
 from hp_tool.domain.states import RunState
 from hp_tool.domain.switches import drop_unavailable, megatron_switches
 from hp_tool.formats.tools import megatron_lm
-from hp_tool.loop.tuning.problem import TuningProblem, build_problem
+from hp_tool.loop.tuning.problem import build_problem
+from hp_tool.loop.tuning.training_result import TuningProblem
 from hp_tool.questions import schema
 from hp_tool.questions.training.setup import training_setup
 from tests.conftest import skip_or_fail

@@ -20,9 +20,8 @@ from hp_tool.domain.answer import (
 )
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.serving import ServingConfig
-from hp_tool.loop.calibration import StepPrediction
 from hp_tool.loop.tuning.answer import effect_of_axes
-from hp_tool.loop.tuning.known import as_good
+from hp_tool.loop.tuning.searched import tied
 from hp_tool.wording.answer import (
     answer_headline,
     answer_sentences,
@@ -274,9 +273,9 @@ def test_the_answer_of_a_serving_search_says_latencies_users_and_price():
 
 def test_rows_within_the_noise_are_as_good():
     known_s, log_sd = np.array([1.0, 1.02, 1.3, 1.02, 0.99]), np.array([0.01, 0.01, 0.01, 0.0, 0.2])
-    assert as_good([0, 1, 2, 3, 4], step=StepPrediction(regular_s=known_s, log_sd=log_sd)) == 2
+    assert tied([0, 1, 2, 3, 4], seconds=known_s, log_sd=log_sd) == [1, 4]
     log_sd[0] = 0.05
-    assert as_good([0, 1, 2, 3, 4], step=StepPrediction(regular_s=known_s, log_sd=log_sd)) == 3
+    assert tied([0, 1, 2, 3, 4], seconds=known_s, log_sd=log_sd) == [1, 3, 4]
 
 
 def test_an_axis_costs_what_the_best_with_its_value_is_slower():

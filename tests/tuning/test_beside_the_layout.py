@@ -17,8 +17,8 @@ from hp_tool.domain.records import REUSED
 from hp_tool.formats.exchange.export import write_text
 from hp_tool.loop.tuning import TuneResult, tune
 from hp_tool.loop.tuning.plan import bill
-from hp_tool.loop.tuning.problem import TuningProblem
 from hp_tool.loop.tuning.run import build_search
+from hp_tool.loop.tuning.training_result import TuningProblem
 from hp_tool.questions import schema
 from hp_tool.questions.configuration import Configuration
 from hp_tool.questions.training import estimate, recommend

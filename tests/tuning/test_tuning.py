@@ -17,7 +17,7 @@ from hp_tool.domain.query import SearchSettings
 from hp_tool.domain.states import RunState, SearchState
 from hp_tool.errors import ConflictError, HpToolError, InputError, LauncherError
 from hp_tool.loop.tuning import TuneResult, run_search, study_storage, tune
-from hp_tool.loop.tuning.result import rank
+from hp_tool.loop.tuning.searched import rank
 from hp_tool.questions import schema
 from hp_tool.questions.training import recommend
 from hp_tool.questions.training.ranking.exact import NEAR_RATIO

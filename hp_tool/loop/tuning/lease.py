@@ -133,7 +133,8 @@ def conclude(
     account = account_of(
         store.runs(search_id=lease.search_id), outcome, search_id=lease.search_id, seconds=seconds
     )
-    result = problem.result(store, calibration=calibration, account=account, owner=owner)
+    medians = problem.medians(store, calibration=calibration, runs=account.runs, owner=owner)
+    result = medians.result(account)
     budget = problem.query.search.budget_runs
     progress = progress_of(
         account.runs, budget_runs=budget, expected_gain=outcome.expected_gain_fraction

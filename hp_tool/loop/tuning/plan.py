@@ -25,8 +25,9 @@ from hp_tool.loop.search.planner import CONFIRMATION, Nothing, Planner
 from hp_tool.loop.search.rivals import rivals_of
 from hp_tool.loop.tuning.clusters import create_launcher, launcher_name, trained_by, within_limits
 from hp_tool.loop.tuning.evidence import earlier_evidence, with_known_startup
-from hp_tool.loop.tuning.problem import TuningProblem, build_problem, resolve_training_search
+from hp_tool.loop.tuning.problem import build_problem, resolve_training_search
 from hp_tool.loop.tuning.study import projection_of, study_storage
+from hp_tool.loop.tuning.training_result import TuningProblem
 from hp_tool.questions.schema import parse_query, to_dict
 from hp_tool.questions.training.problem import inline_files
 from hp_tool.questions.training.ranking.rank import CostedSpace

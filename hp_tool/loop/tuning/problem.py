@@ -5,7 +5,7 @@ kind.
 import math
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from functools import partial
 from typing import Any, get_args
 
@@ -27,24 +27,19 @@ from hp_tool.domain.digests import problem_digest
 from hp_tool.domain.hardware import ClusterSpec, GpuSpec
 from hp_tool.domain.measurement import Hardware
 from hp_tool.domain.parallel import ParallelConfig
-from hp_tool.domain.ports import Launcher, Store
 from hp_tool.domain.profiling import unsupported_layout, unsupported_sizes, unsupported_training
 from hp_tool.domain.query import Query, Reducible, TrainerCommand
 from hp_tool.domain.records import JsonObject
 from hp_tool.errors import InputError, UnsupportedError
 from hp_tool.loop.assumptions import assumed
-from hp_tool.loop.calibration import Calibration, Evidence, prior_for
-from hp_tool.loop.learning.evidence import stored_evidence
-from hp_tool.loop.learning.make import calibrate_series
-from hp_tool.loop.learning.series import Series, series_of
+from hp_tool.loop.calibration import prior_for
+from hp_tool.loop.learning.series import series_of
 from hp_tool.loop.search.problem import SearchProblem
 from hp_tool.loop.search.table import candidate_table
 from hp_tool.loop.tuning.beside import EXCHANGE, OFFLOAD, SHOWN, chosen_beside, resolved_with
-from hp_tool.loop.tuning.clusters import ENDPOINT, LOCAL, check_profiled, launcher_name, trained_by
+from hp_tool.loop.tuning.clusters import ENDPOINT, LOCAL, check_profiled, launcher_name
 from hp_tool.loop.tuning.reductions import Reducer, fewest_gpus
-from hp_tool.loop.tuning.result import Account, TuneResult, make_result
-from hp_tool.loop.tuning.searched import Searched
-from hp_tool.loop.tuning.training_result import baseline_config, ranked_trainings
+from hp_tool.loop.tuning.training_result import TuningProblem, baseline_config
 from hp_tool.questions.schema import set_paths
 from hp_tool.questions.training.calibrated import Calibrations
 from hp_tool.questions.training.problem import TrainingProblem, resolve_training
@@ -61,41 +56,6 @@ _MEMORY_DOUBT = 1.25
 """Candidates are kept up to this multiple of the capacity, because a calibration may find that they
 fit.
 """
-
-
-@dataclass(frozen=True, kw_only=True)
-class TuningProblem(Searched):
-    """A training search: the cost model's problem and the search's question."""
-
-    search: SearchProblem
-    training: TrainingProblem
-    space: CostedSpace
-
-    @property
-    def legal(self) -> int:
-        return len(self.space.candidates)
-
-    def launched(self, launcher: Launcher) -> Launcher:
-        return trained_by(self.query, launcher, problem=self.training)
-
-    def evidence(
-        self, store: Store, *, series: Series, without_search: str | None = None
-    ) -> Evidence:
-        release = self.training.workload.framework_version
-        return stored_evidence(
-            store=store, series=series, release=release, without_search=without_search
-        )
-
-    def keep(self, store: Store) -> None:
-        # Not the search's own evidence, in which reduced runs are extrapolated; here they are
-        # reduced.
-        calibrate_series(store=store, series=self.series)
-
-    def result(
-        self, store: Store, *, calibration: Calibration, account: Account, owner: str
-    ) -> TuneResult:
-        ranked = ranked_trainings(self, calibration=calibration, runs=account.runs)
-        return make_result(ranked, query=self.query, table=self.search.table, account=account)
 
 
 def resolve_training_search(query: Query) -> TrainingProblem:

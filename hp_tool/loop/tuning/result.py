@@ -1,32 +1,20 @@
-"""The result of a search: candidates ranked by estimates from calibration and own runs."""
+"""The result of a search, and its account of runs."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-import numpy as np
-
 from hp_tool.domain.answer import Answer, ServingAnswer
-from hp_tool.domain.measurement import Measurement
 from hp_tool.domain.query import Query, SearchSettings
 from hp_tool.domain.records import RunRecord
 from hp_tool.domain.result import Recommendation, SpaceSummary
 from hp_tool.domain.serving import ServingRecommendation
 from hp_tool.domain.states import SearchState
 from hp_tool.errors import HpToolError
-from hp_tool.loop.calibration.evidence import FloatArray
 from hp_tool.loop.search.account import spent_by
-from hp_tool.loop.search.fidelity import standing
-from hp_tool.loop.search.problem import Question
-from hp_tool.loop.search.table import CandidateTable
-from hp_tool.loop.tuning.answer import effect_of_axes
 from hp_tool.questions.schema import query_mapping
 from hp_tool.questions.training.problem import TrainingProblem
-from hp_tool.questions.training.ranking.misses import (
-    NUM_NEAREST,
-    nearest_recommendations,
-    nearest_rows,
-)
+from hp_tool.questions.training.ranking.misses import nearest_recommendations, nearest_rows
 from hp_tool.questions.training.ranking.rank import CostedSpace
 
 TOP = 10
@@ -122,53 +110,6 @@ class Account:
         )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Ranked:
-    """The candidates of a search after its runs, by row."""
-
-    order: list[int]
-    """Acceptable rows, best first."""
-    near: list[int]
-    """Other rows, smallest gap first."""
-    front: list[int]
-    """Pareto-optimal rows in two objectives, if this kind of search has them."""
-    measured: Mapping[int, Measurement]
-    """Measurements of successful runs."""
-    seconds: FloatArray
-    """(n,) posterior seconds of a step or a request."""
-    legal: int
-    feasible: int
-    rejections: dict[str, int]
-    grid_gpu_seconds: float | None
-    """Devices x seconds of running every candidate; None if unknown."""
-    describe: Callable[[Sequence[int]], tuple[Any, ...]]
-    """Returns the recommendations of rows, in their order."""
-    answer: Callable[[Any], Answer | ServingAnswer]
-    """Returns the answer from the first row's recommendation."""
-
-
-def make_result(
-    ranked: Ranked, *, query: Query, table: CandidateTable, account: Account
-) -> TuneResult:
-    """Describe the first rows and all that ran; if nothing is acceptable, the nearest misses."""
-    shown = [row for place, row in enumerate(ranked.order) if place < TOP or row in ranked.measured]
-    recommendations = ranked.describe(shown)
-    return TuneResult(
-        id=query.id,
-        query=query_mapping(query),
-        status="error" if account.error else "ok",
-        error=account.error.as_dict() if account.error else None,
-        recommendations=recommendations,
-        answer=ranked.answer(recommendations[0]) if shown else None,
-        axes=effect_of_axes(table.axes, ranked.order, ranked.seconds),
-        space=SpaceSummary(legal=ranked.legal, feasible=ranked.feasible, seconds=account.seconds),
-        rejections=ranked.rejections,
-        nearest_misses=() if shown else ranked.describe(ranked.near[:NUM_NEAREST]),
-        pareto=ranked.describe(ranked.front),
-        search=account.summary(settings=query.search, grid_gpu_seconds=ranked.grid_gpu_seconds),
-    )
-
-
 def nothing_feasible(
     *, query: Query, problem: TrainingProblem, space: CostedSpace, search_id: str, seconds: float
 ) -> TuneResult:
@@ -191,40 +132,3 @@ def nothing_feasible(
         ),
         search=account.summary(settings=query.search, grid_gpu_seconds=None),
     )
-
-
-def rank(
-    *,
-    median_s: Sequence[float] | np.ndarray,
-    log_sd: Sequence[float] | np.ndarray,
-    eligible: Sequence[int],
-    measured_s: Mapping[int, float],
-) -> list[int]:
-    """Rank rows by their seconds: `measured_s` of whole runs, else `median_s`.
-
-    A measured row is first unless a prediction is better by more than one standard deviation of
-    their ratio: within the noise, a configuration that ran is preferable.
-    """
-    times = {row: measured_s.get(row, float(median_s[row])) for row in {*eligible, *measured_s}}
-    order = sorted(times, key=lambda row: (times[row], row))
-    best_measured = next((row for row in order if row in measured_s), None)
-    if best_measured is not None and order[0] != best_measured:
-        ahead = order[: order.index(best_measured)]
-        if all(
-            np.log(times[best_measured] / times[row])
-            <= np.hypot(log_sd[row], log_sd[best_measured])
-            for row in ahead
-        ):
-            order.remove(best_measured)
-            order.insert(0, best_measured)
-    return order
-
-
-def outcome_of_rows(search: Question, runs: Sequence[RunRecord]) -> dict[int, Measurement]:
-    """Return the measurement of each of the search's rows, from its relevant run."""
-    counted = ((search.row(parallel), run.measurement) for parallel, run in standing(runs).items())
-    return {
-        row: measurement
-        for row, measurement in counted
-        if row is not None and measurement is not None
-    }

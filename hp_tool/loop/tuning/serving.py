@@ -2,43 +2,37 @@
 limit.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, get_args
 
 import numpy as np
 
 from hp_tool.cluster.launchers import check_known
 from hp_tool.cost.serving.candidates import ServingCandidates
-from hp_tool.cost.serving.engine import ServingCosts
 from hp_tool.cost.serving.legality import legality, rejection_counts
 from hp_tool.domain.digests import json_digest
 from hp_tool.domain.inference import InferenceWorkload, TraceSpec
 from hp_tool.domain.measurement import Hardware, Runner
-from hp_tool.domain.ports import Store
 from hp_tool.domain.profiling import unsupported_serving, unsupported_serving_sizes
 from hp_tool.domain.query import Query
 from hp_tool.domain.records import JsonObject
-from hp_tool.domain.serving import InferenceEstimate, ServingConfig
+from hp_tool.domain.serving import ServingConfig
 from hp_tool.errors import InputError, UnsupportedError
-from hp_tool.loop.calibration import Calibration, Evidence, fit_calibration, prior_for
-from hp_tool.loop.learning.make import accuracy_of, predicted_unseen, save
+from hp_tool.loop.calibration import prior_for
 from hp_tool.loop.learning.series import Series, cluster_key, model_family
 from hp_tool.loop.search.serving import TARGETS, EndpointSearch, ServingSearch
 from hp_tool.loop.tuning.clusters import ENDPOINT, check_profiled, launcher_name
-from hp_tool.loop.tuning.latencies import LatencyCalibration, serving_evidence
 from hp_tool.loop.tuning.problem import assumed_startup_s, check_gpu
-from hp_tool.loop.tuning.result import Account, TuneResult, make_result
-from hp_tool.loop.tuning.searched import Searched
-from hp_tool.loop.tuning.serving_result import baseline_config, ranked_deployments
+from hp_tool.loop.tuning.serving_result import ServingTuning, baseline_config
 from hp_tool.loop.tuning.serving_table import in_flight_of, serving_candidates, serving_table
-from hp_tool.questions.serving.estimates import QUANTILES, estimate_row
+from hp_tool.questions.serving.estimates import QUANTILES
 from hp_tool.questions.serving.problem import (
     CostedRows,
     ServingProblem,
     resolve_serving,
     resolve_workload,
 )
-from hp_tool.questions.serving.replay import arrivals_s, simulate_trace
+from hp_tool.questions.serving.replay import arrivals_s
 
 _MEASURED_OBJECTIVES = (None, "throughput_per_gpu", "cost")
 """Objectives that the shortest round of a closed load on given devices optimises; others are
@@ -56,47 +50,6 @@ _AXES: dict[Runner, tuple[str, ...]] = {
     ENDPOINT: ("max_num_seqs",),
 }
 """Axes that runs can vary; for an endpoint only the number of concurrent requests."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ServingTuning(Searched):
-    """A serving search: the cost model's problem and the search's question."""
-
-    search: ServingSearch
-    problem: ServingProblem
-    costs: ServingCosts
-    """Costs in the order of the table's rows."""
-    rejections: dict[str, int]
-
-    @property
-    def legal(self) -> int:
-        return len(self.search.candidates)
-
-    def estimate(self, row: int) -> InferenceEstimate:
-        """Return the cost model's estimate of a row; for a trace the latencies of its requests."""
-        costed = self.problem.costed(self.search.candidates.take(slice(row, row + 1)))
-        return estimate_row(costed, 0) if self.problem.trace is None else simulate_trace(costed)
-
-    def evidence(
-        self, store: Store, *, series: Series, without_search: str | None = None
-    ) -> Evidence:
-        return serving_evidence(store=store, series=series, without_search=without_search).objective
-
-    def keep(self, store: Store) -> None:
-        evidence = self.evidence(store, series=self.series)
-        if len(evidence):
-            accuracy = accuracy_of(evidence, unseen_s=predicted_unseen(evidence, prior=self.prior))
-            calibration = fit_calibration(evidence=evidence, prior=self.prior)
-            save(store, series=self.series, calibration=calibration, accuracy=accuracy, facts={})
-
-    def result(
-        self, store: Store, *, calibration: Calibration, account: Account, owner: str
-    ) -> TuneResult:
-        """Rank by both latencies, which `calibration` combines into one penalised latency."""
-        evidence = serving_evidence(store=store, series=replace(self.series, owner=owner))
-        latencies = LatencyCalibration.fitted(evidence, prior=self.prior)
-        ranked = ranked_deployments(self, calibration=latencies, runs=account.runs)
-        return make_result(ranked, query=self.query, table=self.search.table, account=account)
 
 
 def resolve_serving_search(query: Query) -> ServingProblem:

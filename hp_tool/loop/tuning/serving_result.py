@@ -1,23 +1,21 @@
-"""The deployments of a serving search after its runs: ranking, answer, comparison with the
-baseline.
-"""
+"""A serving search: its inputs, and its deployments after its runs."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence, Set
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import TYPE_CHECKING
+from functools import cached_property, partial
+from typing import Any
 
 import numpy as np
 
 from hp_tool.cost.serving.candidates import ServingCandidates
 from hp_tool.cost.serving.engine import ServingCosts
 from hp_tool.cost.serving.legality import legality, rejection_counts
-from hp_tool.cost.uncertainty import NORMAL_QUANTILE
-from hp_tool.domain.answer import ServingAnswer, ServingBaseline, get_verdict
+from hp_tool.domain.answer import ServingAnswer, ServingBaseline
 from hp_tool.domain.measurement import Latencies, Measurement, Tail, Tails
+from hp_tool.domain.ports import Store
 from hp_tool.domain.query import Query
 from hp_tool.domain.records import RunRecord
 from hp_tool.domain.serving import (
@@ -26,23 +24,33 @@ from hp_tool.domain.serving import (
     ServingIntervals,
     ServingRecommendation,
 )
+from hp_tool.loop.calibration import Calibration, Evidence, StepPrediction, fit_calibration
 from hp_tool.loop.calibration.evidence import FloatArray
-from hp_tool.loop.calibration.posterior import ratio, step_posterior
+from hp_tool.loop.calibration.posterior import step_posterior
+from hp_tool.loop.learning.make import accuracy_of, predicted_unseen, save
+from hp_tool.loop.learning.series import Series
 from hp_tool.loop.search.account import spent_by
-from hp_tool.loop.search.fidelity import repeats
-from hp_tool.loop.search.noise import measured_steps, spread_of
-from hp_tool.loop.search.serving import EndpointSearch, bounded, meets, penalised_latency_s
+from hp_tool.loop.search.noise import spread_of
+from hp_tool.loop.search.serving import (
+    EndpointSearch,
+    ServingSearch,
+    bounded,
+    meets,
+    penalised_latency_s,
+)
 from hp_tool.loop.tuning.answer import (
     KnownBaseline,
     compared_with,
     described_baseline,
-    gains_of,
     saved_parts,
 )
-from hp_tool.loop.tuning.known import own_runs
-from hp_tool.loop.tuning.latencies import LatencyCalibration
-from hp_tool.loop.tuning.result import Ranked, outcome_of_rows, rank
-from hp_tool.loop.tuning.serving_table import serving_candidates, serving_table
+from hp_tool.loop.tuning.searched import Medians, Searched, outcome_of_rows, own_runs, tied
+from hp_tool.loop.tuning.serving_table import (
+    LatencyCalibration,
+    serving_candidates,
+    serving_evidence,
+    serving_table,
+)
 from hp_tool.questions.serving.estimates import (
     QUANTILES,
     estimate_row,
@@ -52,10 +60,78 @@ from hp_tool.questions.serving.estimates import (
 from hp_tool.questions.serving.evaluate import resolve_config
 from hp_tool.questions.serving.intervals import CONFIDENCE
 from hp_tool.questions.serving.problem import ServingProblem
+from hp_tool.questions.serving.replay import simulate_trace
 from hp_tool.questions.training.ranking.rank import group_numbers
 
-if TYPE_CHECKING:
-    from hp_tool.loop.tuning.serving import ServingTuning
+
+@dataclass(frozen=True, kw_only=True)
+class ServingTuning(Searched):
+    """A serving search: the cost model's problem and the search's question."""
+
+    search: ServingSearch
+    problem: ServingProblem
+    costs: ServingCosts
+    """Costs in the order of the table's rows."""
+    rejections: dict[str, int]
+
+    @property
+    def legal(self) -> int:
+        return len(self.search.candidates)
+
+    def estimate(self, row: int) -> InferenceEstimate:
+        """Return the cost model's estimate of a row; for a trace the latencies of its requests."""
+        costed = self.problem.costed(self.search.candidates.take(slice(row, row + 1)))
+        return estimate_row(costed, 0) if self.problem.trace is None else simulate_trace(costed)
+
+    def evidence(
+        self, store: Store, *, series: Series, without_search: str | None = None
+    ) -> Evidence:
+        return serving_evidence(store=store, series=series, without_search=without_search).objective
+
+    def keep(self, store: Store) -> None:
+        evidence = self.evidence(store, series=self.series)
+        if len(evidence):
+            accuracy = accuracy_of(evidence, unseen_s=predicted_unseen(evidence, prior=self.prior))
+            calibration = fit_calibration(evidence=evidence, prior=self.prior)
+            save(store, series=self.series, calibration=calibration, accuracy=accuracy, facts={})
+
+    def medians(
+        self, store: Store, *, calibration: Calibration, runs: Sequence[RunRecord], owner: str
+    ) -> LatencyMedians:
+        """Rank by both latencies, which `calibration` combines into one penalised latency."""
+        evidence = serving_evidence(store=store, series=replace(self.series, owner=owner))
+        return self.after(runs, calibration=LatencyCalibration.fitted(evidence, prior=self.prior))
+
+    def after(
+        self, runs: Sequence[RunRecord], *, calibration: LatencyCalibration
+    ) -> LatencyMedians:
+        """Return calibrated predictions with the rows' own runs."""
+
+        def posterior(name: str, prediction: StepPrediction) -> StepPrediction:
+            own = own_runs(self.search, runs, shown=partial(_latency, name=name))
+            return step_posterior(prediction, runs=own, kind=self.problem.cluster.gpu.kind)
+
+        predicted = calibration.predict(self.search.table, self.costs)
+        ttft, tpot = posterior("ttft_s", predicted[0]), posterior("tpot_s", predicted[1])
+        following = self.problem.output_length - 1
+        ttft_s = ttft.median_s
+        tpot_s = tpot.median_s if following else np.zeros_like(tpot.median_s)
+        latency_s = ttft_s + following * tpot_s
+        return LatencyMedians(
+            problem=self,
+            runs=runs,
+            seconds=latency_s,
+            # Errors of both latencies are assumed equal.
+            log_sd=(ttft_s * ttft.log_sd + following * tpot_s * tpot.log_sd) / latency_s,
+            outcomes=outcome_of_rows(self.search, runs),
+            calibration=calibration,
+            ttft_s=ttft_s,
+            tpot_s=tpot_s,
+            intervals={
+                "ttft_s": ttft.interval(confidence=CONFIDENCE),
+                "tpot_s": tpot.interval(confidence=CONFIDENCE),
+            },
+        )
 
 
 def baseline_config(query: Query, problem: ServingProblem) -> ServingConfig | None:
@@ -81,121 +157,196 @@ def baseline_config(query: Query, problem: ServingProblem) -> ServingConfig | No
 
 
 @dataclass(frozen=True, kw_only=True)
-class RowLatencies:
-    """Posterior latencies of each row from calibration and own runs; arrays of shape (n,)."""
+class LatencyMedians(Medians[ServingConfig, InferenceEstimate]):
+    """The rows of a serving search; those whose latencies miss a target are not acceptable."""
 
+    problem: ServingTuning
+    calibration: LatencyCalibration
     ttft_s: FloatArray
     tpot_s: FloatArray
-    log_sd: FloatArray
-    """Standard deviation of the request latency's logarithm; errors of both latencies are assumed
-    equal.
-    """
-    intervals: dict[str, tuple[FloatArray, FloatArray]]
-    measured: dict[int, Measurement]
-    failed: Set[int]
-    tails: dict[int, Tails]
-    """Quantiles of single requests by row; empty if runs do not measure them."""
+    intervals: Mapping[str, tuple[FloatArray, FloatArray]]
 
-    def row(self, row: int, *, output_length: int) -> Latencies:
-        ttft, tpot = float(self.ttft_s[row]), float(self.tpot_s[row])
-        latency = ttft + (output_length - 1) * tpot
+    @cached_property
+    def seen(self) -> dict[int, Latencies]:
+        """Return the latencies of the rows that ran or fit."""
+        return {
+            row: self.row(row)
+            for row in range(len(self.seconds))
+            if row in self.measured or (row not in self.outcomes and self.problem.costs.fits[row])
+        }
+
+    @cached_property
+    def tails(self) -> dict[int, Tails]:
+        """Return the quantiles of single requests by row; empty if runs do not measure them."""
+        means = {"ttft_s": self.ttft_s, "tpot_s": self.tpot_s, "request_latency_s": self.seconds}
+        return _tails(self.problem, means, self.measured)
+
+    @cached_property
+    def acceptable(self) -> list[int]:
+        targets = self.problem.problem.targets
+        return [row for row, each in self.seen.items() if meets(each, targets=targets)]
+
+    @property
+    def ran(self) -> Collection[int]:
+        return self.measured.keys()
+
+    @property
+    def near(self) -> list[int]:
+        targets = self.problem.problem.targets
+        return sorted(
+            self.seen, key=lambda row: penalised_latency_s(self.seen[row], targets=targets)
+        )
+
+    @property
+    def space(self) -> tuple[int, int, dict[str, int]]:
+        return len(self.seconds), len(self.acceptable), self.problem.rejections
+
+    @property
+    def grid_gpu_seconds(self) -> float | None:
+        spent = spent_by(self.runs)
+        runs = spent.profile_runs
+        return spent.gpu_seconds / runs * len(self.seconds) if runs else None
+
+    def works(self, measurement: Measurement) -> bool:
+        return measurement.load is not None
+
+    def compared_s(self, measurement: Measurement) -> float | None:
+        return measurement.load.request_latency_s if measurement.load else None
+
+    def row(self, row: int) -> Latencies:
+        """Return the latencies of one row."""
         return Latencies(
-            ttft_s=ttft, tpot_s=tpot, request_latency_s=latency, tails=self.tails.get(row)
+            ttft_s=float(self.ttft_s[row]),
+            tpot_s=float(self.tpot_s[row]),
+            request_latency_s=float(self.seconds[row]),
+            tails=self.tails.get(row),
         )
 
-    def known(self, row: int, *, output_length: int) -> tuple[float, float]:
-        """Return (seconds, log_sd) of a request."""
-        return self.row(row, output_length=output_length).request_latency_s, float(self.log_sd[row])
+    def describe(self, rows: Sequence[int]) -> tuple[ServingRecommendation, ...]:
+        if not rows:
+            return ()
+        predicted = self.problem.problem.costed(self.problem.search.candidates)
+        costs, in_flight = self._costs(), predicted.in_flight
+        if in_flight is not None:
+            in_flight = in_flight * costs.request_latency_s / predicted.costs.request_latency_s
+        corrected = replace(predicted, costs=costs, in_flight=in_flight)
 
-    def alike(self, row: int, first: int, *, output_length: int) -> bool:
-        """Return whether the 90% interval of the ratio of two rows' request latencies
-        contains 1.
+        def alike(row: int, first: int) -> bool:
+            return bool(tied([first, row], seconds=self.seconds, log_sd=self.log_sd))
+
+        return tuple(
+            ServingRecommendation(
+                rank=place + 1,
+                group=group,
+                parallel=self.problem.search.candidates.config(row),
+                estimate=self.problem.estimate(row),
+                measurement=self.measured.get(row),
+                calibrated_estimate=self._with_tails(
+                    self._with_intervals(estimate_row(corrected, row), row), row
+                ),
+            )
+            for place, (row, group) in enumerate(
+                zip(rows, group_numbers(rows, alike=alike), strict=True)
+            )
+        )
+
+    def described(self, best: ServingRecommendation, **common: Any) -> ServingAnswer:
+        known, intervals = best.preferred_estimate, best.preferred_estimate.intervals
+        assert (
+            known.ttft_s is not None
+            and known.tpot_s is not None
+            and known.request_latency_s is not None
+            and known.output_tokens_per_second_per_gpu is not None
+        )
+        return ServingAnswer(
+            **common,
+            ttft_s=known.ttft_s,
+            ttft_s_interval=intervals.ttft_s if intervals else None,
+            tpot_s=known.tpot_s,
+            tpot_s_interval=intervals.tpot_s if intervals else None,
+            request_latency_s=known.request_latency_s,
+            output_tokens_per_second_per_gpu=known.output_tokens_per_second_per_gpu,
+            users=known.users,
+            cost_per_million_output_tokens=known.cost_per_million_output_tokens,
+            source="measured"
+            if best.measurement
+            else "calibrated"
+            if common["known_from_runs"]
+            else "predicted",
+            baseline=None if self.baseline is None else _saved(known, self.baseline),
+        )
+
+    @cached_property
+    def baseline(self) -> KnownBaseline[ServingConfig, InferenceEstimate] | None:
+        """Return the baseline, described like a recommendation."""
+        problem = self.problem.problem
+        config, source = compared_with(baseline_config(self.problem.query, problem), self.runs)
+        if not isinstance(config, ServingConfig):
+            return None
+        one = serving_candidates(problem, [config])
+        rows = problem.costed(one)
+        search = replace(self.problem.search, candidates=one, table=serving_table(rows))
+        alone = replace(self.problem, search=search, costs=rows.costs).after(
+            self.runs, calibration=self.calibration
+        )
+        (row,) = alone.describe([0])
+        return KnownBaseline(
+            parallel=config, source=source, estimate=row.preferred_estimate, known=alone.known(0)
+        )
+
+    def _costs(self) -> ServingCosts:
+        """Return the costs with these latencies; proportions of parts and shapes of tails are
+        unchanged.
         """
-        one, other = (self.known(each, output_length=output_length) for each in (row, first))
-        _, low, high = ratio(one, other, quantile=NORMAL_QUANTILE)
-        return bool(low <= 1.0 <= high)
-
-
-def ranked_deployments(
-    tuning: ServingTuning, *, calibration: LatencyCalibration, runs: Sequence[RunRecord]
-) -> Ranked:
-    """Return the candidates of a serving search; those whose latencies miss a target are not
-    acceptable.
-    """
-    latencies = _latencies(tuning, runs, calibration)
-    rows, targets, output = (
-        range(len(tuning.search.table)),
-        tuning.problem.targets,
-        tuning.problem.output_length,
-    )
-    seen = {
-        row: latencies.row(row, output_length=output)
-        for row in rows
-        if row in latencies.measured or (row not in latencies.failed and tuning.costs.fits[row])
-    }
-    good = [row for row in seen if meets(seen[row], targets=targets)]
-    latency_s = np.array([seen[row].request_latency_s if row in seen else np.inf for row in rows])
-    order = rank(
-        median_s=latency_s,
-        log_sd=latencies.log_sd,
-        eligible=[row for row in good if row not in latencies.measured],
-        measured_s={row: float(latency_s[row]) for row in good if row in latencies.measured},
-    )
-    spent = spent_by(runs)
-    return Ranked(
-        order=order,
-        near=sorted(seen, key=lambda row: penalised_latency_s(seen[row], targets=targets)),
-        front=[],
-        measured=latencies.measured,
-        seconds=latency_s,
-        legal=len(rows),
-        feasible=len(good),
-        rejections=tuning.rejections,
-        grid_gpu_seconds=spent.gpu_seconds / spent.profile_runs * len(rows)
-        if spent.profile_runs
-        else None,
-        describe=partial(_describe, tuning, latencies=latencies),
-        answer=partial(
-            _answer, tuning, order=order, latencies=latencies, calibration=calibration, runs=runs
-        ),
-    )
-
-
-def _latencies(
-    tuning: ServingTuning, runs: Sequence[RunRecord], calibration: LatencyCalibration
-) -> RowLatencies:
-    """Return calibrated predictions with the rows' own runs."""
-    kind, following = tuning.problem.cluster.gpu.kind, tuning.problem.output_length - 1
-    ttft, tpot = (
-        step_posterior(
-            prediction,
-            runs=own_runs(tuning.search, runs, shown=partial(_latency, name=name)),
-            kind=kind,
+        costs = self.problem.costs
+        ratio = self.seconds / costs.request_latency_s
+        slower = (
+            ratio if self.problem.problem.request_rate_per_second is None else 1.0
+        )  # a rate that is completed remains the same
+        return replace(
+            costs,
+            ttft_s=self.ttft_s,
+            tpot_s=self.tpot_s,
+            request_latency_s=self.seconds,
+            parts={name: seconds * ratio for name, seconds in costs.parts.items()},
+            output_tokens_per_second_per_gpu=costs.output_tokens_per_second_per_gpu / slower,
+            wave_s=costs.wave_s * self.ttft_s / costs.ttft_s,
+            prompt_s=costs.prompt_s * self.ttft_s / costs.ttft_s,
         )
-        for name, prediction in zip(
-            ("ttft_s", "tpot_s"),
-            calibration.predict(tuning.search.table, tuning.costs),
-            strict=True,
+
+    def _with_tails(self, estimate: InferenceEstimate, row: int) -> InferenceEstimate:
+        """Return the estimate with these quantiles, and the targets that they miss."""
+        if row not in self.tails or estimate.ttft_s is None:
+            return estimate
+        reasons = tuple(
+            reason
+            for name, limit, value in bounded(self.row(row), targets=self.problem.problem.targets)
+            for reason in target_reasons(name, value=value, limit=limit)
         )
-    )
-    ttft_s, tpot_s = ttft.median_s, tpot.median_s if following else np.zeros_like(tpot.median_s)
-    latency_s = ttft_s + following * tpot_s
-    outcomes = outcome_of_rows(tuning.search, runs)
-    measured = {row: outcome for row, outcome in outcomes.items() if outcome.load is not None}
-    return RowLatencies(
-        ttft_s=ttft_s,
-        tpot_s=tpot_s,
-        log_sd=(ttft_s * ttft.log_sd + following * tpot_s * tpot.log_sd) / latency_s,
-        intervals={
-            "ttft_s": ttft.interval(confidence=CONFIDENCE),
-            "tpot_s": tpot.interval(confidence=CONFIDENCE),
-        },
-        measured=measured,
-        failed=outcomes.keys() - measured.keys(),
-        tails=_tails(
-            tuning, {"ttft_s": ttft_s, "tpot_s": tpot_s, "request_latency_s": latency_s}, measured
-        ),
-    )
+        return replace(estimate, tails=self.tails[row], feasible=not reasons, reasons=reasons)
+
+    def _with_intervals(self, estimate: InferenceEstimate, row: int) -> InferenceEstimate:
+        """Return the estimate with its intervals."""
+        rate, center = estimate.output_tokens_per_second_per_gpu, float(self.tpot_s[row])
+        if rate is None:
+            return replace(estimate, intervals=None)
+        ttft, tpot = (
+            (float(low[row]), float(high[row]))
+            for low, high in (self.intervals["ttft_s"], self.intervals["tpot_s"])
+        )
+        between = (
+            (rate * center / tpot[1], rate * center / tpot[0]) if center > 0.0 else (rate, rate)
+        )
+        return replace(
+            estimate,
+            intervals=ServingIntervals(
+                confidence=CONFIDENCE,
+                ttft_s=ttft,
+                tpot_s=tpot,
+                output_tokens_per_second_per_gpu=between,
+                source="inference runs on this cluster",
+            ),
+        )
 
 
 def _latency(measurement: Measurement, *, name: str) -> tuple[float, float] | None:
@@ -250,113 +401,6 @@ def _tails(
     return {row: seen.get(row) or predicted(row) for row in range(len(costed.candidates))}
 
 
-def _describe(
-    tuning: ServingTuning, rows: Sequence[int], *, latencies: RowLatencies
-) -> tuple[ServingRecommendation, ...]:
-    if not rows:
-        return ()
-    candidates = tuning.search.candidates
-    predicted = tuning.problem.costed(candidates)
-    costs = _corrected(tuning, latencies)
-    in_flight = None
-    if predicted.in_flight is not None:
-        in_flight = (
-            predicted.in_flight * costs.request_latency_s / predicted.costs.request_latency_s
-        )
-    corrected = replace(predicted, costs=costs, in_flight=in_flight)
-    groups = group_numbers(
-        rows, alike=partial(latencies.alike, output_length=tuning.problem.output_length)
-    )
-    return tuple(
-        ServingRecommendation(
-            rank=place + 1,
-            group=groups[place],
-            parallel=candidates.config(row),
-            estimate=tuning.estimate(row),
-            measurement=latencies.measured.get(row),
-            calibrated_estimate=_with_tails(
-                tuning,
-                _with_intervals(estimate_row(corrected, row), row, latencies),
-                row,
-                latencies,
-            ),
-        )
-        for place, row in enumerate(rows)
-    )
-
-
-def _answer(
-    tuning: ServingTuning,
-    best: ServingRecommendation,
-    *,
-    order: Sequence[int],
-    latencies: RowLatencies,
-    calibration: LatencyCalibration,
-    runs: Sequence[RunRecord],
-) -> ServingAnswer:
-    known, baseline = best.preferred_estimate, _baseline(tuning, runs, calibration)
-    assert (
-        known.ttft_s is not None
-        and known.tpot_s is not None
-        and known.request_latency_s is not None
-    )
-    assert known.output_tokens_per_second_per_gpu is not None
-    (first, *others), output = order, tuning.problem.output_length
-    succeeded = sum(run.status == "ok" for run in runs)
-    own, kind = latencies.known(first, output_length=output), tuning.problem.cluster.gpu.kind
-    requests = measured_steps(
-        runs, kind=kind, seconds=lambda run: run.load.request_latency_s if run.load else None
-    )
-    gains = (
-        ()
-        if baseline is None
-        else gains_of(best.parallel, own, baseline=baseline, measured=requests)
-    )
-    gain = gains[0] if gains else None
-    answer = ServingAnswer(
-        parallel=best.parallel,
-        ttft_s=known.ttft_s,
-        ttft_s_interval=known.intervals.ttft_s if known.intervals else None,
-        tpot_s=known.tpot_s,
-        tpot_s_interval=known.intervals.tpot_s if known.intervals else None,
-        request_latency_s=known.request_latency_s,
-        output_tokens_per_second_per_gpu=known.output_tokens_per_second_per_gpu,
-        users=known.users,
-        cost_per_million_output_tokens=known.cost_per_million_output_tokens,
-        source="measured" if best.measurement else "calibrated" if succeeded else "predicted",
-        known_from_runs=succeeded,
-        measured=repeats(runs).get(best.parallel) if best.measurement else None,
-        as_good=sum(latencies.alike(row, first, output_length=output) for row in others),
-        baseline=None if baseline is None else _saved(known, baseline),
-        gain=gain,
-        gains=gains,
-        clearly_better=None if gain is None else gain.clear,
-    )
-    return replace(answer, verdict=get_verdict(answer))
-
-
-def _baseline(
-    tuning: ServingTuning, runs: Sequence[RunRecord], calibration: LatencyCalibration
-) -> KnownBaseline[ServingConfig, InferenceEstimate] | None:
-    """Return the baseline described like a recommendation; it need not be a configuration that runs
-    vary.
-    """
-    problem = tuning.problem
-    config, source = compared_with(baseline_config(tuning.query, problem), runs)
-    if not isinstance(config, ServingConfig):
-        return None
-    one = serving_candidates(problem, [config])
-    rows = problem.costed(one)
-    search = replace(tuning.search, candidates=one, table=serving_table(rows))
-    alone = replace(tuning, search=search, costs=rows.costs)
-    latencies = _latencies(alone, runs, calibration)
-    (row,) = _describe(alone, [0], latencies=latencies)
-    known = latencies.known(0, output_length=problem.output_length)
-    return KnownBaseline(
-        parallel=config, source=source, estimate=row.preferred_estimate, known=known
-    )
-
-
 def _saved(
     best: InferenceEstimate, baseline: KnownBaseline[ServingConfig, InferenceEstimate]
 ) -> ServingBaseline:
@@ -373,68 +417,4 @@ def _saved(
         if cost is None or best_cost is None
         else cost - best_cost,
         saved_parts_s=saved_parts(known.parts_s or {}, best.parts_s or {}),
-    )
-
-
-def _corrected(tuning: ServingTuning, latencies: RowLatencies) -> ServingCosts:
-    """Return the costs with these latencies; proportions of parts and shapes of tails are
-    unchanged.
-    """
-    costs = tuning.costs
-    latency = latencies.ttft_s + (tuning.problem.output_length - 1) * latencies.tpot_s
-    ratio = latency / costs.request_latency_s
-    slower = (
-        ratio if tuning.problem.request_rate_per_second is None else 1.0
-    )  # a rate that is completed remains the same
-    return replace(
-        costs,
-        ttft_s=latencies.ttft_s,
-        tpot_s=latencies.tpot_s,
-        request_latency_s=latency,
-        parts={name: seconds * ratio for name, seconds in costs.parts.items()},
-        output_tokens_per_second_per_gpu=costs.output_tokens_per_second_per_gpu / slower,
-        wave_s=costs.wave_s * latencies.ttft_s / costs.ttft_s,
-        prompt_s=costs.prompt_s * latencies.ttft_s / costs.ttft_s,
-    )
-
-
-def _with_tails(
-    tuning: ServingTuning, estimate: InferenceEstimate, row: int, latencies: RowLatencies
-) -> InferenceEstimate:
-    """Return the estimate with these quantiles, and the targets that they miss."""
-    if row not in latencies.tails or estimate.ttft_s is None:
-        return estimate
-    figures = bounded(
-        latencies.row(row, output_length=tuning.problem.output_length),
-        targets=tuning.problem.targets,
-    )
-    reasons = tuple(
-        reason
-        for name, limit, value in figures
-        for reason in target_reasons(name, value=value, limit=limit)
-    )
-    return replace(estimate, tails=latencies.tails[row], feasible=not reasons, reasons=reasons)
-
-
-def _with_intervals(
-    estimate: InferenceEstimate, row: int, latencies: RowLatencies
-) -> InferenceEstimate:
-    """Return the estimate with its intervals."""
-    if estimate.output_tokens_per_second_per_gpu is None:
-        return replace(estimate, intervals=None)
-    ttft, tpot = (
-        (float(low[row]), float(high[row]))
-        for low, high in (latencies.intervals["ttft_s"], latencies.intervals["tpot_s"])
-    )
-    rate, center = estimate.output_tokens_per_second_per_gpu, float(latencies.tpot_s[row])
-    between = (rate * center / tpot[1], rate * center / tpot[0]) if center > 0.0 else (rate, rate)
-    return replace(
-        estimate,
-        intervals=ServingIntervals(
-            confidence=CONFIDENCE,
-            ttft_s=ttft,
-            tpot_s=tpot,
-            output_tokens_per_second_per_gpu=between,
-            source="inference runs on this cluster",
-        ),
     )

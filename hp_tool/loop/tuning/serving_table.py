@@ -1,17 +1,29 @@
-"""The table of deployments for a search."""
+"""The table of deployments for a search, its evidence, and calibrated TTFT and TPOT."""
+
+from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
 
 from hp_tool.cost.arrays import FloatArray
 from hp_tool.cost.serving.candidates import ServingCandidates
-from hp_tool.domain.serving import ServingConfig
+from hp_tool.cost.serving.engine import ServingCosts
+from hp_tool.domain.digests import json_digest
+from hp_tool.domain.measurement_records import MeasurementRecord
+from hp_tool.domain.ports import Store
+from hp_tool.domain.serving import RunConfig, ServingConfig
+from hp_tool.errors import HpToolError
+from hp_tool.loop.calibration import Calibration, Evidence, Prior, StepPrediction, fit_calibration
+from hp_tool.loop.learning.evidence import newest
+from hp_tool.loop.learning.series import Series
 from hp_tool.loop.search.serving import penalty
 from hp_tool.loop.search.table import CandidateTable
+from hp_tool.questions.schema import parse_query
 from hp_tool.questions.serving.estimates import bounded_values
-from hp_tool.questions.serving.problem import CostedRows, ServingProblem
+from hp_tool.questions.serving.problem import CostedRows, ServingProblem, resolve_serving
 
 
 def serving_candidates(
@@ -77,3 +89,111 @@ def _features(problem: ServingProblem, candidates: ServingCandidates) -> dict[st
         "hidden_size": same * np.log2(problem.model.hidden_size),
         "layers": same * np.log2(problem.model.num_hidden_layers),
     }
+
+
+@dataclass(frozen=True, slots=True)
+class ServingEvidence:
+    """Evidence of a search's runs: the penalised latency, TTFT and TPOT."""
+
+    objective: Evidence
+    ttft: Evidence
+    tpot: Evidence
+
+
+def serving_evidence(
+    *, store: Store, series: Series, without_search: str | None = None
+) -> ServingEvidence:
+    """Return the newest runs of a series, predicted again, for all models and loads; skip those
+    that cannot be predicted.
+    """
+    by_query: dict[str, list[MeasurementRecord]] = {}
+    for record in newest(
+        store, cluster_key=series.cluster_key, framework=series.framework, owner=series.owner
+    ):
+        counts = without_search is None or record.search_id != without_search
+        if counts and isinstance(record.parallel, ServingConfig):
+            by_query.setdefault(json_digest(record.query), []).append(record)
+    parts = []
+    for records in by_query.values():
+        try:
+            problem = resolve_serving(parse_query(records[0].query))
+        except HpToolError:
+            continue
+        parts.append(_evidence_of(records, problem=problem))
+    columns = (
+        Evidence.concatenate([getattr(part, f.name) for part in parts])
+        for f in fields(ServingEvidence)
+    )
+    return ServingEvidence(*columns)
+
+
+def _evidence_of(
+    records: Sequence[MeasurementRecord], *, problem: ServingProblem
+) -> ServingEvidence:
+    """Return the evidence of one problem's runs; a configuration that ran twice is one row."""
+    configs = list(
+        dict.fromkeys(
+            record.parallel for record in records if isinstance(record.parallel, ServingConfig)
+        )
+    )
+    candidates = serving_candidates(problem, configs)
+    costed = problem.costed(candidates)
+    costs = costed.costs
+    row_of: dict[RunConfig, int] = {config: row for row, config in enumerate(configs)}
+    rows = np.array([row_of[record.parallel] for record in records], dtype=np.intp)
+    outcomes = [record.measurement for record in records]
+    evidence = serving_table(costed).evidence(
+        rows=rows,
+        measurement_ids=tuple(record.id for record in records),
+        step_s=np.array([outcome.objective_s for outcome in outcomes], dtype=np.float64),
+        memory_bytes=np.array(
+            [outcome.peak_memory_bytes for outcome in outcomes], dtype=np.float64
+        ),
+        out_of_memory=np.array([outcome.status == "oom" for outcome in outcomes], dtype=np.bool_),
+    )
+
+    def of(predicted: FloatArray, name: str) -> Evidence:
+        measured = np.array(
+            [
+                np.nan if outcome.load is None else getattr(outcome.load, name)
+                for outcome in outcomes
+            ]
+        )
+        return replace(
+            evidence,
+            parts_s={name: predicted[rows]},
+            measured_step_s=np.where(measured > 0.0, measured, np.nan),
+        )
+
+    return ServingEvidence(
+        objective=evidence, ttft=of(costs.ttft_s, "ttft_s"), tpot=of(costs.tpot_s, "tpot_s")
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatencyCalibration:
+    """Both latencies, corrected by runs."""
+
+    ttft: Calibration
+    tpot: Calibration
+
+    @classmethod
+    def fitted(cls, evidence: ServingEvidence, *, prior: Prior) -> LatencyCalibration:
+        return cls(
+            ttft=fit_calibration(evidence=evidence.ttft, prior=prior),
+            tpot=fit_calibration(evidence=evidence.tpot, prior=prior),
+        )
+
+    def predict(
+        self, table: CandidateTable, costs: ServingCosts
+    ) -> tuple[StepPrediction, StepPrediction]:
+        """Return (TTFT, TPOT) of all rows of the table."""
+        passes, features = table.layer_passes, table.features
+        return (
+            self.ttft.step_time.predict(
+                parts_s={"ttft_s": costs.ttft_s}, layer_passes=passes, features=features
+            ),
+            self.tpot.step_time.predict(
+                parts_s={"tpot_s": costs.tpot_s}, layer_passes=passes, features=features
+            ),
+        )

@@ -1,14 +1,12 @@
-"""The candidates of a training search after its runs: ranking, answer, comparison with the
-baseline.
-"""
+"""A training search: its inputs, and its candidates after its runs."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Mapping, Sequence
-from dataclasses import replace
-from functools import partial
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import Any
 
 import numpy as np
 
@@ -17,36 +15,93 @@ from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.legality import legality
 from hp_tool.cost.legality_reasons import explain
 from hp_tool.cost.uncertainty import NORMAL_QUANTILE
-from hp_tool.domain.answer import Answer, Baseline, get_verdict
+from hp_tool.domain.answer import Answer, Baseline
 from hp_tool.domain.measurement import Measurement
 from hp_tool.domain.parallel import ParallelConfig
+from hp_tool.domain.ports import Launcher, Store
 from hp_tool.domain.query import Query
 from hp_tool.domain.records import RunRecord
 from hp_tool.domain.result import Estimate, Recommendation
-from hp_tool.loop.calibration import Calibration
-from hp_tool.loop.calibration.evidence import FloatArray
+from hp_tool.loop.calibration import Calibration, Evidence, MemoryPrediction, StepPrediction
+from hp_tool.loop.calibration.evidence import BoolArray, FloatArray
+from hp_tool.loop.calibration.posterior import memory_posterior, repeat_log_sd, step_posterior
+from hp_tool.loop.learning.evidence import stored_evidence
+from hp_tool.loop.learning.make import calibrate_series
+from hp_tool.loop.learning.series import Series
 from hp_tool.loop.search.account import run_gpu_seconds, startup_s
 from hp_tool.loop.search.fidelity import repeats
-from hp_tool.loop.search.noise import measured_steps
+from hp_tool.loop.search.noise import spread_of
+from hp_tool.loop.search.problem import SearchProblem
 from hp_tool.loop.tuning.answer import (
     KnownBaseline,
     compared_with,
     described_baseline,
     foreseen,
-    gains_of,
     saved_parts,
 )
-from hp_tool.loop.tuning.known import KnownRows, as_good, known_rows
-from hp_tool.loop.tuning.result import Ranked, outcome_of_rows, rank
-from hp_tool.questions.training.calibrated import CONFIDENCE, CalibratedPredictor
+from hp_tool.loop.tuning.clusters import trained_by
+from hp_tool.loop.tuning.searched import Medians, Searched, outcome_of_rows, own_runs
+from hp_tool.questions.training.calibrated import CONFIDENCE, CalibratedPredictor, KnownRow
 from hp_tool.questions.training.evaluate import resolve_config
 from hp_tool.questions.training.problem import TrainingProblem
 from hp_tool.questions.training.ranking.choice import choose_simplest
 from hp_tool.questions.training.ranking.exact import NEAR_RATIO
+from hp_tool.questions.training.ranking.rank import CostedSpace
 from hp_tool.space.pareto import pareto_optimal
 
-if TYPE_CHECKING:
-    from hp_tool.loop.tuning.problem import TuningProblem
+
+@dataclass(frozen=True, kw_only=True)
+class TuningProblem(Searched):
+    """A training search: the cost model's problem and the search's question."""
+
+    search: SearchProblem
+    training: TrainingProblem
+    space: CostedSpace
+
+    @property
+    def legal(self) -> int:
+        return len(self.space.candidates)
+
+    def launched(self, launcher: Launcher) -> Launcher:
+        return trained_by(self.query, launcher, problem=self.training)
+
+    def evidence(
+        self, store: Store, *, series: Series, without_search: str | None = None
+    ) -> Evidence:
+        release = self.training.workload.framework_version
+        return stored_evidence(
+            store=store, series=series, release=release, without_search=without_search
+        )
+
+    def keep(self, store: Store) -> None:
+        # Not the search's own evidence, in which reduced runs are extrapolated; here they are
+        # reduced.
+        calibrate_series(store=store, series=self.series)
+
+    def medians(
+        self, store: Store, *, calibration: Calibration, runs: Sequence[RunRecord], owner: str
+    ) -> StepMedians:
+        search, kind = self.search, self.search.cluster.gpu.kind
+        alone = search.table.predict_step(calibration)
+        memory = search.table.predict_memory(calibration)
+        timed = own_runs(search, runs, shown=_step)
+        step = step_posterior(alone, runs=timed, kind=kind)
+        whole = own_runs(
+            search, runs, shown=lambda run: _step(run) if run.fidelity.is_whole else None
+        )
+        return StepMedians(
+            problem=self,
+            runs=runs,
+            seconds=step.median_s,
+            log_sd=step.log_sd,
+            outcomes=outcome_of_rows(search, runs),
+            predictor=CalibratedPredictor(calibration=calibration),
+            alone=alone,
+            step=step,
+            memory=memory_posterior(memory, runs=own_runs(search, runs, shown=_peak)),
+            is_whole=np.isin(np.arange(len(search.table)), whole.rows),
+            repeat_log_sd=repeat_log_sd(timed, kind=kind),
+        )
 
 
 def baseline_config(query: Query, problem: TrainingProblem) -> ParallelConfig | None:
@@ -70,63 +125,176 @@ def baseline_config(query: Query, problem: TrainingProblem) -> ParallelConfig | 
     return described_baseline(query, resolve=resolve, reasons=reasons)
 
 
-def ranked_trainings(
-    problem: TuningProblem, *, calibration: Calibration, runs: Sequence[RunRecord]
-) -> Ranked:
-    """Return the candidates of a training search; those whose step misses max_days or max_cost are
-    not acceptable.
-    """
-    table = problem.search.table
-    outcomes = outcome_of_rows(problem.search, runs)
-    measured = {row: outcome for row, outcome in outcomes.items() if outcome.status == "ok"}
-    failed = outcomes.keys() - measured.keys()
-    known = known_rows(search=problem.search, calibration=calibration, runs=runs)
-    step_s, limit_s = known.step.median_s, problem.training.longest_step_s
-    fits = known.memory.fit_probability(table.usable_bytes) >= 0.5
-    predictor = CalibratedPredictor(calibration=calibration)
-    baseline = _baseline(problem, predictor=predictor, known=known, runs=runs)
-    rows = [
-        row
-        for row in np.flatnonzero(step_s <= limit_s).tolist()
-        if row in measured or (fits[row] and row not in failed)
-    ]
-    whole = {row: float(step_s[row]) for row in rows if known.ran[row]}
-    rows = rank(median_s=step_s, log_sd=known.step.log_sd, eligible=rows, measured_s=whole)
-    rows = simplest_first(
-        rows,
-        problem=problem,
-        known_s=step_s,
-        known_bytes=known.memory.median_bytes,
-        fails=known.fails,
-        measured=whole,
-        baseline_s=baseline.known[0] if baseline else None,
-    )
-    # What fits by its time, then the rest by its size; not what failed to run.
-    near = np.lexsort((np.where(fits, step_s, table.memory_bytes), ~fits)).tolist()
-    return Ranked(
-        order=rows,
-        near=[row for row in near if row not in failed],
-        front=[
-            rows[place] for place in pareto_optimal(step_s[rows], -known.memory.median_bytes[rows])
-        ],
-        measured=measured,
-        seconds=step_s,
-        legal=problem.space.legal,
-        feasible=problem.space.feasible,
-        rejections=problem.space.rejections,
-        grid_gpu_seconds=_grid_gpu_seconds(problem, runs, median_s=step_s[fits])
-        if measured
-        else None,
-        describe=partial(
-            _describe,
-            problem,
-            predictor=predictor,
-            known=known,
-            measured=measured,
-            repeated=_ranges(problem, runs),
-        ),
-        answer=partial(_answer, problem, rows=rows, known=known, baseline=baseline, runs=runs),
-    )
+@dataclass(frozen=True, kw_only=True)
+class StepMedians(Medians[ParallelConfig, Estimate]):
+    """The rows of a training search; a step that misses max_days or max_cost is not acceptable."""
+
+    problem: TuningProblem
+    predictor: CalibratedPredictor
+    alone: StepPrediction
+    """Prediction of the calibration only, in which a row's own runs are some of many."""
+    step: StepPrediction
+    memory: MemoryPrediction
+    """Allocated memory."""
+    is_whole: BoolArray
+    """(n,) whether a whole run of the row succeeded."""
+    repeat_log_sd: float
+    """Standard deviation of ln(seconds) between runs of one row."""
+
+    @cached_property
+    def fails(self) -> FloatArray:
+        """Return (n,) probabilities of running out of memory; 0 for rows that ran as a whole."""
+        fits = self.memory.fit_probability(self.problem.search.table.device_bytes)
+        return np.where(self.is_whole, 0.0, 1.0 - fits)
+
+    @cached_property
+    def fits(self) -> BoolArray:
+        """Return (n,) whether a row more likely fits within the headroom than not."""
+        usable = self.problem.search.table.usable_bytes
+        return np.asarray(self.memory.fit_probability(usable) >= 0.5)
+
+    @cached_property
+    def acceptable(self) -> list[int]:
+        soon = np.flatnonzero(self.seconds <= self.problem.training.longest_step_s).tolist()
+        return [
+            row
+            for row in soon
+            if row in self.measured or (self.fits[row] and row not in self.outcomes)
+        ]
+
+    @cached_property
+    def ran(self) -> Collection[int]:
+        return set(np.flatnonzero(self.is_whole).tolist())
+
+    @property
+    def near(self) -> list[int]:
+        # What fits by its time, then the rest by its size; not what failed to run.
+        size = np.where(self.fits, self.seconds, self.problem.search.table.memory_bytes)
+        order = np.lexsort((size, ~self.fits)).tolist()
+        return [row for row in order if row in self.measured or row not in self.outcomes]
+
+    @property
+    def front(self) -> list[int]:
+        rows = self.order
+        best = pareto_optimal(self.seconds[rows], -self.memory.median_bytes[rows])
+        return [rows[place] for place in best]
+
+    @property
+    def space(self) -> tuple[int, int, dict[str, int]]:
+        space = self.problem.space
+        return space.legal, space.feasible, space.rejections
+
+    @property
+    def grid_gpu_seconds(self) -> float | None:
+        """Return the cost of running every feasible candidate once, as a whole: observed start-up
+        and all steps.
+        """
+        if not self.measured or not self.fits.any():
+            return None
+        settings = self.problem.query.search
+        seen_s = startup_s(self.runs, settings=settings)
+        one_run = run_gpu_seconds(
+            num_gpus=self.problem.training.cluster.num_gpus,
+            step_s=float(np.mean(self.seconds[self.fits])),
+            startup_s=self.problem.search.assumed_startup_s if seen_s is None else seen_s,
+            settings=settings,
+        )
+        return one_run * float(self.problem.space.feasible)
+
+    def preferred(self, rows: list[int]) -> list[int]:
+        return simplest_first(
+            rows,
+            problem=self.problem,
+            known_s=self.seconds,
+            known_bytes=self.memory.median_bytes,
+            fails=self.fails,
+            measured=self.ran,
+            baseline_s=self.baseline.known[0] if self.baseline else None,
+        )
+
+    def row(self, row: int) -> KnownRow:
+        """Return the estimate of one row, with the interval of another run of it."""
+        one, ran = np.array([row]), bool(self.is_whole[row])
+        step = self.step.take(one)
+        if ran:
+            step = replace(step, log_sd=np.hypot(step.log_sd, self.repeat_log_sd))
+        return KnownRow(step=step, memory=self.memory.take(one), ran=ran)
+
+    def known(self, row: int) -> tuple[float, float]:
+        """Return (seconds, log_sd); the latter includes the slow regime, in which it may also be,
+        unlike the standard deviation of the regular one.
+        """
+        low, high = (float(bound[0]) for bound in self.step.take(np.array([row])).interval())
+        return float(self.seconds[row]), math.log(high / low) / (2.0 * NORMAL_QUANTILE)
+
+    @cached_property
+    def baseline(self) -> KnownBaseline[ParallelConfig, Estimate] | None:
+        training = self.problem.training
+        config, source = compared_with(baseline_config(self.problem.query, training), self.runs)
+        if not isinstance(config, ParallelConfig):
+            return None
+        row, one = self.problem.search.row(config), Candidates.from_configs([config])
+        own = None if row is None else self.row(row)
+        estimate = self.predictor.estimate(
+            0, costs=training.costs(one), candidates=one, problem=training, known=own
+        )
+        assert estimate.time is not None and estimate.intervals is not None  # legal
+        low, high = estimate.intervals.step_s
+        log_sd = (
+            float(self.log_sd[row])
+            if row is not None
+            else math.log(high / low) / (2.0 * NORMAL_QUANTILE)
+        )
+        return KnownBaseline(
+            parallel=config, source=source, estimate=estimate, known=(estimate.time.step_s, log_sd)
+        )
+
+    def describe(self, rows: Sequence[int]) -> tuple[Recommendation, ...]:
+        if not rows:
+            return ()
+        search, training = self.problem.search, self.problem.training
+        candidates = search.candidates.take(np.array(rows, dtype=np.intp))
+        costs = training.costs(candidates)
+        ranges = {
+            search.row(config): (one.low_s, one.high_s)
+            for config, one in repeats(self.runs).items()
+            if one.num_runs > 1
+        }
+        return tuple(
+            Recommendation(
+                rank=place + 1,
+                parallel=candidates.config(place),  # as it ran, so that pages find its run
+                set=dict(training.chosen),
+                estimate=estimate_row(place, case=training, costs=costs, candidates=candidates),
+                measurement=self.measured.get(row),
+                measured_range_s=ranges.get(row),
+                calibrated_estimate=self.predictor.estimate(
+                    place, costs=costs, candidates=candidates, problem=training, known=self.row(row)
+                ),
+            )
+            for place, row in enumerate(rows)
+        )
+
+    def described(self, best: Recommendation, **common: Any) -> Answer:
+        row, estimate, measured = self.order[0], best.preferred_estimate, common["measured"]
+        assert estimate.time is not None and estimate.intervals is not None
+        low, high = self.alone.take(np.array([row])).interval(confidence=CONFIDENCE)
+        interval_s = float(low[0]), float(high[0])
+        before = [run for run in self.runs if run.parallel == best.parallel]
+        device_bytes, gain = self.problem.search.table.device_bytes, common["gain"]
+        return Answer(
+            **common,
+            set=best.set,
+            step_s=estimate.time.step_s,
+            step_s_interval=estimate.intervals.step_s,
+            source="calibrated" if common["known_from_runs"] else "predicted",
+            outside=measured is not None and not interval_s[0] <= measured.step_s <= interval_s[1],
+            free_memory_bytes=float(device_bytes[row] - self.memory.median_bytes[row]),
+            out_of_memory_probability=float(self.fails[row]),
+            baseline=_saved(estimate, self.baseline, factor=gain.factor) if self.baseline else None,
+            foreseen=None if measured is None else foreseen(measured, runs=before),
+            calibrated_step_s_interval=interval_s,
+        )
 
 
 def simplest_first(
@@ -136,7 +304,7 @@ def simplest_first(
     known_s: FloatArray,
     known_bytes: FloatArray,
     fails: FloatArray,
-    measured: Container[int],
+    measured: Collection[int],
     baseline_s: float | None = None,
 ) -> list[int]:
     """Return the rows with the simplest near-optimal one first, as `training.ranking.choice`
@@ -163,130 +331,6 @@ def simplest_first(
     return [near[place], *(row for row in rows if row != near[place])]
 
 
-def _describe(
-    problem: TuningProblem,
-    rows: Sequence[int],
-    *,
-    predictor: CalibratedPredictor,
-    known: KnownRows,
-    measured: Mapping[int, Measurement],
-    repeated: Mapping[int | None, tuple[float, float]],
-) -> tuple[Recommendation, ...]:
-    if not rows:
-        return ()
-    training = problem.training
-    candidates = problem.search.candidates.take(np.array(rows, dtype=np.intp))
-    costs = training.costs(candidates)
-    return tuple(
-        Recommendation(
-            rank=place + 1,
-            parallel=candidates.config(place),  # as it ran, so that pages find its run
-            set=dict(training.chosen),
-            estimate=estimate_row(place, case=training, costs=costs, candidates=candidates),
-            measurement=measured.get(row),
-            measured_range_s=repeated.get(row),
-            calibrated_estimate=predictor.estimate(
-                place, costs=costs, candidates=candidates, problem=training, known=known.row(row)
-            ),
-        )
-        for place, row in enumerate(rows)
-    )
-
-
-def _ranges(
-    problem: TuningProblem, runs: Sequence[RunRecord]
-) -> dict[int | None, tuple[float, float]]:
-    """Return (fastest, slowest) by row of configurations that ran more than once as a whole."""
-    several = {config: one for config, one in repeats(runs).items() if one.num_runs > 1}
-    return {
-        problem.search.row(config): (one.low_s, one.high_s)
-        for config, one in several.items()
-        if isinstance(config, ParallelConfig)
-    }
-
-
-def _baseline(
-    problem: TuningProblem,
-    *,
-    predictor: CalibratedPredictor,
-    known: KnownRows,
-    runs: Sequence[RunRecord],
-) -> KnownBaseline[ParallelConfig, Estimate] | None:
-    """Return the configuration to compare with; it need not be a candidate."""
-    training = problem.training
-    config, source = compared_with(baseline_config(problem.query, training), runs)
-    if not isinstance(config, ParallelConfig):
-        return None
-    row, one = problem.search.row(config), Candidates.from_configs([config])
-    own = None if row is None else known.row(row)
-    estimate = predictor.estimate(
-        0, costs=training.costs(one), candidates=one, problem=training, known=own
-    )
-    assert estimate.time is not None and estimate.intervals is not None  # legal
-    low, high = estimate.intervals.step_s
-    log_sd = (
-        float(known.step.log_sd[row])
-        if row is not None
-        else math.log(high / low) / (2.0 * NORMAL_QUANTILE)
-    )
-    return KnownBaseline(
-        parallel=config, source=source, estimate=estimate, known=(estimate.time.step_s, log_sd)
-    )
-
-
-def _answer(
-    problem: TuningProblem,
-    best: Recommendation,
-    *,
-    rows: Sequence[int],
-    known: KnownRows,
-    baseline: KnownBaseline[ParallelConfig, Estimate] | None,
-    runs: Sequence[RunRecord],
-) -> Answer:
-    row, estimate = rows[0], best.preferred_estimate
-    assert estimate.time is not None and estimate.intervals is not None
-    succeeded = [run for run in runs if run.status == "ok"]
-    measured = repeats(runs).get(best.parallel) if best.measurement is not None else None
-    low_s, high_s = (
-        float(bound[0])
-        for bound in known.alone.take(np.array([row])).interval(confidence=CONFIDENCE)
-    )
-    low, high = (float(bound[0]) for bound in known.step.take(np.array([row])).interval())
-    # It may also be in the slow regime, which the standard deviation of the regular one excludes.
-    own = float(known.step.median_s[row]), math.log(high / low) / (2.0 * NORMAL_QUANTILE)
-    steps = measured_steps(runs, kind=problem.training.cluster.gpu.kind)
-    gains = (
-        () if baseline is None else gains_of(best.parallel, own, baseline=baseline, measured=steps)
-    )
-    gain = gains[0] if gains else None
-    answer = Answer(
-        parallel=best.parallel,
-        set=best.set,
-        step_s=estimate.time.step_s,
-        step_s_interval=estimate.intervals.step_s,
-        source="calibrated" if succeeded else "predicted",
-        known_from_runs=len(succeeded),
-        measured=measured,
-        outside=measured is not None and not low_s <= measured.step_s <= high_s,
-        as_good=as_good(rows, step=known.step),
-        free_memory_bytes=float(
-            problem.search.table.device_bytes[row] - known.memory.median_bytes[row]
-        ),
-        out_of_memory_probability=float(known.fails[row]),
-        baseline=None
-        if baseline is None or gain is None
-        else _saved(estimate, baseline, factor=gain.factor),
-        gain=gain,
-        gains=gains,
-        clearly_better=None if gain is None else gain.clear,
-        foreseen=None
-        if measured is None
-        else foreseen(measured, runs=[run for run in runs if run.parallel == best.parallel]),
-        calibrated_step_s_interval=(low_s, high_s),
-    )
-    return replace(answer, verdict=get_verdict(answer))
-
-
 def _saved(
     best: Estimate, baseline: KnownBaseline[ParallelConfig, Estimate], *, factor: float
 ) -> Baseline:
@@ -307,20 +351,19 @@ def _saved(
     )
 
 
-def _grid_gpu_seconds(
-    problem: TuningProblem, runs: Sequence[RunRecord], *, median_s: np.ndarray
-) -> float | None:
-    """Return the cost of running every feasible candidate once, as a whole: observed start-up and
-    all steps.
+def _step(measurement: Measurement) -> tuple[float, float] | None:
+    """Return seconds of the whole configuration's step; reduced runs include the extrapolation
+    error.
     """
-    if median_s.size == 0:
+    if measurement.objective_s is None:
         return None
-    settings = problem.query.search
-    seen_s = startup_s(runs, settings=settings)
-    one_run = run_gpu_seconds(
-        num_gpus=problem.training.cluster.num_gpus,
-        step_s=float(np.mean(median_s)),
-        startup_s=problem.search.assumed_startup_s if seen_s is None else seen_s,
-        settings=settings,
-    )
-    return one_run * float(problem.space.feasible)
+    if measurement.extrapolated_step_s_interval is None:
+        return measurement.objective_s, spread_of(measurement)
+    low, high = measurement.extrapolated_step_s_interval
+    return measurement.objective_s, math.log(high / low) / (2.0 * NORMAL_QUANTILE)
+
+
+def _peak(measurement: Measurement) -> tuple[float, float] | None:
+    """Return bytes of a whole run; a reduced one needs another amount of memory."""
+    peak = measurement.peak_memory_bytes
+    return (float(peak), 0.0) if peak and measurement.fidelity.is_whole else None
