@@ -202,6 +202,16 @@ def build_validators(*, described: bool) -> Iterator[None]:
 
 
 @functools.cache
+def choice_fields(kind: Any) -> tuple[str, ...]:
+    """Return the names of the fields of a dataclass that may be lists, between whose values a
+    ranking chooses.
+
+    It reads the texts of postponed annotations: evaluating them takes milliseconds.
+    """
+    return tuple(each.name for each in dataclasses.fields(kind) if "Choice[" in str(each.type))
+
+
+@functools.cache
 def bounds_of(kind: Any) -> dict[str, tuple[float, float]]:
     """Smallest and largest value of each field of a dataclass that has bounds."""
     hints = get_type_hints(kind, include_extras=True)

@@ -1,20 +1,96 @@
-"""Keys of `training` by whether they change the numbers that are trained."""
+"""What a key of `training` changes, who may set it beside a query, and what profile runs follow.
 
-NUMERICS_KEYS = (
-    "global_batch_size",
-    "precision",
-    "fp8_recipe",
-    "parameter_precision",
-    "gradient_precision",
-    "optimizer_precision",
-    "exp_avg_sq_precision",
-    "master_precision",
-    "expert_precision",
-    "dispatch_precision",
-    "expert_capacity_factor",
-)
-"""What changes them: no ranking varies it unless the query lists values."""
-FREE_PATHS = ("training.cuda_graphs", "training.cross_entropy", "training.overlap")
-"""Paths of what changes none of them: a ranking takes these where they are worth it and the query
-leaves them open.
+Consumers compute their rules from this table. A key without a row is set by queries alone, and runs
+have its default; one that may be a list of values is a `fields.Choice`.
 """
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+ENGINES = ("megatron-core", "torch-fsdp")
+"""Frameworks that the built-in profiler has an engine for."""
+Runs = Mapping[str, Collection[Any] | None]
+"""By engine: values beside the default that it runs; None: all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Knob:
+    """Facts of a key of `training` that belong to no formula."""
+
+    trains: bool = False
+    """Changes the numbers that are trained: no ranking varies it unless the query lists values."""
+    set_by: Literal["recipe", "recipe or ranking"] | None = None
+    """Who sets a key that the query leaves open. A ranking sets only what changes no numbers."""
+    runs: Runs = field(default_factory=dict)
+    plain: Collection[Any] | None = None
+    """Values in the measured runs of plain frameworks (`frameworks.facts`), which take no other;
+    None: any.
+    """
+
+
+def _all(*values: Any) -> Runs:
+    return dict.fromkeys(ENGINES, values)
+
+
+def _megatron(*values: Any, others: tuple[Any, ...] = ()) -> Runs:
+    return {"megatron-core": values, "torch-fsdp": others}
+
+
+_ANY: Runs = dict.fromkeys(ENGINES)
+_ANY_OF_MEGATRON: Runs = {"megatron-core": None}
+_STATE = _megatron("fp32", "bf16", others=("fp32",))
+
+KNOBS: Mapping[str, Knob] = {
+    "sequence_length": Knob(runs=_ANY),
+    "global_batch_size": Knob(trains=True, runs=_ANY),
+    "precision": Knob(
+        trains=True,
+        # What torch-fsdp gathers it casts; it stores fp32.
+        runs=_megatron("fp16", "fp32", "fp8", others=("fp32",)),
+        plain=("bf16",),
+    ),
+    "framework_version": Knob(set_by="recipe"),
+    "fp8_recipe": Knob(trains=True, set_by="recipe", runs=_ANY_OF_MEGATRON),
+    "parameter_precision": Knob(trains=True, set_by="recipe", runs=_all("fp32"), plain=("bf16",)),
+    "gradient_precision": Knob(trains=True, set_by="recipe", runs=_all("fp32")),
+    "optimizer_precision": Knob(trains=True, set_by="recipe", runs=_STATE, plain=("fp32",)),
+    "exp_avg_sq_precision": Knob(trains=True, set_by="recipe", runs=_STATE, plain=()),
+    "master_precision": Knob(trains=True, set_by="recipe", runs=_all("fp32"), plain=("fp32",)),
+    "optimizer": Knob(runs=_all("sgd"), plain=("adam",)),
+    "attention": Knob(runs=_ANY_OF_MEGATRON, plain=("flash",)),
+    "cross_entropy": Knob(
+        set_by="recipe or ranking",
+        runs=_megatron("unfused", "fused", "in_place", others=("unfused",)),
+        plain=("unfused",),
+    ),
+    "dropout": Knob(runs=_ANY_OF_MEGATRON, plain=(0.0,)),
+    "cuda_graphs": Knob(set_by="recipe or ranking", runs=_megatron(False, True, others=(False,))),
+    "cuda_graph_modules": Knob(set_by="recipe"),
+    "overlap": Knob(set_by="recipe or ranking"),
+    "frozen_precision": Knob(trains=True, set_by="recipe"),
+    "lora": Knob(set_by="recipe"),
+    "activation_func_fp8_input_store": Knob(set_by="recipe"),
+    "gated_product": Knob(set_by="recipe", runs=_all("kept")),
+    "expert_capacity_factor": Knob(trains=True, set_by="recipe", runs=_ANY_OF_MEGATRON),
+    "expert_precision": Knob(trains=True, set_by="recipe"),
+    "dispatch_precision": Knob(trains=True, set_by="recipe", runs=_all("bf16")),
+    "task": Knob(plain=("pretrain", "sft")),
+    "offload": Knob(set_by="recipe", runs=_all("none"), plain=("none",)),
+    "offload_fraction": Knob(set_by="recipe", runs=_all(1.0)),
+    "attention_kernel": Knob(set_by="recipe", runs=_all("auto")),
+    "gradient_reduction": Knob(set_by="recipe", runs=_all("micro_batch")),
+}
+"""By key of `training`, in the order in which answers list what they assume."""
+
+OF_RECIPES = tuple(name for name, knob in KNOBS.items() if knob.set_by)
+"""Keys of `training` that a recipe may set in addition to the framework."""
+FREE_PATHS = frozenset(
+    f"training.{n}" for n, knob in KNOBS.items() if knob.set_by == "recipe or ranking"
+)
+"""Paths that a ranking sets where they are worth it."""
+
+
+def run_by(engine: str) -> dict[str, Collection[Any] | None]:
+    """Return the values that an engine runs, by key of `training`; see `declared.Declared`."""
+    return {name: knob.runs[engine] for name, knob in KNOBS.items() if engine in knob.runs}

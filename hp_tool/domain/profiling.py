@@ -23,6 +23,7 @@ from hp_tool.domain.declared import (
 )
 from hp_tool.domain.hardware import ClusterSpec
 from hp_tool.domain.inference import InferenceWorkload
+from hp_tool.domain.knobs import ENGINES, run_by
 from hp_tool.domain.measurement import Runner
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import ContextCommunication, ParallelConfig, Strategy
@@ -33,8 +34,6 @@ from hp_tool.domain.workload import TrainingWorkload
 Unsupported = Iterator[tuple[str, str]]
 Sizes: TypeAlias = Any
 """A ParallelConfig, or the same fields of n candidates as arrays of shape (n,)."""
-ENGINES = ("megatron-core", "torch-fsdp")
-"""Frameworks that the profiler has an engine for."""
 MIN_VLLM_BATCHED_TOKENS = 10_000
 """`vllm bench latency` draws its prompts from this many tokens."""
 
@@ -62,23 +61,6 @@ _LLAMA_FIELDS: Declared = {
     **dict.fromkeys(("attention_bias", "attention_output_bias", "mlp_bias"), (False,)),
     "query_key_norm": ("head",),
 }
-_WORKLOAD_FIELDS: Declared = {
-    **allow_any_value(parse_names("sequence_length global_batch_size")),
-    "optimizer": ("sgd",),
-    "attention_kernel": ("auto",),
-    "cross_entropy": ("unfused",),
-    "cuda_graphs": (False,),
-    "dispatch_precision": ("bf16",),
-    "gated_product": ("kept",),
-    "gradient_reduction": ("micro_batch",),
-    "offload": ("none",),
-    "offload_fraction": (1.0,),
-    "parameter_precision": ("fp32",),
-    "gradient_precision": ("fp32",),
-    "optimizer_precision": ("fp32",),
-    "exp_avg_sq_precision": ("fp32",),
-    "master_precision": ("fp32",),
-}
 _SIZE_FIELDS = {
     "megatron-core": SPLIT_FIELDS
     | parse_names("micro_batch_size zero_stage")
@@ -100,21 +82,16 @@ _ENDPOINT_FIELDS = _BATCH_FIELDS | parse_names("""
 
 def _declared_workload(training: TrainingWorkload) -> Declared:
     """Return what the engine follows of a workload."""
-    if training.framework == "torch-fsdp":  # it casts what it gathers, and stores fp32
-        return {**_WORKLOAD_FIELDS, "precision": ("fp32",)}
+    declared = run_by(_profiler_engine(training))
+    if training.framework == "torch-fsdp":
+        return declared
     stored = "bf16" if training.precision == "fp8" else training.precision
     return {
-        **_WORKLOAD_FIELDS,
-        **allow_any_value(parse_names("fp8_recipe attention dropout expert_capacity_factor")),
+        **declared,
         # Transformer Engine's ring always overlaps.
         **allow_any_value(OVERLAP_FIELDS - {"overlap.context_parallel"}),
-        "precision": ("fp16", "fp32", "fp8"),
         "parameter_precision": (stored,),
         "gradient_precision": ("fp32", stored),
-        "optimizer_precision": ("fp32", "bf16"),
-        "exp_avg_sq_precision": ("fp32", "bf16"),
-        "cross_entropy": ("unfused", "fused", "in_place"),
-        "cuda_graphs": (False, True),
     }
 
 

@@ -10,9 +10,8 @@ from typing import Annotated, Literal, Self
 
 from annotated_types import Interval
 
-from hp_tool.domain.fields import Choice, Count, Fraction, Release, Shown, Strict
+from hp_tool.domain.fields import Choice, Count, Fraction, Release, Shown, Strict, choice_fields
 from hp_tool.domain.hardware import Precision
-from hp_tool.domain.knobs import NUMERICS_KEYS
 
 StatePrecision = Literal["fp32", "bf16", "fp16", "fp8"]
 AttentionKind = Literal["flash", "unfused"]
@@ -292,7 +291,7 @@ class TrainingWorkload(Strict):
     @property
     def choices(self) -> dict[str, tuple[object, ...]]:
         """The keys that have a list of values, between which a ranking is to choose."""
-        several = {name: getattr(self, name) for name in NUMERICS_KEYS}
+        several = {name: getattr(self, name) for name in choice_fields(TrainingWorkload)}
         return {name: values for name, values in several.items() if isinstance(values, tuple)}
 
     def with_open_knobs(self) -> Self:

@@ -15,7 +15,6 @@ from hp_tool.catalog.documents import load_yaml
 from hp_tool.domain import bounds
 from hp_tool.domain.fields import bounds_error, build_validators
 from hp_tool.domain.inference import DisaggregationSpec
-from hp_tool.domain.knobs import NUMERICS_KEYS
 from hp_tool.domain.parallel import ParallelQuery
 from hp_tool.domain.query import Kind, OwnFile, Query
 from hp_tool.errors import InputError
@@ -290,8 +289,8 @@ def _check_query(query: Query) -> None:
             if getattr(query.inference, name) == 0:
                 field = f"inference.{name}"
                 raise InputError(f"{field} is missing; add it", field=field, code="missing_field")
-    for name in NUMERICS_KEYS if query.training is not None else ():
-        if isinstance(values := getattr(query.training, name), tuple):
+    if query.training is not None:
+        for name, values in query.training.choices.items():
             bounds.check_values(len(values), field=f"training.{name}")
     check_axes(query.parallel, field="parallel")
     if query.inference is not None and query.inference.disaggregated is not None:

@@ -8,12 +8,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hp_tool.domain.axes import Axis, axes_of_kind
-from hp_tool.domain.knobs import NUMERICS_KEYS
+from hp_tool.domain.fields import choice_fields
 from hp_tool.domain.parallel import ParallelConfig, recompute_name
 from hp_tool.domain.parts import label
 from hp_tool.domain.result import Estimate, Recommendation
 from hp_tool.domain.serving import InferenceEstimate, ServingRecommendation
 from hp_tool.domain.units import GIB, JOULES_PER_MWH, format_decimal
+from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.wording import figures, rankings
 from hp_tool.wording.figures import Figure, value_at
 
@@ -88,7 +89,7 @@ def varied_columns(rows: Sequence[Recommendation]) -> list[Column]:
     assumed: list[Any] = [row.estimate.provenance.get("assumed") or {} for row in rows]
     columns = [
         (name, tuple(str(each.get(f"training.{name}", ABSENT)) for each in assumed))
-        for name in NUMERICS_KEYS
+        for name in choice_fields(TrainingWorkload)
     ]
     listed = [
         Column(head=name.replace("_", " "), cells=cells)

@@ -167,7 +167,11 @@ def chosen_settings_words(chosen: Mapping[str, object]) -> str:
     """Return `Assumes CUDA graphs and fused loss (same numerics).`: free knobs that a ranking
     chose; empty without any.
     """
-    words = [_knob_words(path, chosen[path]) for path in FREE_PATHS if path in chosen]
+    words = [
+        _knob_words(path, chosen[path])
+        for path in KNOB_LABELS
+        if path in FREE_PATHS and path in chosen
+    ]
     return f"Assumes {' and '.join(words)} (same numerics)." if words else ""
 
 

@@ -15,6 +15,7 @@ import pytest
 from hp_tool.catalog import library
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.strategy_legality import strategy_broken
+from hp_tool.domain.knobs import OF_RECIPES
 from hp_tool.domain.parallel import ParallelConfig, ParallelQuery, Recompute, recompute_name
 from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.errors import HpToolError, NotFoundError
@@ -24,7 +25,6 @@ from hp_tool.questions.training import estimate, recommend
 from hp_tool.questions.training.problem import TrainingProblem, resolve_training
 from hp_tool.questions.training.recipes import (
     PARALLEL_KNOBS,
-    TRAINING_KNOBS,
     get_recipe,
     list_recipes,
 )
@@ -444,6 +444,6 @@ def test_every_recipe_is_one_that_megatron_core_starts() -> None:
 
 def test_a_knob_that_recipes_set_is_open_until_a_query_sets_it() -> None:
     """A recipe fills what is None: a knob with another default would ignore every recipe."""
-    for kind, knobs in ((TrainingWorkload, TRAINING_KNOBS), (ParallelQuery, PARALLEL_KNOBS)):
+    for kind, knobs in ((TrainingWorkload, OF_RECIPES), (ParallelQuery, PARALLEL_KNOBS)):
         defaults = {each.name: each.default for each in fields(kind)}
         assert {name for name in knobs if defaults[name] is not None} == set()

@@ -30,7 +30,6 @@ from hp_tool.domain.efficiency import EfficiencyProfile
 from hp_tool.domain.frameworks import framework_facts, training_engine
 from hp_tool.domain.graphs import recorded_modules
 from hp_tool.domain.hardware import ClusterSpec, GpuSpec
-from hp_tool.domain.knobs import NUMERICS_KEYS
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import (
     ParallelConfig,
@@ -271,13 +270,12 @@ def resolve_training(query: Query) -> TrainingProblem:
             "recommend` and `tune`.",
             field="kind",
         )
-    for name in NUMERICS_KEYS:
-        if isinstance(values := getattr(query.training, name), tuple):
-            message = (
-                f"training.{name} has {len(values)} values, between which only `recommend` "
-                "chooses; give one"
-            )
-            raise InputError(message, field=f"training.{name}")
+    for name, values in query.training.choices.items():
+        message = (
+            f"training.{name} has {len(values)} values, between which only `recommend` "
+            "chooses; give one"
+        )
+        raise InputError(message, field=f"training.{name}")
     unlimited, query = query.leaves_num_gpus_open(), query.with_most_devices()
     model = resolve_model(query.model)
     if (parallel := drop_default_layout(query.parallel, model)) is not query.parallel:

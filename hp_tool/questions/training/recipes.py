@@ -10,6 +10,7 @@ from hp_tool.catalog import library
 from hp_tool.cost.optimizer import gradient_precision, optimizer_precision, stored_precision
 from hp_tool.cost.shared import Shared
 from hp_tool.domain.hardware import GpuSpec
+from hp_tool.domain.knobs import OF_RECIPES
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import ParallelQuery, Strategy, recompute_name
 from hp_tool.domain.query import Query
@@ -19,31 +20,6 @@ from hp_tool.errors import InputError
 from hp_tool.questions import schema
 from hp_tool.questions.training.nearest import describe_stand_in, like_gpu, like_model
 
-TRAINING_KNOBS = (
-    "framework_version",
-    "fp8_recipe",
-    "parameter_precision",
-    "gradient_precision",
-    "optimizer_precision",
-    "exp_avg_sq_precision",
-    "master_precision",
-    "cross_entropy",
-    "cuda_graphs",
-    "cuda_graph_modules",
-    "overlap",
-    "frozen_precision",
-    "lora",
-    "activation_func_fp8_input_store",
-    "gated_product",
-    "expert_capacity_factor",
-    "expert_precision",
-    "dispatch_precision",
-    "offload",
-    "offload_fraction",
-    "attention_kernel",
-    "gradient_reduction",
-)
-"""Keys of `training` that a recipe may set in addition to the framework."""
 PARALLEL_KNOBS = (
     "moe_token_dispatcher_type",
     "expert_tensor_parallel_size",
@@ -108,7 +84,7 @@ def with_recipe(query: Query, *, model: ModelSpec, gpu: GpuSpec, num_gpus: int) 
         if parallel.zero_stage is not None:  # and the reduction of gradients to its stage
             training = replace(training, gradient_reduction=None)
         workload = replace(
-            _fill_open(workload, training, TRAINING_KNOBS), framework=framework, recipe=None
+            _fill_open(workload, training, OF_RECIPES), framework=framework, recipe=None
         )
         if training.overlap is not None:  # each kind separately
             kinds = _fill_open(workload.overlap or OverlapSpec(), training.overlap, OVERLAPS)
@@ -159,7 +135,7 @@ _knobs: Shared[dict[str, object]] = Shared()
 def _training_knobs(workload: TrainingWorkload, model: ModelSpec) -> dict[str, object]:
     written = {
         name: schema.to_dict(value)
-        for name in TRAINING_KNOBS
+        for name in OF_RECIPES
         if (value := getattr(workload, name)) is not None
     }
     return written | dict(_training_values(workload, model))
@@ -235,7 +211,7 @@ def _recipe_of_entry(entry: library.Entry) -> Recipe:
         named: Recipe = schema.parse(Recipe, content)
         for rule in named.rules:
             for section, known in (
-                ("training", ("framework", *TRAINING_KNOBS)),
+                ("training", ("framework", *OF_RECIPES)),
                 ("parallel", PARALLEL_KNOBS),
             ):
                 if foreign := sorted(getattr(rule, section).keys() - set(known)):

@@ -1,5 +1,6 @@
 """Rules for training queries: incompatible fields, and unsupported features, rejected by name."""
 
+from collections.abc import Collection
 from typing import Any
 
 from hp_tool.cost.candidates import Candidates
@@ -8,6 +9,7 @@ from hp_tool.cost.optimizer import stored_precision
 from hp_tool.domain.frameworks import framework_facts, training_engine
 from hp_tool.domain.graphs import recording_error
 from hp_tool.domain.hardware import ClusterSpec, GpuSpec
+from hp_tool.domain.knobs import KNOBS
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import (
     ParallelConfig,
@@ -473,20 +475,8 @@ def _check_offload(gpu: GpuSpec, workload: TrainingWorkload) -> None:
         )
 
 
-_SUPPORTED_VALUES: dict[str, dict[str, tuple[Any, ...]]] = {
-    "training": {
-        "precision": ("bf16",),
-        "parameter_precision": ("bf16",),
-        "optimizer_precision": ("fp32",),
-        "exp_avg_sq_precision": (),
-        "master_precision": ("fp32",),
-        "optimizer": ("adam",),
-        "attention": ("flash",),
-        "cross_entropy": ("unfused",),
-        "dropout": (0.0,),
-        "task": ("pretrain", "sft"),
-        "offload": ("none",),
-    },
+_SUPPORTED_VALUES: dict[str, dict[str, Collection[Any]]] = {
+    "training": {name: knob.plain for name, knob in KNOBS.items() if knob.plain is not None},
     "parallel": {
         "virtual_pipeline_parallel_size": (1,),
         "pipeline_schedule": ("1f1b",),

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from hp_tool.catalog import library
-from hp_tool.domain.knobs import NUMERICS_KEYS
+from hp_tool.domain.knobs import KNOBS
 from hp_tool.domain.parallel import ParallelQuery
 from hp_tool.domain.query import Query
 from hp_tool.domain.result import Estimate, WithRecipe
@@ -21,7 +21,7 @@ from hp_tool.questions.training.recipes import get_recipe
 
 NEWEST_FAMILY = "megatron-bridge"
 AUDITED = "mlperf-training-5.0"
-NUMERICS_PATHS = (*(f"training.{name}" for name in NUMERICS_KEYS), "training.frozen_precision")
+NUMERICS_PATHS = frozenset(f"training.{name}" for name, knob in KNOBS.items() if knob.trains)
 """Settings that change the numerics."""
 CAPACITY_KEY = "training.expert_capacity_factor"
 LAYOUT_SETTINGS: tuple[tuple[dict[str, Any], dict[str, Any]], ...] = (
