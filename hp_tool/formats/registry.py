@@ -54,8 +54,9 @@ class Format(Generic[Setup]):
     """The loss implementation of a tool without a setting for it."""
     trained_weights: StatePrecision | None = None
     """Default precision of fully trained weights in the tool."""
-    log: str = "json"
-    """The reader of its logs (cluster.logs)."""
+    logs: tuple[str, ...] = ("json",)
+    """Readers of the logs of what it starts (cluster.logs); the first that finds step times counts.
+    """
     file: str | None = None
     """File name in the folder of a trainer's run, if the trainer reads the text from a file."""
     flags: Callable[[TrainingSetup], list[str]] | None = None

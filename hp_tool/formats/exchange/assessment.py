@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -263,15 +263,11 @@ def _restore_own_flags(
     }
 
 
-def _read_log_facts(log: Iterable[str], *, reader: str) -> LogFacts:
-    """Return what the tool's reader finds in a log.
-
-    A script over DeepSpeed's or Accelerate's file may print DeepSpeed's lines or the Trainer's.
-    """
-    names = ("deepspeed", "trainer") if reader == "deepspeed" else (reader,)
-    found = [LogFacts() for _ in names]
+def _read_log_facts(log: Iterable[str], *, readers: Sequence[str]) -> LogFacts:
+    """Return what the first reader that finds step times finds in a log."""
+    found = [LogFacts() for _ in readers]
     for line in log:
-        for name, facts in zip(names, found, strict=True):
+        for name, facts in zip(readers, found, strict=True):
             read_line(line, facts, reader=name)
     timed = (facts for facts in found if facts.has_times)
     return next(timed, found[0])
@@ -281,7 +277,7 @@ def _summarize_log(query: Query, log: Iterable[str], tool: str) -> LoggedRun:
     """Return medians of a log's values, as seconds per step for any unit."""
     workload, num_gpus = query.training, resolve_training(query).cluster.num_gpus
     assert workload is not None  # the query is of kind training
-    facts = _read_log_facts(log, reader=get_format(tool).log)
+    facts = _read_log_facts(log, readers=get_format(tool).logs)
     tokens = workload.global_batch_size * workload.sequence_length / num_gpus
     seconds, _ = facts.step_times_s(workload, num_gpus=num_gpus)
     settled = seconds[WARMUP_LINES:] or seconds

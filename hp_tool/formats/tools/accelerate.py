@@ -161,7 +161,7 @@ register(
         framework="torch-fsdp",
         axes=arguments.AXES,
         fsdp_axes={"zero_stage": (2, 3), "pipeline_parallel_size": 1, "sequence_parallel": False},
-        log="deepspeed",
+        logs=("deepspeed", "trainer"),
         file="accelerate.yaml",
         reads="its YAML file, or a launch script of Hugging Face's Trainer, or TRL's, with that "
         "file",

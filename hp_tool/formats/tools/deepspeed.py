@@ -134,7 +134,7 @@ register(
         usual_of="deepspeed",
         framework="deepspeed",
         axes=arguments.AXES,
-        log="deepspeed",
+        logs=("deepspeed", "trainer"),
         file="deepspeed.json",
         reads="its JSON file, or a launch script of Hugging Face's Trainer, or TRL's, with `--file "
         "ds.json`",

@@ -174,7 +174,7 @@ register(
                 holds=matches_pattern(r"\bllamafactory-cli\b|\bsrc/train\.py\s+\S+\.ya?ml\b"),
             ),
         ),
-        log="trainer",
+        logs=("trainer",),
         read=read,
         write=text,
         framework="hf-trainer",

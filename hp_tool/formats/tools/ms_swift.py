@@ -337,7 +337,7 @@ register(
                 holds=matches_pattern(r"(?m)^[^#\n]*(?<![\w/-])(megatron|swift)\s+(sft|pt|rlhf)\b"),
             ),
         ),
-        log="trainer",
+        logs=("trainer",),
         read=read,
         reads="a command `swift sft`, `swift pt`, `megatron sft` or `megatron pt`",
     )

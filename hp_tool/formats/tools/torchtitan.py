@@ -420,7 +420,7 @@ register(
         usual_of="torch-fsdp",
         framework="torch-fsdp",
         fsdp_axes={"zero_stage": (2, 3)},
-        log="torchtitan",
+        logs=("torchtitan",),
         file="torchtitan.toml",
         reads="the TOML file of 0.1 and 0.2 (0.3 has `torchtitan-python`)",
         writes="TOML, for the models torchtitan has flavors of",

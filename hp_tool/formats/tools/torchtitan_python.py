@@ -402,7 +402,7 @@ register(
             "context_parallel_communication": "all_gather",
             "expert_tensor_parallel_size": 1,
         },
-        log="torchtitan",
+        logs=("torchtitan",),
         reads="a configuration function of 0.3 in Python, one of several by `--var CONFIG=NAME`; "
         "nothing is executed",
         writes="a module with one function, for `--module` and `--config`, for the models "

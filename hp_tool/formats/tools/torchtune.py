@@ -112,7 +112,7 @@ register(
         signs=(
             Sign(of="keys", rank=45, holds=matches_pattern(r"(?m)^\s*_component_:\s*torchtune\.")),
         ),
-        log="torchtune",
+        logs=("torchtune",),
         read=read,
         reads="its YAML file of full, LoRA or QLoRA fine-tuning",
     )

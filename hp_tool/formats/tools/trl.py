@@ -66,7 +66,7 @@ register(
         name="trl",
         title="TRL",
         signs=(Sign(of="keys", rank=55, holds=_is_its_file),),
-        log="trainer",
+        logs=("trainer",),
         read=read_file,
         reads="its YAML file (`trl sft --config`), with `--file` for Accelerate's or DeepSpeed's",
         write=text,

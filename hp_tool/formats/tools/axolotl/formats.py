@@ -19,7 +19,7 @@ register(
                 refused="a command of Axolotl (import the YAML file that it names)",
             ),
         ),
-        log="trainer",
+        logs=("trainer",),
         read=read,
         write=text,
         framework="hf-trainer",

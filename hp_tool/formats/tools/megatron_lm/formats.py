@@ -53,7 +53,7 @@ register(
         options=flag_values,
         usual_of="megatron-core",
         framework="megatron-core",
-        log="megatron-lm",
+        logs=("megatron-lm",),
         flags=_flag_words,
         says_shape=True,
         reads="a launch script, its flags, the Job of a Kubernetes manifest, or a log that begins "

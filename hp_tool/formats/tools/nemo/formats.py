@@ -74,7 +74,7 @@ register(
         write=text,
         options=overrides,
         framework="megatron-core",
-        log="megatron-lm",
+        logs=("megatron-lm",),
         file="nemo.py",
         flags=lambda setup: assignments(overrides(setup)),
         flags_name="megatron-bridge",
