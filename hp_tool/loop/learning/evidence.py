@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +17,7 @@ from hp_tool.domain.measurement import Fidelity, Measurement
 from hp_tool.domain.measurement_records import MeasurementQuery, MeasurementRecord
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.ports import Store
+from hp_tool.domain.query import Query
 from hp_tool.domain.records import REUSED, CalibrationRecord
 from hp_tool.errors import HpToolError
 from hp_tool.loop.assumptions import assumed
@@ -34,6 +36,7 @@ from hp_tool.questions.schema import parse_query
 from hp_tool.questions.training.links import Links, with_links
 from hp_tool.questions.training.problem import TrainingProblem, resolve_training
 
+Problem = TypeVar("Problem")
 Release = Callable[[MeasurementRecord], str | None]
 """Returns the framework release that a run counts as."""
 
@@ -61,21 +64,30 @@ def of_series(
     A measurement whose query cannot be parsed or modelled any more is skipped.
     """
     framework = series.framework.partition(" ")[0]  # earlier: a series per release
-    records = newest(store, cluster_key=series.cluster_key, framework=framework, owner=series.owner)
-    for problem, same in by_problem(
-        [each for each in records if without_search is None or each.search_id != without_search]
-    ):
+    records = newest(
+        store,
+        cluster_key=series.cluster_key,
+        framework=framework,
+        owner=series.owner,
+        without_search=without_search,
+    )
+    for problem, same in by_problem(records, resolve=resolve_training):
         if series.model_family in ("", model_family(problem.model)):
             yield problem, same
 
 
 def newest(
-    store: Store, *, cluster_key: str, framework: str, owner: str = ""
+    store: Store,
+    *,
+    cluster_key: str,
+    framework: str,
+    owner: str = "",
+    without_search: str | None = None,
 ) -> list[MeasurementRecord]:
     """Return the newest measurements of this cluster and framework that may teach, a few per
     configuration.
 
-    They are those of all users, or one owner's.
+    They are those of all users, or one owner's, without those of one search.
     """
     query: MeasurementQuery = {
         "cluster_key": cluster_key,
@@ -84,9 +96,12 @@ def newest(
         "teaches": owner,
     }
     query["repeats"] = assumed().learning.repeats
-    return teaching(
-        store.measurements(limit=assumed().learning.measurements, **query).items, owner=owner
-    )
+    found = store.measurements(limit=assumed().learning.measurements, **query).items
+    return [
+        record
+        for record in teaching(found, owner=owner)
+        if without_search is None or record.search_id != without_search
+    ]
 
 
 def teaching(records: Iterable[MeasurementRecord], *, owner: str = "") -> list[MeasurementRecord]:
@@ -103,8 +118,8 @@ def teaching(records: Iterable[MeasurementRecord], *, owner: str = "") -> list[M
 
 
 def by_problem(
-    records: Sequence[MeasurementRecord],
-) -> Iterator[tuple[TrainingProblem, list[MeasurementRecord]]]:
+    records: Sequence[MeasurementRecord], *, resolve: Callable[[Query], Problem]
+) -> Iterator[tuple[Problem, list[MeasurementRecord]]]:
     """Group records by the resolved problem they answer; skip those that this version cannot
     resolve.
     """
@@ -113,7 +128,7 @@ def by_problem(
         by_query.setdefault(json_digest(record.query), []).append(record)
     for same in by_query.values():
         try:
-            yield resolve_training(parse_query(same[0].query)), same
+            yield resolve(parse_query(same[0].query)), same
         except HpToolError:
             continue
 

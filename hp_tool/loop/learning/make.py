@@ -48,7 +48,7 @@ from hp_tool.loop.learning.series import (
 )
 from hp_tool.loop.learning.stamp import digest_of, predictions_digest
 from hp_tool.questions.training.links import with_links
-from hp_tool.questions.training.problem import TrainingProblem
+from hp_tool.questions.training.problem import TrainingProblem, resolve_training
 
 RECENT = 20
 OWN_MODELS = "models of users"
@@ -112,7 +112,8 @@ def calibrate_cluster(
     """
     groups: defaultdict[ModelFamily, list[Group]] = defaultdict(list)
     for problem, same in by_problem(
-        newest(store, cluster_key=cluster_key, framework=framework, owner=owner)
+        newest(store, cluster_key=cluster_key, framework=framework, owner=owner),
+        resolve=resolve_training,
     ):
         groups[model_family(problem.model)].append((problem, same))
     made = []
@@ -367,7 +368,8 @@ def outdated(store: Store, cluster: MeasuredCluster, *, owner: str = "") -> bool
     recent = store.measurements(
         cluster_key=key, framework=framework, state="accepted", teaches=owner, limit=RECENT
     ).items
-    for problem, _ in itertools.islice(by_problem(teaching(recent, owner=owner)), 1):
+    taught = by_problem(teaching(recent, owner=owner), resolve=resolve_training)
+    for problem, _ in itertools.islice(taught, 1):
         for family in get_args(ModelFamily):
             last = store.latest_calibration(
                 cluster_key=key, framework=framework, model_family=family, owner=owner

@@ -11,17 +11,14 @@ import numpy as np
 from hp_tool.cost.arrays import FloatArray
 from hp_tool.cost.serving.candidates import ServingCandidates
 from hp_tool.cost.serving.engine import ServingCosts
-from hp_tool.domain.digests import json_digest
 from hp_tool.domain.measurement_records import MeasurementRecord
 from hp_tool.domain.ports import Store
 from hp_tool.domain.serving import RunConfig, ServingConfig
-from hp_tool.errors import HpToolError
 from hp_tool.loop.calibration import Calibration, Evidence, Prior, StepPrediction, fit_calibration
-from hp_tool.loop.learning.evidence import newest
+from hp_tool.loop.learning.evidence import by_problem, newest
 from hp_tool.loop.learning.series import Series
 from hp_tool.loop.search.serving import penalty
 from hp_tool.loop.search.table import CandidateTable
-from hp_tool.questions.schema import parse_query
 from hp_tool.questions.serving.estimates import bounded_values
 from hp_tool.questions.serving.problem import CostedRows, ServingProblem, resolve_serving
 
@@ -106,20 +103,17 @@ def serving_evidence(
     """Return the newest runs of a series, predicted again, for all models and loads; skip those
     that cannot be predicted.
     """
-    by_query: dict[str, list[MeasurementRecord]] = {}
-    for record in newest(
-        store, cluster_key=series.cluster_key, framework=series.framework, owner=series.owner
-    ):
-        counts = without_search is None or record.search_id != without_search
-        if counts and isinstance(record.parallel, ServingConfig):
-            by_query.setdefault(json_digest(record.query), []).append(record)
-    parts = []
-    for records in by_query.values():
-        try:
-            problem = resolve_serving(parse_query(records[0].query))
-        except HpToolError:
-            continue
-        parts.append(_evidence_of(records, problem=problem))
+    records = newest(
+        store,
+        cluster_key=series.cluster_key,
+        framework=series.framework,
+        owner=series.owner,
+        without_search=without_search,
+    )
+    parts = [
+        _evidence_of(same, problem=problem)
+        for problem, same in by_problem(records, resolve=resolve_serving)
+    ]
     columns = (
         Evidence.concatenate([getattr(part, f.name) for part in parts])
         for f in fields(ServingEvidence)
