@@ -9,10 +9,11 @@ import numpy as np
 
 from hp_tool.cluster.launchers import check_known
 from hp_tool.cost.serving.candidates import ServingCandidates
-from hp_tool.cost.serving.legality import legality, rejection_counts
+from hp_tool.cost.serving.legality import rejection_counts
 from hp_tool.domain.digests import json_digest
 from hp_tool.domain.inference import InferenceWorkload, TraceSpec
 from hp_tool.domain.measurement import Hardware, Runner
+from hp_tool.domain.parallel import axis_values
 from hp_tool.domain.profiling import unsupported_serving, unsupported_serving_sizes
 from hp_tool.domain.query import Query
 from hp_tool.domain.records import JsonObject
@@ -24,7 +25,12 @@ from hp_tool.loop.search.serving import TARGETS, EndpointSearch, ServingSearch
 from hp_tool.loop.tuning.clusters import ENDPOINT, check_profiled, launcher_name
 from hp_tool.loop.tuning.problem import assumed_startup_s, check_gpu
 from hp_tool.loop.tuning.serving_result import ServingTuning, baseline_config
-from hp_tool.loop.tuning.serving_table import in_flight_of, serving_candidates, serving_table
+from hp_tool.loop.tuning.serving_table import (
+    in_flight_of,
+    legality_codes,
+    serving_candidates,
+    serving_table,
+)
 from hp_tool.questions.serving.estimates import QUANTILES
 from hp_tool.questions.serving.problem import (
     CostedRows,
@@ -238,31 +244,24 @@ def _candidates(
     inference = query.inference
     assert inference is not None and problem.concurrency is not None
     num_gpus, load, allowed = problem.cluster.num_gpus, problem.concurrency, query.parallel
-    sizes = _values(allowed.tensor_parallel_size) or tuple(
+    sizes = axis_values(allowed.tensor_parallel_size) or tuple(
         k for k in range(1, num_gpus + 1) if num_gpus % k == 0
     )
-    batches = _values(allowed.max_num_seqs) or tuple(1 << k for k in range(load.bit_length()))
-    tokens = (_values(allowed.max_num_batched_tokens) or (problem.engine.max_num_batched_tokens,))[
-        0
-    ]
+    batches = axis_values(allowed.max_num_seqs) or tuple(1 << k for k in range(load.bit_length()))
+    tokens = axis_values(allowed.max_num_batched_tokens) or (problem.engine.max_num_batched_tokens,)
     configs = [
         ServingConfig(
             tensor_parallel_size=t,
             data_parallel_size=num_gpus // t,
             max_num_seqs=b,
-            max_num_batched_tokens=tokens,
+            max_num_batched_tokens=tokens[0],
         )
         for t in dict.fromkeys(sizes)
         for b in sorted({min(b, max(-(-load * t // num_gpus), 1)) for b in batches})
         if num_gpus % t == 0
     ]
     candidates = serving_candidates(problem, configs)
-    codes = legality(
-        model=problem.model,
-        num_gpus=num_gpus,
-        candidates=candidates,
-        longest_request=problem.longest_request,
-    )
+    codes = legality_codes(problem, candidates)
     rejections = rejection_counts(codes)
 
     def is_run(config: ServingConfig) -> bool:
@@ -292,29 +291,18 @@ def _candidates(
 def _of_endpoint(query: Query, problem: ServingProblem) -> tuple[ServingCandidates, dict[str, int]]:
     """Return the endpoint's deployment with each number of concurrent requests per scheduler."""
     num_gpus, allowed = problem.cluster.num_gpus, query.parallel
-    sizes = {
-        name: (_values(getattr(allowed, name)) or (None,))[0] for name in ServingConfig.__slots__
-    }
-    fixed: dict[str, Any] = {name: size for name, size in sizes.items() if size is not None}
+    sizes = {name: axis_values(getattr(allowed, name)) for name in ServingConfig.__slots__}
+    fixed: dict[str, Any] = {name: values[0] for name, values in sizes.items() if values}
     stages = fixed.get("tensor_parallel_size", 1) * fixed.get("pipeline_parallel_size", 1)
     fixed = {"max_num_batched_tokens": problem.engine.max_num_batched_tokens} | fixed
     fixed["data_parallel_size"] = max(num_gpus // stages, 1)
-    batches = _values(allowed.max_num_seqs) or (problem.engine.max_num_seqs,)
+    batches = axis_values(allowed.max_num_seqs) or (problem.engine.max_num_seqs,)
     configs = [ServingConfig(**{**fixed, "max_num_seqs": batch}) for batch in sorted({*batches})]
     candidates = serving_candidates(problem, configs)
-    codes = legality(
-        model=problem.model,
-        num_gpus=num_gpus,
-        candidates=candidates,
-        longest_request=problem.longest_request,
-    )
+    codes = legality_codes(problem, candidates)
     if rejections := rejection_counts(codes):
         raise InputError(
             f"{problem.model.name} cannot run like this on {num_gpus} devices: {rejections}",
             field="parallel",
         )
     return candidates, {}
-
-
-def _values(value: int | tuple[int, ...] | None) -> tuple[int, ...] | None:
-    return value if value is None or isinstance(value, tuple) else (value,)

@@ -10,9 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from hp_tool.cost.serving.candidates import ServingCandidates
 from hp_tool.cost.serving.engine import ServingCosts
-from hp_tool.cost.serving.legality import legality, rejection_counts
+from hp_tool.cost.serving.legality import rejection_counts
 from hp_tool.domain.answer import ServingAnswer, ServingBaseline
 from hp_tool.domain.measurement import Latencies, Measurement, Tail, Tails
 from hp_tool.domain.ports import Store
@@ -47,6 +46,7 @@ from hp_tool.loop.tuning.answer import (
 from hp_tool.loop.tuning.searched import Medians, Searched, outcome_of_rows, own_runs, tied
 from hp_tool.loop.tuning.serving_table import (
     LatencyCalibration,
+    legality_codes,
     serving_candidates,
     serving_evidence,
     serving_table,
@@ -142,13 +142,7 @@ def baseline_config(query: Query, problem: ServingProblem) -> ServingConfig | No
     """
 
     def reasons(config: ServingConfig) -> str:
-        one = ServingCandidates.from_configs([config], concurrency=[problem.concurrency or 1])
-        codes = legality(
-            model=problem.model,
-            num_gpus=problem.cluster.num_gpus,
-            candidates=one,
-            longest_request=problem.longest_request,
-        )
+        codes = legality_codes(problem, serving_candidates(problem, [config]))
         return ", ".join(rejection_counts(codes)).replace("_", " ")
 
     return described_baseline(

@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from hp_tool.cost.arrays import FloatArray
+from hp_tool.cost.arrays import FloatArray, IntArray
 from hp_tool.cost.serving.candidates import ServingCandidates
 from hp_tool.cost.serving.engine import ServingCosts
+from hp_tool.cost.serving.legality import legality
 from hp_tool.domain.measurement_records import MeasurementRecord
 from hp_tool.domain.ports import Store
 from hp_tool.domain.serving import RunConfig, ServingConfig
@@ -29,6 +30,16 @@ def serving_candidates(
     """Return deployments under the problem's load."""
     return ServingCandidates.from_configs(
         configs, concurrency=[problem.concurrency or 1] * len(configs)
+    )
+
+
+def legality_codes(problem: ServingProblem, candidates: ServingCandidates) -> IntArray:
+    """Return (n,) codes of the rules that deployments break, 0 for legal ones."""
+    return legality(
+        model=problem.model,
+        num_gpus=problem.cluster.num_gpus,
+        candidates=candidates,
+        longest_request=problem.longest_request,
     )
 
 
