@@ -4,8 +4,8 @@ machines that the cost model does not describe.
 Eight truths, each with quiet and with noisy runs, give the true step time of every layout of the
 quickstart's search. A run shows its layout's true time with noise. The table reports how many true
 times of layouts that have not run lie inside the 90% interval, how wide the interval is, when the
-search stops, and what the best of four further runs would win. No constant of the product was
-chosen with these truths in view.
+search stops, and what the best of four further runs would win. `loop/assumptions.yaml`
+names the figures that were chosen with these truths in view.
 """
 
 from __future__ import annotations

@@ -27,10 +27,13 @@ class DevicePriors:
 
     common_log_sd: ByKind
     group_log_sd: ByKind
+    part_log_sd: ByKind
     step_overhead_s: ByKind
     layer_overhead_s: ByKind
     model_log_sd: ByKind
     residual_log_sd: ByKind
+    residual_runs: ByKind
+    stated_share: ByKind
     memory_log_sd: ByKind
     memory_overhead_bytes: ByKind
     memory_residual_log_sd: ByKind
@@ -53,7 +56,7 @@ class Features:
 class Variances:
     """Weights of the stated variances against runs, and correlations of similar configurations."""
 
-    prior_runs: ByName
+    memory_runs: ByName
     similar_share: float
     similar_distance: float
     stated_errors: float
@@ -70,8 +73,6 @@ class StepTime:
     carried_share: float
     carried_log_sd_limit: float
     model_share_least: float
-    surprise_sds: float
-    surprising_machine_share: float
     plain_least_runs: int
     plain_stalled_share: float
 

@@ -158,7 +158,7 @@ def test_layer_overhead_is_found_where_passes_vary():
     assert fit.layer_overhead_s == pytest.approx(2e-3, rel=0.1)
     calibrated = fit.calibrated_parts(parts_s=parts, layer_passes=passes)
     np.testing.assert_allclose(
-        total(calibrated), fit.predict(parts_s=parts, layer_passes=passes).median_s, rtol=1e-12
+        total(calibrated), fit.predict(parts_s=parts, layer_passes=passes).median_s, rtol=1e-4
     )
 
 

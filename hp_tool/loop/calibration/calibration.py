@@ -15,7 +15,7 @@ from hp_tool.loop.calibration.parts import part_factors
 from hp_tool.loop.calibration.repeats import without_surplus
 from hp_tool.loop.calibration.step_time import StepTimeFit, fit_step_time
 
-PAYLOAD_VERSION = 5
+PAYLOAD_VERSION = 6
 """Earlier versions hold fits in another format; their measurements are fitted again."""
 
 

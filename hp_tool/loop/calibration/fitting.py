@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from hp_tool.domain.hardware import Kind
 from hp_tool.loop.assumptions import assumed
-from hp_tool.loop.calibration.evidence import FloatArray, IntArray
+from hp_tool.loop.calibration.evidence import BoolArray, FloatArray, IntArray
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +35,8 @@ class Prior:
     """Factor on every part: the whole device is faster or slower than its profile."""
     group_log_sd: float
     """A further factor on each group of parts (compute, attention, communication, memory-bound)."""
+    part_log_sd: float
+    """A further factor on each part of a group."""
     step_overhead_s: float
     """Scale of a fixed cost per optimizer step: data loading, launch of the schedule, Python."""
     layer_overhead_s: float
@@ -43,6 +45,12 @@ class Prior:
     """Effect shared by the runs of one model, in addition to the factors."""
     residual_log_sd: float
     """Remaining deviation of a configuration."""
+    residual_runs: float
+    """Runs to which the deviation of a configuration, or of a run, is equivalent."""
+    run_log_sd: float
+    """Standard deviation between runs of one configuration."""
+    stated_share: float
+    """Fraction of machines on which the cost model's stated deviations hold."""
     memory_log_sd: float
     """Factor on the predicted bytes."""
     memory_overhead_bytes: float
@@ -57,7 +65,9 @@ def prior_for(*, kind: Kind) -> Prior:
     """Return the default prior of a device kind."""
     widths = assumed().device_priors
     return Prior(
-        name=kind, **{each.name: getattr(widths, each.name)[kind] for each in fields(widths)}
+        name=kind,
+        run_log_sd=assumed().repeats.step_log_sd[kind],
+        **{each.name: getattr(widths, each.name)[kind] for each in fields(widths)},
     )
 
 
@@ -93,15 +103,18 @@ class Rows:
         sds = (self.model_log_sd, self.layout_log_sd, self.noise_log_sd)
         return np.stack([squares[:, 0], squares[:, 1:].sum(axis=1), *(sd**2 for sd in sds)])
 
-    def covariances(self, others: Rows) -> FloatArray:
+    def covariances(self, others: Rows, *, effects: FloatArray | None = None) -> FloatArray:
         """Return (4, n, m) prior covariances with other configurations by component, without
         noise.
         """
         one, two = self.jacobian, others.jacobian
+        parameters = [one[:, :1] @ two[:, :1].T, one[:, 1:] @ two[:, 1:].T]
+        return np.concatenate([parameters, self.effects(others) if effects is None else effects])
+
+    def effects(self, others: Rows) -> FloatArray:
+        """Return (2, n, m) prior covariances of the effects of models and layouts."""
         return np.stack(
             [
-                one[:, :1] @ two[:, :1].T,
-                one[:, 1:] @ two[:, 1:].T,
                 np.outer(self.model_log_sd, others.model_log_sd) * matern(self.model, others.model),
                 np.outer(self.layout_log_sd, others.layout_log_sd)
                 * matern(self.layout, others.layout),
@@ -120,6 +133,8 @@ class Process:
     """(n,) variance of each observation in addition to the common noise."""
     logs: FloatArray
     """(5,) logarithm of the factor on each component's variance."""
+    effects: FloatArray | None = None
+    """(2, n, n) `Rows.effects` of the rows, if known."""
 
     def improbability(self, logs: FloatArray) -> tuple[float, FloatArray]:
         """Return minus the prior log density of `logs`, and its gradient.
@@ -133,10 +148,10 @@ class Process:
 
     @cached_property
     def _worth(self) -> FloatArray:
-        """Return (5,) the number of runs to which each component's stated variance is
+        """Return (5,) the number of runs to which each component's variance of memory is
         equivalent.
         """
-        return np.array([assumed().variances.prior_runs[name] for name in COMPONENTS])
+        return np.array([assumed().variances.memory_runs[name] for name in COMPONENTS])
 
     @property
     def scales(self) -> FloatArray:
@@ -145,7 +160,7 @@ class Process:
 
     @cached_property
     def _components(self) -> FloatArray:
-        return self.rows.covariances(self.rows)
+        return self.rows.covariances(self.rows, effects=self.effects)
 
     @cached_property
     def _noise(self) -> FloatArray:
@@ -166,6 +181,15 @@ class Process:
         """Return (n,) covariance^-1 y."""
         return self._root.T @ (self._root @ self.values)
 
+    def log_density(self, known: BoolArray) -> float:
+        """Return the log density of some of the values, (n,), without their doubt."""
+        if not known.any():
+            return 0.0
+        covariance = self._covariance(self.scales) - np.diag(self.doubt)
+        root = _inverse(np.linalg.cholesky(covariance[np.ix_(known, known)]))
+        spread = known.sum() * np.log(2.0 * np.pi) - 2.0 * np.log(np.diag(root)).sum()
+        return -0.5 * float(((root @ self.values[known]) ** 2).sum() + spread)
+
     @cached_property
     def parameters(self) -> FloatArray:
         """Return (p,) posterior means of x."""
@@ -178,12 +202,16 @@ class Process:
         """Return the mean effect of the models that ran, for predictions without a named model."""
         return float(np.mean(self.scales[2] * self._components[2] @ self.pull))
 
-    def predict(self, rows: Rows) -> tuple[FloatArray, FloatArray]:
+    def predict(
+        self, rows: Rows, *, effects: FloatArray | None = None
+    ) -> tuple[FloatArray, FloatArray]:
         """Return, each (m,), the mean effect of model and layout, and the variance of one run.
 
-        The variance includes that of the parameters.
+        The variance includes that of the parameters. `effects` are those of the rows and the runs,
+        if known.
         """
-        covariances = self.scales[:-1, None, None] * rows.covariances(self.rows)
+        covariances = rows.covariances(self.rows, effects=effects)
+        covariances = self.scales[:-1, None, None] * covariances
         explained = covariances.sum(axis=0) @ self._root.T
         variance = self.scales @ rows.variances() - np.einsum("mn,mn->m", explained, explained)
         return covariances[2:].sum(axis=0) @ self.pull, variance

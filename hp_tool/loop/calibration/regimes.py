@@ -27,7 +27,9 @@ class Judgement:
     doubt: FloatArray
     """(n,) variance that reduces a run's weight by the probability that it is not regular."""
     score: float
-    """Log density of all runs, and of the fraction that stalled."""
+    """Log density of the fraction that stalled, of the regime that is likeliest for each run, and
+    of the runs that are not regular.
+    """
 
 
 def judge(excess: FloatArray, variance: FloatArray, *, usual_share: float) -> Judgement:
@@ -48,7 +50,9 @@ def judge(excess: FloatArray, variance: FloatArray, *, usual_share: float) -> Ju
         slow_share = share(slow / total, usual_share=usual_share)
     more = usual_share * np.log(slow_share / usual_share)
     fewer = (1.0 - usual_share) * np.log((1.0 - slow_share) / (1.0 - usual_share))
-    score = float(np.log(total).sum() + figures.share_runs * (more + fewer))
+    usual = np.log(1.0 - slow_share - figures.slip_share)
+    each = np.where(regular > 0.5 * total, usual, np.log(slow + slip + 1e-300))
+    score = float(each.sum() + figures.share_runs * (more + fewer))
     odds = (slow + slip) / (regular + 1e-6 * total)
     return Judgement(slow=slow / total, regular=regular / total, doubt=variance * odds, score=score)
 
@@ -95,7 +99,7 @@ class Stalls:
 
 
 def stalls(
-    judged: Judgement,
+    slow: FloatArray,
     points: FloatArray,
     *,
     expected_s: FloatArray,
@@ -104,7 +108,7 @@ def stalls(
     usual_share: float,
 ) -> Stalls | None:
     """Fit stalls to the runs; None if no run probably stalled and none typically does."""
-    stalled, figures = judged.slow > 0.5, assumed().stalls
+    stalled, figures = slow > 0.5, assumed().stalls
     if usual_share <= figures.unseen_share and not stalled.any():
         return None
     lost_s = np.where(
@@ -112,7 +116,7 @@ def stalls(
     )
     return Stalls(
         points=points,
-        slow=judged.slow,
+        slow=slow,
         log_stall=np.log(np.maximum(lost_s, 1e-9) / micro_batches),
-        share=share(judged.slow, usual_share=usual_share),
+        share=share(slow, usual_share=usual_share),
     )

@@ -4,10 +4,13 @@ stalls.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import product
 
 import numpy as np
 
-from hp_tool.domain.parts import factor
+from hp_tool.cost.uncertainty import CONFIDENCE, NORMAL_QUANTILE
+from hp_tool.domain.parts import STEP, STEP_KEYS
 from hp_tool.loop.assumptions import assumed
 from hp_tool.loop.calibration.evidence import (
     DEVICE_LOG_SD,
@@ -25,49 +28,77 @@ from hp_tool.loop.calibration.evidence import (
     IntArray,
     scaled,
 )
-from hp_tool.loop.calibration.fitting import COMPONENTS, Prior, Process, Rows, inflation
+from hp_tool.loop.calibration.fitting import Prior, Process, Rows
 from hp_tool.loop.calibration.parts import GROUPS, as_traced, part_logs
 from hp_tool.loop.calibration.plain import PlainFactor, plain_factor
 from hp_tool.loop.calibration.prediction import SlowRegime, StepPrediction
 from hp_tool.loop.calibration.regimes import Judgement, Stalls, judge, stalls
 
-_NUM_PARAMETERS = 1 + len(GROUPS) + 2
+_NUM_COLUMNS = len(STEP_KEYS) + 2
+_NUM_PARAMETERS = 1 + len(GROUPS) + _NUM_COLUMNS
 ROUNDS = 3
-"""Iterations of fitting parameters, scales and regimes, each given the others."""
+"""Iterations of fitting parameters and regimes, each given the other."""
+DISTRUST = (0.0, 0.25, 0.5, 0.75, 1.0)
+"""Shares of the way, in logarithms, from the stated deviations to those of the device's kind."""
+MULTIPLES = (0.25, 0.5, 1.0, 2.0)
+"""Of the deviation of layouts, and of that of runs."""
+NEGLIGIBLE_LOG_ODDS = 8.0
+"""An explanation whose log density after one round is this far below the best is dropped."""
+LEAST_WEIGHT = 0.01
+"""Smallest probability of an explanation that is kept."""
+HALVINGS = 24
+"""Bisection steps for an interval: a relative error of 1e-7."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explanations:
+    """K explanations of n runs."""
+
+    weight: FloatArray
+    """(K,) probabilities; they sum to 1."""
+    logs: FloatArray
+    """(K, 5) logarithms of the factors on the stated variances of `fitting.COMPONENTS`."""
+    x: FloatArray
+    """(K, p) posterior means of the standardised parameters; negative: the overhead is none."""
+    doubt: FloatArray
+    """(K, n) variance that reduces a run's weight by the probability that it is not regular."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepTimeFit:
-    """ln step_s = ln(sum_g theta_g T_g + o_step + o_layer n_layer) + model + layout + noise.
+    """ln step_s = ln(sum_p theta_p T_p + o_step + o_layer n_layer) + model + layout + noise.
 
-    T_g are the predicted seconds of group g. theta_g = exp(a + d_g), where `a` is shared, so a
-    group without runs follows the whole device. The parameters x = (a, d_1..d_g, o_step, o_layer)
-    are in units of their prior standard deviations.
+    T_p are the predicted seconds of part p of group g. theta_p = exp(a + d_g + e_p), where `a` is
+    shared, so a part without runs follows its group and the whole device. The parameters x = (a,
+    d, e, o_step, o_layer) are in units of their prior standard deviations.
+
+    The standard deviations of parameters, layouts and runs are uncertain. Each explanation of the
+    runs assumes some, from a grid. Its weight is its prior probability times the density of
+    the runs, and predictions are the mixture of all explanations. Errors with a
+    structure that no factor explains therefore widen intervals.
     """
 
     prior: Prior
-    x: FloatArray
-    """(p,) standardised parameters; zeros are the prior."""
     width: float = 1.0
     """Factor on the prior standard deviations of parameters, so that they sum to the cost model's
     stated variance.
     """
-    as_stated: bool = True
-    """Whether the cost model's stated deviations apply, else the prior of the device's kind."""
-    process: Process | None = None
+    design: FloatArray = field(default_factory=lambda: np.empty((0, _NUM_COLUMNS)))
+    """(n, parts + 2) of the runs; see `_design`."""
+    log_measured: FloatArray = field(default_factory=lambda: np.empty(0))
+    """(n,) ln of the measured seconds."""
+    rows: Rows | None = None
+    """The runs at x = 0. None before the first run."""
+    explanations: Explanations | None = None
     """None before the first run."""
     names: tuple[str, ...] = ()
-    """Names of the features of the process' layouts."""
+    """Names of the features of the layouts."""
     shapes: FloatArray = field(default_factory=lambda: np.empty((0, len(SHAPE))))
     """(n, k) shapes of the models that ran."""
     applied: float = 1.0
     """Fraction of a correction applied to models that ran, from held-out runs."""
     applied_elsewhere: float = 1.0
     """Fraction of a correction applied to other models, from held-out models."""
-    inflation: float = 1.0
-    """Factor, at least 1, by which leave-one-out errors of runs exceeded their stated
-    deviations.
-    """
     stalls: Stalls | None = None
     """None if no run stalled and none typically does."""
     plain: PlainFactor | None = None
@@ -75,12 +106,31 @@ class StepTimeFit:
     part_logs: FloatArray = field(default_factory=lambda: np.empty(0))
     """(parts,) ln of the factor on each of STEP_KEYS from traces; empty without traces."""
 
+    @cached_property
+    def x(self) -> FloatArray:
+        """(p,) mean parameters; zeros are the prior."""
+        if self.explanations is None:
+            return np.zeros(_NUM_PARAMETERS)
+        return np.asarray(self.explanations.weight @ _possible(self.explanations.x))
+
     @property
     def factors(self) -> dict[str, float]:
-        """Return theta by group: measured seconds per predicted second."""
+        """Return measured over predicted seconds by group, weighted by the parts that ran."""
+        if self.explanations is None:
+            return dict.fromkeys(GROUPS, 1.0)
+        thetas = np.array(list(self.part_factors.values()))
+        of_group = _OF_GROUP * self.design[:, :-2].sum(axis=0)
+        usual = _OF_GROUP * (of_group.sum(axis=1, keepdims=True) == 0.0)
+        weight = of_group + usual
+        means = (weight @ thetas) / weight.sum(axis=1)
+        return dict(zip(GROUPS, means.tolist(), strict=True))
+
+    @property
+    def part_factors(self) -> dict[str, float]:
+        """Return theta by part: measured seconds per predicted second."""
         if self.plain is not None:
-            return dict.fromkeys(GROUPS, float(np.exp(self.plain.log_factor)))
-        return dict(zip(GROUPS, self._model.factors(self.x).tolist(), strict=True))
+            return dict.fromkeys(STEP_KEYS, float(np.exp(self.plain.log_factor)))
+        return dict(zip(STEP_KEYS, self._model.factors(self.x).tolist(), strict=True))
 
     @property
     def step_overhead_s(self) -> float:
@@ -95,14 +145,12 @@ class StepTimeFit:
     @property
     def residual_log_sd(self) -> float:
         """Return the deviation of a configuration that the factors do not explain."""
-        if self.process is None:
+        if self.explanations is None or self.rows is None:
             return self.prior.residual_log_sd
         if self.plain is not None:
             return self.plain.log_sd
-        rows = self.process.rows
-        return float(
-            np.sqrt(np.median((self.process.scales[2:, None] * rows.variances()[2:]).sum(axis=0)))
-        )
+        scales = np.exp(self.explanations.weight @ self.explanations.logs[:, 2:])
+        return float(np.sqrt(np.median(scales @ self.rows.variances()[2:])))
 
     @property
     def _model(self) -> "_Parameters":
@@ -115,13 +163,13 @@ class StepTimeFit:
         layer_passes: FloatArray,
         step: StepPrediction | None = None,
     ) -> dict[str, FloatArray]:
-        """Return each part times its group's factor, and the overheads as a part `overhead`.
+        """Return each part times its factor, and the overheads as a part `overhead`.
 
-        The parts sum to the median step time. The remaining corrections of a prediction `step` for
-        the same rows are distributed in proportion. Stalls are overhead.
+        Factors are those of the mean parameters. With a prediction `step` for the same rows, the
+        parts are scaled in proportion, so that they sum to its median. Stalls are overhead.
         """
-        factors, known_s = self.factors, as_traced(parts_s, self.part_logs)
-        parts = {name: seconds * factors[factor(name)] for name, seconds in known_s.items()}
+        factors, known_s = self.part_factors, as_traced(parts_s, self.part_logs)
+        parts = {name: seconds * factors[_part(name)] for name, seconds in known_s.items()}
         overhead = self.step_overhead_s + self.layer_overhead_s * np.asarray(
             layer_passes, dtype=np.float64
         )
@@ -146,24 +194,21 @@ class StepTimeFit:
         design = _design(parts_s=as_traced(parts_s, self.part_logs), layer_passes=layer_passes)
         before_s, gradient = self._model.seconds(design, np.zeros(_NUM_PARAMETERS))
         known = features or {}
-        doubt = self._rows(gradient, known).variances().sum(axis=0)
-        stated = known.get(STEP_LOG_SD, np.sqrt(doubt))
-        if self.process is None:
+        asked = self._rows(gradient, known)
+        stated = known.get(STEP_LOG_SD, np.sqrt(asked.variances().sum(axis=0)))
+        if self.explanations is None:
             usual = _first_stalls(known, prior=self.prior)
             return StepPrediction(regular_s=before_s, log_sd=stated, usual_slow_share=usual)
         if self.plain is not None:
             regular_s = before_s * np.exp(self.plain.log_factor)
             return StepPrediction(regular_s=regular_s, log_sd=np.maximum(stated, self.plain.log_sd))
-        median_s, gradient = self._model.seconds(design, self.x)
-        rows = self._rows(gradient, known)
-        shift, variance = self.process.predict(rows)
-        shift = shift if known else shift + self.process.usual_effect
-        ran = self._ran(known, len(median_s))
+        centers, spreads = self._explained(design, asked, known=bool(known))
+        whole, log_sd = mixed(centers - np.log(before_s), spreads, self.explanations.weight)
+        ran = self._ran(known, len(whole))
         share = np.where(ran, self.applied, self.applied_elsewhere)
-        whole = np.log(median_s / before_s) + shift
         correction = share * whole
         # The part of a correction that is not applied may be right after all.
-        log_sd = np.hypot(self.inflation * np.sqrt(variance), (1.0 - share) * whole)
+        log_sd = np.hypot(log_sd, (1.0 - share) * whole)
         # The stated variances of models were measured on machines without a shift; with a shift
         # they grow in proportion.
         elsewhere = np.hypot(
@@ -173,14 +218,59 @@ class StepTimeFit:
         regular_s = before_s * np.exp(correction)
         slow = None
         if self.stalls is not None and known:
-            probability, stall_s = self.stalls.predict(rows.layout)
+            probability, stall_s = self.stalls.predict(asked.layout)
             slow = SlowRegime(
                 probability=probability, step_s=regular_s + stall_s * _micro_batches(known)
             )
         return StepPrediction(regular_s=regular_s, log_sd=log_sd, slow=slow)
 
+    def _explained(
+        self, design: FloatArray, asked: Rows, *, known: bool
+    ) -> tuple[FloatArray, FloatArray]:
+        """Return, each (K, m), mean and standard deviation of ln(step_s) of m configurations by
+        explanation. Without features (`known`) no configuration resembles a run, and the model's
+        effect is the usual one.
+        """
+        assert self.explanations is not None and self.rows is not None
+        effects, centers, spreads = asked.effects(self.rows), [], []
+        for x, process in zip(_possible(self.explanations.x), self._processes, strict=True):
+            median_s, gradient = self._model.seconds(design, x)
+            shift, variance = process.predict(replace(asked, jacobian=gradient), effects=effects)
+            centers.append(np.log(median_s) + (shift if known else process.usual_effect))
+            spreads.append(np.sqrt(variance))
+        return np.array(centers), np.array(spreads)
+
+    @cached_property
+    def _processes(self) -> list[Process]:
+        """The runs under each explanation."""
+        assert self.explanations is not None
+        each = self.explanations
+        return [
+            self._process(x, logs=logs, doubt=doubt)
+            for x, logs, doubt in zip(each.x, each.logs, each.doubt, strict=True)
+        ]
+
+    def _process(self, x: FloatArray, *, logs: FloatArray, doubt: FloatArray) -> Process:
+        """Return the runs, linearised about x; a negative overhead is none and stays none."""
+        assert self.rows is not None
+        predicted_s, gradient = self._model.seconds(self.design, _possible(x))
+        gradient[:, -2:] *= x[-2:] >= 0.0
+        return Process(
+            rows=replace(self.rows, jacobian=gradient),
+            values=self.log_measured - np.log(predicted_s) + gradient @ _possible(x),
+            doubt=doubt,
+            logs=logs,
+            effects=self._effects,
+        )
+
+    @cached_property
+    def _effects(self) -> FloatArray:
+        """(2, n, n) covariances of the effects of the runs' models and layouts."""
+        assert self.rows is not None
+        return self.rows.effects(self.rows)
+
     def _rows(self, gradient: FloatArray, features: Mapping[str, FloatArray]) -> Rows:
-        stated = _stated(features, len(gradient), prior=self.prior) if self.as_stated else None
+        stated = _stated(features, len(gradient), prior=self.prior)
         return _rows(gradient, features, prior=self.prior, names=self.names, stated=stated)
 
     def _ran(self, features: Mapping[str, FloatArray], rows: int) -> BoolArray:
@@ -191,14 +281,40 @@ class StepTimeFit:
         return np.asarray((apart.max(axis=2) < SAME).any(axis=1))
 
 
+def mixed(
+    centers: FloatArray, spreads: FloatArray, weight: FloatArray
+) -> tuple[FloatArray, FloatArray]:
+    """Return, each (m,), the means of m mixtures of K normals (K, m), and the standard deviations
+    of the normals about those means with the same central interval of `CONFIDENCE`.
+    """
+    from scipy.special import ndtr
+
+    center = weight @ centers
+    if len(weight) == 1:
+        return center, spreads[0]
+    apart = centers - center
+    low, high = np.zeros(len(center)), (np.abs(apart) + 2.0 * spreads).max(axis=0)
+    for _ in range(HALVINGS):
+        half = 0.5 * (low + high)
+        inside = weight @ (ndtr((half - apart) / spreads) - ndtr((-half - apart) / spreads))
+        low, high = (
+            np.where(inside < CONFIDENCE, half, low),
+            np.where(inside < CONFIDENCE, high, half),
+        )
+    return center, high / NORMAL_QUANTILE
+
+
+def _possible(x: FloatArray) -> FloatArray:
+    """Return parameters (..., p) with negative overheads set to 0."""
+    return np.concatenate([x[..., :-2], np.maximum(x[..., -2:], 0.0)], axis=-1)
+
+
 def fit_step_time(*, evidence: Evidence, prior: Prior) -> StepTimeFit:
     """Fit the posterior of the parameters and effects to the runs that have a step time."""
     runs = evidence.take(
         np.flatnonzero(np.isfinite(evidence.measured_step_s) & (evidence.measured_step_s > 0))
     )
-    traced = StepTimeFit(
-        prior=prior, x=np.zeros(_NUM_PARAMETERS), part_logs=part_logs(evidence, prior=prior)
-    )
+    traced = StepTimeFit(prior=prior, part_logs=part_logs(evidence, prior=prior))
     design = _design(
         parts_s=as_traced(runs.parts_s, traced.part_logs), layer_passes=runs.layer_passes
     )
@@ -210,93 +326,147 @@ def fit_step_time(*, evidence: Evidence, prior: Prior) -> StepTimeFit:
     if not len(runs):
         return traced
     features, names = runs.features, tuple(sorted(set(runs.features) - STATED))
-    plain = replace(
+    fit = replace(
         traced,
         width=_width(design, features, prior=prior),
+        design=design,
+        log_measured=log_measured,
         names=names,
         shapes=np.unique(scaled(features, SHAPE), axis=0)
         if features
         else np.empty((0, len(SHAPE))),
     )
-    seconds, gradient = plain._model.seconds(design, plain.x)
-    excess, often = log_measured - np.log(seconds), _stall_share(features, prior=prior)
-    surprise = np.abs(excess) / np.sqrt(plain._rows(gradient, features).variances().sum(axis=0))
-    machines, figures = [plain], assumed().step_time
-    if plain.width < 1.0 and surprise.max() > figures.surprise_sds:
-        machines.append(replace(plain, width=1.0, as_stated=False))
+    gradient = fit._model.seconds(design, np.zeros(_NUM_PARAMETERS))[1]
+    return _fitted(replace(fit, rows=fit._rows(gradient, features)), features)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Explanation:
+    logs: FloatArray
+    prior_log: float
+    """Logarithm of its prior probability, up to a constant."""
+    x: FloatArray
+    judged: Judgement
+    score: float = 0.0
+    """Log density of the explanation and the runs."""
+
+
+def _grid(fit: StepTimeFit) -> list[tuple[FloatArray, float]]:
+    """Return ln of the factors on the variances of COMPONENTS, (5,), and ln of their prior
+    probability up to a constant.
+
+    The stated deviations are right with the probability `Prior.stated_share`, else too narrow:
+    between them and those of the device's kind, which are right where nothing is stated. A factor s
+    on the variance of layouts, or of runs, that is worth w runs has the log density -w / 2 (|ln s|
+    + e^-|ln s| - 1), symmetric in ln s and for s > 1 that of a scaled inverse chi-square.
+    """
+    assert fit.rows is not None
+    prior, stated = fit.prior, np.median(fit.rows.variances()[3:].sum(axis=0))
+    whole = np.maximum([1.0 / fit.width**2, prior.residual_log_sd**2 / stated], 1.0)
+    trust, grid = np.log(prior.stated_share), []
+    doubted = np.log((1.0 - prior.stated_share) / (len(DISTRUST) - 1))
+    for share in DISTRUST if fit.width < 1.0 else DISTRUST[:1]:
+        parameters, own = share * np.log(whole)
+        for layout, noise in product(2.0 * np.log(MULTIPLES), repeat=2):
+            logs = np.array([parameters, parameters, 0.0, own + layout, own + noise])
+            off = np.abs([layout, noise])
+            unlikely = 0.5 * prior.residual_runs * (off + np.exp(-off) - 1.0).sum()
+            grid.append((logs, float((doubted if share else trust) - unlikely)))
+    return grid
+
+
+def _fitted(fit: StepTimeFit, features: Mapping[str, FloatArray]) -> StepTimeFit:
+    """Return the fit with its explanations."""
+    assert fit.rows is not None
+    often = _stall_share(features, prior=fit.prior)
+    before_s = fit._model.seconds(fit.design, np.zeros(_NUM_PARAMETERS))[0]
+    excess, variances = fit.log_measured - np.log(before_s), fit.rows.variances()
     # Is the whole machine slower than predicted, or do some runs stall? Each iteration converges
-    # near its start, so the fit starts from the median of the runs and from the prediction, and the
-    # best explanation is used.
-    fits = []
-    for machine in machines:
-        rows = machine._rows(machine._model.seconds(design, machine.x)[1], features)
-        own, whole = rows.variances()[2:].sum(axis=0), rows.variances().sum(axis=0)
+    # near its start, so each explanation starts from the prediction, from the median of the runs
+    # and from regular runs, and its best end is used.
+    each = []
+    for logs, prior_log in _grid(fit):
+        spread = np.exp(logs)[:, None] * variances
         for start in (
-            judge(excess - np.median(excess), own, usual_share=often),
-            judge(excess, whole, usual_share=often),
+            judge(excess, spread.sum(axis=0), usual_share=often),
+            judge(excess - np.median(excess), spread[2:].sum(axis=0), usual_share=often),
+            judge(np.zeros_like(excess), spread.sum(axis=0), usual_share=often),
         ):
-            fit, score = _fit_from(start, machine, design, log_measured, features, often=often)
-            odd = figures.surprising_machine_share
-            fits.append((score + np.log(1.0 - odd if machine.as_stated else odd), fit))
-    return max(fits, key=lambda each: each[0])[1]
+            first = _Explanation(
+                logs=logs, prior_log=prior_log, x=np.zeros(_NUM_PARAMETERS), judged=start
+            )
+            each.append(_turned(fit, first, often=often))
+    best = max(one.score for one in each)
+    each = [one for one in each if one.score > best - NEGLIGIBLE_LOG_ODDS]
+    for _ in range(ROUNDS - 1):
+        each = [_turned(fit, one, often=often) for one in each]
+    each.sort(key=lambda one: one.score)
+    ends = {tuple(one.logs): one for one in each}
+    return _mixture(fit, list(ends.values()), features, often=often)
 
 
-def _fit_from(
-    judged: Judgement,
-    plain: StepTimeFit,
-    design: FloatArray,
-    log_measured: FloatArray,
+def _turned(fit: StepTimeFit, one: _Explanation, *, often: float) -> _Explanation:
+    """Return an explanation with new parameters, then new regimes."""
+    process = fit._process(one.x, logs=one.logs, doubt=one.judged.doubt)
+    x = process.parameters
+    x[-2:] = np.where(one.x[-2:] < 0.0, one.x[-2:], x[-2:])
+    mean, variance = process.left_out()
+    judged = judge(process.values - mean, variance, usual_share=often)
+    score = one.prior_log + judged.score + process.log_density(judged.regular > 0.5)
+    return replace(one, x=x, judged=judged, score=score)
+
+
+def _mixture(
+    fit: StepTimeFit,
+    each: list[_Explanation],
     features: Mapping[str, FloatArray],
     *,
     often: float,
-) -> tuple[StepTimeFit, float]:
-    """Iterate parameters, scales and regimes; return the log density of the runs.
-
-    `often` is the fraction of runs that typically stall.
-    """
-    model, x = plain._model, plain.x
-    logs = np.zeros(len(COMPONENTS))
-    before_s = model.seconds(design, x)[0]
-    free = np.ones(_NUM_PARAMETERS)
-    for _ in range(ROUNDS):
-        predicted_s, gradient = model.seconds(design, x)
-        gradient = gradient * free
-        rows = plain._rows(gradient, features)
-        values = log_measured - np.log(predicted_s) + gradient @ x
-        doubt = judged.doubt
-        process = Process(rows=rows, values=values, doubt=doubt, logs=logs).fitted()
-        logs, x = process.logs, process.parameters
-        free[-2:] *= x[-2:] >= 0.0  # overheads are not negative
-        x = x * free
-        mean, variance = process.left_out()
-        judged = judge(values - mean, variance, usual_share=often)
-    z, rare = (values - mean) ** 2 / variance, often <= assumed().stalls.unseen_share
-    correction, regular = mean - values + log_measured - np.log(before_s), judged.regular
-    excess = log_measured - np.log(before_s)
-    of_models = _model_numbers(features, len(excess))
-    elsewhere = excess - (values - process.left_out(of_models)[0])
+) -> StepTimeFit:
+    """Return the fit with the likely explanations, and what they say of left-out runs."""
+    score = np.array([one.score for one in each])
+    weight = np.exp(score - score.max())
+    kept = np.flatnonzero(weight >= LEAST_WEIGHT * weight.sum())
+    each, weight = [each[number] for number in kept], weight[kept] / weight[kept].sum()
     fit = replace(
-        plain,
-        x=x,
-        process=process,
+        fit,
+        explanations=Explanations(
+            weight=weight,
+            logs=np.array([one.logs for one in each]),
+            x=np.array([one.x for one in each]),
+            doubt=np.array([one.judged.doubt for one in each]),
+        ),
+    )
+    before_s = fit._model.seconds(fit.design, np.zeros(_NUM_PARAMETERS))[0]
+    excess = fit.log_measured - np.log(before_s)
+    of_models = _model_numbers(features, len(excess))
+
+    def left_out(groups: IntArray | None) -> tuple[FloatArray, FloatArray]:
+        ends = [(process, *process.left_out(groups)) for process in fit._processes]
+        errors = np.array([process.values - mean for process, mean, _ in ends])
+        return excess - weight @ errors, weight @ np.array([end[2] for end in ends])
+
+    correction, variance = left_out(None)
+    slow = weight @ np.array([one.judged.slow for one in each])
+    regular = weight @ np.array([one.judged.regular for one in each])
+    return replace(
+        fit,
         applied=_trusted(correction, excess, regular, variance),
-        applied_elsewhere=_trusted(elsewhere, excess, regular, variance)
+        applied_elsewhere=_trusted(left_out(of_models)[0], excess, regular, variance)
         if of_models.max()
         else 1.0,
-        inflation=inflation(z, weight=regular),
         stalls=stalls(
-            judged,
-            rows.layout,
-            expected_s=np.exp(log_measured - (values - mean)),
-            measured_s=np.exp(log_measured),
+            slow,
+            fit.rows.layout if fit.rows else np.empty((0, 0)),
+            expected_s=before_s * np.exp(correction),
+            measured_s=np.exp(fit.log_measured),
             micro_batches=_micro_batches(features) if features else np.ones(len(excess)),
             usual_share=often,
         ),
-        plain=plain_factor(excess=excess, left_out_correction=correction, slow=judged.slow)
-        if rare
+        plain=plain_factor(excess=excess, left_out_correction=correction, slow=slow)
+        if often <= assumed().stalls.unseen_share
         else None,
     )
-    return fit, judged.score - process.improbability(logs)[0]
 
 
 def _trusted(
@@ -419,21 +589,30 @@ def _rows(
         layout=scaled(features, names) if features else np.zeros((count, len(names))),
         model_log_sd=np.sqrt(common) * bool(features),
         layout_log_sd=np.sqrt(alike * own),
-        noise_log_sd=np.sqrt((1.0 - alike) * own),
+        noise_log_sd=np.maximum(np.sqrt((1.0 - alike) * own), prior.run_log_sd),
     )
 
 
+def _part(name: str) -> str:
+    """Return the part whose factor applies; compute for the keys of serving objectives."""
+    return name if name in STEP_KEYS else "compute"
+
+
 def _design(*, parts_s: Mapping[str, FloatArray], layer_passes: FloatArray) -> FloatArray:
-    """Return (n, groups + 2): predicted seconds by group, and the multipliers of the two
+    """Return (n, parts + 2): predicted seconds by part, and the multipliers of the two
     overheads.
     """
     layer_passes = np.asarray(layer_passes, dtype=np.float64)
-    design = np.zeros((layer_passes.size, len(GROUPS) + 2))
+    design = np.zeros((layer_passes.size, _NUM_COLUMNS))
     for name in sorted(parts_s):
-        design[:, GROUPS.index(factor(name))] += parts_s[name]
+        design[:, STEP_KEYS.index(_part(name))] += parts_s[name]
     design[:, -2] = 1.0
     design[:, -1] = layer_passes
     return design
+
+
+_OF_GROUP = np.array([[part.factor == group for part in STEP] for group in GROUPS], dtype=float)
+"""(groups, parts) 1 where a part belongs to the group."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -442,32 +621,37 @@ class _Parameters:
     width: float
 
     def factors(self, x: FloatArray) -> FloatArray:
-        """Return (groups,) theta."""
+        """Return theta, (parts,)."""
+        prior, groups = self.prior, len(GROUPS)
         log_factors = (
-            self.prior.common_log_sd * x[0] + self.prior.group_log_sd * x[1 : 1 + len(GROUPS)]
+            prior.common_log_sd * x[0]
+            + prior.group_log_sd * x[1 : 1 + groups] @ _OF_GROUP
+            + prior.part_log_sd * x[1 + groups : -2]
         )
         return np.asarray(np.exp(self.width * log_factors))
 
     def overheads(self, x: FloatArray) -> FloatArray:
         """Return (2,) seconds of a step, and of a pass through a layer."""
-        return (
-            self.width
-            * np.array([self.prior.step_overhead_s, self.prior.layer_overhead_s])
-            * x[1 + len(GROUPS) :]
-        )
+        scales = np.array([self.prior.step_overhead_s, self.prior.layer_overhead_s])
+        return np.asarray(self.width * scales * x[-2:])
 
     def seconds(self, design: FloatArray, x: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Return (n,) median seconds and the (n, p) derivative of their logarithm by the
         parameters.
         """
-        prior, groups = self.prior, len(GROUPS)
-        group_s = design[:, :groups] * self.factors(x)
+        prior = self.prior
+        part_s = design[:, :-2] * self.factors(x)
         scales = np.array([prior.step_overhead_s, prior.layer_overhead_s])
         median_s = np.maximum(
-            group_s.sum(axis=1) + design[:, groups:] @ self.overheads(x), np.finfo(np.float64).tiny
+            part_s.sum(axis=1) + design[:, -2:] @ self.overheads(x), np.finfo(np.float64).tiny
         )
-        gradient = np.empty((design.shape[0], x.size))
-        gradient[:, 0] = prior.common_log_sd * group_s.sum(axis=1)
-        gradient[:, 1 : 1 + groups] = prior.group_log_sd * group_s
-        gradient[:, 1 + groups :] = design[:, groups:] * scales
+        gradient = np.concatenate(
+            [
+                prior.common_log_sd * part_s.sum(axis=1, keepdims=True),
+                prior.group_log_sd * part_s @ _OF_GROUP.T,
+                prior.part_log_sd * part_s,
+                design[:, -2:] * scales,
+            ],
+            axis=1,
+        )
         return median_s, self.width * gradient / median_s[:, None]
