@@ -42,8 +42,8 @@ def read_text(path: Path) -> str:
             content = stream.read(MAX_FILE_BYTES + 1)
         if len(content) > MAX_FILE_BYTES:
             raise InputError(
-                f"{path} is larger than {MAX_FILE_BYTES} bytes, the limit for a catalogue file or "
-                "config.json"
+                f"{path} exceeds {MAX_FILE_BYTES} bytes, the maximum for a catalogue file "
+                "or config.json"
             )
         return content.decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -83,10 +83,10 @@ def load_yaml(text: str | bytes) -> Any:
     depth = 0
     for event in yaml.parse(text, Loader=_Loader):
         if isinstance(event, yaml.events.AliasEvent):
-            raise yaml.YAMLError(f"aliases (*{event.anchor}) are not accepted")
+            raise yaml.YAMLError(f"YAML aliases (*{event.anchor}) are not supported")
         depth += isinstance(event, yaml.events.CollectionStartEvent) - isinstance(
             event, yaml.events.CollectionEndEvent
         )
         if depth > MAX_DEPTH:
-            raise yaml.YAMLError(f"lists and mappings are nested more than {MAX_DEPTH} deep")
+            raise yaml.YAMLError(f"lists and mappings are nested deeper than {MAX_DEPTH} levels")
     return yaml.load(text, Loader=_Loader)  # noqa: S506 (a safe loader)

@@ -141,7 +141,7 @@ def check_power_cap(query: str | ClusterQuery, *, gpu: GpuSpec, serves: bool = F
     if serves or usual_clocks(gpu).gpu is None:
         why = "of serving, whose passes wait for memory" if serves else f"of {gpu.name}"
         raise UnsupportedError(
-            f"how the clocks {why} follow a power cap is not known; leave it out",
+            f"the effect of a power cap on the clocks of {why} is unknown; remove power_cap_w",
             field="cluster.power_cap_w",
         )
 
@@ -196,7 +196,7 @@ def _die_efficiency(name: str) -> GpuEfficiency:
     if name not in known:
         hint = records.nearest(name, known) or f"; known: {', '.join(sorted(known))}"
         raise InputError(
-            f"no constants of silicon {name[:100]!r}{hint}; leave it out for typical ones",
+            f"unknown silicon {name[:100]!r}{hint}; remove it to use typical constants",
             field="cluster.gpu.silicon",
         )
     return _build(GpuEfficiency, known[name])

@@ -166,7 +166,7 @@ def _node_type(entry: library.Entry) -> NodeType:
 
 def _device(query: ClusterQuery, node: NodeType | None) -> GpuSpec:
     if query.gpu is None and node is None:
-        raise InputError("gpu or node_type must be given", field="cluster.gpu")
+        raise InputError("Missing gpu or node_type", field="cluster.gpu")
     named = query.gpu if query.gpu is not None else node.gpu if node else ""
     device = (
         check_spec(named, field="cluster.gpu")
@@ -180,7 +180,7 @@ def _device(query: ClusterQuery, node: NodeType | None) -> GpuSpec:
         )
     if node is not None and device.name != gpu(node.gpu).name:
         raise InputError(
-            f"gpu {device.name!r} is not what {node.name} has ({node.gpu}); leave one of them out",
+            f"{node.name} has {node.gpu}, not {device.name!r}; remove gpu or node_type",
             field="cluster.gpu",
         )
     return device
@@ -194,9 +194,8 @@ def _with_power_cap(device: GpuSpec, power_w: float | None) -> GpuSpec:
         return device
     if not device.idle_w < power_w <= device.power_w:
         raise InputError(
-            f"power_cap_w {power_w:g} is not between what {device.name} draws idle "
-            f"({device.idle_w:g} W) and its limit "
-            f"({device.power_w:g} W)",
+            f"power_cap_w {power_w:g} must be between the idle power of {device.name} "
+            f"({device.idle_w:g} W) and its limit ({device.power_w:g} W)",
             field="cluster.power_cap_w",
         )
     return dataclasses.replace(device, power_w=power_w, idle_power_w=device.idle_w)
@@ -223,8 +222,7 @@ def _num_gpus(query: ClusterQuery, node: NodeType | None) -> int:
         return query.num_gpus
     if node is None:
         raise InputError(
-            "num_gpus must be given where no node_type is named; objective min_gpus finds the "
-            "fewest",
+            "num_gpus is required without node_type; objective min_gpus finds the fewest",
             field="cluster.num_gpus",
         )
     return node.num_gpus or node.gpus_per_node
@@ -237,7 +235,7 @@ def _gpus_per_node(query: ClusterQuery, usual: int, num_gpus: int) -> int:
         fewer = num_gpus - num_gpus % gpus_per_node
         raise InputError(
             f"num_gpus {num_gpus} is not a multiple of gpus_per_node {gpus_per_node}; "
-            f"take {fewer} or {fewer + gpus_per_node}, or set gpus_per_node",
+            f"use {fewer} or {fewer + gpus_per_node}, or set gpus_per_node",
             field="cluster.num_gpus",
         )
     return gpus_per_node
@@ -258,8 +256,8 @@ def _network(query: ClusterQuery, node: NodeType | None) -> dict[str, Any]:
     }
     if levels.get("network_oversubscription", 1.0) > 1.0 and "nodes_per_leaf" not in levels:
         raise InputError(
-            "network_oversubscription needs nodes_per_leaf: how many nodes meet below the "
-            "oversubscribed level",
+            "network_oversubscription requires nodes_per_leaf, the number of nodes "
+            "below the oversubscribed level",
             field="cluster.nodes_per_leaf",
             code="missing_field",
         )
@@ -275,8 +273,9 @@ def _nvlink_domain_size(
     size = min(query.nvlink_domain_size, num_gpus)
     if size % gpus_per_node:
         raise InputError(
-            f"nvlink_domain_size {size} is not a multiple of gpus_per_node {gpus_per_node}; "
-            f"take {gpus_per_node}, or set gpus_per_node to the devices of one host",
+            f"nvlink_domain_size {size} is not a multiple of gpus_per_node "
+            f"{gpus_per_node}; use {gpus_per_node}, or set gpus_per_node to the devices "
+            "of one host",
             field="cluster.nvlink_domain_size",
         )
     return size
@@ -293,8 +292,8 @@ def _nvlink_segment(query: ClusterQuery, *, domain: int, gpus_per_node: int) -> 
     size = min(segment, domain)
     if size % gpus_per_node:
         raise InputError(
-            f"nvlink_segment_gpus {segment} is not a multiple of gpus_per_node {gpus_per_node}; "
-            "give whole nodes",
+            f"nvlink_segment_gpus {segment} is not a multiple of gpus_per_node "
+            f"{gpus_per_node}; use whole nodes",
             field="cluster.nvlink_segment_gpus",
         )
     return size
@@ -307,8 +306,8 @@ def _mixed_cluster(query: ClusterQuery) -> ClusterSpec:
     stages = query.stages or ()
     if len(stages) != 2:
         raise InputError(
-            f"stages names {len(stages)} kinds of GPU; give two, in the order of their pipeline "
-            "stages",
+            f"stages lists {len(stages)} kinds of GPU; list two, in the order of their "
+            "pipeline stages",
             field="cluster.stages",
         )
     for name in ("gpu", "node_type"):
@@ -414,6 +413,6 @@ def cluster_runs(cluster: str | ClusterQuery) -> ClusterRuns | None:
     settings = records.build(ClusterRuns, runs, field="cluster.runs", origin=entry.path)
     if settings.launcher == "local" and settings.options:
         raise InputError(
-            f"{entry.path}: launcher local takes no options", field="cluster.runs.options"
+            f"{entry.path}: launcher local has no options", field="cluster.runs.options"
         )
     return settings

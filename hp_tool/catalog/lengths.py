@@ -64,8 +64,8 @@ def sequence_lengths(name: str) -> LengthDistribution:
         return _from_entry(library.entry("lengths", name, field=FIELD))
     if not isinstance(name, OwnFile):
         raise InputError(
-            f"sequence_lengths {name[:200]!r} is a file path, and files are not read here; use "
-            "the name of a distribution",
+            f"sequence_lengths {name[:200]!r} is a file path, which is not accepted "
+            "here; use the name of a distribution",
             field=FIELD,
         )
     try:
@@ -84,7 +84,7 @@ def _build(entry: library.Entry) -> LengthDistribution:
     )
     if (record.log_normal is None) == (record.counts is None):
         raise InputError(
-            f"{entry.path}: {entry.name}: give either log_normal or counts", field=FIELD
+            f"{entry.path}: {entry.name}: set either log_normal or counts", field=FIELD
         )
     if record.counts is not None:
         pairs = [
@@ -109,11 +109,11 @@ def _log_normal(
     for name, part in components.items():
         if not record.shortest <= part.median <= record.longest:
             raise InputError(
-                f"{origin}: {record.name}: {name} needs a median between shortest and longest",
+                f"{origin}: {record.name}: {name} requires a median between shortest and longest",
                 field=FIELD,
             )
     if not components:
-        raise InputError(f"{origin}: {record.name}: log_normal has no component", field=FIELD)
+        raise InputError(f"{origin}: {record.name}: log_normal has no components", field=FIELD)
     total = sum(part.share for part in components.values())
     return LengthDistribution.log_normal_mixture(
         name=record.name,
@@ -128,8 +128,8 @@ def _from_table(path: Path) -> LengthDistribution:
     lines = [line for line in lines if line and not line.startswith("#")]
     if len(lines) > MAX_LINES:
         raise InputError(
-            f"{path} has {len(lines):,} lines; at most {MAX_LINES:,} are read: give lengths with "
-            "their counts"
+            f"{path} has {len(lines):,} lines; the maximum is {MAX_LINES:,}. Use "
+            "lengths with counts"
         )
     pairs = []
     for number, line in enumerate(lines, start=1):
@@ -152,9 +152,8 @@ def _count_lengths(
     for length, count in pairs:
         if not (1 <= length <= MAX_LENGTH and 0 <= count <= MAX_COUNTED_LENGTHS):
             raise InputError(
-                f"{origin}: length {length} with count {count:g}: lengths are from 1 to "
-                f"{MAX_LENGTH:,}, counts from 0 to "
-                f"{MAX_COUNTED_LENGTHS:g}",
+                f"{origin}: length {length} with count {count:g} is out of range; lengths "
+                f"are from 1 to {MAX_LENGTH:,}, counts from 0 to {MAX_COUNTED_LENGTHS:g}",
                 field=FIELD,
             )
     return LengthDistribution.from_counts(

@@ -87,7 +87,7 @@ def entry(kind: Kind, name: str, *, field: str | None = None) -> Entry:
         f"; HP_CATALOG_DIR names {folder}, which is no folder" for folder in missing_folders()
     )
     raise NotFoundError(
-        f"no {_SINGULAR[kind]} is called {name[:200]!r}{hint}{missing}",
+        f"unknown {_SINGULAR[kind]} {name[:200]!r}{hint}{missing}",
         field=field or _SINGULAR[kind],
     )
 
@@ -154,8 +154,7 @@ def file_entries(path: Path) -> Iterator[Entry]:
         return
     if unknown := sorted(document.keys() - {"source", "defaults", "entries"}):
         raise InputError(
-            f"{path}: unknown key {unknown[0]!r} beside entries; a file has source, defaults and "
-            "entries"
+            f"{path}: unknown key {unknown[0]!r}; a file has source, defaults and entries"
         )
     for name, fields in document["entries"].items():
         if not isinstance(fields, dict):

@@ -34,8 +34,8 @@ def model(name: str) -> ModelSpec:
         return _from_file(_config_path(name))
     if is_file_name(name):
         raise InputError(
-            f"Model {name[:200]!r} is a file path, and files are not read here; send its content "
-            "as a mapping instead.",
+            f"Model {name[:200]!r} is a file path, which is not accepted here; send its "
+            "content as a mapping instead.",
             field="model",
         )
     return _from_entry(library.entry("models", name))

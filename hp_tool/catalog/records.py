@@ -40,7 +40,7 @@ def build(
                     f"unknown key {key!r}{hint}", field=f"{field}.{key}", code="unknown_key"
                 )
         if missing := sorted(required - mapping.keys()):
-            raise InputError(f"{', '.join(missing)} must be given", field=f"{field}.{missing[0]}")
+            raise InputError(f"missing {', '.join(missing)}", field=f"{field}.{missing[0]}")
         values = {
             key: _check_value(value, hints[key], f"{field}.{key}") for key, value in mapping.items()
         }

@@ -83,8 +83,9 @@ def request_trace(trace: str | TraceSpec) -> Trace:
         return _check_trace("inline", _draw_requests(trace))
     if not isinstance(trace, OwnFile):
         raise InputError(
-            f"Trace {trace[:200]!r} is not registered, and files are not read here. Send its "
-            "columns inline (arrival_s, input_tokens, output_tokens) or register it.",
+            f"Trace {trace[:200]!r} is not registered, and file paths are not accepted "
+            "here. Send its columns inline (arrival_s, input_tokens, output_tokens) or "
+            "register it.",
             field=FIELD,
         )
     path = Path(trace)
@@ -95,7 +96,7 @@ def request_trace(trace: str | TraceSpec) -> Trace:
             return _check_trace(path.name, documents.read(path))
         with path.open(encoding="utf-8", newline="") as stream:
             if path.stat().st_size > MAX_FILE_BYTES:
-                raise InputError(f"{path} is larger than {MAX_FILE_BYTES:,} bytes")
+                raise InputError(f"{path} exceeds {MAX_FILE_BYTES:,} bytes")
             rows: Iterable[Mapping[str, Any]] = map(json.loads, filter(str.strip, stream))
             return _from_rows(path.name, csv.DictReader(stream) if path.suffix == ".csv" else rows)
     except (OSError, ValueError, csv.Error) as error:
@@ -134,7 +135,7 @@ def _from_rows(name: str, rows: Iterable[Mapping[str, Any]]) -> Trace:
             }
             if missing := [column for column, key in keys.items() if not key]:
                 raise InputError(
-                    f"{name}: no column {' or '.join(missing)}; it has "
+                    f"{name}: missing column {' or '.join(missing)}; its columns are "
                     f"{', '.join(map(str, row))[:200]}"
                 )
         columns["arrival_s"].append(_seconds(row[keys["arrival_s"]], unit=keys["arrival_s"]))
@@ -175,8 +176,8 @@ def _check_trace(name: str, columns: Mapping[str, Any]) -> Trace:
     ):
         counts = ", ".join(f"{column} has {count}" for column, count in lengths.items())
         raise InputError(
-            f"{name}: a trace needs equal numbers of input_tokens and output_tokens: "
-            f"{counts or 'it is empty'}",
+            f"{name}: input_tokens and output_tokens must have equal length: "
+            f"{counts or 'the trace is empty'}",
             field=FIELD,
         )
     bounds = bounds_of(TraceSpec)

@@ -186,7 +186,7 @@ def prune(
     if not rules:
         variables = ", ".join(retention.VARIABLES.values())
         raise InputError(
-            f"nothing says what is old: give {', '.join(PRUNE_FLAGS.values())}, or set {variables}"
+            f"no age limit set: pass {', '.join(PRUNE_FLAGS.values())}, or set {variables}"
         )
     url = stores.database_url(database_url)
     with closing(stores.open_store(url)) as store:

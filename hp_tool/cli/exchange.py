@@ -40,9 +40,9 @@ class FormatsCommand(TyperCommand):
         from hp_tool.formats.registry import listed_readable, listed_writable
 
         for param in self.params:
-            if isinstance(param, TyperOption) and param.name == "format":
+            if param.name == "format":
                 names = {"readable": listed_readable(), "writable": listed_writable()}
-                param.help = (param.help or "").format(**names)
+                param.help = param.help.format(**names)  # type: ignore[attr-defined]
         return super().get_params(ctx)
 
 
@@ -146,8 +146,8 @@ def import_(
         typer.Option(
             "--file",
             metavar="FILE",
-            help="A file that the script sources or names: FILE, or NAME=FILE; those beside it are "
-            "found.",
+            help="A file that the script sources or names: FILE, or NAME=FILE. Files in its "
+            "folder are found.",
         ),
     ] = None,
     ignore: Annotated[
@@ -221,7 +221,7 @@ def import_(
     own_log = text.splitlines() if log is None and "elapsed time per iteration" in text else None
     assessment = assess(parsed, reading=reading, log=lines if log is not None else own_log)
     if beside:
-        typer.echo(f"at hand beside it: {', '.join(beside)}", err=True)
+        typer.echo(f"read from its folder: {', '.join(beside)}", err=True)
     typer.echo(schema.to_json(assessment)) if as_json else _print_assessment(assessment)
     if not assessment.estimate.feasible:
         raise typer.Exit(3)

@@ -229,9 +229,7 @@ def print_result(result: TuneResult, *, pareto: bool = False, query: Query | Non
                 f"{answer_title(result.answer)}: {words}{known}", style="bold", highlight=False
             )
         for path, value in best.set.items():
-            console.print(
-                f"chosen beside the layout, for all runs: {path} {value}", highlight=False
-            )
+            console.print(f"Set for all runs: {path} {value}", highlight=False)
     for sentence in answer_sentences(result.answer) if result.answer else ():
         console.print(sentence, highlight=False)
     if served:

@@ -122,8 +122,8 @@ def check_values(count: int, *, field: str) -> None:
     bounds = _CURRENT.get()
     if bounds is not None and count > bounds.max_values:
         raise InputError(
-            f"{field} lists {count:,} values; one request may list {bounds.max_values:,}: narrow "
-            "it, or send several requests",
+            f"{field} lists {count:,} values; the maximum for one request is "
+            f"{bounds.max_values:,}. List fewer, or send several requests",
             field=field,
             code="request_too_costly",
         )
@@ -134,9 +134,8 @@ def check_yaml(num_bytes: int) -> None:
     bounds = _CURRENT.get()
     if bounds is not None and num_bytes > bounds.max_yaml_bytes:
         raise HpToolError(
-            f"this is no JSON, and {num_bytes:,} bytes are too many for YAML: send JSON, or YAML "
-            "of at most "
-            f"{bounds.max_yaml_bytes:,} bytes",
+            f"{num_bytes:,} bytes of YAML exceed the maximum of "
+            f"{bounds.max_yaml_bytes:,}; send JSON instead",
             code="payload_too_large",
         )
 

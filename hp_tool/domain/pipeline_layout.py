@@ -56,21 +56,20 @@ def parse_layout(text: str) -> PipelineLayout:
     """
     if len(text) > MAX_TEXT:
         raise InputError(
-            f"a pipeline layout may be {MAX_TEXT:,} characters long, this is {len(text):,}",
+            f"the pipeline layout has {len(text):,} characters; the maximum is {MAX_TEXT:,}",
             field=LAYOUT_PATH,
         )
     written = _expand_repetitions(text.replace(",", ""))
     if strange := re.search(r"[^EtmL|]", written):
         raise InputError(
-            f"{strange.group()!r} is no part of a pipeline layout; write E, t, m, L, |, x*n and "
-            "(...)*n",
+            f"{strange.group()!r} is not valid in a pipeline layout; use E, t, m, L, |, "
+            "x*n and (...)*n",
             field=LAYOUT_PATH,
         )
     if re.fullmatch(r"E[t|]*[m|]*L", written) is None:
         raise InputError(
-            "a pipeline layout starts with its one E and ends with its one L, transformer layers "
-            "(t) before "
-            "multi-token-prediction layers (m)",
+            "a pipeline layout must start with E and end with L, with transformer "
+            "layers (t) before multi-token-prediction layers (m)",
             field=LAYOUT_PATH,
         )
     chunks, before = [], 0
@@ -106,7 +105,7 @@ def check_layout(layout: PipelineLayout, *, num_layers: int, mtp_layers: int) ->
     ):
         if count != wanted:
             raise InputError(
-                f"{layout.text!r} has {count} x {letter}, the model's {name} is {wanted}",
+                f"{layout.text!r} has {count} x {letter}, but the model's {name} is {wanted}",
                 field=LAYOUT_PATH,
             )
 
@@ -119,8 +118,8 @@ def _expand_repetitions(text: str) -> str:
         )
         if length > MAX_EXPANDED_CHARACTERS:
             raise InputError(
-                f"a pipeline layout may stand for {MAX_EXPANDED_CHARACTERS:,} layers and marks "
-                f"at most",
+                f"a pipeline layout expands to at most {MAX_EXPANDED_CHARACTERS:,} layers "
+                "and marks",
                 field=LAYOUT_PATH,
             )
         text = pattern.sub(lambda match: match[1] * int(match[2]), text)

@@ -232,8 +232,8 @@ class Query(Strict):
         """
         if self.leaves_num_gpus_open():
             raise InputError(
-                "an estimate is of one configuration, whose number of devices num_gpus must say; "
-                "`recommend` finds the fewest for objective min_gpus",
+                "an estimate requires num_gpus; use `recommend` with objective min_gpus to "
+                "find the fewest",
                 field="cluster.num_gpus",
                 code="missing_field",
             )

@@ -69,7 +69,7 @@ class Targets(Flattened):
     def _fold(cls, data: dict[str, Any]) -> dict[str, Any]:
         if "others" in data:
             raise InputError(
-                "unknown key targets.others; name a quantile as in ttft_p95_s",
+                "unknown key targets.others; name a quantile, such as ttft_p95_s",
                 field="targets.others",
                 code="unknown_key",
             )
@@ -83,14 +83,14 @@ class Targets(Flattened):
             field, limit = f"targets.{key}", data[key]
             if not LOWEST <= 100.0 * quantile_fraction(quantile) <= HIGHEST:
                 raise InputError(
-                    f"{field} asks for {quantile}; quantiles from p{LOWEST:g} to p{HIGHEST:g} are "
-                    "predicted",
+                    f"{field}: {quantile} is not predicted; use a quantile from p{LOWEST:g} to "
+                    f"p{HIGHEST:g}",
                     field=field,
                     code="invalid_value",
                 )
             if not isinstance(limit, int | float) or isinstance(limit, bool):
                 raise InputError(
-                    f"{field} wants seconds, got {str(limit)[:80]!r}",
+                    f"{field} must be a number of seconds, got {str(limit)[:80]!r}",
                     field=field,
                     code="invalid_value",
                 )

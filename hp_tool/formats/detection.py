@@ -181,13 +181,13 @@ def detect_format(text: str, *, files: Mapping[str, str] | None = None) -> str:
         r"(?m)^[ \t]*(?:source|\.|sbatch|bash|sh)\s+(?:-\S+\s+)*([^\s;&|]+)", text
     ):
         raise InputError(
-            f"it only starts or sources other files ({', '.join(dict.fromkeys(others))}); give "
-            "them with --file",
+            "the script only starts or sources other files "
+            f"({', '.join(dict.fromkeys(others))}); pass them with --file",
             field="command",
         )
     raise InputError(
-        f"nothing that is read: {', '.join(readable())} are, as launch scripts, configuration "
-        "files or logs; say which with "
+        f"no supported format detected; supported: {', '.join(readable())} (launch "
+        "scripts, configuration files or logs). If it is one of these, pass "
         "--format",
         field="format",
     )
@@ -199,11 +199,11 @@ def _format_of_mapping(content: Mapping[str, Any], text: str) -> str:
         return tool
     if "kind" in keys and keys & {"training", "inference"}:
         raise InputError(
-            "this is a query already: give it to estimate, recommend or tune", field="format"
+            "this is already a query; pass it to estimate, recommend or tune", field="format"
         )
     raise InputError(
-        f"a file of keys of no supported tool{_describe_keys(content)}; supported: "
-        f"{', '.join(readable())}; if it is one of these, pass --format",
+        f"no supported tool has these keys{_describe_keys(content)}; supported: "
+        f"{', '.join(readable())}. If it is one of these, pass --format",
         field="format",
     )
 
@@ -217,8 +217,8 @@ def _describe_keys(content: Mapping[str, Any]) -> str:
     best = max(shares, key=lambda name: shares[name])
     if names and shares[best] == len(names) and best in ("vllm", "sglang"):
         raise UnsupportedError(
-            f"this is a file of {best}'s options, which names no model; import the command that "
-            "starts the server, and give this file with --file",
+            f"this file of {best} options names no model; import the command that "
+            "starts the server, and pass this file with --file",
             field="format",
         )
     if 2 * shares[best] >= len(names):
@@ -258,7 +258,7 @@ def _match_signs(place: Place, evidence: Evidence) -> str:
     sign, name = next((pair for pair in candidates if pair[0].holds(evidence)), (None, ""))
     if sign is not None and sign.refused:
         raise UnsupportedError(
-            f"this is {sign.refused}, which is not read; {', '.join(readable())} are",
+            f"{sign.refused} is not supported; supported: {', '.join(readable())}",
             field="format",
         )
     return name

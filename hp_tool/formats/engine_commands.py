@@ -166,7 +166,7 @@ def _drop_transfer_options(settings: Iterable[Setting], reading: Reading) -> lis
     kept = []
     for setting in settings:
         if setting.name.startswith(_TRANSFER_OPTIONS):
-            reading.ignore(setting, "hands caches from the prefill pool to the decoding pool")
+            reading.ignore(setting, "connects the prefill and decoding pools")
         else:
             kept.append(setting)
     return kept
@@ -320,7 +320,9 @@ def read_command(
     bound = f" (at most {flags['max-model-len'][0]} together)" if flags.get("max-model-len") else ""
     for name, example in (("input_length", 4000), ("output_length", 1000)):
         reading.lack(
-            f"inference.{name}", f"a command does not say its load{bound}; add", example=example
+            f"inference.{name}",
+            f"a server command does not set the load{bound}; add",
+            example=example,
         )
     used = flags.get("gpu-memory-utilization") or flags.get("mem-fraction-static")
     if used:
@@ -347,9 +349,8 @@ def _check_longest(name: str, words: list[str], *, model: str, positions: int | 
     ):
         raise InputError(
             f"--{name} {words[0]} exceeds the {positions:,} positions of {model} "
-            "(max_position_embeddings), so the server "
-            "refuses to start; lower it, or give the config.json with the RoPE scaling that the "
-            "checkpoint is served with",
+            "(max_position_embeddings), so the server would not start; lower it, or "
+            "pass the config.json with the RoPE scaling in use",
             field=f"--{name}",
         )
 
@@ -368,7 +369,7 @@ def _read_speculation(
             config = json.loads(" ".join(words))
         except ValueError:
             raise InputError(
-                "--speculative-config takes a JSON mapping", field="--speculative-config"
+                "--speculative-config must be a JSON mapping", field="--speculative-config"
             ) from None
     config |= {
         name.partition(".")[2].replace("-", "_"): values[0]
@@ -385,9 +386,11 @@ def _read_speculation(
     if not (method or draft or steps):
         return None
     if (flags.get("speculative-eagle-topk") or ["1"]) != ["1"]:
-        reading.refuse("--speculative-eagle-topk: trees of drafts are not modelled; 1 is a chain")
+        reading.refuse(
+            "--speculative-eagle-topk: trees of drafts are not supported; set 1 for a chain"
+        )
     for name in config.keys() - {"method", "model", "num_speculative_tokens"} - _IGNORED_DRAFT_KEYS:
-        reading.refuse(f"--speculative-config.{name}: is not modelled, or not read here")
+        reading.refuse(f"--speculative-config.{name}: not supported")
     if steps is None and "speculative-num-draft-tokens" in flags:
         steps = (
             _parse_number(flags, "speculative-num-draft-tokens") - 1
@@ -395,15 +398,15 @@ def _read_speculation(
     if steps is None:
         reading.lack(
             "inference.speculative.num_speculative_tokens",
-            "the command leaves it to the engine; add",
+            "the command leaves it to the engine's default; add",
             example=3,
         )
     path = "inference.speculative"
-    reading.lack(f"{path}.acceptance_rate", "the load decides it; add", example=0.7)
+    reading.lack(f"{path}.acceptance_rate", "it depends on the load; add", example=0.7)
     if "ngram" not in method.lower():
         reading.lack(
             f"{path}.draft_cost_fraction",
-            "the time of a draft over that of the model; add",
+            "the time of one draft relative to one pass of the model; add",
             example=0.05,
         )
     count = {} if steps is None else {"num_speculative_tokens": parse_whole_number(steps, path)}
@@ -430,7 +433,7 @@ _IGNORED_DRAFT_KEYS = {
 def _parse_number(flags: Mapping[str, list[str]], name: str) -> int:
     words = flags[name]
     if len(words) != 1 or not words[0].isdecimal():
-        raise InputError(f"--{name} wants a whole number", field=f"--{name}")
+        raise InputError(f"--{name} must be a whole number", field=f"--{name}")
     return parse_whole_number(words[0], f"--{name}")
 
 
@@ -438,7 +441,7 @@ def _redundant_experts(words: list[str]) -> int:
     try:
         count = json.loads(" ".join(words)).get("num_redundant_experts", 0)
     except (ValueError, AttributeError):
-        raise InputError("--eplb-config wants a JSON mapping", field="--eplb-config") from None
+        raise InputError("--eplb-config must be a JSON mapping", field="--eplb-config") from None
     return parse_whole_number(count, "--eplb-config")
 
 
@@ -451,7 +454,8 @@ def _read_precisions(flags: Mapping[str, list[str]]) -> dict[str, str]:
         word = (flags.get(name) or ["auto"])[0]
         if word != "auto" and word not in values:
             raise UnsupportedError(
-                f"--{name} {word} is not modelled; choose {', '.join(values)}", field=f"--{name}"
+                f"--{name} {word} is not supported; supported: {', '.join(values)}",
+                field=f"--{name}",
             )
         return values.get(word)
 

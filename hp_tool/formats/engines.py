@@ -69,8 +69,8 @@ def reject_speculation(setup: ServingSetup, *, tool: str) -> None:
     """
     if setup.workload.speculative is not None:
         raise UnsupportedError(
-            f"speculation is not written for {tool}; choose vllm, sglang or llm-d, or leave it out "
-            "of what is exported",
+            f"speculative decoding is not supported for {tool}; choose vllm, sglang or "
+            "llm-d, or remove inference.speculative",
             field="inference.speculative",
         )
 
@@ -98,8 +98,8 @@ def draft_settings(setup: ServingSetup) -> tuple[str, SpeculativeSpec] | None:
     if setup.model.num_nextn_predict_layers:
         return "mtp", speculative
     raise UnsupportedError(
-        f"{setup.model.name} has no layers that draft; name a checkpoint that does, or leave "
-        "draft_cost_fraction out (n-grams)",
+        f"{setup.model.name} has no draft layers; name a checkpoint that has them, "
+        "or remove draft_cost_fraction to draft from n-grams",
         field="inference.speculative.draft_model",
     )
 
@@ -214,8 +214,9 @@ def precision_options(
     word = cache.get(kept) or ("auto" if dtype == DTYPES.get(kept) else None)
     if word is None:
         raise UnsupportedError(
-            f"{engine} {version} has no word for a cache in {kept} beside weights in {weights}; "
-            f"set inference.kv_cache_precision to {' or '.join(dict.fromkeys(('bf16', *cache)))}",
+            f"{engine} {version} has no option for a {kept} cache with {weights} "
+            "weights; set inference.kv_cache_precision to "
+            f"{' or '.join(dict.fromkeys(('bf16', *cache)))}",
             field="inference.kv_cache_precision",
         )
     return {"--dtype": dtype, "--quantization": narrowed, "--kv-cache-dtype": word}
@@ -238,9 +239,8 @@ def quantization_option(
     if stored in WIDE_PRECISIONS and wanted in words:
         return words[wanted]
     raise UnsupportedError(
-        f"no checkpoint of {setup.model.name} in {wanted} is known, and {engine} would serve "
-        f"{setup.model_path} in {stored}; "
-        f"set inference.precision to {stored}, or name your own checkpoint, a folder or its id, as "
-        "the model",
+        f"no {wanted} checkpoint of {setup.model.name} is known, and {engine} would "
+        f"serve {setup.model_path} in {stored}; set inference.precision to "
+        f"{stored}, or set model to your own checkpoint (a folder or its id)",
         field="inference.precision",
     )

@@ -69,26 +69,27 @@ def check_setup(setup: TrainingSetup, *, tool: str, loss: str, chooses_width: bo
     )
     if trains_in_16_bits(setup) and w.precision != "bf16":
         raise UnsupportedError(
-            f"{tool} trains weights of {w.precision} without a wider copy in bf16 alone; set "
-            "training.parameter_precision: fp32",
+            f"{tool} trains {w.precision} weights without an fp32 copy in bf16 only; "
+            "set training.parameter_precision: fp32",
             field="training.parameter_precision",
         )
     if w.loss != loss:
         raise UnsupportedError(
-            f"{tool} computes the loss {loss}; set training.cross_entropy: {loss}",
+            f"{tool} uses the {loss} loss; set training.cross_entropy: {loss}",
             field="training.cross_entropy",
         )
     if setup.recomputes_by_layer is None:
         raise UnsupportedError(
-            f"{tool} checkpoints whole layers: none or full", field="parallel.recompute"
+            f"{tool} recomputes whole layers or nothing; set parallel.recompute to none or full",
+            field="parallel.recompute",
         )
     if w.precision not in DTYPES or w.optimizer not in OPTIMIZERS:
         raise UnsupportedError(
-            f"{tool} trains in bf16, fp16 or fp32, with adam or sgd", field="training.precision"
+            f"{tool} supports bf16, fp16 and fp32 with adam or sgd", field="training.precision"
         )
     if w.frozen_precision not in (None, "nf4", w.precision):
         raise UnsupportedError(
-            f"{tool} keeps frozen weights in {w.precision} or nf4, not {w.frozen_precision}",
+            f"{tool} stores frozen weights in {w.precision} or nf4, not {w.frozen_precision}",
             field="training.frozen_precision",
         )
     if w.lora is not None:
@@ -106,15 +107,14 @@ def adapter_targets(setup: TrainingSetup, *, tool: str) -> tuple[str, ...]:
     fused = [name for name in names if name.startswith("linear_")]
     if fused or not names:
         raise UnsupportedError(
-            f"{tool} names matrices as Hugging Face does, and has no adapter on "
-            f"{', '.join(fused) or 'fused matrices'}; set "
-            "training.lora.target_modules, such as [q_proj, v_proj]",
+            f"{tool} uses Hugging Face's matrix names and cannot put an adapter on "
+            f"{', '.join(fused) or 'fused matrices'}; set training.lora.target_modules, "
+            "such as [q_proj, v_proj]",
             field="training.lora.target_modules",
         )
     if setup.model.num_experts:
         raise UnsupportedError(
-            f"{tool} gives experts adapters of their own, where one for each rank's was predicted; "
-            "choose nemo",
+            f"{tool} gives each expert an adapter, but the estimate has one per rank; choose nemo",
             field="training.lora",
         )
     return names
@@ -191,7 +191,9 @@ def _heredoc(name: str, content: Mapping[str, Any]) -> tuple[str, ...]:
 def optimizer_fields(name: str, optimizers: Mapping[str, str], reading: Reading) -> dict[str, str]:
     """Return `training.optimizer` of an optimizer's class; reject unknown classes."""
     if name not in optimizers:
-        reading.refuse(f"optimizer {name or '(none)'}: {', '.join(optimizers)} are read")
+        reading.refuse(
+            f"optimizer {name or '(none)'} is not supported; supported: {', '.join(optimizers)}"
+        )
     return {} if optimizers.get(name, "adam") == "adam" else {"optimizer": optimizers[name]}
 
 

@@ -19,7 +19,9 @@ def read_source(source: Source, *, format: str | None = None) -> Reading:
     tool = format or detect_format(source.text, files=source.files)
     reader = next((tool_format.read for tool_format in formats() if tool_format.name == tool), None)
     if reader is None:
-        raise InputError(f"no format {tool}; choose one of {', '.join(readable())}", field="format")
+        raise InputError(
+            f"no format is named {tool}; choose {', '.join(readable())}", field="format"
+        )
     reading = Reading(tool=tool, overrides=source.overrides)
     _, facts = read_printed_arguments(source.log)
     if source.num_gpus is None and facts.get("world_size", "").isdecimal():

@@ -104,7 +104,8 @@ def _container_command(
     replicas = container.replicas
     if not isinstance(replicas, int) or replicas < 1:
         raise UnsupportedError(
-            f"the manifest's spec.replicas is {replicas!r}; write the number of pods, at least 1",
+            f"spec.replicas of the manifest is {replicas!r}; it must be a number of "
+            "pods, at least 1",
             field="spec.replicas",
         )
     if container.model:

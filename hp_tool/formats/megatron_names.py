@@ -104,9 +104,9 @@ def _renamed_argument(setting: Setting, name: str, reading: Reading) -> list[Set
     if argument is not None and argument.arity == "0":
         if absent == name.endswith("!"):
             return [Setting(name=argument.name, written=setting.written, line=setting.line)]
-        reading.ignore(setting, "off, as without it")
+        reading.ignore(setting, "off, which is the default")
     elif absent:
-        reading.ignore(setting, "says nothing")
+        reading.ignore(setting, "has no value")
     else:
         return [replace(setting, name=name.removesuffix("!"))]
     return []
@@ -202,7 +202,7 @@ def config_file_settings(
     text = find_named_file(script, named.values[0])
     if text is None:
         reading.refuse(
-            f"{named.written} {named.values[0]}: the file is not at hand; give it with --file "
+            f"{named.written} {named.values[0]}: file not found; pass it with --file "
             f"{named.values[0]}"
         )
         return []
@@ -212,8 +212,9 @@ def config_file_settings(
         if "$" not in text:
             raise
         reading.refuse(
-            f"{named.written} {named.values[0]}: the script writes it with values that "
-            f"only running would tell; give the written file with --file {named.values[0]}"
+            f"{named.written} {named.values[0]}: the script writes this file with "
+            "values that are only known at run time; pass the written file with --file "
+            f"{named.values[0]}"
         )
         return []
     return file_settings(content, text=text)
@@ -228,7 +229,7 @@ def file_settings(content: Mapping[str, Any], *, text: str) -> list[Setting]:
     settings = as_settings(content, lines=text)
     if len(settings) > MAX_PRINTED_LINES:
         raise InputError(
-            f"the file holds {len(settings):,} settings; at most {MAX_PRINTED_LINES:,} are read",
+            f"the file has {len(settings):,} settings; the maximum is {MAX_PRINTED_LINES:,}",
             code="too_large",
         )
     return settings

@@ -81,7 +81,7 @@ def read_pools(
         for name in _SIZE_FIELDS:
             sizes[f"{role}_{name}"] = parallel.pop(name, 1)
         if parallel.pop("pipeline_parallel_size", 1) != 1:
-            merged.refuse(f"{role}: pools with a pipeline are not modelled")
+            merged.refuse(f"{role}: pipeline parallelism in a pool is not supported")
         ranks = (
             sizes[f"{role}_tensor_parallel_size"] * sizes[f"{role}_attention_data_parallel_size"]
         )
@@ -93,7 +93,7 @@ def read_pools(
         else:
             total = None
             merged.lack(
-                path, f"nothing says how many replicas of the {role} pool start; add", example=1
+                path, f"the number of replicas of the {role} pool is not set; add", example=1
             )
         each.query["parallel"] = parallel
     merged.query = dict(second.query)
@@ -102,7 +102,10 @@ def read_pools(
         "disaggregated": sizes
     }
     if first.query.get("model") != second.query.get("model"):
-        merged.refuse(f"the pools serve {first.query.get('model')} and {second.query.get('model')}")
+        merged.refuse(
+            f"the pools serve different models: {first.query.get('model')} and "
+            f"{second.query.get('model')}"
+        )
     merged.num_gpus = total
     return merged
 
@@ -123,7 +126,7 @@ def _merge_shared(first: Reading, second: Reading, section: str, merged: Reading
             merged.hints["parallel.redundant_experts"] = "as many as divide the experts"
         else:
             merged.refuse(
-                f"{section}.{name}: {one.get(name)} in the prefill pool and {other.get(name)} in "
-                "the decoding pool; pools that differ in it are not modelled"
+                f"{section}.{name} differs between the pools (prefill {one.get(name)}, "
+                f"decode {other.get(name)}), which is not supported"
             )
     return shared

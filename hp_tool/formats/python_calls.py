@@ -77,7 +77,7 @@ class Functions:
             InputError: The function is not in the file.
         """
         if name not in self._functions:
-            raise InputError(f"no function {name} in the file", field="config")
+            raise InputError(f"the file has no function {name}", field="config")
         values: dict[str, Any] = {}
         try:
             for statement in self._functions[name].body:
@@ -109,7 +109,8 @@ class Functions:
             else:
                 return
         raise UnsupportedError(
-            f"line {statement.lineno}: only running would tell what {_source_text(statement)} does",
+            f"line {statement.lineno}: the effect of {_source_text(statement)} is only "
+            "known at run time",
             field="config",
         )
 
@@ -129,7 +130,9 @@ class Functions:
     def _value(self, node: ast.expr | None, values: dict[str, Any]) -> Any:
         self._left -= 1
         if self._left < 0:
-            raise UnsupportedError(f"more than {MAX_EXPRESSIONS} expressions", field="config")
+            raise UnsupportedError(
+                f"the file has more than {MAX_EXPRESSIONS} expressions", field="config"
+            )
         match node:
             case None:
                 return None

@@ -111,7 +111,7 @@ class Settings:
         """
         text = self.text(name, str(default))
         if text.lower() not in ("true", "false"):
-            raise InputError(f"{name} takes true or false, got {text}", field=name)
+            raise InputError(f"{name} must be true or false, got {text}", field=name)
         return text.lower() == "true"
 
 
@@ -191,7 +191,7 @@ class Reading:
         field is set.
         """
         if any(path == given or path.startswith(f"{given}.") for given in self.overrides):
-            self.ignore(setting, f"its value is unknown, and {path} is given")
+            self.ignore(setting, f"its value is unknown, but {path} is set")
             return
         at = f"line {setting.line}: " if setting.line else ""
         why = f"{at}{setting.written} is {describe_unknown_parts(setting.unknown)}; add"
@@ -285,7 +285,7 @@ def look_up(name: str, table: Table) -> Argument | None:
 
 MAX_NAMED = 40
 """Maximum number of rejected settings, and of missing fields, in one error."""
-REQUESTED_BY_USER = "as you said"
+REQUESTED_BY_USER = "ignored as requested"
 _VARIABLE = re.compile(r"\$\{?(\w+)(?:\[.*\])?\}?")
 
 
@@ -298,7 +298,7 @@ def describe_unknown_parts(parts: Iterable[str]) -> str:
     """Return the unknown parts of a word, and what would determine them."""
     parts = tuple(parts)
     if not are_variables(parts):
-        return f"{', '.join(parts)}, which only running would tell"
+        return f"{', '.join(parts)}, only known at run time"
     innermost = dict.fromkeys(
         _VARIABLE.findall(part)[-1] if "[" not in part else re.findall(r"\$\{?(\w+)", part)[-1]
         for part in parts
@@ -337,15 +337,15 @@ def sort_settings(
         if setting.name in spared:
             reading.ignore(setting, REQUESTED_BY_USER)
         elif any(part in setting.written for part in setting.unknown):
-            why = "only running would tell which flags it passes; write them out"
+            why = "the flags that it passes are only known at run time; write them out"
             if reading.absent and are_variables(setting.unknown):
                 why = (
-                    f"nothing sets it here, and {reading.absent[0]} is not at hand; give it with "
+                    f"it is not set, and {reading.absent[0]} was not found; pass the file with "
                     "--file"
                 )
             reading.refuse(f"{setting.written}: {why}")
         elif argument is None and value == "none" and not setting.written.startswith("-"):
-            reading.ignore(setting, "null: as if it were left out")
+            reading.ignore(setting, "null, so the default applies")
         elif argument is None:
             wanted = len(reading.refused) < MAX_NAMED  # the search is slow, and no more are shown
             near = difflib.get_close_matches(setting.name, table, n=1, cutoff=0.8) if wanted else []
@@ -515,7 +515,7 @@ def parse_whole_number(value: Any, name: str) -> int:
     """
     text = str(value)
     if not re.fullmatch(r"-?\d{1,18}(\.0*)?", text):
-        raise InputError(f"{name} takes a whole number, got {text}", field=name)
+        raise InputError(f"{name} must be a whole number, got {text}", field=name)
     return int(float(text)) if "." in text else int(text)
 
 
@@ -527,5 +527,5 @@ def parse_fraction(value: Any, name: str) -> float:
     """
     text = str(value)
     if not re.fullmatch(r"[01]?\.?\d{0,18}", text) or not text.strip(".") or float(text) > 1.0:
-        raise InputError(f"{name} takes a number from 0 to 1, got {text[:40]}", field=name)
+        raise InputError(f"{name} must be a number from 0 to 1, got {text[:40]}", field=name)
     return float(text)

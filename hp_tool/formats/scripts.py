@@ -20,7 +20,7 @@ def required_variable(name: str, meaning: str) -> str:
         ValueError: The meaning has characters with a meaning to bash, such as a single quote.
     """
     if re.search(r"['\"`$\\}]", meaning):
-        raise ValueError(f"no quote, $, }} or backslash may stand in {meaning!r}")
+        raise ValueError(f"{meaning!r} must not contain a quote, $, }} or backslash")
     return f"${{{name}:?{meaning}}}"
 
 

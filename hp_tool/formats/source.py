@@ -85,10 +85,9 @@ class Source:
                 "",
             )
             raise InputError(
-                f"the script starts no command that trains or serves{ends}: python, torchrun, "
-                "srun, deepspeed, accelerate, "
-                "vllm and sglang lines are looked for; give what it sources with --file and its "
-                "arguments with --var 1=...",
+                f"no command that trains or serves found{ends}. Supported: python, "
+                "torchrun, srun, deepspeed, accelerate, vllm and sglang. Pass sourced "
+                "files with --file and the script's arguments with --var 1=...",
                 field="command",
             )
         reading.num_gpus = reading.num_gpus or world_size(launch, script, reading=reading)
@@ -117,7 +116,7 @@ class Source:
                 text = find_named_file(script, name)
                 if text is None:
                     raise InputError(
-                        f"{name} is not at hand; give it with --file",
+                        f"{name}: file not found; pass it with --file",
                         field="command",
                         code="missing_field",
                     )

@@ -58,8 +58,8 @@ def model_name_argument(name: str) -> str:
     """
     if name.startswith("-") or not name.isprintable():
         raise InputError(
-            f"the model's name {name[:80]!r} begins with a dash, or holds a line break or control "
-            "character; rename it",
+            f"the model name {name[:80]!r} starts with a dash, or contains a line break "
+            "or control character; rename it",
             field="model.name",
         )
     return name
@@ -104,9 +104,8 @@ def reject_inexpressible(
     kind = "training" if isinstance(setup, TrainingSetup) else "inference"
     if runs is not None and isinstance(workload, TrainingWorkload) and workload.framework != runs:
         raise UnsupportedError(
-            f"{tool} runs {runs}, but this configuration was chosen for "
-            f"{workload.framework}; "
-            f"ask again with training.framework: {runs}",
+            f"{tool} trains with {runs}, but this configuration was chosen for "
+            f"{workload.framework}; set training.framework: {runs} and rank again",
             field="training.framework",
         )
     sections: tuple[tuple[str, Any], ...] = (
@@ -122,7 +121,6 @@ def reject_inexpressible(
         ):
             raise UnsupportedError(
                 f"{tool} has no setting for {setting_words(path, value)}; choose another "
-                f"format, or "
-                "leave it out",
+                "format, or remove it",
                 field=path,
             )

@@ -94,7 +94,7 @@ class Configuration:
         row = _select_row(result, rank)
         values = row["set"] if "set" in row else _chosen_earlier(row, query)
         if not isinstance(values, dict):
-            raise InputError("set must be a mapping of paths of the query to values", field="set")
+            raise InputError("set must map paths of the query to values", field="set")
         inside = {path: value for path, value in values.items() if path != NUM_GPUS}
         typed = parse(schema.set_paths(copy.deepcopy(query), inside))
         if NUM_GPUS in values:
@@ -171,7 +171,7 @@ def _select_row(result: Mapping[str, Any], rank: int) -> dict[str, Any]:
     ):
         count = len(rows) if isinstance(rows, list) else 0
         raise InputError(
-            f"the result has {count} configurations; rank {rank} is not among them", field="rank"
+            f"there is no rank {rank}: the result has {count} configurations", field="rank"
         )
     row: dict[str, Any] = rows[rank - 1]
     return row

@@ -145,7 +145,7 @@ def _with_node_defaults(wanted: ClusterQuery, node: NodeType) -> ClusterQuery:
     """
     if wanted.gpu is not None and wanted.gpu != node.gpu:
         raise InputError(
-            f"gpu is not what {node.name} has ({node.gpu}); leave one of them out",
+            f"{node.name} has {node.gpu}, not this gpu; remove gpu or node_type",
             field="cluster.gpu",
         )
     shared = (name for name in NodeType.__slots__ if name in ClusterQuery.__slots__)
@@ -169,7 +169,7 @@ def _with_node_defaults(wanted: ClusterQuery, node: NodeType) -> ClusterQuery:
 def _as_mapping(name: str, spec: JsonObject, *, field: str) -> JsonObject:
     if spec.get("name", name) != name:
         raise InputError(
-            f"name {spec['name']!r} is not the {name!r} it is registered under",
+            f"name {spec['name']!r} differs from the registered name {name!r}",
             field=f"{field}.name",
         )
     return {**spec, "name": name}

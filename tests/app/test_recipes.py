@@ -367,7 +367,7 @@ def test_one_s_own_recipe_extends_another(own: Path) -> None:
         ({"rules": [{"when": {}}]}, "unknown key"),
         ({"rules": [{"precisions": ["fp7"]}]}, "precisions"),
         ({"extends": "ours", "rules": []}, "extends itself"),
-        ({"extends": "nothing", "rules": []}, "no recipe is called 'nothing'"),
+        ({"extends": "nothing", "rules": []}, "unknown recipe 'nothing'"),
         ({"rules": {"training": {}}}, "rules"),
     ],
 )

@@ -192,7 +192,9 @@ def test_a_model_that_keeps_no_cache_is_not_served() -> None:
         "model": SHAPE | {"mixer": "mamba2", "feed_forward": "none", **STATE},
         "cluster": "h100-80gb-8",
     }
-    with pytest.raises(UnsupportedError, match="without any layer of attention") as refused:
+    with pytest.raises(
+        UnsupportedError, match="custom: serving a model without attention layers is not supported"
+    ) as refused:
         api.recommend(
             query | {"kind": "inference", "inference": {"input_length": 64, "output_length": 8}}
         )

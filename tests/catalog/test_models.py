@@ -151,7 +151,7 @@ def test_a_wrong_mapping_names_field_value_and_mend(
 
 
 def test_a_missing_field_is_named() -> None:
-    with pytest.raises(InputError, match="vocab_size must be given"):
+    with pytest.raises(InputError, match="missing vocab_size"):
         catalog.model_from_mapping(
             {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4}
         )

@@ -94,7 +94,7 @@ def test_several_folders_first_wins(
         ("[1, 2]\n", "bad.yaml must contain a mapping"),
         ("a: [1\n", "bad.yaml is not valid YAML"),
         ("entries: {bad: 3}\n", "bad.yaml: entry 'bad' must be a mapping"),
-        ("entrys: {}\nentries: {}\n", "unknown key 'entrys' beside entries"),
+        ("entrys: {}\nentries: {}\n", "unknown key 'entrys'; a file has"),
     ],
 )
 def test_a_wrong_file_is_named(own: Path, text: str, message: str) -> None:

@@ -63,7 +63,7 @@ def test_a_framework_without_a_format_is_named(entry_point: Run, tmp_path: Path)
     training = {**QUERY["training"], "framework": "torchtune"}  # type: ignore[dict-item]
     file.write_text(json.dumps(QUERY | {"training": training}))
     shown = entry_point("export", str(file))
-    assert shown.returncode == 2 and "no format is written for torchtune" in shown.stderr
+    assert shown.returncode == 2 and "no export format for torchtune" in shown.stderr
 
 
 @pytest.mark.parametrize(

@@ -260,7 +260,10 @@ def test_a_config_json_is_shown_with_its_parameters(entry_point: Run, tmp_path: 
     path.write_text(json.dumps({"model_type": "rwkv", "hidden_size": 64}))
     refused = entry_point("models", str(path))
     assert refused.returncode == 2
-    assert "'rwkv' cannot be read: its layers are recurrent" in refused.stderr
+    assert (
+        "model_type 'rwkv' is not supported: its layers are recurrent or convolutional in a way"
+        in refused.stderr
+    )
 
 
 def test_recipes_are_listed_shown_and_asked_for(entry_point: Run) -> None:

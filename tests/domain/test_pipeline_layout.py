@@ -68,11 +68,11 @@ def test_deepseek_v3_as_an_example() -> None:
 @pytest.mark.parametrize(
     ("text", "word"),
     [
-        ("", "starts with"),
-        ("tttL", "starts with"),
-        ("Ettt", "ends with"),
-        ("EtEtL", "starts with"),
-        ("EtLL", "ends with"),
+        ("", "must start with E"),
+        ("tttL", "must start with E"),
+        ("Ettt", "end with L"),
+        ("EtEtL", "must start with E"),
+        ("EtLL", "end with L"),
         ("EmtL", "before"),
         ("Etm|mL", "one model chunk"),
         ("Etx*3L", "'x'"),
@@ -81,7 +81,7 @@ def test_deepseek_v3_as_an_example() -> None:
         ("Et*99999999L", "at most"),
         ("E(t*9999)*9999L", "at most"),
         ("Et*0000000099999999L", "at most"),
-        ("E" + "t" * MAX_TEXT + "L", "characters long"),
+        ("E" + "t" * MAX_TEXT + "L", "characters; the maximum"),
     ],
 )
 def test_what_is_no_layout_is_told_apart(text: str, word: str) -> None:

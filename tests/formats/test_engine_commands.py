@@ -222,5 +222,7 @@ def test_what_tensorrt_llms_options_say_beyond_is_refused_by_name() -> None:
     command = "trtllm-serve nvidia/Qwen3-32B-NVFP4 --tp_size 2 --extra_llm_api_options extra.yml"
     with pytest.raises(UnsupportedError, match=r"speculative_config\.decoding_type"):
         read_query(script + command, overrides=LOAD)
-    with pytest.raises(UnsupportedError, match=r"extra\.yml: the file is not at hand"):
+    with pytest.raises(
+        UnsupportedError, match=r"--extra_llm_api_options extra\.yml: file not found"
+    ):
         read_query(command, overrides=LOAD)

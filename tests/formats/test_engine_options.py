@@ -291,7 +291,7 @@ def test_an_answers_pools_are_exported_by_rank_and_trtllm_has_none() -> None:
         assert sizes == {name: row[name]["tensor_parallel_size"] for name in ("prefill", "decode")}
     with pytest.raises(InputError, match="rank 4"):
         export(result=answer, format="vllm", rank=4)
-    with pytest.raises(UnsupportedError, match="no words for pools"):
+    with pytest.raises(UnsupportedError, match="trtllm cannot describe separate pools"):
         export(result=answer, format="trtllm")
 
 
@@ -344,7 +344,7 @@ def test_what_drafts_has_words(
         and given["--speculative-num-draft-tokens"] == 4
     )
     assert given.get("--speculative-draft-model-path") == drafting.get("draft_model")
-    with pytest.raises(UnsupportedError, match="speculation is not written"):
+    with pytest.raises(UnsupportedError, match="speculative decoding is not supported for trtllm"):
         export(result=query, format="trtllm")
 
 

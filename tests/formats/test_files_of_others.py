@@ -242,7 +242,7 @@ def test_formats_answer_the_right_kind() -> None:
         export(result=SERVING, format="slurm")
     with pytest.raises(InputError, match="serves"):
         export(result=llama(), format="vllm")
-    with pytest.raises(InputError, match="choose one of megatron-lm"):
+    with pytest.raises(InputError, match="no format is named word"):
         export(result=llama(), format="word")
 
 

@@ -74,7 +74,7 @@ def test_in_full_over_deepspeed_without_recomputation() -> None:
     text = text.replace(
         "lora_rank: 16\nlora_target: all", "disable_gradient_checkpointing: true\ncutoff_len: 4096"
     )
-    with pytest.raises(InputError, match=r"ds_z3_config\.json is not at hand"):
+    with pytest.raises(InputError, match=r"ds_z3_config\.json: file not found"):
         read_query(text, num_gpus=8, overrides=H100)
     query = read_query(text, num_gpus=8, overrides=H100, files={"ds_z3_config.json": ZERO})
     assert "lora" not in query["training"]
@@ -121,8 +121,8 @@ def test_a_command_is_read_by_the_file_that_it_names() -> None:
 @pytest.mark.parametrize(
     ("words", "files", "word"),
     [
-        ("", {}, r"lora\.yaml is not at hand; give it with --file"),
-        ("--lr 1", {"lora.yaml": LORA}, "--lr: LLaMA-Factory takes KEY=VALUE"),
+        ("", {}, r"examples/train_lora/lora\.yaml: file not found"),
+        ("--lr 1", {"lora.yaml": LORA}, "--lr: expected KEY=VALUE after LLaMA-Factory's file"),
     ],
 )
 def test_a_command_names_what_is_missing(words: str, files: dict[str, str], word: str) -> None:

@@ -144,7 +144,10 @@ def test_values_of_llm_ds_chart_are_pools() -> None:
 
 
 def test_pools_with_other_limits_are_refused_by_name() -> None:
-    with pytest.raises(InputError, match=r"parallel\.max_num_seqs: 32 in the prefill pool and 64"):
+    with pytest.raises(
+        InputError,
+        match=r"parallel\.max_num_seqs differs between the pools \(prefill 32, decode 64",
+    ):
         read_query(CHART % ("true", 32), overrides=GIVEN)
 
 
@@ -176,5 +179,5 @@ spec:
           containers:
           - command: [torchrun, --nproc-per-node=8, pretrain_gpt.py, --num-layers, "2"]
 """
-    with pytest.raises(InputError, match="4 pods start the training"):
+    with pytest.raises(InputError, match="4 pods run the training, but its command lacks --nnodes"):
         read_query(manifest, overrides={"cluster.gpu": "h100-sxm-80gb"})

@@ -126,7 +126,7 @@ def test_megatron_takes_its_arguments_with_the_defaults_of_ms_swift() -> None:
         (LORA.replace("swift sft", "swift rlhf"), "rlhf"),
         (f"{MEGATRON} --tuner_type longlora", "longlora"),
         (LORA.removeprefix("NPROC_PER_NODE=4 NNODES=2 "), "NPROC_PER_NODE"),
-        (f"{LORA} --deepspeed ds.json", "ds.json is not at hand"),
+        (f"{LORA} --deepspeed ds.json", "ds.json: file not found"),
     ],
 )
 def test_what_is_not_modelled_is_named(command: str, word: str) -> None:

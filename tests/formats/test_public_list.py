@@ -43,7 +43,7 @@ def test_each_line_of_the_list_can_be_judged() -> None:
         (replace(FILE, expected="refused", reason="anything"), "misread"),
         (replace(FILE, given={}), "refused for a wrong reason"),
         (
-            replace(FILE, expected="refused", reason="its load", given={}),
+            replace(FILE, expected="refused", reason="does not set the load", given={}),
             "refused for the true reason",
         ),
         (

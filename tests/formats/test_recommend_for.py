@@ -72,5 +72,5 @@ def test_a_serving_tool_is_ranked_under_its_engine(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("tool", ["vllm", "nothing"])
 def test_a_tool_that_does_not_train_is_refused_by_name(tool: str) -> None:
-    with pytest.raises(InputError, match=f"no training format {tool}"):
+    with pytest.raises(InputError, match=f"no training format is named {tool}"):
         CliRunner().invoke(build(), ["recommend", *TRAINING, "--for", tool], catch_exceptions=False)

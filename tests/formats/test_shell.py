@@ -155,7 +155,7 @@ def test_nothing_is_executed_and_quotes_must_close() -> None:
         ("`date`",),
         ("<(ls)",),
     ]
-    with pytest.raises(InputError, match="cannot be read as shell words: line 2 is not bash"):
+    with pytest.raises(InputError, match="line 2 is not valid bash: x --name 'open"):
         shell.read_script("y\nx --name 'open")
 
 
@@ -164,7 +164,7 @@ def test_what_only_running_would_tell_is_noted() -> None:
         "if [ -d /data ]; then A=--there; fi\nx $A\nif [ -z $1 ]; then exit 1; fi"
     )
     assert [note.line for note in read.notes] == [1, 3]
-    assert "taken as false" in read.notes[0].reason
+    assert "only known at run time" in read.notes[0].reason
 
 
 @pytest.mark.parametrize(

@@ -82,7 +82,7 @@ def test_a_servers_file_that_is_not_at_hand_is_asked_for(tmp_path: Path) -> None
 def test_nanotrons_experts_are_no_dense_model(tmp_path: Path, more: str) -> None:
     assert read(tmp_path, "dense.yaml", NANOTRON.format(more=""), *GPUS)[0] in (0, 3)
     code, _, shown = read(tmp_path, "experts.yaml", NANOTRON.format(more=more), *GPUS)
-    assert code == 2 and "experts are not modelled for nanotron" in shown
+    assert code == 2 and "experts are not supported for nanotron" in shown
 
 
 @pytest.mark.parametrize(

@@ -349,7 +349,10 @@ def test_a_name_that_a_program_would_read_otherwise_is_refused(name: str) -> Non
         assert all(
             line.startswith("#") for line in text.splitlines() if "evil" in line or "trust" in line
         )
-    with pytest.raises(InputError, match="begins with a dash"):
+    with pytest.raises(
+        InputError,
+        match="starts with a dash, or contains a line break",
+    ):
         export(result=llama(context_parallel_size=1) | {"model": model}, format="verl")
 
 

@@ -339,5 +339,8 @@ def llama3_8b() -> Trainer.Config:
     plain = text.replace("num_tokens_per_train_step=64 * 8192,\n", "\n")
     local = read_query(plain, num_gpus=8, overrides=given)["training"]["global_batch_size"]
     assert local == 4 * 4 * 4  # rows of a forward pass, passes, replicas
-    with pytest.raises(InputError, match="no whole number of rows"):
+    with pytest.raises(
+        InputError,
+        match="is not a multiple of max_context_length 8192",
+    ):
         read_query(text.replace("4 * 8192", "5000"), num_gpus=8, overrides=given)

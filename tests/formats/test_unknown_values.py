@@ -114,7 +114,7 @@ def test_a_setting_whose_field_is_given_is_accounted_for(tmp_path: Path) -> None
     options = ("--set", "training.global_batch_size=64", "--set", "training.sequence_length=4096")
     code, query, shown = read(tmp_path, "run.sh", ACCUMULATED["trainer"], *GPUS, *options)
     assert code in (0, 3) and query["training"]["global_batch_size"] == 64, shown
-    assert "its value is unknown, and training.global_batch_size is given" in shown
+    assert "its value is unknown, but training.global_batch_size is set" in shown
 
 
 def test_what_depends_on_a_degree_that_is_given_is_kept(tmp_path: Path) -> None:
@@ -205,8 +205,7 @@ def test_a_degree_that_an_unknown_condition_decides_is_asked_for(tmp_path: Path)
     code, _, shown = read(tmp_path, "run.sh", text, *GPUS[:2])
     assert (
         code == 2
-        and "--tensor-model-parallel-size is $TP (by [ -f /etc/big ]), which only running would "
-        "tell"
+        and "--tensor-model-parallel-size is $TP (by [ -f /etc/big ]), only known at run time"
         in shown
     )
     code, query, shown = read(

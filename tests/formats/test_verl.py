@@ -109,8 +109,8 @@ def test_a_file_of_ones_own_that_is_not_at_hand_is_asked_for(tmp_path: Path) -> 
         (f"{ACTOR}.fsdp_config.of_a_later_release=1", "of_a_later_release"),
         (f"model_engine=megatron +{ACTOR}.megatron.override_transformer_config.fp8=hybrid", "fp8"),
         (f"model_engine=megatron {ACTOR}.megatron.use_megatron_fsdp=True", "use_megatron_fsdp"),
-        (f"{ACTOR}.use_dynamic_bsz=perhaps", "use_dynamic_bsz takes true or false"),
-        ("trainer.nnodes=", "trainer.nnodes takes a whole number"),
+        (f"{ACTOR}.use_dynamic_bsz=perhaps", "use_dynamic_bsz must be true or false"),
+        ("trainer.nnodes=", "trainer.nnodes must be a whole number"),
     ],
 )
 def test_what_changes_the_update_is_refused_by_name(tmp_path: Path, more: str, named: str) -> None:

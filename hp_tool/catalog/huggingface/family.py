@@ -80,7 +80,7 @@ def sliding_window(
     kinds = config.get("layer_types") or []
     if foreign := set(kinds) - _KINDS:
         raise UnsupportedError(
-            f"layer_types {', '.join(sorted(foreign))} are not modelled", field="model.layer_types"
+            f"layer_types {', '.join(sorted(foreign))} are not supported", field="model.layer_types"
         )
     window = config.get("sliding_window") or config.get("attention_chunk_size")
     if not window or not config.get("use_sliding_window", True):

@@ -71,7 +71,7 @@ def _nemotron_h(config: Config) -> dict[str, Any]:
     )
     if key is None or not isinstance(config[key], list | str):
         raise InputError(
-            "layers_block_type must say what each layer is", field="model.layers_block_type"
+            "layers_block_type must list the type of each layer", field="model.layers_block_type"
         )
     layers = len(config[key])
     blocks = layer_list(config, key, _NEMOTRON_H, layers=layers) or []
@@ -204,7 +204,7 @@ def _own_sizes(config: Config) -> dict[int, dict[str, Any]]:
         }
     except (AttributeError, OverflowError, TypeError, ValueError):
         raise InputError(
-            "per_layer_config must be sizes by layer", field="model.per_layer_config"
+            "per_layer_config must map layers to sizes", field="model.per_layer_config"
         ) from None
 
 
@@ -353,7 +353,8 @@ def _nemotron_nas(config: Config) -> dict[str, Any]:
         )
     except (AttributeError, KeyError, OverflowError, TypeError, ValueError):
         raise InputError(
-            "block_configs must hold attention and ffn of each layer", field="model.block_configs"
+            "block_configs must contain attention and ffn for each layer",
+            field="model.block_configs",
         ) from None
 
 
@@ -378,7 +379,7 @@ def _searched_blocks(attention: Config, mlp: Config, config: Config) -> Block:
         for key in _OTHER_BLOCKS:
             if part.get(key):
                 raise UnsupportedError(
-                    f"block_configs {key}: such layers are not modelled",
+                    f"block_configs {key}: such layers are not supported",
                     field="model.block_configs",
                 )
     none: FeedForward = "none"

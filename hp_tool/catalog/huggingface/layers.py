@@ -60,7 +60,7 @@ def parse_whole(
         InputError: It is no integer, or missing without a default.
     """
     if (value := config.get(key, default)) is None:
-        raise InputError(f"{key} must be given", field=f"model.{key}")
+        raise InputError(f"{key} is missing", field=f"model.{key}")
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= most:
         raise InputError(
             f"{key} must be a whole number up to {most:,}, got {str(value)[:80]}",
@@ -85,7 +85,7 @@ def layer_list(
         return None
     if not isinstance(entries, list | tuple | str) or len(entries) < layers:
         raise InputError(
-            f"{key} must say for each of {layers} layers what it is", field=f"model.{key}"
+            f"{key} must list the type of each of {layers} layers", field=f"model.{key}"
         )
     foreign = [
         entry
@@ -94,7 +94,7 @@ def layer_list(
     ]
     if foreign:
         raise UnsupportedError(
-            f"{key} {str(foreign[0])[:80]!r}: such layers are not modelled", field=f"model.{key}"
+            f"{key} {str(foreign[0])[:80]!r}: such layers are not supported", field=f"model.{key}"
         )
     return [meanings[entry] for entry in entries[:layers]]
 
@@ -110,7 +110,7 @@ def numbered_layers(config: Config, key: str) -> set[int]:
     try:
         return {int(entry) for entry in entries if str(entry).strip()}
     except (OverflowError, TypeError, ValueError):
-        raise InputError(f"{key} must be a list of layers' numbers", field=f"model.{key}") from None
+        raise InputError(f"{key} must be a list of layer numbers", field=f"model.{key}") from None
 
 
 def feed_forwards(blocks: list[Block], dense: list[bool]) -> list[Block]:

@@ -25,9 +25,8 @@ def weight_precision(config: Mapping[str, Any]) -> str:
     if precision is None:
         method = str(stored.get("quant_method") if isinstance(stored, Mapping) else stored)[:80]
         raise UnsupportedError(
-            "the precision of the weights is not known from quantization_config (quant_method "
-            f"{method}); "
-            "set inference.precision",
+            f"quantization_config (quant_method {method}) does not determine the "
+            "precision of the weights; set inference.precision",
             field="inference.precision",
         )
     return precision

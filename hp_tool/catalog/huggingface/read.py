@@ -167,13 +167,14 @@ def _model_type(config: Config) -> str:
         )
     if model_type in REFUSED:
         raise UnsupportedError(
-            f"model_type {model_type!r} cannot be read: {REFUSED[model_type]}",
+            f"model_type {model_type!r} is not supported: {REFUSED[model_type]}",
             field="model.model_type",
         )
     if model_type not in FAMILIES:
         raise UnsupportedError(
-            f"model_type {model_type!r} cannot be read{nearest(str(model_type), FAMILIES)}; "
-            f"known: {', '.join(sorted(FAMILIES))}. Any other model can be given by its fields",
+            f"model_type {model_type!r} is not "
+            f"supported{nearest(str(model_type), FAMILIES)}; supported: "
+            f"{', '.join(sorted(FAMILIES))}. Describe any other model by its fields",
             field="model.model_type",
         )
     return str(model_type)

@@ -143,7 +143,7 @@ def read_by_structure(
         return None
     listed = ", ".join(sorted(strange))
     raise UnsupportedError(
-        f"model_type {config.get('model_type')!r} has the parameters of a known family, but also "
-        f"{listed}, which may change its layers; describe the model by its fields",
+        f"model_type {config.get('model_type')!r} resembles a known family, but "
+        f"{listed} may change its layers; describe the model by its fields",
         field=f"model.{min(strange)}",
     )

@@ -140,7 +140,7 @@ def _default_format(query: Query) -> str:
             if tool_format.write is not None and name in (tool_format.name, tool_format.usual_of):
                 return tool_format.name
     raise InputError(
-        f"no format is written for {runs}; choose one with --format, or --for to rank for it",
+        f"no export format for {runs}; choose one with --format, or --for to rank for it",
         field="format",
     )
 
@@ -162,8 +162,8 @@ def _export_pools(query: Query, tool: Format[Any], rank: int, *, rows: Any) -> s
             if tool_format.write_pools is not None
         )
         raise UnsupportedError(
-            f"{tool.name} has no words for pools; choose {known}, or leave inference.disaggregated "
-            "out of the query",
+            f"{tool.name} cannot describe separate pools; choose {known}, or remove "
+            "inference.disaggregated",
             field="inference.disaggregated",
         )
     if rows is None:
@@ -175,7 +175,7 @@ def _export_pools(query: Query, tool: Format[Any], rank: int, *, rows: Any) -> s
         ]
     if len(pairs) < rank:
         raise InputError(
-            f"the query has {len(pairs)} acceptable pairs of pools; rank {rank} is not among them",
+            f"there is no rank {rank}: the query has {len(pairs)} acceptable pairs of pools",
             field="rank",
         )
     prefill, decode = pairs[rank - 1]
@@ -189,7 +189,7 @@ def _select_configuration(query: Query, rank: int) -> Configuration:
     ranking = problem_of(query).rank(top=rank)
     if (count := len(ranking.recommendations)) < rank:
         raise InputError(
-            f"the query has {count} acceptable configurations; rank {rank} is not among them",
+            f"there is no rank {rank}: the query has {count} acceptable configurations",
             field="rank",
         )
     return Configuration.of(ranking.recommendations[rank - 1], query=query)
@@ -265,7 +265,8 @@ def export_for_tool(
     query = read(result if "kind" in result else result.get("query") or {})
     if query.training is None:
         raise InputError(
-            f"{format} trains; a serving configuration becomes {', '.join(writable('inference'))}",
+            f"{format} is a training format; for a serving configuration choose "
+            f"{', '.join(writable('inference'))}",
             field="for",
         )
     own = next(iter(training.recommend(query=query, top=1).recommendations), None)
@@ -331,7 +332,7 @@ def recommend_for_tool(
     }
     if format not in known:
         raise InputError(
-            f"no {query.kind} format {format}; choose one of {', '.join(known)}", field="for"
+            f"no {query.kind} format is named {format}; choose {', '.join(known)}", field="for"
         )
     left_out: tuple[str, ...] = ()
     tool = known[format]
@@ -458,7 +459,7 @@ def _get_writer(name: str, *, field: str = "format") -> Format[Any]:
     if name not in known:
         to_rank = " to rank for" if field == "for" else ""
         raise InputError(
-            f"no format {name}{to_rank}; choose one of {', '.join(known)}", field=field
+            f"no format is named {name}{to_rank}; choose {', '.join(known)}", field=field
         )
     return known[name]
 
@@ -488,7 +489,7 @@ def write_text(configuration: Configuration, format: str) -> str:
             else ("serves", "training")
         )
         raise InputError(
-            f"{format} {verb}; a {kind} configuration becomes {', '.join(known)}", field="format"
+            f"{format} {verb}; for a {kind} configuration choose {', '.join(known)}", field="format"
         )
     return known[format](problem_of(configuration.query).setup(configuration))
 
@@ -501,7 +502,7 @@ def tool_options(configuration: Configuration, format: str) -> dict[str, str]:
     """
     tool = get_format(format)
     if tool.options is None or tool.kind != configuration.query.kind:
-        raise UnsupportedError(f"{format} has no flags or keys to list", field="format")
+        raise UnsupportedError(f"{format} has no flags or keys to compare", field="format")
     say = tool.options
     return _drop_unsupported(configuration, lambda each: say(problem_of(each.query).setup(each)))[0]
 

@@ -115,8 +115,8 @@ def _check_nodes(started: PodCommand) -> None:
         and not re.search("nnodes|num_machines", started.script)
     ):
         raise InputError(
-            f"{started.replicas} pods start the training, whose command does not say --nnodes; add "
-            "--num-gpus",
+            f"{started.replicas} pods run the training, but its command lacks --nnodes; "
+            "add --num-gpus",
             field="cluster.num_gpus",
             code="missing_field",
         )
@@ -151,14 +151,14 @@ def _note_missing(reading: Reading, supplied: Mapping[str, Any], text: str) -> N
             why = f"the file speaks of {gpu.split('-')[0]}" if gpu else "`hp-tool gpus` lists them"
             reading.lack("cluster.gpu", "add", example=gpu or "h100-sxm-80gb", after=f" ({why})")
         if "num_gpus" not in named and "stages" not in named:
-            why = reading.hints.get("cluster.num_gpus", "nothing says how many processes it starts")
+            why = reading.hints.get("cluster.num_gpus", "the number of processes is not set")
             reading.lack("cluster.num_gpus", f"{why}; add", example="")
     model = query.get("model")
     if isinstance(model, str) and model and not catalog.has_entry("models", model):
         near = _nearest_model(model)
         reading.lack(
             "model",
-            f"no model is called {model[:200]!r}; add",
+            f"unknown model {model[:200]!r}; add",
             example=near or "NAME",
             after=", or its config.json",
         )
@@ -167,7 +167,7 @@ def _note_missing(reading: Reading, supplied: Mapping[str, Any], text: str) -> N
         reading.lack("model", f"{why}; add", example="llama-3-8b", after=", or a config.json")
     if kind == "training" and "sequence_length" not in query.get("training", {}):
         reading.lack(
-            "training.sequence_length", "nothing says the length of a sequence; add", example=4096
+            "training.sequence_length", "the sequence length is not set; add", example=4096
         )
     covered = {
         *supplied,
@@ -284,7 +284,7 @@ def _mentioned_gpu(text: str) -> str:
 
 def _refusal_error(reading: Reading) -> ImportRefusedError:
     """Return one error with all unsupported and all missing settings."""
-    parts = [f"{line} is not at hand; give it with --file" for line in reading.absent[:MAX_NAMED]]
+    parts = [f"{line}: file not found; pass it with --file" for line in reading.absent[:MAX_NAMED]]
     refused = list(dict.fromkeys(reading.refused))
     if refused:
         listed = "; ".join(refused[:MAX_NAMED])

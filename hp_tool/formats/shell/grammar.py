@@ -46,7 +46,7 @@ def parse_script(text: str) -> tree_sitter.Node:
     """
     if len(text) > MAX_CHARACTERS:
         raise InputError(
-            f"the command has {len(text):,} characters; at most {MAX_CHARACTERS:,} are read",
+            f"the command has {len(text):,} characters; the maximum is {MAX_CHARACTERS:,}",
             code="too_large",
         )
     root = parse(text.encode(errors="replace"))
@@ -56,7 +56,7 @@ def parse_script(text: str) -> tree_sitter.Node:
         at = _first_error_line(root)
         line = (text.splitlines() or [""])[min(at, max(len(text.splitlines()) - 1, 0))].strip()[:80]
         raise InputError(
-            f"the command cannot be read as shell words: line {at + 1} is not bash: {line}",
+            f"line {at + 1} is not valid bash: {line}",
             code="syntax",
         )
     return root

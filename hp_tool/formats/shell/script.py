@@ -203,7 +203,8 @@ class _Runner(Statements):
         text = self.files.get(name, self.files.get(PurePosixPath(name).name))
         if text is None:
             self.note(
-                node, f"{name or 'it'} is not at hand; give it with --file, or import it itself"
+                node,
+                f"{name or 'the file'} was not found; pass it with --file, or import it directly",
             )
         else:
             self._nested(text, before, arguments=after[options + 1 :], line=0)
@@ -213,7 +214,8 @@ class _Runner(Statements):
         self.nesting += 1
         if self.nesting > MAX_NESTING:
             raise InputError(
-                "the script's functions and scripts call each other too deeply", code="syntax"
+                "the script's functions and scripts call each other too deeply to follow",
+                code="syntax",
             )
         outer, self.filler.arguments = self.filler.arguments, arguments
         self.locals_.append({})
@@ -308,7 +310,7 @@ class _Runner(Statements):
                 options += word.text
         self.stdin = None
         if stdin is None:
-            self.note(node, "only running would tell what it reads")
+            self.note(node, "its input is only known at run time")
         for name in filter(re.compile(r"[A-Za-z_]\w*").fullmatch, names):
             if stdin is None:
                 self.filler.variables[name] = Word(self.filler.mark(f"$({source_text(node)})"))

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 MAX_NESTING = 12
 """Maximum nesting of functions, sourced files and scripts within scripts."""
-SOURCED = "the sourced file is not at hand; give it with --file"
+SOURCED = "the sourced file was not found; pass it with --file"
 MAX_COMMANDS = 2_000
 SHELLS = ("bash", "sh", "zsh", "dash")
 
@@ -93,11 +93,12 @@ class Statements:
         self.nesting += 1
         if self.nesting > MAX_NESTING:
             raise InputError(
-                "the script's functions and scripts call each other too deeply", code="syntax"
+                "the script's functions and scripts call each other too deeply to follow",
+                code="syntax",
             )
         if len(text) > MAX_CHARACTERS:
             raise InputError(
-                f"the command has {len(text):,} characters; at most {MAX_CHARACTERS:,} are read",
+                f"the command has {len(text):,} characters; the maximum is {MAX_CHARACTERS:,}",
                 code="too_large",
             )
         self.filler.step(text)
@@ -126,9 +127,7 @@ class Statements:
         self.filler.step()
         self.filler.depth += 1
         if self.filler.depth > MAX_DEPTH:
-            raise InputError(
-                f"line {self.filler.line(node)} is nested too deeply to be read", code="syntax"
-            )
+            raise InputError(f"line {self.filler.line(node)} is nested too deeply", code="syntax")
         method: Callable[[Node], bool] = getattr(self, f"_{node.type}", self._children)
         try:
             return method(node)
@@ -146,7 +145,7 @@ class Statements:
 
     def _known(self, node: Node, truth: bool | None) -> bool:
         if truth is None:
-            self.note(node, "only running would tell; taken as false")
+            self.note(node, "only known at run time; assumed to be false")
             self.undecided = " ".join(source_text(node).split())
         return bool(truth)
 
@@ -194,9 +193,7 @@ class Statements:
             InputError: It is nested too deeply.
         """
         if depth > MAX_DEPTH:
-            raise InputError(
-                f"line {self.filler.line(node)} is nested too deeply to be read", code="syntax"
-            )
+            raise InputError(f"line {self.filler.line(node)} is nested too deeply", code="syntax")
         tokens: list[str] = []
         for child in node.children:
             if child.type in ("binary_expression", "unary_expression", "parenthesized_expression"):
@@ -248,7 +245,9 @@ class Statements:
                 for p in patterns
             ):
                 if OPEN in subject:
-                    self.note(node.children[1], "only running would tell; the last case is taken")
+                    self.note(
+                        node.children[1], "only known at run time; assumed to be the last case"
+                    )
                 return self._case(body, passed, node, subject)
             passed.append(body)
         return self._case([], passed, node, subject)

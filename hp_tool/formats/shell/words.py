@@ -121,7 +121,7 @@ class WordExpander:
         self.made += len(text)
         if self.steps > MAX_STEPS or self.made > MAX_CHARACTERS:
             raise InputError(
-                "the script asks for too many steps or too much text to be followed",
+                "the script is too long to interpret (too many steps or too much text)",
                 code="too_large",
             )
 
@@ -179,9 +179,7 @@ class WordExpander:
         """
         self.depth += 1
         if self.depth > MAX_DEPTH:
-            raise InputError(
-                f"line {self.line(node)} is nested too deeply to be read", code="syntax"
-            )
+            raise InputError(f"line {self.line(node)} is nested too deeply", code="syntax")
         for piece in self._pieces(node, quoted=quoted):
             self.step(piece.text or "")
             yield piece

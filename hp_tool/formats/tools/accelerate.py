@@ -34,19 +34,22 @@ def config(setup: TrainingSetup) -> dict[str, Any]:
     c, w = setup.parallel, setup.workload
     if c.zero_stage < 2:
         raise UnsupportedError(
-            f"{TOOL} shards gradients too: choose zero_stage 2 or 3", field="parallel.zero_stage"
+            f"{TOOL} also shards gradients; set parallel.zero_stage to 2 or 3",
+            field="parallel.zero_stage",
         )
     if w.precision not in ("bf16", "fp16", "fp8", "fp32"):
         raise UnsupportedError(
-            f"{TOOL} has no setting for precision {w.precision}", field="training.precision"
+            f"{TOOL} does not support training.precision {w.precision}", field="training.precision"
         )
     if setup.recomputes_by_layer is None:
         raise UnsupportedError(
-            f"{TOOL} checkpoints whole layers: none or per_layer", field="parallel.recompute"
+            f"{TOOL} recomputes whole layers or nothing; set parallel.recompute to none "
+            "or per_layer",
+            field="parallel.recompute",
         )
     if c.sequence_parallel and c.tensor_parallel_size > 1:
         raise UnsupportedError(
-            f"{TOOL} keeps norms and dropout whole on every tensor-parallel rank: set "
+            f"{TOOL} does not split norms and dropout over tensor-parallel ranks; set "
             "parallel.sequence_parallel to false",
             field="parallel.sequence_parallel",
         )
@@ -94,7 +97,7 @@ def _context_exchange(setup: TrainingSetup) -> dict[str, str]:
     kind = setup.strategy.context_parallel_communication
     if kind not in accelerate.EXCHANGES:
         raise UnsupportedError(
-            f"{TOOL} exchanges keys and values by {' or '.join(accelerate.EXCHANGES)}, not {kind}",
+            f"{TOOL} has no context exchange {kind}; choose {' or '.join(accelerate.EXCHANGES)}",
             field="parallel.context_parallel_communication",
         )
     return {"parallelism_config_cp_comm_strategy": accelerate.EXCHANGES[kind]}

@@ -44,7 +44,7 @@ def config(setup: TrainingSetup) -> dict[str, Any]:
     )
     if w.precision not in ("bf16", "fp16", "fp32"):
         raise UnsupportedError(
-            f"{TOOL} has no setting for precision {w.precision}", field="training.precision"
+            f"{TOOL} does not support training.precision {w.precision}", field="training.precision"
         )
     zero: dict[str, Any] = {"stage": c.zero_stage}
     if c.zero_stage:
@@ -53,7 +53,7 @@ def config(setup: TrainingSetup) -> dict[str, Any]:
         zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
     elif w.offload not in (None, "none"):
         raise UnsupportedError(
-            f"{TOOL} has no setting for offload of {w.offload}", field="training.offload"
+            f"{TOOL} does not support training.offload {w.offload}", field="training.offload"
         )
     content: dict[str, Any] = {
         "train_batch_size": w.global_batch_size,
@@ -72,7 +72,8 @@ def config(setup: TrainingSetup) -> dict[str, Any]:
         content[SCRIPT_SECTION] = {"gradient_checkpointing": True, "note": RECOMPUTATION_NOTE}
     elif setup.recomputes_by_layer is None:
         raise UnsupportedError(
-            f"{TOOL} checkpoints whole layers: none or full", field="parallel.recompute"
+            f"{TOOL} recomputes whole layers or nothing; set parallel.recompute to none or full",
+            field="parallel.recompute",
         )
     return content
 

@@ -103,9 +103,9 @@ def read(source: Source, reading: Reading) -> None:
         Setting(name="gradient-checkpointing", written=name, values=(str(checkpointed).lower(),))
     )
     if (stage := values.get("stage", "sft")) not in _STAGES:
-        reading.refuse(f"stage {stage}: is not modelled; {', '.join(_STAGES)} are")
+        reading.refuse(f"stage {stage} is not supported; supported: {', '.join(_STAGES)}")
     if (kind := values.get("finetuning-type", "lora")) not in ("lora", "full"):
-        reading.refuse(f"finetuning_type {kind}: is not modelled; lora and full are")
+        reading.refuse(f"finetuning_type {kind} is not supported; supported: lora, full")
     if launched is not None:
         read_trainer_command(settings, launched[1], source, reading)
         reading.tool = "llama-factory"
@@ -140,7 +140,7 @@ def _launched_file(launch: Launch, script: Script) -> dict[str, Any]:
     text = find_named_file(script, name)
     if text is None:
         raise InputError(
-            f"{name or 'the file of arguments'} is not at hand; give it with --file",
+            f"{name or 'the file of arguments'}: file not found; pass it with --file",
             field="command",
             code="missing_field",
         )
@@ -149,7 +149,7 @@ def _launched_file(launch: Launch, script: Script) -> dict[str, Any]:
         key, separator, value = word.partition("=")
         if not separator or key.startswith("-"):
             raise InputError(
-                f"{word}: LLaMA-Factory takes KEY=VALUE behind its file", field="command"
+                f"{word}: expected KEY=VALUE after LLaMA-Factory's file", field="command"
             )
         content[key] = documents.load_yaml(value)
     return content

@@ -44,8 +44,8 @@ def pools_text(prefill: ServingSetup, decode: ServingSetup) -> str:
     """
     if prefill.cluster.gpu.name != decode.cluster.gpu.name:
         raise UnsupportedError(
-            "which nodes have which GPU is not said in a manifest; describe pools of one kind, or "
-            "choose vllm or sglang",
+            "a manifest does not assign GPU types to nodes; use one type for both "
+            "pools, or choose vllm or sglang",
             field="cluster.stages",
         )
     sides = ((prefill, PORT), (decode, DECODE_PORT))
@@ -72,8 +72,8 @@ def _workload(
     c, ranks = setup.parallel, setup.gpus_per_replica
     if ranks > setup.cluster.gpus_per_node:
         raise UnsupportedError(
-            f"a replica of {ranks} GPUs spans nodes of {setup.cluster.gpus_per_node}; a manifest "
-            "describes replicas of one pod",
+            f"a replica of {ranks} GPUs exceeds a node of "
+            f"{setup.cluster.gpus_per_node}; a manifest describes replicas of one pod",
             field="parallel",
         )
     arguments = [word for name, words in option_words(options).items() for word in (name, *words)]

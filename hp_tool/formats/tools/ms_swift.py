@@ -87,7 +87,7 @@ def read(source: Source, reading: Reading) -> None:
     tool, _, task = launch.program.partition(" ")
     if task not in ("sft", "pt"):
         reading.refuse(
-            f"{launch.program}: runs other passes than pretraining and supervised fine-tuning"
+            f"{launch.program}: only pretraining and supervised fine-tuning are supported"
         )
     reading.num_gpus = reading.num_gpus or _count_processes(source, reading)
     own = table("ms-swift")
@@ -121,7 +121,7 @@ def _count_processes(source: Source, reading: Reading) -> int | None:
         if text and not text.isdecimal():
             reading.lack(
                 "cluster.num_gpus",
-                f"{name} is {text}, which is no number here (--var {name}=...); add",
+                f"{name} is {text}, not a number (set it with --var {name}=...); add",
                 example="",
             )
             return None
@@ -169,7 +169,7 @@ def _read_trainer_command(
     ]
     kind = known.get("finetuning-type", "lora")
     if kind not in ("lora", "full") and "finetuning-type" not in unknown:
-        reading.refuse(f"tuner_type {kind}: is not modelled; lora and full are")
+        reading.refuse(f"tuner_type {kind} is not supported; supported: lora, full")
     micro_name = "per-device-train-batch-size"
     micro_text = (
         reading.given_size("parallel.micro_batch_size")
@@ -201,7 +201,9 @@ def _precision_settings(texts: Mapping[str, str], reading: Reading) -> Iterator[
     """Yield the precision of torch_dtype, by default the checkpoint's: 16 bits."""
     kinds = {"float16": "fp16", "float32": "", "bfloat16": "bf16", "": "bf16"}
     if (dtype := texts.get("torch-dtype", "")) not in kinds:
-        reading.refuse(f"torch_dtype {dtype}: bfloat16, float16 and float32 are read")
+        reading.refuse(
+            f"torch_dtype {dtype} is not supported; supported: bfloat16, float16, float32"
+        )
     flag = next((name for name in ("fp16", "bf16") if texts.get(name, "false") == "true"), None)
     kind = flag if flag is not None else kinds.get(texts.get("torch-dtype", ""), "bf16")
     if kind:
@@ -222,7 +224,7 @@ def _find_deepspeed_file(
     if text is None:
         reading.lack(
             "parallel.zero_stage",
-            f"{name} is not at hand; give it with --file {name}",
+            f"{name}: file not found; pass it with --file {name}",
             example=None,
         )
     return text
@@ -259,7 +261,7 @@ def _read_megatron_command(settings: list[Setting], source: Source, reading: Rea
         if argument.arity == "0" and setting.text.lower() in ("true", "false"):
             passed += [replace(setting, values=())] if setting.text.lower() == "true" else []
         elif argument.arity == "0" and setting.text and not setting.unknown:
-            reading.refuse(f"{setting.written} {setting.text}: takes true or false")
+            reading.refuse(f"{setting.written} {setting.text}: must be true or false")
         elif setting.text != "none":
             passed.append(setting)
     others = [
@@ -303,14 +305,14 @@ def _read_megatron_command(settings: list[Setting], source: Source, reading: Rea
     if "model" in last:
         reading.query["model"] = last["model"].text
     else:
-        reading.lack("model", "--model names it; add", example="NAME")
+        reading.lack("model", "--model is missing; add", example="NAME")
     kind = last.get(
         "tuner-type", last.get("train-type", _renamed_setting("tuner-type", "full"))
     ).text
     if kind == "lora":
         _read_megatron_adapters(last, reading)
     elif kind != "full":
-        reading.refuse(f"tuner_type {kind}: is not modelled; lora and full are")
+        reading.refuse(f"tuner_type {kind} is not supported; supported: lora, full")
 
 
 def _read_megatron_adapters(last: Mapping[str, Setting], reading: Reading) -> None:

@@ -68,8 +68,8 @@ def config(setup: TrainingSetup) -> dict[str, Any]:
     gradients = w.gradient_precision or "fp32"
     if w.precision != "bf16" or gradients not in ("fp32", "bf16") or c.zero_stage > 1:
         raise UnsupportedError(
-            f"{TOOL} trains in bf16, accumulates gradients in fp32 or bf16, and has zero_stage 0 "
-            "or 1",
+            f"{TOOL} trains in bf16, accumulates gradients in fp32 or bf16, and "
+            "supports zero_stage 0 and 1",
             field="training.precision",
         )
     if setup.recomputes_by_layer is None:
@@ -212,7 +212,7 @@ def read(source: Source, reading: Reading) -> None:
             model[field] = size(name)
         elif field in ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size"):
             reading.lack(
-                f"model.{field}", f"model.model_config.{field} is not said; add", example="..."
+                f"model.{field}", f"model.model_config.{field} is missing; add", example="..."
             )
     of_experts = [
         each
@@ -220,15 +220,19 @@ def read(source: Source, reading: Reading) -> None:
         if _EXPERT_KEYS.search(name) and each.text not in _OFF_VALUES
     ]
     if of_experts:
-        reading.refuse(f"{of_experts[0].written}: experts are not modelled for nanotron")
+        reading.refuse(f"{of_experts[0].written}: experts are not supported for nanotron")
     mode, dtype = (
         text_of("parallelism.tp-mode", "ALL_REDUCE").upper(),
         text_of("model.dtype", "bfloat16"),
     )
     if mode not in ("ALL_REDUCE", "REDUCE_SCATTER"):
-        reading.refuse(f"parallelism.tp_mode {mode}: ALL_REDUCE and REDUCE_SCATTER are read")
+        reading.refuse(
+            f"parallelism.tp_mode {mode} is not supported; supported: ALL_REDUCE, REDUCE_SCATTER"
+        )
     if dtype not in DTYPES.values():
-        reading.refuse(f"model.dtype {dtype}: {', '.join(DTYPES.values())} are read")
+        reading.refuse(
+            f"model.dtype {dtype} is not supported; supported: {', '.join(DTYPES.values())}"
+        )
     scattered = mode == "REDUCE_SCATTER"
     reading.query = {
         "kind": "training",

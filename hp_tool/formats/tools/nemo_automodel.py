@@ -49,9 +49,9 @@ def read(source: Source, reading: Reading) -> None:
     )
     recipe = (keys.text("recipe") or keys.text("recipe._target_", _RECIPES[0])).rpartition(".")[2]
     if recipe not in _RECIPES:
-        reading.refuse(f"recipe {recipe}: {' and '.join(_RECIPES)} are read")
+        reading.refuse(f"recipe {recipe} is not supported; supported: {', '.join(_RECIPES)}")
     if (strategy := keys.text("distributed.strategy", "fsdp2")) not in ("fsdp2", "ddp"):
-        reading.refuse(f"distributed.strategy {strategy}: fsdp2 and ddp are read")
+        reading.refuse(f"distributed.strategy {strategy} is not supported; supported: fsdp2, ddp")
     stages, batch = keys.size("distributed.pp-size"), keys.size("step-scheduler.local-batch-size")
     resharded = keys.on("distributed.reshard-after-forward", default=stages == 1)
     parallel: dict[str, Any] = {
@@ -91,7 +91,8 @@ def _read_recompute(keys: Settings, reading: Reading) -> str:
     kind = keys.text("distributed.activation-checkpointing", "false")
     if kind not in ("true", "false", "full"):
         reading.refuse(
-            f"distributed.activation_checkpointing {kind}: true, full and false are read"
+            f"distributed.activation_checkpointing {kind} is not supported; supported: "
+            "true, full, false"
         )
     return "none" if kind == "false" else "full"
 
@@ -100,7 +101,9 @@ def _read_chunks(keys: Settings, source: Source, stages: int, reading: Reading) 
     """Return the model chunks of a stage of an interleaved schedule."""
     schedule = keys.text("distributed.pipeline.pp-schedule", "1f1b").lower()
     if schedule not in _SCHEDULES:
-        reading.refuse(f"pp_schedule {schedule}: {', '.join(_SCHEDULES)} are read")
+        reading.refuse(
+            f"pp_schedule {schedule} is not supported; supported: {', '.join(_SCHEDULES)}"
+        )
     model = keys.text("model.pretrained-model-name-or-path")
     layers, each = source.layers_of(model), keys.size("distributed.pipeline.layers-per-stage", 0)
     if not _SCHEDULES.get(schedule) or layers is None:
@@ -118,7 +121,7 @@ def _read_training(keys: Settings, reading: Reading) -> dict[str, Any]:
     dtype = keys.text("model.torch-dtype", keys.text("model.dtype", "bfloat16"))
     kind = SIXTEEN_BITS.get(dtype.removeprefix("torch.").replace("bf16", "bfloat16"))
     if kind is None and dtype not in ("float32", "torch.float32", "fp32", "auto"):
-        reading.refuse(f"model.torch_dtype {dtype}: 16 and 32 bits are read")
+        reading.refuse(f"model.torch_dtype {dtype} is not supported; use 16 or 32 bits")
     training: dict[str, Any] = {"framework": FRAMEWORKS_BY_TOOL["nemo-automodel"]}
     if dtype.endswith(("32",)):
         training |= {"precision": "bf16", "parameter_precision": "fp32"}
@@ -129,7 +132,9 @@ def _read_training(keys: Settings, reading: Reading) -> dict[str, Any]:
     training |= optimizer_fields(keys.text("optimizer._target_"), _OPTIMIZERS, reading)
     loss = keys.text("loss_fn._target_").rpartition(".")[2]
     if loss not in _LOSSES:
-        reading.refuse(f"loss_fn {loss or '(none)'}: {', '.join(_LOSSES)} are read")
+        reading.refuse(
+            f"loss_fn {loss or '(none)'} is not supported; supported: {', '.join(_LOSSES)}"
+        )
     training["cross_entropy"] = _LOSSES.get(loss, "unfused")
     if "eager" in (keys.text("model.attn-implementation"), keys.text("model.backend.attn")):
         training["attention"] = "unfused"
@@ -161,7 +166,7 @@ def _read_lora(keys: Settings, reading: Reading) -> dict[str, Any]:
         names = [name.removeprefix("*") for name in targets.values]
         if not set(names) <= {"", "_proj"}:
             if any("*" in name or "." in name for name in names):
-                reading.refuse(f"peft.target_modules {targets.text}: patterns are not read")
+                reading.refuse(f"peft.target_modules {targets.text}: patterns are not supported")
             lora["target_modules"] = names
     return lora
 

@@ -81,12 +81,13 @@ def config(
     c, w = setup.parallel, setup.workload
     if setup.model.name not in flavors:
         raise UnsupportedError(
-            f"{tool} has no flavor for {setup.model.name}; it has {', '.join(flavors)}",
+            f"{tool} has no flavor for {setup.model.name}; it has flavors for {', '.join(flavors)}",
             field="model",
         )
     if w.precision not in _CONVERTERS or w.attention != "flash" or w.optimizer != "adam":
         raise UnsupportedError(
-            f"{tool} trains with Adam, fused attention and {', '.join(_CONVERTERS)}",
+            f"{tool} supports Adam, fused attention and the precisions "
+            f"{', '.join(_CONVERTERS)} only",
             field="training",
         )
     if (
@@ -95,17 +96,19 @@ def config(
         and c.tensor_parallel_size * c.pipeline_parallel_size > 1
     ):
         raise UnsupportedError(
-            f"{tool} shards with FSDP: choose zero_stage 2 or 3", field="parallel.zero_stage"
+            f"{tool} shards with FSDP; set parallel.zero_stage to 2 or 3",
+            field="parallel.zero_stage",
         )
     exchange = setup.strategy.context_parallel_communication
     if c.context_parallel_size > 1 and exchange not in (None, "p2p", "all_gather"):
         raise UnsupportedError(
-            f"{tool} has no context parallelism by {exchange}: choose p2p or all_gather",
+            f"{tool} has no context exchange {exchange}; choose p2p or all_gather",
             field="parallel.context_parallel_communication",
         )
     if setup.recompute.granularity not in _CHECKPOINTS or setup.recompute.num_layers is not None:
         raise UnsupportedError(
-            f"{tool} recomputes {', '.join(_CHECKPOINTS)}", field="parallel.recompute"
+            f"{tool} supports parallel.recompute {', '.join(_CHECKPOINTS)} only",
+            field="parallel.recompute",
         )
     name, flavor = flavors[setup.model.name]
     copies = c.data_parallel_size
@@ -184,8 +187,8 @@ def _toml_text(source: Source, reading: Reading) -> str:
     text = find_named_file(script, named)
     if not text:
         raise InputError(
-            f"the command's file {named or '(none named)'} is not at hand; import it, or give it "
-            "with --file",
+            f"the command's file {named or '(none named)'} was not found; import it, or "
+            "pass it with --file",
             field="command",
         )
     reading.refused += [
@@ -211,7 +214,7 @@ def read(source: Source, reading: Reading) -> None:
         line.count(".") > MAX_DOTS for line in text.splitlines()
     ):  # tomllib takes quadratic time in a dotted key's length
         raise InputError(
-            f"a line holds more than {MAX_DOTS} dots; no {TOOL} key or value does", code="syntax"
+            f"a line has more than {MAX_DOTS} dots, which no {TOOL} key or value has", code="syntax"
         )
     try:
         tables = tomllib.loads(text)
@@ -280,19 +283,19 @@ def read_sections(
         method = split.get("context_parallel_rotate_method", "allgather")
         if method not in ("allgather", "alltoall"):
             reading.refuse(
-                f"parallelism.context_parallel_rotate_method {method}: allgather and alltoall are "
-                "read"
+                f"parallelism.context_parallel_rotate_method {method} is not supported; "
+                "supported: allgather, alltoall"
             )
         p2p = method == "alltoall"
         parallel["context_parallel_communication"] = "p2p" if p2p else "all_gather"
     name, flavor = str(model.get("name", "llama3")), str(model.get("flavor", "debugmodel"))
     shape = next((ours for ours, theirs in flavors.items() if theirs == (name, flavor)), None)
     if shape is None:
-        reading.lack("model", f"model {name} {flavor} is not known here; add", example="")
+        reading.lack("model", f"unknown model {name} {flavor}; add", example="")
     schedule = split.get("pipeline_parallel_schedule", "1F1B")
     if schedule not in _SCHEDULES.values():
         raise UnsupportedError(
-            f"pipeline_parallel_schedule {schedule} is not modelled for torchtitan",
+            f"pipeline_parallel_schedule {schedule} is not supported for torchtitan",
             field="parallelism.pipeline_parallel_schedule",
         )
     if p > 1 and schedule == _SCHEDULES[True]:
@@ -363,7 +366,7 @@ def _read_precision(
             return ours
     for key in ("mixed_precision_param", "dtype"):
         if (kind := batch.get(key, "float32")) not in ("float32", "bfloat16"):
-            reading.refuse(f"training.{key} {kind}: float32 and bfloat16 are read")
+            reading.refuse(f"training.{key} {kind} is not supported; supported: float32, bfloat16")
     return "fp32" if batch.get("mixed_precision_param", "bfloat16") == "float32" else "bf16"
 
 
@@ -374,8 +377,8 @@ def _read_recompute(section: dict[str, Any]) -> str:
     if mode == "selective" and option == "op":
         return "per_op"
     raise UnsupportedError(
-        f"activation_checkpoint {mode} {option} is not modelled; choose none, full, or selective "
-        "with option op",
+        f"activation_checkpoint {mode} {option} is not supported; supported: none, "
+        "full, or selective with option op",
         field="activation_checkpoint.mode",
     )
 
@@ -392,7 +395,8 @@ def _read_zero_stage(
     policy = split.get("fsdp_reshard_after_forward", "default")
     if policy not in ("default", "always", "never"):
         reading.refuse(
-            f"parallelism.fsdp_reshard_after_forward {policy}: default, always and never are read"
+            f"parallelism.fsdp_reshard_after_forward {policy} is not supported; "
+            "supported: default, always, never"
         )
     return 2 if policy == "never" or (policy == "default" and pipelined) else 3
 

@@ -121,23 +121,26 @@ def config(setup: TrainingSetup) -> dict[str, Any]:
     c, w = setup.parallel, setup.workload
     if c.expert_tensor_parallel_size > 1:
         raise UnsupportedError(
-            f"{TOOL} splits no expert: set 1", field="parallel.expert_tensor_parallel_size"
+            f"{TOOL} does not split experts; set parallel.expert_tensor_parallel_size to 1",
+            field="parallel.expert_tensor_parallel_size",
         )
     if (
         c.context_parallel_size > 1
         and setup.strategy.context_parallel_communication != "all_gather"
     ):
         raise UnsupportedError(
-            f"{TOOL} gathers keys and values: choose all_gather",
+            f"{TOOL} gathers keys and values; set "
+            "parallel.context_parallel_communication to all_gather",
             field="parallel.context_parallel_communication",
         )
     if w.loss != "unfused":
         raise UnsupportedError(
-            f"{TOOL} computes no loss {w.loss}: choose unfused", field="training.cross_entropy"
+            f"{TOOL} does not support training.cross_entropy {w.loss}; set it to unfused",
+            field="training.cross_entropy",
         )
     if w.cuda_graphs and (c.pipeline_parallel_size > 1 or c.expert_parallel_size > 1):
         raise UnsupportedError(
-            f"{TOOL} records no graphs of a pipeline, nor of expert parallelism",
+            f"{TOOL} does not record CUDA graphs with pipeline or expert parallelism",
             field="training.cuda_graphs",
         )
     for name in _REMOVED_KEYS:
@@ -167,7 +170,7 @@ def read(source: Source, reading: Reading) -> None:
             else repr(trainer)
         )
         raise UnsupportedError(
-            f"{name} returns {shown}, and only running would tell which {CONFIG_CLASS} it is",
+            f"{name} returns {shown}: which {CONFIG_CLASS} it is, is only known at run time",
             field="config",
         )
     arguments = table("torchtitan-python")
@@ -176,9 +179,8 @@ def read(source: Source, reading: Reading) -> None:
         argument = look_up(setting.name, arguments)
         if setting.unknown and argument is not None and argument.fate == "read":
             reading.refuse(
-                f"{setting.written} (line {setting.line}): only running would tell "
-                f"{setting.text}; write "
-                "its value out"
+                f"{setting.written} (line {setting.line}): {setting.text} is only known at "
+                "run time; write its value instead"
             )
         else:
             settings.append(setting)
@@ -195,7 +197,7 @@ def read(source: Source, reading: Reading) -> None:
     kind = spec.name if isinstance(spec, Call) else "none"
     if kind != "model_registry":
         raise UnsupportedError(
-            f"model_spec is {kind}, where only model_registry(...) is read", field="model_spec"
+            f"model_spec is {kind}; only model_registry(...) is supported", field="model_spec"
         )
     assert isinstance(spec, Call)
     converters = [
@@ -222,7 +224,7 @@ def read(source: Source, reading: Reading) -> None:
     loss = _class_name(trainer.arguments, "loss", usual="BaseLoss")
     if loss not in _LOSSES:
         raise UnsupportedError(
-            f"loss {loss} is not modelled; {', '.join(_LOSSES)} are", field="loss"
+            f"loss {loss} is not supported; supported: {', '.join(_LOSSES)}", field="loss"
         )
     tables = {**sections, "model": model, "activation_checkpoint": recompute}
     torchtitan.read_sections(tables, source=source, reading=reading, flavors=FLAVORS)
@@ -255,7 +257,7 @@ def _convert_batch_to_rows(
         return  # values that can only be known by running are already rejected
     if row < 1 or forward % row or (step != -1 and step % row):
         reading.refuse(
-            f"num_tokens_per_microbatch_per_dp_rank {forward}: is no whole number of rows of "
+            f"num_tokens_per_microbatch_per_dp_rank {forward} is not a multiple of "
             f"max_context_length {row}"
         )
         return

@@ -41,7 +41,7 @@ def read(source: Source, reading: Reading) -> None:
         sort_settings(settings, table=table("torchtune"), reading=reading, spare=source.ignore)
     )
     if not keys.text("optimizer._component_") or not keys.text("model._component_"):
-        reading.refuse("the file names no model to train, or no optimizer")
+        reading.refuse("the file names no model or no optimizer")
     training = _read_training(keys, reading)
     shard, copies = (
         keys.size("data-parallel-shard-dim", -1),
@@ -83,7 +83,7 @@ def _read_training(keys: Settings, reading: Reading) -> dict[str, Any]:
         training |= optimizer_fields(optimizer, _OPTIMIZERS, reading)
     loss = keys.text("loss._component_")
     if loss not in _LOSSES:
-        reading.refuse(f"loss {loss or '(none)'}: {', '.join(_LOSSES)} are read")
+        reading.refuse(f"loss {loss or '(none)'} is not supported; supported: {', '.join(_LOSSES)}")
     training["cross_entropy"] = _LOSSES.get(loss, "unfused")
     if keys.on("compile"):
         training["kernel_fusion"] = True

@@ -35,26 +35,27 @@ def server_command(setup: ServingSetup) -> tuple[str, Values]:
     reject_speculation(setup, tool="trtllm")
     if c.attention_data_parallel_size > 1 and c.tensor_parallel_size > 1:
         raise UnsupportedError(
-            "trtllm-serve gives every rank attention of its own, or none; set tensor_parallel_size "
-            "to 1, or choose sglang",
+            "trtllm-serve runs data-parallel attention on every rank or on none; set "
+            "tensor_parallel_size to 1, or choose sglang",
             field="parallel.attention_data_parallel_size",
         )
     if setup.leaves_headroom:
         raise UnsupportedError(
-            "trtllm-serve takes a share of the memory that weights leave free, not of the device; "
-            "set inference.memory_fraction"
-            " instead of constraints.memory_headroom_fraction, or choose vllm or sglang",
+            "trtllm-serve's memory fraction is of the memory that weights leave free, "
+            "not of the device; set inference.memory_fraction instead of "
+            "constraints.memory_headroom_fraction, or choose vllm or sglang",
             field="constraints.memory_headroom_fraction",
         )
     if w.kv_cache_precision not in (None, "fp8", w.precision):
         raise UnsupportedError(
-            f"trtllm-serve {VERSION} has no setting for a cache in {w.kv_cache_precision} beside "
-            f"weights in {w.precision}; set inference.kv_cache_precision to fp8, or leave it out",
+            f"trtllm-serve {VERSION} has no option for a {w.kv_cache_precision} cache "
+            f"with {w.precision} weights; set inference.kv_cache_precision to fp8, or "
+            "remove it",
             field="inference.kv_cache_precision",
         )
     if w.two_batch_overlap:
         raise UnsupportedError(
-            "trtllm-serve has no two-batch overlap; leave it out, or choose vllm or sglang",
+            "trtllm-serve has no two-batch overlap; remove it, or choose vllm or sglang",
             field="inference.two_batch_overlap",
         )
     return f"trtllm-serve {model_argument(setup)}", {

@@ -108,8 +108,8 @@ def _has_megatron(workload: TrainingWorkload) -> bool:
     workers = training_engine(workload.framework)
     if workers not in ("megatron-core", "torch-fsdp"):
         raise UnsupportedError(
-            f"{TOOL} trains by Megatron Core or FSDP, not {workers}; ask again with "
-            "training.framework: verl, or verl-fsdp",
+            f"{TOOL} trains with Megatron Core or FSDP, not {workers}; set "
+            "training.framework to verl or verl-fsdp and rank again",
             field="training.framework",
         )
     return workers == "megatron-core"
@@ -129,13 +129,13 @@ def overrides(setup: TrainingSetup) -> dict[str, str]:
     )
     if w.precision != "bf16" or w.offload not in (None, "none", "optimizer"):
         raise UnsupportedError(
-            f"{TOOL} trains in bf16, with the optimizer offloaded or nothing",
+            f"{TOOL} supports bf16 and optimizer offload only",
             field="training.precision",
         )
     if w.global_batch_size % ROLLOUTS:
         raise UnsupportedError(
-            f"{TOOL}: a batch of {ROLLOUTS} answers a prompt has a multiple of {ROLLOUTS} "
-            "sequences",
+            f"{TOOL} samples {ROLLOUTS} answers per prompt, so the batch must be a "
+            f"multiple of {ROLLOUTS}",
             field="training.global_batch_size",
         )
     prompts = w.global_batch_size // ROLLOUTS
@@ -154,11 +154,12 @@ def overrides(setup: TrainingSetup) -> dict[str, str]:
     if not megatron:
         if setup.recomputes_by_layer is None:
             raise UnsupportedError(
-                f"{TOOL} over FSDP recomputes none or per_layer", field="parallel.recompute"
+                f"{TOOL} over FSDP supports parallel.recompute none and per_layer only",
+                field="parallel.recompute",
             )
         if c.zero_stage < 2:
             raise UnsupportedError(
-                f"{TOOL} over FSDP shards gradients too: choose zero_stage 2 or 3",
+                f"{TOOL} over FSDP also shards gradients; set parallel.zero_stage to 2 or 3",
                 field="parallel.zero_stage",
             )
         return options | {
@@ -169,7 +170,7 @@ def overrides(setup: TrainingSetup) -> dict[str, str]:
         }
     if c.zero_stage > 1:
         raise UnsupportedError(
-            f"{TOOL} runs Megatron with zero_stage 0 or 1 over all replicas",
+            f"{TOOL} runs Megatron with zero_stage 0 or 1 over all replicas only",
             field="parallel.zero_stage",
         )
     options |= {f"{_ACTOR}.megatron.{key}": str(getattr(c, field)) for field, key in _SIZES.items()}
@@ -245,9 +246,7 @@ def _all_settings(source: Source, reading: Reading) -> list[Setting]:
     if file is not None:
         return [*_file_settings(parse_keys(file), text="", source=source), *settings]
     if "config-name" not in map(hyphenated, source.ignore):
-        reading.refuse(
-            f"--config-name {name}: the file is not at hand; give it with --file {name}.yaml"
-        )
+        reading.refuse(f"--config-name {name}: file not found; pass it with --file {name}.yaml")
     return settings
 
 
@@ -274,10 +273,10 @@ def _has_megatron_workers(settings: Settings, reading: Reading) -> bool:
     """
     engine, strategy = settings.text(ENGINE), settings.text(f"{_ACTOR}.strategy")
     if engine and engine not in _ENGINES:
-        reading.refuse(f"model_engine {engine}: is not modelled; {', '.join(_ENGINES)} are")
+        reading.refuse(f"model_engine {engine} is not supported; supported: {', '.join(_ENGINES)}")
     if strategy and strategy not in _STRATEGIES:
         reading.refuse(
-            f"{_ACTOR}.strategy {strategy}: is not modelled; {', '.join(_STRATEGIES)} are"
+            f"{_ACTOR}.strategy {strategy} is not supported; supported: {', '.join(_STRATEGIES)}"
         )
     megatron = (strategy or _ENGINES.get(engine)) == "megatron"
     for key in () if megatron else _SIZES.values():
@@ -313,7 +312,7 @@ def read(source: Source, reading: Reading) -> None:
     if micro == 0:
         reading.lack(
             "parallel.micro_batch_size",
-            f"{_ACTOR}.ppo_micro_batch_size_per_gpu is not said; add",
+            f"{_ACTOR}.ppo_micro_batch_size_per_gpu is missing; add",
             example=1,
         )
     parallel: dict[str, Any] = {"micro_batch_size": max(micro, 1)}
@@ -391,7 +390,7 @@ def parse_hydra_overrides(words: Iterable[Word], reading: Reading) -> list[Setti
     for word in words:
         name, separator, value = word.text.partition("=")
         if word.text.startswith("~"):
-            reading.refuse(f"{word.text}: deletes a key, which is not read")
+            reading.refuse(f"{word.text}: deleting a key is not supported")
         elif separator and not name.startswith("-"):
             key, values = hyphenated(name.lstrip("+")), (value.strip("'\""),)
             settings.append(

@@ -53,7 +53,7 @@ def read_accelerate(
     leaves = {setting.name: setting for setting in as_settings(content, lines=text)}
     if kind not in ("FSDP", "DEEPSPEED", "MULTI_GPU", "NO"):
         reading.refused.append(
-            f"distributed_type {kind}: only FSDP, DEEPSPEED and MULTI_GPU are read"
+            f"distributed_type {kind} is not supported; supported: FSDP, DEEPSPEED, MULTI_GPU"
         )
     settings = [
         *words,
@@ -63,7 +63,9 @@ def read_accelerate(
     ]
     precision = _leaf_value(leaves, "mixed-precision", "no")
     if precision not in ("no", "bf16", "fp16", "fp8") and not leaves["mixed-precision"].unknown:
-        reading.refuse(f"mixed_precision {precision}: no, bf16, fp16 and fp8 are read")
+        reading.refuse(
+            f"mixed_precision {precision} is not supported; supported: no, bf16, fp16, fp8"
+        )
     if precision in ("bf16", "fp16", "fp8"):
         settings.append(
             Setting(name="fp16" if precision == "fp16" else "bf16", written="mixed_precision")
@@ -113,7 +115,7 @@ def read_accelerate(
     ) != "none":
         training["offload"] = "optimizer"
         if device != "cpu":
-            reading.refuse(f"offload_optimizer_device {device}: is not modelled; cpu is")
+            reading.refuse(f"offload_optimizer_device {device} is not supported; supported: cpu")
     for name, field in (
         ("per-device-train-batch-size", "parallel.micro_batch_size"),
         ("gradient-accumulation-steps", "training.global_batch_size"),
@@ -121,7 +123,7 @@ def read_accelerate(
         if all(setting.name not in (name, "train-batch-size") for setting in settings):
             reading.lack(
                 field,
-                f"the script's --{name.replace('-', '_')} says it, not this file; add",
+                f"it is set by the script's --{name.replace('-', '_')}, not by this file; add",
                 example="...",
             )
     if all(read_setting.field != "cluster.num_gpus" for read_setting in reading.read):
@@ -150,8 +152,8 @@ def _read_degrees(leaves: Mapping[str, Setting], reading: Reading) -> dict[str, 
         )
         if word not in EXCHANGES.values():
             reading.refuse(
-                f"parallelism_config_cp_comm_strategy {word}: {' and '.join(EXCHANGES.values())} "
-                "are read"
+                f"parallelism_config_cp_comm_strategy {word} is not supported; supported: "
+                f"{', '.join(EXCHANGES.values())}"
             )
         sizes["context_parallel_communication"] = next(
             (ours for ours, its in EXCHANGES.items() if its == word), "p2p"
@@ -195,7 +197,10 @@ def _read_shard_groups(
     if _leaf_value(leaves, "fsdp-config.fsdp-version", "1") == "2" or strategy in _STRATEGIES[:3]:
         return
     if strategy != "HYBRID_SHARD":
-        reading.refuse(f"fsdp_sharding_strategy {strategy}: {', '.join(_STRATEGIES[:4])} are read")
+        reading.refuse(
+            f"fsdp_sharding_strategy {strategy} is not supported; supported: "
+            f"{', '.join(_STRATEGIES[:4])}"
+        )
         return
     nodes = parse_whole_number(_leaf_value(leaves, "num-machines", "0"), "num_machines")
     if reading.num_gpus is None or not nodes:
@@ -213,11 +218,11 @@ def trainer_fsdp(words: str, reading: Reading) -> dict[str, Any]:
     parts = words.lower().split()
     strategies = ("full_shard", "shard_grad_op", "no_shard", "hybrid_shard", "hybrid_shard_zero2")
     if not set(parts).intersection(strategies):
-        reading.refuse(f"--fsdp {words}: names none of {', '.join(strategies)}")
+        reading.refuse(f"--fsdp {words} names no strategy; choose {', '.join(strategies)}")
     if "offload" in parts:
-        reading.refuse(f"--fsdp {words}: offload of weights is not modelled")
+        reading.refuse(f"--fsdp {words}: weight offload is not supported")
     if "hybrid_shard_zero2" in parts:
-        reading.refuse(f"--fsdp {words}: ZeRO 2 within groups of replicas is not read")
+        reading.refuse(f"--fsdp {words}: ZeRO 2 within groups of replicas is not supported")
     return {
         "fsdp_sharding_strategy": next(
             (part.upper() for part in parts if part in strategies), "FULL_SHARD"

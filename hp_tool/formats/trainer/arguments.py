@@ -194,7 +194,7 @@ def read_arguments(
         )
     if device not in (None, "cpu"):
         reading.refuse(
-            f"zero_optimization.offload_optimizer.device {device}: is not modelled; cpu is"
+            f"zero_optimization.offload_optimizer.device {device} is not supported; supported: cpu"
         )
     if (length := _parse_count(run.argument(*LENGTH_OPTIONS), "max-seq-length")) is not None:
         training["sequence_length"] = length
@@ -224,7 +224,9 @@ def read_arguments(
     _read_optimizer(training, optimizer, reading, sharded=sharded and "task" not in training)
     loss = run.argument("loss-type")
     if loss not in (None, "chunked_nll", "nll", "dft", "cross_entropy", "causal_lm"):
-        reading.refuse(f"loss_type {loss}: only the next token's cross entropy is modelled")
+        reading.refuse(
+            f"loss_type {loss} is not supported; supported: cross entropy of the next token"
+        )
     in_chunks = loss in ("chunked_nll", "nll")  # one since TRL 1.16
     if (
         in_chunks or (run.argument("use-liger-kernel") or "no").lower() not in _OFF_VALUES
@@ -292,7 +294,7 @@ def _note_missing(reading: Reading, path: str, *, auto: bool) -> None:
     why = (
         f'{key} is "auto", which the trainer fills from --{argument.replace("-", "_")}'
         if auto
-        else f"nothing says {key}"
+        else f"{key} is not set"
     )
     reading.lack(path, f"{why}; add", example=example)
 
@@ -384,8 +386,8 @@ def _read_lora(
         _read_four_bit_weights(training, words, reading)
     elif words.get("quantization-bit", "4") != "4":
         reading.refuse(
-            f"quantization_bit {words['quantization-bit']}: only 4 is read; write "
-            "training.frozen_precision"
+            f"quantization_bit {words['quantization-bit']} is not supported; use 4, or "
+            "set training.frozen_precision"
         )
 
 
@@ -406,8 +408,8 @@ def _read_four_bit_weights(
     )
     if kind != "nf4":
         reading.refuse(
-            f"4 bits as {kind}: nf4 is modelled; --ignore load_in_4bit, and add --set "
-            "training.frozen_precision=nf4 to take it as that"
+            f"4-bit weights as {kind} are not supported; to read them as nf4, pass "
+            "--ignore load_in_4bit and --set training.frozen_precision=nf4"
         )
         return
     if not nested:

@@ -40,8 +40,8 @@ def read_script(source: Source, reading: Reading) -> None:
     ]
     if (other := _OTHER_TASKS.search(launch.program.lower())) is not None:
         reading.refuse(
-            f"{launch.program}: {other[1]} runs other passes than pretraining and supervised "
-            "fine-tuning"
+            f"{launch.program}: {other[1]} is not supported; only pretraining and "
+            "supervised fine-tuning are"
         )
     if launch.program == "trl.scripts.sft" or any(
         word.text.endswith("trl/scripts/sft.py") for word in _launcher_words(script)
@@ -158,7 +158,7 @@ def find_deepspeed_file(
         text = deepspeed_preset(named)
     if named is not None and text is None:
         stage = re.search(r"(?:zero|z|stage)[-_]?([0-3])(?!\d)", named)
-        why = f"{named} is not at hand; give it with --file {named}"
+        why = f"{named}: file not found; pass it with --file {named}"
         reading.lack(
             "parallel.zero_stage",
             f"{why}, or add" if stage else why,
@@ -224,9 +224,7 @@ def _find_accelerate_config(script: Script, source: Source, reading: Reading) ->
         elif (text := _accelerate_file(script, file.text)) is not None:
             return text
         else:
-            reading.refuse(
-                f"{option} {file.text}: the file is not at hand; give it with --file {file.text}"
-            )
+            reading.refuse(f"{option} {file.text}: file not found; pass it with --file {file.text}")
     return None
 
 

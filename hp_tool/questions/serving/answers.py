@@ -54,11 +54,11 @@ class Serving:
         query = self.query
         if sensitivity:
             raise UnsupportedError(
-                "sensitivity belongs to training queries; leave it out", field="sensitivity"
+                "sensitivity is for training queries only; remove it", field="sensitivity"
             )
         if pareto not in (None, "throughput"):
             raise UnsupportedError(
-                f"a front of {pareto} belongs to training queries; ask for throughput",
+                f"the {pareto} front is for training queries only; use throughput",
                 field="pareto",
             )
         pools, front = None, None

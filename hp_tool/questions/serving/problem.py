@@ -197,22 +197,22 @@ def resolve_serving(query: Query) -> ServingProblem:
         UnsupportedError: A feature is not modelled.
     """
     if query.kind != "inference" or query.inference is None:
-        raise InputError("a serving query is of kind inference", field="kind")
+        raise InputError("expected a query of kind inference", field="kind")
     _reject_unmodelled(query, query.inference)
     model = resolve_model(query.model)
     if not any(cached_width(kind, 1) for _, kind in model.kinds):
         raise UnsupportedError(
-            f"{model.name}: serving of models without any layer of attention is not modelled",
+            f"{model.name}: serving a model without attention layers is not supported",
             field="model.mixer",
         )
     if model.architecture != "decoder":
         raise UnsupportedError(
-            f"{model.name}: serving of {model.architecture} models is not modelled", field="model"
+            f"{model.name}: serving {model.architecture} models is not supported", field="model"
         )
     for name in ("expert_imbalance", "two_batch_overlap"):
         if model.num_experts is None and getattr(query.inference, name) is not None:
             raise InputError(
-                f"{model.name} has no experts; leave {name} out", field=f"inference.{name}"
+                f"{model.name} has no experts; remove {name}", field=f"inference.{name}"
             )
     workload, trace = _resolve_trace(resolve_workload(query))
     assumed = {} if query.inference.precision else {"inference.precision": workload.precision}
@@ -438,7 +438,7 @@ def unknown_loads(workload: InferenceWorkload) -> Loads | None:
     if isinstance(load, ConcurrencyRange | RateRange):
         if load.min > load.max:
             raise InputError(
-                f"min {load.min:g} is above max {load.max:g}", field=f"inference.{field}"
+                f"min {load.min:g} exceeds max {load.max:g}", field=f"inference.{field}"
             )
         return Loads(by_rate=by_rate, lowest=load.min, highest=load.max)
     if isinstance(load, tuple):
@@ -559,20 +559,20 @@ def _reject_unmodelled(query: Query, workload: InferenceWorkload) -> None:
     burst = load is not None and load.arrival == "burst"
     if burst and (named or workload.trace is not None):
         raise InputError(
-            "a burst is num_prompts requests at once: leave concurrency, request rate and trace "
-            "out",
+            "a burst sends num_prompts requests at once; remove concurrency, request "
+            "rate and trace",
             field=f"inference.{min(named, default='trace')}",
         )
     if load is not None and load.arrival == "offline" and named:
         raise InputError(
-            "an offline load queues all requests at once (inference.load.num_prompts): leave "
-            "concurrency and request rate out",
+            "an offline load queues all requests at once (inference.load.num_prompts); "
+            "remove concurrency and request rate",
             field=f"inference.{min(named)}",
         )
     if load is not None and load.arrival == "offline" and workload.disaggregated is not None:
         raise UnsupportedError(
-            "pools are modelled under a concurrency or a request rate; leave inference.load or "
-            "disaggregated out",
+            "pools require a concurrency or a request rate; remove inference.load or "
+            "inference.disaggregated",
             field="inference.load.arrival",
         )
     arrivals: dict[str, set[str]] = {
@@ -588,37 +588,36 @@ def _reject_unmodelled(query: Query, workload: InferenceWorkload) -> None:
     open_ended = load is not None and load.arrival in ("closed", "poisson") and not named
     if load is not None and ((arrivals[load.arrival] != named and not open_ended) or finite):
         raise UnsupportedError(
-            "inference.load is modelled as arrival closed with a concurrency, as arrival poisson "
-            "with a request rate, both in "
-            "the long run (leave num_prompts and warmup out), either of them also with neither, "
-            "for the highest load, as arrival burst with num_prompts, and as "
-            "arrival offline",
+            "inference.load.arrival does not match the load. Use closed with a "
+            "concurrency or poisson with a request rate (without num_prompts and "
+            "warmup), either of them without both to find the highest load, burst with "
+            "num_prompts, or offline",
             field="inference.load",
         )
     if workload.prefix_groups is not None:
         if workload.trace is not None or burst:
             raise UnsupportedError(
-                "Prefix groups are not modelled in simulations of single requests; remove "
-                "prefix_groups",
+                "Simulations of single requests do not support prefix_groups; remove it",
                 field="inference.prefix_groups",
             )
         if not workload.prefix_cache_hit_rate:
             raise InputError(
-                "prefix_groups requires prefix_cache_hit_rate, the fraction of prompt tokens in "
-                "common",
+                "prefix_groups requires prefix_cache_hit_rate, the cached fraction of "
+                "prompt tokens",
                 field="inference.prefix_groups",
             )
     for name in _TRAINING_ONLY:
         if getattr(query.parallel, name) not in (None, 1, (1,), False, "none"):
             raise InputError(
-                f"parallel.{name} belongs to training; leave it out", field=f"parallel.{name}"
+                f"parallel.{name} is for training queries only; remove it", field=f"parallel.{name}"
             )
     if query.objective == "days":
-        raise InputError("objective days belongs to training", field="objective")
+        raise InputError("objective days is for training queries only", field="objective")
     for name in ("max_days", "max_cost"):
         if getattr(query.constraints, name) is not None:
             raise InputError(
-                f"constraints.{name} belongs to training; leave it out", field=f"constraints.{name}"
+                f"constraints.{name} is for training queries only; remove it",
+                field=f"constraints.{name}",
             )
     if query.training is not None:
-        raise InputError("`training` belongs to training queries; remove it", field="training")
+        raise InputError("`training` is for training queries only; remove it", field="training")

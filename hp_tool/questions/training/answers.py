@@ -83,7 +83,7 @@ class Training:
     ) -> tuple[Ranking[Recommendation], AnswerAdditions]:
         if pareto == "throughput":
             raise UnsupportedError(
-                "a front of throughput belongs to inference queries; ask for memory or gpus",
+                "the throughput front is for inference queries only; use memory or gpus",
                 field="pareto",
             )
         ranking = self.rank(top=top, calibrations=calibrations)

@@ -15,6 +15,7 @@ def check_degrees(parallel: ParallelQuery, *, framework: str) -> None:
     for name in DEGREES:
         if name not in known and any(size > 1 for size in axis_values(getattr(parallel, name))):
             raise InputError(
-                f"{framework} has no {name}; choose 1 or another training.framework",
+                f"{framework} does not support {name}; set it to 1, or choose another "
+                "training.framework",
                 field=f"parallel.{name}",
             )

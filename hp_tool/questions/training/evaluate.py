@@ -204,7 +204,7 @@ def single_values(parallel: ParallelQuery, axes: Iterable[str]) -> dict[str, Any
         if isinstance(value, tuple) and name not in QUERY_STRATEGY_FIELDS:
             if len(value) != 1:
                 raise InputError(
-                    f"parallel.{name} is a list; an estimate wants one value",
+                    f"parallel.{name} is a list; an estimate requires a single value",
                     field=f"parallel.{name}",
                 )
             value = value[0]

@@ -76,7 +76,7 @@ def parse_pipeline_layout(
         (workload.offload not in (None, "none"), f"offload {workload.offload}"),
     ):
         raise UnsupportedError(
-            f"a pipeline_layout with {what} is not modelled; leave it out", field=LAYOUT_PATH
+            f"a pipeline_layout with {what} is not supported; remove it", field=LAYOUT_PATH
         )
     layout = parse_layout(text)
     check_layout(

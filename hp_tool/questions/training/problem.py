@@ -408,8 +408,8 @@ def _with_rank_order(
     order = checked_order(parallel.rank_order)
     if model.num_experts and not order.endswith("pp"):
         raise UnsupportedError(
-            f"rank_order {order}: with experts pp must come last, or attention and experts would "
-            "not share their stages",
+            f"rank_order {order}: with experts pp must come last, so that attention and "
+            "experts share their stages",
             field="parallel.rank_order",
         )
     return dataclasses.replace(cluster, rank_order=order)
@@ -467,21 +467,20 @@ def _resolve_context_levels(parallel: ParallelQuery, model: ModelSpec) -> tuple[
         return None
     if parallel.context_parallel_communication != "a2a+p2p":
         raise InputError(
-            f"{list(sizes)} belongs to context_parallel_communication a2a+p2p; leave one of them "
-            "out",
+            f"{list(sizes)} requires context_parallel_communication a2a+p2p; set it, or "
+            "remove the sizes",
             field=field,
         )
     product = sizes[0] * sizes[1]
     if min(sizes) < 1 or axis_values(parallel.context_parallel_size) != (product,):
         raise InputError(
-            f"{list(sizes)} wants a context_parallel_size of {product}, and both of them at least "
-            "1",
+            f"{list(sizes)} requires a context_parallel_size of {product} and sizes of at least 1",
             field=field,
         )
     if model.num_attention_heads % sizes[0]:
         raise InputError(
-            f"{sizes[0]} ranks cannot share {model.num_attention_heads} attention heads; make the "
-            "first a divisor",
+            f"{sizes[0]} ranks cannot divide {model.num_attention_heads} attention "
+            "heads; the first size must be a divisor",
             field=field,
         )
     return sizes

@@ -49,8 +49,8 @@ def _check_per_op(model: ModelSpec, workload: TrainingWorkload, *, field: str) -
     """Check the model: the order of operations is known for Llama's blocks only."""
     if workload.framework not in PER_OP_FRAMEWORKS:
         raise UnsupportedError(
-            f"recompute per_op is torch-fsdp's, not {workload.framework}'s; choose none, selective "
-            "or full",
+            f"recompute per_op requires torch-fsdp, not {workload.framework}; choose "
+            "none, selective or full",
             field=field,
         )
     if what := first_case(
@@ -65,7 +65,7 @@ def _check_per_op(model: ModelSpec, workload: TrainingWorkload, *, field: str) -
         (workload.lora is not None or workload.task == "lora", "LoRA"),
     ):
         raise UnsupportedError(
-            f"recompute per_op is not modelled for {what}; choose none or per_layer", field=field
+            f"recompute per_op is not supported for {what}; choose none or per_layer", field=field
         )
 
 

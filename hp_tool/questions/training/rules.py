@@ -119,7 +119,7 @@ def _check_training_only(query: Query) -> None:
     ):
         if getattr(query.parallel, name) is not None:
             raise UnsupportedError(
-                f"parallel.{name} is not modelled by this version; leave it out",
+                f"parallel.{name} is not supported by this version; remove it",
                 field=f"parallel.{name}",
             )
 
@@ -162,7 +162,7 @@ def _check_two_kinds(query: Query, model: ModelSpec, workload: TrainingWorkload)
         ),
     ):
         raise UnsupportedError(
-            f"{field} is not modelled with two kinds of GPU (cluster.stages); change one",
+            f"{field} is not supported with two kinds of GPU (cluster.stages); remove one of them",
             field=field,
         )
 
@@ -179,7 +179,7 @@ def _check_two_sided(model: ModelSpec, workload: TrainingWorkload) -> None:
         (workload.offload == "activations", "training.offload"),
     ):
         raise UnsupportedError(
-            f"{field} is not modelled for encoder-decoder models; change one of them", field=field
+            f"{field} is not supported for encoder-decoder models; change one of them", field=field
         )
 
 
@@ -194,9 +194,9 @@ def _check_lengths(model: ModelSpec, workload: TrainingWorkload, parallel: Paral
         return
     if (model.sliding_window or workload.sequence_length) < workload.sequence_length:
         raise UnsupportedError(
-            "sequences of unequal length are not modelled with a sliding_window "
-            f"({model.sliding_window}) shorter than "
-            "sequence_length; leave sliding_window out to count full attention",
+            "sequences of unequal length are not supported with a sliding_window "
+            f"({model.sliding_window}) shorter than sequence_length; remove "
+            "sliding_window to count full attention",
             field="model.sliding_window",
         )
     if workload.packed:
@@ -245,7 +245,7 @@ def _check_dynamic_context(
         (parallel.pipeline_layout is not None, "a pipeline_layout"),
     ):
         raise UnsupportedError(
-            f"dynamic_context_parallel with {what} is not modelled; leave it out", field=field
+            f"dynamic_context_parallel with {what} is not supported; remove it", field=field
         )
     more = any(size > 1 for size in axis_values(parallel.micro_batch_size))
     reject_first_case(
@@ -339,15 +339,14 @@ def _check_adapters(model: ModelSpec, workload: TrainingWorkload) -> None:
     if lora is None:
         if workload.frozen_precision is not None:
             raise InputError(
-                "frozen_precision belongs to task lora, whose base weights are frozen; leave it "
-                "out",
+                "frozen_precision requires task lora, whose base weights are frozen; remove it",
                 field="training.frozen_precision",
             )
         return
     if workload.reliability is not None:
         raise UnsupportedError(
-            "Goodput of adapters is not modelled, because their checkpoints are not; remove "
-            "training.reliability",
+            "Goodput with adapters is not supported, because their checkpoints are not "
+            "modelled; remove training.reliability",
             field="training.reliability",
         )
     field = "training.lora.target_modules"
@@ -374,8 +373,8 @@ def _check_frozen(model: ModelSpec, workload: TrainingWorkload, parallel: Parall
         return
     if model.tie_word_embeddings and set(workload.frozen) != {"embedding", "output_layer"}:
         raise InputError(
-            f"{model.name} ties its output layer to the embedding: freeze both, [embedding, "
-            "output_layer], or neither",
+            f"{model.name} ties its output layer to the embedding; freeze both "
+            "([embedding, output_layer]) or neither",
             field="training.frozen",
         )
     if what := first_case(
@@ -391,7 +390,7 @@ def _check_frozen(model: ModelSpec, workload: TrainingWorkload, parallel: Parall
         ),
     ):
         raise UnsupportedError(
-            f"training.frozen is not modelled with {what}", field="training.frozen"
+            f"training.frozen is not supported with {what}", field="training.frozen"
         )
 
 
@@ -404,21 +403,23 @@ def _check_merged_passes(
     field = "training.overlap.expert_parallel"
     if training_engine(workload.framework) != "megatron-core":
         raise UnsupportedError(
-            f"{workload.framework} does not merge passes to overlap all-to-alls; remove it",
+            f"{workload.framework} does not overlap all-to-alls with another pass; remove it",
             field=field,
         )
     if not model.num_experts:
         raise InputError(
-            f"{model.name} has no experts, so no all-to-alls to overlap; remove it",
+            f"{model.name} has no experts, so there are no all-to-alls to overlap; remove it",
             field=field,
         )
     if model.num_nextn_predict_layers > 1:
         raise InputError(
-            "merged passes take at most one multi-token-prediction layer; leave it out", field=field
+            "overlap with another pass supports at most one multi-token-prediction "
+            "layer; remove it",
+            field=field,
         )
     if workload.lora is not None or workload.packed:
         raise UnsupportedError(
-            "merged passes are not modelled under lora or with packed rows; leave it out",
+            "overlap with another pass is not supported with lora or packed rows; remove it",
             field=field,
         )
     whole = any(
@@ -443,9 +444,8 @@ def _check_release(model: ModelSpec, workload: TrainingWorkload) -> None:
         and is_at_least(release, since=LOOP_REFUSES_IN_PLACE_LOSS)
     ):
         raise InputError(
-            f"Megatron Core {release} does not start with cross_entropy in_place "
-            "(--cross-entropy-fusion-impl te), which its "
-            "training loop refuses since 0.18.2; choose fused",
+            f"Megatron Core {release} rejects cross_entropy in_place "
+            "(--cross-entropy-fusion-impl te) since 0.18.2; set it to fused",
             field="training.cross_entropy",
         )
 
@@ -464,12 +464,12 @@ def _check_offload(gpu: GpuSpec, workload: TrainingWorkload) -> None:
         return
     if workload.optimizer == "muon":
         raise UnsupportedError(
-            "optimizer muon runs on the device; offload adam or sgd", field="training.offload"
+            "optimizer muon cannot be offloaded; use adam or sgd", field="training.offload"
         )
     if gpu.host_memory_bandwidth_bytes_per_second is None:
         raise InputError(
-            f"offload: optimizer needs the host's memory bandwidth, and {gpu.name} has no "
-            "host_memory_bandwidth_bytes_per_second; describe the GPU with it",
+            "offload: optimizer requires host_memory_bandwidth_bytes_per_second, which "
+            f"{gpu.name} lacks; set it in cluster.gpu",
             field="cluster.gpu.host_memory_bandwidth_bytes_per_second",
             code="missing_field",
         )
@@ -499,9 +499,8 @@ def _check_framework(model: ModelSpec, workload: TrainingWorkload, parallel: Par
         or model.num_nextn_predict_layers
     ):
         raise UnsupportedError(
-            f"{model.name}: with framework {framework} dense decoders are modelled; experts, "
-            "latent attention and multi-token "
-            "prediction are not",
+            f"{model.name}: framework {framework} supports dense decoders only, without "
+            "experts, latent attention or multi-token prediction",
             field="model",
         )
     gradients = {"gradient_precision": (framework_facts(framework).gradient_precision,)}

@@ -60,7 +60,7 @@ def sensitivity(
     problem = _with_settings_of(first, query)
     if problem.kinds:
         raise UnsupportedError(
-            "sensitivity is not modelled for two kinds of GPU; leave it out", field="cluster.stages"
+            "sensitivity is not supported for two kinds of GPU; remove it", field="cluster.stages"
         )
     predictor = None if calibrations is None else calibrations(problem)
     rank_by = query.rank_by

@@ -31,15 +31,16 @@ def check_unlike(
     ):
         field, name = what
         raise UnsupportedError(
-            f"{model.name}: {name} with layers that differ, or are no attention, is not modelled",
+            f"{model.name}: {name} is not supported with layers of different kinds or "
+            "without attention",
             field=field,
         )
     if training_engine(framework) == "megatron-core":
         for _, kind in model.kinds:
             if kind.mixer not in _MEGATRON_MIXERS:
                 raise UnsupportedError(
-                    f"{model.name}: Megatron Core has no layers of {kind.mixer}; choose another "
-                    "training.framework",
+                    f"{model.name}: Megatron Core does not support {kind.mixer} layers; choose "
+                    "another training.framework",
                     field="training.framework",
                 )
 

@@ -60,7 +60,7 @@ def read(source: Source, reading: Reading) -> None:
     plugins = content.get("plugins") or []
     for name in (str(each) for each in (plugins if isinstance(plugins, list) else [plugins])):
         if not name.endswith(_IGNORED_PLUGINS):
-            reading.refuse(f"plugins {name}: is not modelled")
+            reading.refuse(f"plugins {name}: not supported")
     sharded, fsdp = content.pop("fsdp_config", None), content.get("fsdp")
     leaves = [
         setting
@@ -108,7 +108,9 @@ def read(source: Source, reading: Reading) -> None:
         reading.tool = "axolotl"
         return
     if any(size > 1 for size in degrees.values()):
-        reading.refuse("dp_shard_size, dp_replicate_size and tensor_parallel_size want fsdp_config")
+        reading.refuse(
+            "dp_shard_size, dp_replicate_size and tensor_parallel_size require fsdp_config"
+        )
     text = find_deepspeed_file(words, source.files, reading)
     content_of = None if text is None else parse_keys(text)
     arguments.read_arguments(
@@ -139,7 +141,7 @@ def _precision_settings(texts: Mapping[str, str], reading: Reading) -> list[Sett
     """Return the precision of bf16: true, or auto, which is true on devices that support it."""
     bf16 = texts.get("bf16", "false" if texts.get("fp16") == "true" else "auto")
     if bf16 not in ("true", "auto", "false", "full"):
-        reading.refuse(f"bf16 {bf16}: true, false, auto and full are read")
+        reading.refuse(f"bf16 {bf16} is not supported; supported: true, false, auto, full")
     kind = (
         "bfloat16" if bf16 != "false" else "float16" if texts.get("fp16") == "true" else "float32"
     )
@@ -152,9 +154,7 @@ def _precision_settings(texts: Mapping[str, str], reading: Reading) -> list[Sett
 def _checkpointing_settings(texts: Mapping[str, str], reading: Reading) -> list[Setting]:
     kind = texts.get("gradient-checkpointing", "false")
     if kind not in ("true", "false", "null", ""):
-        reading.refuse(
-            f"gradient_checkpointing {kind}: offloads what it keeps, which is not modelled"
-        )
+        reading.refuse(f"gradient_checkpointing {kind}: offloading of checkpoints is not supported")
     return [
         _setting("gradient-checkpointing", "gradient_checkpointing", str(kind == "true").lower())
     ]
@@ -185,7 +185,7 @@ def _adapter_settings(
     if kind in ("", "none", "null"):
         return []
     if kind not in _ADAPTERS:
-        reading.refuse(f"adapter {kind}: is not modelled; {', '.join(_ADAPTERS)} are")
+        reading.refuse(f"adapter {kind} is not supported; supported: {', '.join(_ADAPTERS)}")
     targets = content.get("lora_target_modules") or []
     targets = [targets] if isinstance(targets, str) else [str(target) for target in targets]
     if texts.get("lora-target-linear") == "true":
@@ -195,7 +195,7 @@ def _adapter_settings(
         _setting("lora-target-modules", "lora_target_modules", *(targets or ["q_proj", "v_proj"])),
     ]
     if "lora-r" not in texts:
-        reading.lack("training.lora", "lora_r says the rank; add", example="...")
+        reading.lack("training.lora", "the rank lora_r is not set; add", example="...")
     if texts.get("load-in-4bit") == "true":
         words.append(_setting("use-bnb-nested-quant", "load_in_4bit", "true"))
     return words

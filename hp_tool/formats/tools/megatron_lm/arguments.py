@@ -56,22 +56,22 @@ class Arguments:
             return default
         if len(setting.values) != 1:
             raise InputError(
-                f"--{name} takes one value, got {setting.text or 'none'}", field=f"--{name}"
+                f"--{name} requires one value, got {setting.text or 'none'}", field=f"--{name}"
             )
         return setting.values[0]
 
     def number(self, name: str, default: int | None = None) -> int:
         if name not in self.settings and default is None:
-            self.lack(name, f"the command does not say --{name}")
+            self.lack(name, f"--{name} is missing")
         text = self.text(name, str(1 if default is None else default))
         try:
             number = int(text[:20])
         except ValueError:
             raise InputError(
-                f"--{name} takes a whole number, got {text}", field=f"--{name}"
+                f"--{name} must be a whole number, got {text}", field=f"--{name}"
             ) from None
         if abs(number) > MAX_NUMBER or (name in SMALL_COUNTS and number > MAX_LAYERS):
-            raise InputError(f"--{name} {text} is more than any training has", field=f"--{name}")
+            raise InputError(f"--{name} {text} is too large", field=f"--{name}")
         return number
 
     def optional(self, name: str) -> int | None:
@@ -83,7 +83,7 @@ class Arguments:
         try:
             return float(text)
         except ValueError:
-            raise InputError(f"--{name} takes a number, got {text}", field=f"--{name}") from None
+            raise InputError(f"--{name} must be a number, got {text}", field=f"--{name}") from None
 
     def ours(self, name: str, theirs: Mapping[str, str], default: str) -> str:
         """Return the query's value for a flag's value, from a mapping of query values to the
@@ -93,7 +93,7 @@ class Arguments:
         for our, their in theirs.items():
             if their.lower() == text.lower():
                 return our
-        self.refuse(name, "is not modelled")
+        self.refuse(name, "not supported")
         return next(iter(theirs))
 
     def model(self) -> dict[str, Any]:
@@ -167,7 +167,7 @@ class Arguments:
             layers, hidden, experts=bool(self.experts())
         )
         if "blocks" in unlike and "sliding_window" in model:
-            self.refuse("window-size", "is not read beside layers that differ")
+            self.refuse("window-size", "not supported with layers of different kinds")
         return model | unlike
 
     def listed_layers(self, layers: int) -> dict[str, Any]:
@@ -179,7 +179,7 @@ class Arguments:
         if variant != patterns.DELTA_RULE:
             self.refuse(
                 "experimental-attention-variant",
-                "its kernels keep all scores, which is not modelled",
+                "its kernels store all scores, which is not modelled",
             )
         elif self.on("experimental-attention-variant"):
             delta = self.layers(
@@ -193,7 +193,8 @@ class Arguments:
             }
             if delta is None:
                 self.lack(
-                    "linear-attention-freq", "the command does not say which layers are delta rules"
+                    "linear-attention-freq",
+                    "--linear-attention-freq is missing, which selects the layers with delta rules",
                 )
         experts = self.expert_layers(layers) if self.experts() else None
         blocks = patterns.blocks_of_lists(delta=delta, experts=experts)
@@ -224,7 +225,7 @@ class Arguments:
             return {}
         if not (0.0 <= attention <= 1.0 and 0.0 <= mlp <= 1.0 - attention):
             raise InputError(
-                "shares of attention and MLPs are at most 1 together",
+                "the fractions of attention and MLP layers must not exceed 1 in total",
                 field="--hybrid-attention-ratio",
             )
         letters = "".join(self.segments()) or hybrid.pattern_of_fractions(
@@ -234,8 +235,8 @@ class Arguments:
         if blocks is None or len(letters) != layers or ("E" in letters and not experts):
             self.refuse(
                 name,
-                f"write one of {', '.join(hybrid.LETTERS.values())} for each of {layers} layers, E "
-                "with experts",
+                f"use one of {', '.join(hybrid.LETTERS.values())} for each of {layers} "
+                "layers (E: experts)",
             )
             return {}
         predicted = set(self.text(hybrid.PATTERN_FLAGS[0], "").split(hybrid.PREDICTION)[1:])
@@ -250,9 +251,8 @@ class Arguments:
         ):
             self.refuse(
                 name,
-                f"multi-token prediction is modelled with "
-                f"{hybrid.default_prediction_letters(letters)} "
-                "alone",
+                "multi-token prediction is supported with "
+                f"{hybrid.default_prediction_letters(letters)} only",
             )
         head = self.number("mamba-head-dim", 64)
         fields: dict[str, Any] = {"blocks": blocks, "first_k_dense_replace": 0}
@@ -283,7 +283,7 @@ class Arguments:
             "alibi": "none",
         }
         if kind not in kinds:
-            self.refuse("position-embedding-type", "is not modelled for decoders")
+            self.refuse("position-embedding-type", "not supported for decoders")
         return kinds.get(kind, "rotary")
 
     def window(self, layers: int) -> dict[str, int | None]:
@@ -296,7 +296,7 @@ class Arguments:
         left = self.text("window-size", "0,0").strip("()").split(",")[0].strip()
         if not re.fullmatch(r"-?\d{1,18}", left):
             raise InputError(
-                f"--window-size takes two numbers, got {self.text('window-size', '')}",
+                f"--window-size requires two numbers, got {self.text('window-size', '')}",
                 field="--window-size",
             )
         if int(left) < 0:
@@ -321,7 +321,7 @@ class Arguments:
             return 0
         values = set(setting.values)
         if len(values) != 1:
-            self.refuse("num-experts", "layers with different numbers of experts are not modelled")
+            self.refuse("num-experts", "layers with different numbers of experts are not supported")
         if not (text := setting.values[0] if setting.values else "").isdecimal():
             self.lack("num-experts", f"--num-experts is {setting.text}")
             return 0
@@ -344,7 +344,7 @@ class Arguments:
             pattern = []
         if len(pattern) != layers or not set(pattern) <= {0, 1}:
             self.refuse(
-                name, f"write a number, or 0 and 1 for each of {layers} layers, as ([0]*k+[1]*n)"
+                name, f"use a number, or 0 or 1 for each of {layers} layers, such as ([0]*k+[1]*n)"
             )
             return None
         return pattern
@@ -369,7 +369,7 @@ class Arguments:
                 )
                 self.reading.lack(
                     "model.vocab_size",
-                    f"{tokenizer} decides the vocabulary; add",
+                    f"the vocabulary depends on {tokenizer}; add",
                     example=known or "...",
                 )
                 return 1

@@ -81,8 +81,7 @@ def _check_program(launch: Launch) -> None:
     for part, what in OTHER_PROGRAMS.items():
         if part in parts:
             raise UnsupportedError(
-                f"{launch.program} trains {what}; only decoders, as pretrain_gpt.py trains them, "
-                "are read",
+                f"{launch.program} trains {what}; only decoders (pretrain_gpt.py) are supported",
                 field="command",
             )
 
@@ -100,7 +99,7 @@ def _add_deepspeed_file(settings: list[Setting], script: Script, reading: Readin
         return
     text = find_named_file(script, named.values[0])
     if text is None:
-        reason = "not at hand; give it with --file if it says a ZeRO stage or a precision"
+        reason = "not found; pass it with --file if it sets a ZeRO stage or a precision"
         reading.ignored.append(Ignored(flag=named.values[0], reason=reason, line=named.line))
         return
     content = parse_keys(text)

@@ -65,8 +65,8 @@ def hybrid_flags(setup: TrainingSetup) -> Values:
     if not unified and (m.num_nextn_predict_layers or chunks > 1):
         what = "an interleaved pipeline" if chunks > 1 else "multi-token prediction"
         raise UnsupportedError(
-            f"{words.TOOL} has no {what} of layers that differ; name a training.framework_version "
-            "from 0.17 on",
+            f"{words.TOOL} has no {what} for layers of different kinds before 0.17; set "
+            "training.framework_version to 0.17 or later",
             field="training.framework_version",
         )
     sizes = chunk_layers(
@@ -104,8 +104,8 @@ def hybrid_flags(setup: TrainingSetup) -> Values:
         return values | {"hybrid-layer-pattern": text}
     if len(set(sizes[1:-1])) > 1:
         raise UnsupportedError(
-            f"{words.TOOL} has no flag for stages of {sizes} layers; name a "
-            "training.framework_version from 0.17 on",
+            f"{words.TOOL} has no flag for stages of {sizes} layers before 0.17; set "
+            "training.framework_version to 0.17 or later",
             field="training.framework_version",
         )
     if len(set(sizes)) > 1:
@@ -139,9 +139,9 @@ def _block_letter(model: ModelSpec, block: Block) -> str:
     letter = LETTERS.get((block.mixer, feeding))
     if letter is None or replace(block, count=1, mixer="attention", feed_forward=None) != Block():
         raise UnsupportedError(
-            f"{words.TOOL} has letters for Mamba 2, attention, MLP and experts as layers of their "
-            "own, and none for a layer of "
-            f"{model.name}: {replace(block, count=1)}",
+            f"{words.TOOL} has no pattern letter for a layer of {model.name} "
+            f"({replace(block, count=1)}); it has letters for Mamba 2, attention, MLP "
+            "and experts",
             field="model.blocks",
         )
     return letter

@@ -62,7 +62,8 @@ def pattern_flags(setup: TrainingSetup) -> Values:
         )
     if m.attention_output_gate == "head":
         raise UnsupportedError(
-            f"{words.TOOL} has no gate for each head", field="model.attention_output_gate"
+            f"{words.TOOL} does not support an output gate per head",
+            field="model.attention_output_gate",
         )
     values["attention-output-gate"] = m.attention_output_gate is not None
     delta = next((kind for kind in kinds if kind.mixer == "gated_delta"), None)
@@ -80,7 +81,8 @@ def pattern_flags(setup: TrainingSetup) -> Values:
     if later and not is_at_least(setup.workload.framework_version or "", since=STAGES_IN_PATTERNS):
         what = "gated delta rules" if delta is not None else "gates of attention's output"
         raise UnsupportedError(
-            f"{words.TOOL} has no flags for {what}; name a training.framework_version from 0.17 on",
+            f"{words.TOOL} has no flags for {what} before 0.17; set "
+            "training.framework_version to 0.17 or later",
             field="training.framework_version",
         )
     return values

@@ -161,7 +161,7 @@ class _Run(Arguments):
         for our, theirs in words.CONTEXT.items():
             if text.lower() in theirs:
                 return our
-        self.refuse("cp-comm-type", f"is not modelled; {', '.join(words.CONTEXT)} are")
+        self.refuse("cp-comm-type", f"not supported; supported: {', '.join(words.CONTEXT)}")
         return "p2p"
 
     def replicas(self) -> int:
@@ -179,8 +179,8 @@ class _Run(Arguments):
         if copies > 1 and not self.num_gpus:
             self.reading.lack(
                 "parallel.data_parallel_shard_size",
-                f"{copies} copies of the sharded states share the devices, whose number nothing "
-                "says; add",
+                f"{copies} copies of the sharded states share the devices, whose number is "
+                "not set; add",
                 example="...",
             )
             return None
@@ -210,7 +210,8 @@ class _Run(Arguments):
             name = self.text("data-parallel-sharding-strategy", "no_shard")
             if name not in stages:
                 raise InputError(
-                    f"--data-parallel-sharding-strategy {name}: choose one of {', '.join(stages)}",
+                    f"--data-parallel-sharding-strategy {name} is unknown; choose "
+                    f"{', '.join(stages)}",
                     field="--data-parallel-sharding-strategy",
                 )
             return stages[name]
@@ -299,7 +300,7 @@ class _Run(Arguments):
     def optimizer(self) -> str:
         name = self.text("optimizer", "adam").removeprefix("dist_")
         if name not in ("adam", "sgd", "muon"):
-            self.refuse("optimizer", "is not modelled; adam, sgd and muon are")
+            self.refuse("optimizer", "not supported; supported: adam, sgd, muon")
         return name
 
     def offload(self) -> tuple[str | None, float | None]:
@@ -333,7 +334,7 @@ class _Run(Arguments):
             and spec.values != ("local",)
             and not re.search(_KNOWN_SPECS, " ".join(spec.values))
         ):
-            self.refuse("spec", "layers of one's own are not read")
+            self.refuse("spec", "custom layer specs are not supported")
         return "unfused" if (local and not fused) or backend in ("unfused", "local") else "flash"
 
     def overlap(self) -> dict[str, bool]:
@@ -370,7 +371,7 @@ class _Run(Arguments):
         if name not in get_args(TokenDispatcher) and name != "alltoall_seq":
             self.refuse(
                 "moe-token-dispatcher-type",
-                f"is not modelled; {', '.join(get_args(TokenDispatcher))} are",
+                f"not supported; supported: {', '.join(get_args(TokenDispatcher))}",
             )
         return "alltoall" if name == "alltoall_seq" else name
 
@@ -420,7 +421,7 @@ class _Run(Arguments):
         if len(segments) > 1 and len(segments) % stages:
             self.refuse(
                 "hybrid-layer-pattern",
-                f"{len(segments)} parts cannot be shared out to {stages} stages",
+                f"{len(segments)} parts cannot be divided over {stages} stages",
             )
             return None
         sizes = list(map(len, segments)) if len(segments) > 1 else None
@@ -435,10 +436,9 @@ class _Run(Arguments):
             sizes[-1] -= last
         if sum(sizes) != layers or min(sizes) < 0:
             raise InputError(
-                f"--num-layers {layers} cannot be split over {stages} stages of {chunks} chunks "
-                "with the ends that the command "
-                f"asks for: chunks of {max(sizes)}, {sizes[0]} and {sizes[-1]} layers make "
-                f"{sum(sizes)}",
+                f"--num-layers {layers} does not fit {stages} stages of {chunks} chunks "
+                f"with these first and last stages: chunks of {max(sizes)}, {sizes[0]} and "
+                f"{sizes[-1]} layers add up to {sum(sizes)}",
                 field="--num-layers",
             )
         begins_dense = self.on("num-experts") and 0 < self.leading_dense_layers(layers) < layers

@@ -141,8 +141,8 @@ def max_positions(setup: TrainingSetup) -> int:
     m, length = setup.model, setup.workload.sequence_length
     if m.positions == "learned" and (m.max_position_embeddings or length) < length:
         raise UnsupportedError(
-            f"{words.TOOL} refuses sequences of {length} above max_position_embeddings "
-            f"{m.max_position_embeddings}",
+            f"{words.TOOL} rejects a sequence length of {length} above "
+            f"max_position_embeddings {m.max_position_embeddings}",
             field="model.max_position_embeddings",
         )
     return max(m.max_position_embeddings or length, length)
@@ -202,8 +202,9 @@ def context_level_sizes(setup: TrainingSetup) -> list[str] | None:
     )
     if heads % inner or kv % inner:
         raise UnsupportedError(
-            f"{words.TOOL} cannot share {heads} query and {kv} key/value heads of a rank between "
-            f"{inner} context ranks; set parallel.hierarchical_context_parallel_sizes",
+            f"{words.TOOL} cannot divide {heads} query and {kv} key/value heads of a "
+            f"rank over {inner} context ranks; set "
+            "parallel.hierarchical_context_parallel_sizes",
             field="parallel.hierarchical_context_parallel_sizes",
         )
     return [str(inner), str(c.context_parallel_size // inner)]
@@ -230,7 +231,7 @@ def num_shard_groups(setup: TrainingSetup) -> int | None:
         return None
     if c.zero_stage >= 2:
         raise UnsupportedError(
-            f"{words.TOOL} shards over part of the replicas with zero_stage 1 alone",
+            f"{words.TOOL} shards over part of the replicas with zero_stage 1 only",
             field="parallel.zero_stage",
         )
     return c.data_parallel_size // c.data_parallel_shard_size
@@ -260,7 +261,8 @@ def recomputation_flags(recompute: Recompute) -> Values:
         }
     if recompute.granularity != "full":
         raise UnsupportedError(
-            f"{words.TOOL} has no recomputation {recompute.granularity}", field="parallel.recompute"
+            f"{words.TOOL} does not support parallel.recompute {recompute.granularity}",
+            field="parallel.recompute",
         )
     whole = recompute.method is None or (
         recompute.method == "block" and recompute.num_layers is None
@@ -276,7 +278,10 @@ def recomputation_flags(recompute: Recompute) -> Values:
 def _training_flags(setup: TrainingSetup) -> Values:
     w = setup.workload
     if w.cross_entropy == "chunked":
-        raise UnsupportedError(f"{words.TOOL} has no chunked loss", field="training.cross_entropy")
+        raise UnsupportedError(
+            f"{words.TOOL} does not support training.cross_entropy chunked",
+            field="training.cross_entropy",
+        )
     gradients = w.gradient_precision or "fp32"
     if gradients not in ("fp32", "bf16"):
         raise UnsupportedError(
@@ -286,13 +291,13 @@ def _training_flags(setup: TrainingSetup) -> Values:
     computed = w.precision if w.precision in ("fp16", "fp32") else "bf16"
     if w.parameter_precision not in (None, "fp8", computed):
         raise UnsupportedError(
-            f"{words.TOOL} keeps parameters as they are computed with, or in fp8",
+            f"{words.TOOL} stores parameters in the matmul precision or in fp8",
             field="training.parameter_precision",
         )
     first, second, master, aware = state_precisions(w)
     if master not in ("fp32", "fp16"):
         raise UnsupportedError(
-            f"{words.TOOL} has no flag for a master copy of {master}",
+            f"{words.TOOL} has no flag for training.master_precision {master}",
             field="training.master_precision",
         )
     offloaded = w.offload == "optimizer"
@@ -350,10 +355,9 @@ def fused_loss_kind(setup: TrainingSetup) -> str | None:
         return None
     if is_at_least(workload.framework_version or LATEST, since=LOOP_REFUSES_IN_PLACE_LOSS):
         raise UnsupportedError(
-            f"{words.TOOL}'s training loop refuses --cross-entropy-fusion-impl te since Megatron "
-            "Core 0.18.2 (NeMo "
-            "26.06.01); set training.cross_entropy to fused, or export to nemo, whose recipes use "
-            "it",
+            f"{words.TOOL}'s training loop rejects --cross-entropy-fusion-impl te since "
+            "Megatron Core 0.18.2 (NeMo 26.06.01); set training.cross_entropy to "
+            "fused, or export to nemo, whose recipes use it",
             field="training.cross_entropy",
         )
     return str(setup.switches["cross_entropy_fusion_impl"])
@@ -369,15 +373,15 @@ def num_offloaded_layers(setup: TrainingSetup) -> int:
     offloaded = round((setup.workload.offload_fraction or 1.0) * layers)
     if offloaded >= layers:
         raise UnsupportedError(
-            "Megatron Core offloads the activations of fewer than all layers: set "
-            "training.offload_fraction to at most "
-            f"{(layers - 1) / layers:.4g} ({layers - 1} of {layers})",
+            "Megatron Core cannot offload the activations of all layers; set "
+            f"training.offload_fraction to at most {(layers - 1) / layers:.4g} "
+            f"({layers - 1} of {layers})",
             field="training.offload_fraction",
         )
     if setup.parallel.pipeline_parallel_size > 1 or setup.recompute.granularity != "none":
         raise UnsupportedError(
-            "Megatron Core offloads activations without a pipeline and without recomputation; "
-            "choose one of them",
+            "Megatron Core does not offload activations with pipeline parallelism or "
+            "recomputation; remove training.offload or those",
             field="training.offload",
         )
     return offloaded
@@ -418,10 +422,9 @@ def _overlap_flags(setup: TrainingSetup) -> Values:
         and not is_at_least(release, since=since)
     ):
         raise UnsupportedError(
-            f"Megatron Core {'.'.join(map(str, since['core']))} is the first to overlap data "
-            "parallelism with muon; set "
-            "training.overlap.data_parallel to false, or training.framework_version to that "
-            "release or a later one",
+            "Megatron Core overlaps data parallelism with muon since "
+            f"{'.'.join(map(str, since['core']))}; set training.overlap.data_parallel "
+            "to false, or training.framework_version to that release or later",
             field="training.overlap.data_parallel",
         )
     names = (
@@ -538,7 +541,7 @@ def yaml_content(setup: TrainingSetup) -> dict[str, Any]:
     """
     if not setup.model.is_uniform:
         raise UnsupportedError(
-            "a file for --yaml-cfg says no layers that differ; choose megatron-lm",
+            "--yaml-cfg cannot describe layers of different kinds; choose megatron-lm",
             field="model.blocks",
         )
     options = flags(setup)

@@ -175,7 +175,7 @@ def _select_preset(settings: Mapping[str, Setting], source: Source, reading: Rea
     ):
         if not value:
             raise InputError(
-                f"nothing says --{option}, by which a preset is chosen",
+                f"--{option} is missing, which selects a preset",
                 field=f"--{option}",
                 code="missing_field",
             )
@@ -187,8 +187,8 @@ def _select_preset(settings: Mapping[str, Setting], source: Source, reading: Rea
     if release is None:
         newest = f"megatron-bridge-{rows[-1].releases[-1]}"
         raise InputError(
-            "presets differ by release, which no container image here names; add --set "
-            f"training.recipe={newest}",
+            "presets differ by release, and the container image does not name one; add "
+            f"--set training.recipe={newest}",
             field="training.recipe",
             code="missing_field",
         )
@@ -224,7 +224,7 @@ def _select_variant(rows: list[Preset], named: str, reading: Reading) -> Preset:
     chosen = next((each for each in order if each in known), None)
     if chosen is None:
         raise UnsupportedError(
-            f"--config_variant {named}: there is {', '.join(sorted(known))}",
+            f"--config_variant {named} does not exist; choose {', '.join(sorted(known))}",
             field="--config_variant",
         )
     rows = [row for row in rows if row.variant == chosen]
@@ -233,7 +233,7 @@ def _select_variant(rows: list[Preset], named: str, reading: Reading) -> Preset:
         return (own or rows)[0]
     sizes = ", ".join(sorted({str(row.num_gpus) for row in rows}))
     raise UnsupportedError(
-        f"--num_gpus {reading.num_gpus or ''}: there are presets for {sizes} GPUs",
+        f"--num_gpus {reading.num_gpus or ''}: there are presets for {sizes} GPUs only",
         field="--num_gpus",
     )
 
@@ -264,7 +264,7 @@ def _read_preset(
     ):
         section, _, name = key.partition(".")
         if name not in content.get(section, {}):
-            reading.lack(field, "the preset's own is not known; add", example="...")
+            reading.lack(field, "the preset's own value is unknown; add", example="...")
     read_content(content, source=source, reading=reading)
     said = _decided_fields(content)
     query = reading.query

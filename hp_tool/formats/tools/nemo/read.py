@@ -71,7 +71,9 @@ def read(source: Source, reading: Reading) -> None:
     elif words := parse_override_list(source.text):
         _read_overrides(with_overrides({}, words, reading=reading), source=source, reading=reading)
     else:
-        raise InputError("neither a file of keys nor overrides of a recipe", field="format")
+        raise InputError(
+            "this is neither a file of keys nor a list of recipe overrides", field="format"
+        )
 
 
 def with_overrides(
@@ -81,7 +83,7 @@ def with_overrides(
     overrides = [parse_override(word) for word in words]
     for override in overrides:
         if override.deletes:
-            reading.refuse(f"~{override.key}: deletes a key, which is not read")
+            reading.refuse(f"~{override.key}: deleting a key is not supported")
     return apply_overrides(content, (override for override in overrides if not override.deletes))
 
 
@@ -119,7 +121,7 @@ def _read_overrides(content: dict[str, Any], *, source: Source, reading: Reading
     for key, field in _DECIDED_FIELDS.items():
         section, _, name = key.rpartition(".")
         if name not in (_section(content, section) if section else content):
-            reading.lack(field, f"{key} is the recipe's, which overrides do not name; add")
+            reading.lack(field, f"{key} comes from the recipe, which overrides do not name; add")
     fields = {read_setting.field for read_setting in reading.read}
     for name in ("dropout", "cross_entropy"):
         if f"training.{name}" not in fields:
@@ -139,8 +141,8 @@ def reject_shape_overrides(
         same = name == "num_layers" and str(value) == str(num_layers)
         if shapes and not same and hyphenated(f"model.{name}") not in spared:
             reading.refuse(
-                f"model.{name} {value}: changes the recipe's model; import the YAML file that the "
-                "run saves"
+                f"model.{name} {value} changes the recipe's model; import the YAML file "
+                "that the run saves"
             )
 
 
@@ -179,7 +181,7 @@ def read_content(content: Mapping[str, Any], *, source: Source, reading: Reading
     if provider and provider not in _PLAIN_PROVIDERS and unsaid:
         reading.lack(
             "model",
-            f"{provider} decides {', '.join(unsaid)}, which the file does not say; add",
+            f"{provider} sets {', '.join(unsaid)}, which the file omits; add",
             example="NAME",
         )
     low_rank = str(adapters.get("_target_", "")).endswith(".LoRA")
@@ -230,8 +232,8 @@ def _read_adapters(leaves: Iterable[Setting], *, reading: Reading) -> None:
     targets = words("target-modules", ())
     if any("*" in name for name in targets):
         reading.refuse(
-            f"peft.target_modules {', '.join(targets)}: adapters on some of the layers are not "
-            "modelled"
+            f"peft.target_modules {', '.join(targets)}: adapters on some layers only "
+            "are not supported"
         )
     lora: dict[str, Any] = {"rank": parse_whole_number(words("dim", ("32",))[0], "peft.dim")}
     lora |= {"target_modules": list(targets)} if targets else {}

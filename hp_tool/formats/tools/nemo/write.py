@@ -98,10 +98,13 @@ def overrides(setup: TrainingSetup) -> dict[str, str]:
     )
     w, c, granularity = setup.workload, setup.parallel, setup.recompute.granularity
     if w.loss == "chunked":
-        raise UnsupportedError(f"{TOOL} has no chunked loss", field="training.cross_entropy")
+        raise UnsupportedError(
+            f"{TOOL} does not support training.cross_entropy chunked",
+            field="training.cross_entropy",
+        )
     if granularity not in ("none", "selective", "full"):
         raise UnsupportedError(
-            f"{TOOL} has no recomputation {granularity}", field="parallel.recompute"
+            f"{TOOL} does not support parallel.recompute {granularity}", field="parallel.recompute"
         )
     hidden, chunks = w.overlap or OverlapSpec(), c.virtual_pipeline_parallel_size
     for name in ("context_parallel", "expert_parallel"):
@@ -222,12 +225,14 @@ def _precision_fields(w: TrainingWorkload) -> dict[str, str]:
     """
     kind = f"{w.precision} {w.fp8_recipe or 'delayed'}" if w.precision == "fp8" else w.precision
     if kind not in _RECIPES:
-        raise UnsupportedError(f"{TOOL} has no recipe for {kind}", field="training.precision")
+        raise UnsupportedError(
+            f"{TOOL} has no precision recipe for {kind}", field="training.precision"
+        )
     name, fields = _RECIPES[kind]
     computed = "fp16" if kind == "fp16" else "bf16"
     if w.parameter_precision not in (None, computed, *(("fp8",) if "fp8" in fields else ())):
         raise UnsupportedError(
-            f"{TOOL}'s recipe for {kind} does not keep parameters in {w.parameter_precision}",
+            f"{TOOL}'s recipe for {kind} does not store parameters in {w.parameter_precision}",
             field="training.parameter_precision",
         )
     gradients, narrow = w.gradient_precision or "fp32", w.parameter_precision == "fp8"
@@ -265,7 +270,7 @@ def _adapter_fields(w: TrainingWorkload) -> Values:
     computed = "fp16" if w.precision == "fp16" else "bf16"
     if w.frozen_precision not in (None, computed):
         raise UnsupportedError(
-            f"{TOOL} keeps frozen weights in {computed}, not {w.frozen_precision}",
+            f"{TOOL} stores frozen weights in {computed}, not {w.frozen_precision}",
             field="training.frozen_precision",
         )
     names = dict.fromkeys(
@@ -275,9 +280,9 @@ def _adapter_fields(w: TrainingWorkload) -> Values:
         names
     ):
         raise UnsupportedError(
-            f"{TOOL}'s LoRA has one adapter on a fused matrix, none on {', '.join(sorted(parts))}; "
-            "set "
-            f"training.lora.target_modules to some of {', '.join(DEFAULT_TARGETS)}",
+            f"{TOOL}'s LoRA puts one adapter on a fused matrix and none on "
+            f"{', '.join(sorted(parts))}; set training.lora.target_modules to some of "
+            f"{', '.join(DEFAULT_TARGETS)}",
             field="training.lora.target_modules",
         )
     return {
@@ -294,7 +299,7 @@ def _state_fields(w: TrainingWorkload) -> Values:
         return {}
     if master not in ("fp32", "fp16", "remainder"):
         raise UnsupportedError(
-            f"{TOOL} has no setting for a master copy of {master}",
+            f"{TOOL} has no setting for training.master_precision {master}",
             field="training.master_precision",
         )
     return {

@@ -151,7 +151,7 @@ def _best_of_listed_values(query: Query, *, keep: int, calibrations: Calibration
     if count > MAX_TRAININGS:
         field = f"training.{next(iter(choices))}"
         raise InputError(
-            f"the lists under training span {count} trainings; at most {MAX_TRAININGS} are ranked",
+            f"the lists under training have {count} combinations; the maximum is {MAX_TRAININGS}",
             field=field,
         )
     queries, parts = [], []
