@@ -65,9 +65,11 @@ def export(
         typer.Option(
             "--for",
             metavar="FORMAT",
-            help="Rank again among what this format's tool runs, and say what that costs.",
+            help="Rank again among the layouts that this format's tool supports, and report the "
+            "slowdown.",
         ),
     ] = None,
+    settings: queries.Setting = None,
     as_json: queries.JsonOption = False,
 ) -> None:
     """Print the configuration as another tool's flags or file; an option that the tool lacks is an
@@ -75,12 +77,21 @@ def export(
     """
     from hp_tool.formats.exchange import export_configuration, export_for_tool
     from hp_tool.questions import schema
+    from hp_tool.questions.configuration import Configuration
 
     if tool is not None and format is not None:
         raise InputError(
             "--format writes the result, --for ranks again: choose one of them", field="--format"
         )
     content = _search_result(result) or queries.read_mapping(result)
+    if changes := queries.query_overrides({}, settings):
+        if tool is None and "kind" not in content:  # the row's layout, as a query
+            chosen_row = Configuration.read(content, rank=rank, parse=schema.parse_own_query)
+            content, rank = chosen_row.mapping(), 1
+        query = content if "kind" in content else content.get("query")
+        if not isinstance(query, dict):
+            raise InputError("--set requires a query, or a result with its query", field="--set")
+        schema.set_paths(query, changes)
     if tool is None:
         chosen = export_configuration(
             result=content, format=format, rank=rank, read=schema.parse_own_query

@@ -11,6 +11,7 @@ from typing import Any
 from hp_tool import catalog
 from hp_tool.catalog.library import stored_precision
 from hp_tool.errors import InputError, UnsupportedError
+from hp_tool.formats.launch import Launch
 from hp_tool.formats.megatron_names import config_file_settings, file_settings
 from hp_tool.formats.reading import (
     Ignored,
@@ -123,7 +124,7 @@ def command_reader(engine: str) -> Callable[[Source, Reading], None]:
             own = _drop_transfer_options(own, reading)
         read_command(
             [
-                *_environment_settings(source, engine=engine),
+                *_environment_settings(source, launch, engine=engine),
                 *_config_file_settings(settings, script, reading, engine=engine),
                 *own,
             ],
@@ -146,19 +147,36 @@ _TRANSFER_OPTIONS = ("kv-transfer-config", "disaggregation-")
 """Options that send caches between pools, which disaggregated queries imply."""
 
 
-def _environment_settings(source: Source, *, engine: str) -> list[Setting]:
-    """Return the container's variables that the engine reads, as settings."""
+def _environment_settings(source: Source, launch: Launch, *, engine: str) -> list[Setting]:
+    """Return the variables of the container and of the script that the engine reads, as
+    settings.
+    """
     begin = _VARIABLE_PREFIXES[engine]
+    exported = [
+        Setting(
+            name=hyphenated(name),
+            written=name,
+            values=(word.text,),
+            unknown=word.unknown,
+            line=word.line,
+        )
+        for name, word in launch.environment.items()
+        if name.startswith(begin) and name not in source.environment
+    ]
     known = [
         Setting(name=hyphenated(name), written=name, values=(value,))
         for name, value in source.environment.items()
         if name.startswith(begin)
     ]
-    return known + [
-        Setting(name=hyphenated(name), written=name, unknown=(f"${name}",))
-        for name in source.unset
-        if name.startswith(begin)
-    ]
+    return (
+        exported
+        + known
+        + [
+            Setting(name=hyphenated(name), written=name, unknown=(f"${name}",))
+            for name in source.unset
+            if name.startswith(begin)
+        ]
+    )
 
 
 def _drop_transfer_options(settings: Iterable[Setting], reading: Reading) -> list[Setting]:

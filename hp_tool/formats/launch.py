@@ -4,7 +4,8 @@ arguments.
 
 import itertools
 import re
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 from typing import NamedTuple
 
@@ -116,6 +117,8 @@ class Launch:
     counts: dict[str, "Count"]
     """Numbers of processes: nodes, per_node, tasks, all."""
     line: int
+    environment: Mapping[str, Word] = field(default_factory=dict)
+    """Variables set for the command: by `export`, NAME=VALUE before it, `env`, or docker's -e."""
 
 
 def find_launch(script: Script, *, reading: Reading) -> Launch | None:
@@ -209,7 +212,14 @@ def _parse_launch(command: Command) -> Launch | None:
         launchers=launchers,
         counts=_read_counts(words[:start]),
         line=command.line,
+        environment={**command.environment, **_assigned_variables(words[:start])},
     )
+
+
+def _assigned_variables(words: list[Word]) -> dict[str, Word]:
+    """Return the NAME=VALUE words before a program, as in `env` and `docker run -e`."""
+    matches = ((word, re.fullmatch(r"([A-Za-z_]\w*)=(.*)", word.text)) for word in words)
+    return {match[1]: word._replace(text=match[2]) for word, match in matches if match}
 
 
 def _program_index(texts: list[str], names: list[str]) -> int | None:

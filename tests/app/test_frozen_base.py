@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from hp_tool.domain.result import Estimate
+from hp_tool.errors import UnsupportedError
 from hp_tool.formats.exchange import read_query
 from hp_tool.formats.exchange.export import export
 from hp_tool.questions import schema
@@ -106,3 +107,10 @@ def test_trl_loads_the_base_in_32_bits_unless_it_is_told_otherwise(
         SCRIPT + options, overrides={"cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8}}
     )
     assert read["training"].get("parameter_precision") == stored
+
+
+@pytest.mark.parametrize("framework", ["hf-trainer", "torch-fsdp", "llama-factory"])
+def test_a_precision_that_the_framework_does_not_store_is_refused(framework: str) -> None:
+    asked = schema.parse_query(query(framework, frozen_precision="fp8"))
+    with pytest.raises(UnsupportedError, match="use bf16 or nf4"):
+        estimate(query=asked)

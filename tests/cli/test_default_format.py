@@ -116,3 +116,19 @@ def test_a_layout_that_nobody_measured_is_told_by_what_differs() -> None:
     assert faster_words(faster, than=best) == (
         f"Not validated, 1.1% faster than rank 1: {name} all_gather, which no published run has"
     )
+
+
+def test_set_changes_the_exported_query_and_result(entry_point: Run, tmp_path: Path) -> None:
+    file = tmp_path / "query.json"
+    layout = {"parallel": {"tensor_parallel_size": 2, "micro_batch_size": 1}}
+    file.write_text(json.dumps(QUERY | layout))
+    options = ("--set", "training.global_batch_size=32", "--set", "parallel.zero_stage=0")
+    shown = entry_point("export", str(file), "--format", "megatron-lm", *options)
+    assert shown.returncode == 0, shown.stderr
+    assert "--global-batch-size 32" in shown.stdout
+    assert "--use-distributed-optimizer" not in shown.stdout
+    file.write_text(entry_point("estimate", str(file), "--json").stdout)
+    again = entry_point("export", str(file), *options)
+    assert "--global-batch-size 32" in again.stdout and again.returncode == 0, again.stderr
+    assert "--tensor-model-parallel-size 2" in again.stdout
+    assert "--use-distributed-optimizer" not in again.stdout

@@ -226,3 +226,25 @@ def test_what_tensorrt_llms_options_say_beyond_is_refused_by_name() -> None:
         UnsupportedError, match=r"--extra_llm_api_options extra\.yml: file not found"
     ):
         read_query(command, overrides=LOAD)
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "export VLLM_PP_LAYER_PARTITION=10,12\nvllm serve qwen3-32b -pp 2",
+        "VLLM_PP_LAYER_PARTITION=10,12 vllm serve qwen3-32b -pp 2",
+        "env VLLM_PP_LAYER_PARTITION=10,12 vllm serve qwen3-32b -pp 2",
+        "docker run -e VLLM_PP_LAYER_PARTITION=10,12 image vllm serve qwen3-32b -pp 2",
+    ],
+)
+def test_variables_of_a_script_are_read(script: str) -> None:
+    with pytest.raises(UnsupportedError, match="VLLM_PP_LAYER_PARTITION"):
+        read_query(script, num_gpus=2, overrides=LOAD)
+
+
+def test_variables_that_a_script_does_not_export_are_not_read() -> None:
+    assigned = "VLLM_PP_LAYER_PARTITION=10,12\nvllm serve qwen3-32b -pp 2"
+    other = "VLLM_PP_LAYER_PARTITION=10,12 ls\nvllm serve qwen3-32b -pp 2"
+    for script in (assigned, other):
+        found = read_query(script, num_gpus=2, overrides=LOAD)
+        assert found["parallel"]["pipeline_parallel_size"] == 2

@@ -89,8 +89,8 @@ def test_a_variable_that_nothing_here_sets_is_named() -> None:
 @pytest.mark.parametrize(
     ("name", "value", "word"),
     [
-        ("VLLM_USE_V1", "0", "VLLM_USE_V1: a variable that switches off"),
-        ("VLLM_PP_LAYER_PARTITION", "10,12", "VLLM_PP_LAYER_PARTITION: a variable"),
+        ("VLLM_USE_V1", "0", "VLLM_USE_V1: this variable is not supported"),
+        ("VLLM_PP_LAYER_PARTITION", "10,12", "VLLM_PP_LAYER_PARTITION: this variable"),
         ("VLLM_OF_MY_OWN", "1", "VLLM_OF_MY_OWN 1 is not known to vllm"),
     ],
 )

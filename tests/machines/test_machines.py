@@ -233,9 +233,9 @@ def test_other_questions_are_of_one_machine() -> None:
     assert (refused.value.code, refused.value.field) == ("several_machines", "cluster")
     with pytest.raises(InputError, match="num_gpus"):
         ranked([{"gpu": H100}])
-    with pytest.raises(NotFoundError, match="no gpu is called"):
+    with pytest.raises(NotFoundError, match="unknown gpu"):
         ranked([{"gpu": "h1000", "num_gpus": 8}, {"gpu": "h1001", "num_gpus": 8}])
-    with pytest.raises(NotFoundError, match="no gpu is called"):
+    with pytest.raises(NotFoundError, match="unknown gpu"):
         ranked([OWN, {"gpu": "h1000", "num_gpus": 8}])
     with pytest.raises(NotFoundError, match="nosuch"):
         ranked(["nosuch", OWN])

@@ -301,7 +301,7 @@ def test_an_agent_with_a_key_drives_every_tool_over_http(store: SqlStore) -> Non
             ] == "cancelled"
             tools = {tool.name for tool in (await ada.client.list_tools()).tools}
             assert ada.called == tools
-            assert "nothing that is read" in await ada.refused(
+            assert "no supported format" in await ada.refused(
                 "import_config", run={"command": __file__}
             )  # no path here
         async with agent(token(Scope.READ)) as reader:
@@ -432,8 +432,8 @@ def test_an_agent_reads_which_argument_is_wrong() -> None:
             "cluster.gpu; add gpu h200-nvl-141gb (the file speaks of h200)",
         ),
         ("torchrun --nproc-per-node $N pretrain_gpt.py --bf16", "(variables N=...); add num_gpus"),
-        ("source more.sh\ntorchrun pretrain_gpt.py --bf16", "give it with files"),
-        ("torchrun pretrain_gpt.py --bf16 --odd 1", "(ignore NAME passes over"),
+        ("source more.sh\ntorchrun pretrain_gpt.py --bf16", "pass it with files"),
+        ("torchrun pretrain_gpt.py --bf16 --odd 1", "(ignore NAME skips"),
     ],
 )
 def test_an_agent_reads_what_an_import_lacks_as_arguments(command: str, words: str) -> None:

@@ -179,4 +179,6 @@ def test_what_belongs_to_training_is_refused_by_name(changes: dict[str, Any], fi
     with pytest.raises(InputError) as refused:
         hp_tool.recommend(ask(**changes))
     assert refused.value.field == field
-    assert "leave it out" in refused.value.message or "belongs to training" in refused.value.message
+    assert (
+        "remove it" in refused.value.message or "for training queries only" in refused.value.message
+    )

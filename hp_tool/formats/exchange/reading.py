@@ -290,8 +290,8 @@ def _refusal_error(reading: Reading) -> ImportRefusedError:
         listed = "; ".join(refused[:MAX_NAMED])
         more = f"; and {len(refused) - MAX_NAMED} more" if len(refused) > MAX_NAMED else ""
         parts.append(
-            f"not read: {listed}{more} (--ignore NAME passes over what costs neither time nor "
-            "memory)"
+            f"not read: {listed}{more} (--ignore NAME skips a setting that affects neither "
+            "time nor memory)"
         )
     if reading.missing:
         parts.append(

@@ -133,8 +133,9 @@ class _Runner(Statements):
                 continue
             elif child.type != "comment" and not child.type.endswith("redirect"):
                 words += self.filler.words(child)
+        self.assigned = tuple(own)
         done = self._called(words, node) if words else True
-        self.stdin = None
+        self.stdin, self.assigned = None, ()
         if words:
             for name, old in own.items():
                 self.filler.variables.pop(name, None)
@@ -178,7 +179,12 @@ class _Runner(Statements):
                 return True
         if len(self.commands) < MAX_COMMANDS:
             shown = tuple(self.filler.shown(word) for word in (*self.prefix, *words))
-            self.commands.append(Command(shown, self.filler.line(node)))
+            environment = {
+                name: self.filler.shown(scalar_value(self.filler.variables[name]))
+                for name in (*sorted(self.exported), *self.assigned)
+                if name in self.filler.variables
+            }
+            self.commands.append(Command(shown, self.filler.line(node), environment=environment))
         return True
 
     def _shell(self, after: list[Word], *, before: list[Word], node: Node) -> bool:

@@ -9,8 +9,8 @@ import contextlib
 import fnmatch
 import functools
 import re
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
@@ -47,6 +47,8 @@ class Command:
     line: int
     stdin: str | None = None
     """Text of its heredoc."""
+    environment: Mapping[str, Word] = field(default_factory=dict)
+    """Variables that the script exports or assigns for this command."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,10 @@ class Statements:
     stdin: str | None = None
     """Text of a heredoc or a here-string for the interpreted command."""
     locals_: list[dict[str, Value | None]] = field(default_factory=list)
+    exported: set[str] = field(default_factory=set)
+    """Names of exported variables."""
+    assigned: tuple[str, ...] = ()
+    """Names of the variables assigned before the interpreted command."""
     undecided: str = ""
     """The last condition that can only be known by running."""
     ends: int = 0
@@ -375,6 +381,8 @@ class Statements:
             if child.type not in ("variable_assignment", "variable_name"):
                 continue
             name = re.split(r"\+?=|\[", source_text(child), maxsplit=1)[0]
+            if node.children[0].type == "export":
+                self.exported.add(name)
             if local and self.locals_ and name not in self.locals_[-1]:
                 self.locals_[-1][name] = self.filler.variables.get(name)
             if keyed and not isinstance(self.filler.variables.get(name), dict):
@@ -429,9 +437,8 @@ class Statements:
             elif names[-1] in SHELLS or names[0] == "sbatch":
                 self._nested(stdin, command.words, line=command.line)
             else:
-                self.commands.append(
-                    Command(command.words, command.line, self.filler.shown(Word(stdin)).text)
-                )
+                text = self.filler.shown(Word(stdin)).text
+                self.commands.append(replace(command, stdin=text))
         for child in node.children:
             if child.type == "heredoc_redirect":
                 self.statements([each for each in child.children if each.type == "pipeline"])

@@ -343,6 +343,13 @@ def _check_adapters(model: ModelSpec, workload: TrainingWorkload) -> None:
                 field="training.frozen_precision",
             )
         return
+    supported = framework_facts(workload.framework).frozen_precisions
+    if workload.frozen_precision in ("fp8", "nf4") and workload.frozen_precision not in supported:
+        raise UnsupportedError(
+            f"{workload.framework} does not store frozen weights in {workload.frozen_precision}; "
+            f"use {' or '.join(('bf16', *supported))}",
+            field="training.frozen_precision",
+        )
     if workload.reliability is not None:
         raise UnsupportedError(
             "Goodput with adapters is not supported, because their checkpoints are not "
