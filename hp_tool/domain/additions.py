@@ -1,4 +1,4 @@
-"""What an answer shows beside its ranking."""
+"""Additions to the ranking of an answer."""
 
 from dataclasses import dataclass
 
@@ -10,9 +10,7 @@ from hp_tool.domain.serving import PoolRecommendation, ServingRecommendation
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerAdditions:
-    """What an answer shows beside its ranking, as `RecommendAnswer` describes it; None unless asked
-    for.
-    """
+    """Additions to a ranking, described in `RecommendAnswer`; None unless requested."""
 
     pareto: tuple[Recommendation, ...] | None = None
     throughput_front: tuple[ServingRecommendation, ...] | None = None

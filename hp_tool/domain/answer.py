@@ -11,21 +11,21 @@ BaselineSource = Literal["search.baseline", "first run"]
 GainSource = Literal["search.baseline", "first run", "slowest run"]
 VerdictState = Literal["use", "keep", "tied", "repeat", "unmeasured"]
 WIDE_INTERVAL_RATIO = 2.0
-"""Upper over lower bound of a 90% interval from which one run leaves a step time open."""
+"""Ratio of the bounds of a 90% interval from which one run does not settle a step time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Repeats:
-    """The runs of one configuration that tell its step time: whole ones that worked, or the reduced
-    one that counts. Of serving the time is that of a request under the whole load, with penalties
+    """Runs of one configuration that determine its step time: successful complete runs, or the
+    decisive reduced run. For serving, the time of a request under the whole load, with penalties
     for missed targets.
     """
 
     run_id: str
     """The run that counts."""
     step_s: float
-    """Its step time. A repeat takes twice the steps, and was not picked for having been fast, so it
-    counts for both.
+    """Step time. A repeat runs twice the steps and was not selected for being fast, so it counts
+    for both.
     """
     num_runs: int
     low_s: float
@@ -37,7 +37,7 @@ class Repeats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Baseline:
-    """What the answer is compared with."""
+    """The configuration that the answer is compared with."""
 
     parallel: ParallelConfig
     source: BaselineSource
@@ -55,23 +55,23 @@ class Baseline:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gain:
-    """What the answer wins over another configuration."""
+    """Speedup of the answer over another configuration."""
 
     against: GainSource
     factor: float
     """The other's seconds by the answer's: of a step, of serving of a request."""
     interval: tuple[float, float]
-    """90 %; 1 in it: the two cannot be told apart."""
+    """90% interval; if it contains 1, the difference may be noise."""
     source: Literal["measured", "predicted"] = "predicted"
     """measured: both ran as a whole, and the factor is that of what was measured. predicted: by the
     estimates that chose it.
     """
     noise_from: Literal["repeats", "assumed"] | None = None
-    """Where the interval of a measured gain comes from: how far repeats of this search's runs
-    differ, or how far those of such devices usually do; None of a predicted one.
+    """Source of a measured gain's interval: repeats of this search's runs, or typical repeats on
+    such devices; None for a predicted gain.
     """
     noise_fraction: float | None = None
-    """How far two runs of one configuration differ (standard deviation of the logarithm); None of a
+    """Standard deviation of the logarithm between two runs of one configuration; None for a
     predicted gain.
     """
 
@@ -83,12 +83,12 @@ class Gain:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What a search decides. Titles, warnings and reasons to stop are read from it."""
+    """Decision of a search, from which titles, warnings and stop reasons are derived."""
 
     state: VerdictState
-    """use: the answer is clearly the best. keep: nothing is clearly better than the query's
-    baseline. tied: others may be as fast. repeat: one run does not settle its time. unmeasured: it
-    did not run.
+    """use: the answer is clearly the best. keep: no configuration is clearly better than the
+    query's baseline. tied: others may be as fast. repeat: one run does not determine the step time.
+    unmeasured: it did not run.
     """
     parallel: ParallelConfig | ServingConfig
     """The configuration to run: the baseline's under `keep`, else the answer's."""
@@ -96,7 +96,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Foreseen:
-    """What was predicted of a configuration before it ran, beside what its run measured."""
+    """Prediction of a configuration before its run, and the run's measurement."""
 
     step_s: float
     step_s_interval: tuple[float, float]
@@ -109,7 +109,7 @@ class Foreseen:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What a search recommends. Every page, command and client states these figures."""
+    """Recommendation of a search; every page, command and client shows these figures."""
 
     parallel: ParallelConfig
     step_s: float
@@ -122,41 +122,41 @@ class Answer:
     measured: Repeats | None
     """Its own runs; None if it never ran."""
     outside: bool
-    """Its measured step time lies outside `calibrated_step_s_interval`."""
+    """Whether the measured step time is outside `calibrated_step_s_interval`."""
     as_good: int
-    """Other configurations whose step time cannot be told apart from this one's."""
+    """Other configurations with a step time that does not differ significantly."""
     free_memory_bytes: float
     """Of the device on its fullest rank."""
     out_of_memory_probability: float
     baseline: Baseline | None
     gain: Gain | None = None
-    """Over the baseline; None without one."""
+    """Gain over the baseline; None without a baseline."""
     gains: tuple[Gain, ...] = ()
     """`gain`, then those over the first configuration that ran, unless that is `gain`, and over the
     slowest.
     """
     clearly_better: bool | None = None
-    """Whether the gain's interval lies above 1; None without a gain."""
+    """Whether the gain's interval is above 1; None without a gain."""
     verdict: Verdict | None = None
     """None in results that were stored before there were verdicts."""
     foreseen: Foreseen | None = None
-    """What was predicted of it before its first run; None where no run of it as a whole worked."""
+    """Prediction before its first run; None without a successful complete run."""
     calibrated_step_s_interval: tuple[float, float] | None = None
-    """90 %, where the calibration by all runs puts its step time."""
+    """90% interval of the step time after calibration with all runs."""
     set: ChosenValues = field(default_factory=dict)
-    """Values of the query that the search chose beside `parallel`, by path; its runs and the
-    baseline have them too.
+    """Query values that the search chose besides `parallel`, by path; its runs and the baseline
+    have the same values.
     """
 
     @property
     def objective_s(self) -> float:
-        """What the search minimises."""
+        """Quantity that the search minimises, in seconds."""
         return self.step_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingBaseline:
-    """What the answer of a serving search is compared with."""
+    """The configuration that the answer of a serving search is compared with."""
 
     parallel: ServingConfig
     source: BaselineSource
@@ -172,8 +172,8 @@ class ServingBaseline:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingAnswer:
-    """What a search of kind inference recommends, under the whole load. Every page, command and
-    client states these figures.
+    """Recommendation of a serving search under the whole load; every page, command and client shows
+    these figures.
     """
 
     parallel: ServingConfig
@@ -185,7 +185,7 @@ class ServingAnswer:
     request_latency_s: float
     output_tokens_per_second_per_gpu: float
     users: int | None
-    """People who keep up the load, each with one request at a time."""
+    """Users that produce the load, each with one request at a time."""
     cost_per_million_output_tokens: float | None
     """US dollars; None without a price."""
     source: Literal["measured", "calibrated", "predicted"]
@@ -194,22 +194,22 @@ class ServingAnswer:
     measured: Repeats | None
     """Its own runs; None if it never ran."""
     as_good: int
-    """Other configurations whose request latency cannot be told apart from this one's."""
+    """Other configurations with a request latency that does not differ significantly."""
     baseline: ServingBaseline | None
     gain: Gain | None = None
-    """Over the baseline; None without one."""
+    """Gain over the baseline; None without a baseline."""
     gains: tuple[Gain, ...] = ()
     """`gain`, then those over the first deployment that ran, unless that is `gain`, and over the
     slowest.
     """
     clearly_better: bool | None = None
-    """Whether the gain's interval lies above 1; None without a gain."""
+    """Whether the gain's interval is above 1; None without a gain."""
     verdict: Verdict | None = None
     """None in results that were stored before there were verdicts."""
 
     @property
     def objective_s(self) -> float:
-        """What the search minimises."""
+        """Quantity that the search minimises, in seconds."""
         return self.request_latency_s
 
 
@@ -243,6 +243,6 @@ def _decide_state(answer: Answer | ServingAnswer) -> VerdictState:
 
 
 def is_wide(answer: Answer | ServingAnswer) -> bool:
-    """Whether the interval of a step time leaves it open."""
+    """Return whether the interval of a step time is too wide to settle it."""
     interval = answer.step_s_interval if isinstance(answer, Answer) else None
     return interval is not None and interval[1] >= WIDE_INTERVAL_RATIO * interval[0]

@@ -17,17 +17,17 @@ class Axis:
     label: str
     """Its name on pages."""
     meaning: str = ""
-    """What letters in `head` stand for."""
+    """Meaning of the letters in `head`."""
     column: str | None = None
     """Its column in a grid and its name in an address; None if it has none."""
     idle: Any = None
-    """The value of layouts that do not use it; tables leave out an axis that no layout uses. None:
+    """Value of layouts that do not use the axis; tables omit an axis that no layout uses. None:
     always shown.
     """
     kinds: tuple[Literal["training", "inference"], ...] = ("training",)
     """Kinds of queries that have it."""
     drop: int = 0
-    """How early a narrow terminal leaves it out; 0: never."""
+    """Priority with which a narrow terminal omits the column; 0: never."""
     named_in_changes: bool = True
     """A change of a layout names it; False if candidates do not carry it themselves."""
 

@@ -14,7 +14,7 @@ mamba: selective state space (arXiv 2312.00752); mamba2: state-space duality (ar
 """
 FeedForward = Literal["dense", "experts", "none"]
 RECURRENT_MIXERS: tuple[Mixer, ...] = ("gated_delta", "kimi_delta", "mamba", "mamba2")
-"""Mixers that keep a state of constant size for a sequence, and no keys and values."""
+"""Mixers with a state of constant size per sequence instead of keys and values."""
 
 _Size = Annotated[int, Interval(ge=1, le=1 << 26)]
 
@@ -26,14 +26,14 @@ class Block(Strict):
     count: Annotated[int, Interval(ge=1, le=10_000)] = 1
     """How many of them follow each other."""
     mixer: Mixer = "attention"
-    """What mixes the tokens of a sequence; none: a layer of its feed-forward alone."""
+    """Token mixer of the layer; none: the layer is only a feed-forward."""
     feed_forward: FeedForward | None = None
-    """None: experts where the model has them, else dense."""
+    """Feed-forward of the layer; None: experts if the model has them, else dense."""
     windowed: bool = False
-    """Whether its attention sees the keys of `sliding_window` alone."""
+    """Whether attention is limited to the last `sliding_window` keys."""
     indexed: bool = True
-    """Whether its attention sees only the keys that the indexer chooses, in a model that has
-    one.
+    """Whether attention is limited to the keys that the indexer selects, in a model with an
+    indexer.
     """
     shares_index: bool = False
     """Whether these are the keys that an indexer before it chose (GLM-5.2)."""

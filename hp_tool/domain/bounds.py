@@ -17,21 +17,23 @@ from hp_tool.errors import HpToolError, InputError
 
 @dataclass(slots=True, kw_only=True)
 class Bounds:
-    """The bounds of one piece of work, and how far it has come."""
+    """Limits of one request's work, and its progress."""
 
     max_combinations: int
     max_values: int
     """Longest list that an axis may be given."""
     max_yaml_bytes: int
-    """YAML takes about five seconds of a processor per megabyte, JSON a few milliseconds."""
+    """Maximum bytes of YAML, which takes about five seconds of processor time per megabyte; JSON
+    takes milliseconds.
+    """
     check: Callable[[Bounds], None]
     """Called every few milliseconds of long work; raises to end it."""
     planned: int = 0
-    """Combinations to be looked at, as far as that is known."""
+    """Announced combinations."""
     counted: int = 0
     """How many of them count against `max_combinations`."""
     questions: int = 1
-    """How many questions the work answers: it may take the processor time of so many."""
+    """Number of questions that the work answers; each has its own processor time."""
     again: bool = False
     """Whether what is announced was announced before, and counts no more."""
     done: int = 0
@@ -45,9 +47,7 @@ _CURRENT: ContextVar[Bounds | None] = ContextVar("bounds", default=None)
 
 @contextmanager
 def apply_bounds(bounds: Bounds) -> Iterator[None]:
-    """Within, work keeps to `bounds`; so does what is started from here in threads that copy the
-    context.
-    """
+    """Limit the work inside the context to `bounds`, including threads that copy the context."""
     token = _CURRENT.set(bounds)
     try:
         yield
@@ -91,7 +91,7 @@ def repeat_search() -> Iterator[None]:
 
 
 def count_combinations(*, done: int = 0) -> None:
-    """Count `done` combinations as looked at; raises where the work is to end."""
+    """Count `done` combinations; raise if the work must stop."""
     if (bounds := _CURRENT.get()) is not None:
         bounds.done += done
         bounds.check(bounds)

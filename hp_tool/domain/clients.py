@@ -13,7 +13,7 @@ class Client:
     """A benchmark client, at its own defaults."""
 
     equal_lengths: bool
-    """Whether all prompts have one length, and all answers another."""
+    """Whether all prompts have the same length, and all answers have the same length."""
     requests_each: float | None = None
     """Requests of a run for each in flight; None: as many as an engine's measured runs with equal
     lengths had.
@@ -24,7 +24,7 @@ class Client:
 
 
 DEFAULT_REQUESTS_PER_SLOT = 10.0
-"""Assumed where no client is named: what public benchmarks send for each request in flight."""
+"""Requests per request in flight if no client is named, as in public benchmarks."""
 CLIENTS = {
     "aiperf": Client(
         equal_lengths=True,

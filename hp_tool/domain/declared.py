@@ -73,7 +73,7 @@ SPLIT_FIELDS = parse_names("""
 """)
 """Sizes of `parallel` into which a model is split."""
 BLOCK_FIELDS = parse_names("blocks.count blocks.mixer blocks.feed_forward")
-"""Fields of layers that differ in mixer and feed-forward alone."""
+"""Fields of layers that differ only in mixer and feed-forward."""
 LOAD_FIELDS = parse_names("""
     input_length output_length trace concurrency request_rate_per_second think_time_s
     prefix_cache_hit_rate prefix_groups expert_imbalance
@@ -88,7 +88,7 @@ SERVER_FIELDS = parse_names("""
 
 
 QUERY_PATHS = {"cluster.kinds": "cluster.stages", "cluster.rank_order": "parallel.rank_order"}
-"""Keys of a query whose fields have another path in a resolved case."""
+"""Paths in a query of fields that have another path in a resolved case."""
 
 
 def allow_any_value(*groups: Collection[str]) -> Declared:

@@ -45,7 +45,7 @@ _NAME_RULES = (
 that matches counts.
 """
 RECOGNIZED_GPUS = frozenset(name for _, name in _NAME_RULES)
-"""GPUs of the catalogue that a driver's name tells."""
+"""Catalogue GPUs that a driver's name identifies."""
 
 
 def catalogue_gpu_name(device: str) -> str | None:

@@ -17,7 +17,7 @@ from hp_tool.domain.workload import TrainingWorkload
 
 
 def configuration_digest(*, parallel: RunConfig, fidelity: Fidelity | None = None) -> str:
-    """SHA-256 (hex) of a configuration and how much of it is run; None is the whole of it."""
+    """Return the SHA-256 (hex) of a configuration and of the part of it that runs (None: all)."""
     if isinstance(parallel, ParallelConfig) and isinstance(
         parallel.recompute, str
     ):  # a bare name is short for the mapping
@@ -59,18 +59,20 @@ def problem_digest(
 
 
 def strategy_digest(strategy: Strategy) -> str:
-    """SHA-256 (hex) of what a query's candidates have in common and their columns do not name."""
+    """Return the SHA-256 (hex) of the common settings of a query's candidates."""
     return json_digest(_without_defaults(strategy))
 
 
 def json_digest(value: Any) -> str:
-    """SHA-256 (hex) of a JSON value, whatever the order of its keys."""
+    """Return the SHA-256 (hex) of a JSON value, independent of the order of keys."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _non_default_hardware(cluster: ClusterSpec) -> list[Any]:
-    """What most clusters leave at its default, so that their digests stay as they are."""
+    """Return the cluster's values that differ from the usual ones, so that most digests stay
+    unchanged.
+    """
     names = (
         "network_topology",
         "nodes_per_leaf",
@@ -86,8 +88,8 @@ def _non_default_hardware(cluster: ClusterSpec) -> list[Any]:
 
 
 def _without_defaults(value: Any) -> Any:
-    """Only what differs from its default, so that a field added later leaves older digests as they
-    are.
+    """Return the value without fields at their default, so that new fields do not change older
+    digests.
     """
     if is_dataclass(value) and not isinstance(value, type):
         values = ((item, getattr(value, item.name)) for item in fields(value))

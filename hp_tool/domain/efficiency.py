@@ -35,7 +35,7 @@ class ThinRoofline(Roofline):
     """
 
     depth_s: float = 0.0
-    """Seconds per element of the inner dimension, through which every tile goes in steps."""
+    """Seconds per element of the inner dimension, which each tile processes in steps."""
     sharpness: float = 20.0
     cast_s: float = 0.0
     cast_passes: float = 0.0
@@ -57,9 +57,7 @@ class GroupedRoofline(Roofline):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertKernel(GroupedRoofline):
-    """The kernels that an engine's release runs on a die for routed experts of one weight
-    format.
-    """
+    """Kernels for routed experts of one weight format, of one engine release on one die."""
 
     few: GroupedRoofline | None = None
     """The kernel for passes of at most `few_tokens` tokens; None: the same for all."""
@@ -108,20 +106,20 @@ class Link(Strict):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuEfficiency(Strict):
-    """What kernels and collectives reach on one GPU, measured in isolation."""
+    """Efficiency of kernels and collectives on one GPU, measured in isolation."""
 
     gpu: str
     """Catalogue name it was measured on."""
     matmul: dict[Precision, Roofline]
-    """By input precision; one that is absent falls back on bf16's, scaled by the datasheet."""
+    """By input precision; a missing precision uses bf16's, scaled by the datasheet."""
     attention: Roofline
     """Fused attention, forward; its arithmetic and memory traffic add up instead of overlapping."""
     attention_kernels: dict[str, float] = field(default_factory=dict)
-    """By name: seconds of a kernel for fused attention, against those of the one timed."""
+    """By name: seconds of a fused attention kernel relative to the timed one."""
     memory_fraction: float
     """Share of memory bandwidth that elementwise kernels reach."""
     kernel_overhead_s: float
-    """Fixed cost of one elementwise kernel."""
+    """Fixed seconds per elementwise kernel."""
     context_bytes: float
     """Device memory outside the framework's allocator: driver context, NCCL, library workspaces."""
     nvlink: Link
@@ -136,13 +134,13 @@ class GpuEfficiency(Strict):
     `thin_matmul`, with usual launches.
     """
     mixers: dict[str, dict[str, MixerRoofline]] | None = None
-    """Serving: recurrent mixers and sparse attention (`sparse`), by kernel; None: nobody timed such
-    a kernel near this die.
+    """Serving: recurrent mixers and sparse attention (`sparse`), by kernel; None: not timed on a
+    similar die.
     """
     decode_attention: Roofline | None = None
-    """Serving: one new token a sequence over its KV cache; None: `attention`."""
+    """Serving: attention of one new token per sequence over its KV cache; None: `attention`."""
     small_all_reduce: Link | None = None
-    """Serving: the one-kernel all-reduce of up to a few MiB that engines use instead of a ring;
+    """Serving: single-kernel all-reduce for up to a few MiB, which engines use instead of a ring;
     None: the ring.
     """
     measured: bool = True
@@ -156,7 +154,7 @@ class Clocks(Strict):
     """
 
     gpu: str | None = None
-    """Card under whose power limit the shares hold; None: typical ones, for any card."""
+    """Card with the power limit of the measured fractions; None: typical values for any card."""
     share: dict[Precision, float]
     """Matmul arithmetic sustained over that at boost, by input precision."""
     fitted_on: dict[str, str]
@@ -165,13 +163,13 @@ class Clocks(Strict):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrameworkEfficiency(Strict):
-    """What a training framework adds to, or hides from, the sum of isolated kernels."""
+    """Effects of a training framework relative to the sum of isolated kernels."""
 
     framework: str
     stands_for: str | None = None
-    """A framework without constants of its own, for which these stand in."""
+    """Framework without own constants that these are used for."""
     matmul_slowdown: float = 1.0
-    """The framework's matmuls against isolated ones at the same clocks; above 1 where it calls
+    """Time of the framework's matmuls relative to isolated ones at the same clocks; above 1 for
     slower kernels.
     """
     fp32_accumulation: dict[str, float] = field(default_factory=dict)
@@ -189,7 +187,7 @@ class FrameworkEfficiency(Strict):
     query may name.
     """
     attention_slowdown: float = 1.0
-    """Fused attention in that kernel against the one timed alone (FlashAttention-2 and later), both
+    """Time of fused attention relative to the timed kernel (FlashAttention 2 or later), both
     passes.
     """
     attention_kernels: dict[str, float] = field(default_factory=dict)
@@ -203,13 +201,12 @@ class FrameworkEfficiency(Strict):
     with their matmuls, as they are inside an NVLink domain.
     """
     context_parallel_overlap: float
-    """Share of the ring's keys and values hidden behind attention, where there is enough of it."""
+    """Fraction of the ring's exchange of keys and values that long enough attention hides."""
     expert_parallel_overlap: float
     """Share of the experts' all-to-alls hidden behind the experts' matmuls."""
     expert_overhead_s: float = 0.0
-    """What one layer's dispatch of tokens takes besides kernels and links, forward and backward
-    together: the host reads how many tokens each expert got before it can launch what works on
-    them.
+    """Seconds per layer of dispatching tokens besides kernels and links, both passes: the host
+    reads the number of tokens per expert before it launches their kernels.
     """
     expert_launch_s: float = 0.0
     """Launching one kernel for one expert alone (`cost.moe.kernels_of_expert`), where grouped
@@ -233,7 +230,7 @@ class FrameworkEfficiency(Strict):
     network: Link
     """Ring collectives across nodes, per device and network port."""
     optimizer_traffic_factor: float
-    """Bytes moved by the optimizer step against one read and write of each state."""
+    """Bytes moved by the optimizer step relative to one read and write of each state."""
     step_overhead_s: float
     """Host work once a step: data loading, logging, synchronisation."""
     time_log_sd: float
@@ -260,8 +257,7 @@ class FrameworkEfficiency(Strict):
     tuning_memory_log_sd: float = 0.0
     """The same for `memory_log_sd`."""
     newest_release: str | None = None
-    """Newest of the runs that the constants saw, as the year and month of its NeMo container; later
-    ones drift.
+    """Newest release among the runs behind the constants, as year and month of its NeMo container.
     """
     yearly_gain: float = 0.0
     """By how much of a logarithm a step gets shorter with each year of the software's release; the
@@ -277,8 +273,8 @@ class FrameworkEfficiency(Strict):
     """Reserved over allocated memory, minus one."""
     fitted_on: str
     host_launch_s: float = 0.0
-    """Host: launching one kernel, with the framework's own code around it. Counts where devices are
-    done sooner.
+    """Host seconds to launch one kernel with the framework's code; counts if devices finish
+    earlier.
     """
     host_tensor_stall_s: float = 0.0
     """Host: added to a layer's launches for each rank of a tensor-parallel group that spans nodes:
@@ -295,7 +291,7 @@ class FrameworkEfficiency(Strict):
     micro_batch_log_sd: float = 0.0
     """The same of one device's passes through single micro-batches."""
     message_stall_s: float = 0.0
-    """By which each blocking message between pipeline stages is held up in jobs of more than
+    """Seconds by which a blocking message between pipeline stages is delayed in jobs of more than
     `message_stall_nodes` nodes.
     """
     message_stall_nodes: int = 0
@@ -308,7 +304,7 @@ class FrameworkEfficiency(Strict):
     saved activations and logits.
     """
     workspace_bytes: float = 0.0
-    """What libraries hold inside the framework's allocator."""
+    """Bytes that libraries allocate in the framework's allocator."""
     queued_inputs: float = 0.0
     """Inputs gathered over tensor-parallel ranks that are freed, but wait for the communication
     stream: as many as the host queues ahead of its device. A pipeline's messages make the host
@@ -346,9 +342,9 @@ class Doubts(Strict):
     scale_log_sd: float = 0.0
     """More GPUs than any had."""
     kernels_log_sd: float = 0.0
-    """A die whose kernels nobody timed."""
+    """For a die without timed kernels."""
     lora_log_sd: float = 0.0
-    """Adapters, whose runs no constant saw."""
+    """For adapters, which no run behind the constants has."""
     lora_pair_log_sd: float = 0.0
     """The same of the ratio of two configurations' step times (`pair_log_sd`)."""
     release_log_sd: float = 0.0
@@ -368,7 +364,9 @@ class Doubts(Strict):
 
     @property
     def extras(self) -> dict[str, float]:
-        """What a training's difference from measured runs adds, by dimension."""
+        """Return the additional standard deviation of each dimension in which a training differs
+        from measured runs.
+        """
         return {
             "trainer": self.trainer_log_sd,
             "die": math.hypot(self.card_log_sd, self.silicon_log_sd),
@@ -387,15 +385,15 @@ NO_DOUBTS = Doubts()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EfficiencyProfile:
-    """Constants of a die and of a framework, as the cost model takes them."""
+    """Constants of a die and of a framework, the cost model's input."""
 
     gpu: GpuEfficiency
     framework: FrameworkEfficiency
     doubts: Doubts = NO_DOUBTS
     index: Index = NO_RUNS
-    """Measured runs, which say how familiar a question is."""
+    """Measured runs that determine the familiarity of a question."""
     release_factor: float = 1.0
-    """Step time under the query's release over that under the framework's newest one."""
+    """Step time under the query's release relative to the framework's newest release."""
     release_log_sd: float = 0.0
     """Of the framework's time_log_sd, what a release that nobody named adds: all runs of a machine
     have it in common.

@@ -37,7 +37,7 @@ SGLANG_RESERVED_BYTES = 512 * MIB, 1.5 * MIB, 2.0 * MIB, 128 * MIB
 graph, for each device of a replica, which is taken as one.
 """
 VLLM_SMALL_SILICON = ("a100",)
-"""Dies that vLLM gives the defaults of small devices whatever their memory."""
+"""Dies with vLLM's defaults for small devices, independent of their memory."""
 CHUNKS_SINCE = (0, 8)
 """vLLM's release from which passes have their present limits on large devices: before it they held
 256 sequences, and a whole prompt where models know no more positions than WHOLE_PROMPTS.
@@ -107,9 +107,7 @@ def device_defaults(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineEfficiency(Strict):
-    """What an inference engine adds to isolated kernels, how it schedules, and the memory it keeps:
-    one engine, one version.
-    """
+    """Constants of one engine version: overheads over isolated kernels, scheduling, and memory."""
 
     engine: str
     version: str
@@ -118,16 +116,16 @@ class EngineEfficiency(Strict):
     decoding.
     """
     matmul_slowdown: float
-    """Matmuls in the engine against the same matmul timed alone."""
+    """Time of matmuls in the engine relative to the same matmul timed alone."""
     attention_slowdown: float
-    """Attention over the paged KV cache against the same kernel timed alone."""
+    """Time of attention over the paged KV cache relative to the same kernel timed alone."""
     narrow_cache_slowdown: float = 1.0
     """Decoding attention over keys and values of fewer than 16 bits, by its bytes, against that
     over 16: it widens them.
     """
     communication_slowdown: float
-    """Collectives in the engine against the same collective timed alone: ranks that wait for each
-    other included.
+    """Time of collectives in the engine relative to the same collective timed alone, including
+    waits of ranks for each other.
     """
     cast_share: float
     """Casts to fewer than 16 bits in the engine against the same timed alone: below 1 where they
@@ -159,7 +157,7 @@ class EngineEfficiency(Strict):
     rate of a replica.
     """
     stream_overhead_s: float
-    """The same per streamed token: detokenization and one event to the client."""
+    """Seconds per streamed token: detokenization and one event to the client."""
     first_token_s: float = 0.0
     """Seconds before a first token in which device and front end are free for others: hops between
     processes, and waiting for the scheduler's next turn.
@@ -183,9 +181,7 @@ class EngineEfficiency(Strict):
     max_num_batched_tokens: int
     """The engine's default."""
     memory_fraction: float
-    """Share of device memory the engine takes in all, or that the cache takes of what the rest
-    leaves free.
-    """
+    """Fraction of device memory for the engine, or of the free memory for the cache."""
     memory_fraction_of: Literal["device", "free"] = "device"
     reserve_bytes: float
     """Libraries, workspaces and CUDA graphs within that share, on a replica of one device."""
@@ -194,7 +190,7 @@ class EngineEfficiency(Strict):
     multicast_bytes: float = 0.0
     """What NCCL adds to them for groups of more than two where switches multicast (NVLS)."""
     sampler_bytes_per_logit: float = 4.0
-    """What the sampler takes for each logit of the most sequences that run at once."""
+    """Bytes of the sampler per logit of the maximum number of running sequences."""
     working_set: Literal["summed", "profiled", "outside"] = "summed"
     """summed: activations and the sampler's memory lie within the share side by side; profiled: the
     higher peak of the two; outside: the share is of weights and cache alone.
@@ -248,12 +244,10 @@ class EngineEfficiency(Strict):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertEfficiency(Strict):
-    """What layers with experts add to isolated kernels, beyond an engine's other constants; by
-    default their launches alone.
-    """
+    """Overheads of layers with experts over isolated kernels; by default only their launches."""
 
     grouped_slowdown: float = 1.0
-    """Routed experts in the engine against the same timed alone."""
+    """Time of routed experts in the engine relative to the same kernels timed alone."""
     layer_overhead_s: float = 0.0
     """Fixed cost per layer with experts and forward pass beside timed experts: what the engine
     launches around them.
@@ -286,7 +280,7 @@ ISOLATED_EXPERTS = ExpertEfficiency()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DefaultsEfficiency(Strict):
-    """What an engine that was started with its defaults adds to one that was tuned."""
+    """Overheads of an engine started with its defaults relative to a tuned one."""
 
     slowdown: float
     """Passes against those of tuned engines: kernels and fusions that must be chosen by hand."""
@@ -299,11 +293,11 @@ class DefaultsEfficiency(Strict):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolEfficiency(Strict):
-    """What separate pools add, whatever their engine."""
+    """Overheads of separate pools, for any engine."""
 
     handover_s: float
-    """Seconds that a request takes from one pool to the other beside its bytes: routers,
-    connections, the scheduler's turn.
+    """Seconds of a request between the pools in addition to its bytes: routers, connections,
+    scheduling.
     """
     ttft_log_sd: float
     """Standard deviations of log(measured / predicted) on pools left out, as EngineEfficiency's."""

@@ -1,4 +1,4 @@
-"""Port through which a trainer's command takes a configuration as flags or as a file."""
+"""Port that gives a trainer's command the configuration as flags or as a file."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ class Export(Protocol):
 
     @property
     def flags(self) -> Callable[[TrainingSetup], list[str]] | None:
-        """Returns the configuration as words of a command line; None: the tool takes a file."""
+        """Returns the configuration as command-line words; None: the tool reads a file."""
 
     @property
     def flags_name(self) -> str:
-        """What a command's placeholder calls the flags; empty: `name`."""
+        """Name of the flags in a command's placeholder; empty: `name`."""
 
     @property
     def file(self) -> str | None:
-        """Name of the configuration's file in the folder of a run; None: the tool takes flags."""
+        """Name of the configuration's file in a run's folder; None: the tool reads flags."""
 
     @property
     def write(self) -> Callable[[TrainingSetup], str] | None:

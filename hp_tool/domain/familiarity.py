@@ -67,12 +67,12 @@ MAX_NEAREST = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting(Strict):
-    """What a question asks about, or what a group of measured runs has in common."""
+    """Attributes of a question, or common attributes of a group of measured runs."""
 
     software: str
     """Training framework or inference engine."""
     release: str = ""
-    """Empty: not named."""
+    """Release; empty if not named."""
     gpu: str
     die: str = ""
     family: str = ""
@@ -85,7 +85,7 @@ class Setting(Strict):
     num_gpus: int = 1
     """Of measured runs: the most of any."""
     lender: str = ""
-    """Framework whose constants predict one without any; its runs come before others'."""
+    """Framework whose constants are used for one without its own; its runs have priority."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,7 +138,7 @@ class Familiarity:
     """The nearest runs."""
     nearest: tuple[Nearest, ...] = ()
     unmeasured: tuple[str, ...] = ()
-    """Fields of the query whose value no measured run has."""
+    """Query fields with a value that no measured run has."""
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> Any:
@@ -163,7 +163,7 @@ class Nearness:
     runs: tuple[Measured, ...] = field(default=(), repr=False)
 
     def answer(self, unmeasured: tuple[str, ...] = ()) -> Familiarity:
-        """Return what an estimate says of it."""
+        """Return the familiarity shown by an estimate."""
         counts: dict[str, int] = {}
         first: dict[str, Measured] = {}
         for run in self.runs:
@@ -287,5 +287,5 @@ def family_of(name: str) -> str:
 
 
 def arithmetic_precision(precision: str | None) -> str:
-    """Return a precision with the 16-bit ones as one, which run on the same units."""
+    """Return a precision with bf16 and fp16 merged, because both run on the same units."""
     return "bf16" if precision in (None, "fp16", "bf16") else str(precision)

@@ -18,13 +18,13 @@ from hp_tool.errors import InputError
 
 T = TypeVar("T")
 ChosenValues: TypeAlias = dict[str, Any]
-"""Values of a query beside `parallel`, by dotted path, that a ranking, a fix or a search put in."""
+"""Query values besides `parallel`, by dotted path, set by a ranking, a fix or a search."""
 _BUILD_LOCK = threading.Lock()
 
 
 def short_repr(value: Any) -> str:
-    """`ParallelConfig(tensor_parallel_size=8)`: a dataclass as Python, without the fields that
-    stand at their default.
+    """Return `ParallelConfig(tensor_parallel_size=8)`: a dataclass as Python, without fields at
+    their default.
     """
     names = (
         field.name
@@ -42,7 +42,7 @@ Devices = Annotated[int, Interval(ge=1, le=1 << 20)]
 Amount = Annotated[float, Interval(ge=1e-9, le=1e18)]
 """Money, a duration or a rate: more than none."""
 Fraction = Annotated[float, Interval(ge=0.0, le=0.99)]
-"""A share that leaves something."""
+"""A fraction below 1."""
 Rate = Annotated[float, Interval(ge=1.0, le=1e24)]
 """Bytes or FLOPs per second."""
 NonNegative = Annotated[float, Interval(ge=0.0, le=1e24)]
@@ -96,15 +96,15 @@ Release: TypeAlias = Annotated[str, _NotBlank()]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Shown:
-    """How people see a field of a query: forms, the explorer, tables of fields and the API's schema
-    take it from here.
+    """How interfaces show a field of a query: forms, the explorer, tables of fields and the API's
+    schema.
     """
 
     label: str
     section: str
-    """Title of the group of fields in which it stands."""
+    """Title of the field's group."""
     unset: str = ""
-    """What holds while it is left out, in a few words; empty: its default."""
+    """Short text for an omitted field; empty: its default."""
     example: str = ""
     """A value that somebody might write."""
     kind: str = ""
@@ -213,7 +213,7 @@ def choice_fields(kind: Any) -> tuple[str, ...]:
 
 @functools.cache
 def bounds_of(kind: Any) -> dict[str, tuple[float, float]]:
-    """Smallest and largest value of each field of a dataclass that has bounds."""
+    """Return the minimum and maximum of each field of a dataclass that has bounds."""
     hints = get_type_hints(kind, include_extras=True)
     return {
         name: bounds
@@ -246,7 +246,7 @@ def check_bounds(kind: Any, values: Mapping[str, Any], *, field: str = "") -> No
 
 
 def check_spec(spec: T, *, field: str) -> T:
-    """The dataclass itself, its numbers within their bounds. Raises InputError as
+    """Return the dataclass if its numbers are within their bounds; raise InputError as
     `check_bounds`.
     """
     kind: Any = type(spec)
@@ -255,7 +255,7 @@ def check_spec(spec: T, *, field: str) -> T:
 
 
 def bounds_error(value: object, bounds: tuple[float, float], *, field: str) -> InputError:
-    """The error of a number outside its bounds, both included."""
+    """Return the error of a number outside its bounds, which are inclusive."""
     ends = " to ".join(f"{end:,}" if isinstance(end, int) else f"{end:g}" for end in bounds)
     return InputError(
         f"{field} must be from {ends}, got {str(value)[:80]}", field=field, code="invalid_value"

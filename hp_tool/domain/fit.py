@@ -1,4 +1,4 @@
-"""Whether a configuration fits, in one word from one probability: that of running out of memory."""
+"""Whether a configuration fits, in a word for its probability of running out of memory."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What training frameworks do that changes bytes and the split of a model: facts from their
-sources, nothing fitted.
+"""Facts about training frameworks that change bytes and the split of a model, from their sources;
+nothing is fitted.
 """
 
 from dataclasses import dataclass, replace
@@ -26,15 +26,15 @@ class FrameworkFacts:
     """Defaults are Megatron Core's."""
 
     fused_activation: bool = True
-    """A gated MLP keeps what enters its activation function alone; False: the activated gate as
-    well, which the product with the other half needs.
+    """Whether a gated MLP saves only the input of its activation function; False: also the
+    activated gate.
     """
     fuses_queries_keys_values: bool = True
-    """One matmul projects queries, keys and values into one storage."""
+    """Whether one matmul projects queries, keys and values into one tensor."""
     loss_copies: float = 1.0
     """fp32 copies of the logits alive at once."""
     keeps_narrow_logits: bool = True
-    """The 16-bit logits stay alive beside them."""
+    """Whether the 16-bit logits are stored next to their fp32 copies."""
     fused_loss_copies: float | None = None
     """The same under a fused loss, beside a gradient as wide as the logits if it is 0; None: as
     without one.
@@ -62,7 +62,7 @@ class FrameworkFacts:
     their reduction is wider.
     """
     wide_weights: bool = False
-    """Weights are kept in fp32 and gathered in 16 bits; no master copy is needed."""
+    """Whether weights are stored in fp32 and gathered in 16 bits, without a master copy."""
     balances_blocks: bool = False
     """Pipeline stages are filled with layers and the output layer by their number of weights
     (`cost.pipeline_stages`), instead of holding the same number of layers each.
@@ -101,11 +101,11 @@ class FrameworkFacts:
     FSDP's root unit, which is not resharded after the forward pass.
     """
     prefetched_layers: int = 1
-    """Layers whose gathered weights wait beside those of the running one under ZeRO 3."""
+    """Layers with gathered weights in addition to the running one under ZeRO 3."""
     wide_residual_with_adapters: bool = False
     """Under ZeRO 3 with adapters the residual stream, and so each checkpoint, is in fp32."""
     checkpoints: Literal["none", "full", "sharded"] = "none"
-    """Recomputation unless the query says: no layer, every layer, or every layer under ZeRO 3."""
+    """Default recomputation: no layer, every layer, or every layer under ZeRO 3."""
     loads_whole: bool = False
     """Under ZeRO 3 each rank loads all weights and shards them then."""
     hooks_modules: bool = False
@@ -113,29 +113,27 @@ class FrameworkFacts:
     are too many (DeepSpeed).
     """
     loops_experts: bool = False
-    """Routed experts run one after the other, as modules, unless the query says
-    `expert_kernel: grouped`.
+    """Whether routed experts run one after the other, unless the query sets `expert_kernel:
+    grouped`.
     """
     wraps_adapters: bool = False
     """Under ZeRO 3 the A and B of each adapter are FSDP units of their own."""
     eager_kernels: bool = False
-    """Norms, rotary positions and activation functions run operator by operator in PyTorch unless
-    the query says `kernel_fusion`.
+    """Whether norms, rotary embeddings and activation functions run operator by operator, unless
+    the query sets `kernel_fusion`.
     """
     is_plain: bool = False
     """Measured, and modelled, for dense decoders under tensor, data and plain 1F1B parallelism,
     with layers recomputed whole or not at all.
     """
     dispatchers: tuple[TokenDispatcher, ...] = ("alltoall", "flex")
-    """Ways to bring tokens to their experts that a ranking tries where a query names none; none:
-    the usual one.
-    """
+    """Token dispatchers that a ranking tries if the query names none; empty: the default."""
     zero_stages: tuple[int, ...] = (0, 1, 2, 3)
     """The ZeRO stages it has."""
     default_zero_stage: int = 1
-    """The one that runs unless a query names another."""
+    """ZeRO stage unless the query names one."""
     degrees: tuple[Degree, ...] = DEGREES
-    """Degrees of parallelism, beside that of data, that it has."""
+    """Supported degrees of parallelism besides data parallelism."""
 
 
 _PURE_TORCH = FrameworkFacts(
@@ -293,9 +291,7 @@ FACTS_BY_FRAMEWORK |= {name: FACTS_BY_FRAMEWORK[other] for name, other in SAME_C
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StandIn:
-    """A framework without constants of its own: whose constants and facts stand for it, and what it
-    can run.
-    """
+    """A framework without own constants: the framework that replaces it, and its own limits."""
 
     constants: str
     degrees: tuple[Degree, ...] = ()
@@ -357,9 +353,7 @@ def loops_experts(workload: TrainingWorkload) -> bool:
 
 
 def fuses_kernels(workload: TrainingWorkload) -> bool:
-    """Return whether elementwise operations are fused: as the query says, else as the framework
-    does.
-    """
+    """Return whether elementwise operations are fused, by the query or the framework's default."""
     if workload.kernel_fusion is not None:
         return workload.kernel_fusion
     return not framework_facts(workload.framework).eager_kernels
@@ -375,8 +369,8 @@ def training_engine(framework: str) -> str:
 
 @cache
 def framework_facts(framework: str) -> FrameworkFacts:
-    """The framework's facts, or those of its stand-in within what it can run; Megatron Core's where
-    nothing else is known.
+    """Return the framework's facts, or those of its stand-in within its limits; Megatron Core's for
+    an unknown framework.
     """
     if framework in STAND_INS:
         own = STAND_INS[framework]

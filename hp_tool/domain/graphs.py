@@ -1,4 +1,4 @@
-"""What CUDA graphs record of a training step, and which recordings Megatron Core refuses."""
+"""Parts of a training step that CUDA graphs record, and recordings that Megatron Core rejects."""
 
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.releases import GRAPHS_BESIDE_MERGED_PASSES, LATEST, is_at_least

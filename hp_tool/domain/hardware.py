@@ -1,4 +1,4 @@
-"""Where it runs: a GPU's datasheet and the cluster around it."""
+"""GPUs, servers and clusters."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class GpuSpec(Strict):
     nvlink_bandwidth_bytes_per_second: Rate | None = None
     """Per-direction bandwidth to peers of the same NVLink domain; None: peers talk over PCIe."""
     pcie_bandwidth_bytes_per_second: Rate
-    """Per-direction bandwidth to the host, and to peers where there is no NVLink."""
+    """Bandwidth to the host per direction, and to peers without NVLink."""
     peer_to_peer: bool = True
     """Whether devices of a host reach each other's memory over PCIe; false: messages pass through
     the host's memory.
@@ -64,7 +64,7 @@ class GpuSpec(Strict):
     idle_power_w: NonNegative | None = None
     """Board power when waiting; None: a quarter of power_w."""
     host_power_w: NonNegative = 0.0
-    """Power of the rest of the server, per device."""
+    """Power of the rest of the server, per device, in watts."""
     host_memory_bytes: NonNegative | None = None
     """Host memory per device of the usual server; None: unknown, and not limited."""
     host_memory_bandwidth_bytes_per_second: Rate | None = None
@@ -72,9 +72,9 @@ class GpuSpec(Strict):
     price_per_hour: NonNegative | None = None
     """A typical on-demand price in US dollars; None: cost is left out."""
     predict_only: bool = False
-    """Whether `hp-tool tune` has no program that runs on it: it is predicted alone."""
+    """Whether `hp-tool tune` cannot run on it, so that it is only predicted."""
     source: str = ""
-    """Where the figures come from."""
+    """Source of the figures."""
 
     @property
     def idle_w(self) -> float:
@@ -84,7 +84,7 @@ class GpuSpec(Strict):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterSpec(Strict):
-    """A resolved cluster: everything the cost model wants to know about the machines."""
+    """A resolved cluster, the cost model's input."""
 
     name: str = "custom"
     gpu: GpuSpec
@@ -126,7 +126,7 @@ class ClusterSpec(Strict):
     price_per_gpu_hour: NonNegative | None = None
     """US dollars; None: cost is left out of results."""
     interruptions_per_node_day: PerDay = 0.0
-    """How often a node is taken back, as spot instances are; another takes its place."""
+    """Interruptions per node and day, as for spot instances; another node replaces it."""
     grid_carbon_kg_per_kwh: NonNegative | None = None
     """kg of CO2 equivalent; None: emissions are left out of results."""
     power_usage_effectiveness: Effectiveness = 1.0
@@ -150,20 +150,18 @@ class ClusterSpec(Strict):
         return -(-self.num_gpus // self.gpus_per_node)
 
     def divides_into(self, num_gpus: int) -> bool:
-        """Return whether so many devices are whole nodes, or an equal share of one."""
+        """Return whether so many devices are whole nodes, or an equal part of one."""
         node = self.gpus_per_node
         return num_gpus % node == 0 if num_gpus > node else node % num_gpus == 0
 
     def legal_counts(self) -> tuple[int, ...]:
-        """Return the rising numbers of devices that a part of the cluster may have, and all of
-        them.
-        """
+        """Return the possible numbers of devices of a part of the cluster, ascending."""
         shares = (n for n in range(1, self.gpus_per_node) if self.divides_into(n))
         nodes = range(self.gpus_per_node, self.num_gpus, self.gpus_per_node)
         return (*(n for n in shares if n < self.num_gpus), *nodes, self.num_gpus)
 
     def with_num_gpus(self, num_gpus: int) -> ClusterSpec:
-        """A part of the cluster: whole nodes, or a part of one."""
+        """Return a part of the cluster: whole nodes, or a part of one."""
         per_node = min(self.gpus_per_node, num_gpus)
         domain = max(per_node, min(self.nvlink_domain_size, num_gpus))
         segment = self.nvlink_segment_gpus and max(
@@ -192,7 +190,7 @@ class StageGpus(Strict):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterQuery(Strict):
-    """A cluster. Fields left out come from the catalogue."""
+    """A cluster; omitted fields come from the catalogue."""
 
     name: str | None = None
     """Name in results; None: made from gpu and num_gpus."""
@@ -203,24 +201,22 @@ class ClusterQuery(Strict):
     gpu: Annotated[
         Choice[str | GpuSpec | None], Shown("GPU", "Cluster", example="h100-sxm-80gb")
     ] = None
-    """Catalogue name, or the datasheet itself; may be left out where node_type is given; recommend:
-    or a list.
+    """GPU of the cluster: a catalogue name or a datasheet; optional with node_type. `recommend`
+    also accepts a list.
     """
     num_gpus: Annotated[Choice[Devices | None], Shown("GPUs", "Cluster", example="64")] = None
-    """Total number of devices; None: those of node_type; recommend: or a list."""
+    """Total number of devices; None: those of node_type. `recommend` also accepts a list."""
     gpus_per_node: Annotated[Devices | None, Shown("GPUs per node", "Cluster", example="8")] = None
-    """Devices that share a host; None: the usual server's (a single node where num_gpus is
-    smaller).
-    """
+    """Devices of one host; None: as in the usual server of this GPU, at most num_gpus."""
     nvlink_domain_size: Annotated[
         Devices | None, Shown("GPUs per NVLink domain", "NVLink", unset="the usual server's")
     ] = None
-    """Devices of one NVLink domain; None: the usual server's."""
+    """Devices of one NVLink domain; None: as in the usual server."""
     nvlink_segment_gpus: Annotated[
         Devices | None, Shown("GPUs per NVLink segment", "NVLink", unset="automatic")
     ] = None
-    """Devices of one NVLink domain that a job uses together, in whole nodes; None: all of them, or
-    the most whole nodes in which the innermost groups fit a whole number of times.
+    """Devices of one NVLink domain that the job uses, in whole nodes; None: all of them, or the
+    most whole nodes that fit a whole number of innermost groups.
     """
     inter_node_bandwidth_bytes_per_second: Rate | None = None
     """Per-direction network bandwidth per device; None: the usual server's."""
@@ -235,8 +231,8 @@ class ClusterQuery(Strict):
     of them.
     """
     network_oversubscription: Oversubscription | None = None
-    """Bandwidth below the leaves over bandwidth above them, 1 to 1000; needs nodes_per_leaf. None:
-    1, full bisection.
+    """Bandwidth below the leaf switches divided by the bandwidth above them, 1 to 1000; requires
+    nodes_per_leaf. None: 1, full bisection.
     """
     price_per_gpu_hour: NonNegative | None = None
     """US dollars; None: the catalogue's price, if it has one."""
@@ -245,21 +241,21 @@ class ClusterQuery(Strict):
     interruptions_per_node_day.
     """
     interruptions_per_node_day: PerDay | None = None
-    """How often a node is taken back, as spot instances are: such days count as
-    training.reliability's failures do.
+    """Interruptions per node and day, as for spot instances; they count like the failures of
+    training.reliability.
     """
     power_cap_w: Amount | None = None
     """Power limit set on every device, below its own: clocks, and so matmuls, fall with its cube
     root.
     """
     grid_carbon_kg_per_kwh: NonNegative | None = None
-    """kg of CO2 equivalent a kWh where it stands: adds co2_kg; None: that of the price list's
-    place.
+    """kg of CO2 equivalent per kWh at the cluster's location; adds co2_kg. None: that of the price
+    list's region.
     """
     power_usage_effectiveness: Effectiveness | None = None
-    """Energy of the data centre over that of its machines (PUE); None: 1, the machines alone."""
+    """Energy of the data centre divided by that of its machines (PUE); None: 1."""
     stages: tuple[StageGpus, ...] | None = None
-    """Two GPU kinds in one cluster, in the order of their pipeline stages; instead of gpu and
+    """Two kinds of GPU in one cluster, in the order of their pipeline stages; replaces gpu and
     num_gpus.
     """
 

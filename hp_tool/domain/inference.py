@@ -34,10 +34,10 @@ class LoadSpec(Strict):
     arrival: Annotated[
         Literal["closed", "burst", "poisson", "offline"], Shown("Load", "Serving", unset="closed")
     ] = "closed"
-    """closed (with concurrency): a new request follows each finished one; poisson: with
-    request_rate_per_second; offline (with neither): all requests are queued at once, without an
-    HTTP front end; burst (with neither): num_prompts requests come at once, and no others
-    (`--request-rate inf`). With neither, closed and poisson ask for the highest load.
+    """closed (with concurrency): a new request follows each finished one. poisson: with
+    request_rate_per_second. offline (with neither): all requests are queued at once, without an
+    HTTP front end. burst (with neither): num_prompts requests arrive at once (`--request-rate
+    inf`). closed and poisson with neither: find the highest load.
     """
     num_prompts: Count | None = None
     """burst: requests in all. offline: likewise; None: more than run at once. Other loads are
@@ -47,12 +47,12 @@ class LoadSpec(Strict):
         Literal["aiperf", "genai-bench", "vllm-bench", "trtllm-bench", "inferencemax"] | None,
         Shown("Client", "Serving", unset="lengths differ"),
     ] = None
-    """What sends a closed load, by its own defaults: whether lengths are equal, so that prompts
-    come together again and again, and how many requests it sends in all. None: lengths differ
-    around those given, ten requests for each in flight.
+    """Client that sends a closed load, with its defaults: whether lengths are equal, so that
+    prompts keep arriving together, and how many requests it sends. None: varying lengths, ten
+    requests per request in flight.
     """
     warmup: Annotated[int, Interval(ge=0, le=1 << 31)] | None = None
-    """Requests before the measured ones; leave it out."""
+    """Requests before the measured ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,16 +95,12 @@ class DisaggregationSpec(Strict):
         OneOrMany[Devices],
         Shown("Prefill: expert parallel", "Pools for prefill and decoding", unset="one or all"),
     ] = None
-    """Devices of a prefill replica that hold different experts; None: one, or all of the
-    replica.
-    """
+    """Devices of a prefill replica that divide the experts; None: one, or all of the replica."""
     decode_expert_parallel_size: Annotated[
         OneOrMany[Devices],
         Shown("Decoding: expert parallel", "Pools for prefill and decoding", unset="one or all"),
     ] = None
-    """Devices of a decoding replica that hold different experts; None: one, or all of the
-    replica.
-    """
+    """Devices of a decoding replica that divide the experts; None: one, or all of the replica."""
     prefill_attention_data_parallel_size: Annotated[
         OneOrMany[Devices],
         Shown("Prefill: attention data parallel", "Pools for prefill and decoding", unset="any"),
@@ -143,21 +139,19 @@ class RateRange(Strict):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogNormalTokens(Strict):
-    """Lengths whose logarithm is normal."""
+    """A log-normal distribution of lengths."""
 
     median: Annotated[float, Interval(ge=1.0, le=float(1 << 24))]
     """Tokens."""
     sigma: Annotated[float, Interval(ge=0.0, le=10.0)]
     """Standard deviation of the logarithm."""
     longest: Annotated[int, Interval(ge=1, le=1 << 24)] = 1 << 17
-    """Longer ones are cut to it."""
+    """Maximum length; longer ones are truncated."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceSpec(Strict):
-    """Requests one by one, in columns of equal length; a column of lengths may be a distribution
-    instead.
-    """
+    """Single requests as equally long columns; a distribution may replace a column of lengths."""
 
     arrival_s: (
         Annotated[
@@ -198,12 +192,12 @@ class InferenceWorkload(Strict):
     input_length: Annotated[
         Annotated[int, Interval(ge=0, le=1 << 31)], Shown("Input tokens", "Serving", example="4000")
     ] = 0
-    """Tokens of a prompt; 0, or left out, with a trace: the trace's."""
+    """Tokens of a prompt; 0 or omitted: those of the trace."""
     output_length: Annotated[
         Annotated[int, Interval(ge=0, le=1 << 31)],
         Shown("Output tokens", "Serving", example="1000"),
     ] = 0
-    """Tokens of an answer; 0, or left out, with a trace: the trace's."""
+    """Tokens of an answer; 0 or omitted: those of the trace."""
     trace: str | TraceSpec | None = None
     """Requests to play one by one: columns, a registered name, or from the command line and Python
     a file (CSV, Mooncake's JSON lines, Azure's CSV). They come at their times, or under
@@ -213,27 +207,27 @@ class InferenceWorkload(Strict):
         OneOrMany[Count] | ConcurrencyRange,
         Shown("Requests in flight", "Serving", unset="most within targets"),
     ] = None
-    """Requests in flight over all GPUs; a list or {min, max}: the highest of them within the
-    targets.
+    """Requests in flight over all GPUs; a list or {min, max}: find the highest within the targets.
     """
     request_rate_per_second: Annotated[
         OneOrMany[Amount] | RateRange, Shown("Requests per second", "Serving", unset="instead")
     ] = None
-    """Requests arriving per second over all GPUs, instead of concurrency; a list or {min, max}
-    likewise. Under objective min_gpus a list asks for the fewest devices at each.
+    """Requests per second over all GPUs, instead of concurrency; a list or {min, max}: find the
+    highest within the targets. With objective min_gpus, a list finds the fewest devices for each
+    rate.
     """
     think_time_s: Annotated[
         Annotated[float, Interval(ge=0.0, le=1e9)], Shown("Think time (s)", "Serving")
     ] = 0.0
-    """Seconds between an answer and the same person's next request: `users` counts people, who do
-    not come together.
+    """Seconds between an answer and the same user's next request; `users` then counts independent
+    users.
     """
     precision: Annotated[
         Precision | Literal["int8", "int4", "mxfp4"] | None,
         Shown("Precision", "Serving", unset="as published"),
     ] = None
-    """Precision of the weights; mxfp4 and nvfp4 narrow a mixture's experts alone. None: the
-    published checkpoint's.
+    """Precision of the weights; mxfp4 and nvfp4 apply to the experts of a mixture only. None: that
+    of the published checkpoint.
     """
     kv_cache_precision: Precision | None = None
     """Precision of cached keys and values; None: the engine's choice for this precision."""
@@ -242,23 +236,23 @@ class InferenceWorkload(Strict):
     trace in place of its prefix_tokens.
     """
     prefix_groups: Count | None = None
-    """Different prefixes that the requests of a `prefix_cache_hit_rate` share; each lies in the
-    cache once. None: one, as of a system prompt. As many groups as requests run: each has a prefix
-    of its own, as in conversations.
+    """Number of different prefixes that the requests of a `prefix_cache_hit_rate` share; each is
+    cached once. None: one, such as a system prompt. As many as running requests: each has its own
+    prefix, as in conversations.
     """
     speculative: SpeculativeSpec | None = None
     expert_imbalance: Annotated[
         Annotated[float, Interval(ge=1.0, le=1e6)] | None,
         Shown("Expert imbalance", "Experts", unset="expected"),
     ] = None
-    """Tokens of the busiest rank of experts over the mean; None: expected of the router's choices
-    and of how replicas of experts even them out; 1: a balanced router.
+    """Tokens of the busiest expert rank divided by the mean; None: as expected from the router's
+    choices and the replication of experts; 1: balanced.
     """
     two_batch_overlap: Annotated[
         bool | None, Shown("Two-batch overlap", "Experts", unset="where it is faster")
     ] = None
-    """Whether two halves of a batch take turns, one computing while the other's tokens travel to
-    experts and back; None: where experts span NVLink domains and it is faster.
+    """Whether one half of a batch computes while the other half's tokens are exchanged with the
+    experts; None: if experts span NVLink domains and it is faster.
     """
     disaggregated: DisaggregationSpec | None = None
     """recommend only: {} also ranks separate pools for prefill and decoding."""
@@ -269,14 +263,14 @@ class InferenceWorkload(Strict):
     engine_settings: Annotated[
         Literal["tuned", "defaults"], Shown("Engine settings", "Serving", unset="tuned")
     ] = "tuned"
-    """How the engine was started: tuned, as benchmarks are run, with the fastest kernels chosen for
-    the model; defaults: with its model and its sizes alone, as most people start it.
+    """How the engine was started: tuned (as in benchmarks, with the fastest kernels for the model)
+    or defaults (only model and sizes are set).
     """
     memory_fraction: Annotated[
         Annotated[float, Interval(ge=0.01, le=1.0)] | None,
         Shown("Engine memory fraction", "Serving", unset="engine default"),
     ] = None
-    """The engine's own setting: vLLM's gpu_memory_utilization, SGLang's mem_fraction_static,
+    """Memory fraction of the engine: vLLM's gpu_memory_utilization, SGLang's mem_fraction_static,
     TensorRT-LLM's free_gpu_memory_fraction. It replaces constraints.memory_headroom_fraction. None:
     the engine's default, within that headroom.
     """

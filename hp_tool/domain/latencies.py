@@ -18,11 +18,11 @@ class Latency:
     label: str
     """Its name on pages."""
     per: str
-    """What follows its seconds in a sentence."""
+    """Text after its seconds in a sentence."""
 
     @property
     def noun(self) -> str:
-        """What a sentence calls it."""
+        """Name in a sentence."""
         return self.label.lower()
 
 

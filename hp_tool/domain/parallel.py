@@ -143,7 +143,7 @@ class ParallelQuery(Strict):
     expert_parallel_size: Annotated[
         OneOrMany[Devices], Shown("Expert parallel", "Parallelism", unset="any")
     ] = None
-    """Devices that hold different experts (e)."""
+    """Devices that divide the experts (e)."""
     expert_tensor_parallel_size: Annotated[
         OneOrMany[Devices],
         Shown("Expert tensor parallel", "Parallelism", unset="any", kind="training"),
@@ -155,8 +155,8 @@ class ParallelQuery(Strict):
         OneOrMany[Annotated[int, Interval(ge=0, le=1 << 20)]],
         Shown("ZeRO group", "Parallelism", unset="all replicas", kind="training"),
     ] = None
-    """HSDP: ranks of the data-parallel group that ZeRO shards over, placed next to each other; the
-    d / S groups are replicas. 0 (default): all of them are one group.
+    """HSDP: number S of adjacent ranks that ZeRO shards over; the d / S groups are replicas. 0
+    (default): one group of all ranks.
     """
     micro_batch_size: Annotated[
         OneOrMany[Devices], Shown("Micro-batch", "Parallelism", unset="any", kind="training")
@@ -165,7 +165,7 @@ class ParallelQuery(Strict):
     sequence_parallel: Annotated[
         OneOrMany[bool], Shown("Sequence parallel", "Parallelism", unset="any", kind="training")
     ] = None
-    """Shard norms and dropout over the tensor group; default: on where t > 1."""
+    """Shard norms and dropout over the tensor-parallel group; default: true if t > 1."""
     recompute: Annotated[
         OneOrMany[RecomputeName | Recompute],
         Shown("Recomputation", "Parallelism", unset="any", kind="training"),
@@ -175,17 +175,17 @@ class ParallelQuery(Strict):
         OneOrMany[Annotated[int, Interval(ge=0, le=3)]],
         Shown("ZeRO stage", "Parallelism", unset="any (3: FSDP)", kind="training"),
     ] = None
-    """0 replicated, 1 distributed optimizer, 2 and gradients, 3 fully sharded; torch-fsdp: 2 or
-    3.
+    """0: replicated, 1: sharded optimizer states, 2: and gradients, 3: and parameters; torch-fsdp:
+    2 or 3.
     """
     pipeline_schedule: Annotated[
         OneOrMany[PipelineSchedule],
         Shown("Pipeline schedule", "Parallelism", unset="as chunks need", kind="training"),
     ] = None
-    """1f1b; interleaved (two model chunks per rank or more); gpipe; with the backward pass split,
-    zb-h1, zbv (two model chunks per rank), dualpipe (every stage kept twice) and dualpipe-v (two
-    chunks, kept once), which run forward passes together with backward ones. None: 1f1b,
-    interleaved where virtual_pipeline_parallel_size is above 1.
+    """1f1b; interleaved (at least two model chunks per rank); gpipe; with a split backward pass
+    zb-h1, zbv (two chunks per rank), dualpipe (each stage stored twice) and dualpipe-v (two chunks,
+    stored once), which also overlap forward and backward passes. None: 1f1b, or interleaved if
+    virtual_pipeline_parallel_size exceeds 1.
     """
     pipeline_layout: str | None = None
     """The contents of each model chunk, in Megatron Core's notation: `Et*3|(tt|)*29,m|L`. It has
@@ -198,7 +198,7 @@ class ParallelQuery(Strict):
         ContextCommunication | None,
         Shown("Context exchange", "Parallelism", unset="any", kind="training"),
     ] = None
-    """How ranks that split a sequence exchange it; None: p2p."""
+    """Exchange between the ranks that split a sequence; None: p2p."""
     hierarchical_context_parallel_sizes: tuple[Devices, Devices] | None = None
     """a2a+p2p only: neighbouring ranks that exchange heads, and such groups in the ring (Megatron
     Core). Their product is the context_parallel_size. None: as many of the former as share an
@@ -212,10 +212,10 @@ class ParallelQuery(Strict):
         OneOrMany[TokenDispatcher],
         Shown("Token dispatcher", "Parallelism", unset="any", kind="training"),
     ] = None
-    """alltoall sends a token once for each of its experts, flex (DeepEP, HybridEP) once to each
-    node that holds any, allgather to every rank. None: an estimate takes flex from
-    framework_version 26.02.01 (NeMo) or 0.16 (Megatron Core) on, else alltoall; a ranking tries
-    both where the release and the GPUs have both.
+    """alltoall sends a token once per expert, flex (DeepEP, HybridEP) once per node with any of its
+    experts, allgather to every rank. None: an estimate uses flex from framework_version 26.02.01
+    (NeMo) or 0.16 (Megatron Core) on, else alltoall; a ranking tries both if release and GPUs
+    support both.
     """
     attention_data_parallel_size: Annotated[
         OneOrMany[Devices],
@@ -226,8 +226,8 @@ class ParallelQuery(Strict):
         OneOrMany[Annotated[int, Interval(ge=0, le=1 << 20)]],
         Shown("Redundant experts", "Parallelism", unset="fewest", kind="inference"),
     ] = None
-    """Inference only: second copies of experts beside the model's own, over all ranks that divide
-    them; None: the fewest that give each rank equally many.
+    """Inference only: copies of experts in addition to the model's own, over all ranks that divide
+    the experts; None: the fewest that give each rank equally many.
     """
     max_num_seqs: Annotated[
         OneOrMany[Devices],

@@ -41,13 +41,13 @@ class Constraints(Strict):
     """Limits that a recommended configuration must keep."""
 
     max_days: Annotated[Amount | None, Shown("Maximum days", "Goal", kind="training")] = None
-    """Maximum length of the training; needs training.total_tokens."""
+    """Maximum duration of the training; requires training.total_tokens."""
     max_cost: Annotated[Amount | None, Shown("Maximum cost ($)", "Goal", kind="training")] = None
-    """Maximum cost of the training in US dollars; needs training.total_tokens and a price."""
+    """Maximum cost of the training in US dollars; requires training.total_tokens and a price."""
     memory_headroom_fraction: Annotated[
         Fraction, Shown("Free memory fraction", "Goal", unset="0.05")
     ] = 0.05
-    """Share of device memory kept free."""
+    """Fraction of device memory to leave free."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +58,7 @@ class SearchSettings(Strict):
         Literal["local", "slurm", "ray", "kubernetes", "endpoint"] | None,
         Shown("Launcher", "Profile runs"),
     ] = None
-    """What starts the runs; None: the registered cluster's launcher, else this host."""
+    """Launcher of the runs; None: that of the registered cluster, else this host."""
     budget_runs: Annotated[
         Repetitions, Shown("Maximum profile runs", "Profile runs", example="8")
     ] = 8
@@ -71,16 +71,16 @@ class SearchSettings(Strict):
         Annotated[float, Interval(ge=1e-3, le=1e7)] | Literal["auto"],
         Shown("Maximum seconds per run", "Profile runs", unset="auto"),
     ] = "auto"
-    """Maximum seconds of one run, start to end. auto: twice its start-up as runs of the cluster
-    have shown it (three times a guess before), and each step at the upper end of its predicted
-    interval. A run that is cut off keeps the steps it has measured.
+    """Maximum seconds of one run. auto: twice the start-up time measured on the cluster (three
+    times an assumed one before the first run), plus each step at the upper end of its predicted
+    interval. A run that exceeds it keeps its measured steps.
     """
     queue_timeout_s: Annotated[
         Annotated[float, Interval(ge=1.0, le=1e7)] | None,
         Shown("Maximum seconds in the queue", "Profile runs", unset="no limit"),
     ] = None
-    """Maximum seconds that a run may wait for devices; then it is taken back and the search ends,
-    to be resumed later. None: it waits.
+    """Maximum seconds that a run waits for devices; then the run is withdrawn and the search ends,
+    to be resumed later. None: no limit.
     """
     steps: Repetitions = 5
     """Measured optimizer steps per run."""
@@ -90,7 +90,7 @@ class SearchSettings(Strict):
         bool | None,
         Shown("Tokens spread evenly over experts", "Profile runs", unset="as expert_imbalance"),
     ] = None
-    """Experts: whether profile runs spread tokens evenly, by a router that draws. None: where
+    """Whether profile runs distribute tokens evenly over experts with a random router. None: if
     expert_imbalance is 1.
     """
     breakdown: bool = False
@@ -108,18 +108,17 @@ class SearchSettings(Strict):
     seed: Annotated[int, Interval(ge=0, le=(1 << 32) - 1)] = 0
     """Seed of the search's random choices."""
     reuse: Annotated[bool, Shown("Reuse earlier measurements", "Profile runs")] = False
-    """Use earlier measurements of the same configuration and problem instead of runs; they cost
-    nothing.
+    """Use earlier measurements of the same configuration and problem instead of new runs, at no
+    cost.
     """
     fidelity: Annotated[Literal["full", "auto"], Shown("Fidelity", "Profile runs")] = "auto"
-    """full: run the whole configuration. auto: a run may leave out replicas, micro-batches and
-    layers where that saves half its cost, and is extrapolated; the best configuration is run whole
+    """full: run the complete configuration. auto: a run may use fewer replicas, micro-batches and
+    layers if that halves its cost, and is extrapolated; the best configuration is run completely
     before the search ends.
     """
     preflight: Annotated[bool, Shown("Check the nodes first", "Profile runs")] = False
     """Time single operations on all devices before the first run, as `hp-tool calibrate` does, and
-    keep the search's jobs away from nodes that lag behind their peers. It is charged to the first
-    run.
+    exclude nodes that are slower than their peers. The first run is charged for it.
     """
     baseline: Annotated[
         ParallelQuery | None, Shown("Baseline", "What you run today, to compare with")
@@ -194,8 +193,8 @@ class Query(Strict):
     line and Python also a path to one.
     """
     cluster: Annotated[Choice[str | ClusterQuery], Shown("or a registered cluster", "Cluster")]
-    """Name of a registered cluster, or a description of one; recommend: or a list, or `priced`: all
-    with a price.
+    """Name of a registered cluster, or a description. `recommend` also accepts a list, or `priced`
+    for every machine with a price.
     """
     training: TrainingWorkload | None = None
     inference: InferenceWorkload | None = None
@@ -203,11 +202,11 @@ class Query(Strict):
     objective: Annotated[Objective | None, Shown("Objective", "Goal", unset="most throughput")] = (
         None
     )
-    """What the ranking optimises; None: throughput (inference: throughput_per_gpu)."""
+    """Quantity that the ranking optimises; None: throughput (inference: throughput_per_gpu)."""
     rank_by: Annotated[
         RankBy, Shown("Rank by step time", "Goal", unset="expected", kind="training")
     ] = "expected"
-    """recommend, trainings: by the expected step time, which counts the chance of running out of
+    """Rank trainings by the expected step time, which includes the probability of running out of
     memory, or by the predicted one.
     """
     constraints: Constraints = Constraints()

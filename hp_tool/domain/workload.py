@@ -38,8 +38,8 @@ class LoraSpec(Strict):
     part of them with an adapter of its own.
     """
     dropout: Annotated[Fraction, Shown("LoRA dropout", "Fine-tuning")] = 0.0
-    """Probability of dropout before an adapter; above zero each keeps a dropped copy of its input
-    and a mask of it.
+    """Dropout probability before an adapter; above zero each adapter saves a dropped copy of its
+    input and the mask.
     """
 
 
@@ -58,8 +58,8 @@ class OverlapSpec(Strict):
     expert_parallel: Annotated[
         bool | None, Shown("Tokens travel behind other passes", "Experts", unset="recipe's or no")
     ] = None
-    """The experts' all-to-alls of one micro-batch behind the opposite pass of another
-    (overlap-moe-expert-parallel-comm); needs experts on several ranks and, with a pipeline,
+    """Overlap the experts' all-to-alls of one micro-batch with the opposite pass of another
+    (overlap-moe-expert-parallel-comm); requires experts on several ranks and, with a pipeline,
     interleaving.
     """
     pipeline_parallel: bool | None = None
@@ -118,9 +118,9 @@ class TrainingWorkload(Strict):
         Choice[StatePrecision | None],
         Shown("Parameter precision", "Precision and kernels", unset="framework's own"),
     ] = None
-    """Precision of stored parameters; None: 16 bit (32 bit where precision is fp32). fp8: the
-    layers' weight matrices are kept quantised by rows and by columns (once if matmuls take either),
-    and gathered in 8 bits (Megatron's fp8-param-gather); the rest in 16 bits.
+    """Precision of stored parameters; None: 16 bits (32 bits if precision is fp32). fp8: layers'
+    weight matrices are stored quantised by rows and by columns (once if matmuls accept either) and
+    gathered in 8 bits (Megatron's fp8-param-gather); all others in 16 bits.
     """
     gradient_precision: Annotated[
         Choice[StatePrecision | None],
@@ -148,16 +148,12 @@ class TrainingWorkload(Strict):
     framework_version: Annotated[
         Release | None, Shown("Framework version", "Precision and kernels", unset="any")
     ] = None
-    """Release of the framework, where it matters; text, as 26.10 without quotes may arrive as
-    26.1.
-    """
+    """Release of the framework, as text: 26.10 without quotes would be read as 26.1."""
     recipe: Annotated[str | None, Shown("Recipe", "Training", unset="none")] = None
-    """A named set of knobs (`hp-tool recipes`): what the query leaves open is as the recipe has
-    it.
-    """
+    """Named set of settings (`hp-tool recipes`) that apply unless the query sets them."""
     task: Annotated[Literal["pretrain", "sft", "lora"], Shown("Task", "Fine-tuning")] = "pretrain"
-    """sft costs what pretraining does: a loss on the answers alone runs the same passes over the
-    same rows.
+    """pretrain, sft or lora. sft costs as much as pretrain, because a loss on the answers alone
+    runs the same passes over the same rows.
     """
     lora: LoraSpec | None = None
     """Adapters of task lora."""
@@ -165,9 +161,9 @@ class TrainingWorkload(Strict):
         FrozenPrecision | None, Shown("Frozen weights", "Fine-tuning", unset="as all parameters")
     ] = None
     """Under lora, precision of the layers' frozen weight matrices; None: parameter_precision's,
-    else 16 bits. fp8: kept once; nf4: QLoRA's 4 bits with doubly quantised scales; int4: GPTQ's
-    and AWQ's 4 bits with a scale and a zero point for 128 weights. Embedding and output layer stay
-    as they are.
+    else 16 bits. fp8: stored once; nf4: QLoRA's 4 bits with doubly quantised scales; int4: GPTQ's
+    and AWQ's 4 bits with a scale and a zero point per 128 weights. Embedding and output layer are
+    unchanged.
     """
     frozen: tuple[FrozenPart, ...] = ()
     """Parts that are not trained: no gradient, optimizer state or weight-gradient matmul. Tied
@@ -179,15 +175,15 @@ class TrainingWorkload(Strict):
         bool | None,
         Shown("Activation input in fp8", "Precision and kernels", unset="with fp8 frozen weights"),
     ] = None
-    """Whether the MLP's activation function keeps its input in 8 bits (Megatron Core); None: where
-    frozen_precision is fp8, as in NVIDIA's audited LoRA.
+    """Whether the MLP's activation function saves its input in 8 bits (Megatron Core); None: if
+    frozen_precision is fp8, as in NVIDIA's audited LoRA runs.
     """
     gated_product: Annotated[
         Literal["kept", "recomputed"] | None,
         Shown("Gated MLP's product", "Precision and kernels", unset="kept"),
     ] = None
-    """What enters a gated MLP's last matmul: kept for the backward pass (None), or formed again by
-    the activation's backward kernel (recomputed; xformers' fused SwiGLU).
+    """Input of a gated MLP's last matmul: saved for the backward pass (None), or recomputed by the
+    activation's backward kernel (recomputed; xformers' fused SwiGLU).
     """
     attention: Annotated[AttentionKind, Shown("Attention", "Precision and kernels")] = "flash"
     """flash keeps no s^2 term; unfused stores softmax and dropout as arXiv 2205.05198 does."""
@@ -195,8 +191,8 @@ class TrainingWorkload(Strict):
         AttentionKernel | None,
         Shown("Attention kernel", "Precision and kernels", unset="recipe's or own"),
     ] = None
-    """Whose fused attention runs: FlashAttention 2 or 3, cuDNN's, or one in Triton; None, auto: the
-    framework's own choice.
+    """Fused attention kernel: FlashAttention 2 or 3, cuDNN's, or one in Triton; None, auto: the
+    framework's default.
     """
     dropout: Fraction = 0.0
     """Probability of dropout; above zero the masks are stored, one byte per element."""
@@ -212,9 +208,9 @@ class TrainingWorkload(Strict):
         CrossEntropy | None,
         Shown("Cross-entropy loss", "Precision and kernels", unset="recipe's or unfused"),
     ] = None
-    """None: unfused. fused reads the logits fewer times; Megatron Core's still keeps their fp32
-    copy. in_place writes the gradient over the 16-bit logits (Transformer Engine's). chunked
-    computes 256 tokens at a time, and again for the backward pass (TRL's).
+    """Loss kernel; None: unfused. fused reads the logits fewer times, but Megatron Core's still
+    stores an fp32 copy. in_place writes the gradient over the 16-bit logits (Transformer Engine).
+    chunked computes 256 tokens at a time and recomputes them in the backward pass (TRL).
     """
     attention_mask_flops: Literal["full", "causal"] = "full"
     """How reported model FLOPs count attention: in full (72BLsh^2(1+s/6h+V/12hL)), or the causal
@@ -223,20 +219,20 @@ class TrainingWorkload(Strict):
     expert_precision: Annotated[
         Choice[Precision | None], Shown("Experts' matmuls", "Experts", unset="as all matmuls")
     ] = None
-    """MoE: precision of the routed experts' matmul inputs; None: precision."""
+    """MoE: precision of the routed experts' matmul inputs; None: as `precision`."""
     expert_kernel: Annotated[
         Literal["loop", "grouped"] | None, Shown("Experts run", "Experts", unset="framework's own")
     ] = None
-    """MoE: routed experts one after the other (loop: transformers before 5), or together in grouped
-    matmuls (grouped: transformers from 5, ScatterMoE). None: the framework's own way; hf-trainer
+    """MoE: routed experts run one after the other (loop: transformers before 5) or in grouped
+    matmuls (grouped: transformers from 5, ScatterMoE). None: the framework's default; hf-trainer
     and deepspeed loop.
     """
     dispatch_precision: Annotated[
         Choice[Literal["bf16", "fp8"] | None],
         Shown("Tokens sent to experts", "Experts", unset="16 bits"),
     ] = None
-    """MoE: in what tokens, and backward their outputs' gradients, travel to their experts; what the
-    experts return stays in 16 bits. None: 16 bits.
+    """MoE: precision in which tokens, and in the backward pass the gradients of the experts'
+    outputs, are sent to the experts; what experts return is sent in 16 bits. None: 16 bits.
     """
     expert_imbalance: Annotated[
         Annotated[float, Interval(ge=1.0, le=1e6)], Shown("Expert imbalance", "Experts")
@@ -255,16 +251,13 @@ class TrainingWorkload(Strict):
         Literal["micro_batch", "run"] | None,
         Shown("ZeRO 2 reduces after each", "Precision and kernels", unset="micro_batch"),
     ] = None
-    """ZeRO 2 in an interleaved pipeline: gradients are reduced in every backward pass (None;
-    Megatron FSDP), or after the p micro-batches that a model chunk runs one after another, as in
-    the training of Llama 3.
+    """ZeRO 2 in an interleaved pipeline: reduce gradients in every backward pass (None; Megatron
+    FSDP), or after the p consecutive micro-batches of a model chunk, as in the training of Llama 3.
     """
     cuda_graphs: Annotated[
         bool | None, Shown("CUDA graphs", "Precision and kernels", unset="recipe's or no")
     ] = None
-    """Whether kernels are launched as CUDA graphs, so that devices never wait for their host; None:
-    they are not.
-    """
+    """Launch kernels as CUDA graphs, so that devices never wait for their host; None: false."""
     cuda_graph_modules: tuple[GraphModule, ...] | None = None
     """Parts of a layer that are recorded as graphs, in Megatron Core's names; what works on the
     experts' tokens is launched as without graphs then. None: with cuda_graphs the whole iteration;
@@ -273,10 +266,10 @@ class TrainingWorkload(Strict):
     kernel_fusion: Annotated[
         bool | None, Shown("Fused kernels", "Precision and kernels", unset="framework's own")
     ] = None
-    """Whether a norm, rotary positions, the activation function, the softmax of unfused attention,
-    and bias, dropout and residual addition are one kernel each. False: each operation passes over
-    memory on its own, as in eager PyTorch. None: as the framework does by itself: PyTorch's
-    trainers without torch.compile or Liger's kernels do not.
+    """Whether a norm, rotary embeddings, the activation function, the softmax of unfused attention,
+    and bias, dropout and residual addition are one kernel each. False: each operation reads and
+    writes memory, as in eager PyTorch. None: the framework's default (false for PyTorch trainers
+    without torch.compile or Liger kernels).
     """
     total_tokens: Annotated[
         Annotated[float, Interval(ge=1.0, le=1e18)] | None,
