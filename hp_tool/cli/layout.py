@@ -99,13 +99,13 @@ def print_columns(
     console.print(_make_table(shown, gap=gap, bold_first=bold_first))
     if agreed:
         console.print(
-            "every row: "
+            "same in every row: "
             + ", ".join(f"{c.head} {c.cells[0]} {c.unit}".strip() for c in reversed(agreed)),
             highlight=False,
         )
     if dropped:
         console.print(
-            f"left out on a narrow screen: {', '.join(c.head for c in dropped)}",
+            f"columns hidden at this width: {', '.join(c.head for c in dropped)}",
             style="dim",
             highlight=False,
         )

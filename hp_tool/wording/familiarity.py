@@ -51,12 +51,12 @@ def measured_words(estimate: Estimate) -> str:
 
 
 def faster_words(faster: Faster, *, than: ParallelConfig) -> str:
-    """Return which layout would be faster than rank 1, by how much, and what nobody measured."""
+    """Return the layout that may be faster than rank 1, its gain, and its unmeasured features."""
     changes = change_in_words(than, faster.parallel, gpus=(1, 1))
     features = ", ".join(_feature_words(name, faster.parallel) for name in faster.unmeasured)
     return (
-        f"Not validated, {faster.gain_fraction:.1%} faster than rank 1: "
-        f"{changes}{' with ' if changes else ''}{features}, which no published run has"
+        f"Possibly {faster.gain_fraction:.1%} faster than rank 1, but not validated (no published "
+        f"run uses it): {changes}{' with ' if changes else ''}{features}"
     )
 
 

@@ -59,7 +59,7 @@ def memory_range_words(estimate: Estimate) -> str:
     has, usable = estimate.memory.device_bytes, estimate.memory.capacity_bytes
     device = f" of {format_gib(usable)}"
     if has is not None and format_gib(has) != format_gib(usable):
-        device += f" usable ({format_gib(has)} in all)"
+        device += f" usable ({format_gib(has)} total)"
     between = (
         f"{low / GIB:.1f}-{format_gib(high)} allocated ({estimate.intervals.confidence:.0%} "
         f"interval)"

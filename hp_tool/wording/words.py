@@ -53,7 +53,7 @@ def stopped_words(code: str) -> str:
 
 def unmeasured_words(names: Iterable[str]) -> str:
     """Return what a star on an interval means if no published run has these features."""
-    return f"not validated: no published run has {', '.join(names)} (wider range)"
+    return f"not validated: no published run uses {', '.join(names)} (wider range)"
 
 
 def parallel_sizes(config: ParallelConfig) -> tuple[str, int]:

@@ -114,7 +114,8 @@ def test_a_layout_that_nobody_measured_is_told_by_what_differs() -> None:
     name = "parallel.context_parallel_communication"
     faster = Faster(parallel=other, unmeasured=(name,), expected_step_s=1.0, gain_fraction=0.011)
     assert faster_words(faster, than=best) == (
-        f"Not validated, 1.1% faster than rank 1: {name} all_gather, which no published run has"
+        "Possibly 1.1% faster than rank 1, but not validated (no published run uses it): "
+        f"{name} all_gather"
     )
 
 
