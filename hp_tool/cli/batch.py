@@ -158,7 +158,7 @@ def _open_queries(path: str) -> Iterator[BinaryIO]:
 
 @contextlib.contextmanager
 def _open_output(path: str, *, resume: bool) -> Iterator[BinaryIO]:
-    """The stream for answers; `-` is standard output. With `resume` an existing file is kept."""
+    """Open the stream for answers; `-` is standard output, and `resume` keeps an existing file."""
     if path == "-":
         if resume:
             raise InputError("--resume continues a file: name it with --output", field="--resume")
@@ -202,9 +202,7 @@ def truncate_incomplete_line(stream: BinaryIO) -> tuple[int, bytes]:
 
 
 def _skip_answered(items: Iterator[Item], *, kept: int, last: bytes, task: str) -> None:
-    """Skip the queries whose answers were kept. Raises InputError if the file has answers to other
-    queries.
-    """
+    """Skip the queries with stored answers. Raises InputError if the file answers other queries."""
     if not kept:
         return
     skipped = list(itertools.islice(items, kept - 1, kept))
@@ -238,8 +236,8 @@ def _mapping(line: bytes) -> dict[str, object]:
 
 @dataclass(slots=True, kw_only=True)
 class Summary:
-    """How many queries were answered, why some were not, and the best one; counted as the answers
-    pass.
+    """Numbers of answered and failed queries, and the best answer, counted while answers are
+    printed.
     """
 
     reading: bool

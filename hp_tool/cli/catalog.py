@@ -1,6 +1,4 @@
-"""`hp-tool models|gpus|clusters|recipes|trainers|fields [NAME]`: the names that a query may use,
-and what they stand for.
-"""
+"""`hp-tool models|gpus|clusters|recipes|trainers|fields [NAME]`: names that a query may use."""
 
 from __future__ import annotations
 
@@ -35,7 +33,7 @@ _ALWAYS_SHOWN = {"architecture", "tie_word_embeddings", "gated_mlp", "normalizat
 
 
 def models(name: NameArgument = None, as_json: JsonOption = False) -> None:
-    """List the models of the catalogue, or show one by its name, alias, config.json or own file."""
+    """List the catalogue's models, or show one by name, alias or file."""
     from hp_tool import catalog
     from hp_tool.domain.query import OwnFile
 
@@ -114,8 +112,8 @@ def clusters(name: NameArgument = None, as_json: JsonOption = False) -> None:
 
 
 def recipes(name: NameArgument = None, as_json: JsonOption = False) -> None:
-    """List the recipes that training.recipe may name, or show what one sets, and for which
-    trainings.
+    """List the recipes for training.recipe, or show the settings of one and the trainings it
+    applies to.
     """
     from hp_tool.questions.training.recipes import get_recipe, list_recipes
 
@@ -142,9 +140,7 @@ def recipes(name: NameArgument = None, as_json: JsonOption = False) -> None:
 
 
 def trainers(name: NameArgument = None, as_json: JsonOption = False) -> None:
-    """List the registered training commands that a search's `trainer` may name, or show one with
-    its command.
-    """
+    """List the registered training commands for a search's `trainer`, or show one."""
     from hp_tool.cluster.trainers.command import registered_trainer, registered_trainers
 
     if name is None:
@@ -227,9 +223,7 @@ def fields(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """List the fields of a query that forms show: path, label, values, and what holds where they
-    are left out.
-    """
+    """List the query fields of the forms: path, label, values and default."""
     from hp_tool.questions.form_fields import form_sections
 
     known = {
@@ -260,7 +254,7 @@ def _print_entries(
     heads: Sequence[str],
     rows: Iterable[Sequence[str]],
 ) -> None:
-    """The JSON of one or all, the fields of a single one, or a table of all."""
+    """Print the JSON of one entry or all, the fields of a single one, or a table of all."""
     if as_json:
         items = [dataclasses.asdict(spec) | _parameter_counts(spec) for spec in specs]
         typer.echo(json.dumps(items[0] if single else {"items": items}))

@@ -31,9 +31,7 @@ _SEARCH_ID = re.compile(r"[0-9a-f]{16}")
 
 
 class FormatsCommand(TyperCommand):
-    """A command whose help lists the formats: they are loaded when it is called, not when the
-    command line starts.
-    """
+    """A command whose help lists the formats, which are loaded only when it is called."""
 
     def get_params(self, ctx: Any) -> Any:
         """Return the parameters, with the formats' names in the help of --format."""
@@ -108,8 +106,8 @@ def export(
 
 
 def _search_result(name: str) -> dict[str, Any] | None:
-    """The result of the search that has this id in the local database; None for what is no id, or a
-    file of this name.
+    """Return the result of the local search with this id; None for other texts, or if a file has
+    this name.
     """
     if not _SEARCH_ID.fullmatch(name) or Path(name).exists():
         return None
@@ -250,7 +248,7 @@ def _unique_base_names(beside: dict[str, str]) -> dict[str, str]:
 
 
 def _read_files(names: list[str] | None) -> dict[str, str]:
-    """Texts by the name that the script uses: the one given, or the file's own."""
+    """Return the texts by the name in the script: the given one, or the file's own."""
     from hp_tool.catalog.documents import read_text
 
     texts: dict[str, str] = {}
@@ -282,7 +280,7 @@ def _print_assessment(assessment: Assessment) -> None:
 
 
 def _server_lines(start: ServerStart, estimate: Estimate | InferenceEstimate) -> Iterator[str]:
-    """Yield what a server's log says of memory, beside the prediction."""
+    """Yield the memory figures of a server's log next to the prediction."""
     from hp_tool.cluster.logs import ServerStart
     from hp_tool.domain.serving import InferenceEstimate
     from hp_tool.domain.units import format_gib

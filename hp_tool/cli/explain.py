@@ -1,6 +1,4 @@
-"""`hp-tool explain TRACE...`: where the seconds of recorded steps went, beside where they should
-have gone.
-"""
+"""`hp-tool explain TRACE...`: measured and predicted seconds of a recorded step."""
 
 from __future__ import annotations
 
@@ -67,10 +65,8 @@ def explain(
     ] = False,
     as_json: queries.JsonOption = False,
 ) -> None:
-    """Split recorded steps into the parts of a prediction, and say which differ from it, why, and
-    what would win how much.
-
-    Without a query, ranks and groups are held against each other alone.
+    """Split recorded steps into the parts of a prediction, and report which parts differ, why, and
+    which changes save how much. Without a query, ranks and groups are compared with each other.
     """
     from hp_tool.formats.timers import is_log
     from hp_tool.questions import schema
@@ -150,7 +146,7 @@ def _store_measurement(answer: Explanation) -> None:
 def _import_query(
     script: str, flags: dict[str, object], settings: list[str] | None
 ) -> tuple[Query, str]:
-    """The query of a launch script, and the tool that it is of."""
+    """Return the query of a launch script, and its tool."""
     from hp_tool.cli.script_files import find_script_files
     from hp_tool.formats.exchange import read_configuration
     from hp_tool.questions import schema
@@ -245,7 +241,7 @@ def _print_explanation(answer: Explanation) -> None:
 
 
 def _print_predicted(console: Console, estimate: Estimate | None) -> None:
-    """Which configuration the predictions are of: a query may leave it open."""
+    """Print the configuration of the predictions, which a query may leave open."""
     from hp_tool.wording.words import layout_arithmetic
 
     if estimate is not None and estimate.parallel is not None:

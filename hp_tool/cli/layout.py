@@ -1,6 +1,4 @@
-"""Tables that fit the screen: one line a row, columns left out where it is narrow, and a legend of
-the letters below.
-"""
+"""Tables that fit the screen: one line per row, columns hidden on narrow screens, and a legend."""
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -20,7 +18,7 @@ PIPE_WIDTH = 10_000
 
 
 class _Console(Console):
-    """A console whose texts cannot steer the terminal."""
+    """A console that escapes control characters of texts."""
 
     def render(
         self, renderable: RenderableType, options: ConsoleOptions | None = None
@@ -77,10 +75,9 @@ def print_columns(
     bold_first: bool = False,
     legend: bool = True,
 ) -> None:
-    """A table of the columns that fit. Where not all do, those whose rows agree become one line;
-    then columns are left out.
-
-    `legend`: explain the letters of the heads; False where the same table was printed just before.
+    """Print a table of the columns that fit. If not all do, equal columns become one line, then
+    columns are hidden. `legend`: explain abbreviations of the heads; False if the same table was
+    just printed.
     """
     shown, agreed, dropped = list(columns), [], []
     gap = 2 if _fits_console(console, shown, gap=2) else 1
@@ -128,8 +125,8 @@ def print_table(
     left: int = 0,
     wrap: bool = False,
 ) -> None:
-    """A table whose first `left` columns are text. On a narrow screen the last columns go first;
-    with `wrap` all stay.
+    """Print a table whose first `left` columns are text. A narrow screen hides the last columns
+    first; with `wrap` all remain.
     """
     cells = list(zip(*rows, strict=True)) or [()] * len(heads)
     columns = [

@@ -24,7 +24,7 @@ Rows = Sequence[Recommendation] | Sequence[ServingRecommendation]
 
 
 def print_machines(answer: RecommendAnswer, query: Query) -> None:
-    """What each machine costs and takes, and the front between money and days."""
+    """Print cost and time of each machine, and the Pareto front of cost and days."""
     console = make_console()
     rows = answer.recommendations
     if rows:

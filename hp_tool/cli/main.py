@@ -60,8 +60,8 @@ COMMANDS: dict[str, Callable[..., None]] = {
 
 
 def build(only: str | None = None) -> typer.Typer:
-    """The application with our commands and those of installed packages, or with `only` one of
-    COMMANDS, which is quicker.
+    """Return the application with all commands and those of installed packages, or `only` one of
+    COMMANDS, which is faster.
     """
     app = typer.Typer(
         name="hp-tool",
@@ -144,8 +144,6 @@ def main() -> NoReturn:
 
 
 def _print_json_error(error: HpToolError) -> None:
-    """Print the error on standard output under --json: whoever parses it finds there what an
-    answer's status says.
-    """
+    """Print the error as JSON on standard output, for --json."""
     if "--json" in sys.argv:
         typer.echo(json.dumps({"id": None, "status": "error", "error": error.as_dict()}))

@@ -1,6 +1,4 @@
-"""`hp-tool estimate`, `recommend` and `size`: what the cost model says of one configuration, of
-all, and of a budget.
-"""
+"""`hp-tool estimate`, `recommend`, `size`: predict one layout, rank all, plan a budget."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Texts of others, made safe for a terminal."""
+"""Escape texts for a terminal."""
 
 import re
 
@@ -7,5 +7,5 @@ _UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e
 
 
 def escape_control_characters(text: str) -> str:
-    """The text with control characters escaped: names and scripts of others reach a terminal."""
+    """Escape control characters, which names and scripts may contain."""
     return _UNPRINTABLE.sub(lambda match: match[0].encode("unicode_escape").decode(), text)

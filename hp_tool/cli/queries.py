@@ -53,7 +53,7 @@ CalibrationOption = Annotated[
 
 
 def read_query(path: str | None, flags: dict[str, Any], settings: list[str] | None) -> Query:
-    """The file's query with flags and --set laid over it, or a training query made of these alone.
+    """Return the file's query with flags and --set applied, or a training query of these alone.
     Raises InputError.
     """
     from hp_tool.questions import schema
@@ -73,12 +73,12 @@ def read_query(path: str | None, flags: dict[str, Any], settings: list[str] | No
 
 
 def query_flags(context: typer.Context) -> dict[str, Any]:
-    """The flags of a command that stand for common keys of a query, such as --model."""
+    """Return a command's flags for common keys of a query, such as --model."""
     return {name: value for name, value in context.params.items() if name in COMMON}
 
 
 def query_overrides(flags: dict[str, Any], settings: list[str] | None) -> dict[str, Any]:
-    """The values of flags and --set by the dotted path of their key. Raises InputError."""
+    """Return the values of flags and --set by the dotted path of their key. Raises InputError."""
     changes = {COMMON[name]: value for name, value in flags.items() if value is not None}
     for setting in settings or ():
         key, separator, value = setting.partition("=")
@@ -93,7 +93,7 @@ def query_overrides(flags: dict[str, Any], settings: list[str] | None) -> dict[s
 
 
 def read_text(path: str) -> str | bytes:
-    """The content of a file, or of standard input for `-`; limited in size."""
+    """Return the content of a file, or of standard input for `-`; limited in size."""
     from hp_tool.catalog.documents import MAX_FILE_BYTES
     from hp_tool.catalog.documents import read_text as read_file
 
@@ -101,22 +101,22 @@ def read_text(path: str) -> str | bytes:
 
 
 def read_mapping(path: str) -> dict[str, Any]:
-    """The mapping that a file or standard input holds, not yet validated."""
+    """Return the mapping in a file or standard input, not yet validated."""
     from hp_tool.questions import schema
 
     return schema.parse_mapping(read_text(path))
 
 
 def standard_input() -> BinaryIO:
-    """Standard input. Raises InputError if it is closed."""
+    """Return standard input. Raises InputError if it is closed."""
     if sys.stdin is None:
         raise InputError("standard input is closed; name a file instead of -")
     return sys.stdin.buffer
 
 
 def read_lines(path: str) -> Iterator[bytes]:
-    """The lines of a file, or of standard input for `-`, without blank ones. Raises InputError for
-    a line that is too long.
+    """Yield the non-blank lines of a file, or of standard input for `-`. Raises InputError for a
+    too long line.
     """
     from hp_tool.catalog.documents import MAX_FILE_BYTES
 

@@ -1,4 +1,4 @@
-"""Files that lie beside a script and that it names, so that nobody has to list them."""
+"""Find the files in a script's folder that it names."""
 
 import itertools
 import re

@@ -52,7 +52,7 @@ MAX_ROWS = 10
 
 
 MIN_SHOWN_S = 1.0
-"""A shorter wait of jobs is not told."""
+"""Shorter waits of jobs are not shown."""
 BAR_WIDTH = 20
 
 
@@ -174,7 +174,7 @@ CHOOSING_TEXT = "choosing the next run"
 
 
 def pending_words(pending: dict[str, Any]) -> str:
-    """Why a job waits for devices, and until when."""
+    """Return why a job waits for devices, and until when."""
     starts_at = pending.get("starts_at")
     return (pending.get("reason") or "no reason given") + (
         f", expected to start at {starts_at}" if starts_at else ""
@@ -242,7 +242,7 @@ def print_result(result: TuneResult, *, pareto: bool = False, query: Query | Non
 
 
 def plan_lines(plan: SearchPlan) -> list[str]:
-    """The bill of a search, in lines."""
+    """Return the estimated cost of a search, in lines."""
     lines = [f"{'first run':12}  {_planned_run_words(plan.first)}"]
     if plan.confirmation is not None:
         lines.append(f"{'confirmation':12}  {_planned_run_words(plan.confirmation)}")

@@ -1,4 +1,4 @@
-"""What a recommendation depends on, as tables."""
+"""Sensitivity of a recommendation as tables."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""The server that --server names: the only place where the command line knows the service."""
+"""Client of the server in --server; the only module of the command line that knows the service."""
 
 from __future__ import annotations
 

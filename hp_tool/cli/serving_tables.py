@@ -122,7 +122,9 @@ def print_inference_estimate(estimate: InferenceEstimate, *, query: Query) -> No
 
 
 def _load_name(query: Query) -> str:
-    """Return what an estimate's load is: the query's, or the highest if that leaves it open."""
+    """Return the load of an estimate in words: the query's, or the highest if the query leaves it
+    open.
+    """
     workload = query.inference
     if workload is None or workload.trace is not None or unknown_loads(workload) is None:
         return "Load"
@@ -154,7 +156,7 @@ def _target_columns(
 
 
 def print_assumptions(console: Console, provenances: Iterable[Mapping[str, object]]) -> None:
-    """Print what the query left open or what stands in for it, once for all rows."""
+    """Print assumed settings and stand-ins, once for all rows."""
     for sentence in dict.fromkeys(
         each for provenance in provenances for each in assumption_sentences(provenance)
     ):
@@ -176,7 +178,7 @@ def _print_fixes(console: Console, estimate: InferenceEstimate) -> None:
 
 
 DROP_PRIORITIES = {"p50": 2, "p90": 1}
-"""Columns that a narrow terminal leaves out, in this order."""
+"""Columns that a narrow terminal hides, in this order."""
 
 
 def _print_latencies(console: Console, estimate: InferenceEstimate, tails: Tails) -> None:

@@ -62,9 +62,7 @@ def _print_time(console: Console, sizing: Sizing) -> None:
 
 
 def _print_choices(console: Console, title: str, choices: tuple[Choice, ...]) -> None:
-    """A paragraph for each choice: rules and sources are prose, which no column holds on a narrow
-    screen.
-    """
+    """Print a paragraph per choice; rules and sources are too long for a column."""
     if not choices:
         return
     console.print(f"{title}:", style="bold")

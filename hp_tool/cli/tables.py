@@ -56,13 +56,13 @@ from hp_tool.wording.words import layout_arithmetic, serving_arithmetic, unmeasu
 
 
 def print_reasons(console: Console, reasons: Iterable[Reason], *, prefix: str = "") -> None:
-    """Why a configuration is infeasible, a line each."""
+    """Print why a configuration is infeasible, one reason per line."""
     for reason in reasons:
         console.print(f"{prefix}[red]{reason.code}[/red]: {reason.message}")
 
 
 def print_memory_parts(console: Console, parts_bytes: Mapping[str, float]) -> None:
-    """Bytes by part."""
+    """Print bytes by part."""
     print_columns(
         console,
         parts_columns(
@@ -78,8 +78,8 @@ def print_fixes(
     *,
     title: str = "How to fix it",
 ) -> None:
-    """The changes that fix an infeasible configuration, and for those that come nearest the reasons
-    that remain.
+    """Print the changes that fix an infeasible configuration, or the nearest ones with the
+    remaining reasons.
     """
     if not remaining:
         console.print("no small change fixes it; `hp-tool recommend` ranks the whole space")
@@ -101,15 +101,15 @@ def print_space(console: Console, answer: RecommendAnswer) -> None:
 
 
 def print_groups(console: Console, rows: Sequence[ServingRecommendation]) -> None:
-    """How far the best can be told apart from the next."""
+    """Print how many layouts are tied with rank 1."""
     alike = sum(row.group == 1 for row in rows)
     if alike > 1:
         console.print(f"Ranks 1 to {alike} are tied: the differences are within the model's error.")
 
 
 def print_rejections(console: Console, answer: RecommendAnswer) -> None:
-    """How many candidates each rule ruled out, and what the commonest requires where none is
-    left.
+    """Print how many candidates each rule rejected, and the requirement of the most frequent rule
+    if none is left.
     """
     if answer.rejections:
         console.print(
@@ -207,7 +207,7 @@ def _print_costs(console: Console, estimate: Estimate) -> None:
 
 
 def _print_fit(console: Console, estimate: Estimate) -> None:
-    """Whether it fits: the word, its chance, and the interval that this comes from."""
+    """Print whether the configuration fits, the probability, and the interval of memory."""
     if estimate.fit is not None:
         console.print(
             f"{estimate.fit}: {out_of_memory_words(estimate)}; {memory_range_words(estimate)}",
@@ -216,7 +216,7 @@ def _print_fit(console: Console, estimate: Estimate) -> None:
 
 
 def _print_left_open(console: Console, estimate: Estimate) -> None:
-    """What the query leaves open, and what naming it would give."""
+    """Print open settings and the effect of setting them."""
     for text in open_settings_sentences(estimate):
         console.print(text, highlight=False)
 
@@ -377,8 +377,8 @@ def _ranking_columns(ranked: Sequence[Recommendation]) -> list[Column]:
 def print_nearest(
     console: Console, nearest: Iterable[object], *, query: Query | None = None
 ) -> None:
-    """If no configuration is acceptable: those that come nearest, what each of them lacks, and the
-    highest load of a server if `query` is given.
+    """Print the nearest misses, their reasons, and the highest load of a server if `query` is
+    given.
     """
     for row in nearest:
         if isinstance(row, Recommendation):
@@ -426,7 +426,7 @@ def print_pareto(answer: RecommendAnswer) -> None:
 
 
 def goodput_line(goodput: Goodput) -> str:
-    """The share of the calendar time that is training, and where it comes from, on one line."""
+    """Return the fraction of calendar time that trains, and its sources, on one line."""
     return (
         f"goodput {goodput.fraction:.1%}: a failure every {format_duration(goodput.mtbf_s)}, "
         f"a checkpoint of {format_duration(goodput.checkpoint_s)} every "

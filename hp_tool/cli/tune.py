@@ -108,7 +108,7 @@ def tune(
 
 
 def _print_plan(query: Query, *, as_json: bool, server: str | None) -> None:
-    """The bill; with the first job where this process would run the search."""
+    """Print the estimated cost, and the first job if this process would run the search."""
     from hp_tool.cli.search_output import plan_lines
     from hp_tool.domain.plan import PlanAnswer
     from hp_tool.loop.tuning.plan import plan_search

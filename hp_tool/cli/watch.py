@@ -1,5 +1,5 @@
-"""`hp-tool watch`: a running job's steps held against what they were and what they should be. Exits
-4 where it is slower.
+"""`hp-tool watch`: compare a running job's steps with earlier ones and the prediction. Exits 4 if
+it is slower.
 """
 
 from __future__ import annotations

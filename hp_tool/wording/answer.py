@@ -290,8 +290,8 @@ def disagreement_words(answer: Answer | ServingAnswer) -> str | None:
 
 
 def explain_change(answer: Answer | ServingAnswer) -> str | None:
-    """What the answer changes against the baseline, and where that saves time; None without one
-    that differs.
+    """Return what the answer changes compared with the baseline, and where that saves time; None
+    without a different baseline.
     """
     baseline = answer.baseline
     if baseline is None or baseline.parallel == answer.parallel:
@@ -320,7 +320,9 @@ def _baseline_name(baseline: Baseline | ServingBaseline) -> str:
 
 
 def _savings_words(baseline: Baseline) -> str | None:
-    """What the whole training saves, money before days; None where nothing is saved or known."""
+    """Return the saving of the whole training, money before days; None if nothing is saved or
+    known.
+    """
     if baseline.saved_cost is not None and baseline.saved_cost > 0:
         return f"saves ${baseline.saved_cost:,.0f} over the training"
     if baseline.saved_days is not None and baseline.saved_days > 0:

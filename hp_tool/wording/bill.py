@@ -51,17 +51,17 @@ def bill_sentences(plan: SearchPlan) -> tuple[str, ...]:
 
 
 def format_device_time(gpu_seconds: float) -> str:
-    """Device time for people: in seconds below an hour, else in hours."""
+    """Return device time in seconds below an hour, else in hours."""
     if gpu_seconds < SECONDS_PER_HOUR:
         return f"{gpu_seconds:,.0f} GPU-seconds"
     return f"{gpu_seconds / SECONDS_PER_HOUR:,.1f} GPU-hours"
 
 
 def format_money(dollars: float) -> str:
-    """US dollars, with cents below ten."""
+    """Return US dollars, with cents below ten."""
     return f"${dollars:,.2f}" if dollars < 10.0 else f"${dollars:,.0f}"
 
 
 def range_words(value: float, interval: Interval, words: Callable[[float], str]) -> str:
-    """Return a figure in words; `12.0 min to 40.0 min` where it has an interval."""
+    """Return a figure in words, or as `12.0 min to 40.0 min` if it has an interval."""
     return words(value) if interval is None else f"{words(interval[0])} to {words(interval[1])}"

@@ -1,5 +1,5 @@
-"""Columns of answers for people: a unit once in the head, letters explained once, and what a narrow
-screen may leave out.
+"""Columns of tables: headings with units, explanations of abbreviations, and the order in which
+narrow screens hide them.
 """
 
 import math
@@ -32,9 +32,9 @@ class Column:
     """Of all its cells."""
     cells: tuple[str, ...]
     meaning: str = ""
-    """What the letters of the head stand for; empty if they are words."""
+    """Meaning of the head's abbreviation; empty if the head is a word."""
     drop: int = 0
-    """0: always shown; of the others the highest is left out first where the screen is narrow."""
+    """0: always shown; among others the highest is hidden first on a narrow screen."""
     left: bool = False
     """Aligned left, as text is."""
 
@@ -100,13 +100,11 @@ def varied_columns(rows: Sequence[Recommendation]) -> list[Column]:
 
 
 BATCH_LIMITS = ("max_num_seqs", "max_num_batched_tokens")
-"""Limits of an engine, which tables of layouts leave out."""
+"""Limits of an engine, which tables of layouts omit."""
 
 
 def configuration_columns(configs: Sequence[ParallelConfig]) -> list[Column]:
-    """The columns that tell training configurations apart; those that no configuration uses are
-    left out.
-    """
+    """Return the columns that distinguish training configurations; unused ones are omitted."""
     shown = [
         Column(
             head=axis.head,
@@ -148,9 +146,7 @@ def num_gpus_cells(rows: Sequence[Recommendation | ServingRecommendation]) -> tu
 
 
 def serving_columns(rows: Sequence[ServingRecommendation]) -> list[Column]:
-    """The columns that tell serving configurations apart; those that no configuration uses are left
-    out.
-    """
+    """Return the columns that distinguish serving configurations; unused ones are omitted."""
     configs = [row.parallel for row in rows]
     shown = [
         Column(
@@ -244,7 +240,7 @@ def figure_column(
 
 
 def unmeasured_features(estimate: Estimate | InferenceEstimate) -> list[str]:
-    """What of a configuration no published run covers."""
+    """Return the features of a configuration that no published run covers."""
     return [] if estimate.familiarity is None else list(estimate.familiarity.unmeasured)
 
 
@@ -259,7 +255,7 @@ def duration_column(
 
 
 def duration_unit(seconds: Iterable[float | None]) -> tuple[str, float]:
-    """The unit that durations of one column share, and its seconds: that of the longest."""
+    """Return the common unit of a column's durations and its seconds: that of the longest."""
     longest = max((each for each in seconds if each is not None), default=1.0)
     return next(
         ((unit, size) for unit, size in (("s", 1.0), ("ms", 1e-3)) if longest >= size), ("us", 1e-6)
@@ -283,7 +279,7 @@ def _cell_writer(write: Callable[[Any], str]) -> Write:
 counts = _cell_writer("{:,.0f}".format)
 """Whole numbers."""
 decimals = _cell_writer("{:,.1f}".format)
-"""Numbers with one decimal."""
+"""Write numbers with one decimal."""
 percents = _cell_writer(lambda fraction: f"{100.0 * fraction:,.1f}")
 """Shares in per cent."""
 gibs = _cell_writer(lambda size: f"{size / GIB:,.1f}")

@@ -46,15 +46,15 @@ class Figure:
     """Over a column of a table."""
     unit: ColumnUnit
     per: str = ""
-    """What follows the unit over a column of a table, such as `/h`."""
+    """Text after the unit in a column's head, such as `/h`."""
     path: str = ""
-    """Where its value stands; empty: under its name."""
+    """Dotted path of its value; empty: its name."""
     interval: str = ""
-    """Where its own interval stands; empty: it has none of its own."""
+    """Dotted path of its interval; empty: none."""
     scale: tuple["Figure", Literal[1, -1]] | None = None
     """The figure with an interval to which this one is proportional (1), or inversely so (-1)."""
     note: str = ""
-    """What it counts, in a few words."""
+    """Short explanation of what it counts."""
 
     def value(self, source: object) -> float | None:
         """Return its value in `source`; None where that has none."""
@@ -118,7 +118,7 @@ MFU = Figure(
     name="mfu", label="MFU", head="MFU", unit="share", scale=(STEP, -1), note=MEANINGS["MFU"]
 )
 DAYS = Figure(name="days", label="Training", head="days", unit="days", scale=(STEP, 1))
-"""Without failures, where these are asked for."""
+"""Days without failures."""
 CALENDAR = Figure(name="calendar_days", label="Training", head="days", unit="days", scale=(STEP, 1))
 COST = Figure(name="cost", label="Cost", head="cost", unit="dollars", scale=(STEP, 1))
 TRAINING = (

@@ -176,7 +176,7 @@ def chosen_settings_words(chosen: Mapping[str, object]) -> str:
 
 
 def open_settings_sentences(estimate: Estimate) -> tuple[str, ...]:
-    """Return what the query leaves open and what naming it would give, a sentence each."""
+    """Return open settings and the effect of setting them, one sentence each."""
     return tuple(
         filter(
             None,

@@ -77,7 +77,7 @@ def recommendations_html(
     space: SpaceSummary,
     misses: Sequence[Recommendation] | Sequence[ServingRecommendation],
 ) -> str:
-    """The ranked configurations; where there are none, what comes nearest."""
+    """Return the ranked configurations, or the nearest misses."""
     if rows:
         body = _ranked_html(rows)
     else:

@@ -1,6 +1,4 @@
-"""Recommendations as a picture: where a step's time goes, and memory against what the device
-has.
-"""
+"""Recommendations as a figure: parts of the step time, and memory compared with the device's."""
 
 from __future__ import annotations
 
@@ -27,7 +25,7 @@ if TYPE_CHECKING:
 
 SUFFIXES = (".html", ".png", ".svg", ".pdf")
 ROW_PIXELS = 34
-"""Of one configuration."""
+"""Height of one configuration."""
 HEAD_PIXELS = 160
 LEGENDS_PIXELS = 90
 """Below the bars, one for each half: room for two lines of names, and for one."""
@@ -65,7 +63,7 @@ def write_figure(figure: Figure, *, path: Path) -> None:
 
 
 def plot_title(query: Query) -> str:
-    """Model and devices of a query, as far as it names them."""
+    """Return model and devices of a query, as far as it names them."""
     model = (
         query.model
         if isinstance(query.model, str)

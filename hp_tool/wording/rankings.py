@@ -12,7 +12,7 @@ from hp_tool.wording import figures
 from hp_tool.wording.figures import ColumnUnit, Figure, value_at
 
 FORMULA_SIGNS = ("=", "+", "-", "@", "\t", "\r")
-"""A spreadsheet calculates a text that begins with one of these."""
+"""First characters with which a spreadsheet evaluates a text as a formula."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,13 +28,13 @@ class Column:
     page_label: str = ""
     """Head of the column on a page; empty: the figure's label."""
     page_path: str = ""
-    """Where a page's row has the value; empty: under its name."""
+    """Path of the value in a page's row; empty: its name."""
     page_interval: str = ""
-    """Where a page's row has the value's 90% interval; empty: it has none."""
+    """Path of the value's 90% interval in a page's row; empty: none."""
     shown: Literal["page", "file", "terminal"] = "page"
     """`page`: on pages and in CSV files; `file`: only in CSV files; `terminal`: in neither."""
     optional: bool = False
-    """Left out on a page where no row has a value."""
+    """Whether a page omits the column if no row has a value."""
     drop: int = 0
     """On the terminal, 0: always shown; of the others the highest is left out first where the
     screen is narrow.

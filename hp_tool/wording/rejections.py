@@ -1,4 +1,4 @@
-"""What each code of an illegal or unacceptable configuration requires, in one sentence."""
+"""Requirement behind each rejection code, in one sentence."""
 
 RULES = {
     "heads_not_divisible": "TP must divide the attention heads, and divide the KV heads or be a "

@@ -19,7 +19,7 @@ MEANINGS = {axis.head: axis.meaning for axis in AXES if axis.meaning} | {
     TTFT.head: TTFT.noun,
     TPOT.head: TPOT.noun,
 }
-"""What letters stand for, in every table and on every page."""
+"""Meanings of abbreviations, for every table and page."""
 
 STOP_REASONS = {
     "budget_runs": "the maximum of runs was reached",
@@ -31,7 +31,7 @@ STOP_REASONS = {
 """Why a search stopped; other reasons are words by themselves."""
 
 WIDE_PRECISIONS = ("bf16", "fp16", "fp32")
-"""Precisions of weights that need no mention where a query leaves them open."""
+"""Precisions of weights that are not mentioned if the query leaves them open."""
 
 
 def missed_words(target: str, *, value: float, limit: float) -> str:
@@ -191,9 +191,7 @@ def machines_heading(query: Query) -> str:
 
 
 def assumption_sentences(provenance: Mapping[str, Any]) -> list[str]:
-    """Return what a serving estimate took where the query is silent, or where its release has no
-    constants.
-    """
+    """Return the assumptions of a serving estimate: open settings, unknown releases."""
     assumed = provenance.get("assumed") or {}
     precision = assumed.get("inference.precision")
     sentences = (

@@ -26,16 +26,14 @@ if TYPE_CHECKING:
     from hp_tool.questions.training.calibrated import Calibrations
 
 CHUNK_LINES = 64
-"""Queries answered at a time: enough to evaluate similar ones as one batch, few enough to be
-answered soon.
-"""
+"""Queries per chunk: enough to evaluate similar ones together, few enough for quick answers."""
 CHUNKS_AHEAD = 4
 """Chunks in flight per process, which bounds how far reading runs ahead of writing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """What to do with every query."""
+    """Task and options for every query."""
 
     name: Literal["estimate", "recommend"]
     top: int
@@ -43,14 +41,14 @@ class Task:
 
 
 def answer_here(items: Iterator[Item], task: Task) -> Iterator[str]:
-    """Answers by this process."""
+    """Yield the answers of this process."""
     with stored_calibrations(wanted=task.calibration) as calibrations:
         for chunk in _split_chunks(items, task):
             yield from _answer_items(chunk, task, calibrations)
 
 
 def answer_by_processes(items: Iterator[Item], task: Task, *, jobs: int) -> Iterator[str]:
-    """Answers by `jobs` processes. Raises HpToolError if one of them dies."""
+    """Yield the answers of `jobs` processes. Raises HpToolError if one of them dies."""
     # spawn: the progress bar has a thread, which a forked process would not survive
     context = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(
@@ -76,9 +74,7 @@ def answer_by_processes(items: Iterator[Item], task: Task, *, jobs: int) -> Iter
 
 
 def answer_by_server(items: Iterator[Item], task: Task, *, server: str) -> Iterator[str]:
-    """Answers by a server; lines that are no query are answered with their error here, in their
-    place.
-    """
+    """Yield the answers of a server; lines that are not queries get their error here."""
     from hp_tool.questions.answers import error_line
 
     errors: deque[tuple[int, InputError]] = deque()
@@ -104,8 +100,8 @@ def answer_by_server(items: Iterator[Item], task: Task, *, server: str) -> Itera
 
 
 def _split_chunks(items: Iterator[Item], task: Task) -> Iterator[list[Item]]:
-    """The queries in chunks; those for recommendations, which take longer, one by one. If reading
-    fails, the queries before are answered first.
+    """Yield the queries in chunks, recommendations one by one because they take longer. If reading
+    fails, earlier queries are answered first.
     """
     size = CHUNK_LINES if task.name == "estimate" else 1
     chunk: list[Item] = []

@@ -16,10 +16,10 @@ from hp_tool.errors import InputError
 from hp_tool.questions.short_names import COLUMNS
 
 MAX_LINE_BYTES = 1_000_000
-"""Limit of one query, in any of the formats."""
+"""Maximum bytes of a query in any format."""
 
 Item = bytes | InputError
-"""A query as one line, or the error in its place."""
+"""A query as one line, or its error."""
 Format = Literal["jsonl", "yaml", "csv"]
 SUFFIXES: dict[str, Format] = {".yaml": "yaml", ".yml": "yaml", ".csv": "csv"}
 
@@ -28,7 +28,7 @@ _DOCUMENT_ENDS = re.compile(rb"(---|\.\.\.)(\s|$)")
 
 
 def read_items(source: BinaryIO, *, format: Format, base: Mapping[str, Any]) -> Iterator[Item]:
-    """The queries of a stream in order; every row of a CSV is laid over the query `base`."""
+    """Yield the queries of a stream in order; rows of a CSV are applied to the query `base`."""
     if format == "csv":
         return expand_grid(_physical_lines(source), base=base)
     if format == "yaml":
@@ -49,7 +49,7 @@ def _physical_lines(source: BinaryIO) -> Iterator[str]:
 
 
 def _bounded_lines(source: BinaryIO) -> Iterator[Item]:
-    """The lines; the rest of one that is too long is skipped."""
+    """Yield the lines; the rest of a too long one is skipped."""
     while line := source.readline(MAX_LINE_BYTES + 1):
         if len(line) <= MAX_LINE_BYTES:
             yield line

@@ -115,7 +115,7 @@ def read_launch_command(source: Source, reading: Reading) -> None:
 
 
 def _unknown_name_error(option: str, name: str, known: str) -> UnsupportedError:
-    """Return the refusal of a name that nobody knows; `known` are those like it."""
+    """Return the error for an unknown name; `known` are similar names."""
     hint = f"; the nearest are {known}" if known else ""
     return UnsupportedError(
         f"--{option} {name} is none of the recipes that are known here{hint}", field=f"--{option}"
@@ -123,8 +123,8 @@ def _unknown_name_error(option: str, name: str, known: str) -> UnsupportedError:
 
 
 def _first_text(settings: Mapping[str, Setting], *names: str) -> str:
-    """Return the value of the first of the options that is there; the last name is the default if
-    no option is called so.
+    """Return the value of the first option that is set; the last argument is the default if it is
+    not an option.
     """
     for name in names:
         if name in settings:
@@ -133,7 +133,7 @@ def _first_text(settings: Mapping[str, Setting], *names: str) -> str:
 
 
 def _read_num_gpus(settings: Mapping[str, Setting], reading: Reading) -> None:
-    """Note the number of GPUs that a launcher is told."""
+    """Record the number of GPUs in the launcher's options."""
     if reading.num_gpus is not None:
         return
     sizes = [_first_text(settings, *names) for names in (("num-gpus", "ng"), ("nodes",))]
@@ -145,7 +145,7 @@ def _read_num_gpus(settings: Mapping[str, Setting], reading: Reading) -> None:
 
 
 def _option_overrides(settings: Mapping[str, Setting]) -> list[Override]:
-    """Return the launcher's options that stand for keys, as overrides."""
+    """Return the launcher's options that set keys, as overrides."""
     return [
         parse_override(
             Word(f"{_KEYS_OF_OPTIONS[name]}={each.text.replace('None', 'null') or 'null'}", 0)
@@ -246,8 +246,8 @@ def _read_preset(
     source: Source,
     reading: Reading,
 ) -> None:
-    """Fill the reading with a preset's layout and what the command overrides; the catalogue's
-    recipe of the release fills the rest.
+    """Fill the reading with a preset's layout and the command's overrides; the catalogue's recipe
+    of the release sets the rest.
     """
     keys = dict(preset.keys)
     if preset.sequence_length is not None:
@@ -305,7 +305,7 @@ def _read_preset(
 
 
 def _overlap_fields(read: Mapping[str, bool], said: set[str]) -> dict[str, bool]:
-    """Return the overlaps that keys say, on or off."""
+    """Return the overlaps that keys switch on or off."""
     names = ("tensor_parallel", "pipeline_parallel", "data_parallel", "expert_parallel")
     return {
         name: read.get(name, name != "expert_parallel")
@@ -360,7 +360,7 @@ def _merge_content(
 
 
 def _drop_missing_shape(reading: Reading) -> None:
-    """Drop what is missing of a model's shape, which the recipe's model says."""
+    """Drop missing fields of the model's shape, which the recipe's model sets."""
     reading.missing = [
         missing_field
         for missing_field in reading.missing
@@ -369,7 +369,7 @@ def _drop_missing_shape(reading: Reading) -> None:
 
 
 def _decided_fields(content: Mapping[str, Any]) -> set[str]:
-    """Return the fields of a query that the keys decide."""
+    """Return the query fields that the keys set."""
     fields = set()
     for setting in as_settings(content):
         argument = table(TABLE).get(megatron_argument(setting.name, tool="nemo").removesuffix("!"))

@@ -20,7 +20,7 @@ PRECISIONS: dict[str, dict[str, str]] = {
 }
 """--compute_dtype, and the fields of `training` that it decides."""
 _NEWEST_RELEASE = "26.08"
-"""Release whose functions of presets are named."""
+"""Release in which presets are named functions."""
 _SIZE_KEYS = {
     "micro_batch_size": "train.micro_batch_size",
     "tensor_parallel_size": "model.tensor_model_parallel_size",
@@ -46,8 +46,8 @@ class Library:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preset:
-    """A preset of scripts/performance: its layout, the rest of which the catalogue's recipe of its
-    release says.
+    """A preset of scripts/performance: its layout; the catalogue's recipe of its release sets the
+    rest.
     """
 
     releases: tuple[str, ...]
@@ -141,7 +141,7 @@ def library_recipe(name: str) -> Library | None:
 
 
 def nearest_names(name: str, *, among: Sequence[str] | None = None) -> str:
-    """Return the names most like one that nobody knows, for an error."""
+    """Return the names most similar to an unknown one, for an error."""
     table = _library_file()
     known = among
     if known is None:
