@@ -9,7 +9,7 @@ import pytest
 from hp_tool import estimate
 from hp_tool.errors import InputError, UnsupportedError
 from hp_tool.formats.detection import detect_format
-from hp_tool.formats.exchange import read_configuration, read_query
+from hp_tool.formats.exchange import assess, read_configuration, read_query
 from hp_tool.questions import schema
 
 H100 = {"cluster.gpu": "h100-sxm-80gb"}
@@ -165,3 +165,12 @@ def test_a_bound_of_lengths_is_named_unless_rows_are_packed(text: str, flag: str
         bounds(f"{text}packing: true\n" if text is TRL else f"{text}dataset: {{packed: true}}\n")
         == []
     )
+
+
+def test_changes_of_a_file_that_is_only_read_name_its_keys() -> None:
+    reading = read_configuration(TORCHTUNE, overrides=H100, num_gpus=8)
+    found = assess(schema.parse_query(reading.query), reading=reading)
+    flags = {change["flag"]: change["from"] for change in found.changes}
+    assert found.better is not None
+    assert found.better.parallel.micro_batch_size != 2, "the change that this test is about"
+    assert flags["batch_size"] == "2" and "parallel.micro_batch_size" not in flags

@@ -234,10 +234,23 @@ def _changed_settings(
             }
             for each in (theirs, ours)
         )
+        for path, key in _keys_of_paths(before, reading).items():
+            before[key] = before.pop(path)
+            if path in after:
+                after[key] = after.pop(path)
     else:
         if tool == "megatron-lm" and reading is not None and reading.read:
             before = _restore_own_flags(before, after, reading)
     return changed_options(before, after)
+
+
+def _keys_of_paths(values: Mapping[str, str], reading: Reading | None) -> dict[str, str]:
+    """Return the key of a file that is only read for each path of `values` with the same value."""
+    keys: dict[str, list[str]] = {}
+    for setting in reading.read if reading is not None else ():
+        if values.get(setting.field) == setting.value:
+            keys.setdefault(setting.field, []).append(setting.flag)
+    return {path: names[0] for path, names in keys.items() if len(names) == 1}
 
 
 def _restore_own_flags(
