@@ -6,6 +6,7 @@ from typing import Any
 
 from hp_tool.domain.answer import (
     Answer,
+    Gain,
     Repeats,
     ServingAnswer,
     VerdictState,
@@ -87,7 +88,10 @@ class Best:
     runs: Repeats | None = None
     """Its own runs, one of which is relevant."""
     sentences: tuple[str, ...] = ()
-    """The answer in words, as on the command line."""
+    """The answer in words, as on the command line; the first `num_verdict` are the verdict."""
+    num_verdict: int = 1
+    gain: Gain | None = None
+    """Its speed relative to the baseline, the first run or the slowest run."""
     parts: dict[str, float] = field(default_factory=dict)
     """Seconds by name that sum to the measured step, ideal compute first; for serving to a
     request's latency.
@@ -96,8 +100,10 @@ class Best:
     """None before a search has ended."""
     title: str = ""
     """The verdict in words."""
-    kept: str | None = None
-    """The configuration to keep, if not this one."""
+    kept: tuple[str, str] | None = None
+    """Arithmetic and details of the configuration to keep, if not this one."""
+    recommended: RunConfig | None = None
+    """The configuration to run: by the verdict, and itself before there is one."""
     rivals: tuple[Rival, ...] = ()
     """Configurations of the result that did not run and may be as good, the likeliest first."""
     set: dict[str, Any] = field(default_factory=dict)
@@ -126,7 +132,12 @@ class AxisEffect:
 
 
 def best_of_search(record: SearchRecord, store: Store) -> Best | None:
-    """Return the first row of the search's result; until there is one, its best run so far."""
+    """Return the first row of the search's result; until there is one, its best run so far.
+
+    A search that failed or was cancelled has none.
+    """
+    if record.state.failed:
+        return None
     row, run_id = recommended(record), record.progress.get("best_run_id")
     answer = (record.result or {}).get("answer")
     if isinstance(row, ServingRecommendation):
@@ -177,11 +188,7 @@ def _trained(row: Recommendation, query: JsonObject, answer: Answer | None) -> B
         if answer
         else _measured_alone(measurement),
         parts=_parts(known, measurement.objective_s if measurement else None),
-        verdict=get_verdict(answer).state if answer else None,
-        title=words.answer_title(answer) if answer else "",
-        kept=", ".join(trials.words(yours, query))
-        if (yours := words.configuration_to_keep(answer))
-        else None,
+        **_decided(answer, query),
         measured=measurement is not None,
         step_s=measurement.objective_s if measurement else calibrated_step_s,
         tokens_per_second_per_gpu=_rate(known, measurement),
@@ -190,6 +197,22 @@ def _trained(row: Recommendation, query: JsonObject, answer: Answer | None) -> B
         calibrated_step_s=calibrated_step_s,
         predicted_memory_bytes=predicted.memory.allocated_bytes if predicted.memory else None,
     )
+
+
+def _decided(answer: Answer | ServingAnswer | None, query: JsonObject) -> JsonObject:
+    """Return the fields of the verdict; none for a stored result without an answer."""
+    if answer is None:
+        return {}
+    verdict, yours = get_verdict(answer), words.configuration_to_keep(answer)
+    gains = [gain for gain in (answer.gain, *answer.gains) if gain and gain.factor != 1.0]
+    return {
+        "verdict": verdict.state,
+        "title": words.answer_title(answer),
+        "num_verdict": 1 if words.decision(answer) is None else 2,
+        "gain": next(iter(gains), None),
+        "kept": None if yours is None else trials.words(yours, query),
+        "recommended": verdict.parallel,
+    }
 
 
 def _measured_alone(measurement: Measurement | None) -> tuple[str, ...]:
@@ -226,7 +249,7 @@ def _leading(run: RunRecord, record: SearchRecord, *, only: bool) -> Best | None
         details=details,
         measured=True,
         runs=runs,
-        sentences=(f"{_measured_words(measurement, runs)}, {_standing(record, only=only)}.",),
+        sentences=(f"{_measured_words(measurement, runs)}, {'the only run so far' if only else 'the fastest so far'}.",),
         step_s=measurement.objective_s,
         tokens_per_second_per_gpu=None if runs.reduced else measurement.tokens_per_second_per_gpu,
         peak_memory_bytes=_peak_memory_bytes(measurement),
@@ -265,12 +288,6 @@ def _measured_words(measurement: Measurement, runs: Repeats) -> str:
     )
 
 
-def _standing(record: SearchRecord, *, only: bool) -> str:
-    if record.state.ended:
-        return "the only run that ended" if only else "the fastest that ran"
-    return "the only run so far" if only else "the fastest so far"
-
-
 def _rate(known: Estimate, measurement: Measurement | None) -> float | None:
     """Return tokens/s per GPU of the whole configuration, measured or extrapolated from a reduced
     run.
@@ -306,11 +323,7 @@ def _served(row: ServingRecommendation, query: JsonObject, answer: ServingAnswer
             *(formats.arrows(each).replace("per GPU", device) for each in sentences),
             *_off(predicted, load),
         ),
-        verdict=get_verdict(answer).state if answer else None,
-        title=words.answer_title(answer) if answer else "",
-        kept=", ".join(trials.words(yours, query))
-        if (yours := words.configuration_to_keep(answer))
-        else None,
+        **_decided(answer, query),
         parts={
             formats.words(name): seconds
             for name, seconds in (known.parts_s or {}).items()

@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, Literal
 
@@ -276,7 +276,9 @@ def search_page(record: SearchRecord, *, store: Store) -> SearchPage:
     view = SearchView.of(record)
     account = account_of(view)
     best = best_of_search(record, store)
-    configuration = best and stored_configuration(view.query, best)
+    configuration = best and stored_configuration(
+        view.query, replace(best, parallel=best.recommended or best.parallel)
+    )
     left = budget_runs_of(view.query) - account.get("profile_runs", 0)
     longer_s, limit_s, slowest_step_s = _longer(view, store) or (None, None, None)
     schedule, bubble_fraction = (

@@ -168,7 +168,7 @@ def newest(store: Store, *, most: int = 5) -> tuple[SearchRow, ...]:
 def _row(record: SearchRecord) -> SearchRow:
     view = SearchView.of(record)
     progress = view.progress
-    parallel, step_s, known = _best(progress)
+    parallel, step_s, known = (None, None, "") if view.state.failed else _best(progress)
     return SearchRow.of(
         view,
         short_id=view.id[:8],

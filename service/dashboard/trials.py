@@ -263,8 +263,10 @@ def _rates(runs: Sequence[RunFigures]) -> tuple[float | None, ...]:
 
 def _best(record: SearchRecord, runs: Sequence[RunFigures], counts: Sequence[int]) -> int | None:
     """Return the index of the search's best run: until it has ended by the run's id, then by its
-    answer.
+    answer. A search that failed or was cancelled has none.
     """
+    if record.state.failed:
+        return None
     rows = (record.result or {}).get("recommendations") or ()
     if not rows:
         best_run = record.progress.get("best_run_id")

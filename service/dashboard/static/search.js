@@ -10,6 +10,7 @@ import { draw } from "./plot.js";
 import { ROWS_A_PAGE, head, show } from "./table.js";
 import { keep, ticked } from "./ticks.js";
 
+const FEW = 8; // runs that need no filter
 const root = document.querySelector("#trials");
 const part = (name) => root.querySelector(`[data-part="${name}"]`);
 const figures = Object.fromEntries(Object.entries({ history, ttft, tpot, accuracy, front, waterfall }).filter(([name]) => part(name)));
@@ -106,7 +107,7 @@ function controls() {
       }),
       ...(selects.length ? [element("button", { type: "button", onclick: reset }, "Clear")] : []),
     );
-    for (const each of [form, part("fold")]) each.hidden = !selects.length;
+    for (const each of [form, part("fold")]) each.hidden = !filter.size && (!selects.length || trials.run_id.length < FEW);
     part("columns").replaceChildren(...columns.slice(1).map((column) => element(
       "label", {}, element("input", { type: "checkbox", name: column.name, onchange: chooseColumns }), column.title ? `${column.label}: ${column.title}` : column.label,
     )));
@@ -166,7 +167,7 @@ function blank() {
   const several = two(trials.measured_step_s);
   const shows = { history: several, accuracy: several, front: several, parallel: several && trials.axes.length > 0, waterfall: true };
   for (const name of [...Object.keys(figures), "parallel"]) part(name).closest("figure").hidden = !(shows[name] ?? measured);
-  part("more").hidden = !measured || ![...part("more").querySelectorAll("figure, section")].some((each) => !each.hidden);
+  part("more").hidden = ![...part("more").querySelectorAll("figure, section")].some((each) => !each.hidden);
   root.classList.toggle("none", !trials.run_id.length);
 }
 
