@@ -208,7 +208,7 @@ def _decided(answer: Answer | ServingAnswer | None, query: JsonObject) -> JsonOb
     return {
         "verdict": verdict.state,
         "title": words.answer_title(answer),
-        "num_verdict": 1 if words.decision(answer) is None else 2,
+        "num_verdict": 1 if words.decision_sentence(answer) is None else 2,
         "gain": next(iter(gains), None),
         "kept": None if yours is None else trials.words(yours, query),
         "recommended": verdict.parallel,
@@ -242,6 +242,7 @@ def _leading(run: RunRecord, record: SearchRecord, *, only: bool) -> Best | None
         reduced=not run.fidelity.is_whole,
     )
     arithmetic, details = trials.words(run.parallel, query)
+    standing = "the only run so far" if only else "the fastest so far"
     best = Best(
         parallel=run.parallel,
         set=run.set,
@@ -249,7 +250,7 @@ def _leading(run: RunRecord, record: SearchRecord, *, only: bool) -> Best | None
         details=details,
         measured=True,
         runs=runs,
-        sentences=(f"{_measured_words(measurement, runs)}, {'the only run so far' if only else 'the fastest so far'}.",),
+        sentences=(f"{_measured_words(measurement, runs)}, {standing}.",),
         step_s=measurement.objective_s,
         tokens_per_second_per_gpu=None if runs.reduced else measurement.tokens_per_second_per_gpu,
         peak_memory_bytes=_peak_memory_bytes(measurement),

@@ -1,8 +1,9 @@
 """Pages /compare, /searches/ID/compare and .../runs/ID: configurations and runs side by side."""
 
+import json
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
@@ -11,7 +12,7 @@ from fastapi import Query as QueryParameter
 from pydantic import Field
 
 from hp_tool.domain.axes import AXES_BY_KEY
-from hp_tool.domain.parallel import Recompute, recompute_name
+from hp_tool.domain.parallel import Recompute
 from hp_tool.domain.ports import Store
 from hp_tool.domain.query import Query
 from hp_tool.domain.records import RunRecord, SearchRecord
@@ -30,7 +31,7 @@ from hp_tool.wording.figures import LESS_IS_BETTER, Unit
 from service.api.bodies import read_query
 from service.api.dependencies import CalibrationsDep, FindDep, StoreDep
 from service.api.search_results import known_estimates
-from service.dashboard import formats
+from service.dashboard import formats, trials
 from service.dashboard.configuration import (
     ConfigurationPage,
     ConfigurationView,
@@ -39,6 +40,7 @@ from service.dashboard.configuration import (
     configuration_view,
 )
 from service.dashboard.figures import BarSpec, Stack, stack
+from service.dashboard.live import log_of, running_now
 from service.dashboard.metrics import (
     ComparedRun,
     Metric,
@@ -47,17 +49,21 @@ from service.dashboard.metrics import (
     measured_peak,
 )
 from service.dashboard.page import MAX_QUERY, ErrorFields, Page, address, error_status, page_at
-from service.dashboard.verdict import Ratio, agreement, verdict
+from service.dashboard.verdict import Ratio, Speed, agreement, before, speeds, verdict
+from service.http.sample import SAMPLE
 
 EQUAL = 1e-3
 """Relative changes below this count as equal."""
 
-NAMES = ("First", "Second", "Third", "Fourth", "Fifth", "Sixth")
-"""Names of the compared configurations, and their maximum number."""
-COUNTS = ("No", "One", "Two", "Three", "Four", "Five", "Six")
+MOST = 5
+"""Maximum number of compared configurations."""
+MOST_NAMED = 24
+"""Maximum characters of a setting's value in a name."""
+MOST_SEARCHES = 8
+"""Number of newest searches whose runs are offered for a comparison."""
 More = Annotated[
     tuple[Annotated[str, Field(max_length=MAX_QUERY)], ...],
-    QueryParameter(max_length=len(NAMES) - 2, description="Further ones"),
+    QueryParameter(max_length=MOST, description="Further ones"),
 ]
 
 RUN_ADDRESS = re.compile(r"/searches/([^/]+)/runs/([^/]+)")
@@ -69,8 +75,26 @@ router = APIRouter(tags=["dashboard"])
 class Difference:
     """A field in which the configurations differ."""
 
+    path: str
+    """As in `--set PATH=VALUE`."""
     name: str
     values: tuple[str, ...]
+    """As in `--set PATH=VALUE`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """A run that can be compared."""
+
+    value: str
+    """Its page."""
+    place: int
+    """Of its search, the newest first."""
+    search: str
+    arithmetic: str
+    details: str
+    step_s: float | None
+    """Measured seconds of a step or a request."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +127,12 @@ class ComparePage(Page):
     """The run of each configuration that is one; empty if none is."""
     search_href: str | None = None
     """The search of all runs."""
-    heading: str = ""
+    speeds: tuple[Speed | None, ...] = ()
+    """Time of each view relative to the first; None for the first, and where nothing is known."""
+    without: tuple[str, ...] = ()
+    """By view: the address of this page without it; empty for two views."""
+    choices: tuple[Choice, ...] = ()
+    """Runs to compare, if the address names none."""
     verdict: str = ""
     """Which is faster, by how much, and which does not fit."""
     range_note: str = ""
@@ -129,32 +158,62 @@ class Side:
     """The run's search's estimate, which replaces that of the newest calibration."""
 
 
-@page_at(router, "/compare", template="compare.html", section="Ask", status=error_status)
+@page_at(router, "/compare", template="compare.html", section="Compare", status=error_status)
 def compare_context(
-    first: QueryText,
     calibrations: CalibrationsDep,
     find: FindDep,
     store: StoreDep,
+    first: QueryText | None = None,
     second: QueryText | None = None,
     more: More = (),
 ) -> ComparePage:
     """Return configurations side by side for their page; each is a query, or the address of a
     search's run.
 
-    Without `second`: one and the recommended one of the same query.
+    With one alone: it and the recommended one of the same query. Without any: runs to choose from.
     """
-    json_href = address("/compare.json", {"first": first, "second": second, "more": more})
-    texts = (first, *(() if second is None else (second,)), *more)
-    named = [(text, RUN_ADDRESS.fullmatch(text)) for text in texts]
-    sides = [_run_of(store, *match.groups()) if match else text for text, match in named]
-    return _compared(sides, json_href=json_href, calibrations=calibrations, find=find)
+    texts = tuple(text for text in (first, second, *more) if text)
+    if not texts:
+        return ComparePage(
+            title="Compare", json_href="/compare.json", choices=tuple(_choices(store))
+        )
+    json_href = json_of(texts)
+    matches = [(text, RUN_ADDRESS.fullmatch(text)) for text in texts]
+    sides = [_run_of(store, *match.groups()) if match else text for text, match in matches]
+    page = _compared(sides, json_href=json_href, calibrations=calibrations, find=find)
+    fewer = [texts[:place] + texts[place + 1 :] for place in range(len(texts))]
+    without = tuple(json_of(rest).replace(".json", "", 1) for rest in fewer if len(rest) > 1)
+    return replace(page, without=without)
+
+
+def json_of(texts: Sequence[str]) -> str:
+    """Return the address of the JSON of the comparison of these."""
+    names = dict(zip(("first", "second"), texts, strict=False))
+    return address("/compare.json", {**names, "more": tuple(texts[2:])})
+
+
+def _choices(store: Store) -> Iterator[Choice]:
+    """Yield measured runs of the newest searches, the fastest of each search first."""
+    newest = store.list_searches(limit=MOST_SEARCHES).items
+    for place, record in enumerate((*newest, store.get_search(search_id=SAMPLE))):
+        runs = [run for run in store.run_figures(search_id=record.id) if run.objective_s]
+        for run in sorted(runs, key=lambda run: run.objective_s or 0.0)[:MOST]:
+            arithmetic, details = trials.words(run.parallel, record.query)
+            yield Choice(
+                value=f"/searches/{record.id}/runs/{run.id}",
+                place=place,
+                search=record.label.name or formats.subject(record.query),
+                arithmetic=arithmetic,
+                details=details,
+                step_s=run.objective_s,
+            )
 
 
 @page_at(
     router,
     "/searches/{search_id}/compare",
     template="compare.html",
-    section="Searches",
+    section="Compare",
     status=error_status,
 )
 def compare_runs_context(
@@ -217,11 +276,17 @@ def run_context(
         )
     page = configuration_context(text, calibrations, find, store, search=search_id)
     this = compared_run(run, formats.device_of(record.query))
+    now = () if run.state.ended else running_now(store, record)
     return replace(
         page,
         run=this,
-        measured=agreement(this, run),
+        measured=agreement(this, run) if run.state.ended else None,
+        before=before(run),
+        why=trials.why(run.predicted.get("chosen_by")),
+        running=next((each for each in now if each.id == run.id), None),
+        log=log_of(record, run),
         search_href=f"/searches/{search_id}",
+        search_name=record.label.name or formats.subject(record.query),
         json_href=f"/searches/{search_id}/runs/{run_id}.json",
     )
 
@@ -235,6 +300,8 @@ def _compared(
 ) -> ComparePage:
     """Return the page that compares these, or the reason why one of them failed."""
     try:
+        if len(named) > MOST:
+            raise InputError(f"compare at most {MOST} configurations", field="more")
         sides = [_side(each, find=find) for each in named]
         if len(sides) == 1:
             sides.append(Side(query=_to_try(sides[0].query, calibrations)))
@@ -259,20 +326,23 @@ def _compared(
     )
     searches = {side.run.search_id if side.run else None for side in sides}
     search_id = searches.pop() if len(searches) == 1 else None
-    names = (
-        tuple(f"Run {run.number + 1}" for run in runs if run) if search_id else NAMES[: len(views)]
-    )
     estimates = [estimate for _, estimate in answers]
+    differences = _differences([side.query for side in sides], estimates)
+    names = (
+        tuple(f"Run {run.number + 1}" for run in runs if run)
+        if search_id
+        else _names(views, differences)
+    )
     ratios = _ratios(sides, estimates, calibrations)
     predicted = "calibrated" if any(side.run and side.known for side in sides) else "predicted"
     return ComparePage(
-        title=" and ".join(view.heading for view in views),
+        title=" and ".join(names),
         json_href=json_href,
         views=views,
         names=names,
         runs=runs if any(runs) else (),
         search_href=search_id and f"/searches/{search_id}",
-        heading=f"{COUNTS[len(views)]} {'runs' if search_id else 'configurations'}",
+        speeds=(None, *speeds(runs, ratios)),
         verdict=verdict(
             names,
             ["" if view.feasible else view.verdict for view in views],
@@ -281,7 +351,7 @@ def _compared(
         ),
         range_note="" if any(runs) else _range_note(ratios, views),
         predicted=predicted,
-        differences=_differences([side.query for side in sides], estimates),
+        differences=differences,
         rows=_rows(views, runs),
         memory=_fullest_stages(names, views, runs),
         time=_times(names, views, sides, predicted),
@@ -361,51 +431,69 @@ def _to_try(query: Query, calibrations: Calibrations | None) -> Query:
     return Configuration.of(best[0], query=free).query if best else query
 
 
+def _names(
+    views: Sequence[ConfigurationView], differences: Sequence[Difference]
+) -> tuple[str, ...]:
+    """Return the arithmetic of each; if two are equal, with the first setting that tells them
+    apart.
+    """
+    names = tuple(view.heading.partition(" = ")[0] for view in views)
+    for row in differences:
+        if len(set(names)) == len(names):
+            break
+        longer = tuple(
+            f"{name}, {row.name} {value[:MOST_NAMED]}"
+            for name, value in zip(names, row.values, strict=True)
+        )
+        names = longer if len(set(longer)) > len(set(names)) else names
+    return names
+
+
 def _differences(
     queries: Sequence[Query], estimates: Sequence[Estimate | InferenceEstimate]
 ) -> tuple[Difference, ...]:
     """Return differing fields of the configurations, then of the rest of the queries."""
     configs = [
-        {
-            AXES_BY_KEY[name].head if name in AXES_BY_KEY else name.replace("_", " "): getattr(
-                config, name
-            )
-            for name in config.__slots__
-        }
+        {f"parallel.{name}": getattr(config, name) for name in config.__slots__}
         for config in (estimate.parallel for estimate in estimates)
         if config is not None
     ]
-    differences = _differing(configs) if len(configs) == len(queries) else []
     mappings = [schema.query_mapping(query) for query in queries]
     rest = [
         formats.dotted({k: v for k, v in mapping.items() if k not in ("parallel", *SEARCH_KEYS)})
         for mapping in mappings
     ]
-    labelled = (replace(each, name=formats.field_label(each.name)) for each in _differing(rest))
-    return (*differences, *sorted(labelled, key=lambda difference: difference.name))
+    return (
+        *(_differing(configs) if len(configs) == len(queries) else ()),
+        *sorted(_differing(rest), key=lambda difference: difference.path),
+    )
 
 
 def _differing(all_fields: Sequence[dict[str, Any]]) -> list[Difference]:
     """Return fields that differ between any two."""
     rows = {
-        name: tuple(_text(fields.get(name)) for fields in all_fields)
-        for name in dict.fromkeys(name for fields in all_fields for name in fields)
+        path: tuple(_text(fields.get(path)) for fields in all_fields)
+        for path in dict.fromkeys(path for fields in all_fields for path in fields)
     }
     return [
-        Difference(name=name, values=values)
-        for name, values in rows.items()
+        Difference(path=path, name=_label(path), values=values)
+        for path, values in rows.items()
         if len(set(values)) > 1
     ]
 
 
+def _label(path: str) -> str:
+    name = path.removeprefix("parallel.")
+    return AXES_BY_KEY[name].head if name in AXES_BY_KEY and name != path else formats.field_label(path)
+
+
 def _text(value: Any) -> str:
-    if isinstance(value, bool):
-        return "on" if value else "off"
+    """Return a value as in `--set PATH=VALUE`; a dash for one that is not set."""
     if isinstance(value, Recompute):
-        return recompute_name(value)
-    if isinstance(value, list | tuple | dict):
-        return formats.in_words(value)
-    return formats.ABSENT if value is None else str(value)
+        value = schema.to_dict(value)
+    if value is None or isinstance(value, str):
+        return formats.ABSENT if value is None else value
+    return json.dumps(value)
 
 
 def _rows(

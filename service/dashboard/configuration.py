@@ -38,6 +38,7 @@ from service.dashboard.ask_question import question_of
 from service.dashboard.evidence import SearchId, known_to, newest, of_search, sources
 from service.dashboard.figures import BarSpec, Stack, stack
 from service.dashboard.fixes import FixRow, fix_row
+from service.dashboard.live import Running
 from service.dashboard.metrics import ComparedRun, Metric, serving_metrics, training_metrics
 from service.dashboard.new_search_form import to_values
 from service.dashboard.page import (
@@ -52,7 +53,7 @@ from service.dashboard.page import (
     error_status,
     page_at,
 )
-from service.dashboard.verdict import Agreement
+from service.dashboard.verdict import Agreement, Before
 
 MAX_STAGES = 16
 """Maximum number of drawn stages: the fullest and an even selection of the others."""
@@ -146,7 +147,16 @@ class ConfigurationPage(Page):
     """The run of a search, if the page is a run's."""
     measured: Agreement | None = None
     """The run's measurement, compared with the prediction before it."""
+    before: Before | None = None
+    """What was predicted of the run before it started."""
+    why: str = ""
+    """Why the search chose the run."""
+    running: Running | None = None
+    """The run's progress until it has ended."""
+    log: str = ""
+    """The end of the run's log, so far or for good."""
     search_href: str | None = None
+    search_name: str = ""
     error: ErrorFields | None = None
 
 

@@ -13,7 +13,7 @@ count.
 """
 
 _TABLE = re.compile(
-    r"<table(?P<attributes>[^>]*)>(?P<before>.*?)<thead>(?P<head>.*?)</thead>(?P<rest>.*?)</table>",
+    r"<table(?![^>]*data-rows)(?P<attributes>[^>]*)>(?P<before>.*?)<thead>(?P<head>.*?)</thead>(?P<rest>.*?)</table>",
     re.DOTALL,
 )
 _HEADING = re.compile(r"<th\b(?P<attributes>[^>]*)>(?P<text>.*?)</th>", re.DOTALL)

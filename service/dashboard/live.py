@@ -63,10 +63,13 @@ def steps_of(query: JsonObject) -> tuple[int, int]:
     return settings.get("warmup_steps", usual.warmup_steps), settings.get("steps", usual.steps)
 
 
-def seen_log(record: SearchRecord, run_id: str) -> str:
-    """Return the last lines of a running job's log that its worker read; empty without any."""
-    seen = _seen(record, run_id)
-    return seen.log_tail if seen else ""
+def log_of(record: SearchRecord, run: RunRecord) -> str:
+    """Return the last lines of a run's log: as stored at its end, else as its worker last read
+    them; empty without any.
+    """
+    seen = _seen(record, run.id)
+    log = (run.measurement and run.measurement.log_tail) or (run.account or {}).get("log_tail")
+    return log or (seen.log_tail if seen else "")
 
 
 def _running(run: RunRecord, record: SearchRecord, *, usual_s: float | None) -> Running:

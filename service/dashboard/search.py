@@ -35,7 +35,7 @@ from service.dashboard import trials
 from service.dashboard.best import AxisEffect, Best, best_of_search, effects, executed
 from service.dashboard.formats import device_of, subject
 from service.dashboard.health import Health, health
-from service.dashboard.live import Running, running_now, seen_log, steps_of
+from service.dashboard.live import Running, log_of, running_now, steps_of
 from service.dashboard.page import (
     Form,
     Page,
@@ -202,9 +202,8 @@ def runs_context(search_id: str, store: StoreDep) -> RunsPage:
 @router.get("/searches/{search_id}/logs/{run_id}", response_class=PlainTextResponse)
 def log_text(search_id: str, run_id: str, store: StoreDep) -> PlainTextResponse:
     """Return the end of a profile run's log."""
-    run = store.get_run(search_id=search_id, run_id=run_id)
-    log = (run.measurement and run.measurement.log_tail) or (run.account or {}).get("log_tail")
-    log = log or seen_log(store.get_search(search_id=search_id), run_id)
+    record = store.get_search(search_id=search_id)
+    log = log_of(record, store.get_run(search_id=search_id, run_id=run_id))
     return PlainTextResponse(log or "No log was stored for this run.")
 
 

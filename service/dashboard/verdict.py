@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hp_tool.domain.latencies import LATENCIES
-from hp_tool.domain.records import JsonObject, RunFigures, RunRecord
+from hp_tool.domain.records import RunFigures, RunRecord
 from hp_tool.domain.states import RUN_STATES, Outcome, RunState
 from hp_tool.domain.units import format_count, format_factor
 from hp_tool.wording.figures import REQUEST, STEP
@@ -22,6 +22,50 @@ PER = {STEP.label: "a step"} | {each.label: each.per for each in LATENCIES.value
 
 Ratio = tuple[float, tuple[float, float]]
 """A ratio of times, and its 90% interval."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Speed:
+    """A configuration's time relative to the first one's."""
+
+    factor: float
+    interval: tuple[float, float] | None
+    """90%; None for a ratio of measured times."""
+
+    @property
+    def words(self) -> str:
+        """`17% slower`."""
+        return _slower(self.factor)
+
+    @property
+    def ends(self) -> str:
+        """`-4% to +42%`; empty without an interval."""
+        return "" if self.interval is None else _ends(self.interval)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Before:
+    """What was predicted of a run before it started, by the calibration of that time."""
+
+    step_s: float | None
+    step_s_interval: tuple[float, float] | None
+    """90%"""
+    memory_bytes: float | None
+    known_from_runs: int
+    """Measurements that the prediction was calibrated by."""
+
+
+def before(record: RunRecord) -> Before:
+    """Return the prediction stored when the search chose the run."""
+    stored = record.predicted
+    interval = stored.get("calibrated_step_s_interval")
+    return Before(
+        step_s=stored.get("calibrated_step_s") or stored.get("step_s"),
+        step_s_interval=(interval[0], interval[1]) if interval else None,
+        memory_bytes=stored.get("calibrated_memory_allocated_bytes")
+        or stored.get("memory_allocated_bytes"),
+        known_from_runs=stored.get("calibration_measurements") or 0,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,31 +102,27 @@ def agreement(run: ComparedRun, record: RunRecord) -> Agreement:
             f"{text}, {formats.seconds(objective_s)} with the penalty for missed targets",
             objective_s,
         )
-    before = record.predicted
-    predicted_s = before.get("calibrated_step_s") or before.get("step_s")
-    if not predicted_s:
+    expected = before(record)
+    if not expected.step_s:
         return Agreement(text=f"{text}.", inside=None, word="", tone="")
-    text += f"; predicted before the run {formats.seconds(predicted_s)}"
+    text += f"; predicted before the run {formats.seconds(expected.step_s)}"
     inside = None
-    if interval := before.get("calibrated_step_s_interval"):
-        low_s, high_s = interval
+    if expected.step_s_interval:
+        low_s, high_s = expected.step_s_interval
         inside = low_s <= compared_s <= high_s
         text += f" ({formats.seconds(low_s)} to {formats.seconds(high_s)})"
     word = "" if inside is None else f"{'inside' if inside else 'outside'} its interval"
     tone: Tone = "" if inside is None else "good" if inside else "bad"
-    text = f"{text}: {_off(compared_s / predicted_s)}.{_memory(run, before)}"
+    text = f"{text}: {_off(compared_s / expected.step_s)}.{_memory(run, expected.memory_bytes)}"
     return Agreement(text=text, inside=inside, word=word, tone=tone)
 
 
-def _memory(run: ComparedRun, before: JsonObject) -> str:
+def _memory(run: ComparedRun, predicted: float | None) -> str:
     """Return the memory peak in words if it exceeds the prediction, else an empty text.
 
-    For example: Its memory peaked at 3.00 GiB, 20 % above the 2.50 GiB that were predicted.
+    For example: Its memory peaked at 3.00 GiB, 20% above the 2.50 GiB that were predicted.
     """
     peak = measured_peak(run)
-    predicted = before.get("calibrated_memory_allocated_bytes") or before.get(
-        "memory_allocated_bytes"
-    )
     if not peak or not predicted or peak <= (1.0 + SAME) * predicted:
         return ""  # less than predicted is harmless: some of it is headroom
     return (
@@ -92,7 +132,7 @@ def _memory(run: ComparedRun, before: JsonObject) -> str:
 
 
 def _off(factor: float) -> str:
-    """Return `8.6 times as long as predicted` or `12 % longer than predicted`."""
+    """Return `8.6 times as long as predicted` or `12% longer than predicted`."""
     if factor >= MUCH:
         return f"{format_factor(factor)} as long as predicted"
     if factor <= 1.0 / MUCH:
@@ -110,6 +150,24 @@ def _timed(run: ComparedRun | None) -> tuple[str, float] | None:
     )
 
 
+def speeds(
+    runs: Sequence[ComparedRun | None], ratios: Sequence[Ratio | None]
+) -> tuple[Speed | None, ...]:
+    """Return the time of each configuration but the first relative to the first one's.
+
+    Measured times are compared if both were measured; None if nothing is known.
+    """
+    first, *others = [_timed(run) for run in runs]
+    return tuple(
+        Speed(factor=own[1] / first[1], interval=None)
+        if own and first
+        else None
+        if ratio is None or any(run is not None and not run.metrics for run in (runs[0], run))
+        else Speed(factor=ratio[0], interval=ratio[1])
+        for run, own, ratio in zip(runs[1:], others, ratios, strict=True)
+    )
+
+
 def verdict(
     names: Sequence[str],
     unfit: Sequence[str],
@@ -118,7 +176,8 @@ def verdict(
 ) -> str:
     """Return the comparison in words.
 
-    For example: First does not fit; Second is 17 % slower than First would be, 9 to 25 %. If both
+    For example: TP 1 x PP 1 does not fit; TP 8 x PP 4 is 17% slower than TP 1 x PP 1 would be (+9%
+    to +25%). If both
     sides were measured, the measurements are compared. A run that failed is neither slower nor
     faster. `unfit` has the reason why each cannot run, empty if it can.
     """
@@ -132,7 +191,7 @@ def verdict(
             f"{name} is {_measured(own[1] / timed[0][1], names[0])}"
             if own and timed[0]
             else f"{name} {'would be' if why else 'is'} "
-            f"{_slower(ratio, f'{names[0]} would be' if unfit[0] else names[0])}"
+            f"{_predicted(ratio, f'{names[0]} would be' if unfit[0] else names[0])}"
             f"{_unmeasured(names[0], name, timed[0], own)}"
             if ratio is not None
             else ""
@@ -168,7 +227,7 @@ def verdict(
 def _unmeasured(
     first: str, name: str, one: tuple[str, float] | None, other: tuple[str, float] | None
 ) -> str:
-    """Return `, by predictions alone: Second was not measured; First took 400 ms a step`.
+    """Return `, by predictions alone: TP 8 was not measured; Run 1 took 400 ms a step`.
 
     Empty if neither was measured.
     """
@@ -184,30 +243,41 @@ def _unmeasured(
 
 
 def _measured(factor: float, first: str) -> str:
-    """Return `17 % slower than First, measured`."""
-    if abs(factor - 1.0) < SAME:
-        return f"as fast as {first}, measured"
-    if factor >= MUCH:
-        return f"{format_factor(factor)} as slow as {first}, measured"
-    if factor <= 1.0 / MUCH:
-        return f"{format_factor(1.0 / factor)} as fast as {first}, measured"
-    return f"{_percent(factor)} {'slower' if factor > 1.0 else 'faster'} than {first}, measured"
+    """Return `17% slower than TP 8, measured`."""
+    joint = "" if abs(factor - 1.0) < SAME or factor >= MUCH or factor <= 1.0 / MUCH else "than "
+    return f"{_slower(factor)} {joint or 'as '}{first}, measured"
 
 
-def _slower(ratio: Ratio, first: str) -> str:
-    """Return `17 % slower than First, 9 to 25 %`; both ends have a direction if the interval
-    contains 0.
+def _predicted(ratio: Ratio, first: str) -> str:
+    """Return `17% slower than TP 8 (+9% to +25%)`, or `probably slower than TP 8: +17% (-4% to
+    +42%)` if the interval contains 0.
     """
-    factor, (low, high) = ratio
-    if low < 1.0 < high:
-        return f"about as fast as {first}: from {_percent(low)} faster to {_percent(high)} slower"
-    ends = sorted(abs(end - 1.0) for end in (low, high))
-    word = "slower" if factor > 1.0 else "faster"
-    return f"{_percent(factor)} {word} than {first}, {100 * ends[0]:.0f} to {100 * ends[1]:.0f} %"
+    factor, interval = ratio
+    if abs(factor - 1.0) < SAME:
+        return f"about as fast as {first} ({_ends(interval)})"
+    if interval[0] < 1.0 < interval[1]:
+        word = "slower" if factor > 1.0 else "faster"
+        return f"probably {word} than {first}: {factor - 1.0:+.0%} ({_ends(interval)})"
+    return f"{_slower(factor, much=False)} than {first} ({_ends(interval)})"
+
+
+def _slower(factor: float, *, much: bool = True) -> str:
+    """Return `17% slower`; with `much`, large ratios as `2.3 times as slow`."""
+    if abs(factor - 1.0) < SAME:
+        return "as fast"
+    if much and factor >= MUCH:
+        return f"{format_factor(factor)} as slow"
+    if much and factor <= 1.0 / MUCH:
+        return f"{format_factor(1.0 / factor)} as fast"
+    return f"{_percent(factor)} {'slower' if factor > 1.0 else 'faster'}"
+
+
+def _ends(interval: tuple[float, float]) -> str:
+    return " to ".join(f"{end - 1.0:+.0%}" for end in interval)
 
 
 def _percent(factor: float) -> str:
-    return f"{100 * abs(factor - 1.0):.0f} %"
+    return f"{abs(factor - 1.0):.0%}"
 
 
 def runs_verdict(table: TrialTable) -> str:

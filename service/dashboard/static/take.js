@@ -3,8 +3,8 @@
 import { element } from "./elements.js";
 import { keep, ticked } from "./ticks.js";
 
-const MOST = 6;
-const NAMES = ["first", "second", "more", "more", "more", "more"];
+const MOST = 5;
+const NAMES = ["first", "second", "more", "more", "more"];
 
 addEventListener("click", async (event) => {
   const link = event.target.closest("a[data-run]");
