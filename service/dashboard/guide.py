@@ -15,7 +15,7 @@ from markdown_it.token import Token
 from markupsafe import Markup
 
 from hp_tool.errors import NotFoundError
-from service.dashboard.page import Page, page_at
+from service.dashboard.page import Page, page_at, template_filter
 
 router = APIRouter(prefix="/guide", tags=["dashboard"])
 
@@ -127,6 +127,12 @@ def _as_html(text: str) -> Markup:
             token.attrSet("id", _anchor(content.content))
         _mend_links(token.children or ())
     html = parser.renderer.render(tokens, parser.options, {})
+    if text.startswith("# Glossary"):
+        html = re.sub(
+            r"<strong>([\w -]+)</strong>",
+            lambda term: f'<strong id="{_anchor(term[1])}">{term[1]}</strong>',
+            html,
+        )
     for tag, opening, end in (
         ("pre", "<pre tabindex=0>", "</pre>"),
         ("table", '<div class="scroll" tabindex=0><table>', "</table></div>"),
@@ -135,6 +141,31 @@ def _as_html(text: str) -> Markup:
             f"</{tag}>", end
         )  # scrollable regions are reachable by keyboard
     return Markup(html)  # noqa: S704
+
+
+@functools.cache
+def terms() -> frozenset[str]:
+    """Return the anchors of the glossary's terms."""
+    text = (guide_folder() / "glossary.md").read_text(encoding="utf-8")
+    return frozenset(map(_anchor, _TERM.findall(text)))
+
+
+@template_filter
+def ask_term(name: str) -> Markup:
+    """Return the name, with a link to the glossary's first term in it; escaped."""
+    words = name.replace(",", "").split()
+    known = next((word for word in (name, *words) if _anchor(word) in terms()), None)
+    return (
+        Markup.escape(name)
+        if known is None
+        else _ASKED.format(name=name, term=known, anchor=_anchor(known))
+    )
+
+
+_TERM = re.compile(r"\*\*([\w -]+)\*\*")
+_ASKED = Markup(
+    '{name}<a class="ask-term" href="/guide/glossary#{anchor}" aria-label="What is {term}?">?</a>'
+)
 
 
 def _mend_links(tokens: Iterable[Token]) -> None:

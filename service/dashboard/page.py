@@ -104,6 +104,12 @@ _environment.globals |= {
 _environment.filters |= dict(inspect.getmembers(formats, inspect.isfunction))
 
 
+def template_filter(function: Callable[[str], Markup]) -> Callable[[str], Markup]:
+    """Make a function a filter of templates, under its name."""
+    _environment.filters[function.__name__] = function
+    return function
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Page:
     """Common fields of all pages."""

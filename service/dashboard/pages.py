@@ -14,6 +14,7 @@ from service.dashboard import (
     configuration,
     explain,
     exports,
+    find,
     guide,
     labels,
     measurements,
@@ -41,6 +42,7 @@ MODULES = (
         offline,
     ),
     guide,
+    find,
 )
 """Modules with a router of pages."""
 

@@ -115,6 +115,8 @@ def seeded_pages(store: Store, http: TestClient, query: dict[str, Any]) -> dict[
         "run": _asked("/run", query=pipeline),
         "compare-a-run": f"/compare?{urlencode({'first': f'/searches/{ended}/runs/{first}', 'second': json.dumps(query)})}",  # noqa: E501
         "compare": _asked("/compare", first=alone, second=pipeline),
+        "compare-choices": "/compare",
+        "find": "/find?q=llama",
         "explain": "/explain",
         "explorer": "/explorer",
         "explorer-detailed": str(http.get(detailed.replace("?", ".json?")).json()["explorer_href"]),

@@ -57,11 +57,10 @@ TO_LAB = np.array(
 
 
 def _palette(scheme: str) -> dict[str, str]:
-    light, dark = (
-        (STATIC / "tokens.css").read_text().split("@media screen and (prefers-color-scheme: dark)")
+    found = re.findall(
+        r"--([\w-]+): light-dark\((#\w{6}), (#\w{6})\)", (STATIC / "tokens.css").read_text()
     )
-    both = dict(re.findall(r"--([\w-]+): (#\w{6})", light))
-    return both if scheme == "light" else both | dict(re.findall(r"--([\w-]+): (#\w{6})", dark))
+    return {name: day if scheme == "light" else night for name, day, night in found}
 
 
 def _linear(colours: list[str]) -> Colours:

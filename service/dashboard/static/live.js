@@ -28,9 +28,10 @@ function follow(url) {
     });
     stream.addEventListener("message", refresh);
     // The stream ends with the search; otherwise the browser would reconnect forever.
-    stream.addEventListener("end", () => {
+    stream.addEventListener("end", async () => {
       stream.close();
-      refresh();
+      await refresh();
+      ended();
     });
     stream.addEventListener("error", () => {
       away = true;
@@ -40,6 +41,16 @@ function follow(url) {
     });
   }
 }
+
+// The tab's title and, if the reader asked for it, a notification tell of a search's end.
+function ended() {
+  const [name, state] = ["h1", "h1 ~ .state"].map((each) => document.querySelector(each)?.textContent ?? "");
+  document.title = `${state}: ${document.title}`;
+  if (document.querySelector("[data-notify]")?.checked) new Notification(`${name} ${state}`, { body: document.querySelector(".headline")?.textContent });
+}
+document.addEventListener("change", async ({ target }) => {
+  if (target.matches("[data-notify]") && target.checked) target.checked = (await Notification.requestPermission()) === "granted";
+});
 
 // Seconds since a run was submitted, and how far that is of what runs usually take.
 function tick() {
