@@ -178,6 +178,20 @@ def colour(name: str) -> str:
     return "idle" if PARTS[name].colour is None else f"series-{PARTS[name].colour}"
 
 
+def token(label: str) -> str:
+    """Return the custom property of a part's colour, by the part's label; of anything else that of
+    what is measured.
+    """
+    key = next((part.key for part in PARTS.values() if part.label == label), None)
+    return "--ink-soft" if key is None else f"--{colour(key)}"
+
+
+def coloured(parts: Mapping[str, float]) -> list[tuple[str, float, str]]:
+    """Return (label, seconds, colour) of each part of a bar that plot.js draws."""
+    names = {"ideal compute": "compute", "below peak": "pipeline bubble"}
+    return [(name, value, token(names.get(name, name))) for name, value in parts.items()]
+
+
 def plain_number(value: float) -> str:
     """Return an integer in full, other numbers with four significant digits."""
     return f"{value:,.4g}" if isinstance(value, float) else str(value)

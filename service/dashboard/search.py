@@ -15,7 +15,6 @@ from hp_tool.domain.query import Kind, SearchSettings
 from hp_tool.domain.records import JsonObject, Label, SearchRecord
 from hp_tool.domain.states import SearchState
 from hp_tool.errors import InputError
-from hp_tool.formats.registry import writable
 from hp_tool.questions import schema
 from hp_tool.questions.anatomy import Schedule
 from hp_tool.wording.answer import stop_reason
@@ -82,10 +81,9 @@ class SearchPage(Page, View):
     export_href: str | None
     """Address of the best configuration for another tool, given as ?format=; None without one."""
     run_href: str | None
-    """Page to run the best configuration in each tool."""
+    """Page to run the recommended configuration in each tool."""
     best_href: str | None
     """Page of the best configuration."""
-    export_formats: tuple[str, ...]
     events_href: str | None
     """Event stream of changes; None once the search has ended."""
     state: SearchState
@@ -296,7 +294,6 @@ def search_page(record: SearchRecord, *, store: Store) -> SearchPage:
         export_href=f"/searches/{view.id}/export" if best else None,
         run_href=configuration and run_href(configuration),
         best_href=configuration and configuration_href(configuration, search_id=view.id),
-        export_formats=writable("inference" if trials.serves(view.query) else "training"),
         events_href=None if view.state.ended else f"/v1/searches/{view.id}/events",
         tone=view.state.tone,
         ended=view.state.ended,

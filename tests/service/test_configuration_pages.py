@@ -182,15 +182,23 @@ def test_two_side_by_side(shared_http: TestClient) -> None:
     assert row["best"] == int(row["changes"][1] < 0)
     more = [json.dumps(LLAMA | {"parallel": {"tensor_parallel_size": size}}) for size in (4, 2)]
     many = shared_http.get("/compare.json", params=asked | {"more": more}).json()
-    assert (many["names"], len(many["views"])) == (["First", "Second", "Third", "Fourth"], 4)
+    names = [
+        "TP 8 x PP 4 x DP 2",
+        "TP 8 x PP 8 x DP 1",
+        "TP 4 x PP 1 x DP 16",
+        "TP 2 x PP 1 x DP 32",
+    ]
+    assert (many["names"], len(many["views"])) == (names, 4)
     assert [bar["label"] for bar in many["memory"]["bars"]] == many["names"]
+    fewer = shared_http.get(many["without"][1].replace("/compare?", "/compare.json?")).json()
+    assert fewer["names"] == names[:1] + names[2:]
     assert next(row["values"] for row in many["differences"] if row["name"] == "TP") == [
         "8",
         "8",
         "4",
         "2",
     ]
-    assert shared_http.get("/compare.json", params=asked | {"more": more * 3}).status_code == 422
+    assert shared_http.get("/compare.json", params=asked | {"more": more * 2}).status_code == 422
     mixed = shared_http.get(
         "/compare", params={"first": json.dumps(LLAMA), "second": json.dumps(SERVING)}
     )

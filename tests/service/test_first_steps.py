@@ -56,13 +56,18 @@ def test_everybody_may_look_at_the_sample_and_nobody_may_change_it(store: SqlSto
         reader, admin = key(store, Scope.READ), {"Authorization": f"Bearer {OPERATOR}"}
         for headers in (reader, admin):
             page = http.get("/searches/sample.json", headers=headers).json()
-            assert page["state"] == "succeeded" and page["profile_runs"] == 6
-            assert page["best"]["verdict"] == "repeat"
-            decision, headline, measured, *_ = page["best"]["sentences"]
-            assert decision.startswith("One run leaves its step time between ")
-            assert "per step" in headline and measured == "Measured 4.61 s in one run."
+            assert page["state"] == "succeeded" and page["profile_runs"] == 9
+            best = page["best"]
+            assert (best["verdict"], best["num_verdict"], best["title"]) == (
+                "use",
+                1,
+                "Use this configuration",
+            )
+            (said,) = best["sentences"][: best["num_verdict"]]
+            assert "per step" in said and "times your baseline's speed" in said
+            assert best["gain"]["interval"][0] > 1.5, "clear to anybody"
             trials = http.get("/searches/sample/trials.json", headers=headers).json()
-            assert sum(each is not None for each in trials["measured_step_s"]) == 6
+            assert sum(each is not None for each in trials["measured_step_s"]) == 9
             assert http.get("/searches/sample", headers=headers).status_code == 200
             assert (
                 http.get("/searches/sample/export?format=megatron-lm", headers=headers).status_code
@@ -84,8 +89,9 @@ def test_everybody_may_look_at_the_sample_and_nobody_may_change_it(store: SqlSto
             .startswith("Sample")
         )
         again = http.post("/v1/searches/sample/clone", headers=submitter)
-        assert again.status_code == 202 and again.json()["id"] != "sample"
-        assert (
-            http.get("/v1/searches", headers=admin).json()["items"][0]["id"] == again.json()["id"]
+        assert (again.status_code, again.json()["field"]) == (422, "training.framework"), (
+            "its runs are published ones"
         )
+        text = http.get("/searches/sample", headers=submitter).text
+        assert "preset=this-machine" in text and "/searches/sample/clone" not in text
         assert http.get("/v1/measurements", headers=admin).json()["items"] == []

@@ -158,11 +158,12 @@ def test_a_search_from_the_empty_page_to_its_command(
         hands.press(page.get_by_role("button", name="command", exact=True))
         page.get_by_text("Copied the command.").wait_for()
         assert "pretrain_gpt.py" in page.evaluate("navigator.clipboard.readText()")
-        hands.press(page.get_by_role("button", name="Show"))
-        page.locator("#exported", has_text="--tensor-model-parallel-size").wait_for()
+        hands.press(page.get_by_role("link", name="Run it"))
+        drawer = page.get_by_role("dialog")
         with page.expect_download() as download:
-            hands.press(page.get_by_role("button", name="Download"))
+            hands.press(drawer.get_by_role("link", name="Download").first)
         assert "--tensor-model-parallel-size" in Path(download.value.path()).read_text()
+        page.keyboard.press("Escape")
         for box in page.locator("tbody[data-part=rows]").get_by_role("checkbox").all():
             hands.tick(box)
         hands.press(page.get_by_role("link", name="Compare the two"))

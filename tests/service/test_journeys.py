@@ -104,7 +104,7 @@ def test_eight_journeys(
         for place in (0, 1):
             hands.press(boxes.nth(place))
         hands.press(page.get_by_role("link", name="Compare the two"))
-        page.get_by_role("heading", name="Two configurations").wait_for()
+        page.get_by_role("heading", name="Compare").wait_for()
         compared = twin(http, page)
         assert page.get_by_role("status").first.inner_text() == compared["verdict"]
         headings = [row["arithmetic"] for row in answer["rows"][:2]]

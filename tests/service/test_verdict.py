@@ -69,26 +69,32 @@ def test_the_verdict_comes_first(shared_http: TestClient) -> None:
     page = compared(shared_http, QUICK, PIPELINED)
     step = next(row for row in page["rows"] if row["name"] == "Step time")
     match = re.fullmatch(
-        r"Second is (\d+) % slower than First, (\d+) to (\d+) %\.", page["verdict"]
+        r"TP 8 x PP 4 x DP 2, recompute full is (\d+)% slower than TP 8 x PP 4 x DP 2, recompute "
+        r"none \(\+(\d+)% to \+(\d+)%\)\.",
+        page["verdict"],
     )
     assert match is not None, page["verdict"]
     percent, low, high = map(int, match.groups())
     assert percent == round(100 * step["changes"][1]) and low < percent < high
+    speed = page["speeds"][1]
+    assert page["speeds"][0] is None and speed["factor"] == 1.0 + step["changes"][1]
+    assert [round(100 * (end - 1.0)) for end in speed["interval"]] == [low, high]
     back = compared(shared_http, PIPELINED, QUICK)["verdict"]
-    assert "faster than First" in back
+    assert "% faster than TP 8 x PP 4 x DP 2, recompute full (" in back
     unfit = compared(shared_http, TOO_LARGE, QUICK)
     assert re.fullmatch(
-        r"First does not fit; Second is \d+ % slower than First would be, \d+ to \d+ %\.",
+        r"TP 1 x PP 1 x DP 64 does not fit; TP 8 x PP 4 x DP 2 is \d+% slower than TP 1 x PP 1 x "
+        r"DP 64 would be \(\+\d+% to \+\d+%\)\.",
         unfit["verdict"],
     )
     text = shared_http.get(
         "/compare", params={"first": json.dumps(TOO_LARGE), "second": json.dumps(QUICK)}
     ).text
-    assert text.index(unfit["verdict"]) < text.index("Differences")
+    assert text.index("does not fit") < text.index("Settings that differ")
     served = compared(shared_http, SERVING, SERVING | {"parallel": {"tensor_parallel_size": 8}})[
         "verdict"
     ]
-    assert served.startswith("Second is ")
+    assert served.startswith("TP 8 x 1 replica is "), served
 
 
 def test_the_range_is_called_narrower_only_if_it_is(shared_http: TestClient) -> None:
@@ -108,7 +114,7 @@ def test_the_range_is_called_narrower_only_if_it_is(shared_http: TestClient) -> 
         assert page["range_note"] in text
 
 
-def test_settings_are_shown_in_words(shared_http: TestClient) -> None:
+def test_settings_are_written_as_the_command_line_takes_them(shared_http: TestClient) -> None:
     modules = {"granularity": "selective", "modules": ["core_attn", "mlp"]}
     parallel = QUICK["parallel"] | {
         "recompute": modules,
@@ -121,9 +127,12 @@ def test_settings_are_shown_in_words(shared_http: TestClient) -> None:
         "tensor_parallel_size": 1,
     }
     page = compared(shared_http, QUICK, QUICK | {"parallel": parallel})
-    differences = {each["name"].lower(): each["values"] for each in page["differences"]}
-    assert "selective core_attn+mlp" in {values[1] for values in differences.values()}, differences
-    assert not any("(" in value for values in differences.values() for value in values), differences
+    differences = {each["path"]: each["values"] for each in page["differences"]}
+    name, value = "parallel.recompute", json.loads(differences["parallel.recompute"][1])
+    assert value["granularity"] == "selective" and value["modules"] == ["core_attn", "mlp"]
+    assert differences["parallel.hierarchical_context_parallel_sizes"] == ["–", "[2, 4]"]
+    again = schema.parse_query(QUICK | {"parallel": QUICK["parallel"] | {"recompute": value}})
+    assert schema.to_dict(again.parallel.recompute) == value, name
 
 
 def test_figures_in_one_ratio_are_one_row(shared_http: TestClient) -> None:
@@ -140,13 +149,13 @@ def test_figures_in_one_ratio_are_one_row(shared_http: TestClient) -> None:
 @pytest.mark.parametrize(
     ("factor", "words"),
     [
-        (1.004, "as fast as First, measured"),
-        (0.996, "as fast as First, measured"),
-        (1.17, "17 % slower than First, measured"),
-        (0.83, "17 % faster than First, measured"),
-        (4.0, "4.0 times as slow as First, measured"),
-        (0.25, "4.0 times as fast as First, measured"),
+        (1.004, "as fast as TP 8, measured"),
+        (0.996, "as fast as TP 8, measured"),
+        (1.17, "17% slower than TP 8, measured"),
+        (0.83, "17% faster than TP 8, measured"),
+        (4.0, "4.0 times as slow as TP 8, measured"),
+        (0.25, "4.0 times as fast as TP 8, measured"),
     ],
 )
 def test_what_was_measured_is_compared_in_words(factor: float, words: str) -> None:
-    assert _measured(factor, "First") == words
+    assert _measured(factor, "TP 8") == words

@@ -28,6 +28,7 @@ export function history(trials, shown) {
       { mode: "lines", name: "Best so far", steps: true, color: "--good", x: [...line.map(([i]) => number(i)), ...(line.length ? [last] : [])], y: [...line, ...line.slice(-1)].map(([, seconds]) => seconds) },
       star(trials, shown, number, measured),
     ],
+    zoom: true,
     x: { title: "Run", whole: true },
     y: { title: axis(trials, "") },
   };
@@ -56,16 +57,15 @@ function bestSoFar(trials, shown) {
 
 // From the ideal compute of the best configuration's step to its measured seconds; of serving, the parts of a request.
 export function waterfall(trials, shown, place) {
-  const parts = JSON.parse(place.dataset.parts).map(([name, seconds]) => ({ name, seconds }));
+  const parts = JSON.parse(place.dataset.parts).map(([name, seconds, color]) => ({ name, seconds, color }));
   const whole = trials.serving ? "request" : "step";
   let sum = 0;
   const bases = parts.map((part) => (sum += part.seconds) - part.seconds);
-  const bars = [...parts.map((part, n) => ({ ...part, base: bases[n] })), { name: whole, seconds: sum, base: 0 }].reverse();
-  const colour = (bar) => (bar.name === whole ? "--good" : bar.name === "ideal compute" ? "--series-1" : "--series-2");
+  const bars = [...parts.map((part, n) => ({ ...part, base: bases[n] })), { name: whole, seconds: sum, color: "--good", base: 0 }].reverse();
   return {
     traces: [{
       mode: "bars", y: bars.map((bar) => bar.name), x: bars.map((bar) => bar.base + bar.seconds), from: bars.map((bar) => bar.base),
-      colors: bars.map(colour), labels: bars.map((bar) => seconds(bar.seconds)),
+      colors: bars.map((bar) => bar.color), labels: bars.map((bar) => seconds(bar.seconds)),
     }],
     x: { title: `Seconds of a ${whole}`, zero: true },
     y: { left: 170 },

@@ -1,4 +1,4 @@
-// Buttons that copy an element's text, and forms that show their response in the page.
+// Buttons that copy an element's text, or the text behind an address.
 
 document.addEventListener("click", async (event) => {
   const button = event.target.closest("[data-copy]");
@@ -19,19 +19,6 @@ document.addEventListener("click", async (event) => {
   const text = response ? await response.text() : "";
   if (response?.ok) await copied(text);
   place.textContent = response?.ok ? `Copied the ${button.textContent}.` : problem(text);
-});
-
-document.addEventListener("submit", async (event) => {
-  const form = event.target.closest("form[data-export]");
-  if (!form || event.submitter?.name === "download") return;
-  event.preventDefault();
-  const place = document.querySelector(form.dataset.export);
-  const response = await fetch(`${form.action}?${new URLSearchParams(new FormData(form))}`).catch(() => null);
-  const text = response ? await response.text() : "";
-  place.textContent = response?.ok ? text : problem(text);
-  place.hidden = false;
-  document.querySelector(form.dataset.note).textContent = response?.headers.get("Export-Note") ?? "";
-  form.querySelector("[data-copy]").hidden = !response?.ok;
 });
 
 // Browsers offer the clipboard only to secure origins, which include loopback.

@@ -12,6 +12,7 @@ import { element, svg } from "./elements.js";
 
 const HEIGHT = 340;
 const NARROW = 480; // pixels below which the names of bars stand above them
+const LEAST_DRAG = 12; // pixels
 const NEAR = 24; // pixels from the pointer to a point that is told about
 const drawn = new Map(); // element -> figure
 const resized = new ResizeObserver((entries) => entries.forEach(({ target }) => target.dataset.width !== String(target.clientWidth) && paint(target)));
@@ -27,6 +28,8 @@ export function draw(place, figure) {
     resized.observe(place);
     place.addEventListener("pointermove", tell);
     place.addEventListener("pointerleave", tell);
+    place.addEventListener("pointerdown", zoom);
+    place.addEventListener("dblclick", () => showRange(place, null));
     place.addEventListener("click", (event) => {
       const { key } = nearest(place, event) ?? {};
       if (key != null) place.dispatchEvent(new CustomEvent("pick", { detail: key }));
@@ -34,6 +37,34 @@ export function draw(place, figure) {
   }
   drawn.set(place, figure);
   place.figure = figure; // for tests and the console
+  paint(place);
+}
+
+// A range of x that is dragged over becomes the whole axis; a double click shows all again.
+function zoom(event) {
+  const place = event.currentTarget;
+  if (!drawn.get(place).zoom || event.button || !event.target.closest("svg")) return;
+  const image = place.querySelector(":scope > svg");
+  const at = ({ clientX }) => clientX - image.getBoundingClientRect().left;
+  const from = at(event);
+  const band = svg("rect", { class: "band", y: 0, height: HEIGHT });
+  const drag = (move) => {
+    if (!band.isConnected) image.append(band);
+    band.setAttribute("x", Math.min(from, at(move)));
+    band.setAttribute("width", Math.abs(at(move) - from));
+  };
+  addEventListener("pointermove", drag);
+  addEventListener("pointerup", (up) => {
+    removeEventListener("pointermove", drag);
+    band.remove();
+    const ends = [from, at(up)].sort((a, b) => a - b);
+    if (ends[1] - ends[0] > LEAST_DRAG) showRange(place, ends.map(place.axis.of));
+  }, { once: true });
+}
+
+// Shows x from one value to another; null: all.
+function showRange(place, range) {
+  place.range = range;
   paint(place);
 }
 
@@ -48,7 +79,7 @@ function paint(place) {
   const figure = drawn.get(place);
   const width = place.clientWidth;
   if (!width) return; // it is hidden, and drawn when it is seen
-  const traces = figure.traces.filter((trace) => trace.y.length);
+  const traces = figure.traces.filter((trace) => trace.y.length).map((trace) => within(trace, place.range));
   const right = traces.filter((trace) => trace.right);
   const of = (list, name) => list.flatMap((trace) => [trace[name], trace.from && name === "x" ? trace.from : [], name === "y" && trace.ends ? trace.ends.flat() : []].flat());
   const bars = traces.some((trace) => trace.mode === "bars"); // whose labels stand behind them
@@ -70,12 +101,26 @@ function paint(place) {
   const image = svg("svg", { viewBox: `0 0 ${width} ${HEIGHT}`, "aria-hidden": "true" },
     ...(figure.shapes ?? []).map((shape) => shaped(shape, x, box)), ...x.ticks.map((tick) => vertical(tick, box)),
     ...y.ticks.map((tick) => (above ? svg("text", { x: box.left, y: tick.at - y.half - 4 }, tick.text) : horizontal(tick, box))), ...(second?.ticks ?? []).map((tick) => label(tick, box)), ...layers, ...beside(words, points, box), ...titles(figure, box, width));
-  place.replaceChildren(legend(traces), image);
+  const all = place.range && element("button", { type: "button", class: "small", onclick: () => showRange(place, null) }, "Show all");
+  place.replaceChildren(legend(traces, all, figure.zoom), image);
+  place.axis = x;
   place.dataset.width = width;
   place.points = points;
 }
 
-// {at(value) in pixels, ticks: [{at, text}]}
+// A trace without the points outside the range of x.
+function within(trace, range) {
+  if (!range) return trace;
+  const [low, high] = range;
+  const inside = trace.x.map((x) => x == null || (x >= low && x <= high));
+  const kept = (list) => list?.filter((_, i) => inside[i]);
+  const [x, y, text, keys, ends] = [kept(trace.x), kept(trace.y), kept(trace.text), kept(trace.keys), trace.ends?.map(kept)];
+  if (!trace.steps || !x.length) return { ...trace, x, y, text, keys, ends };
+  const before = trace.x.findLastIndex((each) => each < low); // the line goes on from there
+  return before < 0 ? { ...trace, x, y } : { ...trace, x: [low, ...x], y: [trace.y[before], ...y] };
+}
+
+// {at(value) in pixels, of(pixels), ticks: [{at, text}]}
 function axis(spec = {}, values, [from, to]) {
   const known = values.filter((value) => Number.isFinite(value) && (!spec.log || value > 0));
   const f = spec.log ? Math.log10 : (value) => value;
@@ -89,7 +134,8 @@ function axis(spec = {}, values, [from, to]) {
   const write = spec.time ? (value) => (high - low < MINUTES ? clock : time).format(value) : spec.percent ? (value) => `${(100 * value).toLocaleString("en-US", { maximumSignificantDigits: 3 })} %`
     : (value) => (value * (spec.times ?? 1)).toLocaleString("en-US", { maximumSignificantDigits: 5 });
   const named = ticks.map((value) => ({ at: at(value), text: spec.labels?.[spec.ticks.indexOf(value)] ?? write(value) }));
-  return { at, ticks: named.filter(({ text }, n) => text !== named[n - 1]?.text) }; // of moments within a minute, one
+  const of = (pixels) => low + ((pixels - from) / (to - from)) * (high - low); // of a linear axis
+  return { at, of, ticks: named.filter(({ text }, n) => text !== named[n - 1]?.text) }; // of moments within a minute, one
 }
 
 function banded(names, [from, to], above) {
@@ -113,10 +159,10 @@ function rounded(low, high, most, whole) {
 }
 
 function decades(low, high, most) {
-  const all = Array.from({ length: Math.ceil(high) - Math.floor(low) + 1 }, (_, n) => 10 ** (Math.floor(low) + n));
-  const fine = all.flatMap((one) => [one, 2 * one, 5 * one]).map((value) => Number(value.toPrecision(2)));
-  const within = (values) => values.filter((value) => Math.log10(value) >= low && Math.log10(value) <= high);
-  const few = within(within(fine).length <= most ? fine : all);
+  const tens = Array.from({ length: Math.ceil(high) - Math.floor(low) + 1 }, (_, n) => 10 ** (Math.floor(low) + n));
+  const sets = [[1, 2, 3, 4, 5, 6, 8], [1, 2, 3, 5], [1, 2, 5], [1]].map((factors) => tens.flatMap((ten) => factors.map((factor) => Number((factor * ten).toPrecision(2)))));
+  const inside = (values) => values.filter((value) => Math.log10(value) >= low && Math.log10(value) <= high);
+  const few = sets.map(inside).find((values) => values.length <= most) ?? [];
   return few.length > 2 ? few : steps(10 ** low, 10 ** high, most);
 }
 
@@ -201,10 +247,11 @@ function titles(figure, box, width) {
     turned(14, figure.y?.title), turned(box.right + 66, figure.right?.title)].filter(Boolean);
 }
 
-function legend(traces) {
+function legend(traces, all, zooms) {
   const named = [...new Map(traces.filter((trace) => trace.name && !trace.plain).map((trace) => [trace.name, trace])).values()];
-  return element("ul", { class: "legend" }, ...(named.length > 1 ? named.map((trace) => element("li", {}, svg("svg", { viewBox: "0 0 12 12", "aria-hidden": "true" }, trace.mode === "lines"
-    ? svg("path", { d: "M0 6H12", stroke: colour(trace.color), "stroke-width": 2, "stroke-dasharray": trace.dash ? "2 3" : null }) : mark({ ...trace, size: 9 }, [6, 6])), trace.name)) : []));
+  const drawing = (trace) => trace.mode === "lines" ? svg("path", { d: "M0 6H12", stroke: colour(trace.color), "stroke-width": 2, "stroke-dasharray": trace.dash ? "2 3" : null }) : mark({ ...trace, size: 9 }, [6, 6]);
+  const items = named.length > 1 ? named.map((trace) => element("li", {}, svg("svg", { viewBox: "0 0 12 12", "aria-hidden": "true" }, drawing(trace)), trace.name)) : [];
+  return element("ul", { class: "legend" }, ...items, zooms ? element("li", { class: "zoomed" }, all || "Drag to zoom") : null);
 }
 
 function nearest(place, { offsetX, offsetY, target }) {
