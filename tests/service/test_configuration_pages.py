@@ -182,12 +182,8 @@ def test_two_side_by_side(shared_http: TestClient) -> None:
     assert row["best"] == int(row["changes"][1] < 0)
     more = [json.dumps(LLAMA | {"parallel": {"tensor_parallel_size": size}}) for size in (4, 2)]
     many = shared_http.get("/compare.json", params=asked | {"more": more}).json()
-    names = [
-        "TP 8 x PP 4 x DP 2",
-        "TP 8 x PP 8 x DP 1",
-        "TP 4 x PP 1 x DP 16",
-        "TP 2 x PP 1 x DP 32",
-    ]
+    sizes = ((8, 4, 2), (8, 8, 1), (4, 1, 16), (2, 1, 32))
+    names = [f"TP {tp} x PP {pp} x DP {dp}" for tp, pp, dp in sizes]
     assert (many["names"], len(many["views"])) == (names, 4)
     assert [bar["label"] for bar in many["memory"]["bars"]] == many["names"]
     fewer = shared_http.get(many["without"][1].replace("/compare?", "/compare.json?")).json()

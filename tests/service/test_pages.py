@@ -129,11 +129,8 @@ def test_a_search_its_twin_and_its_trials(http: TestClient, store: Store, query:
         "a run's short address stands for its query"
     )
     mixed = http.get("/compare", params={"first": runs[0], "second": json.dumps(query)})
-    assert (
-        mixed.status_code == 200
-        and "model name gpt-tiny" in mixed.text
-        and "400.0 ms" in mixed.text
-    )
+    assert mixed.status_code == 200
+    assert "model name gpt-tiny" in mixed.text and "400.0 ms" in mixed.text
     alone = http.get(
         "/compare.json", params={"first": runs[0], "second": json.dumps(query)}
     ).json()["verdict"]
@@ -141,10 +138,8 @@ def test_a_search_its_twin_and_its_trials(http: TestClient, store: Store, query:
     nothing = http.get("/compare.json", params={"first": f"/searches/{search}/runs/{'0' * 16}"})
     assert (nothing.status_code, nothing.json()["code"]) == (422, "not_found")
     text = http.get(f"/searches/{search}/runs/{trials['run_id'][0]}").text
-    before, measured, learned = (
-        text.index(f">{name}") for name in ("Predicted before", "Measured", "Learned")
-    )
-    assert before < text.index("500.0 ms") < measured < text.index("400.0 ms") < learned
+    parts = [text.index(f">{name}") for name in ("Predicted before", "Measured", "Learned")]
+    assert parts[0] < text.index("500.0 ms") < parts[1] < text.index("400.0 ms") < parts[2]
     measured = http.get(f"{runs[0]}.json").json()["measured"]
     assert measured["text"] == (
         "Measured 400.0 ms a step; predicted before the run 500.0 ms: 20% shorter than predicted."
