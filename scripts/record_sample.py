@@ -32,8 +32,8 @@ from service.http.sample import RECORDED, SAMPLE
 
 NOTE = (
     "Each run is a published measurement: Nanotron's grid of an 8B model on 64 H100. The search "
-    "chose the order; a repeated run repeats its measurement. Predictions before the first run use a "
-    "profile fitted on this grid."
+    "chose the order; a repeated run repeats its measurement. Predictions before the first run use "
+    "a profile fitted on this grid."
 )
 TABLES = ("hp_searches", "hp_runs", "hp_measurements")
 AXES = {

@@ -483,8 +483,8 @@ def _differing(all_fields: Sequence[dict[str, Any]]) -> list[Difference]:
 
 
 def _label(path: str) -> str:
-    name = path.removeprefix("parallel.")
-    return AXES_BY_KEY[name].head if name in AXES_BY_KEY and name != path else formats.field_label(path)
+    axis = AXES_BY_KEY.get(path.removeprefix("parallel."))
+    return axis.head if axis else formats.field_label(path)
 
 
 def _text(value: Any) -> str:
