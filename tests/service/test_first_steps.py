@@ -70,7 +70,7 @@ def test_everybody_may_look_at_the_sample_and_nobody_may_change_it(store: SqlSto
             assert sum(each is not None for each in trials["measured_step_s"]) == 9
             assert http.get("/searches/sample", headers=headers).status_code == 200
             assert (
-                http.get("/searches/sample/export?format=megatron-lm", headers=headers).status_code
+                http.get("/searches/sample/export?format=nanotron", headers=headers).status_code
                 == 200
             )
             assert http.get("/v1/searches/sample/trials", headers=headers).status_code == 200

@@ -130,7 +130,7 @@ def test_a_search_its_twin_and_its_trials(http: TestClient, store: Store, query:
     )
     mixed = http.get("/compare", params={"first": runs[0], "second": json.dumps(query)})
     assert mixed.status_code == 200
-    assert "model name gpt-tiny" in mixed.text and "400.0 ms" in mixed.text
+    assert "was not measured" in mixed.text and "400.0 ms" in mixed.text
     alone = http.get(
         "/compare.json", params={"first": runs[0], "second": json.dumps(query)}
     ).json()["verdict"]
@@ -289,7 +289,7 @@ def test_the_only_run_is_not_called_the_fastest(
     one_run(store, lease, Measurement(status="crashed"), TWO_WAY)
     assert said() == "Measured 400.0 ms in one run, the fastest so far."
     store.finish_search(lease=lease, state=SearchState.CANCELLED, stopped_because="cancelled")
-    assert said() == "Measured 400.0 ms in one run, the fastest that ran."
+    assert http.get(f"/searches/{lease.search_id}.json").json()["best"] is None
 
 
 def test_nothing_a_user_wrote_becomes_markup(http: TestClient, store: Store, query: Query) -> None:
@@ -307,7 +307,7 @@ def test_nothing_a_user_wrote_becomes_markup(http: TestClient, store: Store, que
     ):
         text = http.get(path).text
         assert EVIL not in text
-        assert re.findall(r"<script(?! type=\"module\" src=\"/static/)", text) == []
+        assert re.findall(r"<script(?!(?: type=\"module\")? src=\"/static/)", text) == []
         assert (
             re.findall(r"\s(?:style|on\w+)=", text) == []
         )  # the content policy would refuse them anyway
@@ -368,7 +368,7 @@ def test_buttons_post_and_come_back(http: TestClient, store: Store, query: Query
     search = submit(http, query)
     page = http.get(f"/searches/{search}").text
     assert re.findall(r'method="post" action="(.*?)"', page) == [
-        f"/searches/{search}/{each}" for each in ("pause", "cancel", "label", "budget")
+        f"/searches/{search}/{each}" for each in ("pause", "cancel", "budget", "label")
     ]
     response = http.post(f"/searches/{search}/cancel", follow_redirects=False)
     assert (response.status_code, response.headers["location"]) == (303, f"/searches/{search}")
@@ -402,7 +402,7 @@ def test_a_budget_is_changed_from_the_page(http: TestClient, store: Store, query
 def test_static_files_are_cached_for_ever_under_their_digest(http: TestClient) -> None:
     page = http.get("/searches").text
     files = re.findall(r'"(/static/[0-9a-f]{12}/.*?)"', page)
-    assert len(files) == 7
+    assert len(files) == 10
     for file in files:
         response = http.get(file)
         assert response.status_code == 200
