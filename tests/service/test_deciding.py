@@ -144,12 +144,13 @@ def test_things_are_found_without_scripts(http: TestClient, store: Store, query:
     http.put(f"/v1/searches/{search}/label", json={"name": "Blackwell trial"})
     found = {
         words: [(each["kind"], each["href"]) for each in answer.json()["found"]]
-        for words in ("blackwell", "h100-sxm", "watch", "llama-3.1 405")
+        for words in ("blackwell", "h100-sxm", "watch", "gloss", "llama-3.1 405")
         for answer in [http.get("/find.json", params={"q": words})]
     }
     assert ("search", f"/searches/{search}") in found["blackwell"]
     assert ("GPU", "/gpus/h100-sxm-80gb") in found["h100-sxm"]
-    assert ("page", "/watches") in found["watch"] and ("guide", "/guide/watch") in found["watch"]
+    assert ("page", "/watches") in found["watch"]
+    assert ("guide", "/guide/glossary") in found["gloss"]
     assert found["llama-3.1 405"] == [("model", "/models/llama-3.1-405b")]
     assert "Nothing has zzz in its name" in http.get("/find", params={"q": "zzz"}).text
 
