@@ -18,6 +18,7 @@ from hp_tool.domain.states import SearchState
 from hp_tool.loop.search.underway import Underway
 from tests.service.coordinator import claim, finish, one_run
 from tests.service.every_page import LLAMA
+from tests.service.processes import wait_for
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -177,7 +178,7 @@ def test_the_tab_says_that_a_search_has_ended(
     lease = claim(store, search)
     one_run(store, lease, DONE)
     finish(store, lease)
-    page.wait_for_function("document.title.startsWith('succeeded: ')")
+    wait_for(lambda: page.title().startswith("succeeded: "))
 
 
 def test_a_history_is_zoomed_by_dragging(page: Page, server: str) -> None:
