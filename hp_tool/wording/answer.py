@@ -312,7 +312,7 @@ def explain_change(answer: Answer | ServingAnswer) -> str | None:
         if seconds < -floor
     ][:1]
     effect = ", ".join(less + more) or "about the same time in every part"
-    return f"Against the {_baseline_name(baseline)}, {change}: {effect}."
+    return f"Against the {_baseline_name(baseline)}, {change}: predicted {effect}."
 
 
 def _baseline_name(baseline: Baseline | ServingBaseline) -> str:

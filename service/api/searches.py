@@ -421,6 +421,7 @@ def apply_action(
     Raises:
         NotFoundError: There is no such search.
         ConflictError: The search's state does not allow the action.
+        UnsupportedError: Runs do not support the query to clone.
     """
     match action:
         case "cancel":
@@ -440,7 +441,12 @@ def apply_action(
                 is not None
             ):
                 return earlier
-            newest = max(record.edition or 0, count_query_terms())
+            edition = count_query_terms()
+            if (record.edition or 0) <= edition:  # else only newer workers can judge it
+                resolve_search(schema.parse_query(query))
             return store.create_search(
-                query=query, request=query, idempotency_key=key, edition=newest
+                query=query,
+                request=query,
+                idempotency_key=key,
+                edition=max(record.edition or 0, edition),
             )

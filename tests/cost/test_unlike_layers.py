@@ -260,7 +260,7 @@ def test_what_later_releases_split(
 )
 def test_what_is_not_modelled_is_refused_by_name(changes: dict[str, Any], field: str) -> None:
     gpus = ClusterQuery(gpu="h100-sxm-80gb", num_gpus=64)
-    with pytest.raises(UnsupportedError, match="layers that differ") as refused:
+    with pytest.raises(UnsupportedError, match="layers of different kinds") as refused:
         resolve_training(
             Query(kind="training", model=NANO, cluster=gpus, training=replace(WORKLOAD, **changes))
         )
@@ -269,7 +269,7 @@ def test_what_is_not_modelled_is_refused_by_name(changes: dict[str, Any], field:
 
 def test_a_framework_without_such_layers_is_refused_by_name() -> None:
     gpus = ClusterQuery(gpu="h100-sxm-80gb", num_gpus=64)
-    with pytest.raises(UnsupportedError, match="Megatron Core has no layers of kimi_delta"):
+    with pytest.raises(UnsupportedError, match="Megatron Core does not support kimi_delta layers"):
         resolve_training(Query(kind="training", model="kimi-k3", cluster=gpus, training=WORKLOAD))
 
 

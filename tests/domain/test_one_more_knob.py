@@ -24,7 +24,7 @@ FIELD = '''    jumbo: Annotated[
         Choice[Literal["small", "large"] | None], Shown("Jumbo", "Training", unset="small")
     ] = None
     """How large it is."""
-    attention: AttentionKind = "flash"
+    attention: Annotated[AttentionKind, Shown("Attention", "Precision and kernels")] = "flash"
 '''
 ROW = '    "jumbo": Knob(trains=True, set_by="recipe", runs=_all("small")),\n'
 RECIPE = """
@@ -83,7 +83,11 @@ print(json.dumps({
 
 
 EDITS = (
-    ("domain/workload.py", '    attention: AttentionKind = "flash"\n', FIELD),
+    (
+        "domain/workload.py",
+        '    attention: Annotated[AttentionKind, Shown("Attention", "Precision and kernels")] = "flash"\n',
+        FIELD,
+    ),
     ("domain/knobs.py", '    "gated_product":', f'{ROW}    "gated_product":'),
     (
         "cost/block.py",

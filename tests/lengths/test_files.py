@@ -53,7 +53,7 @@ def test_a_file_of_ones_own(tmp_path: Path, name: str, text: str) -> None:
         ("a.yaml", "log_norml: {}\n", "log_normal"),
         ("a.yaml", "source: here\n", "either log_normal or counts"),
         ("a.yaml", "log_normal: {}\n", "no component"),
-        ("a.yaml", "log_normal: {a: {share: 1, median: 9}}\n", "sigma must be given"),
+        ("a.yaml", "log_normal: {a: {share: 1, median: 9}}\n", "missing sigma"),
         (
             "a.yaml",
             "log_normal: {a: {share: 1, median: 9, sigma: .nan}}\n",
@@ -64,8 +64,8 @@ def test_a_file_of_ones_own(tmp_path: Path, name: str, text: str) -> None:
             "shortest: 8\nlongest: 8\nlog_normal: {a: {share: 1, median: 8, sigma: 1}}\n",
             "less than longest",
         ),
-        ("a.txt", "1\n" * 1_000_001, "at most 1,000,000"),
-        ("a.txt", "1\n" * 2_500_000, "larger than"),
+        ("a.txt", "1\n" * 1_000_001, "the maximum is 1,000,000"),
+        ("a.txt", "1\n" * 2_500_000, "exceeds"),
     ],
 )
 def test_what_is_wrong_with_a_file_is_said(tmp_path: Path, name: str, text: str, said: str) -> None:

@@ -96,7 +96,7 @@ LABELS = frozenset(
             "status",
             "until",
         ),
-        *("lost_nodes", "page", "ranked", "rerank", "run", "search", "words"),
+        *("lost_nodes", "page", "q", "ranked", "rerank", "run", "search", "words"),
         "wait_s",
     }
 )

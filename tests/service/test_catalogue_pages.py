@@ -141,7 +141,7 @@ def test_a_long_list_is_paged_and_searched(http: TestClient) -> None:
 
 
 def test_a_cluster_in_yaml(http: TestClient) -> None:
-    example = html.unescape(re.findall(r'placeholder="([^"]*)"', http.get("/clusters").text)[0])
+    example = html.unescape(re.findall(r'placeholder="([^"]*)"', http.get("/clusters").text)[-1])
     assert (
         http.post(
             "/clusters", data={"name": "lab", "spec": example}, follow_redirects=False

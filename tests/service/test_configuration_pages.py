@@ -194,7 +194,10 @@ def test_two_side_by_side(shared_http: TestClient) -> None:
         "4",
         "2",
     ]
-    assert shared_http.get("/compare.json", params=asked | {"more": more * 2}).status_code == 422
+    sizes_of_six = [{"tensor_parallel_size": 4, "micro_batch_size": size} for size in (2, 4)]
+    more += [json.dumps(LLAMA | {"parallel": parallel}) for parallel in sizes_of_six]
+    six = shared_http.get("/compare.json", params=asked | {"more": more})
+    assert six.status_code == 422 and "at most 5" in six.text
     mixed = shared_http.get(
         "/compare", params={"first": json.dumps(LLAMA), "second": json.dumps(SERVING)}
     )
@@ -217,8 +220,8 @@ def test_one_is_compared_with_the_one_to_try(shared_http: TestClient) -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"model": "llama-3-71b"}, "no model is called"),
-        ({"model": "/etc/passwd"}, "no model is called"),
+        ({"model": "llama-3-71b"}, "nknown model"),
+        ({"model": "/etc/passwd"}, "nknown model"),
         ({"trainer": {"command": ["true"], "reader": "megatron-lm"}}, "do not run commands"),
         ({"sarch": {}}, "did you mean search"),
     ],

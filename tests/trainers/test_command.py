@@ -247,7 +247,9 @@ def test_a_registered_trainer_is_named(tmp_path: Path, monkeypatch: pytest.Monke
     try:
         named = trainer_of(parse_query({**QUERY, "trainer": "ours"}))
         assert named == trainer("/opt/train.py", "{flags:megatron-lm}")
-        with pytest.raises(NotFoundError, match=r"no trainer is called 'theirs'.*ours") as unknown:
+        with pytest.raises(
+            NotFoundError, match=r"unknown trainer 'theirs'; known: ours"
+        ) as unknown:
             trainer_of(parse_query({**QUERY, "trainer": "theirs"}))
         assert unknown.value.field == "trainer"
     finally:

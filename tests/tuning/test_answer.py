@@ -70,7 +70,7 @@ def test_all_that_is_known_is_said_and_nothing_else():
         "memory"
     )
     assert explain_change(ANSWER) == (
-        "Against the baseline, TP 4 → 2, PP 1 → 2: 1.40 s less tensor-parallel communication, "
+        "Against the baseline, TP 4 → 2, PP 1 → 2: predicted 1.40 s less tensor-parallel communication, "
         "250.0 ms more pipeline bubble."
     )
     alone = replace(
@@ -248,7 +248,7 @@ def test_the_answer_of_a_serving_search_says_latencies_users_and_price():
         "(1.40 to 1.60, measured), "
         "saves $0.25 per million output tokens.",
         "A whole request was measured 850.0 ms in one run; 1 other layout may be as fast.",
-        "Against the baseline, TP 2 → 1, max_num_seqs 8 → 16: 400.0 ms less queue, "
+        "Against the baseline, TP 2 → 1, max_num_seqs 8 → 16: predicted 400.0 ms less queue, "
         "100.0 ms more prefill.",
     ]
     unseen = replace(
