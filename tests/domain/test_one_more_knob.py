@@ -85,7 +85,7 @@ print(json.dumps({
 EDITS = (
     (
         "domain/workload.py",
-        '    attention: Annotated[AttentionKind, Shown("Attention", "Precision and kernels")] = "flash"\n',
+        FIELD.splitlines(keepends=True)[-1],
         FIELD,
     ),
     ("domain/knobs.py", '    "gated_product":', f'{ROW}    "gated_product":'),

@@ -70,7 +70,8 @@ def test_all_that_is_known_is_said_and_nothing_else():
         "memory"
     )
     assert explain_change(ANSWER) == (
-        "Against the baseline, TP 4 → 2, PP 1 → 2: predicted 1.40 s less tensor-parallel communication, "
+        "Against the baseline, TP 4 → 2, PP 1 → 2: predicted 1.40 s less "
+        "tensor-parallel communication, "
         "250.0 ms more pipeline bubble."
     )
     alone = replace(
