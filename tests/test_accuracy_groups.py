@@ -55,13 +55,13 @@ def group(left_out: LeftOut, *, scatter: float, stated: float | None = None) -> 
 def test_coverage_is_that_of_the_scatter() -> None:
     honest, narrow = (figures(rows(scatter=scatter, stated=0.05)) for scatter in (0.05, 0.1))
     assert honest["coverage"] == pytest.approx(0.9, abs=2e-3)
-    # Half the true width: 1.645 / 2 standard deviations hold 59 %.
+    # Half the true width: 1.645 / 2 standard deviations hold 59%.
     assert narrow["coverage"] == pytest.approx(2 * NormalDist().cdf(1.6449 / 2) - 1, abs=2e-3)
     assert honest["width"] == pytest.approx(math.exp(2 * 1.6449 * 0.05))
 
 
 def test_range_of_right_coverage_is_the_binomial_one() -> None:
-    """Of 20, 15 to 20 lie inside a right 90 % interval in 95 % of samples; of 80, 66 to 77."""
+    """Of 20, 15 to 20 lie inside a right 90% interval in 95% of samples; of 80, 66 to 77."""
     for count, low, high in ((20, 0.75, 1.0), (80, 66 / 80, 77 / 80)):
         assert figures(rows(scatter=0.1, stated=0.1)[:count])["coverage_range"] == [low, high]
 

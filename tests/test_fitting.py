@@ -31,7 +31,7 @@ PRIORS = {"slope": Prior(1.0, 1.0, 0.0, 10.0), "offset": Prior(0.5, 0.1, 0.0, 1.
 
 
 def errors(rows: Sequence[Row]) -> Callable[[Values], Floats]:
-    """Return log ratios of slope x + offset to y, over 1 %."""
+    """Return log ratios of slope x + offset to y, over 1%."""
     x, y = np.array(rows).T
     return lambda values: np.log((values["slope"] * x + values["offset"]) / y) / 0.01
 

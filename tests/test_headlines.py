@@ -28,15 +28,15 @@ def test_gpt2_on_512_gpus() -> None:
 
 @pytest.mark.parametrize("name", ["gpt-22b", "gpt3-175b", "mt-nlg-530b", "gpt-1t"])
 def test_what_sequence_parallelism_and_selective_recomputation_save(name: str) -> None:
-    """The paper says 36 to 39 % and 2 to 4 %."""
+    """The paper says 36 to 39% and 2 to 4%."""
     assert 0.35 <= headlines.layer_overhead(name, recompute="full") <= 0.40
-    # below the paper's 2 % for the largest: docs/accuracy-details.md, "Published headlines"
+    # below the paper's 2% for the largest: docs/accuracy-details.md, "Published headlines"
     assert 0.004 <= headlines.layer_overhead(name, recompute="selective") <= 0.04
     assert headlines.layer_memory_factor(name) == pytest.approx(5.0, abs=1.25)
 
 
 def test_llama_3_s_own_run_fits_by_its_recipe() -> None:
-    """Nothing was fitted on it: 43, 41 and 38 % MFU without recomputation, on devices of 80 GB."""
+    """Nothing was fitted on it: 43, 41 and 38% MFU without recomputation, on devices of 80 GB."""
     found = headlines.evaluate("2407.21783")
     assert len(found) == 3
     for headline in found:
@@ -44,7 +44,7 @@ def test_llama_3_s_own_run_fits_by_its_recipe() -> None:
 
 
 def test_headlines_of_2024_are_asked_with_software_of_2024() -> None:
-    """MFU of 177B and 462B on H100: with constants of 2026 the first two are 12 % too high."""
+    """MFU of 177B and 462B on H100: with constants of 2026 the first two are 12% too high."""
     found = headlines.evaluate("Megatron-LM README")
     assert len(found) == 3
     for headline in found:

@@ -26,7 +26,7 @@ TRUE = dataclasses.replace(
 
 
 def made(*, slow: int = 0) -> list[Row]:
-    """Runs as TRUE predicts them with 3 % of scatter, and of each eight the first `slow` ten times
+    """Runs as TRUE predicts them with 3% of scatter, and of each eight the first `slow` ten times
     slower.
     """
     sizes = [

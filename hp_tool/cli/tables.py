@@ -222,7 +222,7 @@ def _print_left_open(console: Console, estimate: Estimate) -> None:
 
 
 def _shares_of_peak(estimate: Estimate) -> str:
-    """`MFU 50.4 % (attention in full; 46.0 % ...)`: the convention with each share, and what full
+    """`MFU 50.4% (attention in full; 46.0% ...)`: the convention with each share, and what full
     scores overstate.
     """
     if estimate.mfu_causal is None or estimate.mfu_causal == estimate.mfu:

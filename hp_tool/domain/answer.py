@@ -100,7 +100,7 @@ class Foreseen:
 
     step_s: float
     step_s_interval: tuple[float, float]
-    """90 %"""
+    """90%"""
     known_from_runs: int
     """Measurements that the prediction was calibrated by."""
     off_fraction: float
@@ -114,7 +114,7 @@ class Answer:
     parallel: ParallelConfig
     step_s: float
     step_s_interval: tuple[float, float] | None
-    """90 %"""
+    """90%"""
     source: Literal["calibrated", "predicted"]
     """calibrated: by all measured runs, its own above all. predicted: nothing was measured."""
     known_from_runs: int
@@ -179,7 +179,7 @@ class ServingAnswer:
     parallel: ServingConfig
     ttft_s: float
     ttft_s_interval: tuple[float, float] | None
-    """90 %"""
+    """90%"""
     tpot_s: float
     tpot_s_interval: tuple[float, float] | None
     request_latency_s: float

@@ -85,7 +85,7 @@ class MixerRoofline(Roofline):
     sharpness: float = 1.0
     log_sd: float = 0.0
     """Standard deviation of log(measured / predicted) on a card that was not fitted on, such that
-    90 % of its rows lie within a normal's 90 %.
+    90% of its rows lie within a normal's 90%.
     """
 
 

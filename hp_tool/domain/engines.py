@@ -201,7 +201,7 @@ class EngineEfficiency(Strict):
     of layer; exact: each layer takes what it caches.
     """
     reserve_doubt_bytes: float = 2e9
-    """Half of the 90 % interval of the memory that is not the cache's, within that share."""
+    """Half of the 90% interval of the memory that is not the cache's, within that share."""
     kv_reserved_output_fraction: float
     """Share of the output length that a running request's cache holds on average when the cache is
     full: 0.5 where blocks are handed out as tokens appear, 1 where they are promised at admission.
@@ -217,7 +217,7 @@ class EngineEfficiency(Strict):
     """
     ttft_log_sd: float
     """Standard deviation of log(measured / predicted) on groups that were not fitted on, such that
-    90 % of them lie within a normal's 90 %.
+    90% of them lie within a normal's 90%.
     """
     tpot_log_sd: float
     throughput_log_sd: float

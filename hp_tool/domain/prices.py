@@ -75,9 +75,9 @@ class Priced:
     devices.
     """
     cost_interval: tuple[float, float] | None = None
-    """90 %, by the interval of the step time."""
+    """90%, by the interval of the step time."""
     days_interval: tuple[float, float] | None = None
-    """90 %, of calendar days."""
+    """90%, of calendar days."""
     deadline_probability: float | None = None
     """Chance that the training ends within constraints.max_days."""
     energy: float | None = None

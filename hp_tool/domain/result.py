@@ -120,7 +120,7 @@ class WithRecipe:
     """
     step_s: float
     interval_s: tuple[float, float]
-    """90 % interval of step_s."""
+    """90% interval of step_s."""
     feasible: bool
     changes: dict[str, Any]
     """Knobs by path that the recipe sets otherwise than they are left open."""
@@ -157,7 +157,7 @@ class Fix:
     """
     step_s: float
     step_change_fraction: float | None = None
-    """0.03: a step takes 3 % longer than what was asked for; None where that is illegal."""
+    """0.03: a step takes 3% longer than what was asked for; None where that is illegal."""
     days: float | None = None
     cost: float | None = None
     """US dollars."""
@@ -287,7 +287,7 @@ class Recommendation(Priced):
     estimate: Estimate
     group: int | None = None
     """recommend: 1 for rows that cannot be told apart from the best, whose ratio of step times to
-    it has a 90 % interval that holds 1; then 2 by the first row that is slower, and so on.
+    it has a 90% interval that holds 1; then 2 by the first row that is slower, and so on.
     """
     out_of_memory_probability: float | None = None
     """Its estimate's, calibrated where there is one."""

@@ -28,7 +28,7 @@ class Influence:
     step_s: float | None
     """None where nothing fits any more."""
     change_fraction: float | None
-    """0.1: steps take 10 % longer than those of rank 1 without the change."""
+    """0.1: steps take 10% longer than those of rank 1 without the change."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +42,7 @@ class Sensitivity:
     scaling: tuple[ScalingPoint, ...]
     """Fewest devices first; counts on which nothing fits are left out."""
     fewest_gpus_near_cheapest: int | None
-    """The fewest devices whose cost is at most 5 % above the lowest."""
+    """The fewest devices whose cost is at most 5% above the lowest."""
     fastest_gpus_near_cheapest: int | None
     """The most devices of that cost: the fastest training for the money."""
     axes: tuple[Influence, ...]

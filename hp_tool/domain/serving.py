@@ -86,7 +86,7 @@ class ServingMemory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheTokens:
-    """A number of tokens, and the ends of its 90 % interval."""
+    """A number of tokens, and the ends of its 90% interval."""
 
     low: int
     expected: int
@@ -156,7 +156,7 @@ class ServingFix:
     request_latency_s: float
     output_tokens_per_second_per_gpu: float
     throughput_change_fraction: float | None = None
-    """0.03: 3 % more tokens per second and GPU than what was asked for; None where that has no
+    """0.03: 3% more tokens per second and GPU than what was asked for; None where that has no
     throughput.
     """
     remaining: tuple[Reason, ...] = ()
@@ -287,7 +287,7 @@ class ServingRecommendation(Priced):
 
     rank: int
     group: int | None = None
-    """Rows of one group cannot be told apart by the 90 % interval of the ratio of what ranks them;
+    """Rows of one group cannot be told apart by the 90% interval of the ratio of what ranks them;
     1 holds the best. None: rows that are not ranked by a prediction.
     """
     parallel: ServingConfig

@@ -6,7 +6,7 @@ MIB = 2**20
 GB = 10**9
 GIB = 2**30
 MIN_CHANGE = 0.0005
-"""Share of a time below which two are the same to a reader: 0.05 %."""
+"""Share of a time below which two are the same to a reader: 0.05%."""
 SECONDS_PER_DAY = 86_400.0
 SECONDS_PER_HOUR = 3_600.0
 JOULES_PER_MWH = 3.6e9

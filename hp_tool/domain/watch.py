@@ -61,7 +61,7 @@ class Expected:
 
     step_s: float
     interval: tuple[float, float]
-    """90 %"""
+    """90%"""
     calibration: str | None = None
     """Version of the calibration that corrects it; None: the cost model alone."""
     num_gpus: int
@@ -82,7 +82,7 @@ class Pace:
 
     step_s: float
     interval: tuple[float, float]
-    """90 %, of the median."""
+    """90%, of the median."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,9 +90,9 @@ class Slowdown:
     """How much slower the job is now, against what it was."""
 
     factor: float
-    """1.1: a step takes 10 % longer."""
+    """1.1: a step takes 10% longer."""
     interval: tuple[float, float]
-    """90 %"""
+    """90%"""
     since_step: int
     """First step that is slower, by the trainer's number where it gives one."""
     told_step: int
@@ -111,7 +111,7 @@ class Lag:
 
     factor: float
     interval: tuple[float, float]
-    """90 %, of the job's median and of the expectation together."""
+    """90%, of the job's median and of the expectation together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

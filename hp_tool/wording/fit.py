@@ -44,7 +44,7 @@ def risk_words(probability: float) -> str:
 
 
 def out_of_memory_words(estimate: Estimate) -> str:
-    """Return `3.2 % chance of running out of memory`; empty where the estimate has none."""
+    """Return `3.2% chance of running out of memory`; empty where the estimate has none."""
     fails = estimate.out_of_memory_probability
     return "" if fails is None else f"{risk_words(fails)} chance of running out of memory"
 

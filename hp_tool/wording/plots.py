@@ -146,7 +146,7 @@ def recommendations_figure(
 def machines_figure(
     rows: Sequence[Recommendation], front: Sequence[Recommendation], *, title: str
 ) -> Figure:
-    """Days over dollars of every machine's best row, with 90 % intervals, and the front between the
+    """Days over dollars of every machine's best row, with 90% intervals, and the front between the
     two as a line.
     """
     from plotly.graph_objects import Figure, Scatter
@@ -237,7 +237,7 @@ def sensitivity_figure(sensitivity: Sensitivity, *, title: str) -> Figure:
         y=[change.change.replace("_", " ") for change in changes],
         orientation="h",
         showlegend=False,
-        hovertemplate="%{y}<br>%{x:+.1f} %<extra></extra>",
+        hovertemplate="%{y}<br>%{x:+.1f}%<extra></extra>",
     )
     figure.add_trace(bars, row=1, col=2)
     figure.update_yaxes(autorange="reversed", row=1, col=2)

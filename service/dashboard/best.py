@@ -84,7 +84,7 @@ class Best:
     misses: tuple[str, ...] = ()
     """Targets that its measurement misses."""
     step_s_interval: tuple[float, float] | None = None
-    """90 % interval of `calibrated_step_s`."""
+    """90% interval of `calibrated_step_s`."""
     runs: Repeats | None = None
     """Its own runs, one of which is relevant."""
     sentences: tuple[str, ...] = ()

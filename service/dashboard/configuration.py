@@ -383,7 +383,7 @@ def _answer(
     """Return the main figures in a sentence.
 
     For example: Needs 60.7 GiB of 75.1 GiB on the fullest GPU; a step takes 21.8 s (20.1 s to 23.5
-    s), 71 % of it compute.
+    s), 71% of it compute.
     """
     figures = {metric.name: metric for metric in metrics}
     takes = "takes" if known.feasible else "would take"

@@ -121,8 +121,8 @@ def tick(value: float, unit: str) -> str:
 
 
 def percent(value: float | None) -> str:
-    """Return a signed fraction as a percentage: +3.1 %."""
-    return ABSENT if value is None else f"{value * 100:+.1f} %".replace("-", "−")
+    """Return a signed fraction as a percentage: +3.1%."""
+    return ABSENT if value is None else f"{value * 100:+.1f}%".replace("-", "−")
 
 
 def risk(value: float) -> str:
@@ -131,16 +131,16 @@ def risk(value: float) -> str:
 
 
 def share(value: float | None) -> str:
-    """Return a fraction as a percentage: 41.3 %, 0.15 %."""
+    """Return a fraction as a percentage: 41.3%, 0.15%."""
     if not value:
-        return ABSENT if value is None else "0 %"
+        return ABSENT if value is None else "0%"
     percents = 100 * value
     return (
-        f"{percents:.1f} %"
+        f"{percents:.1f}%"
         if abs(percents) >= 0.995
-        else f"{percents:.2g} %"
+        else f"{percents:.2g}%"
         if abs(percents) >= 0.01
-        else "below 0.01 %"
+        else "below 0.01%"
     )
 
 

@@ -256,7 +256,7 @@ def _expected(expected: Expected, *, from_step: int, to_step: int) -> list[Figur
     )
     dashed = {"color": "--series-3", "width": 1, "dash": True}
     ends = zip(
-        ("Fast end of its 90 % interval", "Slow end of its 90 % interval"),
+        ("Fast end of its 90% interval", "Slow end of its 90% interval"),
         expected.interval,
         strict=True,
     )

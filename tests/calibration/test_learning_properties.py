@@ -104,7 +104,7 @@ def test_intervals_widen_with_distance():
 
 
 def test_models_that_disagree_teach_others_nothing():
-    """Four models off by 15 % in turn: the next one is left where the cost model has it, those that
+    """Four models off by 15% in turn: the next one is left where the cost model has it, those that
     ran are corrected.
     """
     pieces = [

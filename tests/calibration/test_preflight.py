@@ -14,7 +14,7 @@ HOSTS = [f"node{rank // 4}" for rank in range(16)]
 def timed(
     *, slow: dict[int, float] | None = None, slow_link: frozenset[int] = frozenset(), seed: int = 0
 ):
-    """Matmuls and all-reduces over 16 ranks with 2 % of noise; a group that holds all of
+    """Matmuls and all-reduces over 16 ranks with 2% of noise; a group that holds all of
     `slow_link` takes twice as long.
     """
     noise = np.random.default_rng(seed)

@@ -17,7 +17,7 @@ CONFIGURATIONS = 5
 
 
 def repeated(times: int, *, stalled: float = 0.0) -> Evidence:
-    """Runs of CONFIGURATIONS configurations, 1.3 times slower than predicted with 3 % of noise; a
+    """Runs of CONFIGURATIONS configurations, 1.3 times slower than predicted with 3% of noise; a
     share stalls.
     """
     rows = np.repeat(np.arange(CONFIGURATIONS), times)

@@ -133,7 +133,7 @@ def test_the_optimum_is_lamberts_function(checkpoint_s: float, mtbf_s: float) ->
 
 
 def test_llama_3_kept_more_than_nine_tenths() -> None:
-    # arXiv 2407.21783, section 3.3.4: effective training time above 90 % on 16,384 H100.
+    # arXiv 2407.21783, section 3.3.4: effective training time above 90% on 16,384 H100.
     found = kept(ReliabilitySpec(), model="llama-3.1-405b", gpu="h100-sxm-80gb", num_gpus=16_384)
     assert 0.90 < found.fraction < 0.97
     assert found.mtbf_s == pytest.approx(54 * 86_400 / 419) == MTBF_PER_GPU_S / 16_384

@@ -372,9 +372,7 @@ def test_block_recomputation_takes_the_fewest_layers_that_fit() -> None:
     )
     assert least is not None and most is not None
     halfway = 0.5 * (least.total_bytes + most.total_bytes)
-    headroom = (
-        1.0 - 0.95 * halfway / most.capacity_bytes
-    )  # capacity_bytes leaves the usual 5 % free
+    headroom = 1.0 - 0.95 * halfway / most.capacity_bytes  # capacity_bytes leaves the usual 5% free
     asked = query(**plain, constraints={"memory_headroom_fraction": headroom})
     found = check(asked)
     (fix,) = [

@@ -84,7 +84,7 @@ def test_a_corrected_estimate_is_one_row_of_the_corrected_costs(problem, candida
 
 
 def test_what_is_learnt_can_make_a_configuration_infeasible(problem, candidates, learnt):
-    """The verdict belongs to the corrected bytes: what just fits by the cost model needs 5 % more
+    """The verdict belongs to the corrected bytes: what just fits by the cost model needs 5% more
     here.
     """
     costs = problem.costs(candidates)

@@ -172,7 +172,7 @@ def test_the_expected_wait_is_what_scheduled_steps_show(
     p: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Mean rows and an expected maximum, against rows packed, timed and dealt out one by one."""
-    monkeypatch.setattr(dynamic, "STEPS", 64)  # the mean maximum of eight is off by 1 %
+    monkeypatch.setattr(dynamic, "STEPS", 64)  # the mean maximum of eight is off by 1%
     timer = clock(c=1, d=16, p=p)
     mixed = lengths(*[1024] * 60, ROW)  # every third row is one long sequence
     rows = packed_rows(mixed, row_tokens=ROW)

@@ -107,7 +107,7 @@ def test_a_reduced_run_stands_for_the_whole_with_an_interval():
 
 
 def test_configurations_that_ran_both_ways_correct_the_others():
-    """The whole takes 20 % longer than reduced runs imply: after a few pairs that is believed, and
+    """The whole takes 20% longer than reduced runs imply: after a few pairs that is believed, and
     the interval narrows.
     """
     configs = [ParallelConfig(micro_batch_size=b) for b in (1, 2, 3, 4, 5)]

@@ -51,7 +51,7 @@ def scaled(factor, times=STEADY):
         (scaled(1.02, NOISY), True),
         (scaled(1.5, NOISY), False),
         (scaled(1.02), True),  # steady steps say nothing of another run
-        (scaled(1.06), True),  # 1.645 x sqrt(2) x 0.03 is 7 %
+        (scaled(1.06), True),  # 1.645 x sqrt(2) x 0.03 is 7%
         (scaled(1.08), False),
     ],
 )

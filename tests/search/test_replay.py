@@ -141,7 +141,7 @@ def test_every_method_finds_the_best_and_the_output_has_its_promised_shape(
             regret = cell["regret_after"][method]
             assert 1 >= regret["1"] >= regret["3"] - 0.05
             assert set(regret) == {"1", "3", "5", "10"}
-        # t = p = 1, b = 2 comes second in that order and is within 2 % of the best, b = 4.
+        # t = p = 1, b = 2 comes second in that order and is within 2% of the best, b = 4.
         assert cell["runs"]["enumeration"]["mean"] == 2.0
         assert cell["regret_after"]["hp_tool"]["10"] <= cell["regret_after"]["random"]["1"]
         assert 0 <= cell["top3"] <= cell["top1"] <= 1

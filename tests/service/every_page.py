@@ -244,7 +244,7 @@ def _watch(http: TestClient) -> str:
 
 
 def _calibration(store: Store, http: TestClient) -> str:
-    """A series with runs 30 % slower than predicted and one that stands out; the address of its
+    """A series with runs 30% slower than predicted and one that stands out; the address of its
     page.
     """
     for slower, stages, micro_batch in (

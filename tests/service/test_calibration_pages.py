@@ -54,7 +54,7 @@ def report(http: TestClient, *, slower: float, **parallel: int) -> float:
 
 @pytest.fixture
 def learnt(http: TestClient) -> TestClient:
-    """Six runs, 30 % slower than predicted but for one that is four times as slow."""
+    """Six runs, 30% slower than predicted but for one that is four times as slow."""
     for stages, micro_batch in ((2, 1), (4, 1), (8, 1), (2, 2), (4, 2)):
         report(http, slower=1.3, pipeline_parallel_size=stages, micro_batch_size=micro_batch)
     report(http, slower=4.0, pipeline_parallel_size=8, micro_batch_size=2)

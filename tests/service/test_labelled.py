@@ -7,7 +7,7 @@ HEAD = (
     'title="x">MFU</abbr></th><th>Step</th><th>Fit</th><th>Memory</th></tr>'
 )
 ROW = (
-    '<tr><th scope="row"><div>TP 1</div></th><td class="number">4 %</td><td>2 s</td><td></td><td '
+    '<tr><th scope="row"><div>TP 1</div></th><td class="number">4%</td><td>2 s</td><td></td><td '
     'class="number">–</td></tr>'
 )
 
@@ -18,7 +18,7 @@ def page(head: str, *rows: str) -> str:
 
 def test_each_cell_of_a_wide_table_has_the_heading_of_its_column() -> None:
     cells = (
-        '<td data-heading="MFU" class="number">4 %</td><td data-heading="Step">2 s</td><td '
+        '<td data-heading="MFU" class="number">4%</td><td data-heading="Step">2 s</td><td '
         'data-heading="Fit" data-none></td>'
     )
     cells += '<td data-heading="Memory" data-none class="number">–</td>'

@@ -30,7 +30,7 @@ ENGINES = {
 
 
 def question(**changes: Any) -> dict[str, Any]:
-    """16 H100, 70B in fp8, 5 requests a second with log-normal lengths, 95 % of them in time, 60 %
+    """16 H100, 70B in fp8, 5 requests a second with log-normal lengths, 95% of them in time, 60%
     of prompts cached.
     """
     load = {

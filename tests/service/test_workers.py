@@ -156,7 +156,7 @@ def test_drift_and_slow_nodes_stand_beside_a_clusters_load(
     assert (
         found.keys() == {"n2", "n3"}
         and "1.31 times" in found["n3"]
-        and "36.8 % below" in found["n2"]
+        and "36.8% below" in found["n2"]
     )
     assert "n3" in http.get("/workers").text and "Slow node" in http.get(f"/searches/{search}").text
 

@@ -404,8 +404,8 @@ def test_studies_stand_beside_our_tables_in_one_database(store, query, tmp_path)
 @pytest.mark.parametrize(
     ("medians", "measured", "first"),
     [
-        ([1.0, 0.95, 2.0], {0: 1.0}, 0),  # 5 % better by prediction is within its noise of 10 %
-        ([1.0, 0.88, 2.0], {0: 1.0}, 0),  # of what ran too the seconds are known to 10 %
+        ([1.0, 0.95, 2.0], {0: 1.0}, 0),  # 5% better by prediction is within its noise of 10%
+        ([1.0, 0.88, 2.0], {0: 1.0}, 0),  # of what ran too the seconds are known to 10%
         ([1.0, 0.80, 2.0], {0: 1.0}, 1),
         ([1.0, 0.95, 2.0], {0: 1.5}, 1),
         ([1.0, 0.95, 2.0], {0: 1.02, 2: 1.01}, 2),

@@ -36,7 +36,7 @@ def test_a_hundred_clean_jobs_raise_at_most_one_alarm() -> None:
 
 
 def test_slow_steps_that_come_in_rows_are_the_job_s_own_way() -> None:
-    """A CPU that others use: half of the time every step takes 8 % longer, for five steps on
+    """A CPU that others use: half of the time every step takes 8% longer, for five steps on
     average.
     """
     rng = np.random.default_rng(0)

@@ -98,7 +98,7 @@ def test_bursts_are_told_even_while_the_job_is_at_its_pace(tmp_path: Path) -> No
     slowdown = json.loads(hp_tool("watch", str(log), "--json").stdout)["slowdown"]
     assert (
         slowdown["shape"] == "recurring" and 1.02 < slowdown["factor"] < 1.1
-    )  # 30 of 200 steps 30 % slower
+    )  # 30 of 200 steps 30% slower
 
 
 def test_bursts_are_told_until_the_next_is_overdue_by_half_of_the_gap_between_them() -> None:

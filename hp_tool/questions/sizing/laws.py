@@ -257,7 +257,7 @@ def _schedule_choices(*, steps: int, warmup: int) -> tuple[Choice, ...]:
     return (
         Choice(
             name="learning_rate_schedule",
-            value="cosine to 10 % of the peak over the whole training",
+            value="cosine to 10% of the peak over the whole training",
             rule="a cosine that outlasts the training by more than a quarter costs loss",
             source=f"{_GPT3_CONFIG}; arXiv 2203.15556, appendix B",
         ),
@@ -272,7 +272,7 @@ def _schedule_choices(*, steps: int, warmup: int) -> tuple[Choice, ...]:
             name="warmup_steps",
             value=warmup,
             unit="steps",
-            rule="linear over 2,000 steps, over 2 % of a training shorter than 100,000",
+            rule="linear over 2,000 steps, over 2% of a training shorter than 100,000",
             source="2,000: arXiv 2302.13971, section 2.3, and 2401.02954, section 2.3; the share "
             "is a habit, not a law",
         ),

@@ -33,7 +33,7 @@ export function columns(trials, { runs }) {
     { name: "num_runs", label: "Runs", title: "Runs that tell its time", number: true, hidden: true, value: from(trials.num_runs), cell: (i) => String(trials.num_runs[i]) },
     time("predicted", "Cost model", `${quantity.seconds} by the cost model alone`, trials.predicted_step_s, { hidden: true }),
     time("expected", "Expected", `${quantity.seconds} by all that was known when it was chosen`, trials.calibrated_step_s, { hidden: ended || none(trials.calibrated_step_s) }),
-    ...(ended ? [time("calibrated", "Calibrated", `${quantity.seconds} by all runs of the search together, with its 90 % interval`, trials.final_step_s, {
+    ...(ended ? [time("calibrated", "Calibrated", `${quantity.seconds} by all runs of the search together, with its 90% interval`, trials.final_step_s, {
       cell: (i) => lines(seconds(trials.final_step_s[i]), trials.final_low_s[i] != null && between(trials.final_low_s[i], trials.final_high_s[i])),
     })] : []),
     time("measured", "Measured", `${quantity.seconds} of the run that counts; of several their range`, trials.measured_step_s, {

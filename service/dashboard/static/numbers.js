@@ -29,7 +29,7 @@ export function gib(value) {
 export function percent(value) {
   if (value == null) return ABSENT;
   const text = (value * 100).toFixed(1);
-  return `${text.startsWith("-") ? text.replace("-", "−") : `+${text}`} %`;
+  return `${text.startsWith("-") ? text.replace("-", "−") : `+${text}`}%`;
 }
 
 // A value of a setting.

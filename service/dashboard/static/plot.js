@@ -131,7 +131,7 @@ function axis(spec = {}, values, [from, to]) {
   const at = (value) => from + ((f(value) - low) / (high - low)) * (to - from);
   const most = Math.max(spec.time ? 2 : 4, Math.floor(Math.abs(to - from) / (spec.time ? 150 : 80)));
   const ticks = (spec.ticks ?? (spec.log ? decades(low, high, most) : steps(low, high, most, spec.whole))).filter((value) => f(value) >= low && f(value) <= high);
-  const write = spec.time ? (value) => (high - low < MINUTES ? clock : time).format(value) : spec.percent ? (value) => `${(100 * value).toLocaleString("en-US", { maximumSignificantDigits: 3 })} %`
+  const write = spec.time ? (value) => (high - low < MINUTES ? clock : time).format(value) : spec.percent ? (value) => `${(100 * value).toLocaleString("en-US", { maximumSignificantDigits: 3 })}%`
     : (value) => (value * (spec.times ?? 1)).toLocaleString("en-US", { maximumSignificantDigits: 5 });
   const named = ticks.map((value) => ({ at: at(value), text: spec.labels?.[spec.ticks.indexOf(value)] ?? write(value) }));
   const of = (pixels) => low + ((pixels - from) / (to - from)) * (high - low); // of a linear axis

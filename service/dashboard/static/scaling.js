@@ -26,8 +26,8 @@ box?.addEventListener("toggle", async () => {
   const alone = scaling.some((each) => each.calibrated) ? "" : " By the cost model alone: the cluster has no calibration.";
   const gpus = (number) => `${count(number)} ${device}${number === 1 ? "" : "s"}`;
   const advice = !scaling.length ? `Nothing fits on any number of ${device}s up to the cluster's.`
-    : fewest === fastest ? `The cheapest: ${gpus(fewest)}; any other number costs over 5 % more.`
-      : `The fewest within 5 % of the lowest cost: ${gpus(fewest)}; the fastest for that money: ${gpus(fastest)}.`;
+    : fewest === fastest ? `The cheapest: ${gpus(fewest)}; any other number costs over 5% more.`
+      : `The fewest within 5% of the lowest cost: ${gpus(fewest)}; the fastest for that money: ${gpus(fastest)}.`;
   says.textContent = advice + alone;
   const place = box.querySelector(".plot");
   place.hidden = !scaling.length;
