@@ -38,8 +38,7 @@ def test_what_to_run_and_why_tp_1_does_not_work(screen: Page) -> None:
     # Why not TP 1: the slider to its left end, and the page says it with numbers.
     status = screen.get_by_role("status").filter(has=screen.get_by_role("heading"))
     assert re.search(r"\bfits\b", status.inner_text())
-    screen.get_by_text("Change", exact=True).click()
-    slider = screen.get_by_role("slider", name="Tensor parallel (TP)")
+    slider = screen.get_by_role("slider", name="Tensor parallel")
     slider.press("Home")
     status.get_by_text("does not fit").wait_for()
     assert status.get_by_role("heading").inner_text().startswith("TP 1 x ")
@@ -66,7 +65,6 @@ def test_what_to_run_and_why_tp_1_does_not_work(screen: Page) -> None:
 def test_by_keyboard_alone_the_charts_follow_and_the_address_can_be_shared(
     screen: Page, browser: Browser
 ) -> None:
-    screen.locator("summary", has_text="Change").press("Enter")
     slider = screen.get_by_role("slider", name="Recomputation")
     slider.press("End")
     assert slider.get_attribute("aria-valuetext") == "full"

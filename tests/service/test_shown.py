@@ -56,7 +56,7 @@ def test_the_tables_of_the_page_are_those_of_the_fields() -> None:
 @pytest.mark.components
 def test_a_new_knob_is_one_field(tmp_path: Path) -> None:
     """In a copy of the code with one field more, which nothing else names."""
-    for name in ("hp_tool", "service", "scripts", "migrations"):
+    for name in ("hp_tool", "service", "scripts", "migrations", "docs"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
     declared = tmp_path / "hp_tool/domain/workload.py"
     head, mark, rest = declared.read_text(encoding="utf-8").partition("    sequence_length: ")
