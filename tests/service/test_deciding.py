@@ -184,7 +184,7 @@ def test_the_tab_says_that_a_search_has_ended(
 def test_a_history_is_zoomed_by_dragging(page: Page, server: str) -> None:
     page.goto(f"{server}/searches/sample")
     chart = page.locator("[data-part=history]")
-    chart.locator("svg").first.scroll_into_view_if_needed()
+    chart.scroll_into_view_if_needed()  # charts are drawn once they are seen
     chart.locator(":scope > svg").wait_for()
     points = "() => document.querySelector('[data-part=history]').points.length"
     whole = page.evaluate(points)

@@ -6,7 +6,7 @@ const RETRY_MS = 2000; // after the server refused the stream
 const source = document.body.dataset.events;
 const poll = Number(document.body.dataset.poll ?? 0);
 const came = new Map(parts(document)); // each part as the server sent it; scripts may have changed it
-let busy = false;
+let running = null; // the refresh under way
 let again = false;
 
 if (source) {
@@ -67,10 +67,14 @@ function whole() {
   return !trials || "ready" in trials.dataset;
 }
 
-async function refresh() {
+// Fetch the page again, once more if asked meanwhile; resolves when the page shows the newest answer.
+function refresh() {
   again = true;
-  if (busy) return;
-  busy = true;
+  running ??= refreshed().finally(() => (running = null));
+  return running;
+}
+
+async function refreshed() {
   while (again) {
     again = false;
     const started = performance.now();
@@ -83,7 +87,6 @@ async function refresh() {
     // Refresh a page less often if a large search makes it slow.
     await new Promise((resolve) => setTimeout(resolve, Math.max(LEAST_MS, 4 * (performance.now() - started))));
   }
-  busy = false;
 }
 
 function swap(fresh) {
