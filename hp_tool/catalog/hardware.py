@@ -242,7 +242,7 @@ def _gpus_per_node(query: ClusterQuery, usual: int, num_gpus: int) -> int:
 
 
 def _check_whole_nodes(size: int | None, usual: int, num_gpus: int) -> int:
-    """Return the devices of a whole host or NVLink domain, for a job that is smaller than one."""
+    """Return the number of devices of a whole host or NVLink domain, for a job that needs fewer."""
     return usual if size is None or size == num_gpus < usual else size
 
 

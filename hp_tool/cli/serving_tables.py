@@ -340,7 +340,7 @@ def _print_gpus_by_rate(
 
 
 def print_tuned_serving(console: Console, ranked: Sequence[ServingRecommendation]) -> None:
-    """Latencies predicted before the runs, and predicted or measured after them."""
+    """Print latencies as predicted before the runs, and as predicted or measured after them."""
     before = [row.estimate for row in ranked]
     after = [row.preferred_estimate for row in ranked]
     columns = [

@@ -10,7 +10,7 @@ from hp_tool.formats.stated_release import read_release
 
 
 def read_source(source: Source, *, format: str | None = None) -> Reading:
-    """Return the query of a configuration, with the use of each of its settings.
+    """Convert a configuration to a query and report how each setting is used.
 
     Raises:
         InputError: The format is unknown or the text invalid.

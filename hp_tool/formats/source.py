@@ -85,7 +85,7 @@ class Source:
                 "",
             )
             raise InputError(
-                f"no command that trains or serves found{ends}. Supported: python, "
+                f"no training or serving command found{ends}. Supported: python, "
                 "torchrun, srun, deepspeed, accelerate, vllm and sglang. Pass sourced "
                 "files with --file and the script's arguments with --var 1=...",
                 field="command",

@@ -171,7 +171,7 @@ def _select_row(result: Mapping[str, Any], rank: int) -> dict[str, Any]:
     ):
         count = len(rows) if isinstance(rows, list) else 0
         raise InputError(
-            f"there is no rank {rank}: the result has {count} configurations", field="rank"
+            f"Rank {rank} does not exist: the result has {count} configurations.", field="rank"
         )
     row: dict[str, Any] = rows[rank - 1]
     return row

@@ -84,7 +84,10 @@ def after_loss(
         or estimate.time is None
         or goodput is None
     ):
-        raise InputError("The complete configuration cannot run.", field="parallel")
+        raise InputError(
+            "The configuration with all nodes cannot run on this cluster; check its layout.",
+            field="parallel",
+        )
     pace = estimate.tokens_per_second / whole.tokens_per_second
     worth_s = goodput.restart_s + goodput.checkpoint_s / pace
     waiting = (

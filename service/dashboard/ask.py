@@ -192,7 +192,7 @@ class AskPage(Page):
 
     @property
     def named(self) -> list[str]:
-        """Names of machines to compare; `priced` stands for the price list."""
+        """Names of machines to compare; `priced` selects all machines of the price list."""
         return names(self.values.get(NODE_TYPE))
 
     @property

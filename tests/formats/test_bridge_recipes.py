@@ -161,8 +161,12 @@ def test_a_benchmarks_launch_script_chooses_a_preset() -> None:
 @pytest.mark.parametrize(
     ("words", "variables", "word"),
     [
-        ("", {"FP8_RECIPE": "mx"}, "--compute_dtype fp8_mx: llama3_70b has presets for bf16"),
-        ("", {"GPU_TYPE": "l40s"}, "--gpu l40s: llama3_70b has presets for"),
+        (
+            "",
+            {"FP8_RECIPE": "mx"},
+            "llama3_70b has no preset for --compute_dtype fp8_mx; available: bf16",
+        ),
+        ("", {"GPU_TYPE": "l40s"}, "llama3_70b has no preset for --gpu l40s; available: "),
         ("", {"MODEL_SIZE": "71b"}, "nearest are llama3_70b"),
         ("", {"MODEL_SIZE": "405b"}, "--model_recipe_name llama31_405b is none"),
         ("--config_variant v9", {}, "--config_variant v9 does not exist"),

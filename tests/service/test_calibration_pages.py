@@ -124,7 +124,7 @@ def test_what_waits_for_a_decision_comes_first(http: TestClient) -> None:
         "/calibration"
     ).text
     page = http.get("/measurements").text
-    assert "1 measurement is held" in page and "25 times the predicted" in page
+    assert "1 measurement waiting for review" in page and "25 times the predicted" in page
     assert len(http.get("/measurements.json", params={"state": "accepted"}).json()["rows"]) == 2
 
 

@@ -175,7 +175,7 @@ def _export_pools(query: Query, tool: Format[Any], rank: int, *, rows: Any) -> s
         ]
     if len(pairs) < rank:
         raise InputError(
-            f"there is no rank {rank}: the query has {len(pairs)} acceptable pairs of pools",
+            f"Rank {rank} does not exist: {len(pairs)} pairs of pools satisfy the constraints.",
             field="rank",
         )
     prefill, decode = pairs[rank - 1]
@@ -189,7 +189,7 @@ def _select_configuration(query: Query, rank: int) -> Configuration:
     ranking = problem_of(query).rank(top=rank)
     if (count := len(ranking.recommendations)) < rank:
         raise InputError(
-            f"there is no rank {rank}: the query has {count} acceptable configurations",
+            f"Rank {rank} does not exist: {count} configurations satisfy the constraints.",
             field="rank",
         )
     return Configuration.of(ranking.recommendations[rank - 1], query=query)

@@ -61,7 +61,7 @@ class Note:
 
 
 class LeaveError(Exception):
-    """break, continue or return."""
+    """Raised to leave a loop or function at `break`, `continue` or `return`."""
 
 
 class BreakError(LeaveError):

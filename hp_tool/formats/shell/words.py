@@ -138,7 +138,7 @@ class WordExpander:
         )
 
     def mark(self, source: str) -> str:
-        """Return a mark for an unknown part."""
+        """Return a placeholder for a part of a word whose value is unknown."""
         self.marks.append(_MARK_PATTERN.sub(lambda match: self.marks[int(match[1])], source)[:200])
         return f"{OPEN}{len(self.marks) - 1}{CLOSE}"
 

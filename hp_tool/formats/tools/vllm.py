@@ -63,7 +63,7 @@ def server_command(setup: ServingSetup) -> tuple[str, Values]:
 def _speculation_options(setup: ServingSetup) -> str | None:
     """Return SpeculativeConfig as JSON (vllm/config/speculative.py).
 
-    A draft without EAGLE in its name contains its method.
+    `method` is written if the draft model's name does not contain EAGLE.
     """
     if (how := draft_settings(setup)) is None:
         return None

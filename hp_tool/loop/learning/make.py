@@ -134,8 +134,8 @@ def calibrate_cluster(
 def refit(*, store: Store) -> tuple[MadeCalibration, ...]:
     """Fit again for every cluster and framework with a measurement whose status changed.
 
-    The new fits are everybody's, and those of owners with own series. Concurrent callers in the
-    same process wait and find nothing to do.
+    Both the shared calibrations and the private ones of owners are refitted. Concurrent callers
+    in the same process wait and find nothing to do.
     """
     if not store.due_refits():
         return ()

@@ -54,7 +54,7 @@ per second.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Series:
-    """Key of calibrations that are versions of each other."""
+    """Key shared by all versions of one calibration."""
 
     cluster_key: str
     framework: str

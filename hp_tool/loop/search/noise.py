@@ -79,8 +79,8 @@ def measured_steps(
 def standard_error_s(measurement: Measurement) -> float:
     """Return the standard error of a run's median step time.
 
-    It is computed from the scatter of its steps. A single step uses the typical scatter. 0 without
-    steps.
+    It is computed from the scatter of the run's steps; of a single step, from the typical scatter.
+    It is 0 without steps.
     """
     times = measurement.repetitions_s
     if len(times) < 2:

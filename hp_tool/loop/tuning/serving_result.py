@@ -171,7 +171,7 @@ class LatencyMedians(Medians[ServingConfig, InferenceEstimate]):
 
     @cached_property
     def tails(self) -> dict[int, Tails]:
-        """Return the quantiles of single requests by row; empty if runs do not measure them."""
+        """Return the latency quantiles of requests by row; empty if runs do not measure them."""
         means = {"ttft_s": self.ttft_s, "tpot_s": self.tpot_s, "request_latency_s": self.seconds}
         return _tails(self.problem, means, self.measured)
 

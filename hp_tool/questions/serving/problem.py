@@ -588,10 +588,10 @@ def _reject_unmodelled(query: Query, workload: InferenceWorkload) -> None:
     open_ended = load is not None and load.arrival in ("closed", "poisson") and not named
     if load is not None and ((arrivals[load.arrival] != named and not open_ended) or finite):
         raise UnsupportedError(
-            "inference.load.arrival does not match the load. Use closed with a "
-            "concurrency or poisson with a request rate (without num_prompts and "
-            "warmup), either of them without both to find the highest load, burst with "
-            "num_prompts, or offline",
+            "inference.load.arrival conflicts with the other keys of the load. Use closed "
+            "with concurrency, poisson with request_rate (both without num_prompts and "
+            "warmup), burst with num_prompts, or offline. To find the highest load, use "
+            "closed or poisson without concurrency and request_rate.",
             field="inference.load",
         )
     if workload.prefix_groups is not None:

@@ -104,7 +104,7 @@ def _list_text(numbers: Sequence[int]) -> str:
 def blocks_of_lists(
     *, delta: Sequence[int] | None, experts: Sequence[int] | None
 ) -> list[dict[str, Any]] | None:
-    """Return `model.blocks` of lists with a number per layer, 1 for a delta rule and for experts.
+    """Return `model.blocks` of lists with 0 or 1 per layer (1: delta rule; 1: mixture of experts).
 
     None if other fields express it. Without a list of delta rules there are none, without one of
     experts no layer has any.

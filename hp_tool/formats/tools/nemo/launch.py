@@ -202,7 +202,7 @@ def _select_preset(settings: Mapping[str, Setting], source: Source, reading: Rea
         if not kept:
             have = sorted({word for row in rows for word in _split_words(getattr(row, attribute))})
             raise UnsupportedError(
-                f"--{option} {value}: {recipe} has presets for {', '.join(have)}",
+                f"{recipe} has no preset for --{option} {value}; available: {', '.join(have)}",
                 field=f"--{option}",
             )
         rows = kept

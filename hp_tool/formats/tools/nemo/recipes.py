@@ -125,7 +125,7 @@ def preset_of(function: str) -> Preset | None:
 
 
 def library_recipe(name: str) -> Library | None:
-    """Return a library recipe by the name of its function or of an alias; None: none is known."""
+    """Return a library recipe by the name of its function or an alias; None if it is unknown."""
     table = _library_file()
     entry = table["recipes"].get(table["aliases"].get(name, name))
     if entry is None:
