@@ -117,6 +117,7 @@ def test_a_search_from_the_empty_page_to_its_command(
         if isinstance(hands, Keyboard):  # the first stop leads past the menu
             page.keyboard.press("Tab")
             hands.press(page.get_by_role("link", name="Skip to content"))
+            page.wait_for_url("**#content")
             page.keyboard.press("Tab")
             assert page.evaluate("document.activeElement.textContent") == "Training"
         hands.press(page.locator("main").get_by_role("link", name="new search"))

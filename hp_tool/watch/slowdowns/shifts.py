@@ -50,6 +50,8 @@ def shift_sds(
         weighted += seen * shock / shock_variance
         reference_weight += seen * (1.0 - power) / shock_variance
         last, last_value, before = place, value, False
+    if not information:  # each of the newest steps is an outlier
+        return 0.0
     reference_error = (
         (reference_weight / information) ** 2 * variance * median_variance(reference_steps, r)
     )

@@ -165,7 +165,7 @@ function blank() {
   const measured = some(trials.measured_step_s);
   const two = (values) => values.filter((each) => each != null).length > 1; // a line or a cloud needs more than one
   const several = two(trials.measured_step_s);
-  const shows = { history: several, accuracy: several, front: several, parallel: several && trials.axes.length > 0, waterfall: true };
+  const shows = { history: measured && trials.run_id.length > 1, accuracy: several, front: several, parallel: several && trials.axes.length > 0, waterfall: true };
   for (const name of [...Object.keys(figures), "parallel"]) part(name).closest("figure").hidden = !(shows[name] ?? measured);
   part("more").hidden = ![...part("more").querySelectorAll("figure, section")].some((each) => !each.hidden);
   root.classList.toggle("none", !trials.run_id.length);
