@@ -85,6 +85,12 @@ def test_the_shift_is_the_generalized_least_squares_estimate() -> None:
     assert sds == pytest.approx(shifted @ inverse @ logs[kept] / math.sqrt(information), rel=1e-3)
 
 
+def test_steps_that_are_all_outliers_tell_no_shift() -> None:
+    noise = Noise(shock_sd=0.1, correlation=0.05, steps=119)
+    logs = [0.0] * 20 + [3.0] * 8
+    assert shift_sds(logs, 8, limit=0.9, noise=noise, reference_steps=128) == 0.0
+
+
 def test_the_median_of_steps_has_its_known_deviation() -> None:
     independent = Noise(shock_sd=0.03, correlation=0.0, steps=1000)
     assert independent.drift_sd(100, 100) == pytest.approx(0.03 * math.sqrt(2 * math.pi / 2 / 100))
