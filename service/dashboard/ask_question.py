@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
@@ -21,7 +21,7 @@ from hp_tool.questions import schema
 from hp_tool.questions.configuration import SEARCH_KEYS, Configuration
 from hp_tool.questions.form_fields import OTHER_KIND, RECOMPUTE, Section, form_fields, form_sections
 from service.dashboard.formats import dotted
-from service.dashboard.new_search_form import EXTRA, kind_of, to_query, to_values
+from service.dashboard.new_search_form import EXTRA, check_names, kind_of, to_query, to_values
 from service.dashboard.page import address
 
 PATH = "/explorer"
@@ -122,10 +122,7 @@ class Question:
             if name.startswith(AT) and name != AT
         }
         typed.pop("done", None)
-        known = {"kind", EXTRA, *form_fields("training"), *form_fields("inference")}
-        for name in typed:
-            if name not in known and "." not in name:
-                raise InputError(_unknown(name, known), field=name[:100], code="unknown_key")
+        check_names(typed)
         if typed.get("kind", "training") not in OTHER_KIND:
             raise InputError("kind must be training or inference", field="kind")
         return Question(values=_filled(typed), at=at)
@@ -277,11 +274,6 @@ def groups(kind: Kind, *, several: bool) -> tuple[Section, ...]:
         for section in form_sections(kind)
     )
     return tuple(sorted((each for each in left if each.fields), key=lambda each: each.folded))
-
-
-def _unknown(name: str, known: Iterable[str]) -> str:
-    near = next((path for path in sorted(known) if path.endswith(f".{name}")), None)
-    return f"Unknown parameter {name[:100]!r}" + (f"; did you mean {near}?" if near else "")
 
 
 def _joined(name: str, parts: list[str]) -> str:

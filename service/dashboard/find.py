@@ -57,7 +57,7 @@ def find_context(
 
 def _all(store: Store, words: str) -> Iterator[Found]:
     """Yield everything that has a name; searches only those with the words."""
-    pages = (*SECTIONS, ("Machines and prices", "/explorer/machines"))
+    pages = (*SECTIONS, ("Machines and prices", "/explorer?cluster.node_type=priced"))
     yield from (Found(kind="page", name=name, href=href) for name, href in pages)
     for record in store.list_searches(words=words or None, limit=MOST).items:
         name = record.label.name or subject(record.query)

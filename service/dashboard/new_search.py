@@ -38,6 +38,7 @@ from service.dashboard.formats import arithmetic, count, details, seconds
 from service.dashboard.new_search_form import (
     FRAMEWORKS,
     RecipeChoice,
+    check_names,
     kind_of,
     recipe_choices,
     to_query,
@@ -152,6 +153,7 @@ def form_context(
         query = schema.query_mapping(schema.parse_query(store.get_search(search_id=clone).query))
         return form_page(to_values(query), store=store)
     values = read_form(request.url.query) or EXAMPLE
+    check_names(values, own=("name", "ranked"))
     with contextlib.suppress(InputError):  # which the preview shows
         named = {name: values[name] for name in ("name",) if name in values}
         values = named | to_values(to_query(values))  # paths without a field go into the YAML

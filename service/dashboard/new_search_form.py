@@ -1,6 +1,6 @@
 """The new search's form: fields from the query's schema, and conversion to and from a query."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,6 +39,23 @@ def recipe_choices() -> tuple[RecipeChoice, ...]:
 def kind_of(values: Mapping[str, Any]) -> Kind:
     """Return the kind of query of a form or a query's mapping."""
     return "inference" if values.get("kind") == "inference" else "training"
+
+
+def check_names(values: Mapping[str, str], *, own: Iterable[str] = ()) -> None:
+    """Refuse a name in an address that is neither a path of a query nor one of the page's `own`.
+
+    Raises:
+        InputError: There is such a name.
+    """
+    known = {"kind", EXTRA, *own, *form_fields("training"), *form_fields("inference")}
+    for name in values:
+        if name not in known and "." not in name:
+            near = next((path for path in sorted(known) if path.endswith(f".{name}")), None)
+            raise InputError(
+                f"Unknown parameter {name[:100]!r}" + (f"; did you mean {near}?" if near else ""),
+                field=name[:100],
+                code="unknown_key",
+            )
 
 
 def to_query(values: Mapping[str, str]) -> dict[str, Any]:

@@ -4,6 +4,8 @@ look at.
 
 from __future__ import annotations
 
+import html
+import re
 from pathlib import Path
 
 import pytest
@@ -93,5 +95,7 @@ def test_everybody_may_look_at_the_sample_and_nobody_may_change_it(store: SqlSto
             "its runs are published ones"
         )
         text = http.get("/searches/sample", headers=submitter).text
-        assert "preset=this-machine" in text and "/searches/sample/clone" not in text
+        assert "/searches/sample/clone" not in text
+        (start,) = re.findall(r'href="([^"]+)">Start one of your own', text)
+        assert "gpt-quickstart" in http.get(html.unescape(start), headers=submitter).text
         assert http.get("/v1/measurements", headers=admin).json()["items"] == []

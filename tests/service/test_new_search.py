@@ -396,6 +396,8 @@ def test_submitting_queues_the_search_and_a_clone_fills_the_form(
     cloned = http.get(f"/searches/new.json?from={stored.id}").json()["values"]
     assert schema.parse_query(to_query(cloned)) == schema.parse_query(query)
     assert http.get("/searches/new?from=nope").status_code == 422
+    wrong = http.get("/searches/new.json?num_gpus=8")
+    assert wrong.status_code == 422 and "did you mean cluster.num_gpus" in wrong.text
     refused = http.post(
         "/searches/new", content=urlencode(values), headers={"Origin": "https://evil.example"}
     )
