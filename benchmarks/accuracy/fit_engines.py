@@ -43,7 +43,7 @@ from benchmarks.accuracy.serving_runs import (
 )
 from evidence.fitted_file import FittedFile
 from hp_tool.catalog import gpu
-from hp_tool.domain.engines import EngineEfficiency
+from hp_tool.domain.engines import BY_RELEASE, EngineEfficiency
 
 COMMAND = "python -m evidence.fit --only engines"
 
@@ -237,6 +237,12 @@ def with_scatter(profile: EngineEfficiency, members: Sequence[ServingRun]) -> En
     )
 
 
+def stored_fields(profile: EngineEfficiency) -> dict[str, Any]:
+    """Return the fields of an engine's file: all but the settings that follow from its release."""
+    fields = dataclasses.asdict(profile)
+    return {name: value for name, value in fields.items() if name not in BY_RELEASE}
+
+
 def fitted(folder: Path) -> Iterator[FittedFile]:
     for (name, version), members in by_version(dense_runs(folder)).items():
         note = GIVEN["notes"].get(f"{name} {version}", "")
@@ -249,4 +255,4 @@ def fitted(folder: Path) -> Iterator[FittedFile]:
             fitted_on=f"{len(seen)} runs ({models}) by {COMMAND}; deviations from "
             f"{len(members) - len(seen)} runs of other groups{note}",
         )
-        yield FittedFile(file=f"engines/{name}-{version}.yaml", fields=dataclasses.asdict(profile))
+        yield FittedFile(file=f"engines/{name}-{version}.yaml", fields=stored_fields(profile))

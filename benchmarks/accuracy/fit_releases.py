@@ -24,6 +24,7 @@ from benchmarks.accuracy.fit_engines import (
     priors_of,
     scatter,
     settings,
+    stored_fields,
 )
 from benchmarks.accuracy.fit_gpus import PRECISIONS, SYSTEMS, timed
 from benchmarks.accuracy.fitting import given, rounded
@@ -172,5 +173,5 @@ def fitted(folder: Path) -> Iterator[FittedFile]:
         )
         yield FittedFile(
             file=f"engines/{release.engine}-{release.version}.yaml",
-            fields=dataclasses.asdict(constants),
+            fields=stored_fields(constants),
         )

@@ -58,6 +58,9 @@ takes 0.92 of the device.
 GRAPHS_RESERVE_BYTES = 0.93 * GIB
 """Its reserve since: 0.13 GiB, and graphs of 0.3 to 1.6 GiB in the logs of six models."""
 
+BY_RELEASE = ("cache_layout", "schedules_ahead")
+"""Fields that `device_defaults` sets by engine and release; files of constants omit them."""
+
 
 def device_defaults(
     engine: str,
