@@ -39,7 +39,7 @@ class Bounds:
     done: int = 0
     """How many of them were."""
     spent_s: float = 0.0
-    """Processor time that `count_combinations` has counted."""
+    """Processor time that `check_work` has counted."""
 
 
 _CURRENT: ContextVar[Bounds | None] = ContextVar("bounds", default=None)
@@ -90,8 +90,8 @@ def repeat_search() -> Iterator[None]:
         bounds.again = before
 
 
-def count_combinations(*, done: int = 0) -> None:
-    """Count `done` combinations; raise if the work must stop."""
+def check_work(*, done: int = 0) -> None:
+    """Count `done` combinations as evaluated, and raise if the work exceeds its limits."""
     if (bounds := _CURRENT.get()) is not None:
         bounds.done += done
         bounds.check(bounds)

@@ -72,7 +72,7 @@ def legal_chunks(*, axes: Axes, case: TrainingCase, size: int = CHUNK) -> Iterat
     )
     counts = Counter({"world_size_mismatch": dropped} if dropped else {})
     for start in range(0, total, BLOCK):
-        bounds.count_combinations(done=min(BLOCK, total - start) * grids[0].each)
+        bounds.check_work(done=min(BLOCK, total - start) * grids[0].each)
         block = _block(
             choices, groups, schedules, cluster, np.arange(start, min(start + BLOCK, total))
         )
@@ -87,7 +87,7 @@ def legal_chunks(*, axes: Axes, case: TrainingCase, size: int = CHUNK) -> Iterat
         for grid, belongs in zip(grids, (replicas, ~replicas), strict=True):
             grid.add(block.take(np.flatnonzero((codes == 0) & belongs)))
             for candidates in grid.full():
-                bounds.count_combinations()
+                bounds.check_work()
                 yield Space(candidates=candidates, rejections=counts)
                 counts = Counter()
     for grid in grids:
@@ -114,7 +114,7 @@ def _groups(axes: Axes, cluster: ClusterSpec) -> tuple[IntArray, int]:
     triples = np.stack([axis.ravel() for axis in grid]).astype(np.int64)
     ranks = triples.prod(axis=0)
     d = axes.data_parallel_size
-    bounds.count_combinations(done=number)
+    bounds.check_work(done=number)
     matches = cluster.num_gpus % ranks == 0 if d is None else ranks * d == cluster.num_gpus
     return triples[:, matches], int(np.count_nonzero(~matches))
 

@@ -73,5 +73,5 @@ def serving_space(
         model=model, num_gpus=num_gpus, candidates=candidates, longest_request=case.longest_request
     )
     legal = np.flatnonzero(codes == 0)
-    bounds.count_combinations(done=len(codes) - len(legal))
+    bounds.check_work(done=len(codes) - len(legal))
     return candidates.take(legal), rejection_counts(codes)

@@ -119,7 +119,7 @@ class TraceStream:
         """Read the next chunk; return False at the end."""
         if self._done:
             return False
-        bounds.count_combinations()
+        bounds.check_work()
         content = self._stream.read(CHUNK)
         self._done = not content
         self._consumed += self._at

@@ -87,7 +87,7 @@ def read_nsight(path: Path, *, name: str, rank: int) -> list[RankEvents]:
 def _should_stop(steps: Iterator[int], stopped: list[HpToolError]) -> bool:
     """Return True to stop SQLite; collect errors in `stopped`, as none can pass through SQLite."""
     try:
-        bounds.count_combinations()
+        bounds.check_work()
     except HpToolError as error:
         stopped.append(error)
         return True

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Any, Literal, Self
 
-from hp_tool.domain.bounds import count_combinations
+from hp_tool.domain.bounds import check_work
 from hp_tool.domain.units import SECONDS_PER_DAY, SECONDS_PER_HOUR
 from hp_tool.domain.watch import (
     Cause,
@@ -216,7 +216,7 @@ class Job:
         now = self.changes.current
         ranks = _Ranks(newest=0 if now is None else self.changes.steps - now.first)
         for source in sources:
-            count_combinations()
+            check_work()
             ranks.add(source)
         counts: dict[str, Any] = {
             "steps": self.changes.steps,

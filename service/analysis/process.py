@@ -40,12 +40,12 @@ _LOG_CHARACTERS = 4000
 def analyse(job: Job, *, folder: Path) -> bytes:
     """Return the answer to `job` as JSON. `folder`: of the uploaded files, and for the answer.
 
-    Call it in a thread. It ends the child process if `bounds.count_combinations` raises.
+    Call it in a thread. It ends the child process if `bounds.check_work` raises.
 
     Raises:
         HpToolError: the upload cannot be explained within the limits, or the client is gone.
     """
-    bounds.count_combinations()  # the client may have hung up while it waited for its turn
+    bounds.check_work()  # the client may have hung up while it waited for its turn
     environment = {
         name: value for name, value in os.environ.items() if name not in SECRETS
     } | dict.fromkeys(THREADS, "1")
@@ -63,7 +63,7 @@ def analyse(job: Job, *, folder: Path) -> bytes:
     ):
         try:
             while _is_running(child):
-                bounds.count_combinations()
+                bounds.check_work()
                 if time.monotonic() > deadline:
                     raise job.limits.out_of_time()
         finally:

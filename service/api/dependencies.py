@@ -123,7 +123,7 @@ async def _estimate_turn(request: Request) -> AsyncIterator[None]:
 async def turn(request: Request, turns: Turns) -> AsyncIterator[None]:
     """Wait for the turn of the request's key, and hold it.
 
-    If the client disconnects, the work stops at its next `bounds.count_combinations`.
+    If the client disconnects, the work stops at its next `bounds.check_work`.
 
     Raises:
         LimitError: The wait was too long (`busy`).

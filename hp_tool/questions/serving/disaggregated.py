@@ -61,7 +61,7 @@ class Pairs:
 
     def costed(self, loads: FloatArray) -> PoolCosts:
         """Return costs of all pairs, each under its own load: requests in flight, or per second."""
-        bounds.count_combinations(done=len(loads))
+        bounds.check_work(done=len(loads))
         return pool_costs(
             prefill=self.cases[0],
             decode=self.cases[1],
@@ -291,7 +291,7 @@ def _layout_pairs(
     for first in prefill_layouts:
         for second in decode_layouts:
             for n_p in _replica_counts(spec.prefill_replicas, room[0] // (first[0] * first[1])):
-                bounds.count_combinations()
+                bounds.check_work()
                 most = (room[1] - (n_p * first[0] * first[1] if shared else 0)) // (
                     second[0] * second[1]
                 )
@@ -299,7 +299,7 @@ def _layout_pairs(
                     spec.decode_replicas, most, fewest=1 if every else max(most, 1)
                 )
                 rows += [((*first, n_p), (*second, n_d)) for n_d in counted]
-    bounds.count_combinations(done=planned)
+    bounds.check_work(done=planned)
     return np.array(rows, dtype=np.int64).reshape(-1, 2, 5)
 
 

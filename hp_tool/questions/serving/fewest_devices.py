@@ -65,7 +65,7 @@ def cheapest_devices(*, query: Query, problem: ServingProblem) -> ServingProblem
     devices, tokens = counts[count], np.zeros(len(shape))
     for first in range(0, len(shape), CHUNK):
         rows = slice(first, first + CHUNK)
-        bounds.count_combinations(done=len(shape[rows]))
+        bounds.check_work(done=len(shape[rows]))
         costed = _cost_shapes(problem, shapes.take(shape[rows]), devices[rows])
         tokens[rows] = np.where(
             sustains_load(costed), costed.costs.output_tokens_per_second_per_gpu, 0.0
@@ -93,7 +93,7 @@ def _replica_shapes(
     """
     rows = []
     for count in counts.tolist():
-        bounds.count_combinations()
+        bounds.check_work()
         case = problem.with_num_gpus(count)
         candidates, _ = serving_space(
             query=query.parallel, case=case, concurrency=(problem.concurrency or 1,)
@@ -123,6 +123,6 @@ def _is_acceptable(
     filled = np.flatnonzero(devices)
     for first in range(0, len(filled), CHUNK):
         rows = filled[first : first + CHUNK]
-        bounds.count_combinations(done=len(rows))
+        bounds.check_work(done=len(rows))
         passing[rows] = sustains_load(_cost_shapes(problem, shapes.take(rows), devices[rows]))
     return passing

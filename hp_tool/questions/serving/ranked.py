@@ -142,7 +142,7 @@ def costed_chunks(
     for first in range(0, len(candidates), CHUNK):
         rows = slice(first, first + CHUNK)
         chunk = candidates.take(rows)
-        bounds.count_combinations(done=len(chunk))
+        bounds.check_work(done=len(chunk))
         yield rows, *cost_rows(problem, chunk)
 
 

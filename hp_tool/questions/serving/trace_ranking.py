@@ -156,7 +156,7 @@ def _simulate_best(query: Query, problem: ServingProblem) -> Iterator[ServingRec
             if problem.unknown is None
             else problem.costed_under(_open_loads(problem, one)[1](0), one)
         )
-        bounds.count_combinations()
+        bounds.check_work()
         yield recommendation_of(1, one, simulate_trace(rows), problem)
 
 
@@ -197,7 +197,7 @@ def _highest_simulated_load(
 
     @functools.cache
     def estimate(place: int) -> InferenceEstimate:
-        bounds.count_combinations()
+        bounds.check_work()
         return simulate_trace(problem.costed_under(load(place), candidate))
 
     lowest = _search_last(lambda place: load(place) <= above, -1, count - 1) + 1

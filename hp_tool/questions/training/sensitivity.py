@@ -201,7 +201,7 @@ def _rank_first(
     problem: TrainingProblem, *, rank_by: RankBy, predictor: CalibratedPredictor | None = None
 ) -> Recommendation | None:
     """Return rank 1 of the problem; None if nothing is acceptable."""
-    bounds.count_combinations()
+    bounds.check_work()
     best = search_best(problem, keep=1, rank_by=rank_by, predictor=predictor)
     rows = chosen_recommendations(choose_rows(best, count=1))
     return rows[0] if rows else None

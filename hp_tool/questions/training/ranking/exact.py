@@ -335,7 +335,7 @@ class BestSearch:
             near = np.flatnonzero(block.bound_s * ROUNDING_FACTOR <= self.reach_s)
             if not len(near):
                 return
-            bounds.count_combinations()
+            bounds.check_work()
             yield block.take(near)
 
     def _cost(self, grid: Candidates, layout: IntArray, *, reopen: bool = True) -> GridCosts:

@@ -345,7 +345,7 @@ def device_counts(problem: TrainingProblem) -> tuple[int, ...]:
     most = cluster.num_gpus
     fitting: set[int] = set()
     for d in divisors(batch, limit=most):
-        bounds.count_combinations()
+        bounds.check_work()
         counts = (model_ranks * d for model_ranks in ranks if model_ranks * d <= most)
         fitting |= {n for n in counts if cluster.divides_into(n)}
     return tuple(sorted(fitting | {cluster.num_gpus}))
