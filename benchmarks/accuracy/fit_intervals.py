@@ -98,7 +98,7 @@ def fit(folder: Path) -> tuple[dict[str, dict[str, float]], dict[str, float]]:
         max(
             scatter((rows, 0.0))
             for title, rows in groups.items()
-            if title.startswith("InternEvo, a ")
+            if title.startswith("InternEvo, unseen ")
         )
         ** 2
     )
