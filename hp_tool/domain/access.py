@@ -109,7 +109,7 @@ class DatabaseState:
     free_bytes: int | None = None
     """Free disk space for a SQLite file; None for a server."""
     overdue_webhooks: int = 0
-    """Deliveries that are more than OVERDUE_S late."""
+    """Number of webhook deliveries that are more than OVERDUE_S late."""
 
 
 class AccessStore(Store, WatchStore, Protocol):
@@ -124,7 +124,7 @@ class AccessStore(Store, WatchStore, Protocol):
         """List keys, newest first, including revoked and expired ones."""
 
     def revoke_key(self, *, key_id: str) -> KeyRecord:
-        """Revoke a key for good; repeating keeps the first time."""
+        """Revoke a key permanently. Revoking it again keeps the first revocation time."""
 
     def gpu_seconds_today(self, *, api_key_id: str | None = ANY_KEY) -> float:
         """Return the GPU-seconds used since midnight UTC plus those reserved by open searches."""
@@ -137,7 +137,8 @@ class AccessStore(Store, WatchStore, Protocol):
         """List audit records, newest first."""
 
     def prune(self, *, older_than_days: float, dry_run: bool = False) -> dict[str, int]:
-        """Delete older details in small steps, and return the number of each kind.
+        """Delete details older than a given age in small transactions; return the number of deleted
+        rows by kind.
 
         Deletes events of ended searches, audit records, idempotency keys, log tails of failed runs,
         and deleted measurements. Searches, runs, other measurements and calibrations stay. With
@@ -145,33 +146,39 @@ class AccessStore(Store, WatchStore, Protocol):
         """
 
     def prune_measurements(self, *, older_than_days: float, dry_run: bool = False) -> int:
-        """Delete older measurements in any state; return their number."""
+        """Delete measurements in any state that are older than a given age; return the number
+        deleted.
+        """
 
     def prune_watches(self, *, older_than_days: float, dry_run: bool = False) -> int:
-        """Delete watches without newer reports; return their number."""
+        """Delete watches whose last report is older than a given age; return the number deleted."""
 
     def old_searches(
         self, *, older_than_days: float | None = None, keep: int | None = None
     ) -> list[str]:
-        """Return ids of ended searches that are older, or not among the `keep` newest.
+        """Return the ids of ended searches that are older than a given age or not among the `keep`
+        newest.
 
         Excludes searches that ended within a day or have an open run.
         """
 
     def delete_searches(self, *, search_ids: Sequence[str]) -> int:
-        """Delete ended searches with runs and events, in small steps; return their number.
+        """Delete ended searches with their runs and events, in small transactions; return the
+        number deleted.
 
-        Their measurements stay.
+        Measurements of these searches are kept.
         """
 
     def ended_runs(self, *, job_names: Collection[str]) -> dict[str, EndedRun]:
-        """Return the ended runs of ended searches with these job names."""
+        """Return the ended runs with these job names whose searches have also ended."""
 
     def kept(self) -> RetainedData:
-        """Return the number of ended searches and the size of the database."""
+        """Return how many ended searches the database stores and how large the database is."""
 
     def announce_worker(self, *, holder: str, offers: Sequence[Offer]) -> None:
-        """Store a worker's heartbeat and offers; called every few seconds."""
+        """Store a worker's heartbeat and the devices that it offers. Workers call this every few
+        seconds.
+        """
 
     def retire_worker(self, *, holder: str) -> None:
         """Delete a worker's record."""
@@ -181,8 +188,8 @@ class AccessStore(Store, WatchStore, Protocol):
     ) -> tuple[WebhookRecord, SearchRecord] | None:
         """Claim the next due delivery about an ended search, except those of some owners.
 
-        Two callers never get the same attempt; an attempt that is not settled is followed by the
-        next. Returns None if nothing is due.
+        Two callers never get the same attempt. If an attempt is never settled, the next one becomes
+        due. Returns None if nothing is due.
         """
 
     def settle_webhook(self, *, webhook: WebhookRecord, error: str | None) -> None:
@@ -192,14 +199,16 @@ class AccessStore(Store, WatchStore, Protocol):
         """Return a query for each cluster with runs that are open or ended in the last day."""
 
     def stray_runs(self, *, cluster: str, job_names: Collection[str]) -> list[RunRecord]:
-        """Return runs whose jobs no live search owns, and may have cost more than is recorded.
+        """Return runs that belong to no live search and whose jobs may have used more GPU time than
+        is recorded.
 
-        These are runs with these job names that ended or whose search did, open runs of ended
-        searches on the cluster, and runs there that ended in the last day without a recorded time.
+        Includes runs with these job names that ended or whose search ended, open runs of ended
+        searches on the cluster, and runs on the cluster that ended in the last day without a
+        recorded time.
         """
 
     def book_stray(self, *, run_id: str, gpu_seconds: float) -> None:
-        """Record the cost of a stray run's job, if it exceeds the recorded one.
+        """Record the cost of a stray run's job if it exceeds the recorded cost.
 
         An open run of an ended search is abandoned; one whose search was resumed does not change.
         """
@@ -208,4 +217,8 @@ class AccessStore(Store, WatchStore, Protocol):
         """Return searches and runs by state, GPU-seconds, and the age of the queue."""
 
     def state(self) -> DatabaseState:
-        """Return schema, clock and writability; raise StoreError if the database is away."""
+        """Return the schema revision, clock offset and free space of the database.
+
+        Raises:
+            StoreError: The database cannot be reached.
+        """

@@ -10,7 +10,7 @@ from hp_tool.domain.serving import PoolRecommendation, ServingRecommendation
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerAdditions:
-    """Additions to a ranking, described in `RecommendAnswer`; None unless requested."""
+    """Optional additions to a ranking; `RecommendAnswer` describes them. None unless requested."""
 
     pareto: tuple[Recommendation, ...] | None = None
     throughput_front: tuple[ServingRecommendation, ...] | None = None

@@ -1,4 +1,4 @@
-"""The answer of a search in figures: what to run, what is known of it, and what it saves."""
+"""The answer of a search in figures: the recommended configuration, its measurements, and its gain."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -11,7 +11,9 @@ BaselineSource = Literal["search.baseline", "first run"]
 GainSource = Literal["search.baseline", "first run", "slowest run"]
 VerdictState = Literal["use", "keep", "tied", "repeat", "unmeasured"]
 WIDE_INTERVAL_RATIO = 2.0
-"""Ratio of the bounds of a 90% interval from which one run does not settle a step time."""
+"""Ratio of the upper to the lower bound of a 90% interval above which a step time needs another
+run.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,17 +24,17 @@ class Repeats:
     """
 
     run_id: str
-    """The run that counts."""
+    """Id of the run that represents the configuration."""
     step_s: float
-    """Step time. A repeat runs twice the steps and was not selected for being fast, so it counts
-    for both.
+    """Step time in seconds. A repeat runs twice the steps and was not selected for being fast, so
+    its value is used for both.
     """
     num_runs: int
     low_s: float
-    """The fastest of them."""
+    """Step time of the fastest run, in seconds."""
     high_s: float
     reduced: bool
-    """Implied by a reduced run."""
+    """Whether the step time is extrapolated from a reduced run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,15 +44,17 @@ class Baseline:
     parallel: ParallelConfig
     source: BaselineSource
     step_s: float
-    """As the answer's: by calibration and its own runs."""
+    """Step time in seconds, estimated like the answer's: from the calibration and the baseline's
+    runs.
+    """
     speedup: float
-    """The gain's factor."""
+    """Step time of the baseline divided by the answer's."""
     saved_days: float | None = None
-    """Of the whole training; None without total_tokens."""
+    """Days saved over the whole training; None without total_tokens."""
     saved_cost: float | None = None
-    """US dollars; None without total_tokens or a price."""
+    """US dollars saved over the whole training; None without total_tokens or a price."""
     saved_parts_s: dict[str, float]
-    """Seconds of a step that the answer saves (below 0: spends besides), by part."""
+    """Seconds of a step that the answer saves, by part; negative if the answer takes longer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,25 +63,27 @@ class Gain:
 
     against: GainSource
     factor: float
-    """The other's seconds by the answer's: of a step, of serving of a request."""
+    """Step time of the other configuration divided by the answer's; for serving, the ratio of
+    request latencies.
+    """
     interval: tuple[float, float]
     """90% interval; if it contains 1, the difference may be noise."""
     source: Literal["measured", "predicted"] = "predicted"
-    """measured: both ran as a whole, and the factor is that of what was measured. predicted: by the
-    estimates that chose it.
+    """measured: both complete configurations ran, and the factor is the ratio of their measured
+    times. predicted: the factor is the ratio of the estimates that selected the answer.
     """
     noise_from: Literal["repeats", "assumed"] | None = None
     """Source of a measured gain's interval: repeats of this search's runs, or typical repeats on
     such devices; None for a predicted gain.
     """
     noise_fraction: float | None = None
-    """Standard deviation of the logarithm between two runs of one configuration; None for a
-    predicted gain.
+    """Standard deviation of the log ratio of two runs of one configuration; None for a predicted
+    gain.
     """
 
     @property
     def clear(self) -> bool:
-        """Whether the answer is faster beyond doubt."""
+        """Whether the whole interval is above 1, so that the answer is certainly faster."""
         return self.interval[0] > 1.0
 
 
@@ -87,11 +93,11 @@ class Verdict:
 
     state: VerdictState
     """use: the answer is clearly the best. keep: no configuration is clearly better than the
-    query's baseline. tied: others may be as fast. repeat: one run does not determine the step time.
-    unmeasured: it did not run.
+    query's baseline. tied: other configurations may be as fast. repeat: one run does not determine
+    the step time. unmeasured: the answer has no run.
     """
     parallel: ParallelConfig | ServingConfig
-    """The configuration to run: the baseline's under `keep`, else the answer's."""
+    """The configuration to run: the baseline's if the state is `keep`, else the answer's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,11 +106,11 @@ class Foreseen:
 
     step_s: float
     step_s_interval: tuple[float, float]
-    """90%"""
+    """90% interval of the predicted step time, in seconds."""
     known_from_runs: int
-    """Measurements that the prediction was calibrated by."""
+    """Number of measurements that calibrated the prediction."""
     off_fraction: float
-    """Measured / predicted - 1."""
+    """Measured step time / predicted step time - 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,38 +120,40 @@ class Answer:
     parallel: ParallelConfig
     step_s: float
     step_s_interval: tuple[float, float] | None
-    """90%"""
+    """90% interval of the step time, in seconds."""
     source: Literal["calibrated", "predicted"]
-    """calibrated: by all measured runs, its own above all. predicted: nothing was measured."""
+    """calibrated: the estimate uses all measured runs, mainly those of this configuration.
+    predicted: no run was measured.
+    """
     known_from_runs: int
-    """Runs of the search that succeeded."""
+    """Number of successful runs of the search."""
     measured: Repeats | None
-    """Its own runs; None if it never ran."""
+    """Runs of the recommended configuration; None if it never ran."""
     outside: bool
     """Whether the measured step time is outside `calibrated_step_s_interval`."""
     as_good: int
-    """Other configurations with a step time that does not differ significantly."""
+    """Number of other configurations whose step time does not differ significantly."""
     free_memory_bytes: float
-    """Of the device on its fullest rank."""
+    """Free memory of the device with the fullest rank, in bytes."""
     out_of_memory_probability: float
     baseline: Baseline | None
     gain: Gain | None = None
     """Gain over the baseline; None without a baseline."""
     gains: tuple[Gain, ...] = ()
-    """`gain`, then those over the first configuration that ran, unless that is `gain`, and over the
-    slowest.
+    """`gain`, then the gain over the first configuration that ran (unless it is `gain`), then the
+    gain over the slowest.
     """
     clearly_better: bool | None = None
     """Whether the gain's interval is above 1; None without a gain."""
     verdict: Verdict | None = None
-    """None in results that were stored before there were verdicts."""
+    """None in results that were stored before verdicts existed."""
     foreseen: Foreseen | None = None
-    """Prediction before its first run; None without a successful complete run."""
+    """Prediction before the configuration's first run; None without a successful complete run."""
     calibrated_step_s_interval: tuple[float, float] | None = None
     """90% interval of the step time after calibration with all runs."""
     set: ChosenValues = field(default_factory=dict)
-    """Query values that the search chose besides `parallel`, by path; its runs and the baseline
-    have the same values.
+    """Query values that the search chose besides `parallel`, by path. The runs and the baseline use
+    the same values.
     """
 
     @property
@@ -161,51 +169,53 @@ class ServingBaseline:
     parallel: ServingConfig
     source: BaselineSource
     output_tokens_per_second_per_gpu: float
-    """As the answer's: by calibration and its own runs."""
+    """Output tokens per second and GPU, estimated like the answer's: from the calibration and the
+    baseline's runs.
+    """
     speedup: float
-    """The answer's output tokens per second by its."""
+    """Output tokens per second of the answer divided by those of the baseline."""
     saved_cost_per_million_output_tokens: float | None = None
-    """US dollars; None without a price."""
+    """US dollars saved per million output tokens; None without a price."""
     saved_parts_s: dict[str, float]
-    """Seconds of a request that the answer saves (below 0: spends besides), by part."""
+    """Seconds of a request that the answer saves, by part; negative if the answer takes longer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingAnswer:
-    """Recommendation of a serving search under the whole load; every page, command and client shows
+    """Recommendation of a serving search under the full load; every page, command and client shows
     these figures.
     """
 
     parallel: ServingConfig
     ttft_s: float
     ttft_s_interval: tuple[float, float] | None
-    """90%"""
+    """90% interval of the time to first token, in seconds."""
     tpot_s: float
     tpot_s_interval: tuple[float, float] | None
     request_latency_s: float
     output_tokens_per_second_per_gpu: float
     users: int | None
-    """Users that produce the load, each with one request at a time."""
+    """Users that produce the load; each sends one request at a time."""
     cost_per_million_output_tokens: float | None
-    """US dollars; None without a price."""
+    """US dollars per million output tokens; None without a price."""
     source: Literal["measured", "calibrated", "predicted"]
     known_from_runs: int
-    """Runs of the search that succeeded."""
+    """Number of successful runs of the search."""
     measured: Repeats | None
-    """Its own runs; None if it never ran."""
+    """Runs of the recommended configuration; None if it never ran."""
     as_good: int
-    """Other configurations with a request latency that does not differ significantly."""
+    """Number of other configurations whose request latency does not differ significantly."""
     baseline: ServingBaseline | None
     gain: Gain | None = None
     """Gain over the baseline; None without a baseline."""
     gains: tuple[Gain, ...] = ()
-    """`gain`, then those over the first deployment that ran, unless that is `gain`, and over the
-    slowest.
+    """`gain`, then the gain over the first deployment that ran (unless it is `gain`), then the gain
+    over the slowest.
     """
     clearly_better: bool | None = None
     """Whether the gain's interval is above 1; None without a gain."""
     verdict: Verdict | None = None
-    """None in results that were stored before there were verdicts."""
+    """None in results that were stored before verdicts existed."""
 
     @property
     def objective_s(self) -> float:
@@ -214,7 +224,7 @@ class ServingAnswer:
 
 
 def get_verdict(answer: Answer | ServingAnswer) -> Verdict:
-    """Return the verdict on an answer; decide it if it was stored without one."""
+    """Return the verdict on an answer; compute it if the answer was stored without one."""
     if answer.verdict is not None:
         return answer.verdict
     state = _decide_state(answer)
@@ -243,6 +253,6 @@ def _decide_state(answer: Answer | ServingAnswer) -> VerdictState:
 
 
 def is_wide(answer: Answer | ServingAnswer) -> bool:
-    """Return whether the interval of a step time is too wide to settle it."""
+    """Return True if the interval of a step time is so wide that another run is needed."""
     interval = answer.step_s_interval if isinstance(answer, Answer) else None
     return interval is not None and interval[1] >= WIDE_INTERVAL_RATIO * interval[0]

@@ -8,31 +8,33 @@ from typing import Any, Literal
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Axis:
-    """One field of `parallel`, and what tables, sentences, pages and grids call it."""
+    """One field of `parallel`, with its names in tables, sentences, pages and grids."""
 
     key: str
-    """Its name in a query's `parallel`."""
+    """Name of the field in a query's `parallel`."""
     head: str
-    """Its head in tables of the terminal, and its name in a change, such as `TP 4 -> 8`."""
+    """Column head in tables of the terminal; also its name in a change, such as `TP 4 -> 8`."""
     label: str
-    """Its name on pages."""
+    """Label on pages."""
     meaning: str = ""
-    """Meaning of the letters in `head`."""
+    """Meaning of the abbreviation in `head`."""
     column: str | None = None
-    """Its column in a grid and its name in an address; None if it has none."""
+    """Column in a grid and parameter in a page's URL; None if the axis has neither."""
     idle: Any = None
-    """Value of layouts that do not use the axis; tables omit an axis that no layout uses. None:
-    always shown.
+    """Value in layouts that do not use the axis; tables omit an axis that no layout uses. None:
+    tables always show it.
     """
     kinds: tuple[Literal["training", "inference"], ...] = ("training",)
-    """Kinds of queries that have it."""
+    """Kinds of queries that have the axis."""
     drop: int = 0
-    """Priority with which a narrow terminal omits the column; 0: never."""
+    """Order in which a narrow terminal drops the column; 0: never."""
     named_in_changes: bool = True
-    """A change of a layout names it; False if candidates do not carry it themselves."""
+    """Whether descriptions of a layout change mention the axis; False for axes that candidates do
+    not store.
+    """
 
     def value(self, layout: Any) -> Any:
-        """Return a layout's value; that of layouts that do not use the axis if it has none."""
+        """Return a layout's value of this axis; `idle` if the layout has no such field."""
         value = getattr(layout, self.key, None)
         return self.idle if value is None else value
 
@@ -165,7 +167,7 @@ AXES = (
         kinds=("inference",),
     ),
 )
-"""In the order of tables."""
+"""All axes, in the order of table columns."""
 AXES_BY_KEY = {axis.key: axis for axis in AXES}
 
 

@@ -1,4 +1,6 @@
-"""Layers that are not all alike: what mixes tokens in each, and what follows it."""
+"""Blocks of layers in models whose layers differ: the token mixer of each layer and its
+feed-forward.
+"""
 
 from dataclasses import dataclass, fields
 from typing import Annotated, Literal
@@ -8,8 +10,8 @@ from annotated_types import Interval
 from hp_tool.domain.fields import Strict
 
 Mixer = Literal["attention", "gated_delta", "kimi_delta", "mamba", "mamba2", "none"]
-"""attention: softmax over keys, with all that the model's fields say of it; gated_delta: gated
-delta rule (arXiv 2412.06464); kimi_delta: its form with a gate for each channel (arXiv 2510.26692);
+"""attention: softmax over keys, configured by the model's attention fields; gated_delta: gated
+delta rule (arXiv 2412.06464); kimi_delta: its variant with one gate per channel (arXiv 2510.26692);
 mamba: selective state space (arXiv 2312.00752); mamba2: state-space duality (arXiv 2405.21060).
 """
 FeedForward = Literal["dense", "experts", "none"]
@@ -21,10 +23,10 @@ _Size = Annotated[int, Interval(ge=1, le=1 << 26)]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Block(Strict):
-    """Layers in a row that are alike. A size of None is the model's own."""
+    """Consecutive identical layers. If a size is None, the model's own value applies."""
 
     count: Annotated[int, Interval(ge=1, le=10_000)] = 1
-    """How many of them follow each other."""
+    """Number of consecutive layers."""
     mixer: Mixer = "attention"
     """Token mixer of the layer; none: the layer is only a feed-forward."""
     feed_forward: FeedForward | None = None
@@ -36,7 +38,7 @@ class Block(Strict):
     indexer.
     """
     shares_index: bool = False
-    """Whether these are the keys that an indexer before it chose (GLM-5.2)."""
+    """Whether attention uses the keys selected by the indexer of an earlier layer (GLM-5.2)."""
     num_attention_heads: _Size | None = None
     num_key_value_heads: _Size | None = None
     head_dim: _Size | None = None
@@ -44,10 +46,12 @@ class Block(Strict):
     values_are_keys: bool | None = None
     attention_sinks: bool | None = None
     intermediate_size: _Size | None = None
-    """Width of its dense MLP."""
+    """Width of the dense MLP."""
 
     def __str__(self) -> str:
-        """`3 x attention, windowed, head_dim 512`: what differs from the model's own layers."""
+        """Return the differences from the model's default layer, such as `3 x attention, windowed,
+        head_dim 512`.
+        """
         own = {
             field.name: value
             for field in fields(self)

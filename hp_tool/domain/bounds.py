@@ -1,8 +1,7 @@
-"""What one piece of work may cost, where whoever asks for it sets bounds; commands and Python set
-none.
+"""Limits on the work of one request, set by the caller. Commands and the Python API set none.
 
-They stand in a context variable: a loop deep in the library meets those of its request, and no
-route can forget to pass them.
+The limits are stored in a context variable, so that loops deep in the library can check them
+without passing them through every call.
 """
 
 from __future__ import annotations
@@ -17,29 +16,30 @@ from hp_tool.errors import HpToolError, InputError
 
 @dataclass(slots=True, kw_only=True)
 class Bounds:
-    """Limits of one request's work, and its progress."""
+    """Limits on the work of one request, and the work done so far."""
 
     max_combinations: int
     max_values: int
-    """Longest list that an axis may be given."""
+    """Maximum length of a list of values for one axis."""
     max_yaml_bytes: int
-    """Maximum bytes of YAML, which takes about five seconds of processor time per megabyte; JSON
+    """Maximum bytes of YAML. Parsing YAML takes about five seconds of CPU time per megabyte; JSON
     takes milliseconds.
     """
     check: Callable[[Bounds], None]
-    """Called every few milliseconds of long work; raises to end it."""
+    """Called every few milliseconds during long work; raises to stop it."""
     planned: int = 0
-    """Announced combinations."""
+    """Number of combinations announced so far."""
     counted: int = 0
-    """How many of them count against `max_combinations`."""
+    """Number of announced combinations that count against `max_combinations`."""
     questions: int = 1
-    """Number of questions that the work answers; each has its own processor time."""
+    """Number of questions that the work answers; each has its own limit of CPU time."""
     again: bool = False
-    """Whether what is announced was announced before, and counts no more."""
+    """Whether combinations announced now were announced before, so that they are not counted again.
+    """
     done: int = 0
-    """How many of them were."""
+    """Number of combinations evaluated so far."""
     spent_s: float = 0.0
-    """Processor time that `check_work` has counted."""
+    """CPU seconds that `check_work` has counted."""
 
 
 _CURRENT: ContextVar[Bounds | None] = ContextVar("bounds", default=None)
@@ -56,7 +56,7 @@ def apply_bounds(bounds: Bounds) -> Iterator[None]:
 
 
 def reset_counts() -> None:
-    """Begin the next of several pieces of work, each of which may cost as much: a line of a
+    """Reset the counters before the next independent piece of work, such as the next line of a
     batch.
     """
     if (bounds := _CURRENT.get()) is not None:
@@ -70,15 +70,15 @@ def reset_counts() -> None:
 
 
 def announce_answers(questions: int) -> None:
-    """Announce that the work answers so many questions, as of so many machines."""
+    """Announce how many questions the work answers, for example one per machine."""
     if (bounds := _CURRENT.get()) is not None:
         bounds.questions = questions
 
 
 @contextmanager
 def repeat_search() -> Iterator[None]:
-    """Within, spaces that were announced already are searched again with choices of ours: they do
-    not count twice.
+    """Return a context in which spaces that were already announced are searched again without being
+    counted twice.
     """
     if (bounds := _CURRENT.get()) is None:
         yield
@@ -91,18 +91,23 @@ def repeat_search() -> Iterator[None]:
 
 
 def check_work(*, done: int = 0) -> None:
-    """Count `done` combinations as evaluated, and raise if the work exceeds its limits."""
+    """Count `done` combinations as evaluated.
+
+    Raises:
+        HpToolError: The work exceeds its limits.
+    """
     if (bounds := _CURRENT.get()) is not None:
         bounds.done += done
         bounds.check(bounds)
 
 
 def announce_combinations(count: int, *, axes: Mapping[str, int], most: int) -> None:
-    """Announce `count` combinations of `axes`: the number of values of each, by its path in a
-    query.
+    """Announce `count` combinations of `axes`, which gives the number of values of each axis by
+    query path.
 
-    Raises InputError `space_too_large` for more than `most`, which is too much for anyone,
-    `request_too_costly` for more than the bounds leave.
+    Raises:
+        InputError: `space_too_large` if there are more than `most` combinations, the limit for
+            every caller; `request_too_costly` if they exceed what the request's bounds leave.
     """
     if (bounds := _CURRENT.get()) is not None:
         bounds.planned += count
@@ -116,8 +121,10 @@ def announce_combinations(count: int, *, axes: Mapping[str, int], most: int) -> 
 
 
 def check_values(count: int, *, field: str) -> None:
-    """Raises InputError `request_too_costly` for a longer list of values than an axis may be
-    given.
+    """Check the length of an axis's list of values.
+
+    Raises:
+        InputError: `request_too_costly` if the list is longer than the bounds allow.
     """
     bounds = _CURRENT.get()
     if bounds is not None and count > bounds.max_values:
@@ -130,7 +137,11 @@ def check_values(count: int, *, field: str) -> None:
 
 
 def check_yaml(num_bytes: int) -> None:
-    """Raises HpToolError `payload_too_large` for longer YAML than the bounds allow."""
+    """Check the size of a YAML document.
+
+    Raises:
+        HpToolError: `payload_too_large` if it is longer than the bounds allow.
+    """
     bounds = _CURRENT.get()
     if bounds is not None and num_bytes > bounds.max_yaml_bytes:
         raise HpToolError(
@@ -141,7 +152,7 @@ def check_yaml(num_bytes: int) -> None:
 
 
 def _too_many_error(count: int, *, most: int, axes: Mapping[str, int], code: str) -> InputError:
-    """Names the longest axes, and how many values of each would fit."""
+    """Return an error that names the longest axes and how many values of each would fit."""
     widest_first = sorted(axes.items(), key=lambda axis: -axis[1])
     excess, advice = count / most, []
     for name, values in widest_first:

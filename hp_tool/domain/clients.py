@@ -1,8 +1,8 @@
-"""What sends the requests of a closed load: benchmark clients by what their documentation says they
-do if nothing else is set.
+"""Load generators: benchmark clients with the defaults that their documentation states.
 
-Requests of one length that start together end together and come together again; lengths that differ
-drift apart. Of a run with n requests for each in flight the first n-th starts at once.
+In a closed load, requests of equal length that start together also finish together and return
+together; requests of different lengths drift apart. Of a run with n requests per slot, the first
+n-th starts at once.
 """
 
 from dataclasses import dataclass
@@ -10,21 +10,21 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Client:
-    """A benchmark client, at its own defaults."""
+    """A benchmark client with its default settings."""
 
     equal_lengths: bool
-    """Whether all prompts have the same length, and all answers have the same length."""
+    """Whether all prompts have one length and all answers have one length."""
     requests_each: float | None = None
-    """Requests of a run for each in flight; None: as many as an engine's measured runs with equal
-    lengths had.
+    """Requests of a run per request in flight; None: the same as in the engine's measured runs with
+    equal lengths.
     """
     mean_length: float = 1.0
-    """Mean of the lengths drawn over the length that the client is given."""
+    """Mean length of the generated requests divided by the length given to the client."""
     source: str
 
 
 DEFAULT_REQUESTS_PER_SLOT = 10.0
-"""Requests per request in flight if no client is named, as in public benchmarks."""
+"""Requests of a run per request in flight if no client is named, as in public benchmarks."""
 CLIENTS = {
     "aiperf": Client(
         equal_lengths=True,

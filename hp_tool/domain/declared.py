@@ -1,8 +1,8 @@
-"""Which settings a consumer follows: a profiler, or the writer of another tool's configuration.
+"""Settings that a consumer supports: a profiler, or the writer of another tool's configuration.
 
-A consumer declares the fields that it follows. `undeclared_fields` reads `dataclasses.fields`, so a
-field that nobody has declared, such as one added later, is rejected by its name unless it is at its
-default.
+A consumer declares the fields that it supports. `undeclared_fields` reads `dataclasses.fields`, so
+that a field that no consumer declared, such as a new one, is rejected by name unless it has its
+default value.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -12,13 +12,13 @@ from typing import Any, TypeAlias
 from hp_tool.domain.fields import Strict
 
 Declared: TypeAlias = Mapping[str, Collection[Any] | None]
-"""Names of fields below their section, such as `precision` or `overlap.data_parallel`, and which
-values a consumer follows beside the default; None: all.
+"""Names of fields below their section, such as `precision` or `overlap.data_parallel`, mapped to
+the supported values besides the default; None: all values.
 """
 
 
 def parse_names(text: str) -> frozenset[str]:
-    """Return the names in a text."""
+    """Return the whitespace-separated names of a text."""
     return frozenset(text.split())
 
 
@@ -36,9 +36,9 @@ ACCOUNTING_FIELDS = parse_names("""
     cluster.price_per_gpu_hour cluster.interruptions_per_node_day
     cluster.grid_carbon_kg_per_kwh cluster.power_usage_effectiveness
 """)
-"""Fields that no consumer has to follow, by path. They name or describe what a run finds in place
-(machines, towers, the load of experts), count (tokens, prices, failures), or follow from others.
-Who runs one framework or engine alone checks that apart.
+"""Fields that no consumer needs to support, by path. They describe what a run finds in place
+(machines, towers, the load of experts), count things (tokens, prices, failures), or follow from
+other fields. Consumers that support only one framework or engine check that separately.
 """
 
 DENSE_FIELDS = parse_names("""
@@ -47,7 +47,7 @@ DENSE_FIELDS = parse_names("""
     max_position_embeddings sliding_window sliding_window_layers attention_bias
     attention_output_bias mlp_bias
 """)
-"""Fields of a model that describe a decoder with dense layers that are all alike."""
+"""Fields of a model that describe a decoder with identical dense layers."""
 EXPERT_FIELDS = parse_names("""
     num_experts num_experts_per_tok moe_intermediate_size num_shared_experts
     shared_expert_intermediate_size shared_expert_gate n_group topk_group first_k_dense_replace
@@ -66,14 +66,14 @@ BATCH_FIELDS = (
     parse_names("sequence_length global_batch_size precision micro_batch_size zero_stage")
     | RECOMPUTE_FIELDS
 )
-"""Fields that every tool for training has a setting for."""
+"""Fields for which every training tool has a setting."""
 SPLIT_FIELDS = parse_names("""
     tensor_parallel_size sequence_parallel pipeline_parallel_size virtual_pipeline_parallel_size
     context_parallel_size expert_parallel_size expert_tensor_parallel_size
 """)
-"""Sizes of `parallel` into which a model is split."""
+"""Degrees of `parallel` that split a model."""
 BLOCK_FIELDS = parse_names("blocks.count blocks.mixer blocks.feed_forward")
-"""Fields of layers that differ only in mixer and feed-forward."""
+"""Fields of layers that differ only in token mixer and feed-forward."""
 LOAD_FIELDS = parse_names("""
     input_length output_length trace concurrency request_rate_per_second think_time_s
     prefix_cache_hit_rate prefix_groups expert_imbalance
@@ -88,22 +88,22 @@ SERVER_FIELDS = parse_names("""
 
 
 QUERY_PATHS = {"cluster.kinds": "cluster.stages", "cluster.rank_order": "parallel.rank_order"}
-"""Paths in a query of fields that have another path in a resolved case."""
+"""Query paths of fields that have a different path in a resolved case."""
 
 
 def allow_any_value(*groups: Collection[str]) -> Declared:
-    """Declare all values of the fields in some groups."""
+    """Declare all values of the fields in these groups as supported."""
     return {name: None for group in groups for name in group}
 
 
 def undeclared_fields(
     spec: Any, *, section: str, declared: Declared, within: str = ""
 ) -> Iterator[tuple[str, Any]]:
-    """Yield (path, value) of every field of a specification that is neither at its default, nor
-    declared with its value, nor in ACCOUNTING.
+    """Yield (path, value) of each field that is not at its default, not declared with its value and
+    not in ACCOUNTING_FIELDS.
 
-    Fields of a specification within it, such as those of `overlap`, are declared one by one; one of
-    which none is declared is rejected as a whole.
+    Fields of nested specifications, such as those of `overlap`, are declared one by one. A nested
+    specification without any declared field is rejected as a whole.
     """
     for field in fields(spec):
         name, value = f"{within}{field.name}", getattr(spec, field.name)
@@ -124,10 +124,10 @@ def undeclared_fields(
 
 
 def setting_words(path: str, value: Any) -> str:
-    """Return `training.precision: fp8`, or the path alone of a value with fields of its own."""
+    """Return `training.precision: fp8`, or only the path if the value is a nested specification."""
     return f"{path}: {value}" if isinstance(value, str | int | float) else path
 
 
 def default_of(field: Field[Any]) -> Any:
-    """Return a field's default; MISSING if a value is required."""
+    """Return a field's default; MISSING if the field is required."""
     return field.default if field.default_factory is MISSING else field.default_factory()

@@ -1,4 +1,4 @@
-"""Catalogue names of GPUs by the names that their drivers report."""
+"""Map GPU names reported by drivers to catalogue names."""
 
 from __future__ import annotations
 
@@ -41,21 +41,21 @@ _NAME_RULES = (
     (r"MI325X", "mi325x-256gb"),
     (r"MI300X", "mi300x-192gb"),
 )
-"""(pattern of the name that NVIDIA's or AMD's driver reports, name in the catalogue); the first
-that matches counts.
+"""(regular expression of the driver's name for an NVIDIA or AMD GPU, catalogue name); the first
+match wins.
 """
 RECOGNIZED_GPUS = frozenset(name for _, name in _NAME_RULES)
 """Catalogue GPUs that a driver's name identifies."""
 
 
 def catalogue_gpu_name(device: str) -> str | None:
-    """Return the catalogue's name of a GPU; None if no rule knows the driver's name for it."""
+    """Return the catalogue name of a GPU from its driver's name; None if no rule matches."""
     return next((name for pattern, name in _NAME_RULES if re.search(pattern, device)), None)
 
 
 def matches_gpu(device: str, *, gpu: str) -> bool | None:
-    """Return whether the driver's name `device` is of the catalogue's GPU `gpu`; None if it may
-    be.
+    """Return True if the driver's name `device` means the catalogue GPU `gpu`, False if not; None
+    if it is ambiguous.
     """
     known = catalogue_gpu_name(device)
     if known == gpu:

@@ -1,6 +1,4 @@
-"""Names for content: two configurations or problems with the same digest are the same thing to
-measure.
-"""
+"""Digests of configurations and problems. Equal digests mean interchangeable measurements."""
 
 import hashlib
 import json
@@ -17,10 +15,12 @@ from hp_tool.domain.workload import TrainingWorkload
 
 
 def configuration_digest(*, parallel: RunConfig, fidelity: Fidelity | None = None) -> str:
-    """Return the SHA-256 (hex) of a configuration and of the part of it that runs (None: all)."""
+    """Return the SHA-256 (hex) of a configuration and of the fidelity at which it runs (None:
+    complete).
+    """
     if isinstance(parallel, ParallelConfig) and isinstance(
         parallel.recompute, str
-    ):  # a bare name is short for the mapping
+    ):  # A bare name is an abbreviation of the mapping.
         parallel = replace(parallel, recompute=Recompute(granularity=parallel.recompute))
     return json_digest(
         {
@@ -37,8 +37,9 @@ def problem_digest(
     training: TrainingWorkload,
     trainer: TrainerCommand | None = None,
 ) -> str:
-    """SHA-256 (hex) of everything but the configuration that decides a step time; names and prices
-    do not.
+    """Return the SHA-256 (hex) of all that determines a step time except the configuration.
+
+    Names and prices are excluded.
     """
     return json_digest(
         {
@@ -59,19 +60,19 @@ def problem_digest(
 
 
 def strategy_digest(strategy: Strategy) -> str:
-    """Return the SHA-256 (hex) of the common settings of a query's candidates."""
+    """Return the SHA-256 (hex) of the settings that all candidates of a query share."""
     return json_digest(_without_defaults(strategy))
 
 
 def json_digest(value: Any) -> str:
-    """Return the SHA-256 (hex) of a JSON value, independent of the order of keys."""
+    """Return the SHA-256 (hex) of a JSON value, independent of key order."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _non_default_hardware(cluster: ClusterSpec) -> list[Any]:
-    """Return the cluster's values that differ from the usual ones, so that most digests stay
-    unchanged.
+    """Return the cluster's values that differ from the defaults, so that digests of default
+    clusters do not change.
     """
     names = (
         "network_topology",
@@ -88,7 +89,7 @@ def _non_default_hardware(cluster: ClusterSpec) -> list[Any]:
 
 
 def _without_defaults(value: Any) -> Any:
-    """Return the value without fields at their default, so that new fields do not change older
+    """Return the value without fields at their default, so that new fields do not change existing
     digests.
     """
     if is_dataclass(value) and not isinstance(value, type):

@@ -1,5 +1,6 @@
-"""How far real software stays below a datasheet: few constants per GPU and framework, read from the
-catalogue's data files.
+"""Efficiency constants: how far real software stays below the datasheet, per GPU and per framework.
+
+The catalogue's data files contain the values.
 """
 
 import math
@@ -17,21 +18,21 @@ class Roofline(Strict):
     """
 
     peak_fraction: float
-    """Share of the datasheet's dense FLOP/s that large shapes reach."""
+    """Fraction of the datasheet's dense FLOP/s that large shapes reach."""
     bandwidth_fraction: float
-    """Share of the datasheet's memory bandwidth that memory-bound shapes reach."""
+    """Fraction of the datasheet's memory bandwidth that memory-bound shapes reach."""
     overhead_s: float
-    """One call's fixed cost on the device."""
+    """Fixed seconds per call on the device."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ThinRoofline(Roofline):
-    """A matmul y[m, n] = x[m, k] w[n, k]^T of any number of rows: t = overhead_s + depth_s k + (A^p
-    + B^p)^(1/p).
+    """A matmul y[m, n] = x[m, k] w[n, k]^T for any number of rows m: t = overhead_s + depth_s k +
+    (A^p + B^p)^(1/p).
 
-    A and B are a Roofline's times of arithmetic and memory, and p how sharply the longer one
-    decides. Below 16 bits a kernel before it quantises x: t = cast_s + cast_passes x (its bytes
-    read wide and written narrow) / memory bandwidth.
+    A and B are the Roofline times of arithmetic and of memory traffic; a larger p makes the maximum
+    sharper. Below 16 bits, a preceding kernel quantises x: t = cast_s + cast_passes x (bytes read
+    in 16 bits and written in the narrow format) / memory bandwidth.
     """
 
     depth_s: float = 0.0
@@ -43,49 +44,52 @@ class ThinRoofline(Roofline):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupedRoofline(Roofline):
-    """All routed experts of one layer with what an engine puts around them, permutation and
-    activation: t = overhead_s + (A^p + B^p)^(1/p), A the arithmetic of the copies and of
-    `tile_rows` more for each expert hit, B its weights' bytes, p the sharpness.
+    """All routed experts of one layer, including permutation and activation: t = overhead_s + (A^p
+    + B^p)^(1/p).
+
+    A is the arithmetic of the token copies plus `tile_rows` extra rows per active expert, B the
+    time to read the weights of the active experts, and p the sharpness.
     """
 
     tile_rows: float = 16.0
-    """Rows that an expert's tiles are rounded up by, on average."""
+    """Rows by which tiling rounds up each expert's batch, on average."""
     sharpness: float = 2.0
     arithmetic: Precision | None = None
-    """Precision of the kernel's arithmetic; None: the case's."""
+    """Precision of the kernel's arithmetic; None: the precision of the case."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertKernel(GroupedRoofline):
-    """Kernels for routed experts of one weight format, of one engine release on one die."""
+    """Kernels for routed experts with one weight format, for one engine release on one die."""
 
     few: GroupedRoofline | None = None
-    """The kernel for passes of at most `few_tokens` tokens; None: the same for all."""
+    """Kernel for passes of at most `few_tokens` tokens; None: the same kernel for all sizes."""
     few_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MixerRoofline(Roofline):
-    """A kernel of a recurrent mixer or of sparse attention. Over prompts of n tokens in all, P
-    prompts, the longest of them N tokens: t = overhead_s + token_s n + ((w n)^p + (w prompt_rows
-    P)^p + (step_s N)^p)^(1/p), w a token's roofline and p the sharpness. Other kernels are
-    rooflines alone.
+    """A kernel of a recurrent mixer or of sparse attention.
+
+    For P prompts with n tokens in total, of which the longest has N tokens: t = overhead_s +
+    token_s n + ((w n)^p + (w prompt_rows P)^p + (step_s N)^p)^(1/p), where w is the Roofline time
+    of one token and p the sharpness. Other kernels use only the Roofline.
     """
 
     token_s: float = 0.0
-    """Seconds a token that do not depend on the layer's width."""
+    """Seconds per token, independent of the layer's width."""
     step_s: float = 0.0
-    """Seconds a token that one prompt takes however few of the device's units it keeps busy: its
-    chunks follow each other.
+    """Seconds per token of a single prompt, whose chunks run in sequence and cannot fill the
+    device.
     """
     prompt_rows: float = 0.0
-    """Tokens whose time each prompt takes besides: its state is read and written, its last chunk
-    filled up.
+    """Extra time per prompt, in tokens: its state is read and written, and its last chunk is
+    padded.
     """
     sharpness: float = 1.0
     log_sd: float = 0.0
-    """Standard deviation of log(measured / predicted) on a card that was not fitted on, such that
-    90% of its rows lie within a normal's 90%.
+    """Standard deviation of log(measured / predicted) on a card left out of the fit, scaled so that
+    90% of its rows lie within a normal distribution's 90% interval.
     """
 
 
@@ -94,8 +98,8 @@ class Link(Strict):
     """t = latency_s + latency_per_peer_s (n-1) + (W + sqrt(W ramp_bytes)) / (bandwidth_fraction x
     link bandwidth).
 
-    W are the bytes on the wire. The root term is the slow approach to full bandwidth that NCCL
-    shows between 1 MB and 1 GB.
+    W is the number of bytes on the wire. The square root models the slow rise to full bandwidth
+    that NCCL shows between 1 MB and 1 GB.
     """
 
     bandwidth_fraction: float
@@ -109,15 +113,19 @@ class GpuEfficiency(Strict):
     """Efficiency of kernels and collectives on one GPU, measured in isolation."""
 
     gpu: str
-    """Catalogue name it was measured on."""
+    """Catalogue name of the GPU that was measured."""
     matmul: dict[Precision, Roofline]
-    """By input precision; a missing precision uses bf16's, scaled by the datasheet."""
+    """Matmul rooflines by input precision; a missing precision uses bf16's, scaled by the
+    datasheet.
+    """
     attention: Roofline
-    """Fused attention, forward; its arithmetic and memory traffic add up instead of overlapping."""
+    """Forward pass of fused attention; the times of arithmetic and memory traffic are added instead
+    of overlapped.
+    """
     attention_kernels: dict[str, float] = field(default_factory=dict)
-    """By name: seconds of a fused attention kernel relative to the timed one."""
+    """Time of each fused attention kernel relative to the timed kernel, by name."""
     memory_fraction: float
-    """Share of memory bandwidth that elementwise kernels reach."""
+    """Fraction of memory bandwidth that elementwise kernels reach."""
     kernel_overhead_s: float
     """Fixed seconds per elementwise kernel."""
     context_bytes: float
@@ -126,39 +134,41 @@ class GpuEfficiency(Strict):
     """Ring collectives inside an NVLink (or PCIe) domain."""
     all_to_all: Link
     fitted_on: str
-    """Rows and command that gave these numbers."""
+    """Rows and command that produced these constants."""
     thin_matmul: dict[Precision, ThinRoofline] | None = None
-    """Serving: matmuls of any number of rows, from one token up; None: `matmul`."""
+    """Serving: matmuls for any number of rows, from one token; None: use `matmul`."""
     grouped_matmul: dict[str, dict[str, dict[str, ExpertKernel]]] | None = None
-    """Serving: routed experts by engine, by timed release and by weight format; None: by
-    `thin_matmul`, with usual launches.
+    """Serving: routed experts by engine, timed release and weight format; None: use `thin_matmul`
+    with typical launch times.
     """
     mixers: dict[str, dict[str, MixerRoofline]] | None = None
-    """Serving: recurrent mixers and sparse attention (`sparse`), by kernel; None: not timed on a
-    similar die.
+    """Serving: recurrent mixers and sparse attention (`sparse`), by kernel; None: not timed on this
+    or a similar die.
     """
     decode_attention: Roofline | None = None
-    """Serving: attention of one new token per sequence over its KV cache; None: `attention`."""
+    """Serving: attention of one new token per sequence over its KV cache; None: use `attention`."""
     small_all_reduce: Link | None = None
     """Serving: single-kernel all-reduce for up to a few MiB, which engines use instead of a ring;
-    None: the ring.
+    None: use the ring.
     """
     measured: bool = True
-    """False: borrowed from another GPU; results carry wider intervals."""
+    """Whether this GPU was measured. False: the constants are those of another GPU, and results
+    have wider intervals.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Clocks(Strict):
-    """Clocks that long trainings sustain under a card's power limit, against the boost clocks of
-    isolated kernels.
+    """Clocks that long trainings sustain under a card's power limit, relative to the boost clocks
+    of isolated kernels.
     """
 
     gpu: str | None = None
-    """Card with the power limit of the measured fractions; None: typical values for any card."""
+    """Card whose power limit applied in the measurements; None: typical values for any card."""
     share: dict[Precision, float]
-    """Matmul arithmetic sustained over that at boost, by input precision."""
+    """Sustained matmul throughput divided by throughput at boost clocks, by input precision."""
     fitted_on: dict[str, str]
-    """Rows and command that gave each share."""
+    """Rows and command that produced each value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,200 +177,202 @@ class FrameworkEfficiency(Strict):
 
     framework: str
     stands_for: str | None = None
-    """Framework without own constants that these are used for."""
+    """Framework without constants of its own that uses these; None if they are used for the
+    framework that was fitted.
+    """
     matmul_slowdown: float = 1.0
     """Time of the framework's matmuls relative to isolated ones at the same clocks; above 1 for
     slower kernels.
     """
     fp32_accumulation: dict[str, float] = field(default_factory=dict)
-    """By die: seconds of a 16-bit weight gradient that is added to an fp32 buffer, against one
-    written in 16 bits; 1 where it names none.
+    """By die: time of a 16-bit weight-gradient matmul that accumulates into an fp32 buffer,
+    relative to one that writes 16 bits; 1 for other dies.
     """
     elementwise_traffic_factor: float
-    """Bytes moved by elementwise kernels against the least a fused implementation needs."""
+    """Bytes moved by elementwise kernels relative to the minimum of a fused implementation."""
     narrow_traffic_factor: float | None = None
-    """The same where matmuls take less than 16 bits: Transformer Engine's fused modules then stand
-    in for the framework's own. None: no different.
+    """`elementwise_traffic_factor` if matmuls use fewer than 16 bits, because Transformer Engine's
+    fused modules then replace the framework's own. None: the same factor.
     """
     attention_kernel: str | None = None
-    """The kernel for fused attention that its runs called; None: unknown, or none of those that a
-    query may name.
+    """Fused attention kernel used by the measured runs; None: unknown, or not one of those that a
+    query can name.
     """
     attention_slowdown: float = 1.0
     """Time of fused attention relative to the timed kernel (FlashAttention 2 or later), both
     passes.
     """
     attention_kernels: dict[str, float] = field(default_factory=dict)
-    """The same of other kernels that its runs timed, by name."""
+    """`attention_slowdown` of other kernels that the framework's runs timed, by name."""
     attention_backward_slowdown: float
-    """Fused attention: seconds a FLOP in the backward pass against the forward pass."""
+    """Fused attention: seconds per FLOP in the backward pass relative to the forward pass."""
     tensor_parallel_overlap: float
-    """Share of the backward collectives that can hide behind a matmul and do."""
+    """Fraction of the backward collectives that overlap, out of those that a matmul can hide."""
     tensor_parallel_forward_overlap: float
-    """The same of the forward collectives: above 0 where they are split into pieces and pipelined
-    with their matmuls, as they are inside an NVLink domain.
+    """The same fraction for forward collectives. It is above 0 if collectives are split and
+    pipelined with their matmuls, as inside an NVLink domain.
     """
     context_parallel_overlap: float
-    """Fraction of the ring's exchange of keys and values that long enough attention hides."""
+    """Fraction of the ring exchange of keys and values that sufficiently long attention hides."""
     expert_parallel_overlap: float
-    """Share of the experts' all-to-alls hidden behind the experts' matmuls."""
+    """Fraction of the expert all-to-alls that the experts' matmuls hide."""
     expert_overhead_s: float = 0.0
-    """Seconds per layer of dispatching tokens besides kernels and links, both passes: the host
-    reads the number of tokens per expert before it launches their kernels.
+    """Seconds per MoE layer, both passes, for dispatching tokens beyond kernels and links: the host
+    reads the number of tokens per expert before it launches the expert kernels.
     """
     expert_launch_s: float = 0.0
-    """Launching one kernel for one expert alone (`cost.moe.kernels_of_expert`), where grouped
-    layers go through a rank's experts one by one.
+    """Seconds to launch one kernel for a single expert (`cost.moe.kernels_of_expert`), if grouped
+    layers loop over a rank's experts.
     """
     state_scan_flops_per_second: float | None = None
-    """Of the state-space scan that it trains with (Mamba 2), forward, by the FLOPs of
-    `cost.scans.scan_work`: kernels in Triton that gain little from a faster die. None: as of the
-    kernels timed on the die.
+    """FLOP/s of the forward state-space scan used in training (Mamba 2), counted by
+    `cost.scans.scan_work`. Its Triton kernels gain little from a faster die. None: as the kernels
+    timed on the die.
     """
     dispatch_bandwidth_fraction: float | None = None
-    """Share of NVLink that the flex dispatcher's kernels reach (DeepEP, HybridEP); None: as NCCL's
-    all-to-all.
+    """Fraction of NVLink bandwidth that the kernels of the flex dispatcher (DeepEP, HybridEP)
+    reach; None: as NCCL's all-to-all.
     """
     data_parallel_overlap: float
-    """Share of gradient reduction and parameter gathering hidden behind the backward and forward
-    pass.
+    """Fraction of gradient reduction and parameter gathering that the backward and forward passes
+    hide.
     """
     pipeline_overlap: float
-    """Share of the stage-to-stage transfers hidden."""
+    """Fraction of the transfers between pipeline stages that is hidden."""
     network: Link
     """Ring collectives across nodes, per device and network port."""
     optimizer_traffic_factor: float
-    """Bytes moved by the optimizer step relative to one read and write of each state."""
+    """Bytes moved by the optimizer step relative to one read and one write of each state."""
     step_overhead_s: float
-    """Host work once a step: data loading, logging, synchronisation."""
+    """Seconds of host work per step: data loading, logging, synchronisation."""
     time_log_sd: float
-    """Standard deviation of log(measured / predicted step time) of dense models that were not
-    fitted on, on GPUs that were.
+    """Standard deviation of log(measured / predicted step time) of dense models left out of the
+    fit, on GPUs included in it.
     """
     expert_time_log_sd: float | None = None
-    """What models with experts add to it, in variance; None: nobody measured any."""
+    """Additional standard deviation for models with experts, added in variance; None: no such model
+    was measured.
+    """
     earlier_expert_time_log_sd: float | None = None
-    """What they add besides under releases before today's dispatcher, or one that nobody named:
-    these took up to twice as long for the same step.
+    """Further standard deviation for models with experts under releases before the current
+    dispatcher, or an unnamed release: these took up to twice as long for the same step.
     """
     pair_log_sd: float | None = None
-    """The same of the ratio of two configurations' step times, of one model on the same devices:
-    what is wrong with the model, the kernels or the devices cancels. Stalls are not in it. None:
-    nobody measured pairs; as of two that share nothing.
+    """Standard deviation of the log of the ratio of two configurations' step times, for one model
+    on the same devices, where errors of the model, kernels and devices cancel. Excludes stalls.
+    None: no pairs were measured; treat the two as independent.
     """
     expert_pair_log_sd: float | None = None
-    """The same of models with experts; None: as of dense ones."""
+    """`pair_log_sd` of models with experts; None: as for dense models."""
     tuning_log_sd: float = 0.0
-    """What fine-tuning adds to `time_log_sd`, in variance: none of the framework's runs did it, and
-    the trainers that do differ.
+    """Additional standard deviation for fine-tuning, added to `time_log_sd` in variance: none of
+    the framework's measured runs fine-tuned.
     """
     tuning_memory_log_sd: float = 0.0
-    """The same for `memory_log_sd`."""
+    """`tuning_log_sd` for `memory_log_sd`."""
     newest_release: str | None = None
-    """Newest release among the runs behind the constants, as year and month of its NeMo container.
-    """
+    """Newest release among the measured runs, as year and month of its NeMo container."""
     yearly_gain: float = 0.0
-    """By how much of a logarithm a step gets shorter with each year of the software's release; the
-    constants are those of the newest one.
+    """Decrease of log(step time) per year of the software's release; the constants apply to the
+    newest release.
     """
     memory_log_sd: float
     """Standard deviation of log(measured / predicted) of allocated memory."""
     reserved_log_sd: float | None = None
-    """The same for what the allocator holds, which is more than what is in use: how far above the
-    prediction it may be. None: as memory_log_sd.
+    """Standard deviation of the log of reserved memory above the prediction; reserved memory
+    exceeds allocated memory. None: as memory_log_sd.
     """
     fragmentation_fraction: float
-    """Reserved over allocated memory, minus one."""
+    """Reserved memory / allocated memory - 1."""
     fitted_on: str
     host_launch_s: float = 0.0
-    """Host seconds to launch one kernel with the framework's code; counts if devices finish
-    earlier.
+    """Host seconds to launch one kernel from the framework's code; limits the step only if the
+    device is faster.
     """
     host_tensor_stall_s: float = 0.0
-    """Host: added to a layer's launches for each rank of a tensor-parallel group that spans nodes:
-    every collective waits for the slowest.
+    """Host seconds added to each layer's launches per rank of a tensor-parallel group that spans
+    nodes, because every collective waits for the slowest rank.
     """
     host_pipeline_stall_s: float = 0.0
-    """The same, added for each tensor-parallel rank where pipeline stages are on different
-    nodes.
-    """
+    """Host seconds added per tensor-parallel rank if the pipeline stages are on different nodes."""
     device_log_sd: float = 0.0
-    """Standard deviation of the logarithm of devices' speeds within a job: each step waits for the
-    slowest (`cost.stragglers`).
+    """Standard deviation of the log of device speeds within a job; each step waits for the slowest
+    device (`cost.stragglers`).
     """
     micro_batch_log_sd: float = 0.0
-    """The same of one device's passes through single micro-batches."""
+    """Standard deviation of the log of one device's time for single micro-batches."""
     message_stall_s: float = 0.0
     """Seconds by which a blocking message between pipeline stages is delayed in jobs of more than
     `message_stall_nodes` nodes.
     """
     message_stall_nodes: int = 0
     retry_bytes_per_second: float | None = None
-    """At which a nearly full device's allocator frees a pipeline's activations and asks the driver
-    for them again; None: no run was slow there.
+    """Bytes per second at which the allocator of a nearly full device frees a pipeline's
+    activations and allocates them again; None: no measured run was slowed by this.
     """
     temporaries_fraction: float = 0.0
-    """Unfused kernels' results on their way, and holes between the allocator's blocks, against
+    """Temporary results of unfused kernels and gaps between the allocator's blocks, relative to
     saved activations and logits.
     """
     workspace_bytes: float = 0.0
-    """Bytes that libraries allocate in the framework's allocator."""
+    """Bytes that libraries allocate through the framework's allocator."""
     queued_inputs: float = 0.0
-    """Inputs gathered over tensor-parallel ranks that are freed, but wait for the communication
-    stream: as many as the host queues ahead of its device. A pipeline's messages make the host
-    wait, so nothing is queued.
+    """Gathered tensor-parallel inputs that were freed but still wait for the communication stream:
+    as many as the host queues ahead of the device. Pipeline messages make the host wait, so nothing
+    is queued with them.
     """
     broadcast_ramp_bytes: float = 0.0
-    """`network.ramp_bytes` of a rank's broadcast of its weights, where the framework has those in
-    place of a gather.
+    """`network.ramp_bytes` for the broadcast of a rank's weights, in frameworks that broadcast
+    instead of gathering.
     """
     all_reduce_overlap: float | None = None
-    """`data_parallel_overlap` of replicated optimizers (ZeRO 0) without a pipeline, whose gradients
-    are all-reduced bucket by bucket in the backward pass and whose parameters need no gathering;
-    None: the same.
+    """`data_parallel_overlap` for replicated optimizers (ZeRO 0) without a pipeline: gradients are
+    all-reduced in buckets during the backward pass, and parameters are not gathered. None: the same
+    as `data_parallel_overlap`.
     """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Doubts(Strict):
-    """Standard deviations of log(measured / predicted) that add to a framework's own in variance,
-    one for each thing that its measured runs do not tell.
+    """Standard deviations of log(measured / predicted) added in variance to a framework's own, one
+    for each way in which a query differs from all measured runs.
     """
 
     trainer_log_sd: float = 0.0
-    """A framework of which no run was measured."""
+    """The framework has no measured run."""
     card_log_sd: float = 0.0
-    """A card that no run of the framework was on."""
+    """No run of the framework used this card."""
     silicon_log_sd: float = 0.0
-    """A die that none was on, besides."""
+    """No run of the framework used this die; added to `card_log_sd`."""
     family_log_sd: float = 0.0
-    """A model of a family that none trained."""
+    """No run trained a model of this family."""
     model_kind_log_sd: float = 0.0
-    """A kind of model that none trained (`familiarity.kind_of_model`)."""
+    """No run trained this kind of model (`familiarity.kind_of_model`)."""
     precision_log_sd: float = 0.0
-    """A precision that none had."""
+    """No run used this precision."""
     scale_log_sd: float = 0.0
-    """More GPUs than any had."""
+    """More GPUs than in any run."""
     kernels_log_sd: float = 0.0
-    """For a die without timed kernels."""
+    """The die has no timed kernels."""
     lora_log_sd: float = 0.0
-    """For adapters, which no run behind the constants has."""
+    """LoRA adapters, which no fitted run used."""
     lora_pair_log_sd: float = 0.0
-    """The same of the ratio of two configurations' step times (`pair_log_sd`)."""
+    """`lora_log_sd` for the ratio of two configurations' step times (`pair_log_sd`)."""
     release_log_sd: float = 0.0
-    """A release after the newest of the runs."""
+    """A release newer than that of any run."""
     unsaid_release_log_sd: float = 0.0
-    """A release that the query does not name, of a model without experts: those have
-    `earlier_expert_time_log_sd`.
+    """The query names no release, and the model has no experts (with experts:
+    `earlier_expert_time_log_sd`).
     """
     feature_log_sd: float = 0.0
     """Each feature without a measured step time."""
     memory_feature_log_sd: float = 0.0
-    """The same for allocated memory, and for adapters."""
+    """`feature_log_sd` for allocated memory, and for adapters."""
     serving: dict[str, dict[str, float]] = field(default_factory=dict)
-    """Of serving: by figure (ttft, tpot, throughput), what a difference in each dimension adds."""
+    """Serving: additional standard deviation by figure (ttft, tpot, throughput) and by dimension.
+    """
     fitted_on: dict[str, str] = field(default_factory=dict)
-    """Rows and command that gave each."""
+    """Rows and command that produced each value."""
 
     @property
     def extras(self) -> dict[str, float]:
@@ -385,7 +397,7 @@ NO_DOUBTS = Doubts()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EfficiencyProfile:
-    """Constants of a die and of a framework, the cost model's input."""
+    """Constants of a die and of a framework; input of the cost model."""
 
     gpu: GpuEfficiency
     framework: FrameworkEfficiency
@@ -395,6 +407,6 @@ class EfficiencyProfile:
     release_factor: float = 1.0
     """Step time under the query's release relative to the framework's newest release."""
     release_log_sd: float = 0.0
-    """Of the framework's time_log_sd, what a release that nobody named adds: all runs of a machine
-    have it in common.
+    """The part of the framework's time_log_sd that an unnamed release adds; it is common to all
+    runs on one machine.
     """

@@ -1,6 +1,4 @@
-"""Constants of serving engines: what they add to isolated kernels, and how far their predictions
-scatter.
-"""
+"""Constants of serving engines: overheads over isolated kernels, and prediction errors."""
 
 import math
 from dataclasses import dataclass
@@ -13,14 +11,16 @@ Schedule = Literal["mixed", "prefill_first"]
 CacheLayout = Literal["groups", "whole", "pools", "exact"]
 
 FRACTION_OF_FREE_MEMORY = ("trtllm",)
-"""Engines whose own memory setting is the cache's share of what weights leave free
-(KvCacheConfig.free_gpu_memory_fraction), not a share of the device.
+"""Engines whose memory setting is a fraction of the memory that the weights leave free
+(KvCacheConfig.free_gpu_memory_fraction), not of the device's memory.
 """
 
 
 GIB, MIB = 1 << 30, 1 << 20
 VLLM_SMALL_BYTES = 70 * GIB
-"""Devices of less memory get vLLM's lower limits (`EngineArgs.get_batch_defaults`)."""
+"""vLLM uses its smaller default limits on devices with less memory than this
+(`EngineArgs.get_batch_defaults`).
+"""
 SGLANG_DEVICES = (
     (20, 2048, 8),
     (35, 2048, 24),
@@ -29,34 +29,34 @@ SGLANG_DEVICES = (
     (160, 8192, 256),
     (math.inf, 16384, 512),
 )
-"""SGLang's (GiB of devices below which, tokens of a prefill chunk, sequences of the largest CUDA
-graph), by `ServerArgs._handle_gpu_memory_settings`.
+"""SGLang's defaults by device memory: (upper bound in GiB, tokens of a prefill chunk, sequences of
+the largest CUDA graph), from `ServerArgs._handle_gpu_memory_settings`.
 """
 SGLANG_RESERVED_BYTES = 512 * MIB, 1.5 * MIB, 2.0 * MIB, 128 * MIB
-"""What SGLang's default share leaves: in all, for each token of a chunk, for each sequence of a
-graph, for each device of a replica, which is taken as one.
+"""Bytes that SGLang's default memory fraction leaves free: in total, per token of a chunk, per
+sequence of a graph, and per device of a replica (assumed to be one).
 """
 VLLM_SMALL_SILICON = ("a100",)
-"""Dies with vLLM's defaults for small devices, independent of their memory."""
+"""Dies with vLLM's defaults for small devices, regardless of their memory."""
 CHUNKS_SINCE = (0, 8)
-"""vLLM's release from which passes have their present limits on large devices: before it they held
-256 sequences, and a whole prompt where models know no more positions than WHOLE_PROMPTS.
+"""vLLM release that introduced the current limits of a pass on large devices. Earlier releases ran
+256 sequences, and whole prompts for models with at most WHOLE_PROMPTS positions.
 """
 WHOLE_PROMPTS = 32_768
 GROUPS_SINCE = (0, 9, 1)
-"""vLLM's release from which windowed layers free the blocks that they no longer need (the hybrid KV
-cache manager, vllm-project/vllm#17996).
+"""vLLM release from which windowed layers free blocks that they no longer need (the hybrid KV cache
+manager, vllm-project/vllm#17996).
 """
 AHEAD_SINCE = (0, 14)
-"""vLLM's release from which it schedules a pass during the one before
-(vllm-project/vllm#27614).
-"""
+"""vLLM release from which a pass is scheduled during the previous one (vllm-project/vllm#27614)."""
 GRAPHS_SINCE = (0, 21)
-"""vLLM's release from which it estimates CUDA graphs before it sizes the cache, as it prints, and
-takes 0.92 of the device.
+"""vLLM release from which it estimates CUDA graphs before it sizes the cache, as its log shows, and
+uses 0.92 of the device.
 """
 GRAPHS_RESERVE_BYTES = 0.93 * GIB
-"""Its reserve since: 0.13 GiB, and graphs of 0.3 to 1.6 GiB in the logs of six models."""
+"""Memory reserved from that release on: 0.13 GiB, plus CUDA graphs of 0.3 to 1.6 GiB in the logs of
+six models.
+"""
 
 BY_RELEASE = ("cache_layout", "schedules_ahead")
 """Fields that `device_defaults` sets by engine and release; files of constants omit them."""
@@ -71,16 +71,16 @@ def device_defaults(
     release: str | None = None,
     positions: int | None = None,
 ) -> dict[str, Any]:
-    """Return the engine's own settings on such a device, where they differ from its profile's,
-    which are those of 80 GB devices.
+    """Return the engine's defaults on this device that differ from its profile, which describes
+    devices of 80 GB.
 
     Args:
         engine: Name of the engine.
-        memory_bytes: Memory of the device.
-        silicon: Its die.
+        memory_bytes: Memory of the device in bytes.
+        silicon: Die of the device.
         version: Release of the profile.
         release: Release that runs; None: the profile's.
-        positions: The most that the model knows.
+        positions: Maximum number of positions of the model.
     """
     if engine == "sglang":
         chunk, graph = next(limits for gib, *limits in SGLANG_DEVICES if memory_bytes < gib * GIB)
@@ -115,68 +115,68 @@ class EngineEfficiency(Strict):
     engine: str
     version: str
     schedule: Schedule
-    """mixed: prefill chunks ride along with decoding; prefill_first: waiting prompts stop
+    """mixed: prefill chunks run in the same pass as decoding; prefill_first: waiting prompts pause
     decoding.
     """
     matmul_slowdown: float
-    """Time of matmuls in the engine relative to the same matmul timed alone."""
+    """Time of a matmul in the engine relative to the same matmul timed in isolation."""
     attention_slowdown: float
-    """Time of attention over the paged KV cache relative to the same kernel timed alone."""
+    """Time of attention over the paged KV cache relative to the same kernel timed in isolation."""
     narrow_cache_slowdown: float = 1.0
-    """Decoding attention over keys and values of fewer than 16 bits, by its bytes, against that
-    over 16: it widens them.
+    """Time per byte of decoding attention over keys and values below 16 bits, relative to 16 bits;
+    the kernel widens them.
     """
     communication_slowdown: float
-    """Time of collectives in the engine relative to the same collective timed alone, including
-    waits of ranks for each other.
+    """Time of a collective in the engine relative to the same collective timed in isolation,
+    including waits between ranks.
     """
     cast_share: float
-    """Casts to fewer than 16 bits in the engine against the same timed alone: below 1 where they
-    are fused into the norm or the activation function before the matmul, above 1 where scales take
-    a pass of their own.
+    """Time of casts below 16 bits in the engine relative to the same casts timed in isolation:
+    below 1 if fused into the preceding norm or activation, above 1 if scales need a separate pass.
     """
     layer_overhead_s: float
-    """Norms, rotary embedding, cache writes, quantisation: fixed cost per layer and forward
-    pass.
+    """Fixed seconds per layer and forward pass: norms, rotary embedding, cache writes,
+    quantisation.
     """
     iteration_overhead_s: float
-    """Scheduling, sampling and launch between two forward passes."""
+    """Seconds between two forward passes: scheduling, sampling and launch."""
     sequence_overhead_s: float
-    """Host work per running sequence and iteration: sampling parameters, detokenization,
+    """Seconds of host work per running sequence and iteration: sampling parameters, detokenization,
     streaming.
     """
     schedules_ahead: bool = False
-    """Whether the host works on the next pass during one (asynchronous scheduling)."""
+    """Whether the host prepares the next pass during the current one (asynchronous scheduling)."""
     eager_layer_s: float
-    """Host time to launch the kernels of one layer one by one: CUDA graphs hold passes that only
-    decode, and a pass with prompts takes at least as long as its launches.
+    """Host seconds to launch the kernels of one layer without CUDA graphs. Graphs cover only
+    decoding passes; a pass with prompts takes at least as long as its launches.
     """
     prompt_layer_overhead_s: float
-    """The engine's work per prompt and layer that decoding waits for: it writes each layer's cache
-    blocks.
+    """Seconds per prompt and layer of engine work that decoding waits for, such as writing each
+    layer's cache blocks.
     """
     request_overhead_s: float
-    """The front end's serial work per request: HTTP, tokenization, admission. It bounds the request
-    rate of a replica.
+    """Seconds of serial front-end work per request: HTTP, tokenization, admission. It limits the
+    request rate of a replica.
     """
     stream_overhead_s: float
-    """Seconds per streamed token: detokenization and one event to the client."""
+    """Seconds per streamed token: detokenization and one event sent to the client."""
     first_token_s: float = 0.0
-    """Seconds before a first token in which device and front end are free for others: hops between
-    processes, and waiting for the scheduler's next turn.
+    """Seconds before a first token during which device and front end serve other requests: hops
+    between processes, and the wait for the next scheduler iteration.
     """
     backlog_share: float = 0.0
-    """Share of what the front end makes a request wait that falls before its first token, beyond
-    the front end's own work on that: tokens and new requests queue up in order of arrival.
+    """Fraction of a request's front-end waiting time that precedes its first token, beyond the
+    front end's work on that token. Tokens and new requests queue in order of arrival.
     """
     prefill_group: float
-    """Requests whose prompts a request waits for in a closed load of equal lengths, its own
-    included: they come together.
+    """Number of requests, including itself, whose prompts a request waits for in a closed load of
+    equal lengths, where requests arrive together.
     """
     wave_share: float
-    """Share of the running requests that start together, in the measured runs of equal lengths."""
+    """Fraction of the running requests that start together in the measured runs of equal lengths.
+    """
     batch_wait_iterations: float = 0.0
-    """Passes that a prompt waits for others to join it before any of them is computed
+    """Passes that a prompt waits for others to join it before any is computed
     (batch_wait_timeout_iters).
     """
     max_num_seqs: int
@@ -187,91 +187,98 @@ class EngineEfficiency(Strict):
     """Fraction of device memory for the engine, or of the free memory for the cache."""
     memory_fraction_of: Literal["device", "free"] = "device"
     reserve_bytes: float
-    """Libraries, workspaces and CUDA graphs within that share, on a replica of one device."""
+    """Bytes for libraries, workspaces and CUDA graphs within that fraction, for a replica of one
+    device.
+    """
     communicator_bytes: float = 0.0
-    """Buffers of collectives within that share, on each device of a larger replica."""
+    """Bytes for communication buffers within that fraction, on each device of a larger replica."""
     multicast_bytes: float = 0.0
-    """What NCCL adds to them for groups of more than two where switches multicast (NVLS)."""
+    """Additional NCCL buffer bytes for groups of more than two if switches multicast (NVLS)."""
     sampler_bytes_per_logit: float = 4.0
-    """Bytes of the sampler per logit of the maximum number of running sequences."""
+    """Bytes used by the sampler per logit, at the maximum number of running sequences."""
     working_set: Literal["summed", "profiled", "outside"] = "summed"
-    """summed: activations and the sampler's memory lie within the share side by side; profiled: the
-    higher peak of the two; outside: the share is of weights and cache alone.
+    """summed: activations and the sampler's memory share the fraction; profiled: the larger of both
+    peaks counts; outside: the fraction covers only weights and cache.
     """
     cache_layout: CacheLayout = "exact"
-    """How layers that cache unlike amounts share the cache. groups: vLLM's blocks of one size for
-    groups of layers; whole: windowed layers cache all tokens; pools: SGLang's shares for each kind
-    of layer; exact: each layer takes what it caches.
+    """How layers with different cache sizes share the cache. groups: vLLM's blocks of equal size
+    for groups of layers; whole: windowed layers cache all tokens; pools: SGLang's fractions for
+    each kind of layer; exact: each layer uses what it caches.
     """
     reserve_doubt_bytes: float = 2e9
-    """Half of the 90% interval of the memory that is not the cache's, within that share."""
+    """Half of the 90% interval of the non-cache memory within that fraction, in bytes."""
     kv_reserved_output_fraction: float
-    """Share of the output length that a running request's cache holds on average when the cache is
-    full: 0.5 where blocks are handed out as tokens appear, 1 where they are promised at admission.
+    """Fraction of the output length that a running request reserves in the cache on average when
+    the cache is full: 0.5 if blocks are allocated as tokens are generated, 1 if they are reserved
+    at admission.
     """
     fp8_cache_with: tuple[str, ...]
-    """Precisions of weights beside which keys and values are cached in fp8 unless a query says
-    otherwise. TensorRT-LLM does as the checkpoint says (KvCacheConfig.dtype auto), and ModelOpt's
-    fp8 and nvfp4 ones say fp8 (kv_cache_quant_algo).
+    """Weight precisions with which keys and values are cached in fp8 unless the query sets another.
+    TensorRT-LLM follows the checkpoint (KvCacheConfig.dtype auto); ModelOpt's fp8 and nvfp4
+    checkpoints specify fp8 (kv_cache_quant_algo).
     """
     fp8_scales: Literal["block", "tensor"] = "block"
-    """Of experts in 8 bits: a scale for each block of weights, as their makers publish them, or, in
-    releases before there were kernels for those, one for each matrix.
+    """Scales of 8-bit experts: one per block of weights, as published, or one per matrix in
+    releases without kernels for block scales.
     """
     ttft_log_sd: float
-    """Standard deviation of log(measured / predicted) on groups that were not fitted on, such that
-    90% of them lie within a normal's 90%.
+    """Standard deviation of log(measured / predicted) on groups left out of the fit, scaled so that
+    90% of them lie within a normal distribution's 90% interval.
     """
     tpot_log_sd: float
     throughput_log_sd: float
     pair_log_sd: float | None = None
-    """The same of the ratio of two layouts' throughputs under one load; None: as if they erred
-    independently.
+    """The same for the ratio of two layouts' throughputs under one load; None: as if their errors
+    were independent.
     """
     fitted_silicon: tuple[str, ...] = ()
-    """Dies of the runs behind the constants."""
+    """Dies of the fitted runs."""
     assumed: tuple[str, ...] = ()
-    """Constants that these runs hardly tell: less than half of what was unsure before them is known
-    after.
+    """Constants that the fitted runs hardly determine: the fit removed less than half of their
+    prior uncertainty.
     """
     fitted_on: str
-    """Rows and command that gave the fitted constants."""
+    """Rows and command that produced the fitted constants."""
     kernels_alone: bool = False
-    """Whether no served run is behind this: timed kernels, and means of what other engines add. Its
-    deviations are those that a measured release showed such constants to have; a query gets it
-    where it names this release or a later one.
+    """Whether the constants come without any served run: from timed kernels and the mean overheads
+    of other engines. The deviations are those that such constants had for a measured release. They
+    apply to queries that name this release or a later one.
     """
     measured: bool = True
-    """False: constants of another version or engine; results carry wider intervals."""
+    """Whether this version was measured. False: the constants are those of another version or
+    engine, and results have wider intervals.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertEfficiency(Strict):
-    """Overheads of layers with experts over isolated kernels; by default only their launches."""
+    """Overheads of MoE layers over isolated kernels; by default only their launches."""
 
     grouped_slowdown: float = 1.0
-    """Time of routed experts in the engine relative to the same kernels timed alone."""
+    """Time of routed experts in the engine relative to the same kernels timed in isolation."""
     layer_overhead_s: float = 0.0
-    """Fixed cost per layer with experts and forward pass beside timed experts: what the engine
-    launches around them.
+    """Fixed seconds per MoE layer and forward pass in addition to the timed experts, for the
+    kernels that the engine launches around them.
     """
     prompt_layer_overhead_s: float = 0.0
-    """The engine's work per prompt and layer with experts that decoding waits for."""
+    """Seconds per prompt and MoE layer of engine work that decoding waits for."""
     eager_layer_s: float = 0.0
-    """Host time to launch the kernels of one layer with experts one by one, beyond a dense one's:
-    EngineEfficiency's floor of a pass with prompts is higher by it.
+    """Host seconds to launch the kernels of one MoE layer without CUDA graphs, beyond those of a
+    dense layer; raises the minimum time of a pass with prompts (`EngineEfficiency.eager_layer_s`).
     """
     first_token_s: float = 0.0
-    """Seconds before a first token in which device and front end are free, beyond the engine's."""
+    """Seconds added to the engine's `first_token_s`."""
     popularity_variance: float = 0.0
-    """Variance of the experts' popularity among the tokens of one pass, around a mean of 1: how few
-    experts a batch hits.
+    """Variance of the experts' popularity among the tokens of one pass, around a mean of 1;
+    determines how many experts a batch activates.
     """
     load_variance: float = 0.0
-    """The same over many passes: how uneven the ranks' loads are."""
+    """Variance of the experts' popularity over many passes; determines how uneven the load of the
+    ranks is.
+    """
     ttft_log_sd: float = 0.0
-    """Standard deviations of log(measured / predicted) on groups left out, as
-    EngineEfficiency's.
+    """Standard deviations of log(measured / predicted) on groups left out of the fit, as in
+    EngineEfficiency.
     """
     tpot_log_sd: float = 0.0
     throughput_log_sd: float = 0.0
@@ -283,12 +290,14 @@ ISOLATED_EXPERTS = ExpertEfficiency()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DefaultsEfficiency(Strict):
-    """Overheads of an engine started with its defaults relative to a tuned one."""
+    """Overheads of an engine started with its defaults, relative to a tuned one."""
 
     slowdown: float
-    """Passes against those of tuned engines: kernels and fusions that must be chosen by hand."""
+    """Time of a pass relative to a tuned engine, which uses kernels and fusions that must be
+    selected explicitly.
+    """
     ttft_log_sd: float
-    """Standard deviations of log(measured / predicted) on models left out."""
+    """Standard deviations of log(measured / predicted) on models left out of the fit."""
     tpot_log_sd: float
     throughput_log_sd: float
     fitted_on: str
@@ -296,14 +305,16 @@ class DefaultsEfficiency(Strict):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolEfficiency(Strict):
-    """Overheads of separate pools, for any engine."""
+    """Overheads of separate prefill and decoding pools, for any engine."""
 
     handover_s: float
-    """Seconds of a request between the pools in addition to its bytes: routers, connections,
-    scheduling.
+    """Seconds for a request to move between the pools, in addition to the transfer of its bytes:
+    routers, connections, scheduling.
     """
     ttft_log_sd: float
-    """Standard deviations of log(measured / predicted) on pools left out, as EngineEfficiency's."""
+    """Standard deviations of log(measured / predicted) on pools left out of the fit, as in
+    EngineEfficiency.
+    """
     tpot_log_sd: float
     throughput_log_sd: float
     fitted_on: str

@@ -1,9 +1,9 @@
-"""How near the measured runs are to a question, and how much wider its interval is for the rest.
+"""Familiarity: how similar the measured runs are to a query, and how much wider its interval is.
 
-A question and a group of measured runs differ in dimensions. The nearest runs are those without
-the most severe difference that others have; the class of a question is the most severe difference
-from these. Each difference adds to the variance of ln(measured / predicted) what left-out runs of
-its class needed (`Doubts`).
+A query and a group of measured runs differ in some dimensions. The nearest runs are those whose
+most severe difference is the mildest; that difference is the query's class. Each difference adds to
+the variance of ln(measured / predicted) the amount that left-out runs of its class needed
+(`Doubts`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from hp_tool.domain.fields import Strict
 from hp_tool.domain.model import ModelSpec
 
 FAMILIAR_CLASS = "familiar"
-"""The class of a question that differs from measured runs in nothing."""
+"""Class of a query that does not differ from measured runs."""
 TRAINING_DIMENSIONS = (
     "trainer",
     "die",
@@ -33,9 +33,9 @@ TRAINING_DIMENSIONS = (
     "release",
     "gpu",
 )
-"""What a training may differ in from all measured runs, most severe first: by what each added to
-the errors on left-out runs. gpu is another card of a measured die, family another model of a
-measured kind.
+"""Dimensions in which a training may differ from all measured runs, most severe first (by the error
+that each added on left-out runs). `gpu` means another card with a measured die, `family` another
+model of a measured kind.
 """
 SERVING_DIMENSIONS = (
     "engine",
@@ -47,7 +47,7 @@ SERVING_DIMENSIONS = (
     "family",
     "gpu",
 )
-"""The same of serving."""
+"""Dimensions in which a serving query may differ from all measured runs, most severe first."""
 DIMENSION_LABELS: Mapping[str, str] = {
     "trainer": "trainer",
     "engine": "engine",
@@ -62,30 +62,32 @@ DIMENSION_LABELS: Mapping[str, str] = {
     "load": "load",
 }
 MAX_NEAREST = 3
-"""Sources that an answer names."""
+"""Maximum number of sources that an answer names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting(Strict):
-    """Attributes of a question, or common attributes of a group of measured runs."""
+    """Attributes of a query, or common attributes of a group of measured runs."""
 
     software: str
     """Training framework or inference engine."""
     release: str = ""
-    """Release; empty if not named."""
+    """Release; empty if the query names none."""
     gpu: str
     die: str = ""
     family: str = ""
     model_kind: str = "dense"
     precision: str = "bf16"
     task: str = "pretrain"
-    """Of trainings: pretrain, or lora for adapters."""
+    """Training: pretrain, or lora for adapters."""
     load: str = ""
-    """Of serving: arrival of requests."""
+    """Serving: arrival process of requests."""
     num_gpus: int = 1
-    """Of measured runs: the most of any."""
+    """Number of GPUs; for measured runs, the maximum of any run."""
     lender: str = ""
-    """Framework whose constants are used for one without its own; its runs have priority."""
+    """Framework whose constants are used for one without its own; runs of that framework have
+    priority.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +100,7 @@ class Measured(Setting):
 
 @dataclass(frozen=True, eq=False)
 class Index:
-    """All groups of measured runs of trainings or of serving; equal only to itself."""
+    """All groups of measured runs of trainings or of serving. Instances compare by identity."""
 
     runs: tuple[Measured, ...] = ()
 
@@ -107,7 +109,7 @@ NO_RUNS = Index()
 
 
 def group_settings(settings: Iterable[Setting]) -> Index:
-    """Return the settings of single runs as groups."""
+    """Return the settings of single runs, one group per run."""
     names = [each.name for each in fields(Setting)]
     return Index(
         tuple(
@@ -123,26 +125,26 @@ class Nearest:
 
     source: str
     differs_in: tuple[str, ...]
-    """In words, with the runs' own value: `GPU h100-sxm-80gb`."""
+    """Differences in words, with the runs' value: `GPU h100-sxm-80gb`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Familiarity:
-    """How near the nearest measured runs are."""
+    """How similar the nearest measured runs are."""
 
     class_: str
-    """`familiar`, or the most severe dimension in which the nearest runs differ, or `layout` for
-    features of `unmeasured` alone. JSON names it `class`.
+    """`familiar`, the most severe dimension in which the nearest runs differ, or `layout` if they
+    only lack the features in `unmeasured`. JSON calls it `class`.
     """
     n: int
-    """The nearest runs."""
+    """Number of nearest runs."""
     nearest: tuple[Nearest, ...] = ()
     unmeasured: tuple[str, ...] = ()
     """Query fields with a value that no measured run has."""
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> Any:
-        """Let pydantic write `class_` as `class`, which no Python field can be called."""
+        """Make pydantic write `class_` as `class`, which is a reserved word in Python."""
         schema = handler(source)
         for each in schema["schema"]["fields"]:
             if each["name"] == "class_":
@@ -153,17 +155,15 @@ class Familiarity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Nearness:
-    """The nearest runs and what their differences add to the variance of ln(measured /
-    predicted).
-    """
+    """The nearest runs, and the variance of ln(measured / predicted) that their differences add."""
 
     differs: tuple[str, ...]
-    """Dimensions, the most severe first."""
+    """Dimensions in which they differ, most severe first."""
     variance: float
     runs: tuple[Measured, ...] = field(default=(), repr=False)
 
     def answer(self, unmeasured: tuple[str, ...] = ()) -> Familiarity:
-        """Return the familiarity shown by an estimate."""
+        """Return the familiarity that an estimate shows."""
         counts: dict[str, int] = {}
         first: dict[str, Measured] = {}
         for run in self.runs:
@@ -188,7 +188,7 @@ class Nearness:
 
 
 def describe_difference(dimension: str, run: Measured) -> str:
-    """Return what the runs have in place of the question's: `release 26.04`."""
+    """Return the runs' value in a dimension, in words: `release 26.04`."""
     if dimension == "scale":
         return f"number of GPUs: at most {run.num_gpus:,}"
     value = getattr(run, SETTING_FIELDS.get(dimension, dimension))
@@ -196,15 +196,16 @@ def describe_difference(dimension: str, run: Measured) -> str:
 
 
 SETTING_FIELDS = {"trainer": "software", "engine": "software", "die": "gpu", "scale": "num_gpus"}
-"""Fields of a setting that hold a dimension, where the names differ."""
+"""Field of a setting for each dimension whose name differs from its field's."""
 
 
 def find_nearest(
     setting: Setting, index: Index, extras: Mapping[str, float], *, serves: bool = False
 ) -> Nearness:
-    """Return the nearest of the index's runs.
+    """Return the runs of the index that are nearest to a setting.
 
-    extras: By dimension the standard deviation of ln(measured / predicted) that a difference adds.
+    Args:
+        extras: Standard deviation of ln(measured / predicted) that a difference adds, by dimension.
     """
     differs, runs = _nearest(setting, index, serves)
     return Nearness(
@@ -232,7 +233,7 @@ def _nearest(
 
 
 def differing_dimensions(setting: Setting, run: Measured, *, serves: bool) -> tuple[str, ...]:
-    """Return the dimensions in which measured runs differ from a question."""
+    """Return the dimensions in which measured runs differ from a query."""
     names = []
     if setting.software != run.software:
         names.append("engine" if serves else "trainer")
@@ -256,7 +257,7 @@ def _same_release(one: str, other: str) -> bool:
 
 
 def kind_of_model(model: ModelSpec) -> str:
-    """Return a model's kind in words: `dense`, `mixture of experts, mamba2`."""
+    """Return the kind of a model in words: `dense`, `mixture of experts, mamba2`."""
     parts = ["mixture of experts" if model.num_experts else "dense"]
     if model.architecture != "decoder":
         parts.append(model.architecture)
@@ -274,9 +275,10 @@ _SIZE = re.compile(r"^(a?\d+(\.\d+)?[kmbt]|\d+(\.\d+)?[kmbt]?x\d+\w*|small|mediu
 
 
 def family_of(name: str) -> str:
-    """Return the family of a model by its name: `llama-3` of `meta-llama/Llama-3.1-8B`.
+    """Return the family of a model from its name: `llama-3` for `meta-llama/Llama-3.1-8B`.
 
-    Words up to the size, without the organization, the suffix of a version (3.1) and its case.
+    The family is the part of the name before the size, without organization and minor version, in
+    lower case.
     """
     words: list[str] = []
     for word in re.split(r"[-_ ]", name.rpartition("/")[2].casefold()):
@@ -287,5 +289,5 @@ def family_of(name: str) -> str:
 
 
 def arithmetic_precision(precision: str | None) -> str:
-    """Return a precision with bf16 and fp16 merged, because both run on the same units."""
+    """Return the precision, with fp16 mapped to bf16 because both use the same arithmetic units."""
     return "bf16" if precision in (None, "fp16", "bf16") else str(precision)

@@ -1,8 +1,7 @@
-"""What the types that users write have in common: an unknown key is an error, and numbers have
-bounds.
+"""Base of the dataclasses that users write: unknown keys are errors, and numbers are bounded.
 
-Bounds are wide enough for anyone's work and narrow enough that no formula overflows. They stand in
-the fields' annotations, where pydantic enforces them, and /openapi.json and the form show them.
+Bounds are wide enough for realistic work and narrow enough that no formula overflows. They are part
+of the fields' annotations, so that pydantic enforces them and /openapi.json and the form show them.
 """
 
 import contextlib
@@ -23,8 +22,8 @@ _BUILD_LOCK = threading.Lock()
 
 
 def short_repr(value: Any) -> str:
-    """Return `ParallelConfig(tensor_parallel_size=8)`: a dataclass as Python, without fields at
-    their default.
+    """Return a dataclass as Python source without fields at their default:
+    `ParallelConfig(tensor_parallel_size=8)`.
     """
     names = (
         field.name
@@ -38,21 +37,21 @@ def short_repr(value: Any) -> str:
 
 Count = Annotated[int, Interval(ge=1, le=1 << 31)]
 Devices = Annotated[int, Interval(ge=1, le=1 << 20)]
-"""Devices, nodes, or the degree of a parallel dimension."""
+"""A number of devices or nodes, or a degree of parallelism."""
 Amount = Annotated[float, Interval(ge=1e-9, le=1e18)]
-"""Money, a duration or a rate: more than none."""
+"""A positive amount of money, duration or rate."""
 Fraction = Annotated[float, Interval(ge=0.0, le=0.99)]
-"""A fraction below 1."""
+"""A fraction of at least 0 and below 1."""
 Rate = Annotated[float, Interval(ge=1.0, le=1e24)]
 """Bytes or FLOPs per second."""
 NonNegative = Annotated[float, Interval(ge=0.0, le=1e24)]
-"""A price, a power or a latency, which may be nothing."""
+"""A price, power or latency; may be 0."""
 OneOrMany: TypeAlias = T | Annotated[tuple[T, ...], MinLen(1)] | None
 """A value (fixed), a list (allowed values) or absent (free)."""
 
 
 class _OneOrSeveral:
-    """pydantic's marker of a value that may also arrive as a list of values."""
+    """pydantic marker of a value that may also be a list of values."""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> dict[str, Any]:
         one = handler(source)
@@ -65,7 +64,7 @@ class _OneOrSeveral:
         kinds = {
             "One": one,
             "Several": several,
-        }  # capitals, as of other branches, which errors leave out of a path
+        }  # In capitals, like other union branches, which errors omit from a path.
         return {
             "type": "tagged-union",
             "choices": kinds,
@@ -78,20 +77,20 @@ def _json_type(value: Any) -> str:
 
 
 Choice: TypeAlias = Annotated[T, _OneOrSeveral()]
-"""A value, or in the query of a ranking a list of values to choose from, which are told apart
-before anything is computed.
+"""A value; in the query of a ranking also a list of values, each of which becomes a query of its
+own.
 """
 
 
 class _NotBlank:
-    """pydantic's marker of a text that has more than spaces."""
+    """pydantic marker of a text that is not blank."""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> dict[str, Any]:
         return {**handler(source), "pattern": r"\S"}
 
 
 Release: TypeAlias = Annotated[str, _NotBlank()]
-"""The number of a release, as text."""
+"""A release number, as text."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -104,13 +103,11 @@ class Shown:
     section: str
     """Title of the field's group."""
     unset: str = ""
-    """Short text for an omitted field; empty: its default."""
+    """Short text shown for an omitted field; empty: its default."""
     example: str = ""
-    """A value that somebody might write."""
+    """A realistic value, shown as an example."""
     kind: str = ""
-    """The kind of query that has it, training or inference; empty: both, as far as they have the
-    mapping it stands in.
-    """
+    """Kind of query that has the field, training or inference; empty: both."""
 
     def __get_pydantic_json_schema__(self, core_schema: Any, handler: Any) -> dict[str, Any]:
         more = {
@@ -127,8 +124,8 @@ class Shown:
 
 
 class Strict:
-    """A dataclass that is read from JSON: known keys only, finite numbers; field docstrings are the
-    schema's descriptions.
+    """A dataclass read from JSON with known keys and finite numbers only. Field docstrings become
+    the schema's descriptions.
     """
 
     __slots__ = ()
@@ -140,20 +137,24 @@ class Strict:
 
 
 class Flattened(Strict):
-    """A dataclass whose field `others`, pairs of key and value, is written as further keys beside
-    its own.
+    """A dataclass whose field `others`, pairs of key and value, is written as additional keys of
+    the same mapping.
     """
 
     __slots__ = ()
 
     @classmethod
     def _fold(cls, data: dict[str, Any]) -> dict[str, Any]:
-        """Return the mapping with the keys that are no fields in `others`. Raises InputError."""
+        """Return the mapping with unknown keys moved into `others`.
+
+        Raises:
+            InputError: A key is not valid.
+        """
         raise NotImplementedError
 
     @classmethod
     def _other_keys(cls) -> tuple[str, dict[str, Any]]:
-        """Return the pattern of such a key, and the JSON schema of its value."""
+        """Return the pattern of additional keys, and the JSON schema of their values."""
         raise NotImplementedError
 
     @classmethod
@@ -168,7 +169,7 @@ class Flattened(Strict):
 
         schema = handler(source)
         own: dict[str, Any] = handler.resolve_ref_schema(schema)
-        if own["schema"]["type"] != "function-before":  # a type that is used twice has one schema
+        if own["schema"]["type"] != "function-before":  # A type that is used twice has one schema.
             own["schema"] = {
                 "type": "function-before",
                 "function": {"type": "no-info", "function": read},
@@ -189,9 +190,10 @@ class Flattened(Strict):
 
 @contextlib.contextmanager
 def build_validators(*, described: bool) -> Iterator[None]:
-    """Let validators of types be built, by one thread at a time: Python 3.11 cannot parse
-    docstrings in two at once. Parsing them, for schemas with descriptions, takes twice as long as
-    all else: a sixth of a command's time.
+    """Return a context in which validators may be built, by one thread at a time.
+
+    Python 3.11 cannot parse docstrings in two threads at once. Parsing them for schemas with
+    descriptions takes a sixth of a command's time.
     """
     with _BUILD_LOCK:
         Strict.__pydantic_config__["use_attribute_docstrings"] = described
@@ -203,17 +205,16 @@ def build_validators(*, described: bool) -> Iterator[None]:
 
 @functools.cache
 def choice_fields(kind: Any) -> tuple[str, ...]:
-    """Return the names of the fields of a dataclass that may be lists, between whose values a
-    ranking chooses.
+    """Return the names of a dataclass's fields that may be lists, from which a ranking chooses.
 
-    It reads the texts of postponed annotations: evaluating them takes milliseconds.
+    Reads the text of postponed annotations, because evaluating them takes milliseconds.
     """
     return tuple(each.name for each in dataclasses.fields(kind) if "Choice[" in str(each.type))
 
 
 @functools.cache
 def bounds_of(kind: Any) -> dict[str, tuple[float, float]]:
-    """Return the minimum and maximum of each field of a dataclass that has bounds."""
+    """Return the minimum and maximum of each bounded field of a dataclass."""
     hints = get_type_hints(kind, include_extras=True)
     return {
         name: bounds
@@ -223,10 +224,13 @@ def bounds_of(kind: Any) -> dict[str, tuple[float, float]]:
 
 
 def check_bounds(kind: Any, values: Mapping[str, Any], *, field: str = "") -> None:
-    """Check numbers that pydantic has not seen: `values` by the name of a field of `kind`, None
-    where it is left out.
+    """Check numbers that pydantic has not validated.
 
-    Raises InputError `invalid_value`, which names the value's path below `field`.
+    Args:
+        values: Values by field name of `kind`; None if omitted.
+
+    Raises:
+        InputError: `invalid_value`, with the value's path below `field`.
     """
     prefix = f"{field}." if field else ""
     for name, bounds in bounds_of(kind).items():
@@ -241,13 +245,15 @@ def check_bounds(kind: Any, values: Mapping[str, Any], *, field: str = "") -> No
         for key, number in numbers.items():
             if (
                 isinstance(number, int | float) and not bounds[0] <= number <= bounds[1]
-            ):  # not: NaN is within no bounds
+            ):  # `not` because NaN compares False with every bound.
                 raise bounds_error(number, bounds, field=f"{prefix}{name}.{key}".rstrip("."))
 
 
 def check_spec(spec: T, *, field: str) -> T:
-    """Return the dataclass if its numbers are within their bounds; raise InputError as
-    `check_bounds`.
+    """Return the dataclass if its numbers are within their bounds.
+
+    Raises:
+        InputError: A number is outside its bounds, as in `check_bounds`.
     """
     kind: Any = type(spec)
     check_bounds(kind, {name: getattr(spec, name) for name in bounds_of(kind)}, field=field)
@@ -255,7 +261,7 @@ def check_spec(spec: T, *, field: str) -> T:
 
 
 def bounds_error(value: object, bounds: tuple[float, float], *, field: str) -> InputError:
-    """Return the error of a number outside its bounds, which are inclusive."""
+    """Return the error for a number outside its inclusive bounds."""
     ends = " to ".join(f"{end:,}" if isinstance(end, int) else f"{end:g}" for end in bounds)
     return InputError(
         f"{field} must be from {ends}, got {str(value)[:80]}", field=field, code="invalid_value"

@@ -1,5 +1,5 @@
-"""Facts about training frameworks that change bytes and the split of a model, from their sources;
-nothing is fitted.
+"""Facts about training frameworks that determine memory and how the model is split, with sources.
+Nothing here is fitted.
 """
 
 from dataclasses import dataclass, replace
@@ -23,7 +23,7 @@ DEGREES: tuple[Degree, ...] = get_args(Degree)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrameworkFacts:
-    """Defaults are Megatron Core's."""
+    """Facts about one framework. Defaults are Megatron Core's."""
 
     fused_activation: bool = True
     """Whether a gated MLP saves only the input of its activation function; False: also the
@@ -32,106 +32,107 @@ class FrameworkFacts:
     fuses_queries_keys_values: bool = True
     """Whether one matmul projects queries, keys and values into one tensor."""
     loss_copies: float = 1.0
-    """fp32 copies of the logits alive at once."""
+    """Number of fp32 copies of the logits that exist at once."""
     keeps_narrow_logits: bool = True
     """Whether the 16-bit logits are stored next to their fp32 copies."""
     fused_loss_copies: float | None = None
-    """The same under a fused loss, beside a gradient as wide as the logits if it is 0; None: as
-    without one.
+    """`loss_copies` with a fused loss. 0 still implies a gradient as wide as the logits. None: as
+    without a fused loss.
     """
     caches_weight_gradients: bool = True
-    """Transformer Engine answers autograd with empty weight gradients, the real ones being added to
-    the accumulated: one for each shape of a matrix, kept for all layers (get_dummy_wgrad).
+    """Whether Transformer Engine returns empty weight gradients to autograd and accumulates the
+    real ones itself: one tensor for each matrix shape, reused by all layers (get_dummy_wgrad).
     """
     bucket_bytes: float = 0.0
-    """Bytes a parameter of the buckets in which replicas reduce gradients, besides the buffer that
-    accumulates them.
+    """Bytes per parameter of the buckets in which replicas reduce gradients, in addition to the
+    accumulation buffer.
     """
     bucket_parameters: float = 0.0
-    """Parameters in one reduction of gradients and, from ZeRO 1 on, in one all-gather of their
-    weights; 0: so many that latency does not matter.
+    """Parameters per gradient reduction and, from ZeRO 1, per all-gather of weights; 0: so many
+    that latency is negligible.
     """
     bucket_parameters_per_rank: float = 0.0
-    """The same for each rank that holds the parameters, if that is more: larger groups get larger
-    buckets.
+    """`bucket_parameters` per rank that holds the parameters; the larger of both applies, so larger
+    groups have larger buckets.
     """
     buckets_without_overlap: bool = True
-    """Gradients are divided into buckets even if nothing hides their reduction."""
+    """Whether gradients are reduced in buckets even if the reduction does not overlap."""
     accumulates_in_fp32: bool = True
-    """fp32 gradients are summed over micro-batches in fp32; False: kernels write 16 bits, and only
-    their reduction is wider.
+    """Whether gradients are summed over micro-batches in fp32 if their precision is fp32. False:
+    kernels write 16 bits and only the reduction uses fp32.
     """
     wide_weights: bool = False
     """Whether weights are stored in fp32 and gathered in 16 bits, without a master copy."""
     balances_blocks: bool = False
-    """Pipeline stages are filled with layers and the output layer by their number of weights
-    (`cost.pipeline_stages`), instead of holding the same number of layers each.
+    """Whether pipeline stages are balanced by the number of weights of layers and output layer
+    (`cost.pipeline_stages`), instead of holding equally many layers.
     """
     late_layers: bool = False
-    """Where p does not divide L the last stages hold a layer more, instead of the ends holding
-    fewer.
+    """If p does not divide L: True if the last stages hold one more layer, False if the first and
+    last stage hold fewer.
     """
     fills_pipeline: bool = False
-    """Its 1F1B refuses fewer than p - 1 micro-batches."""
+    """Whether its 1F1B schedule rejects fewer than p - 1 micro-batches."""
     gradient_precision: StatePrecision = "fp32"
-    """Of accumulated gradients unless a query names another."""
+    """Precision of accumulated gradients unless a query sets another."""
     broadcasts_weights: bool = False
-    """ZeRO 1 all-reduces every gradient over all replicas, whatever they shard; after the step each
-    rank of a shard group broadcasts the weights it updated, one after the other, and nothing hides
-    that.
+    """Whether ZeRO 1 all-reduces each gradient over all replicas and each rank of a shard group
+    then broadcasts its updated weights, one rank after another and without overlap.
     """
     update_copies: float = 0.0
-    """Copies of an optimizer shard that the optimizer's step alone needs, each as wide as one
-    state: InternEvo's gradient and intermediate results, the square root in torch's foreach Adam.
+    """Copies of an optimizer shard that only the optimizer step needs, each as wide as one state:
+    InternEvo's gradient and intermediate results, the square root in torch's foreach Adam.
     """
     pure_states: bool = False
-    """torch.optim updates the parameters themselves: gradients and optimizer states have the
-    precision of the trained parameters, and there is no master copy.
+    """Whether torch.optim updates the parameters directly: gradients and optimizer states have the
+    parameters' precision, and there is no master copy.
     """
     adapter_precision: StatePrecision = "bf16"
     """Precision of LoRA's adapters, whose gradients and states follow `pure_states`."""
     frozen_precisions: tuple[Literal["fp8", "nf4"], ...] = ("fp8", "nf4")
-    """Widths below 16 bits that it stores LoRA's frozen weights in, widest first."""
+    """Supported precisions below 16 bits for LoRA's frozen weights, widest first."""
     clears_gradients: bool = False
-    """Gradients are set to None after each step, so that those of a single micro-batch appear in
-    the backward pass while activations disappear.
+    """Whether gradients are set to None after each step, so that with one micro-batch they grow
+    during the backward pass while activations are freed.
     """
     gathers_ends: bool = False
-    """Under ZeRO 3 the weights outside the layers stay gathered through both passes: they form
-    FSDP's root unit, which is not resharded after the forward pass.
+    """Whether, under ZeRO 3, weights outside the layers stay gathered through both passes: they
+    form FSDP's root unit, which is not resharded after the forward pass.
     """
     prefetched_layers: int = 1
-    """Layers with gathered weights in addition to the running one under ZeRO 3."""
+    """Under ZeRO 3, number of layers whose weights are gathered ahead of the running layer."""
     wide_residual_with_adapters: bool = False
-    """Under ZeRO 3 with adapters the residual stream, and so each checkpoint, is in fp32."""
+    """Whether, under ZeRO 3 with adapters, the residual stream and therefore each checkpoint is
+    fp32.
+    """
     checkpoints: Literal["none", "full", "sharded"] = "none"
-    """Default recomputation: no layer, every layer, or every layer under ZeRO 3."""
+    """Layers that are recomputed by default: none, all, or all under ZeRO 3."""
     loads_whole: bool = False
-    """Under ZeRO 3 each rank loads all weights and shards them then."""
+    """Whether, under ZeRO 3, each rank loads all weights before it shards them."""
     hooks_modules: bool = False
-    """Under ZeRO 3 every module, not every layer, gathers its own weights, which stay until there
-    are too many (DeepSpeed).
+    """Whether, under ZeRO 3, every module instead of every layer gathers its weights, which stay
+    gathered up to a limit (DeepSpeed).
     """
     loops_experts: bool = False
     """Whether routed experts run one after the other, unless the query sets `expert_kernel:
     grouped`.
     """
     wraps_adapters: bool = False
-    """Under ZeRO 3 the A and B of each adapter are FSDP units of their own."""
+    """Whether, under ZeRO 3, the A and B of each adapter are separate FSDP units."""
     eager_kernels: bool = False
     """Whether norms, rotary embeddings and activation functions run operator by operator, unless
     the query sets `kernel_fusion`.
     """
     is_plain: bool = False
-    """Measured, and modelled, for dense decoders under tensor, data and plain 1F1B parallelism,
-    with layers recomputed whole or not at all.
+    """Whether the framework is measured and modelled only for dense decoders with tensor, data and
+    plain 1F1B parallelism, with full or no recomputation.
     """
     dispatchers: tuple[TokenDispatcher, ...] = ("alltoall", "flex")
-    """Token dispatchers that a ranking tries if the query names none; empty: the default."""
+    """Token dispatchers that a ranking tries if the query names none; empty: only the default."""
     zero_stages: tuple[int, ...] = (0, 1, 2, 3)
-    """The ZeRO stages it has."""
+    """Supported ZeRO stages."""
     default_zero_stage: int = 1
-    """ZeRO stage unless the query names one."""
+    """ZeRO stage if the query names none."""
     degrees: tuple[Degree, ...] = DEGREES
     """Supported degrees of parallelism besides data parallelism."""
 
@@ -150,9 +151,9 @@ _PURE_TORCH = FrameworkFacts(
     prefetched_layers=0,
     dispatchers=(),
     degrees=(),
-    frozen_precisions=("nf4",),  # bitsandbytes' or torchao's; fp8 is Transformer Engine's
+    frozen_precisions=("nf4",),  # bitsandbytes' or torchao's; fp8 is Transformer Engine's.
 )
-"""Facts of trainers that run PyTorch's modules, autograd and optimizers as they are."""
+"""Facts of trainers that run PyTorch's modules, autograd and optimizers unmodified."""
 FACTS_BY_FRAMEWORK = {
     # NVIDIA/Megatron-LM, megatron/core/distributed/distributed_data_parallel.py: bucket_size, which
     # pipeline ranks after the first do without, as do all without overlap_grad_reduce.
@@ -283,7 +284,7 @@ FACTS_BY_FRAMEWORK = {
 
 
 SAME_CODE = {"llm-foundry": "torch-fsdp"}
-"""Frameworks that are another under their own name: torch-fsdp's constants are of llm-foundry's
+"""Frameworks that run the code of another framework: torch-fsdp's constants come from llm-foundry's
 runs.
 """
 FACTS_BY_FRAMEWORK |= {name: FACTS_BY_FRAMEWORK[other] for name, other in SAME_CODE.items()}
@@ -291,14 +292,16 @@ FACTS_BY_FRAMEWORK |= {name: FACTS_BY_FRAMEWORK[other] for name, other in SAME_C
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StandIn:
-    """A framework without own constants: the framework that replaces it, and its own limits."""
+    """A framework without its own constants: the framework whose constants it uses, and its own
+    limits.
+    """
 
     constants: str
     degrees: tuple[Degree, ...] = ()
-    """As FrameworkFacts'."""
+    """Supported degrees, as in FrameworkFacts."""
     zero_stages: tuple[int, ...] = (0, 1, 2, 3)
     wraps: str | None = None
-    """The framework whose code trains the model, with all that it can do; None: code of its own."""
+    """Framework whose code trains the model, with all its features; None: its own code."""
 
 
 _FORK_DEGREES: tuple[Degree, ...] = tuple(
@@ -310,8 +313,8 @@ STAND_INS = {
     "axolotl": StandIn(
         constants="deepspeed", degrees=("tensor_parallel_size", "context_parallel_size")
     ),
-    # ColossalAI's HybridParallelPlugin: tp_size, pp_size, num_model_chunks, sp_size, zero_stage to
-    # 2, GeminiPlugin: 3.
+    # ColossalAI's HybridParallelPlugin (tp_size, pp_size, num_model_chunks, sp_size, zero_stage up
+    # to 2) and GeminiPlugin (ZeRO 3).
     "colossalai": StandIn(constants="megatron-core", degrees=DEGREES),
     "ms-swift": StandIn(
         constants="megatron-core", degrees=DEGREES, wraps="megatron-core"
@@ -331,14 +334,16 @@ STAND_INS = {
     "gpt-neox": StandIn(constants="megatron-core", degrees=_FORK_DEGREES),
     "megatron-deepspeed": StandIn(constants="megatron-core", degrees=_FORK_DEGREES),
 }
-"""Predicted with another's constants: every answer says so, and its interval is wider."""
+"""Frameworks predicted with the constants of another. Answers state this, and their intervals are
+wider.
+"""
 FRAMEWORKS = (*FACTS_BY_FRAMEWORK, *STAND_INS)
 """Every framework that a query may name."""
 
 
 def calls_flash_attention(framework: str) -> bool:
-    """Return whether the framework calls FlashAttention 2, by its package or by torch's attention,
-    on dies where that was timed.
+    """Return whether the framework calls FlashAttention 2, directly or through torch, on dies where
+    it was timed.
     """
     if framework in STAND_INS:
         return STAND_INS[framework].wraps is None
@@ -346,7 +351,7 @@ def calls_flash_attention(framework: str) -> bool:
 
 
 def loops_experts(workload: TrainingWorkload) -> bool:
-    """Return whether routed experts run one after the other, as modules."""
+    """Return whether routed experts run one after another, as separate modules."""
     if workload.expert_kernel is not None:
         return workload.expert_kernel == "loop"
     return framework_facts(workload.framework).loops_experts
@@ -360,8 +365,8 @@ def fuses_kernels(workload: TrainingWorkload) -> bool:
 
 
 def training_engine(framework: str) -> str:
-    """Return the framework whose code trains the model: verl's Megatron workers run megatron-core;
-    any other runs itself.
+    """Return the framework whose code trains the model: megatron-core for verl's Megatron workers;
+    otherwise the framework itself.
     """
     framework = SAME_CODE.get(framework, framework)
     return (framework in STAND_INS and STAND_INS[framework].wraps) or framework
@@ -369,8 +374,8 @@ def training_engine(framework: str) -> str:
 
 @cache
 def framework_facts(framework: str) -> FrameworkFacts:
-    """Return the framework's facts, or those of its stand-in within its limits; Megatron Core's for
-    an unknown framework.
+    """Return the framework's facts; for a stand-in, those of its substitute within its limits; for
+    an unknown framework, Megatron Core's.
     """
     if framework in STAND_INS:
         own = STAND_INS[framework]

@@ -21,8 +21,8 @@ DEFAULT_RANK_ORDER = "tp-cp-ep-dp-pp"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuSpec(Strict):
-    """One device's datasheet. Rates are per device, dense (no sparsity), and per direction for
-    links.
+    """Datasheet of one device. Rates are per device and dense (no sparsity); link rates are per
+    direction.
     """
 
     name: str
@@ -30,8 +30,8 @@ class GpuSpec(Strict):
     kind: Kind = "gpu"
     """gpu, or cpu: one process with one thread on a host."""
     silicon: str | None = None
-    """Die whose measured constants hold for it, such as h100; cards of one die differ in clocks,
-    power, memory and links. None: constants typical of those measured.
+    """Die whose measured constants apply, such as h100. Cards with one die differ in clocks, power,
+    memory and links. None: constants typical of the measured dies.
     """
     memory_bytes: Annotated[int, Interval(ge=1, le=1 << 60)]
     """Memory that programs can use, as nvidia-smi and torch report it (less than the marketing
@@ -52,19 +52,17 @@ class GpuSpec(Strict):
     the host's memory.
     """
     gpus_per_node: Devices = 8
-    """Devices of the usual server; a cluster may have another number."""
+    """Devices per server, in the usual server; a cluster may have another number."""
     nvlink_domain_size: Devices | None = None
     """Devices of one NVLink domain; None: those of a node."""
     inter_node_bandwidth_bytes_per_second: Rate
-    """Per-direction network bandwidth per device in the usual server; a cluster may have
-    another.
-    """
+    """Per-direction network bandwidth per device in the usual server; a cluster may differ."""
     power_w: NonNegative
     """Board power at full load (TDP)."""
     idle_power_w: NonNegative | None = None
     """Board power when waiting; None: a quarter of power_w."""
     host_power_w: NonNegative = 0.0
-    """Power of the rest of the server, per device, in watts."""
+    """Power of the rest of the server per device, in watts."""
     host_memory_bytes: NonNegative | None = None
     """Host memory per device of the usual server; None: unknown, and not limited."""
     host_memory_bandwidth_bytes_per_second: Rate | None = None
@@ -72,19 +70,19 @@ class GpuSpec(Strict):
     price_per_hour: NonNegative | None = None
     """A typical on-demand price in US dollars; None: cost is left out."""
     predict_only: bool = False
-    """Whether `hp-tool tune` cannot run on it, so that it is only predicted."""
+    """Whether the device can only be predicted, because `hp-tool tune` cannot run on it."""
     source: str = ""
     """Source of the figures."""
 
     @property
     def idle_w(self) -> float:
-        """Board power when waiting."""
+        """Board power of a waiting device, in watts."""
         return 0.25 * self.power_w if self.idle_power_w is None else self.idle_power_w
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterSpec(Strict):
-    """A resolved cluster, the cost model's input."""
+    """A resolved cluster; input of the cost model."""
 
     name: str = "custom"
     gpu: GpuSpec
@@ -94,48 +92,54 @@ class ClusterSpec(Strict):
     nvlink_domain_size: Devices
     """Devices that reach each other at NVLink speed; at least gpus_per_node where NVLink exists."""
     nvlink_segment_gpus: Devices | None = None
-    """Devices of one NVLink domain that a job uses together; None: all, or the most whole nodes in
-    which its innermost groups fit a whole number of times.
+    """Devices of one NVLink domain that a job uses together; None: all, or the largest number of
+    whole nodes that the innermost groups fill evenly.
     """
     inter_node_bandwidth_bytes_per_second: Rate
     """Per-direction network bandwidth per device."""
     inter_node_latency_s: NonNegative = 5e-6
-    """One message across the network, end to end."""
+    """End-to-end latency of one network message, in seconds."""
     node_gpus: Devices | None = None
-    """Devices of one of its hosts where a small job uses a part of one; None: gpus_per_node."""
+    """Devices of one host, if a small job uses only some of them; None: gpus_per_node."""
     domain_gpus: Devices | None = None
-    """The same of an NVLink domain; None: nvlink_domain_size."""
+    """Devices of one NVLink domain, if a small job uses only some of them; None:
+    nvlink_domain_size.
+    """
     network_topology: NetworkTopology = "fat_tree"
-    """fat_tree: a leaf switch holds all ports of its nodes; rail_optimized: the n-th port (rail) of
-    each of its nodes.
+    """fat_tree: a leaf switch connects all ports of its nodes; rail_optimized: it connects the n-th
+    port (rail) of each of its nodes.
     """
     nodes_per_leaf: Devices | None = None
-    """Nodes that reach each other below the oversubscribed level (a leaf, or a pod); None: all of
-    them.
+    """Nodes that reach each other below the oversubscribed level (one leaf, or a pod); None: all
+    nodes.
     """
     network_oversubscription: Oversubscription = 1.0
-    """Bandwidth below the leaf switches over bandwidth above them; 1: full bisection."""
+    """Bandwidth below the leaf switches divided by bandwidth above them; 1: full bisection
+    bandwidth.
+    """
     kinds: tuple[ClusterSpec, ...] = ()
-    """Where there are two kinds of GPU: each as a cluster of its own, in the order of their
-    pipeline stages; the figures above are then means over all devices, or the lesser.
+    """In a cluster with two kinds of GPU: each kind as a cluster, in the order of pipeline stages.
+    The other fields are then means over all devices, or the smaller value.
     """
     rank_order: str = DEFAULT_RANK_ORDER
-    """Which parallel dimensions consecutive devices belong to, innermost first (Megatron Core's
+    """Parallel dimensions to which consecutive devices belong, innermost first (Megatron Core's
     `order`).
     """
     price_per_gpu_hour: NonNegative | None = None
-    """US dollars; None: cost is left out of results."""
+    """US dollars per GPU-hour; None: results omit the cost."""
     interruptions_per_node_day: PerDay = 0.0
-    """Interruptions per node and day, as for spot instances; another node replaces it."""
+    """Interruptions per node and day, for example of spot instances; another node replaces the
+    interrupted one.
+    """
     grid_carbon_kg_per_kwh: NonNegative | None = None
-    """kg of CO2 equivalent; None: emissions are left out of results."""
+    """kg of CO2 equivalent per kWh; None: results omit emissions."""
     power_usage_effectiveness: Effectiveness = 1.0
-    """Energy of the data centre over that of its machines."""
+    """Energy of the data centre divided by that of its machines (PUE)."""
 
     @property
     def runs_flex_dispatcher(self) -> bool:
-        """Whether DeepEP and HybridEP run on all of its devices: NVIDIA's since Ampere (the first
-        with bf16), joined by NVLink (Megatron-Bridge, apply_flex_dispatcher_backend).
+        """Whether DeepEP and HybridEP run on all devices: NVIDIA GPUs since Ampere (the first with
+        bf16), connected by NVLink (Megatron-Bridge, apply_flex_dispatcher_backend).
         """
         gpus = [kind.gpu for kind in self.kinds] or [self.gpu]
         return all(
@@ -150,18 +154,20 @@ class ClusterSpec(Strict):
         return -(-self.num_gpus // self.gpus_per_node)
 
     def divides_into(self, num_gpus: int) -> bool:
-        """Return whether so many devices are whole nodes, or an equal part of one."""
+        """Return whether this number of devices is a whole number of nodes, or an equal part of
+        one.
+        """
         node = self.gpus_per_node
         return num_gpus % node == 0 if num_gpus > node else node % num_gpus == 0
 
     def legal_counts(self) -> tuple[int, ...]:
-        """Return the possible numbers of devices of a part of the cluster, ascending."""
+        """Return the numbers of devices that a part of the cluster may have, in ascending order."""
         shares = (n for n in range(1, self.gpus_per_node) if self.divides_into(n))
         nodes = range(self.gpus_per_node, self.num_gpus, self.gpus_per_node)
         return (*(n for n in shares if n < self.num_gpus), *nodes, self.num_gpus)
 
     def with_num_gpus(self, num_gpus: int) -> ClusterSpec:
-        """Return a part of the cluster: whole nodes, or a part of one."""
+        """Return a part of the cluster with this number of devices: whole nodes, or a part of one."""
         per_node = min(self.gpus_per_node, num_gpus)
         domain = max(per_node, min(self.nvlink_domain_size, num_gpus))
         segment = self.nvlink_segment_gpus and max(
@@ -190,13 +196,13 @@ class StageGpus(Strict):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterQuery(Strict):
-    """A cluster; omitted fields come from the catalogue."""
+    """A cluster as a query describes it; omitted fields come from the catalogue."""
 
     name: str | None = None
-    """Name in results; None: made from gpu and num_gpus."""
+    """Name in results; None: derived from gpu and num_gpus."""
     node_type: str | None = None
-    """A server or cloud instance of the catalogue (dgx-h100, aws-p5.48xlarge), which gives gpu,
-    network and price.
+    """A server or cloud instance of the catalogue (dgx-h100, aws-p5.48xlarge); sets GPU, network
+    and price.
     """
     gpu: Annotated[
         Choice[str | GpuSpec | None], Shown("GPU", "Cluster", example="h100-sxm-80gb")
@@ -205,7 +211,7 @@ class ClusterQuery(Strict):
     also accepts a list.
     """
     num_gpus: Annotated[Choice[Devices | None], Shown("GPUs", "Cluster", example="64")] = None
-    """Total number of devices; None: those of node_type. `recommend` also accepts a list."""
+    """Total number of devices; None: the number in node_type. `recommend` also accepts a list."""
     gpus_per_node: Annotated[Devices | None, Shown("GPUs per node", "Cluster", example="8")] = None
     """Devices of one host; None: as in the usual server of this GPU, at most num_gpus."""
     nvlink_domain_size: Annotated[
@@ -221,7 +227,7 @@ class ClusterQuery(Strict):
     inter_node_bandwidth_bytes_per_second: Rate | None = None
     """Per-direction network bandwidth per device; None: the usual server's."""
     inter_node_latency_s: NonNegative | None = None
-    """One message across the network; None: 5 us."""
+    """End-to-end latency of one network message, in seconds; None: 5 us."""
     network_topology: NetworkTopology | None = None
     """fat_tree: a leaf switch holds all ports of its nodes; rail_optimized: the n-th port (rail) of
     each. None: fat_tree.
@@ -235,22 +241,22 @@ class ClusterQuery(Strict):
     nodes_per_leaf. None: 1, full bisection.
     """
     price_per_gpu_hour: NonNegative | None = None
-    """US dollars; None: the catalogue's price, if it has one."""
+    """US dollars per GPU-hour; None: the catalogue's price, if it has one."""
     market: Market | None = None
-    """priced: which price of each machine; None: on_demand. spot needs to know
+    """Which price to use for each machine of `priced`; None: on_demand. spot requires
     interruptions_per_node_day.
     """
     interruptions_per_node_day: PerDay | None = None
-    """Interruptions per node and day, as for spot instances; they count like the failures of
+    """Interruptions per node and day, for example of spot instances; counted like the failures of
     training.reliability.
     """
     power_cap_w: Amount | None = None
-    """Power limit set on every device, below its own: clocks, and so matmuls, fall with its cube
-    root.
+    """Power limit of each device in watts, below its default; clocks and matmul throughput fall
+    with its cube root.
     """
     grid_carbon_kg_per_kwh: NonNegative | None = None
-    """kg of CO2 equivalent per kWh at the cluster's location; adds co2_kg. None: that of the price
-    list's region.
+    """kg of CO2 equivalent per kWh at the cluster's location; adds co2_kg to the answer. None: the
+    value of the price list's region.
     """
     power_usage_effectiveness: Effectiveness | None = None
     """Energy of the data centre divided by that of its machines (PUE); None: 1."""
@@ -262,7 +268,9 @@ class ClusterQuery(Strict):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeType(Strict):
-    """A server or cloud instance: the usual surroundings of a GPU, with fabric and price."""
+    """A server or cloud instance: the number of GPUs, network and price that usually come with a
+    GPU.
+    """
 
     name: str
     gpu: str
@@ -281,22 +289,22 @@ class NodeType(Strict):
     price_per_gpu_hour: NonNegative | None = None
     """On-demand list price in US dollars, if published."""
     num_gpus: Devices | None = None
-    """A whole registered cluster says how many devices it has; a node type leaves it out."""
+    """Number of devices of a registered cluster; None for a node type."""
     source: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterRuns:
-    """How profile runs reach a registered cluster, and how much of it they may take: `runs` of its
+    """How profile runs reach a registered cluster, and how much of it they may use: `runs` of its
     catalogue entry.
     """
 
     launcher: str
-    """local, slurm, ray, kubernetes, or endpoint: a server that runs already, which searches of
-    kind inference ask.
+    """Launcher: local, slurm, ray, kubernetes, or endpoint (a running server to which searches of
+    kind inference send requests).
     """
     options: dict[str, Any] = field(default_factory=dict)
-    """Options of the launcher; gpu, gpus_per_node, max_nodes and name default to the cluster's."""
+    """Options of the launcher. gpu, gpus_per_node, max_nodes and name default to the cluster's."""
     max_concurrent_runs: Annotated[int, Interval(ge=1, le=10_000)] = 1
     """Maximum number of runs at once, over all searches on the cluster."""
     max_gpu_seconds_per_search: Amount | None = None

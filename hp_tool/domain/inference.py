@@ -1,5 +1,5 @@
-"""A serving load as a query describes it: lengths, arrivals, engine and its features, independent
-of how it is parallelised.
+"""A serving load as a query describes it: lengths, arrivals, engine and features, independent of
+the parallelism.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from hp_tool.domain.fields import (
 from hp_tool.domain.hardware import Precision
 
 RATE_PATH = "inference.request_rate_per_second"
-"""The path of a rate that a ranking chose."""
+"""Path of the request rate in `set`, if a ranking chose it."""
 MAX_TRACE_REQUESTS = 10_000
-"""Requests of a trace that stands in a query; files may have more."""
+"""Maximum number of requests of a trace inside a query; files may have more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,8 +40,8 @@ class LoadSpec(Strict):
     inf`). closed and poisson with neither: find the highest load.
     """
     num_prompts: Count | None = None
-    """burst: requests in all. offline: likewise; None: more than run at once. Other loads are
-    modelled in the long run: leave it out.
+    """burst and offline: total number of requests (None for offline: more than run at once). Omit
+    it for other loads, which are modelled in steady state.
     """
     client: Annotated[
         Literal["aiperf", "genai-bench", "vllm-bench", "trtllm-bench", "inferencemax"] | None,
@@ -52,7 +52,7 @@ class LoadSpec(Strict):
     requests per request in flight.
     """
     warmup: Annotated[int, Interval(ge=0, le=1 << 31)] | None = None
-    """Requests before the measured ones."""
+    """Number of requests before the measured ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,8 +77,8 @@ class SpeculativeSpec(Strict):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DisaggregationSpec(Strict):
-    """Separate pools of replicas for prefill and for decoding; sizes left out are chosen. With two
-    kinds of GPU (cluster.stages) the first prefills.
+    """Separate pools of replicas for prefill and decoding; omitted sizes are chosen. With two kinds
+    of GPU (cluster.stages), the first kind runs prefill.
     """
 
     prefill_tensor_parallel_size: Annotated[
@@ -123,7 +123,7 @@ class DisaggregationSpec(Strict):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConcurrencyRange(Strict):
-    """Loads to choose the highest from, both ends included."""
+    """Range of concurrencies, both ends included; the answer is the highest within the targets."""
 
     min: Count = 1
     max: Count
@@ -131,7 +131,9 @@ class ConcurrencyRange(Strict):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RateRange(Strict):
-    """Rates to choose the highest from, in requests per second, both ends included."""
+    """Range of request rates per second, both ends included; the answer is the highest within the
+    targets.
+    """
 
     min: Amount
     max: Amount
@@ -142,7 +144,7 @@ class LogNormalTokens(Strict):
     """A log-normal distribution of lengths."""
 
     median: Annotated[float, Interval(ge=1.0, le=float(1 << 24))]
-    """Tokens."""
+    """Median length in tokens."""
     sigma: Annotated[float, Interval(ge=0.0, le=10.0)]
     """Standard deviation of the logarithm."""
     longest: Annotated[int, Interval(ge=1, le=1 << 24)] = 1 << 17
@@ -151,7 +153,9 @@ class LogNormalTokens(Strict):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceSpec(Strict):
-    """Single requests as equally long columns; a distribution may replace a column of lengths."""
+    """A trace of requests as columns of equal length; a distribution may replace a column of
+    lengths.
+    """
 
     arrival_s: (
         Annotated[
@@ -159,8 +163,8 @@ class TraceSpec(Strict):
         ]
         | None
     ) = None
-    """When each came; None: lengths alone, under a concurrency or independent arrivals at a
-    rate.
+    """Arrival time of each request in seconds; None: only lengths are given, for a concurrency or
+    for independent arrivals at a rate.
     """
     input_tokens: (
         Annotated[
@@ -180,28 +184,28 @@ class TraceSpec(Strict):
         ]
         | None
     ) = None
-    """Of the input, found in the engine's prefix cache."""
+    """Input tokens of each request that are found in the engine's prefix cache."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InferenceWorkload(Strict):
-    """A serving load. With neither concurrency nor a rate the answer is the highest load within the
-    targets; a list or a range of one of them narrows that.
+    """A serving load. Without concurrency and request rate, the answer is the highest load within
+    the targets; a list or range of either restricts the search.
     """
 
     input_length: Annotated[
         Annotated[int, Interval(ge=0, le=1 << 31)], Shown("Input tokens", "Serving", example="4000")
     ] = 0
-    """Tokens of a prompt; 0 or omitted: those of the trace."""
+    """Prompt tokens; 0 or omitted: those of the trace."""
     output_length: Annotated[
         Annotated[int, Interval(ge=0, le=1 << 31)],
         Shown("Output tokens", "Serving", example="1000"),
     ] = 0
-    """Tokens of an answer; 0 or omitted: those of the trace."""
+    """Output tokens; 0 or omitted: those of the trace."""
     trace: str | TraceSpec | None = None
-    """Requests to play one by one: columns, a registered name, or from the command line and Python
-    a file (CSV, Mooncake's JSON lines, Azure's CSV). They come at their times, or under
-    `concurrency` or `request_rate_per_second` where that is given.
+    """Requests to simulate one by one: columns, a registered name, or (command line and Python) a
+    file: CSV, Mooncake's JSON lines or Azure's CSV. They arrive at their recorded times, or
+    according to `concurrency` or `request_rate_per_second` if set.
     """
     concurrency: Annotated[
         OneOrMany[Count] | ConcurrencyRange,
@@ -232,13 +236,13 @@ class InferenceWorkload(Strict):
     kv_cache_precision: Precision | None = None
     """Precision of cached keys and values; None: the engine's choice for this precision."""
     prefix_cache_hit_rate: Fraction = 0.0
-    """Fraction of prompt tokens found in the engine's prefix cache and not computed again; of a
-    trace in place of its prefix_tokens.
+    """Fraction of prompt tokens found in the engine's prefix cache and not recomputed; for a trace,
+    replaces its prefix_tokens.
     """
     prefix_groups: Count | None = None
-    """Number of different prefixes that the requests of a `prefix_cache_hit_rate` share; each is
-    cached once. None: one, such as a system prompt. As many as running requests: each has its own
-    prefix, as in conversations.
+    """Number of different prefixes shared by the requests of a `prefix_cache_hit_rate`; each is
+    cached once. None: one, such as a system prompt. If it equals the number of running requests,
+    each request has its own prefix, as in conversations.
     """
     speculative: SpeculativeSpec | None = None
     expert_imbalance: Annotated[
@@ -255,7 +259,7 @@ class InferenceWorkload(Strict):
     experts; None: if experts span NVLink domains and it is faster.
     """
     disaggregated: DisaggregationSpec | None = None
-    """recommend only: {} also ranks separate pools for prefill and decoding."""
+    """recommend only: set to {} to also rank separate pools for prefill and decoding."""
     engine: Annotated[str, Shown("Engine", "Serving", unset="vllm")] = "vllm"
     """Inference engine: vllm, sglang, trtllm or megatron-core."""
     engine_version: Release | None = None
@@ -275,4 +279,4 @@ class InferenceWorkload(Strict):
     the engine's default, within that headroom.
     """
     load: LoadSpec | None = None
-    """How requests arrive; it decides the TTFT."""
+    """How requests arrive; it determines the TTFT."""

@@ -15,11 +15,12 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchPlan:
-    """A planned job: pure, printable data, compared in golden tests."""
+    """A planned job. Pure, printable data that golden tests compare."""
 
     job_name: str
-    """Stored with the run before the submit, so that a restarted worker finds its jobs. It ends
-    with the random run id, because a database restored from a backup repeats run numbers.
+    """Name of the job, stored with the run before the submit so that a restarted worker finds its
+    jobs. It ends with the random run id, because a database restored from a backup reuses run
+    numbers.
     """
     command: tuple[str, ...]
     """argv; never a shell string."""
@@ -31,7 +32,7 @@ class LaunchPlan:
     excluded_hosts: tuple[str, ...] = ()
     """Nodes to avoid, if the engine supports it."""
     returns: tuple[str, ...] = ()
-    """Files that the job may write in its folder, besides its result, for output()."""
+    """Files besides its result that the job may write into its folder, for output()."""
     search: str = ""
     """Search id, for the site's accounting."""
     owner: str = ""

@@ -1,7 +1,8 @@
-"""What a key of `training` changes, who may set it beside a query, and what profile runs follow.
+"""For each key of `training`: what it changes, who besides the query may set it, and which values
+profile runs support.
 
-Consumers compute their rules from this table. A key without a row is set by queries alone, and runs
-have its default; one that may be a list of values is a `fields.Choice`.
+Consumers derive their rules from this table. A key without a row is set only by queries, and runs
+use its default. A key that may be a list of values is a `fields.Choice`.
 """
 
 from collections.abc import Collection, Mapping
@@ -11,21 +12,24 @@ from typing import Any, Literal
 ENGINES = ("megatron-core", "torch-fsdp")
 """Frameworks that the built-in profiler has an engine for."""
 Runs = Mapping[str, Collection[Any] | None]
-"""By engine: values beside the default that it runs; None: all."""
+"""Values besides the default that each engine of the profiler runs; None: all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Knob:
-    """Facts of a key of `training` that belong to no formula."""
+    """Facts about a key of `training` that are not part of a formula."""
 
     trains: bool = False
-    """Changes the numbers that are trained: no ranking varies it unless the query lists values."""
+    """Whether it changes the trained numbers; a ranking varies it only if the query lists values.
+    """
     set_by: Literal["recipe", "recipe or ranking"] | None = None
-    """Who sets a key that the query leaves open. A ranking sets only what changes no numbers."""
+    """Who may set the key if the query omits it. A ranking sets only keys that leave the trained
+    numbers unchanged.
+    """
     runs: Runs = field(default_factory=dict)
     plain: Collection[Any] | None = None
-    """Values in the measured runs of plain frameworks (`frameworks.facts`), which take no other;
-    None: any.
+    """Values in the measured runs of plain frameworks (`FrameworkFacts.is_plain`), which accept no
+    others; None: any.
     """
 
 
@@ -46,7 +50,7 @@ KNOBS: Mapping[str, Knob] = {
     "global_batch_size": Knob(trains=True, runs=_ANY),
     "precision": Knob(
         trains=True,
-        # What torch-fsdp gathers it casts; it stores fp32.
+        # torch-fsdp casts the weights that it gathers; it stores fp32.
         runs=_megatron("fp16", "fp32", "fp8", others=("fp32",)),
         plain=("bf16",),
     ),
@@ -81,14 +85,14 @@ KNOBS: Mapping[str, Knob] = {
     "attention_kernel": Knob(set_by="recipe", runs=_all("auto")),
     "gradient_reduction": Knob(set_by="recipe", runs=_all("micro_batch")),
 }
-"""By key of `training`, in the order in which answers list what they assume."""
+"""All knobs by key of `training`, in the order in which answers list assumed values."""
 
 OF_RECIPES = tuple(name for name, knob in KNOBS.items() if knob.set_by)
 """Keys of `training` that a recipe may set in addition to the framework."""
 FREE_PATHS = frozenset(
     f"training.{n}" for n, knob in KNOBS.items() if knob.set_by == "recipe or ranking"
 )
-"""Paths that a ranking sets where they are worth it."""
+"""Query paths that a ranking sets if that improves the result."""
 
 
 def run_by(engine: str) -> dict[str, Collection[Any] | None]:

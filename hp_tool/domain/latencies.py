@@ -1,5 +1,5 @@
 """Latencies of a request: one object for each, from which targets, searches, tables and pages take
-keys, names and words.
+keys and labels.
 """
 
 from dataclasses import dataclass
@@ -10,15 +10,15 @@ class Latency:
     """One latency, in seconds: a mean, or a quantile over requests."""
 
     key: str
-    """Its name in JSON and in `targets`."""
+    """Key in JSON and in `targets`."""
     quantile_key: str
-    """Its name in targets on quantiles, as `tpot` in tpot_p99_s."""
+    """Prefix of its targets on quantiles, such as `tpot` in tpot_p99_s."""
     head: str
-    """Its head in tables of the terminal."""
+    """Column head in tables of the terminal."""
     label: str
-    """Its name on pages."""
+    """Label on pages."""
     per: str
-    """Text after its seconds in a sentence."""
+    """Text after the seconds in a sentence."""
 
     @property
     def noun(self) -> str:
@@ -48,5 +48,5 @@ REQUEST = Latency(
     per="per request",
 )
 LATENCIES = {latency.key: latency for latency in (TTFT, TPOT, REQUEST)}
-"""By key, in the order of tables."""
+"""All latencies by key, in the order of tables."""
 LATENCIES_BY_QUANTILE_KEY = {latency.quantile_key: latency for latency in LATENCIES.values()}

@@ -17,17 +17,17 @@ from hp_tool.domain.workload import TrainingWorkload
 MeasurementStatus = Literal["ok", "oom", "timeout", "crashed", "preempted"]
 Runner = Literal["megatron-core", "vllm", "endpoint"]
 KILLED_CAUSE = "a process was killed by signal 9"
-"""Cause of a run that something ended from outside; it is repeated once before its configuration is
+"""Cause of a run that was killed from outside. The run is repeated once before the configuration is
 blamed.
 """
 
 GRAPHS_AFTER = 2
-"""Steps before CUDA graphs run: one normal step and one that records."""
+"""Number of steps before CUDA graphs are replayed: one normal step and one that records."""
 LocalOperation = Literal["matmul", "attention", "add", "activation", "norm", "loss"]
 Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
 Seconds = Annotated[float, Interval(ge=1e-6, le=1e7)]
 Spread = Annotated[float, Interval(ge=0.0, le=1e7)]
-"""Seconds that may be 0."""
+"""Non-negative seconds."""
 Throughput = Annotated[float, Interval(ge=1e-6, le=1e9)]
 Bytes = Annotated[int, Interval(ge=0, le=1 << 50)]
 Loss = Annotated[float, Interval(ge=-1e9, le=1e9)]
@@ -72,14 +72,14 @@ class Program(Strict):
     """Whether torchrun starts it once per device; otherwise it is started once per node."""
     environment: dict[str, str] = field(default_factory=dict)
     files: dict[str, str] = field(default_factory=dict)
-    """Contents of files to write into the job's folder before it starts, by name."""
+    """Contents of files to write into the job's folder before the start, by name."""
     returns: tuple[str, ...] = ()
-    """Files that it writes there and that are read afterwards."""
+    """Files that the program writes into the job's folder and that are read afterwards."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hardware(Strict):
-    """The machine a measurement belongs to."""
+    """The machine on which a measurement was taken."""
 
     gpu: str
     """Catalogue name of the device; `cpu` for one process with one thread."""
@@ -106,9 +106,11 @@ class DeviceState(Strict):
     sm_clock_hz: Clock | None = None
     sm_clock_max_hz: Clock | None = None
     throttled_by: str | None = None
-    """Bit mask of the driver's reasons for a reduced clock; None if not reduced, or only idle."""
+    """Bit mask of the driver's reasons for a reduced clock; None if the clock is not reduced or the
+    device was only idle.
+    """
     uncorrected_ecc_errors: Annotated[int, Interval(ge=0, le=1 << 53)] | None = None
-    """Since the driver was loaded."""
+    """Number since the driver was loaded."""
     temperature_c: Annotated[float, Interval(ge=-300.0, le=1e4)] | None = None
     power_w: Power | None = None
     power_limit_w: Power | None = None
@@ -235,7 +237,7 @@ class ServingTimes(Strict):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Latencies(Strict):
-    """Latencies of a request under the whole load, including queueing."""
+    """Latencies of a request under the full load, including queueing."""
 
     ttft_s: float
     """Time to first token."""
@@ -249,7 +251,7 @@ class Latencies(Strict):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadLatencies(Latencies):
-    """Latencies under the query's whole load on all replicas, implied by one measured replica."""
+    """Latencies under the query's full load on all replicas, derived from one measured replica."""
 
     penalised_latency_s: float
     """request_latency_s plus a penalty for missed targets; minimized by a search."""
@@ -293,8 +295,7 @@ class Measurement(Strict):
     """Loss of each step including warm-up, as proof of training."""
     breakdown_s: dict[str, Spread] | None = None
     """Seconds of one additional step under torch's profiler, mean over the ranks: compute, exposed
-    communication by kind, idle. They sum to that step, which is longer than step_s due to
-    profiling.
+    communication by kind, idle. They sum to that step, which profiling makes longer than step_s.
     """
     parts_s: dict[str, Spread] | None = None
     """Seconds of a step by part of a prediction, measured by a trace; they sum to that step."""
@@ -306,18 +307,18 @@ class Measurement(Strict):
     """Software versions by package, and the GPU driver."""
     differences: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """Overlaps and fusions of the exported configuration that this run lacked: Megatron Core's
-    field, and what its host is missing.
+    field, and the component missing on its host.
     """
     wall_s: WallSeconds | None = None
-    """Seconds from submission to result; the search's cost."""
+    """Seconds from submission to result; the cost charged to the search."""
     refused: bool = False
-    """Whether the site or its image rejected the job, whatever the configuration."""
+    """Whether the site or its image would reject the job for any configuration."""
     suspects: tuple[str, ...] = ()
     """Nodes that may have caused the end of the run."""
     exit_code: ExitCode | None = None
     """Exit code of a job that ended by itself without a result."""
     cause: str | None = None
-    """Why it failed, or why it has fewer steps than requested, in one line."""
+    """Reason why it failed or has fewer steps than requested, in one line."""
     log_tail: str | None = None
     """End of the log of a failed run."""
 
@@ -341,14 +342,14 @@ class Measurement(Strict):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobResult(Measurement):
-    """Result of a job that ran several configurations: the first one's, and its rivals'."""
+    """Result of a job that ran several configurations: that of the first, and those of its rivals."""
 
     rivals: tuple[Measurement, ...] = ()
     """In the order of the request, up to the first failure."""
 
     @property
     def own(self) -> Measurement:
-        """Measurement of the first configuration, with its own share of the time."""
+        """Measurement of the first configuration, with its share of the job's time."""
         rivals_s = sum(rival.wall_s or 0.0 for rival in self.rivals)
         values = {field.name: getattr(self, field.name) for field in fields(Measurement)}
         return Measurement(
@@ -399,10 +400,12 @@ class ProfileRequest(Request):
     nvlink_domain_size: int | None = None
     """Devices connected by NVLink; None: at least those of a tensor-parallel group."""
     balanced_routing: bool = False
-    """Spread tokens evenly over experts with a random router, instead of its untrained weights."""
+    """Distribute tokens evenly over experts with a random router instead of the untrained router
+    weights.
+    """
 
     more_warmup_steps: int = 0
-    """Maximum number of additional warm-up steps, while steps still get faster."""
+    """Maximum number of additional warm-up steps while steps still get faster."""
 
     @property
     def warmup(self) -> tuple[int, int]:

@@ -11,11 +11,11 @@ from hp_tool.domain.serving import RunConfig
 
 MeasurementSource = Literal["profile", "reported", "file"]
 MeasurementState = Literal["accepted", "held", "excluded", "deleted"]
-"""accepted: calibrates predictions; held: so far off that someone should check it first; excluded:
-does not calibrate; deleted: also omitted from lists. Any of them can be accepted again.
+"""accepted: calibrates predictions; held: so far from its prediction that someone should check it;
+excluded: does not calibrate; deleted: also omitted from lists. Each can be accepted again.
 """
 WARNING_RATIO = 3.0
-"""Ratio to the prediction from which a figure causes a warning."""
+"""Ratio between a figure and its prediction from which a warning is shown."""
 COMPARED_FIGURES = {"step_s": "step_s", "peak_memory_bytes": "memory_allocated_bytes"}
 """Measured figures by the predicted figure they are compared with."""
 
@@ -27,7 +27,7 @@ class NewMeasurement:
     source: MeasurementSource
     """profile: a run of a search; reported: sent by a training; file: imported."""
     cluster_key: str
-    """Scope of one calibration: the GPU and its surroundings, in the calibrator's terms."""
+    """Scope of one calibration: the GPU and its cluster, as the calibrator names it."""
     gpu: str
     framework: str
     model: str
@@ -44,7 +44,7 @@ class NewMeasurement:
     """
     state: MeasurementState = "accepted"
     trusted: bool = True
-    """Whether it calibrates everybody's predictions; if false, its owner's only."""
+    """Whether it calibrates everybody's predictions; if false, only its owner's."""
     owner: str | None = None
 
     @property
@@ -105,7 +105,7 @@ class MeasurementRecord(NewMeasurement):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refused:
-    """A rejected report in a list."""
+    """A rejected report of a list."""
 
     line: int
     """Position in the list, from 1."""
@@ -116,7 +116,7 @@ class Refused:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Imported:
-    """Result of a list of reports, each stored or rejected on its own."""
+    """Result of importing a list of reports, each of which is stored or rejected independently."""
 
     stored: tuple[MeasurementRecord, ...]
     refused: tuple[Refused, ...]
@@ -139,7 +139,9 @@ class MeasurementQuery(Paging, total=False):
     problem_digest: str | None
     digest: str | None
     repeats: int | None
-    """Only this many newest ones per problem, configuration and outcome; None for all."""
+    """Maximum number of the newest measurements per problem, configuration and outcome; None for
+    all.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
