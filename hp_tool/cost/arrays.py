@@ -21,7 +21,7 @@ BoolArray = NDArray[np.bool_]
 Ints = NDArray[np.signedinteger[Any]] | int
 Floats = NDArray[np.floating[Any]] | float
 Bools = NDArray[np.bool_] | bool
-"""The same, or a plain number: a single candidate, or one value for all."""
+"""A BoolArray, or a plain number for a single candidate or a value common to all."""
 Numbers = Ints | Floats | Bools
 
 
@@ -32,7 +32,7 @@ def where(condition: Numbers, x: Ints, y: Ints) -> Ints: ...  # type: ignore[ove
 @overload
 def where(condition: Numbers, x: Numbers, y: Numbers) -> Floats: ...
 def where(condition: Numbers, x: Any, y: Any) -> Any:
-    """Return x where the condition is true, else y."""
+    """Return x if the condition is true, else y, elementwise."""
     return np.where(condition, x, y) if isinstance(condition, np.ndarray) else x if condition else y
 
 
@@ -41,7 +41,7 @@ def maximum(x: Ints, y: Ints) -> Ints: ...  # type: ignore[overload-overlap]
 @overload
 def maximum(x: Numbers, y: Numbers) -> Floats: ...
 def maximum(x: Any, y: Any) -> Any:
-    """Return the larger of each pair."""
+    """Return the elementwise maximum."""
     return np.maximum(x, y) if isinstance(x, np.ndarray) or isinstance(y, np.ndarray) else max(x, y)
 
 
@@ -50,13 +50,13 @@ def minimum(x: Ints, y: Ints) -> Ints: ...  # type: ignore[overload-overlap]
 @overload
 def minimum(x: Numbers, y: Numbers) -> Floats: ...
 def minimum(x: Any, y: Any) -> Any:
-    """Return the smaller of each pair."""
+    """Return the elementwise minimum."""
     return np.minimum(x, y) if isinstance(x, np.ndarray) or isinstance(y, np.ndarray) else min(x, y)
 
 
 def column(value: Numbers, *, like: Numbers) -> Any:
-    """Return the value for each candidate of `like`; plain numbers stay plain for a plain
-    `like`.
+    """Return the value as one entry per candidate of `like`; if `like` is a plain number, return a
+    plain number.
     """
     if not isinstance(like, np.ndarray):
         return value
@@ -64,7 +64,7 @@ def column(value: Numbers, *, like: Numbers) -> Any:
 
 
 def gcd(x: Ints, y: Ints) -> Ints:
-    """Return the greatest common divisor of integers."""
+    """Return the elementwise greatest common divisor."""
     return (
         np.gcd(x, y)
         if isinstance(x, np.ndarray) or isinstance(y, np.ndarray)
@@ -73,7 +73,7 @@ def gcd(x: Ints, y: Ints) -> Ints:
 
 
 def lcm(x: Ints, y: Ints) -> Ints:
-    """Return the least common multiple of integers."""
+    """Return the elementwise least common multiple."""
     return (
         np.lcm(x, y)
         if isinstance(x, np.ndarray) or isinstance(y, np.ndarray)
@@ -82,12 +82,12 @@ def lcm(x: Ints, y: Ints) -> Ints:
 
 
 def ceil(x: Numbers) -> Floats:
-    """Return the smallest integer that is not below x."""
+    """Return the smallest integer not below x, elementwise."""
     return np.ceil(x) if isinstance(x, np.ndarray) else math.ceil(x)
 
 
 def floor(x: Numbers) -> Floats:
-    """Return the largest integer that is not above x."""
+    """Return the largest integer not above x, elementwise."""
     return np.floor(x) if isinstance(x, np.ndarray) else math.floor(x)
 
 

@@ -33,8 +33,8 @@ from hp_tool.domain.workload import TrainingWorkload
 
 KERNELS = Kernels(forward=3.0, backward=5.0)
 RING = Kernels(forward=3.0, backward=3.0)
-"""Elementwise kernels of ring attention outside its steps: one buffer for keys and values, the
-first output, statistics.
+"""Elementwise kernels of ring attention outside its steps: filling the buffer for keys and values,
+the first output, statistics.
 """
 RING_STEP = Kernels(forward=3.0, backward=4.0)
 """Kernels of each step after the first: a copy, and sums of statistics and outputs or of
@@ -47,10 +47,10 @@ def attention_bytes(*, case: TrainingCase, candidates: Candidates, s: Shapes) ->
 
     `saved`: norm input, matmul input and dropout mask (whole, or sharded by sequence parallelism);
     Q, K, V and the core's output (split by heads); latents; the output again if context parallelism
-    exchanges it before its projection. V is projected into the same storage as the unrotated
-    queries and keys, which stays allocated if V is read there: by unfused attention, and by a
-    recomputed core. Otherwise Transformer Engine copies V (get_qkv_layout). Norms of queries and
-    keys always save that storage, and with several groups per rank also the concatenated queries.
+    exchanges it before its projection. V shares its storage with the unrotated queries and keys.
+    That storage stays allocated if V is read from it, as in unfused attention or with a recomputed
+    core. Otherwise Transformer Engine copies V (get_qkv_layout). Norms of queries and keys always
+    save that storage, and with several groups per rank also the concatenated queries.
 
     `core`, which selective recomputation frees: with unfused attention the scores, 5as^2b/t with
     dropout (softmax, mask, dropped softmax) and 2as^2b/t without. With fused attention it is the
@@ -63,7 +63,8 @@ def attention_bytes(*, case: TrainingCase, candidates: Candidates, s: Shapes) ->
     split = s.tokens * s.e * (heads * (qk + v) + keys * (qk + v))
     if (
         s.saved_input < s.e
-    ):  # the output projection saves its own narrow copy; the core needs its output in 16 bits
+        # The output projection saves a narrow copy of its input; the core needs 16 bits.
+    ):
         split = split + s.tokens * s.saved_input * heads * v
     elif case.strategy.context_parallel_communication in ("a2a", "a2a+p2p"):
         split = split + s.tokens * s.e * heads * v * (candidates.context_parallel_size > 1)
@@ -84,7 +85,8 @@ def attention_bytes(*, case: TrainingCase, candidates: Candidates, s: Shapes) ->
         core = core - unrotated
     latent: Floats = 0.0
     if model.kv_lora_rank is not None:
-        # Inputs of the latents' norms, and their outputs (inputs of the up-projections).
+        # Inputs of the latents' norms, and their outputs, which are the inputs of the
+        # up-projections.
         latent = (
             s.tokens
             * (s.e + s.saved_input)
@@ -109,8 +111,8 @@ def attention_bytes(*, case: TrainingCase, candidates: Candidates, s: Shapes) ->
 def core_bytes(
     *, workload: TrainingWorkload, s: Shapes, heads: Floats, keys_per_query: float = 1.0
 ) -> Floats:
-    """Return the saved bytes of the core: fp32 log-sum-exp of each query, or the scores of unfused
-    attention.
+    """Return the bytes that the attention core saves: fp32 log-sum-exp of each query, or the scores
+    of unfused attention.
     """
     if workload.attention == "flash":
         return 4.0 * s.tokens * heads
@@ -123,11 +125,12 @@ def core_bytes(
 
 
 def attention_time(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> BlockTime:
-    """Return seconds of the attention block.
+    """Return the seconds of the attention block, forward and backward.
 
-    Elementwise forward: the norm reads and writes; the residual addition reads two tensors, writes
-    one and uses a mask; rotary positions and norms read and write queries and keys. Backward: norms
-    read gradient and input and write, and the residual's gradient is added.
+    Forward elementwise kernels: the norm reads and writes; the residual addition reads two tensors,
+    writes one and uses a mask; rotary embeddings and query/key norms read and write queries and
+    keys. Backward: norms read gradient and input and write the input gradient, to which the
+    residual's gradient is added.
     """
     model, workload = case.model, case.workload
     matrices = shapes(attention_matrices(model, tensor=s.t))
@@ -169,7 +172,7 @@ def attention_time(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> 
 
 
 def projected_elements(model: ModelSpec, s: Shapes) -> Floats:
-    """Return elements per token of queries, keys and values on one rank."""
+    """Return the number of query, key and value elements per token on one rank."""
     qk, v = model.qk_head_size, model.v_head_size
     return query_heads(model, s.t) * qk + kv_heads(model, s.t) * (qk + v)
 
@@ -201,10 +204,9 @@ def core_seconds(
         forward = additive_seconds(flops, traffic, profile.gpu.attention, gpu=gpu, peak=peak)
         if profile.framework.attention_slowdown != 1.0:
             forward = forward * profile.framework.attention_slowdown
-        # Five matmuls in the backward pass, two in the forward pass.
+        # The backward pass has five matmuls, the forward pass two.
         return forward, 2.5 * forward * profile.framework.attention_backward_slowdown
-    # Unfused: two batched matmuls over all scores, and kernels that read and write the scores in
-    # memory.
+    # Unfused: two batched matmuls over all scores, and kernels that read and write the scores.
     batch = s.tokens / length * heads
     scores = s.tokens * keys * heads
     precision = workload.precision if workload.precision in ("fp16", "fp32") else "bf16"
@@ -223,9 +225,9 @@ def core_seconds(
     )
     copies: Floats = 0.0
     if not fuses_kernels(workload):
-        # Scaling, multiplication with the mask and subtraction of the masked part read and write
-        # each; the last has no backward. Batched matmuls copy queries, keys and values by heads,
-        # and their gradients are concatenated.
+        # Scaling, masking and subtracting the masked part each read and write the scores; the last
+        # has no backward kernel. Batched matmuls copy queries, keys and values by head, and their
+        # gradients are concatenated.
         moved, moved_backward, kernels, kernels_backward = (
             moved + 6.0 * s.e,
             moved_backward + 4.0 * s.e,
@@ -331,7 +333,7 @@ def ring_merge_seconds(
 def head_exchange_ranks(
     ranks: Group, *, model: ModelSpec, strategy: Strategy, heads_split: Ints
 ) -> Ints:
-    """Return the ranks u of the inner level of a2a+p2p, which exchange heads."""
+    """Return the number u of ranks in the inner level of a2a+p2p, which exchange heads."""
     size = ranks.size
     if strategy.hierarchical_context_parallel_sizes is not None:
         return minimum(strategy.hierarchical_context_parallel_sizes[0], size)

@@ -1,4 +1,6 @@
-"""Balanced pipeline stages of unlike layers, in whole layers and within the framework's limits."""
+"""Balanced pipeline stages for layers of different cost, with whole layers and within the
+framework's limits.
+"""
 
 from __future__ import annotations
 
@@ -17,17 +19,20 @@ from hp_tool.cost.training import training_costs
 from hp_tool.domain.parts import PER_MICRO_BATCH
 
 MAX_LAYERS = 512
-"""Maximum layers, because splits are compared for each pair of first and last layer."""
+"""Maximum number of layers. Splits are compared for each pair of first and last layer, so the time
+grows quickly.
+"""
 
 
 def balanced_chunks(
     seconds: FloatArray, *, stages: int, chunks: int, ends_alone: bool
 ) -> list[int] | None:
-    """Return the layers of each of the p v model chunks that minimise the slowest chunk's time.
+    """Return the number of layers in each of the p v model chunks that minimises the time of the
+    slowest chunk.
 
-    Of several such splits, the one nearest to equal times; None if no split is possible. `seconds`
-    are (layers,) from `layer_seconds`. With `ends_alone` the stages between the ends have equally
-    many layers.
+    Ties are broken by the split whose chunk times are nearest to equal. Returns None if no split is
+    possible. `seconds` has shape (layers,), from `layer_seconds`. With `ends_alone`, the stages
+    between the first and the last have equally many layers.
     """
     if stages * chunks > len(seconds) or len(seconds) > MAX_LAYERS or (ends_alone and chunks > 1):
         return None
@@ -37,9 +42,9 @@ def balanced_chunks(
 def pipeline_seconds(
     seconds: FloatArray, sizes: Sequence[int], *, stages: int, micro_batches: float
 ) -> float:
-    """Return the time of all micro-batches in a pipeline of these chunks.
+    """Return the seconds of all micro-batches in a pipeline of these chunks.
 
-    The slowest stage runs each micro-batch, the others add one, over v.
+    The slowest stage runs every micro-batch. Each other stage adds one micro-batch, divided by v.
     """
     ends = np.cumsum(sizes)
     of_chunks = np.array(
@@ -54,8 +59,8 @@ def layer_seconds(case: TrainingCase, candidates: Candidates) -> FloatArray:
     """Return (n, layers) seconds of each layer for one micro-batch, forward and backward.
 
     The first layer includes the embedding, the last one multi-token prediction, output layer and
-    loss. `candidates` has n rows. Waits for the host are excluded: while it launches short layers,
-    the device still runs longer ones before them.
+    loss. `candidates` has n rows. Waits for the host are excluded: the device is still running
+    earlier, longer layers when the host launches short ones.
     """
     model, depths = case.model, case.model.num_nextn_predict_layers
     kinds = len(model.kinds)
@@ -63,7 +68,7 @@ def layer_seconds(case: TrainingCase, candidates: Candidates) -> FloatArray:
         *range(kinds),
         model.pattern[0],
         model.pattern[-1],
-    ]  # one stage per kind, and both ends
+    ]  # One stage per kind, and the first and last stage.
     counts = np.eye(kinds)[places]
     counts[-1] += depths * np.array(model.mtp_kinds)
     embedding, output = np.eye(kinds + 2)[-2:]
@@ -93,17 +98,18 @@ def layer_seconds(case: TrainingCase, candidates: Candidates) -> FloatArray:
 
 
 def split_evenly(seconds: FloatArray, parts: int) -> list[int]:
-    """Return the number of neighbours in each part, at least one, that minimises the largest sum.
+    """Return the number of consecutive items in each part that minimises the largest sum. Each part
+    has at least one item.
 
-    Ties minimise the sum of squares.
+    Ties are broken by the smallest sum of squares.
     """
     before = np.concatenate([[0.0], np.cumsum(seconds)])
-    spans = before[None, :] - before[:, None]  # (from, to): seconds of the layers between
+    spans = before[None, :] - before[:, None]  # (from, to): seconds of the layers in between.
     spans[np.tril_indices(len(before))] = np.inf
 
     def shortest(costs: FloatArray, join: Any) -> tuple[float, list[Any]]:
-        """Return the minimal cost of all layers in `parts` parts, and each part's start by
-        its end.
+        """Return the minimal cost of dividing all layers into `parts` parts, and the start of each
+        part by its end.
         """
         so_far, begins = np.where(np.arange(len(before)) == 0, 0.0, np.inf), []
         for _ in range(parts):
@@ -121,7 +127,9 @@ def split_evenly(seconds: FloatArray, parts: int) -> list[int]:
 
 
 def _with_own_ends(seconds: FloatArray, stages: int) -> list[int] | None:
-    """Return the best split in which the stages between the ends have equally many layers."""
+    """Return the best split in which all stages between the first and the last have equally many
+    layers.
+    """
     layers, between, before = len(seconds), stages - 2, np.concatenate([[0.0], np.cumsum(seconds)])
 
     def slowest(sizes: Sequence[int]) -> tuple[float, float]:

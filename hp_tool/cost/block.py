@@ -1,6 +1,6 @@
-"""Results of the two blocks of a layer (attention, MLP), and sizes that both use.
+"""Results of the two blocks of a layer (attention, MLP), and the sizes that both use.
 
-Letters: docs/cost-model.md.
+Symbols are defined in docs/cost-model.md.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from hp_tool.domain.model import ModelSpec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kernels:
-    """Elementwise kernels that a block launches for one micro-batch, by pass."""
+    """Number of elementwise kernels that a block launches for one micro-batch, forward and
+    backward.
+    """
 
     forward: float
     backward: float
@@ -26,21 +28,23 @@ class Kernels:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockTime:
-    """Seconds per layer and micro-batch on one rank; shape (k,) or a scalar."""
+    """Seconds of a block per layer and micro-batch on one rank; shape (k,) or a scalar."""
 
     matmul: Floats
-    """Weight matmuls of the forward pass; the input gradients take the same time again."""
+    """Weight matmuls of the forward pass. Computing the input gradients takes the same time
+    again.
+    """
     weight_gradient: Floats
     core: Floats = 0.0
-    """Attention core, forward; selective recomputation repeats it."""
+    """Forward attention core, which selective recomputation repeats."""
     core_backward: Floats = 0.0
     elementwise: Floats
     elementwise_backward: Floats
     context: Floats = 0.0
-    """Exposed context-parallel communication, forward."""
+    """Exposed context-parallel communication of the forward pass."""
     context_backward: Floats = 0.0
     expert: Floats = 0.0
-    """Exposed expert-parallel communication, forward."""
+    """Exposed expert-parallel communication of the forward pass."""
     expert_backward: Floats = 0.0
 
     def __add__(self, other: BlockTime) -> BlockTime:
@@ -51,19 +55,21 @@ class BlockTime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockBytes:
-    """Bytes per layer and micro-batch on one rank; shape (k,) or a scalar."""
+    """Bytes of a block per layer and micro-batch on one rank; shape (k,) or a scalar."""
 
     saved: Floats
-    """Saved for the backward pass, without the attention core."""
+    """Bytes saved for the backward pass, excluding the attention core."""
     core: Floats = 0.0
-    """Saved by the attention core, without what is also saved if it is recomputed."""
+    """Bytes saved by the attention core, excluding those that are saved even if the core is
+    recomputed.
+    """
     norm_output: Floats = 0.0
-    """Part of `saved` that is freed if layernorm is recomputed; the following fields are for other
+    """Part of `saved` that recomputing layernorm frees. The following fields are the same for other
     modules.
     """
     mlp: Floats = 0.0
     moe: Floats = 0.0
-    """Includes expert_activations and shared_experts."""
+    """Includes `expert_activations` and `shared_experts`."""
     expert_activations: Floats = 0.0
     shared_experts: Floats = 0.0
     up_projected: Floats = 0.0
@@ -83,23 +89,25 @@ NO_TIME, NO_BYTES = (
     BlockTime(matmul=0.0, weight_gradient=0.0, elementwise=0.0, elementwise_backward=0.0),
     BlockBytes(saved=0.0, working=0.0),
 )
-"""Results of a block that a layer does not have."""
+"""Results of a block that is missing in a layer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerTime:
-    """Seconds per layer and micro-batch; shape (n,). Communication is the exposed part."""
+    """Seconds of a layer per micro-batch; shape (n,). Communication counts only its exposed
+    part.
+    """
 
     forward: Floats
-    """Compute of the forward pass, attention cores included."""
+    """Compute of the forward pass, including the attention core."""
     backward: Floats
     attention: Floats
     """Part of `forward`: the attention core's scores, softmax and product with the values."""
     attention_backward: Floats
     weight_gradient: Floats
-    """Part of `backward` that may run later than the rest."""
+    """Part of `backward` that can be delayed."""
     repeated: Floats
-    """Recomputed by selective recomputation: the attention core, or the named modules."""
+    """Seconds that selective recomputation repeats: the attention core, or the named modules."""
     tensor: Floats
     """Tensor-parallel collectives of the forward pass."""
     tensor_backward: Floats
@@ -111,28 +119,29 @@ class LayerTime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerBytes:
-    """Bytes per layer and micro-batch; shape (n,)."""
+    """Bytes of a layer per micro-batch; shape (n,)."""
 
     saved: Floats
     """Saved for the backward pass without recomputation."""
     saved_selective: Floats
-    """Saved if the attention core or the named modules are recomputed."""
+    """Bytes saved if the attention core or the named modules are recomputed."""
     waiting: Floats
-    """Saved for weight gradients that run after the rest of the backward pass."""
+    """Bytes saved for weight gradients that are delayed beyond the rest of the backward pass."""
     saved_full: Floats
-    """Saved if the whole layer is recomputed: its input."""
+    """Bytes saved if the whole layer is recomputed: the layer's input."""
     repeated: Floats
-    """Bytes that selective recomputation restores at a time: one block of one layer."""
+    """Bytes that selective recomputation restores at once: one block of one layer."""
     backward_working: Floats
     """Gradients and gathered inputs at the peak of one layer's backward pass."""
 
 
 def unfused_bytes(*, s: Shapes, split: Floats, bias: bool) -> Floats:
-    """Return additional bytes of a block's forward pass if biases and dropout are separate kernels.
+    """Return the additional bytes that a block's forward pass moves if biases and dropout are
+    separate kernels.
 
-    They read and write the `split` elements per token that its matrices output with a bias, and the
-    block's output for its `bias` and for dropout, which writes what the residual addition then
-    reads. Backward passes are separate kernels in both cases.
+    These kernels read and write the `split` elements per token of the matmuls with a bias. They
+    also read and write the block's output, once for its `bias` and once for dropout. Backward
+    passes are separate kernels in both cases.
     """
     return 2.0 * s.e * s.tokens * (split + (float(bias) + s.mask) * s.h / s.shards)
 
@@ -142,31 +151,37 @@ def unfused_bytes(*, s: Shapes, split: Floats, bias: bool) -> Floats:
 # and MistralMLP of huggingface/transformers (src/transformers/models/mistral/modeling_mistral.py)
 # and in their derivatives (pytorch/pytorch, tools/autograd/derivatives.yaml), for 16 bits.
 EAGER_NORM = (32.0, 78.0)
-"""RMSNorm, forward and backward: to fp32, square, mean, product, to 16 bits, weight."""
+"""RMSNorm, forward and backward: cast to fp32, square, mean, product, cast to 16 bits, weight."""
 EAGER_ROTARY = (16.0, 22.0)
 """Rotary positions of queries and keys: negate half, concatenate, two products, sum."""
 EAGER_GATE = (4.0, 8.0)
-"""Per element of a gated MLP's width: the activation, then the product with the other half."""
+"""Per element of a gated MLP's width: the activation, then the product with the other half of the
+input.
+"""
 EAGER_LAUNCHES = {"norm": (5.0, 9.0), "rotary": (9.0, 13.0), "gate": (1.0, 2.0)}
-"""(forward, backward) kernels in addition to those of fused ones; rotary of queries and keys
-together.
+"""(forward, backward) kernels in addition to the fused ones. The rotary embeddings of queries and
+keys are counted together.
 """
 
 
 def eager_norm(model: ModelSpec) -> bool:
-    """Return whether eager PyTorch runs the norms operator by operator; LayerNorm is one kernel."""
+    """Return True if eager PyTorch runs the norms one operator at a time; LayerNorm is a single
+    kernel.
+    """
     return model.normalization == "rmsnorm"
 
 
 def eager_norm_traffic(model: ModelSpec, s: Shapes) -> tuple[Floats, Floats]:
-    """Return the (forward, backward) bytes that one eager norm moves in addition to a fused one."""
+    """Return the (forward, backward) bytes that one eager norm moves in addition to those of a
+    fused norm.
+    """
     hidden = eager_norm(model) * s.tokens * s.h / s.shards
     return EAGER_NORM[0] * hidden, EAGER_NORM[1] * hidden
 
 
 def eager_launches(model: ModelSpec) -> tuple[float, float]:
-    """Return the (forward, backward) kernels of an eager dense layer in addition to a fused
-    one's.
+    """Return the (forward, backward) kernels that an eager dense layer launches in addition to
+    those of a fused one.
     """
     counts = {
         "norm": 2.0 * eager_norm(model),
@@ -184,14 +199,14 @@ def eager_launches(model: ModelSpec) -> tuple[float, float]:
 
 
 def windowed_length(model: ModelSpec, length: float) -> float:
-    """Return the keys per token that fused attention computes in a sequence of `length`, before the
-    causal half.
+    """Return the number of keys per token that fused attention processes in a sequence of `length`,
+    before the causal half.
 
-    The query at position i of a causal layer attends to min(i, w) keys: s w - w^2 / 2 scores per
-    sequence, so w (2 - w / s) per token instead of s. A bidirectional layer attends to w. The
-    result is the mean over L layers, `sliding_window_layers` of which are windowed. Ring exchange
-    between context-parallel ranks, and unfused attention, which computes masked scores, are not
-    reduced.
+    A query at position i of a causal layer attends to min(i, w) keys, so a sequence has s w - w^2 /
+    2 scores: w (2 - w / s) per token instead of s. A bidirectional layer attends to w keys. The
+    result is the mean over L layers, of which `sliding_window_layers` are windowed. Windows do not
+    reduce the ring exchange of context parallelism, nor unfused attention, which computes masked
+    scores.
     """
     window = model.sliding_window
     if window is None or window >= length:
@@ -203,10 +218,10 @@ def windowed_length(model: ModelSpec, length: float) -> float:
 
 
 def seen_keys(most: float, length: float) -> float:
-    """Return W (2 - W / s): keys, before the causal half, of a token that attends to `most` = W of
-    a sequence.
+    """Return W (2 - W / s): the mean number of keys, before the causal half, for a token that
+    attends to at most `most` = W keys.
 
-    These are the last keys, or selected ones.
+    The keys are the last W, or W selected ones.
     """
     return most * (2.0 - most / length) if most < length else length
 
@@ -223,24 +238,24 @@ LAYER_AXES = (
     "sequence_parallel",
     "moe_token_dispatcher_type",
 )
-"""Candidate fields that determine a layer's costs if the ranks of a layer are neighbours."""
+"""Candidate fields that determine a layer's costs if tensor-parallel ranks are adjacent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shapes:
-    """Sizes of a layer per kind of candidate: shape (k,), or plain numbers."""
+    """Sizes of a layer for each kind of candidate; shape (k,), or plain numbers."""
 
     t: Ints
     tokens: Floats
     attended: Floats
-    """Scores per token that fused attention computes, before the causal half: s, less for packed
-    rows or sliding windows.
+    """Number of scores per token that fused attention computes, before the causal half: s, or less
+    for packed rows or sliding windows.
     """
     sharded: Bools
     """Whether sequence parallelism is on."""
     shards: Floats
-    """Ranks that share the work between tensor-parallel regions: t with sequence parallelism, else
-    1.
+    """Number of ranks that share the work between tensor-parallel regions: t with sequence
+    parallelism, else 1.
     """
     h: float
     e: float
@@ -255,25 +270,26 @@ class Shapes:
     product: float
     """Bytes per element that a dense MLP saves of its last matmul's input."""
     tensor: Ring
-    """The tensor-parallel group's collectives."""
+    """Ring collectives of the tensor-parallel group."""
     gather_s: Floats
-    """Seconds of an all-gather, or reduce-scatter, of the hidden states over the tensor-parallel
+    """Seconds of an all-gather or reduce-scatter of the hidden states over the tensor-parallel
     group.
     """
     input_gather_s: Floats
-    """Seconds of an all-gather of them as matmul inputs: below 16 bits quantised before sending."""
+    """Seconds of an all-gather of the hidden states as matmul inputs, which are quantised before
+    sending if below 16 bits.
+    """
     all_reduce_s: Floats
-    """Seconds of their all-reduce."""
+    """Seconds of an all-reduce of the hidden states over the tensor-parallel group."""
     facts: FrameworkFacts
     """Memory behaviour of the framework."""
 
 
 def further_axes(case: TrainingCase) -> tuple[str, ...]:
-    """Return candidate fields besides LAYER_AXES that a layer's costs depend on.
+    """Return the candidate fields besides LAYER_AXES on which a layer's costs depend.
 
-    In the cluster's rank order, dimensions inside tp, cp and ep spread their groups over nodes. The
-    width of the residual stream depends on sharding where adapters widen it
-    (`lora.residual_bytes`).
+    In the cluster's rank order, dimensions inside tp, cp and ep spread these groups over nodes. The
+    width of the residual stream depends on sharding if adapters widen it (`lora.residual_bytes`).
     """
     order = case.cluster.rank_order.split("-")
     last = max(order.index(name) for name in ("tp", "cp", "ep"))
@@ -295,7 +311,7 @@ def shapes(
     tokens: Floats | None = None,
     attended: Floats | None = None,
 ) -> Shapes:
-    """Return the sizes of a layer of each candidate, by default with the workload's `tokens` and
+    """Return the sizes of a layer for each candidate, by default with the workload's `tokens` and
     `attended`.
     """
     model, workload = case.model, case.workload

@@ -1,4 +1,4 @@
-"""One candidate's costs as a typed estimate, with MFU, HFU, days and cost."""
+"""The costs of one candidate as a typed estimate, with MFU, HFU, days and cost."""
 
 from dataclasses import replace
 
@@ -32,13 +32,13 @@ from hp_tool.domain.units import JOULES_PER_MWH, SECONDS_PER_DAY, SECONDS_PER_HO
 from hp_tool.domain.workload import VariableLengthWorkload
 
 MIN_RETRY_PROBABILITY = 0.01
-"""Minimum probability of retries that an answer reports."""
+"""Minimum probability of allocator retries that an answer reports."""
 MIN_WAIT_FRACTION = 0.01
-"""Minimum fraction of a dense model's step spent waiting for the host for graphs to be
-mentioned.
+"""Fraction of a dense model's step spent waiting for the host from which CUDA graphs are
+suggested.
 """
 LAUNCH_BOUND_RATIO = 1.02
-"""Minimum ratio of a step to that with CUDA graphs for launches to count as its limit."""
+"""Ratio of the step time to that with CUDA graphs from which launches count as the limit."""
 NEEDLESS_RECOMPUTE = (
     "recompute selective frees nothing here and runs the attention core again: flash attention "
     "stores no scores, and a core "
@@ -56,7 +56,7 @@ def estimate_row(
     case: TrainingCase,
     config: ParallelConfig | None = None,
 ) -> Estimate:
-    """Return the full estimate of row `index`, whose `parallel` is `config` if given."""
+    """Return the full estimate of row `index`; `config` is its `parallel` if already known."""
     candidate = candidates.row(index)
     return estimate_alone(
         case=case,
@@ -69,10 +69,10 @@ def estimate_row(
 def estimate_alone(
     *, costs: TrainingCosts, candidate: Candidates, case: TrainingCase, config: ParallelConfig
 ) -> Estimate:
-    """Return the full estimate of one candidate, which is `config`.
+    """Return the full estimate of one candidate, given as `config`.
 
-    Fractions of peak count all devices of the cluster. `familiarity` lists features without
-    measurements, which widen the intervals.
+    MFU and HFU count all devices of the cluster. `familiarity` lists features without measurements,
+    which widen the intervals.
     """
     model, cluster, workload = case.model, case.cluster, case.workload
     memory = _memory_estimate(costs, fragmentation=case.profile.framework.fragmentation_fraction)
@@ -138,7 +138,9 @@ def estimate_alone(
 def _step_with_graphs_s(
     case: TrainingCase, candidate: Candidates, costs: TrainingCosts
 ) -> float | None:
-    """Return the step with CUDA graphs if the query leaves these open and launches limit it."""
+    """Return the step time with CUDA graphs, in seconds, if the query leaves them open and launches
+    limit the step; else None.
+    """
     framework, step_s = case.profile.framework, float(costs.step_s)
     waits_s = (
         float(costs.parts["overhead"]) - framework.step_overhead_s * case.profile.release_factor
@@ -147,9 +149,9 @@ def _step_with_graphs_s(
         waits_s <= MIN_WAIT_FRACTION * step_s and not case.model.num_experts
     ):
         return None
-    # computed again if the costs are a row's
+    # Costs of a row are computed again for the candidate alone.
     graphs_s = costs.graphs_s or training_costs(case=case, candidates=candidate).graphs_s
-    assert graphs_s  # a single candidate, which leaves graphs open
+    assert graphs_s  # A single candidate whose query leaves CUDA graphs open.
     as_launched, as_recorded = graphs_s
     return (
         step_s * as_recorded / as_launched
@@ -161,7 +163,7 @@ def _step_with_graphs_s(
 def _with_whole_training(
     estimate: Estimate, *, case: TrainingCase, tokens: float, step_s: float, busy: float
 ) -> Estimate:
-    """Return the estimate with days, GPU-hours, cost and energy of `total_tokens`."""
+    """Return the estimate with days, GPU-hours, cost and energy for `total_tokens`."""
     cluster, workload, kept = case.cluster, case.workload, estimate.goodput
     assert workload.total_tokens is not None
     seconds = workload.total_tokens / tokens * step_s
@@ -185,8 +187,8 @@ def _with_whole_training(
 
 
 def _nearly_full_provenance(costs: TrainingCosts) -> dict[str, object]:
-    """Return provenance of a nearly full device: the probability of allocator retries, and their
-    slowdown.
+    """Return provenance entries for a nearly full device: the probability of allocator retries and
+    their slowdown.
     """
     retries, slowdown = float(costs.retry_chance), float(costs.retry_slowdown)
     return (
@@ -197,7 +199,9 @@ def _nearly_full_provenance(costs: TrainingCosts) -> dict[str, object]:
 
 
 def _stage_kinds_provenance(cluster: ClusterSpec, costs: TrainingCosts) -> dict[str, object]:
-    """Return provenance of a pipeline over two kinds of GPU: the layers per stage on each."""
+    """Return provenance entries for a pipeline over two kinds of GPU: the layers per stage on each
+    kind.
+    """
     if not cluster.kinds:
         return {}
     layers = zip(cluster.kinds, costs.layers_by_kind, strict=True)
@@ -222,7 +226,7 @@ def _memory_estimate(costs: TrainingCosts, *, fragmentation: float) -> MemoryEst
 
 
 def _memory_reasons(memory: MemoryEstimate, *, host_capacity_bytes: float) -> tuple[Reason, ...]:
-    """Return the reasons if the memory of the device, or else of the host, is exceeded; empty if it
+    """Return the reasons if the device's or the host's memory is exceeded; empty if everything
     fits.
     """
     if memory.total_bytes > memory.capacity_bytes:
@@ -239,9 +243,9 @@ def _memory_reasons(memory: MemoryEstimate, *, host_capacity_bytes: float) -> tu
 def _recomputed_flops(
     candidate: Candidates, model: ModelSpec, flops: TokenFlops
 ) -> tuple[float, float]:
-    """Return (recomputed forward FLOPs per token, the same as counted by arXiv 2205.05198).
+    """Return (recomputed forward FLOPs per token, the same by the count of arXiv 2205.05198).
 
-    The paper's s/3h is three attention cores more than the model's s/6h; selective recomputation
+    The paper counts s/3h, three attention cores more than the model's s/6h. Selective recomputation
     repeats one core, s/18h.
     """
     if candidate.recompute_method == NONE:
@@ -260,19 +264,19 @@ def _recomputed_flops(
 
 
 def _power_w(cluster: ClusterSpec, *, busy: float) -> float:
-    """Return the mean power of one device and its share of the host.
+    """Return the mean power of one device and its share of the host, in watts.
 
-    It is idle power, plus the rest of the board's power for the busy fraction of the step, which is
-    the time in kernels of layers, ends and recomputation. A device that waits, communicates or
-    updates is counted at idle power. Cooling, switches and storage are not counted.
+    This is idle power, plus the rest of the board power for the fraction of the step spent in
+    kernels of layers, ends and recomputation. A device that waits, communicates or updates counts
+    at idle power. Cooling, switches and storage are excluded.
     """
     gpu = cluster.gpu
     return gpu.idle_w + (gpu.power_w - gpu.idle_w) * busy + gpu.host_power_w
 
 
 def _recompute_provenance(case: TrainingCase, candidate: Candidates) -> dict[str, object]:
-    """Return provenance's `recompute`, a sentence, if recomputing the attention core frees
-    nothing.
+    """Return provenance's `recompute`, a sentence, if recomputing the attention core frees no
+    memory.
     """
     core_alone = (
         candidate.recompute_method == SELECTIVE and candidate.recompute_modules == CORE_ATTN
@@ -285,8 +289,8 @@ def _recompute_provenance(case: TrainingCase, candidate: Candidates) -> dict[str
 
 
 def _assumed_settings(case: TrainingCase, config: ParallelConfig) -> dict[str, object]:
-    """Return settings that the query left open; a dispatcher that a ranking varies is the
-    configuration's.
+    """Return the assumed values of settings that the query left open. If a ranking varies the
+    dispatcher, it is part of the configuration instead.
     """
     key, own = "parallel.moe_token_dispatcher_type", config.moe_token_dispatcher_type
     return dict(case.assumed) | ({key: own} if own is not None and key in case.assumed else {})

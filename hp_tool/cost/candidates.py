@@ -1,9 +1,8 @@
 """Candidates: many configurations as a struct of arrays, or one configuration as plain numbers.
 
-Formulas are elementwise, so each has one implementation for all forms. Arrays of shape (n,) are
-efficient for a million rows. A grid, whose arrays broadcast to one shape, is more efficient:
-results that do not depend on an axis are computed once for all its values. Plain numbers are
-efficient for one candidate.
+Formulas are elementwise, so each has one implementation for all forms. Arrays of shape (n,) suit a
+million rows. A grid, whose arrays broadcast to one shape, is faster still, because results that do
+not depend on an axis are computed once for all its values. Plain numbers suit a single candidate.
 """
 
 from __future__ import annotations
@@ -43,12 +42,13 @@ MODULES: dict[RecomputeModule, int] = {
 """Bits of Candidates.recompute_modules."""
 CORE_ATTN, LAYERNORM, MLP, MOE, MOE_ACT, SHARED_EXPERTS, MLA_UP_PROJ = MODULES.values()
 PER_OP = 128
-"""Value of recompute_modules for recomputation per operation (recompute per_op)."""
+"""Value of `recompute_modules` for recomputation per operation (recompute per_op)."""
 
 ONE_F_ONE_B, GPIPE, ZB_H1, ZBV, DUALPIPE, DUALPIPE_V = range(6)
 """Codes of Candidates.pipeline_schedule.
 
-From ZB_H1 on the backward pass is split; from ZBV on both ends of the model are on the same rank.
+Schedules from ZB_H1 on split the backward pass. From ZBV on, the first and last layers of the model
+are on the same rank.
 """
 SCHEDULE_NAMES: tuple[PipelineSchedule | None, ...] = (
     None,
@@ -68,8 +68,9 @@ ALLTOALL, FLEX, ALLGATHER = 1, 2, 3
 class Candidates:
     """n configurations.
 
-    Arrays have shape (n,), or broadcast to one grid of n, numbered row by row; a single candidate
-    has plain numbers. Fields are ParallelConfig's, with recomputation split into code and layers.
+    Arrays have shape (n,), or broadcast to one grid of n candidates in row-major order; a single
+    candidate has plain numbers. Fields are those of ParallelConfig, with recomputation encoded as a
+    method code, layers and modules.
     """
 
     tensor_parallel_size: IntArray
@@ -92,18 +93,18 @@ class Candidates:
     """Only for selective: sum of MODULES, or PER_OP. Otherwise 0."""
     zero_stage: IntArray
     data_parallel_shard_size: IntArray
-    """0: the whole data-parallel group."""
+    """Ranks that ZeRO shards over; 0: the whole data-parallel group."""
     pipeline_schedule: IntArray
     """ONE_F_ONE_B (interleaved where v > 1), GPIPE, ZB_H1, ZBV, DUALPIPE, DUALPIPE_V."""
     moe_token_dispatcher_type: IntArray
-    """Index in DISPATCHERS; 0: the strategy's."""
+    """Index in DISPATCHERS; 0: the strategy's dispatcher."""
 
     def __len__(self) -> int:
         return math.prod(self.shape)
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """(n,), the grid's shape, or () for one candidate."""
+        """Shape of the candidates: (n,), the grid's shape, or () for a single candidate."""
         if self.is_alone:
             return ()
         first = self.tensor_parallel_size.shape
@@ -124,12 +125,12 @@ class Candidates:
 
     @cached_property
     def names_modules(self) -> bool:
-        """Return whether any candidate recomputes other modules than the attention core."""
+        """Return whether any candidate recomputes modules other than the attention core."""
         return anywhere(self.recompute_modules > CORE_ATTN)
 
     @cached_property
     def names_schedules(self) -> bool:
-        """Return whether any candidate has another pipeline schedule than 1F1B and interleaved
+        """Return whether any candidate has a pipeline schedule other than 1F1B and interleaved
         1F1B.
         """
         return anywhere(self.pipeline_schedule)
@@ -143,32 +144,38 @@ class Candidates:
 
     @property
     def splits_backward(self) -> Bools:
-        """Return where weight gradients are separate from input gradients."""
+        """Return a mask of candidates whose schedule separates weight gradients from input
+        gradients.
+        """
         return self.pipeline_schedule >= ZB_H1
 
     @property
     def is_folded(self) -> Bools:
-        """Return where embedding and output layer are on the same rank: a V's first, DualPipe's
-        first and last.
+        """Return a mask of candidates with embedding and output layer on the same rank: the first
+        rank of a V, the first and last of DualPipe.
         """
         return self.pipeline_schedule >= ZBV
 
     @property
     def is_v(self) -> Bools:
-        """Return where rank r has the chunks r and 2p - 1 - r: ZB-V and DualPipeV."""
+        """Return a mask of candidates in which rank r has the chunks r and 2p - 1 - r: ZB-V and
+        DualPipeV.
+        """
         folded: Bools = (self.pipeline_schedule == ZBV) | (self.pipeline_schedule == DUALPIPE_V)
         return folded
 
     def take(self, indices: NDArray[np.intp] | BoolArray | slice) -> Candidates:
-        """Return the chosen rows in the order of `indices`; rows of a grid are numbered row
-        by row.
+        """Return the rows at `indices`, in that order; rows of a grid are numbered in row-major
+        order.
         """
         if len(shape := self.shape) > 1:
             return self.at(np.unravel_index(np.arange(len(self))[indices], shape))
         return self._each(lambda column: column[indices])
 
     def at(self, places: Sequence[NDArray[np.intp]]) -> Candidates:
-        """Return the rows at these positions of the grid, with one index array per axis."""
+        """Return the candidates at these positions of the grid, given as one index array per
+        axis.
+        """
 
         def chosen(column: IntArray) -> IntArray:
             where = tuple(
@@ -180,18 +187,18 @@ class Candidates:
         return self._each(chosen)
 
     def row(self, index: int) -> Candidates:
-        """Return one row as plain numbers."""
+        """Return the candidate of one row as plain numbers."""
         return self._each(lambda column: int(column[index]))
 
     def _each(self, change: Callable[[IntArray], Any]) -> Candidates:
         return Candidates(**{f.name: change(getattr(self, f.name)) for f in fields(Candidates)})
 
     def config(self, index: int) -> ParallelConfig:
-        """Return one row as a configuration."""
+        """Return the configuration of one row."""
         return self.row(index).only_config()
 
     def only_config(self) -> ParallelConfig:
-        """Return the single candidate as a configuration."""
+        """Return the configuration of a single candidate."""
         values: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
         codes = [values.pop(name) for name in RECOMPUTE_COLUMNS]
         values["sequence_parallel"] = bool(values["sequence_parallel"])
@@ -201,19 +208,19 @@ class Candidates:
 
     @classmethod
     def alone(cls, config: ParallelConfig) -> Candidates:
-        """Return one configuration as plain numbers."""
+        """Return one configuration as a single candidate with plain numbers."""
         numbers: dict[str, Any] = _row(config)
         return cls(**numbers)
 
     @classmethod
     def from_configs(cls, configs: Iterable[ParallelConfig]) -> Candidates:
-        """Return the configurations as rows, in order."""
+        """Return one row per configuration, in order."""
         rows = [_row(config) for config in configs]
         return cls.from_columns({f.name: [row[f.name] for row in rows] for f in fields(cls)})
 
     @classmethod
     def concatenate(cls, parts: Sequence[Candidates]) -> Candidates:
-        """Concatenate the rows of all parts, at least one, in order."""
+        """Concatenate the rows of one or more parts, in order."""
         parts = [part.take(slice(None)) if len(part.shape) > 1 else part for part in parts]
         if len(parts) == 1:
             return parts[0]
@@ -235,9 +242,9 @@ class Candidates:
 
 
 def schedule_code(schedule: PipelineSchedule | None) -> int:
-    """Return the code of a schedule's name.
+    """Return the code of a schedule name.
 
-    1f1b and interleaved share one; virtual_pipeline_parallel_size distinguishes them.
+    1f1b and interleaved have the same code; virtual_pipeline_parallel_size distinguishes them.
     """
     return ONE_F_ONE_B if schedule in ("1f1b", "interleaved") else SCHEDULE_NAMES.index(schedule)
 
@@ -305,12 +312,12 @@ MAX_TABLE = 1 << 22
 def unique_rows(
     candidates: Candidates, names: Sequence[str]
 ) -> tuple[Candidates, NDArray[np.intp] | None]:
-    """Return (unique, inverse): one candidate per combination of the named axes, and each row's
-    combination.
+    """Return (unique, inverse): one candidate for each distinct combination of the named axes, and
+    the combination of each row.
 
-    `inverse` is None for at most one row. For a grid it has only the axes along which the named
-    axes vary. Axes have small integers, so combinations are numbered by mixed radix in a table:
-    linear in n, without a sort.
+    `inverse` is None for at most one row. For a grid, it has only the axes along which the named
+    axes vary. Axis values are small integers, so a table numbers the combinations by mixed radix:
+    linear in n, without sorting.
     """
     if len(candidates) <= 1:
         return candidates, None

@@ -1,4 +1,4 @@
-"""Inputs of a prediction apart from the candidates: model, machine and training."""
+"""Inputs of a prediction other than the candidates: model, machine and training."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hp_tool.domain.workload import TrainingWorkload
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """Devices and links, and the fraction of their datasheet rates that programs reach."""
+    """Devices and links, with the fraction of the datasheet rates that programs reach."""
 
     cluster: ClusterSpec
     profile: EfficiencyProfile
@@ -28,12 +28,14 @@ class TrainingCase(Machine):
     workload: TrainingWorkload
     strategy: Strategy = DEFAULT_STRATEGY
     assumed: Mapping[str, object] = field(default_factory=dict)
-    """Assumed values of settings that the query left open, by key, for the answer's provenance."""
+    """Assumed values of settings that the query left open, by key; shown in the answer's
+    provenance.
+    """
     recorded: EfficiencyProfile | None = None
-    """The profile with CUDA graphs, if the query leaves these open."""
+    """The efficiency profile with CUDA graphs, if the query leaves them open; else None."""
 
     def of(self, model: ModelSpec) -> TrainingCase:
-        """Return the case of a model's layers of one kind (`ModelSpec.kinds`)."""
+        """Return the case with only the layers of one kind (`ModelSpec.kinds`)."""
         return TrainingCase(
             model=model,
             cluster=self.cluster,
@@ -45,7 +47,7 @@ class TrainingCase(Machine):
 
     @property
     def with_graphs(self) -> TrainingCase:
-        """Return the case with CUDA graphs, if the query leaves these open."""
+        """Return the case with CUDA graphs if the query leaves them open, else None."""
         return TrainingCase(
             model=self.model,
             cluster=self.cluster,

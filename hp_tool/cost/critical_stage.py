@@ -1,4 +1,4 @@
-"""The critical stage: seconds of one micro-batch on the slowest stage, and on all others."""
+"""The critical stage: seconds of one micro-batch on the slowest stage and on all other stages."""
 
 from __future__ import annotations
 
@@ -24,38 +24,38 @@ class StageTime:
     """Seconds of one micro-batch through the layers of a stage; shape (n,)."""
 
     compute: Floats
-    """Without attention cores."""
+    """Compute excluding attention cores."""
     attention: Floats
     recompute: Floats
     tensor: Floats
     context: Floats
     expert: Floats
     forward: Floats
-    """Forward pass's share of these six."""
+    """The forward pass's part of these six fields."""
     total: Floats
-    """The sum of the six."""
+    """Sum of the six fields."""
     weight_gradient: Floats
     """Part of `compute` that split backward passes delay."""
     host_waits: Floats
-    """Additional seconds for which the device waits for its host, in both passes."""
+    """Seconds that the device waits for its host, in both passes, in addition to `total`."""
     occupied_forward: Floats
-    """`forward` with its waits."""
+    """`forward` including waits for the host."""
     occupied: Floats
-    """`total` with its waits: the time for which the stage is busy."""
+    """`total` including waits for the host: the seconds during which the stage is busy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CriticalStage:
-    """Seconds of one micro-batch; shape (n,)."""
+    """Seconds of one micro-batch on the slowest stage and on the others; shape (n,)."""
 
     stage: StageTime
     """Layers of the slowest stage."""
     ends: Floats
-    """Seconds that embedding and output layer add to it."""
+    """Seconds that embedding and output layer add to the slowest stage."""
     ends_communication: Floats
     """Part of `ends`: the output layer's tensor-parallel collectives."""
     bubble: Floats
-    """Seconds of the other stages, divided by v; for a part of the pipeline, of all its stages."""
+    """Seconds of the other stages divided by v; for a part of a pipeline, of all its stages."""
 
 
 def critical_stage(
@@ -66,12 +66,12 @@ def critical_stage(
     pipeline: Pipeline,
     head: HeadTime,
 ) -> CriticalStage:
-    """Return the slowest stage's seconds.
+    """Return the seconds of one micro-batch on the slowest stage and on the others.
 
-    `layers` are the mean layer of the full stages, or for a model with two kinds of layers a dense
-    one and one with experts. The bubble is the time of the other stages for one micro-batch,
-    divided by v: with equal stages (p-1)/v (t_f + t_b), arXiv 2104.04473 section 2.2.
-    `schedules.bubble` has the fraction that remains with a split backward pass.
+    `layers` is the mean layer of the full stages; for a model with two kinds of layers, a dense one
+    and one with experts. The bubble is the time of one micro-batch on the other stages, divided by
+    v. With equal stages this is (p-1)/v (t_f + t_b), arXiv 2104.04473 section 2.2.
+    `schedules.bubble` returns the fraction that remains with a split backward pass.
     """
     c = candidates
     if pipeline.dense is None:
@@ -111,7 +111,9 @@ def critical_stage(
 def stage_time(
     *, case: TrainingCase, candidates: Candidates, layer: LayerTime, stage: StageLayers
 ) -> StageTime:
-    """Return seconds of the layers of a full stage, each the mean `layer`."""
+    """Return the seconds of one micro-batch in the layers of a full stage, each equal to the mean
+    `layer`.
+    """
     layers = stage.count
     forward_layer = layer.forward + layer.tensor + layer.context + layer.expert
     whole = recomputed_layer_fraction(
@@ -130,7 +132,8 @@ def stage_time(
     waits: Floats = 0.0
     occupied, occupied_forward = total, forward
     if case.profile.framework.host_launch_s:
-        # A pass takes at least as long as its host; communication continues meanwhile.
+        # A pass takes at least as long as its host's launches; communication continues during the
+        # wait.
         in_forward, in_backward = host_waits(
             case=case,
             candidates=candidates,
@@ -158,17 +161,19 @@ def stage_time(
 
 
 class _Slowest(NamedTuple):
-    """The slowest stage, and the time of the others for one micro-batch."""
+    """The slowest stage, and the seconds of one micro-batch on the others."""
 
     stage: StageTime
     ends: Floats
     ends_communication: Floats
     others: Floats
     folded_others: Floats
-    """The same if each rank has a stage of either half, which are equal, ends included."""
+    """The same for a folded pipeline, where each rank has one stage of each half and all ranks are
+    equal, including the ends.
+    """
 
 
-# Layers of one kind: stages differ in their number, and in the ends.
+# Layers of one kind: stages differ only in their number of layers and in the ends of the model.
 
 
 def _with_ends(
@@ -179,11 +184,12 @@ def _with_ends(
     stage: StageTime,
     pipeline: Pipeline,
 ) -> _Slowest:
-    """Return a full stage, and what embedding and output layer add to the first and last stage.
+    """Return a full stage, and the seconds that embedding and output layer add to the first and
+    last stage.
 
-    The longer end is critical to the extent that it exceeds the layers that an uneven end lacks. In
-    a folded pipeline this is the rank with both ends, to the extent that it exceeds what both lack.
-    For multi-token prediction, each depth adds one layer and one pass through the output layer.
+    The longer end is critical if its extra time exceeds that of the layers which an uneven end
+    lacks. In a folded pipeline, this applies to the rank with both ends. Each depth of multi-token
+    prediction adds one layer and one pass through the output layer.
     """
     c, p, depths = candidates, candidates.pipeline_parallel_size, model.num_nextn_predict_layers
     layer_s = stage.occupied / pipeline.critical.count
@@ -213,17 +219,17 @@ def _with_ends(
     return _Slowest(stage, critical, communication, others, (p - 1.0) * stage.occupied)
 
 
-# Layers of two kinds: which stage is slowest depends on which kind is.
+# Layers of two kinds: which stage is slowest depends on which kind takes longer.
 
 
 class _Contents(NamedTuple):
-    """Contents of one stage."""
+    """Layers and ends of the model on one stage."""
 
     layers: Floats
-    """Includes those of multi-token prediction, which have experts."""
+    """Number of layers, including those of multi-token prediction, which have experts."""
     dense: Floats
     embedding: Floats
-    """Fraction of the micro-batches for which it runs the embedding."""
+    """Fraction of the micro-batches for which the stage runs the embedding."""
     output: Floats
 
 
@@ -236,10 +242,12 @@ def _slowest_stage(
     pipeline: Pipeline,
     leading: DenseLayers,
 ) -> _Slowest:
-    """Return the slowest stage of those with most and fewest dense layers, and of both ends.
+    """Return the slowest of these stages: those with the most and fewest dense layers, and both
+    ends.
 
-    A stage takes the time of its layers, each that of its kind on a full stage, plus its ends of
-    the model. For one micro-batch, all stages together take the sum over all layers.
+    The time of a stage is the sum over its layers, each with the time of its kind on a full stage,
+    plus its ends of the model. For one micro-batch, all stages together take the sum over all
+    layers.
     """
     c, p, depths = (
         candidates,
@@ -303,10 +311,12 @@ def _slowest_stage(
 def _stage_contents(
     c: Candidates, pipeline: Pipeline, leading: DenseLayers, *, depths: Floats | Ints
 ) -> Sequence[_Contents]:
-    """Return both ends, and full stages with fewest and with most dense layers.
+    """Return the contents of both ends and of the full stages with the fewest and the most dense
+    layers.
 
-    `depths` layers of multi-token prediction are with the output layer. A V's first rank has both
-    ends. DualPipe's ranks have two stages each, of which they run half of the micro-batches.
+    The `depths` layers of multi-token prediction are on the stage of the output layer. The first
+    rank of a V has both ends. DualPipe's ranks have two stages each and run half of the
+    micro-batches on each.
     """
     each = pipeline.critical.count
     counts = each - pipeline.fewer_first, each - pipeline.fewer_last

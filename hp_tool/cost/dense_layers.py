@@ -1,4 +1,4 @@
-"""Leading dense layers of a mixture of experts on the stages of a pipeline."""
+"""Positions of the leading dense layers of a mixture of experts on the stages of a pipeline."""
 
 import functools
 from dataclasses import dataclass
@@ -14,41 +14,41 @@ from hp_tool.domain.pipeline_layout import chunk_layers
 
 
 class FullStage(NamedTuple):
-    """A full stage between the ends; shape (n,)."""
+    """A full stage between the first and the last; shape (n,)."""
 
     rank: Ints | Floats
     dense: Floats
     mirrored: Floats
-    """Dense layers of stage p - 1 - rank, which DualPipe's rank has too."""
+    """Dense layers of stage p - 1 - rank, which the same rank stores too under DualPipe."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DenseLayers:
-    """Dense layers of the stages that may be slowest, and of all stages; shape (n,) or the same for
-    all.
+    """Numbers of dense layers on the stages that may be slowest, and on all stages; shape (n,) or
+    common to all.
 
-    A stage's seconds are linear in its dense layers, so of equally full stages the slowest has the
-    most or the fewest.
+    A stage's time is linear in its dense layers. Among equally full stages, the slowest therefore
+    has the most or the fewest.
     """
 
     first: Floats
     last: Floats
     between: Bools
-    """Whether there are stages between the ends."""
+    """Whether there are stages between the first and the last."""
     full: Floats
-    """Layers of the fullest of these; the mean of the two stages that a rank of DualPipe runs for
-    half of the micro-batches.
+    """Number of layers of the fullest of these. Under DualPipe, the mean of the rank's two stages,
+    each of which runs half of the micro-batches.
     """
     most: Floats
-    """Dense layers of the one of these that has most."""
+    """Largest number of dense layers on one of these."""
     fewest: Floats
     total: Floats
     fullest: tuple[FullStage, ...] = ()
-    """Stages between the ends that may have the highest memory; none for a part of a pipeline."""
+    """Stages between the ends that may have the highest memory; empty for a part of a pipeline."""
 
 
 def has_both_kinds(model: ModelSpec) -> bool:
-    """Return whether a model without `blocks` has dense layers before layers with experts."""
+    """Return whether a model without `blocks` has dense layers followed by layers with experts."""
     return (
         model.blocks is None
         and bool(model.num_experts)
@@ -57,10 +57,11 @@ def has_both_kinds(model: ModelSpec) -> bool:
 
 
 def dense_layers(model: ModelSpec, c: Candidates, *, late: bool) -> DenseLayers:
-    """Return the dense layers of a whole pipeline, laid out by
-    `domain.pipeline_layout.chunk_layers`.
+    """Return the dense layers of a whole pipeline that `domain.pipeline_layout.chunk_layers` lays
+    out.
 
-    `late` is its argument. Each combination of stages, chunks and schedule is laid out once.
+    `late` is passed to that function. Each combination of stages, chunks and schedule is laid out
+    once.
     """
     unique, inverse = unique_rows(
         c, ("pipeline_parallel_size", "virtual_pipeline_parallel_size", "pipeline_schedule")
@@ -122,11 +123,11 @@ _BEFORE_STAGES, _COLUMNS = 6, 6 + 4 * 3
 def _row(
     layers: int, leading: int, p: int, v: int, schedule: int, *, late: bool
 ) -> tuple[float, ...]:
-    """Return fields of DenseLayers for one pipeline, with the four stages that may have the highest
-    memory.
+    """Return the fields of DenseLayers for one pipeline, with the four stages that may have the
+    highest memory.
 
-    These are the first full one, the one with layers of both kinds, the first with fewest dense
-    ones, and the last, which has most delayed weight gradients in ZB-H1.
+    These are the first full stage, the one with layers of both kinds, the first with the fewest
+    dense layers, and the last, which has the most delayed weight gradients in ZB-H1.
     """
     counts, dense = stage_counts(layers, leading, p, v, schedule, late=late)
     paired = [_mean_pairs(column) if schedule == DUALPIPE else column for column in (counts, dense)]
@@ -148,9 +149,9 @@ def _row(
 def stage_counts(
     layers: int, leading: int, p: int, v: int, schedule: int, *, late: bool = False
 ) -> tuple[list[float], list[float]]:
-    """Return (layers, dense ones among them) of each stage.
+    """Return (number of layers, number of dense layers) of each stage.
 
-    Chunk i is on stage i mod p; in a V, chunk 2p - 1 - r is also on stage r.
+    Chunk i is on stage i mod p. In a V, chunk 2p - 1 - r is also on stage r.
     """
     chunks = chunk_layers(
         num_layers=layers, stages=p, chunks=v, late=late, begins_dense=0 < leading < layers

@@ -15,14 +15,16 @@ LOSS_CHUNK_TOKENS = 256
 LOSS_TRAFFIC_BYTES = {"unfused": 44.0, "chunked": 44.0, "fused": 14.0, "in_place": 6.0}
 """Bytes that the vocabulary-parallel loss moves per logit, forward and backward. Unfused: cast to
 fp32 (2+4), maximum (4), subtraction (8), exponential (8), sum (4), division (8), gradient in place
-and cast (6). Fused: two passes over 16 bit and fp32 in registers. In place: two reads of 16 bits
-and a write.
+and cast (6). Fused: two passes over the 16-bit logits with fp32 values in registers. In place: two
+16-bit reads and one write.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadTime:
-    """Seconds per micro-batch, forward and backward together; shape (n,)."""
+    """Seconds of embedding, output layer and loss per micro-batch, forward and backward together;
+    shape (n,).
+    """
 
     embedding: Floats
     output: Floats
@@ -32,25 +34,26 @@ class HeadTime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadBytes:
-    """Bytes, apart from the layers', of micro-batches in flight on the rank with that end; shape
-    (n,).
+    """Bytes of embedding, output layer and loss for all micro-batches in flight on their rank,
+    excluding the layers; shape (n,).
     """
 
     dropout_mask: Floats
-    """Mask of the embedding's dropout."""
+    """Mask of the dropout after the embedding."""
     inputs: Floats
     """Inputs of the final norm and of the output layer."""
     logits: Floats
-    """Logits and the loss's copies of them."""
+    """Logits and the copies that the loss makes of them."""
 
 
 def head_bytes(*, case: TrainingCase, candidates: Candidates, micro_batches: Floats) -> HeadBytes:
-    """Return activation bytes of both ends.
+    """Return the activation bytes of the model's two ends: embedding, and output layer with its
+    loss.
 
     - dropout_mask: T h / r, one byte each, for up to p micro-batches.
     - inputs: 2 e T h / r, half if the output layer is frozen.
-    - logits: T V / t of `logit_bytes`, and the same again for each multi-token prediction; of a
-      chunk if the loss is chunked.
+    - logits: T V / t of `logit_bytes`, and the same again for each depth of multi-token prediction;
+      a chunked loss stores only one chunk.
     """
     model, workload = case.model, case.workload
     c, e = candidates, workload.activation_element_bytes
@@ -74,7 +77,7 @@ def head_bytes(*, case: TrainingCase, candidates: Candidates, micro_batches: Flo
 
 
 def _live_logits_fraction(workload: TrainingWorkload, hidden: Floats, width: int) -> Floats:
-    """Return how many of the T h hidden states have logits at the same time."""
+    """Return the fraction of the T h hidden states whose logits exist at the same time."""
     return (
         minimum(hidden, float(LOSS_CHUNK_TOKENS * width)) if workload.loss == "chunked" else hidden
     )
@@ -83,7 +86,7 @@ def _live_logits_fraction(workload: TrainingWorkload, hidden: Floats, width: int
 def waiting_logit_bytes(
     case: TrainingCase, candidates: Candidates, *, micro_batches: Floats
 ) -> Floats:
-    """Return bytes of the logits' gradients: e T V / t for each micro-batch with delayed weight
+    """Return the bytes of the logits' gradients: e T V / t for each micro-batch with delayed weight
     gradients.
     """
     model = case.model
@@ -100,7 +103,7 @@ def waiting_logit_bytes(
 
 
 def _hidden_elements(case: TrainingCase, candidates: Candidates) -> Floats:
-    """Return T h: hidden states of one micro-batch on one context-parallel rank."""
+    """Return T h: elements of the hidden states of one micro-batch on one context-parallel rank."""
     return (
         case.workload.sequence_length
         * candidates.micro_batch_size
@@ -110,7 +113,7 @@ def _hidden_elements(case: TrainingCase, candidates: Candidates) -> Floats:
 
 
 def head_time(*, case: TrainingCase, candidates: Candidates, s: Shapes | None = None) -> HeadTime:
-    """Return seconds of the embedding, the output matmul (three times) and the loss over V/t
+    """Return the seconds of the embedding, the output matmul (three times) and the loss over V/t
     logits.
 
     A frozen embedding has no gradient, a frozen output layer no weight gradient. A chunked loss
@@ -142,7 +145,8 @@ def head_time(*, case: TrainingCase, candidates: Candidates, s: Shapes | None = 
             output = output + added * matmul_seconds(
                 h, h, tokens / shards, machine=case, output_bytes=8.0, precision=precision
             )
-        # Activation and norm: forward reads and writes each, backward reads two and writes one.
+        # Activation and norm: the forward pass reads and writes each, the backward pass reads two
+        # tensors and writes one.
         output = output + elementwise_seconds(
             tokens * h * 10.0 * e / shards, machine=case, kernels=6.0
         )
@@ -160,7 +164,7 @@ def head_time(*, case: TrainingCase, candidates: Candidates, s: Shapes | None = 
 
 
 def logit_bytes(workload: TrainingWorkload, *, e: float) -> float:
-    """Return bytes per logit at the peak of the loss; the logit itself has `e`.
+    """Return the bytes per logit at the peak of the loss, including `e` for the logit itself.
 
     Megatron Core stores an fp32 copy, overwritten with the gradient, fused or not. Plain torch
     (FSDP) stores the fp32 log-softmax for the backward pass, its gradient and the logits' gradient

@@ -1,8 +1,8 @@
 """Encoder-decoder models (T5) as one stack: the mean layer of encoder and decoder, and
 cross-attention.
 
-Megatron Core runs them without a pipeline: since encoder pipelines were removed, its schedules
-support only decoders and encoders. The encoder has training.sequence_length tokens per row, the
+They have no pipeline parallelism: Megatron Core removed encoder pipelines, and its schedules
+support only decoders or encoders. The encoder has training.sequence_length tokens per row, the
 decoder decoder_sequence_length.
 """
 
@@ -36,26 +36,26 @@ Columns = TypeVar("Columns", LayerBytes, LayerTime)
 
 
 def decoder_length(workload: TrainingWorkload) -> int:
-    """Return the decoder's tokens per row."""
+    """Return the number of decoder tokens per row."""
     return workload.decoder_sequence_length or workload.sequence_length
 
 
 def decoder_case(case: TrainingCase) -> TrainingCase:
-    """Return the case of decoder, head and loss: with the decoder's row length."""
+    """Return the case for decoder, output layer and loss, with the decoder's row length."""
     return replace(
         case, workload=replace(case.workload, sequence_length=decoder_length(case.workload))
     )
 
 
 def _encoder_tokens_per_decoder_token(case: TrainingCase) -> float:
-    """Return r = s_e / s_d."""
+    """Return r = s_e / s_d, the encoder tokens per decoder token."""
     return case.workload.sequence_length / decoder_length(case.workload)
 
 
 def counted_candidates(model: ModelSpec, candidates: Candidates) -> Candidates:
     """Return the candidates with recompute_num_layers counted over the whole stack.
 
-    `full block` recomputes that many of the first layers of both encoder and decoder.
+    `full block` recomputes that many leading layers of both encoder and decoder.
     """
     count, decoder = candidates.recompute_num_layers, model.decoder_layers
     both = minimum(count, decoder) + minimum(count, model.total_layers - decoder)
@@ -64,10 +64,11 @@ def counted_candidates(model: ModelSpec, candidates: Candidates) -> Candidates:
 
 
 def mean_layer_bytes(*, case: TrainingCase, candidates: Candidates) -> LayerBytes:
-    """Return activation bytes of the stack's mean layer.
+    """Return the activation bytes of the stack's mean layer.
 
-    Each layer includes its share of what is saved once: the encoder's embedding mask, the input of
-    its final norm, and its output, from which every decoder layer computes keys and values.
+    Each layer includes its share of tensors that are saved once: the mask after the encoder's
+    embedding, the input of the encoder's final norm, and the encoder's output, from which every
+    decoder layer computes keys and values.
     """
     model = case.model
     encoder_layer = layer_bytes(case=case, candidates=candidates)
@@ -83,9 +84,9 @@ def mean_layer_bytes(*, case: TrainingCase, candidates: Candidates) -> LayerByte
 
 
 def decoder_layer_bytes(*, case: TrainingCase, candidates: Candidates) -> LayerBytes:
-    """Return activation bytes of one decoder layer: attention, MLP and cross-attention.
+    """Return the activation bytes of one decoder layer: attention, MLP and cross-attention.
 
-    The encoder's output is excluded.
+    Excludes the encoder's output.
     """
     decoder = decoder_case(case)
     own = layer_bytes(case=decoder, candidates=candidates)
@@ -102,7 +103,7 @@ def decoder_layer_bytes(*, case: TrainingCase, candidates: Candidates) -> LayerB
 
 
 def mean_layer_time(*, case: TrainingCase, candidates: Candidates) -> LayerTime:
-    """Return seconds of the stack's mean layer.
+    """Return the seconds of the stack's mean layer.
 
     Encoder layers have bidirectional attention, decoder layers causal attention and
     cross-attention.
@@ -127,7 +128,7 @@ def mean_layer_time(*, case: TrainingCase, candidates: Candidates) -> LayerTime:
 
 
 def both_heads(*, case: TrainingCase, candidates: Candidates) -> HeadTime:
-    """Return seconds of the decoder's head and loss and of the embeddings of both sides."""
+    """Return the seconds of the decoder's output layer and loss and of both embeddings."""
     ends = head_time(case=decoder_case(case), candidates=candidates)
     return replace(ends, embedding=ends.embedding * (1.0 + _encoder_tokens_per_decoder_token(case)))
 
@@ -135,9 +136,10 @@ def both_heads(*, case: TrainingCase, candidates: Candidates) -> HeadTime:
 def row_flops(
     model: ModelSpec, workload: TrainingWorkload, *, causal: float
 ) -> tuple[float, float]:
-    """Return forward FLOPs of one row of both sides: (projections and MLPs, attention cores).
+    """Return the forward FLOPs of one row, encoder and decoder: (projections and MLPs, attention
+    cores).
 
-    `causal` is the fraction of the decoder's own scores that the convention counts.
+    `causal` is the fraction of the decoder's self-attention scores that the convention counts.
     """
     encoder_tokens, decoder_tokens = (
         float(workload.sequence_length),
@@ -174,19 +176,19 @@ def _mean(model: ModelSpec, encoder: Columns, decoder: Columns) -> Columns:
 
 
 def cross_bytes(*, case: TrainingCase, s: Shapes, ratio: float) -> BlockBytes:
-    """Return activation bytes of one cross-attention block.
+    """Return the activation bytes of one cross-attention block.
 
-    It saves the norm input, the query projection's input and the dropout mask (whole, or sharded by
-    sequence parallelism), queries and the core's output (split by heads), and keys and values of
-    the encoder's r T tokens. The input of their projection is the encoder's output, which all
-    layers share; it is not counted here.
+    The block saves the norm input, the input of the query projection and the dropout mask (sharded
+    by sequence parallelism, else whole), queries and the core's output (split by heads), and keys
+    and values of the encoder's r T tokens. The encoder's output, which all layers share, is
+    excluded.
     """
     model = case.model
     qk, v = model.qk_head_size, model.v_head_size
     heads, keys = query_heads(model, s.t), kv_heads(model, s.t)
     replicated = s.tokens * s.h * (s.e + s.saved_input + s.mask) / s.shards
     split = s.tokens * s.e * (heads * (qk + v) + ratio * keys * (qk + v))
-    if s.saved_input < s.e:  # as in self-attention
+    if s.saved_input < s.e:  # As in self-attention.
         split = split + s.tokens * s.saved_input * heads * v
     gathered = s.tokens * s.h * s.e * (1.0 + ratio) * where(s.sharded, 2.0, 1.0)
     return BlockBytes(
@@ -197,9 +199,9 @@ def cross_bytes(*, case: TrainingCase, s: Shapes, ratio: float) -> BlockBytes:
 
 
 def cross_time(*, case: TrainingCase, s: Shapes, ratio: float) -> BlockTime:
-    """Return seconds of one cross-attention block.
+    """Return the seconds of one cross-attention block.
 
-    No scores are masked causally; norm, residual and dropout are as in self-attention.
+    No scores are causally masked. Norm, residual and dropout are as in self-attention.
     """
     model, workload = case.model, case.workload
     precision = workload.precision
@@ -232,11 +234,13 @@ def cross_time(*, case: TrainingCase, s: Shapes, ratio: float) -> BlockTime:
 def memory_read_seconds(
     *, case: TrainingCase, s: Shapes, block: BlockTime, ratio: float
 ) -> tuple[Floats, Floats]:
-    """Return exposed (forward, backward) tensor-parallel seconds of the encoder's output.
+    """Return the exposed (forward, backward) seconds of tensor-parallel communication of the
+    encoder's output.
 
-    It is the input of the key/value projection. With sequence parallelism it is gathered in both
-    passes and its gradient reduce-scattered; without, the gradient is all-reduced. The backward
-    pass overlaps both with the weight-gradient matmuls, by the framework's overlap.
+    The encoder's output is the input of the key/value projection. With sequence parallelism, it is
+    gathered in both passes and its gradient is reduce-scattered; without, the gradient is
+    all-reduced. In the backward pass, both overlap with the weight-gradient matmuls by the
+    framework's overlap fraction.
     """
     gather = s.tensor.seconds(ratio * s.tokens * s.h * s.e * (s.t - 1.0) / s.t)
     backward = where(
@@ -253,7 +257,7 @@ def memory_read_seconds(
 def cross_flops(
     model: ModelSpec, *, decoder_tokens: float, encoder_tokens: float
 ) -> tuple[float, float]:
-    """Return forward FLOPs of one row in one cross-attention block: (projections, attention
+    """Return the forward FLOPs of one row in one cross-attention block: (projections, attention
     core).
     """
     qk, v = model.qk_head_size, model.v_head_size

@@ -1,4 +1,4 @@
-"""Pipeline stages divided by weight instead of by number of layers, as in nanotron."""
+"""Pipeline stages balanced by weight instead of by number of layers, as in nanotron."""
 
 import functools
 from typing import Any, NamedTuple
@@ -9,27 +9,27 @@ from hp_tool.cost.arrays import Ints
 from hp_tool.domain.model import ModelSpec
 
 TAIL_BLOCKS = 2
-"""Blocks without weights after the output layer: the cast to fp32 and the loss."""
+"""Blocks without weight after the output layer: the cast to fp32 and the loss."""
 
 
 class Split(NamedTuple):
-    """Division of a model's blocks for one number of stages."""
+    """Division of a model's blocks into a number of stages."""
 
     first: int
     """Layers on the first stage."""
     most: int
-    """Layers on the stage with most."""
+    """Largest number of layers on a stage."""
     output: int
-    """Layers on the stage with the output layer."""
+    """Number of layers on the stage with the output layer."""
     output_from_end: int
-    """Stages after the one with the output layer, which have the loss or nothing."""
+    """Number of stages after the one with the output layer, which have only the loss or nothing."""
     empty: int
-    """Stages without a block, with which the framework cannot start."""
+    """Number of stages without a block. The framework cannot start if there are any."""
 
 
 @functools.lru_cache(maxsize=4096)
 def split_summary(*, layers: int, layer_weight: float, output_weight: float, stages: int) -> Split:
-    """Return the split of `fill_stages` in a few numbers."""
+    """Return a summary of the split that `fill_stages` computes."""
     counts, blocks, output_at = fill_stages(
         layers=layers, layer_weight=layer_weight, output_weight=output_weight, stages=stages
     )
@@ -68,7 +68,7 @@ def fill_stages(
 
 
 def stage_contents(model: ModelSpec, stages: int) -> tuple[list[int], int]:
-    """Return (layers of each stage, the stage with the output layer)."""
+    """Return (layers of each stage, index of the stage with the output layer)."""
     layer_weight, output_weight = _block_weights(model)
     counts, _, output_at = fill_stages(
         layers=model.num_hidden_layers,
@@ -101,9 +101,9 @@ def split_candidates(model: ModelSpec, stages: Ints) -> Split:
 
 
 def _block_weights(model: ModelSpec) -> tuple[float, float]:
-    """Return (a layer's, the output layer's) weight as the framework counts it.
+    """Return the (layer's, output layer's) weight as the framework counts it.
 
-    Four square projections, even with grouped heads, and three MLP matrices.
+    The framework counts four square projections, even with grouped heads, and three MLP matrices.
     """
     width = model.num_attention_heads * model.head_size
     return float(model.hidden_size * (4 * width + 3 * model.ffn_size)), float(

@@ -21,28 +21,28 @@ from hp_tool.domain.workload import TrainingWorkload
 FLOPS_TOLERANCE = 1.25
 """Factor by which a rank's measured FLOPs may differ from the query's.
 
-Shapes are exact; padding of the vocabulary or of sequences, and matmuls outside the model's
-formula, are within it.
+The shapes must match exactly. The factor allows for padding of the vocabulary or sequences and for
+matmuls outside the model's formula.
 """
 UNEVEN_TOLERANCE = 2.0
-"""A further factor with pipeline or expert parallelism, under which ranks have unequal work."""
+"""Additional factor with pipeline or expert parallelism, which give ranks unequal work."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TokenFlops:
-    """Forward FLOPs of one token through the whole model, by part; a multiply-add counts as two."""
+    """Forward FLOPs of one token through the whole model, by part. A multiply-add counts as two."""
 
     layers: float
     """Projections and MLP."""
     attention: float
-    """Scores and their product with the values, by the workload's convention (full or causal
+    """Scores and their product with the values, by the workload's convention (full, or the causal
     half).
     """
     logits: float
     masked: float = 0.0
     """Part of `attention` that a causal mask removes."""
     frozen: float = 0.0
-    """Part of `layers` and `logits` in frozen matrices."""
+    """Part of `layers` and `logits` that is in frozen matrices."""
 
     @property
     def forward(self) -> float:
@@ -50,16 +50,16 @@ class TokenFlops:
 
     @cached_property
     def model(self) -> float:
-        """Return FLOPs forward and backward: three forward passes minus weight gradients of frozen
-        matrices.
+        """Return the model FLOPs of both passes: three forward passes, minus the weight gradients
+        of frozen matrices.
 
-        For a plain GPT 72 L h^2 (1 + s/6h + V/12hL).
+        For a plain GPT: 72 L h^2 (1 + s/6h + V/12hL).
         """
         return 3.0 * self.forward - self.frozen
 
     @cached_property
     def causal(self) -> TokenFlops:
-        """Return FLOPs without the part of attention that a causal mask removes."""
+        """Return the model FLOPs without the part of attention that a causal mask removes."""
         return replace(self, attention=self.attention - self.masked)
 
 
@@ -67,11 +67,12 @@ _flops: Shared[TokenFlops] = Shared()
 
 
 def token_flops(model: ModelSpec, workload: TrainingWorkload) -> TokenFlops:
-    """Return FLOPs per token; for an encoder-decoder model per token of both sides.
+    """Return the forward FLOPs per token; for an encoder-decoder model, per token of encoder and
+    decoder.
 
     Generalises arXiv 2205.05198 appendix A to GQA, latent attention, gated MLPs and mixtures of
-    experts (top-k, shared experts and router). Embeddings, norms and scores outside a sliding
-    window are not counted.
+    experts (top-k, shared experts and router). Excludes embeddings, norms and scores outside a
+    sliding window.
     """
     return _flops.get((model, workload), (), lambda: _token_flops(model, workload))
 
@@ -109,7 +110,9 @@ def _token_flops(model: ModelSpec, workload: TrainingWorkload) -> TokenFlops:
 
 
 def _active_entries(model: ModelSpec, *, layers: float) -> float:
-    """Return entries of matrices that a token is multiplied with in so many layers of one kind."""
+    """Return the number of matrix entries that multiply each token in `layers` layers of one
+    kind.
+    """
     dense = float(model.num_hidden_layers - model.moe_layers) if model.num_experts else layers
     second = 0.0 if model.feed_forward == "none" else dense * entries(mlp_matrices(model))
     if model.num_experts:
@@ -118,10 +121,9 @@ def _active_entries(model: ModelSpec, *, layers: float) -> float:
 
 
 def _state_flops(model: ModelSpec) -> float:
-    """Return forward FLOPs of a token on one layer's recurrent state, which it decays, writes and
-    reads.
+    """Return the forward FLOPs per token of one layer's recurrent state: decay, write and read.
 
-    7 per number of a state space's state (Megatron-LM, training.py), 6 per number of a delta rule's
+    A state space uses 7 FLOPs per number of the state (Megatron-LM, training.py), a delta rule 6
     (arXiv 2412.06464, section 3.1).
     """
     if not model.is_recurrent:
@@ -137,9 +139,9 @@ def _state_flops(model: ModelSpec) -> float:
 def _score_flops(
     model: ModelSpec, workload: TrainingWorkload, *, layers: float, visible: float
 ) -> float:
-    """Return forward FLOPs of a token's attention core in so many layers of one kind.
+    """Return the forward FLOPs per token of the attention core in layers of one kind.
 
-    Selected keys are in the latent space; the indexer's scores of all keys are included.
+    Selected keys are in the latent space. Includes the indexer's scores of all keys.
     """
     length = workload.attended_length
     if model.mixer != "attention":
@@ -166,7 +168,9 @@ def _score_flops(
 
 
 def _two_sided_flops(model: ModelSpec, workload: TrainingWorkload) -> TokenFlops:
-    """Return FLOPs of a row divided by its tokens on both sides; logits are the decoder's."""
+    """Return the FLOPs of a row divided by its tokens in encoder and decoder; only the decoder has
+    logits.
+    """
     _, kept = row_flops(model, workload, causal=0.5)
     layers, attention = row_flops(model, workload, causal=1.0)
     attention = kept if workload.attention_mask_flops == "causal" else attention
@@ -179,7 +183,7 @@ def _two_sided_flops(model: ModelSpec, workload: TrainingWorkload) -> TokenFlops
 
 
 def step_tokens(workload: TrainingWorkload) -> float:
-    """Return tokens of one optimizer step, B s, without padding."""
+    """Return the number of tokens in one optimizer step, B s, excluding padding."""
     return float(workload.global_batch_size) * workload.tokens_per_row
 
 

@@ -1,4 +1,4 @@
-"""Goodput: the fraction of wall-clock time that trains, with Poisson failures and periodic
+"""Goodput: the fraction of wall-clock time spent training, with Poisson failures and periodic
 checkpoints.
 """
 
@@ -15,43 +15,44 @@ from hp_tool.domain.units import SECONDS_PER_DAY, SECONDS_PER_HOUR
 from hp_tool.domain.workload import ReliabilitySpec
 
 MTBF_PER_GPU_S = 16_384 * 54 * SECONDS_PER_DAY / 419
-"""Llama 3 (arXiv 2407.21783, section 3.3.4): 419 unexpected interruptions in 54 days on 16,384
-H100.
+"""Mean time between failures of one GPU, in seconds. Llama 3 (arXiv 2407.21783, section 3.3.4): 419
+unexpected interruptions in 54 days on 16,384 H100.
 """
 WRITE_BYTES_PER_NODE_SECOND = 273e9 / 384
 READ_BYTES_PER_NODE_SECOND = 1e12 / 384
-"""Rates of writing to and reading from a parallel file system, 384 nodes of 8 A100 (arXiv
-2104.04473, section 5.10).
+"""Write and read rates of a parallel file system with 384 nodes of 8 A100 (arXiv 2104.04473,
+section 5.10).
 """
 DIAGNOSIS_S = 600.0
-"""Detecting a failure and running the diagnostics take less than this on average (MegaScale, arXiv
-2402.15627).
+"""Seconds to detect a failure and run diagnostics; the published average is below this (MegaScale,
+arXiv 2402.15627).
 """
 _MAX_MTBFS = 300.0
-"""Maximum time without failure, in mean times between failures, beyond which the exponential
-overflows.
+"""Longest time without failure, in mean times between failures; the exponential overflows
+beyond.
 """
 _LONG_CHECKPOINT = 30.0
-"""Checkpoint time in mean times between failures beyond which the best interval is M to thirteen
-digits.
+"""Checkpoint time, in mean times between failures, beyond which the best interval equals M to
+thirteen digits.
 """
 _NEWTON_STEPS = 12
 BINS = 1 << 13
 """Bins of the distribution of lost time."""
 SPREADS = 10.0
-"""Standard deviations above its mean that the bins cover."""
+"""Standard deviations above the mean that the bins cover."""
 
 
 def goodput(*, case: TrainingCase) -> Goodput | None:
     """Return the goodput of a training on the whole cluster.
 
-    None if the workload has no `reliability` and no spot interruptions. Failures of devices are
-    independent, so the job's MTBF is a device's MTBF over their number. A failed node is replaced
-    by a spare, and a reclaimed spot node, at its own rate, by another. A checkpoint contains
-    weights, master copy and optimizer states: 14 bytes per parameter with Adam, like Megatron-LM's
-    13.8 TB at 1.008e12 parameters (arXiv 2104.04473); Muon's saving is not subtracted. Planned
-    maintenance and evaluation are not counted. Checkpoints written in the background stop training
-    only for the copy: set checkpoint_s to its time.
+    Returns None if the workload has no `reliability` and no spot interruptions. Device failures are
+    independent, so the job's MTBF is a device's MTBF divided by the number of devices. A spare
+    replaces a failed node; reclaimed spot nodes are replaced likewise, at their own rate. A
+    checkpoint contains weights, master copy and optimizer states: 14 bytes per parameter with Adam,
+    like Megatron-LM's
+    13.8 TB at 1.008e12 parameters (arXiv 2104.04473); Muon's saving is not subtracted. Excludes
+    planned maintenance and evaluation. If checkpoints are written in the background, training stops
+    only for the copy: set checkpoint_s to the seconds of the copy.
     """
     cluster, workload = case.cluster, case.workload
     taken_per_day = cluster.interruptions_per_node_day
@@ -96,12 +97,12 @@ def goodput(*, case: TrainingCase) -> Goodput | None:
 def time_stretch(
     *, interval_s: float, checkpoint_s: float, restart_s: float, mtbf_s: float
 ) -> float:
-    """Return wall time over solution time, exact for Poisson failures.
+    """Return wall-clock time divided by failure-free training time; exact for Poisson failures.
 
-    M e^(R/M) (e^((tau + C)/M) - 1) / tau with M the mean time between failures, R the restart, C
-    the checkpoint, tau the training between checkpoints. Failures may occur during restarts and
-    checkpoints too. Source: Daly, A higher order estimate of the optimum checkpoint interval for
-    restart dumps (2006), the complete cost function.
+    The result is M e^(R/M) (e^((tau + C)/M) - 1) / tau, where M is the mean time between failures,
+    R the restart time, C the checkpoint time and tau the training time between checkpoints.
+    Failures may occur during restarts and checkpoints too. Source: Daly, A higher order estimate of
+    the optimum checkpoint interval for restart dumps (2006), the complete cost function.
     """
     restart, segment = (
         min(span_s / mtbf_s, _MAX_MTBFS) for span_s in (restart_s, interval_s + checkpoint_s)
@@ -112,13 +113,13 @@ def time_stretch(
 def lost_s(
     *, stretches: float, interval_s: float, checkpoint_s: float, restart_s: float, mtbf_s: float
 ) -> tuple[FloatArray, FloatArray]:
-    """Return (seconds, probability), each (BINS,): the time that failures add to so many training
-    intervals.
+    """Return (seconds, probability), each of shape (BINS,): the distribution of the time that
+    failures add to a number of training intervals.
 
-    An interval of w = tau + C passes with probability p = e^(-w/M). Each failure before that costs
-    X < w, truncated exponential, and a restart D, which failures begin anew as well. With phi the
-    Fourier transforms of these times on equal bins, that of the sum over n intervals is (p / (1 -
-    (1 - p) phi_X phi_D))^n: a compound negative binomial.
+    An interval of w = tau + C completes with probability p = e^(-w/M). Each failure before that
+    costs X < w (truncated exponential) and a restart D, which further failures may interrupt. Let
+    phi be the Fourier transforms of these times on equal bins. The transform of the sum over n
+    intervals is (p / (1 - (1 - p) phi_X phi_D))^n, a compound negative binomial.
     """
     w, m = min(interval_s + checkpoint_s, _MAX_MTBFS * mtbf_s), mtbf_s
     passes, failures = math.exp(-w / m), stretches * math.expm1(w / m)
@@ -134,7 +135,7 @@ def lost_s(
     seconds: FloatArray = width_s * np.arange(BINS, dtype=np.float64)
 
     def before(end_s: float) -> ComplexArray:
-        """Return the transform of the time of a failure, given that it occurs before."""
+        """Return the transform of the time of a failure, given that it occurs before a limit."""
         edges = np.clip((np.arange(BINS + 1) - 0.5) * width_s, 0.0, end_s)
         return np.fft.rfft(np.diff(-np.expm1(-edges / m)) / -math.expm1(-end_s / m))
 

@@ -1,5 +1,5 @@
-"""Waits for the host: kernels run only after they are launched, and blocking messages stall
-stages.
+"""Waits for the host: kernels run only after the host has launched them, and blocking messages
+stall stages.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ from hp_tool.domain.model import ModelSpec
 
 
 def _launches(mixer: Kernels, second: Kernels, *, blocks: int = 2, cores: int = 1) -> Kernels:
-    """Return all kernels of a layer of `blocks` blocks.
+    """Return the number of all kernels in a layer with this number of blocks.
 
-    There are two matmuls in each, with two more each in the backward pass, and attention's core.
+    Each block has two matmuls, and two more per matmul in the backward pass, plus the attention
+    core.
     """
     return Kernels(
         forward=mixer.forward + second.forward + 2 * blocks + cores,
@@ -36,7 +37,7 @@ _DENSE, _EXPERTS = (
 )
 _NO_LAUNCHES = Kernels(forward=0.0, backward=0.0)
 _COLLECTIVES = Kernels(forward=4.0, backward=6.0)
-"""Collectives of the two tensor-parallel regions of a layer, as with sequence parallelism."""
+"""Collectives of a layer's two tensor-parallel regions with sequence parallelism."""
 DENSE_LAUNCHES = _DENSE.forward + _DENSE.backward
 """Kernels of a dense layer on one rank, both passes."""
 
@@ -44,10 +45,10 @@ DENSE_LAUNCHES = _DENSE.forward + _DENSE.backward
 def without_host(
     framework: FrameworkEfficiency, *, modules: tuple[str, ...] | None = None
 ) -> FrameworkEfficiency:
-    """Return the constants with CUDA graphs, under which no device waits for its host.
+    """Return the constants with CUDA graphs, under which devices never wait for their host.
 
     Graphs of single `modules` exclude the experts' kernels, whose shapes depend on the tokens.
-    Without attention's they also exclude most other launches, but not the preparation of the
+    Without attention's graph, they also exclude most other launches, but not the preparation of the
     dispatch.
     """
     if modules is not None and "attn" not in modules:
@@ -66,7 +67,7 @@ def without_host(
 
 
 def kind_launches(kind: ModelSpec) -> tuple[Kernels, int]:
-    """Return (all kernels of a layer of one kind, its blocks)."""
+    """Return (number of kernels, number of blocks) of a layer of one kind."""
     mixer = recurrent_block.KERNELS if kind.is_recurrent else attention.KERNELS
     mixer = _NO_LAUNCHES if kind.mixer == "none" else mixer
     second = {"none": _NO_LAUNCHES, "experts": moe.KERNELS}.get(
@@ -77,10 +78,10 @@ def kind_launches(kind: ModelSpec) -> tuple[Kernels, int]:
 
 
 def _mean_launches(case: TrainingCase, layers: StageLayers, spread: Bools) -> tuple[Floats, Floats]:
-    """Return (forward, backward) kernels and collectives of the mean layer of a stage with unlike
-    layers.
+    """Return the (forward, backward) kernels and collectives of a stage's mean layer, for layers of
+    different kinds.
 
-    Kernels in CUDA graphs of recurrent layers are not launched.
+    Kernels of recurrent layers that are part of CUDA graphs are not counted.
     """
     model, recorded = (
         case.model,
@@ -109,12 +110,12 @@ def launches(
     added: tuple[Floats, Floats] = (0.0, 0.0),
     mean: tuple[Floats, Floats] | None = None,
 ) -> tuple[Floats, Floats]:
-    """Return (forward, backward) kernels and collectives that one micro-batch launches on `layers`
-    layers.
+    """Return the (forward, backward) kernels and collectives that one micro-batch launches on
+    `layers` layers.
 
-    The fractions `moe_fraction` and `recomputed_fraction` of these have experts and are recomputed
-    whole, which launches the forward pass again. `added` are a layer's further kernels by pass,
-    `mean` all others for unlike layers.
+    The fraction `moe_fraction` of these layers has experts. The fraction `recomputed_fraction` is
+    fully recomputed, which launches the forward pass again. `added` are further kernels per layer
+    by pass; `mean` are all other kernels of the mean layer, for layers of different kinds.
     """
     spread = tensor_parallel_size > 1
     if mean is not None:
@@ -140,13 +141,13 @@ def host_waits(
     forward_s: Floats,
     backward_s: Floats,
 ) -> tuple[Floats, Floats]:
-    """Return (forward, backward) seconds per micro-batch for which a device waits for its host.
+    """Return the (forward, backward) seconds per micro-batch that a device waits for its host.
 
     max(0, launches x seconds each - pass). A launch takes `host_launch_s` for any kernel, so large
     kernels hide it. If hosts also serve a network (the tensor-parallel group or the pipeline spans
     nodes), stalls of a layer, spread over its launches, are added for each of the t ranks of a
-    tensor-parallel group, whose collectives wait for the slowest rank. Launches of the embedding,
-    the output layer and the loss are not counted.
+    tensor-parallel group, whose collectives wait for the slowest rank. Excludes launches of the
+    embedding, the output layer and the loss.
     """
     cluster = case.cluster
     framework = case.profile.framework
@@ -167,44 +168,44 @@ def host_waits(
 
 
 UNIT_LAUNCHES = 40.0
-"""Launches equivalent to the hooks of one FSDP unit in one pass: 1.2 ms.
+"""Equivalent number of launches for the hooks of one FSDP unit in one pass: 1.2 ms.
 
-Chosen by QLoRA of Mistral-7B with FSDP on 2 A100, whose step of 2 x 290 tokens takes as long as one
-of 4 x 440.
+Chosen to match QLoRA of Mistral-7B with FSDP on 2 A100, where a step of 2 x 290 tokens takes as
+long as one of 4 x 440.
 """
 NARROW_LAUNCHES = 12.0
-"""The same of a matmul with a 4-bit matrix in addition to one in 16 bits: it is widened first, with
-quantised scales.
+"""Equivalent number of launches for widening a 4-bit matrix, with quantised scales, before its
+matmul.
 
-Chosen by Qwen-7B with and without GPTQ at 256 tokens.
+Chosen to match Qwen-7B with and without GPTQ at 256 tokens.
 """
 
 
 MODULE_LAUNCHES, MODULES = 6.5, 13.0
-"""The same of the hooks of one module under DeepSpeed's ZeRO 3, and modules of a layer without
-experts.
+"""Equivalent number of launches for the hooks of one module under DeepSpeed's ZeRO 3, and number of
+modules in a layer without experts.
 
-The modules are seven matrices, two norms, the activation, both blocks, the layer. Chosen by full
-fine-tuning of Qwen-1.8B and 7B at 256 tokens.
+The modules are seven matrices, two norms, the activation, both blocks, and the layer. Chosen to
+match full fine-tuning of Qwen-1.8B and 7B at 256 tokens.
 """
 FETCHED_EXPERT = 150.0
-"""Launches equivalent to gathering one expert's three matrices in one pass under DeepSpeed's ZeRO
-3.
+"""Equivalent number of launches for gathering one expert's three matrices in one pass under
+DeepSpeed's ZeRO 3.
 
-Which experts run depends on the tokens, so none is gathered in advance and each waits for its
-exchange. Chosen by one published step of Qwen3-30B-A3B (91 s on 16 A800); answers report that it is
-unchecked.
+The tokens determine which experts run, so none is prefetched and each waits for its gather. Chosen
+to match the only published step of Qwen3-30B-A3B (91 s on 16 A800); answers report that this is not
+validated.
 """
 LOOPED_EXPERT = Kernels(forward=14.0, backward=20.0)
 """Kernels of one expert in a loop over experts.
 
-They select its tokens, copy them, run three matmuls, activation, product and weight, and sum
-(MixtralSparseMoeBlock of huggingface/transformers 4).
+They select and copy its tokens, run three matmuls, the activation, the product and the weighting,
+and add the result (MixtralSparseMoeBlock of huggingface/transformers 4).
 """
 
 
 def _expert_launches(case: TrainingCase, c: Candidates) -> tuple[Floats, Floats]:
-    """Return the (forward, backward) launches of a layer's experts in a loop."""
+    """Return the (forward, backward) launches of a layer's experts that run in a loop."""
     model, known = case.model, framework_facts(case.workload.framework)
     if not model.num_experts or not loops_experts(case.workload):
         return 0.0, 0.0
@@ -219,10 +220,10 @@ def _gathers_parameters(c: Candidates) -> Bools:
 
 
 def _sharded_launches(case: TrainingCase, c: Candidates) -> tuple[Floats, Floats]:
-    """Return the (forward, backward) launches of a layer's FSDP units.
+    """Return the (forward, backward) launches for a layer's FSDP units.
 
-    Units are the layer, and the A and B of each adapter if PEFT's policy wraps modules with trained
-    weights (fsdp_auto_wrap_policy).
+    The units are the layer and, if PEFT's policy wraps modules with trained weights
+    (fsdp_auto_wrap_policy), the A and B of each adapter.
     """
     workload = case.workload
     if framework_facts(workload.framework).hooks_modules:
@@ -238,7 +239,7 @@ def _sharded_launches(case: TrainingCase, c: Candidates) -> tuple[Floats, Floats
 
 
 def _added_launches(case: TrainingCase, candidates: Candidates) -> tuple[Floats, Floats]:
-    """Return (forward, backward) kernels of a layer that other workloads do not launch."""
+    """Return the (forward, backward) kernels of a layer that only some workloads launch."""
     workload = case.workload
     forward: Floats = 0.0
     backward: Floats = 0.0
@@ -259,8 +260,8 @@ def _added_launches(case: TrainingCase, candidates: Candidates) -> tuple[Floats,
 
 
 def message_stalls(*, case: TrainingCase, candidates: Candidates) -> tuple[Floats, Floats]:
-    """Return (seconds per micro-batch, seconds per step) of blocking messages between stages in
-    large jobs.
+    """Return the seconds of blocking messages between stages in large jobs: (per micro-batch, per
+    step).
 
     A stage between two others receives and sends in each direction, four messages per micro-batch;
     with two stages there are two. Filling and draining the pipeline adds two for each further

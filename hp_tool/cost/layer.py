@@ -35,11 +35,11 @@ from hp_tool.cost.recurrent_block import recurrent_bytes, recurrent_time
 from hp_tool.domain.efficiency import FrameworkEfficiency
 
 GATHER_COST = 0.5
-"""Slowdown of a concurrent matmul by a gather, relative to a reduction, which also adds up its
-data.
+"""Slowdown of a concurrent matmul by a gather, relative to the slowdown by a reduction, which also
+adds data.
 
-Chosen: Tables 4 and 5 of arXiv 2205.05198 fit equally well from 0.3 to 1, and up to 0.5 SP speeds
-up the backward pass, as in Table 4.
+Chosen: Tables 4 and 5 of arXiv 2205.05198 fit equally well from 0.3 to 1. Up to 0.5, SP speeds up
+the backward pass, as in Table 4.
 """
 
 
@@ -56,7 +56,7 @@ def layer_bytes(
     sbh(34+5as/h) on one device, sbh(10+24/t+5as/(ht)) with TP, sbh(34+5as/h)/t with SP, 34sbh/t
     with selective recomputation, 2sbh with full recomputation. With sequence parallelism the
     layer's input, which full recomputation saves, is sharded: 2sbh/t (Megatron Core). `attention`
-    is the block's, if it was computed earlier.
+    is the attention block's result if already computed.
     """
     s = s or shapes(case=case, candidates=candidates)
     attention = attention or mixer_bytes(case=case, candidates=candidates, s=s)
@@ -65,8 +65,8 @@ def layer_bytes(
     if case.workload.lora is not None:
         both = with_adapter_bytes(both, case=case, candidates=candidates, s=s)
     if case.workload.records_layers:
-        # A graph keeps its output, and the gradients of its output and input; its input is the
-        # norm's.
+        # A graph keeps its output and the gradients of its output and input; its input is the
+        # norm's input.
         both = replace(both, saved=both.saved + 3.0 * s.e * s.tokens * s.h / s.shards)
     saved_selective, repeated = both.saved, both.core
     if case.workload.lora is not None:
@@ -90,9 +90,9 @@ def layer_bytes(
 
 
 def mixer_bytes(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> BlockBytes:
-    """Return activation bytes of the token mixer of a layer.
+    """Return the activation bytes of a layer's token mixer.
 
-    If no feed-forward follows, its norm is part of its projection's kernel and not recomputed
+    If no feed-forward block follows, the norm is part of the projection's kernel and not recomputed
     (Megatron Core, mamba_layer_specs.py).
     """
     if case.model.mixer == "none":
@@ -103,7 +103,7 @@ def mixer_bytes(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> Blo
 
 
 def mixer_time(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> BlockTime:
-    """Return seconds of the token mixer of a layer."""
+    """Return the seconds of a layer's token mixer."""
     if case.model.mixer == "none":
         return NO_TIME
     block = attention_time if case.model.mixer == "attention" else recurrent_time
@@ -111,7 +111,7 @@ def mixer_time(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> Bloc
 
 
 def _second_bytes(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> BlockBytes:
-    """Return activation bytes of the block after the mixer."""
+    """Return the activation bytes of the feed-forward block."""
     if case.model.feed_forward == "none":
         return NO_BYTES
     return (
@@ -122,7 +122,7 @@ def _second_bytes(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> B
 
 
 def _second_time(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> BlockTime:
-    """Return seconds of the block after the mixer."""
+    """Return the seconds of the feed-forward block."""
     if case.model.feed_forward == "none":
         return NO_TIME
     return (
@@ -144,10 +144,10 @@ def layer_time(
 ) -> LayerTime:
     """Return seconds of one layer of the case's kind.
 
-    Weight matmuls run three times: forward, input gradient, weight gradient, which `split_backward`
-    reports separately. With `merged`, forward and backward passes of different micro-batches run
-    together. `s` replaces the sizes of the workload, for micro-batches that differ; `attention` and
-    `second` are its blocks, if these were timed earlier.
+    Weight matmuls run three times: forward, input gradient and weight gradient. `split_backward`
+    reports the last separately. With `merged`, forward and backward passes of different
+    micro-batches run together. `s` replaces the workload's sizes for micro-batches that differ.
+    `attention` and `second` are the layer's blocks if already timed.
     """
     model, workload = case.model, case.workload
     s = s or shapes(case=case, candidates=candidates)
@@ -200,10 +200,10 @@ def as_layer_time(
     trained: bool = True,
     wide: int = 0,
 ) -> LayerTime:
-    """Return a layer's seconds from its blocks', with the collectives of their tensor-parallel
-    regions.
+    """Return the seconds of a layer from those of its blocks and of the collectives of their
+    tensor-parallel regions.
 
-    A region is a column-row pair of matmuls.
+    A region is a column-parallel matmul followed by a row-parallel one.
     """
     tensor, tensor_backward = _tensor_seconds(
         case.profile.framework, s=s, block=block, regions=regions, trained=trained, wide=wide
@@ -236,18 +236,18 @@ def _tensor_seconds(
     trained: bool,
     wide: int,
 ) -> tuple[Floats, Floats]:
-    """Return exposed (forward, backward) seconds of the collectives of `regions` column-row matmul
-    pairs.
+    """Return the exposed (forward, backward) seconds of the collectives of `regions`
+    tensor-parallel regions.
 
-    Forward: an all-reduce each, or with SP an all-gather and a reduce-scatter. Inputs and gradients
-    below 16 bits are quantised before they are gathered (Transformer Engine,
-    gather_along_first_dim), except `wide` inputs that adapters read too; reductions stay wide.
-    Backward without SP: the all-reduces, overlapped with the weight-gradient matmuls. Backward with
-    SP: gradients are gathered first, exposed; if the weights are trained, the sharded inputs are
-    gathered again, overlapped with the input-gradient matmuls (arXiv 2205.05198 section 4.2.2);
-    input gradients are reduce-scattered, overlapped with the weight-gradient matmuls. Overlapped
-    collectives use cores and bandwidth of the matmuls: the framework's overlap is the fraction of a
-    reduction that costs nothing. Gathers cost half as much (GATHER_COST).
+    Forward: an all-reduce per region, or with SP an all-gather and a reduce-scatter. Inputs and
+    gradients below 16 bits are quantised before they are gathered (Transformer Engine,
+    gather_along_first_dim), except `wide` inputs that adapters read too; reductions stay in 16
+    bits. Backward without SP: the all-reduces, overlapped with the weight-gradient matmuls.
+    Backward with SP: gradients are gathered first, exposed; if the weights are trained, the sharded
+    inputs are gathered again, overlapped with the input-gradient matmuls (arXiv 2205.05198 section
+    4.2.2); input gradients are reduce-scattered, overlapped with the weight-gradient matmuls.
+    Overlapped collectives use cores and bandwidth of the matmuls: the framework's overlap is the
+    fraction of a reduction that costs nothing. Gathers cost half as much (GATHER_COST).
     """
     gather, scatter, all_reduce = (
         regions * s.input_gather_s,

@@ -55,7 +55,7 @@ MEMORY = "memory"
 
 
 def legality(*, case: TrainingCase, candidates: Candidates) -> IntArray:
-    """Return 0 if the framework accepts the configuration, else the broken rules as bits.
+    """Return 0 if the framework accepts the candidate, else a code with one bit per violated rule.
 
     The result has the shape of the candidates.
     """
@@ -97,9 +97,9 @@ def legality(*, case: TrainingCase, candidates: Candidates) -> IntArray:
 
 
 def heads_broken(model: ModelSpec, t: Ints) -> Bools:
-    """Return whether the heads of attention layers cannot be divided over t ranks.
+    """Return whether the attention heads cannot be divided over t ranks.
 
-    Key/value heads are split, or copied whole if there are fewer heads than ranks.
+    Key/value heads are split; if there are fewer heads than ranks, each is replicated.
     """
     if model.mixer != "attention":
         return False
@@ -109,21 +109,21 @@ def heads_broken(model: ModelSpec, t: Ints) -> Bools:
 
 
 def width_broken(model: ModelSpec, t: Ints) -> Bools:
-    """Return whether hidden size or dense MLP cannot be divided over t ranks."""
+    """Return whether the hidden size or the width of the dense MLP is not divisible by t."""
     width = 0 if model.feed_forward == "none" else model.ffn_size
     broken: Bools = (model.hidden_size % t != 0) | (width % t != 0)
     return broken
 
 
 def mixer_broken(model: ModelSpec, c: Candidates, *, workload: TrainingWorkload) -> Bools:
-    """Return whether a framework cannot split the mixers of equal layers.
+    """Return whether the framework cannot split the token mixers of uniform layers.
 
     Megatron Core (0.16) splits Mamba 2's heads and groups over tensor-parallel ranks and over
     context-parallel ones, where a group may be copied, and interleaves its layers since 0.17
     (ssm/mamba_mixer.py, mamba_context_parallel.py, mamba_block.py). It splits a gated delta rule's
     heads over tensor-parallel ranks and, since 0.18, over context-parallel ones
     (ssm/gated_delta_net.py). It does not split a sequence whose keys an indexer selects
-    (transformer_config.py). Other frameworks run transformers' layers whole.
+    (transformer_config.py). Other frameworks run the layers of Hugging Face transformers unsplit.
     """
     t, context, p = c.tensor_parallel_size, c.context_parallel_size, c.pipeline_parallel_size
     if model.mixer == "attention":
@@ -149,8 +149,8 @@ def mixer_broken(model: ModelSpec, c: Candidates, *, workload: TrainingWorkload)
 
 
 def _sequence_broken(workload: TrainingWorkload, c: Candidates) -> Bools:
-    """Return whether the ranks cannot get equal pieces of the sequence, or of the decoder's
-    sequence.
+    """Return whether a sequence, or the decoder's, does not divide into equal pieces for the
+    ranks.
     """
     pieces = _sequence_pieces(c)
     broken: Bools = workload.sequence_length % pieces != 0
@@ -160,8 +160,8 @@ def _sequence_broken(workload: TrainingWorkload, c: Candidates) -> Bools:
 
 
 def _sequence_pieces(c: Candidates) -> Ints:
-    """Return the pieces of a sequence: two per context-parallel rank (balanced causal load),
-    sharded again by SP.
+    """Return the number of pieces of a sequence: two per context-parallel rank (for balanced causal
+    attention), times t with sequence parallelism.
     """
     sharded = 1 + (c.tensor_parallel_size - 1) * c.sequence_parallel
     pieces: Ints = c.context_parallel_size * (1 + (c.context_parallel_size > 1)) * sharded
@@ -169,7 +169,9 @@ def _sequence_pieces(c: Candidates) -> Ints:
 
 
 def _pipeline_unfilled(workload: TrainingWorkload, c: Candidates) -> Bools:
-    """Return whether a framework whose 1F1B needs m >= p - 1 has fewer micro-batches."""
+    """Return whether there are too few micro-batches for a framework whose 1F1B needs m >= p -
+    1.
+    """
     if not framework_facts(workload.framework).fills_pipeline:
         return False
     micro_batches = workload.global_batch_size // (c.data_parallel_size * c.micro_batch_size)
@@ -178,11 +180,11 @@ def _pipeline_unfilled(workload: TrainingWorkload, c: Candidates) -> Bools:
 
 
 def _layers_broken(case: TrainingCase, c: Candidates, *, framework: str) -> Bools:
-    """Return whether the layers cannot be divided over the chunks.
+    """Return whether the layers cannot be divided over the model chunks.
 
-    If the framework balances blocks, no stage may be empty and there is no interleaving. Otherwise
-    every chunk has the same number of layers, or some have fewer (`domain.pipeline_layout`), except
-    under ZB-V. Two kinds of GPU may have different numbers.
+    If the framework balances blocks, no stage may be empty and interleaving is impossible.
+    Otherwise all chunks have equally many layers, or some have fewer (`domain.pipeline_layout`),
+    except under ZB-V. Two kinds of GPU may have different numbers of layers.
     """
     model = case.model
     p, layers = c.pipeline_parallel_size, model.num_hidden_layers
@@ -192,7 +194,7 @@ def _layers_broken(case: TrainingCase, c: Candidates, *, framework: str) -> Bool
         )
         return empty
     chunks = p * c.virtual_pipeline_parallel_size
-    if case.cluster.kinds:  # balanced by layer; at least one in each chunk
+    if case.cluster.kinds:  # Balanced by layer, with at least one layer per chunk.
         too_few: Bools = chunks > layers
         return too_few
     even = layers % chunks == 0
@@ -204,10 +206,10 @@ def _layers_broken(case: TrainingCase, c: Candidates, *, framework: str) -> Bool
 
 
 def _experts_broken(model: ModelSpec, c: Candidates) -> Bools:
-    """Return whether experts do not divide over e_p ranks, or e_p e_t not over the ranks of a
-    stage.
+    """Return whether the experts do not divide over e_p ranks, or e_p e_t does not divide the ranks
+    of a stage.
 
-    Dense models have no experts.
+    For dense models, return whether expert parallelism is set at all.
     """
     ep, etp = c.expert_parallel_size, c.expert_tensor_parallel_size
     if not model.num_experts:
@@ -219,8 +221,8 @@ def _experts_broken(model: ModelSpec, c: Candidates) -> Bools:
 
 
 def shards_broken(model: ModelSpec, c: Candidates) -> Bools:
-    """Return whether shard groups do not divide the data-parallel group, or their replicas not the
-    ranks with the same experts.
+    """Return whether shard groups do not divide the data-parallel group, or their replicas do not
+    divide the ranks with the same experts.
     """
     size, d = c.data_parallel_shard_size, c.data_parallel_size
     if not anywhere(size > 0):
@@ -236,9 +238,9 @@ def shards_broken(model: ModelSpec, c: Candidates) -> Bools:
 
 
 def rejection_counts(codes: IntArray, *, weights: IntArray | None = None) -> dict[str, int]:
-    """Return the number of candidates that broke each rule.
+    """Return the number of candidates rejected by each rule, multiplied by their weights.
 
-    A candidate counts in every rule it broke, multiplied by its weight.
+    A candidate counts for every rule that it violates.
     """
     counted = np.bincount(codes, weights=weights)
     broken = np.flatnonzero(counted)
@@ -252,8 +254,8 @@ def rejection_counts(codes: IntArray, *, weights: IntArray | None = None) -> dic
 
 
 def schedule_broken(c: Candidates, *, num_layers: int, micro_batches: Ints) -> Bools:
-    """Return whether the schedule's rule in RULES is broken; those of 1F1B and interleaving are in
-    `legality`.
+    """Return whether the candidate violates its schedule's rule in RULES; `legality` checks 1F1B
+    and interleaving.
     """
     schedule = c.pipeline_schedule
     if not c.names_schedules:
@@ -281,11 +283,11 @@ RULES = {
     "pipeline_parallel_size",
     "dualpipe-v": "two model chunks per rank and at least 2 pipeline_parallel_size micro-batches",
 }
-"""Requirements of each schedule in addition to at least two pipeline stages."""
+"""Requirements of each schedule besides at least two pipeline stages."""
 
 
 def least_micro_batches(config: ParallelConfig) -> int:
-    """Return the fewest micro-batches that fill the schedule."""
+    """Return the minimum number of micro-batches of the schedule."""
     p = config.pipeline_parallel_size
     return {"zb-h1": p, "zbv": 2 * p - 1, "dualpipe": 2 * p, "dualpipe-v": 2 * p}.get(
         config.pipeline_schedule or "", 1

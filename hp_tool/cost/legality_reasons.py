@@ -26,7 +26,7 @@ from hp_tool.domain.units import format_gib
 
 
 def explain(code: int, *, case: TrainingCase, config: ParallelConfig) -> tuple[Reason, ...]:
-    """Return the reasons of one configuration whose `legality` is `code`."""
+    """Return the reasons for the `legality` code of one configuration."""
     reasons = []
     for bit, name in enumerate(REASONS):
         if not code >> bit & 1:
@@ -40,7 +40,7 @@ def explain(code: int, *, case: TrainingCase, config: ParallelConfig) -> tuple[R
 
 
 def memory_reason(*, needed: float, available: float, parts: dict[str, float]) -> Reason:
-    """Return the reason of a legal configuration that does not fit: the sum, and its parts in
+    """Return the reason why a legal configuration does not fit: the total, and its parts in
     descending order.
     """
     largest = sorted(parts.items(), key=lambda item: -item[1])
@@ -56,7 +56,7 @@ def memory_reason(*, needed: float, available: float, parts: dict[str, float]) -
 
 
 def host_memory_reason(*, needed: float, available: float) -> Reason:
-    """Return the reason for offloaded bytes that exceed host memory."""
+    """Return the reason if offloaded bytes exceed host memory."""
     return Reason(
         code="host_memory",
         message=f"offloads {format_gib(needed)} a device, whose share of host memory is "
@@ -68,21 +68,21 @@ def host_memory_reason(*, needed: float, available: float) -> Reason:
 
 
 def _micro_batches(case: TrainingCase, config: ParallelConfig) -> int:
-    """Return the whole micro-batches of a replica in a step."""
+    """Return the number of micro-batches per replica and step."""
     return case.workload.global_batch_size // max(
         config.data_parallel_size * config.micro_batch_size, 1
     )
 
 
 def _micro_batch_arithmetic(config: ParallelConfig) -> str:
-    """Return how the number of micro-batches is computed."""
+    """Return the calculation of the number of micro-batches, as text."""
     return (
         f"global_batch_size / (data {config.data_parallel_size} x micro {config.micro_batch_size})"
     )
 
 
 _Explanation = tuple[str, float, float]
-"""The problem with its fix, the required amount, and the available amount."""
+"""The problem with its fix, and the required and available amounts."""
 
 
 def _heads(case: TrainingCase, config: ParallelConfig) -> _Explanation:

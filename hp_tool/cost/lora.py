@@ -37,22 +37,22 @@ PARTS = {
     "linear_q_proj": (("q_proj",),),
     "linear_fc1": (("gate_proj", "linear_fc1_gate"), ("up_proj", "linear_fc1_up")),
 }
-"""Names of the parts of fused matrices: Hugging Face's, and those of Megatron Bridge's canonical
-LoRA.
+"""Names of the parts of fused matrices, in Hugging Face's notation and in that of Megatron Bridge's
+canonical LoRA.
 """
 DEFAULT_TARGETS = ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2")
 ADAPTER_BYTES = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0}
 UNFUSED_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-"""The same matrices for frameworks that do not fuse them, as in Hugging Face's models."""
+"""LoRA targets for frameworks that do not fuse these matrices, as in Hugging Face's models."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adapter:
-    """One pair of A and B on one rank."""
+    """The A and B of one adapter on one rank."""
 
     matrix: Matrix
     rows: Floats
-    """Outputs on this rank of W, or of the part of W with the adapter."""
+    """Outputs on this rank of W, or of the part of W that has the adapter."""
     rank: float
 
     @property
@@ -65,14 +65,14 @@ class Adapter:
 
     @property
     def parameters(self) -> Floats:
-        """Return r (k + n) / t for a matrix with k inputs and n outputs in total."""
+        """Return r (k + n) / t, the parameters on one rank for a matrix with k inputs and n outputs
+        in total.
+        """
         return sum(rows * columns for rows, columns in self.matrices)
 
 
 def adapters(matrix: Matrix, lora: LoraSpec) -> Iterator[Adapter]:
-    """Return the adapters of the targets: one for a whole matrix, or one for each named part
-    of it.
-    """
+    """Return the adapters of the targets: one for a whole matrix, or one per named part."""
     targets = {ALIASES.get(name, name) for name in lora.target_modules or DEFAULT_TARGETS}
     rank = float(lora.rank)
     if matrix.module in targets:
@@ -85,7 +85,7 @@ def adapters(matrix: Matrix, lora: LoraSpec) -> Iterator[Adapter]:
 
 
 def target_names(model: ModelSpec, candidates: Candidates) -> set[str]:
-    """Return every name that a query may use for a matrix of this model."""
+    """Return all names that a query may use for the matrices of this model."""
     modules = {
         matrix.module: matrix
         for matrix in rank_matrices(model, candidates)
@@ -101,8 +101,8 @@ def target_names(model: ModelSpec, candidates: Candidates) -> set[str]:
 
 
 def with_named_targets(workload: TrainingWorkload, *, model: ModelSpec) -> TrainingWorkload:
-    """Return the workload with named adapter matrices, if torch does not fuse what Megatron Core
-    fuses.
+    """Return the workload with explicit adapter targets if torch does not fuse the matrices that
+    Megatron Core fuses.
     """
     lora = workload.lora
     if (
@@ -120,7 +120,7 @@ def with_named_targets(workload: TrainingWorkload, *, model: ModelSpec) -> Train
 def layer_adapter_parameters(
     model: ModelSpec, lora: LoraSpec, candidates: Candidates, *, routed: bool
 ) -> Floats:
-    """Return adapter parameters of one layer on one rank: of routed experts, or of all other
+    """Return the adapter parameters of one layer on one rank, of routed experts or of all other
     matrices.
     """
     matrices = (matrix for matrix in rank_matrices(model, candidates) if matrix.routed == routed)
@@ -130,23 +130,25 @@ def layer_adapter_parameters(
 
 
 def token_adapter_parameters(model: ModelSpec, lora: LoraSpec) -> float:
-    """Return adapter parameters that one token passes in the whole model.
+    """Return the adapter parameters that process one token, in the whole model.
 
-    An expert's count once for each expert that the token is sent to.
+    Each selected expert of a token counts its adapters.
     """
     return _model_adapter_parameters(model, lora, of_experts=model.num_experts_per_tok or 1)
 
 
 def trained_parameters(model: ModelSpec, lora: LoraSpec, config: ParallelConfig) -> float:
-    """Return adapter parameters of the whole model.
+    """Return the adapter parameters of the whole model.
 
-    Routed experts have one pair per expert-parallel rank, which its experts share.
+    Each expert-parallel rank has one pair for its routed experts, which share it.
     """
     return _model_adapter_parameters(model, lora, of_experts=config.expert_parallel_size)
 
 
 def _model_adapter_parameters(model: ModelSpec, lora: LoraSpec, *, of_experts: int) -> float:
-    """Return adapter parameters of all layers, with those of routed experts multiplied."""
+    """Return the adapter parameters of all layers, with those of routed experts multiplied by a
+    factor.
+    """
     alone = Candidates.alone(ParallelConfig())
 
     def layer(kind: ModelSpec, *, routed: bool) -> float:
@@ -161,9 +163,9 @@ def _model_adapter_parameters(model: ModelSpec, lora: LoraSpec, *, of_experts: i
 
 
 def added_launches(model: ModelSpec, lora: LoraSpec, candidates: Candidates) -> tuple[float, float]:
-    """Return (forward, backward) kernels that adapters add to a dense layer.
+    """Return the (forward, backward) kernels that adapters add to a dense layer.
 
-    Each pair has two matmuls, a scaling and an addition, and twice as many matmuls in the backward
+    Each pair adds two matmuls, a scaling and an addition, and twice as many matmuls in the backward
     pass. The frozen matrices' weight gradients are omitted.
     """
     matrices = rank_matrices(model.without_experts, candidates)
@@ -172,7 +174,7 @@ def added_launches(model: ModelSpec, lora: LoraSpec, candidates: Candidates) -> 
 
 
 def num_adapters(model: ModelSpec, lora: LoraSpec, candidates: Candidates) -> int:
-    """Return the pairs of A and B in a dense layer."""
+    """Return the number of adapters (pairs of A and B) in a dense layer."""
     matrices = rank_matrices(model.without_experts, candidates)
     return sum(1 for matrix in matrices for _ in adapters(matrix, lora))
 
@@ -184,10 +186,10 @@ def with_adapter_bytes(
 
     A frozen matrix saves no input (torch and Transformer Engine save it only for the weight
     gradient). A matrix with adapters saves its input in 16 bits for A, whole if sequence
-    parallelism gathers it first, and A's output for B. With dropout each adapter saves a dropped
-    copy of its own, and the mask. Inputs that attention or the activation function saves are
-    counted there. Matrices stored narrower than their matmuls are widened one at a time: the
-    largest adds to the working set.
+    parallelism gathers it first, and A's output for B. With dropout, each adapter also saves a
+    dropped-out copy of its input and the mask. Inputs that attention or the activation function
+    saves are counted there. Matrices stored in fewer bits than their matmuls need are widened one
+    at a time, so the largest adds to the working set.
     """
     workload = case.workload
     assert workload.lora is not None
@@ -217,15 +219,17 @@ def with_adapter_bytes(
 
 
 def widens_frozen(workload: TrainingWorkload) -> bool:
-    """Return whether matmuls need the frozen matrices wider than they are stored, one at a time."""
+    """Return whether frozen matrices must be widened, one at a time, because their matmuls need
+    more bits than are stored.
+    """
     stored = workload.frozen_precision
     return stored is not None and FROZEN_BYTES[stored] < ELEMENT_BYTES[workload.precision]
 
 
 def _saved_input_bytes(matrix: Matrix, tokens: Floats, s: Shapes, *, experts: bool) -> Floats:
-    """Return bytes of a matrix's input that training all weights saves.
+    """Return the bytes of a matrix's input that training all weights would save.
 
-    It is counted by attention_bytes, mlp_bytes and expert_bytes.
+    attention_bytes, mlp_bytes and expert_bytes count these.
     """
     whole = tokens * matrix.inputs
     if matrix.source == "activation" and not experts:
@@ -242,9 +246,9 @@ def with_adapter_time(
 ) -> BlockTime:
     """Return the layer's seconds if only adapters are trained.
 
-    The frozen matrices have no weight gradients, and are read and written wide if they are stored
-    narrower. The adapters' matmuls are added with theirs, and the sums of both paths (forward reads
-    two tensors and writes one of the output's size; backward the same for the input's gradient).
+    Frozen matrices have no weight gradients. If stored in fewer bits, they are read and written
+    widened. Added are the adapters' matmuls and the addition of both paths (forward reads two
+    tensors and writes one of the output's size; backward the same for the input's gradient).
     """
     workload = case.workload
     assert workload.lora is not None
@@ -276,7 +280,7 @@ def with_adapter_time(
                 )
     wider = residual_bytes(case, candidates, s) - s.e
     if anywhere(wider > 0.0):
-        # For a layer's two norms and two residual additions, which read and write both streams.
+        # A layer has two norms and two residual additions, which read and write both streams.
         hidden = s.tokens * s.h / s.shards * wider
         forward = forward + elementwise_seconds(8.0 * hidden, machine=case, kernels=0.0)
         backward = backward + elementwise_seconds(10.0 * hidden, machine=case, kernels=0.0)
@@ -294,9 +298,9 @@ def _eager_traffic(
 ) -> tuple[Floats, Floats]:
     """Return the (forward, backward) bytes per token that an adapter moves in PyTorch's eager mode.
 
-    Its matmuls and sums are excluded. The input is widened to the adapter's precision and dropped
-    out, the output scaled; backward the same for their gradients (huggingface/peft,
-    src/peft/tuners/lora/layer.py, Linear.forward).
+    Excludes its matmuls and the final addition. The input is widened to the adapter's precision and
+    dropped out, and the output is scaled; backward does the same for their gradients
+    (huggingface/peft, src/peft/tuners/lora/layer.py, Linear.forward).
     """
     assert workload.lora is not None
     width = ADAPTER_BYTES[s.facts.adapter_precision]
@@ -308,14 +312,15 @@ def _eager_traffic(
 
 
 def residual_bytes(case: TrainingCase, c: Candidates, s: Shapes) -> Floats:
-    """Return the bytes per element of the residual stream, which checkpoints save."""
+    """Return the bytes per element of the residual stream, which activation checkpoints save."""
     if case.workload.lora is None or not s.facts.wide_residual_with_adapters:
         return s.e
     return where((c.zero_stage >= 3) & (c.data_parallel_size > 1), 4.0, s.e)
 
 
 def wide_gathers(case: TrainingCase, candidates: Candidates) -> int:
-    """Return gathered inputs of a layer that stay in 16 bits because an adapter reads them too.
+    """Return the number of gathered inputs per layer that stay in 16 bits because an adapter reads
+    them too.
 
     Megatron Bridge's adapters request return_layernorm_output_gathered, under which Transformer
     Engine does not quantise before it gathers.
@@ -335,12 +340,12 @@ def wide_gathers(case: TrainingCase, candidates: Candidates) -> int:
 def adapter_tensor_seconds(
     *, case: TrainingCase, candidates: Candidates, s: Shapes
 ) -> tuple[Floats, Floats]:
-    """Return (forward, backward) seconds of the adapters' tensor-parallel collectives, without
+    """Return the (forward, backward) seconds of the adapters' tensor-parallel collectives, without
     overlap.
 
-    Those of routed experts are not counted. A's output is gathered (column-parallel) or all-reduced
-    (row-parallel), and so is its gradient; B's output of a row-parallel matrix is gathered, with
-    sequence parallelism also its gradient. Gathered inputs are those of the base layer.
+    Excludes routed experts. A's output is gathered (column-parallel) or all-reduced (row-parallel),
+    and its gradient likewise. B's output of a row-parallel matrix is gathered, and with sequence
+    parallelism its gradient too. Gathered inputs are those of the base layer.
     """
     workload = case.workload
     assert workload.lora is not None

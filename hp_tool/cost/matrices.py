@@ -1,6 +1,6 @@
-"""A layer's weight matrices on one rank, used by FLOPs, matmul time, LoRA, Muon and serving.
+"""A layer's weight matrices on one rank. FLOPs, matmul time, LoRA, Muon and serving use them.
 
-Letters: docs/cost-model.md.
+Symbols are defined in docs/cost-model.md.
 """
 
 from hp_tool.cost.arrays import Floats, Ints, maximum
@@ -13,7 +13,7 @@ from hp_tool.domain.model import ModelSpec
 def layer_matrices(
     model: ModelSpec, *, tensor: Ints = 1, expert: Ints = 1, expert_tensor: Ints = 1
 ) -> list[Matrix]:
-    """Return all matrices of a layer of the model's kind, under these parallel sizes."""
+    """Return all matrices of a layer for these parallel sizes."""
     attention = mixer_matrices(model, tensor=tensor)
     if model.feed_forward == "none":
         return attention
@@ -30,7 +30,7 @@ def layer_matrices(
 
 
 def rank_matrices(model: ModelSpec, candidates: Candidates) -> list[Matrix]:
-    """Return all matrices of a layer of the model's kind, on one rank of each candidate."""
+    """Return all matrices of a layer on one rank of each candidate."""
     c = candidates
     return layer_matrices(
         model,
@@ -43,7 +43,7 @@ def rank_matrices(model: ModelSpec, candidates: Candidates) -> list[Matrix]:
 def mixer_matrices(model: ModelSpec, *, tensor: Ints = 1) -> list[Matrix]:
     """Return the matrices of a layer's token mixer, divided by heads.
 
-    These are attention's, or a recurrent mixer's projections.
+    These are the projections of attention or of a recurrent mixer.
     """
     match model.mixer:
         case "attention":
@@ -55,8 +55,8 @@ def mixer_matrices(model: ModelSpec, *, tensor: Ints = 1) -> list[Matrix]:
 
 
 def attention_matrices(model: ModelSpec, *, tensor: Ints = 1) -> list[Matrix]:
-    """Return attention's projections, divided by heads, with its output gate and indexer if it has
-    them.
+    """Return attention's projections, divided by heads, including an output gate and indexer if
+    present.
 
     Latent attention's down-projections are replicated (arXiv 2405.04434, section 2.1), and so is
     the indexer (DeepSeek-V3.2).
@@ -80,10 +80,10 @@ def attention_matrices(model: ModelSpec, *, tensor: Ints = 1) -> list[Matrix]:
 
 
 def _index_matrices(model: ModelSpec) -> list[Matrix]:
-    """Return the indexer's matrices: queries from the compressed query if there is one, and one
-    key.
+    """Return the indexer's matrices: for its queries (from the compressed query, if there is one)
+    and for its single key.
 
-    For latent attention also one weight per head.
+    With latent attention, also the matrix for one weight per head.
     """
     if not has_indexer(model):
         return []
@@ -149,26 +149,28 @@ def _projections(model: ModelSpec, tensor: Ints) -> list[Matrix]:
 
 
 def mlp_matrices(model: ModelSpec, *, tensor: Ints = 1) -> list[Matrix]:
-    """Return the matrices of a dense MLP: two, or three if it is gated."""
+    """Return the matrices of a dense MLP: two, or three if gated."""
     return _mlp(model, float(model.ffn_size), tensor)
 
 
 def shared_expert_matrices(model: ModelSpec, *, tensor: Ints = 1) -> list[Matrix]:
-    """Return the matrices of a layer's shared experts, which divide like a dense MLP; empty without
-    any.
+    """Return the matrices of a layer's shared experts, divided like a dense MLP; empty if there are
+    none.
     """
     return _mlp(model, float(model.shared_expert_size), tensor) if model.shared_expert_size else []
 
 
 def expert_matrices(model: ModelSpec, *, expert: Ints = 1, expert_tensor: Ints = 1) -> list[Matrix]:
-    """Return the matrices of a layer's routed experts, num_experts / expert of them on a rank."""
+    """Return the matrices of a layer's routed experts, num_experts / expert of which are on one
+    rank.
+    """
     local = float(model.num_experts or 0) / expert
     return _mlp(model, float(model.expert_size), expert_tensor, count=local, routed=True)
 
 
 def latent_matrices(model: ModelSpec) -> list[Matrix]:
-    """Return the projections to the width of the routed experts and back; empty if it is the hidden
-    size.
+    """Return the projections to and from the width of the routed experts; empty if it equals the
+    hidden size.
     """
     if model.moe_latent_size is None:
         return []
@@ -180,21 +182,21 @@ def latent_matrices(model: ModelSpec) -> list[Matrix]:
 
 
 def router_matrix(model: ModelSpec) -> Matrix:
-    """Return the router, with one output per expert."""
+    """Return the router's matrix, with one output per expert."""
     return replicated(
         "router", float(model.num_experts or 0), float(model.hidden_size), source="mlp_input"
     )
 
 
 def query_heads(model: ModelSpec, tensor: Ints) -> Floats:
-    """Return query heads on one rank."""
+    """Return the number of query heads on one rank."""
     return model.num_attention_heads / tensor
 
 
 def kv_heads(model: ModelSpec, tensor: Ints) -> Floats:
-    """Return key/value heads on one rank.
+    """Return the number of key/value heads on one rank.
 
-    With fewer heads than ranks each rank has one whole head (Megatron Core). Latent attention
+    With fewer heads than ranks, each rank has one whole head (Megatron Core). Latent attention
     expands its latent to one key and value per query head.
     """
     return (
@@ -205,10 +207,10 @@ def kv_heads(model: ModelSpec, tensor: Ints) -> Floats:
 
 
 def attention_flops(model: ModelSpec, t: Ints, *, decoding: bool) -> Floats:
-    """Return FLOPs per query token and visible key: 4 a d / t.
+    """Return the attention FLOPs per query token and visible key: 4 a d / t.
 
-    Latent attention decodes in the latent space, where a head is rank (+ rope) wide, and prefills
-    with expanded heads.
+    In decoding, latent attention works in the latent space, where a head is rank (+ rope) wide. In
+    prefill, it expands the heads.
     """
     heads = query_heads(model, t)
     if model.kv_lora_rank is None:
@@ -223,10 +225,10 @@ def attention_flops(model: ModelSpec, t: Ints, *, decoding: bool) -> Floats:
 
 
 def cached_width(model: ModelSpec, tensor: Ints) -> Floats:
-    """Return the numbers in a KV cache per token and layer on one rank.
+    """Return the numbers per token and layer in one rank's KV cache.
 
-    Keys and values of the local heads, or the whole latent with its rotary key on every rank; and
-    an indexer's key.
+    Counts keys and values of the local heads; with latent attention, the whole latent and its
+    rotary key on every rank; and an indexer's key.
     """
     if model.mixer != "attention":
         return 0.0 * tensor
@@ -240,7 +242,7 @@ def cached_width(model: ModelSpec, tensor: Ints) -> Floats:
 
 
 def index_width(model: ModelSpec) -> float:
-    """Return the numbers of an indexer's key per token and layer, replicated on every rank."""
+    """Return the numbers of an indexer's key per token and layer; every rank stores all of them."""
     return float(model.index_head_dim or 0) if has_indexer(model) else 0.0
 
 

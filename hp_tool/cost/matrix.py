@@ -17,39 +17,41 @@ Shape = tuple[Floats, Floats]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Matrix:
-    """W of y = W x on one rank; sizes have shape (n,), or are plain numbers of one candidate."""
+    """The matrix W of y = W x on one rank. Sizes have shape (n,), or are plain numbers for a single
+    candidate.
+    """
 
     module: str
-    """linear_qkv, linear_proj, router, ...; linear_fc1 and linear_fc2 for dense MLPs, routed and
-    shared experts.
+    """Megatron Core's module name: linear_qkv, linear_proj, router, ...; linear_fc1 and linear_fc2
+    for dense MLPs, routed and shared experts.
     """
     outputs: tuple[Floats, ...]
-    """Rows on this rank, by fused part: queries, keys, values; gate and up."""
+    """Rows on this rank, one entry per fused part: queries, keys, values; gate and up."""
     inputs: Floats
     """Columns on this rank."""
     source: str
-    """The input tensor of W. Matrices with the same source share its copy for the backward pass."""
+    """Name of W's input tensor. Matrices with the same source share its saved copy."""
     division: Division
     ranks: Ints = 1
-    """Ranks that share a divided matrix."""
+    """Number of ranks that divide the matrix."""
     count: Floats = 1.0
-    """Matrices of this shape on the rank: local experts."""
+    """Number of matrices of this shape on the rank: local experts."""
     routed: bool = False
     """Whether it belongs to a routed expert."""
 
     @property
     def rows(self) -> Floats:
-        """Return outputs on this rank."""
+        """Number of outputs on this rank."""
         return sum(self.outputs[1:], self.outputs[0])
 
     @property
     def shape(self) -> Shape:
-        """Return (outputs, inputs) on this rank."""
+        """(outputs, inputs) on this rank."""
         return self.rows, self.inputs
 
     @property
     def entries(self) -> Floats:
-        """Return entries of all `count` matrices on this rank."""
+        """Entries of all `count` matrices on this rank."""
         return self.count * self.rows * self.inputs
 
 
@@ -68,17 +70,17 @@ def replicated(module: str, outputs: float, inputs: float, *, source: str) -> Ma
 
 
 def entries(matrices: Iterable[Matrix]) -> Floats:
-    """Return entries of these matrices on one rank: their parameters without biases."""
+    """Return the entries of these matrices on one rank: their parameters without biases."""
     return sum((matrix.entries for matrix in matrices), 0.0)
 
 
 def shapes(matrices: Iterable[Matrix]) -> list[Shape]:
-    """Return (outputs, inputs) of each matrix on one rank."""
+    """Return the (outputs, inputs) of each matrix on one rank."""
     return [matrix.shape for matrix in matrices]
 
 
 def shapes_by_source(matrices: Iterable[Matrix]) -> list[Shape]:
-    """Return shapes with the matrices of one source fused, as in inference engines."""
+    """Return the shapes after fusing matrices with the same source, as inference engines do."""
     fused: dict[str, Shape] = {}
     for matrix in matrices:
         rows, inputs = fused.get(matrix.source, (0.0, matrix.inputs))

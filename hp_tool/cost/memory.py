@@ -1,4 +1,4 @@
-"""Bytes on the representative stages of a pipeline; the fullest one counts."""
+"""Memory of representative pipeline stages in bytes; the fullest stage counts."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,46 +21,46 @@ from hp_tool.domain.frameworks import framework_facts
 from hp_tool.domain.model import ModelSpec
 
 NEARLY_FULL = 0.9
-"""Fraction of the device in use from which allocators retry.
+"""Fraction of device memory in use from which allocators retry.
 
-All nine of nanotron's runs above it were slow, by a median of five times; runs below it were not.
+All nine nanotron runs above it were slow, by a median factor of five; runs below it were not.
 """
 LOGISTIC = 1.702
-"""Slope at which a logistic function is within 0.01 of the normal distribution function."""
+"""Slope for which a logistic function is within 0.01 of the normal distribution function."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
-    """Bytes on the worst stage of each candidate, shape (n,)."""
+    """Bytes on the worst stage of each candidate; shape (n,)."""
 
     parts: dict[str, Floats]
-    """By MEMORY_KEYS."""
+    """Bytes by the keys of MEMORY_KEYS."""
     layer_activations: Floats
-    """Part of `activations` in the transformer layers."""
+    """Part of `activations` that belongs to the transformer layers."""
     worst_stage: Ints | Floats
     first_stage: Floats
-    """Bytes on the first stage, without `overhead`."""
+    """Bytes on the first stage, excluding `overhead`."""
     kept: Floats
-    """Activation bytes that one micro-batch saves on all stages together; 0 if no retries are
-    counted.
+    """Activation bytes that one micro-batch saves on all stages together; 0 if retries are not
+    modelled.
     """
     total: Floats
     host_bytes: Floats
-    """Maximum over the ranks of bytes in host memory."""
+    """Largest bytes in host memory over the ranks."""
     offloaded: Floats
-    """Activation bytes that one micro-batch on a stage copies to the host."""
+    """Activation bytes that one micro-batch copies to the host on a stage."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageMemory:
-    """Bytes on one stage, for all micro-batches in flight."""
+    """Bytes on one stage for all micro-batches in flight."""
 
     parts: dict[str, Floats]
-    """By MEMORY_KEYS, without `overhead`."""
+    """Bytes by the keys of MEMORY_KEYS, excluding `overhead`."""
     layer_activations: Floats
     on_host: Floats
     offloaded: Floats
-    """For one micro-batch."""
+    """Offloaded bytes of one micro-batch."""
 
 
 def memory(
@@ -73,7 +73,7 @@ def memory(
     micro_batches: Floats,
     capacity_bytes: float,
 ) -> Memory:
-    """Return bytes on the fullest stage.
+    """Return the bytes on the fullest stage of each candidate.
 
     Args:
         layers: Mean layers of the pipeline's representative stages.
@@ -110,7 +110,7 @@ def memory(
     first_stage = allocated = sum(first.parts.values())
     parts, layer_activations = first.parts, first.layer_activations
     rank: Ints | Floats = column(pipeline.stages[0].rank, like=candidates.pipeline_parallel_size)
-    host = states.stages[0].host + first.on_host  # at most one of them is offloaded
+    host = states.stages[0].host + first.on_host  # At most one of them is offloaded.
     for place in range(1, len(each)):
         here, on_host = (
             sum(each[place].parts.values()),
@@ -145,13 +145,14 @@ def memory(
 
 
 def retry_chance(*, total_bytes: Floats, case: TrainingCase, candidates: Candidates) -> Floats:
-    """Return P(n >= f D): a pipeline's rank needs the fraction f = NEARLY_FULL of its device of D
-    bytes.
+    """Return P(n >= f D): the probability that a pipeline rank needs the fraction f = NEARLY_FULL
+    of its device of D bytes.
 
-    n is log-normal around `total_bytes` with the framework's scatter of memory; a logistic function
-    approximates its distribution. Blocks of the micro-batches in flight, whose lifetimes overlap,
-    fragment the memory. The allocator then frees its cache and requests memory from the driver
-    again, at every micro-batch. Without a pipeline, blocks are freed in the order of their use.
+    The need n is log-normal around `total_bytes` with the framework's memory deviation; a logistic
+    function approximates its distribution. Overlapping lifetimes of blocks from different
+    micro-batches fragment the memory. The allocator then frees its cache and requests memory from
+    the driver again, at every micro-batch. Without a pipeline, blocks are freed in the order of
+    their use.
     """
     framework = case.profile.framework
     if framework.retry_bytes_per_second is None:
@@ -164,29 +165,29 @@ def retry_chance(*, total_bytes: Floats, case: TrainingCase, candidates: Candida
 def retry_slowdown(
     *, kept: Floats, step_s: Floats, micro_batches: Floats, case: TrainingCase
 ) -> Floats:
-    """Return 1 + m K / (r step): a retrying pipeline's step over one without retries.
+    """Return 1 + m K / (r step): the step time with retries relative to the step time without.
 
-    K are the bytes that a micro-batch saves on all stages together, freed and allocated again at r
-    bytes per second. Each stage waits for the others' allocators too: nanotron's slow runs lost the
-    same time on two, four and eight stages.
+    K is the number of bytes that a micro-batch saves on all stages together; they are freed and
+    allocated again at r bytes per second. Each stage also waits for the allocators of the others:
+    nanotron's slow runs lost the same time on two, four and eight stages.
     """
     rate = case.profile.framework.retry_bytes_per_second
     return 1.0 if rate is None else 1.0 + micro_batches * kept / (rate * step_s)
 
 
 def _saved_activation_bytes(case: TrainingCase, c: Candidates, *, layer: LayerBytes) -> Floats:
-    """Return activation bytes of one micro-batch in all layers."""
+    """Return the activation bytes of one micro-batch in all layers."""
     if case.profile.framework.retry_bytes_per_second is None:
         return 0.0
     return chunk_activations(candidates=c, layer=layer, layers=float(case.model.total_layers))
 
 
 def cached_gradients(case: TrainingCase, candidates: Candidates) -> tuple[Floats, Floats]:
-    """Return bytes of the empty weight gradients that Transformer Engine caches, one per matrix of
-    a layer.
+    """Return the bytes of the empty weight gradients that Transformer Engine caches, one per matrix
+    of a layer.
 
-    The second value is the addition for layers without experts in a model with experts. Zero
-    without its modules, and under FSDP, which gives every matrix its own gradient.
+    The second value is the additional bytes for dense layers of a model with experts. Both are zero
+    without Transformer Engine's modules, and under FSDP, which gives every matrix its own gradient.
     """
     workload, c = case.workload, candidates
     if workload.lora is not None or not workload.has_transformer_engine:
@@ -206,9 +207,9 @@ _shapes: Shared[tuple[Floats, Floats]] = Shared()
 
 
 def _shape_entries(model: ModelSpec, c: Candidates) -> tuple[Floats, Floats]:
-    """Return entries of one matrix of each shape of a layer, and of a dense layer's MLP.
+    """Return the entries of one matrix of each shape in a layer, and in a dense layer's MLP.
 
-    The second is for models in which other layers have experts.
+    The second value applies to models in which other layers have experts.
     """
 
     def entries(matrices: Sequence[Matrix]) -> Floats:
@@ -226,17 +227,18 @@ def _shape_entries(model: ModelSpec, c: Candidates) -> tuple[Floats, Floats]:
 
 
 PARTITION_PARAMETERS = 1e9
-"""Maximum gathered parameters under DeepSpeed's ZeRO 3, and parameters updated at a time.
+"""Maximum number of gathered parameters under DeepSpeed's ZeRO 3, and number of parameters updated
+at a time.
 
-stage3_max_live_parameters and sub_group_size of deepspeed/runtime/zero/config.py.
+Source: stage3_max_live_parameters and sub_group_size of deepspeed/runtime/zero/config.py.
 """
 
 
 def _partition_buffers(c: Candidates, *, weights: Floats) -> tuple[Floats, Floats]:
-    """Return (gathered parameters, fp32 gradients of the updated group) in bytes under DeepSpeed's
-    ZeRO 3.
+    """Return the bytes of (gathered parameters, fp32 gradients of the updated group) under
+    DeepSpeed's ZeRO 3.
 
-    `weights` are the bytes of 16-bit parameters.
+    `weights` are the bytes of the 16-bit parameters.
     """
     sharded = c.zero_stage >= 3
     live = sharded * minimum(2.0 * PARTITION_PARAMETERS, weights * c.data_parallel_size)
@@ -246,11 +248,12 @@ def _partition_buffers(c: Candidates, *, weights: Floats) -> tuple[Floats, Float
 def _coexisting_bytes(
     activations: Floats, logits: Floats, buffers: Floats, *, last: Floats, gradients: Floats
 ) -> tuple[Floats, Floats, Floats]:
-    """Return activations, logits and buffers that coexist with all gradients at the peak of a step.
+    """Return the bytes of activations, logits and buffers that exist together with gradients at the
+    peak of a step.
 
-    The step's only micro-batch starts without `gradients`. A layer's gradients appear when its
-    activations are free: there are none at the loss, and all of them with the buffers `last` of the
-    layer whose backward pass is last.
+    The step's only micro-batch starts without `gradients`. A layer's gradients are allocated when
+    its activations are free: none at the loss, and all of them together with the buffers `last` of
+    the layer whose backward pass is last.
     """
     peak = maximum(activations + logits + buffers - gradients, last)
     kept = minimum(activations, peak)
@@ -261,11 +264,11 @@ def _coexisting_bytes(
 def queued_input_bytes(
     case: TrainingCase, candidates: Candidates, *, layers: Floats, micro_batches: Floats
 ) -> Floats:
-    """Return min(queued inputs, k L) T h e (t - 1) / t without a pipeline, else 0.
+    """Return min(queued inputs, k L) T h e (t - 1) / t bytes without a pipeline, else 0.
 
-    PyTorch's allocator reuses a freed block only when the other streams that used it have finished.
-    Each of L layers gathers k = 2 inputs forward, and as many in the backward pass of the previous
-    micro-batch, if there is one.
+    PyTorch's allocator reuses a freed block only when other streams that used it have finished.
+    Each of L layers gathers k = 2 inputs in the forward pass, and as many in the backward pass of
+    the previous micro-batch, if there is one.
     """
     c, workload = candidates, case.workload
     tokens = c.micro_batch_size * workload.sequence_length / c.context_parallel_size
@@ -294,7 +297,7 @@ def stage_memory(
     micro_batches: Floats,
     capacity_bytes: float,
 ) -> StageMemory:
-    """Return bytes of states, micro-batches in flight and a running layer on one stage.
+    """Return the bytes of states, micro-batches in flight and one running layer on a stage.
 
     `critical_layers` is the number of layers on the critical stage.
     """
@@ -305,8 +308,8 @@ def stage_memory(
     saved = chunk * chunks_in_flight(c, from_end=from_end, micro_batches=micro_batches)
     logits = stage.output * head.logits
     if c.names_schedules:
-        # Saved until the weight gradients are computed: the layers' matmul inputs and output
-        # gradients, the logits' gradient.
+        # Saved until the weight gradients are computed: matmul inputs and output gradients of the
+        # layers, and the logits' gradient.
         waiting = waiting_in_flight(c, from_end=from_end)
         saved = saved + waiting * stage.layers.count * layer.waiting
         logits = logits + stage.output * waiting_logit_bytes(case, c, micro_batches=waiting)
@@ -347,7 +350,7 @@ def stage_memory(
             buffers, whole - states.gradients - states.optimizer - (activations + logits)
         )
     if known.update_copies:
-        # The optimizer's step begins when activations and logits are free.
+        # The optimizer step begins after activations and logits are free.
         buffers = maximum(buffers, known.update_copies * states.state - (activations + logits))
     kept = {"weights": states.weights, "gradients": states.gradients, "optimizer": states.optimizer}
     if framework.queued_inputs:

@@ -21,11 +21,11 @@ KERNELS = Kernels(forward=4.0, backward=5.0)
 
 
 def mlp_bytes(*, model: ModelSpec, s: Shapes) -> BlockBytes:
-    """Return activation bytes of the MLP block.
+    """Return the activation bytes of the MLP block.
 
-    Norm input, matmul input and dropout mask (whole, or sharded by SP), pre-activations and
-    activation (split), and the activated gate if the activation is not fused. A product that a
-    fused kernel recomputes is written again in the backward pass.
+    These are the norm input, matmul input and dropout mask (sharded by SP, else whole),
+    pre-activations and activation (split), and the activated gate if the activation is not fused. A
+    product that a fused kernel recomputes is written again in the backward pass.
     """
     hidden = model.ffn_size / s.t
     gates = float(model.mlp_inputs)
@@ -42,8 +42,8 @@ def mlp_bytes(*, model: ModelSpec, s: Shapes) -> BlockBytes:
 
 
 def mlp_time(*, case: TrainingCase, s: Shapes) -> BlockTime:
-    """Return seconds of the block: two or three matrices, the norm, the activation function, the
-    residual.
+    """Return the seconds of the MLP block: two or three matmuls, the norm, the activation function
+    and the residual addition.
     """
     model, workload = case.model, case.workload
     hidden = model.ffn_size / s.t

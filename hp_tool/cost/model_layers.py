@@ -1,5 +1,5 @@
-"""A model's layers and ends on one rank of each candidate, computed once per combination of their
-axes.
+"""A model's layers and ends on one rank of each candidate, computed once per combination of the
+axes they depend on.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ Columns = TypeVar("Columns", HeadTime, LayerBytes, LayerTime)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelLayers:
-    """Layers and ends for one micro-batch on one rank of each candidate."""
+    """Layers and ends of the model for one micro-batch on one rank of each candidate."""
 
     dense: LayerBytes
-    """A layer without experts; in an encoder-decoder model the mean layer."""
+    """A layer without experts; the mean layer of an encoder-decoder model."""
     sparse: LayerBytes | None
     """A layer with experts; None for models without."""
     times: tuple[LayerTime, ...]
-    """The mean layer of a stage; for a model with two kinds of layers a dense one and one with
+    """Mean layer of a stage; for a model with two kinds of layers, a dense layer and one with
     experts.
     """
     recorded_times: tuple[LayerTime, ...]
-    """The same with CUDA graphs, if a single candidate's query leaves these open."""
+    """`times` with CUDA graphs, for a single candidate whose query leaves them open."""
     head: HeadTime
     stages: tuple[LayerBytes, ...] = ()
-    """For a model with `blocks`, the mean layer of each representative stage; `dense` is the
-    critical stage's.
+    """For a model with `blocks`, the mean layer of each representative stage; `dense` is that of
+    the critical stage.
     """
 
     def mean_time(self, pipeline: Pipeline) -> LayerTime:
@@ -65,20 +65,22 @@ class ModelLayers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerKinds:
-    """A layer of each kind in a model, and its ends; shape (k,) for k combinations of their
-    axes.
+    """One layer of each kind in a model, and the ends of the model; shape (k,) for k combinations
+    of their axes.
     """
 
     dense: LayerBytes
     time: LayerTime
     sparse: LayerBytes | None
-    """With experts, like the following fields."""
+    """A layer with experts, like the following fields."""
     sparse_time: LayerTime | None
     merged_time: LayerTime | None
-    """With merged forward and backward passes; None if there are none."""
+    """Layer times with merged forward and backward passes; None if no candidate merges them."""
     head: HeadTime
     recorded: LayerKinds | None = None
-    """With CUDA graphs, if that changes a kind and a single candidate's query leaves them open."""
+    """The same with CUDA graphs, for a single candidate whose query leaves them open; None if
+    graphs change nothing.
+    """
 
 
 _kinds: Shared[LayerKinds] = Shared()
@@ -87,7 +89,7 @@ _kinds: Shared[LayerKinds] = Shared()
 def model_layers(
     *, case: TrainingCase, candidates: Candidates, pipeline: Pipeline, micro_batches: Floats
 ) -> ModelLayers:
-    """Return the layers and ends of legal candidates."""
+    """Return the layers and ends of the model for legal candidates."""
     kinds, inverse = layer_kinds(case=case, candidates=candidates)
 
     def times(kinds: LayerKinds) -> tuple[LayerTime, ...]:
@@ -120,10 +122,10 @@ def model_layers(
 def layer_kinds(
     *, case: TrainingCase, candidates: Candidates
 ) -> tuple[LayerKinds, NDArray[np.intp] | None]:
-    """Return the layers and ends of each combination of their axes, and the combination of each
+    """Return the layers and ends for each combination of their axes, and the combination of each
     candidate.
 
-    Combinations are numbered by `unique_rows`.
+    `unique_rows` numbers the combinations.
     """
     axes = (*layer_axes(candidates), *further_axes(case))
     splits, merges = (
@@ -146,7 +148,7 @@ def layer_kinds(
 def _layer_kinds(
     *, case: TrainingCase, candidates: Candidates, splits: bool, merges: bool
 ) -> LayerKinds:
-    """Return the kinds of layers of unique candidates; `splits` separates their weight
+    """Return the kinds of layers for unique candidates; `splits` separates their weight
     gradients.
     """
     if case.model.architecture == "encoder_decoder":
@@ -195,8 +197,8 @@ def _layer_kinds(
 
 
 def expand_rows(columns: Columns, inverse: NDArray[np.intp] | None) -> Columns:
-    """Return the columns with each row's own entry; None means that every row is unique. Scalars
-    stay scalars.
+    """Return the columns expanded to one entry per row; None means that every row is unique.
+    Scalars stay scalars.
     """
     if inverse is None:
         return columns
@@ -210,7 +212,7 @@ def expand_rows(columns: Columns, inverse: NDArray[np.intp] | None) -> Columns:
 
 
 def _mix_layers(dense: Columns, sparse: Columns, moe_fraction: Floats) -> Columns:
-    """Return the mean layer of a stage in which the fraction `moe_fraction` of layers costs
+    """Return the mean layer of a stage in which the fraction `moe_fraction` of the layers costs
     `sparse`.
     """
     values = {}

@@ -1,5 +1,5 @@
 """Weights, gradients and optimizer states of pipeline stages: bytes, and seconds to reduce and
-update.
+update them.
 """
 
 from __future__ import annotations
@@ -48,15 +48,15 @@ from hp_tool.domain.workload import TrainingWorkload
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageStates:
-    """Bytes on one rank of a stage; shape (n,)."""
+    """Bytes of states on one rank of a stage; shape (n,)."""
 
     weights: Floats
     gradients: Floats
     optimizer: Floats
     state: Floats
-    """Part of `optimizer`: one of its states."""
+    """Part of `optimizer`: one of the optimizer's states."""
     host: Floats = 0.0
-    """Bytes in host memory."""
+    """Bytes of states in host memory."""
 
     def __add__(self, other: StageStates) -> StageStates:
         return StageStates(
@@ -69,13 +69,13 @@ class StageStates:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateCosts:
-    """Bytes and seconds of a pipeline's states."""
+    """Bytes and seconds of the states of a pipeline."""
 
     stages: tuple[StageStates, ...]
-    """In the order of Pipeline.stages."""
+    """States of each stage, in the order of Pipeline.stages."""
     gathered_layer: Floats
-    """Bytes of one layer's gathered weights under ZeRO 3, and of its gradient before reduction if
-    that is a separate buffer; 0 if weights are not sharded.
+    """Bytes of one layer's gathered weights under ZeRO 3, plus its unreduced gradient if that is a
+    separate buffer; 0 if weights are not sharded.
     """
     gathered_end: Floats
     """Bytes of an embedding or output layer that stays gathered under ZeRO 3."""
@@ -85,7 +85,7 @@ class StateCosts:
 def state_costs(
     *, case: TrainingCase, candidates: Candidates, pipeline: Pipeline, micro_batches: Floats
 ) -> StateCosts:
-    """Return bytes and seconds of the states under ZeRO.
+    """Return the bytes of the states under ZeRO, and the seconds to reduce and update them.
 
     Stage 1 shards the optimizer over the replicas, stage 2 also gradients, stage 3 also weights.
     Replicas are the d c ranks of a tensor and pipeline position; for a routed expert they are t d c
@@ -109,7 +109,7 @@ def state_costs(
     added = _accumulation_traffic(workload, micro_batches, run) if by_run else 0.0
     pieces = (
         1.0 + (c.zero_stage >= 2) * pipeline.critical.count
-    )  # layers, and the ends of the model
+    )  # Layers, and the ends of the model.
     stages, times = _divide_states(
         _shared_bytes(case, c, pipeline, size),
         case=case,
@@ -168,10 +168,10 @@ def state_costs(
 
 
 def _accumulation_runs(c: Candidates, micro_batches: Floats) -> tuple[Ints, Floats]:
-    """Return micro-batches accumulated by ZeRO 2 before it reduces, and the share of gradients
-    stored whole.
+    """Return the number of micro-batches that ZeRO 2 accumulates before it reduces, and the
+    fraction of gradients stored unsharded.
 
-    These are the p micro-batches that interleaving runs through one chunk in sequence.
+    Interleaving runs p micro-batches through one chunk in sequence; these are accumulated.
     """
     chunks = c.virtual_pipeline_parallel_size
     run = where(chunks > 1, c.pipeline_parallel_size, 1)
@@ -181,10 +181,10 @@ def _accumulation_runs(c: Candidates, micro_batches: Floats) -> tuple[Ints, Floa
 def _accumulation_traffic(workload: TrainingWorkload, micro_batches: Floats, run: Ints) -> Floats:
     """Return the bytes moved per step to accumulate gradients over runs, per byte of a gradient.
 
-    A framework whose matmuls write 16-bit gradients accumulates them in separate kernels: the first
-    micro-batch of a run reads 2 bytes per parameter and writes 4, each further one reads 2 + 4 and
-    writes 4, so m micro-batches in runs of r move m (10 - 4 / r) bytes. Kernels that add to the
-    fp32 buffer within the matmul (Megatron Core's) move nothing more here.
+    If matmuls write 16-bit gradients, separate kernels accumulate them. The first micro-batch of a
+    run reads 2 bytes per parameter and writes 4; each further one reads 2 + 4 and writes 4. So m
+    micro-batches in runs of r move m (10 - 4 / r) bytes. Matmuls that add directly to the fp32
+    buffer (Megatron Core's) move no additional bytes.
 
     Source: pytorch/pytorch, torch/distributed/fsdp/_fully_shard/_fsdp_param.py
     (to_accumulated_grad_if_needed, accumulate_unsharded_grad_if_needed).
@@ -202,7 +202,7 @@ def _accumulation_traffic(workload: TrainingWorkload, micro_batches: Floats, run
 def stage_parameters(
     case: TrainingCase, candidates: Candidates, pipeline: Pipeline
 ) -> list[Floats]:
-    """Return parameters, without routed experts, on one rank of each representative stage.
+    """Return the parameters, excluding routed experts, on one rank of each representative stage.
 
     Tied weights are stored on both ends if these are different stages (Megatron Core), otherwise
     once.
@@ -248,9 +248,10 @@ def _layer_sums(
     pipeline: Pipeline,
     of: Callable[[ModelSpec], tuple[Floats, Floats]],
 ) -> list[Floats]:
-    """Return sums over each stage's layers.
+    """Return sums over the layers of each stage.
 
-    `of` returns (a layer's without experts, additional ones with experts) of a kind.
+    `of` returns, for a kind of layer, (its value without experts, the additional value with
+    experts).
     """
     each = [of(kind) for _, kind in model.kinds]
     if model.blocks is None:
@@ -260,8 +261,8 @@ def _layer_sums(
 
 
 def _layer_weights(model: ModelSpec, t: Ints) -> tuple[Floats, Floats]:
-    """Return parameters of a dense layer on one rank, and additional ones with experts, without
-    routed ones.
+    """Return the parameters of a dense layer on one rank, and the additional ones of a layer with
+    experts, excluding routed experts.
     """
     dense = layer_parameters(model, tensor_parallel_size=t)
     return dense, moe_shared_parameters(
@@ -270,8 +271,8 @@ def _layer_weights(model: ModelSpec, t: Ints) -> tuple[Floats, Floats]:
 
 
 def stage_matrices(case: TrainingCase, candidates: Candidates, pipeline: Pipeline) -> list[Floats]:
-    """Return entries of the layers' weight matrices, without routed experts, on one rank of each
-    stage.
+    """Return the entries of the layers' weight matrices, excluding routed experts, on one rank of
+    each stage.
     """
     model = case.model
 
@@ -289,7 +290,7 @@ def stage_matrices(case: TrainingCase, candidates: Candidates, pipeline: Pipelin
 def _shared_bytes(
     case: TrainingCase, candidates: Candidates, pipeline: Pipeline, size: BytesPerParameter
 ) -> list[StageBytes]:
-    """Return bytes of each stage's parameters without routed experts."""
+    """Return the bytes of each stage's parameters, excluding routed experts."""
     nothing: list[Floats] = [0.0] * len(pipeline.stages)
     columns = zip(
         stage_parameters(case, candidates, pipeline),
@@ -307,11 +308,11 @@ def _shared_bytes(
 def _expert_bytes(
     case: TrainingCase, candidates: Candidates, pipeline: Pipeline, size: BytesPerParameter
 ) -> list[StageBytes]:
-    """Return bytes of routed experts on one rank of each stage."""
+    """Return the bytes of routed experts on one rank of each stage."""
     ranks = candidates.expert_parallel_size * candidates.expert_tensor_parallel_size
     experts = max(
         expert_parameters(kind) for _, kind in case.model.kinds
-    )  # all layers with experts are equal
+    )  # All layers with experts are equal.
     adapters = _adapters(case, candidates, pipeline, routed=True)
     sizes = []
     for stage, added in zip(pipeline.stages, adapters, strict=True):
@@ -326,9 +327,9 @@ def _expert_bytes(
 def _adapters(
     case: TrainingCase, candidates: Candidates, pipeline: Pipeline, *, routed: bool
 ) -> Sequence[Floats | None]:
-    """Return parameters of LoRA's adapters on one rank of each stage.
+    """Return the parameters of LoRA adapters on one rank of each stage.
 
-    They are on routed experts, or on all other matrices.
+    They belong to routed experts, or to all other matrices.
     """
     model, lora = case.model, case.workload.lora
     if lora is None:
@@ -343,9 +344,9 @@ def _adapters(
 def _frozen_parameters(
     case: TrainingCase, candidates: Candidates, pipeline: Pipeline
 ) -> list[Floats]:
-    """Return parameters of each stage that `workload.frozen` names.
+    """Return the parameters of each stage that `workload.frozen` names.
 
-    Only plain pipelines have them (`training.rules` rejects others).
+    Only plain pipelines support frozen parameters (`training.rules` rejects others).
     """
     model, workload, t = case.model, case.workload, candidates.tensor_parallel_size
     embedding: Floats = 0.0
@@ -361,14 +362,15 @@ def _frozen_parameters(
 
 
 def _matrix_entries(model: ModelSpec, candidates: Candidates) -> Floats:
-    """Return entries of one layer's weight matrices, without routed experts, on one rank."""
+    """Return the entries of one layer's weight matrices, excluding routed experts, on one rank."""
     return entries(matrix for matrix in rank_matrices(model, candidates) if not matrix.routed)
 
 
 def _gathered_end_bytes(
     model: ModelSpec, c: Candidates, size: BytesPerParameter, workload: TrainingWorkload
 ) -> Floats:
-    """Return V h / t weights as ZeRO 3 gathers them, if the framework keeps the ends gathered.
+    """Return the bytes of V h / t weights as ZeRO 3 gathers them, if the framework keeps the ends
+    gathered.
 
     Tied ends count half each.
     """
@@ -382,9 +384,10 @@ def _gathered_end_bytes(
 def _gathered_bytes(
     model: ModelSpec, candidates: Candidates, size: BytesPerParameter, workload: TrainingWorkload
 ) -> Floats:
-    """Return bytes of one layer's weights on one rank as ZeRO 3 gathers them; 0 below ZeRO 3.
+    """Return the bytes of one layer's weights on one rank as ZeRO 3 gathers them; 0 below ZeRO 3.
 
-    Includes its whole gradient if torch's autograd writes it separately from the shards.
+    Includes the layer's unsharded gradient if torch's autograd writes it separately from the
+    shards.
     """
     sharded = candidates.zero_stage >= 3
     if not anywhere(sharded):
@@ -403,7 +406,7 @@ def _gathered_bytes(
 
 
 def layer_on_rank(model: ModelSpec, candidates: Candidates) -> Floats:
-    """Return parameters of one layer on one rank; of the larger kind if a model has both."""
+    """Return the parameters of one layer on one rank; if a model has both kinds, of the larger."""
     t = candidates.tensor_parallel_size
     if model.architecture == "encoder_decoder":
         return layer_parameters(model, tensor_parallel_size=t) + attention_parameters(
@@ -417,7 +420,7 @@ def layer_on_rank(model: ModelSpec, candidates: Candidates) -> Floats:
     return moe_shared_parameters(model, tensor_parallel_size=t) + experts
 
 
-# Parameters divided over the ranks with the same ones, and the seconds of one step.
+# Parameters divided over the ranks that share them, and the seconds of one step.
 
 
 def _divide_states(
@@ -432,8 +435,8 @@ def _divide_states(
     whole: Floats,
     added: Floats,
 ) -> tuple[list[StageStates], StateTimes]:
-    """Return states of each stage and seconds of one step, for parameters divided over ranks with
-    the same ones.
+    """Return the states of each stage and the seconds of one step for parameters divided over the
+    ranks that share them.
 
     Gradients are all-reduced, from ZeRO 1 (with Muon ZeRO 2) on reduce-scattered. Replicas reduce
     in buckets, whose bytes are a fraction of the accumulated gradients'. Each bucket is a separate
@@ -441,7 +444,7 @@ def _divide_states(
 
     Args:
         pieces: Number of collectives.
-        whole: Fraction of the gradients that is also stored whole on every rank.
+        whole: Fraction of the gradients that every rank also stores unsharded.
         added: Bytes per gradient byte that separate accumulation kernels move in a step.
     """
     profile, zero_stage = case.profile, candidates.zero_stage
@@ -455,7 +458,7 @@ def _divide_states(
     )
     kept = gradient_share + (bucket_share + whole) * (ranks > 1)
     gathered: Bools = False
-    if framework.wide_weights:  # the shards are wider than what is gathered
+    if framework.wide_weights:  # The shards are wider than the gathered weights.
         gathered = (zero_stage == 2) & (ranks > 1)
         weight_share = where(gathered, shard, weight_share)
     states = [
@@ -529,9 +532,9 @@ def _divide_states(
 def _largest_over_stages(
     columns: Sequence[Floats], pipeline: Pipeline, candidates: Candidates
 ) -> Floats:
-    """Return the largest of a quantity of each stage.
+    """Return the maximum of a quantity over the stages.
 
-    These are both ends, and with two kinds of layers the stages between them.
+    The candidates are both ends and, with two kinds of layers, the stages between them.
     """
     ends = len(pipeline.ends)
     largest = functools.reduce(maximum, columns[:ends])
@@ -544,8 +547,8 @@ def _largest_over_stages(
 
 
 def _largest_stages(candidates: Candidates, pipeline: Pipeline) -> list[StageLayers]:
-    """Return stages as large as the largest, with the layers of the stages with fewest and most
-    dense layers.
+    """Return stages at least as large as the largest, with the layers of the stages with the fewest
+    and most dense layers.
     """
     count = maximum(
         functools.reduce(maximum, [end.layers.count for end in pipeline.ends]),

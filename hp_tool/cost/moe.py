@@ -36,7 +36,7 @@ from hp_tool.domain.parallel import TokenDispatcher
 
 KERNELS = Kernels(forward=16.0, backward=20.0)
 TILE_ROWS = 128.0
-"""Rows per thread block of a matmul: a group's last tile is half empty on average."""
+"""Rows per thread block of a matmul; the last tile of a group is half empty on average."""
 COMMUNICATION_SHARE = 20.0 / 132.0
 """Fraction of the device's arithmetic used by an overlapped exchange: 20 of 132 multiprocessors
 (arXiv 2412.19437 section 3.2.2).
@@ -44,9 +44,9 @@ COMMUNICATION_SHARE = 20.0 / 132.0
 
 
 def routed_tokens(case: TrainingCase, candidates: Candidates, s: Shapes) -> Floats:
-    """Return token copies that the busiest rank's experts process.
+    """Return the number of token copies that the experts of the busiest rank process.
 
-    (T/t) k e_t times the imbalance, at most the capacity.
+    The number is (T/t) k e_t times the imbalance, limited by the capacity.
     """
     workload = case.workload
     factor = workload.expert_imbalance
@@ -61,17 +61,17 @@ def routed_tokens(case: TrainingCase, candidates: Candidates, s: Shapes) -> Floa
 
 
 def routed_width(model: ModelSpec) -> float:
-    """Return the width of tokens sent to the routed experts."""
+    """Return the width of tokens sent to the routed experts, in elements."""
     return float(model.moe_latent_size or model.hidden_size)
 
 
 def expert_bytes(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> BlockBytes:
-    """Return activation bytes of the block.
+    """Return the activation bytes of the MoE block.
 
-    Norm and router input (16 bits: the router's matmul is wide), 8 bytes per pair of token and
-    expert (the fused permutation's map, two int32), permuted inputs of the experts, pre-activations
-    and activations of routed and shared experts. About 32 bytes per selected pair, its
-    probabilities and indices, are not counted.
+    Counted are the norm and router input (16 bits, because the router's matmul is not quantised), 8
+    bytes per pair of token and expert (the fused permutation's map, two int32), permuted inputs of
+    the experts, and pre-activations and activations of routed and shared experts. Probabilities and
+    indices, about 32 bytes per selected pair, are excluded.
     """
     model = case.model
     gates = float(model.mlp_inputs)
@@ -93,7 +93,7 @@ def expert_bytes(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> Bl
     experts = routed * (
         travelling * routed_input + width * (gates * s.activation_input + activated + routed_input)
     )
-    if model.moe_latent_size is not None:  # input of the projection back
+    if model.moe_latent_size is not None:  # Input of the projection back to the hidden size.
         experts = experts + own * travelling * s.saved_input
     beside = s.tokens * shared * (gates * s.activation_input + activated + s.saved_input)
     return BlockBytes(
@@ -107,16 +107,16 @@ def expert_bytes(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> Bl
 
 
 def expert_time(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> BlockTime:
-    """Return seconds of the block."""
+    """Return the seconds of the MoE block."""
     return with_launches(
         expert_kernels(case=case, candidates=candidates, s=s), case=case, candidates=candidates
     )
 
 
 def with_launches(block: BlockTime, *, case: TrainingCase, candidates: Candidates) -> BlockTime:
-    """Return the block with its host's launch time.
+    """Return the block's seconds including launch time of the host.
 
-    Half of the dispatch preparation is in each pass, plus each expert's own kernels.
+    Each pass includes half of the dispatch preparation and the experts' separate kernels.
     """
     framework = case.profile.framework
     alone = kernels_of_expert(case)
@@ -133,10 +133,11 @@ def with_launches(block: BlockTime, *, case: TrainingCase, candidates: Candidate
 
 
 def expert_kernels(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> BlockTime:
-    """Return seconds of the block on a device that does not wait for launches.
+    """Return the seconds of the MoE block on a device that does not wait for launches.
 
-    Two all-to-alls forward (dispatch, combine) and two backward; with expert tensor parallelism
-    also an all-gather and a reduce-scatter of the dispatched tokens per pair.
+    There are two all-to-alls in the forward pass (dispatch, combine) and two in the backward pass.
+    With expert tensor parallelism, each pair adds an all-gather and a reduce-scatter of the
+    dispatched tokens.
     """
     model, cluster, workload, profile = case.model, case.cluster, case.workload, case.profile
     c = candidates
@@ -189,8 +190,8 @@ def expert_kernels(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> 
         + routed * cast_backward
     )
     if model.expert_bias:
-        # The second bias, times a token's weight, is added in fp32 expert by expert; backward sums
-        # both biases' gradients.
+        # The second bias, times a token's weight, is added in fp32 for each expert; backward sums
+        # the gradients of both biases.
         traffic = traffic + 28.0 * routed * s.h
         traffic_backward = traffic_backward + routed * (40.0 * s.h + s.e * gates * width)
     if not fuses_kernels(workload):
@@ -232,8 +233,8 @@ def expert_kernels(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> 
 def _exchange_seconds(
     one_copy: Floats, *, case: TrainingCase, group: Group, candidates: Candidates
 ) -> Floats:
-    """Return seconds of one exchange in which a copy of each of a rank's tokens has so many
-    bytes.
+    """Return the seconds of one exchange in which each copy of a rank's tokens has a given number
+    of bytes.
     """
     codes, usual = candidates.moe_token_dispatcher_type, case.strategy.moe_token_dispatcher_type
     seconds: Floats = 0.0
@@ -248,7 +249,7 @@ def _exchange_seconds(
 def _dispatched_seconds(
     one_copy: Floats, *, case: TrainingCase, group: Group, dispatcher: TokenDispatcher
 ) -> Floats:
-    """Return seconds of one exchange by this dispatcher."""
+    """Return the seconds of one exchange by a given dispatcher."""
     if dispatcher == "allgather":
         return group_ring(machine=case, group=group).seconds(one_copy * (group.size - 1.0))
     near, away = travelling_copies(case=case, group=group, dispatcher=dispatcher)
@@ -259,8 +260,8 @@ def _dispatched_seconds(
 
 
 def arrives_in_rank_order(case: TrainingCase, c: Candidates) -> Bools:
-    """Return whether copies arrive in the order of the sending ranks, for several experts: under
-    alltoall.
+    """Return whether token copies arrive ordered by sending rank instead of by expert: under
+    alltoall with several local experts.
 
     Source: Megatron Core, MoEAlltoAllTokenDispatcher.sort_input_by_local_experts.
     """
@@ -274,12 +275,12 @@ def arrives_in_rank_order(case: TrainingCase, c: Candidates) -> Bools:
 
 
 def kernels_of_expert(case: TrainingCase) -> Kernels:
-    """Return kernels that one expert of a rank launches separately, as in Transformer Engine's
-    grouped linear.
+    """Return the number of kernels launched separately for each local expert, as in Transformer
+    Engine's grouped linear.
 
-    Two matmuls and four in the backward pass; below 16 bits a reduction and a cast before each
-    input and each gradient. Biased experts (`expert_bias`) multiply and add the second bias, and
-    backward reduce its gradient and the weights'.
+    There are two matmuls, and four in the backward pass. Below 16 bits, a reduction and a cast
+    precede each input and each gradient. Experts with biases (`expert_bias`) multiply and add the
+    second bias, and in the backward pass reduce its gradient and that of the weights.
     """
     casts = 4.0 if is_narrow(case.workload.of_experts) else 0.0
     biased = 1.0 if case.model.expert_bias else 0.0
@@ -298,10 +299,10 @@ def kernels_of_expert(case: TrainingCase) -> Kernels:
 def travelling_copies(
     *, case: TrainingCase, group: Group, dispatcher: TokenDispatcher
 ) -> tuple[Floats, Floats]:
-    """Return (inside the NVLink domain, out of it) mean copies of a token that a rank sends.
+    """Return the mean copies of a token that a rank sends (inside the NVLink domain, out of it).
 
-    The router is uniform. `group` are the e_p expert-parallel ranks, k of them in each of e_p / k
-    domains.
+    The router is assumed uniform. `group` contains the e_p expert-parallel ranks, k of them in each
+    of e_p / k domains.
     """
     model = case.model
     size = group.size
@@ -331,13 +332,13 @@ def used_share(parts: int, *, experts: int, chosen: int, groups: int, kept: int)
     """Return the probability that a token has an expert in one of `parts` equal parts of the E
     experts.
 
-    With k `chosen` of E drawn uniformly 1 - C(E - E/n, k) / C(E, k). Group-limited routing
-    (DeepSeek) first draws `kept` of `groups` groups of neighbouring experts, then the k from these;
-    real routers prefer groups with good experts instead.
+    With k `chosen` of E experts drawn uniformly, it is 1 - C(E - E/n, k) / C(E, k). Group-limited
+    routing (DeepSeek) first draws `kept` of `groups` groups of neighbouring experts, then the k
+    from these; real routers prefer groups with good experts instead.
     """
     eligible = kept * experts // groups
     untouched = 0.0
-    together = max(groups // parts, 1)  # groups in a part, at least one
+    together = max(groups // parts, 1)  # Number of groups in a part, at least one.
     for drawn in range(max(kept - (groups - together), 0), min(together, kept) + 1):
         weight = (
             math.comb(together, drawn)
@@ -352,7 +353,7 @@ def used_share(parts: int, *, experts: int, chosen: int, groups: int, kept: int)
 
 
 def _share_by_parts(parts: Ints, share: Callable[[int], float]) -> Floats:
-    """Return the probability for each number of parts, computed once per distinct number."""
+    """Return the probability for each number of parts; each distinct number is computed once."""
     if not isinstance(parts, np.ndarray):
         return share(int(parts))
     different, which = np.unique(parts, return_inverse=True)
@@ -365,13 +366,13 @@ def _share_by_parts(parts: Ints, share: Callable[[int], float]) -> Floats:
 
 
 def overlap_with_other_pass(experts: BlockTime, *, attention: BlockTime) -> BlockTime:
-    """Return the experts' block if one micro-batch's forward pass is merged with another's backward
-    pass.
+    """Return the MoE block's costs if one micro-batch's forward pass is merged with another's
+    backward pass.
 
-    Of the two all-to-alls of each pass, one overlaps with the other pass's attention and one with
-    its experts: exposed = sum over both of max(a2a - compute, 0). Forward dispatch overlaps with
-    the experts' backward, forward combine with the attention's backward, and the backward ones with
-    the forward compute.
+    Each pass has two all-to-alls. One overlaps with the other pass's attention and one with its
+    experts: exposed = sum over both of max(a2a - compute, 0). Forward dispatch overlaps with the
+    experts' backward, forward combine with the attention's backward, and the backward ones with the
+    forward compute.
     """
     forward, backward = experts.expert / 2.0, experts.expert_backward / 2.0
     blocks = (attention, experts)
@@ -396,8 +397,8 @@ def merged_share(candidates: Candidates, *, micro_batches: Floats, merges: bool 
     """Return the fraction of passes that are merged with an opposite one: 1 - ((v - 1) p + 1) / (m
     v).
 
-    These are all passes except the warm-up of the last pipeline rank, whose passes follow each
-    other without gaps; without a pipeline all but one of m. Under DualPipe, always, all but 3 p / 2
+    All passes are merged except the warm-up of the last pipeline rank; without a pipeline, all but
+    one of m. Under DualPipe, which always merges passes, all but 3 p / 2
     - 1 of its first rank's, under DualPipeV all but (3 p - 1) / 2 of both chunks'.
     """
     p, v = candidates.pipeline_parallel_size, candidates.virtual_pipeline_parallel_size

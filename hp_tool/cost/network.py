@@ -22,7 +22,7 @@ from hp_tool.errors import InputError
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """`size` ranks at a distance of `stride`; plain numbers, or arrays of shape (n,)."""
+    """`size` ranks at a distance of `stride`: plain numbers, or arrays of shape (n,)."""
 
     size: Ints
     stride: Ints
@@ -30,18 +30,22 @@ class Axis:
 
 @dataclass(frozen=True, slots=True)
 class Domain:
-    """Ranks of a job connected by NVLink: `size` consecutive ones, from the first rank on."""
+    """Ranks of a job that NVLink connects: blocks of `size` consecutive ranks, from the first rank
+    on.
+    """
 
     size: Ints
     together: Ints = 1
-    """Consecutive ranks, in whole nodes, that no domain divides: the innermost groups."""
+    """Consecutive ranks, in whole nodes, that no domain boundary divides: the innermost groups."""
     of_several_nodes: bool = False
     """Whether it is a rack, whose nodes are allocated one by one, so that groups too large for one
     rack are spread evenly over several.
     """
 
     def sharing(self, axis: Axis) -> Ints:
-        """Return the members of an axis in one domain; if domains differ, the fewest."""
+        """Return the number of members of an axis in one domain; if domains differ, the smallest
+        number.
+        """
         counted = axis_members_in_block(axis, self.size)
         if not self.of_several_nodes:
             return counted
@@ -51,9 +55,9 @@ class Domain:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """The ranks of one group: all combinations of its axes, innermost first.
+    """The ranks of one communication group: all combinations of its axes, innermost first.
 
-    Neighbouring dimensions form one axis.
+    Adjacent dimensions form one axis.
     """
 
     axes: tuple[Axis, ...]
@@ -61,12 +65,14 @@ class Group:
 
     @property
     def size(self) -> Ints:
-        """Return the number of ranks in the group."""
+        """Number of ranks in the group."""
         return math.prod((axis.size for axis in self.axes), start=1)
 
     @property
     def in_domain(self) -> Ints:
-        """Return the members that share an NVLink domain; if domains differ, the fewest."""
+        """Return the number of members that share an NVLink domain; if domains differ, the smallest
+        number.
+        """
         return math.prod((self.domain.sharing(axis) for axis in self.axes), start=1)
 
 
@@ -74,9 +80,9 @@ DIMENSIONS = ("tp", "cp", "ep", "dp", "pp")
 
 
 def checked_order(order: str) -> str:
-    """Return the full order of DIMENSIONS for a query's rank_order.
+    """Return the complete order of DIMENSIONS for a query's rank_order.
 
-    cp and ep follow tp if omitted (Megatron-LM's --use-tp-pp-dp-mapping is tp-cp-ep-pp-dp).
+    If omitted, cp and ep follow tp (Megatron-LM's --use-tp-pp-dp-mapping is tp-cp-ep-pp-dp).
 
     Raises:
         InputError: The order does not name each dimension once.
@@ -94,7 +100,7 @@ def checked_order(order: str) -> str:
 
 
 def dense_group(candidates: Candidates, *names: str, cluster: ClusterSpec) -> Group:
-    """Return the group over the dimensions `names` (tp, cp, dp, pp) of attention and dense
+    """Return the group over the dimensions `names` (of tp, cp, dp, pp) for attention and dense
     layers.
     """
     return Group(
@@ -104,9 +110,9 @@ def dense_group(candidates: Candidates, *names: str, cluster: ClusterSpec) -> Gr
 
 
 def expert_group(candidates: Candidates, *names: str, cluster: ClusterSpec) -> Group:
-    """Return the group over the dimensions `names` of experts.
+    """Return the group over the dimensions `names` for experts.
 
-    These are tp (experts' tensor parallelism), ep, dp (their replicas), and pp.
+    The dimensions are tp (tensor parallelism of experts), ep, dp (their replicas), and pp.
     """
     return Group(
         _axes(_expert_sizes(candidates), names, cluster.rank_order),
@@ -115,15 +121,15 @@ def expert_group(candidates: Candidates, *names: str, cluster: ClusterSpec) -> G
 
 
 def neighbours(size: Ints, *, cluster: ClusterSpec, stride: Ints = 1) -> Group:
-    """Return `size` ranks at a distance of `stride`, the innermost group of a job."""
+    """Return a group of `size` ranks at a distance of `stride`, the innermost group of a job."""
     return Group((Axis(size, stride),), _domains_of_extent(cluster, size * stride))
 
 
 def domains(candidates: Candidates, *, cluster: ClusterSpec) -> Domain:
     """Return the NVLink domains of a job.
 
-    A node's devices all belong to the job. On a rack the job uses cluster.nvlink_segment_gpus, by
-    default as many as fit a whole number of the innermost groups. These are the largest nested
+    The job uses all devices of its nodes. On a rack, it uses cluster.nvlink_segment_gpus devices,
+    by default as many as hold a whole number of the innermost groups. These are the largest nested
     groups of dense layers and of experts that fit into a rack: 64 of 72 for groups of 8 and of 32.
     """
     if (
@@ -145,7 +151,7 @@ def domains(candidates: Candidates, *, cluster: ClusterSpec) -> Domain:
 
 
 def _domains_of_extent(cluster: ClusterSpec, extent: Ints) -> Domain:
-    """Return domains with a whole number of groups of `extent` neighbouring ranks, in whole nodes
+    """Return domains that hold a whole number of groups of `extent` adjacent ranks, in whole nodes
     if possible.
     """
     size, per_node = cluster.nvlink_domain_size, cluster.gpus_per_node
@@ -181,7 +187,7 @@ def split(group: Group, parts: Ints) -> tuple[Group, Group]:
     """Return (one of `parts` equal parts of the group, the ranks at the same position in each
     part).
 
-    The outermost axis is divided, into single ranks if it has fewer than `parts`.
+    The outermost axis is divided; if it has fewer than `parts` members, into single ranks.
     """
     *inner, last = group.axes
     parts = minimum(parts, last.size)
@@ -191,17 +197,17 @@ def split(group: Group, parts: Ints) -> tuple[Group, Group]:
 
 
 def members_in_block(group: Group, *, block: int) -> Ints:
-    """Return members of a group within one block of `block` consecutive ranks, such as those under
-    a leaf.
+    """Return the number of members of a group within one block of `block` consecutive ranks, such
+    as those below one leaf switch.
     """
     return math.prod((axis_members_in_block(axis, block) for axis in group.axes), start=1)
 
 
 def axis_members_in_block(axis: Axis, block: Ints) -> Ints:
-    """Return members of an axis within one block of consecutive ranks.
+    """Return the number of members of an axis within one block of consecutive ranks.
 
-    If groups do not fit into blocks evenly, some span two blocks, and all wait for them: the count
-    is that of the ranks on the short side, gcd(block, extent) / stride.
+    If groups do not fit into blocks evenly, some groups span two blocks and all others wait for
+    them. The result is then the number of ranks on the shorter side, gcd(block, extent) / stride.
     """
     return maximum(gcd(block, axis.size * axis.stride) // axis.stride, 1)
 
@@ -235,8 +241,8 @@ def _axes(sizes: dict[str, Ints], names: tuple[str, ...], order: str) -> tuple[A
 def local_bandwidth(gpu: GpuSpec) -> float:
     """Return the per-direction bandwidth to a device of the same host: NVLink, else PCIe.
 
-    It is half of PCIe without peer-to-peer, because messages are first written to the host's memory
-    and then read.
+    Without peer-to-peer access it is half of PCIe, because messages are written to the host's
+    memory and then read.
     """
     return gpu.nvlink_bandwidth_bytes_per_second or gpu.pcie_bandwidth_bytes_per_second * (
         1.0 if gpu.peer_to_peer else 0.5
@@ -261,9 +267,10 @@ def ring_slowdown(group: Group, *, in_domain: Ints, cluster: ClusterSpec) -> Flo
 
 
 def send_slowdown(distance: Ints, *, cluster: ClusterSpec) -> Floats:
-    """Return the factor (at least 1) if every rank sends `distance` ranks on.
+    """Return the slowdown (at least 1) by oversubscription if every rank sends to the rank
+    `distance` further on.
 
-    The fraction min(distance / leaf, 1) of the messages leaves the leaf.
+    The fraction min(distance / leaf, 1) of the messages leaves the leaf switch.
     """
     if not _oversubscribed(cluster):
         return 1.0
@@ -272,11 +279,11 @@ def send_slowdown(distance: Ints, *, cluster: ClusterSpec) -> Floats:
 
 
 def exchange_slowdown(group: Group, *, in_domain: Ints, cluster: ClusterSpec) -> Floats:
-    """Return the factor (at least 1) for an all-to-all.
+    """Return the slowdown (at least 1) of an all-to-all by oversubscription.
 
-    Of the traffic that leaves the domain (size - k), the fraction (size - j k) leaves the leaf.
-    Without NVLink nothing forwards to the right rail, and the (k - 1)/k that change rails leave it
-    too.
+    Of the traffic that leaves the NVLink domain (size - k), the fraction (size - j k) leaves the
+    leaf switch. Without NVLink, no neighbour forwards messages to the right rail, so the fraction
+    (k - 1)/k that changes rails leaves the leaf too.
     """
     if not _oversubscribed(cluster):
         return 1.0
@@ -289,10 +296,10 @@ def exchange_slowdown(group: Group, *, in_domain: Ints, cluster: ClusterSpec) ->
 
 
 def forwarded_bytes(away_bytes: Floats, *, in_domain: Ints, cluster: ClusterSpec) -> Floats:
-    """Return bytes of an all-to-all that cross NVLink before the network.
+    """Return the bytes of an all-to-all that cross NVLink before they enter the network.
 
-    On rails each message first goes to the neighbour on its receiver's rail (NCCL's PXN), one of
-    the k in the domain; 1/k start there.
+    On a rail-optimised network, each message first goes to the GPU of its domain that is on the
+    receiver's rail (NCCL's PXN). Of k GPUs in the domain, 1/k of the messages start there.
     """
     if not _changes_rails(cluster) or not cluster.gpu.nvlink_bandwidth_bytes_per_second:
         return 0.0
@@ -300,8 +307,8 @@ def forwarded_bytes(away_bytes: Floats, *, in_domain: Ints, cluster: ClusterSpec
 
 
 def detour_latency(group: Group, cluster: ClusterSpec, inside: Link) -> Floats:
-    """Return additional seconds of a message between neighbours on different rails: one hop over
-    NVLink.
+    """Return the additional seconds of a message between adjacent ranks on different rails: one hop
+    over NVLink.
     """
     if not _changes_rails(cluster):
         return 0.0
@@ -326,31 +333,31 @@ def _leaf_devices(cluster: ClusterSpec) -> int:
 
 
 MEASURED_PEERS = 16
-"""Maximum ranks of an NVLink domain whose number was measured to add latency; the switches of a
-rack reduce in place.
+"""Largest NVLink domain in which each additional rank was measured to add latency; the switches of
+a rack reduce in the network.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ring:
-    """The ring collectives of one group of ranks per candidate; shape (n,)."""
+    """Ring collectives of one group of ranks per candidate; shape (n,)."""
 
     latency_s: Floats
-    """Zero for a group of one."""
+    """Seconds of latency; zero for a group of one."""
     bandwidth: Floats
     """Bytes per second that each member sends."""
     ramp_bytes: Floats
     in_domain: Bools = True
     """Whether all members share an NVLink domain."""
     inner: Ring | None = None
-    """Between racks, the part of the ring inside them, which may be slower."""
+    """For rings between racks, the part of the ring inside a rack, which may be slower."""
 
     def seconds(self, wire_bytes: Floats, *, pieces: Floats = 1.0) -> Floats:
-        """Return seconds to send `wire_bytes` from each member; zero bytes for a group of one.
+        """Return the seconds for each member to send `wire_bytes`; a group of one sends none.
 
         An all-gather or reduce-scatter of S bytes in total sends S (n-1)/n, an all-reduce twice
-        that (NCCL's bus-bandwidth convention). Each of `pieces`, sent in sequence, has its own
-        latency and approach to full bandwidth.
+        that (NCCL's bus-bandwidth convention). Each of the `pieces`, sent in sequence, has its own
+        latency and ramp-up to full bandwidth.
         """
         seconds = _ramped_bytes(wire_bytes, pieces * self.ramp_bytes) / self.bandwidth
         if self.inner is not None:
@@ -362,7 +369,7 @@ class Ring:
 
 
 def _ramped_bytes(wire_bytes: Floats, ramp_bytes: Floats) -> Floats:
-    """Return W + sqrt(W ramp_bytes), the bytes that would take as long at full bandwidth."""
+    """Return W + sqrt(W ramp_bytes): the bytes that would take as long at full bandwidth."""
     product = wire_bytes * ramp_bytes
     return wire_bytes + (
         np.sqrt(product) if isinstance(product, np.ndarray) else math.sqrt(product)
@@ -370,13 +377,13 @@ def _ramped_bytes(wire_bytes: Floats, ramp_bytes: Floats) -> Floats:
 
 
 def group_ring(*, group: Group, machine: Machine) -> Ring:
-    """Return the ring over the ranks of a group.
+    """Return the ring collectives over the ranks of a group.
 
-    k members share an NVLink domain. Across domains up to k rings share the load, each with its own
-    network port. Every ring also passes through all k members, so all rings together cannot exceed
-    one member's NVLink: bandwidth = min(near, f min(NVLink, k x network)), where f is the fraction
-    of its slowest link that a ring over the network reaches. Without this bound the 64 ports of a
-    rack would make the network faster than NVLink.
+    k members share an NVLink domain. Across domains, up to k rings share the load, each with a
+    separate network port. Every ring also passes through all k members, so all rings together
+    cannot exceed one member's NVLink: bandwidth = min(near, f min(NVLink, k x network)), where f is
+    the fraction of its slowest link that a ring over the network reaches. Without this bound the 64
+    ports of a rack would make the network faster than NVLink.
 
     A chunk visits every rank of its ring. Over the network each of the n - 1 hops adds the proxy's
     overhead, also inside a domain, and n / k - 1 of them cross the network.
@@ -416,10 +423,10 @@ def group_ring(*, group: Group, machine: Machine) -> Ring:
 
 
 def tree_latency(ring: Ring, *, group: Group, machine: Machine) -> Floats:
-    """Return the latency of an all-reduce.
+    """Return the latency of an all-reduce in seconds.
 
-    Across domains it is that of NCCL's double binary tree, up and down, with a chain of each
-    domain's members below; inside one domain the ring's.
+    Across domains, it is the latency of NCCL's double binary tree, up and down, with a chain of
+    each domain's members below. Inside one domain, it is the ring's latency.
 
     Source: NVIDIA/nccl, src/graph/tuning.cc (ncclTopoTuneModel): 2 ((k - 1) intra + log2(n / k)
     inter).
@@ -433,14 +440,14 @@ def tree_latency(ring: Ring, *, group: Group, machine: Machine) -> Floats:
 
 
 def tensor_ring(*, candidates: Candidates, case: TrainingCase) -> Ring:
-    """Return the tensor-parallel group's ring."""
+    """Return the ring collectives of the tensor-parallel group."""
     return group_ring(machine=case, group=dense_group(candidates, "tp", cluster=case.cluster))
 
 
 def send_seconds(
     message_bytes: Floats, *, distance: Ints, crosses: Bools, machine: Machine
 ) -> Floats:
-    """Return seconds to send one message to the rank `distance` further on.
+    """Return the seconds to send one message to the rank `distance` further on.
 
     If `crosses`, that rank is in another NVLink domain. All ranks send at once, each over its own
     link.
@@ -458,9 +465,10 @@ def send_seconds(
 
 
 def all_to_all_seconds(wire_bytes: Floats, *, group: Group, machine: Machine) -> Floats:
-    """Return seconds in which each member sends `wire_bytes` spread evenly over the others.
+    """Return the seconds of an all-to-all in which each member sends `wire_bytes` in total, spread
+    evenly over the others.
 
-    Zero bytes for a group of one.
+    A group of one sends nothing.
     """
     size, k = group.size, group.in_domain
     away = wire_bytes * ((size - k) / maximum(size - 1, 1))
@@ -475,11 +483,11 @@ def exchange_seconds(
     machine: Machine,
     fraction: float | None = None,
 ) -> Floats:
-    """Return seconds in which each member sends `near_bytes` inside its NVLink domain and
-    `away_bytes` out of it.
+    """Return the seconds of an exchange in which each member sends `near_bytes` inside its NVLink
+    domain and `away_bytes` out of it.
 
-    Both are sent concurrently, and the slower determines the time. `fraction` is the fraction of
-    NVLink that a library other than NCCL reaches.
+    Both parts are concurrent, so the slower one determines the time. `fraction` is the fraction of
+    NVLink bandwidth that a library other than NCCL reaches.
     """
     cluster, profile = machine.cluster, machine.profile
     size, k = group.size, group.in_domain

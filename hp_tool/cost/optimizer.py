@@ -24,29 +24,33 @@ MASTER_BYTES = {"fp32": 4.0, "fp16": 2.0, "remainder": 2.0, "none": 0.0}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BytesPerParameter:
-    """Bytes before sharding: 2 + 4 + 12 = 18 by default."""
+    """Bytes per parameter before sharding; 2 + 4 + 12 = 18 by default."""
 
     weights: float
     gradients: float
     optimizer: float
-    """Master copy and states."""
+    """Master copy and optimizer states."""
     state: float
-    """The first of the states."""
+    """The first of the optimizer's states."""
     communicated_weights: float
     """Bytes that an all-gather of weights sends: the matmuls' 16 bits even if the shards are
     fp32.
     """
     lighter_matrices: float
-    """Optimizer bytes that a weight matrix saves compared with other parameters: Muon has no second
+    """Optimizer bytes by which a weight matrix is smaller than other parameters: Muon has no second
     state.
     """
     matrix_copies: float = 0.0
-    """Additional bytes of a weight matrix: quantised by rows and by columns instead of 16 bits."""
+    """Additional bytes per entry of a weight matrix that is stored quantised by rows and by columns
+    instead of in 16 bits.
+    """
     matrix_communicated: float = 0.0
-    """The same for an all-gather, which sends one of the two copies; negative if it saves bytes."""
+    """The same for an all-gather, which sends only one of the two copies; negative if it sends
+    fewer bytes.
+    """
     frozen_matrices: float | None = None
-    """Bytes of a weight matrix under adapters, stored and sent; None for `weights` and
-    `communicated_weights`.
+    """Bytes per entry of a frozen weight matrix under adapters, stored and sent; None if as
+    `weights` and `communicated_weights`.
     """
 
     @property
@@ -59,7 +63,7 @@ class BytesPerParameter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageBytes:
-    """Bytes on one rank of one stage without sharding; shape (n,)."""
+    """Bytes on one rank of a stage before sharding; shape (n,)."""
 
     weights: Floats
     trained_weights: Floats
@@ -68,15 +72,15 @@ class StageBytes:
     communicated_weights: Floats
     """Bytes of one all-gather of all weights."""
     communicated_trained: Floats
-    """The same for the weights that an optimizer step changes."""
+    """Bytes of one all-gather of the weights that an optimizer step changes."""
 
 
 def stored_precision(workload: TrainingWorkload) -> StatePrecision:
     """Return the precision of stored parameters.
 
-    It is the query's, else fp32 if shards or matmuls are in fp32, else 16 bits. Under adapters
-    frozen weights are loaded in the 16 bits of their compute: nothing updates them, so none needs
-    fp32 (torchtune's recipes/configs set dtype bf16, litgpt's finetune/lora.py runs in bf16-true).
+    The query's value takes precedence. Otherwise it is fp32 if shards or matmuls are fp32, else 16
+    bits. Under adapters, frozen weights are loaded in 16 bits, because they are never updated
+    (torchtune's recipes/configs set dtype bf16; litgpt's finetune/lora.py runs in bf16-true).
     """
     if workload.parameter_precision is not None:
         return workload.parameter_precision
@@ -87,7 +91,7 @@ def stored_precision(workload: TrainingWorkload) -> StatePrecision:
 
 
 def gradient_precision(workload: TrainingWorkload) -> StatePrecision:
-    """Return the precision of accumulated gradients: the query's, else the framework's own."""
+    """Return the precision of accumulated gradients: the query's, else the framework's default."""
     framework = framework_facts(workload.framework)
     if workload.gradient_precision is not None:
         return workload.gradient_precision
@@ -97,7 +101,7 @@ def gradient_precision(workload: TrainingWorkload) -> StatePrecision:
 
 
 def optimizer_precision(workload: TrainingWorkload) -> StatePrecision:
-    """Return the precision of the optimizer's states: the query's, else the framework's own."""
+    """Return the precision of the optimizer's states: the query's, else the framework's default."""
     if workload.optimizer_precision is not None:
         return workload.optimizer_precision
     return (
@@ -108,7 +112,7 @@ def optimizer_precision(workload: TrainingWorkload) -> StatePrecision:
 def bytes_per_parameter(
     workload: TrainingWorkload, *, weight_copies: float = 2.0
 ) -> BytesPerParameter:
-    """Return bytes per parameter in mixed precision.
+    """Return the bytes per parameter in mixed precision.
 
     Megatron Core stores 16-bit weights, fp32 gradients, an fp32 master copy and Adam states. FSDP
     stores fp32 shards, gathers 16 bits, and needs no master copy.
@@ -116,10 +120,11 @@ def bytes_per_parameter(
     Adam has two states, SGD its momentum, Muon a momentum for the layers' weight matrices and
     Adam's two for embeddings, output layer, norms and biases (Megatron Core's optimizer/muon.py;
     arXiv 2502.16982 section 2.2). Narrower states and master copies are those of Megatron's
-    precision-aware optimizer; the scale per tensor of fp16 and fp8 states is not counted.
-    torch.optim on the parameters themselves has gradients and states of their precision, or of the
-    adapters', whose wider weights count among the states. `remainder` stores the 16 bits of the
-    fp32 master copy that bf16 weights lack. `weight_copies` are those of a weight stored in 8 bits.
+    precision-aware optimizer; the scale per tensor of fp16 and fp8 states is not counted. If
+    torch.optim updates the parameters directly, gradients and states have the parameters' precision
+    (or the adapters', whose wider weights count as states). `remainder` stores the 16 bits of the
+    fp32 master copy that bf16 weights lack. `weight_copies` is the number of copies of a weight
+    stored in 8 bits.
     """
     stored = stored_precision(workload)
     # Megatron's fp8-param-gather quantises the layers' matrices and leaves the rest in 16 bits.
@@ -155,10 +160,10 @@ def stage_bytes(
     adapters: Floats | None = None,
     frozen: Floats = 0.0,
 ) -> StageBytes:
-    """Return bytes of a stage's `parameters`.
+    """Return the bytes of a stage with this number of `parameters`.
 
-    `matrices` are entries of weight matrices among them, and `frozen` are not trained. If there are
-    `adapters` (their number of parameters), only these are trained.
+    Of these, `matrices` are entries of weight matrices, and `frozen` are not trained. If `adapters`
+    (their number of parameters) is positive, only adapters are trained.
     """
     trained = parameters - frozen
     quantized: Floats = 0.0
@@ -187,16 +192,17 @@ NEWTON_SCHULZ_ITERATIONS = 5
 
 
 def newton_schulz_flops(rows: Floats, columns: Floats) -> Floats:
-    """Return FLOPs for one matrix of smaller side r and larger side q.
+    """Return the FLOPs of Newton-Schulz for one matrix with smaller side r and larger side q.
 
-    An iteration is A = X X^T, A^2 and (b A + c A^2) X: 2 r^2 q + 2 r^3 + 2 r^2 q FLOPs.
+    One iteration is A = X X^T, A^2 and (b A + c A^2) X: 2 r^2 q + 2 r^3 + 2 r^2 q FLOPs.
     """
     r, q = minimum(rows, columns), maximum(rows, columns)
     return NEWTON_SCHULZ_ITERATIONS * (4.0 * r * r * q + 2.0 * r * r * r)
 
 
 def newton_schulz_seconds(rows: Floats, columns: Floats, *, machine: Machine) -> Floats:
-    """Return seconds for one matrix: three matmuls per iteration, in bf16 if the GPU supports it.
+    """Return the seconds of Newton-Schulz for one matrix: three matmuls per iteration, in bf16 if
+    the GPU supports it.
 
     Source: Megatron's muon_fp32_matmul_prec medium. Elementwise sums of r^2 and r q are small and
     not counted.
@@ -222,7 +228,7 @@ def muon_seconds(
     stages: Sequence[StageLayers],
     matrices: Floats,
 ) -> Floats:
-    """Return seconds that Muon adds to the optimizer step: orthogonalisation, and exchanges of
+    """Return the seconds that Muon adds to the optimizer step: orthogonalisation and exchanges of
     momenta.
 
     Under ZeRO 2 and 3 every rank has a shard of every matrix: two exchanges gather 16-bit momenta
@@ -260,7 +266,8 @@ def orthogonalize_seconds(
     shards: Floats,
     expert_shards: Floats,
 ) -> Floats:
-    """Return seconds for the matrices that one rank of the largest stage processes.
+    """Return the seconds to orthogonalise the matrices that one rank of the largest stage
+    processes.
 
     Tensor-parallel ranks process their own slices (Megatron's muon_tp_mode blockwise), queries,
     keys and values separately (muon_split_qkv). Whole matrices are distributed over the `shards`
@@ -292,8 +299,8 @@ def orthogonalize_seconds(
 def _busiest_rank_seconds(
     matrices: Iterable[Matrix], layers: Floats, shards: Floats, *, machine: Machine
 ) -> Floats:
-    """Return seconds of the busiest rank if the matrices of `layers` layers are distributed over
-    `shards` ranks.
+    """Return the seconds of the busiest rank if the matrices of `layers` layers are distributed
+    over `shards` ranks.
     """
     work: Floats = 0.0
     longest: Floats = 0.0
@@ -317,23 +324,23 @@ PCIE_FRACTION = 0.8
 64 on PCIe 5.
 """
 HOST_MEMORY_FRACTION = 0.45
-"""Fraction of the host's memory bandwidth.
+"""Fraction of the host's memory bandwidth that the optimizer update reaches.
 
-torch's fused AdamW on a CPU moves its 28 bytes per parameter at 0.55 of a copy's rate (torch 2.13,
-one thread, 2026-11-21), and a copy reaches about 0.8 of the memory's datasheet rate.
+torch's fused AdamW on a CPU moves its 28 bytes per parameter at 0.55 times the rate of a copy
+(torch 2.13, one thread, 2026-11-21), and a copy reaches about 0.8 of the memory's datasheet rate.
 """
 HOST_STATES = {"adam": 2, "sgd": 1}
 """Number of fp32 states of the optimizers that run on the host."""
 TRANSFER_OVERLAP = 1.0
-"""Fraction of the activations' copies that compute can overlap: the GPU has copy engines."""
+"""Fraction of the activation copies that compute can overlap; the GPU has copy engines."""
 LAYERS_ON_DEVICE = 2.0
-"""Layers whose offloaded activations are on the device at the same time: one being copied, one in
+"""Number of layers whose offloaded activations are on the device at once: one being copied, one in
 use.
 """
 
 
 def link_rate(gpu: GpuSpec) -> float:
-    """Return bytes per second between device and host, each way."""
+    """Return the bytes per second between device and host, per direction."""
     return PCIE_FRACTION * gpu.pcie_bandwidth_bytes_per_second
 
 
@@ -349,13 +356,13 @@ class OffloadedUpdate:
 def offloaded_update(
     parameters: Floats, *, workload: TrainingWorkload, gpu: GpuSpec, size: BytesPerParameter
 ) -> OffloadedUpdate:
-    """Return seconds and host bytes for updating `parameters` on the host (Megatron's
+    """Return the seconds and host bytes for updating `parameters` on the host (Megatron's
     HybridDeviceOptimizer).
 
-    The host has fp32 parameters, gradients and states, pinned. Gradients are copied to the host in
-    fp32, the host updates (reads and writes parameters and states, reads gradients), and 16-bit
-    weights are copied back, in sequence, as by default. The device updates its own share
-    concurrently.
+    The host stores fp32 parameters, gradients and states in pinned memory. As by default, these
+    steps run in sequence: gradients are copied to the host in fp32, the host updates (reads and
+    writes parameters and states, reads gradients), and 16-bit weights are copied back. The device
+    updates its share concurrently.
     """
     states = HOST_STATES[workload.optimizer]
     host_rate = HOST_MEMORY_FRACTION * (gpu.host_memory_bandwidth_bytes_per_second or 0.0)
@@ -369,12 +376,12 @@ def offloaded_update(
 def offload_activations(
     saved: Floats, *, layer_bytes: Floats, layers: Floats, workload: TrainingWorkload
 ) -> tuple[Floats, Floats]:
-    """Return (bytes on the device, bytes on the host) of a stage that saves `saved`.
+    """Return (bytes on the device, bytes on the host) for a stage that saves `saved` bytes.
 
-    The fraction f of the `layers`, the first ones, copies its saved `layer_bytes` per layer and
-    micro-batch to the host in the forward pass and back in the backward pass (Transformer Engine's
-    CPU offload; with full recomputation DeepSpeed's cpu_checkpointing). Bytes being copied use the
-    memory of the micro-batch's other layers, which have not run or have finished.
+    The first fraction f of the `layers` copies its saved `layer_bytes` per layer and micro-batch to
+    the host in the forward pass and back in the backward pass (Transformer Engine's CPU offload;
+    with full recomputation DeepSpeed's cpu_checkpointing). Bytes in transit reuse the memory of the
+    micro-batch's other layers, which have not run or have finished.
     """
     away = workload.offloaded_share * saved
     others = (1.0 - workload.offloaded_share) * layers * layer_bytes
@@ -384,7 +391,7 @@ def offload_activations(
 def activation_seconds(
     stage_bytes: Floats, *, forward: Floats, backward: Floats, gpu: GpuSpec
 ) -> Floats:
-    """Return exposed seconds per micro-batch of copying `stage_bytes` to the host and back.
+    """Return the exposed seconds per micro-batch to copy `stage_bytes` to the host and back.
 
     The copies overlap with the forward and the backward pass.
     """

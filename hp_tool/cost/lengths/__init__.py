@@ -1,1 +1,3 @@
-"""Sequences of unequal length: packed attention, replica imbalance, dynamic context parallelism."""
+"""Sequences of unequal length: packed attention, imbalance of replicas, dynamic context
+parallelism.
+"""

@@ -35,9 +35,9 @@ from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.errors import InputError, UnsupportedError
 
 STEPS = 8
-"""Optimizer steps whose data is sampled and scheduled."""
+"""Number of optimizer steps whose data is sampled and scheduled."""
 MAX_SEQUENCES = 1 << 18
-"""Maximum sequences per step that are scheduled one by one."""
+"""Maximum number of sequences per step that are scheduled individually."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,24 +45,22 @@ class ContextComparison:
     """Mean seconds per step of the same sequences under three schedules."""
 
     packed_s: float
-    """Static size; packed rows are assigned to replicas in order of arrival."""
+    """Static context-parallel size; packed rows are assigned to replicas in order of arrival."""
     balanced_s: float
-    """Static size; the same rows, balanced over the replicas by their seconds."""
+    """Static context-parallel size; the same rows, balanced over the replicas by their seconds."""
     dynamic_s: float
-    """Size per micro-batch, balanced."""
+    """Context-parallel size per micro-batch, balanced."""
     token_share: dict[int, float]
     """Fraction of tokens by context-parallel size in the dynamic schedule."""
 
     @property
     def gain(self) -> float:
-        """Return the speedup of dynamic sizes alone: balanced static seconds over dynamic ones, at
-        least 1.
-        """
+        """Speedup of dynamic sizes alone: balanced static seconds / dynamic seconds, at least 1."""
         return self.balanced_s / self.dynamic_s
 
     @property
     def gain_over_packing(self) -> float:
-        """Return the speedup of balancing and dynamic sizes together, as in published speedups."""
+        """Speedup of balancing and dynamic sizes together, as in published speedups."""
         return self.packed_s / self.dynamic_s
 
 
@@ -71,21 +69,21 @@ class _MicroBatches:
     """The micro-batches of one step; arrays of shape (n,)."""
 
     sizes: IntArray
-    """Context-parallel ranks."""
+    """Number of context-parallel ranks."""
     tokens: FloatArray
     seconds: FloatArray
-    """On the critical stage."""
+    """Seconds on the critical stage."""
     between_s: FloatArray
-    """On a stage between the pipeline's ends; determines the time to fill and drain the
-    pipeline.
+    """Seconds on a stage between the pipeline's ends; determines how long filling and draining the
+    pipeline take.
     """
 
 
 def compare_context_parallelism(
     *, clock: MicroBatchClock, distribution: LengthDistribution
 ) -> ContextComparison:
-    """Return mean seconds of the same sampled sequences with static and dynamic context-parallel
-    sizes.
+    """Return the mean seconds per step of the same sampled sequences with static and dynamic
+    context-parallel sizes.
 
     A static step is global_batch_size packed rows of sequence_length tokens. Dynamic sizes are c,
     c/2, c/4, ...; each step uses the schedule with the best smallest size, or the static one if
@@ -136,9 +134,10 @@ def compare_context_parallelism(
 def with_dynamic_context(
     costs: TrainingCosts, *, case: TrainingCase, candidates: Candidates, lengths: LengthDistribution
 ) -> TrainingCosts:
-    """Return the costs of rows, or of one, with the stages' seconds reduced by `gain_over_packing`.
+    """Return the costs of rows, or of one row, with the stages' seconds reduced by
+    `gain_over_packing`.
 
-    Candidates without context parallelism, or with larger micro-batches, are unchanged.
+    Candidates without context parallelism or with larger micro-batches are unchanged.
     """
     alone = candidates.is_alone
     values = {f.name: getattr(case.workload, f.name) for f in fields(TrainingWorkload)}
@@ -164,8 +163,8 @@ def _gain(config: ParallelConfig, *, case: TrainingCase, lengths: LengthDistribu
 
 
 def _sizes(clock: MicroBatchClock) -> list[int]:
-    """Return c and its halves: nested groups, so that ranks can be divided again without moving
-    data.
+    """Return c and its successive halves. These groups nest, so ranks can be regrouped without
+    moving data.
     """
     sizes = [clock.config.context_parallel_size]
     while sizes[-1] % 2 == 0:
@@ -176,7 +175,7 @@ def _sizes(clock: MicroBatchClock) -> list[int]:
 def _step_sequences(
     short: LengthDistribution, *, clock: MicroBatchClock, seed: int
 ) -> tuple[IntArray, IntArray]:
-    """Return (lengths, row of each) of the sequences in the first global_batch_size packed rows."""
+    """Return (length, row) of each sequence in the first global_batch_size packed rows."""
     batch, capacity = clock.case.workload.global_batch_size, clock.case.workload.sequence_length
     expected = batch * capacity / short.mean
     if expected > MAX_SEQUENCES:
@@ -196,10 +195,10 @@ def _step_sequences(
 
 
 def _smallest_groups(lengths: IntArray, *, smallest: int, clock: MicroBatchClock) -> _MicroBatches:
-    """Return micro-batches with every sequence on the smallest group with room, of at least
-    `smallest` ranks.
+    """Return micro-batches with every sequence on the smallest group of at least `smallest` ranks
+    that has room.
 
-    They are packed by group size.
+    Sequences are packed separately for each group size.
     """
     share = clock.case.workload.sequence_length // clock.config.context_parallel_size
     allowed = np.array([size for size in _sizes(clock)[::-1] if size >= smallest])
@@ -233,7 +232,7 @@ def _time_rows(
 
 
 def _static_seconds(rows: _MicroBatches, *, clock: MicroBatchClock) -> float:
-    """Return seconds until the last replica ends, with rows assigned in turn."""
+    """Return the seconds until the last replica ends, with rows assigned round-robin."""
     seconds, between = (
         column.reshape(-1, clock.config.data_parallel_size)
         for column in (rows.seconds, rows.between_s)
@@ -242,7 +241,7 @@ def _static_seconds(rows: _MicroBatches, *, clock: MicroBatchClock) -> float:
 
 
 def _balanced_seconds(work: _MicroBatches, *, clock: MicroBatchClock) -> float:
-    """Return seconds until the last rank ends under the LPT rule.
+    """Return the seconds until the last rank ends with longest-processing-time scheduling.
 
     Larger groups come first, then longer micro-batches; each is assigned to the group that ends
     earliest. Groups nest, so the ranks of a group always end together and none waits inside one.
@@ -259,14 +258,14 @@ def _balanced_seconds(work: _MicroBatches, *, clock: MicroBatchClock) -> float:
     return float((load + clock.fill * longest).max())
 
 
-# Seconds of single micro-batches that differ in tokens, attention and context-parallel size.
+# Seconds of individual micro-batches that differ in tokens, attention and context-parallel size.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MicroBatchClock:
-    """Seconds of packed micro-batches on a configuration's stages.
+    """Timing of packed micro-batches on a configuration's stages, in seconds.
 
-    workload.sequence_length is the static row.
+    workload.sequence_length is the length of a static row.
     """
 
     case: TrainingCase
@@ -283,15 +282,16 @@ class MicroBatchClock:
     def seconds(
         self, *, sizes: IntArray, tokens: FloatArray, squares: FloatArray
     ) -> tuple[FloatArray, FloatArray]:
-        """Return (n,) seconds of the critical stage, and of one between the ends.
+        """Return the seconds of each micro-batch on the critical stage and on a stage between the
+        ends; each has shape (n,).
 
-        Forward, backward and recomputation are included. Embedding and output layer scale with the
+        Includes forward, backward and recomputation. Embedding and output layer scale with the
         tokens.
 
         Args:
-            sizes: Context-parallel sizes.
+            sizes: Context-parallel size of each micro-batch.
             tokens: Tokens of each micro-batch over all its ranks.
-            squares: Sum of l^2 over its sequences.
+            squares: Sum of l^2 over the sequences of each micro-batch.
         """
         columns = {
             name: np.full(len(sizes), value)
@@ -321,21 +321,22 @@ class MicroBatchClock:
 
     @property
     def fill(self) -> float:
-        """Return (p-1)/v: additional runs of the longest micro-batch while the pipeline fills and
-        drains.
+        """Return (p-1)/v: how often the longest micro-batch runs additionally while the pipeline
+        fills and drains.
         """
         return (self.config.pipeline_parallel_size - 1) / self.config.virtual_pipeline_parallel_size
 
     def once_a_step_s(self) -> float:
-        """Return seconds of a step that do not depend on the order of sequences.
+        """Return the seconds per step that do not depend on the order of sequences.
 
-        Of the bubble, these are the ends and transfers.
+        Of the bubble, these are the ends of the model and the transfers.
         """
         parts, (_, between) = self._parts_without_waits(), self._full_row()
         return sum(parts[name] for name in ONCE_A_STEP) - self.fill * between
 
     def waits_per_second(self) -> float:
-        """Return seconds of waiting for the slowest device per second of work, as with full rows.
+        """Return the seconds spent waiting for the slowest device per second of work, for full
+        rows.
 
         Waits grow with the work of a step (`cost.stragglers`).
         """
@@ -347,7 +348,7 @@ class MicroBatchClock:
         return waits / runs
 
     def _full_row(self) -> tuple[float, float]:
-        """Return `seconds` of one full row of one sequence."""
+        """Return `seconds` of a full row that is one sequence."""
         row = float(self.case.workload.sequence_length)
         seconds, between = self.seconds(
             sizes=np.array([self.config.context_parallel_size]),
@@ -361,7 +362,7 @@ class MicroBatchClock:
         return {name: float(part) for name, part in parts.items()}
 
     def _parts_without_waits(self) -> dict[str, float]:
-        """Return the parts of a step of full rows on equally fast devices."""
+        """Return the parts of a step with full rows on equally fast devices."""
         profile = self.case.profile
         alike = dataclasses.replace(profile.framework, device_log_sd=0.0, micro_batch_log_sd=0.0)
         profile = dataclasses.replace(profile, framework=alike)

@@ -21,7 +21,7 @@ from hp_tool.domain.workload import TrainingWorkload
 PART = "length_imbalance"
 """Name of the step-time part that `with_imbalance` adds."""
 MAX_BATCH = 1 << 20
-"""Maximum rows per step for which batches can be sampled."""
+"""Maximum number of rows per step for which batches can be sampled."""
 _DRAWN_ROWS = 1 << 19
 _MAX_DRAWS = 64
 
@@ -29,12 +29,12 @@ _MAX_DRAWS = 64
 def with_imbalance(
     costs: TrainingCosts, *, rows: Rows, case: TrainingCase, candidates: Candidates
 ) -> TrainingCosts:
-    """Return the costs with the expected additional seconds of the slowest replica.
+    """Return the costs including the expected extra seconds of the slowest replica.
 
     A row's attention is proportional to the sum of l^2 over its sequences; everything else depends
-    only on its length, padding included. Rows come in random order. Context-parallel communication
-    that overlaps with a slower rank's longer attention is not counted; a layer of multi-token
-    prediction counts as one of the stage's.
+    only on its length, padding included. Rows come in random order. Overlap of context-parallel
+    communication with a slower rank's longer attention is ignored. A layer of multi-token
+    prediction counts as a layer of its stage.
     """
     per_length = _seconds_per_attended_token(case=case, candidates=candidates)
     extra = _extra_lengths(rows, candidates=candidates, workload=case.workload)
@@ -53,11 +53,11 @@ def expected_extra(
     """Return the expected maximum over replicas, minus (m + fill) x mean, in tokens of attended
     length.
 
-    The maximum is of (sum over their micro-batches + fill x their longest); the result is at least
-    zero. `fill` is (p-1)/v: jobs that take equally long on each of p machines end after their sum
-    and p-1 times the longest (proportionate flow shop; Pinedo, Scheduling, section 6.1). `lockstep`
-    replicas wait for each other at every micro-batch. The expectation is over batches sampled with
-    a fixed seed, the same for every division of the batch.
+    For each replica, the value is the sum over its micro-batches plus `fill` times the longest. The
+    result is at least zero. `fill` is (p-1)/v: jobs that take equally long on each of p machines
+    end after their sum and p-1 times the longest (proportionate flow shop; Pinedo, Scheduling,
+    section 6.1). `lockstep` replicas wait for each other at every micro-batch. The expectation is
+    over batches sampled with a fixed seed, the same for every division of the batch.
     """
     drawn = _draw_batches(rows, batch)
     total, longest = _per_replica(rows, batch, replicas, micro_batch, lockstep)
@@ -68,7 +68,7 @@ def expected_extra(
 
 @functools.lru_cache(maxsize=4)
 def _draw_batches(rows: Rows, batch: int) -> FloatArray:
-    """Return (draws, batch) attended lengths of the rows of some batches, sampled independently."""
+    """Return (draws, batch) attended lengths of the rows of independently sampled batches."""
     draws = min(max(_DRAWN_ROWS // batch, 1), _MAX_DRAWS)
     index = np.random.default_rng(SEED).integers(len(rows.squares), size=(draws, batch))
     return np.asarray(np.sort(rows.squares)[index] / rows.row_tokens)
@@ -78,9 +78,8 @@ def _draw_batches(rows: Rows, batch: int) -> FloatArray:
 def _per_replica(
     rows: Rows, batch: int, replicas: int, micro_batch: int, lockstep: int
 ) -> tuple[FloatArray, FloatArray]:
-    """Return (sum over micro-batches, longest micro-batch) of each lockstep group of replicas.
-
-    Both have shape (draws, groups).
+    """Return (sum over micro-batches, longest micro-batch) of each lockstep group of replicas; each
+    has shape (draws, groups).
     """
     each = _draw_batches(rows, batch).reshape(
         -1, replicas // lockstep, lockstep, batch // (replicas * micro_batch), micro_batch
@@ -90,11 +89,11 @@ def _per_replica(
 
 
 def _extra_lengths(rows: Rows, *, candidates: Candidates, workload: TrainingWorkload) -> Floats:
-    """Return `expected_extra` of each candidate, computed once per distinct combination."""
+    """Return `expected_extra` of each candidate; each distinct combination is computed once."""
     c = candidates
     d, b = c.data_parallel_size, c.micro_batch_size
-    # With experts spread over several replicas, and with sharded gradients or weights, replicas
-    # wait for each other at every micro-batch.
+    # If experts span several replicas, or gradients or weights are sharded, replicas wait for each
+    # other at every micro-batch.
     experts = (
         c.expert_parallel_size
         * c.expert_tensor_parallel_size
@@ -126,9 +125,9 @@ def _extra_lengths(rows: Rows, *, candidates: Candidates, workload: TrainingWork
 
 
 def _seconds_per_attended_token(*, case: TrainingCase, candidates: Candidates) -> Floats:
-    """Return seconds per additional token of attended length in a micro-batch on a stage.
+    """Return the seconds per additional token of attended length in a micro-batch on a stage.
 
-    Forward, backward and recomputation are included.
+    Includes forward, backward and recomputation.
     """
     model = case.model
 

@@ -1,4 +1,4 @@
-"""Sequence lengths of a data set, and how sequences are packed into rows."""
+"""Sequence lengths of a data set, and packing of sequences into rows."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ import numpy as np
 from hp_tool.cost.arrays import FloatArray, IntArray
 
 BINS = 1024
-"""Lengths that represent a continuous distribution; neighbours differ by about one percent."""
+"""Number of lengths that represent a continuous distribution; adjacent lengths differ by about
+1%.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LengthDistribution:
-    """Fractions of sequences by length, independent of their order."""
+    """Fractions of sequences by length, regardless of their order."""
 
     name: str
     lengths: IntArray
@@ -30,7 +32,9 @@ class LengthDistribution:
     def from_counts(
         cls, *, name: str, lengths: Iterable[int], counts: Iterable[float]
     ) -> LengthDistribution:
-        """Return the distribution of these lengths and counts, in any order; lengths may repeat."""
+        """Return the distribution of these lengths and counts, in any order and with
+        repetitions.
+        """
         values = np.fromiter(lengths, dtype=np.int64)
         weights = np.fromiter(counts, dtype=np.float64)
         distinct, inverse = np.unique(values, return_inverse=True)
@@ -49,7 +53,7 @@ class LengthDistribution:
         shortest: int,
         longest: int,
     ) -> LengthDistribution:
-        """Return the distribution of components within limits.
+        """Return a mixture of log-normal distributions, limited to a range of lengths.
 
         Each component is (share, median in tokens, standard deviation of the logarithm).
         """
@@ -68,7 +72,7 @@ class LengthDistribution:
         return cls.from_counts(name=name, lengths=middles.tolist(), counts=counts.tolist())
 
     def cut(self, longest: int) -> LengthDistribution:
-        """Return the distribution with longer sequences truncated to `longest` tokens, as in
+        """Return the distribution with sequences truncated to `longest` tokens, as in
         fine-tuning.
         """
         cut = np.minimum(self.lengths, longest)
@@ -78,23 +82,21 @@ class LengthDistribution:
 
     @property
     def mean(self) -> float:
-        """Return tokens per sequence, E[l]."""
+        """Return E[l], the mean tokens per sequence."""
         return float(self.shares @ self.lengths)
 
     @property
     def mean_square(self) -> float:
-        """Return E[l^2]."""
+        """Return E[l^2], in tokens squared."""
         return float(self.shares @ self.lengths.astype(np.float64) ** 2)
 
     @property
     def attended_length(self) -> float:
-        """Return E[l^2] / E[l]: length of the sequence that a token belongs to, mean over
-        tokens.
-        """
+        """Return E[l^2] / E[l]: the mean, over tokens, of the length of the token's sequence."""
         return self.mean_square / self.mean
 
     def sample(self, count: int, *, seed: int) -> IntArray:
-        """Return (count,) lengths sampled independently, determined by the seed."""
+        """Return (count,) independently sampled lengths; the seed determines them."""
         return np.random.default_rng(seed).choice(self.lengths, size=count, p=self.shares)
 
 
@@ -103,20 +105,20 @@ class LengthDistribution:
 
 
 SAMPLE = 1 << 16
-"""Sequences that are packed to estimate how full rows are."""
+"""Number of sequences that are packed to estimate how full rows are."""
 SEED = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Packed:
-    """Sequences packed into rows."""
+    """The packing of sequences into rows."""
 
     row_of: IntArray
     """(n,) row of each sequence."""
     tokens: IntArray
-    """(r,) tokens of each row without padding."""
+    """(r,) tokens of each row, excluding padding."""
     squares: FloatArray
-    """(r,) sum of l^2 over the row's sequences, to which its attention is proportional."""
+    """(r,) sum of l^2 over the row's sequences; attention is proportional to it."""
 
 
 def best_fit(lengths: IntArray, *, capacity: int) -> Packed:
@@ -127,7 +129,7 @@ def best_fit(lengths: IntArray, *, capacity: int) -> Packed:
     """
     row_of = np.empty(len(lengths), dtype=np.int64)
     shortest = int(lengths.min(initial=capacity))
-    open_rows: list[tuple[int, int]] = []  # (free tokens, row), fullest first
+    open_rows: list[tuple[int, int]] = []  # (free tokens, row), fullest first.
     rows = 0
     for index, length in enumerate(lengths.tolist()):
         place = bisect_left(open_rows, (length, -1))
@@ -149,22 +151,22 @@ def best_fit(lengths: IntArray, *, capacity: int) -> Packed:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Rows:
-    """A data set's sequences in rows of `row_tokens` tokens."""
+    """A data set's sequences arranged in rows of `row_tokens` tokens."""
 
     row_tokens: int
     mean_tokens: float
-    """Tokens of a row without padding."""
+    """Mean tokens of a row, excluding padding."""
     mean_squares: float
-    """Sum of l^2 over a row's sequences."""
+    """Mean, over rows, of the sum of l^2 over a row's sequences."""
     squares: FloatArray
-    """(r,) the same for sampled rows, scaled to that mean."""
+    """(r,) sum of l^2 of sampled rows, scaled to that mean."""
 
 
 @functools.lru_cache(maxsize=16)
 def padded_rows(distribution: LengthDistribution, *, row_tokens: int) -> Rows:
-    """Return one sequence per row, padded to row_tokens.
+    """Return rows with one sequence each, padded to row_tokens.
 
-    Kernels compute the padding too, so all rows cost the same.
+    Kernels process the padding too, so all rows cost the same.
     """
     short = distribution.cut(row_tokens)
     return Rows(
@@ -177,13 +179,13 @@ def padded_rows(distribution: LengthDistribution, *, row_tokens: int) -> Rows:
 
 @functools.lru_cache(maxsize=16)
 def packed_rows(distribution: LengthDistribution, *, row_tokens: int) -> Rows:
-    """Return rows with as many sequences as fit.
+    """Return rows packed with as many sequences as fit.
 
-    Row fill is estimated on a sample; E[l^2]/E[l] is exact.
+    A sample determines how full rows are; E[l^2]/E[l] is exact.
     """
     short = distribution.cut(row_tokens)
     packed = best_fit(short.sample(SAMPLE, seed=SEED), capacity=row_tokens)
-    whole = slice(0, max(len(packed.tokens) - 1, 1))  # the sample ended in the last row
+    whole = slice(0, max(len(packed.tokens) - 1, 1))  # The sample ended in the last row.
     fill = float(packed.tokens[whole].mean())
     squares = packed.squares[whole]
     mean_squares = fill * short.attended_length
