@@ -1,4 +1,6 @@
-"""Overlap of communication with compute as a query sets it: settings replace fitted constants."""
+"""Overlap of communication with compute as a query sets it; the settings replace fitted
+constants.
+"""
 
 import dataclasses
 from typing import Any
@@ -9,19 +11,21 @@ from hp_tool.domain.workload import OverlapSpec
 from hp_tool.errors import UnsupportedError
 
 MERGED = "expert_parallel"
-"""If on, it is not a fraction of a pass: see `moe.overlap_with_other_pass`."""
+"""Settings that do not describe a fraction of a pass when enabled: see
+`moe.overlap_with_other_pass`.
+"""
 
 
 def with_overlap(
     framework: FrameworkEfficiency, *, overlap: OverlapSpec | None, newest: FrameworkEfficiency
 ) -> FrameworkEfficiency:
-    """Return the framework's constants under a query's switches.
+    """Return the framework's constants with the query's overlap switches applied.
 
-    Off overlaps nothing. On overlaps the measured fraction, or that of the newest measured software
-    (`newest`) if the runs of these constants overlapped none.
+    An overlap that is off hides nothing. One that is on hides the measured fraction; if the fitted
+    runs had no overlap, the fraction of the newest measured software (`newest`).
 
     Raises:
-        UnsupportedError: There is no measurement.
+        UnsupportedError: No measurement of the overlap exists.
     """
     if overlap is None:
         return framework

@@ -1,4 +1,6 @@
-"""Parameter counts of layers, ends and whole models, on one rank. Letters: docs/cost-model.md."""
+"""Parameter counts of layers, model ends and whole models, on one rank. Symbols:
+docs/cost-model.md.
+"""
 
 from hp_tool.cost.arrays import Floats, Ints
 from hp_tool.cost.matrices import (
@@ -18,11 +20,12 @@ from hp_tool.domain.model import ModelSpec
 
 
 def attention_parameters(model: ModelSpec, *, tensor_parallel_size: Ints = 1) -> Floats:
-    """Return parameters of a layer's token mixer on one rank; cross-attention has attention's.
+    """Return the parameters of a layer's token mixer on one rank; cross-attention has the same as
+    attention.
 
-    Counted are projections, their biases (row-parallel ones whole), the block's norm and the
-    latents' norms, and if the model has them norms of queries and keys (norms of all heads are
-    split with the heads) and sinks.
+    Counted are projections, their biases (not split for row-parallel matrices), the block's norm
+    and the latents' norms. If the model has them, norms of queries and keys (norms over all heads
+    are split with the heads) and sinks are included.
     """
     t = tensor_parallel_size
     if model.mixer != "attention":
@@ -41,14 +44,14 @@ def attention_parameters(model: ModelSpec, *, tensor_parallel_size: Ints = 1) ->
         biases = biases + model.num_attention_heads / t
     if model.kv_lora_rank is not None:
         latent_norms = float(model.kv_lora_rank + (model.q_lora_rank or 0))
-    if has_indexer(model):  # a norm with a bias of its key, or norms of queries and keys
+    if has_indexer(model):  # A norm of the indexer's key, with bias, or norms of queries and keys.
         latent_norms += 2.0 * (model.index_head_dim or 0)
     return entries(mixer_matrices(model, tensor=t)) + biases + norm_weights(model) + latent_norms
 
 
 def _query_key_norms(model: ModelSpec, t: Ints) -> Floats:
-    """Return weights of the query and key norms: vectors of d, or of the local heads' a d / t + k d
-    / t.
+    """Return the weights of the query and key norms: vectors of d, or of the local heads' a d / t +
+    k d / t.
     """
     width: Floats = 2.0 * model.head_size
     if model.query_key_norm == "all_heads":
@@ -57,7 +60,9 @@ def _query_key_norms(model: ModelSpec, t: Ints) -> Floats:
 
 
 def mlp_parameters(model: ModelSpec, *, tensor_parallel_size: Ints = 1) -> Floats:
-    """Return parameters of a dense MLP on one rank and of the layer's norms except attention's."""
+    """Return the parameters of a dense MLP on one rank, including the layer's norms except
+    attention's.
+    """
     t = tensor_parallel_size
     if model.feed_forward == "none":
         return 0.0
@@ -68,13 +73,13 @@ def mlp_parameters(model: ModelSpec, *, tensor_parallel_size: Ints = 1) -> Float
 
 
 def layer_parameters(model: ModelSpec, *, tensor_parallel_size: Ints = 1) -> Floats:
-    """Return parameters of one dense layer on one of t ranks."""
+    """Return the parameters of one dense layer on one of t ranks."""
     attention = attention_parameters(model, tensor_parallel_size=tensor_parallel_size)
     return attention + mlp_parameters(model, tensor_parallel_size=tensor_parallel_size)
 
 
 def expert_parameters(model: ModelSpec) -> float:
-    """Return parameters of all routed experts of one MoE layer."""
+    """Return the parameters of all routed experts of one MoE layer."""
     biases = 0.0
     if model.expert_bias:
         biases = (model.num_experts or 0) * (
@@ -84,9 +89,10 @@ def expert_parameters(model: ModelSpec) -> float:
 
 
 def moe_shared_parameters(model: ModelSpec, *, tensor_parallel_size: Ints = 1) -> Floats:
-    """Return parameters of one MoE layer on one rank without its routed experts.
+    """Return the parameters of one MoE layer on one rank, excluding its routed experts.
 
-    Attention, router, latent projections and shared experts' gate (whole), shared experts, norms.
+    Counted are attention, router, latent projections and the shared experts' gate (not split),
+    shared experts and norms.
     """
     t = tensor_parallel_size
     router = entries(latent_matrices(model)) + model.hidden_size * (
@@ -105,8 +111,8 @@ def moe_shared_parameters(model: ModelSpec, *, tensor_parallel_size: Ints = 1) -
 
 
 def active_expert_matrices(model: ModelSpec) -> float:
-    """Return entries that a token is multiplied with in one MoE block: top-k and shared experts,
-    router.
+    """Return the matrix entries that multiply a token in one MoE block: top-k experts, shared
+    experts and router.
     """
     routed = (
         entries(expert_matrices(model))
@@ -120,30 +126,30 @@ def active_expert_matrices(model: ModelSpec) -> float:
 
 
 def norm_weights(model: ModelSpec) -> float:
-    """Return weights of one normalization: h for rmsnorm, 2h for layernorm, unless norm_vectors is
-    set.
+    """Return the weights of one normalization: h for rmsnorm, 2h for layernorm, unless norm_vectors
+    is set.
     """
     return float(model.vectors_per_norm * model.hidden_size)
 
 
 def final_norm_weights(model: ModelSpec) -> float:
-    """Return weights of the norm after the last layer (in an encoder-decoder model the
-    decoder's).
+    """Return the weights of the norm after the last layer (of the decoder, in an encoder-decoder
+    model).
     """
     return norm_weights(model) if model.final_norm else 0.0
 
 
 def _norms_beside_attention(model: ModelSpec) -> float:
-    """Return weights of a layer's norms except attention's."""
+    """Return the weights of a layer's norms except attention's."""
     return (model.norms_per_layer - 1) * norm_weights(model)
 
 
 def embedding_parameters(
     model: ModelSpec, *, sequence_length: int, tensor_parallel_size: Ints = 1
 ) -> Floats:
-    """Return parameters of the input embedding on one rank.
+    """Return the parameters of the input embedding on one rank.
 
-    V h / t, and learned positions, token types and norm (whole).
+    These are V h / t, and the unsplit learned positions, token types and norm.
     """
     rows = model.token_types
     if model.positions == "learned":
@@ -158,14 +164,15 @@ def embedding_parameters(
 
 
 def output_parameters(model: ModelSpec, *, tensor_parallel_size: Ints = 1) -> Floats:
-    """Return parameters of the output layer's matrix on one rank, V h / t; a tied one is the
-    embedding's copy.
+    """Return the parameters of the output layer's matrix on one rank, V h / t; if tied, they are a
+    copy of the embedding's.
     """
     return model.vocab_size * model.hidden_size / tensor_parallel_size
 
 
 def special_parameters(model: ModelSpec, *, tensor_parallel_size: Ints = 1) -> Floats:
-    """Return parameters on one of t ranks outside a decoder's layers, embedding and head.
+    """Return the parameters on one of t ranks outside a decoder's layers, embedding and output
+    layer.
 
     - encoder_decoder (T5): cross-attention in each decoder layer, the encoder's final norm, tables
       of relative positions.
@@ -173,8 +180,8 @@ def special_parameters(model: ModelSpec, *, tensor_parallel_size: Ints = 1) -> F
       the next-sentence classifier (2h + 2).
     - a bias of the output layer (V / t).
 
-    All except cross-attention and output bias are whole on every rank (Megatron Core). The output
-    bias of Megatron's T5 is not counted.
+    Except for cross-attention and output bias, every rank stores all of them (Megatron Core). The
+    output bias of Megatron's T5 is not counted.
     """
     h, whole = float(model.hidden_size), 0.0
     if model.head_dense_vectors:
@@ -197,18 +204,18 @@ def _output_bias(model: ModelSpec, t: Ints) -> Floats:
 
 
 def head_matrices(model: ModelSpec) -> float:
-    """Return entries that a token passes between the layers and the output layer.
+    """Return the matrix entries that multiply a token between the layers and the output layer.
 
-    This is the dense matrix of a masked language model. The pooler and the classifier process one
-    token per sequence and are not counted.
+    This is the dense matrix of a masked language model. The pooler and the classifier process only
+    one token per sequence and are not counted.
     """
     return float(model.hidden_size) ** 2 if model.head_dense_vectors else 0.0
 
 
 def total_parameters(model: ModelSpec, *, sequence_length: int = 0) -> float:
-    """Return parameters of the whole model.
+    """Return the parameters of the whole model.
 
-    Learned positions count max_position_embeddings, else sequence_length rows.
+    Learned positions have max_position_embeddings rows, or sequence_length rows if that is not set.
     """
     output = 0.0 if model.tie_word_embeddings else float(output_parameters(model))
     layers = float(special_parameters(model))
@@ -225,8 +232,8 @@ def total_parameters(model: ModelSpec, *, sequence_length: int = 0) -> float:
 
 
 def active_parameters(model: ModelSpec, *, sequence_length: int = 0) -> float:
-    """Return parameters of the whole model without the routed experts that a token is not
-    sent to.
+    """Return the parameters of the whole model, excluding routed experts that a token is not sent
+    to.
     """
     total = total_parameters(model, sequence_length=sequence_length)
     if not model.num_experts:

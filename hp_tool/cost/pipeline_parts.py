@@ -1,7 +1,7 @@
 """Pipelines with unequal stages: over two kinds of GPU, or with a layout.
 
-Parts with equal stages are costed like any pipeline, each on its own device, and combined: the
-fullest stage, the slowest stage, and the time of all others.
+Each part with equal stages is costed like any pipeline, on its own devices. The parts are then
+combined: the fullest stage, the slowest stage, and the time of all others.
 """
 
 from collections.abc import Sequence
@@ -41,13 +41,13 @@ from hp_tool.domain.parts import PER_MICRO_BATCH, STEP_KEYS
 from hp_tool.domain.pipeline_layout import LayoutChunk, PipelineLayout
 
 CRITICAL_PARTS = (*PER_MICRO_BATCH, "overhead")
-"""The same with waits for the host."""
+"""Parts of the critical stage, including waits for the host."""
 
 
 def stage_seconds(
     costs: TrainingCosts, *, profile: EfficiencyProfile, micro_batches: Floats
 ) -> Floats:
-    """Return seconds of one micro-batch on the slowest stage of a part, including waits for its
+    """Return the seconds of one micro-batch on the slowest stage of a part, including waits for its
     host.
     """
     waits = costs.parts["overhead"] - profile.framework.step_overhead_s
@@ -57,8 +57,8 @@ def stage_seconds(
 def _join_parts(
     each: Sequence[TrainingCosts], seconds: Sequence[Floats]
 ) -> tuple[TrainingCosts, dict[str, Floats], Floats]:
-    """Return memory of the part closest to its capacity, time parts without the bubble, slowest
-    stage's seconds.
+    """Return (memory of the part nearest to its capacity, time parts without the bubble, seconds of
+    the slowest stage).
     """
     fullest, slowest, slowest_s = each[0], each[0], seconds[0]
     largest: dict[str, Floats] = {name: each[0].parts[name] for name in STEP_KEYS}
@@ -130,7 +130,7 @@ def mixed_costs(
     *,
     memory_headroom_fraction: float,
 ) -> TrainingCosts:
-    """Return memory of the kind with the highest use of its capacity, and step time of the
+    """Return the memory of the kind of GPU nearest to its capacity, and the step time of the
     pipeline.
 
     `kinds` are the case on each kind of GPU, with its number of devices, in the order of their
@@ -162,7 +162,7 @@ def mixed_costs(
             layers_by_kind=(cast(FloatArray, on_first), cast(FloatArray, on_second)),
         )
 
-    # An equal split gives the seconds of a layer on each kind, ends included.
+    # An equal split gives the seconds per layer on each kind, including the ends of the model.
     seconds = _seconds_by_kind(kinds, c, each_kind((layers / p, layers / p)))
     balanced = layers * seconds[1] / (first * seconds[1] + second * seconds[0])
     fewest = c.virtual_pipeline_parallel_size
@@ -177,7 +177,7 @@ def mixed_costs(
 
 
 def stages_by_kind(kinds: Sequence[TrainingCase], c: Candidates) -> tuple[Ints, Ints]:
-    """Return stages of each kind, in proportion to its devices."""
+    """Return the number of stages on each kind, in proportion to its devices."""
     p = c.pipeline_parallel_size
     first = p * kinds[0].cluster.num_gpus // sum(kind.cluster.num_gpus for kind in kinds)
     return first, p - first
@@ -186,7 +186,7 @@ def stages_by_kind(kinds: Sequence[TrainingCase], c: Candidates) -> tuple[Ints, 
 def _parts_by_kind(
     kinds: tuple[TrainingCase, TrainingCase], c: Candidates, layers: tuple[Floats, Floats]
 ) -> tuple[Pipeline, Pipeline]:
-    """Return the stages on each kind, with these numbers of layers each."""
+    """Return the part of the pipeline on each kind, with these numbers of layers per stage."""
     model, (first, second) = kinds[0].model, stages_by_kind(kinds, c)
     return (
         pipeline_part(
@@ -229,10 +229,10 @@ def _bubble(
     *,
     slowest_s: Floats,
 ) -> Floats:
-    """Return seconds of all stages except the slowest for one micro-batch, over v, and both
-    transfers.
+    """Return the seconds of one micro-batch on all stages except the slowest, divided by v, plus
+    both transfers.
 
-    A part's own bubble contains the time of all of its stages, and the transfers.
+    The bubble of a single part contains the time of all its stages, and the transfers.
     """
     transfers = [
         2.0 * (c.pipeline_parallel_size - 1.0) * transfer_seconds(case=kind, candidates=c)
@@ -253,27 +253,29 @@ def _bubble(
 
 
 class StageKind(NamedTuple):
-    """Stages with equal contents."""
+    """A group of stages with equal contents."""
 
     ranks: float
-    """Number of such stages."""
+    """Number of stages in the group."""
     rank: float
-    """The first of them, which has most micro-batches."""
+    """Rank of its first stage, which has the most micro-batches in flight."""
     layers: float
-    """Layers without those of multi-token prediction."""
+    """Number of layers, excluding those of multi-token prediction."""
     dense_layers: float
-    """Part of `layers` without experts, if the model has experts."""
+    """Number of layers without experts, if the model has experts."""
     extra_layers: float
-    """Layers of multi-token prediction."""
+    """Number of layers of multi-token prediction."""
     embedding: float
     embedding_copies: float
     output: float
     chunk_layers: float
     kinds: tuple[float, ...] = ()
-    """For a model with `blocks`: layers of each kind, including multi-token prediction."""
+    """For a model with `blocks`: number of layers of each kind, including multi-token
+    prediction.
+    """
 
     def pipeline(self, model: ModelSpec) -> Pipeline:
-        """Return one such stage as a part of a pipeline."""
+        """Return one stage of the group as a part of a pipeline."""
         count: Floats = self.layers + self.extra_layers
         share: Floats = 1.0 - self.dense_layers / maximum(count, 1) if model.num_experts else 0.0
         layers = (
@@ -317,7 +319,7 @@ def laid_out_costs(
     layout: PipelineLayout,
     memory_headroom_fraction: float,
 ) -> TrainingCosts:
-    """Return costs of candidates with as many chunks as the layout."""
+    """Return the costs of candidates that have as many chunks as the layout."""
     c = _as_rows(candidates)
     kinds = _kinds(layout, c.pipeline_parallel_size, model=case.model)
     each = [
@@ -333,17 +335,17 @@ def laid_out_costs(
     seconds = [stage_seconds(one, profile=case.profile, micro_batches=m) for one in each]
     costs, parts, slowest_s = _join_parts(each, seconds)
     all_s: Floats = sum(kind.ranks * stage_s for kind, stage_s in zip(kinds, seconds, strict=True))
-    # A stage's own bubble is its own time and the transfers, which are equal for all.
+    # A stage's own bubble consists of its time and the transfers, which are equal for all stages.
     return _with_times(
         costs, parts, bubble=each[0].parts["pipeline_bubble"] + (all_s - slowest_s - seconds[0]) / v
     )
 
 
 def _kinds(layout: PipelineLayout, stages: Ints, *, model: ModelSpec) -> list[StageKind]:
-    """Return the kinds of stage for each candidate's number of stages; fields are arrays if
+    """Return the groups of equal stages for each candidate's number of stages; fields are arrays if
     `stages` is one.
 
-    If a candidate has fewer kinds than another, its last one is repeated with 0 ranks.
+    Candidates with fewer groups than others repeat their last one with 0 ranks.
     """
     if not isinstance(stages, np.ndarray):
         return stage_kinds(layout, stages=int(stages), model=model)
@@ -357,15 +359,15 @@ def _kinds(layout: PipelineLayout, stages: Ints, *, model: ModelSpec) -> list[St
 
 
 def _as_columns(kinds: Sequence[StageKind], inverse: NDArray[np.intp]) -> StageKind:
-    """Return the kinds of stage as one, whose fields are arrays."""
+    """Return the groups of stages as one group with array fields."""
     plain = len(StageKind._fields) - 1
     columns = np.array([(*kind[:plain], *kind.kinds) for kind in kinds])[inverse].T
     return StageKind(*columns[:plain])._replace(kinds=tuple(columns[plain:]))
 
 
 def stage_kinds(layout: PipelineLayout, *, stages: int, model: ModelSpec) -> list[StageKind]:
-    """Return the kinds of stage in a pipeline of `stages` stages, in the order of their first
-    ranks.
+    """Return the groups of equal stages in a pipeline of `stages` stages, in the order of their
+    first ranks.
     """
     kinds: dict[tuple[Any, ...], StageKind] = {}
     for rank in range(stages):
@@ -385,7 +387,7 @@ def stage_kinds(layout: PipelineLayout, *, stages: int, model: ModelSpec) -> lis
 
 
 def rank_contents(layout: PipelineLayout, *, rank: int, stages: int, model: ModelSpec) -> StageKind:
-    """Return the contents of one rank of a pipeline of `stages` stages."""
+    """Return the contents of one rank in a pipeline of `stages` stages."""
     chunks, dense = _chunks(layout, model, rank, stages)
     return _kind(model, chunks, dense, rank, stages)
 
@@ -393,8 +395,8 @@ def rank_contents(layout: PipelineLayout, *, rank: int, stages: int, model: Mode
 def _chunks(
     layout: PipelineLayout, model: ModelSpec, rank: int, stages: int
 ) -> tuple[tuple[LayoutChunk, ...], int]:
-    """Return a rank's chunks, and how many of their layers are leading dense layers of a mixture of
-    experts.
+    """Return a rank's chunks, and the number of their layers that are leading dense layers of a
+    mixture of experts.
     """
     leading = (
         model.num_hidden_layers - model.moe_layers
@@ -412,7 +414,7 @@ def _kind(
         sum(getattr(chunk, name) for chunk in chunks)
         for name in ("embedding", "loss", "mtp_layers")
     )
-    # If weights are tied, the output layer's are the copy.
+    # If weights are tied, the output layer stores the copy.
     copied = extra > 0 and not (model.tie_word_embeddings and output)
     return StageKind(
         ranks=1.0,
@@ -431,7 +433,7 @@ def _kind(
 
 
 def _counts(model: ModelSpec, chunks: tuple[LayoutChunk, ...]) -> tuple[float, ...]:
-    """Return layers of each kind in these chunks of a model with `blocks`."""
+    """Return the number of layers of each kind in these chunks of a model with `blocks`."""
     if model.blocks is None:
         return ()
     counts = [float(sum(chunk.mtp_layers for chunk in chunks) * count) for count in model.mtp_kinds]
@@ -442,10 +444,11 @@ def _counts(model: ModelSpec, chunks: tuple[LayoutChunk, ...]) -> tuple[float, .
 
 
 def _layers_in_flight(layers: list[int], rank: int, stages: int) -> float:
-    """Return the mean layers of the chunks that `schedules.bubble.chunks_in_flight` counts.
+    """Return the mean number of layers in the chunks that `schedules.bubble.chunks_in_flight`
+    counts.
 
-    p micro-batches have passed each chunk except the last when the first backward pass of the last
-    chunk begins, and 2(p - r - 1) + 1 more follow; those beyond p are in the first chunk.
+    When the first backward pass of the last chunk begins, p micro-batches have passed each chunk
+    except the last, and 2(p - r - 1) + 1 more follow. Those beyond p are in the first chunk.
     """
     more = 2 * (stages - rank - 1) + 1
     passes = [stages] * (len(layers) - 1) + [min(more, stages)]

@@ -1,4 +1,4 @@
-"""A few representative stages of each candidate's pipeline, which determine memory and time."""
+"""Representative stages of each candidate's pipeline, which determine memory and time."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,29 +15,29 @@ from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.pipeline_layout import stage_layers, v_stage_layers
 
 NO_LAYERS = 1e-9
-"""Layers of an empty stage, because formulas divide by the number of layers."""
+"""Number of layers assumed for an empty stage, because formulas divide by the number of layers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageLayers:
-    """Layers of one stage, by kind; shape (n,) or the same for all."""
+    """Number of layers of one stage, by kind; shape (n,) or common to all candidates."""
 
     count: Floats
-    """Includes the layers of multi-token prediction."""
+    """Number of layers, including those of multi-token prediction."""
     expert_share: Floats = 0.0
     """Fraction of the layers with experts."""
     kinds: tuple[Floats, ...] = ()
     """For a model with `blocks`: number of layers of each kind."""
 
     def sum(self, *, dense: Floats, more: Floats) -> Floats:
-        """Return the sum over the layers of a quantity: `dense` without experts, plus `more` with
-        experts.
+        """Return the sum of a quantity over the layers: `dense` per layer, plus `more` per layer
+        with experts.
         """
         return self.count * (dense + self.expert_share * more)
 
 
 def stage_of(model: ModelSpec, counts: Sequence[Floats]) -> StageLayers:
-    """Return the layers of a stage with so many of each of the model's kinds."""
+    """Return the layers of a stage with these numbers of layers of each kind."""
     count = maximum(sum(counts, 0.0), NO_LAYERS)
     with_experts: Floats = sum(
         layers for layers, (_, kind) in zip(counts, model.kinds, strict=True) if kind.num_experts
@@ -47,27 +47,27 @@ def stage_of(model: ModelSpec, counts: Sequence[Floats]) -> StageLayers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineStage:
-    """One stage of each candidate's pipeline; shape (n,) or the same for all."""
+    """One stage of each candidate's pipeline; shape (n,) or common to all candidates."""
 
     rank: Ints | Floats
-    """Its pipeline rank, 0-based."""
+    """Pipeline rank, 0-based."""
     layers: StageLayers
     mirrored: StageLayers | None = None
-    """Layers of another stage whose weights this one stores too (DualPipe)."""
+    """Layers of another stage whose weights this stage stores too (DualPipe)."""
     chunk_layers: Floats
-    """Layers of one model chunk, the mean over the chunks whose activations the stage stores at its
+    """Layers of one model chunk: the mean over the chunks whose activations the stage stores at its
     peak.
     """
     embedding: Bools | Ints | Floats
-    """1 if it has the embedding, else 0."""
+    """1 if the stage has the embedding, else 0."""
     embedding_copies: Bools | Ints | Floats
     """Copies of the embedding's weights: multi-token prediction needs one with the output layer
     (Megatron Core, gpt_model.py), unless the output layer's weights are the copy.
     """
     output: Bools | Ints | Floats
-    """1 if it has output layer and loss, else 0."""
+    """1 if the stage has the output layer and loss, else 0."""
     extra_layers: Ints | Floats
-    """Its layers for multi-token prediction, with a projection and two norms each."""
+    """Layers of multi-token prediction on the stage, each with a projection and two norms."""
 
     def layer_sum(self, *, dense: Floats, more: Floats) -> Floats:
         """Return `StageLayers.sum` over all layers whose weights the stage stores."""
@@ -75,7 +75,7 @@ class PipelineStage:
         return own if self.mirrored is None else own + self.mirrored.sum(dense=dense, more=more)
 
     def kinds_sum(self, of_kinds: Sequence[Floats]) -> Floats:
-        """Return the sum over all layers of a quantity that has a value for each kind of layer."""
+        """Return the sum over all layers of a quantity given for each kind of layer."""
         counted = zip(self.layers.kinds, of_kinds, strict=True)
         return sum(
             (
@@ -91,28 +91,28 @@ class PipelineStage:
 class Pipeline:
     """Representative stages of each candidate's pipeline, or of a part of it.
 
-    All stages except the ends have equally many layers.
+    All stages except the first and last have equally many layers.
     """
 
     stages: tuple[PipelineStage, ...]
-    """The first stage and the one with the output layer (equal if the part is one stage).
+    """The first stage and the one with the output layer (the same stage if there is only one).
 
-    If these have fewer layers, also the fullest between them: the second, which has one micro-batch
-    fewer than the first but may have one layer more (Llama 3.1 405B at TP 8 and PP 16 needs 6% more
-    memory there), and the last but one; with two kinds of layers those of
-    `dense_layers.fullest_ranks`.
+    If these have fewer layers, the list also contains the fullest stages between them: the second
+    and the last but one. The second has one micro-batch fewer in flight than the first but may have
+    one layer more (Llama 3.1 405B at TP 8 and PP 16 needs 6% more memory there). With two kinds of
+    layers, they are the stages of `dense_layers.fullest_ranks`.
     """
     critical: StageLayers
-    """Layers of the slowest stage: one between the ends, if there is one; with two kinds of layers
-    the full stage with fewest dense layers.
+    """Layers of the slowest stage: one between the ends, if there is any; with two kinds of layers,
+    the full stage with the fewest dense layers.
     """
     dense: DenseLayers | None = None
-    """Positions of a model's dense layers if others have experts, which determine the slowest
+    """Positions of the dense layers if other layers have experts, which determine the slowest
     stage; None for layers of one kind.
     """
     fewer_first: Floats | Ints = 0
-    """Layers that the first stage lacks compared with that; for unlike layers, the equivalent
-    number of mean ones.
+    """Number of layers by which the first stage has fewer than `critical`; for layers of different
+    cost, the equivalent number of mean layers.
     """
     fewer_last: Floats | Ints = 0
     """The same for the stage with the output layer."""
@@ -121,21 +121,23 @@ class Pipeline:
     part: Floats | Ints | None = None
     """Number of stages of the part; None for the whole pipeline."""
     embedding: Bools | Floats = 1
-    """0 if the part does not begin with the embedding."""
+    """0 if the part does not start with the embedding."""
     output: Bools | Floats = 1
     """0 if the part does not end with the output layer."""
     depths: Floats | Ints = 0
-    """Multi-token predictions of the stage with the output layer beyond `critical`."""
+    """Depths of multi-token prediction on the output layer's stage that `critical` does not
+    include.
+    """
 
     @property
     def ends(self) -> tuple[PipelineStage, ...]:
-        """Return the stages with most weights: those between them have fewer layers or
-        neither end.
+        """The stages with the most weights; those between them have fewer layers or neither end of
+        the model.
         """
         return self.stages[:2]
 
     def between(self, c: Candidates) -> Bools:
-        """Return where there are stages between the ends, so that stages[2:] count."""
+        """Whether there are stages between the ends, so that stages[2:] count."""
         lie: Bools = (c.pipeline_parallel_size > 2) & (c.pipeline_schedule != ZBV)
         return lie
 
@@ -146,8 +148,9 @@ _pipelines: Shared[Pipeline] = Shared()
 def whole_pipeline(case: TrainingCase, c: Candidates) -> Pipeline:
     """Return the stages of the whole pipeline, with L/p layers each.
 
-    If p v does not divide L, some have fewer, the ends first (`domain.pipeline_layout`); those
-    between count as full. If the framework balances blocks, stages are divided by weight.
+    If p v does not divide L, some stages have fewer layers, starting with the ends
+    (`domain.pipeline_layout`); those in between count as full. If the framework balances blocks,
+    stages are divided by weight.
     """
     if not c.is_alone:
         return _whole_pipeline(case, c)
@@ -166,7 +169,7 @@ def _whole_pipeline(case: TrainingCase, c: Candidates) -> Pipeline:
     split: dict[str, Any] = {"num_layers": model.total_layers, "stages": p, "chunks": chunks}
     split["begins_dense"] = model.begins_dense
     on_ends = stage_layers(**split, late=framework.late_layers)
-    if c.names_schedules:  # in a V the first and the last chunks are on the same ranks
+    if c.names_schedules:  # In a V, the first and the last chunk are on the same rank.
         on_v_ends = v_stage_layers(**split)
         on_ends = tuple(
             where(c.is_v, folded, plain) for folded, plain in zip(on_v_ends, on_ends, strict=True)
@@ -177,7 +180,7 @@ def _whole_pipeline(case: TrainingCase, c: Candidates) -> Pipeline:
         each - last_layers,
         p * each - model.total_layers,
     )
-    # Multi-token prediction is with the output layer, which ZB-V has on its first rank.
+    # Multi-token prediction runs with the output layer, which ZB-V has on its first rank.
     on_v = depths * c.is_v if depths else 0
     counts = each - fewer_first + ((p == 1) * depths + on_v), each - fewer_last + (depths - on_v)
     dense = dense_layers(model, c, late=framework.late_layers) if has_both_kinds(model) else None
@@ -240,10 +243,11 @@ def pipeline_part(
     embedding: bool | int = 0,
     output: bool | int = 0,
 ) -> Pipeline:
-    """Return neighbouring stages of a pipeline, with `layers` layers each.
+    """Return consecutive stages of a pipeline, with `layers` layers each.
 
-    `dense` of them have no experts; None: the leading ones of the model after `layers_before`
-    others. `embedding` and `output` are whether the part begins and ends the model.
+    `dense` of these layers have no experts; None: as many as are leading dense layers of the model
+    after the first `layers_before` layers. `embedding` and `output` state whether the part starts
+    and ends the model.
     """
     depths = model.num_nextn_predict_layers if output else 0
     alone = stages == 1
@@ -300,7 +304,9 @@ def _mirrored_layers(c: Candidates, layers: StageLayers) -> StageLayers | None:
 
 
 def _layers_of_kinds(model: ModelSpec, count: Floats, *, dense: Floats) -> StageLayers:
-    """Return `count` layers, including multi-token prediction, of which `dense` have no experts."""
+    """Return a stage of `count` layers, including multi-token prediction, of which `dense` have no
+    experts.
+    """
     if not model.num_experts:
         return StageLayers(count=count)
     return StageLayers(count=count, expert_share=1.0 - dense / maximum(count, NO_LAYERS))
@@ -313,10 +319,10 @@ def whole_ends(
     *,
     output_from_end: Ints = 0,
 ) -> tuple[PipelineStage, PipelineStage]:
-    """Return the stage with the embedding and the one with the output layer.
+    """Return the stage with the embedding and the stage with the output layer.
 
-    Without a pipeline they are the same; in a folded pipeline both ends of the model are on the
-    first rank, in DualPipe also on the last.
+    Without a pipeline they are the same. In a folded pipeline, both ends of the model are on the
+    first rank, and under DualPipe also on the last.
     """
     p = c.pipeline_parallel_size
     alone: Bools = p == 1
@@ -339,10 +345,12 @@ def _ends(
     embedding: tuple[Bools | Ints, Bools | Ints],
     output: tuple[Bools | Ints, Bools | Ints],
 ) -> tuple[PipelineStage, PipelineStage]:
-    """Return two stages with these layers; in DualPipe each also stores the other's."""
+    """Return two stages with these layers; under DualPipe, each also stores the layers of the
+    other.
+    """
     chunks, depths = c.virtual_pipeline_parallel_size, model.num_nextn_predict_layers
     counts = layers[0].count, layers[1].count
-    if c.names_schedules:  # micro-batches in flight are on either stage
+    if c.names_schedules:  # Micro-batches in flight are on either stage.
         dual, mean = c.pipeline_schedule == DUALPIPE, 0.5 * (counts[0] + counts[1])
         counts = where(dual, mean, counts[0]), where(dual, mean, counts[1])
     copied = bool(depths) and not model.tie_word_embeddings
@@ -363,7 +371,7 @@ def _ends(
 
 
 def _filled_pipeline(model: ModelSpec, c: Candidates) -> Pipeline:
-    """Return the stages of dense layers and output layer, divided by weight."""
+    """Return a pipeline whose dense layers and output layer are divided by weight."""
     p, split = c.pipeline_parallel_size, split_candidates(model, c.pipeline_parallel_size)
     first, last = StageLayers(count=split.first), StageLayers(count=split.output)
     return Pipeline(

@@ -1,9 +1,9 @@
 """Bytes of number formats: matmul inputs, and below 16 bits stored weights, scales and casts.
 
-Recipes as in Transformer Engine under Megatron Core: every linear layer of a transformer layer
-quantises its input, weight and output gradient; attention's core, norms, router and adapters stay
-in 16 bits. So does the output layer, whose time is nevertheless counted at the rate of `precision`,
-as in the fits of the constants.
+Recipes are those of Transformer Engine under Megatron Core: every linear layer of a transformer
+layer quantises its input, weight and output gradient; attention's core, norms, router and adapters
+stay in 16 bits. The output layer stays in 16 bits too, but its time is counted at the rate of
+`precision`, as when the constants were fitted.
 """
 
 from collections.abc import Iterable
@@ -41,11 +41,13 @@ nf4: an 8-bit scale per 64 weights, and an fp32 scale per 256 of those (arXiv 23
 int4: a 16-bit scale and a 4-bit zero point per 128 weights (GPTQ, AWQ).
 """
 FP8_BLOCK_SCALE_BYTES = 4.0 / 128.0
-"""fp8_recipe blockwise: an fp32 scale per 128 elements."""
+"""Bytes of scales per element with fp8_recipe blockwise: one fp32 scale per 128 elements."""
 
 
 def quantized_bytes(workload: TrainingWorkload) -> float:
-    """Return bytes per quantised element, scales included; only for precisions below 16 bits."""
+    """Return the bytes per quantised element, including scales; only for precisions below 16
+    bits.
+    """
     blocks = (
         FP8_BLOCK_SCALE_BYTES
         if workload.precision == "fp8" and workload.fp8_recipe == "blockwise"
@@ -55,10 +57,10 @@ def quantized_bytes(workload: TrainingWorkload) -> float:
 
 
 def weight_copies(workload: TrainingWorkload, *, gpu: GpuSpec) -> float:
-    """Return quantised copies of a weight stored in 8 bits: by rows and by columns for block
-    scales.
+    """Return the number of quantised copies of a weight stored in 8 bits: block scales need one by
+    rows and one by columns.
 
-    With one scale per tensor one copy is sufficient if tensor cores accept 8-bit operands in both
+    With one scale per tensor, one copy suffices if tensor cores accept 8-bit operands in both
     layouts, as on Blackwell, which introduced mxfp8 (Transformer Engine,
     is_non_tn_fp8_gemm_supported).
     """
@@ -67,9 +69,9 @@ def weight_copies(workload: TrainingWorkload, *, gpu: GpuSpec) -> float:
 
 
 def frozen_bytes(workload: TrainingWorkload) -> float:
-    """Return bytes per element of a frozen weight matrix.
+    """Return the bytes per element of a frozen weight matrix.
 
-    In 8 bits with one scale per tensor its columns are computed when needed.
+    In 8 bits with one scale per tensor, the column-wise copy is computed when needed.
     """
     assert workload.frozen_precision is not None
     if (
@@ -87,22 +89,22 @@ def is_narrow(workload: TrainingWorkload) -> bool:
 
 
 def wide_precision(workload: TrainingWorkload) -> Precision:
-    """Return the precision of the matmuls that are not quantised."""
+    """Return the precision of matmuls that are not quantised."""
     return "bf16" if is_narrow(workload) else workload.precision
 
 
 def cast_traffic(
     workload: TrainingWorkload, matrices: Iterable[tuple[Floats, Floats]]
 ) -> tuple[Floats, Floats]:
-    """Return (forward, backward) bytes per token of quantising inputs of matmuls with these
-    (output, input) widths.
+    """Return the (forward, backward) bytes per token moved to quantise the inputs of matmuls with
+    these (output, input) widths.
 
-    Each input is read in 16 bits and written quantised as rows and, for the weight gradient, as
-    columns; backward the same for each output's gradient; frozen weights (LoRA) need no columns. A
-    scale computed from the tensor itself, with fp8_recipe tensorwise and at nvfp4's second level,
-    reads it once more for its largest magnitude; delayed scales come from earlier steps, block
-    scales from the block being cast. nvfp4's Hadamard transforms and random rounding need no
-    additional traffic. 0 for 16 bits and above.
+    Each input is read in 16 bits and written quantised by rows and, for the weight gradient, by
+    columns. Backward does the same for each output's gradient. Frozen weights (LoRA) need no
+    columns. A scale computed from the tensor itself, with fp8_recipe tensorwise and at nvfp4's
+    second level, reads it once more for its largest magnitude; delayed scales come from earlier
+    steps, block scales from the block being cast. nvfp4's Hadamard transforms and random rounding
+    need no additional traffic. The result is 0 for 16 bits and above.
     """
     if not is_narrow(workload):
         return 0.0, 0.0

@@ -1,4 +1,5 @@
-"""Recomputation: bytes that a model chunk saves, bytes restored at a time, and recomputed seconds.
+"""Recomputation: bytes that a model chunk saves, bytes restored at a time, and seconds of
+recomputation.
 
 Selective recomputation names Megatron Core's modules, or torchtitan's operations (per_op).
 """
@@ -36,10 +37,10 @@ from hp_tool.domain.model import ModelSpec
 
 
 def chunk_activations(*, candidates: Candidates, layer: LayerBytes, layers: Floats) -> Floats:
-    """Return bytes that one model chunk of `layers` layers saves for one micro-batch.
+    """Return the bytes that a model chunk of `layers` layers saves for one micro-batch.
 
-    full uniform: one layer input for every recompute_num_layers layers; full block: the first
-    recompute_num_layers layers save their input, the others everything.
+    full uniform: one layer input for every recompute_num_layers layers. full block: the first
+    recompute_num_layers layers save only their input, the others everything.
     """
     method, count = candidates.recompute_method, candidates.recompute_num_layers
     plain = layers * where(method == SELECTIVE, layer.saved_selective, layer.saved)
@@ -52,10 +53,10 @@ def chunk_activations(*, candidates: Candidates, layer: LayerBytes, layers: Floa
 
 
 def recomputed_working(*, candidates: Candidates, layer: LayerBytes, layers: Floats) -> Floats:
-    """Return bytes that recomputation restores at a time.
+    """Return the bytes that recomputation restores at a time.
 
     These are one attention core, the modules of one block, or the layers of one checkpoint. If
-    weight gradients follow the input gradients of the chunk, all its `layers` are restored.
+    weight gradients follow the input gradients of the whole chunk, all its `layers` are restored.
     """
     method = candidates.recompute_method
     core: Floats = (method == SELECTIVE) * layer.repeated
@@ -70,7 +71,7 @@ def recomputed_working(*, candidates: Candidates, layer: LayerBytes, layers: Flo
 
 
 def recomputed_layer_fraction(candidates: Candidates, *, layers_per_chunk: Floats) -> Floats:
-    """Return the fraction of layers whose whole forward pass runs again."""
+    """Return the fraction of layers whose whole forward pass is repeated."""
     method, count = candidates.recompute_method, candidates.recompute_num_layers
     if not candidates.recomputes_layers:
         return 0.0 * method
@@ -81,10 +82,11 @@ def recomputed_layer_fraction(candidates: Candidates, *, layers_per_chunk: Float
 def recomputed_seconds(
     candidates: Candidates, *, layer: LayerTime, forward: Floats, whole: Floats
 ) -> Floats:
-    """Return recomputed seconds per layer and micro-batch, the mean of a stage's layers.
+    """Return the seconds of recomputation per layer and micro-batch, averaged over a stage's
+    layers.
 
     The fraction `whole` of the layers (`recomputed_layer_fraction`) repeats the forward pass, which
-    takes `forward` with its communication; selective recomputation repeats `repeated`.
+    takes `forward` including its communication. Selective recomputation repeats `repeated`.
     """
     selective: Floats = (candidates.recompute_method == SELECTIVE) * layer.repeated
     return whole * forward + selective
@@ -100,15 +102,15 @@ def recomputed_seconds(
 
 
 def layer_axes(c: Candidates) -> tuple[str, ...]:
-    """Return candidate fields that everything inside a layer depends on."""
+    """Return the candidate fields on which everything inside a layer depends."""
     return (*LAYER_AXES, "recompute_modules") if c.names_modules else LAYER_AXES
 
 
 def dropped_bytes(c: Candidates, block: BlockBytes, *, s: Shapes) -> Floats:
-    """Return bytes of one block that its recomputed modules do not save.
+    """Return the bytes of one block that its recomputed modules do not save.
 
-    A checkpointed MLP saves its input in 16 bits, where the matmul inside would save a narrow copy;
-    it saves nothing if the norm before it discards its output.
+    A checkpointed MLP saves its input in 16 bits; without checkpointing, the matmul inside would
+    save a narrow copy. It saves nothing if the preceding norm discards its output.
     """
     modules = c.recompute_modules
     norm, mlp = _is_recomputed(modules, LAYERNORM), _is_recomputed(modules, MLP)
@@ -138,16 +140,16 @@ def repeated_seconds(
     second: BlockTime,
     region: Floats,
 ) -> Floats:
-    """Return recomputed seconds of selective recomputation per layer and micro-batch.
+    """Return the seconds of selective recomputation per layer and micro-batch.
 
-    `second` is the MLP or the experts; `region` the tensor-parallel collectives of one of the
+    `second` is the MLP or the experts. `region` are the tensor-parallel collectives of one of the
     layer's two blocks, which a checkpointed MLP repeats too.
     """
     model = case.model
     c, modules = candidates, candidates.recompute_modules
     hidden = s.tokens * s.h / s.shards
     norm = elementwise_seconds(2.0 * s.e * hidden, machine=case, kernels=1.0)
-    # The norm and the residual are outside the module: 5 accesses and a mask, as in the blocks' own
+    # The norm and the residual are outside the module: 5 accesses and a mask, as in the blocks'
     # traffic.
     around = elementwise_seconds((5.0 * s.e + s.mask) * hidden, machine=case, kernels=2.0)
     inside = second.matmul + second.elementwise - around + second.expert
@@ -184,9 +186,9 @@ def repeated_seconds(
 
 
 def repeated_token_flops(model: ModelSpec, c: Candidates, *, attention: float) -> float:
-    """Return forward FLOPs per token that the modules of one candidate recompute.
+    """Return the forward FLOPs per token that the recomputed modules of one candidate repeat.
 
-    `attention` are the cores' FLOPs.
+    `attention` are the FLOPs of the attention cores.
     """
     modules = c.recompute_modules
     if modules == PER_OP:
@@ -215,7 +217,7 @@ def _is_recomputed(modules: Ints, bit: int) -> Ints:
 
 
 def _up_projections(model: ModelSpec, tensor: Ints) -> list[Matrix]:
-    """Return latent attention's matrices for queries, unrotated keys, and values."""
+    """Return latent attention's up-projections to queries, unrotated keys, and values."""
     modules = ("linear_q_proj", "linear_q_up_proj", "linear_kv_up_proj")
     return [
         matrix for matrix in attention_matrices(model, tensor=tensor) if matrix.module in modules
@@ -223,8 +225,8 @@ def _up_projections(model: ModelSpec, tensor: Ints) -> list[Matrix]:
 
 
 def _up_projection_seconds(case: TrainingCase, s: Shapes) -> Floats:
-    """Return seconds to compute queries, keys and values from the latents and rotate their
-    parts.
+    """Return the seconds to compute queries, keys and values from the latents and to rotate their
+    rotary parts.
     """
     matrices = shapes(_up_projections(case.model, s.t))
     matmul, _ = weight_matmuls(s.tokens, matrices, case=case, precision=case.workload.precision)
@@ -233,7 +235,9 @@ def _up_projection_seconds(case: TrainingCase, s: Shapes) -> Floats:
 
 
 def _expert_seconds(case: TrainingCase, c: Candidates, s: Shapes) -> tuple[Floats, Floats]:
-    """Return forward seconds of (shared experts, activation functions of the routed ones)."""
+    """Return the forward seconds of (shared experts, activation functions of the routed
+    experts).
+    """
     model = case.model
     gates = float(model.mlp_inputs)
     routed = routed_tokens(case, c, s) * model.expert_size / c.expert_tensor_parallel_size
@@ -255,12 +259,12 @@ def _expert_seconds(case: TrainingCase, c: Candidates, s: Shapes) -> tuple[Float
 
 
 def per_op_bytes(*, case: TrainingCase, s: Shapes) -> Floats:
-    """Return saved bytes per layer and micro-batch under per_op.
+    """Return the saved bytes per layer and micro-batch under per_op.
 
-    e T (h/r + a d + k d + a d + f + h + 2 h / t with SP) + the fp32 log-sum-exp. The rank has a
-    query and k key/value heads of width d and an MLP of width f; the layer's input is divided over
-    the r ranks of SP. The down projection's output is saved whole, before its reduce-scatter; those
-    of the two reduce-scatters are divided.
+    They are e T (h/r + a d + k d + a d + f + h + 2 h / t with SP) plus the fp32 log-sum-exp, for a
+    rank with `a` query and k key/value heads of width d and an MLP of width f. The layer's input is
+    divided over the r ranks of SP. The down projection's output is saved undivided, before its
+    reduce-scatter; the outputs of the two reduce-scatters are divided.
     """
     model = case.model
     heads, kv_heads, hidden = _rank_sizes(model, s)
@@ -277,10 +281,11 @@ def per_op_bytes(*, case: TrainingCase, s: Shapes) -> Floats:
 def per_op_seconds(
     *, case: TrainingCase, s: Shapes, attention: BlockTime, second: BlockTime, region: Floats
 ) -> Floats:
-    """Return recomputed seconds per layer and micro-batch under per_op.
+    """Return the seconds of recomputation per layer and micro-batch under per_op.
 
-    These are the matmuls for keys, the output projection and the MLP's other half, all elementwise
-    kernels, and one of the two collectives of each block (`region` is both of one block).
+    Recomputed are the matmuls for keys, the output projection and the MLP's other half, all
+    elementwise kernels, and one of the two collectives of each block (`region` is both of one
+    block).
     """
     model = case.model
     heads, kv_heads, hidden = _rank_sizes(model, s)
@@ -290,11 +295,11 @@ def per_op_seconds(
 
 
 def per_op_matrices(model: ModelSpec) -> float:
-    """Return entries of one layer's recomputed matrices."""
+    """Return the entries of one layer's recomputed matrices."""
     width = (model.num_attention_heads + model.kv_heads) * model.head_size
     return float(model.hidden_size * (width + model.ffn_size))
 
 
 def _rank_sizes(model: ModelSpec, s: Shapes) -> tuple[Floats, Floats, Floats]:
-    """Return (query heads, key/value heads, MLP width) of one tensor-parallel rank."""
+    """Return the (query heads, key/value heads, MLP width) of one tensor-parallel rank."""
     return query_heads(model, s.t), kv_heads(model, s.t), model.ffn_size / s.t

@@ -8,7 +8,7 @@ from hp_tool.domain.model import ModelSpec
 
 
 def recurrent_matrices(model: ModelSpec, *, tensor: Ints = 1) -> list[Matrix]:
-    """Return projections of delta rules and state spaces.
+    """Return the projection matrices of delta rules and state spaces.
 
     Sources: arXiv 2412.06464, 2510.26692; arXiv 2312.00752, 2405.21060.
     """
@@ -44,7 +44,7 @@ def recurrent_matrices(model: ModelSpec, *, tensor: Ints = 1) -> list[Matrix]:
     )
     if model.mixer == "gated_delta":
         return [read("in_proj", (keys, keys, inner, inner, heads, heads)), output]
-    head = float(model.linear_key_head_dim or 0)  # the width of low-rank gates
+    head = float(model.linear_key_head_dim or 0)  # The width of low-rank gates.
     gates = [
         replicated("f_a_proj", head, h, source="attention_input"),
         column("f_b_proj", (keys,), head, source="f", ranks=t),
@@ -58,7 +58,9 @@ def recurrent_matrices(model: ModelSpec, *, tensor: Ints = 1) -> list[Matrix]:
 
 
 def recurrent_width(model: ModelSpec) -> float:
-    """Return inner channels of a recurrent mixer: the input width of its output projection."""
+    """Return the number of inner channels of a recurrent mixer: the input width of its output
+    projection.
+    """
     match model.mixer:
         case "mamba":
             return float(model.mamba_inner_size or 0)
@@ -71,22 +73,24 @@ def recurrent_width(model: ModelSpec) -> float:
 
 
 def key_heads(model: ModelSpec) -> int:
-    """Return heads of queries and keys of a delta rule."""
+    """Return the number of query and key heads of a delta rule."""
     return model.linear_num_key_heads or 0
 
 
 def value_heads(model: ModelSpec) -> int:
-    """Return heads of values of a delta rule."""
+    """Return the number of value heads of a delta rule."""
     return model.linear_num_value_heads or key_heads(model)
 
 
 def state_groups(model: ModelSpec, tensor: Ints) -> Floats:
-    """Return groups of Mamba 2's input and output matrices on one rank; at least one."""
+    """Return the number of groups of Mamba 2's input and output matrices on one rank; at least
+    one.
+    """
     return maximum(model.mamba_n_groups / tensor, 1.0)
 
 
 def convolved_width(model: ModelSpec, tensor: Ints) -> Floats:
-    """Return channels of a recurrent mixer's short convolution on one rank."""
+    """Return the number of channels of a recurrent mixer's short convolution on one rank."""
     inner = recurrent_width(model) / tensor
     match model.mixer:
         case "mamba":
@@ -98,7 +102,7 @@ def convolved_width(model: ModelSpec, tensor: Ints) -> Floats:
 
 
 def state_numbers(model: ModelSpec, tensor: Ints) -> Floats:
-    """Return numbers of a sequence's recurrent state and convolution per layer and rank; 0 for
+    """Return the numbers in a sequence's recurrent state and convolution per layer and rank; 0 for
     attention.
     """
     if not model.is_recurrent:
@@ -109,8 +113,8 @@ def state_numbers(model: ModelSpec, tensor: Ints) -> Floats:
 
 
 def convolution_numbers(model: ModelSpec, tensor: Ints) -> Floats:
-    """Return numbers of a sequence's convolution per layer and rank: the inputs of its last tokens;
-    0 for attention.
+    """Return the numbers in a sequence's convolution window per layer and rank: the inputs of its
+    last tokens; 0 for attention.
     """
     if not model.is_recurrent:
         return 0.0 * tensor
@@ -120,28 +124,31 @@ def convolution_numbers(model: ModelSpec, tensor: Ints) -> Floats:
 
 
 def recurrent_vectors(model: ModelSpec, t: Ints) -> Floats:
-    """Return convolutions, decays and norms of a recurrent mixer on one rank."""
+    """Return the parameters of a recurrent mixer's convolutions, decays and norms on one rank."""
     inner = recurrent_width(model) / t
     channels = convolved_width(model, t)
     match model.mixer:
         case (
             "mamba"
-        ):  # A for each channel and number of its state, D and the steps' bias for each channel
+            # A for each channel and each number of its state; D and the time-step bias for each
+            # channel.
+        ):
             state = float(model.ssm_state_size or 0)
             kernel, own = model.mamba_conv_kernel, inner * (state + 2.0)
             own = own + (
                 float(model.mamba_dt_rank or 0) + 2.0 * state if model.mamba_norms else 0.0
             )
-        case "mamba2":  # A, D and the steps' bias for each head, the gated norm
+        case "mamba2":  # A, D and the time-step bias for each head; the gated norm.
             kernel, own = model.mamba_conv_kernel, 3.0 * (model.mamba_num_heads or 0) / t + inner
-        case "gated_delta":  # A and the steps' bias for each head, the gated norm of a head
+        case "gated_delta":  # A and the time-step bias for each head; the gated norm of a head.
             kernel, own = (
                 model.linear_conv_kernel_dim,
                 2.0 * value_heads(model) / t + float(_value_head(model)),
             )
         case (
             _
-        ):  # A for each head, the steps' bias for each channel of a key, the gated norm of a head
+            # A for each head; the time-step bias for each key channel; the gated norm of a head.
+        ):
             keys = key_heads(model) * float(model.linear_key_head_dim or 0) / t
             kernel, own = (
                 model.linear_conv_kernel_dim,

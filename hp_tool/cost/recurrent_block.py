@@ -1,8 +1,8 @@
 """The block of a recurrent mixer in training: delta rules and state spaces, with projections and
 norm.
 
-A rank has the heads of its tensor-parallel position and, under context parallelism, runs 1/c of
-them over the whole sequence: all-to-alls before and after change sequence shards to head shards
+A rank has the heads of its tensor-parallel position. Under context parallelism, it runs 1/c of them
+over the whole sequence: all-to-alls before and after exchange sequence shards for head shards
 (Megatron Core, ssm/mamba_context_parallel.py).
 """
 
@@ -34,11 +34,11 @@ from hp_tool.cost.scans import (
 from hp_tool.domain.model import ModelSpec
 
 KERNELS = Kernels(forward=14.0, backward=24.0)
-"""Elementwise kernels, copies and the scan's kernels: sums, states and outputs of chunks, and
-passing states on.
+"""Number of elementwise kernels, copies and scan kernels: sums, states and outputs of chunks, and
+passing states between chunks.
 """
 BACKWARD_FACTOR = 3.0
-"""Ratio of the scan's backward to its forward pass.
+"""Time of the scan's backward pass relative to its forward pass.
 
 Gradients take twice the time, and both implementations first recompute the states of chunks
 (mamba_ssm 2.3, ssd_combined.py; fla 0.6, gated_delta_rule/chunk.py). Not timed.
@@ -46,11 +46,12 @@ Gradients take twice the time, and both implementations first recompute the stat
 
 
 def recurrent_bytes(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> BlockBytes:
-    """Return activation bytes of the block.
+    """Return the activation bytes of the recurrent block.
 
-    Norm input and matmul input (whole, or sharded by sequence parallelism), what the convolution,
-    the scan and the gated norm save (`saved_numbers`, `saved_wide_numbers`), and the output
-    projection's input, by heads. Recomputation of the attention core frees nothing here.
+    Counted are the norm input and matmul input (sharded by sequence parallelism, else whole),
+    tensors that the convolution, the scan and the gated norm save (`saved_numbers`,
+    `saved_wide_numbers`), and the output projection's input, divided by heads. Recomputing the
+    attention core frees nothing here.
     """
     model = case.model
     inner = recurrent_width(model) / s.t
@@ -67,7 +68,8 @@ def recurrent_bytes(*, case: TrainingCase, candidates: Candidates, s: Shapes) ->
 
 
 def saved_numbers(model: ModelSpec, t: Ints, c: Ints = 1) -> Floats:
-    """Return saved 16-bit numbers per token between the block's projections, on one of t ranks.
+    """Return the number of 16-bit values saved per token between the block's projections, on one of
+    t ranks.
 
     Mamba 2: the input projection's output, and the scan's before and after its gate
     (MambaSplitConv1dScanCombinedFn); groups fewer than ranks are copied. Mamba: the projections'
@@ -90,8 +92,8 @@ def saved_numbers(model: ModelSpec, t: Ints, c: Ints = 1) -> Floats:
 
 
 def saved_wide_numbers(model: ModelSpec, t: Ints) -> Floats:
-    """Return saved 32-bit numbers per token: a delta rule's summed decays, one per head (Kimi: per
-    channel).
+    """Return the number of 32-bit values saved per token: a delta rule's summed decays, one per
+    head (Kimi: per channel).
     """
     if model.mixer in ("mamba", "mamba2"):
         return 0.0
@@ -103,11 +105,11 @@ def saved_wide_numbers(model: ModelSpec, t: Ints) -> Floats:
 
 
 def recurrent_time(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> BlockTime:
-    """Return seconds of the block.
+    """Return the seconds of the recurrent block.
 
-    Forward, convolution and scan take the time of their timed kernels over prompts, and `BACKWARD`
-    times that backward. Norms and residual are as in attention, and saved tensors between the
-    projections are written and read once.
+    Forward, convolution and scan take the time of their kernels as timed over prompts; backward
+    takes BACKWARD_FACTOR times as long. Norms and residual are as in attention, and tensors saved
+    between the projections are written and read once.
     """
     model, workload = case.model, case.workload
     matrices = shapes(recurrent_matrices(model, tensor=s.t))
@@ -132,9 +134,10 @@ def recurrent_time(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> 
 
 
 def mixer_kernels(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> Floats:
-    """Return forward seconds of the short convolution and the scan, over the rows of a micro-batch.
+    """Return the forward seconds of the short convolution and the scan for the rows of a
+    micro-batch.
 
-    They use the kernels timed on the die, and for state spaces the rate of the framework's runs.
+    Uses the kernels timed on the die, and for state spaces the rate of the framework's runs.
     """
     model, gpu = case.model, case.cluster.gpu
     peak, c = peak_flops(gpu, precision=wide_precision(gpu)), candidates.context_parallel_size
@@ -151,8 +154,8 @@ def mixer_kernels(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> F
 
 
 def _exchange_seconds(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> Floats:
-    """Return seconds of the all-to-alls of one pass: of the input projection's output, and of the
-    scan's.
+    """Return the seconds of the all-to-alls of one pass: of the input projection's output, and of
+    the scan's output.
     """
     c = candidates.context_parallel_size
     if not anywhere(c > 1):

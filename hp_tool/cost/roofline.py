@@ -23,7 +23,7 @@ from hp_tool.errors import InputError, UnsupportedError
 
 
 def peak_flops(gpu: GpuSpec, *, precision: Precision, field: str = "training.precision") -> float:
-    """Return the dense peak of the datasheet.
+    """Return the dense peak of the datasheet, in FLOP/s.
 
     Raises:
         InputError: The hardware does not support the precision.
@@ -49,10 +49,10 @@ def matmul_seconds(
     output_bytes: float = 2.0,
     batch: Floats = 1.0,
 ) -> Floats:
-    """Return seconds of y[m,n] = x[m,k] w[n,k]^T, `batch` times in one call.
+    """Return the seconds of y[m,n] = x[m,k] w[n,k]^T, `batch` times in one call.
 
-    2mnk FLOPs, inputs read once, output written once; `output_bytes` is the cost of writing one
-    output element (8 if it is accumulated into an fp32 buffer).
+    Counts 2mnk FLOPs; inputs are read once and the output is written once. `output_bytes` is the
+    cost of writing one output element (8 if it is accumulated into an fp32 buffer).
     """
     gpu, profile = machine.cluster.gpu, machine.profile
     roof = _matmul_roofline(profile, precision)
@@ -66,7 +66,7 @@ def matmul_seconds(
 
 
 def accumulation_slowdown(case: TrainingCase, precision: Precision) -> float:
-    """Return the factor on weight-gradient matmuls whose 16-bit products are added to an fp32
+    """Return the slowdown of weight-gradient matmuls whose 16-bit products are added to an fp32
     buffer.
     """
     slowdown = case.profile.framework.fp32_accumulation.get(case.cluster.gpu.silicon or "", 1.0)
@@ -88,10 +88,10 @@ def weight_matmuls(
     precision: Precision,
     batch: Floats = 1.0,
 ) -> tuple[Floats, Floats]:
-    """Return (forward, weight-gradient) seconds of `tokens` rows through weight matrices, `batch`
-    of each.
+    """Return the (forward, weight-gradient) seconds of `tokens` rows through weight matrices,
+    `batch` of each.
 
-    Shapes are (output n, input k). Input gradients take as long as the forward pass. Weight
+    Shapes are (outputs n, inputs k). Input gradients take as long as the forward pass. Weight
     gradients are added to an fp32 buffer: one read and one write of 4 bytes.
     """
     forward: Floats = 0.0
@@ -109,7 +109,7 @@ def weight_matmuls(
 def roofline_seconds(
     flops: Floats, traffic: Floats, roof: Roofline, *, gpu: GpuSpec, peak: float
 ) -> Floats:
-    """Return overhead + max(FLOPs / reached peak, bytes / reached bandwidth)."""
+    """Return overhead + max(FLOPs / achievable peak, bytes / achievable bandwidth), in seconds."""
     bound = maximum(
         flops / (roof.peak_fraction * peak),
         traffic / (roof.bandwidth_fraction * gpu.memory_bandwidth_bytes_per_second),
@@ -120,7 +120,7 @@ def roofline_seconds(
 def additive_seconds(
     flops: Floats, traffic: Floats, roof: Roofline, *, gpu: GpuSpec, peak: float
 ) -> Floats:
-    """Return overhead + FLOPs / reached peak + bytes / reached bandwidth.
+    """Return overhead + FLOPs / achievable peak + bytes / achievable bandwidth, in seconds.
 
     For kernels that alternate between arithmetic and memory access.
     """
@@ -129,7 +129,7 @@ def additive_seconds(
 
 
 def elementwise_seconds(traffic: Floats, *, kernels: Floats, machine: Machine) -> Floats:
-    """Return seconds of memory-bound kernels that move at least `traffic` bytes in `kernels`
+    """Return the seconds of memory-bound kernels that move at least `traffic` bytes in `kernels`
     launches.
     """
     profile = machine.profile
@@ -139,16 +139,16 @@ def elementwise_seconds(traffic: Floats, *, kernels: Floats, machine: Machine) -
 
 
 def below_16_bits(framework: FrameworkEfficiency) -> FrameworkEfficiency:
-    """Return the constants for matmuls below 16 bits."""
+    """Return the constants with those for matmuls below 16 bits applied."""
     if framework.narrow_traffic_factor is None:
         return framework
     return replace(framework, elementwise_traffic_factor=framework.narrow_traffic_factor)
 
 
 def attention_kernel(workload: TrainingWorkload, model: ModelSpec) -> str | None:
-    """Return the kernel of fused attention; None for the framework's own.
+    """Return the name of the fused attention kernel; None for the framework's default.
 
-    Biases by distance (ALiBi), which models without positions have, are added to the scores: under
+    Distance biases (ALiBi) are added to the scores of models without position embeddings; under
     FSDP only Triton supported them.
     """
     if workload.attention_kernel not in (None, "auto"):
@@ -160,10 +160,11 @@ def attention_kernel(workload: TrainingWorkload, model: ModelSpec) -> str | None
 def with_attention_kernel(
     framework: FrameworkEfficiency, *, name: str, timed: Mapping[str, float]
 ) -> FrameworkEfficiency:
-    """Return the constants with a named kernel for fused attention.
+    """Return the constants for a named fused attention kernel.
 
-    They are those of the framework's runs with it. Otherwise they are scaled by its published time
-    relative to the framework's own, from `timed` (by name, relative to the one timed alone).
+    If the framework's runs used the kernel, these are their constants. Otherwise they are scaled by
+    the kernel's published time relative to the framework's default, from `timed` (by name, relative
+    to the kernel timed in isolation).
 
     Raises:
         UnsupportedError: No times of the kernel on this die are published.
@@ -203,7 +204,7 @@ def at_sustained_clocks(
     root of the ratio of their power limits, and at most those of its own boost clocks. Cards with
     reduced arithmetic, which stay below their power limit, therefore run at boost clocks. Peaks in
     16 bits represent the clocks, because a later die's tensor cores may compute more of a narrower
-    precision per clock (B300's, of nvfp4). Without a reference the fractions are unchanged.
+    precision per clock (B300's, of nvfp4). Without a reference, the fractions are unchanged.
 
     A card with reduced arithmetic also reaches a higher fraction of its peak. Other limits of a
     kernel (loads of tiles, waits between them) take the same time as on the full die, while
@@ -239,7 +240,7 @@ def _peak_at_power(fraction: float, cut: float) -> float:
 def _matmul_roofline(profile: EfficiencyProfile, precision: Precision) -> Roofline:
     """Return the measured constants of this precision.
 
-    Block-scaled fp8 uses those of plain fp8, other precisions those of bf16.
+    Block-scaled fp8 uses those of plain fp8; unmeasured precisions use those of bf16.
     """
     measured = profile.gpu.matmul
     return (

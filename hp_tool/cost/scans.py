@@ -16,30 +16,30 @@ from hp_tool.domain.hardware import GpuSpec, Precision
 from hp_tool.domain.model import ModelSpec
 
 DELTA_CHUNK, STATE_CHUNK = 64.0, 128.0
-"""Tokens per chunk: of delta rules' kernels, and of state spaces' (arXiv 2405.21060, section 7)."""
+"""Tokens per chunk in kernels of delta rules and of state spaces (arXiv 2405.21060, section 7)."""
 NUMBER_BYTES, STATE_BYTES = 2.0, 4.0
 """Bytes per number of activations, and of recurrent states, which kernels and engines store in
 fp32.
 """
 UNTIMED_PEAK = 0.25
-"""Assumed fraction of the peak on dies without timed kernels: between a delta rule's on H100 and
+"""Assumed fraction of the peak on dies without timed kernels, between a delta rule's on H100 and on
 B200.
 """
 
 
 class Work(NamedTuple):
-    """FLOPs and bytes of one token of one layer on one rank."""
+    """FLOPs and bytes per token of one layer on one rank."""
 
     flops: Floats
     traffic: Floats
-    """Bytes."""
+    """Bytes moved."""
 
 
 def chunked_seconds(
     roof: MixerRoofline, work: Work, *, tokens: Floats, prompts: Floats, gpu: GpuSpec, peak: float
 ) -> Floats:
-    """Return seconds of a kernel over prompts by MixerRoofline's law; only its overhead for
-    none.
+    """Return the seconds of a kernel over prompts by MixerRoofline's formula; only its overhead if
+    there are no prompts.
     """
     a_token = maximum(
         work.flops / (roof.peak_fraction * peak),
@@ -56,7 +56,7 @@ def chunked_seconds(
 
 
 def scan_work(model: ModelSpec, t: Ints) -> Work:
-    """Return FLOPs and bytes of the chunked scan for one token on one of t ranks.
+    """Return the FLOPs and bytes per token of the chunked scan on one of t ranks.
 
     Delta rules (arXiv 2412.06464, section 3.3; 2510.26692, section 3.2), a head of keys of width K
     and values of width V, in chunks of C: K K^T, Q K^T and the chunk's new keys 6 C K; new values
@@ -82,16 +82,16 @@ def scan_work(model: ModelSpec, t: Ints) -> Work:
 
 
 def convolution_work(model: ModelSpec, t: Ints) -> Work:
-    """Return FLOPs and bytes of the short convolution for one prompt token on one of t ranks.
+    """Return the FLOPs and bytes per prompt token of the short convolution on one of t ranks.
 
-    Channels are read and written.
+    Each channel is read and written once.
     """
     channels = convolved_width(model, t)
     return Work(2.0 * convolution_kernel(model) * channels, 2.0 * NUMBER_BYTES * channels)
 
 
 def convolution_kernel(model: ModelSpec) -> int:
-    """Return the tokens in the window of a recurrent mixer's short convolution."""
+    """Return the window of a recurrent mixer's short convolution, in tokens."""
     return (
         model.mamba_conv_kernel
         if model.mixer in ("mamba", "mamba2")
@@ -100,15 +100,15 @@ def convolution_kernel(model: ModelSpec) -> int:
 
 
 def index_flops(model: ModelSpec) -> float:
-    """Return FLOPs of one token's score of one key: 2 heads x width."""
+    """Return the FLOPs to score one key for one token: 2 heads x width."""
     return 2.0 * (model.index_n_heads or 0) * (model.index_head_dim or 0)
 
 
 def mixer_kernel(machine: Machine, model: ModelSpec, name: str) -> MixerRoofline:
-    """Return constants of a kernel of the model's mixer on a die.
+    """Return the constants of a kernel of the model's mixer on a die.
 
-    Without timings near the die, they are a typical fraction of its peak, and the bandwidth and
-    launches of elementwise kernels.
+    Without timings on a similar die, the kernel reaches a typical fraction of the peak, and the
+    bandwidth and launch time of elementwise kernels.
     """
     gpu = machine.profile.gpu
     if gpu.mixers is not None:
@@ -126,7 +126,7 @@ def kernel_family(model: ModelSpec) -> str:
 
 
 def wide_precision(gpu: GpuSpec) -> Precision:
-    """Return the precision of arithmetic that weight formats do not narrow."""
+    """Return the precision of arithmetic that quantised weight formats do not affect."""
     return (
         "fp32" if gpu.kind == "cpu" else "bf16" if "bf16" in gpu.peak_flops_per_second else "fp16"
     )

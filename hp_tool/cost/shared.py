@@ -1,7 +1,7 @@
 """Cached results for single candidates of one case: its layers, its pipelines, values of its model.
 
-In arrays each combination of a few axes is computed once (`candidates.unique_rows`); this does the
-same for configurations that are evaluated one by one.
+For arrays, `candidates.unique_rows` computes each combination of a few axes once. This module does
+the same for configurations that are evaluated one by one.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ _caches: list[Shared[object]] = []
 
 
 class Shared(Generic[T]):
-    """Results by the identity of the objects they depend on, and by a few numbers.
+    """A cache of results, keyed by the identity of the objects they depend on and by a few numbers.
 
-    Identity is used because hashing a whole case would cost more than it saves.
+    Keys use identity because hashing a whole case would cost more than it saves.
     """
 
     def __init__(self) -> None:
@@ -28,7 +28,7 @@ class Shared(Generic[T]):
     def get(
         self, objects: tuple[object, ...], numbers: tuple[object, ...], compute: Callable[[], T]
     ) -> T:
-        """Return the result of these objects and numbers, computed at first use."""
+        """Return the result for these objects and numbers; compute it at first use."""
         key = (*map(id, objects), *numbers)
         kept = self._results.get(key)
         if kept is None:
@@ -37,7 +37,7 @@ class Shared(Generic[T]):
             kept = self._results[key] = (
                 objects,
                 compute(),
-            )  # with the objects, so that their ids are not reused
+            )  # Stored with the objects, so that their ids are not reused.
         return kept[1]
 
     def forget(self) -> None:

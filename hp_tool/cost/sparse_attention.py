@@ -11,19 +11,19 @@ from hp_tool.cost.scans import index_flops, mixer_kernel, wide_precision
 from hp_tool.domain.model import ModelSpec
 
 SCORE_BYTES = 4.0
-"""Bytes of an index score, which the top-k reads."""
+"""Bytes of an index score, which the top-k kernel reads."""
 PLACE_BYTES = 4.0
 """Bytes of the position of a selected key."""
 TIMED_PLACES = 2048.0
 """`index_topk` of the models whose sparse-attention modules were timed."""
 INDEX_BACKWARD, CORE_BACKWARD = 2.0, 2.5
-"""Ratio of backward to forward: twice the indexer, whose loss follows the core's scores; five
-matmuls of the core against two. Not timed.
+"""Time of the backward pass relative to the forward pass: twice for the indexer, whose loss follows
+the core's scores; five matmuls instead of two for the core. Not timed.
 """
 
 
 def index_bytes(model: ModelSpec, s: Shapes) -> Floats:
-    """Return activation bytes of the indexer, replicated on every rank.
+    """Return the activation bytes of the indexer, which every rank replicates.
 
     These are its queries, key and weights, and the positions of the selected keys.
     """
@@ -35,11 +35,11 @@ def index_bytes(model: ModelSpec, s: Shapes) -> Floats:
 
 
 def chosen_core_seconds(*, case: TrainingCase, s: Shapes) -> tuple[Floats, Floats]:
-    """Return (forward, backward) seconds of index scores, top-k, and attention over the selected
-    keys.
+    """Return the (forward, backward) seconds of index scores, top-k, and attention over the
+    selected keys.
 
-    The constants are those of kernels timed over prompts. A token scores half of the sequence on
-    average, and attends to min(i, k) keys at position i; latent keys in the latent space.
+    Uses the constants of kernels timed over prompts. A token scores half of the sequence on
+    average, and attends to min(i, k) keys at position i; latent keys stay in the latent space.
     Processing the positions of all k keys takes a fixed time per token.
     """
     model, gpu = case.model, case.cluster.gpu

@@ -20,19 +20,21 @@ from hp_tool.domain.workload import TrainingWorkload
 
 
 def micro_batches(candidates: Candidates, *, workload: TrainingWorkload) -> Floats:
-    """Return m = B / (d b): micro-batches per replica and step; fractional if illegal."""
+    """Return m = B / (d b), the micro-batches per replica and step; fractional if the candidate is
+    illegal.
+    """
     return workload.global_batch_size / (
         candidates.data_parallel_size * candidates.micro_batch_size
     )
 
 
 def transfer_seconds(*, case: TrainingCase, candidates: Candidates) -> Floats:
-    """Return seconds to send one micro-batch's activations to the next stage.
+    """Return the seconds to send one micro-batch's activations to the next stage.
 
     Each tensor-parallel rank sends its share, e T h / t. This is Megatron's scatter-gather (arXiv
-    2104.04473 section 4.1); with SP activations are already sharded. If one NVLink domain does not
-    contain all stages, some neighbours are in different domains, and the slowest determine the
-    time.
+    2104.04473 section 4.1); with SP, activations are already sharded. If one NVLink domain does not
+    contain all stages, some adjacent stages are in different domains, and the slowest pair
+    determines the time.
     """
     cluster, workload = case.cluster, case.workload
     c = candidates
@@ -66,10 +68,11 @@ def time_parts(
     messages (`message_stalls`); `pipeline_parts` replaces it if stages have different GPUs, or with
     a layout.
 
-    The slowest stage runs m micro-batches, then waits for the others to fill and drain. Transfers
-    between stages count twice: once for each micro-batch, to the extent that they are not
-    overlapped, and both ways for the first one. `layers` are as in `critical_stage`; `offloaded`
-    are the bytes that a micro-batch on it sends to the host.
+    The slowest stage runs m micro-batches and waits while the other stages fill and drain the
+    pipeline. Transfers between stages count once per micro-batch, as far as they are not
+    overlapped, and in both directions for the first micro-batch. `layers` are as in
+    `critical_stage`; `offloaded` are the bytes that each micro-batch on that stage sends to the
+    host.
     """
     profile = case.profile
     c, m, framework = candidates, micro_batches, profile.framework
@@ -131,10 +134,10 @@ def time_parts(
 
 
 def _devices(case: TrainingCase, c: Candidates, pipeline: Pipeline) -> Ints:
-    """Return the devices of the job.
+    """Return the number of devices of the job.
 
-    A part of a pipeline is costed on the devices of its own kind or on those of the whole job, so
-    there the layout determines them.
+    A part of a pipeline is costed either on the devices of one kind or on those of the whole job,
+    so the layout determines the number.
     """
     if pipeline.part is None:
         return case.cluster.num_gpus
@@ -151,7 +154,9 @@ def _offload_seconds(
     offloaded: Floats,
     micro_batches: Floats,
 ) -> Floats:
-    """Return exposed seconds per step of the host's update, or of copying activations both ways."""
+    """Return the exposed seconds per step of the host's update, or of copying activations to the
+    host and back.
+    """
     workload = case.workload
     if workload.offload == "optimizer":
         return states.offload_s

@@ -1,5 +1,5 @@
-"""Waits for the slowest device: equal devices differ in speed, and the slowest determines the step
-time.
+"""Waits for the slowest device: devices of one model differ in speed, and the slowest determines
+the step time.
 """
 
 from __future__ import annotations
@@ -14,14 +14,17 @@ from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.case import TrainingCase
 
 SERVER_GPUS = 8
-"""Devices of the servers on which the other constants were measured, whose waits these include."""
+"""Number of devices in the servers on which the other constants were measured; those constants
+include waits within a server.
+"""
 
 
 def deviations_of_slowest(devices: Ints) -> Floats:
-    """Return the expected excess of the slowest of so many devices over the slowest of one server.
+    """Return the expected excess of the slowest of n devices over the slowest of one server, in
+    standard deviations.
 
-    It is in standard deviations. The expected maximum of n normal values is Blom's approximation,
-    F^-1((n - 3/8) / (n + 1/4)) (Statistical Estimates and Transformed Beta-Variables, 1958).
+    The expected maximum of n normal values uses Blom's approximation, F^-1((n - 3/8) / (n + 1/4))
+    (Statistical Estimates and Transformed Beta-Variables, 1958).
     """
     if isinstance(devices, int):
         return _servers_deviation(devices)

@@ -1,6 +1,5 @@
-"""Compatibility of candidates with a training's strategy.
-
-Strategies are the context exchange, overlap, layout, dispatcher and CUDA graphs.
+"""Compatibility of candidates with a training's strategy: context exchange, overlap, layout,
+dispatcher and CUDA graphs.
 """
 
 from typing import Any
@@ -34,7 +33,7 @@ CONTEXT_HEADS, EXCHANGE_OVERLAP, LAYOUT, DISPATCHER, GRAPHS = STRATEGY_REASONS =
 
 
 def strategy_broken(*, case: TrainingCase, candidates: Candidates) -> tuple[Any, ...]:
-    """Return whether each of STRATEGY_REASONS is broken: False, or arrays of the candidates'
+    """Return whether each of STRATEGY_REASONS applies: False, or arrays of the candidates'
     shape.
     """
     strategy = case.strategy
@@ -50,10 +49,12 @@ def strategy_broken(*, case: TrainingCase, candidates: Candidates) -> tuple[Any,
 
 
 def _exchanged_heads_broken(model: ModelSpec, c: Candidates, strategy: Strategy) -> Any:
-    """Return whether ranks that exchange sequence shards for heads have unequal numbers of heads.
+    """Return whether ranks that exchange sequence shards for head shards get unequal numbers of
+    heads.
 
-    This applies to query and key/value heads. Source: Transformer Engine, context_parallel.py,
-    AttnFuncWithCPAndQKVOA2A. Levels of a2a+p2p that the query omits are chosen so that they divide.
+    Checks query and key/value heads. Source: Transformer Engine, context_parallel.py,
+    AttnFuncWithCPAndQKVOA2A. Levels of a2a+p2p that the query omits are chosen so that they divide
+    evenly.
     """
     kind, levels = (
         strategy.context_parallel_communication,
@@ -66,7 +67,7 @@ def _exchanged_heads_broken(model: ModelSpec, c: Candidates, strategy: Strategy)
         ranks = maximum(levels[0] * (c.context_parallel_size > 1), 1)
     else:
         return False
-    # Fewer key/value heads than tensor-parallel ranks: each has one.
+    # With fewer key/value heads than tensor-parallel ranks, each rank has one.
     heads, kv = (
         maximum(count // c.tensor_parallel_size, 1)
         for count in (model.num_attention_heads, model.kv_heads)
@@ -112,10 +113,10 @@ def graphs_broken(case: TrainingCase, c: Candidates) -> Any:
 
 
 def _dispatcher_broken(case: TrainingCase, c: Candidates) -> Any:
-    """Return whether the dispatcher is not applicable.
+    """Return whether the dispatcher cannot be used.
 
-    flex requires devices that support it. allgather, which stores every rank's tokens, is not
-    supported with merged passes (Megatron Core, transformer_config.py,
+    flex requires devices that support it. allgather, which stores the tokens of every rank, does
+    not support merged passes (Megatron Core, transformer_config.py,
     overlap_moe_expert_parallel_comm).
     """
     dispatched = c.expert_parallel_size * c.expert_tensor_parallel_size > 1
@@ -126,9 +127,9 @@ def _dispatcher_broken(case: TrainingCase, c: Candidates) -> Any:
 
 
 def _layout_broken(layout: PipelineLayout, c: Candidates) -> Any:
-    """Return whether the pipeline does not have the layout's p v chunks and a supported schedule.
+    """Return whether the pipeline lacks the layout's p v chunks or a supported schedule.
 
-    Megatron Core runs layouts under 1F1B and interleaved 1F1B, with multi-token prediction in the
+    Megatron Core runs layouts under plain and interleaved 1F1B, with multi-token prediction in the
     last chunk of its rank.
     """
     p, count = c.pipeline_parallel_size, len(layout.chunks)
@@ -138,7 +139,7 @@ def _layout_broken(layout: PipelineLayout, c: Candidates) -> Any:
 
 
 def explain_strategy(name: str, *, case: TrainingCase, config: ParallelConfig) -> Reason:
-    """Return the reason for one of STRATEGY_REASONS, with numbers and the fix."""
+    """Return the explanation of one of STRATEGY_REASONS, with numbers and the fix."""
     model, strategy = case.model, case.strategy
     t = config.tensor_parallel_size
     if name == EXCHANGE_OVERLAP:

@@ -28,37 +28,42 @@ from hp_tool.cost.unlike_layers import unlike_layers
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingCosts:
-    """Predictions for n candidates in bytes and seconds.
+    """Predictions for n candidates, in bytes and seconds.
 
-    Arrays of shape (n,), plain numbers of one candidate, or arrays that broadcast to a grid.
+    Fields are arrays of shape (n,), plain numbers for a single candidate, or arrays that broadcast
+    to a grid.
     """
 
     memory_parts: dict[str, FloatArray]
-    """By MEMORY_KEYS, on the worst stage."""
+    """Bytes by the keys of MEMORY_KEYS, on the worst stage."""
     layer_activations_bytes: FloatArray
     worst_stage: FloatArray
     memory_total_bytes: FloatArray
     first_stage_bytes: FloatArray
-    """Allocated on the first stage: the value of runs that report only their first rank."""
+    """Allocated bytes on the first stage, for comparison with runs that report only their first
+    rank.
+    """
     capacity_bytes: FloatArray | float
-    """Usable bytes of the device; with two kinds of GPU, of the kind that memory_parts are for."""
+    """Usable bytes of the device; with two kinds of GPU, of the kind to which memory_parts
+    belong.
+    """
     device_bytes: FloatArray | float
     """Bytes of the whole device, headroom included."""
     parts: dict[str, FloatArray]
-    """Exposed seconds by STEP_KEYS."""
+    """Exposed seconds by the keys of STEP_KEYS."""
     step_s: FloatArray
     host_bytes: FloatArray | float = 0.0
-    """Maximum over the ranks of bytes in host memory."""
+    """Largest number of bytes in host memory over the ranks."""
     host_capacity_bytes: float = math.inf
-    """A rank's share of the host's memory; infinite if unknown or unused."""
+    """A rank's share of the host's memory in bytes; infinite if unknown or unused."""
     layers_by_kind: tuple[FloatArray, ...] = ()
-    """Layers on each stage of the two kinds of GPU; empty with one kind."""
+    """Layers per stage on each of the two kinds of GPU; empty with one kind."""
     retry_slowdown: FloatArray | float = 1.0
-    """Ratio of a step with the allocator's retries to one without."""
+    """Ratio of the step time with allocator retries to that without."""
     retry_chance: FloatArray | float = 0.0
     graphs_s: tuple[float, float] | tuple[()] = ()
-    """For one candidate with equal stages and open graphs: the step with launched kernels, and with
-    CUDA graphs.
+    """For a single candidate with equal stages whose query leaves CUDA graphs open: step time
+    without and with graphs.
     """
 
     @property
@@ -71,7 +76,7 @@ class TrainingCosts:
 
     @property
     def feasible(self) -> BoolArray:
-        """Return whether memory suffices; legality is checked earlier."""
+        """Whether the candidate fits in memory; legality is checked separately."""
         fits: BoolArray = self.memory_total_bytes <= self.capacity_bytes
         return (
             fits & (self.host_bytes <= self.host_capacity_bytes)
@@ -80,7 +85,7 @@ class TrainingCosts:
         )
 
     def rows(self, shape: tuple[int, ...]) -> TrainingCosts:
-        """Return the costs of a grid of this shape as rows, one for each of its candidates."""
+        """Return the costs of a grid of this shape as one row per candidate."""
 
         def row_each(column: Any) -> Any:
             if not isinstance(column, np.ndarray) or column.shape == (math.prod(shape),):
@@ -96,7 +101,7 @@ class TrainingCosts:
         )
 
     def each(self, change: Callable[[Any], Any]) -> TrainingCosts:
-        """Return the costs with every column changed."""
+        """Return the costs with a function applied to every column."""
 
         def changed(value: Any) -> Any:
             if isinstance(value, dict):
@@ -117,11 +122,11 @@ def training_costs(
     pipeline: Pipeline | None = None,
     memory_headroom_fraction: float = 0.05,
 ) -> TrainingCosts:
-    """Return memory and step-time parts of every candidate; one row uses the same formulas as ten
-    million.
+    """Return memory and step-time parts of every candidate; one candidate uses the same formulas as
+    ten million.
 
-    In a grid, a result that does not depend on an axis has length 1 there. `pipeline` replaces the
-    equal stages of `whole_pipeline`.
+    In a grid, a result that does not depend on an axis has length 1 along it. `pipeline` replaces
+    the equal stages of `whole_pipeline`.
     """
     model, cluster = case.model, case.cluster
     compares_graphs = candidates.is_alone and pipeline is None and case.recorded is not None
@@ -130,7 +135,7 @@ def training_costs(
         case=case, candidates=candidates, pipeline=pipeline, micro_batches=m
     )
     if model.architecture == "encoder_decoder":
-        # From here on only the decoder's head and loss follow.
+        # Only the decoder's output layer and loss follow.
         candidates, case = counted_candidates(model, candidates), decoder_case(case)
     states = state_costs(case=case, candidates=candidates, pipeline=pipeline, micro_batches=m)
     capacity_bytes = cluster.gpu.memory_bytes * (1.0 - memory_headroom_fraction)
@@ -156,8 +161,8 @@ def training_costs(
     slowdown, chance = _retry_seconds(
         case, candidates, fullest=fullest, step_s=sum(launched.values()), micro_batches=m
     )
-    # The mean of ln(step time), as intervals are around a median, of nearly full devices, whose
-    # slowdown is random.
+    # The mean of ln(step time) of nearly full devices, whose slowdown is random, because intervals
+    # are centred on the median.
     retries = slowdown**chance - 1.0
     parts = _with_retries(launched, retries)
     step_s = sum(parts.values())
@@ -198,7 +203,9 @@ def stages_and_layers(
     micro_batches: Floats,
     pipeline: Pipeline | None = None,
 ) -> tuple[Pipeline, ModelLayers]:
-    """Return the stages, unless given, and the layers and ends of legal candidates."""
+    """Return the stages (computed unless given), and the layers and ends of the model for legal
+    candidates.
+    """
     if case.model.blocks is not None:
         return unlike_layers(case=case, candidates=candidates, pipeline=pipeline)
     pipeline = pipeline or whole_pipeline(case, candidates)
@@ -215,7 +222,7 @@ def _retry_seconds(
     step_s: Floats,
     micro_batches: Floats,
 ) -> tuple[Floats, Floats]:
-    """Return (slowdown of a step whose allocator retries, its probability)."""
+    """Return (slowdown of a step with allocator retries, their probability)."""
     if case.profile.framework.retry_bytes_per_second is None:
         return 1.0, 0.0
     slowdown = retry_slowdown(
@@ -225,7 +232,7 @@ def _retry_seconds(
 
 
 def _with_retries(parts: dict[str, Floats], retries: Floats) -> dict[str, Floats]:
-    """Return the exposed seconds of a step, with retries in its overhead."""
+    """Return the exposed seconds of a step, with retries added to its overhead."""
     if isinstance(retries, float) and not retries:
         return parts
     return parts | {"overhead": parts["overhead"] + retries * sum(parts.values())}

@@ -1,7 +1,7 @@
-"""Intervals of predictions, from errors on held-out rows.
+"""Intervals of predictions, derived from errors on left-out rows.
 
 ln(measured / predicted step time) is assumed normal with mean zero. Its variance is the sum of the
-framework's own scatter and a term for each difference from the nearest measured runs
+framework's own variance and a term for each difference from the nearest measured runs
 (`domain.familiarity`, `domain.efficiency.Doubts`).
 """
 
@@ -41,16 +41,16 @@ CONFIDENCE = 0.9
 NORMAL_QUANTILE = 1.6449
 """Half-width of the central 90% of a normal distribution, in standard deviations."""
 MAX_TIMED_LENGTH = 16_384
-"""Tokens of the longest sequences on which attention was timed (ops/context_attention.csv)."""
+"""Longest sequences, in tokens, on which attention was timed (ops/context_attention.csv)."""
 MAX_TIMED_LOOP = 8
-"""Experts of the largest loop among the timed runs (Mixtral's)."""
+"""Largest number of experts in a loop among the timed runs (Mixtral's)."""
 NO_PIPELINES = ("internevo", "torch-fsdp")
 """Frameworks whose timed runs had no pipelines."""
 UNMEASURED_MODULES = MODULES["moe"] | MODULES["shared_experts"]
-"""Modules that no recipe with experts recomputes."""
+"""Modules that no published recipe with experts recomputes."""
 
 _normal_survival = np.frompyfunc(lambda z: 0.5 * math.erfc(z / math.sqrt(2.0)), 1, 1)
-"""Probability that a standard normal variable is above z."""
+"""Return the probability that a standard normal variable exceeds z."""
 
 
 def intervals(
@@ -63,17 +63,16 @@ def intervals(
     retries: float = 0.0,
     slowdown: float = 1.0,
 ) -> Intervals:
-    """Return the central 90% of step time, of allocated memory, and of the allocator's reserved
-    memory.
+    """Return the central 90% intervals of step time, allocated memory, and reserved memory.
 
-    The allocator may reserve more than is in use, never less: `reserved_log_sd` extends the last
-    upper bound.
+    The allocator reserves at least what is in use: `reserved_log_sd` raises the upper bound of the
+    last interval.
 
     Args:
-        recorded_s: The step with CUDA graphs, if the query leaves these open; the interval extends
-            down to its own.
-        retries: Probability p of allocator retries (`memory.retry_chance`), with which the step
-            takes `slowdown` times as long: the variance of ln(step time) increases by p (1 - p)
+        recorded_s: Step time with CUDA graphs if the query leaves these open; the interval then
+            extends down to the lower bound of that time.
+        retries: Probability p of allocator retries (`memory.retry_chance`), which make the step
+            `slowdown` times as long: the variance of ln(step time) increases by p (1 - p)
             ln(slowdown)^2.
     """
     unsure = math.sqrt(retries * (1.0 - retries)) * math.log(slowdown)
@@ -97,10 +96,10 @@ def intervals(
 
 
 def memory_log_sd(*, case: TrainingCase, unmeasured: Ints, reserved: bool = False) -> Floats:
-    """Return the standard deviation of ln(measured / predicted allocated memory) with so many
-    unmeasured features.
+    """Return the standard deviation of ln(measured / predicted allocated memory), given the number
+    of unmeasured features.
 
-    `reserved`: upwards, of reserved memory.
+    With `reserved`, the upward deviation of reserved memory.
     """
     constants = case.profile.framework
     own = (reserved and constants.reserved_log_sd) or constants.memory_log_sd
@@ -111,11 +110,11 @@ def memory_log_sd(*, case: TrainingCase, unmeasured: Ints, reserved: bool = Fals
 
 
 def exceeds_probability(*, total_bytes: Floats, device_bytes: Floats, log_sd: Floats) -> Floats:
-    """Return the probability that log-normal memory of this median exceeds the whole device,
-    headroom included.
+    """Return the probability that memory with this log-normal median exceeds the whole device,
+    including headroom.
 
-    P = Phi(ln(total / device) / sd). The allocator releases cached blocks first, so these are not
-    counted.
+    P = Phi(ln(total / device) / sd). The allocator releases cached blocks before it fails, so these
+    do not count.
     """
     probability: Floats = np.asarray(
         _normal_survival(np.log(device_bytes / total_bytes) / log_sd), dtype=np.float64
@@ -126,7 +125,7 @@ def exceeds_probability(*, total_bytes: Floats, device_bytes: Floats, log_sd: Fl
 def out_of_memory_probability(
     *, case: TrainingCase, candidates: Candidates, total_bytes: Floats, device_bytes: Floats
 ) -> Floats:
-    """Return the probability that each candidate's allocations exceed its device."""
+    """Return the probability, for each candidate, that its allocations exceed the device."""
     unmeasured: Ints = sum((used * 1 for used in _features(case, candidates).values()), 0)
     return exceeds_probability(
         total_bytes=total_bytes,
@@ -136,8 +135,8 @@ def out_of_memory_probability(
 
 
 def step_log_sd(*, case: TrainingCase, unmeasured: int = 0) -> float:
-    """Return the standard deviation of ln(measured / predicted step time) with so many unmeasured
-    features.
+    """Return the standard deviation of ln(measured / predicted step time), given the number of
+    unmeasured features.
     """
     framework, doubts = case.profile.framework, case.profile.doubts
     variance = framework.time_log_sd**2 + unmeasured * doubts.feature_log_sd**2
@@ -163,9 +162,7 @@ def nearest_runs(case: TrainingCase) -> Nearness:
 
 
 def familiarity_of(case: TrainingCase, unmeasured: tuple[str, ...]) -> Familiarity:
-    """Return how near the nearest measured runs are to a configuration with these unmeasured
-    features.
-    """
+    """Return the familiarity of a configuration with these unmeasured features."""
     return nearest_runs(case).answer(unmeasured)
 
 
@@ -193,10 +190,10 @@ def training_setting(
 
 
 def ratio_log_sd(profile: EfficiencyProfile, *, differing: Ints = 0) -> Floats:
-    """Return the standard deviation of ln(measured / predicted) of the ratio of two step times.
+    """Return the standard deviation of ln(measured / predicted) for the ratio of two step times.
 
-    Both have the same model and devices; `differing` are the unmeasured features that only one of
-    them has.
+    Both configurations have the same model and devices; `differing` are the unmeasured features
+    that only one of them has.
     """
     framework = profile.framework
     pair = (
@@ -209,8 +206,8 @@ def ratio_log_sd(profile: EfficiencyProfile, *, differing: Ints = 0) -> Floats:
 
 
 def with_pairs(profile: EfficiencyProfile, *, experts: bool, adapters: bool) -> EfficiencyProfile:
-    """Return the profile with the scatter of step-time ratios for models with experts, adapters or
-    both.
+    """Return the profile with the deviations of step-time ratios for models with experts, adapters
+    or both.
     """
     constants = profile.framework
     if constants.pair_log_sd is None:
@@ -224,7 +221,7 @@ def with_pairs(profile: EfficiencyProfile, *, experts: bool, adapters: bool) -> 
 
 
 def unmeasured_table(*, case: TrainingCase, candidates: Candidates) -> BoolArray:
-    """Return (n, features) whether each of n rows uses each unmeasured feature."""
+    """Return a boolean array (n, features): whether each of n rows uses each unmeasured feature."""
     columns = (
         np.broadcast_to(used, len(candidates)) for used in _features(case, candidates).values()
     )
@@ -232,7 +229,7 @@ def unmeasured_table(*, case: TrainingCase, candidates: Candidates) -> BoolArray
 
 
 def unmeasured_layouts(*, case: TrainingCase, candidates: Candidates) -> BoolArray:
-    """Return (n,) whether each row's layout has an unmeasured feature."""
+    """Return a boolean array (n,): whether the layout of each row has an unmeasured feature."""
     found = np.zeros(len(candidates), dtype=np.bool_)
     for name, used in _features(case, candidates).items():
         if name.startswith("parallel."):
@@ -243,17 +240,17 @@ def unmeasured_layouts(*, case: TrainingCase, candidates: Candidates) -> BoolArr
 def unmeasured_features(*, case: TrainingCase, candidate: Candidates) -> tuple[str, ...]:
     """Return the unmeasured features of one candidate, as fields of a query.
 
-    No step time in `benchmarks.accuracy` has them.
+    No step time in `benchmarks.accuracy` covers them.
     """
     return tuple(name for name, is_used in _features(case, candidate).items() if is_used)
 
 
 def _features(case: TrainingCase, c: Candidates) -> dict[str, Bools]:
-    """Return whether each candidate uses each feature without a measured step time."""
+    """Return whether each candidate uses each feature that has no measured step time."""
     model, cluster, workload, strategy = case.model, case.cluster, case.workload, case.strategy
     internevo = (
         workload.framework == "internevo"
-    )  # timed under ZeRO 1, within a node and beyond, without pipelines
+    )  # Timed under ZeRO 1, within a node and across nodes, without pipelines.
     unmeasured_modules = UNMEASURED_MODULES if model.num_experts else ~(CORE_ATTN | PER_OP)
     return {
         "model.num_nextn_predict_layers": model.num_nextn_predict_layers > 0
@@ -291,7 +288,7 @@ def _features(case: TrainingCase, c: Candidates) -> dict[str, Bools]:
 
 
 def simplified_fields(model: ModelSpec) -> dict[str, object]:
-    """Return provenance's `simplified` entry, a list of sentences; empty if nothing is
+    """Return provenance's `simplified` entry: a list of sentences, empty if nothing is
     simplified.
     """
     simplifications = []

@@ -1,9 +1,9 @@
-"""Models with unlike layers (`ModelSpec.blocks`): contents of pipeline stages, and their mean
-layers.
+"""Models with layers of different kinds (`ModelSpec.blocks`): contents of pipeline stages, and
+their mean layers.
 
-Layers are assigned to stages in order, as many on each as by `domain.pipeline_layout` for any
-model. Each kind of layer is computed once per combination of the few axes it depends on, and each
-pipeline is laid out once, so the time per candidate does not depend on the number of layers.
+Layers are assigned to stages in order, with the counts of `domain.pipeline_layout`. Each kind of
+layer is computed once per combination of the few axes on which it depends, and each pipeline is
+laid out once. The time per candidate therefore does not depend on the number of layers.
 """
 
 from __future__ import annotations
@@ -44,29 +44,29 @@ from hp_tool.domain.pipeline_layout import PipelineLayout, chunk_layers
 
 Columns = TypeVar("Columns", LayerBytes, LayerTime)
 Counts = tuple[int, ...]
-"""Layers of each kind, in the order of `ModelSpec.kinds`."""
+"""Number of layers of each kind, in the order of `ModelSpec.kinds`."""
 STAGE_AXES = ("pipeline_parallel_size", "virtual_pipeline_parallel_size")
 """Candidate fields that determine the contents of stages."""
 
 
 class Kinds(NamedTuple):
-    """A layer of each kind, and the model's ends."""
+    """One layer of each kind, and the ends of the model."""
 
     kept: tuple[LayerBytes, ...]
     times: tuple[LayerTime, ...]
     recorded: tuple[LayerTime, ...]
-    """With CUDA graphs, if a single candidate's query leaves these open."""
+    """Layer times with CUDA graphs, for a single candidate whose query leaves them open."""
     head: HeadTime
 
 
 def unlike_layers(
     *, case: TrainingCase, candidates: Candidates, pipeline: Pipeline | None = None
 ) -> tuple[Pipeline, ModelLayers]:
-    """Return the stages, unless given, and the mean layer of each."""
+    """Return the stages (computed unless given), and the mean layer of each."""
     if pipeline is not None:
         return pipeline, _mean_layers(_kinds(case, candidates), pipeline)
     unique, inverse = candidates, None
-    if len(candidates.shape) == 1:  # a grid has each of these axes once already
+    if len(candidates.shape) == 1:  # A grid contains each of these axes only once.
         unique, inverse = unique_rows(
             candidates,
             (
@@ -100,7 +100,8 @@ def _kinds(case: TrainingCase, candidates: Candidates) -> Kinds:
         )
         numbers = (candidates.names_schedules, *axes, *(getattr(candidates, name) for name in axes))
         return _each_stage.get(parts, numbers, lambda: _unique_kinds(case, candidates))
-    if not candidates.names_modules:  # a grid's first axis has few more rows than distinct ones
+    # The first axis of a grid has few more rows than distinct ones.
+    if not candidates.names_modules:
         return _unique_kinds(case, candidates)
     unique, inverse = unique_rows(candidates, axes)
     kinds = _unique_kinds(case, unique)
@@ -108,7 +109,7 @@ def _kinds(case: TrainingCase, candidates: Candidates) -> Kinds:
 
 
 def _unique_kinds(case: TrainingCase, c: Candidates) -> Kinds:
-    """Return the layers and ends of unique candidates."""
+    """Return the layers and ends of the model for unique candidates."""
     s = shapes(case=case, candidates=c)
     kept, times, recorded = [], [], []
     mixers: dict[ModelSpec, tuple[BlockBytes, BlockTime]] = {}
@@ -119,7 +120,7 @@ def _unique_kinds(case: TrainingCase, c: Candidates) -> Kinds:
         )
         alike = replace(
             kind, num_hidden_layers=1, intermediate_size=None
-        )  # except the width of their dense MLP
+        )  # Except for the width of their dense MLP.
         if alike not in mixers:
             mixers[alike] = (
                 mixer_bytes(case=own, candidates=c, s=of_kind),
@@ -168,7 +169,7 @@ def _mean(kinds: Sequence[Columns], layers: StageLayers) -> Columns:
 
 
 def _spread(value: Any, inverse: NDArray[np.intp]) -> Any:
-    """Return the value with each row's own entry in every array."""
+    """Return the value with one entry per row in every array."""
     if isinstance(value, np.ndarray):
         return value[inverse]
     if isinstance(value, tuple):
@@ -181,9 +182,7 @@ def _spread(value: Any, inverse: NDArray[np.intp]) -> Any:
 
 
 def _sum(counts: Sequence[Floats], values: Sequence[Floats]) -> Floats:
-    """Return the sum over all kinds of layers; those without layers in any candidate are
-    skipped.
-    """
+    """Return the sum over all kinds of layers, skipping kinds that no candidate has."""
     there = (
         (count, value) for count, value in zip(counts, values, strict=True) if not _is_zero(count)
     )
@@ -198,24 +197,25 @@ def _is_zero(count: Floats) -> bool:
 
 
 class _Tables(NamedTuple):
-    """Stages of some pipelines, (pipelines, stages, kinds): layers of each kind.
+    """Layers of each kind on the stages of several pipelines: arrays of shape (pipelines, stages,
+    kinds).
 
-    A stage is repeated if other pipelines have more.
+    Shorter pipelines repeat a stage.
     """
 
     ends: FloatArray
-    """The first and the last stage, including layers of multi-token prediction."""
+    """First and last stage, including layers of multi-token prediction."""
     different: FloatArray
-    """Distinct stages, without those layers."""
+    """Distinct stages, excluding those layers."""
     between: FloatArray
-    """Those among the stages between the ends."""
+    """Distinct stages between the ends."""
     ranks: FloatArray
     """(pipelines, stages): the first rank with the contents of `between`."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Laid:
-    """The stages of each candidate's pipeline."""
+    """The stages of each candidate's pipeline, as an index into the tables."""
 
     model: ModelSpec
     tables: _Tables
@@ -223,7 +223,7 @@ class _Laid:
     """Index of each candidate's pipeline in the tables."""
 
     def stage(self, table: FloatArray, place: Any) -> StageLayers:
-        """Return the stage at an index of each candidate's row."""
+        """Return the stage at an index for each candidate."""
         if not isinstance(self.row, np.ndarray):
             return stage_of(self.model, table[self.row, place].tolist())
         stages = table[:, place] if isinstance(place, int) else table
@@ -234,13 +234,13 @@ class _Laid:
         )
 
     def sums(self, table: FloatArray, of_kinds: Sequence[Floats]) -> FloatArray:
-        """Return (..., stages): the sum over the layers of each stage in each candidate's row."""
+        """Return (..., stages): the sum over the layers of each stage of each candidate."""
         values = np.stack(np.broadcast_arrays(*of_kinds), axis=-1)
         sums: FloatArray = np.einsum("...jk,...k->...j", table[self.row], values)
         return sums
 
     def largest(self, values: FloatArray) -> Ints:
-        """Return the index of each candidate's largest value."""
+        """Return the index of the largest value for each candidate."""
         places = np.argmax(values, axis=-1)
         return places if isinstance(self.row, np.ndarray) else int(places)
 
@@ -248,8 +248,9 @@ class _Laid:
 def _pipeline(case: TrainingCase, c: Candidates, kinds: Kinds) -> Pipeline:
     """Return the stages of each candidate's pipeline: the ends, and those of `_between_ends`.
 
-    The slowest stage counts as full. The others count as the number of its mean layers that takes
-    as many seconds as their own, with equal fractions of recomputation and of waits for the host.
+    The slowest stage counts as full. Every other stage counts as the number of the slowest stage's
+    mean layers that would take as long as its own, with equal fractions of recomputation and of
+    waits for the host.
     """
     model, p, depths = case.model, c.pipeline_parallel_size, case.model.num_nextn_predict_layers
     laid = _lay_out(model, c, late=framework_facts(case.workload.framework).late_layers)
@@ -282,10 +283,11 @@ def _pipeline(case: TrainingCase, c: Candidates, kinds: Kinds) -> Pipeline:
 def _between_ends(
     case: TrainingCase, c: Candidates, laid: _Laid, kinds: Kinds
 ) -> list[PipelineStage]:
-    """Return two stages between the ends: the one with most activations, and the one with most
-    weights.
+    """Return two stages between the ends: the one with the most activations, and the one with the
+    most weights.
 
-    The former has those of p - r micro-batches; the latter matters under full recomputation.
+    The former stores activations of p - r micro-batches; the latter matters under full
+    recomputation.
     """
     table, ranks = laid.tables.between, laid.tables.ranks[laid.row]
     activations = laid.sums(table, [layer.saved for layer in kinds.kept])
@@ -312,7 +314,7 @@ def _between_ends(
 
 
 def _seconds(layer: LayerTime) -> Floats:
-    """Return seconds of one layer, forward and backward, without recomputation."""
+    """Return the seconds of one layer, forward and backward, without recomputation."""
     forward = layer.forward + layer.tensor + layer.context + layer.expert
     return (
         forward
@@ -331,7 +333,7 @@ def _lay_out(model: ModelSpec, c: Candidates, *, late: bool) -> _Laid:
     columns = np.broadcast_arrays(*(getattr(unique, name) for name in STAGE_AXES))
     pairs = tuple(zip(*(np.ravel(column).tolist() for column in columns), strict=True)) or (
         (1, 1),
-    )  # without candidates
+    )  # No candidates.
     tables = _tables(
         model.pattern,
         model.mtp_kinds,
@@ -360,7 +362,7 @@ def _tables(
     late: bool,
     begins_dense: bool,
 ) -> _Tables:
-    """Return the tables of these pairs of stages and chunks."""
+    """Return the tables for these pairs of stages and chunks."""
     each = [
         stage_contents(pattern, len(mtp), p, v, late=late, begins_dense=begins_dense)
         for p, v in pairs
@@ -383,7 +385,7 @@ def _tables(
 
 
 def _pad_rows(rows: Sequence[Sequence[Any]]) -> FloatArray:
-    """Return the rows padded to the longest with their first entries."""
+    """Return the rows padded to the longest by repeating their first entries."""
     most = max(map(len, rows))
     return np.array([[*row, *[row[0]] * (most - len(row))] for row in rows], dtype=np.float64)
 
@@ -433,7 +435,7 @@ def stage_contents(
     late: bool = False,
     begins_dense: bool = False,
 ) -> tuple[Counts, ...]:
-    """Return layers of each kind on each stage.
+    """Return the number of layers of each kind on each stage.
 
     `pattern` has the kind of each layer in order; chunk i is on stage i mod p.
     """

@@ -17,9 +17,9 @@ from hp_tool.domain.efficiency import EfficiencyProfile
 class Sharding:
     """How ranks with the same parameters divide their states.
 
-    The ranks of `shard_group` divide the states that all groups along `replica_group` replicate.
-    Hybrid sharding (HSDP) has the shard group inside and its replicas outside: FSDP2's
-    two-dimensional mesh, Megatron's num_distributed_optimizer_instances.
+    The ranks of `shard_group` divide the states that all groups along `replica_group` replicate. In
+    hybrid sharding (HSDP), the shard groups are the inner dimension and their replicas the outer
+    one: FSDP2's two-dimensional mesh, Megatron's num_distributed_optimizer_instances.
     """
 
     group: Group
@@ -33,9 +33,9 @@ class Sharding:
         return self.shard_group.size
 
     def replica_seconds(self, gradient_bytes: Floats, *, machine: Machine) -> Floats:
-        """Return seconds to all-reduce a rank's shard of `gradient_bytes` over the replicas.
+        """Return the seconds to all-reduce a rank's shard of `gradient_bytes` over the replicas.
 
-        2 G / N (r - 1) / r bytes are sent.
+        Each rank sends 2 G / N (r - 1) / r bytes.
         """
         if self.replica_group is None:
             return 0.0
@@ -47,8 +47,8 @@ class Sharding:
 def sharding(candidates: Candidates, *, group: Group) -> Sharding:
     """Return how the ranks of `group`, which have the same parameters, divide their states.
 
-    All of them divide the states, or with data_parallel_shard_size S in d / S groups (each of S c
-    ranks: context-parallel ranks have the same parameters too).
+    Either all ranks divide the states, or with data_parallel_shard_size S each of d / S groups
+    does. Such a group has S c ranks, because context-parallel ranks have the same parameters too.
     """
     size = candidates.data_parallel_shard_size
     if not anywhere(size > 0):
@@ -60,26 +60,26 @@ def sharding(candidates: Candidates, *, group: Group) -> Sharding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateTimes:
-    """Seconds per step, of the larger end of the pipeline; shape (n,)."""
+    """Seconds per step for the states of the larger end of the pipeline; shape (n,)."""
 
     reduce_s: Floats
     """One reduction of the gradients over the shard group, before overlap."""
     replica_s: Floats
-    """All-reduce of the sharded gradients over the replicas of hybrid sharding, once per step;
-    otherwise 0.
+    """All-reduce of the sharded gradients over the replicas of hybrid sharding, once per step; 0
+    without hybrid sharding.
     """
     gather_s: Floats
     """One all-gather of the weights, before overlap."""
     broadcast_s: Floats = 0.0
-    """Broadcasts of the updated weights, without overlap, if the framework has them instead of a
-    gather.
+    """Broadcasts of the updated weights, without overlap, for frameworks that broadcast instead of
+    gathering.
     """
     update_s: Floats
     """Optimizer step on the device."""
     offload_s: Floats = 0.0
-    """Optimizer step on the host, with its copies."""
+    """Optimizer step on the host, including copies."""
     run: Ints | int = 1
-    """Micro-batches whose gradients ZeRO 2 accumulates before it reduces them."""
+    """Number of micro-batches whose gradients ZeRO 2 accumulates before it reduces them."""
     tied_reduction_s: Floats = 0.0
     """All-reduce of a tied embedding's gradient between the pipeline's ends."""
 
@@ -93,7 +93,7 @@ class StateTimes:
         )
 
 
-# Exposed communication of gradients and weights, which compute does not overlap.
+# Exposed communication of gradients and weights: the part that compute does not hide.
 
 
 def data_parallel_seconds(
@@ -106,18 +106,18 @@ def data_parallel_seconds(
     stage: Floats,
     layers: Floats,
 ) -> Floats:
-    """Return exposed seconds of gradients and weights in one step.
+    """Return the exposed seconds of gradient and weight communication in one step.
 
-    ZeRO 0 and 1: gradients once, after the last micro-batch, weights once; they overlap with one
-    micro-batch on the stage, including its exposed communication, which uses other links. Each of v
-    interleaved chunks finishes with p micro-batches before the next one starts, and its exchange
-    overlaps with those (Megatron Core's schedules.py, grad_sync_func and param_sync_func); 1/v of
-    it, of the chunk at the end of the pass, has no overlap. ZeRO 2: gradients after every
-    micro-batch's backward pass, weights overlapped with one forward pass; if it accumulates those
-    of a `run` of p micro-batches (`StateTimes.run`), each run's exchange is that of ZeRO 1. ZeRO 3:
-    weights are gathered for every forward and backward pass. Replicas of hybrid sharding all-reduce
-    once, with the last micro-batch, overlapped with the part of the stage that its reduction
-    leaves.
+    ZeRO 0 and 1 reduce gradients once, after the last micro-batch, and gather weights once. Both
+    overlap with one micro-batch on the stage, including its exposed communication, which uses other
+    links. Each of v interleaved chunks finishes with p micro-batches before the next one starts,
+    and its exchange overlaps with those (Megatron Core's schedules.py, grad_sync_func and
+    param_sync_func); 1/v of it, of the chunk at the end of the pass, has no overlap. ZeRO 2 reduces
+    gradients after every micro-batch's backward pass and overlaps the weights with one forward
+    pass. If it accumulates a `run` of p micro-batches (`StateTimes.run`), it exchanges each run as
+    ZeRO 1 does. ZeRO 3 gathers weights for every forward and backward pass. Replicas of hybrid
+    sharding all-reduce once, with the last micro-batch, overlapped with the part of the stage that
+    its reduction leaves.
     """
     overlap = profile.framework.data_parallel_overlap
     once = states.reduce_s + states.gather_s
@@ -165,12 +165,13 @@ def fully_sharded_seconds(
     layers: Floats,
     overlap: float,
 ) -> Floats:
-    """Return exposed seconds of ZeRO 3 in one micro-batch (arXiv 2304.11277 section 3.3).
+    """Return the exposed seconds of ZeRO 3 communication in one micro-batch (arXiv 2304.11277
+    section 3.3).
 
-    Weights are gathered for both passes and gradients reduced, overlapped with the backward pass.
-    By layer, the gather of the next one overlaps with the running one. The first gather of a pass
-    and the last reduction have no overlap, so at most the fraction (L - 1) / L of the L layers'
-    communication is overlapped.
+    Weights are gathered for both passes; gradients are reduced during the backward pass. Each
+    layer's gather overlaps with the previous layer. The first gather of a pass and the last
+    reduction do not overlap, so at most the fraction (L - 1) / L of the L layers' communication is
+    hidden.
     """
     hidden = overlap * maximum(1.0 - 1.0 / layers, 0.0)
     return exposed_seconds(gather, behind=forward, overlap=hidden) + exposed_seconds(
@@ -179,9 +180,9 @@ def fully_sharded_seconds(
 
 
 def exposed_seconds(seconds: Floats, *, behind: Floats, overlap: Floats) -> Floats:
-    """Return seconds of communication that `behind` seconds of concurrent compute do not hide.
+    """Return the seconds of communication that `behind` seconds of concurrent compute do not hide.
 
-    The fraction `overlap` can be hidden.
+    At most the fraction `overlap` can be hidden.
     """
     return seconds - overlap * minimum(seconds, behind)
 
@@ -189,9 +190,11 @@ def exposed_seconds(seconds: Floats, *, behind: Floats, overlap: Floats) -> Floa
 def tied_gradient_seconds(
     case: TrainingCase, candidates: Candidates, gradient_bytes: float
 ) -> Floats:
-    """Return seconds of the all-reduce of a tied embedding's gradient between first and last stage.
+    """Return the seconds of the all-reduce of a tied embedding's gradient between first and last
+    stage.
 
-    V h / t parameters, a group of two, in one NVLink domain if the pipeline is in one.
+    The message has V h / t parameters, in a group of two ranks, inside one NVLink domain if the
+    whole pipeline is in one.
     """
     model = case.model
     c, p = candidates, candidates.pipeline_parallel_size

@@ -1,10 +1,10 @@
 """Costs of a pipeline schedule: the bubble of split backward passes, and micro-batches in flight.
 
-The bubble of 1F1B, plain or interleaved, is in `cost.critical_stage`. Letters: docs/cost-model.md.
+`cost.critical_stage` has the bubble of plain and interleaved 1F1B. Symbols: docs/cost-model.md.
 
 The closed forms equal the duration of the operation orders in `execution`. A step ends with its
-slowest rank, because optimizers wait for the gradient norm of all ranks: the fill of a "zero
-bubble" schedule counts, even if a framework overlaps the optimizer step with it.
+slowest rank, because optimizers wait for the gradient norm of all ranks. The time to fill a "zero
+bubble" schedule therefore counts, even if a framework overlaps the optimizer step with it.
 """
 
 from hp_tool.cost.arrays import Floats, Ints, anywhere, maximum, minimum, where
@@ -16,10 +16,10 @@ from hp_tool.domain.hardware import ClusterSpec
 def split_bubble_share(
     c: Candidates, *, forward: Floats, whole: Floats, weight_gradient: Floats
 ) -> Floats:
-    """Return the bubble with split backward passes, relative to (p-1) (t_f + t_b + t_w) of GPipe
-    and 1F1B.
+    """Return the bubble with split backward passes, relative to the bubble (p-1) (t_f + t_b + t_w)
+    of GPipe and 1F1B.
 
-    `forward` is t_f, `whole` the sum of the three. The value for other schedules has no meaning.
+    `forward` is t_f, `whole` the sum of the three. For other schedules the value is undefined.
 
     - ZB-H1: t_f + t_b - min(t_f, t_b, t_w) for each of p - 1 ranks; with t_w the smallest, as
       usual, this is arXiv 2401.10241 section 2.3.
@@ -45,13 +45,12 @@ def split_bubble_share(
 
 
 def chunks_in_flight(c: Candidates, *, from_end: Ints | Floats, micro_batches: Floats) -> Floats:
-    """Return model chunks of L/(pv) layers whose activations rank r stores at once; `from_end` is p
-    - 1 - r.
+    """Return the number of model chunks of L/(pv) layers whose activations rank r stores at once.
 
-    1F1B and ZB-H1: min(p - r, m). Interleaved: min(2(p-r-1) + (v-1)p + 1, m v), Megatron's warm-up
-    count plus the running one; on rank 0 with many micro-batches this is arXiv 2205.05198's L(1 +
-    (p-1)/(pv)) layers. GPipe: m. ZB-V: 2p on every rank, as many layers as on 1F1B's first.
-    DualPipe: p + 1. DualPipeV: 2p + 1.
+    `from_end` is p - 1 - r. 1F1B and ZB-H1: min(p - r, m). Interleaved: min(2(p-r-1) + (v-1)p + 1,
+    m v), Megatron's warm-up count plus the running chunk; on rank 0 with many micro-batches this is
+    arXiv 2205.05198's L(1 + (p-1)/(pv)) layers. GPipe: m. ZB-V: 2p on every rank, as many layers as
+    on the first rank of 1F1B. DualPipe: p + 1. DualPipeV: 2p + 1.
     """
     p, v, m = c.pipeline_parallel_size, c.virtual_pipeline_parallel_size, micro_batches
     plain = from_end + 1
@@ -66,24 +65,24 @@ def chunks_in_flight(c: Candidates, *, from_end: Ints | Floats, micro_batches: F
 
 
 def waiting_in_flight(c: Candidates, *, from_end: Ints | Floats) -> Floats:
-    """Return micro-batches with delayed weight gradients on rank r when it has `chunks_in_flight`.
+    """Return the number of micro-batches with delayed weight gradients on rank r when
+    `chunks_in_flight` is reached.
 
-    There are r in ZB-H1, for which the inputs and output gradients of their matmuls stay allocated
-    (arXiv 2401.10241 table 1: 32sbh of a layer's 34sbh), and 0 in the other schedules.
+    In ZB-H1 there are r, whose matmul inputs and output gradients stay allocated (arXiv 2401.10241
+    table 1: 32sbh of a layer's 34sbh). In the other schedules there are none.
     """
     waiting: Floats = (c.pipeline_schedule == ZB_H1) * (c.pipeline_parallel_size - 1 - from_end)
     return waiting
 
 
-# Folded pipelines: a V's first rank has the first and the last stage, DualPipe's rank r the stages
-# r and p - 1 - r.
+# Folded pipelines: the first rank of a V has the first and the last stage; DualPipe's rank r has
+# the stages r and p - 1 - r.
 
 
 def with_mirrored_stage(c: Candidates, group: Group, *, cluster: ClusterSpec) -> Group:
-    """Return `group`, whose ranks have the same parameters, with those of DualPipe's mirrored
-    stage.
+    """Return `group`, whose ranks have the same parameters, extended by DualPipe's mirrored stage.
 
-    The mirrored stage has the same parameters (arXiv 2412.19437 table 2): both reduce their
+    The mirrored stage has the same parameters (arXiv 2412.19437 table 2): both stages reduce their
     gradients together, and ZeRO shards over both. The distance is that of the farthest pair.
     """
     if not (c.names_schedules and anywhere(c.pipeline_schedule == DUALPIPE)):
@@ -100,6 +99,7 @@ def share_of_ends(c: Candidates) -> Floats:
     """Return the fraction of micro-batches for which the critical rank runs embedding and output
     layer.
 
-    A V's first rank runs them for all, DualPipe's first and last rank for half each.
+    The first rank of a V runs them for all micro-batches, DualPipe's first and last rank for half
+    each.
     """
     return where(c.pipeline_schedule == DUALPIPE, 0.5, 1.0)

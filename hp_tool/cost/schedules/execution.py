@@ -1,4 +1,4 @@
-"""Execution of pipeline schedules: order and times of operations on each rank. Letters:
+"""Execution of pipeline schedules: order and times of operations on each rank. Symbols:
 docs/cost-model.md.
 
 A stage is one model chunk, numbered in the order in which a micro-batch passes them; r is a rank.
@@ -15,36 +15,37 @@ Kind = Literal["F", "B", "W", "BW"]
 
 
 class Operation(NamedTuple):
-    """One micro-batch on one stage."""
+    """A pass of one micro-batch through one stage."""
 
     kind: Kind
-    """F forward, B backward for the input, W for the weights, BW both."""
+    """F: forward; B: backward for the input; W: backward for the weights; BW: both."""
     stage: int
     micro_batch: int
 
 
 Block = tuple[Operation, ...]
-"""Operations that run as one: they wait for all their inputs, and end together."""
+"""Operations that run as one: they start when all their inputs are available, and end together."""
 Order = list[Block]
 """The blocks of one rank in order."""
 
 
 def gpipe(*, p: int, m: int) -> list[Order]:
-    """Return orders with all forward passes, then all backward passes."""
+    """Return the orders of GPipe: all forward passes, then all backward passes."""
     kinds: tuple[Kind, ...] = ("F", "BW")
     return [_as_blocks(Operation(kind, r, k) for kind in kinds for k in range(m)) for r in range(p)]
 
 
 def one_f_one_b(*, p: int, m: int) -> list[Order]:
-    """Return orders with p - r forward passes, then alternating backward and forward passes."""
+    """Return the orders of 1F1B: p - r forward passes, then alternating backward and forward
+    passes.
+    """
     return [_as_blocks(_alternate(r, warm_up=min(p - r, m), m=m)) for r in range(p)]
 
 
 def interleaved(*, p: int, v: int, m: int) -> list[Order]:
-    """Return orders with stages p apart per rank; groups of p micro-batches pass one chunk after
-    another.
+    """Return the orders of interleaved 1F1B, in which a rank's stages are p apart.
 
-    m is a multiple of p.
+    Groups of p micro-batches pass one chunk after another; m must be a multiple of p.
     """
 
     def forward(r: int, i: int) -> Operation:
@@ -68,9 +69,9 @@ def interleaved(*, p: int, v: int, m: int) -> list[Order]:
 
 
 def zb_h1(*, p: int, m: int) -> list[Order]:
-    """Return orders of 1F1B with a split backward pass.
+    """Return the orders of ZB-H1: 1F1B with a split backward pass.
 
-    Rank r delays r weight gradients, and fills the drain with them.
+    Rank r delays r weight gradients and fills the drain of the pipeline with them.
     """
     orders = []
     for r in range(p):
@@ -89,9 +90,9 @@ def zb_h1(*, p: int, m: int) -> list[Order]:
 
 
 def zbv(*, p: int, m: int) -> list[Order]:
-    """Return orders with stages r and 2p - 1 - r on rank r: down and back up a V.
+    """Return the orders of ZB-V, with stages r and 2p - 1 - r on rank r: down and back up a V.
 
-    Designed for t_f = t_b = t_w and m >= 2p - 1; with fewer micro-batches the missing ones are
+    Designed for t_f = t_b = t_w and m >= 2p - 1; with fewer micro-batches, the missing ones are
     omitted.
     """
     orders = []
@@ -112,7 +113,7 @@ def zbv(*, p: int, m: int) -> list[Order]:
 
 
 def dualpipe(*, p: int, m: int) -> list[Order]:
-    """Return orders in which micro-batches enter at both ends, m/2 at each.
+    """Return the orders of DualPipe, in which micro-batches enter at both ends, m/2 at each.
 
     Rank r runs stage r in one direction and stage p - 1 - r in the other, so every stage is stored
     twice. p and m are even, m >= 2p. A forward and a backward pass that overlap are one block,
@@ -131,17 +132,17 @@ def dualpipe(*, p: int, m: int) -> list[Order]:
 
 
 def dualpipe_v(*, p: int, m: int) -> list[Order]:
-    """Return orders of DualPipe's first half of 2p ranks, each of which has the mirrored rank's
-    stage too.
+    """Return the orders of DualPipeV: the first half of DualPipe's 2p ranks, each of which also has
+    the mirrored rank's stage.
 
-    m >= 2p.
+    Requires m >= 2p.
     """
     return [_dualpipe_order(near=r, stages=2 * p, each=m, first=(0, 0)) for r in range(p)]
 
 
 def _dualpipe_order(*, near: int, stages: int, each: int, first: tuple[int, int]) -> Order:
-    """Return the order of a rank with the stages near and stages - 1 - near, `each` micro-batches
-    on either.
+    """Return the order of a rank with the stages `near` and stages - 1 - near, with `each`
+    micro-batches on each of them.
     """
     far = stages // 2 - near - 1
     rank = _Rank(stages=(near, stages - 1 - near), first=first)
@@ -153,7 +154,9 @@ def _dualpipe_order(*, near: int, stages: int, each: int, first: tuple[int, int]
     rank.run("BW1", "F1+BW0", times=far)
     whole = (
         near + 1
-    )  # of the 2 (near + 1) backward passes left; the weight gradients of the rest fill the drain
+        # Of the 2 (near + 1) remaining backward passes; the weight gradients of the others fill the
+        # drain.
+    )
     for i in range(2 * (near + 1)):
         rank.run(("BW" if i < whole else "B") + ("1" if i % 2 == 0 else "0"))
     rank.run("W", "B0", times=far)
@@ -174,8 +177,8 @@ def _alternate(r: int, *, warm_up: int, m: int) -> Iterator[Operation]:
 
 
 class _Rank:
-    """The order of one rank with two chunks, each of which processes its micro-batches in turn from
-    `first`.
+    """The order of one rank with two chunks, each of which processes its micro-batches in order
+    from `first`.
     """
 
     def __init__(self, *, stages: tuple[int, int], first: tuple[int, int] = (0, 0)) -> None:
@@ -185,10 +188,10 @@ class _Rank:
         self._next = {"F0": first[0], "F1": first[1], "B0": first[0], "B1": first[1]}
 
     def run(self, *words: str, times: int = 1) -> None:
-        """Append operations by words: F0, B1, BW0, ... are kind and chunk.
+        """Append operations given as words: F0, B1, BW0, ... name the kind and the chunk.
 
-        W is the weight gradient that has waited longest, W0 that of chunk 0; + joins two operations
-        in one block.
+        W is the oldest pending weight gradient, W0 that of chunk 0. A + joins two operations in one
+        block.
         """
         for _ in range(times):
             for word in words:
@@ -223,7 +226,7 @@ _Key = tuple[str, int, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
-    """Start and end of one block; seconds from the start of the step."""
+    """Start and end of one block, in seconds from the start of the step."""
 
     block: Block
     start_s: float
@@ -233,7 +236,7 @@ class Span:
 def timeline(
     *, orders: Sequence[Order], seconds: Callable[[Operation], float], transfer_s: float = 0.0
 ) -> list[list[Span]]:
-    """Return the spans of each rank.
+    """Return the spans of the blocks of each rank.
 
     A block starts when its rank is free and all its inputs have arrived: for a forward pass the
     previous stage's output, for a backward pass its own forward pass and the next stage's gradient.
@@ -273,8 +276,8 @@ def timeline(
 def critical_path(
     spans: Sequence[Sequence[Span]], *, transfer_s: float = 0.0
 ) -> set[tuple[int, int]]:
-    """Return (rank, index) of the blocks on the critical path: each starts when the previous one
-    permits.
+    """Return the (rank, index) of each block on the critical path: each starts when the previous
+    one allows it.
     """
     places = {
         (rank, place): span for rank, row in enumerate(spans) for place, span in enumerate(row)
