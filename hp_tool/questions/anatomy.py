@@ -27,16 +27,19 @@ from hp_tool.domain.pipeline_layout import PipelineLayout, chunk_layers, layout_
 from hp_tool.questions.training.problem import TrainingProblem
 
 _Contents = tuple[float, float, float | None, tuple[bool, bool], TrainingCase]
-"""Contents of a stage.
+"""Contents of one stage.
 
-Layers before it, its layers, dense ones among them in a mixture (None: from the layers before),
-whether it has the embedding and the output layer, and the case on its device.
+Number of layers before it, its layers, the number of dense ones among them in a mixture (None:
+derived from the layers before), whether it has the embedding and the output layer, and the case on
+its device.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageAnatomy:
-    """One pipeline rank (0-based); its tensor-, context- and data-parallel ranks are equal."""
+    """Memory and time of one pipeline rank (0-based); its tensor-, context- and data-parallel ranks
+    are equal.
+    """
 
     rank: int
     gpu: str
@@ -45,7 +48,7 @@ class StageAnatomy:
     holds_embedding: bool
     holds_output: bool
     memory_bytes: dict[str, float]
-    """Bytes by cost.memory.MEMORY_KEYS."""
+    """Bytes by the keys of cost.memory.MEMORY_KEYS."""
     capacity_bytes: float
     seconds: float
     """Seconds of one micro-batch through all its chunks, forward and backward.
@@ -63,10 +66,10 @@ class StageAnatomy:
 def stage_anatomies(
     *, problem: TrainingProblem, config: ParallelConfig
 ) -> tuple[StageAnatomy, ...]:
-    """Return all stages of a legal configuration, first to last.
+    """Return all stages of a legal configuration, from first to last.
 
-    Rows of unequal cost (packed sequences) use their mean. The excess of the slowest row is part of
-    the estimate's time.
+    Rows of unequal cost (packed sequences) count with their mean. The estimate's time includes the
+    excess of the slowest row.
     """
     candidate = Candidates.alone(config)
     parts = _stage_pipelines(problem, candidate)
@@ -79,7 +82,7 @@ def stage_anatomies(
 def _stage_pipelines(
     problem: TrainingProblem, candidate: Candidates
 ) -> Iterator[tuple[Pipeline, TrainingCase]]:
-    """Return each stage as a pipeline of its own, and the case on its device."""
+    """Return each stage as a separate pipeline, with the case on its device."""
     p, layout, model = (
         int(candidate.pipeline_parallel_size),
         problem.strategy.pipeline_layout,
@@ -115,7 +118,7 @@ def _stage_pipelines(
 
 
 def _default_layout(model: ModelSpec, candidate: Candidates) -> PipelineLayout:
-    """Return the contents of each chunk without a pipeline layout."""
+    """Return the contents of each chunk if the query sets no pipeline layout."""
     sizes = {
         "stages": int(candidate.pipeline_parallel_size),
         "chunks": int(candidate.virtual_pipeline_parallel_size),
@@ -127,7 +130,7 @@ def _default_layout(model: ModelSpec, candidate: Candidates) -> PipelineLayout:
 
 
 def _rank_contents(problem: TrainingProblem, candidate: Candidates, p: int) -> Iterator[_Contents]:
-    """Return the contents of each rank of a pipeline without a pipeline layout."""
+    """Return the contents of each rank if the query sets no pipeline layout."""
     framework = framework_facts(problem.workload.framework)
     if framework.balances_blocks:
         layers, output_at = stage_contents(problem.model, p)
@@ -177,13 +180,13 @@ def _rank_contents(problem: TrainingProblem, candidate: Candidates, p: int) -> I
 def _mixed_rank_contents(
     problem: TrainingProblem, candidate: Candidates, p: int
 ) -> Iterator[_Contents]:
-    """Yield the contents of each stage on two kinds of devices.
+    """Yield the contents of each stage of a pipeline over two kinds of devices.
 
-    Stages of a kind have equally many layers, as divided by `cost.pipeline_parts`.
+    All stages of a kind have equally many layers, as `cost.pipeline_parts` divides them.
     """
     layers = [float(count) for count in problem.costs(candidate).layers_by_kind]
     kinds = problem.kinds
-    assert kinds  # there are two kinds
+    assert kinds  # There are two kinds.
     first = int(stages_by_kind(kinds, candidate)[0])
     for rank in range(p):
         kind = int(rank >= first)
@@ -220,7 +223,7 @@ def _stage_anatomy(
 V_SHAPED = ("zbv", "dualpipe-v")
 """Schedules in which rank r has the stages r and 2p - 1 - r."""
 MAX_RANKS = 16
-"""Maximum number of ranks drawn, spaced evenly and including both ends."""
+"""Maximum number of ranks drawn. They are spaced evenly and include both ends."""
 MAX_STAGES = 128
 """Maximum number of stages for which the schedule is executed."""
 SpanKind = Literal["F", "B", "W", "BW", "F+B"]
@@ -235,13 +238,13 @@ class ScheduleSpan:
 
     kind: SpanKind
     micro_batch: int
-    """0-based; for an overlapped pair that of the forward pass."""
+    """0-based index; for an overlapped pair, that of the forward pass."""
     chunk: int
     """0-based index of the rank's model chunk."""
     start_s: float
     end_s: float
     critical: bool
-    """Whether it is on the critical path, so that a longer span lengthens the step."""
+    """Whether the span is on the critical path, so that lengthening it lengthens the step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -251,24 +254,24 @@ class ScheduleRow:
     rank: int
     spans: tuple[ScheduleSpan, ...]
     idle_fraction: float
-    """Fraction of the drawn time for which it waits."""
+    """Fraction of the drawn time during which the rank waits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """The executed schedule.
+    """The executed schedule of a pipeline.
 
     It excludes data-parallel communication and the optimizer, which follow it, and exposed
-    stage-to-stage communication except the first and last transfers.
+    communication between stages other than the first and last transfers.
     """
 
     name: str
     num_ranks: int
     """Number of ranks; `rows` may contain fewer."""
     num_micro_batches: int
-    """Micro-batches per step and replica."""
+    """Number of micro-batches per step and replica."""
     drawn_micro_batches: int
-    """Number of drawn micro-batches; more would only lengthen the steady phase."""
+    """Number of drawn micro-batches; drawing more would only lengthen the steady phase."""
     end_s: float
     """End of the drawn micro-batches, in seconds."""
     rows: tuple[ScheduleRow, ...]
@@ -277,9 +280,9 @@ class Schedule:
 def execute_schedule(
     *, problem: TrainingProblem, config: ParallelConfig, each: Sequence[StageAnatomy]
 ) -> Schedule | None:
-    """Return the schedule of a legal configuration with stages `each`.
+    """Return the schedule of a legal configuration whose stages are `each`.
 
-    None without a pipeline, or with more than MAX_STAGES.
+    Returns None without a pipeline, or with more than MAX_STAGES stages.
     """
     p, v = config.pipeline_parallel_size, config.virtual_pipeline_parallel_size
     if not 1 < p <= MAX_STAGES:
@@ -288,7 +291,7 @@ def execute_schedule(
     all_micro_batches = micro_batches(candidate, workload=problem.workload)
     m = int(all_micro_batches)
     name = config.pipeline_schedule or ("interleaved" if v > 1 else "1f1b")
-    # enough to show how the pipeline fills, runs and drains
+    # Enough to show how the pipeline fills, runs and drains.
     enough = {
         "interleaved": 2 * p,
         "zbv": 2 * p + 2,
@@ -337,12 +340,12 @@ def execute_schedule(
 
 
 def _operation_seconds(stage: StageAnatomy, layer: LayerTime) -> dict[str, float]:
-    """Return seconds of one micro-batch on one rank by kind of operation, over all its model
+    """Return the seconds of one micro-batch on one rank by kind of operation, over all its model
     chunks.
 
-    The stage's seconds, including the ends (embedding, output layer) and waits for the host, are
-    divided in the proportions of `layer`, the mean layer of the critical stage. Recomputation
-    belongs to the backward pass.
+    The stage's seconds, including embedding, output layer and waits for the host, are divided in
+    the proportions of `layer`, the mean layer of the critical stage. Recomputation belongs to the
+    backward pass.
     """
     forward = weight = 0.0
     own, own_backward = layer.forward - layer.attention, layer.backward - layer.attention_backward
@@ -373,7 +376,7 @@ def _operation_timer(
 ) -> Callable[[Operation], float]:
     """Return the seconds of one operation: a model chunk's share of its rank's time.
 
-    For DualPipe's two ranks it is that of the first.
+    For a DualPipe stage on two ranks, it is the first rank's share.
     """
 
     def seconds(operation: Operation) -> float:
@@ -413,7 +416,7 @@ def _schedule_row(
 
 
 MAX_NODES = 16
-"""Maximum number of nodes drawn; the others continue the pattern."""
+"""Maximum number of nodes drawn; the other nodes continue the pattern."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -442,13 +445,13 @@ class RankGroup:
     name: str
     size: int
     in_domain: int
-    """Number of them inside one NVLink domain (or a node, if no domain is larger)."""
+    """Number of ranks inside one NVLink domain (or inside a node, if no domain is larger)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """Ranks enumerated through the dimensions in `order`, innermost first, and assigned to nodes in
-    sequence.
+    """Assignment of ranks to devices: ranks are numbered through the dimensions in `order`,
+    innermost first, and fill the nodes in sequence.
     """
 
     order: str
@@ -458,7 +461,7 @@ class Placement:
     nodes: tuple[Node, ...]
     """The first MAX_NODES nodes."""
     groups: tuple[RankGroup, ...]
-    """Groups of more than one rank."""
+    """Groups with more than one rank."""
 
 
 def place_ranks(*, config: ParallelConfig, cluster: ClusterSpec) -> Placement:

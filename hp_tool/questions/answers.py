@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 Task = Literal["estimate", "recommend"]
 T = TypeVar("T")
 Line = bytes | HpToolError
-"""A line, or the error that replaces it."""
+"""A line of a batch, or the error that replaces it."""
 Read = Callable[[bytes], Query]
 
 MIN_BATCH_CONFIGURATIONS = 8
@@ -39,7 +39,7 @@ numbers.
 class EstimateAnswer:
     """The estimate of one configuration.
 
-    One that does not fit has status `ok` too: `feasible: false` with its reasons.
+    A configuration that does not fit also has status `ok`, with `feasible: false` and the reasons.
     """
 
     id: str | None
@@ -47,20 +47,20 @@ class EstimateAnswer:
     status: Literal["ok"] = "ok"
     estimate: Estimate | InferenceEstimate
     query: dict[str, Any] | None = None
-    """The query without its defaults, from which the answer can be exported. None in batches."""
+    """The query without defaults, from which the answer can be exported. None in batches."""
     calibrated_estimate: Estimate | None = None
-    """The estimate corrected by measurements on this cluster; None without any."""
+    """Estimate corrected by measurements on this cluster; None without measurements."""
 
     @property
     def preferred_estimate(self) -> Estimate | InferenceEstimate:
-        """Return the calibrated estimate if there is one, else the estimate."""
+        """The calibrated estimate if there is one, else the estimate."""
         return self.calibrated_estimate or self.estimate
 
     def __repr__(self) -> str:
         return f"<EstimateAnswer: {self.preferred_estimate!r}>"
 
     def _repr_html_(self) -> str:
-        """Return the HTML shown by notebooks."""
+        """Return the HTML that notebooks show."""
         from hp_tool.wording.html import estimate_html
 
         return estimate_html(self.estimate, self.calibrated_estimate)
@@ -68,7 +68,7 @@ class EstimateAnswer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecommendAnswer:
-    """The best configurations by the cost model, best first."""
+    """The best configurations, best first."""
 
     id: str | None
     """Id of the query."""
@@ -78,28 +78,30 @@ class RecommendAnswer:
     rejections: dict[str, int]
     """Number of candidates rejected by each reason."""
     groups: tuple[int, ...] = ()
-    """For trainings, the number of layouts in each group, up to the last that is shown."""
+    """Training: number of layouts in each group, up to the last group shown."""
     nearest_misses: tuple[Recommendation, ...] | tuple[ServingRecommendation, ...] = ()
-    """Nearest misses if nothing is acceptable, each estimate with its reasons.
+    """Nearest misses if nothing is acceptable, each with the reasons in its estimate.
 
-    They have the smallest gap in memory, days or cost, or to targets. For a list of rates, those of
-    each rate that nothing sustains.
+    They have the smallest excess of memory, days or cost, or the smallest miss of a target. For a
+    list of request rates, those of each rate that nothing sustains.
     """
     pareto: tuple[Recommendation, ...] | None = None
-    """Pareto-optimal configurations in two objectives; None unless requested."""
+    """Pareto-optimal configurations for two objectives; None unless requested."""
     throughput_front: tuple[ServingRecommendation, ...] | None = None
-    """Pareto-optimal configurations in tokens per second per user and per GPU.
+    """Pareto-optimal configurations for tokens per second per user and per GPU.
 
-    For inference with pareto "throughput" or an unknown concurrency.
+    Set for inference with pareto "throughput" or an unknown concurrency.
     """
     sensitivity: Sensitivity | None = None
-    """What the first row depends on: numbers of devices, axes, hardware; None unless requested."""
+    """Sensitivity of the first row to the number of devices, the axes and the hardware; None unless
+    requested.
+    """
     disaggregated: tuple[PoolRecommendation, ...] | None = None
     """Separate pools for prefill and decoding; None without inference.disaggregated."""
     not_ranked: tuple[NotRanked, ...] = ()
-    """Of several machines, those without a row, and why."""
+    """Machines without a row, and the reason, if the query compares several."""
     query: dict[str, Any] | None = None
-    """As in EstimateAnswer."""
+    """The query, as in EstimateAnswer."""
 
     def __repr__(self) -> str:
         best = f"; best: {self.recommendations[0]!r}" if self.recommendations else ""
@@ -109,7 +111,7 @@ class RecommendAnswer:
         )
 
     def _repr_html_(self) -> str:
-        """Return the HTML shown by notebooks."""
+        """Return the HTML that notebooks show."""
         from hp_tool.wording.html import recommendations_html
 
         return recommendations_html(
@@ -128,9 +130,9 @@ def answer_estimate(
     """Return the answer to a query of one configuration.
 
     Args:
-        configuration: The training query's configuration, if it was resolved or costed earlier.
-        with_fixes: Add the fixes of an infeasible configuration, and what would narrow its
-            interval.
+        configuration: The training query's configuration, if already resolved or costed.
+        with_fixes: Add fixes for an infeasible configuration, and the setting that would narrow the
+            interval most.
         calibrations: Calibrations of clusters; None uses only the cost model.
 
     Raises:
@@ -158,7 +160,7 @@ def answer_recommend(
     Args:
         pareto: Add the Pareto front of step time and memory or gpus; for serving that of tokens per
             second per user and per GPU ("throughput").
-        sensitivity: Add what the answer of a training depends on.
+        sensitivity: Add the sensitivity of a training's first row.
 
     Raises:
         HpToolError: The query cannot be answered.
@@ -169,7 +171,7 @@ def answer_recommend(
     rows = ranking.recommendations
     if query.training is not None and query.training.total_tokens:
         from hp_tool.questions.machines.answers import (
-            with_training_totals,  # imported here, because most questions do not need it
+            with_training_totals,  # Imported here because most questions do not need it.
         )
 
         rows = tuple(
@@ -200,11 +202,11 @@ def answer_lines(
     read: Read = schema.parse_query,
     calibrations: Calibrations | None = None,
 ) -> list[str]:
-    """Yield an answer for each line, the same as if it were the only one.
+    """Yield an answer for each line, identical to the answer that the line would get on its own.
 
     Estimates that differ only in their configuration are costed together, which is several times
-    faster: pass a few dozen lines at a time. Estimates omit fixes and `narrowest`, which would cost
-    more than the rest of a batch.
+    faster; pass a few dozen lines at a time. Estimates omit fixes and `narrowest`, which would take
+    longer than the rest of a batch.
     """
 
     def begin(line: Line) -> ResolvedConfiguration | str:
@@ -241,10 +243,10 @@ def answer_lines(
 
 
 def cost_together(configurations: Sequence[ResolvedConfiguration]) -> list[ResolvedConfiguration]:
-    """Return the configurations, with their costs if they were computed as one array.
+    """Return the configurations; those that were costed as one array have their costs.
 
-    Illegal configurations, those with too few others of the same problem, and arrays that fail with
-    an error are returned without costs.
+    Returned without costs are illegal configurations, those with too few others of the same
+    problem, and arrays that fail with an error.
     """
     costed = list(configurations)
     groups: defaultdict[Hashable, list[int]] = defaultdict(list)
@@ -253,7 +255,7 @@ def cost_together(configurations: Sequence[ResolvedConfiguration]) -> list[Resol
             continue
         try:
             groups[configuration.problem_key()].append(place)
-        except TypeError:  # a model or a device described in the query, as a mapping
+        except TypeError:  # The query describes a model or a device by a mapping.
             continue
     for places in groups.values():
         if len(places) < MIN_BATCH_CONFIGURATIONS:
@@ -261,7 +263,7 @@ def cost_together(configurations: Sequence[ResolvedConfiguration]) -> list[Resol
         candidates = Candidates.from_configs(configurations[place].config for place in places)
         try:
             costs = configurations[places[0]].problem.costs(candidates)
-        except HpToolError:  # costing each alone shows which one fails
+        except HpToolError:  # Costing each one separately shows which one fails.
             continue
         except Exception:
             log.exception("candidates could not be costed together")
@@ -279,13 +281,13 @@ def _answer_or_error(line: Line, answer: Callable[[], T]) -> T | str:
         return answer()
     except HpToolError as error:
         return error_line(line, error)
-    except Exception:  # a bug in one query must not lose the answers of all others
+    except Exception:  # A bug in one query must not lose the answers of the others.
         log.exception("unhandled error on a batch line")
         return error_line(line, HpToolError("an internal error occurred; it has been logged"))
 
 
 def error_line(line: Line, error: HpToolError) -> str:
-    """Return the answer of a line that failed, with its id if that can be read."""
+    """Return the answer of a line that failed, with its id if it can be read."""
     try:
         data = json.loads(line) if isinstance(line, bytes) else None
         identity = data.get("id") if isinstance(data, dict) else None

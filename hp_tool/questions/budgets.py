@@ -1,5 +1,5 @@
-"""From a budget (devices and days, parameters, tokens or FLOPs) to a training, timed by the cost
-model.
+"""Sizing: from a budget (devices and days, parameters, tokens or FLOPs) to a training timed by the
+cost model.
 """
 
 import math
@@ -26,10 +26,10 @@ from hp_tool.questions.training.calibrated import Calibrations
 from hp_tool.questions.training.problem import resolve_model
 
 RELATIVE_TOLERANCE = 0.02
-"""Deviation from the budget's days at which tokens fill the rest."""
+"""Relative deviation from the budget's days below which the number of tokens fills the rest."""
 MAX_PLANS = 24
 _STEP_DOWN_FACTOR = 4.0
-"""Factor by which compute is reduced after a model that does not fit."""
+"""Factor by which compute is reduced if a model does not fit."""
 
 
 def parse_sizing(data: Mapping[str, Any] | str | bytes) -> SizingQuery:
@@ -71,7 +71,11 @@ def _model(query: SizingQuery) -> ModelSpec | None:
 
 
 def _check_together(query: SizingQuery) -> None:
-    """Check that the query is neither underdetermined nor overdetermined."""
+    """Check that the query is neither underdetermined nor overdetermined.
+
+    Raises:
+        InputError: It is.
+    """
     size = "model" if query.model is not None else "parameters"
     sizes = [name for name in (size, "tokens", "flops") if getattr(query, name) is not None]
     if query.model is not None and query.parameters is not None:
@@ -104,16 +108,16 @@ def _check_together(query: SizingQuery) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """A training, and its speed if there is a cluster."""
+    """A training, with its speed if there is a cluster."""
 
     model: ModelSpec
     target_parameters: float
-    """Active parameters for which `model` was shaped."""
+    """Active parameters targeted by the shape of `model`."""
     workload: TrainingWorkload
     query: Query | None = None
     """The cost model's query; None without a cluster."""
     recommendation: Recommendation | None = None
-    """None without a cluster, or if nothing is acceptable."""
+    """The best configuration; None without a cluster, or if nothing is acceptable."""
     reasons: tuple[Reason, ...] = ()
 
     @property
@@ -123,15 +127,13 @@ class Plan:
 
     @property
     def estimate(self) -> Estimate | None:
-        """Return the recommendation's estimate, calibrated if there are measurements on the
-        cluster.
-        """
+        """The recommendation's estimate, calibrated if there are measurements on the cluster."""
         row = self.recommendation
         return None if row is None else row.preferred_estimate
 
     @property
     def effective_days(self) -> float | None:
-        """Return calendar days, including time lost to failures."""
+        """Calendar days, including time lost to failures."""
         return None if self.estimate is None else self.estimate.effective_days
 
 
@@ -148,7 +150,7 @@ class Planner:
 
     @property
     def parameters(self) -> float | None:
-        """Return the active parameters, if the query gives a model or their number."""
+        """Active parameters, if the query gives a model or their number."""
         query, model = self.query, self.model
         return (
             query.parameters
@@ -158,7 +160,7 @@ class Planner:
 
     @property
     def flops(self) -> float | None:
-        """Return 6 N D of the query's training; None if it gives only a time."""
+        """6 N D of the query's training in FLOPs; None if it gives only a time."""
         parameters, tokens = self.parameters, self.query.tokens
         if self.query.flops is not None:
             return self.query.flops
@@ -171,8 +173,8 @@ class Planner:
         return None if tokens is None else self.law.flops_of_tokens(tokens)
 
     def of_flops(self, flops: float) -> Plan:
-        """Return the training of 6 N D = `flops` without its time; the law determines what the
-        query leaves open.
+        """Return the training of 6 N D = `flops`, not yet timed; the law determines what the query
+        leaves open.
         """
         query, tokens, parameters = self.query, self.query.tokens, self.parameters
         if parameters is None:
@@ -199,7 +201,7 @@ class Planner:
     def timed(self, plan: Plan, *, deadline_days: float | None = None) -> Plan:
         """Return the plan with its fastest configuration on the whole cluster.
 
-        With a deadline in calendar days, on the fewest devices that meet it.
+        With a deadline in calendar days, use the fewest devices that meet it.
         """
         if self.query.cluster is None:
             return plan
@@ -224,7 +226,9 @@ class Planner:
 
 
 def _infeasibility_reasons(ranking: Ranking[Recommendation]) -> tuple[Reason, ...]:
-    """Return why nothing is acceptable: the smallest gaps, or the number of rejections by rule."""
+    """Return the reasons why nothing is acceptable: the smallest misses, or the number of
+    rejections by rule.
+    """
     if ranking.nearest_misses:
         return ranking.nearest_misses[0].estimate.reasons
     return tuple(
@@ -239,14 +243,14 @@ def _infeasibility_reasons(ranking: Ranking[Recommendation]) -> tuple[Reason, ..
 
 
 def _largest_plan(planner: Planner) -> Plan:
-    """Return the largest plan by the law that fits the query's calendar days.
+    """Return the largest plan, by the scaling law, that fits the query's calendar days.
 
-    Compute and throughput are iterated: the compute of a plan times the budget over its days is the
-    next one's. The first plan uses the devices' peak, an upper bound. Shapes are coarse, and memory
-    may limit the size. The tokens then fill the time of the nearest plan that fits.
+    Each iteration scales the compute of the last plan by the ratio of the budget to its days. The
+    first plan assumes the devices' peak, an upper bound. Shapes are coarse, and memory may limit
+    the size. The tokens then fill the time of the nearest plan that fits.
     """
     days = planner.query.days
-    assert days is not None and planner.cluster is not None  # checked with the query
+    assert days is not None and planner.cluster is not None  # Checked together with the query.
     peak = peak_flops(planner.cluster.gpu, precision=planner.query.precision)
     flops = peak * planner.cluster.num_gpus * days * SECONDS_PER_DAY
     low, high = 0.0, math.inf
@@ -340,7 +344,7 @@ def _sizing_of_plan(plan: Plan, *, query: SizingQuery, law: ScalingLaw) -> Sizin
 
 
 def _law_optimum(law: ScalingLaw, *, flops: float) -> Choice:
-    """Return the law's optimum at this compute, whether it was used or not."""
+    """Return the law's optimum for this compute, whether or not it was used."""
     best = law.parameters(flops)
     return Choice(
         name=law.name,

@@ -1,6 +1,5 @@
-"""One configuration: a query with every chosen value inserted, and its resolved layout.
-
-All interfaces use it.
+"""A single configuration: a query with every chosen value inserted, and its resolved layout. All
+interfaces use it.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ SEARCH_KEYS = ("search", "id")
 class Row(Protocol):
     """A row of a ranking, a fix, or a run of a search.
 
-    It may have `set`: values of the query apart from `parallel`, by path.
+    It may have `set`: query values besides `parallel`, by path.
     """
 
     @property
@@ -36,9 +35,9 @@ class Row(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Configuration:
-    """A query of one configuration.
+    """A query that describes a single configuration.
 
-    Values left to a recipe or a default stay open in it and are resolved again.
+    Values that a recipe or a default determines stay open in it and are resolved again.
     """
 
     query: Query
@@ -46,9 +45,9 @@ class Configuration:
     parallel: RunConfig
     """The resolved `parallel`."""
     set: ChosenValues = field(default_factory=dict)
-    """Values that a ranking or a fix inserted apart from `parallel`, by path."""
+    """Values that a ranking or a fix inserted besides `parallel`, by path."""
     lays_out: bool = False
-    """Whether `parallel` has a pipeline_layout that the original query does not have."""
+    """Whether `parallel` has a pipeline_layout that the original query lacks."""
 
     @staticmethod
     def of(row: Row, *, query: Query) -> Configuration:
@@ -66,8 +65,10 @@ class Configuration:
         return replace(self, query=with_value(self.query, path, None), set=values)
 
     def without_layout(self) -> Configuration:
-        """Return the configuration with the stages that its framework uses by default."""
-        assert isinstance(self.parallel, ParallelConfig)  # others have no layout
+        """Return the configuration with the framework's default stages instead of a pipeline
+        layout.
+        """
+        assert isinstance(self.parallel, ParallelConfig)  # Others have no layout.
         parallel = replace(self.parallel, pipeline_layout=None)
         return replace(
             self, query=with_value(self.query, LAYOUT, None), parallel=parallel, lays_out=False
@@ -77,7 +78,7 @@ class Configuration:
     def read(
         result: Mapping[str, Any], *, rank: int, parse: Callable[[Mapping[str, Any]], Query]
     ) -> Configuration:
-        """Return the configuration of the recommendation of this rank in an answer's JSON, or of
+        """Return the configuration of the recommendation with this rank in an answer's JSON, or of
         its estimate.
 
         Raises:
@@ -144,8 +145,8 @@ def _complete_configuration(
 
 
 def with_value(query: Query, path: str, value: Any) -> Query:
-    """Return the query with the value at a path of two names; a mapping is parsed like a query's
-    text.
+    """Return the query with the value at a path of two names; a mapping is parsed like the text of
+    a query.
     """
     if path == NUM_GPUS:
         return query.with_num_gpus(value)
@@ -160,7 +161,9 @@ def with_value(query: Query, path: str, value: Any) -> Query:
 
 
 def _select_row(result: Mapping[str, Any], rank: int) -> dict[str, Any]:
-    """Return the recommendation of this rank in an answer, or the one that it estimates."""
+    """Return the recommendation with this rank in an answer, or the configuration that it
+    estimates.
+    """
     rows = result.get("recommendations")
     if rows is None and isinstance(result.get("estimate"), dict):
         rows = [result["estimate"]]
@@ -178,7 +181,7 @@ def _select_row(result: Mapping[str, Any], rank: int) -> dict[str, Any]:
 
 
 def _chosen_earlier(row: Mapping[str, Any], query: Mapping[str, Any]) -> ChosenValues:
-    """Return the chosen values of a ranking of an earlier version, from its assumptions; its rows
+    """Return the values that a ranking of an earlier version chose, from its assumptions; such rows
     lack `set`.
     """
     estimate, training = row.get("estimate") or row, query.get("training")

@@ -1,4 +1,6 @@
-"""The edition of this hp-tool, stored with each search: workers skip searches of newer editions."""
+"""The edition of this hp-tool, which is stored with each search; workers skip searches of newer
+editions.
+"""
 
 import functools
 from collections.abc import Iterator
@@ -11,10 +13,11 @@ from hp_tool.questions.schema import adapter
 
 @functools.cache
 def count_query_terms() -> int:
-    """Return the number of query terms of this hp-tool: keys, choices, and built-in catalogue
-    names.
+    """Return the number of query terms that this hp-tool supports: keys, choices, and built-in
+    catalogue names.
 
-    Terms are added and never removed, so the edition with more terms can read what both store.
+    Terms are only ever added, so of two editions the one with more terms can read the searches of
+    both.
     """
     return (
         len(set(_schema_terms(adapter(Query).json_schema(), ())))

@@ -18,40 +18,40 @@ Suggested = Literal["models", "gpus", "clusters", "frameworks", "recipes", "trai
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Field:
-    """One field that is shown."""
+    """One field shown to users."""
 
     name: str
-    """Its dotted path in a query, also used in errors."""
+    """Dotted path in a query, also used in errors."""
     label: str
     suggested: Suggested | None = None
-    """Kind of names to suggest."""
+    """Kind of catalogue names to suggest."""
     placeholder: str = ""
     """An example, or the default."""
     left_out: str = ""
-    """The default; empty if the field is required or has none."""
+    """Default value; empty if the field is required or has none."""
     options: tuple[str, ...] = ()
-    """All its values, if the schema lists them."""
+    """All possible values, if the schema lists them."""
     minimum: float | None = None
     maximum: float | None = None
     step: str = "any"
-    """1 for an integer."""
+    """Step of a number input: 1 for an integer."""
     several: bool = False
-    """Accepts several values, separated by commas."""
+    """Whether the field accepts several values, separated by commas."""
     text: bool = False
-    """Text, even if it looks like a number."""
+    """Whether the value is text even if it looks like a number."""
     help: str = ""
     hint: str = ""
-    """Text shown below it."""
+    """Text shown below the field."""
     default: str = ""
 
     @property
     def unset(self) -> str:
-        """Return the text shown if it is omitted."""
+        """Return the text shown if the field is omitted."""
         return self.placeholder or self.default or "any"
 
     @property
     def takes(self) -> str:
-        """Return the accepted values in words."""
+        """Return the accepted values, in words."""
         if self.options:
             return ", ".join(self.options)
         if self.maximum is None:
@@ -69,7 +69,7 @@ class Section:
     title: str
     fields: tuple[Field, ...]
     folded: bool = False
-    """Collapsed, because most queries do not need it."""
+    """Whether the section is collapsed, because most queries do not need it."""
 
 
 RECIPE = "training.recipe"
@@ -91,7 +91,7 @@ SECTIONS = (
     ),
     *("What you run today, to compare with", "Profile runs"),
 )
-"""Order of the sections; fields of other sections follow."""
+"""Order of the sections; fields of other sections come last."""
 OTHER_KIND: dict[Kind, tuple[str, ...]] = {
     "training": ("inference", "targets"),
     "inference": ("training",),
@@ -123,8 +123,8 @@ def form_sections(kind: Kind) -> tuple[Section, ...]:
 
 
 def _shown_fields(kind: Kind) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield paths and declarations of the shown fields; parts of a mapping come before the
-    mapping.
+    """Yield paths and declarations of the shown fields; the fields of a mapping come before the
+    mapping itself.
     """
     query = schema.described_adapter(Query)
 

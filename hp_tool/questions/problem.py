@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 
 class Problem(Protocol):
-    """A query with its answers, made by `training.answers` or `serving.answers`.
+    """A training or serving query with its answers; `training.answers` and `serving.answers`
+    implement it.
 
     All members raise HpToolError.
     """
@@ -28,15 +29,15 @@ class Problem(Protocol):
 
     @property
     def configuration(self) -> ResolvedConfiguration | None:
-        """Return the query's single training configuration, to cost with others; None for
-        serving.
+        """Return the query's single training configuration, to be costed together with others; None
+        for serving.
         """
 
     def estimate(
         self, *, with_fixes: bool = True, calibrations: Calibrations | None = None
     ) -> tuple[Estimate | InferenceEstimate, Estimate | None]:
-        """Return the estimate of the query's configuration, and the calibrated one if there are
-        measurements.
+        """Return the estimate of the query's configuration, and the calibrated estimate if there
+        are measurements.
         """
 
     def rank(self, *, top: int, calibrations: Calibrations | None = None) -> Ranking[Any]:
@@ -53,20 +54,22 @@ class Problem(Protocol):
         """Return the ranking for display, with all requested additions."""
 
     def ratio_log_sd(self, one: Any, other: Any, *, alike: bool) -> float:
-        """Return the standard deviation of ln(measured / predicted) of the ratio of two estimates.
+        """Return the standard deviation of ln(measured / predicted) for the ratio of two estimates.
 
-        The ratio is of step times or throughputs. With `alike` they differ only in their layout, so
-        other errors cancel.
+        The ratio is of step times or throughputs. With `alike`, the two differ only in their
+        layout, so other errors cancel.
         """
 
     def setup(self, configuration: Configuration) -> TrainingSetup | ServingSetup:
-        """Return the setup of one of its configurations for other tools' files."""
+        """Return the setup of one of its configurations, from which other tools' files are
+        written.
+        """
 
 
 def problem_of(query: Query, *, configuration: ResolvedConfiguration | None = None) -> Problem:
     """Return the problem of a query.
 
-    `configuration` is its single configuration, if that was resolved or costed earlier.
+    `configuration` is its single configuration, if already resolved or costed.
     """
     if machine_list_field(query.cluster) is not None:
         from hp_tool.questions.machines.answers import Machines

@@ -1,6 +1,4 @@
-"""Insert registered models, clusters and traces into a query, so that later steps see only
-figures.
-"""
+"""Replace names of registered models, clusters and traces in a query by their specifications."""
 
 import re
 from collections.abc import Callable
@@ -20,16 +18,16 @@ from hp_tool.errors import ConflictError, InputError
 from hp_tool.questions import schema
 
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,99}")
-"""Lower-case names, because the catalogue ignores case."""
+"""Registered names are lower case, because the catalogue ignores case."""
 Find = Callable[[RegistrationKind, str], JsonObject | None]
-"""Returns what is registered under a name, or None."""
+"""Return the specification registered under a name, or None."""
 Q = TypeVar("Q", Query, SizingQuery)
 
 
 def checked_registration(
     *, kind: RegistrationKind, name: str, spec: JsonObject
 ) -> ModelSpec | NodeType | TraceSpec:
-    """Return the model, server or trace to register under `name`, checked like a catalogue file.
+    """Return the model, server or trace to register under `name`, validated like a catalogue file.
 
     Raises:
         InputError: The name or a field is malformed.
@@ -54,7 +52,7 @@ def checked_registration(
 def read_spec(
     *, kind: RegistrationKind, name: str, spec: JsonObject
 ) -> ModelSpec | NodeType | TraceSpec:
-    """Return what is registered under a name.
+    """Return the specification registered under a name.
 
     Raises:
         InputError: It is malformed.
@@ -72,8 +70,8 @@ def read_spec(
 
 
 def has_registered_names(query: Query | SizingQuery) -> bool:
-    """Return whether the query names something that the catalogue does not have; else no database
-    is needed.
+    """Return whether the query uses a name that is not in the catalogue, so that the database is
+    needed.
     """
     clusters = (_unknown_cluster(cluster) for cluster in _list_clusters(query))
     return any(
@@ -83,8 +81,8 @@ def has_registered_names(query: Query | SizingQuery) -> bool:
 
 
 def insert_registered(query: Q, *, find: Find) -> Q:
-    """Return the query with registered entries instead of their names; unknown names are left, to
-    be rejected later.
+    """Return the query with registered names replaced by their specifications; unknown names are
+    rejected later.
     """
     trace = _trace_name(query)
     if (
@@ -106,10 +104,10 @@ def insert_registered(query: Q, *, find: Find) -> Q:
 
 
 def restore_sent_query(sent: JsonObject, *, query: Query, resolved: Query) -> JsonObject:
-    """Return the mapping that `query` was sent as, with registered entries as in `resolved`.
+    """Return the mapping as `query` was sent, with registered names replaced as in `resolved`.
 
-    Nothing else is added, because an older edition may not know the key of a default, and a newer
-    one may have another default.
+    Nothing else is added, because an older edition may not know the key of a default and a newer
+    one may have a different default.
     """
     return _apply_changes(
         sent, before=schema.query_mapping(query), after=schema.query_mapping(resolved)
@@ -131,7 +129,7 @@ def _apply_changes(sent: JsonObject, *, before: JsonObject, after: JsonObject) -
 
 
 def registered_model(name: Any, *, find: Find) -> Any:
-    """Return the fields registered under a model's name; the name itself if it is the catalogue's
+    """Return the fields registered under a model's name; the name itself if it is in the catalogue
     or unknown.
     """
     unknown = _unknown_name("models", name)
@@ -140,7 +138,7 @@ def registered_model(name: Any, *, find: Find) -> Any:
 
 
 def _with_node_defaults(wanted: ClusterQuery, node: NodeType) -> ClusterQuery:
-    """Return the requested cluster with defaults from the registered server, by the rules for node
+    """Return the requested cluster with defaults of the registered server, by the rules for node
     types.
     """
     if wanted.gpu is not None and wanted.gpu != node.gpu:
@@ -176,7 +174,7 @@ def _as_mapping(name: str, spec: JsonObject, *, field: str) -> JsonObject:
 
 
 def _list_clusters(query: Query | SizingQuery) -> tuple[Any, ...]:
-    """Return the query's cluster, or each of its list."""
+    """Return the query's cluster, or each cluster of its list."""
     return query.cluster if isinstance(query.cluster, tuple) else (query.cluster,)
 
 
@@ -185,7 +183,7 @@ def _with_clusters(query: Query | SizingQuery, clusters: tuple[Any, ...]) -> Any
 
 
 def _unknown_cluster(cluster: Any) -> str | None:
-    """Return the name of a cluster that may be registered and is not in the catalogue."""
+    """Return the cluster's name if it is not in the catalogue and so may be registered."""
     name = cluster.node_type if isinstance(cluster, ClusterQuery) else cluster
     return None if name == PRICED else _unknown_name("clusters", name)
 
@@ -202,7 +200,7 @@ def _registered_cluster(cluster: Any, *, find: Find) -> Any:
 
 
 def _trace_name(query: Query | SizingQuery) -> str | None:
-    """Return the name of a trace, unless it is a local path."""
+    """Return the name of a registered trace; None for a local path."""
     trace = query.inference.trace if isinstance(query, Query) and query.inference else None
     return (
         trace

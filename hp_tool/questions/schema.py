@@ -24,18 +24,18 @@ if TYPE_CHECKING:
     from hp_tool.domain.sizing import SizingQuery
 
 MAX_QUERY_BYTES = 1_000_000
-"""Maximum size of a query; anything larger is a mistake or an attack."""
+"""Maximum size of a query in bytes; anything larger is a mistake or an attack."""
 MAX_ERRORS = 1_000
-"""Maximum number of validation errors examined: long lists of wrong values have at least one
-each.
+"""Maximum number of validation errors examined; a long list of wrong values has one or more per
+value.
 """
 RELEASES = (("training", "framework_version"), ("inference", "engine_version"))
-"""Paths of releases, which are text that YAML and JSON read as numbers without quotes."""
+"""Paths of releases: text that YAML and JSON read as numbers if not quoted."""
 _BOUNDS = ("greater_than_equal", "less_than_equal")
 _MISSING = ("missing", "missing_argument", "missing_keyword_only_argument")
 _UNITS = {"k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
 _WITH_UNIT = re.compile(r"(\d{1,9}(?:\.\d{1,6})?)\s*([kmbt])", re.IGNORECASE)
-"""Numbers with a unit, such as 8k tokens of a sequence or 80B parameters."""
+"""A number with a unit, such as 8k tokens of a sequence or 80B parameters."""
 Q = TypeVar("Q", Query, "SizingQuery")
 
 _ADAPTERS: dict[type[Any], TypeAdapter[Any]] = {}
@@ -70,7 +70,7 @@ def parse_query(data: Mapping[str, Any] | str | bytes) -> Query:
 def parse_own_query(data: Mapping[str, Any] | str | bytes) -> Query:
     """Return a validated query whose names may be local paths.
 
-    For callers that may read this machine's files; use `parse_query` for all other input.
+    Only for callers that may read this machine's files. Use `parse_query` for all other input.
 
     Raises:
         InputError: The query is invalid.
@@ -79,8 +79,8 @@ def parse_own_query(data: Mapping[str, Any] | str | bytes) -> Query:
 
 
 def allow_own_files(query: Q) -> Q:
-    """Return the query as the command line and Python API read it: model, trace and lengths may be
-    files.
+    """Return the query as the command line and the Python API read it: model, trace and lengths may
+    be local files.
     """
     if isinstance(query.model, str):
         query = replace(query, model=OwnFile(query.model))
@@ -156,7 +156,7 @@ def set_paths(data: dict[str, Any], values: Mapping[str, Any]) -> dict[str, Any]
     """Set the values at dotted paths in `data`, in place.
 
     Raises:
-        InputError: A path goes through a value.
+        InputError: A path leads through a value that is not a mapping.
     """
     for dotted, value in values.items():
         *parents, last = dotted.split(".")
@@ -173,7 +173,7 @@ def set_paths(data: dict[str, Any], values: Mapping[str, Any]) -> dict[str, Any]
 
 
 def _read_as_mapping(error: ValidationError) -> bool:
-    """Return whether a text is not JSON, or has a number where a release's text is required."""
+    """Return whether a text is not JSON, or has a number where a release must be text."""
     problems = error.errors(include_url=False)[:MAX_ERRORS]
     not_json = len(problems) == 1 and problems[0]["type"] == "json_invalid"
     return not_json or any(
@@ -182,7 +182,7 @@ def _read_as_mapping(error: ValidationError) -> bool:
 
 
 def _has_whole_floats(error: ValidationError) -> bool:
-    """Return whether an integer is written as 2000.0."""
+    """Return whether an integer is written with decimals, such as 2000.0."""
     problems = error.errors(include_url=False)[:MAX_ERRORS]
     return any(p["type"] == "int_type" and _is_whole_float(p["input"]) for p in problems)
 
@@ -192,8 +192,8 @@ def _is_whole_float(value: object) -> bool:
 
 
 def _with_whole_numbers(data: Any) -> Any:
-    """Return a copy in which floats without a fraction are integers, if the field accepts both;
-    2000.5 stays.
+    """Return a copy in which floats without a fraction are integers, if the field accepts integers;
+    2000.5 is unchanged.
     """
     if isinstance(data, dict):
         return {key: _with_whole_numbers(value) for key, value in data.items()}
@@ -203,8 +203,8 @@ def _with_whole_numbers(data: Any) -> Any:
 
 
 def _with_release_texts(data: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a query's mapping with numeric releases as text, unless they may have lost a zero:
-    26.06, not 26.1.
+    """Return a query's mapping with numeric releases as text, unless a trailing zero may be lost:
+    26.06, but not 26.1.
     """
     for section, key in RELEASES:
         values = data.get(section)
@@ -272,7 +272,7 @@ _SECTION_HINTS: dict[Kind, str] = {
 
 
 def _check_query(query: Query) -> None:
-    """Check for missing sections and too long axes; types check everything else.
+    """Check for missing sections and axes with too many values; the types validate everything else.
 
     Raises:
         InputError: A section is missing or an axis too long.
@@ -309,7 +309,7 @@ def check_axes(axes: ParallelQuery | DisaggregationSpec, *, field: str) -> None:
 
 
 def _input_error(error: ValidationError, *, adapter: TypeAdapter[Any]) -> InputError:
-    """Return the most informative of pydantic's errors as an InputError."""
+    """Return the most informative of pydantic's errors, as an InputError."""
     problems = error.errors(include_url=False)[:MAX_ERRORS]
     deepest = max(
         problems,
@@ -346,7 +346,7 @@ def _input_error(error: ValidationError, *, adapter: TypeAdapter[Any]) -> InputE
         whole = ".".join(path[:-1] if isinstance(deepest["loc"][-1], int) else path)
         return bounds_error(deepest["input"], bounds, field=whole)
     value = json.dumps(deepest.get("input"), default=str)
-    # all types of a value that may have several
+    # All types of a value that may have several.
     expected = " or ".join(
         dict.fromkeys(
             p["msg"].removeprefix("Input should be ")
@@ -363,7 +363,7 @@ def _input_error(error: ValidationError, *, adapter: TypeAdapter[Any]) -> InputE
 
 
 def _unit_hint(value: object) -> str:
-    """Return `; write 8192 or 8000` for 8k, and the number of 80B; empty for other texts."""
+    """Return `; write 8192 or 8000` for 8k, and the number for 80B; empty for other texts."""
     match = _WITH_UNIT.fullmatch(value) if isinstance(value, str) else None
     if match is None:
         return ""
@@ -385,7 +385,7 @@ def _number_bounds(
 
 
 def _unknown_key_error(loc: tuple[int | str, ...], adapter: TypeAdapter[Any]) -> InputError:
-    key = str(loc[-1])[:100]  # as the user wrote it
+    key = str(loc[-1])[:100]  # As the user wrote it.
     options = (
         option for node in schemas_at(adapter, loc[:-1]) for option in union_branches(adapter, node)
     )
@@ -401,7 +401,7 @@ def _unknown_key_error(loc: tuple[int | str, ...], adapter: TypeAdapter[Any]) ->
 
 
 def _path_in_other_section(key: str, adapter: TypeAdapter[Any]) -> str | None:
-    """Return the dotted path of a key of exactly this name in a top-level section."""
+    """Return the dotted path of a key with exactly this name in a top-level section."""
     top = {
         name
         for option in union_branches(adapter, _json_schema(adapter))
@@ -432,7 +432,9 @@ def _is_branch(part: str) -> bool:
 
 
 def schemas_at(adapter: TypeAdapter[Any], loc: Sequence[int | str]) -> list[dict[str, Any]]:
-    """Return the JSON schemas at a path, one for each branch of a union on the way that has it."""
+    """Return the JSON schemas at a path; if unions occur on the way, one for each branch that has
+    the path.
+    """
     nodes = [_json_schema(adapter)]
     for part in loc:
         if isinstance(part, int) or not _is_branch(part):
@@ -444,7 +446,7 @@ def schemas_at(adapter: TypeAdapter[Any], loc: Sequence[int | str]) -> list[dict
 
 
 def union_branches(adapter: TypeAdapter[Any], node: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the branches of a union, with references resolved; for other schemas the schema
+    """Return the branches of a union with references resolved; for other schemas, the schema
     itself.
     """
     if "$ref" in node:
@@ -461,7 +463,7 @@ def union_branches(adapter: TypeAdapter[Any], node: dict[str, Any]) -> list[dict
 
 @functools.cache
 def _json_schema(adapter: TypeAdapter[Any]) -> dict[str, Any]:
-    """Return the cached schema, which is slower to build than the rest of a query."""
+    """Return the cached schema, which takes longer to build than the rest of a query."""
     return adapter.json_schema()
 
 

@@ -11,7 +11,7 @@ COMMON = {
     "precision": "training.precision",
     "total_tokens": "training.total_tokens",
 }
-"""Short names without a path: arguments of the Python API, flags, columns."""
+"""Short names that need no path: arguments of the Python API, flags, columns."""
 
 COLUMNS = {
     **{axis.column: f"parallel.{axis.key}" for axis in AXES if axis.column is not None},
@@ -57,7 +57,7 @@ FOREIGN_NAMES = {
     "tpot": "targets.tpot_s",
     "itl": "targets.tpot_s",
 }
-"""Names in other tools, which are suggested but not accepted."""
+"""Names used by other tools, which errors suggest replacing."""
 
 
 def path_of_foreign_name(key: str) -> str | None:

@@ -1,1 +1,1 @@
-"""Queries over several machines: which to rent, how many of them, and the cost."""
+"""Queries that compare several machines: which to rent, how many, and at what cost."""

@@ -31,30 +31,32 @@ if TYPE_CHECKING:
 
 Row = Recommendation | ServingRecommendation
 CLUSTER = "cluster"
-"""Path in a row's `set`: the machine, as in a query of it alone."""
+"""Path of the machine in a row's `set`, as in a query of that machine alone."""
 MIN_SCALING_FACTOR = 0.8
-"""A training on n times as many devices is assumed to be at most n / SUPERLINEAR times as fast."""
+"""Fraction by which superlinear scaling is limited: n times as many devices are assumed to be at
+most n divided by this factor times as fast.
+"""
 TOO_SLOW_REASON = "twice the peak FLOP/s of its devices would miss the deadline or the budget"
 MAX_SHOWN_MACHINES = 8
-"""Maximum number of machines for which a request may use the processor time of one question
+"""Maximum number of machines for which one request may use the processor time of one question
 each.
 """
 NUM_NEAREST = 3
 """Number of nearest misses in an answer."""
 PEAK_FACTOR = 4
-"""Numbers of devices tried from the fewest that meet a deadline, each twice the previous."""
+"""Maximum number of acceptable numbers of devices under a deadline; each trial doubles the last."""
 ONE_MACHINE_HINT = "is of one machine: take one of a ranking's rows, whose `set` names it"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machines:
-    """A query over several machines with its answers: a row is the best configuration of a
-    machine.
+    """A query that compares several machines, with its answers. Each row is the best configuration
+    of a machine.
     """
 
     query: Query
     of_one: Callable[[Query], Any]
-    """Returns the problem of a query of one machine."""
+    """Returns the problem of a query for a single machine."""
 
     @property
     def configuration(self) -> None:
@@ -83,7 +85,7 @@ class Machines:
         sensitivity: bool = False,
         calibrations: Calibrations | None = None,
     ) -> tuple[Ranking[Any], AnswerAdditions]:
-        """Return the ranking, with the front of days and cost for trainings that have both."""
+        """Return the ranking; for trainings with days and cost, with their Pareto front."""
         if sensitivity or pareto is not None:
             name = "sensitivity" if sensitivity else "pareto"
             raise UnsupportedError(f"{name} {ONE_MACHINE_HINT}", field=name)
@@ -109,8 +111,8 @@ class Machines:
 
 @dataclass(kw_only=True)
 class Ranked:
-    """Rankings of machines as they are computed; machines that differ only in cost are ranked
-    once.
+    """Rankings of machines, filled one machine at a time; machines that differ only in cost are
+    ranked once.
     """
 
     query: Query
@@ -120,27 +122,27 @@ class Ranked:
     rows: list[Row] = field(default_factory=list)
     misses: list[Row] = field(default_factory=list)
     tried: list[Row] = field(default_factory=list)
-    """All acceptable rows of machines with an open number of devices, for the front; `rows` has the
-    best.
+    """All acceptable rows of machines with an open number of devices, for the Pareto front; `rows`
+    has only the best.
     """
     spaces: list[SpaceSummary] = field(default_factory=list)
     rejections: Counter[str] = field(default_factory=Counter)
     errors: list[HpToolError] = field(default_factory=list)
     not_ranked: list[NotRanked] = field(default_factory=list)
     beyond: list[tuple[float, Query, Machine]] = field(default_factory=list)
-    """Machines that exceed the limits at any throughput, by how far."""
+    """Machines that exceed the limits at any throughput, with the factor by which they do."""
     failing: list[tuple[Machine, str, str]] = field(default_factory=list)
-    """Machines that cannot be estimated, possibly only with this number of devices: code and
+    """Machines that cannot be estimated, some only with a particular number of devices: code and
     message.
     """
     lacking: list[tuple[Machine, str, str]] = field(default_factory=list)
     """Machines without an acceptable configuration: code and message."""
     with_rows: set[int] = field(default_factory=set)
-    """Machines that have a row, by identity."""
+    """Machines with a row, by identity."""
     seconds: float = 0.0
 
     def add(self, machine: Machine) -> None:
-        """Rank a machine with each number of devices to try."""
+        """Rank a machine with each number of devices to be tried."""
         query = replace(self.query, cluster=machine.cluster)
         if (
             query.kind == "inference"
@@ -159,8 +161,8 @@ class Ranked:
         self.rows[before:] = [min(rows, key=lambda row: _sort_key(row, query))] if rows else []
 
     def _grow(self, query: Query, numbers: Sequence[int], machine: Machine) -> None:
-        """Rank a machine with increasing numbers of devices, while more may meet the limits or be
-        shown.
+        """Rank a machine with increasing numbers of devices, as long as more devices may meet the
+        limits or be shown.
         """
         longest = query.constraints.max_days
         acceptable, fewest, cheapest = 0, 0.0, math.inf
@@ -173,7 +175,7 @@ class Ranked:
                 acceptable += 1
                 if acceptable == PEAK_FACTOR and longest is not None:
                     return
-            elif acceptable:  # too expensive, or more devices than the batch fills
+            elif acceptable:  # Too expensive, or more devices than the batch can use.
                 return
             elif (
                 row is not None
@@ -182,16 +184,17 @@ class Ranked:
             ):
                 fewest = MIN_SCALING_FACTOR * count * days / longest
             elif row is not None and longest is None and row.cost is not None:
-                if row.cost >= cheapest:  # over budget, and more devices only cost more
+                if row.cost >= cheapest:  # Over budget, and more devices only cost more.
                     return
                 cheapest = row.cost
 
     @contextmanager
     def noting(self, machine: Machine) -> Iterator[None]:
         """Record an error of a machine with its name, count it as a rejection, and continue with
-        the others.
+        the other machines.
 
-        Unknown names are raised.
+        Raises:
+            NotFoundError: A name is unknown.
         """
         try:
             yield
@@ -203,9 +206,9 @@ class Ranked:
             self.failing.append((machine, error.code, error.message))
 
     def _row(self, query: Query, machine: Machine) -> Row | None:
-        """Return the best row of one machine, or its nearest miss.
+        """Return the best row of a machine, or its nearest miss.
 
-        None if nothing is legal or no configuration can meet the limits.
+        Returns None if nothing is legal or no configuration can meet the limits.
         """
         first: Ranking[Any] = Ranking()
         with self.noting(machine), bounds.repeat_search():
@@ -218,8 +221,8 @@ class Ranked:
     def end(self) -> None:
         """Record the machines without a row.
 
-        If nothing was ranked, rank the machines that exceed the limits least, for the nearest
-        misses.
+        If nothing was ranked, rank the machines that exceed the limits least, to report their
+        nearest misses.
         """
         beyond = sorted(self.beyond, key=lambda each: each[0])
         if not self.rows and not self.misses:
@@ -237,7 +240,9 @@ class Ranked:
                 self.not_ranked.append(NotRanked(cluster=machine.name, code=code, message=message))
 
     def _kept(self, first: Ranking[Any], query: Query, machine: Machine) -> Row | None:
-        """Return the first row of a machine's ranking, among `rows` or `misses`, with its cost."""
+        """Return the first row of a machine's ranking with its cost, and store it in `rows` or
+        `misses`.
+        """
         acceptable = bool(first.recommendations)
         row = next(iter(first.recommendations or first.nearest_misses), None)
         if row is None:
@@ -269,8 +274,8 @@ class Ranked:
         return whole
 
     def _first(self, query: Query) -> Ranking[Any]:
-        """Return the best row of a machine, reusing that of one that differs only in name, grid and
-        price.
+        """Return the best row of a machine; machines that differ only in name, grid and price share
+        it.
         """
         spec = catalog.cluster(query.with_most_devices().cluster)
         counts_money = query.constraints.max_cost is not None or query.objective == "cost"
@@ -285,7 +290,7 @@ class Ranked:
         return self.known[key]
 
     def first(self, top: int) -> Ranking[Any]:
-        """Return the ranking of all rows so far, by the query's criterion."""
+        """Return the ranking of all rows so far by the query's objective."""
         rows = [
             self._whole(row)
             for row in sorted(self.rows, key=lambda row: _sort_key(row, self.query))[:top]
@@ -309,15 +314,17 @@ class Ranked:
         )
 
     def _whole(self, row: Row) -> Row:
-        """Return a row for display, with the estimate of a question about it alone."""
+        """Return a row for display, with the estimate that a query of this machine alone would
+        get.
+        """
         alone = Configuration.of(row, query=self.query)
         estimate, calibrated = self.of_one(alone.query).estimate(calibrations=self.calibrations)
         return replace(row, estimate=estimate, calibrated_estimate=calibrated)
 
     def front(self) -> tuple[Recommendation, ...] | None:
-        """Return Pareto-optimal rows in days and cost, cheapest first.
+        """Return the Pareto-optimal rows in days and cost, cheapest first.
 
-        None for serving, and without days or prices.
+        Returns None for serving, and without days or prices.
         """
         rows = {id(row): row for row in (*self.rows, *self.tried)}.values()
         both = [
@@ -347,10 +354,9 @@ def _machine_progress(number: int, count: int) -> Iterator[None]:
 
 
 def _deadline_excess(query: Query) -> float:
-    """Return by how many times a training's shortest step exceeds the longest that meets the
-    limits.
+    """Return the ratio of a training's shortest possible step to the longest that meets the limits.
 
-    The shortest step is `TrainingProblem.least_step_s`. 0 without a deadline or budget, for
+    The shortest step is `TrainingProblem.least_step_s`. Returns 0 without a deadline or budget, for
     serving, and if the query lists trainings.
     """
     limits = query.constraints
@@ -397,7 +403,7 @@ def _sort_key(row: Row, query: Query) -> tuple[float, ...]:
             else (math.inf if spent is None else spent, cost)
         )
     days = _training_days(row)
-    if days is None:  # without total_tokens, one token represents the training
+    if days is None:  # Without total_tokens, one token represents the training.
         days = row.expected_token_s or math.inf
         cost = math.inf if row.price is None else row.price * row.set[CLUSTER]["num_gpus"] * days
     if query.objective == "min_gpus":
@@ -406,7 +412,9 @@ def _sort_key(row: Row, query: Query) -> tuple[float, ...]:
 
 
 def _limit_excess(row: Row, query: Query) -> float:
-    """Return the larger ratio of a training's days or cost to its limit; 0 for serving."""
+    """Return the larger of two ratios: a training's days and cost, each divided by its limit; 0 for
+    serving.
+    """
     limits = query.constraints
     both = ((_training_days(row), limits.max_days), (row.cost, limits.max_cost))
     return max((value / limit for value, limit in both if value is not None and limit), default=0.0)
@@ -415,7 +423,7 @@ def _limit_excess(row: Row, query: Query) -> float:
 def with_price(row: Any, *, query: Query, spec: ClusterSpec, date: str | None) -> Any:
     """Return a row with the cost of its machine."""
     price, cluster = spec.price_per_gpu_hour, query.cluster
-    assert isinstance(cluster, ClusterQuery)  # as listed
+    assert isinstance(cluster, ClusterQuery)  # As listed.
     between_nodes = spec.num_gpus > spec.nvlink_domain_size
     stated = (
         cluster.node_type is not None or cluster.inter_node_bandwidth_bytes_per_second is not None
@@ -435,8 +443,8 @@ def with_price(row: Any, *, query: Query, spec: ClusterSpec, date: str | None) -
 
 
 def with_training_totals(row: Recommendation, *, query: Query) -> Recommendation:
-    """Return a row with the whole training's totals and intervals, and the probability to meet the
-    deadline.
+    """Return a row with totals and intervals of the whole training, and the probability of meeting
+    the deadline.
     """
     known, max_days, days = (
         row.preferred_estimate,

@@ -15,10 +15,10 @@ NUM_QUADRATURE_NODES = 64
 
 
 def deadline_probability(estimate: Estimate, *, max_days: float) -> float:
-    """Return the probability that a training ends within so many calendar days.
+    """Return the probability that a training ends within a number of calendar days.
 
-    Its duration without failures is log-normal, by the interval of its step time on the side of the
-    deadline. Failures are distributed as in its goodput.
+    Its duration without failures is log-normal, with the deviation of the step-time interval on the
+    side of the deadline. Failures are distributed as in its goodput.
     """
     days, kept = estimate.days, estimate.goodput
     assert days is not None and estimate.time is not None and estimate.intervals is not None
@@ -43,7 +43,7 @@ def deadline_probability(estimate: Estimate, *, max_days: float) -> float:
     )
     busy_s = (
         1.0 + kept.checkpoint_s / kept.checkpoint_interval_s
-    )  # each second of training with its share of a checkpoint
+    )  # Each second of training, including its share of a checkpoint.
     spare_s = limit_s * (days * SECONDS_PER_DAY / lengths_s) - days * SECONDS_PER_DAY * busy_s
     return float(
         np.mean(np.interp(spare_s, seconds, np.minimum(np.cumsum(probability), 1.0), left=0.0))

@@ -1,4 +1,4 @@
-"""The machines of a query's cluster, each as a query of it alone."""
+"""The machines of a query's cluster, each as a separate query."""
 
 import itertools
 from collections.abc import Iterator
@@ -15,26 +15,26 @@ from hp_tool.domain.query import Query
 from hp_tool.errors import InputError
 
 MAX_MACHINES = 4_096
-"""Maximum number of machines, each with a number of devices, in one comparison."""
+"""Maximum number of machines in one comparison; each number of devices counts separately."""
 MAX_GPUS = 4_096
-"""Maximum number of devices tried if the number is open, doubling from one node."""
+"""Maximum number of devices tried if the query leaves it open; trials double from one node."""
 PLACE_KEYS = ("node_type", "gpu", "num_gpus")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """One machine and a number of them."""
+    """One machine, with a number of devices."""
 
     cluster: ClusterQuery
-    """The cluster of a query of this machine; num_gpus is None if it is open."""
+    """Cluster of a query for this machine; num_gpus is None if open."""
     priced: bool = False
-    """Whether it is in the price list."""
+    """Whether the machine is in the price list."""
     date: str | None = None
-    """Date of its price, if that is the list's."""
+    """Date of the price, if it comes from the list."""
 
     @property
     def name(self) -> str:
-        """Return its name in notes: `8 x aws-p5.48xlarge`, without a number if that is open."""
+        """Name in notes: `8 x aws-p5.48xlarge`, without the number if it is open."""
         cluster = self.cluster
         gpu = getattr(cluster.gpu, "name", cluster.gpu)
         name = cluster.name or cluster.node_type or gpu or "a machine"
@@ -49,7 +49,7 @@ def has_several_machines(query: Query) -> bool:
 def list_machines(query: Query) -> tuple[Machine, ...]:
     """Return the machines of a query, in its order.
 
-    For the price list, those with a price on the query's market.
+    For `priced`, these are the machines with a price on the query's market.
 
     Raises:
         InputError: There are none or too many.
@@ -70,7 +70,7 @@ def list_machines(query: Query) -> tuple[Machine, ...]:
         )
     return tuple(
         {repr(machine): machine for machine in listed}.values()
-    )  # a machine that is named twice counts once
+    )  # A machine that is named twice counts once.
 
 
 def _cluster_machines(cluster: str | ClusterQuery) -> Iterator[Machine]:
@@ -91,7 +91,7 @@ def _cluster_machines(cluster: str | ClusterQuery) -> Iterator[Machine]:
 
 
 def _priced_machines(wanted: ClusterQuery, *, kind: str | None) -> Iterator[Machine]:
-    """Return every machine of the price list, or those with this GPU or node type.
+    """Return every machine of the price list, or those with the query's GPU or node type.
 
     Values in the query override those of the list.
     """
@@ -141,14 +141,14 @@ def _interruptions(wanted: ClusterQuery, offer: Offer) -> float:
 def device_counts(query: Query, *, listed: bool) -> tuple[int, ...]:
     """Return the numbers of devices to try for a query of one machine.
 
-    The number is the query's. If it is open under a deadline or a budget, it is one, two, four, ...
-    nodes up to MOST_GPUS, else one node of a listed machine.
+    The query's number takes precedence. If it is open, a deadline or budget tries one, two, four,
+    ... nodes up to MAX_GPUS; otherwise one node of a listed machine is used.
 
     Raises:
         InputError: The number is undefined.
     """
     cluster = query.cluster
-    assert isinstance(cluster, ClusterQuery)  # as listed
+    assert isinstance(cluster, ClusterQuery)  # As listed.
     bounded = query.constraints.max_days is not None or query.constraints.max_cost is not None
     whole = cluster.num_gpus or (
         catalog.node_type(cluster.node_type).num_gpus if cluster.node_type else None

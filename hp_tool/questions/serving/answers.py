@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Serving:
-    """A serving query with its answers; stored calibrations do not apply."""
+    """A serving query with its answers. Stored calibrations do not apply to it."""
 
     query: Query
 
@@ -50,7 +50,7 @@ class Serving:
         sensitivity: bool = False,
         calibrations: Calibrations | None = None,
     ) -> tuple[Ranking[ServingRecommendation], AnswerAdditions]:
-        """Return the answer; under an unknown concurrency also with the throughput front."""
+        """Return the answer; if the concurrency is unknown, with the throughput front."""
         query = self.query
         if sensitivity:
             raise UnsupportedError(

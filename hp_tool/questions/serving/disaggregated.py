@@ -1,4 +1,4 @@
-"""Disaggregated serving: cost, filter and rank all pairs of prefill and decoding pools."""
+"""Disaggregated serving: cost, filter and rank all pairs of a prefill pool and a decoding pool."""
 
 import dataclasses
 import itertools
@@ -37,9 +37,9 @@ from hp_tool.questions.serving.problem import (
 
 MAX_PAIRS = 2_000_000
 ROUNDING = 1e-9
-"""Relative error of a load that is computed back from rate and latency."""
+"""Relative error of a load that is recomputed from rate and latency."""
 INFEASIBLE_SCORE = 1e12
-"""A request rate per second above any throughput."""
+"""Score of infeasible pairs: a request rate per second above any throughput."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,14 +53,16 @@ class Pairs:
 
     @property
     def by_rate(self) -> bool:
-        """Return whether requests arrive at a rate."""
+        """Whether requests arrive at a rate."""
         unknown = self.problem.unknown
         return self.problem.request_rate_per_second is not None or (
             unknown is not None and unknown.by_rate
         )
 
     def costed(self, loads: FloatArray) -> PoolCosts:
-        """Return costs of all pairs, each under its own load: requests in flight, or per second."""
+        """Return the costs of all pairs, each under its own load in requests in flight or per
+        second.
+        """
         bounds.check_work(done=len(loads))
         return pool_costs(
             prefill=self.cases[0],
@@ -72,7 +74,9 @@ class Pairs:
         )
 
     def loads(self) -> FloatArray:
-        """Return (n,) the load of each pair: the query's, or the highest within the targets."""
+        """Return the load of each pair, shape (n,): the query's, or the highest within the
+        targets.
+        """
         problem, n = self.problem, len(self.decoders)
         if problem.unknown is None:
             return np.full(n, float(problem.request_rate_per_second or problem.concurrency or 1))
@@ -100,8 +104,8 @@ class Pairs:
         )
 
     def acceptable(self, costs: PoolCosts) -> BoolArray:
-        """Return whether each pair fits, sustains the load, meets the targets, and does not queue
-        forbidden requests.
+        """Return whether each pair fits, sustains the load, meets the targets, and queues no
+        requests if queueing is forbidden.
         """
         acceptable = costs.fits & costs.sustained
         for _, latency, quantile, limit in self.problem.targets.limits():
@@ -117,7 +121,7 @@ class Pairs:
         return acceptable
 
     def tails(self, costs: PoolCosts, rows: IntArray) -> list[Tails]:
-        """Return quantiles of the chosen rows, including those of targets."""
+        """Return the latency quantiles of the chosen rows, including those of targets."""
         others = target_quantiles(self.problem.targets)
         by_quantile = {name: self.quantiles(costs, name) for name in (*QUANTILES, *others)}
 
@@ -137,11 +141,11 @@ class Pairs:
 
 
 def rank_pools(*, query: Query, top: int = 10) -> tuple[PoolRecommendation, ...]:
-    """Return the best pairs of pools for the query's load, best by its objective first.
+    """Return the best pairs of pools for the query's load, best first.
 
     Pairs that miss a target are omitted. Decoding uses all devices that prefill leaves, except
     under objectives min_gpus (fewest devices first) and cost. With two kinds of GPU
-    (cluster.stages) the first prefills and the second decodes.
+    (cluster.stages), the first kind prefills and the second decodes.
     """
     query = query.with_most_devices()
     assert query.inference is not None
@@ -196,8 +200,8 @@ def rank_pools(*, query: Query, top: int = 10) -> tuple[PoolRecommendation, ...]
 
 
 def resolve_pools(query: Query) -> tuple[ServingProblem, tuple[ClusterSpec, ClusterSpec]]:
-    """Return the problem that both pools share, and the devices of prefill and decoding: the same,
-    or two kinds.
+    """Return the problem that both pools share, and the devices of prefill and decoding: one kind
+    for both, or two kinds.
     """
     query = query.with_most_devices()
     cluster = catalogue_cluster(query.cluster)
@@ -211,8 +215,8 @@ def resolve_pools(query: Query) -> tuple[ServingProblem, tuple[ClusterSpec, Clus
 def pool_config(
     pool: PoolConfig, problem: ServingProblem, parallel: ParallelQuery
 ) -> ServingConfig:
-    """Return the configuration of a pool's replicas, with the query's limits, the highest of
-    several.
+    """Return the configuration of a pool's replicas with the query's limits; of several values, the
+    highest.
     """
     engine = problem.engine
     return ServingConfig(
@@ -246,7 +250,7 @@ def requires_pools(query: Query) -> bool:
 
 
 def _with_first_kind(query: Query) -> str | ClusterQuery:
-    """Return the query with one kind of GPU, the first of two; its other values apply to both."""
+    """Return the query with only the first of two kinds of GPU; its other values apply to both."""
     if isinstance(query.cluster, str) or query.cluster.stages is None:
         return query.cluster
     first = query.cluster.stages[0]
@@ -254,7 +258,7 @@ def _with_first_kind(query: Query) -> str | ClusterQuery:
 
 
 Layout = tuple[int, int, int, int]
-"""Tensor, attention data and expert parallel sizes of a replica, and its redundant experts."""
+"""Tensor-, attention-data- and expert-parallel sizes of a replica, and its redundant experts."""
 
 
 def _layout_pairs(
@@ -265,10 +269,11 @@ def _layout_pairs(
     shared: bool,
     every: bool,
 ) -> IntArray:
-    """Return (n, 2, 5): legal layouts of prefill and decoding with their numbers of replicas.
+    """Return the legal pairs of prefill and decoding layouts with their numbers of replicas, shape
+    (n, 2, 5).
 
-    Only pairs for which the devices suffice are returned. `shared`: both pools use the same
-    devices. `every`: include pairs that leave devices free.
+    Only pairs for which the devices suffice are returned. With `shared`, both pools use the same
+    devices. With `every`, pairs that leave devices free are included.
     """
     room = [side.cluster.num_gpus for side in cases]
     copies = axis_values(parallel.redundant_experts)
@@ -304,13 +309,15 @@ def _layout_pairs(
 
 
 def _pool_axes(spec: DisaggregationSpec, pool: str) -> list[tuple[int, ...]]:
-    """Return the query's tensor, attention data and expert parallel sizes of a pool."""
+    """Return the query's tensor-, attention-data- and expert-parallel sizes of a pool."""
     names = ("tensor", "attention_data", "expert")
     return [axis_values(getattr(spec, f"{pool}_{name}_parallel_size")) for name in names]
 
 
 def _replica_counts(value: int | None, most: int, *, fewest: int = 1) -> range:
-    """Return the query's one value if it is possible, else all of them."""
+    """Return the query's number of replicas if it is possible; if it sets none, all possible
+    numbers.
+    """
     if value is None:
         return range(fewest, most + 1)
     return range(value, value + 1) if value <= most else range(0)
@@ -321,9 +328,9 @@ def _legal_layouts(
 ) -> list[Layout]:
     """Return the legal layouts of a replica.
 
-    Sizes are the query's, or powers of two. Tensor parallelism stays within an NVLink domain,
-    experts are undivided or over all ranks, with the fewest redundant experts. Attention groups
-    share experts, so a dense model has one group.
+    Sizes are the query's, or powers of two. Tensor parallelism stays within an NVLink domain.
+    Experts are not divided, or divided over all ranks with the fewest redundant experts. Attention
+    groups share experts, so a dense model has one group.
     """
     cluster, mixture = case.cluster, case.model.num_experts is not None
     powers = tuple(1 << k for k in range(cluster.num_gpus.bit_length()))
@@ -359,8 +366,8 @@ def _is_legal(case: ServingCase, layout: Layout) -> bool:
 def _pool_candidates(
     side: IntArray, problem: ServingProblem, parallel: ParallelQuery
 ) -> ServingCandidates:
-    """Return layouts of one pool, (n, 5), as candidates under the query's load and its highest
-    limits.
+    """Return layouts of one pool, shape (n, 5), as candidates under the query's load and its
+    highest limits.
     """
     t, d, e, r, replicas = side.T
     ones, engine = np.ones_like(t), problem.engine
@@ -387,7 +394,7 @@ def _pair_scores(
     dollars: FloatArray | None,
     by_rate: bool,
 ) -> FloatArray:
-    """Return the value to minimise."""
+    """Return the score of each pair, which is minimised."""
     if objective == "ttft":
         return costs.ttft_s
     if objective == "tpot":
@@ -402,8 +409,8 @@ def _pair_scores(
 def _cost_per_million(
     sides: Sequence[ClusterSpec], costs: PoolCosts, gpus: Sequence[IntArray]
 ) -> FloatArray | None:
-    """Return US dollars per million output tokens, each pool at its own price; None without a
-    price.
+    """Return US dollars per million output tokens, with the price of each pool's devices; None
+    without a price.
     """
     first, second = (side.price_per_gpu_hour for side in sides)
     if first is None or second is None:

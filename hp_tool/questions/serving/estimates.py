@@ -1,4 +1,6 @@
-"""Estimates of serving configurations: latencies compared with targets, and full rows for users."""
+"""Estimates of serving configurations: latencies compared with targets, and complete rows for
+users.
+"""
 
 import math
 from collections.abc import Iterator
@@ -38,30 +40,30 @@ OVERLOADED = "overloaded"
 NO_QUEUE = (
     "no request waits for a free place in a batch, because no target limits TTFT or request latency"
 )
-"""Rule stated in an answer for the fewest devices."""
+"""Rule that an answer with the fewest devices states."""
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
-"""Quantiles in every answer."""
+"""Latency quantiles in every answer."""
 QUEUED = "queued"
-"""Reason code of a configuration whose requests wait for a place in a batch although they
-must not.
+"""Reason code of a configuration whose requests queue for a batch although queueing is
+forbidden.
 """
 WEIGHTS_LOG_SD = 0.02
-"""Half of the 90% interval of the weights' bytes, relative: tensors in wide precision, and
+"""Half of the relative 90% interval of the weights' bytes, due to tensors in wide precision and
 padding.
 """
 UNLIKE_MODEL_LOG_SD = 0.15
-"""The same for the cache of models whose layers cache different numbers of tokens: rows that print
-all settings are up to 8% off, and releases pad and count such layers differently.
+"""The same for the cache of models whose layers cache different numbers of tokens. Measured rows
+with all settings known are up to 8% off, and releases pad and count such layers differently.
 """
 KERNELS_ALONE = " (timed kernels alone)"
 QUEUE_POSITIONS = (np.arange(200) + 0.5) / 200
-"""Quantiles of requests that represent all when goodput is computed."""
+"""Quantiles of requests that represent all requests when goodput is computed."""
 
 
 def estimate_row(rows: CostedRows, row: int, *, spread: bool = True) -> InferenceEstimate:
-    """Return the estimate of one legal configuration; without latencies if the model does not fit.
+    """Return the estimate of one legal configuration, without latencies if the model does not fit.
 
-    `spread` adds tails.
+    With `spread`, add latency quantiles.
     """
     costs, candidates, problem = rows.costs, rows.candidates, rows.problem
     memory = _memory(rows, row)
@@ -115,7 +117,7 @@ def estimate_row(rows: CostedRows, row: int, *, spread: bool = True) -> Inferenc
 
 def _token_prices(rows: CostedRows, row: int) -> dict[str, Any]:
     """Return the cost per million tokens, divided between input and output by the time of prompts
-    and decoding.
+    and of decoding.
     """
     problem, costs = rows.problem, rows.costs
     hourly = problem.cluster.price_per_gpu_hour
@@ -133,9 +135,7 @@ def _token_prices(rows: CostedRows, row: int) -> dict[str, Any]:
 
 def _expert_imbalance(rows: CostedRows, row: int) -> float | None:
     """Return the expert imbalance of decoding passes, each with a stage's share of the running
-    requests.
-
-    None without experts.
+    requests; None without experts.
     """
     if rows.problem.model.num_experts is None:
         return None
@@ -175,14 +175,14 @@ def kv_cache(
 ) -> KvCache:
     """Return the cache of one replica.
 
-    `longest` is the maximum number of tokens of a request set for the engine; None for the model's
-    maximum.
+    `longest` is the maximum number of tokens of a request as set for the engine; None for the
+    model's maximum.
     """
     one = candidates.take(slice(row, row + 1))
     parts = serving_bytes(problem, one)
     longest = longest or problem.model.max_position_embeddings or problem.longest_request
 
-    # vLLM counts a window and a whole pass for each windowed layer of its longest request.
+    # vLLM reserves a window and a whole pass for each windowed layer of its longest request.
     chunk = float(one.max_num_batched_tokens[0]) * (problem.engine.working_set == "profiled")
 
     def taken(tokens: float) -> float:
@@ -209,14 +209,14 @@ def kv_cache(
 
 
 def _request_bytes(rows: CostedRows, row: int) -> float:
-    """Return the bytes of keys and values of one whole request, prompt and answer."""
+    """Return the bytes of keys and values of one complete request, prompt and answer."""
     problem = rows.problem
     tokens = _cache_tokens(rows, row, problem.input_length + problem.output_length)
     return tokens * float(rows.costs.bytes.kv_per_token[row])
 
 
 def _cache_tokens(rows: CostedRows, row: int, tokens: float) -> float:
-    """Return the cache tokens of a sequence of so many tokens."""
+    """Return the cache tokens that a sequence of a given length occupies."""
     t = rows.candidates.tensor_parallel_size[row : row + 1]
     return float(np.ravel(cached_tokens(rows.problem, t, tokens))[0])
 
@@ -224,7 +224,7 @@ def _cache_tokens(rows: CostedRows, row: int, tokens: float) -> float:
 def _whole_requests(
     problem: ServingProblem, candidates: ServingCandidates, row: int, parts: ServingBytes
 ) -> float:
-    """Return how many of the load's requests the cache can contain at their last token."""
+    """Return how many of the load's requests fit in the cache when they are at their last token."""
     t = candidates.tensor_parallel_size[row : row + 1]
     room = np.maximum(parts.kv_capacity[row : row + 1], 0.0) / parts.kv_per_token[row : row + 1]
     length = problem.input_length + problem.output_length
@@ -243,8 +243,8 @@ def _requests_without_preemption(rows: CostedRows, row: int) -> int:
 
 
 def _memory_reason(rows: CostedRows, row: int, memory: ServingMemory) -> Reason:
-    """Return the reason of a model that does not fit: an engine needs weights, working set and one
-    whole request.
+    """Return the reason why a model does not fit: an engine needs weights, working set and one
+    complete request.
     """
     one = _request_bytes(rows, row)
     working = memory.activations_bytes + memory.logits_bytes
@@ -260,7 +260,7 @@ def _memory_reason(rows: CostedRows, row: int, memory: ServingMemory) -> Reason:
 
 
 def _overload_reason(rows: CostedRows, row: int) -> Reason:
-    """Return the reason of an overloaded configuration: requests arrive faster than full batches
+    """Return the reason why a configuration is overloaded: requests arrive faster than full batches
     complete them.
     """
     problem = rows.problem
@@ -310,8 +310,8 @@ def _provenance(problem: ServingProblem) -> dict[str, object]:
 
 
 def engine_provenance(problem: ServingProblem) -> dict[str, object]:
-    """Return the release whose constants are used, the release they replace if any, and the weight
-    precision.
+    """Return the release whose constants are used, the release that they stand for (if another),
+    and the weight precision.
     """
     engine = problem.engine
     return {
@@ -326,7 +326,7 @@ def engine_provenance(problem: ServingProblem) -> dict[str, object]:
 
 
 def _has_no_constants(problem: ServingProblem) -> bool:
-    """Return whether the query names a release without own constants."""
+    """Return whether the query names a release without constants of its own."""
     named = problem.engine_version
     return named is not None and version_key(named) != version_key(problem.engine.version)
 
@@ -353,10 +353,10 @@ def _describe_load(problem: ServingProblem) -> str:
 
 
 def latency_quantiles(rows: CostedRows, share: float) -> Quantiles:
-    """Return seconds that the fraction `share` of each configuration's requests do not exceed.
+    """Return the seconds that the fraction `share` of each configuration's requests do not exceed.
 
-    In a closed load a request that waits longer before the first token waits less after it, and all
-    requests take equally long.
+    In a closed load, a request that waits longer before its first token waits less after it, and
+    all requests take equally long.
     """
     if rows.in_flight is not None:
         return _open_quantiles(rows.problem, rows.candidates, rows.in_flight, share)
@@ -385,7 +385,7 @@ def latency_tails(rows: CostedRows, row: int) -> Tails:
 
 
 def serving_goodput(rows: CostedRows, row: int) -> ServingGoodput | None:
-    """Return requests per second and GPU that meet every bound on single requests; None without
+    """Return the requests per second and GPU that meet every bound on single requests; None without
     targets.
     """
     bounds = request_bounds(rows.problem.targets)
@@ -401,15 +401,15 @@ def serving_goodput(rows: CostedRows, row: int) -> ServingGoodput | None:
 
 
 def target_quantiles(targets: Targets) -> tuple[str, ...]:
-    """Return the quantiles of targets that are not in every answer, ascending."""
+    """Return the quantiles named by targets that are not in every answer, in ascending order."""
     names = {quantile for _, _, quantile, _ in targets.limits() if quantile is not None}
     return tuple(sorted(names - QUANTILES.keys(), key=quantile_fraction))
 
 
 def request_bounds(targets: Targets) -> dict[str, float]:
-    """Return the limit of each latency of a single request.
+    """Return the limit of each latency for a single request.
 
-    It is the tightest of its targets on quantiles, or without those the mean's.
+    This is the tightest of its targets on quantiles; without any, its target on the mean.
     """
     bounds: dict[str, dict[bool, float]] = {}
     for _, latency, quantile, limit in targets.limits():
@@ -422,7 +422,9 @@ def request_bounds(targets: Targets) -> dict[str, float]:
 
 
 def _request_latencies(rows: CostedRows, row: int) -> Quantiles:
-    """Return the requests at PLACES, from the first to be served to the last."""
+    """Return the latencies of the requests at QUEUE_POSITIONS, from the first served to the
+    last.
+    """
     if rows.in_flight is not None:
         each = np.full(len(QUEUE_POSITIONS), row)
         return _open_quantiles(
@@ -431,11 +433,11 @@ def _request_latencies(rows: CostedRows, row: int) -> Quantiles:
     latencies = _closed_quantiles(rows, slice(row, row + 1), QUEUE_POSITIONS)
     return replace(
         latencies, tpot_s=latencies.tpot_s[::-1]
-    )  # the last to be served waits shortest between tokens
+    )  # The last request served waits shortest between tokens.
 
 
 def _closed_quantiles(rows: CostedRows, part: slice, share: float | FloatArray) -> Quantiles:
-    """Return quantiles of some rows under a closed load; shapes of the rows and of `share`
+    """Return quantiles of rows under a closed load; the shapes of the rows and of `share`
     broadcast.
     """
     costs, output, wave = (
@@ -465,7 +467,7 @@ def _open_quantiles(
     in_flight: FloatArray,
     share: float | FloatArray,
 ) -> Quantiles:
-    """Return quantiles with so many independent requests in flight on average."""
+    """Return quantiles under independent arrivals with a mean number of requests in flight."""
     return open_quantiles(
         case=problem,
         candidates=candidates,
@@ -475,8 +477,8 @@ def _open_quantiles(
 
 
 def bounded_values(rows: CostedRows) -> Iterator[tuple[str, float, FloatArray]]:
-    """Return each target's name and limit, and the predicted values that it bounds, a mean or a
-    quantile.
+    """Return each target's name and limit, and the predicted values that it bounds (a mean or a
+    quantile).
     """
     for name, latency, quantile, limit in rows.problem.targets.limits():
         yield (
@@ -492,7 +494,7 @@ def bounded_values(rows: CostedRows) -> Iterator[tuple[str, float, FloatArray]]:
 
 
 def meets_targets(rows: CostedRows) -> BoolArray:
-    """Return True for rows that meet every latency target."""
+    """Return a mask of rows that meet every latency target."""
     met = np.ones(len(rows.candidates), dtype=bool)
     for _, limit, values in bounded_values(rows):
         met &= values <= limit
@@ -500,8 +502,8 @@ def meets_targets(rows: CostedRows) -> BoolArray:
 
 
 def has_forbidden_queue(rows: CostedRows) -> BoolArray:
-    """Return True for rows with requests that wait for a place in a batch, if the problem allows no
-    queue.
+    """Return a mask of rows in which requests queue for a batch, if the problem forbids
+    queueing.
     """
     if rows.problem.may_queue:
         return np.zeros(len(rows.candidates), dtype=bool)
@@ -509,7 +511,9 @@ def has_forbidden_queue(rows: CostedRows) -> BoolArray:
 
 
 def _load_over_room(rows: CostedRows) -> FloatArray:
-    """Return (n,) requests in flight divided by the number that run at once."""
+    """Return the number of requests in flight divided by the number that run at once, shape
+    (n,).
+    """
     ratio: FloatArray = rows.candidates.concurrency / (
         rows.costs.max_running * rows.candidates.schedulers
     )
@@ -517,7 +521,7 @@ def _load_over_room(rows: CostedRows) -> FloatArray:
 
 
 def _queue_reasons(rows: CostedRows, row: int) -> tuple[Reason, ...]:
-    """Return the reason of a row whose requests wait although they must not."""
+    """Return the reason if requests of a row queue although queueing is forbidden."""
     if not has_forbidden_queue(rows)[row]:
         return ()
     in_flight = int(rows.candidates.concurrency[row])
@@ -530,8 +534,8 @@ def _queue_reasons(rows: CostedRows, row: int) -> tuple[Reason, ...]:
 
 
 def worst_miss(rows: CostedRows) -> FloatArray:
-    """Return (n,) the largest ratio of a row's value to its target, or of its load to its room for
-    requests.
+    """Return the largest ratio of a row's value to its target, or of its load to its room for
+    requests, shape (n,).
     """
     worst = np.zeros(len(rows.candidates)) if rows.problem.may_queue else _load_over_room(rows)
     for _, limit, values in bounded_values(rows):
@@ -548,7 +552,7 @@ def missed_targets(rows: CostedRows, row: int) -> tuple[Reason, ...]:
 
 
 def target_reasons(name: str, *, value: float, limit: float) -> tuple[Reason, ...]:
-    """Return why a value misses a target; None if it meets it."""
+    """Return the reason if a value misses a target; None if it meets it."""
     if value <= limit:
         return ()
     message = missed_words(name, value=value, limit=limit)

@@ -1,4 +1,4 @@
-"""The single configuration of a serving query: resolve, check and estimate it."""
+"""The single configuration of a serving query: resolve, validate and estimate it."""
 
 from dataclasses import replace
 from typing import Any
@@ -21,15 +21,16 @@ from hp_tool.questions.training.evaluate import single_values
 
 
 def estimate(*, query: Query, with_fixes: bool = True) -> InferenceEstimate:
-    """Predict the configuration in `query.parallel`; omitted sizes are 1, batch limits the
-    engine's.
+    """Predict the configuration in `query.parallel`. Omitted sizes are 1; omitted batch limits are
+    the engine's.
 
     A configuration that is illegal, too large or misses a target is an estimate with
     feasible=False, its reasons and its fixes. Fixes require several thousand estimates; omit them
     if speed matters.
     """
     query.check_num_gpus()
-    problem = replace(resolve_serving(query), may_queue=True)  # `objective` applies to rankings
+    # `objective` applies only to rankings.
+    problem = replace(resolve_serving(query), may_queue=True)
     if query.inference is not None and query.inference.disaggregated is not None:
         raise UnsupportedError(
             "An estimate describes replicas that both prefill and decode. Use `recommend` for "
@@ -64,7 +65,7 @@ def estimate(*, query: Query, with_fixes: bool = True) -> InferenceEstimate:
 
 
 def _estimate_candidate(problem: ServingProblem, candidate: ServingCandidates) -> InferenceEstimate:
-    """Return the configuration's estimate at the problem's load, or at the highest that it
+    """Return the configuration's estimate at the problem's load, or at the highest load that it
     sustains.
     """
     loads = highest_loads(problem, candidate)

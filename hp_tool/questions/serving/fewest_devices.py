@@ -1,13 +1,13 @@
 """The number of devices to use: the fewest that meet the targets, or the cheapest per token.
 
 Fewest: more replicas of one shape share the load, so a shape that passes on n devices passes on
-every larger number that it fills. Let m(n) be the largest legal number up to n that a shape fills.
-Whether any shape passes on its m(n) never changes from true to false as n grows, so bisection finds
-the smallest n.
+every larger number that it can fill. Let m(n) be the largest legal number up to n that a shape
+fills. As n grows, the statement that some shape passes on its m(n) never changes from true to
+false, so bisection finds the smallest n.
 
-Cheapest: under a given load in flight, every shape is costed on every number of devices that it
-fills. Under a given rate all numbers complete the same tokens, so the fewest devices are the
-cheapest.
+Cheapest: with a given number of requests in flight, every shape is costed on every number of
+devices that it fills. At a given rate, all numbers of devices complete the same tokens, so the
+fewest devices are the cheapest.
 """
 
 from dataclasses import fields, replace
@@ -29,9 +29,9 @@ RELATIVE_TOLERANCE = 1e-9
 
 
 def fewest_devices(*, query: Query, problem: ServingProblem) -> ServingProblem:
-    """Return the problem on the fewest legal number of devices with an acceptable configuration.
+    """Return the problem on the smallest legal number of devices with an acceptable configuration.
 
-    The problem is unchanged if there is none.
+    Returns the problem unchanged if there is none.
     """
     counts = np.array(problem.cluster.legal_counts())
     shapes, sizes = _replica_shapes(query, problem, counts)
@@ -52,8 +52,8 @@ def fewest_devices(*, query: Query, problem: ServingProblem) -> ServingProblem:
 def cheapest_devices(*, query: Query, problem: ServingProblem) -> ServingProblem:
     """Return the problem on the number of devices with the most tokens per second and device.
 
-    The larger number is used for equal values. A load that the query leaves open fills any number
-    of devices, so the problem then stays on all of them.
+    Ties are broken by the larger number. A load that the query leaves open fills any number of
+    devices, so the problem then stays on all of them.
     """
     if problem.unknown is not None:
         return problem
@@ -80,7 +80,7 @@ def cheapest_devices(*, query: Query, problem: ServingProblem) -> ServingProblem
 def _cost_shapes(
     problem: ServingProblem, shapes: ServingCandidates, devices: IntArray
 ) -> CostedRows:
-    """Return costs of replicas of each shape that together fill its number of devices."""
+    """Return the costs of replicas of each shape that together fill its number of devices."""
     ranks = shapes.tensor_parallel_size * shapes.pipeline_parallel_size
     return cost_rows(problem, replace(shapes, data_parallel_size=devices // ranks))[0]
 
@@ -88,8 +88,8 @@ def _cost_shapes(
 def _replica_shapes(
     query: Query, problem: ServingProblem, counts: IntArray
 ) -> tuple[ServingCandidates, IntArray]:
-    """Return (n,) every shape of a replica that is legal on one of `counts`, without duplicates,
-    and its devices.
+    """Return every distinct replica shape that is legal on one of `counts`, shape (n,), and its
+    devices.
     """
     rows = []
     for count in counts.tolist():
@@ -113,8 +113,8 @@ def _replica_shapes(
 def _is_acceptable(
     problem: ServingProblem, shapes: ServingCandidates, sizes: IntArray, counts: IntArray
 ) -> BoolArray:
-    """Return (n,) whether each shape is acceptable on the largest of the ascending `counts` that it
-    fills.
+    """Return whether each shape is acceptable on the largest of the ascending `counts` that it
+    fills, shape (n,).
     """
     devices = np.zeros_like(sizes)
     for count in counts.tolist():

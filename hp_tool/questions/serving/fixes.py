@@ -1,5 +1,5 @@
-"""Fixes of an infeasible estimate: the fewest changes after which it is legal, fits and meets
-targets.
+"""Fixes of an infeasible estimate: the smallest sets of changes that make it legal, fit and meet
+the targets.
 """
 
 import dataclasses
@@ -20,8 +20,8 @@ from hp_tool.space.serving import serving_space
 from hp_tool.wording.words import change_in_words, changed_fields
 
 LIMIT_EXPONENTS = {"max_num_seqs": range(-8, 3), "max_num_batched_tokens": range(-4, 3)}
-"""Powers of two by which engine limits are changed; mostly downwards, because crowding causes most
-missed targets.
+"""Powers of two by which engine limits are changed. Most are reductions, because overfull batches
+cause most missed targets.
 """
 AXES = (
     "tensor_parallel_size",
@@ -30,38 +30,38 @@ AXES = (
     "attention_data_parallel_size",
     *LIMIT_EXPONENTS,
 )
-"""Axes that are chosen; data_parallel_size follows from the devices."""
+"""Axes that are varied; data_parallel_size follows from the devices."""
 FIGURES = ("ttft_s", "tpot_s", "request_latency_s", "output_tokens_per_second_per_gpu")
-"""Figures of its estimate that a fix shows."""
+"""Figures of the estimate that a fix shows."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Neighbours(CostedRows):
-    """Legal configurations around a given one with their costs; arrays of shape (n,)."""
+    """Legal configurations near a given one, with their costs; arrays of shape (n,)."""
 
     changes: IntArray
     """Number of axes that differ."""
     directions: IntArray
-    """Which axes increase and which decrease, encoded as a number."""
+    """Code of the axes that increase and of those that decrease."""
     distance: FloatArray
-    """Distance: the sum of |log2| of the changes."""
+    """Sum of |log2| of the changes."""
     loads: FloatArray | None
-    """The highest load of each, if the query leaves it open."""
+    """Highest load of each configuration, if the query leaves the load open."""
 
     @property
     def fits(self) -> BoolArray:
-        """Return whether each fits in memory and sustains the load's rate."""
+        """Return whether each configuration fits in memory and sustains the load's rate."""
         return self.costs.fits & self.costs.sustained
 
     @property
     def acceptable(self) -> BoolArray:
-        """Return whether each fits and meets every target."""
+        """Return whether each configuration fits and meets every target."""
         return self.fits & meets_targets(self)
 
     def best(self, rows: NDArray[np.intp]) -> NDArray[np.intp]:
         """Return the rows with the highest throughput first, ties by distance.
 
-        Of rows that change the same axes in the same directions only one is returned.
+        Of rows that change the same axes in the same directions, only one is returned.
         """
         keys = (
             self.distance[rows],
@@ -80,9 +80,9 @@ def fixes(
 ) -> tuple[ServingFix, ...]:
     """Return up to MAX_FIXES changes that make the infeasible estimate of `query` feasible.
 
-    They change as few axes as possible, highest throughput first; one on more devices comes last.
-    If nothing meets the targets, the nearest configuration is returned with its remaining misses,
-    if it is nearer than the infeasible one.
+    They change as few axes as possible and are sorted by throughput, highest first; a fix on more
+    devices comes last. If nothing meets the targets, the nearest configuration is returned with its
+    remaining misses, provided that it is nearer than the infeasible one.
     """
     assert infeasible.parallel is not None
     grown = _fix_on_more_devices(query, infeasible, num_gpus=problem.cluster.num_gpus)
@@ -103,7 +103,7 @@ def fixes(
 
 
 def _nearest_fix(near: Neighbours, infeasible: InferenceEstimate) -> list[ServingFix]:
-    """Return the neighbour with the smallest miss of the targets."""
+    """Return the neighbour that misses the targets by the smallest factor."""
     rows = np.flatnonzero(near.fits & (near.changes <= MAX_CHANGES))
     if len(rows) == 0:
         return []
@@ -133,7 +133,7 @@ def _fix_on_more_devices(
         * config.attention_data_parallel_size
     )
     if infeasible.memory is None and devices <= num_gpus:
-        return []  # illegal, for another reason than too few devices
+        return []  # Illegal for a reason other than too few devices.
     for factor in GROWTH:
         try:
             more = factor * num_gpus
@@ -143,7 +143,7 @@ def _fix_on_more_devices(
             near = _neighbours(grown, config)
         except (
             InputError
-        ):  # beyond the largest cluster, or nodes that no longer divide into NVLink domains
+        ):  # Beyond the largest cluster, or the nodes no longer divide into NVLink domains.
             return []
         acceptable = near.acceptable
         for count in (0, 1):
@@ -153,7 +153,7 @@ def _fix_on_more_devices(
 
 
 def _neighbours(problem: ServingProblem, base: ServingConfig) -> Neighbours:
-    """Return every legal layout under every limit within LIMITS of the given one's."""
+    """Return every legal layout with every limit within LIMIT_EXPONENTS of the given one's."""
 
     def around(name: str) -> tuple[int, ...]:
         return tuple(
@@ -183,7 +183,9 @@ def _neighbours(problem: ServingProblem, base: ServingConfig) -> Neighbours:
 
 
 def _fix(near: Neighbours, row: int, infeasible: InferenceEstimate, *, num_gpus: int) -> ServingFix:
-    """Return row `row` compared with the infeasible configuration on `num_gpus` devices."""
+    """Return row `row` as a fix, compared with the infeasible configuration on `num_gpus`
+    devices.
+    """
     if near.loads is None:
         after = estimate_row(near, row)
     else:

@@ -1,4 +1,4 @@
-"""The highest load at which a configuration fits, sustains it and meets the targets.
+"""The highest load at which a configuration fits, keeps up and meets the targets.
 
 Latencies never decrease as the load grows (tests/serving/test_highest_load.py), so bisection gives
 the same result as trying every load.
@@ -18,17 +18,19 @@ from hp_tool.questions.serving.estimates import has_forbidden_queue, meets_targe
 from hp_tool.questions.serving.problem import QUEUE_LATENCIES, CostedRows, Loads, ServingProblem
 
 NUM_RATES = 1_000
-"""Number of rates between the ends of a range, spaced geometrically: the resolution of answers."""
+"""Number of rates between the ends of a range, spaced geometrically; determines the resolution of
+answers.
+"""
 MIN_RATE_FRACTION = 1e-3
-"""Lowest rate of an unbounded search, relative to the throughput of full batches."""
+"""Lowest rate of an unbounded search, as a fraction of the throughput of full batches."""
 MAX_LOADS = 1 << 31
 
 
 def cost_rows(
     problem: ServingProblem, candidates: ServingCandidates
 ) -> tuple[CostedRows, FloatArray | None]:
-    """Return costs under the problem's load; if that is unknown, under each candidate's highest
-    load, with these loads.
+    """Return costs under the problem's load, or if it is unknown under each candidate's highest
+    load, together with these loads.
     """
     loads = highest_loads(problem, candidates)
     return (
@@ -39,10 +41,10 @@ def cost_rows(
 
 
 def highest_loads(problem: ServingProblem, candidates: ServingCandidates) -> FloatArray | None:
-    """Return (n,) the highest of the problem's loads that each candidate sustains, else the lowest
-    load.
+    """Return the highest of the problem's loads that each candidate sustains, else the lowest load,
+    shape (n,).
 
-    None if the load is given.
+    Returns None if the load is given.
     """
     if problem.unknown is None:
         return None
@@ -58,8 +60,8 @@ def highest_loads(problem: ServingProblem, candidates: ServingCandidates) -> Flo
 def max_loads(
     problem: ServingProblem, candidates: ServingCandidates, *, by_rate: bool
 ) -> FloatArray:
-    """Return (n,) requests that each candidate runs at once, or completes per second in full
-    batches.
+    """Return the requests that each candidate runs at once, or completes per second in full
+    batches, shape (n,).
     """
     running = most_running(case=problem, candidates=candidates)
     if not by_rate:
@@ -74,13 +76,13 @@ def search_highest(
 ) -> FloatArray:
     """Return the highest load of each of n rows for which `borne` is true, else the lowest.
 
-    `most` runs at once, or is completed per second.
+    `most` is the number that runs at once, or that is completed per second.
     """
     count, load = _grid(unknown, targets=targets, most=most, borne=borne)
     low, high = (
         np.zeros(len(most), dtype=np.int64),
         count,
-    )  # low is sustained, or the lowest; high is not
+    )  # `low` is sustained, or is the lowest load; `high` is not sustained.
     for _ in range(int(count.max(initial=1)).bit_length()):
         middle = (low + high) // 2
         enough = borne(load(middle))
@@ -94,11 +96,11 @@ def search_highest(
 def _grid(
     unknown: Loads, *, targets: Targets, most: FloatArray, borne: Callable[[FloatArray], BoolArray]
 ) -> tuple[IntArray, Callable[[IntArray], FloatArray]]:
-    """Return the loads of each row, as `load_grid`; beyond what runs at once if queueing breaks no
-    target.
+    """Return the loads to try for each row, as `load_grid` does. If no target limits waiting, loads
+    stop at what runs at once.
 
-    Without a target on one of WAITING, the load is at most what runs at once: more requests would
-    only wait.
+    Without a target on one of QUEUE_LATENCIES, the load is at most what runs at once, because more
+    requests would only queue.
     """
     top = most if unknown.highest is None else np.full(len(most), unknown.highest)
     open_ended = unknown.values is None and unknown.highest is None and not unknown.by_rate
@@ -112,8 +114,8 @@ def _grid(
 def load_grid(
     unknown: Loads, *, top: FloatArray
 ) -> tuple[IntArray, Callable[[IntArray], FloatArray]]:
-    """Return the number of loads of each of n rows, up to `top` without given values, and the k-th
-    load, ascending.
+    """Return the number of loads for each of n rows (up to `top` unless values are given), and the
+    k-th load, in ascending order.
     """
     n = len(top)
     if unknown.values is not None:
@@ -131,7 +133,9 @@ def load_grid(
 
 
 def sustainable_load(problem: ServingProblem, candidate: ServingCandidates) -> float | None:
-    """Return the highest load that one candidate sustains, in the problem's unit; None if none."""
+    """Return the highest load that one candidate sustains, in the problem's unit; None if it
+    sustains none.
+    """
     if problem.offline or problem.unknown is not None:
         return None
     free = dataclasses.replace(
@@ -142,8 +146,8 @@ def sustainable_load(problem: ServingProblem, candidate: ServingCandidates) -> f
 
 
 def sustains_load(rows: CostedRows) -> BoolArray:
-    """Return whether each row fits, sustains its load, meets the targets and queues no forbidden
-    requests.
+    """Return whether each row fits, sustains its load, meets the targets and queues no requests if
+    queueing is forbidden.
     """
     return rows.costs.fits & rows.costs.sustained & meets_targets(rows) & ~has_forbidden_queue(rows)
 

@@ -1,4 +1,4 @@
-"""Intervals of latencies and throughput of serving, and of the ratio of two layouts."""
+"""Intervals of serving latencies and throughput, and of the ratio of two layouts."""
 
 import math
 
@@ -28,8 +28,8 @@ from hp_tool.questions.serving.problem import CostedRows, ServingProblem
 CONFIDENCE = 0.9
 _Z90 = 1.645
 MODEL_ATTRIBUTES = ("family", "model_kind")
-"""Dimensions included in the scatter of mixtures and pools, because it is that of held-out
-models.
+"""Dimensions that the deviations of mixtures and pools already include, because they come from
+left-out models.
 """
 
 
@@ -50,7 +50,7 @@ def serving_setting(
 
 
 def load_kind(problem: ServingProblem) -> str:
-    """Return how requests arrive, as named in the index of measured runs."""
+    """Return the kind of arrivals, as named in the index of measured runs."""
     if problem.trace is not None:
         return "trace"
     by_rate = problem.unknown is not None and problem.unknown.by_rate
@@ -62,7 +62,7 @@ def load_kind(problem: ServingProblem) -> str:
 
 
 def nearest_runs(problem: ServingProblem, figure: str = "tpot", *, pools: bool = False) -> Nearness:
-    """Return the measured runs nearest to the problem, by what widens one figure."""
+    """Return the measured runs nearest to the problem, by the dimensions that widen one figure."""
     engine, gpu, doubts = problem.engine, problem.cluster.gpu, problem.profile.doubts
     setting = serving_setting(
         engine=engine.engine,
@@ -94,8 +94,8 @@ def nearest_serving_runs(
     """Return the nearest runs of an index.
 
     Args:
-        left_out: The scatter of the constants is that of held-out models.
-        kernels_alone: The scatter includes another release.
+        left_out: Whether the deviation of the constants comes from left-out models.
+        kernels_alone: Whether the deviation already includes another release.
     """
     covered = (*(MODEL_ATTRIBUTES if left_out else ()), *(("release",) if kernels_alone else ()))
     added = doubts.serving.get(figure, {})
@@ -106,14 +106,14 @@ def nearest_serving_runs(
 def figure_log_sd(own: float, near: Nearness, *, kernels: float) -> float:
     """Return the standard deviation of ln(measured / predicted) of a figure.
 
-    It combines the scatter of the fitted runs, the differences from the nearest runs, and `kernels`
-    of a die without timed kernels.
+    It combines the deviation on the fitted runs, the differences from the nearest runs, and
+    `kernels` for a die without timed kernels.
     """
     return math.hypot(own, math.sqrt(near.variance), kernels)
 
 
 def familiarity_of(problem: ServingProblem, *, pools: bool = False) -> Familiarity:
-    """Return how near the nearest measured runs are."""
+    """Return the familiarity: how similar the nearest measured runs are."""
     return nearest_runs(problem, pools=pools).answer()
 
 
@@ -126,13 +126,13 @@ def serving_intervals(
     pools: PoolEfficiency | None = None,
     mixers: tuple[float, float] | None = None,
 ) -> ServingIntervals:
-    """Return the central 90% around predicted means of a replica or of pools.
+    """Return the central 90% intervals of the predicted means of a replica or of pools.
 
-    `mixers` is the result of `mixers_log_sds`; None: kernels only, as if nothing else took time.
+    `mixers` is the result of `mixers_log_sds`; None assumes that only such kernels take time.
     """
     engine = problem.engine
     mixture = problem.model.num_experts is not None
-    # Deviations of mixtures and pools are those of held-out models, engines and lengths.
+    # Deviations of mixtures and pools come from left-out models, engines and lengths.
     left_out = pools or (problem.experts if mixture else None)
     scatter = left_out or engine
 
@@ -159,12 +159,14 @@ def serving_intervals(
 
 
 def kernels_log_sd(problem: ServingProblem, figure: str) -> float:
-    """Return the doubt of a die without timed kernels: that of another die, once more."""
+    """Return the additional deviation for a die without timed kernels: that of another die, added
+    once more.
+    """
     return problem.profile.doubts.serving.get(figure, {}).get("die", 0.0)
 
 
 def ratio_log_sd(problem: ServingProblem, *, figure: str = "throughput") -> float:
-    """Return the standard deviation of ln(measured / predicted) of the ratio of two layouts under
+    """Return the standard deviation of ln(measured / predicted) for the ratio of two layouts under
     one load.
 
     The figure is `ttft`, `tpot` or `throughput`.
@@ -181,8 +183,8 @@ def ratio_log_sd(problem: ServingProblem, *, figure: str = "throughput") -> floa
 
 
 def mixers_log_sds(rows: CostedRows, row: int) -> tuple[float, float]:
-    """Return log_sd of first and of following tokens due to missing runs with recurrent or sparse
-    layers.
+    """Return the log_sd of the first and of following tokens that is due to missing runs with
+    recurrent or sparse layers.
     """
     problem = rows.problem
     if not _kernels_only_log_sd(problem):
@@ -200,5 +202,5 @@ def mixers_log_sds(rows: CostedRows, row: int) -> tuple[float, float]:
 
 
 def _kernels_only_log_sd(problem: ServingProblem) -> float:
-    """Return the log_sd of a model in which only such kernels took time."""
+    """Return the log_sd of a model in which only recurrent and sparse kernels take time."""
     return max(mixer_log_sd(problem.of(kind)) for _, kind in problem.model.kinds)

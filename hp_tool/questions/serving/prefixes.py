@@ -1,4 +1,4 @@
-"""Positions at which engines resume a cached prompt of a model with recurrent layers."""
+"""Positions at which engines can resume a cached prompt of a model with recurrent layers."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,19 +10,19 @@ from hp_tool.domain.releases import release_numbers
 SNAPSHOT_TOKENS = 256
 """Default of TensorRT-LLM's mamba_state_cache_interval in 1.3."""
 SNAPSHOTS_SINCE = (1, 3)
-"""First release that stores states for other requests; earlier ones need enable_block_reuse off for
-such models.
+"""First release that stores states for other requests; earlier releases need enable_block_reuse off
+for such models.
 """
 ANYWHERE, NOWHERE = 1, 0
 
 
 def resume_interval(case: ServingCase, *, release: str) -> int:
-    """Return the interval in tokens at which a prompt can resume; ANYWHERE also at the ends of
-    earlier requests.
+    """Return the interval in tokens at which a prompt can resume; ANYWHERE if prompts can also
+    resume at the ends of earlier requests.
 
     vLLM stores states at the ends of its cache blocks. SGLang stores them at the ends of requests
     and of their chunks (`--mamba-scheduler-strategy no_buffer`, its default), where the prefixes of
-    a conversation end. Other engines are assumed to behave like vLLM.
+    a conversation end. Other engines are assumed to work like vLLM.
     """
     block = state_block(case)
     if block == ANYWHERE or case.engine.engine == "sglang":
@@ -33,12 +33,12 @@ def resume_interval(case: ServingCase, *, release: str) -> int:
 
 
 def resumed_tokens(prefix_tokens: NDArray[np.int64], every: int) -> NDArray[np.int64]:
-    """Return how much of each prefix need not be computed again."""
+    """Return how many tokens of each prefix need not be recomputed."""
     return prefix_tokens // every * every if every else np.zeros_like(prefix_tokens)
 
 
 def resume_sentence(case: ServingCase, every: int) -> str:
-    """Return the sentence of an answer about it."""
+    """Return the sentence of an answer that states this interval."""
     engine = case.engine.engine
     if every == NOWHERE:
         return (

@@ -54,10 +54,12 @@ from hp_tool.questions.training.problem import resolve_model
 
 Scattered = TypeVar("Scattered", EngineEfficiency, ExpertEfficiency)
 NETWORK_PROFILE = "megatron-core"
-"""Framework whose measured network between nodes applies to serving: both use NCCL rings."""
+"""Framework whose measured network between nodes applies to serving, because both use NCCL
+rings.
+"""
 
 QUEUE_LATENCIES = ("ttft_s", "request_latency_s")
-"""Latencies that grow while a request waits for a place in a batch."""
+"""Latencies that grow while a request queues for a batch."""
 
 _TRAINING_ONLY = (
     "virtual_pipeline_parallel_size",
@@ -79,59 +81,61 @@ _TRAINING_ONLY = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loads:
-    """Candidate loads of which the highest within the targets is searched.
+    """Candidate loads, of which the highest within the targets is searched.
 
-    They are `values`, or all from lowest to highest.
+    They are `values`, or all loads from lowest to highest.
     """
 
     by_rate: bool
-    """Requests per second, else requests in flight."""
+    """Whether loads are requests per second instead of requests in flight."""
     values: tuple[float, ...] | None = None
     """Ascending values."""
     lowest: float | None = None
     highest: float | None = None
-    """None for what the devices sustain."""
+    """Highest load; None: what the devices sustain."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingProblem(ServingCase):
-    """A query's case, its load and its limits."""
+    """The case, load and limits of a serving query."""
 
     precision: str
-    """Precision of the weights, as in the query."""
+    """Precision of the weights, as the query names it."""
     concurrency: int | None
-    """Requests in flight over all GPUs; None under a rate, an offline load, or `unknown`."""
+    """Requests in flight over all GPUs; None for a rate, an offline load, or if `unknown` is
+    set.
+    """
     request_rate_per_second: float | None
     unknown: Loads | None
     """Loads of which the highest within the targets is searched; None if the load is given."""
     think_time_s: float
-    """Seconds between an answer and the same person's next request."""
+    """Seconds between an answer and the same user's next request."""
     trace: Trace | None
-    """Requests to simulate; the lengths are then their means."""
+    """Requests to simulate; the problem's lengths are then the trace's means."""
     offline: bool
     """Whether all requests are queued at once, without a front end."""
     num_prompts: int | None
-    """Number of requests of an offline load; None for more than run at once."""
+    """Number of requests of an offline load; None if more than can run at once."""
     constraints: Constraints
     targets: Targets
     may_queue: bool = True
-    """Whether requests in flight may wait for a place in a batch (see `_may_queue`)."""
+    """Whether requests in flight may queue for a batch (see `_may_queue`)."""
     resumes: int | None = None
-    """Interval in tokens at which a prompt of the trace can resume (`serving.prefixes`); None for
+    """Interval in tokens at which prompts of the trace can resume (`serving.prefixes`); None for
     any position.
     """
     engine_version: str | None = None
-    """The release that the query names."""
+    """Release that the query names."""
     assumed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """Assumed values of fields that the query omits, by path."""
     chosen: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    """Values inserted into the query apart from `parallel`, by path; its answers include them."""
+    """Values inserted into the query besides `parallel`, by path; its answers include them."""
 
     def costed(
         self, candidates: ServingCandidates, *, rates: FloatArray | None = None
     ) -> CostedRows:
-        """Return legal candidates with latency, throughput and memory, at their own concurrency or
-        at one of `rates` each.
+        """Return the latency, throughput and memory of legal candidates, at their own concurrency
+        or at one of `rates` each.
         """
         in_flight = None
         rate = self.request_rate_per_second if rates is None else rates
@@ -149,8 +153,8 @@ class ServingProblem(ServingCase):
         return CostedRows(problem=self, candidates=candidates, costs=costs, in_flight=in_flight)
 
     def costed_under(self, load: float, candidate: ServingCandidates) -> CostedRows:
-        """Return costs of one candidate under one load: requests per second of an unknown rate,
-        else in flight.
+        """Return the costs of one candidate under one load: requests per second if an unknown rate
+        is searched, else requests in flight.
         """
         if self.unknown is not None and self.unknown.by_rate:
             return dataclasses.replace(
@@ -162,8 +166,8 @@ class ServingProblem(ServingCase):
         return loaded.costed(candidate.loaded(np.array([int(load)])))
 
     def with_num_gpus(self, num_gpus: int) -> ServingProblem:
-        """Return the problem on at most as many devices of the same kind; its answers name the
-        number.
+        """Return the problem with at most this number of devices of the same kind; its answers
+        state the number.
         """
         cluster = (
             self.cluster
@@ -177,7 +181,7 @@ class ServingProblem(ServingCase):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostedRows:
-    """Legal candidates of a problem with their costs; arrays of shape (n,)."""
+    """Legal candidates of a problem, with their costs; arrays of shape (n,)."""
 
     problem: ServingProblem
     candidates: ServingCandidates
@@ -264,7 +268,7 @@ def resolve_serving(query: Query) -> ServingProblem:
         case = dataclasses.replace(
             case, longest_request=int((trace.input_tokens + trace.output_tokens).max())
         )
-    # A given rate is an engine's report, so it is at most what was resumed.
+    # The hit rate given is an engine's report, so it is an upper bound of what was resumed.
     resumes = None
     if trace is not None and trace.prefix_tokens.any() and not named_rate and state_block(case) > 1:
         resumes = resume_interval(case, release=workload.engine_version or engine.version)
@@ -293,15 +297,15 @@ def resolve_serving(query: Query) -> ServingProblem:
 
 
 def resolve_workload(query: Query) -> InferenceWorkload:
-    """Return the query's load; the default precision is that of the model's published weights."""
-    assert query.inference is not None  # checked with the query
+    """Return the query's load; the precision defaults to that of the published checkpoint."""
+    assert query.inference is not None  # Checked together with the query.
     if query.inference.precision is not None:
         return query.inference
     return dataclasses.replace(query.inference, precision=published_precision(query.model))  # type: ignore[arg-type]
 
 
 def _with_default_scatter(constants: Scattered, *, engine: str) -> Scattered:
-    """Return constants with the scatter of this engine with default settings."""
+    """Return the constants with the deviations of this engine started with default settings."""
     doubt = defaults_efficiency(engine=engine)
     names = ("ttft_log_sd", "tpot_log_sd", "throughput_log_sd")
     wider = {name: max(getattr(constants, name), getattr(doubt, name)) for name in names}
@@ -326,8 +330,8 @@ def with_device_defaults(
 def _with_memory_fraction(
     engine: EngineEfficiency, workload: InferenceWorkload, constraints: Constraints
 ) -> EngineEfficiency:
-    """Return the engine with the given memory fraction, else the smaller of its default and the
-    headroom's rest.
+    """Return the engine with the given memory fraction; without one, the smaller of its default and
+    what the headroom leaves.
     """
     if workload.memory_fraction is None:
         return dataclasses.replace(
@@ -341,12 +345,14 @@ def _with_memory_fraction(
 
 
 def _resolve_trace(workload: InferenceWorkload) -> tuple[InferenceWorkload, Trace | None]:
-    """Return the workload with lengths, cached prefixes and rate of its trace, and the trace."""
+    """Return the workload with the lengths, cached prefixes and rate of its trace, and the
+    trace.
+    """
     workload = _burst_as_trace(workload)
     if workload.trace is None:
         return workload, None
     trace = request_trace(workload.trace)
-    if workload.input_length:  # given lengths replace the trace's
+    if workload.input_length:  # Lengths of the query replace the trace's.
         inputs = np.full(len(trace.input_tokens), workload.input_length)
         trace = dataclasses.replace(
             trace, input_tokens=inputs, prefix_tokens=np.minimum(trace.prefix_tokens, inputs - 1)
@@ -355,7 +361,7 @@ def _resolve_trace(workload: InferenceWorkload) -> tuple[InferenceWorkload, Trac
         trace = dataclasses.replace(
             trace, output_tokens=np.full(len(trace.input_tokens), workload.output_length)
         )
-    if workload.prefix_cache_hit_rate:  # and so does a given rate
+    if workload.prefix_cache_hit_rate:  # A rate of the query replaces the trace's too.
         cached_tokens = np.floor(workload.prefix_cache_hit_rate * trace.input_tokens).astype(
             np.int64
         )
@@ -389,7 +395,7 @@ def _resolve_trace(workload: InferenceWorkload) -> tuple[InferenceWorkload, Trac
 
 
 def _burst_as_trace(workload: InferenceWorkload) -> InferenceWorkload:
-    """Return a burst as the trace of its requests, all in flight from the start; other loads
+    """Return a burst as a trace whose requests are all in flight from the start; other loads are
     unchanged.
     """
     load = workload.load
@@ -425,7 +431,7 @@ def _burst_as_trace(workload: InferenceWorkload) -> InferenceWorkload:
 
 
 def counts_by_rate(workload: InferenceWorkload) -> bool:
-    """Return whether the workload counts its load in requests per second, not in flight."""
+    """Return whether the load is counted in requests per second instead of requests in flight."""
     poisson = workload.load is not None and workload.load.arrival == "poisson"
     return workload.request_rate_per_second is not None or poisson
 
@@ -448,9 +454,10 @@ def unknown_loads(workload: InferenceWorkload) -> Loads | None:
 
 def _may_queue(query: Query, workload: InferenceWorkload) -> bool:
     """Return False if the fewest devices are searched for a concurrency and no target limits
-    waiting.
+    queueing.
 
-    Otherwise one device would serve any number of users, who wait in its queue.
+    If queueing were allowed, a single device would serve any number of users, because they could
+    wait in its queue.
     """
     by_rate = counts_by_rate(workload)
     limited = {latency for _, latency, _, _ in (query.targets or Targets()).limits()}
@@ -458,7 +465,7 @@ def _may_queue(query: Query, workload: InferenceWorkload) -> bool:
 
 
 def seeks_concurrency(query: Query) -> bool:
-    """Return whether the highest number of requests in flight is searched."""
+    """Return whether the answer is the highest number of requests in flight."""
     workload = query.inference
     assert workload is not None
     if workload.trace is not None or (
@@ -477,13 +484,13 @@ def serving_case(
     engine: EngineEfficiency,
     wide_attention: bool = False,
 ) -> ServingCase:
-    """Return the cost model's input for a workload with its precision (`resolve_workload`), else
+    """Return the cost model's input for a workload in its precision (`resolve_workload`), or with
     16-bit weights.
 
-    `wide_attention`: the checkpoint of that precision stores attention in 16 bits.
+    `wide_attention` means that the checkpoint stores attention in 16 bits.
 
     Raises:
-        InputError: `precision_unsupported`, the GPU cannot multiply in it.
+        InputError: `precision_unsupported`, the GPU has no matmul in this precision.
     """
     stored = formats(
         workload.precision or "bf16",
@@ -510,7 +517,7 @@ def serving_case(
         input_length=round(shorter * workload.input_length),
         output_length=round(shorter * workload.output_length),
         prefix_cache_hit_rate=workload.prefix_cache_hit_rate,
-        # A trace does not contain which of its requests share a prefix.
+        # A trace does not record which of its requests share a prefix.
         prefix_groups=math.inf if workload.trace is not None else workload.prefix_groups or 1,
         prefill_group=come["prefill_group"],
         wave_share=come["wave_share"],
@@ -524,10 +531,10 @@ def serving_case(
 
 
 def client_arrivals(client: str | None, *, engine: EngineEfficiency) -> dict[str, float]:
-    """Return {prefill_group, wave_share} of this client's closed load; None as
+    """Return {prefill_group, wave_share} for this client's closed load; None as in
     `LoadSpec.client`.
     """
-    # Without a server, requests come from the engine's own loop, which sends equal ones.
+    # Without a server, requests come from the engine's own loop, which sends equal lengths.
     known = CLIENTS[client] if client is not None else None
     equal = known.equal_lengths if known is not None else engine.engine == "megatron-core"
     each = known.requests_each if known is not None else DEFAULT_REQUESTS_PER_SLOT
@@ -540,8 +547,8 @@ def client_arrivals(client: str | None, *, engine: EngineEfficiency) -> dict[str
 
 
 def cache_precision(workload: InferenceWorkload, *, engine: EngineEfficiency) -> Precision:
-    """Return the precision of cached keys and values: the workload's, or the engine's for such a
-    checkpoint.
+    """Return the precision of cached keys and values: the workload's, or the engine's default for
+    the checkpoint.
     """
     if workload.kv_cache_precision is not None:
         return workload.kv_cache_precision
@@ -551,7 +558,7 @@ def cache_precision(workload: InferenceWorkload, *, engine: EngineEfficiency) ->
 
 
 def _reject_unmodelled(query: Query, workload: InferenceWorkload) -> None:
-    """Reject by name what would otherwise be ignored."""
+    """Raise UnsupportedError with the field's name for features that would otherwise be ignored."""
     load, named = (
         workload.load,
         {name for name in ("concurrency", "request_rate_per_second") if getattr(workload, name)},

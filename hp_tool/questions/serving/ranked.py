@@ -1,4 +1,4 @@
-"""The space of serving configurations, costed in chunks, and its rows as shown in answers."""
+"""The space of serving configurations, costed in chunks, and its rows as answers show them."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -31,14 +31,12 @@ from hp_tool.questions.training.ranking.rank import group_numbers
 from hp_tool.space.serving import serving_space
 
 TIE_MARGIN = 0.1
-"""Advantage required for a layout of an unmeasured kind to rank above a measured one, the error of
+"""Advantage that a layout of an unmeasured kind needs to rank above a measured one: the error of
 measured kinds.
 """
 NUM_NEAREST = 3
 CHUNK = 12_288
-"""Number of candidates costed at once: large enough for numpy, small enough for the processor's
-cache.
-"""
+"""Number of candidates costed at once: large enough for numpy, small enough for the CPU cache."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,19 +45,19 @@ class CostedSpace:
 
     candidates: ServingCandidates
     score: FloatArray
-    """Smaller is better."""
+    """Ranking criterion; smaller is better."""
     acceptable: BoolArray
-    """Whether it fits and meets every target."""
+    """Whether the candidate fits and meets every target."""
     tpot_s: FloatArray
     output_tokens_per_second_per_gpu: FloatArray
     loads: FloatArray | None
-    """The load of each, if the query leaves it open."""
+    """Load of each candidate, if the query leaves it open."""
     rejections: dict[str, int]
 
     def best(self, count: int) -> NDArray[np.intp]:
-        """Return indices of the `count` best acceptable candidates, best first.
+        """Return the indices of the `count` best acceptable candidates, best first.
 
-        The first is of a measured kind unless one of another kind is better by MARGIN.
+        The first is of a measured kind, unless one of an unmeasured kind is better by TIE_MARGIN.
         """
         rows = np.flatnonzero(self.acceptable)
         ranked: NDArray[np.intp] = rows[np.argsort(self.score[rows], kind="stable")]
@@ -72,9 +70,7 @@ class CostedSpace:
         return ranked[:count]
 
     def passed_over(self, first: int) -> tuple[int, float] | None:
-        """Return the best acceptable candidate if another one is ranked first, and its
-        advantage.
-        """
+        """Return the best acceptable candidate if it is not ranked first, and its advantage."""
         rows = np.flatnonzero(self.acceptable)
         best = int(rows[np.argmin(self.score[rows])])
         if best == first or self.score[best] == self.score[first]:
@@ -84,7 +80,7 @@ class CostedSpace:
 
 
 def is_unmeasured(candidates: ServingCandidates) -> BoolArray:
-    """Return True for layouts of a kind without measured served runs: pipelines inside a
+    """Return a mask of layouts of a kind without measured served runs: pipelines inside a
     replica.
     """
     pipelines: BoolArray = candidates.pipeline_parallel_size > 1
@@ -94,7 +90,7 @@ def is_unmeasured(candidates: ServingCandidates) -> BoolArray:
 def cost_space(
     *, query: Query, problem: ServingProblem, concurrency: tuple[int, ...] = ()
 ) -> CostedSpace:
-    """Enumerate the legal candidates, under each `concurrency` or the problem's load, and cost them
+    """Enumerate the legal candidates under each `concurrency` or the problem's load, and cost them
     in chunks.
     """
     concurrency = concurrency or (problem.concurrency or 1,)
@@ -136,7 +132,7 @@ def cost_space(
 def costed_chunks(
     candidates: ServingCandidates, *, problem: ServingProblem
 ) -> Iterator[tuple[slice, CostedRows, FloatArray | None]]:
-    """Yield candidates in chunks with their costs, and each one's load if the problem leaves it
+    """Yield candidates in chunks with their costs, and the load of each if the problem leaves it
     open.
     """
     for first in range(0, len(candidates), CHUNK):
@@ -165,7 +161,9 @@ def nearest_misses(
 
 
 def _common_rejection(problem: ServingProblem) -> tuple[ServingRecommendation, ...]:
-    """Return one layout with the reason why none is legal, if the reason is in the requests."""
+    """Return one layout with the reason why all layouts are illegal, if the reason lies in the
+    requests.
+    """
     config = ServingConfig(data_parallel_size=problem.cluster.num_gpus)
     code = 1 << REASONS.index("request_too_long")
     reasons = explain(
@@ -182,10 +180,10 @@ def _common_rejection(problem: ServingProblem) -> tuple[ServingRecommendation, .
 
 
 def nearest_rows(candidates: ServingCandidates, *, problem: ServingProblem) -> NDArray[np.intp]:
-    """Return indices of the NEAREST of unacceptable candidates.
+    """Return the indices of the nearest unacceptable candidates.
 
-    First those that only miss targets, by the smallest factor; then those that are too slow for the
-    rate; then those that need the least memory.
+    The order is: candidates that only miss targets, by the smallest factor; then those too slow for
+    the rate; then those that need the least memory.
     """
     kind, factor = np.empty(len(candidates)), np.empty(len(candidates))
     for rows, costed, _ in costed_chunks(candidates, problem=problem):
@@ -231,7 +229,9 @@ def with_groups(
 def _candidate_scores(
     costs: ServingCosts, objective: str | None, problem: ServingProblem
 ) -> FloatArray:
-    """Return the value to minimise; min_gpus and cost compare throughput on the same devices."""
+    """Return the score of each candidate, which is minimised. min_gpus and cost compare throughput
+    on the same devices.
+    """
     if objective == "ttft":
         return costs.ttft_s
     if objective == "tpot":
@@ -246,7 +246,9 @@ def _candidate_scores(
 def recommendations_of_rows(
     space: CostedSpace, rows: NDArray[np.intp], *, problem: ServingProblem
 ) -> tuple[ServingRecommendation, ...]:
-    """Return the chosen candidates in full, in their order, each under its own load."""
+    """Return complete recommendations of the chosen candidates, in their order, each under its own
+    load.
+    """
     ranking = []
     for place, row in enumerate(rows.tolist()):
         one = space.candidates.take(slice(row, row + 1))
@@ -262,8 +264,8 @@ def recommendations_of_rows(
 def best_recommendations(
     space: CostedSpace, *, top: int, problem: ServingProblem
 ) -> tuple[ServingRecommendation, ...]:
-    """Return the `top` best candidates in full; the first one's provenance names a better
-    unmeasured one.
+    """Return complete recommendations of the `top` best candidates; if a layout of an unmeasured
+    kind is better, the first one's provenance names it.
     """
     best = space.best(top)
     rows = recommendations_of_rows(space, best, problem=problem)

@@ -29,16 +29,16 @@ from hp_tool.space.pareto import pareto_optimal
 
 MAX_TOP = 1_000
 STEPS_PER_DOUBLING = 2
-"""Concurrencies of a front per doubling; a coarser front has visible corners."""
+"""Number of concurrencies per doubling in a front; a coarser front has visible corners."""
 
 
 def recommend(*, query: Query, top: int = 10) -> Ranking[ServingRecommendation]:
-    """Rank every legal configuration that fits and meets the targets, best by the objective first.
+    """Rank every legal configuration that fits and meets the targets by the objective, best first.
 
     Objectives throughput_per_gpu (default), ttft and tpot use all devices of the cluster. min_gpus
     and cost use cluster.num_gpus as the maximum. They return the number of devices (whole nodes, or
-    equal parts of one) that is the smallest, or the cheapest per token. Under min_gpus a list of
-    request rates is answered for each rate, ascending.
+    equal parts of one) that is smallest, or cheapest per token. Under min_gpus, a list of request
+    rates gives one answer per rate, in ascending order.
     """
     if not 1 <= top <= MAX_TOP:
         raise InputError(f"top must be from 1 to {MAX_TOP}, got {top}", field="top")
@@ -71,9 +71,9 @@ def recommend(*, query: Query, top: int = 10) -> Ranking[ServingRecommendation]:
 def _rank_by_rate(
     query: Query, workload: InferenceWorkload, rates: tuple[float, ...], *, start: float
 ) -> Ranking[ServingRecommendation]:
-    """Return for each rate the best configuration on the fewest devices, or its nearest miss.
+    """Return, for each rate, the best configuration on the fewest devices, or its nearest miss.
 
-    `set` contains rate and devices. The space sums those of all rates, each on the devices of its
+    `set` contains rate and devices. The space is the sum over all rates, each on the devices of its
     answer.
     """
     rows: list[ServingRecommendation] = []
@@ -117,12 +117,13 @@ def _rank_at_rate(query: Query) -> Ranking[ServingRecommendation]:
 
 
 def pareto_front(*, query: Query) -> tuple[ServingRecommendation, ...]:
-    """Return Pareto-optimal (configuration, concurrency) pairs in tokens per second per user and
+    """Return Pareto-optimal (configuration, concurrency) pairs for tokens per second per user and
     per GPU.
 
     The rate per user is 1 / TPOT. Pairs fit, meet the targets and have at most the query's
-    concurrency; fastest for the user first. The estimate's provenance names the concurrency.
-    Requires inference.concurrency, or an unknown one, and an output of at least two tokens.
+    concurrency. The pair that is fastest for the user comes first. The estimate's provenance names
+    the concurrency. Requires a given or unknown inference.concurrency, and an output of at least
+    two tokens.
     """
     problem = resolve_serving(query)
     most = _max_concurrency(query, problem)
@@ -147,7 +148,7 @@ def pareto_front(*, query: Query) -> tuple[ServingRecommendation, ...]:
 
 
 def _max_concurrency(query: Query, problem: ServingProblem) -> int:
-    """Return the maximum load of a front."""
+    """Return the maximum load of a Pareto front."""
     if problem.concurrency is not None:
         return problem.concurrency
     if problem.unknown is None or problem.unknown.by_rate:

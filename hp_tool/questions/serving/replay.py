@@ -1,6 +1,6 @@
 """Event-by-event simulation of a trace on one configuration, for latencies of single requests.
 
-Requests are assigned to the schedulers in turn, and the first scheduler's share represents all.
+Requests are assigned to schedulers round-robin, and the first scheduler's requests represent all.
 """
 
 import math
@@ -27,7 +27,7 @@ from hp_tool.questions.serving.intervals import serving_intervals
 from hp_tool.questions.serving.problem import CostedRows, ServingProblem
 
 MAX_SIMULATED_REQUESTS = 5_000
-"""Maximum requests of one scheduler; about a second of computing."""
+"""Maximum number of requests of one scheduler; takes about a second to compute."""
 NUM_FLUID_STEPS = 2_000
 """Number of steps of a trace in the fluid model."""
 
@@ -35,7 +35,7 @@ NUM_FLUID_STEPS = 2_000
 def simulate_trace(rows: CostedRows) -> InferenceEstimate:
     """Return the estimate of one legal configuration under its problem's trace.
 
-    Without latencies if it does not fit or does not sustain the load.
+    The estimate has no latencies if the model does not fit or does not sustain the load.
     """
     problem, trace = rows.problem, rows.problem.trace
     assert trace is not None
@@ -98,7 +98,8 @@ def _latency_tail(seconds: FloatArray, problem: ServingProblem) -> Tail:
 def flow_latencies(
     problem: ServingProblem, candidates: ServingCandidates
 ) -> tuple[FloatArray, FloatArray]:
-    """Return (n,) (TTFT, TPOT) under the trace in the fluid model.
+    """Return the (TTFT, TPOT) of each candidate under the trace in the fluid model, shape (n,)
+    each.
 
     Bursts fill the devices, but all requests have the mean lengths.
     """
@@ -115,8 +116,8 @@ def flow_latencies(
 
 
 def arrivals_s(problem: ServingProblem) -> FloatArray | None:
-    """Return arrival times of the trace's requests at the problem's rate; None for a closed load of
-    its concurrency.
+    """Return the arrival times in seconds of the trace's requests at the problem's rate; None for a
+    closed load.
     """
     trace, rate = problem.trace, problem.request_rate_per_second
     assert trace is not None
@@ -128,7 +129,7 @@ def arrivals_s(problem: ServingProblem) -> FloatArray | None:
 
 
 def _simulate(rows: CostedRows, *, schedulers: int) -> Served:
-    """Simulate the trace on one of so many schedulers."""
+    """Simulate the trace on one of several schedulers."""
     problem, trace = rows.problem, rows.problem.trace
     assert trace is not None
     n, arrival = len(trace.input_tokens), arrivals_s(problem)

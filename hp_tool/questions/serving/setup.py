@@ -16,17 +16,17 @@ from hp_tool.questions.serving.problem import ServingProblem, resolve_serving, r
 
 
 def serving_setup(configuration: Configuration) -> ServingSetup:
-    """Return the case of one serving configuration."""
+    """Return the setup of one serving configuration."""
     query, config = configuration.query, configuration.parallel
     problem, workload = resolve_serving(query), resolve_workload(query)
-    assert isinstance(config, ServingConfig)  # checked with the query
+    assert isinstance(config, ServingConfig)  # Checked together with the query.
     return _setup(query, problem, problem.cluster, workload, config)
 
 
 def pool_setups(
     query: Query, *, prefill: PoolConfig, decode: PoolConfig
 ) -> tuple[ServingSetup, ServingSetup]:
-    """Return the cases of a query's pools, each on its own devices."""
+    """Return the setups of a query's pools, each on its own devices."""
     problem, sides = resolve_pools(query)
     workload = dataclasses.replace(resolve_workload(query), disaggregated=None)
     first, second = (
@@ -74,10 +74,10 @@ def _setup(
 
 
 def _max_request_tokens(problem: ServingProblem) -> int:
-    """Return the maximum tokens of a request: the load's maximum plus 10% for chat templates, in
-    thousands.
+    """Return the maximum number of tokens of a request: the load's maximum plus 10% for chat
+    templates, rounded up to thousands.
 
-    At most the model's number of positions.
+    It is at most the model's number of positions.
     """
     whole = problem.longest_request
     roomy = math.ceil(1.1 * whole / 1024) * 1024

@@ -1,8 +1,8 @@
 """The best serving configurations under a trace: filtered by means and a fluid model, then
 simulated.
 
-The highest load is searched near the one by means. A configuration that sustains no more than the
-best so far is dropped.
+The search for the highest load starts near the one found by means. Configurations that sustain no
+more than the best so far are dropped.
 """
 
 import functools
@@ -35,7 +35,7 @@ from hp_tool.questions.serving.ranked import (
 from hp_tool.questions.serving.replay import flow_latencies, simulate_trace
 
 NUM_SCREENED, NUM_SIMULATED = 200, 10
-"""Number of configurations evaluated with the fluid model, and of those that are simulated by
+"""Number of configurations evaluated with the fluid model, and number of those simulated request by
 request.
 """
 
@@ -43,12 +43,12 @@ request.
 def rank_simulated(
     query: Query, problem: ServingProblem, *, top: int, start: float
 ) -> Ranking[ServingRecommendation]:
-    """Rank the PLAYED best configurations by their simulated requests.
+    """Rank the NUM_SIMULATED best configurations by their simulated requests.
 
-    They are chosen with the fluid model from the SCREENED best by means. If the load is open, they
-    are the PLAYED best by means, of which those remain that sustain more than all before them.
-    Objective min_gpus uses the fewest devices on which one of the PLAYED is acceptable. Objective
-    cost does the same for a rate, else it uses the cheapest number of devices by means.
+    The fluid model chooses them from the NUM_SCREENED best by means. If the load is open, they are
+    the best by means, of which those remain that sustain more than all before them. Objective
+    min_gpus uses the fewest devices on which one of them is acceptable. Objective cost does the
+    same for a rate; otherwise it uses the number of devices that is cheapest by means.
     """
     arrive = problem.request_rate_per_second is not None
     if query.objective == "cost" and not arrive:
@@ -104,8 +104,8 @@ def estimate_simulated(problem: ServingProblem, candidate: ServingCandidates) ->
 def _best_by_load(
     problem: ServingProblem, chosen: Sequence[ServingCandidates], *, near: FloatArray
 ) -> Iterator[ServingRecommendation]:
-    """Return the rows that sustain more than all before them, including the first, each at its
-    highest load.
+    """Return the first row, and each row that sustains more than all before it, each at its highest
+    load.
     """
     best = -math.inf
     for one, means in zip(chosen, near.tolist(), strict=True):
@@ -118,17 +118,17 @@ def _best_by_load(
 def fewest_devices_simulated(
     *, query: Query, problem: ServingProblem
 ) -> tuple[ServingProblem, ServingRecommendation | None]:
-    """Return the problem on the fewest legal number of devices with an acceptable configuration of
-    the PLAYED.
+    """Return the problem on the smallest legal number of devices with an acceptable simulated
+    configuration, and the first such row.
 
-    Also return the first acceptable one. Without any, the problem is unchanged, with the fastest
-    that misses. An open load is the lowest.
+    If there is none, the problem is unchanged and the row is the fastest that misses. For an open
+    load, the lowest load is used.
     """
     counts = problem.cluster.legal_counts()
 
     @functools.cache
     def rows(place: int) -> list[ServingRecommendation]:
-        """Return only the first acceptable one, or all."""
+        """Return only the first acceptable row, or all."""
         tried = []
         for row in _simulate_best(query, problem.with_num_gpus(int(counts[place]))):
             if row.estimate.feasible:
@@ -148,7 +148,7 @@ def fewest_devices_simulated(
 
 
 def _simulate_best(query: Query, problem: ServingProblem) -> Iterator[ServingRecommendation]:
-    """Return each of the PLAYED on these devices, best first."""
+    """Return the NUM_SIMULATED best configurations on these devices, simulated, best first."""
     space = space_by_means(query, problem)
     for one in (_candidate_row(space, row) for row in _screen(space, problem)[:NUM_SIMULATED]):
         rows = (
@@ -163,7 +163,8 @@ def _simulate_best(query: Query, problem: ServingProblem) -> Iterator[ServingRec
 def space_by_means(query: Query, problem: ServingProblem) -> CostedSpace:
     """Return the query's space by means.
 
-    Only requests show whether targets are met, but means order the loads that targets bound.
+    Only simulated requests show whether targets are met, but means order the loads that targets
+    bound.
     """
     return cost_space(
         query=query,
@@ -176,7 +177,9 @@ def _candidate_row(space: CostedSpace, row: int) -> ServingCandidates:
 
 
 def _screen(space: CostedSpace, problem: ServingProblem) -> NDArray[np.intp]:
-    """Return the SCREENED best by means, in the order of the fluid model if the load is given."""
+    """Return the NUM_SCREENED best by means; if the load is given, in the order of the fluid
+    model.
+    """
     rows = space.best(NUM_SCREENED)
     if problem.concurrency is None and problem.unknown is None and len(rows) > NUM_SIMULATED:
         ttft, tpot = flow_latencies(problem, space.candidates.take(rows))
@@ -190,8 +193,8 @@ def _highest_simulated_load(
     """Return the highest of the problem's open loads at which one configuration is acceptable, and
     its estimate.
 
-    The search starts `near` a load. If none `above` a load is sustained, the estimate is infeasible
-    at the lowest above it.
+    The search starts near the load `near`. If no load above `above` is sustained, the estimate is
+    infeasible and at the lowest such load.
     """
     count, load = _open_loads(problem, candidate)
 
@@ -211,7 +214,7 @@ def _highest_simulated_load(
 
 
 def _search_near(holds: Callable[[int], bool], guess: int, *, low: int, high: int) -> int:
-    """Return the last integer from low to high before a monotonic condition becomes true, searched
+    """Return the last integer from low to high before a monotonic condition becomes true, starting
     from a guess.
 
     `low` is not evaluated.
@@ -235,7 +238,7 @@ def _search_near(holds: Callable[[int], bool], guess: int, *, low: int, high: in
 def _open_loads(
     problem: ServingProblem, candidate: ServingCandidates
 ) -> tuple[int, Callable[[int], float]]:
-    """Return the number of open loads of one configuration, up to what it sustains by means, and
+    """Return the number of open loads of one configuration (up to what it sustains by means), and
     the k-th load.
     """
     assert problem.unknown is not None
@@ -256,7 +259,9 @@ def _search_last(holds: Callable[[int], bool], low: int, high: int) -> int:
 
 
 def _simulated_score(estimate: InferenceEstimate, objective: str | None, *, by_load: bool) -> float:
-    """Return the value to minimise, as for means: latency, or the throughput under an open load."""
+    """Return the score, which is minimised, as for means: latency, or under an open load the
+    throughput.
+    """
     if estimate.ttft_s is None or estimate.tpot_s is None or estimate.request_latency_s is None:
         return math.inf
     if by_load and objective not in ("ttft", "tpot"):

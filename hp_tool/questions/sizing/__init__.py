@@ -1,3 +1,1 @@
-"""From a budget to a training: scaling laws, shapes, starting hyperparameters; pure formulas with
-sources.
-"""
+"""Sizing: scaling laws, shapes and starting hyperparameters. Pure formulas with sources."""

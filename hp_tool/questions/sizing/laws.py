@@ -24,29 +24,31 @@ class ScalingLaw:
     exponent: float
     """Exponent a."""
     anchor_parameters: float
-    """N0, the optimum at C0."""
+    """N0, the optimal number of parameters for C0."""
     anchor_flops: float
     """Compute C0 in FLOPs."""
     fitted_parameters: tuple[float, float] | None = None
-    """Sizes of the models it was fitted on; None if it is no fit."""
+    """Sizes of the models in the fit; None if the law was not fitted."""
 
     def parameters(self, flops: float) -> float:
-        """Return the compute-optimal N for C FLOPs."""
+        """Return the compute-optimal number of parameters N for C FLOPs."""
         return float(self.anchor_parameters * (flops / self.anchor_flops) ** self.exponent)
 
     def flops_of_parameters(self, parameters: float) -> float:
-        """Return the C at which N parameters are optimal."""
+        """Return the compute C in FLOPs for which N parameters are optimal."""
         return float(
             self.anchor_flops * (parameters / self.anchor_parameters) ** (1.0 / self.exponent)
         )
 
     def flops_of_tokens(self, tokens: float) -> float:
-        """Return the C at which D tokens are optimal: D = C^(1-a) C0^a / 6 N0, solved for C."""
+        """Return the compute C in FLOPs for which D tokens are optimal: D = C^(1-a) C0^a / 6 N0,
+        solved for C.
+        """
         scale = 6.0 * self.anchor_parameters * self.anchor_flops**-self.exponent
         return float((scale * tokens) ** (1.0 / (1.0 - self.exponent)))
 
     def extrapolated(self, parameters: float) -> bool:
-        """Return whether a model of this size is outside the fit."""
+        """Return whether a model of this size is outside the range of the fit."""
         return self.fitted_parameters is not None and not (
             self.fitted_parameters[0] <= parameters <= self.fitted_parameters[1]
         )
@@ -109,7 +111,7 @@ LAWS = {
 
 
 def over_trained_law(*, tokens_per_parameter: float) -> ScalingLaw:
-    """Return D = r N for any compute, so N = sqrt(C / 6r), for models that are trained beyond their
+    """Return the law D = r N for any compute, so N = sqrt(C / 6r), for models trained beyond their
     optimum.
     """
     return ScalingLaw(
@@ -122,12 +124,14 @@ def over_trained_law(*, tokens_per_parameter: float) -> ScalingLaw:
 
 
 def predicted_loss(*, parameters: float, tokens: float) -> float:
-    """Return nats per token on MassiveText: L = E + A / N^alpha + B / D^beta (arXiv 2404.10102)."""
+    """Return the predicted loss on MassiveText in nats per token: L = E + A / N^alpha + B / D^beta
+    (arXiv 2404.10102).
+    """
     return float(_E + _A / parameters**_ALPHA + _B / tokens**_BETA)
 
 
 def compute_overhead(*, parameters: float, tokens: float) -> float:
-    """Return 6ND over the least compute that reaches the same loss by the same fit, minus 1.
+    """Return 6 N D divided by the smallest compute that reaches the same loss, minus 1.
 
     Along the optimum N = G (C/6)^a, D = (C/6)^(1-a) / G, so L - E = (A / G^alpha + B G^beta)
     (C/6)^-gamma with gamma = alpha beta / (alpha + beta); solved for C.
@@ -172,7 +176,8 @@ _OPTIMIZER = (
 
 
 def hyperparameter_flops(*, model: ModelSpec, sequence_length: int, tokens: float) -> float:
-    """Return C of DeepSeek's laws: M D with M the non-embedding FLOPs per token.
+    """Return the compute C of DeepSeek's laws in FLOPs: M D, where M is the non-embedding FLOPs per
+    token.
 
     M is 72 L h^2 + 12 L h s for a plain GPT (arXiv 2401.02954, section 3.2), so without the output
     layer.
@@ -191,8 +196,8 @@ def starting_hyperparameters(
     sequence_length: int,
     global_batch_size: int,
 ) -> tuple[Choice, ...]:
-    """Return batch, learning rate with schedule, Adam, decay, clipping and initialisation to start
-    with.
+    """Return starting values for batch size, learning rate with schedule, Adam, weight decay,
+    clipping and initialisation.
 
     Tune them with a sweep on a small model. `parameters` are the active ones. Laws of the learning
     rate were fitted on dense models with Adam in the standard parametrisation.
@@ -242,9 +247,9 @@ def starting_hyperparameters(
 def interpolate_gpt3(
     column: Literal["learning_rate", "batch_tokens"], *, parameters: float
 ) -> float:
-    """Return peak learning rate, or tokens per step, of GPT-3's models.
+    """Return the peak learning rate, or the tokens per step, of GPT-3's models at this size.
 
-    Log-log interpolation between rows of the table, constant beyond its ends.
+    Interpolates log-log between rows of the table; constant beyond its ends.
     """
     rows, place = _GPT3, 1 if column == "learning_rate" else 2
     inside = min(max(parameters, rows[0][0]), rows[-1][0])
@@ -317,13 +322,14 @@ def _initialization_choices(model: ModelSpec) -> tuple[Choice, ...]:
 
 
 FITTED_FLOPS = (1e17, 2e19)
-"""Compute of the runs that DeepSeek's laws of batch size and learning rate were fitted on (arXiv
-2401.02954, section 3.1).
+"""Range of compute of the runs on which DeepSeek's laws of batch size and learning rate were fitted
+(arXiv 2401.02954, section 3.1).
 """
 
 
 def batch_tokens(*, flops: float) -> float:
-    """Return tokens per step: B = 0.2920 C^0.3271, C non-embedding FLOPs of the training.
+    """Return the tokens per step: B = 0.2920 C^0.3271, where C is the training's non-embedding
+    compute in FLOPs.
 
     Source: arXiv 2401.02954, equation 1.
     """
@@ -331,10 +337,10 @@ def batch_tokens(*, flops: float) -> float:
 
 
 def batch_sequences(*, flops: float, sequence_length: int, num_gpus: int) -> int:
-    """Return `batch_tokens` in whole sequences, at most 11% off.
+    """Return `batch_tokens` rounded to whole sequences, at most 11% off.
 
-    The result is 4, 5, 6 or 7 times a power of two, times the odd part of num_gpus, so that
-    replicas get equal shares for any part of the devices.
+    The result is 4, 5, 6 or 7 times a power of two times the odd part of num_gpus, so that replicas
+    get equal shares on any part of the devices.
     """
     odd = num_gpus
     while odd % 2 == 0:

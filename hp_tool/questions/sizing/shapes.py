@@ -12,41 +12,47 @@ from hp_tool.domain.sizing import Choice, SizingQuery
 from hp_tool.errors import InputError
 
 TENSOR_PARALLEL = 8
-"""Degree that shapes must be divisible by: the devices of a typical node."""
+"""Degree by which shapes must be divisible: the devices of a typical node."""
 TILE = 128
-"""Multiple of matrix dimensions per rank that fills whole tiles of tensor-core matmuls."""
+"""Matrix dimensions per rank are multiples of this, which fills whole tiles of tensor-core
+matmuls.
+"""
 TOLERANCE = 0.03
-"""Relative deviation from the target parameters accepted for a depth with better divisors."""
+"""Relative deviation from the target parameters that is accepted for a depth with better
+divisors.
+"""
 ASPECT_TOLERANCE = 1.4
-"""Deviation of h/L from the rule that is accepted; published models of one size differ by more."""
+"""Factor by which h/L may deviate from the rule; published models of one size differ by more."""
 MIN_PARAMETERS_FOR_NODE = 10e9
-"""Parameters from which heads must be divisible by a whole node; smaller models need half a
-node.
+"""Number of parameters from which heads must be divisible by a whole node; smaller models need half
+a node.
 """
 DEFAULT_VOCABULARY = {"llama": 128_256, "gpt": 50_257}
 MAX_LAYERS = 256
 MAX_HEADS = 512
 _SMALL, _LARGE = (0.76e9, 64.0), (6.7e9, 128.0)
-"""Sizes and h/L of GPT-3's models between which the ratio doubles."""
+"""Sizes and h/L of GPT-3's models; between them the ratio doubles."""
 
 
 def aspect_ratio(*, parameters: float) -> float:
-    """Return h / L of GPT-3's models (arXiv 2005.14165, table 2.1).
+    """Return h / L as in GPT-3's models (arXiv 2005.14165, table 2.1).
 
-    64 up to 0.76B, 128 from 6.7B, geometric between. Loss is flat around it: 3% over a factor of 40
-    (arXiv 2001.08361, section 3.1). Llama's models have 102 to 130.
+    The ratio is 64 up to 0.76B parameters and 128 from 6.7B, with geometric interpolation in
+    between. The loss depends little on it: 3% over a factor of 40 (arXiv 2001.08361, section 3.1).
+    Llama's models have 102 to 130.
     """
     share = math.log(parameters / _SMALL[0]) / math.log(_LARGE[0] / _SMALL[0])
     return float(_SMALL[1] * (_LARGE[1] / _SMALL[1]) ** min(max(share, 0.0), 1.0))
 
 
 def choose_shape(query: SizingQuery, *, parameters: float) -> ModelSpec:
-    """Return a model with about so many active parameters and the query's style, vocabulary, heads
-    and experts.
+    """Return a model with about this number of active parameters and the query's style, vocabulary,
+    heads and experts.
 
-    Depths divisible by 8, else 4, 2, 1 (pipeline stages), are considered if they are within 3% of
-    the target and h/L is within a factor of 1.4 of the rule's. The nearest to the rule is used. If
-    there is none, size is weighted ten times as much as the ratio.
+    Prefers depths divisible by 8, else by 4, 2 or 1 (pipeline stages), if the size is within 3% of
+    the target and h/L within a factor of 1.4 of the rule. Of these, the shape nearest to the rule
+    is used. If there is none, deviations in size count ten times as much as deviations of the
+    ratio.
     """
     target_ratio = query.aspect_ratio or aspect_ratio(parameters=parameters)
     multiple = TILE * TENSOR_PARALLEL
@@ -155,7 +161,7 @@ def shape_choices(model: ModelSpec, query: SizingQuery, *, parameters: float) ->
 
 
 def _shape_options(query: SizingQuery, parameters: float, vocabulary: int) -> Iterator[ModelSpec]:
-    """Yield shapes of every width, each with the depths around the target's."""
+    """Yield shapes of every width, each with the depths nearest to the target size."""
 
     def model(heads: int, layers: int) -> ModelSpec:
         return _model(query, parameters, heads=heads, layers=layers, vocabulary=vocabulary)
@@ -177,9 +183,9 @@ def _shape_options(query: SizingQuery, parameters: float, vocabulary: int) -> It
 def _model(
     query: SizingQuery, parameters: float, *, heads: int, layers: int, vocabulary: int
 ) -> ModelSpec:
-    """Return the model; heads have 128 dimensions from a billion parameters, 64 below.
+    """Return the model; heads have 128 dimensions from a billion parameters on, 64 below.
 
-    These are GPT-3's and Llama's, with sizes between them.
+    GPT-3 and Llama use these sizes and sizes in between.
     """
     h, degree = heads * (128 if parameters >= 1e9 else 64), _tensor_degree(heads)
     gated = query.style == "llama"

@@ -33,7 +33,7 @@ class Training:
 
     query: Query
     resolved: ResolvedConfiguration | None = None
-    """Its single configuration, if that was resolved or costed earlier."""
+    """Its single configuration, if already resolved or costed."""
 
     @cached_property
     def configuration(self) -> ResolvedConfiguration:
@@ -44,9 +44,9 @@ class Training:
     ) -> tuple[Estimate, Estimate | None]:
         """Return the estimate with the usual settings of such runs, and the calibrated estimate.
 
-        With fixes, also what would narrow the step time's interval and what today's recipe would
-        give; of a calibrated answer only the recipe's calibrated step, with the calibrated
-        estimate. The provenance states why no calibration applies.
+        With fixes, also return the setting that would narrow the step-time interval and the step
+        time with the current recipe. A calibrated answer has only the recipe's calibrated step
+        time. If no calibration applies, the provenance states why.
         """
         problem = self.configuration.problem
         estimate = asked = self.configuration.estimate(with_fixes=False)
@@ -127,5 +127,5 @@ class Training:
     def setup(self, configuration: Configuration) -> TrainingSetup:
         from hp_tool.questions.training.setup import training_setup
 
-        assert isinstance(configuration.parallel, ParallelConfig)  # the query is of kind training
+        assert isinstance(configuration.parallel, ParallelConfig)  # The query is of kind training.
         return training_setup(resolve_training(configuration.query), configuration.parallel)

@@ -25,26 +25,26 @@ if TYPE_CHECKING:
 
 CONFIDENCE = 0.9
 RELATIVE_TOLERANCE = 1e-9
-"""Relative difference of step times below which they count as not corrected."""
+"""Relative difference of step times below which they count as uncorrected."""
 CRASHED = "crashed"
 """Reason code of configurations that crashed."""
 MEMORY_OVERHEAD = "overhead"
-"""Memory part outside the framework's allocator, which calibrations of allocated bytes do not
-change.
+"""Part of memory outside the framework's allocator; calibrations of allocated bytes leave it
+unchanged.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownRow:
-    """Posterior of one configuration by the calibration and its own runs; each prediction has one
-    row.
+    """Posterior of one configuration given the calibration and its own runs; each prediction has
+    one row.
     """
 
     step: StepPrediction
     memory: MemoryPrediction
-    """Allocated memory."""
+    """Allocated memory in bytes."""
     ran: bool
-    """Whether a whole run of it succeeded, so that it fits."""
+    """Whether a complete run of it succeeded, so that it fits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,34 +53,34 @@ class CalibratedPredictor:
 
     calibration: Calibration
     provenance: dict[str, Any] = field(default_factory=dict)
-    """The stored calibration; empty for one that a running search has not stored."""
+    """The stored calibration; empty if a running search has not stored it yet."""
     release: str | None = None
-    """Framework release assumed for queries that name none; None if releases are not
-    distinguished.
+    """Framework release assumed for queries that name none; None if the calibration does not
+    distinguish releases.
     """
     links: Links = field(default_factory=Links)
-    """Bandwidths of the fit, relative to the stated ones; costs are computed with them."""
+    """Fitted bandwidths relative to the stated ones; costs are computed with them."""
     crashed: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
     """Configurations that crashed and never succeeded, by problem, from `learning.outcomes`."""
     ran: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
-    """Configurations with a whole run that succeeded, in the same form, with `step_s`."""
+    """Configurations with a successful complete run, in the same form, with `step_s`."""
 
     def crashes(self, candidates: Candidates, *, problem: TrainingProblem) -> IntArray:
-        """Return (n,) numbers of crashed runs of each candidate without a successful one."""
+        """Return the number of crashed runs of each candidate that never succeeded, shape (n,)."""
         runs: IntArray = np.zeros(candidates.shape, dtype=np.int64)
         for each in _outcomes_of_problem(self.crashed, problem):
             runs = np.where(_matches_configuration(each, candidates), each["runs"], runs)
         return runs.ravel()
 
     def measured(self, candidates: Candidates, *, problem: TrainingProblem) -> BoolArray:
-        """Return (n,) whether a whole run of each candidate succeeded on this cluster."""
+        """Return whether a complete run of each candidate succeeded on this cluster, shape (n,)."""
         ran: BoolArray = np.zeros(candidates.shape, dtype=np.bool_)
         for each in _outcomes_of_problem(self.ran, problem):
             ran = ran | _matches_configuration(each, candidates)
         return ran.ravel()
 
     def measures(self, problem: TrainingProblem) -> bool:
-        """Return whether any whole run of this problem succeeded on this cluster."""
+        """Return whether any complete run of this problem succeeded on this cluster."""
         return bool(_outcomes_of_problem(self.ran, problem))
 
     def costs(
@@ -91,10 +91,11 @@ class CalibratedPredictor:
         problem: TrainingProblem,
         residuals: bool = False,
     ) -> TrainingCosts:
-        """Return calibrated costs of n candidates: medians of time and memory, in parts that sum to
-        the totals.
+        """Return the calibrated costs of n candidates: medians of time and memory, in parts that
+        sum to the totals.
 
-        `residuals` also applies corrections from similar configurations, which is slow for large n.
+        With `residuals`, also apply corrections from similar configurations, which is slow for
+        large n.
         """
         return self._calibrated(costs, candidates=candidates, problem=problem, residuals=residuals)[
             0
@@ -109,14 +110,15 @@ class CalibratedPredictor:
         problem: TrainingProblem,
         known: KnownRow | None = None,
     ) -> Estimate:
-        """Return row `index` in full after calibration, residuals included, from uncalibrated
+        """Return row `index` as a calibrated estimate, including residuals, from uncalibrated
         `costs`.
 
-        `known` contains its own runs. Verdict, rates and cost follow from the corrected values. The
-        intervals are the fit's: parameter uncertainty and unexplained effects. Memory outside the
-        allocator and a nearly full device do not widen them. `provenance["stalls"]` contains the
-        stall probability and the factor of a stalled step, `provenance["measured"]` the number of
-        its own whole runs and their median seconds of a step.
+        `known` contains the configuration's own runs. Verdict, rates and cost follow from the
+        corrected values. The intervals are those of the fit: parameter uncertainty and unexplained
+        effects. Memory outside the allocator and a nearly full device do not widen them.
+        `provenance["stalls"]` contains the stall probability and the factor of a stalled step.
+        `provenance["measured"]` contains the number of complete runs of the configuration and their
+        median step time in seconds.
         """
         one = candidates.take(np.array([index]))
         alone = costs.row(index).each(lambda number: np.array([number]))
@@ -186,8 +188,8 @@ class CalibratedPredictor:
     def judged(
         self, costs: TrainingCosts, *, candidates: Candidates, problem: TrainingProblem
     ) -> tuple[TrainingCosts, FloatArray]:
-        """Return calibrated costs of n candidates, residuals included, and their probabilities of
-        running out of memory, which are 0 for those that ran.
+        """Return the calibrated costs of n candidates, including residuals, and their probabilities
+        of running out of memory (0 for candidates that ran).
         """
         calibrated, _, allocated = self._calibrated(
             costs, candidates=candidates, problem=problem, residuals=True
@@ -196,8 +198,8 @@ class CalibratedPredictor:
         return calibrated, np.where(self.measured(candidates, problem=problem), 0.0, fails)
 
     def _fails(self, costs: TrainingCosts, allocated: MemoryPrediction) -> FloatArray:
-        """Return (n,) probabilities that allocated memory exceeds the device's, without that
-        outside the allocator.
+        """Return the probability of each candidate that allocated memory exceeds the device's
+        memory, less the part outside the allocator, shape (n,).
         """
         return 1.0 - allocated.fit_probability(
             costs.device_bytes - costs.memory_parts[MEMORY_OVERHEAD]
@@ -212,10 +214,10 @@ class CalibratedPredictor:
         residuals: bool,
         known: KnownRow | None = None,
     ) -> tuple[TrainingCosts, StepPrediction, MemoryPrediction]:
-        """Return the costs with each time part scaled by its group's factor, and overheads as a
-        separate part.
+        """Return the costs with each part of the step scaled by its group's factor, and overheads
+        as a separate part.
 
-        Allocated memory is scaled by one factor; additional bytes of every run are part of the
+        One factor scales the allocated memory; additional bytes common to all runs belong to the
         overhead. Residuals scale both.
         """
         from hp_tool.loop.calibration import allocated_bytes, layer_passes, residual_features
@@ -253,7 +255,7 @@ class CalibratedPredictor:
 def _outcomes_of_problem(
     outcomes: Mapping[str, Sequence[Mapping[str, Any]]], problem: TrainingProblem
 ) -> Sequence[Mapping[str, Any]]:
-    """Return the configurations of this problem and strategy."""
+    """Return the stored configurations of this problem and strategy."""
     if not outcomes:
         return ()
     digest = problem_digest(model=problem.model, cluster=problem.cluster, training=problem.workload)
@@ -263,7 +265,7 @@ def _outcomes_of_problem(
 
 
 def _matches_configuration(configuration: Mapping[str, Any], candidates: Candidates) -> BoolArray:
-    """Return whether each candidate is a stored configuration."""
+    """Return whether each candidate equals a stored configuration."""
     columns = configuration["columns"].items()
     return reduce(np.logical_and, (getattr(candidates, name) == value for name, value in columns))
 
@@ -278,7 +280,7 @@ class Calibrations(Protocol):
         """Return a hash, because caches of answers use calibrations as keys."""
 
     def unused(self, problem: TrainingProblem) -> str | None:
-        """Return why there is no predictor; None if there is one, or if nothing was ever
+        """Return the reason why there is no predictor; None if there is one, or if nothing was ever
         measured.
         """
 
@@ -286,7 +288,7 @@ class Calibrations(Protocol):
 def with_unused_reason(
     estimate: Estimate, *, problem: TrainingProblem, calibrations: Calibrations
 ) -> Estimate:
-    """Return the estimate with the reason why no calibration applies, unless one does."""
+    """Return the estimate with the reason why no calibration applies; unchanged if one does."""
     reason = calibrations.unused(problem)
     return (
         estimate

@@ -1,4 +1,6 @@
-"""Single changes of a configuration measured by part, and the seconds that each would save."""
+"""Single changes of a configuration that was measured by part, and the seconds that each would
+save.
+"""
 
 from __future__ import annotations
 
@@ -28,17 +30,19 @@ OVERLAPPED = {
     "pipeline_parallel": "pipeline_p2p",
     "data_parallel": "data_parallel",
 }
-"""Fields of training.overlap, and the part of a step that each overlaps."""
+"""Fields of training.overlap, with the part of a step that each hides."""
 MIN_SAVED_FRACTION = 0.01
-"""Minimum saving as a fraction of the measured step."""
+"""Minimum saving, as a fraction of the measured step."""
 MAX_RATIO = 4.0
-"""Maximum ratio of a measured part to its prediction; a larger one has another cause, which a
+"""Maximum ratio of a measured part to its prediction; a larger ratio has another cause, which a
 change may not fix.
 """
 OWN_PART_FRACTION = 0.5
-"""Minimum share of a change's seconds that comes from the part it is named after."""
+"""Minimum fraction of a change's saving that comes from the part after which it is named."""
 MIN_PART_FRACTION = 0.01
-"""Fraction of the predicted step below which a part's ratio of measured to predicted is ignored."""
+"""Parts below this fraction of the predicted step are ignored when measured and predicted times are
+compared.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,29 +50,27 @@ class Change:
     """One change and its saving."""
 
     change: str
-    """The change in words."""
+    """The change, in words."""
     part: str
-    """Part with most of the seconds, of STEP_KEYS."""
+    """Part of STEP_KEYS with the largest saving."""
     parallel: ParallelConfig
-    """The changed configuration, valid input."""
+    """The changed configuration; valid input."""
     set: ChosenValues = field(default_factory=dict)
-    """Required values of the query apart from `parallel`, by path."""
+    """Query values besides `parallel` that the change requires, by path."""
     seconds: float
-    """Saved seconds per step."""
+    """Seconds saved per step."""
     seconds_interval: tuple[float, float]
-    """90% interval from the scatter of the ratio of two predictions around that of two measured
-    steps.
-    """
+    """90% interval, from the deviation of the ratio of two predictions."""
 
 
 def saving_changes(
     query: Query, *, estimate: Estimate, measured_s: Mapping[str, float]
 ) -> tuple[Change, ...]:
-    """Return changes that save at least LEAST_WIN of the step, by seconds.
+    """Return the changes that save at least MIN_SAVED_FRACTION of the step, largest saving first.
 
-    There is at most one axis change per part, and overlaps. A part that took k times its prediction
-    is assumed to do so after the change too: saving = sum over parts of k (predicted - predicted
-    after the change). `measured_s` has the keys STEP_KEYS.
+    There is at most one change of an axis per part, plus overlaps. A part that took k times its
+    prediction is assumed to take k times its prediction after the change too: saving = sum over
+    parts of k (predicted - predicted after the change). `measured_s` has the keys STEP_KEYS.
     """
     if estimate.time is None or estimate.parallel is None:
         return ()
@@ -99,7 +101,7 @@ def _part_ratios(
 def _axis_changes(
     query: Query, estimate: Estimate, measured_s: Mapping[str, float]
 ) -> Iterator[Change]:
-    """Return the acceptable neighbours, one axis away, that save most in each part."""
+    """Return the acceptable neighbours with one changed axis that save most in each part."""
     assert estimate.time is not None and estimate.parallel is not None
     problem = resolve_configuration(query).problem
     near = legal_neighbours(query, problem, estimate, changes=1)
@@ -114,7 +116,8 @@ def _axis_changes(
     won = np.sum(list(wins.values()), axis=0)
     best = {}
     for part, own in wins.items():
-        named = (won > 0.0) & (own >= OWN_PART_FRACTION * won)  # rows that save mostly in this part
+        # Rows that save mostly in this part.
+        named = (won > 0.0) & (own >= OWN_PART_FRACTION * won)
         if named.any():
             best[part] = int(np.argmax(np.where(named, np.minimum(own, won), 0.0)))
     for part, place in best.items():
@@ -137,8 +140,8 @@ def _axis_changes(
 def _overlap_changes(
     query: Query, estimate: Estimate, measured_s: Mapping[str, float]
 ) -> Iterator[Change]:
-    """Return overlaps that the run probably did not use: the measured part is nearer to the
-    prediction without.
+    """Return overlaps that the run probably did not use: those where the measured part is nearer to
+    the prediction without overlap.
     """
     assert estimate.parallel is not None and query.training is not None
     known = query.training.overlap or OverlapSpec()
@@ -186,7 +189,7 @@ def _part_s(query: Query, overlap: OverlapSpec, part: str) -> float | None:
 
 
 def _saving_interval(seconds: float, step_s: float, *, log_sd: float) -> tuple[float, float]:
-    """Return the interval of the saving, from the scatter of the ratio."""
+    """Return the interval of the saving, from the deviation of the ratio."""
     after = max(step_s - seconds, 0.0)
     wide = math.exp(NORMAL_QUANTILE * log_sd)
     return step_s - after * wide, step_s - after / wide

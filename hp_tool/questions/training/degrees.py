@@ -9,7 +9,7 @@ def check_degrees(parallel: ParallelQuery, *, framework: str) -> None:
     """Check that the framework supports each degree above 1.
 
     Raises:
-        InputError: It does not support one.
+        InputError: The framework does not support a degree.
     """
     known = framework_facts(framework).degrees
     for name in DEGREES:

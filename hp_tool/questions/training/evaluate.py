@@ -1,4 +1,4 @@
-"""The single configuration of a query: resolve, check, estimate and calibrate it."""
+"""The single configuration of a query: resolve, validate, estimate and calibrate it."""
 
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, replace
@@ -47,13 +47,13 @@ class ResolvedConfiguration:
     candidate: Candidates
     """The configuration as plain numbers."""
     reasons: tuple[Reason, ...]
-    """Reasons why it is illegal and has no costs; empty if it is legal."""
+    """Reasons why the configuration is illegal and has no costs; empty if legal."""
     row: CostedRow | None = None
-    """Costs computed earlier together with other configurations; None to compute them."""
+    """Costs computed together with other configurations; None if not computed yet."""
 
     def estimate(self, *, with_fixes: bool = True) -> Estimate:
-        """Return the cost model's estimate; an infeasible one with its fixes, which need several
-        hundred estimates.
+        """Return the cost model's estimate. An infeasible one includes its fixes, which take
+        several hundred estimates.
         """
         if self.reasons:
             estimate = Estimate(feasible=False, reasons=self.reasons, parallel=self.config)
@@ -76,7 +76,7 @@ class ResolvedConfiguration:
         )
 
     def calibrated_estimate(self, calibrations: Calibrations | None) -> Estimate | None:
-        """Return the calibrated estimate; None without measurements, and for an illegal
+        """Return the calibrated estimate; None without measurements and for an illegal
         configuration.
         """
         predictor = None if self.reasons or calibrations is None else calibrations(self.problem)
@@ -92,7 +92,7 @@ class ResolvedConfiguration:
         return replace(estimate, parallel=self.config)
 
     def problem_key(self) -> Hashable:
-        """Return a key that is equal for queries with candidates of one problem.
+        """Return a key that is equal for queries whose candidates belong to one problem.
 
         Raises:
             TypeError: The query describes a model or a device by a mapping, which has no hash.
@@ -105,11 +105,11 @@ class ResolvedConfiguration:
 
 
 def estimate(*, query: Query, with_fixes: bool = True) -> Estimate:
-    """Predict the configuration in `query.parallel`; omitted axes are 1, recompute none, zero_stage
-    1.
+    """Predict the configuration in `query.parallel`. Omitted axes are 1, recompute none, and
+    zero_stage 1.
 
-    A configuration that is illegal, too large or too slow is an Estimate with feasible=False, its
-    reasons and its fixes.
+    A configuration that is illegal, too large or too slow is returned as an Estimate with
+    feasible=False, its reasons and its fixes.
     """
     return resolve_configuration(query).estimate(with_fixes=with_fixes)
 
@@ -118,7 +118,7 @@ def resolve_configuration(query: Query) -> ResolvedConfiguration:
     """Return the single configuration in `query.parallel`.
 
     Raises:
-        HpToolError: There is none, or several.
+        HpToolError: There is no configuration, or more than one.
     """
     query.check_num_gpus()
     problem = resolve_training(query)
@@ -145,8 +145,8 @@ def resolve_configuration(query: Query) -> ResolvedConfiguration:
 def resolve_config(
     parallel: ParallelQuery, *, num_gpus: int, framework: str = "megatron-core"
 ) -> ParallelConfig:
-    """Return the configuration in `parallel`, with data_parallel_size derived and the framework's
-    zero_stage.
+    """Return the configuration in `parallel`, with data_parallel_size derived and zero_stage as in
+    the framework.
 
     Raises:
         InputError: An axis is a list, or the schedule does not support that number of model chunks.
@@ -160,7 +160,7 @@ def resolve_config(
     if parallel.pipeline_layout is not None:
         laid_out = len(
             parse_layout(parallel.pipeline_layout).chunks
-        )  # p v; if the query gives neither, each chunk is a stage
+        )  # p v; if the query gives neither, each chunk is a stage.
         p, v = values.get("pipeline_parallel_size"), values.get("virtual_pipeline_parallel_size")
         if p is None:
             values["pipeline_parallel_size"] = max(laid_out // (v or 1), 1)
@@ -172,7 +172,7 @@ def resolve_config(
     )
     if schedule is not None:
         scheduled_chunks((chunks,), schedule=schedule)
-    if schedule in ("1f1b", "interleaved"):  # the number of chunks determines it
+    if schedule in ("1f1b", "interleaved"):  # The number of chunks determines it.
         del values["pipeline_schedule"]
     t = values.get("tensor_parallel_size", 1)
     if parallel.data_parallel_size is None:
@@ -182,7 +182,7 @@ def resolve_config(
     if values.get("data_parallel_shard_size") == values.get(
         "data_parallel_size", parallel.data_parallel_size
     ):
-        values["data_parallel_shard_size"] = 0  # the whole group
+        values["data_parallel_shard_size"] = 0  # The whole group.
     return ParallelConfig(**values)
 
 
@@ -193,7 +193,7 @@ def checkpoints_layers(framework: str, *, sharded: bool) -> bool:
 
 
 def single_values(parallel: ParallelQuery, axes: Iterable[str]) -> dict[str, Any]:
-    """Return the single value of each of these axes in the query.
+    """Return the query's value of each of these axes.
 
     Raises:
         InputError: An axis is a list.

@@ -29,19 +29,19 @@ from hp_tool.wording.words import change_in_words, changed_fields
 
 MAX_FIXES = 5
 MAX_CHANGES = 3
-"""Axes changed at once; more are tried only if fewer fix nothing, three only if nothing else
-fits.
+"""Number of axes changed at once. More are tried only if fewer fix nothing; three only if nothing
+else fits.
 """
 MAX_STEP_RATIO = 0.9
-"""Two changes are listed in addition to one only if the step takes at most this fraction of its
-time.
+"""A fix with two changes is listed besides one with a single change only if its step time is at
+most this fraction of the other's.
 """
 GROWTH = (2, 4, 8)
-"""Multiples of the devices that are tried; the smallest that is a fix is listed."""
+"""Multiples of the devices that are tried; the smallest that fixes the configuration is listed."""
 MAX_VALUES = 12
-"""Maximum number of other values of one axis; the nearest ones are tried."""
+"""Maximum number of other values per axis; the nearest are tried."""
 NUM_BISECTIONS = 8
-"""Sections per iteration of the search for the fewest recomputed layers."""
+"""Sections per iteration in the search for the fewest recomputed layers."""
 SIZES = (
     "tensor_parallel_size",
     "pipeline_parallel_size",
@@ -53,14 +53,13 @@ SIZES = (
 )
 
 Move = dict[str, IntArray]
-"""Values of one axis as columns of Candidates; recomputation fills three of them."""
+"""Values of one axis as columns of Candidates; recomputation has three columns."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Neighbours:
-    """Legal configurations that differ from `base` on a given number of axes, with their costs.
-
-    Arrays have shape (n,).
+    """Legal configurations that differ from `base` in a given number of axes, with their costs;
+    arrays of shape (n,).
     """
 
     problem: TrainingProblem
@@ -70,13 +69,14 @@ class Neighbours:
 
     @property
     def acceptable(self) -> BoolArray:
-        """Return whether each fits and meets max_days and max_cost."""
+        """Return whether each configuration fits and meets max_days and max_cost."""
         return self.costs.feasible & (self.costs.step_s <= self.problem.longest_step_s)
 
     def best(self, *, nearest: bool = False, limit_s: float = math.inf) -> NDArray[np.intp]:
-        """Return acceptable rows with a step below limit_s, fastest first; ties prefer less memory.
+        """Return acceptable rows with a step time below limit_s, fastest first; ties are broken by
+        less memory.
 
-        Of rows that change the same axes in the same directions only the fastest is returned, or
+        Of rows that change the same axes in the same directions, only the fastest is returned, or
         the nearest.
         """
         rows = np.flatnonzero(self.acceptable & (self.costs.step_s < limit_s))
@@ -92,11 +92,12 @@ def fixes(*, query: Query, problem: TrainingProblem, infeasible: Estimate) -> tu
     """Return up to MAX_FIXES smallest changes that make the infeasible estimate of `query`
     feasible.
 
-    Fastest first; of changes to the same axes in the same directions only the fastest is listed, or
-    the nearest if the configuration is illegal. Then changes that keep the layout: narrower
-    gradients or frozen weights, and offload. Last one on more devices. If neither a change of the
-    layout nor the smallest change of a precision is enough, both together are listed. If no change
-    meets max_days or max_cost, the fastest that fits is listed with its remaining miss.
+    Changes of the layout come first, fastest first. Of changes to the same axes in the same
+    directions, only the fastest is listed, or the nearest if the configuration is illegal. Then
+    follow changes that keep the layout: narrower gradients or frozen weights, and offload. A fix on
+    more devices comes last. If neither a change of the layout nor the smallest change of a
+    precision suffices, both together are listed. If no change meets max_days or max_cost, the
+    fastest that fits is listed with its remaining miss.
     """
     more = _fix_on_more_devices(query, infeasible, num_gpus=problem.cluster.num_gpus)
     narrower = _with_narrower_states(query, problem, infeasible)
@@ -111,9 +112,10 @@ def fixes(*, query: Query, problem: TrainingProblem, infeasible: Estimate) -> tu
 def _with_narrower_states(
     query: Query, problem: TrainingProblem, infeasible: Estimate
 ) -> list[Fix]:
-    """Return the smallest change of precision after which the layout fits.
+    """Return the smallest change of precision with which the layout fits.
 
-    Gradients in bf16, or a LoRA base in 16, 8 or 4 bits, as far as the framework has them.
+    Options are gradients in bf16, or a LoRA base in 16, 8 or 4 bits, if the framework supports
+    them.
     """
     for key, before, value in _narrower_states(problem.workload):
         if fix := _fix_with_same_layout(
@@ -126,10 +128,10 @@ def _with_narrower_states(
 def _with_narrower_states_and_layout(
     query: Query, problem: TrainingProblem, infeasible: Estimate
 ) -> list[Fix]:
-    """Return the smallest change of precision with the fastest change of one axis of the layout
-    that fits for sure, else with the fastest that fits.
+    """Return the smallest change of precision together with the fastest change of one axis that
+    surely fits, else the fastest that fits.
 
-    Empty if the change of precision is enough alone.
+    Empty if the change of precision alone suffices.
     """
     for key, before, value in _narrower_states(problem.workload)[:1]:
         num_gpus = problem.cluster.num_gpus
@@ -153,7 +155,8 @@ def _with_narrower_states_and_layout(
 
 
 def _with_offload(query: Query, problem: TrainingProblem, infeasible: Estimate) -> list[Fix]:
-    """Return the same layout with optimizer states or activations offloaded, the faster that fits.
+    """Return the same layout with optimizer states or activations offloaded, whichever is faster
+    and fits.
 
     Empty if the query or its recipe sets offload.
     """
@@ -167,7 +170,7 @@ def _with_offload(query: Query, problem: TrainingProblem, infeasible: Estimate) 
             fix = _fix_with_same_layout(
                 query, infeasible, values, num_gpus=problem.cluster.num_gpus
             )
-        except InputError:  # not supported by the framework or the device
+        except InputError:  # Not supported by the framework or the device.
             continue
         if fix is not None:
             found.append(replace(fix, change=f"offload none -> {offload}"))
@@ -177,7 +180,7 @@ def _with_offload(query: Query, problem: TrainingProblem, infeasible: Estimate) 
 def _fix_with_same_layout(
     query: Query, infeasible: Estimate, values: Mapping[str, Any], *, num_gpus: int
 ) -> Fix | None:
-    """Return the same layout with these values of `training`; None if it is not acceptable.
+    """Return the same layout with these values of `training`; None if not acceptable.
 
     Raises:
         InputError: The values are not supported.
@@ -197,8 +200,8 @@ def _fix_with_same_layout(
 
 
 def _with_training(query: Query, values: Mapping[str, Any]) -> tuple[Query, TrainingProblem]:
-    """Return the query with these values of `training`, and its problem, whose answers name
-    them.
+    """Return the query with these values of `training`, and its problem, whose answers name the
+    values.
     """
     assert query.training is not None
     query = replace(query, training=replace(query.training, **values))
@@ -207,8 +210,8 @@ def _with_training(query: Query, values: Mapping[str, Any]) -> tuple[Query, Trai
 
 
 def _narrower_states(workload: TrainingWorkload) -> list[tuple[str, str, str]]:
-    """Return changes to try, smallest first: a key of training, the counted value, and a narrower
-    one.
+    """Return the changes to try, smallest first: a key of training, the value in use, and a
+    narrower one.
     """
     framework = framework_facts(workload.framework)
     if framework.is_plain:
@@ -243,7 +246,7 @@ def _fixes_on_same_devices(
         limit_s = min((MAX_STEP_RATIO * fix.step_s for fix in fixes), default=math.inf)
         rows = near.best(nearest=illegal, limit_s=limit_s)[: room - len(fixes)]
         fixes += [_fix_of_row(near, int(row), infeasible, num_gpus=num_gpus) for row in rows]
-        if len(fits := np.flatnonzero(near.costs.feasible)):  # regardless of max_days and max_cost
+        if len(fits := np.flatnonzero(near.costs.feasible)):  # Regardless of max_days and max_cost.
             fitting.append(
                 _fix_of_row(
                     near,
@@ -259,7 +262,7 @@ def _fixes_on_same_devices(
 
 def _faster_fixes(fitting: list[Fix], infeasible: Estimate) -> list[Fix]:
     """Return the fastest change that fits but misses a target, if it is better than the infeasible
-    one.
+    configuration.
     """
     best = min(fitting, key=lambda fix: fix.step_s, default=None)
     if best is None:
@@ -272,7 +275,7 @@ def _faster_fixes(fitting: list[Fix], infeasible: Estimate) -> list[Fix]:
 def _fix_on_more_devices(query: Query, infeasible: Estimate, *, num_gpus: int) -> list[Fix]:
     """Return the fastest fix on the smallest multiple of the devices.
 
-    An illegal configuration must require more devices than there are.
+    Illegal configurations qualify only if they require more devices than there are.
     """
     config = infeasible.parallel
     assert config is not None
@@ -289,7 +292,7 @@ def _fix_on_more_devices(query: Query, infeasible: Estimate, *, num_gpus: int) -
             )
         except (
             InputError
-        ):  # beyond the largest cluster, or nodes that no longer divide into NVLink domains
+        ):  # Beyond the largest cluster, or the nodes no longer divide into NVLink domains.
             break
         for changes in (0, 1) if infeasible.memory is not None else (0,):
             near = legal_neighbours(query, problem, infeasible, changes=changes)
@@ -304,8 +307,8 @@ def _fix_on_more_devices(query: Query, infeasible: Estimate, *, num_gpus: int) -
 def _prefer_within_nodes(
     near: Neighbours, row: int, query: Query, infeasible: Estimate, *, changes: int
 ) -> tuple[Neighbours, int]:
-    """Return a faster change of `changes` axes, if row `row` extends tensor parallelism beyond an
-    NVLink domain and the faster change does not; else the row.
+    """Return a change that keeps tensor parallelism within an NVLink domain if row `row` does not
+    and the change is faster; else the row.
     """
     domain, step_s = near.problem.cluster.nvlink_domain_size, float(near.costs.step_s[row])
     size = near.candidates.tensor_parallel_size[row]
@@ -322,8 +325,8 @@ def _prefer_within_nodes(
 def legal_neighbours(
     query: Query, problem: TrainingProblem, infeasible: Estimate, *, changes: int
 ) -> Neighbours | None:
-    """Return the legal neighbours on exactly so many axes under the query's schedule; None without
-    any.
+    """Return the legal neighbours that change exactly `changes` axes under the query's schedule;
+    None if there are none.
     """
     base, named = infeasible.parallel, query.parallel.pipeline_schedule
     assert base is not None
@@ -353,8 +356,8 @@ def legal_neighbours(
 
 
 def layout_neighbours(*, base: Candidates, axes: Axes, num_gpus: int, changes: int) -> Candidates:
-    """Return all changes of exactly `changes` axes of `base` (a single row) to values in `axes`, or
-    of ZeRO.
+    """Return all configurations that change exactly `changes` axes of `base` (a single row) to
+    values in `axes`, or change ZeRO.
 
     Derived values are updated: data_parallel_size follows from the devices, sequence parallelism is
     off for t = 1 and on if t rises from 1. Legality is not checked. Block recomputation is returned
@@ -374,8 +377,8 @@ def layout_neighbours(*, base: Candidates, axes: Axes, num_gpus: int, changes: i
     )
     shards = columns["sequence_parallel"]
     columns["sequence_parallel"] = (t > 1) * (shards if base.tensor_parallel_size > 1 else 1)
-    # With one rank to shard over, ZeRO has no effect, and sequence parallelism has none without
-    # tensor parallelism.
+    # ZeRO has no effect with a single rank to shard over, nor sequence parallelism without tensor
+    # parallelism.
     idle = (columns["zero_stage"] != base.zero_stage) & (columns["data_parallel_size"] * c == 1)
     idle |= (shards != base.sequence_parallel) & (t == 1)
     idle |= (columns["zero_stage"] == 0) & (columns["data_parallel_shard_size"] > 0)
@@ -410,7 +413,7 @@ def _axis_values(base: Candidates, axes: Axes) -> dict[str, Move]:
 
 
 def _combine_moves(base: Candidates, moves: list[Move]) -> Move:
-    """Return all combinations of the values of several axes as full columns."""
+    """Return all combinations of the values of several axes as complete columns."""
     lengths = [len(next(iter(move.values()))) for move in moves]
     picks = (
         np.indices(lengths).reshape(len(moves), -1) if moves else np.zeros((0, 1), dtype=np.intp)
@@ -427,9 +430,9 @@ def _combine_moves(base: Candidates, moves: list[Move]) -> Move:
 def _with_fewest_layers(problem: TrainingProblem, candidates: Candidates) -> Candidates:
     """Return the candidates with block recomputation of the fewest layers that fit.
 
-    Each layer more needs less memory and more time. All rows are searched at once, with a grid of
-    SECTIONS of each row's layers per iteration. Rows that need all layers are dropped, because
-    plain `full` is a separate value.
+    Each further layer reduces memory and adds time. All rows are searched at once, with a grid of
+    NUM_BISECTIONS points of each row's layers per iteration. Rows that need all layers are dropped,
+    because plain `full` is a separate value.
     """
     block = (candidates.recompute_method == FULL_BLOCK) & (candidates.recompute_num_layers == 0)
     if not np.any(block):
@@ -456,7 +459,7 @@ def _with_fewest_layers(problem: TrainingProblem, candidates: Candidates) -> Can
 
 
 def _move_codes(candidates: Candidates, config: ParallelConfig) -> tuple[IntArray, FloatArray]:
-    """Return, each (n,), a code of the axes that rise and fall, and the sum of logarithmic
+    """Return, each of shape (n,), a code of the axes that rise and fall, and the sum of logarithmic
     changes.
     """
     base = Candidates.alone(config)
@@ -470,8 +473,8 @@ def _move_codes(candidates: Candidates, config: ParallelConfig) -> tuple[IntArra
 
 
 def _fix_of_row(near: Neighbours, row: int, infeasible: Estimate, *, num_gpus: int) -> Fix:
-    """Return row `row` of the neighbours, compared with the infeasible configuration on `num_gpus`
-    devices.
+    """Return row `row` of the neighbours as a fix, compared with the infeasible configuration on
+    `num_gpus` devices.
     """
     problem = near.problem
     after = estimate_row(row, case=problem, costs=near.costs, candidates=near.candidates)

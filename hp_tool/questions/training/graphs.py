@@ -35,7 +35,7 @@ def profile_with_graphs(
     """Return the profile with CUDA graphs if framework, GPU and query support them and the query
     leaves them open.
 
-    A recipe always sets them, to either value.
+    A recipe always sets them on or off.
     """
     assert query.training is not None
     settled = query.training.recipe is not None or query.training.cuda_graphs is not None

@@ -1,4 +1,4 @@
-"""Pipeline layouts of queries: drop the framework's default layout, check others."""
+"""Pipeline layouts of queries: drop the framework's default layout, validate others."""
 
 import dataclasses
 
@@ -20,9 +20,7 @@ from hp_tool.questions.training.recompute_rules import first_case
 
 def drop_default_layout(parallel: ParallelQuery, model: ModelSpec) -> ParallelQuery:
     """Return the axes without a pipeline_layout that equals the framework's default for these
-    sizes.
-
-    An answer's `parallel` can contain it.
+    sizes, which an answer's `parallel` may contain.
     """
     stages, text = parallel.pipeline_parallel_size, parallel.pipeline_layout
     if text is None or not isinstance(stages, int):
@@ -49,9 +47,10 @@ def drop_default_layout(parallel: ParallelQuery, model: ModelSpec) -> ParallelQu
 
 
 def ends_alone_differ(model: ModelSpec, workload: TrainingWorkload) -> bool:
-    """Return whether only the ends of a pipeline may have another number of layers.
+    """Return whether only the first and last stage of a pipeline may have a different number of
+    layers.
 
-    This is so for models whose mixers and feed-forwards are separate layers, before Megatron's
+    This applies to models whose mixers and feed-forwards are separate layers, before Megatron's
     pattern could specify stages.
     """
     hybrid = any("none" in (kind.mixer, kind.feed_forward) for _, kind in model.kinds)
@@ -64,7 +63,7 @@ def parse_pipeline_layout(
     """Return the layout if it matches the model.
 
     Raises:
-        UnsupportedError: It is combined with an unsupported feature.
+        UnsupportedError: The query combines it with an unsupported feature.
     """
     if text is None:
         return None

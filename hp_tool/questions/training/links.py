@@ -1,4 +1,4 @@
-"""Questions with link bandwidths other than stated, as fitted to traces."""
+"""Queries with link bandwidths that were fitted to traces instead of the stated ones."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hp_tool.questions.training.problem import TrainingProblem
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Links:
-    """Bandwidths relative to the stated ones."""
+    """Link bandwidths relative to the stated ones."""
 
     network: float = 1.0
     """Links between nodes."""
@@ -25,12 +25,12 @@ class Links:
 
     @property
     def as_stated(self) -> bool:
-        """Return whether all factors are 1."""
+        """Whether all factors are 1."""
         return self.network == self.nvlink == 1.0
 
 
 def with_links(problem: TrainingProblem, links: Links) -> TrainingProblem:
-    """Return the question with these links; unchanged for two kinds of GPU, whose links differ."""
+    """Return the query with these links; unchanged for two kinds of GPU, whose links differ."""
     if links.as_stated or problem.kinds:
         return problem
     network = links.network * problem.cluster.inter_node_bandwidth_bytes_per_second

@@ -1,4 +1,6 @@
-"""Omitted settings of a training query that widen its step interval, and the interval with them."""
+"""Settings omitted by a training query that widen its step-time interval, and the interval with
+them.
+"""
 
 import math
 from collections.abc import Mapping
@@ -16,19 +18,19 @@ from hp_tool.questions.training.releases import release_variance
 from hp_tool.questions.training.usual_settings import with_usual_settings
 
 MIN_WIDTH_RATIO = 1.1
-"""Minimum ratio of interval widths, in the logarithm, for a setting to be named."""
+"""Minimum ratio of the widths of the log intervals for a setting to be named."""
 
 TRAINER = "hf-trainer"
-"""Trainer suggested for fine-tuning under a framework with measured pre-training only."""
+"""Trainer suggested for fine-tuning under a framework that was measured only for pre-training."""
 
 
 def with_narrowest(
     estimate: Estimate, *, query: Query, problem: TrainingProblem | None = None
 ) -> Estimate:
-    """Return the estimate with the setting that would narrow its interval most, if any.
+    """Return the estimate with the setting that would narrow its interval most, if there is one.
 
-    Candidates are the trainer, the release, CUDA graphs, or both. `problem` is the query's, if it
-    was resolved earlier.
+    Candidates are the trainer, the release, CUDA graphs, or both of the last two. `problem` is the
+    query's, if already resolved.
     """
     if estimate.intervals is None or query.training is None:
         return estimate
@@ -53,11 +55,13 @@ def with_narrowest(
 
 
 def _step_interval(query: Query, settings: Mapping[str, Any]) -> tuple[float, float] | None:
-    """Return the step interval of the query with these settings; None if it is not supported."""
+    """Return the step-time interval of the query with these settings; None if they are not
+    supported.
+    """
     try:
         query = parse_query(set_paths(query_mapping(query), settings))
         resolved = resolve_configuration(query)
-    except HpToolError:  # the recipe has a setting that the query's own exclude
+    except HpToolError:  # The recipe has a setting that the query's own settings exclude.
         return None
     estimate = with_usual_settings(
         resolved.estimate(with_fixes=False), query=query, problem=resolved.problem
@@ -66,7 +70,9 @@ def _step_interval(query: Query, settings: Mapping[str, Any]) -> tuple[float, fl
 
 
 def _narrowing_release(problem: TrainingProblem) -> str | None:
-    """Return the newest known release, if none is given and predictions for it scatter less."""
+    """Return the newest known release if the query names none and predictions for it are less
+    uncertain.
+    """
     if problem.workload.framework_version is not None:
         return None
     newest = problem.profile.framework.newest_release

@@ -1,4 +1,6 @@
-"""The training published by a recipe's source that is nearest to one it does not publish."""
+"""The published training of a recipe's source that is nearest to a training that it does not
+publish.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +15,14 @@ from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.recipe import Recipe
 
 MAX_SIZE_RATIO = 1.25
-"""Maximum ratio of parameters at which two models of one kind use the same settings."""
+"""Maximum ratio of parameters for which two models of one kind use the same settings."""
 
 
 def like_model(recipe: Recipe, model: ModelSpec) -> ModelSpec:
-    """Return the listed model of the same kind and nearest size; the model itself if none is
+    """Return the listed model of the same kind with the nearest size; the model itself if none is
     similar.
 
-    Kinds are experts, latent attention and recurrent layers.
+    Kinds are distinguished by experts, latent attention and recurrent layers.
     """
     if not recipe.models or model.name in recipe.models:
         return model
@@ -56,8 +58,8 @@ def like_gpu(recipe: Recipe, gpu: GpuSpec) -> GpuSpec:
 
 
 def describe_stand_in(recipe: Recipe, *, model: ModelSpec, gpu: GpuSpec) -> str | None:
-    """Return in words what replaces a training that the recipe's source does not publish; None if
-    it does.
+    """Return, in words, which published training stands in for this one; None if the source
+    publishes it.
     """
     model_like, gpu_like = like_model(recipe, model), like_gpu(recipe, gpu)
     words = []
@@ -91,7 +93,7 @@ def _model_size(model: ModelSpec) -> int:
 
 
 def _exceeds_server(gpu: GpuSpec) -> bool:
-    """Return whether NVLink connects more than a server of eight."""
+    """Return whether NVLink connects more devices than a server of eight."""
     return (gpu.nvlink_domain_size or gpu.gpus_per_node) > 8
 
 

@@ -1,4 +1,4 @@
-"""The layout of a query that leaves no other open, so that no ranking is needed."""
+"""The layout of a query that allows only one, so that no ranking is needed."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ LAYOUT_AXES = (
     "micro_batch_size",
     "moe_token_dispatcher_type",
 )
-"""Axes that a ranking varies if a query omits them, in addition to recomputation and sharding."""
+"""Axes that a ranking varies if the query omits them, in addition to recomputation and sharding."""
 
 
 def estimate_only_layout(query: Query) -> Estimate | None:
     """Return the estimate of a training query that allows one layout and sets recomputation, if
     acceptable.
 
-    States are sharded as in the query or its framework. None if there is something to rank.
+    States are sharded as the query or its framework specifies. Returns None if there is something
+    to rank.
 
     Raises:
         HpToolError: The query cannot be answered.

@@ -62,29 +62,29 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 MAX_PEAK_FACTOR = 2.0
-"""Maximum ratio of counted to computed FLOPs: kernels skip the causal half of attention."""
+"""Maximum ratio of counted to computed FLOPs, because kernels skip the causal half of attention."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingProblem(TrainingCase):
-    """A query's case and its requested limits."""
+    """The case and the limits of a training query."""
 
     constraints: Constraints
     parallel: ParallelQuery = dataclasses.field(default_factory=ParallelQuery)
     """The query's `parallel`."""
     kinds: tuple[TrainingCase, TrainingCase] | tuple[()] = ()
-    """The case on each kind of GPU, if there are two; `profile` then belongs to the kind with more
-    scatter.
+    """The case on each kind of GPU, if there are two; `profile` then belongs to the kind with the
+    larger deviation.
     """
     rows: Rows | None = None
     """Contents of packed rows; None if all rows cost the same."""
     lengths: LengthDistribution | None = None
     """Lengths of the sequences in packed rows."""
     chosen: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    """Values inserted into the query apart from `parallel`, by path; its answers include them."""
+    """Values inserted into the query besides `parallel`, by path; its answers include them."""
 
     def costs(self, candidates: Candidates) -> TrainingCosts:
-        """Return memory and step time of legal candidates."""
+        """Return the memory and step time of legal candidates."""
         headroom = self.constraints.memory_headroom_fraction
         if self.kinds:
             return mixed_costs(self.kinds, candidates, memory_headroom_fraction=headroom)
@@ -101,7 +101,7 @@ class TrainingProblem(TrainingCase):
         return with_imbalance(costs, rows=self.rows, case=self, candidates=candidates)
 
     def scheduled(self, costs: TrainingCosts, candidates: Candidates) -> TrainingCosts:
-        """Return the costs with the strategy's context-parallel schedule; takes seconds per
+        """Return the costs with the strategy's schedule of context parallelism; takes seconds per
         candidate.
         """
         if not self.strategy.dynamic_context_parallel or self.lengths is None:
@@ -111,8 +111,8 @@ class TrainingProblem(TrainingCase):
         return with_dynamic_context(costs, case=self, candidates=candidates, lengths=self.lengths)
 
     def named(self, config: ParallelConfig) -> ParallelConfig:
-        """Return the configuration with the query's common settings, and its framework's layout of
-        uneven stages.
+        """Return the configuration with the settings common to the query, and the framework's
+        layout of uneven stages.
         """
         values = common_settings(self.parallel, context_parallel_size=config.context_parallel_size)
         if any(getattr(config, name) != value for name, value in values.items()):
@@ -145,13 +145,13 @@ class TrainingProblem(TrainingCase):
         )
 
     def choosing(self, values: Mapping[str, Any]) -> TrainingProblem:
-        """Return the problem whose answers name these values of the query, by path."""
+        """Return the problem with its answers naming these values of the query, by path."""
         return dataclasses.replace(self, chosen={**self.chosen, **values})
 
     def with_parallel(self, **values: Any) -> TrainingProblem:
         """Return the problem with these values of `parallel`.
 
-        Its answers name them in `parallel`, not in `provenance.assumed`.
+        Its answers contain them in `parallel`, not in `provenance.assumed`.
         """
         parallel = dataclasses.replace(self.parallel, **values)
         return dataclasses.replace(
@@ -168,16 +168,16 @@ class TrainingProblem(TrainingCase):
         )
 
     def as_release(self, release: str | None) -> TrainingProblem:
-        """Return the problem under a release of the framework with unchanged constants."""
+        """Return the problem under a release of the framework, with the same constants."""
         return dataclasses.replace(
             self, workload=dataclasses.replace(self.workload, framework_version=release)
         )
 
     @property
     def longest_step_s(self) -> float:
-        """Return the step time at which max_days or max_cost is just met; infinity without either.
+        """Return the step time that just meets max_days or max_cost; infinity if neither is set.
 
-        With training.reliability both include the time lost to failures.
+        With training.reliability, both include the time lost to failures.
         """
         limits, price, tokens = (
             self.constraints,
@@ -200,14 +200,16 @@ class TrainingProblem(TrainingCase):
 
     @property
     def least_step_s(self) -> float:
-        """Return a lower bound of the step time: its model FLOPs at BEYOND_PEAK times the devices'
-        peak.
+        """Return a lower bound of the step time in seconds: its model FLOPs at MAX_PEAK_FACTOR
+        times the devices' peak.
         """
         return self._at_peak_s(token_flops(self.model, self.workload).model) / MAX_PEAK_FACTOR
 
     @property
     def peak_step_s(self) -> float:
-        """Return seconds of a step's FLOPs at the devices' peak, with half of causal attention."""
+        """Return the seconds of a step's FLOPs at the devices' peak, counting half of causal
+        attention.
+        """
         return self._at_peak_s(token_flops(self.model, self.workload).causal.model)
 
     def _at_peak_s(self, flops_per_token: float) -> float:
@@ -247,7 +249,9 @@ class TrainingProblem(TrainingCase):
         return tuple(reasons)
 
     def with_missed_targets(self, estimate: Estimate) -> Estimate:
-        """Return the estimate with a reason for each missed limit; any makes it infeasible."""
+        """Return the estimate with a reason for each exceeded limit; any reason makes it
+        infeasible.
+        """
         missed = self.missed_targets(estimate)
         return (
             dataclasses.replace(estimate, feasible=False, reasons=estimate.reasons + missed)
@@ -352,10 +356,10 @@ def resolve_training(query: Query) -> TrainingProblem:
 
 
 def _describe_parts(estimate: Estimate, value: float, *, currency: str) -> str:
-    """Return `: compute 18.1, pipeline bubble 2.3`: the value in the proportions of the step's
-    parts.
+    """Return `: compute 18.1, pipeline bubble 2.3`: the value divided in the proportions of the
+    step's parts.
 
-    Largest part first; dollars as `$18.1`.
+    The largest part comes first; dollars are written as `$18.1`.
     """
     if estimate.time is None:
         return ""
@@ -370,8 +374,8 @@ def _describe_parts(estimate: Estimate, value: float, *, currency: str) -> str:
 
 
 def inline_files(query: Query) -> Query:
-    """Return the query with model and trace files inlined, so that other processes can read it and
-    it is constant.
+    """Return the query with the contents of model and trace files, so that other processes can read
+    it and later changes of the files have no effect.
     """
     if query.inference is not None and isinstance(query.inference.trace, OwnFile):
         from hp_tool.catalog.traces import request_trace
@@ -388,7 +392,7 @@ def inline_files(query: Query) -> Query:
 
 
 def resolve_model(model: str | ModelSpec | dict[str, Any]) -> ModelSpec:
-    """Return a shape from a catalogue name, an own file, a mapping or a shape.
+    """Return the model's shape from a catalogue name, a local file, a mapping or a shape.
 
     Raises:
         InputError: The model is malformed.
@@ -445,7 +449,7 @@ def _resolve_strategy(
 
 
 def _resolve_dispatcher(parallel: ParallelQuery, *, release: str | None) -> TokenDispatcher:
-    """Return the release's usual dispatcher, if the query allows it; else the first that it
+    """Return the release's default dispatcher if the query allows it, else the first that the query
     names.
     """
     named: tuple[TokenDispatcher, ...] = axis_values(parallel.moe_token_dispatcher_type)
@@ -492,12 +496,12 @@ def _intern(value: Any) -> Any:
 
 
 def _first_equal_value(value: T) -> T:
-    """Return the first value equal to this one, so that cached derivations are shared
+    """Return the first object that was equal to this one, so that cached derivations are shared
     (`cost.shared`).
     """
     try:
         first: T = _intern(value)
-    except TypeError:  # it contains a mapping, which has no hash
+    except TypeError:  # It contains a mapping, which has no hash.
         return value
     return first
 
@@ -508,7 +512,9 @@ _profiles: Shared[EfficiencyProfile] = Shared()
 def _profile(
     cluster: ClusterSpec, *, model: ModelSpec, workload: TrainingWorkload, name: str
 ) -> EfficiencyProfile:
-    """Return the profile of a GPU under the workload's framework. `name` is the whole cluster's."""
+    """Return the profile of a GPU under the workload's framework. `name` is that of the whole
+    cluster.
+    """
     objects = (cluster.gpu, model, workload, machine_profile(name))
     return _profiles.get(
         objects, (name,), lambda: _new_profile(cluster, model=model, workload=workload, name=name)
@@ -537,9 +543,8 @@ def _new_profile(
 def with_scatter(
     profile: EfficiencyProfile, *, model: ModelSpec, workload: TrainingWorkload, gpu: GpuSpec
 ) -> EfficiencyProfile:
-    """Return the profile with the scatter of step time and memory for this model and task.
-
-    The release of the framework is included.
+    """Return the profile with the deviations of step time and memory for this model, task and
+    release.
     """
     if model.num_experts or workload.lora is not None:
         profile = with_pairs(

@@ -1,4 +1,4 @@
-"""Settings that a query leaves open: what its recipe sets, and what is assumed for the rest."""
+"""Settings that a query leaves open: the values of its recipe, and assumed values for the rest."""
 
 import functools
 from collections import defaultdict
@@ -51,7 +51,7 @@ def list_recipes() -> list[Recipe]:
 def recipe_settings(
     recipe: Recipe, *, model: ModelSpec, gpu: GpuSpec, num_gpus: int, workload: TrainingWorkload
 ) -> dict[str, dict[str, Any]]:
-    """Return what the recipe sets for a training: values of keys of `training` and `parallel`."""
+    """Return the values of `training` and `parallel` that the recipe sets for a training."""
     values: dict[str, dict[str, Any]] = {"training": {}, "parallel": {}}
     model, gpu = like_model(recipe, model), like_gpu(recipe, gpu)
     for rule in recipe.rules:
@@ -77,16 +77,17 @@ def with_recipe(query: Query, *, model: ModelSpec, gpu: GpuSpec, num_gpus: int) 
             if workload.framework == TrainingWorkload.framework
             else workload.framework
         )
-        if workload.offload is not None:  # offload_fraction applies to the recipe's offload
+        if workload.offload is not None:  # offload_fraction applies to the recipe's offload.
             training = replace(training, offload_fraction=None)
-        if workload.cuda_graphs is not None:  # recorded modules apply to its graphs
+        if workload.cuda_graphs is not None:  # Recorded modules apply to the recipe's graphs.
             training = replace(training, cuda_graph_modules=None)
-        if parallel.zero_stage is not None:  # and the reduction of gradients to its stage
+        # The reduction of gradients applies to the recipe's ZeRO stage.
+        if parallel.zero_stage is not None:
             training = replace(training, gradient_reduction=None)
         workload = replace(
             _fill_open(workload, training, OF_RECIPES), framework=framework, recipe=None
         )
-        if training.overlap is not None:  # each kind separately
+        if training.overlap is not None:  # Each kind separately.
             kinds = _fill_open(workload.overlap or OverlapSpec(), training.overlap, OVERLAPS)
             workload = replace(workload, overlap=kinds)
         parallel = _fill_open(parallel, knobs, PARALLEL_KNOBS)
@@ -104,10 +105,10 @@ def assumed_settings(
     gpu: GpuSpec,
     strategy: Strategy,
 ) -> dict[str, object]:
-    """Return the assumed value of each setting that the query leaves open and that matters to this
+    """Return the assumed value of each setting that the query leaves open and that affects this
     training.
 
-    `workload` and `parallel` are the query's with its recipe.
+    `workload` and `parallel` are those of the query with its recipe.
     """
     before = query.training
     assert before is not None
@@ -165,8 +166,8 @@ def _training_values(workload: TrainingWorkload, model: ModelSpec) -> Iterator[t
 def _parallel_value(
     name: str, parallel: ParallelQuery, model: ModelSpec, strategy: Strategy
 ) -> object:
-    """Return None if it does not matter, or if a ranking varies it: answers contain their
-    `parallel`.
+    """Return the assumed value; None if it has no effect, or if a ranking varies it and answers
+    contain it in `parallel`.
     """
     if name == "context_parallel_communication":
         return strategy.context_parallel_communication
@@ -179,7 +180,7 @@ def _parallel_value(
 
 
 def _fill_open(written: S, usual: S, names: tuple[str, ...]) -> S:
-    """Return written values, and the usual values for others."""
+    """Return the written values, with usual values for the others."""
     open_names = (name for name in names if getattr(written, name) is None)
     return replace(
         written,
@@ -190,7 +191,7 @@ def _fill_open(written: S, usual: S, names: tuple[str, ...]) -> S:
 def _validate_values(
     values: Mapping[str, Mapping[str, Any]],
 ) -> tuple[TrainingWorkload, ParallelQuery]:
-    """Return values of both sections, validated like a query's; others have their defaults."""
+    """Return the values of both sections, validated like a query's; others have their defaults."""
     sizes = {"sequence_length": 1, "global_batch_size": 1}
     return schema.parse(TrainingWorkload, {**sizes, **values["training"]}), schema.parse(
         ParallelQuery, values["parallel"]
@@ -233,7 +234,7 @@ def _drop_overruled(rules: tuple[RecipeRule, ...]) -> tuple[RecipeRule, ...]:
     """
     kept: list[RecipeRule] = []
     later: defaultdict[str, list[RecipeRule]] = defaultdict(list)
-    """Later rules by each key that they set."""
+    """For each key, the later rules that set it."""
     for rule in reversed(rules):
         sections = {"training": rule.training, "parallel": rule.parallel}
         left = {
@@ -253,7 +254,9 @@ def _drop_overruled(rules: tuple[RecipeRule, ...]) -> tuple[RecipeRule, ...]:
 
 
 def _listed_fields(entry: library.Entry) -> dict[str, Any]:
-    """Return the LISTED fields of the entry, or else of the recipe that it extends."""
+    """Return the LISTED_FIELDS of the entry; those that it omits come from the recipe that it
+    extends.
+    """
     base = entry.fields.get("extends")
     inherited = (
         {}

@@ -1,4 +1,4 @@
-"""Rules for supported recomputation of a training."""
+"""Rules for the recomputation that a training supports."""
 
 from hp_tool.domain.frameworks import training_engine
 from hp_tool.domain.model import ModelSpec
@@ -42,11 +42,11 @@ def check_recompute(spec: Recompute, model: ModelSpec, workload: TrainingWorkloa
 
 
 PER_OP_FRAMEWORKS = ("torch-fsdp", "torchtitan")
-"""Frameworks with torchtitan's selective checkpoints by operation."""
+"""Frameworks with torchtitan's selective checkpointing by operation."""
 
 
 def _check_per_op(model: ModelSpec, workload: TrainingWorkload, *, field: str) -> None:
-    """Check the model: the order of operations is known for Llama's blocks only."""
+    """Check the model: the order of operations is known only for Llama's blocks."""
     if workload.framework not in PER_OP_FRAMEWORKS:
         raise UnsupportedError(
             f"recompute per_op requires torch-fsdp, not {workload.framework}; choose "
@@ -76,7 +76,7 @@ def _check_modules(
     *,
     field: str,
 ) -> None:
-    """Check that each module exists in the model; Megatron Core silently skips some missing
+    """Check that each module exists in the model; Megatron Core silently ignores some missing
     ones.
     """
     reject_first_case(

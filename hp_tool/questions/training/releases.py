@@ -1,4 +1,4 @@
-"""Effects of a framework's release: default dispatcher, step time, scatter of predictions."""
+"""Effects of a framework's release: default dispatcher, step time, and deviation of predictions."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from hp_tool.domain.releases import (
 )
 
 MOST_YEARS_AHEAD, MOST_YEARS_BACK = 1.0, 4.0
-"""Maximum extrapolation of the release trend: back as far as runs of today's frameworks exist, and
-a year ahead.
+"""Limits of extrapolating the release trend, in years: back as far as runs of current frameworks
+exist, and one year ahead.
 """
 
 
 def default_dispatcher(framework_version: str | None) -> TokenDispatcher:
-    """Return flex from the releases of FLEX_IS_USUAL on, else alltoall, which runs everywhere."""
+    """Return flex from the releases of FLEX_IS_DEFAULT on, else alltoall, which runs everywhere."""
     return "flex" if is_at_least(framework_version or "", since=FLEX_IS_DEFAULT) else "alltoall"
 
 
 def release_factor(framework: FrameworkEfficiency, release: str | None) -> float:
-    """Return the step time under a release over that under the newest release of its measured runs.
+    """Return the step time under a release relative to the newest release of its measured runs.
 
-    It follows the trend of today's releases. Constants of a single software version (2022's, on
-    A100) use the trend only back in time, because none of their runs is newer. 1 for unknown
-    releases, and for Megatron Core's own versions, which have no date.
+    It follows the trend of recent releases. Constants of a single software version (2022's, on
+    A100) use the trend only back in time, because none of their runs is newer. The factor is 1 for
+    unknown releases and for Megatron Core's own versions, which have no date.
     """
     if not framework.yearly_gain or framework.newest_release is None or release is None:
         return 1.0
@@ -52,7 +52,8 @@ def release_variance(
     """
     constants, more = profile.framework, 0.0
     if experts and constants.expert_time_log_sd is None:
-        # No run of the framework had experts, so they scatter like Megatron Core's of all releases.
+        # No run of the framework had experts, so their deviation is that of Megatron Core's runs of
+        # all releases.
         measured = efficiency_profile(gpu=gpu, framework="megatron-core").framework
         more += (measured.expert_time_log_sd or 0.0) ** 2 + (
             measured.earlier_expert_time_log_sd or 0.0
@@ -68,12 +69,12 @@ def release_variance(
 def unnamed_release_variance(
     profile: EfficiencyProfile, *, experts: bool, release: str | None
 ) -> float:
-    """Return the part of that variance due to an unnamed release, common to all runs of one
-    machine.
+    """Return the part of that variance that is due to an unnamed release and common to all runs on
+    one machine.
     """
     constants = profile.framework
     several = (
         constants.newest_release is not None and constants.newest_release >= LATEST
-    )  # others have a single software version
+    )  # Others have a single software version.
     unsaid = several and release is None and not experts and constants.stands_for is None
     return profile.doubts.unsaid_release_log_sd**2 if unsaid else 0.0

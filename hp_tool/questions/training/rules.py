@@ -1,4 +1,4 @@
-"""Rules for training queries: incompatible fields, and unsupported features, rejected by name."""
+"""Rules for training queries: incompatible fields and unsupported features are rejected by name."""
 
 from collections.abc import Collection
 from typing import Any
@@ -37,11 +37,11 @@ def check_training(query: Query, *, model: ModelSpec, cluster: ClusterSpec) -> N
     """Check a training query.
 
     Raises:
-        InputError: Fields are incompatible; the error names the field to change.
+        InputError: Fields are incompatible. The error names the field to change.
         UnsupportedError: A feature is not modelled.
     """
     workload, parallel = query.training, query.parallel
-    assert workload is not None  # checked with the kind
+    assert workload is not None  # Checked with the kind.
     _check_training_only(query)
     check_degrees(parallel, framework=workload.framework)
     check_unlike(model=model, workload=workload, parallel=parallel, cluster=cluster)
@@ -373,8 +373,8 @@ def _check_adapters(model: ModelSpec, workload: TrainingWorkload) -> None:
 
 
 def _check_frozen(model: ModelSpec, workload: TrainingWorkload, parallel: ParallelQuery) -> None:
-    """Check parts frozen by name, in plain pipelines of decoders; LoRA freezes everything
-    already.
+    """Check parts that are frozen by name: only in plain pipelines of decoders, and not with LoRA,
+    which freezes everything already.
     """
     if not workload.frozen:
         return
@@ -404,7 +404,7 @@ def _check_frozen(model: ModelSpec, workload: TrainingWorkload, parallel: Parall
 def _check_merged_passes(
     model: ModelSpec, workload: TrainingWorkload, parallel: ParallelQuery
 ) -> None:
-    """Check model and workload for overlap_moe_expert_parallel_comm of Megatron Core; the space
+    """Check model and workload for Megatron Core's overlap_moe_expert_parallel_comm; the space
     checks sizes.
     """
     field = "training.overlap.expert_parallel"
@@ -441,7 +441,7 @@ def _check_merged_passes(
 
 
 def _check_release(model: ModelSpec, workload: TrainingWorkload) -> None:
-    """Reject what the release of Megatron Core does not start."""
+    """Reject combinations that the release of Megatron Core refuses to start."""
     if workload.cuda_graphs and (refused := recording_error(workload, model)):
         raise InputError(refused, field="training.cuda_graphs")
     release = workload.framework_version or ""
@@ -497,7 +497,9 @@ _SUPPORTED_VALUES: dict[str, dict[str, Collection[Any]]] = {
 
 
 def _check_framework(model: ModelSpec, workload: TrainingWorkload, parallel: ParallelQuery) -> None:
-    """Reject what the framework does not support, or none of its measured runs used."""
+    """Reject settings that the framework does not support, or that none of its measured runs
+    used.
+    """
     framework = workload.framework
     if (
         model.architecture != "decoder"

@@ -22,7 +22,7 @@ from hp_tool.questions.training.ranking.recommend import device_counts
 
 MAX_COST_RATIO = 1.05
 FASTER_FACTOR, LARGER_FACTOR = 2.0, 1.5
-"""Bandwidth and memory factors of the better hardware."""
+"""Factors of bandwidth and of memory for the better hardware."""
 UNUSED_VALUES: dict[str, int | str] = {
     "tensor_parallel_size": 1,
     "pipeline_parallel_size": 1,
@@ -35,7 +35,7 @@ UNUSED_VALUES: dict[str, int | str] = {
     "zero_stage": 0,
     "data_parallel_shard_size": 0,
 }
-"""The value of each axis that disables it."""
+"""Value of each axis that disables it."""
 
 
 def sensitivity(
@@ -46,8 +46,9 @@ def sensitivity(
 ) -> Sensitivity:
     """Return rank 1 with other numbers of devices, without each axis, and on better hardware.
 
-    Each figure is rank 1 of a separate ranking under the settings that `first` has beside its
-    layout. Calibrations do not apply to better hardware: the cost model's ratio of step times does.
+    Each figure is rank 1 of a separate ranking with the settings of `first` besides its layout.
+    Calibrations do not apply to better hardware, so the cost model's ratio of step times is used
+    there.
 
     Args:
         query: A query of many configurations.
@@ -114,8 +115,10 @@ def sensitivity(
 
 
 def _with_settings_of(first: Recommendation | None, query: Query) -> TrainingProblem:
-    """Return the query's problem with the values that the ranking chose, except the devices."""
-    problem = resolve_training(query)  # refuses lists under `training`
+    """Return the query's problem with the values that the ranking chose, except the number of
+    devices.
+    """
+    problem = resolve_training(query)  # Rejects lists under `training`.
     values = {} if first is None else {**first.set}
     values.pop(NUM_GPUS, None)
     for path, value in values.items():
@@ -126,10 +129,12 @@ def _with_settings_of(first: Recommendation | None, query: Query) -> TrainingPro
 def _with_better_hardware(
     query: Query, problem: TrainingProblem, first: Recommendation, start: ScalingPoint
 ) -> list[Influence]:
-    """Return the influence of each limit of the cluster; rank 1's own layout is never worse."""
+    """Return the influence of each limit of the cluster; the layout of rank 1 itself is never worse
+    on better hardware.
+    """
     own = resolve_configuration(Configuration.of(first, query=query).query)
     now = first.estimate.time
-    assert now is not None  # a legal row
+    assert now is not None  # A legal row.
     now_s = (
         _best_step_s(problem, rank_by=query.rank_by) if first.calibrated_estimate else now.step_s
     )
@@ -148,13 +153,13 @@ def _with_better_hardware(
 
 
 def _does_not_use(config: ParallelConfig, name: str) -> bool:
-    """Return whether the configuration does not use this axis."""
+    """Return whether the configuration leaves this axis unused."""
     value = getattr(config, name)
     return (recompute_name(value) if name == "recompute" else value) == UNUSED_VALUES[name]
 
 
 def _device_counts(problem: TrainingProblem) -> list[int]:
-    """Return the cluster's number of devices and its halves, quarters and so on that can be
+    """Return the cluster's number of devices, its half, quarter and so on, as far as they can be
     filled.
     """
     most = problem.cluster.num_gpus
@@ -185,7 +190,7 @@ def _scaling_point(problem: TrainingProblem, row: Recommendation) -> ScalingPoin
     estimate = row.preferred_estimate
     assert (
         estimate.time is not None and estimate.tokens_per_second_per_gpu is not None
-    )  # legal rows
+    )  # Legal rows.
     return ScalingPoint(
         num_gpus=problem.cluster.num_gpus,
         step_s=estimate.time.step_s,
@@ -210,7 +215,7 @@ def _rank_first(
 def _best_step_s(
     problem: TrainingProblem, *, rank_by: RankBy, predictor: CalibratedPredictor | None = None
 ) -> float | None:
-    """Return the seconds of a step of rank 1; None if nothing is acceptable."""
+    """Return the step time of rank 1 in seconds; None if nothing is acceptable."""
     row = _rank_first(problem, rank_by=rank_by, predictor=predictor)
     return (
         None
@@ -225,7 +230,7 @@ def _problem_without_axis(problem: TrainingProblem, name: str) -> TrainingProble
 
 
 def _improved_clusters(cluster: ClusterSpec) -> list[tuple[str, ClusterSpec]]:
-    """Return the cluster with each of its limits raised."""
+    """Return one cluster for each limit, with that limit raised."""
     gpu = cluster.gpu
     memory = replace(cluster, gpu=replace(gpu, memory_bytes=int(LARGER_FACTOR * gpu.memory_bytes)))
     clusters = [(f"{LARGER_FACTOR:g} x memory", memory)]

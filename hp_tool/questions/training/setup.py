@@ -19,7 +19,7 @@ from hp_tool.questions.training.problem import TrainingProblem
 
 
 def training_setup(problem: TrainingProblem, config: ParallelConfig) -> TrainingSetup:
-    """Return the case of one training configuration; a reduced run uses fewer devices than the
+    """Return the setup of one training configuration; a reduced run uses fewer devices than the
     problem.
     """
     model_parallel = (
@@ -45,16 +45,18 @@ def training_setup(problem: TrainingProblem, config: ParallelConfig) -> Training
 
 
 def _written_dispatcher(strategy: Strategy, config: ParallelConfig) -> TokenDispatcher:
-    """Return alltoall if each rank has all experts, for which Megatron Core rejects flex."""
+    """Return the dispatcher to write: alltoall if each rank has all experts, because Megatron Core
+    then rejects flex.
+    """
     if config.expert_parallel_size * config.expert_tensor_parallel_size == 1:
         return "alltoall"
     return config.moe_token_dispatcher_type or strategy.moe_token_dispatcher_type
 
 
 def _written_layout(problem: TrainingProblem, config: ParallelConfig) -> PipelineLayout | None:
-    """Return the layout to write.
+    """Return the pipeline layout to write.
 
-    None if the framework derives it from the sizes, or from one layer fewer at the ends.
+    Returns None if the framework derives it from the sizes, or from one layer fewer at the ends.
     """
     layers, dense, own = (
         problem.model.num_hidden_layers,

@@ -9,7 +9,7 @@ from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.errors import UnsupportedError
 
 _SCHEDULES = {"1f1b", "interleaved", "gpipe", "zb-h1"}
-"""Schedules without two stages on a rank."""
+"""Schedules that place one stage on each rank."""
 _MEGATRON_MIXERS: tuple[Mixer, ...] = ("attention", "gated_delta", "mamba2", "none")
 """Mixers of Megatron Core (0.16: ssm/, transformer/)."""
 
@@ -48,7 +48,7 @@ def check_unlike(
 def _unsupported_cases(
     model: ModelSpec, workload: TrainingWorkload, parallel: ParallelQuery, cluster: ClusterSpec
 ) -> tuple[tuple[object, tuple[str, str]], ...]:
-    """Yield (whether it is used, (field, its name))."""
+    """Yield (whether the query uses it, (field, name)) for each unsupported case."""
     return (
         (
             framework_facts(workload.framework).is_plain,

@@ -1,4 +1,4 @@
-"""Settings that a query leaves open, from the framework's current recipes."""
+"""Settings that a query leaves open, taken from the framework's current recipes."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from hp_tool.questions.training.with_recipe import with_recipe_figure
 def usual_settings(
     estimate: Estimate, *, query: Query, problem: TrainingProblem | None = None
 ) -> dict[str, Any]:
-    """Return the settings by path that such runs usually have and the query leaves open.
+    """Return the settings, by path, that such runs usually have and that the query leaves open.
 
-    Mixtures of experts use today's recipe, because their steps differ up to threefold between
-    settings that nobody leaves at the framework's defaults. Other models use CUDA graphs if
+    Mixtures of experts use the current recipe, because settings that nobody leaves at the
+    framework's defaults change their step time up to threefold. Other models use CUDA graphs if
     launches limit the step on a GPU whose recipes use them.
     """
     problem = problem or resolve_configuration(query).problem
@@ -36,7 +36,7 @@ def usual_settings(
 def records_graphs(cluster: ClusterSpec) -> bool:
     """Return whether current recipes use CUDA graphs on this class of GPU if launches limit a step.
 
-    These GPUs have 8-bit matmuls and NVLink. Source: Megatron Bridge 26.08 (Llama 3 8B on B200 to
+    Such GPUs have 8-bit matmuls and NVLink. Source: Megatron Bridge 26.08 (Llama 3 8B on B200 to
     GB300, mixtures from H100 on) and NVIDIA's LoRA in MLPerf Training 5.0 (from 64 H100 or B200
     on).
     """
@@ -49,7 +49,7 @@ def records_graphs(cluster: ClusterSpec) -> bool:
 def resolve_with_settings(
     query: Query, settings: Mapping[str, Any]
 ) -> ResolvedConfiguration | None:
-    """Return the query's configuration with these settings; None if it is not supported."""
+    """Return the query's configuration with these settings; None if they are not supported."""
     try:
         resolved = resolve_configuration(
             parse_query(set_paths(query_mapping(query), dict(settings)))
@@ -68,7 +68,7 @@ def with_usual_settings(
 ) -> Estimate:
     """Return the estimate with the usual settings; unchanged if there are none.
 
-    The interval extends to the step without them, and `provenance.usual` names both.
+    The interval extends to the step time without them, and `provenance.usual` names both.
     """
     settings = usual_settings(estimate, query=query, problem=problem) if estimate.time else {}
     resolved = resolve_with_settings(query, settings) if settings else None

@@ -1,4 +1,4 @@
-"""The step time with today's recipe for a query without a recipe."""
+"""The step time with the current recipe, for a query without a recipe."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from hp_tool.questions.training.recipes import get_recipe
 NEWEST_FAMILY = "megatron-bridge"
 AUDITED = "mlperf-training-5.0"
 NUMERICS_PATHS = frozenset(f"training.{name}" for name, knob in KNOBS.items() if knob.trains)
-"""Settings that change the numerics."""
+"""Paths of settings that change the numerics."""
 CAPACITY_KEY = "training.expert_capacity_factor"
 LAYOUT_SETTINGS: tuple[tuple[dict[str, Any], dict[str, Any]], ...] = (
     ({}, {}),
-    ({"cuda_graphs": True}, {}),  # of whole iterations, which allow recomputation of layers
+    ({"cuda_graphs": True}, {}),  # Graphs of whole iterations, which allow recomputation of layers.
     ({"cuda_graphs": False}, {}),
     ({"overlap": OverlapSpec(expert_parallel=False)}, {}),
     ({"overlap": OverlapSpec(expert_parallel=False), "cuda_graphs": False}, {}),
@@ -35,8 +35,8 @@ LAYOUT_SETTINGS: tuple[tuple[dict[str, Any], dict[str, Any]], ...] = (
         {"zero_stage": 1, "recompute": "none"},
     ),
 )
-"""Replacements for values that a recipe chose for its own layout, tried in turn until one is
-supported.
+"""Replacements for values that a recipe chose for its own layout; the first supported one is
+used.
 """
 
 
@@ -47,10 +47,10 @@ def with_recipe_figure(
     problem: TrainingProblem | None = None,
     calibrations: Calibrations | None = None,
 ) -> Estimate:
-    """Return the estimate with the step time of today's recipe.
+    """Return the estimate with the step time under the current recipe.
 
     Queries with a recipe, and frameworks and devices without one, are unchanged. `problem` is the
-    query's, if it was resolved earlier. `calibrations` correct the recipe's step like a calibrated
+    query's, if already resolved. `calibrations` correct the recipe's step time like a calibrated
     `estimate`.
     """
     workload = query.training
@@ -70,7 +70,7 @@ def with_recipe_figure(
     alone = resolved.estimate(with_fixes=False)
     figure = resolved.calibrated_estimate(calibrations) or alone
     assert alone.time is not None
-    assert figure.time is not None and figure.intervals is not None  # the configuration is legal
+    assert figure.time is not None and figure.intervals is not None  # The configuration is legal.
     changes = _changed_settings(before=problem, after=resolved.problem)
     if not changes:
         return estimate
@@ -93,8 +93,8 @@ def with_recipe_figure(
 def _current_recipe(problem: TrainingProblem) -> str | None:
     """Return the recipe for a training.
 
-    It is that of the query's release, that of the audited runs if only these have its model and
-    task, else the newest.
+    It is the recipe of the query's release; if only the audited runs have its model and task,
+    theirs; else the newest.
     """
     workload, gpu = problem.workload, problem.cluster.gpu
     if (
@@ -107,9 +107,7 @@ def _current_recipe(problem: TrainingProblem) -> str | None:
     audited = (
         workload.task == "lora" and name in get_recipe(AUDITED).models and name not in newest.models
     )
-    linked = (
-        gpu.nvlink_bandwidth_bytes_per_second is not None
-    )  # as all that releases have recipes for
+    linked = gpu.nvlink_bandwidth_bytes_per_second is not None  # As all releases with recipes do.
     if "bf16" not in gpu.peak_flops_per_second or not (linked or audited):
         return None
     released = f"{NEWEST_FAMILY}-{workload.framework_version}"
@@ -121,12 +119,12 @@ def _current_recipe(problem: TrainingProblem) -> str | None:
 def _try_resolve(query: Query) -> ResolvedConfiguration | None:
     try:
         return resolve_configuration(query)
-    except HpToolError:  # this layout does not support what the recipe sets
+    except HpToolError:  # This layout does not support what the recipe sets.
         return None
 
 
 def _fill_open(query: Query, *, training: Mapping[str, Any], parallel: Mapping[str, Any]) -> Query:
-    """Return the query with these values for open keys."""
+    """Return the query with these values for keys that it leaves open."""
     assert query.training is not None
     workload, layout = query.training, query.parallel
     filled = replace(workload, **_open_values(workload, training))
@@ -138,12 +136,12 @@ def _fill_open(query: Query, *, training: Mapping[str, Any], parallel: Mapping[s
 def _open_values(
     section: TrainingWorkload | ParallelQuery, values: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the values whose key the section leaves open."""
+    """Return the values whose keys the section leaves open."""
     return {name: value for name, value in values.items() if getattr(section, name) is None}
 
 
 def _inserted_paths(query: Query, named: Query) -> dict[str, Any]:
-    """Return what was inserted into the query in addition to the recipe, by path."""
+    """Return the values inserted into the query besides the recipe, by path."""
     before, after = (schema.to_dict(each) for each in (query, named))
     return {
         f"{section}.{name}": value
@@ -154,7 +152,7 @@ def _inserted_paths(query: Query, named: Query) -> dict[str, Any]:
 
 
 def _changed_settings(*, before: TrainingProblem, after: TrainingProblem) -> dict[str, Any]:
-    """Return settings by path that the recipe sets to other values than the query's."""
+    """Return the settings, by path, that the recipe sets to other values than the query."""
     old, new = (_problem_knobs(each) for each in (before, after))
     return {
         path: value
@@ -192,5 +190,5 @@ def _numerics_ratios(
 
 
 def _without_expert_capacity(problem: TrainingProblem) -> TrainingProblem:
-    """Return the problem without an expert capacity, which no query of the recipe can set."""
+    """Return the problem without an expert capacity, which a query of the recipe cannot unset."""
     return replace(problem, workload=replace(problem.workload, expert_capacity_factor=None))
