@@ -1,4 +1,4 @@
-"""The answer of a search in figures: the recommended configuration, its measurements, and its gain."""
+"""The answer of a search: the recommended configuration, its measurements, and its gain."""
 
 from dataclasses import dataclass, field
 from typing import Literal

@@ -1,4 +1,4 @@
-"""The word for how a configuration fits in memory, from its probability of running out of memory."""
+"""How a configuration fits in memory, in a word, from its probability of running out of memory."""
 
 from __future__ import annotations
 

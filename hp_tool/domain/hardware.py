@@ -167,7 +167,7 @@ class ClusterSpec(Strict):
         return (*(n for n in shares if n < self.num_gpus), *nodes, self.num_gpus)
 
     def with_num_gpus(self, num_gpus: int) -> ClusterSpec:
-        """Return a part of the cluster with this number of devices: whole nodes, or a part of one."""
+        """Return a part of the cluster with this many devices: whole nodes, or a part of one."""
         per_node = min(self.gpus_per_node, num_gpus)
         domain = max(per_node, min(self.nvlink_domain_size, num_gpus))
         segment = self.nvlink_segment_gpus and max(

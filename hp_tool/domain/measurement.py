@@ -342,7 +342,7 @@ class Measurement(Strict):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobResult(Measurement):
-    """Result of a job that ran several configurations: that of the first, and those of its rivals."""
+    """Result of a job that ran several configurations: the first one's, and its rivals'."""
 
     rivals: tuple[Measurement, ...] = ()
     """In the order of the request, up to the first failure."""

@@ -1,6 +1,6 @@
-"""Chosen figures of calibration, search and learning, read from `assumptions.yaml`.
+"""Assumed constants of calibration, search and learning, read from `assumptions.yaml`.
 
-The file gives each figure's unit, its meaning and the reason for its value. It is read at first
+The file gives each constant's unit, its meaning and the reason for its value. It is read at first
 use, so predictions without a calibration never parse it.
 """
 
@@ -23,7 +23,7 @@ ByName = Mapping[str, float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DevicePriors:
-    """Prior widths of a calibration by kind of device; see `calibration.Prior`."""
+    """Prior deviations of a calibration by kind of device; see `calibration.Prior`."""
 
     common_log_sd: ByKind
     group_log_sd: ByKind
@@ -42,7 +42,7 @@ class DevicePriors:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Features:
-    """Distance scales between configurations, and features of configurations that stall."""
+    """Length scales of configuration features, and the features of configurations that stall."""
 
     distances: ByName
     other_distance: float
@@ -54,7 +54,9 @@ class Features:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variances:
-    """Weights of the stated variances against runs, and correlations of similar configurations."""
+    """Weights of the stated variances relative to runs, and correlations between similar
+    configurations.
+    """
 
     memory_runs: ByName
     similar_share: float
@@ -64,7 +66,7 @@ class Variances:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTime:
-    """Split of the step-time variance that the cost model states."""
+    """How the step-time variance that the cost model states is divided between components."""
 
     regular_log_sd_limit: float
     stall_share_limit: float
@@ -91,7 +93,7 @@ class Stalls:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traces:
-    """Transfer of part times measured by traces to other configurations."""
+    """How part times measured by traces carry over to other configurations."""
 
     link_log_sd: float
     part_log_sd: float
@@ -101,7 +103,7 @@ class Traces:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
-    """Scatter of memory needs."""
+    """Deviations of memory needs."""
 
     excess_log_sd: float
     model_share: float
@@ -109,7 +111,7 @@ class Memory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Repeats:
-    """Scatter of repeated runs of a configuration, and the number of repeats that count."""
+    """Deviation between repeated runs of a configuration, and the number of repeats that count."""
 
     fitted_runs: int
     step_log_sd: ByKind
@@ -119,7 +121,7 @@ class Repeats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlowDevices:
-    """Thresholds for devices and links that are slower than their peers."""
+    """Thresholds above which devices and links count as slower than their peers."""
 
     least_slowdown: float
     deviations: float
@@ -127,7 +129,7 @@ class SlowDevices:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Search:
-    """Assumed costs of runs, and criteria to choose and stop runs."""
+    """Assumed costs of runs, and criteria for choosing runs and stopping."""
 
     local_startup_s: float
     cluster_startup_s: float
@@ -156,7 +158,7 @@ class Search:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Learning:
-    """Rules for which measurements teach and which are held."""
+    """Rules for which measurements calibrate predictions and which are held for review."""
 
     measurements: int
     repeats: int
@@ -185,7 +187,7 @@ class Watch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assumptions:
-    """All assumptions by topic."""
+    """All assumptions, grouped by topic."""
 
     device_priors: DevicePriors
     features: Features
@@ -203,7 +205,7 @@ class Assumptions:
 
 @functools.cache
 def assumed() -> Assumptions:
-    """Return the figures of `assumptions.yaml`, read once per process."""
+    """Return the constants of `assumptions.yaml`, read once per process."""
     document, groups = documents.read(FILE), get_type_hints(Assumptions)
     return Assumptions(
         **{

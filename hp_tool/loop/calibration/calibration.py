@@ -1,4 +1,6 @@
-"""The calibration: fitted corrections of predictions on this hardware, as a storable value."""
+"""A calibration: fitted corrections of predictions on this hardware, in a form that can be
+stored.
+"""
 
 from __future__ import annotations
 
@@ -16,21 +18,23 @@ from hp_tool.loop.calibration.repeats import without_surplus
 from hp_tool.loop.calibration.step_time import StepTimeFit, fit_step_time
 
 PAYLOAD_VERSION = 6
-"""Earlier versions hold fits in another format; their measurements are fitted again."""
+"""Version of the stored payload. Earlier versions store fits in another format; their measurements
+are fitted again.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
-    """Corrections of step time and memory, with the measurements they were fitted from."""
+    """Corrections of step time and memory, with the ids of the measurements they were fitted to."""
 
     prior: Prior
     step_time: StepTimeFit
     memory: MemoryFit
     measurement_ids: tuple[str, ...]
-    """Sorted ids; empty for the prior."""
+    """Sorted ids of the measurements; empty for the prior."""
 
     def summary(self) -> dict[str, Any]:
-        """Return factors by group, overheads, remaining error and number of measurements."""
+        """Return factors by group, overheads, residual error and number of measurements."""
         return {
             "measurements": len(self.measurement_ids),
             "factors": self.step_time.factors,
@@ -44,9 +48,9 @@ class Calibration:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready payload, readable by `from_dict` of this and later versions."""
+        """Return a JSON-ready payload, readable by `from_dict` of this and later versions."""
         payload = _payload(self)
-        if not len(self.step_time.part_logs):  # versions without it wrote this
+        if not len(self.step_time.part_logs):  # Written by versions without this field.
             del payload["step_time"]["part_logs"]
         return {
             "version": PAYLOAD_VERSION,
@@ -57,7 +61,7 @@ class Calibration:
 
     @staticmethod
     def from_dict(payload: Mapping[str, Any]) -> Calibration:
-        """Read a stored payload.
+        """Return the calibration of a stored payload.
 
         Raises:
             ValueError: The payload has another version.
@@ -97,8 +101,8 @@ def _payload(value: Any) -> Any:
 
 
 def _read(kind: Any, payload: Mapping[str, Any]) -> Any:
-    """Return the dataclass `kind` from a payload of `_payload`; missing fields get their
-    default.
+    """Return the dataclass `kind` from a payload written by `_payload`; missing fields get their
+    defaults.
     """
     hints = get_type_hints(kind)
     return kind(**{name: _value(hints[name], value) for name, value in payload.items()})
@@ -116,16 +120,15 @@ def fit_calibration(*, evidence: Evidence | None = None, prior: Prior | None = N
     """Fit step time and memory to the evidence.
 
     Without evidence the result is the prior, and predictions equal the cost model's exactly. The
-    order of the rows does not matter. Of many repeats of a configuration, a few represent all (see
-    `repeats`). The default prior is a GPU's; `prior_for(kind="cpu")` is wider.
+    order of the rows does not matter. If a configuration ran many times, a few of the runs
+    represent all (see `repeats`). The default prior is a GPU's; `prior_for(kind="cpu")` is wider.
     """
     from threadpoolctl import threadpool_limits
 
     evidence = Evidence.empty() if evidence is None else evidence
     prior = prior_for(kind="gpu") if prior is None else prior
     runs = without_surplus(evidence)
-    # Thousands of small factorisations: on a busy machine, BLAS threads that wait for each other
-    # take a hundred times longer.
+    # On a busy machine, BLAS threads that wait for each other take a hundred times longer.
     with threadpool_limits(limits=1, user_api="blas"):
         return Calibration(
             prior=prior,

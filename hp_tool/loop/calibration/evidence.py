@@ -30,14 +30,15 @@ _COLUMNS = (
     "measured_memory_bytes",
     "out_of_memory",
 )
-"""Arrays of Evidence with one value per row."""
+"""Array fields of Evidence with one value per row."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """n profile runs.
+    """n profile runs, with predictions and measurements.
 
-    Rows without a step time (out of memory) still teach memory. NaN means not measured.
+    Runs without a step time (out of memory) still contribute to the memory fit. NaN means not
+    measured.
     """
 
     measurement_ids: tuple[str, ...]
@@ -45,23 +46,23 @@ class Evidence:
     parts_s: Mapping[str, FloatArray]
     """Uncalibrated exposed seconds by part, each (n,)."""
     layer_passes: FloatArray
-    """(n,) passes of one micro-batch forward and backward through one layer, per step and rank,
-    bubble included.
+    """(n,) number of passes of one micro-batch through one layer (forward and backward) per step
+    and rank, including the bubble.
     """
     memory_bytes: FloatArray
     """(n,) uncalibrated allocated bytes on the worst rank."""
     capacity_bytes: FloatArray
     """(n,) bytes available for allocations on the device of the run."""
     measured_step_s: FloatArray
-    """(n,) seconds, NaN unless the run succeeded."""
+    """(n,) seconds; NaN unless the run succeeded."""
     measured_memory_bytes: FloatArray
-    """(n,) peak allocated bytes, NaN where not measured."""
+    """(n,) peak allocated bytes; NaN if not measured."""
     out_of_memory: BoolArray
-    """(n,) whether the run ended out of memory, so it needs more than `capacity_bytes`."""
+    """(n,) whether the run ran out of memory, so that it needs more than `capacity_bytes`."""
     features: Mapping[str, FloatArray] = field(default_factory=dict)
-    """See `residual_features`, each (n,); without features only the multipliers are fitted."""
+    """Features of `residual_features`, each (n,); without features, only the factors are fitted."""
     measured_parts_s: Mapping[str, FloatArray] = field(default_factory=dict)
-    """Seconds of some of `parts_s` measured by traces, each (n,); NaN without a trace."""
+    """Seconds of some parts in `parts_s` as measured by traces, each (n,); NaN without a trace."""
 
     def __post_init__(self) -> None:
         tables = (self.parts_s, self.features, self.measured_parts_s)
@@ -89,7 +90,7 @@ class Evidence:
 
     @staticmethod
     def empty() -> Evidence:
-        """Return evidence without runs."""
+        """Return evidence with no runs."""
         nothing: dict[str, Any] = {
             name: np.empty(0, dtype=bool if name == "out_of_memory" else float) for name in _COLUMNS
         }
@@ -134,24 +135,27 @@ STEP_LOG_SD, PAIR_LOG_SD, DEVICE_LOG_SD, MEMORY_LOG_SD = (
 )
 STALL_RISK = "stall_log_risk"
 STATED = {STEP_LOG_SD, PAIR_LOG_SD, DEVICE_LOG_SD, MEMORY_LOG_SD, STALL_RISK}
-"""Names of the cost model's stated errors, which are not features.
+"""Names of deviations stated by the cost model, which are not features.
 
-They are the deviation of a step time, of the ratio of two (0: not stated), its part that depends on
-device and software only, and that of memory, and the logarithm of the relative frequency of stalls.
+They are the standard deviations of a step time, of the ratio of two step times (0: not stated), of
+its part that depends only on device and software, and of memory, and the logarithm of the relative
+frequency of stalls.
 """
 
 
 def allocated_bytes(costs: TrainingCosts) -> FloatArray:
-    """Return (n,) bytes allocated by the framework: the total without memory outside the
+    """Return the bytes allocated by the framework, shape (n,): the total without memory outside the
     allocator.
     """
     return np.asarray(costs.memory_total_bytes - costs.memory_parts["overhead"])
 
 
 def layer_passes(*, case: TrainingCase, candidates: Candidates) -> FloatArray:
-    """Return (n,) (m + (p-1)/v) L/p: passes of one micro-batch through one layer per rank and step.
+    """Return (m + (p-1)/v) L/p, shape (n,): passes of one micro-batch through one layer per rank
+    and step.
 
-    m = B / (d b) micro-batches and the bubble's (p-1)/v each pass the L/p layers of a stage.
+    Each of the m = B / (d b) micro-batches, and each of the bubble's (p-1)/v, passes the L/p layers
+    of a stage.
     """
     micro_batches = case.workload.global_batch_size / (
         candidates.data_parallel_size * candidates.micro_batch_size
@@ -165,10 +169,10 @@ def layer_passes(*, case: TrainingCase, candidates: Candidates) -> FloatArray:
 def residual_features(*, case: TrainingCase, candidates: Candidates) -> dict[str, FloatArray]:
     """Return the features of configurations, each (n,).
 
-    There is one feature for each property that affects kernels, fabrics or schedules. Sizes are
-    logarithms to base 2, so halving the number of GPUs is the same distance at 8 and at 512. Groups
-    that leave a node are a category. Model, workload and cluster are features too, so measurements
-    of other models on other node counts are nearby but not equal.
+    Each property that affects kernels, networks or schedules is a feature. Sizes are base-2
+    logarithms, so halving the number of GPUs is the same distance at 8 and at 512. Whether a group
+    spans nodes is a category. Model, workload and cluster are features too, so measurements of
+    other models on other numbers of nodes are near but not equal.
     """
     c, model, cluster = candidates, case.model, case.cluster
     tensor, pipeline = np.asarray(c.tensor_parallel_size), np.asarray(c.pipeline_parallel_size)
@@ -222,7 +226,9 @@ def _stall_risk(case: TrainingCase, pipeline_crosses: BoolArray) -> FloatArray:
 
 
 def _stated(case: TrainingCase) -> dict[str, float]:
-    """Return the stated deviations of a case's predictions by the names in STATED."""
+    """Return the deviations that the cost model states for a case's predictions, by the names in
+    STATED.
+    """
     whole, doubts, framework = step_log_sd(case=case), case.profile.doubts, case.profile.framework
     own = (
         framework.time_log_sd**2
@@ -238,7 +244,7 @@ def _stated(case: TrainingCase) -> dict[str, float]:
 
 
 def _of_model(model: ModelSpec) -> dict[str, float]:
-    """Return the features of the model's shape; models with equal features are treated as one."""
+    """Return the features of the model's shape; models with equal features count as one."""
     experts = bool(model.num_experts)
     return {
         "hidden_size": np.log2(model.hidden_size),
@@ -300,7 +306,9 @@ SAME = 1e-6
 
 
 def scaled(features: Mapping[str, FloatArray], names: Sequence[str]) -> FloatArray:
-    """Return (n, k) points in units of each feature's distance scale; a missing feature is zero."""
+    """Return points, shape (n, k), in units of each feature's length scale; missing features are
+    zero.
+    """
     apart = assumed().features
     rows = len(next(iter(features.values()), ()))
     known = [name for name in names if name not in STATED]
@@ -312,11 +320,11 @@ def scaled(features: Mapping[str, FloatArray], names: Sequence[str]) -> FloatArr
 
 
 def most_alike(*, evidence: Evidence, features: Mapping[str, FloatArray], limit: int) -> Evidence:
-    """Return the `limit` timed measurements from elsewhere that are nearest to these
+    """Return the `limit` timed measurements from elsewhere that are most similar to these
     configurations.
 
     Runs out of memory are kept only if the same configuration of the same model on the same cluster
-    is among these. Otherwise a factor that explains the worst failure of another model would reject
+    is among them. Otherwise a factor that explains the worst failure of another model would reject
     configurations that fit here.
     """
     if not evidence.features or not features:

@@ -1,10 +1,10 @@
 """Priors and the linear Gaussian model of step time and memory, with a closed-form posterior.
 
 y = J x + model + layout + noise: parameters x shared by all runs, an effect of each model, an
-effect of each layout, and the noise of repeated runs. All four are normal. The last three are
-Gaussian processes over features. Their variances are those of the interval that the cost model
-states, each times a factor that is fitted to the runs. Rasmussen and Williams, Gaussian Processes
-for Machine Learning (2006): algorithm 2.1, leave-one-out by equation 5.12.
+effect of each layout, and the noise of repeated runs. All four are normally distributed. The last
+three are Gaussian processes over features. Their variances come from the interval that the cost
+model states, each multiplied by a factor that is fitted to the runs. Rasmussen and Williams,
+Gaussian Processes for Machine Learning (2006): algorithm 2.1, leave-one-out by equation 5.12.
 """
 
 from __future__ import annotations
@@ -24,29 +24,32 @@ from hp_tool.loop.calibration.evidence import BoolArray, FloatArray, IntArray
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prior:
-    """Prior widths. Factors are log-normal around 1; overheads are half-normal with mode 0.
+    """Standard deviations of the prior. Factors are log-normal around 1; overheads are half-normal
+    with mode 0.
 
-    If the cost model states the deviations of a step and of a ratio of two steps, the widths are
-    scaled to sum to them.
+    If the cost model states the deviations of a step time and of a ratio of two, these are scaled
+    to sum to them.
     """
 
     name: str
     common_log_sd: float
     """Factor on every part: the whole device is faster or slower than its profile."""
     group_log_sd: float
-    """A further factor on each group of parts (compute, attention, communication, memory-bound)."""
+    """Additional factor on each group of parts (compute, attention, communication,
+    memory-bound).
+    """
     part_log_sd: float
-    """A further factor on each part of a group."""
+    """Additional factor on each part of a group."""
     step_overhead_s: float
-    """Scale of a fixed cost per optimizer step: data loading, launch of the schedule, Python."""
+    """Scale of a fixed time per optimizer step: data loading, launch of the schedule, Python."""
     layer_overhead_s: float
-    """Scale of a fixed cost per layer and micro-batch, forward and backward: kernel launches."""
+    """Scale of a fixed time per layer and micro-batch, forward and backward: kernel launches."""
     model_log_sd: float
-    """Effect shared by the runs of one model, in addition to the factors."""
+    """Deviation common to the runs of one model, in addition to the factors."""
     residual_log_sd: float
-    """Remaining deviation of a configuration."""
+    """Residual deviation of a configuration."""
     residual_runs: float
-    """Runs to which the deviation of a configuration, or of a run, is equivalent."""
+    """Number of runs to which the prior of the residual and run deviations is equivalent."""
     run_log_sd: float
     """Standard deviation between runs of one configuration."""
     stated_share: float
@@ -54,9 +57,9 @@ class Prior:
     memory_log_sd: float
     """Factor on the predicted bytes."""
     memory_overhead_bytes: float
-    """Scale of bytes that every configuration needs in addition."""
+    """Scale of the additional bytes that every configuration needs."""
     memory_residual_log_sd: float
-    """Remaining deviation of a configuration's memory."""
+    """Residual deviation of a configuration's memory."""
     slow_share: float
     """Fraction of runs that stall; see `regimes`."""
 
@@ -73,46 +76,47 @@ def prior_for(*, kind: Kind) -> Prior:
 
 COMPONENTS = ("common", "groups", "model", "layout", "noise")
 WIDEST = 8.0
-"""Search limit of |ln(factor)|."""
+"""Limit of |ln(factor)| in the search."""
 NUGGET = 1e-8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rows:
-    """n configurations as inputs of the model."""
+    """Inputs of the model for n configurations."""
 
     jacobian: FloatArray
-    """(n, p) derivative of y by the parameters, in units of their prior standard deviations.
+    """(n, p) derivative of y with respect to the parameters, in units of their prior standard
+    deviations.
 
     The first parameter is the common factor.
     """
     model: FloatArray
-    """(n, k) features of models and workloads, in units of the features' scales."""
+    """(n, k) features of model and workload, in units of their length scales."""
     layout: FloatArray
-    """(n, l) all features."""
+    """(n, l) all features, in units of their length scales."""
     model_log_sd: FloatArray
     """(n,) standard deviation of the model's effect."""
     layout_log_sd: FloatArray
     """(n,) standard deviation of the layout's effect."""
     noise_log_sd: FloatArray
-    """(n,) standard deviation of one run."""
+    """(n,) standard deviation between runs."""
 
     def variances(self) -> FloatArray:
-        """Return (5, n) prior variances by component."""
+        """Return the prior variances by component, shape (5, n)."""
         squares = self.jacobian**2
         sds = (self.model_log_sd, self.layout_log_sd, self.noise_log_sd)
         return np.stack([squares[:, 0], squares[:, 1:].sum(axis=1), *(sd**2 for sd in sds)])
 
     def covariances(self, others: Rows, *, effects: FloatArray | None = None) -> FloatArray:
-        """Return (4, n, m) prior covariances with other configurations by component, without
-        noise.
+        """Return the prior covariances with other configurations by component, shape (4, n, m),
+        without noise.
         """
         one, two = self.jacobian, others.jacobian
         parameters = [one[:, :1] @ two[:, :1].T, one[:, 1:] @ two[:, 1:].T]
         return np.concatenate([parameters, self.effects(others) if effects is None else effects])
 
     def effects(self, others: Rows) -> FloatArray:
-        """Return (2, n, m) prior covariances of the effects of models and layouts."""
+        """Return the prior covariances of the effects of models and layouts, shape (2, n, m)."""
         return np.stack(
             [
                 np.outer(self.model_log_sd, others.model_log_sd) * matern(self.model, others.model),
@@ -124,7 +128,7 @@ class Rows:
 
 @dataclass(frozen=True, kw_only=True)
 class Process:
-    """The model given n runs."""
+    """The linear Gaussian model conditioned on n runs."""
 
     rows: Rows
     values: FloatArray
@@ -134,28 +138,28 @@ class Process:
     logs: FloatArray
     """(5,) logarithm of the factor on each component's variance."""
     effects: FloatArray | None = None
-    """(2, n, n) `Rows.effects` of the rows, if known."""
+    """(2, n, n) result of `Rows.effects` for these rows, if known."""
 
     def improbability(self, logs: FloatArray) -> tuple[float, FloatArray]:
-        """Return minus the prior log density of `logs`, and its gradient.
+        """Return minus the log prior density of `logs`, and its gradient.
 
-        A factor s on a variance that is worth w runs has the log density -w / 2 (ln s + 1 / s - 1),
-        that of a scaled inverse chi-square distribution. It increases easily and decreases hardly,
-        because similar runs that agree contain no information about others.
+        A factor s on a variance worth w runs has the log density -w / 2 (ln s + 1 / s - 1) of a
+        scaled inverse chi-square distribution. It increases easily and decreases only with much
+        evidence, because similar runs that agree contain no information about others.
         """
         shrunk, worth = np.exp(-logs), self._worth
         return 0.5 * float(worth @ (logs + shrunk - 1.0)), 0.5 * worth * (1.0 - shrunk)
 
     @cached_property
     def _worth(self) -> FloatArray:
-        """Return (5,) the number of runs to which each component's variance of memory is
-        equivalent.
+        """Return the number of runs to which the variance of each component of memory is
+        equivalent, shape (5,).
         """
         return np.array([assumed().variances.memory_runs[name] for name in COMPONENTS])
 
     @property
     def scales(self) -> FloatArray:
-        """Return (5,) factors on the components' variances."""
+        """Return the factors on the variances of the components, shape (5,)."""
         return np.exp(self.logs)
 
     @cached_property
@@ -173,16 +177,18 @@ class Process:
 
     @cached_property
     def _root(self) -> FloatArray:
-        """Return the (n, n) inverse of the lower Cholesky factor of the runs' covariance."""
+        """Return the inverse of the lower Cholesky factor of the runs' covariance, shape (n, n)."""
         return _inverse(np.linalg.cholesky(self._covariance(self.scales)))
 
     @cached_property
     def pull(self) -> FloatArray:
-        """Return (n,) covariance^-1 y."""
+        """Return covariance^-1 y, shape (n,)."""
         return self._root.T @ (self._root @ self.values)
 
     def log_density(self, known: BoolArray) -> float:
-        """Return the log density of some of the values, (n,), without their doubt."""
+        """Return the log density of some of the values, shape (n,), without their additional
+        variance.
+        """
         if not known.any():
             return 0.0
         covariance = self._covariance(self.scales) - np.diag(self.doubt)
@@ -192,23 +198,23 @@ class Process:
 
     @cached_property
     def parameters(self) -> FloatArray:
-        """Return (p,) posterior means of x."""
+        """Return the posterior means of x, shape (p,)."""
         scales = np.full(self.rows.jacobian.shape[1], self.scales[1])
         scales[0] = self.scales[0]
         return np.asarray(scales * (self.rows.jacobian.T @ self.pull))
 
     @cached_property
     def usual_effect(self) -> float:
-        """Return the mean effect of the models that ran, for predictions without a named model."""
+        """Return the mean effect of the measured models, for predictions without a named model."""
         return float(np.mean(self.scales[2] * self._components[2] @ self.pull))
 
     def predict(
         self, rows: Rows, *, effects: FloatArray | None = None
     ) -> tuple[FloatArray, FloatArray]:
-        """Return, each (m,), the mean effect of model and layout, and the variance of one run.
+        """Return the mean effect of model and layout, and the variance of one run, each (m,).
 
-        The variance includes that of the parameters. `effects` are those of the rows and the runs,
-        if known.
+        The variance includes that of the parameters. `effects` are the covariances between rows and
+        runs, if known.
         """
         covariances = rows.covariances(self.rows, effects=effects)
         covariances = self.scales[:-1, None, None] * covariances
@@ -217,9 +223,9 @@ class Process:
         return covariances[2:].sum(axis=0) @ self.pull, variance
 
     def left_out(self, groups: IntArray | None = None) -> tuple[FloatArray, FloatArray]:
-        """Return (n,) mean and variance of each run given the runs of other groups.
+        """Return the mean and variance of each run given the runs of other groups, shape (n,) each.
 
-        Without groups, given all other runs.
+        Without groups, each run is predicted from all others.
         """
         inverse = self._root.T @ self._root
         if groups is None:
@@ -234,9 +240,10 @@ class Process:
         return mean, variance
 
     def fitted(self) -> Process:
-        """Return the process with its most likely scales, searched from its own.
+        """Return the process with its most likely factors on variances, starting from the current
+        ones.
 
-        The criterion is the marginal likelihood times the scales' prior.
+        The criterion is the marginal likelihood times the prior of the factors.
         """
         from scipy.optimize import minimize
 
@@ -261,12 +268,12 @@ class Process:
             loss, self.logs, jac=True, bounds=bounds, method="L-BFGS-B", options=options
         )
         fitted = replace(self, logs=optimum.x)
-        fitted.__dict__["_components"] = self._components  # scales do not affect them
+        fitted.__dict__["_components"] = self._components  # The factors do not affect them.
         return fitted
 
 
 def inflation(squares: FloatArray, *, weight: FloatArray) -> float:
-    """Return the factor, at least 1, by which stated deviations were too small.
+    """Return the factor, at least 1, by which the stated deviations were too small.
 
     The argument is (n,) squares of standardised leave-one-out errors. The stated deviation counts
     as a few errors of its size (`Variances.stated_errors`).
@@ -276,8 +283,8 @@ def inflation(squares: FloatArray, *, weight: FloatArray) -> float:
 
 
 def _inverse(factor: NDArray[np.floating[Any]]) -> FloatArray:
-    """Return the (n, n) inverse of a lower triangular matrix, four times as fast as a general
-    inverse.
+    """Return the inverse of a lower triangular matrix, shape (n, n), four times as fast as a
+    general inverse.
     """
     from scipy.linalg.lapack import dtrtri
 
@@ -285,7 +292,7 @@ def _inverse(factor: NDArray[np.floating[Any]]) -> FloatArray:
 
 
 def matern(points: FloatArray, others: FloatArray) -> FloatArray:
-    """Return the (n, m) Matern correlation of smoothness 5/2.
+    """Return the Matern correlation of smoothness 5/2, shape (n, m).
 
     (1 + u + u^2/3) e^-u with u = sqrt(5) distance / length.
     """

@@ -1,4 +1,4 @@
-"""Memory fit: one factor, additional bytes, and effects of similar configurations.
+"""Memory fit: a factor, additional bytes, and effects of similar configurations.
 
 Runs out of memory count as needing at least their capacity.
 """
@@ -27,18 +27,18 @@ from hp_tool.loop.calibration.regimes import judge
 
 _MIN_BYTES = 1.0
 _WIDEST = 1e6
-"""Maximum ratio of an interval's bound to its median; a wider bound has no information, and
+"""Maximum ratio of an interval's bound to its median. A wider bound has no information, and
 infinity cannot be stored.
 """
 ROUNDS = 3
-"""Iterations of fitting the factor and the effects, and of estimating needs of runs out of memory
-and outliers.
+"""Number of iterations between fitting factor and effects, and estimating the needs of runs out of
+memory and outliers.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryPrediction:
-    """A log-normal prediction of n memory needs."""
+    """Log-normal predictions of n memory needs."""
 
     median_bytes: FloatArray
     """(n,) medians."""
@@ -50,14 +50,16 @@ class MemoryPrediction:
         return MemoryPrediction(median_bytes=self.median_bytes[rows], log_sd=self.log_sd[rows])
 
     def interval(self, *, confidence: float = 0.9) -> tuple[FloatArray, FloatArray]:
-        """Return (low, high), each (n,), which contain the measured bytes with this probability."""
+        """Return (low, high), each (n,): the interval that contains the measured bytes with a given
+        probability.
+        """
         from scipy.special import ndtri
 
         half_width = np.minimum(ndtri(0.5 + confidence / 2) * self.log_sd, np.log(_WIDEST))
         return self.median_bytes * np.exp(-half_width), self.median_bytes * np.exp(half_width)
 
     def fit_probability(self, capacity_bytes: FloatArray | float) -> FloatArray:
-        """Return (n,) probabilities that the need is at most the capacity."""
+        """Return the probability that the need is at most the capacity, shape (n,)."""
         from scipy.special import ndtr
 
         margin = np.log(np.maximum(capacity_bytes, _MIN_BYTES)) - np.log(self.median_bytes)
@@ -72,15 +74,15 @@ class MemoryFit:
     factor: float = 1.0
     overhead_bytes: float = 0.0
     process: Process | None = None
-    """None before the first run."""
+    """The Gaussian model; None before the first run."""
     names: tuple[str, ...] = ()
-    """Names of the features of the process' layouts."""
+    """Names of the features in `Rows.layout` of the process."""
     inflation: float = 1.0
     """Factor, at least 1, by which leave-one-out errors of runs exceeded their stated
     deviations.
     """
     ran_out: FloatArray = field(default_factory=lambda: np.empty((0, 1)))
-    """(k, l) features of layouts that ran out of memory and never fitted."""
+    """(k, l) features of configurations that ran out of memory and never fitted."""
     ran_out_bytes: FloatArray = field(default_factory=lambda: np.empty(0))
     """(k,) bytes that were available to them."""
 
@@ -108,8 +110,8 @@ class MemoryFit:
         )
 
     def _seen(self, median: FloatArray, layouts: FloatArray) -> FloatArray:
-        """Return (n,) lower bounds: the insufficient bytes of configurations that ran out of
-        memory.
+        """Return lower bounds, shape (n,): the bytes that were too few for configurations that ran
+        out of memory.
         """
         for layout, capacity in (
             zip(self.ran_out, self.ran_out_bytes, strict=True) if layouts.shape[1] else ()
@@ -120,7 +122,9 @@ class MemoryFit:
         return median
 
     def _gradient(self, predicted: FloatArray, median: FloatArray) -> FloatArray:
-        """Return the (n, 2) derivative of ln(median) by the standardised parameters."""
+        """Return the derivative of ln(median) with respect to the standardised parameters, shape
+        (n, 2).
+        """
         prior = self.prior
         return np.stack(
             [
@@ -132,12 +136,12 @@ class MemoryFit:
 
 
 def fit_memory(*, evidence: Evidence, prior: Prior) -> MemoryFit:
-    """Fit factor, overhead and effects to runs with a known peak or an exceeded device.
+    """Fit factor, overhead and effects to runs with a measured peak or that ran out of memory.
 
-    A run out of memory counts as at least its capacity, and as its prediction if that is more. Then
-    the factor is raised until every such run is predicted not to fit. The exception is a run whose
-    prediction is at most that of a run that fitted: then the two contradict each other, and the
-    effects decide.
+    A run out of memory counts as needing its capacity, or its prediction if that is more. The
+    factor is then raised until every such run is predicted not to fit. Exempt are runs whose
+    prediction is at most that of a run that fitted: the two contradict each other, so the effects
+    decide.
     """
     measured = np.isfinite(evidence.measured_memory_bytes) & (evidence.measured_memory_bytes > 0)
     runs = evidence.take(np.flatnonzero(measured | evidence.out_of_memory))
@@ -187,7 +191,7 @@ def _fitted(
         values = log_needed - np.log(median) + gradient @ x
         process = Process(rows=rows, values=values, doubt=doubt, logs=logs).fitted()
         logs, x = process.logs, process.parameters
-        free[1] *= x[1] >= 0.0  # needs at least zero
+        free[1] *= x[1] >= 0.0  # Needs at least zero.
         x = x * free
         mean, variance = process.left_out()
         expected = log_needed - (values - mean)
@@ -216,7 +220,7 @@ def _fitted(
 
 
 def _never_fitted(layouts: FloatArray, ran_out: BoolArray) -> IntArray:
-    """Return the rows that ran out of memory, of configurations that fitted in no other run."""
+    """Return the rows that ran out of memory and whose configurations fitted in no other run."""
     fitted = layouts[~ran_out]
     return np.array(
         [row for row in np.flatnonzero(ran_out) if not _same(fitted, layouts[row]).any()],

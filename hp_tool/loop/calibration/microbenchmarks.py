@@ -1,4 +1,4 @@
-"""Micro-benchmarks: the operations to time, the fit of kernel and link constants, slow devices.
+"""Micro-benchmarks: the operations to time, the fit of kernel and link constants, and slow devices.
 
 Each fit is robust least squares on log ratios. Its input is the time of an operation at the
 datasheet's rates, in seconds, so constants are fractions of these rates. It returns the constants
@@ -25,15 +25,15 @@ from hp_tool.loop.assumptions import assumed
 T = TypeVar("T")
 ELEMENT_BYTES: dict[Precision, float] = {"bf16": 2.0, "fp16": 2.0, "fp32": 4.0}
 _RING: dict[Collective, float] = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0}
-"""Number of times each byte of the buffer travels the ring.
+"""How often each byte of the buffer crosses a link of the ring.
 
-It is S (n-1)/n for all-gather and reduce-scatter, twice that for all-reduce.
+It is (n-1)/n for all-gather and reduce-scatter, and twice that for all-reduce.
 """
 _PASSES = {"add": 3.0, "activation": 5.0, "norm": 5.0, "loss": 4.0}
 """Number of tensors that a fused kernel must read or write.
 
-`add` reads two and writes one. Elementwise functions count forward and backward (x, y; x, dy, dx).
-`loss` reads logits and saves their softmax, then reads it and writes the gradient.
+`add` reads two tensors and writes one. Elementwise functions count forward and backward (x, y; x,
+dy, dx). `loss` reads logits and saves their softmax, then reads it and writes the gradient.
 """
 _KERNELS = {"add": 1.0, "activation": 2.0, "norm": 2.0, "loss": 2.0}
 
@@ -52,7 +52,9 @@ class MachineFit:
 def plan_operations(
     cluster: ClusterSpec, *, precisions: Sequence[Precision]
 ) -> tuple[Operation, ...]:
-    """Return the operations to time on a cluster: a few minutes on GPUs, less on CPU processes."""
+    """Return the operations to time on a cluster, which takes a few minutes on GPUs and less on
+    CPUs.
+    """
     cpu = cluster.gpu.kind == "cpu"
     sizes = (64, 256, 768) if cpu else (1024, 4096, 8192)
     lengths = (64, 256, 512) if cpu else (1024, 4096, 8192)
@@ -82,8 +84,8 @@ def plan_operations(
 
 
 def _collectives(cluster: ClusterSpec, *, precision: Precision, cpu: bool) -> Iterable[Operation]:
-    """Return groups of every size that divides a node, and one across all nodes per device of a
-    node.
+    """Return groups of every size that divides a node, and one group across all nodes per device of
+    a node.
     """
     node, nodes = cluster.gpus_per_node, cluster.num_nodes
     groups = [(n, 1) for n in range(2, node + 1) if node % n == 0]
@@ -140,7 +142,7 @@ class _Fits:
     errors: dict[str, tuple[int, float]] = dataclasses.field(default_factory=dict)
 
     def matmuls(self) -> dict[Precision, Roofline]:
-        """Fit a roofline for each precision."""
+        """Fit one roofline per precision."""
         rooflines: dict[Precision, Roofline] = {}
         for precision in dict.fromkeys(each.operation.precision for each in self._named("matmul")):
             rows = [each for each in self._named("matmul") if each.operation.precision == precision]
@@ -157,7 +159,8 @@ class _Fits:
         return rooflines
 
     def attention(self) -> Roofline | None:
-        """Fit attention over all timed precisions, because the cost model has one constant for all.
+        """Fit attention on all timed precisions together, because the cost model has a single
+        constant for it.
 
         Causal attention computes half of the scores.
         """
@@ -175,7 +178,7 @@ class _Fits:
         return self._noted("attention", fit)
 
     def memory(self) -> tuple[float, float] | None:
-        """Fit (fraction of memory bandwidth, seconds per kernel) on memory-bound operations."""
+        """Fit (fraction of memory bandwidth, seconds per kernel) to memory-bound operations."""
         rows = [each for each in self.times if each.operation.name in _PASSES]
         if not rows:
             return None
@@ -195,7 +198,7 @@ class _Fits:
     def link(
         self, what: str, travels: dict[Collective, float], *, across: bool, bandwidth: float
     ) -> Link | None:
-        """Fit the collectives named in `travels`, inside nodes or across them."""
+        """Fit a link to the collectives named in `travels`, inside nodes or across them."""
         rows = [
             each
             for each in self.times
@@ -236,15 +239,15 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """Search ranges and start values of fractions and overheads (seconds)."""
+    """Search ranges and start values of fractions and of overheads in seconds."""
 
     fraction: tuple[float, float, float]
     """(minimum, start, maximum)"""
     overhead_s: tuple[float, float, float]
 
     def of(self, kinds: str) -> tuple[list[float], list[float], list[float]]:
-        """Return (start, minimum, maximum) of several constants: `f` a fraction, `o` an
-        overhead.
+        """Return (start, minimum, maximum) of several constants: `f` stands for a fraction, `o` for
+        an overhead.
         """
         chosen = [self.fraction if kind == "f" else self.overhead_s for kind in kinds]
         low, start, high = zip(*chosen, strict=True)
@@ -261,9 +264,7 @@ GPU = Bounds(fraction=(0.05, 0.7, 1.5), overhead_s=(1e-7, 5e-6, 1e-3))
 def robust_fit(
     residuals: Callable[[Floats], Floats], start: list[float], low: list[float], high: list[float]
 ) -> Floats:
-    """Fit least squares on log ratios with a soft-l1 loss, so that a few outliers have little
-    effect.
-    """
+    """Fit least squares on log ratios with a soft-l1 loss, which limits the effect of outliers."""
     from scipy.optimize import least_squares
 
     constants: Floats = least_squares(
@@ -275,7 +276,7 @@ def robust_fit(
 def _fit(
     predicted_s: Callable[[Floats], Floats], seconds: Floats, *, kinds: str, bounds: Bounds
 ) -> tuple[Floats, Floats]:
-    """Return (constants x, relative error of each row) of `predicted_s(x)`; `kinds` as in
+    """Return (constants x, relative error of each row) for `predicted_s(x)`; `kinds` as in
     `Bounds.of`.
     """
 
@@ -304,7 +305,7 @@ def fit_additive_roofline(
 ) -> tuple[Roofline, Floats]:
     """Fit t = overhead + FLOPs / (x peak) + bytes / (y bandwidth).
 
-    This is for kernels that alternate between arithmetic and memory, such as attention.
+    For kernels that alternate between arithmetic and memory access, such as attention.
     """
     x, errors = _fit(
         lambda x: x[2] + flops_s / x[0] + bytes_s / x[1], seconds, kinds="ffo", bounds=bounds
@@ -329,8 +330,8 @@ def fit_link(
 ) -> tuple[Link, Floats]:
     """Fit t = latency + latency_per_peer (n - 1) + wire / (x bandwidth).
 
-    A single group size cannot separate the two latencies. Each then gets half of their sum, because
-    a single message is half of the shortest ring.
+    A single group size cannot separate the two latencies, so each gets half of their sum: a single
+    message is half of the shortest ring.
     """
     apart = len(np.unique(peers)) > 1
 
@@ -350,7 +351,7 @@ def fit_link(
 
 
 def short(value: float) -> float:
-    """Round to four digits, the precision of timings."""
+    """Round to four significant digits, the precision of timings."""
     return float(f"{value:.4g}")
 
 
@@ -370,15 +371,15 @@ class Outlier:
     kind: Literal["node", "gpu", "link"]
     name: str
     slowdown: float
-    """Median over operations of its time divided by the median of its peers."""
+    """Median over operations of the time divided by the median time of its peers."""
     operations: int
 
 
 def find_outliers(times: Sequence[OperationTimes], *, hosts: Sequence[str]) -> tuple[Outlier, ...]:
     """Find slow devices by local operations and slow links by collectives of few ranks.
 
-    If every device of a node is slow, the node is reported. At least three peers are required.
-    `hosts` has the host of each rank.
+    If every device of a node is slow, report the node. At least three peers are required. `hosts`
+    contains the host of each rank.
     """
     local = [
         each.seconds_per_rank for each in times if each.operation.name in get_args(LocalOperation)
@@ -397,7 +398,7 @@ def find_outliers(times: Sequence[OperationTimes], *, hosts: Sequence[str]) -> t
 
 
 def _links(times: Sequence[OperationTimes], *, hosts: Sequence[str]) -> Iterable[Outlier]:
-    """Compare groups of the same shape: a group's collective is as fast as its slowest link."""
+    """Compare groups of the same shape; a group's collective is as fast as its slowest link."""
     for size, stride in dict.fromkeys(
         (each.operation.group_size, each.operation.stride) for each in times
     ):
@@ -414,9 +415,7 @@ def _links(times: Sequence[OperationTimes], *, hosts: Sequence[str]) -> Iterable
 
 
 def group_ranks(world: int, *, size: int, stride: int) -> list[list[int]]:
-    """Return the groups of `size` ranks at distance `stride` into which `world` ranks are
-    divided.
-    """
+    """Return the groups of `size` ranks at distance `stride` into which `world` ranks divide."""
     blocks = range(0, world, size * stride)
     return [
         list(range(first, first + size * stride, stride))

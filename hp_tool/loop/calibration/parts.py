@@ -1,4 +1,4 @@
-"""Parts of a step: the groups with fitted factors, and factors of single parts measured by
+"""Parts of a step: the groups with fitted factors, and factors on single parts measured by
 traces.
 """
 
@@ -17,12 +17,12 @@ GROUPS = ("compute", "attention", "communication", "memory_bound")
 
 
 def part_factors(logs: FloatArray) -> dict[str, float]:
-    """Return measured over predicted seconds by part, from `part_logs`; empty without traces."""
+    """Return measured / predicted seconds by part, from `part_logs`; empty without traces."""
     return dict(zip(STEP_KEYS, np.exp(logs).tolist(), strict=True)) if len(logs) else {}
 
 
 def as_traced(parts_s: Mapping[str, FloatArray], logs: FloatArray) -> Mapping[str, FloatArray]:
-    """Return the parts multiplied by the factors of traces."""
+    """Return the parts multiplied by the factors from traces."""
     factors = part_factors(logs)
     return (
         {name: seconds * factors.get(name, 1.0) for name, seconds in parts_s.items()}
@@ -32,8 +32,8 @@ def as_traced(parts_s: Mapping[str, FloatArray], logs: FloatArray) -> Mapping[st
 
 
 def part_logs(evidence: Evidence, *, prior: Prior) -> FloatArray:
-    """Return (parts,) posterior means of ln f_p, the factor on each of STEP_KEYS; empty without
-    traces.
+    """Return the posterior means of ln f_p, where f_p is the factor on each of STEP_KEYS, shape
+    (parts,); empty without traces.
 
     ln f_p = a + d_g + e_p with the device's a and the group's d_g as in `StepTimeFit`, and e_p for
     each part, because links and kernels differ within a group: N(0, K), K_pq = sd(a)^2 + [same

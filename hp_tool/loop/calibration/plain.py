@@ -1,4 +1,4 @@
-"""A single factor on every step, used if held-out runs do not support a fit."""
+"""A single factor on every step, used if left-out runs do not support a full fit."""
 
 from __future__ import annotations
 
@@ -12,33 +12,34 @@ from hp_tool.loop.calibration.evidence import FloatArray
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlainFactor:
-    """Normal distribution of ln(step / predicted) of every configuration."""
+    """Normal distribution of ln(step / predicted), common to all configurations."""
 
     log_factor: float
     log_sd: float
-    """Standard deviation of a held-out run."""
+    """Standard deviation of a left-out run."""
 
 
 def plain_factor(
     *, excess: FloatArray, left_out_correction: FloatArray, slow: FloatArray
 ) -> PlainFactor | None:
-    """Return the factor if a fit calls many of (n,) runs stalls and a factor predicts held-out runs
-    better.
+    """Return a single factor if the fit classifies many of n runs as stalled and the factor
+    predicts left-out runs better.
 
-    None if the fit is better. The factor is the mean of the runs and of one run that agrees with
-    the prediction. Squared errors of stalls are limited to that of a typical stall. Otherwise a fit
-    that calls every second run a stall would predict the rest well, but no future run.
+    Returns None if the fit is better. The factor is the mean over the runs and one additional run
+    that agrees with the prediction. Squared errors of stalls are limited to that of a typical
+    stall. Otherwise a fit that classifies every second run as stalled would predict the rest well,
+    but no future run.
 
     Args:
-        excess: ln(measured / predicted) of the runs.
-        left_out_correction: Prediction of each by the fit to the other runs.
-        slow: Probability that each run stalled.
+        excess: ln(measured / predicted) of the runs, shape (n,).
+        left_out_correction: Prediction of each run by the fit to the other runs, shape (n,).
+        slow: Probability that each run stalled, shape (n,).
     """
     figures, most = assumed().step_time, assumed().stalls.mean_log_excess
     runs = len(excess)
     if runs < figures.plain_least_runs or slow.mean() < figures.plain_stalled_share:
         return None
-    others = (excess.sum() - excess) / runs  # n - 1 runs and the prior one
+    others = (excess.sum() - excess) / runs  # n - 1 runs and the prior run.
     fitted, plain = (
         float(np.mean(np.minimum(np.abs(error), most) ** 2))
         for error in (excess - left_out_correction, excess - others)

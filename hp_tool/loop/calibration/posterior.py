@@ -1,4 +1,6 @@
-"""The posterior of a configuration from its calibrated prediction and its own runs, and ratios."""
+"""The posterior of a configuration given its calibrated prediction and its own runs, and ratios of
+posteriors.
+"""
 
 from __future__ import annotations
 
@@ -16,24 +18,24 @@ from hp_tool.loop.calibration.prediction import StepPrediction
 
 @dataclass(frozen=True, kw_only=True)
 class OwnRuns:
-    """Measured values of k runs and their rows; arrays of shape (k,)."""
+    """Measured values of k runs, and the row of each; arrays of shape (k,)."""
 
     row: IntArray
     value: FloatArray
     """Seconds or bytes."""
     log_sd: FloatArray
-    """Standard deviation of each run's logarithm, from the scatter of its steps or its
+    """Standard deviation of the logarithm of each run, from the variation of its steps or from
     extrapolation; 0 if unknown.
     """
 
     @cached_property
     def rows(self) -> IntArray:
-        """Return the rows that ran, without duplicates."""
+        """Return the distinct rows that ran."""
         return np.unique(self.row)
 
     def mean(self, row: int, *, noise_log_sd: float) -> tuple[float, float]:
-        """Return (mean, variance) of a row's ln(value) from its runs only, weighted by 1 / u_i; see
-        `combined`.
+        """Return (mean, variance) of a row's ln(value) from its runs alone, weighted by 1 / u_i;
+        see `combined`.
         """
         own = self.row == row
         certainty = 1.0 / np.maximum(noise_log_sd, self.log_sd[own]) ** 2
@@ -60,18 +62,18 @@ def repeat_log_sd(runs: OwnRuns, *, kind: Kind) -> float:
 def combined(
     median: FloatArray, log_sd: FloatArray, *, runs: OwnRuns, noise_log_sd: float
 ) -> tuple[FloatArray, FloatArray]:
-    """Return (median, log_sd) of n rows, each (n,), after their own runs.
+    """Return (median, log_sd) of n rows, each (n,), given their own runs.
 
     Rows without runs keep their prediction. The calibration gives ln t ~ N(m, v). A run i gives y_i
     ~ N(ln t, u_i) with u_i = max(s^2, e_i^2), where s is the noise of repeats (`noise_log_sd`) and
     e_i the run's own (`OwnRuns.log_sd`). Together ln t ~ N(M, V):
 
-        1 / V = 1 / v' + sum_i 1 / u_i        M = V (m / v' + sum_i y_i / u_i)
-        v' = max(v, (y - m)^2 - u)            y, u: mean and variance of the row's runs alone
+        1 / V = 1 / v' + sum_i 1 / u_i M = V (m / v' + sum_i y_i / u_i) v' = max(v, (y - m)^2 - u)
+        y, u: mean and variance of the row's runs alone
 
-    v' is v, or larger if the runs are outside of it, so that a wrong prediction does not shift
-    measured values. The calibration was fitted to these runs too, among many. Counting them twice
-    has little effect if v contains the noise.
+    v' equals v, or is larger if the runs deviate more than v allows, so that a wrong prediction
+    does not shift measured values. The calibration was also fitted to these runs, among many
+    others; counting them twice has little effect if v contains the noise.
     """
     center, spread = np.log(median), log_sd.copy()
     for row in runs.rows:
@@ -83,8 +85,8 @@ def combined(
 
 
 def step_posterior(prediction: StepPrediction, *, runs: OwnRuns, kind: Kind) -> StepPrediction:
-    """Return step times of n rows from calibration and own runs; a row that ran keeps its observed
-    regime.
+    """Return the step times of n rows given the calibration and their own runs; a row that ran
+    stays in its observed regime.
     """
     median_s, log_sd = combined(
         prediction.median_s,
@@ -105,7 +107,7 @@ def step_posterior(prediction: StepPrediction, *, runs: OwnRuns, kind: Kind) -> 
 
 
 def memory_posterior(prediction: MemoryPrediction, *, runs: OwnRuns) -> MemoryPrediction:
-    """Return memory needs of n rows from calibration and the peaks of their own runs."""
+    """Return the memory needs of n rows given the calibration and the peaks of their own runs."""
     median, log_sd = combined(
         prediction.median_bytes,
         prediction.log_sd,
@@ -125,8 +127,8 @@ def ratio(
     """Return (one / other, low, high), each () or (n,).
 
     ln(one / other) ~ N(M_1 - M_2, V_1 + V_2); low and high are `quantile` standard deviations away.
-    Shared errors are assumed not to cancel, which only widens the interval: rows that ran share
-    little.
+    Errors that both share are assumed not to cancel, which only widens the interval; rows that ran
+    share little.
     """
     factor = np.asarray(one[0]) / other[0]
     width = np.exp(quantile * np.hypot(one[1], other[1]))

@@ -1,4 +1,4 @@
-"""Calibrated step times with intervals: log-normal, with a second regime if runs stall."""
+"""Calibrated step times with intervals: log-normal, with a second regime for runs that stall."""
 
 from dataclasses import dataclass
 
@@ -7,12 +7,12 @@ import numpy as np
 from hp_tool.loop.calibration.evidence import FloatArray, IntArray
 
 HALVINGS = 40
-"""Bisection steps for an interval of a dozen e-folds: a relative error of 1e-10."""
+"""Bisection steps for an interval of a dozen e-folds, which give a relative error of 1e-10."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlowRegime:
-    """n configurations that may stall; see `regimes`."""
+    """The slow regime of n configurations that may stall; see `regimes`."""
 
     probability: FloatArray
     """(n,) stall probabilities."""
@@ -24,21 +24,23 @@ class SlowRegime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepPrediction:
-    """n step times: log-normal in the regular regime, with a second, slower one if runs stalled."""
+    """n step times: log-normal in the regular regime, with a second, slower regime if runs
+    stalled.
+    """
 
     regular_s: FloatArray
     """(n,) median seconds without stalls."""
     log_sd: FloatArray
-    """(n,) standard deviation of ln(step_s) without stalls: unknown parameters and unexplained
+    """(n,) standard deviation of ln(step_s) without stalls, from unknown parameters and unexplained
     effects.
     """
     slow: SlowRegime | None = None
     usual_slow_share: FloatArray | float = 0.0
-    """(n,) typical stall share without further runs, which `log_sd` already includes."""
+    """(n,) typical fraction of stalls without further runs, which `log_sd` already includes."""
 
     @property
     def median_s(self) -> FloatArray:
-        """Return (n,) medians of the likelier regime."""
+        """Return the medians of the more likely regime, shape (n,)."""
         return (
             self.regular_s
             if self.slow is None
@@ -70,20 +72,19 @@ class StepPrediction:
         )
 
     def interval(self, *, confidence: float = 0.9) -> tuple[FloatArray, FloatArray]:
-        """Return (low, high), each (n,), which contain the measured step time with this
-        probability.
+        """Return (low, high), each (n,): the interval that contains the measured step time with a
+        given probability.
         """
         return self.quantile(0.5 - confidence / 2), self.quantile(0.5 + confidence / 2)
 
     def quantile(self, probability: float) -> FloatArray:
-        """Return (n,) seconds that the step does not exceed with this probability."""
+        """Return the seconds that the step does not exceed with a given probability, shape (n,)."""
         from scipy.special import ndtr, ndtri
 
         regular = np.asarray(self.regular_s * np.exp(ndtri(probability) * self.log_sd))
         if self.slow is None:
             return regular
-        # Two regimes have no closed form: bisect between the smallest and the largest possible
-        # value.
+        # Bisect between the smallest and the largest possible value.
         log_regular, log_slow, share = (
             np.log(self.regular_s),
             np.log(self.slow.step_s),

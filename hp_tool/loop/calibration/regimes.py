@@ -1,9 +1,9 @@
 """Regimes of runs: regular, stalled, and outliers.
 
-On real clusters some configurations stall: a group that crosses nodes waits at every micro-batch,
-and the step takes 2 to 50 times as long. Such runs do not inform predictions of others. They show
-which configurations stall and the cost per micro-batch. Each run has a probability of each regime.
-Outliers are steps that are faster than possible.
+On real clusters, some configurations stall: a group that spans nodes waits at every micro-batch,
+and the step takes 2 to 50 times as long. Such runs say nothing about the speed of others; they show
+which configurations stall and what a stall costs per micro-batch. Each run has a probability for
+each regime. Outliers are steps that are faster than possible.
 """
 
 from __future__ import annotations
@@ -18,24 +18,26 @@ from hp_tool.loop.calibration.evidence import FloatArray
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judgement:
-    """Regime probabilities of n runs."""
+    """Probabilities of the regimes for n runs."""
 
     slow: FloatArray
-    """(n,) probability of a stall."""
+    """(n,) probability that the run stalled."""
     regular: FloatArray
-    """(n,) probability of neither a stall nor an outlier."""
+    """(n,) probability that the run neither stalled nor is an outlier."""
     doubt: FloatArray
-    """(n,) variance that reduces a run's weight by the probability that it is not regular."""
+    """(n,) variance that reduces a run's weight according to the probability that it is not
+    regular.
+    """
     score: float
-    """Log density of the fraction that stalled, of the regime that is likeliest for each run, and
-    of the runs that are not regular.
+    """Log density of the fraction that stalled, of the most likely regime of each run, and of the
+    runs that are not regular.
     """
 
 
 def judge(excess: FloatArray, variance: FloatArray, *, usual_share: float) -> Judgement:
-    """Classify runs by the excess of ln(step) over its expected value and variance.
+    """Classify runs by how far ln(step) exceeds its expected value, given its variance.
 
-    `usual_share` is the stall share elsewhere.
+    `usual_share` is the fraction of stalls elsewhere.
     """
     figures, slow_share = assumed().stalls, usual_share
     for _ in range(5):
@@ -58,17 +60,17 @@ def judge(excess: FloatArray, variance: FloatArray, *, usual_share: float) -> Ju
 
 
 def share(slow: FloatArray, *, usual_share: float) -> float:
-    """Return the fraction of slow runs; the prior's without runs."""
+    """Return the fraction of slow runs; without runs, the prior's."""
     worth = assumed().stalls.share_runs
     return float((worth * usual_share + slow.sum()) / (worth + len(slow)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stalls:
-    """Stalled runs and their size."""
+    """Stalled runs, and how long they stalled."""
 
     points: FloatArray
-    """(n, k) features of all runs, in units of the features' scales."""
+    """(n, k) features of all runs, in units of their length scales."""
     slow: FloatArray
     """(n,) probability that the run stalled."""
     log_stall: FloatArray
@@ -76,10 +78,10 @@ class Stalls:
     share: float
 
     def predict(self, points: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Return, each (m,), the probability of a stall and the seconds lost per micro-batch.
+        """Return the probability of a stall and the seconds lost per micro-batch, each (m,).
 
-        Runs are weighted by their distance to the configuration. Far from all runs, the share of
-        all runs applies.
+        Runs are weighted by their distance to the configuration. Far from all runs, the fraction
+        among all runs applies.
         """
         figures = assumed().stalls
         squares = (
@@ -94,7 +96,7 @@ class Stalls:
         )
         slow = slow + (
             1e-3 * self.slow + 1e-8
-        )  # far from every slow run, all runs have the same weight
+        )  # Far from every slow run, all runs have the same weight.
         return probability, np.exp(slow @ self.log_stall / slow.sum(axis=1))
 
 
@@ -107,7 +109,9 @@ def stalls(
     micro_batches: FloatArray,
     usual_share: float,
 ) -> Stalls | None:
-    """Fit stalls to the runs; None if no run probably stalled and none typically does."""
+    """Fit stalls to the runs; return None if no run is likely to have stalled and none typically
+    does.
+    """
     stalled, figures = slow > 0.5, assumed().stalls
     if usual_share <= figures.unseen_share and not stalled.any():
         return None

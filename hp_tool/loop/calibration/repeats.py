@@ -1,4 +1,4 @@
-"""Repeats of one configuration: a few represent all of them."""
+"""Repeated runs of one configuration: a few represent all of them."""
 
 import numpy as np
 
@@ -10,8 +10,8 @@ def without_surplus(evidence: Evidence, *, repeats: int | None = None) -> Eviden
     """Return the evidence with at most `repeats` runs per configuration and outcome.
 
     None means `Repeats.fitted_runs`. The selected runs are at evenly spaced quantiles of the
-    configuration's step times, k of n at (i + 1/2) / k. Median, spread and stall share are
-    preserved. The order of the rows does not matter.
+    configuration's step times: k of n at (i + 1/2) / k. This preserves median, spread and the
+    fraction of stalls. The order of the rows does not matter.
     """
     most = assumed().repeats.fitted_runs if repeats is None else repeats
     kept = [_quantiles(evidence, rows, most) for rows in configurations(evidence, outcome=True)]
@@ -23,8 +23,8 @@ def without_surplus(evidence: Evidence, *, repeats: int | None = None) -> Eviden
 def configurations(evidence: Evidence, *, outcome: bool = False) -> list[IntArray]:
     """Return the rows of each configuration, in the order of first occurrence.
 
-    A configuration is defined by equal predictions of every part. `outcome` separates runs out of
-    memory.
+    Rows belong to one configuration if the predictions of all parts are equal. `outcome` separates
+    runs out of memory.
     """
     columns = [evidence.layer_passes, *evidence.parts_s.values(), *evidence.features.values()]
     if outcome:

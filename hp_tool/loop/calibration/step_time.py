@@ -37,31 +37,37 @@ from hp_tool.loop.calibration.regimes import Judgement, Stalls, judge, stalls
 _NUM_COLUMNS = len(STEP_KEYS) + 2
 _NUM_PARAMETERS = 1 + len(GROUPS) + _NUM_COLUMNS
 ROUNDS = 3
-"""Iterations of fitting parameters and regimes, each given the other."""
+"""Number of iterations between fitting parameters and regimes."""
 DISTRUST = (0.0, 0.25, 0.5, 0.75, 1.0)
-"""Shares of the way, in logarithms, from the stated deviations to those of the device's kind."""
+"""Grid positions, on a log scale, between the stated deviations (0) and those of the device's kind
+(1).
+"""
 MULTIPLES = (0.25, 0.5, 1.0, 2.0)
-"""Of the deviation of layouts, and of that of runs."""
+"""Grid of multiples of the deviations of layouts and of runs."""
 NEGLIGIBLE_LOG_ODDS = 8.0
-"""An explanation whose log density after one round is this far below the best is dropped."""
+"""Drop an explanation if its log density after one round is this far below the best."""
 LEAST_WEIGHT = 0.01
-"""Smallest probability of an explanation that is kept."""
+"""Minimum probability of an explanation that is kept."""
 HALVINGS = 24
-"""Bisection steps for an interval: a relative error of 1e-7."""
+"""Bisection steps for an interval, which give a relative error of 1e-7."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanations:
-    """K explanations of n runs."""
+    """K explanations of n runs: assumed variances with the fitted parameters."""
 
     weight: FloatArray
-    """(K,) probabilities; they sum to 1."""
+    """(K,) probabilities, which sum to 1."""
     logs: FloatArray
-    """(K, 5) logarithms of the factors on the stated variances of `fitting.COMPONENTS`."""
+    """(K, 5) logarithm of the factor on each stated variance of `fitting.COMPONENTS`."""
     x: FloatArray
-    """(K, p) posterior means of the standardised parameters; negative: the overhead is none."""
+    """(K, p) posterior means of the standardised parameters; a negative overhead means no
+    overhead.
+    """
     doubt: FloatArray
-    """(K, n) variance that reduces a run's weight by the probability that it is not regular."""
+    """(K, n) variance that reduces a run's weight according to the probability that it is not
+    regular.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,42 +86,42 @@ class StepTimeFit:
 
     prior: Prior
     width: float = 1.0
-    """Factor on the prior standard deviations of parameters, so that they sum to the cost model's
-    stated variance.
+    """Factor on the prior standard deviations of the parameters, so that they sum to the variance
+    stated by the cost model.
     """
     design: FloatArray = field(default_factory=lambda: np.empty((0, _NUM_COLUMNS)))
-    """(n, parts + 2) of the runs; see `_design`."""
+    """(n, parts + 2) inputs of the runs; see `_design`."""
     log_measured: FloatArray = field(default_factory=lambda: np.empty(0))
     """(n,) ln of the measured seconds."""
     rows: Rows | None = None
-    """The runs at x = 0. None before the first run."""
+    """The runs linearised at x = 0; None before the first run."""
     explanations: Explanations | None = None
-    """None before the first run."""
+    """Explanations of the runs; None before the first run."""
     names: tuple[str, ...] = ()
-    """Names of the features of the layouts."""
+    """Names of the features of layouts."""
     shapes: FloatArray = field(default_factory=lambda: np.empty((0, len(SHAPE))))
-    """(n, k) shapes of the models that ran."""
+    """(n, k) shapes of the measured models."""
     applied: float = 1.0
-    """Fraction of a correction applied to models that ran, from held-out runs."""
+    """Fraction of a correction that is applied to measured models, from left-out runs."""
     applied_elsewhere: float = 1.0
-    """Fraction of a correction applied to other models, from held-out models."""
+    """Fraction of a correction that is applied to other models, from left-out models."""
     stalls: Stalls | None = None
-    """None if no run stalled and none typically does."""
+    """Stalls; None if no run stalled and none typically does."""
     plain: PlainFactor | None = None
-    """Replaces the whole fit if the runs contradict it."""
+    """A single factor that replaces the whole fit if the runs contradict it."""
     part_logs: FloatArray = field(default_factory=lambda: np.empty(0))
-    """(parts,) ln of the factor on each of STEP_KEYS from traces; empty without traces."""
+    """(parts,) logarithm of the factor on each of STEP_KEYS from traces; empty without traces."""
 
     @cached_property
     def x(self) -> FloatArray:
-        """(p,) mean parameters; zeros are the prior."""
+        """Mean parameters, shape (p,); zeros are the prior."""
         if self.explanations is None:
             return np.zeros(_NUM_PARAMETERS)
         return np.asarray(self.explanations.weight @ _possible(self.explanations.x))
 
     @property
     def factors(self) -> dict[str, float]:
-        """Return measured over predicted seconds by group, weighted by the parts that ran."""
+        """Measured / predicted seconds by group, weighted by the parts of the runs."""
         if self.explanations is None:
             return dict.fromkeys(GROUPS, 1.0)
         thetas = np.array(list(self.part_factors.values()))
@@ -127,24 +133,24 @@ class StepTimeFit:
 
     @property
     def part_factors(self) -> dict[str, float]:
-        """Return theta by part: measured seconds per predicted second."""
+        """Theta by part: measured seconds per predicted second."""
         if self.plain is not None:
             return dict.fromkeys(STEP_KEYS, float(np.exp(self.plain.log_factor)))
         return dict(zip(STEP_KEYS, self._model.factors(self.x).tolist(), strict=True))
 
     @property
     def step_overhead_s(self) -> float:
-        """Return the fixed seconds of every step."""
+        """Fixed seconds of every step."""
         return float(self._model.overheads(self.x)[0])
 
     @property
     def layer_overhead_s(self) -> float:
-        """Return the fixed seconds of every pass of a micro-batch through a layer."""
+        """Fixed seconds of each pass of a micro-batch through a layer."""
         return float(self._model.overheads(self.x)[1])
 
     @property
     def residual_log_sd(self) -> float:
-        """Return the deviation of a configuration that the factors do not explain."""
+        """Standard deviation of a configuration that the factors do not explain."""
         if self.explanations is None or self.rows is None:
             return self.prior.residual_log_sd
         if self.plain is not None:
@@ -163,10 +169,10 @@ class StepTimeFit:
         layer_passes: FloatArray,
         step: StepPrediction | None = None,
     ) -> dict[str, FloatArray]:
-        """Return each part times its factor, and the overheads as a part `overhead`.
+        """Return each part multiplied by its factor, and the overheads as a part `overhead`.
 
-        Factors are those of the mean parameters. With a prediction `step` for the same rows, the
-        parts are scaled in proportion, so that they sum to its median. Stalls are overhead.
+        The factors are those of the mean parameters. With a prediction `step` for the same rows,
+        the parts are scaled so that they sum to its median. Stalls count as overhead.
         """
         factors, known_s = self.part_factors, as_traced(parts_s, self.part_logs)
         parts = {name: seconds * factors[_part(name)] for name, seconds in known_s.items()}
@@ -189,7 +195,7 @@ class StepTimeFit:
     ) -> StepPrediction:
         """Predict n configurations from their uncalibrated parts and, if given, their features.
 
-        Without evidence the median is the parts' sum.
+        Without evidence, the median is the sum of the parts.
         """
         design = _design(parts_s=as_traced(parts_s, self.part_logs), layer_passes=layer_passes)
         before_s, gradient = self._model.seconds(design, np.zeros(_NUM_PARAMETERS))
@@ -207,10 +213,10 @@ class StepTimeFit:
         ran = self._ran(known, len(whole))
         share = np.where(ran, self.applied, self.applied_elsewhere)
         correction = share * whole
-        # The part of a correction that is not applied may be right after all.
+        # The part of a correction that is not applied may still be right.
         log_sd = np.hypot(log_sd, (1.0 - share) * whole)
-        # The stated variances of models were measured on machines without a shift; with a shift
-        # they grow in proportion.
+        # The stated variances of models were measured on machines without a common shift. With a
+        # shift, they grow in proportion.
         elsewhere = np.hypot(
             stated, self.prior.model_log_sd / self.prior.common_log_sd * correction
         )
@@ -227,9 +233,11 @@ class StepTimeFit:
     def _explained(
         self, design: FloatArray, asked: Rows, *, known: bool
     ) -> tuple[FloatArray, FloatArray]:
-        """Return, each (K, m), mean and standard deviation of ln(step_s) of m configurations by
-        explanation. Without features (`known`) no configuration resembles a run, and the model's
-        effect is the usual one.
+        """Return the mean and standard deviation of ln(step_s) of m configurations by explanation,
+        each (K, m).
+
+        Without features (`known`), no configuration resembles a run, and the mean effect of the
+        models applies.
         """
         assert self.explanations is not None and self.rows is not None
         effects, centers, spreads = asked.effects(self.rows), [], []
@@ -242,7 +250,7 @@ class StepTimeFit:
 
     @cached_property
     def _processes(self) -> list[Process]:
-        """The runs under each explanation."""
+        """The Gaussian model under each explanation."""
         assert self.explanations is not None
         each = self.explanations
         return [
@@ -251,7 +259,7 @@ class StepTimeFit:
         ]
 
     def _process(self, x: FloatArray, *, logs: FloatArray, doubt: FloatArray) -> Process:
-        """Return the runs, linearised about x; a negative overhead is none and stays none."""
+        """Return the runs linearised about x; a negative overhead counts as none and stays none."""
         assert self.rows is not None
         predicted_s, gradient = self._model.seconds(self.design, _possible(x))
         gradient[:, -2:] *= x[-2:] >= 0.0
@@ -265,7 +273,7 @@ class StepTimeFit:
 
     @cached_property
     def _effects(self) -> FloatArray:
-        """(2, n, n) covariances of the effects of the runs' models and layouts."""
+        """Covariances of the effects of models and layouts between the runs, shape (2, n, n)."""
         assert self.rows is not None
         return self.rows.effects(self.rows)
 
@@ -274,7 +282,7 @@ class StepTimeFit:
         return _rows(gradient, features, prior=self.prior, names=self.names, stated=stated)
 
     def _ran(self, features: Mapping[str, FloatArray], rows: int) -> BoolArray:
-        """Return (n,) whether a run used the configuration's model."""
+        """Return whether any run used the configuration's model, shape (n,)."""
         if not features or not self.names:
             return np.ones(rows, dtype=bool)
         apart = np.abs(scaled(features, SHAPE)[:, None] - self.shapes)
@@ -284,8 +292,8 @@ class StepTimeFit:
 def mixed(
     centers: FloatArray, spreads: FloatArray, weight: FloatArray
 ) -> tuple[FloatArray, FloatArray]:
-    """Return, each (m,), the means of m mixtures of K normals (K, m), and the standard deviations
-    of the normals about those means with the same central interval of `CONFIDENCE`.
+    """Return the means of m mixtures of K normals, and the standard deviations of normals around
+    these means with the same central interval of `CONFIDENCE`, each (m,).
     """
     from scipy.special import ndtr
 
@@ -305,12 +313,12 @@ def mixed(
 
 
 def _possible(x: FloatArray) -> FloatArray:
-    """Return parameters (..., p) with negative overheads set to 0."""
+    """Return parameters, shape (..., p), with negative overheads set to 0."""
     return np.concatenate([x[..., :-2], np.maximum(x[..., -2:], 0.0)], axis=-1)
 
 
 def fit_step_time(*, evidence: Evidence, prior: Prior) -> StepTimeFit:
-    """Fit the posterior of the parameters and effects to the runs that have a step time."""
+    """Fit the posterior of parameters and effects to the runs that have a step time."""
     runs = evidence.take(
         np.flatnonzero(np.isfinite(evidence.measured_step_s) & (evidence.measured_step_s > 0))
     )
@@ -344,7 +352,7 @@ def fit_step_time(*, evidence: Evidence, prior: Prior) -> StepTimeFit:
 class _Explanation:
     logs: FloatArray
     prior_log: float
-    """Logarithm of its prior probability, up to a constant."""
+    """Logarithm of the explanation's prior probability, up to a constant."""
     x: FloatArray
     judged: Judgement
     score: float = 0.0
@@ -352,13 +360,14 @@ class _Explanation:
 
 
 def _grid(fit: StepTimeFit) -> list[tuple[FloatArray, float]]:
-    """Return ln of the factors on the variances of COMPONENTS, (5,), and ln of their prior
-    probability up to a constant.
+    """Return the logarithm of the factors on the variances of COMPONENTS, shape (5,), and the log
+    prior probability, up to a constant.
 
-    The stated deviations are right with the probability `Prior.stated_share`, else too narrow:
-    between them and those of the device's kind, which are right where nothing is stated. A factor s
-    on the variance of layouts, or of runs, that is worth w runs has the log density -w / 2 (|ln s|
-    + e^-|ln s| - 1), symmetric in ln s and for s > 1 that of a scaled inverse chi-square.
+    The stated deviations are right with the probability `Prior.stated_share`; otherwise they are
+    too narrow, between themselves and those of the device's kind, which apply if nothing is stated.
+    A factor s on the variance of layouts or of runs, worth w runs, has the log density -w / 2 (|ln
+    s| + e^-|ln s| - 1). It is symmetric in ln s; for s > 1 it is a scaled inverse chi-square
+    density.
     """
     assert fit.rows is not None
     prior, stated = fit.prior, np.median(fit.rows.variances()[3:].sum(axis=0))
@@ -381,9 +390,9 @@ def _fitted(fit: StepTimeFit, features: Mapping[str, FloatArray]) -> StepTimeFit
     often = _stall_share(features, prior=fit.prior)
     before_s = fit._model.seconds(fit.design, np.zeros(_NUM_PARAMETERS))[0]
     excess, variances = fit.log_measured - np.log(before_s), fit.rows.variances()
-    # Is the whole machine slower than predicted, or do some runs stall? Each iteration converges
-    # near its start, so each explanation starts from the prediction, from the median of the runs
-    # and from regular runs, and its best end is used.
+    # Either the whole machine is slower than predicted, or some runs stall. Each iteration
+    # converges near its start, so each explanation starts from the prediction, from the median of
+    # the runs and from the regular runs, and the best result is used.
     each = []
     for logs, prior_log in _grid(fit):
         spread = np.exp(logs)[:, None] * variances
@@ -406,7 +415,7 @@ def _fitted(fit: StepTimeFit, features: Mapping[str, FloatArray]) -> StepTimeFit
 
 
 def _turned(fit: StepTimeFit, one: _Explanation, *, often: float) -> _Explanation:
-    """Return an explanation with new parameters, then new regimes."""
+    """Return an explanation with updated parameters, then updated regimes."""
     process = fit._process(one.x, logs=one.logs, doubt=one.judged.doubt)
     x = process.parameters
     x[-2:] = np.where(one.x[-2:] < 0.0, one.x[-2:], x[-2:])
@@ -423,7 +432,7 @@ def _mixture(
     *,
     often: float,
 ) -> StepTimeFit:
-    """Return the fit with the likely explanations, and what they say of left-out runs."""
+    """Return the fit with its likely explanations, and their predictions of left-out runs."""
     score = np.array([one.score for one in each])
     weight = np.exp(score - score.max())
     kept = np.flatnonzero(weight >= LEAST_WEIGHT * weight.sum())
@@ -472,9 +481,9 @@ def _mixture(
 def _trusted(
     correction: FloatArray, excess: FloatArray, regular: FloatArray, variance: FloatArray
 ) -> float:
-    """Return the fraction s of corrections that fits held-out runs.
+    """Return the fraction s of corrections that left-out runs support.
 
-    Least squares of excess = s correction, with one run of each kind at s = 1.
+    Least squares fit of excess = s correction, with one prior run of each kind at s = 1.
     """
     weight = regular / variance
     return float(
@@ -487,7 +496,7 @@ def _trusted(
 
 
 def _model_numbers(features: Mapping[str, FloatArray], rows: int) -> IntArray:
-    """Return (n,) a number for each model."""
+    """Return a number for each row's model, shape (n,)."""
     if not features:
         return np.zeros(rows, dtype=np.intp)
     return np.unique(scaled(features, SHAPE), axis=0, return_inverse=True)[1].reshape(-1)
@@ -501,8 +510,8 @@ def _micro_batches(features: Mapping[str, FloatArray]) -> FloatArray:
 def _stated(
     features: Mapping[str, FloatArray], rows: int, *, prior: Prior
 ) -> tuple[FloatArray, FloatArray, FloatArray] | None:
-    """Return (n,) stated variances common to all configurations, of one model, and of one
-    layout.
+    """Return the stated variances common to all configurations, of one model, and of one layout,
+    each (n,).
     """
     if not np.any(features.get(PAIR_LOG_SD, 0.0)):
         return None
@@ -522,7 +531,7 @@ def _stated(
 def _stall_share(features: Mapping[str, FloatArray], *, prior: Prior) -> float:
     """Return the fraction of runs that stall.
 
-    It explains the stated variance beyond `regular_log_sd_limit`.
+    The fraction explains the stated variance beyond `regular_log_sd_limit`.
     """
     if STEP_LOG_SD not in features:
         return prior.slow_share
@@ -535,9 +544,10 @@ def _stall_share(features: Mapping[str, FloatArray], *, prior: Prior) -> float:
 
 
 def _first_stalls(features: Mapping[str, FloatArray], *, prior: Prior) -> FloatArray | float:
-    """Return (n,) stall shares by kind of configuration, to choose a first run.
+    """Return the fraction of stalls by kind of configuration, used to choose the first run, shape
+    (n,).
 
-    Fits do not use it: presumed stalls made predictions for larger clusters several times too slow
+    Fits do not use it: assumed stalls made predictions for larger clusters several times too slow
     (`python -m benchmarks.learning`).
     """
     if STEP_LOG_SD not in features:
@@ -552,10 +562,11 @@ def _first_stalls(features: Mapping[str, FloatArray], *, prior: Prior) -> FloatA
 
 
 def _width(design: FloatArray, features: Mapping[str, FloatArray], *, prior: Prior) -> float:
-    """Return the factor by which the parameters' prior is narrower than the device kind's.
+    """Return the factor by which the prior of the parameters is narrower than that of the device's
+    kind.
 
-    With it, the variance of a typical run through all parameters equals the variance common to
-    configurations.
+    With it, the variance of a typical run through all parameters equals the stated variance common
+    to configurations.
     """
     stated = _stated(features, len(design), prior=prior)
     if stated is None:
@@ -599,8 +610,8 @@ def _part(name: str) -> str:
 
 
 def _design(*, parts_s: Mapping[str, FloatArray], layer_passes: FloatArray) -> FloatArray:
-    """Return (n, parts + 2): predicted seconds by part, and the multipliers of the two
-    overheads.
+    """Return the predicted seconds by part and the multipliers of the two overheads, shape (n,
+    parts + 2).
     """
     layer_passes = np.asarray(layer_passes, dtype=np.float64)
     design = np.zeros((layer_passes.size, _NUM_COLUMNS))
@@ -612,7 +623,7 @@ def _design(*, parts_s: Mapping[str, FloatArray], layer_passes: FloatArray) -> F
 
 
 _OF_GROUP = np.array([[part.factor == group for part in STEP] for group in GROUPS], dtype=float)
-"""(groups, parts) 1 where a part belongs to the group."""
+"""(groups, parts) 1 if the part belongs to the group."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -621,7 +632,7 @@ class _Parameters:
     width: float
 
     def factors(self, x: FloatArray) -> FloatArray:
-        """Return theta, (parts,)."""
+        """Return theta, shape (parts,)."""
         prior, groups = self.prior, len(GROUPS)
         log_factors = (
             prior.common_log_sd * x[0]
@@ -631,13 +642,13 @@ class _Parameters:
         return np.asarray(np.exp(self.width * log_factors))
 
     def overheads(self, x: FloatArray) -> FloatArray:
-        """Return (2,) seconds of a step, and of a pass through a layer."""
+        """Return the seconds per step, and per pass through a layer, shape (2,)."""
         scales = np.array([self.prior.step_overhead_s, self.prior.layer_overhead_s])
         return np.asarray(self.width * scales * x[-2:])
 
     def seconds(self, design: FloatArray, x: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Return (n,) median seconds and the (n, p) derivative of their logarithm by the
-        parameters.
+        """Return the median seconds (n,), and the derivative (n, p) of their logarithm with respect
+        to the parameters.
         """
         prior = self.prior
         part_s = design[:, :-2] * self.factors(x)

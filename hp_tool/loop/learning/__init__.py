@@ -1,4 +1,5 @@
-"""Learning: store measurements, fit each cluster's series of calibrations, find the newest one.
+"""Learning: store measurements, fit the calibrations of each cluster, and find the newest
+calibration.
 
 The mathematics is in `calibration`.
 """

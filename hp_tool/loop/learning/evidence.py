@@ -1,6 +1,4 @@
-"""Evidence from stored measurements: measured values with today's predictions or calibrated
-ones.
-"""
+"""Evidence from stored measurements: measured values with current or calibrated predictions."""
 
 import math
 import re
@@ -44,9 +42,9 @@ Release = Callable[[MeasurementRecord], str | None]
 def stored_evidence(
     *, store: Store, series: Series, release: str | None = None, without_search: str | None = None
 ) -> Evidence:
-    """Return the newest measurements of a series, predicted with today's cost model.
+    """Return the newest measurements of a series, predicted with the current cost model.
 
-    `release` is the release in question; None does not distinguish releases.
+    `release` is the release of the query; None does not distinguish releases.
     """
     groups = of_series(series, store=store, without_search=without_search)
     counted: Release = (lambda _: None) if release is None else known_or(release)
@@ -58,12 +56,12 @@ def stored_evidence(
 def of_series(
     series: Series, *, store: Store, without_search: str | None = None
 ) -> Iterator[tuple[TrainingProblem, list[MeasurementRecord]]]:
-    """Return the newest measurements of a series that may teach, by problem, for all models and
+    """Return the newest measurements of a series that may calibrate, by problem, for all models and
     node counts.
 
-    A measurement whose query cannot be parsed or modelled any more is skipped.
+    Measurements whose query can no longer be parsed or modelled are skipped.
     """
-    framework = series.framework.partition(" ")[0]  # earlier: a series per release
+    framework = series.framework.partition(" ")[0]  # A series per release.
     records = newest(
         store,
         cluster_key=series.cluster_key,
@@ -84,10 +82,10 @@ def newest(
     owner: str = "",
     without_search: str | None = None,
 ) -> list[MeasurementRecord]:
-    """Return the newest measurements of this cluster and framework that may teach, a few per
+    """Return the newest measurements of this cluster and framework that may calibrate, a few per
     configuration.
 
-    They are those of all users, or one owner's, without those of one search.
+    They are those of all users, or of one owner, excluding those of one search.
     """
     query: MeasurementQuery = {
         "cluster_key": cluster_key,
@@ -105,9 +103,10 @@ def newest(
 
 
 def teaching(records: Iterable[MeasurementRecord], *, owner: str = "") -> list[MeasurementRecord]:
-    """Return the records that may teach.
+    """Return the records that may calibrate predictions.
 
-    They are accepted, trusted or the owner's own, and do not repeat another record's number.
+    They are accepted, are trusted or the owner's own, and do not repeat the number of another
+    record.
     """
     trusted = (record for record in records if record.trusted or record.owner == owner)
     return [
@@ -120,9 +119,7 @@ def teaching(records: Iterable[MeasurementRecord], *, owner: str = "") -> list[M
 def by_problem(
     records: Sequence[MeasurementRecord], *, resolve: Callable[[Query], Problem]
 ) -> Iterator[tuple[Problem, list[MeasurementRecord]]]:
-    """Group records by the resolved problem they answer; skip those that this version cannot
-    resolve.
-    """
+    """Group records by their resolved problem; skip those that this version cannot resolve."""
     by_query: dict[str, list[MeasurementRecord]] = {}
     for record in records:
         by_query.setdefault(json_digest(record.query), []).append(record)
@@ -139,11 +136,11 @@ def evidence_of(
     problem: TrainingProblem,
     release: Release = lambda _: None,
 ) -> Evidence:
-    """Return measurements of configurations of a problem with its predictions.
+    """Return measurements of a problem's configurations with their predictions.
 
-    A reduced run is compared with the prediction of what it ran. A run on fewer devices than the
-    cluster has (objective min_gpus) is compared with the prediction for that number. Releases are
-    features, so without differences they are corrected alike.
+    A reduced run is compared with the prediction of the reduced configuration. A run on fewer
+    devices than the cluster has (objective min_gpus) is compared with the prediction for that
+    number. Releases are features; runs that do not differ in them are corrected alike.
     """
     pieces = []
     whole: dict[tuple[int, str | None], list[MeasurementRecord]] = {}
@@ -192,7 +189,9 @@ def _evidence(
 
 
 def measured_parts(outcomes: Sequence[Measurement]) -> dict[str, FloatArray]:
-    """Return (n,) seconds by part measured by traces, NaN for other runs; empty without traces."""
+    """Return the seconds by part as measured by traces, each (n,), NaN for other runs; empty
+    without traces.
+    """
     traced = [m.parts_s or {} for m in outcomes]
     names = sorted({name for parts in traced for name in parts})
     return {
@@ -214,17 +213,19 @@ def asked_release(record: MeasurementRecord) -> str | None:
 
 
 def release_of(record: MeasurementRecord) -> str | None:
-    """Return the release of the run: the run's own report, else the query's."""
+    """Return the release of a run: as the run reports it, else as the query names it."""
     return record.measurement.versions.get(record.framework) or asked_release(record)
 
 
 def known_or(release: str | None) -> Release:
-    """Use each run's own release, and this one for runs that report none."""
+    """Return a function that uses each run's reported release, and this release for runs that
+    report none.
+    """
     return lambda record: release_of(record) or release
 
 
 def newest_release(records: Iterable[MeasurementRecord]) -> str | None:
-    """Return the newest release that any of the runs reports; None if none does."""
+    """Return the newest release that any run reports; None if none does."""
     known = (release for record in records if (release := release_of(record)) is not None)
     return max(
         known,
@@ -249,9 +250,9 @@ NORMAL_MAD = 0.6745
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Residual:
-    """A measured run with its predictions by today's cost model and the stored calibration.
+    """A measured run with its predictions by the current cost model and by the stored calibration.
 
-    All values are seconds of a step.
+    All values are step times in seconds.
     """
 
     record: MeasurementRecord
@@ -261,9 +262,9 @@ class Residual:
     after_s: float
     """Predicted with calibration, by a fit without this run."""
     taught: bool
-    """Whether the calibration was fitted on this run."""
+    """Whether the calibration was fitted to this run."""
     outlier: bool = False
-    """Whether its deviation is an outlier among the others."""
+    """Whether the run's deviation is an outlier among the others."""
 
     @property
     def error_before(self) -> float:
@@ -277,10 +278,10 @@ class Residual:
 
 
 def residual_report(*, store: Store, record: CalibrationRecord) -> tuple[Residual, ...]:
-    """Return residuals of the newest visible measurements of the record's series, oldest first.
+    """Return the residuals of the newest visible measurements of the record's series, oldest first.
 
-    Only measurements with a step time are included. Empty if this version cannot read the
-    calibration.
+    Only measurements with a step time are included. The list is empty if this version cannot read
+    the calibration.
     """
     calibration = read_calibration(record)
     if calibration is None:
@@ -320,10 +321,10 @@ def residual_report(*, store: Store, record: CalibrationRecord) -> tuple[Residua
 
 
 def outliers(ratios: FloatArray) -> NDArray[np.bool_]:
-    """Return (n,) whether each ratio measured / predicted is an outlier.
+    """Return whether each ratio measured / predicted is an outlier, shape (n,).
 
-    0.6745 |x - median(x)| / MAD(x) > 3.5 of x = ln(ratio). Median and MAD are robust against
-    outliers, unlike the fit's own range.
+    The criterion is 0.6745 |x - median(x)| / MAD(x) > 3.5 for x = ln(ratio). Unlike the fit's own
+    deviation, median and MAD are robust against outliers.
     """
     if not len(ratios):
         return np.zeros(0, dtype=np.bool_)

@@ -1,4 +1,4 @@
-"""Link speeds fitted to steps that traces measured by part."""
+"""Link bandwidths fitted to steps whose parts were measured by traces."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ measured.
 """
 Group = tuple[TrainingProblem, Sequence[MeasurementRecord]]
 TURNS = 2
-"""Searches of each link's bandwidth, given the other."""
+"""Number of alternating searches of each link's bandwidth, given the other."""
 WIDEST = 3.0
-"""Search limit of |ln(bandwidth / stated)|."""
+"""Limit of |ln(bandwidth / stated)| in the search."""
 
 
 def links_of(groups: Iterable[Group]) -> Links:
-    """Return link bandwidths as multiples of the stated ones, fitted to measurements with parts; 1
+    """Return the link bandwidths relative to the stated ones, fitted to measurements with parts; 1
     without any.
     """
     traced: list[Traced] = []
@@ -52,13 +52,12 @@ def links_of(groups: Iterable[Group]) -> Links:
 
 
 def fitted_links(traced: Sequence[Traced]) -> Links:
-    """Return the most likely link bandwidths, as multiples of the stated ones; 1 without traced
-    steps.
+    """Return the most likely link bandwidths relative to the stated ones; 1 without traced steps.
 
-    ln bandwidth / stated ~ N(0, `Traces.link_log_sd`^2). The measured seconds of a part scatter
-    around the cost model's at that bandwidth by `Traces.part_scatter_log_sd`. Exposed seconds are
-    not proportional to the bandwidth, because they are partly overlapped, so each bandwidth is
-    evaluated with the cost model.
+    ln(bandwidth / stated) ~ N(0, `Traces.link_log_sd`^2). The measured seconds of a part deviate
+    from the cost model's at that bandwidth by `Traces.part_scatter_log_sd`. Exposed seconds are not
+    proportional to the bandwidth, because they are partly overlapped, so the cost model evaluates
+    each bandwidth.
     """
     links = Links()
     if not any(np.isfinite(seconds).any() for _, _, parts in traced for seconds in parts.values()):
@@ -82,7 +81,7 @@ def fitted_links(traced: Sequence[Traced]) -> Links:
 
 
 def _objective(traced: Sequence[Traced], links: Links, name: str) -> Callable[[float], float]:
-    """Return minus twice the log density of one link's ln bandwidth, given the other's."""
+    """Return minus twice the log density of one link's log bandwidth, given the other's."""
     figures = assumed().traces
 
     def improbability(log: float) -> float:
@@ -94,8 +93,8 @@ def _objective(traced: Sequence[Traced], links: Links, name: str) -> Callable[[f
             for part in COMMUNICATION:
                 if part not in measured:
                     continue
-                # If a part is completely overlapped, there are no seconds to compare, so the
-                # minimum share is used.
+                # A completely overlapped part has no seconds to compare, so the minimum fraction is
+                # used.
                 least = figures.least_part_share * step_s
                 ratio = np.log(np.maximum(measured[part], least) / np.maximum(parts[part], least))
                 total += float(np.nansum((ratio / figures.part_scatter_log_sd) ** 2))

@@ -1,5 +1,5 @@
-"""Micro-benchmarks of a cluster: run with its launcher, fit, store, and check with one training
-step.
+"""Micro-benchmarks of a cluster: run them with its launcher, fit and store the constants, and check
+them with one training step.
 """
 
 import time
@@ -36,13 +36,13 @@ _FRAMEWORK = "megatron-core"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepCheck:
-    """One real training step with its predictions, in seconds."""
+    """Measured and predicted seconds of one real training step."""
 
     what: str
     before_s: float
-    """Predicted with the cluster's previous constants."""
+    """Predicted seconds with the cluster's previous constants."""
     after_s: float
-    """Predicted with the constants just measured."""
+    """Predicted seconds with the newly measured constants."""
     measured_s: float
 
 
@@ -66,8 +66,8 @@ def benchmark_machine(
     precisions: Sequence[Precision],
     timeout_s: float = 900.0,
 ) -> tuple[MachineReport, Measurement]:
-    """Time operations on all of the cluster's devices at once, and fit its constants; store
-    nothing.
+    """Time operations on all of the cluster's devices at once and fit its constants, without
+    storing them.
 
     Raises:
         InputError: `launcher_mismatch`, the launcher has other devices.
@@ -111,8 +111,8 @@ def benchmark_machine(
 def check_step(
     *, cluster: ClusterSpec, launcher: Launcher, profile: MachineProfile, precision: Precision
 ) -> StepCheck:
-    """Train a small GPT for a few steps on all devices, and compare it with both profiles'
-    predictions.
+    """Train a small GPT for a few steps on all devices, and compare the step time with the
+    predictions of both profiles.
     """
     request = small_training(cluster, precision=precision)
     measured = run_job(launcher, request)
@@ -152,8 +152,8 @@ def predicted_step_s(
 
 
 def small_training(cluster: ClusterSpec, *, precision: Precision) -> ProfileRequest:
-    """Return a GPT that fits any device, with TP 2 if there are two devices, and data parallelism
-    beyond.
+    """Return a GPT that fits on any device, with TP 2 if there are two devices, and data
+    parallelism over the rest.
     """
     cpu = cluster.gpu.kind == "cpu"
     width, heads, sequence = (256, 8, 128) if cpu else (2048, 16, 2048)
@@ -185,7 +185,7 @@ def small_training(cluster: ClusterSpec, *, precision: Precision) -> ProfileRequ
 def run_job(launcher: Launcher, request: RunRequest) -> Measurement:
     """Submit a job, wait for it and fetch its measurement.
 
-    A failed training is a measurement.
+    A failed training returns a measurement.
 
     Raises:
         LauncherError: A run without steps failed.

@@ -1,4 +1,4 @@
-"""Make calibrations from stored measurements, as the next version of each series, with their
+"""Fit calibrations to stored measurements, as the next version of each series, and report their
 errors.
 """
 
@@ -59,23 +59,23 @@ Group = tuple[TrainingProblem, list[MeasurementRecord]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accuracy:
-    """Median of |predicted / measured - 1| of step times."""
+    """Median of |predicted / measured - 1| over step times, before and after calibration."""
 
     measurements: int
-    """Measurements with a step time; others (out of memory) teach memory only."""
+    """Number of measurements with a step time; others (out of memory) only calibrate memory."""
     error_before: float | None
     """Error of the cost model; None without a step time."""
     error_after: float | None
-    """Error of calibrated predictions of held-out measurements; None with fewer than two."""
+    """Error of calibrated predictions on left-out measurements; None with fewer than two."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MadeCalibration:
-    """Result of `calibrate` for a series."""
+    """A calibration that `calibrate` made for one series."""
 
     record: CalibrationRecord
     new: bool
-    """False if the newest version was fitted to the same measurements."""
+    """False if the newest stored version was fitted to the same measurements."""
     models: tuple[str, ...]
     """Models of the measurements."""
     accuracy: Accuracy
@@ -84,10 +84,10 @@ class MadeCalibration:
 def calibrate(
     *, store: Store, gpu: str | None = None, framework: str | None = None, owner: str = ""
 ) -> tuple[MadeCalibration, ...]:
-    """Calibrate every series that has measurements, including the owner's.
+    """Calibrate every series with measurements, including the owner's.
 
-    `gpu` and `framework` restrict the series. A series is skipped if its newest version was made
-    from the same measurements by the same cost model.
+    `gpu` and `framework` restrict the series. A series is skipped if its newest version was fitted
+    to the same measurements with the same cost model.
     """
     refit(store=store)
     clusters = store.measured_clusters(gpu=gpu, framework=framework)
@@ -107,8 +107,8 @@ def calibrate_cluster(
 ) -> tuple[MadeCalibration, ...]:
     """Calibrate every series of one cluster and framework.
 
-    Owners get a series of their own if their untrusted reports make a difference. A series that
-    lost all measurements gets an empty version.
+    Owners get a separate series if their untrusted reports make a difference. A series that lost
+    all measurements gets an empty version.
     """
     groups: defaultdict[ModelFamily, list[Group]] = defaultdict(list)
     for problem, same in by_problem(
@@ -132,10 +132,10 @@ def calibrate_cluster(
 
 
 def refit(*, store: Store) -> tuple[MadeCalibration, ...]:
-    """Fit again for every cluster and framework with a measurement whose status changed.
+    """Refit every cluster and framework with a measurement whose state changed.
 
-    Both the shared calibrations and the private ones of owners are refitted. Concurrent callers
-    in the same process wait and find nothing to do.
+    Includes the shared calibrations and the private ones of owners. Concurrent callers in the same
+    process wait and then find nothing to do.
     """
     if not store.due_refits():
         return ()
@@ -212,7 +212,7 @@ def _is_emptied(store: Store, last: CalibrationRecord) -> bool:
 
 
 def _emptied(store: Store, series: Series, last: CalibrationRecord) -> MadeCalibration:
-    """Return the next version, which corrects nothing."""
+    """Return the next version, which makes no corrections."""
     nothing = Accuracy(measurements=0, error_before=None, error_after=None)
     facts = {PREDICTIONS: last.payload.get(PREDICTIONS)}
     record, new = save(
@@ -224,8 +224,8 @@ def _emptied(store: Store, series: Series, last: CalibrationRecord) -> MadeCalib
 def save(
     store: Store, *, series: Series, calibration: Calibration, accuracy: Accuracy, facts: JsonObject
 ) -> tuple[CalibrationRecord, bool]:
-    """Store as the next version of the series unless the newest one is equal; return whether it was
-    stored.
+    """Store a calibration as the next version of its series unless the newest is equal; return
+    whether it was stored.
 
     `facts` are additional entries of the payload. Serving has none, because only searches read its
     calibrations.
@@ -242,8 +242,8 @@ def save(
 
 
 def accuracy_of(evidence: Evidence, *, unseen_s: FloatArray) -> Accuracy:
-    """Return the error of the cost model on these measurements, and that of fits on held-out
-    ones.
+    """Return the error of the cost model on these measurements, and of fits on left-out
+    measurements.
     """
     measured = evidence.measured_step_s
     before = (
@@ -259,8 +259,8 @@ def accuracy_of(evidence: Evidence, *, unseen_s: FloatArray) -> Accuracy:
 
 
 def predicted_unseen(evidence: Evidence, *, prior: Prior) -> FloatArray:
-    """Return (n,) median seconds of a step, each by a fit without its fold; NaN if there is nothing
-    to fit.
+    """Return the predicted median step times in seconds, each by a fit without its fold, shape
+    (n,); NaN if there is nothing to fit.
 
     Repeats of one configuration are in the same fold, because a fit to one of them predicts the
     others. Folds follow the order of storage, not the random ids, so importing the same
@@ -270,7 +270,7 @@ def predicted_unseen(evidence: Evidence, *, prior: Prior) -> FloatArray:
     timed = np.flatnonzero(np.isfinite(evidence.measured_step_s))
     runs = replace(
         evidence.take(timed), measured_memory_bytes=np.full(len(timed), np.nan)
-    )  # memory is not needed
+    )  # Memory is not needed.
     groups = configurations(runs)
     if len(groups) < 2:
         return predicted
@@ -288,7 +288,9 @@ def predicted_unseen(evidence: Evidence, *, prior: Prior) -> FloatArray:
 
 
 def prepare() -> None:
-    """Import the modules of fits in advance, which otherwise adds a second to the first fit."""
+    """Import the modules that fits need in advance, which would otherwise add a second to the first
+    fit.
+    """
     for name in ("scipy.optimize", "scipy.special", "threadpoolctl"):
         importlib.import_module(name)
 
@@ -300,7 +302,7 @@ def _median_error(predicted: FloatArray, measured: FloatArray) -> float | None:
 
 
 class Follower:
-    """Keeps calibrations up to date with measurements; several may use the same store."""
+    """Keeps calibrations up to date with measurements. Several instances may share one store."""
 
     def __init__(self, *, store: Store) -> None:
         self._store = store
@@ -308,11 +310,11 @@ class Follower:
         """The newest measurement at the last check."""
 
     def catch_up(self) -> tuple[MadeCalibration, ...]:
-        """Calibrate every cluster and framework with outdated calibrations, and return the new
+        """Calibrate every cluster and framework with an outdated calibration, and return the new
         versions.
 
-        A calibration is outdated if newer measurements exist, its source measurements changed
-        status, or it corrects predictions of another cost model.
+        A calibration is outdated if newer measurements exist, if a source measurement changed
+        state, or if it was fitted with another cost model.
         """
         refitted = refit(store=self._store)
         return tuple(each for each in (*refitted, *self._measured()) if each.new)
@@ -361,7 +363,7 @@ class Follower:
 
 
 def outdated(store: Store, cluster: MeasuredCluster, *, owner: str = "") -> bool:
-    """Return whether the newest calibration of any family corrects predictions of another cost
+    """Return whether the newest calibration of any model family was fitted with another cost
     model.
     """
     key, framework = cluster.cluster_key, cluster.framework
@@ -383,8 +385,8 @@ def outdated(store: Store, cluster: MeasuredCluster, *, owner: str = "") -> bool
 
 
 def outdated_notice(store: Store) -> str | None:
-    """Return a notice about calibrations that correct predictions of another cost model; None
-    without any.
+    """Return a notice about calibrations that were fitted with another cost model; None if there
+    are none.
     """
     count = sum(outdated(store, cluster) for cluster in store.measured_clusters())
     return (

@@ -1,4 +1,4 @@
-"""Configurations that crashed or ran, as recorded in a stored calibration."""
+"""Configurations that crashed or ran successfully, as a stored calibration records them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Group = tuple[TrainingProblem, Sequence[MeasurementRecord]]
 def crashes(groups: Iterable[Group]) -> JsonObject:
     """Return, by problem, the configurations that crashed and never succeeded.
 
-    Only whole runs count, at least `Learning.crashes` of them.
+    Only complete runs count, and at least `Learning.crashes` of them are required.
     """
     found: JsonObject = {}
     for problem, layout, same in _configurations(groups):
@@ -33,9 +33,9 @@ def crashes(groups: Iterable[Group]) -> JsonObject:
 
 
 def successes(groups: Iterable[Group]) -> JsonObject:
-    """Return, by problem, the configurations with whole runs that succeeded.
+    """Return, by problem, the configurations with successful complete runs.
 
-    Each has the number of these runs and the median seconds of a step.
+    Each has the number of these runs and the median step time in seconds.
     """
     found: JsonObject = {}
     for problem, layout, same in _configurations(groups):
@@ -53,7 +53,7 @@ def successes(groups: Iterable[Group]) -> JsonObject:
 def _configurations(
     groups: Iterable[Group],
 ) -> Iterator[tuple[str, JsonObject, list[MeasurementRecord]]]:
-    """Yield, in order of their digests, the whole runs of each configuration of each problem.
+    """Yield the complete runs of each configuration of each problem, in order of their digests.
 
     The second value identifies the configuration among a problem's candidates.
     """

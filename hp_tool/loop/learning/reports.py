@@ -1,4 +1,4 @@
-"""Measurements that trainings or files report, checked before they may teach."""
+"""Measurements reported by trainings or files, checked before they may calibrate predictions."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
@@ -31,12 +31,12 @@ from hp_tool.questions.answers import Line
 from hp_tool.questions.training.problem import TrainingProblem, resolve_training
 
 Bytes = Annotated[int, Interval(ge=1, le=1 << 50)]
-"""At least 1: a reported peak was measured."""
+"""Positive, because a reported peak was measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportedMeasurement(Measurement):
-    """Reported numbers of a training; either `step_s` or `tokens_per_second_per_gpu` is
+    """Reported figures of a training; either `step_s` or `tokens_per_second_per_gpu` is
     required.
     """
 
@@ -52,14 +52,14 @@ class ReportedMeasurement(Measurement):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasurementReport(Strict):
-    """Report of a training's measurement."""
+    """A measurement reported by a training, with its query and configuration."""
 
     query: Query
-    """What is trained, and where."""
+    """Model, cluster and training."""
     parallel: ParallelQuery
     """The configuration of the run."""
     measurement: ReportedMeasurement
-    """A median step time or rate, or the reason for a failure."""
+    """Median step time or throughput, or the reason for a failure."""
 
 
 def add_reports(
@@ -71,7 +71,9 @@ def add_reports(
     resolve: Callable[[Query], Query] = lambda query: query,
     hold: bool = False,
 ) -> Imported:
-    """Store each valid report. `key` returns a line's idempotency key from its number and bytes."""
+    """Store each valid report of a file. `key` returns the idempotency key of a line from its
+    number and bytes.
+    """
     stored: list[MeasurementRecord] = []
     refused: list[Refused] = []
     for number, line in enumerate(lines, start=1):
@@ -106,21 +108,21 @@ def add_report(
     resolve: Callable[[Query], Query] = lambda query: query,
     hold: bool = False,
 ) -> MeasurementRecord:
-    """Store the measurement in a body or line, and return it.
+    """Store the measurement of a request body or a line, and return it.
 
-    If the idempotency key was used before, return the measurement as it was stored then.
+    If the idempotency key was used before, return the measurement stored then.
 
     Args:
         data: The body or line.
         store: The store to write to.
         source: Source of the report.
         key: The idempotency key, if any.
-        resolve: Resolves the names in the query, or rejects it.
-        hold: Store it such that it teaches only after a user accepts it.
+        resolve: Function that resolves the names in the query, or rejects it.
+        hold: Store it so that it calibrates only after a user accepts it.
 
     Raises:
         InputError: The report is malformed, its configuration illegal, its numbers impossible, or
-            the hardware another.
+            the hardware does not match.
         ConflictError: The idempotency key was used with another report.
     """
     report: MeasurementReport = schema.parse(MeasurementReport, data)
@@ -141,8 +143,10 @@ def read_report(
     source: MeasurementSource,
     resolve: Callable[[Query], Query] = lambda query: query,
 ) -> NewMeasurement:
-    """Return the measurement in a body or line without storing it; raises InputError like
-    `add_report`.
+    """Return the measurement of a request body or a line without storing it.
+
+    Raises:
+        InputError: As in `add_report`.
     """
     return _measurement(schema.parse(MeasurementReport, data), source=source, resolve=resolve)
 
@@ -157,7 +161,7 @@ def _measurement(
     estimate = training.estimate(query=query, with_fixes=False)
     if (
         estimate.time is None or estimate.memory is None
-    ):  # a configuration that is predicted not to fit may have run
+    ):  # A configuration that is predicted not to fit may still have run.
         reason = estimate.reasons[0]
         raise InputError(
             f"this configuration cannot have run: {reason.message}",
@@ -255,7 +259,7 @@ def _check_hardware(hardware: Hardware, *, gpu: GpuSpec, num_gpus: int | None) -
             field="measurement.hardware.device_name",
             code="hardware_mismatch",
         )
-    if num_gpus is not None and hardware.num_gpus not in (1, num_gpus):  # 1 if it is left out
+    if num_gpus is not None and hardware.num_gpus not in (1, num_gpus):  # 1 if omitted.
         raise InputError(
             f"measured on {hardware.num_gpus} devices, the cluster has {num_gpus}: set "
             "cluster.num_gpus to the measured number",
@@ -265,7 +269,7 @@ def _check_hardware(hardware: Hardware, *, gpu: GpuSpec, num_gpus: int | None) -
 
 
 def _check_parts(parts_s: Mapping[str, float] | None, *, step_s: float | None) -> None:
-    """Check the names of parts and that they sum to the step.
+    """Check that the parts have known names and sum to the step time.
 
     Raises:
         InputError: A part is unknown, or the sum differs.
@@ -292,12 +296,13 @@ def _check_parts(parts_s: Mapping[str, float] | None, *, step_s: float | None) -
 def check_possible(
     measurement: Measurement, *, problem: TrainingProblem, predicted_s: float
 ) -> None:
-    """Check that step time and peak memory are possible. CPUs are not checked, because their limits
-    are the host's.
+    """Check that step time and peak memory are physically possible. CPUs are not checked, because
+    their limits depend on the host.
 
     Raises:
-        InputError: `implausible`: the step is `Learning.impossible_factor` times off the prediction
-            or exceeds the devices' peak FLOP/s, or the memory peak exceeds the device.
+        InputError: `implausible`: the step time is off the prediction by
+            `Learning.impossible_factor` or exceeds the devices' peak FLOP/s, or the memory peak
+            exceeds the device.
     """
     gpu, step_s, peak = problem.cluster.gpu, measurement.step_s, measurement.peak_memory_bytes
     if gpu.kind == "cpu":

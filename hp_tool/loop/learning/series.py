@@ -1,4 +1,4 @@
-"""Series of calibrations (a cluster, its software, a family of models), and the newest for a
+"""Series of calibrations (per cluster, software and model family), and the newest calibration for a
 problem.
 """
 
@@ -25,15 +25,15 @@ from hp_tool.questions.training.problem import TrainingProblem
 
 ModelFamily = Literal["dense", "moe"]
 PREDICTIONS = "predictions"
-"""Key of a stored calibration's digest of the predictions that it corrects."""
+"""Key, in a stored calibration, of the digest of the predictions that it corrects."""
 MODELS, RELEASE, UNSEEN, LINKS = "models", "release", "unseen_s", "links"
 CRASHED, RAN = "crashed", "ran"
 """Further keys of a stored calibration.
 
-`MODELS`: measurements by model. `RELEASE`: the newest release of the measurements, assumed for
-queries without one. `UNSEEN`: seconds predicted by fits without a measurement, by its id.
-`CRASHED`, `RAN`: configurations that crashed or ran (`learning.outcomes`). `LINKS`: bandwidths over
-the stated ones, fitted to traces (`learning.links`).
+`MODELS`: number of measurements by model. `RELEASE`: the newest release of the measurements,
+assumed for queries without one. `UNSEEN`: seconds predicted by fits without a measurement, by its
+id. `CRASHED`, `RAN`: configurations that crashed or ran (`learning.outcomes`). `LINKS`: bandwidths
+relative to the stated ones, fitted to traces (`learning.links`).
 """
 OTHER_PREDICTIONS = (
     "corrects predictions of other constants or another cost model; a worker fits it again from "
@@ -47,25 +47,29 @@ PENDING = (
 )
 MOST_KNOWN = 1000
 MAX_AGE_S = 5.0
-"""Seconds for which a database answer is cached: a batch reads the same series thousands of times
-per second.
+"""Seconds for which a database answer is cached, because a batch reads the same series thousands of
+times per second.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Series:
-    """Key shared by all versions of one calibration."""
+    """Key that all versions of one calibration share."""
 
     cluster_key: str
     framework: str
-    """Calibrations cover all releases; measurements distinguish them."""
+    """Name of the framework. Calibrations cover all its releases; the measurements distinguish
+    them.
+    """
     model_family: str
     """dense or moe; empty for all families (older calibrations)."""
     owner: str = ""
-    """The only user of the series; empty for all users."""
+    """User to whom the series is private; empty if all users share it."""
 
     def nearest_first(self) -> tuple[Series, ...]:
-        """Return this series, everybody's, and that of all families, in order of preference."""
+        """Return this series, then the shared one, then that of all families, in order of
+        preference.
+        """
         shared = replace(self, owner="")
         return tuple(dict.fromkeys((self, shared, replace(shared, model_family=""))))
 
@@ -80,9 +84,10 @@ def series_of(problem: TrainingProblem, *, hardware: Hardware) -> Series:
 
 
 def cluster_key(cluster: ClusterSpec, hardware: Hardware) -> str:
-    """Return the key of a cluster: device, whole node, NVLink domain and network.
+    """Return the key of a cluster, derived from its device, node, NVLink domain and network.
 
-    The part that a job uses does not matter. CPUs differ between hosts, so `cpu` includes the host.
+    The number of devices that a job uses does not matter. CPUs differ between hosts, so `cpu`
+    includes the host.
     """
     network = f"{cluster.inter_node_bandwidth_bytes_per_second / 1e9:g}GBps"
     node, domain = (
@@ -98,12 +103,12 @@ def cluster_key(cluster: ClusterSpec, hardware: Hardware) -> str:
 
 
 def model_family(model: ModelSpec) -> ModelFamily:
-    """Return dense or moe: measurements with all-to-alls do not inform models without them."""
+    """Return dense or moe: measurements with all-to-alls say nothing about models without them."""
     return "moe" if model.num_experts else "dense"
 
 
 def own_hardware(cluster: ClusterSpec) -> Hardware:
-    """Return the hardware that runs would be stored under: any GPU of that name, or this host's
+    """Return the hardware under which runs would be stored: any GPU of that name, or this host's
     CPU.
     """
     if cluster.gpu.kind == "gpu":
@@ -129,8 +134,8 @@ class StoredCalibrations:
         """Create the lookup.
 
         Args:
-            refit: Fits series that are due. None leaves this to others, and answers report it as
-                pending.
+            refit: Fits series that are due. None leaves this to other processes, and answers report
+                it as pending.
             before: Use only calibrations from before this time.
             hardware: Hardware of the runs; None for this host's.
             owner: User whose own reports count in addition to trusted ones.
@@ -152,9 +157,7 @@ class StoredCalibrations:
         return other
 
     def __eq__(self, other: object) -> bool:
-        """Return whether both give the same answers, so that caches are shared between requests of
-        an owner.
-        """
+        """Return whether both give the same answers, so that requests of one owner share caches."""
         return (
             isinstance(other, StoredCalibrations)
             and self._known is other._known
@@ -165,14 +168,14 @@ class StoredCalibrations:
         return hash((id(self._known), self._owner))
 
     def __call__(self, problem: TrainingProblem) -> CalibratedPredictor | None:
-        """Return the predictor of the problem's series, else of the nearest fallback; None without
-        a valid one.
+        """Return the predictor of the problem's series, else of the first fallback; None without a
+        valid one.
         """
         known = self._find(problem)
         return known if isinstance(known, CalibratedPredictor) else None
 
     def unused(self, problem: TrainingProblem) -> str | None:
-        """Return why there is no predictor; None if there is one, or if nothing was ever
+        """Return the reason why there is no predictor; None if there is one, or if nothing was ever
         measured.
         """
         known = self._find(problem)
@@ -187,13 +190,13 @@ class StoredCalibrations:
             known = self._newest(series, predictions=digest_of(problem))
             if (
                 len(self._known) >= MOST_KNOWN
-            ):  # queries choose the network, so the number of keys is unbounded
+            ):  # Queries choose the network, so the number of keys is unbounded.
                 self._known.clear()
             self._known[series] = (self._clock(), known)
         return known
 
     def refit(self) -> None:
-        """Fit what is due, unless that is left to others."""
+        """Fit the series that are due, unless other processes do."""
         if self._refit is not None and self._refit():
             self.forget()
 
@@ -202,11 +205,11 @@ class StoredCalibrations:
         self._known.clear()
 
     def _newest(self, series: Series, *, predictions: str) -> CalibratedPredictor | str | None:
-        """Return the predictor with its provenance, or the reason for having none."""
+        """Return the predictor with its provenance, or the reason why there is none."""
         outdated = None
         for each in series.nearest_first():
             record = self._store.latest_calibration(**asdict(each), before=self._before)
-            if record is None or not record.num_measurements:  # all its measurements were excluded
+            if record is None or not record.num_measurements:  # All its measurements were excluded.
                 continue
             if record.payload.get(PREDICTIONS) != predictions:
                 outdated = outdated or (
@@ -244,8 +247,8 @@ class StoredCalibrations:
         )
 
     def _missing(self, series: Series) -> str | None:
-        """Return why no measurement applies, with the nearest ones; None if nothing was ever
-        measured.
+        """Return the reason why no measurement applies, with the nearest ones; None if nothing was
+        ever measured.
         """
 
         def nearest(**query: Unpack[MeasurementQuery]) -> MeasurementRecord | None:

@@ -19,7 +19,7 @@ from hp_tool.questions.training.problem import TrainingProblem
 
 DEVICES, NODE = 64, 8
 DIGITS = 6
-"""Significant digits of a prediction that are equal on all processors and NumPy releases."""
+"""Number of significant digits in which predictions agree on all processors and NumPy releases."""
 DENSE = ModelSpec(
     num_hidden_layers=32,
     hidden_size=4096,
@@ -50,16 +50,16 @@ def predictions_digest(cluster: ClusterSpec, *, framework: str, experts: bool) -
     """Return a digest that changes with the cost model or the constants of the GPU and the
     framework.
 
-    It covers every part of step time and memory of a few layouts of a dense model, and with
-    `experts` of one with experts. Releases of a framework share a calibration's series, and
-    therefore the digest.
+    It covers every part of step time and memory for a few layouts of a dense model; with `experts`,
+    of a model with experts. Releases of a framework share a calibration's series, and therefore the
+    digest.
     """
     cluster = replace(
         cluster, kinds=(), rank_order=DEFAULT_RANK_ORDER, num_gpus=DEVICES, gpus_per_node=NODE
     )
     cluster = replace(
         cluster, nvlink_domain_size=NODE, nvlink_segment_gpus=None
-    )  # a part of a node has the same calibration as the whole node
+    )  # A part of a node has the same calibration as the whole node.
     precision: Precision = "bf16" if "bf16" in cluster.gpu.peak_flops_per_second else "fp32"
     workload = TrainingWorkload(
         sequence_length=4096, global_batch_size=128, framework=framework, precision=precision
@@ -90,7 +90,7 @@ def predictions_digest(cluster: ClusterSpec, *, framework: str, experts: bool) -
 
 
 def digest_of(problem: TrainingProblem) -> str:
-    """Return the digest for problems of this one's cluster, framework and family."""
+    """Return the digest for problems with this cluster, framework and model family."""
     return predictions_digest(
         problem.cluster,
         framework=problem.workload.framework,

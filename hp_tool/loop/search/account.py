@@ -1,4 +1,6 @@
-"""Accounting of a search: costs of its runs, expected cost of the next, stop criteria, progress."""
+"""Accounting of a search: costs of its runs, expected cost of the next run, stop criteria,
+progress.
+"""
 
 import statistics
 from collections.abc import Sequence
@@ -16,12 +18,12 @@ from hp_tool.loop.search.fidelity import leader, repeats
 from hp_tool.loop.search.rivals import BESIDE
 
 BUDGETS = ("budget_runs", "budget_gpu_seconds")
-"""Search settings that may change during a search."""
+"""Search settings that may be changed during a search."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """Reason for the end of the loop; the caller ends or releases the search accordingly."""
+    """Reason why the loop ended; the caller ends or releases the search accordingly."""
 
     state: Literal["succeeded", "cancelled", "paused", "released"]
     stopped_because: str
@@ -33,19 +35,19 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spent:
-    """Used budget of a search."""
+    """Budget that a search has used."""
 
     profile_runs: int
-    """Real runs that ended with a measurement, successful or not."""
+    """Number of real runs that ended with a measurement, successful or not."""
     gpu_seconds: float
     """Devices x wall seconds of all runs, including abandoned ones."""
     queue_s: float = 0.0
-    """Seconds for which jobs waited for devices, which cost nothing."""
+    """Seconds that jobs waited for devices, which cost nothing."""
 
 
 def spent_by(runs: Sequence[RunRecord]) -> Spent:
-    """Return the costs of runs: reused measurements are no runs, abandoned runs cost only
-    seconds.
+    """Return the costs of runs. Reused measurements do not count as runs; abandoned runs only cost
+    time.
     """
     real = sum(run.state is RunState.FINISHED and REUSED not in run.predicted for run in runs)
     return Spent(
@@ -76,7 +78,7 @@ def startup_s(runs: Sequence[RunRecord], *, settings: SearchSettings) -> float |
 
 
 def seen_startup_s(measurement: Measurement, *, settings: SearchSettings) -> float | None:
-    """Return a run's seconds outside training steps; None if its time is unknown."""
+    """Return a run's seconds outside training steps; None if its duration is unknown."""
     if measurement.step_s is None or measurement.wall_s is None:
         return None
     warmup_s = sum(measurement.warmup_times_s) or settings.warmup_steps * measurement.step_s
@@ -87,17 +89,17 @@ def seen_startup_s(measurement: Measurement, *, settings: SearchSettings) -> flo
 def run_gpu_seconds(
     *, num_gpus: int, step_s: float, startup_s: float, settings: SearchSettings
 ) -> float:
-    """Return devices x (start-up and all steps) of a future run."""
+    """Return devices x (start-up and all steps) of a future run, in GPU-seconds."""
     return num_gpus * (startup_s + (settings.warmup_steps + settings.steps) * step_s)
 
 
 def coverage_runs(settings: SearchSettings, *, prior: Prior) -> int:
-    """Return how many of the first runs may cover unseen axis values instead of expected
+    """Return how many of the first runs may cover unseen axis values instead of following expected
     improvement.
 
-    None if the cost model is accurate to tens of percent: expected improvement is then sufficient,
-    and gave less regret on measured grids. Otherwise a search rarely uses all of them. Earlier
-    evidence does not reduce the number, because hosts change.
+    Returns None if the cost model is accurate to tens of percent: expected improvement then
+    suffices, and gave less regret on measured grids. Otherwise a search rarely uses all of them.
+    Earlier evidence does not reduce the number, because hosts change.
     """
     return (
         _least_runs(settings) if prior.group_log_sd > assumed().search.roughly_known_log_sd else 0
@@ -111,7 +113,7 @@ def why_stop(
     next_run_gpu_seconds: float,
     proposal: Proposal | None,
 ) -> str | None:
-    """Return a reason to stop now, or None.
+    """Return the reason to stop now; None to continue.
 
     A run that is expected to exceed `budget_gpu_seconds` is not started.
     """
@@ -146,7 +148,7 @@ def with_budget(settings: SearchSettings, *, stored: JsonObject) -> SearchSettin
 def progress_of(
     runs: Sequence[RunRecord], *, budget_runs: int, expected_gain: float | None
 ) -> JsonObject:
-    """Return the costs and the best of a search's runs.
+    """Return the costs and the best configuration of a search's runs.
 
     `expected_gain` is the expected gain of another run, as a fraction of the best step time.
     """

@@ -1,4 +1,4 @@
-"""Expected improvement of another run, and the choice of the run: numeric kernels over table
+"""Expected improvement of another run and the choice of the next run: numeric kernels over table
 rows.
 """
 
@@ -19,7 +19,7 @@ COVERED_AXES = ("tensor_parallel_size", "pipeline_parallel_size", "sequence_para
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observations:
-    """Results of this search's own runs by row."""
+    """Results of this search's own runs, by row."""
 
     step_s: Mapping[int, float] = field(default_factory=dict)
     """Measured seconds of the rows that ran."""
@@ -28,23 +28,23 @@ class Observations:
     measurement_ids: Mapping[int, str] = field(default_factory=dict)
     out_of_memory: frozenset[int] = frozenset()
     broken: frozenset[int] = frozenset()
-    """Rows that crashed or timed out: no information about speed, but about which axis values
+    """Rows that crashed or timed out. They say nothing about speed, but show which axis values
     work.
     """
     pending: frozenset[int] = frozenset()
     """Rows that are proposed or running."""
     apart: frozenset[int] = frozenset()
-    """Rows that are excluded from this proposal."""
+    """Rows that this proposal excludes."""
 
     @property
     def tried(self) -> frozenset[int]:
-        """Return the rows that are not proposed again."""
+        """Rows that are not proposed again."""
         return frozenset(self.step_s) | self.out_of_memory | self.broken | self.pending
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proposal:
-    """The next run."""
+    """The next run to start."""
 
     row: int
     expected_gain: float
@@ -80,12 +80,12 @@ def propose(
 ) -> Proposal | None:
     """Return the row to run next; None if every row that may fit was tried.
 
-    Without measurements: the greatest expected speed, weighted by the probability to fit and not to
-    stall. Then, until `coverage_runs` rows were tried: the rows with the most unseen axis values,
-    among those that are not much slower. Then: expected improvement times the probability that the
-    row fits, works and neither stalls nor retries. Pending rows count as if they had returned their
-    prediction. Rows in `stored` already have a measurement and are preferred among nearly equal
-    ones.
+    Without measurements, return the row with the greatest expected speed, weighted by the
+    probability that it fits and does not stall. Until `coverage_runs` rows were tried, return the
+    row with the most unseen axis values among those that are not much slower. After that, maximise
+    expected improvement times the probability that the row fits, works and neither stalls nor
+    retries. Pending rows count as if they had returned their prediction. Rows in `stored` already
+    have a measurement and are preferred among nearly equal ones.
     """
     free = np.ones(len(table), dtype=np.bool_)
     free[list(observations.tried | observations.apart)] = False
@@ -137,11 +137,12 @@ def _argmin(values: FloatArray, where: BoolArray) -> int:
 
 
 def _works_probability(table: CandidateTable, observations: Observations) -> FloatArray:
-    """Return (n,) success probabilities after crashes.
+    """Return the probability that each row works, given the crashes, shape (n,).
 
-    (worked + 1) / (worked + blame + 1) of a row's least reliable axis value. The axis value that
-    caused a crash is unknown, so all values of the row share the blame equally. Without crashes the
-    result is 1. If a value (a schedule, a degree) has only ever crashed, others are tried first.
+    It is (worked + 1) / (worked + blame + 1) of the row's least reliable axis value. The axis value
+    that caused a crash is unknown, so all values of the row share the blame equally. Without
+    crashes the result is 1. If a value (a schedule, a degree) has only ever crashed, other values
+    are tried first.
     """
     probability = np.ones(len(table))
     worked = list(observations.step_s) + list(observations.out_of_memory)
@@ -156,7 +157,9 @@ def _works_probability(table: CandidateTable, observations: Observations) -> Flo
 
 
 def _unseen_values(table: CandidateTable, observations: Observations) -> NDArray[np.int64]:
-    """Return (n,) the number of covered axes with a value that no tried row has."""
+    """Return the number of covered axes on which each row has a value that no tried row has, shape
+    (n,).
+    """
     count = np.zeros(len(table), dtype=np.int64)
     for name in COVERED_AXES:
         if name in table.axes:

@@ -1,4 +1,6 @@
-"""Costs of runs: the seconds for which jobs were allocated devices, and their queue time."""
+"""Costs of runs: the seconds for which jobs had devices, and the seconds that they waited in the
+queue.
+"""
 
 import contextlib
 import math
@@ -44,13 +46,13 @@ class Charges:
         for run_id, state in states.items():
             if state is JobState.RUNNING:
                 self._running_since.setdefault(run_id, self._clock())
-            elif state is JobState.QUEUED:  # or queued again
+            elif state is JobState.QUEUED:  # Or queued again.
                 self._running_since.pop(run_id, None)
                 self._waiting_until[run_id] = self._clock()
 
     def end(self, run: RunRecord, handle: str, *, launcher: Launcher) -> None:
-        """Record how long an ended job was allocated devices, if the engine reports it."""
-        with contextlib.suppress(LauncherError):  # else use the observed time
+        """Record how long an ended job had devices, if the engine reports it."""
+        with contextlib.suppress(LauncherError):  # Otherwise use the observed time.
             if (
                 isinstance(launcher, Timekeeping)
                 and (lasted_s := launcher.lasted_s(handle)) is not None
@@ -58,24 +60,24 @@ class Charges:
                 self._lasted_s[run.id] = lasted_s
 
     def waited_s(self, run: RunRecord) -> float:
-        """Return seconds since the submission."""
+        """Return the seconds since the submission."""
         now = self._clock()
         return now - self._started_at.get(run.id, now)
 
     def ran_s(self, run: RunRecord) -> float:
-        """Return the observed seconds for which the job was allocated devices."""
+        """Return the observed seconds during which the job had devices."""
         now = self._clock()
         return now - self._running_since.get(run.id, now)
 
     def gpu_seconds(self, run: RunRecord, measurement: Measurement) -> float:
-        """Return GPU-seconds reported by the engine, else the observed ones."""
+        """Return the GPU-seconds that the engine reports, else the observed ones."""
         carried, self._carried = self._carried, 0.0
         return carried + _gpu_seconds(
             run, wall_s=measurement.wall_s, ran_s=self._longest_s(run, measurement)
         )
 
     def account(self, run: RunRecord, measurement: Measurement) -> RunAccount:
-        """Return data about the job to store with the measurement; empty for a run that was never
+        """Return the job's data to store with the measurement; empty for a run that was never
         submitted.
         """
         if run.id not in self._started_at or REUSED in run.predicted:
@@ -84,7 +86,7 @@ class Charges:
         return _account(measurement, waited_s=waited_s, ran_s=self._longest_s(run, measurement))
 
     def _longest_s(self, run: RunRecord, measurement: Measurement) -> float:
-        """Return the maximum seconds for which the job can have been allocated devices."""
+        """Return the maximum seconds for which the job can have had devices."""
         if (
             run.id in self._running_since
             or measurement.refused
@@ -113,15 +115,13 @@ def end_run(
         launcher.cancel(run.job_name)
     except EngineAwayError as error:
         raise LauncherError(error.message) from error
-    except OSError:  # a runs folder that is not writable
+    except OSError:  # The runs folder is not writable.
         if run.handle is not None or launcher.find(run.job_name) is not None:
             raise
         # There is no job. If a delayed worker submits it after this, that worker or the sweep ends
         # it.
     known = Measurement(status="preempted")
-    with contextlib.suppress(
-        Exception
-    ):  # whatever the error of the report: the job is cancelled, and the run has to end
+    with contextlib.suppress(Exception):  # The job is cancelled, and the run must end.
         handle = launcher.find(run.job_name)
         known = known if handle is None else launcher.fetch(handle)
     gpu_seconds = _gpu_seconds(run, wall_s=known.wall_s, ran_s=ran_s)
@@ -141,7 +141,7 @@ def finish_run(
     gpu_seconds: float,
     account: RunAccount,
 ) -> RunRecord:
-    """Store a run's measurement; a run with text that the database rejects counts as crashed."""
+    """Store a run's measurement; if the database rejects its text, the run counts as crashed."""
     store_it = partial(
         store.finish_run, lease=lease, run_id=run.id, gpu_seconds=gpu_seconds, account=account
     )
@@ -156,7 +156,7 @@ def finish_run(
 
 
 def taken_off(launcher: Launcher, handle: str, state: JobState) -> Measurement:
-    """Return time, nodes and log of a job that the engine ended, cancelled or lost."""
+    """Return the run time, nodes and log of a job that the engine ended, cancelled or lost."""
     cause = f"the engine ended the job: {state}"
     try:
         known = launcher.fetch(handle)
@@ -173,7 +173,7 @@ def taken_off(launcher: Launcher, handle: str, state: JobState) -> Measurement:
 
 
 def with_traces(account: RunAccount, measurement: Measurement) -> RunAccount:
-    """Return the account of a run that is given up, whose nodes and log are not in a
+    """Return the account of a run that is given up, with its nodes and log, because it has no
     measurement.
     """
     traces: RunAccount = {}
@@ -187,7 +187,7 @@ def with_traces(account: RunAccount, measurement: Measurement) -> RunAccount:
 
 
 def failed_hosts(runs: Sequence[RunRecord]) -> tuple[str, ...]:
-    """Return the nodes that may have caused `Search.node_failures` runs to fail."""
+    """Return the nodes that may have caused at least `Search.node_failures` runs to fail."""
     suspected = Counter(host for run in runs for host in (run.account or {}).get("suspects", ()))
     return tuple(
         sorted(host for host, count in suspected.items() if count >= assumed().search.node_failures)
@@ -195,7 +195,7 @@ def failed_hosts(runs: Sequence[RunRecord]) -> tuple[str, ...]:
 
 
 def submitted_ago_s(run: RunRecord) -> float:
-    """Return seconds since the run was submitted; 0 if it was not."""
+    """Return the seconds since the run was submitted; 0 if it was not."""
     if run.submitted_at is None:
         return 0.0
     return max((datetime.now(UTC) - run.submitted_at).total_seconds(), 0.0)

@@ -1,8 +1,8 @@
 """The loop of one search: propose, store the intent, submit, poll, fetch, store, learn, repeat.
 
 All effects go through ports. If this process dies, the next coordinator reads the intended runs
-from the store and the submitted jobs from the engine, and continues: finished runs are never
-repeated, and running ones are adopted by their job's name.
+from the store and the submitted jobs from the engine and continues. Finished runs are never
+repeated, and running jobs are found again by name.
 """
 
 import contextlib
@@ -45,10 +45,10 @@ FULL_POLL_S = 1.0
 MAX_ENGINE_FAILURES = 20
 """Maximum consecutive polls that fail because the engine does not answer."""
 FOLDER_PATIENCE_S = 300.0
-"""Seconds for which a coordinator waits for a runs folder, an engine, or room on its cluster.
+"""Seconds that a coordinator waits for a runs folder, an engine, or room on its cluster.
 
-Then the search returns to the queue: another host may work, and this search may be the only one
-that can end the runs that fill the cluster.
+After that, the search returns to the queue: another host may work, and this search may be the only
+one that can end the runs that fill the cluster.
 """
 LONGEST_FOLDER_WAIT_S = 5.0
 Report = Callable[[str, JsonObject], None]
@@ -60,7 +60,7 @@ class _Stop(Exception):  # noqa: N818 - not an error: unwinds the loop between a
 
 
 class Coordinator:
-    """Coordinates one search under its lease; neither reusable nor thread-safe."""
+    """Coordinates one search under its lease. Instances are neither reusable nor thread-safe."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class Coordinator:
 
         Args:
             reusable: Ids of stored measurements that replace runs, by configuration digest.
-            report: Receives each event.
+            report: Called with each event.
             should_release: Returns True if this process should exit. The search then returns to the
                 queue with its job running, for the next coordinator.
         """
@@ -106,13 +106,13 @@ class Coordinator:
         """Work until there is a reason to stop.
 
         Raises:
-            ConflictError: `lease_lost`, another coordinator took over; jobs are unchanged.
+            ConflictError: `lease_lost`: another coordinator took over. Jobs are unchanged.
             LauncherError: The engine stays unreachable.
         """
         try:
             self._progress(
                 self._runs()
-            )  # what an earlier coordinator waited for may be available by now
+            )  # What an earlier coordinator waited for may be available now.
             while True:
                 try:
                     self._turn()
@@ -123,15 +123,15 @@ class Coordinator:
         except KeyboardInterrupt:
             with contextlib.suppress(
                 LauncherError, OSError
-            ):  # a run that cannot be ended is left to the coordinator that resumes the search
+            ):  # A run that cannot be ended is left to the coordinator that resumes the search.
                 self._end_open_jobs(cause="interrupted")
             outcome = Outcome(state="paused", stopped_because="interrupted")
         self._projection.sync(self._runs())
         return outcome
 
     def _turn(self) -> None:
-        """Start one more run if there is room and a sufficient expected gain, else wait for running
-        ones.
+        """Start one more run if there is room and a sufficient expected gain; otherwise wait for
+        running jobs.
 
         Raises:
             _Stop: The search ends.
@@ -146,7 +146,7 @@ class Coordinator:
         )
         try:
             reason = self._next(runs) if room else None
-        except LimitError:  # another search claimed the room
+        except LimitError:  # Another search took the room.
             room, reason = False, None
         self._full_since = self._timing.clock() if room or unfinished else self._full_since
         if room and reason is None:
@@ -155,7 +155,7 @@ class Coordinator:
             self._advance(unfinished)
         elif pausing:
             raise _Stop(Outcome(state="paused", stopped_because="paused"))
-        elif not room:  # other searches use all of the cluster
+        elif not room:  # Other searches use the whole cluster.
             if self._timing.clock() - self._full_since > FOLDER_PATIENCE_S:
                 raise _Stop(Outcome(state="released", stopped_because="released"))
             self._timing.sleep(FULL_POLL_S)
@@ -163,8 +163,8 @@ class Coordinator:
             raise _Stop(Outcome(state="succeeded", stopped_because=reason or "space_exhausted"))
 
     def _wait_out(self, error: OSError | EngineAwayError) -> None:
-        """Wait before a retry, and report why: the runs folder is full, read-only or unreachable,
-        or the engine is unreachable.
+        """Wait before a retry, and report the reason: the runs folder is full, read-only or
+        unreachable, or the engine is unreachable.
         """
         now = self._timing.clock()
         if self._waiting_for is None:
@@ -209,9 +209,7 @@ class Coordinator:
             predicted=decision.predicted,
             limit=self._site.limit,
         )
-        if (
-            run.state.ended
-        ):  # the store repeats no run: without its measurement it would be proposed forever
+        if run.state.ended:  # Without its measurement it would be proposed forever.
             raise ConflictError(
                 f"Run {run.number} has ended, but its measurement is missing, so this search "
                 "cannot go on. "
@@ -233,14 +231,14 @@ class Coordinator:
         return None
 
     def _has_room(self) -> bool:
-        """Return whether the cluster has room for a run, as a check before planning; `intend_run`
-        decides.
+        """Return whether the cluster has room for a run. Checked before planning; `intend_run`
+        makes the decision.
         """
         limit = self._site.limit
         return limit is None or self._store.count_open_runs(cluster=limit.cluster) < limit.runs
 
     def _advance(self, unfinished: list[RunRecord]) -> None:
-        """Submit intended runs, also those of an earlier coordinator, and wait until a job has
+        """Submit intended runs, including those of an earlier coordinator, and wait until a job has
         ended.
         """
         waiting: dict[str, RunRecord] = {}
@@ -257,7 +255,7 @@ class Coordinator:
                 self._refuse(run, error.message)
                 return
             except EngineAwayError:
-                if not waiting:  # else retried once one of those has ended
+                if not waiting:  # Otherwise retried once one of those has ended.
                     raise
             except LauncherError as error:
                 self._give_back(
@@ -265,7 +263,7 @@ class Coordinator:
                 )
                 return
             except InputError as error:
-                # this launcher will never run it: no further attempt, and the search continues
+                # No further attempt, and the search continues.
                 self._finish(
                     run,
                     Measurement(status="crashed", cause=f"not submitted: {error.message}"),
@@ -296,10 +294,10 @@ class Coordinator:
             self._finish(run, measurement, gpu_seconds=self._charges.gpu_seconds(run, measurement))
 
     def _refuse(self, run: RunRecord, cause: str, measurement: Measurement | None = None) -> None:
-        """Give up the run and end the search, because the site would refuse other runs too.
+        """Give up the run and end the search, because the site would reject other runs too.
 
-        If the site has run jobs of this search, and refused this one for its size or because a node
-        failed, the search ends with its results so far.
+        If the site has run jobs of this search, and rejected this one for its size or because a
+        node failed, the search ends with its results so far.
 
         Raises:
             RefusedError: The site ran no job of this search.
@@ -319,12 +317,12 @@ class Coordinator:
         raise RefusedError(f"the site refused the job: {cause}")
 
     def _give_back(self, run: RunRecord, measurement: Measurement) -> None:
-        """Abandon an attempt without information about the configuration, and retry it up to
+        """Abandon an attempt that says nothing about the configuration, and retry up to
         `Search.attempts` times.
         """
         with contextlib.suppress(
             LauncherError, OSError
-        ):  # the sweeper cancels jobs that an unreachable engine still runs
+        ):  # The sweeper cancels jobs that an unreachable engine still runs.
             self._launcher.cancel(run.job_name)
         if run.attempt + 1 >= assumed().search.attempts:
             self._finish(run, measurement, gpu_seconds=self._charges.gpu_seconds(run, measurement))
@@ -332,9 +330,7 @@ class Coordinator:
             self._abandon(run, measurement)
 
     def _abandon(self, run: RunRecord, measurement: Measurement) -> None:
-        """Store a run without information about its configuration, with the known data of its
-        job.
-        """
+        """Store a run that says nothing about its configuration, with the known data of its job."""
         cause, gpu_seconds = (
             measurement.cause or measurement.status,
             self._charges.gpu_seconds(run, measurement),
@@ -349,7 +345,7 @@ class Coordinator:
         return self._store.runs(search_id=self._lease.search_id)
 
     def _submit(self, run: RunRecord) -> str:
-        """Start the job of a stored intent, or find it; submission is idempotent by the run's job
+        """Start the job of a stored intent, or find it. Submission is idempotent by the run's job
         name.
         """
         runs = self._runs()
@@ -365,7 +361,7 @@ class Coordinator:
             self._store.mark_submitted(lease=self._lease, run_id=run.id, handle=handle)
         except ConflictError:
             # While this process was delayed, another coordinator took over. If it adopted the run,
-            # it watches this job. If the run or its search has ended, nobody does.
+            # it watches this job. If the run or its search has ended, nobody watches it.
             now = self._store.get_run(search_id=run.search_id, run_id=run.id)
             if now.state.ended or self._store.get_search(search_id=run.search_id).state.ended:
                 self._launcher.cancel(run.job_name)
@@ -403,7 +399,7 @@ class Coordinator:
     def _tell_pending(
         self, handles: Mapping[str, RunRecord], states: Mapping[str, JobState]
     ) -> None:
-        """Report that a job waits for devices, why, and its expected start; or that none waits."""
+        """Report why a job waits for devices and its expected start, or that no job waits."""
         queued = [handle for handle, state in states.items() if state is JobState.QUEUED]
         waiting = (
             self._launcher.waiting(queued[0])
@@ -422,7 +418,7 @@ class Coordinator:
         )
         self._pending = pending
         self._progress(self._runs())
-        if pending is not None and reason != before:  # the expected start changes constantly
+        if pending is not None and reason != before:  # The expected start changes constantly.
             run = handles[queued[0]]
             payload = {"run_id": run.id, "number": run.number, **pending}
             self._store.append_event(lease=self._lease, kind="pending", payload=payload)
@@ -473,7 +469,7 @@ class Coordinator:
             self._store_end(rival, share)
         self._store_end(
             run, own
-        )  # last, so that the job can be found again if this worker dies earlier
+        )  # Last, so that the job can be found again if this worker dies earlier.
         self._stop_waiting()
 
     def _store_end(self, run: RunRecord, share: Share) -> None:

@@ -1,8 +1,8 @@
 """Reduced runs of a configuration, and the extrapolation of their step times.
 
-A reduced run preserves the communication pattern of a step: tensor, context and pipeline groups are
-unchanged, data-parallel groups still cross nodes if the whole ones do, and the pipeline still fills
-and drains. Fewer replicas save devices, fewer micro-batches and layers save seconds.
+A reduced run keeps the communication pattern of a step: tensor, context and pipeline groups are
+unchanged, data-parallel groups still span nodes if the full ones do, and the pipeline still fills
+and drains. Fewer replicas save devices; fewer micro-batches and layers save time.
 """
 
 import math
@@ -28,8 +28,8 @@ from hp_tool.loop.calibration.evidence import FloatArray
 
 WHOLE = Fidelity()
 EXTRAPOLATION_RATIO = "extrapolation_ratio"
-"""Key of a reduced run's prediction: predicted seconds of the whole step over those of the reduced
-one.
+"""Key, in a reduced run's prediction, of the ratio of the complete step's predicted seconds to the
+reduced one's.
 """
 
 
@@ -46,12 +46,12 @@ class Reduction:
     features: Mapping[str, FloatArray] = field(default_factory=dict)
     """See `calibration.residual_features`, each (1,)."""
     crowding: float = 1.0
-    """Processes per core in the whole run over those in this one; a CPU's processes share cores,
-    which the cost model does not include.
+    """Processes per core in the complete run, divided by those in the reduced one. Processes on a
+    CPU share cores, which the cost model does not include.
     """
 
     def step_s(self, calibration: Calibration) -> float:
-        """Return its expected step time."""
+        """Expected step time in seconds."""
         step = calibration.step_time.predict(
             parts_s=self.parts_s, layer_passes=self.layer_passes, features=self.features
         )
@@ -64,7 +64,7 @@ def reduced(
     """Return model, workload and configuration with the layers, replicas and micro-batches of
     `fidelity`.
 
-    The batch size follows.
+    The batch size changes accordingly.
     """
     replicas = fidelity.data_parallel_size or parallel.data_parallel_size
     micro_batches = fidelity.num_micro_batches or num_micro_batches(training, parallel)
@@ -76,7 +76,7 @@ def reduced(
 
 
 def num_gpus(parallel: RunConfig, fidelity: Fidelity = WHOLE) -> int:
-    """Return the devices of a run; for serving those of one replica."""
+    """Return the number of devices of a run; for serving, those of one replica."""
     model_ranks = parallel.tensor_parallel_size * parallel.pipeline_parallel_size
     if isinstance(parallel, ServingConfig):
         return model_ranks
@@ -87,10 +87,10 @@ def num_gpus(parallel: RunConfig, fidelity: Fidelity = WHOLE) -> int:
 def replicas_kept(
     sizes: Sizes, *, data_parallel_size: NDArray[np.int64], gpus_per_node: int
 ) -> NDArray[np.int64]:
-    """Return (n,) the fewest replicas with the communication pattern of all d.
+    """Return the fewest replicas that keep the communication pattern of all d, shape (n,).
 
     These are two, or as many as reach a second node if d does. Ranks are ordered tensor, context,
-    data, pipeline, so a data-parallel group spans t c d neighbours.
+    data, pipeline, so a data-parallel group spans t c d consecutive ranks.
     """
     d = np.asarray(data_parallel_size)
     neighbours = np.asarray(sizes.tensor_parallel_size * sizes.context_parallel_size)
@@ -99,7 +99,7 @@ def replicas_kept(
     kept = d.copy()
     for degree in np.unique(
         d
-    ):  # replicas remain divisors, so that shards and batches divide as before
+    ):  # The number of replicas stays a divisor, so that shards and batches divide as before.
         divisors = np.array([k for k in range(1, int(degree) + 1) if degree % k == 0])
         rows = d == degree
         kept[rows] = divisors[np.searchsorted(divisors, wanted[rows])]
@@ -107,14 +107,14 @@ def replicas_kept(
 
 
 def micro_batches_kept(training: TrainingWorkload, parallel: ParallelConfig) -> int:
-    """Return the fewest micro-batches with a steady state: twice the pipeline's depth, and a
+    """Return the fewest micro-batches that reach a steady state: twice the pipeline's depth, and a
     multiple of it for interleaving.
     """
     return min(num_micro_batches(training, parallel), 2 * parallel.pipeline_parallel_size)
 
 
 class Outcome(Protocol):
-    """A run, in full or as the values of one."""
+    """A run, complete or reduced to the fields needed here."""
 
     @property
     def id(self) -> str: ...
@@ -132,11 +132,11 @@ Run = TypeVar("Run", bound=Outcome)
 
 
 def standing(runs: Sequence[Run]) -> dict[RunConfig, Run]:
-    """Return the relevant run by configuration: the last successful whole run, else the last whole
-    one, else the last.
+    """Return the run that represents each configuration: the last successful complete run, else the
+    last complete one, else the last.
 
-    A whole run that failed invalidates reduced runs of its configuration, unless it only hit its
-    time limit.
+    A failed complete run invalidates reduced runs of its configuration, unless it only hit its time
+    limit.
     """
     counting: dict[RunConfig, Run] = {}
     for run in runs:
@@ -148,7 +148,7 @@ def standing(runs: Sequence[Run]) -> dict[RunConfig, Run]:
 
 
 def repeats(runs: Sequence[Run]) -> dict[RunConfig, Repeats]:
-    """Return the combined runs of each configuration; those without a step time are omitted."""
+    """Return the combined runs of each configuration, omitting those without a step time."""
     times_s: dict[RunConfig, list[float]] = {}
     for run in runs:
         if run.objective_s is not None and run.fidelity.is_whole:
@@ -156,7 +156,7 @@ def repeats(runs: Sequence[Run]) -> dict[RunConfig, Repeats]:
     repeated: dict[RunConfig, Repeats] = {}
     for parallel, run in standing(runs).items():
         if (step_s := run.objective_s) is not None:
-            times = times_s.get(parallel, [step_s])  # only a reduced run
+            times = times_s.get(parallel, [step_s])  # Only a reduced run.
             low_s, high_s = min(times), max(times)
             repeated[parallel] = Repeats(
                 run_id=run.id,
@@ -176,7 +176,7 @@ def _rank(run: Outcome) -> int:
 
 
 def leader(runs: Sequence[RunRecord]) -> tuple[RunRecord, float] | None:
-    """Return the relevant run with the shortest known step, and that step's seconds."""
+    """Return the representative run with the shortest known step time, and its seconds."""
     timed = [
         (run, run.measurement.objective_s)
         for run in standing(runs).values()
@@ -192,11 +192,11 @@ def leader(runs: Sequence[RunRecord]) -> tuple[RunRecord, float] | None:
 def extrapolated(
     run: RunRecord, measurement: Measurement, *, runs: Sequence[RunRecord]
 ) -> Measurement:
-    """Return a reduced run's measurement, extrapolated to the whole configuration.
+    """Return a reduced run's measurement, extrapolated to the complete configuration.
 
-    predicted whole / predicted reduced x measured reduced x bias. The bias is fitted to
-    configurations of this search that ran both ways. After a few such pairs half of it is applied
-    (`Search.extrapolation_log_sd`, `extrapolation_bias_log_sd`).
+    The estimate is predicted complete / predicted reduced x measured reduced x bias. The bias is
+    fitted to configurations of this search that ran both ways; after a few such pairs, half of it
+    is applied (`Search.extrapolation_log_sd`, `extrapolation_bias_log_sd`).
     """
     if run.fidelity.is_whole or measurement.status != "ok" or measurement.step_s is None:
         return measurement
@@ -219,7 +219,7 @@ def extrapolated(
 
 
 def _pairs(runs: Sequence[RunRecord]) -> list[float]:
-    """Return ln(measured whole / extrapolated without bias) of each configuration that ran both
+    """Return ln(measured complete / extrapolated without bias) of each configuration that ran both
     ways.
     """
     whole: dict[RunConfig, float] = {}
@@ -237,5 +237,5 @@ def _pairs(runs: Sequence[RunRecord]) -> list[float]:
 
 
 def num_micro_batches(training: TrainingWorkload, parallel: ParallelConfig) -> int:
-    """Return m = B / (d b)."""
+    """Return m = B / (d b), the number of micro-batches per replica."""
     return training.global_batch_size // (parallel.data_parallel_size * parallel.micro_batch_size)

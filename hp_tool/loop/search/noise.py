@@ -1,4 +1,4 @@
-"""Noise of measured step times: within a run and between runs of one configuration."""
+"""Noise of measured step times, within a run and between runs of one configuration."""
 
 import math
 import statistics
@@ -16,12 +16,12 @@ from hp_tool.loop.assumptions import assumed
 from hp_tool.loop.calibration.posterior import OwnRuns, ratio, repeat_log_sd
 
 _MEDIAN_EFFICIENCY = math.sqrt(math.pi / 2)
-"""Standard error of a median over that of a mean, for normal noise."""
+"""Ratio of the standard error of a median to that of a mean, for normal noise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredSteps:
-    """Measured step times of whole configurations, with their noise."""
+    """Measured step times of complete configurations, with their noise."""
 
     known: Mapping[RunConfig, tuple[float, float]]
     """(seconds, log_sd) by configuration: the mean of its runs, weighted as in
@@ -32,7 +32,7 @@ class MeasuredSteps:
     `calibration.posterior`.
     """
     num_repeats: int
-    """Runs of a configuration that had run before; if 0, the noise is assumed."""
+    """Number of runs that repeat an earlier configuration; if 0, the noise is assumed."""
 
     def ratio(self, one: RunConfig, other: RunConfig) -> tuple[float, float, float]:
         """Return (seconds of one / seconds of the other, low, high) with a 90% interval."""
@@ -46,10 +46,10 @@ def measured_steps(
     kind: Kind,
     seconds: Callable[[Measurement], float | None] = lambda run: run.objective_s,
 ) -> MeasuredSteps:
-    """Return the measurements of successful whole runs.
+    """Return the measurements of successful complete runs.
 
-    ln(seconds) of run i has variance u_i = max(s^2, e_i^2), where s is the noise of repeats and e_i
-    that of its own steps. `seconds` returns the compared value of a run.
+    ln(seconds) of run i has the variance u_i = max(s^2, e_i^2), where s is the noise between
+    repeats and e_i that of the run's own steps. `seconds` returns the value of a run to compare.
     """
     worked = [
         (run, figure)
@@ -77,10 +77,10 @@ def measured_steps(
 
 
 def standard_error_s(measurement: Measurement) -> float:
-    """Return the standard error of a run's median step time.
+    """Return the standard error of a run's median step time, in seconds.
 
-    It is computed from the scatter of the run's steps; of a single step, from the typical scatter.
-    It is 0 without steps.
+    It is computed from the variation of the run's steps; for a single step, from the typical
+    variation. It is 0 without steps.
     """
     times = measurement.repetitions_s
     if len(times) < 2:

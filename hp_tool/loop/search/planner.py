@@ -32,36 +32,38 @@ from hp_tool.loop.search.rivals import BESIDE, DIGEST, RIVALS, configurations, n
 from hp_tool.loop.search.study import StudyProjection
 
 CONFIRMATION = "confirmation"
-"""Reason of a run: the best configuration only ran reduced."""
+"""Reason of a run that confirms the best configuration, which only ran reduced."""
 
 REPEAT = "repeat"
-"""Reason of a run: noise does not determine the leader."""
+"""Reason of a run that repeats the leader, because noise leaves open which configuration is
+best.
+"""
 BASELINE = "baseline"
-"""Reason of a run: the answer is compared with this configuration."""
+"""Reason of a run of the baseline, with which the answer is compared."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NextRun:
-    """A run to start."""
+    """The next run to start."""
 
     parallel: RunConfig
     fidelity: Fidelity
     predicted: JsonObject
     trial: Trial | None = None
-    """The study's trial, if the sampler proposed it."""
+    """The study's trial, if the sampler proposed the run."""
     calibration: Calibration | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Nothing:
-    """The reason for starting no further run."""
+    """No further run, with the reason."""
 
     reason: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class Planner:
-    """Decides from all runs so far; the same runs give the same decision."""
+    """Decides on the next run from all runs so far. The same runs give the same decision."""
 
     problem: Question
     projection: StudyProjection
@@ -71,8 +73,8 @@ class Planner:
     """Ids of stored measurements that replace runs, by configuration digest."""
 
     def decide(self, runs: Sequence[RunRecord], proposal: Proposal | None) -> NextRun | Nothing:
-        """Return the next run, or the reason for none. Open runs count in the budgets as if they
-        had ended.
+        """Return the next run, or the reason for starting none. Open runs count in the budgets as
+        if they had ended.
         """
         again = to_try_again(runs)
         if again is not None:
@@ -101,7 +103,7 @@ class Planner:
         runs_left = settings.budget_runs - started.profile_runs
         kept_back = (
             1 if settings.budget_runs > assumed().search.least_runs else 0
-        )  # for the leader again
+        )  # For the leader again.
         beside = min(self.problem.configurations_per_job, runs_left - kept_back) - 1
         if settings.budget_gpu_seconds is not None and beside_s > 0.0:
             left_s = settings.budget_gpu_seconds - started.gpu_seconds - average_s
@@ -114,11 +116,11 @@ class Planner:
         return self.problem.assumed_startup_s if seen_s is None else seen_s
 
     def best_step_s(self, run: RunRecord, runs: Sequence[RunRecord]) -> float | None:
-        """Return the step seconds with which a run is compared to end it early.
+        """Return the step time against which a run is compared to end it early, in seconds.
 
-        This is the best known step time. For the first run on GPUs it is its own prediction,
-        because a stalled run has no further information. CPU predictions are too inaccurate for
-        this.
+        This is the best known step time. For the first run on GPUs it is that run's prediction,
+        because a stalled run yields no further information. Predictions for CPUs are too inaccurate
+        for this.
         """
         if (known := leader(runs)) is not None:
             return known[1]
@@ -129,7 +131,7 @@ class Planner:
     def _proposed(
         self, runs: Sequence[RunRecord], proposal: Proposal, *, runs_left: int, beside: int
     ) -> NextRun:
-        """Return the proposed run, with at most `beside` more configurations in its job."""
+        """Return the proposed run, with at most `beside` further configurations in its job."""
         trial, row = self.projection.ask()
         parallel = self.problem.candidates.config(row)
         calibration = self._calibration()
@@ -158,8 +160,8 @@ class Planner:
     def _rivals(
         self, runs: Sequence[RunRecord], row: int, calibration: Calibration, *, count: int
     ) -> JsonObject:
-        """Return the rivals in the job of a row's run, as stored in its prediction; the baseline
-        first.
+        """Return the other configurations in the job of a row's run, as stored in its prediction;
+        the baseline comes first.
         """
         apart = self.problem.apart(row)
         baseline = self._baseline_row(runs) if count > 0 else None
@@ -188,10 +190,10 @@ class Planner:
         *,
         runs_left: int,
     ) -> Reduction | None:
-        """Return a reduced run to replace the whole one, or None.
+        """Return a reduced run to replace the complete one, or None.
 
-        It is used if the launcher has too few devices, or if it saves half the cost and another run
-        remains to confirm the leader.
+        A reduced run is used if the launcher has too few devices, or if it halves the cost and
+        another run remains to confirm the leader.
         """
         settings = self.problem.settings
         must = num_gpus(parallel) > self.available_gpus
@@ -208,7 +210,7 @@ class Planner:
     def _baseline(
         self, runs: Sequence[RunRecord], spent: Spent, average_s: float
     ) -> NextRun | None:
-        """Return a run of the baseline, after the first run was chosen without it."""
+        """Return a run of the baseline, once the first run was chosen without it."""
         row = self._baseline_row(runs)
         if row is None or not runs or not self._affordable(spent, average_s):
             return None
@@ -231,8 +233,8 @@ class Planner:
     def _confirmation(
         self, runs: Sequence[RunRecord], spent: Spent, *, average_s: float, stopping: bool
     ) -> NextRun | None:
-        """Return another run of the leader if it only ran reduced, or if noise does not determine
-        the leader.
+        """Return another run of the leader if it only ran reduced, or if noise leaves the order
+        open.
 
         It runs if no other run is worthwhile, or if it is affordable now but would not be after one
         more run. Noise does not justify one of the first runs.
@@ -248,7 +250,7 @@ class Planner:
             run.parallel == best.parallel and run.fidelity.is_whole and run.measurement is not None
             for run in runs
         ):
-            return None  # it was cut off before it measured a step
+            return None  # It was cut off before it measured a step.
         cost = run_gpu_seconds(
             num_gpus=num_gpus(best.parallel),
             step_s=step_s,
@@ -277,8 +279,8 @@ class Planner:
     def _again(
         self, parallel: RunConfig, *, fidelity: Fidelity, reason: str, reused: str | None = None
     ) -> NextRun | None:
-        """Return a run of a configuration that was not proposed; None if it is no candidate any
-        more.
+        """Return a run of a configuration that was not proposed; None if it is no longer a
+        candidate.
 
         `reused` is the stored measurement that replaces it.
         """
@@ -300,15 +302,15 @@ class Planner:
 
 
 def _anyway(row: int, *, reason: str) -> Proposal:
-    """Return a proposal without expected gain: its row ran before, in this search or in the user's
-    training.
+    """Return a proposal without expected gain, because its row already ran in this search or in the
+    user's training.
     """
     return Proposal(row=row, expected_gain=0.0, reason=reason, hold_probability=1.0)
 
 
 def gpu_seconds_by_job(runs: Sequence[RunRecord]) -> tuple[float, float]:
-    """Return mean device seconds of a job with one configuration, and of each further one; 0 before
-    any.
+    """Return the mean device seconds of a job with one configuration, and of each further
+    configuration; 0 before any job.
     """
     beside = [run.gpu_seconds or 0.0 for run in runs if BESIDE in run.predicted]
     jobs = num_jobs(runs)
@@ -345,7 +347,7 @@ def unsure(runs: Sequence[RunRecord], *, kind: Kind) -> bool:
     """Return whether the leader ran once and the runner-up may be faster by more than a repeat is
     worth.
 
-    The criterion is the 90% interval of the ratio of their measured steps, one run each.
+    The criterion is the 90% interval of the ratio of their measured step times, one run each.
     """
     steps = measured_steps(runs, kind=kind)
     ranked = sorted(steps.known, key=lambda parallel: steps.known[parallel][0])

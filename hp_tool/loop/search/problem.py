@@ -1,4 +1,4 @@
-"""The resolved question of a search: candidates with their costs, and requests for runs of them."""
+"""The resolved query of a search: candidates with their costs, and requests for runs of them."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -47,7 +47,7 @@ class Question(ABC):
     cluster_key: str
     problem_digest: str
     chosen: Mapping[str, Any] = field(default_factory=dict)
-    """Values added to the query apart from `parallel`, by path; all runs use them."""
+    """Values added to the query besides `parallel`, by path; all runs use them."""
     baseline: RunConfig | None = None
     """The configuration in `search.baseline`, which runs once if it is a candidate."""
     assumed_startup_s: float = field(default_factory=lambda: assumed().search.local_startup_s)
@@ -55,14 +55,14 @@ class Question(ABC):
     them.
     """
     startup_is_known: bool = False
-    """Whether earlier runs on this cluster measured the start-up time, else it is assumed."""
+    """Whether earlier runs on this cluster measured the start-up time; otherwise it is assumed."""
 
     @cached_property
     def _row_by_digest(self) -> dict[str, int]:
         return {self.digest(row): row for row in range(len(self.candidates))}
 
     def digest(self, row: int) -> str:
-        """Return the digest of a row's configuration, run as a whole."""
+        """Return the digest of a row's configuration at full fidelity."""
         return configuration_digest(parallel=self.candidates.config(row))
 
     def row(self, parallel: RunConfig) -> int | None:
@@ -116,8 +116,8 @@ class Question(ABC):
         return frozenset()
 
     def rival_rows(self, run: RunRecord) -> list[int]:
-        """Return the rows that the run's job runs afterwards; none if one of them is no candidate
-        any more.
+        """Return the rows that the run's job executes afterwards; none if one of them is no longer
+        a candidate.
         """
         rows = [self._row_by_digest.get(rival[DIGEST]) for rival in rivals_of(run)]
         return [row for row in rows if row is not None] if None not in rows else []
@@ -140,16 +140,16 @@ class Question(ABC):
         fidelity.
 
         Args:
-            best_step_s: Step seconds of the best configuration, known or expected. A run that is
-                far slower may end early.
+            best_step_s: Known or expected step time of the best configuration, in seconds. A run
+                that is far slower may end early.
             startup_s: Start-up seconds of earlier runs of this search; None before the first.
         """
 
     def startup_range_s(self, seen_s: float | None = None) -> tuple[float, float]:
-        """Return minimum and maximum seconds of a start.
+        """Return the minimum and maximum seconds of a start.
 
-        They are equal if runs of this search (`seen_s`) or earlier ones measured the start-up, else
-        they span the uncertainty of the assumed value.
+        They are equal if runs of this search (`seen_s`) or earlier runs measured the start-up;
+        otherwise they span the uncertainty of the assumed value.
         """
         doubt = (
             assumed().search.startup_doubt if seen_s is None and not self.startup_is_known else 1.0
@@ -160,8 +160,8 @@ class Question(ABC):
     def time_limit_s(self, run: RunRecord, *, startup_s: float | None) -> float:
         """Return the seconds after which a run is cut off.
 
-        They are the query's. By default they are the start-up with slack (its maximum if no run
-        measured it), plus every step at the upper end of its interval.
+        The query's value takes precedence. Otherwise it is the start-up time with slack (its
+        maximum if no run measured it), plus every step at the upper end of its interval.
         """
         settings, predicted, limits = self.settings, run.predicted, assumed().search
         if settings.run_timeout_s != "auto":
@@ -190,16 +190,16 @@ class Question(ABC):
         return measurement
 
     def reduction(self, parallel: RunConfig) -> Reduction | None:
-        """Return the cheapest reduced run of a configuration; None if only the whole run represents
-        it.
+        """Return the cheapest reduced run of a configuration; None if only a complete run
+        represents it.
         """
         return None
 
     def new_measurement(self, *, run: RunRecord, measurement: Measurement) -> NewMeasurement:
-        """Return the measurement of a run to store.
+        """Return the measurement of a run, ready to be stored.
 
-        If its nodes lacked software that trainings use, it is stored under another software name;
-        this is always so for CPUs.
+        If its nodes lacked software that trainings use, it is stored under another software name.
+        For CPUs, this is always so.
         """
         lacked = {package for packages in measurement.differences.values() for package in packages}
         lacking = sorted(lacked) if self.cluster.gpu.kind == "gpu" else []
@@ -226,9 +226,9 @@ class SearchProblem(Question):
     candidates: Candidates
     training: TrainingWorkload
     strategy: Strategy = DEFAULT_STRATEGY
-    """Settings that all candidates share, apart from their sizes."""
+    """Settings that all candidates share, besides their sizes."""
     reduce: Callable[[ParallelConfig], Reduction | None] | None = None
-    """Return the cheapest reduced run of a configuration; None to run all as a whole."""
+    """Return the cheapest reduced run of a configuration; None to run everything completely."""
 
     @property
     def framework(self) -> str:
@@ -242,7 +242,7 @@ class SearchProblem(Question):
     def configurations_per_job(self) -> int:
         return (
             1 if self.training.cuda_graphs else self.settings.configurations_per_job
-        )  # a recorded graph outlives its model
+        )  # A recorded graph outlives its model.
 
     def apart(self, row: int) -> frozenset[int]:
         return frozenset(
@@ -251,8 +251,8 @@ class SearchProblem(Question):
 
     @cached_property
     def _processes(self) -> list[tuple[str | None, int]]:
-        """Return per row the settings that cannot change within a job: CUDA queues, set before the
-        first kernel, and processes.
+        """Return, for each row, the settings that cannot change within a job: CUDA queues (set
+        before the first kernel) and processes.
         """
         configs = map(self.candidates.config, range(len(self.candidates)))
         if self.cluster.gpu.kind == "cpu":
@@ -269,7 +269,7 @@ class SearchProblem(Question):
         )
 
     def completed(self, measurement: Measurement, run: RunRecord) -> Measurement:
-        """Return the measurement with the throughput, which is unknown for a run that was cut
+        """Return the measurement with its throughput, which is unknown for a run that was cut
         off.
         """
         if measurement.step_s is None or measurement.tokens_per_second_per_gpu is not None:

@@ -12,10 +12,12 @@ from hp_tool.domain.records import REUSED, JsonObject, RunRecord
 from hp_tool.domain.states import RunState
 
 RIVALS = "rivals"
-"""Key of a run's prediction: the predictions of its rivals, each with its DIGEST."""
+"""Key, in a run's prediction, of the predictions of the other configurations in its job, each with
+its DIGEST.
+"""
 DIGEST = "digest"
 BESIDE = "beside"
-"""Key of a rival's prediction: the run whose job executed it."""
+"""Key, in such a configuration's prediction, of the run whose job executed it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +30,7 @@ class Share:
 
 
 def rivals_of(run: RunRecord) -> list[JsonObject]:
-    """Return the predictions of the rivals that the run's job executes afterwards."""
+    """Return the predictions of the configurations that the run's job executes afterwards."""
     return list(run.predicted.get(RIVALS, ()))
 
 
@@ -46,7 +48,9 @@ def num_jobs(runs: Sequence[RunRecord]) -> int:
 
 
 def shares(run: RunRecord, measurement: Measurement, *, gpu_seconds: float) -> list[Share]:
-    """Return the run's own part of its job, then those of the measured rivals."""
+    """Return the first configuration's share of its job, then those of the other measured
+    configurations.
+    """
     if not isinstance(measurement, JobResult):
         return [Share(predicted=run.predicted, measurement=measurement, gpu_seconds=gpu_seconds)]
     per_s = gpu_seconds / measurement.wall_s if measurement.wall_s else 0.0
@@ -58,7 +62,7 @@ def shares(run: RunRecord, measurement: Measurement, *, gpu_seconds: float) -> l
         )
         for predicted, rival in zip(
             rivals_of(run), measurement.rivals, strict=False
-        )  # the job may have ended before the last configuration
+        )  # The job may have ended before the last configuration.
     ]
     own = max(gpu_seconds - sum(each.gpu_seconds for each in beside), 0.0)
     return [Share(predicted=run.predicted, measurement=measurement.own, gpu_seconds=own), *beside]

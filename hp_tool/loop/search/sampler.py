@@ -76,12 +76,12 @@ class CostModelSampler(BaseSampler):
         }
 
     def calibration(self, *, study: Study) -> Calibration:
-        """Return the calibration by the study's finished trials and the outside evidence."""
+        """Return the calibration from the study's finished trials and the outside evidence."""
         return self._calibrate(self.observations(study=study))
 
     def proposal(self, *, study: Study, exclude: int | None = None) -> Proposal | None:
-        """Return the next row and its expected gain; None if no row is left. Ignore trial number
-        `exclude`.
+        """Return the next row and its expected gain; None if no row is left. Trial number `exclude`
+        is ignored.
         """
         observations = self.observations(study=study, exclude=exclude)
         return self._propose(observations, self._calibrate(observations))
@@ -89,7 +89,7 @@ class CostModelSampler(BaseSampler):
     def rivals(
         self, *, study: Study, count: int, apart: frozenset[int] = frozenset()
     ) -> list[Proposal]:
-        """Propose up to `count` rows to run in the same jobs as the pending trials; none of
+        """Return up to `count` rows to run in the same jobs as the pending trials, none of them in
         `apart`.
 
         Each is chosen as if those before it had returned their predictions.
@@ -118,7 +118,7 @@ class CostModelSampler(BaseSampler):
         )
 
     def observations(self, *, study: Study, exclude: int | None = None) -> Observations:
-        """Return the study's trials by row; the last trial of a row counts."""
+        """Return the study's trials by row; if a row has several, the last counts."""
         step_s: dict[int, float] = {}
         memory: dict[int, float] = {}
         ids: dict[int, str] = {}
@@ -133,7 +133,7 @@ class CostModelSampler(BaseSampler):
             if trial.state in (TrialState.RUNNING, TrialState.WAITING):
                 pending.add(row)
                 continue
-            for earlier in (step_s, memory):  # a reduced run, or one that is repeated
+            for earlier in (step_s, memory):  # A reduced run, or one that is repeated.
                 earlier.pop(row, None)
             if trial.state != TrialState.COMPLETE:
                 broken.add(row)

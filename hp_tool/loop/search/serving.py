@@ -1,4 +1,4 @@
-"""Searches over serving configurations: the run of one replica, and its latencies under the whole
+"""Searches over serving configurations: runs of one replica, and its latencies under the full
 load.
 """
 
@@ -21,7 +21,7 @@ from hp_tool.loop.assumptions import assumed
 from hp_tool.loop.search.problem import Question
 
 TARGETS = tuple(LATENCIES)
-"""Targets that every run can measure; targets on quantiles need an endpoint, whose requests are
+"""Targets that every run can measure. Targets on quantiles need an endpoint, to which requests are
 sent one by one.
 """
 SERVING = "-serving"
@@ -30,7 +30,9 @@ SERVING = "-serving"
 
 @dataclass(frozen=True, kw_only=True)
 class ServingSearch(Question):
-    """Serving configurations under a closed load; replicas are equal, so one replica runs."""
+    """A search over serving configurations under a closed load. Replicas are equal, so only one
+    runs.
+    """
 
     candidates: ServingCandidates
     inference: InferenceWorkload
@@ -44,13 +46,15 @@ class ServingSearch(Question):
     @property
     def tokens_per_gpu(self) -> float:
         """Return the output tokens of the load's requests in flight, per device."""
-        assert isinstance(self.inference.concurrency, int)  # a search has a closed load
+        assert isinstance(self.inference.concurrency, int)  # A search has a closed load.
         return self.inference.concurrency * self.inference.output_length / self.cluster.num_gpus
 
     def request(
         self, run: RunRecord, *, best_step_s: float | None = None, startup_s: float | None = None
     ) -> InferenceRequest:
-        """Return a replica with as many requests as it serves at once; a run has no queue."""
+        """Return a request for one replica with as many requests as it serves at once; a run has no
+        queue.
+        """
         config = run.parallel
         assert isinstance(config, ServingConfig)
         return InferenceRequest(
@@ -68,7 +72,9 @@ class ServingSearch(Question):
         )
 
     def completed(self, measurement: Measurement, run: RunRecord) -> Measurement:
-        """Return the measurement with the load's latencies, computed from its replica's."""
+        """Return the measurement with the latencies of the load, computed from those of its
+        replica.
+        """
         times = measurement.serving
         if measurement.status != "ok" or times is None:
             return measurement
@@ -83,14 +89,14 @@ class ServingSearch(Question):
 
 @dataclass(frozen=True, kw_only=True)
 class EndpointSearch(ServingSearch):
-    """A search on a running server: a run sends the whole load, so it measures the load's
-    latencies.
+    """A search on a running server. A run sends the full load, so it measures the load's latencies
+    directly.
     """
 
     in_flight: float
-    """Requests in flight, predicted if the load is a rate."""
+    """Number of requests in flight; predicted if the load is a rate."""
     trace: TraceSpec | None = None
-    """The requests to send; None for equal ones."""
+    """Requests to send; None for requests of equal length."""
 
     @property
     def framework(self) -> str:
@@ -103,8 +109,8 @@ class EndpointSearch(ServingSearch):
     def request(
         self, run: RunRecord, *, best_step_s: float | None = None, startup_s: float | None = None
     ) -> InferenceRequest:
-        """Request as many requests per repetition as are in flight, or as targets on quantiles
-        require.
+        """Return a request with as many requests per repetition as are in flight, or as targets on
+        quantiles require.
         """
         replica = super().request(run, startup_s=startup_s)
         assert isinstance(run.parallel, ServingConfig)
@@ -191,13 +197,13 @@ def penalised_latency_s(latencies: Latencies, *, targets: Targets) -> float:
 
 
 def meets(latencies: Latencies, *, targets: Targets) -> bool:
-    """Return whether all targets are met."""
+    """Return whether the latencies meet all targets."""
     return all(value <= limit for _, limit, value in bounded(latencies, targets=targets))
 
 
 def bounded(latencies: Latencies, *, targets: Targets) -> Iterator[tuple[str, float, float]]:
-    """Return name, limit, and bounded mean or quantile of each target; skip quantiles that were not
-    measured.
+    """Return (name, limit, bounded mean or quantile) of each target, skipping quantiles that were
+    not measured.
     """
     for name, latency, quantile, limit in targets.limits():
         if quantile is None:
@@ -207,7 +213,8 @@ def bounded(latencies: Latencies, *, targets: Targets) -> Iterator[tuple[str, fl
 
 
 def penalty(values: Iterable[tuple[str, float, Any]]) -> Any:
-    """Return penalty sum_i max(latency_i / target_i - 1, 0), a number or (n,).
+    """Return the penalty sum_i max(latency_i / target_i - 1, 0), a number or an array of shape
+    (n,).
 
     The inputs are (name, target, latency) of each target.
     """

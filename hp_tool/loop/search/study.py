@@ -1,5 +1,5 @@
-"""The Optuna study of a search: a projection of the store's runs for Optuna's tools, which may be
-deleted.
+"""The Optuna study of a search: a projection of the store's runs for Optuna's tools, which can be
+deleted at any time.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ from hp_tool.loop.search.sampler import (
 
 RUN_ID = "run_id"
 CLAIMS_LOOKED_BACK = 3
-"""Maximum number of earlier studies removed by a claim; each claim removes the study before it,
+"""Maximum number of earlier studies that a claim deletes. Each claim deletes the study before it,
 unless it died.
 """
 CLAIM = "-claim-"
@@ -38,7 +38,7 @@ def study_name(search_id: str, *, claim: int) -> str:
 
 
 class StudyProjection:
-    """One search's study: asks for the next configuration, and mirrors the results of runs."""
+    """One search's study, which asks for the next configuration and mirrors the results of runs."""
 
     def __init__(
         self,
@@ -62,8 +62,8 @@ class StudyProjection:
             storage=storage, sampler=sampler, study_name=name, load_if_exists=True
         )
         for earlier in range(max(claim - CLAIMS_LOOKED_BACK, 1), claim):
-            # A late writer may still use it: then either this study remains, or its writer, which
-            # is no coordinator any more, fails.
+            # Then either this study remains, or its writer, which is no longer a coordinator,
+            # fails.
             with contextlib.suppress(KeyError, StorageInternalError):
                 optuna.delete_study(
                     study_name=study_name(search_id, claim=earlier), storage=storage
@@ -74,16 +74,16 @@ class StudyProjection:
         return self.sampler.proposal(study=self.study)
 
     def rivals(self, *, count: int, apart: frozenset[int]) -> list[Proposal]:
-        """Return the rows to run in the same job as the last trial; none of the rows `apart`."""
+        """Return the rows to run in the same job as the last trial, none of them in `apart`."""
         return self.sampler.rivals(study=self.study, count=count, apart=apart)
 
     def ask(self) -> tuple[Trial, int]:
-        """Return a new trial and the table's row of its parameters; call `bind` once its run is
+        """Return a new trial and the table row of its parameters; call `bind` once its run is
         stored.
         """
         trial = self.study.ask(self.sampler.distributions)
         row = self.sampler.table.row_of(trial.params)
-        assert row is not None  # the sampler proposes rows of this table
+        assert row is not None  # The sampler proposes rows of this table.
         return trial, row
 
     def bind(self, *, trial: Trial, run: RunRecord) -> None:
@@ -93,7 +93,7 @@ class StudyProjection:
     def sync(self, runs: Sequence[RunRecord]) -> None:
         """Update the study: one trial per run, ended for ended runs; close trials without a run.
 
-        A run of a configuration that is no candidate any more has no trial. It still counts as
+        A run of a configuration that is no longer a candidate has no trial. It still counts as
         evidence and in the budget.
         """
         underway = [run for run in runs if not run.state.ended]
@@ -118,7 +118,7 @@ class StudyProjection:
         for record in self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
             trial = Trial(self.study, record._trial_id)
             mirrored = of_run.get(record.user_attrs.get(RUN_ID, ""))
-            if mirrored is None:  # asked for, but the coordinator ended before its run was stored
+            if mirrored is None:  # Asked for, but the coordinator ended before its run was stored.
                 trial.set_user_attr(STATUS, ABANDONED)
                 self.study.tell(trial, state=TrialState.FAIL)
             elif mirrored.state.ended:
@@ -132,8 +132,8 @@ class StudyProjection:
         - Timeout: pruned.
         - Everything else: failed, with its cause.
 
-        A reduced run counts with its extrapolated step time. Its memory differs from the whole
-        run's, so running out of memory has no information.
+        A reduced run counts with its extrapolated step time. Its memory differs from that of the
+        complete run, so running out of memory carries no information.
         """
         measurement = run.measurement
         status = ABANDONED if measurement is None else measurement.status

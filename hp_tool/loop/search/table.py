@@ -41,7 +41,9 @@ _NOT_AXES = {
 
 @dataclass(frozen=True, kw_only=True)
 class CandidateTable:
-    """n candidates, identified by their axis values; indices are valid only within a process."""
+    """n candidates, identified by their axis values. Row indices are valid only within a
+    process.
+    """
 
     axes: Mapping[str, tuple[AxisValue, ...]]
     """Value of each row on each axis (tensor_parallel_size, recompute, ...); together they identify
@@ -75,14 +77,12 @@ class CandidateTable:
 
     @cached_property
     def rows(self) -> dict[tuple[AxisValue, ...], int]:
-        """Return the row by its values, in the order of `axes`."""
+        """Row numbers by axis values, in the order of `axes`."""
         return {values: row for row, values in enumerate(zip(*self.axes.values(), strict=True))}
 
     @cached_property
     def choices(self) -> dict[str, tuple[AxisValue, ...]]:
-        """Return the sorted distinct values of each axis, the choices of its categorical
-        distribution.
-        """
+        """Sorted distinct values of each axis, the choices of its categorical distribution."""
         return {name: tuple(sorted(set(values))) for name, values in self.axes.items()}
 
     def params(self, row: int) -> dict[str, AxisValue]:
@@ -96,7 +96,7 @@ class CandidateTable:
         return self.rows.get(tuple(params[name] for name in self.axes))
 
     def take(self, rows: NDArray[np.intp]) -> CandidateTable:
-        """Return the table of some rows; axes on which these do not differ are kept."""
+        """Return the table of some rows, including axes on which they do not differ."""
 
         def some(columns: Mapping[str, FloatArray]) -> dict[str, FloatArray]:
             return {name: values[rows] for name, values in columns.items()}
@@ -122,7 +122,7 @@ class CandidateTable:
         memory_bytes: FloatArray,
         out_of_memory: NDArray[np.bool_],
     ) -> Evidence:
-        """Return the measurements (NaN: none) of the given rows with their predictions."""
+        """Return the measurements (NaN for none) of the given rows with their predictions."""
         return Evidence(
             measurement_ids=measurement_ids,
             parts_s={name: seconds[rows] for name, seconds in self.parts_s.items()},
@@ -136,20 +136,20 @@ class CandidateTable:
         )
 
     def predict_step(self, calibration: Calibration) -> StepPrediction:
-        """Return calibrated step times of all rows with allocator retries, which count by the mean
+        """Return the calibrated step times of all rows, with allocator retries counted by the mean
         of the logarithm.
         """
         step = self.predict_without_retries(calibration)
         return replace(step, regular_s=step.regular_s * self.retry_slowdown**self.retry_chance)
 
     def predict_without_retries(self, calibration: Calibration) -> StepPrediction:
-        """Return calibrated step times of all rows without allocator retries."""
+        """Return the calibrated step times of all rows without allocator retries."""
         return calibration.step_time.predict(
             parts_s=self.parts_s, layer_passes=self.layer_passes, features=self.features
         )
 
     def predict_memory(self, calibration: Calibration) -> MemoryPrediction:
-        """Return calibrated memory needs of all rows."""
+        """Return the calibrated memory needs of all rows."""
         return calibration.memory.predict(memory_bytes=self.memory_bytes, features=self.features)
 
 
@@ -172,8 +172,8 @@ def candidate_table(
 
 
 def candidate_axes(candidates: Candidates) -> dict[str, tuple[AxisValue, ...]]:
-    """Return the axes on which candidates differ, with each value; data_parallel_size is
-    derived.
+    """Return the axes on which candidates differ, with the value of each candidate;
+    data_parallel_size is derived.
     """
     columns: dict[str, tuple[AxisValue, ...]] = {
         f.name: tuple(getattr(candidates, f.name).tolist())

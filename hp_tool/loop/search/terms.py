@@ -9,21 +9,21 @@ from hp_tool.domain.records import OpenRunsLimit
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Site:
-    """Cluster-side settings of a search."""
+    """Settings of a search that depend on its cluster."""
 
     limit: OpenRunsLimit | None = None
-    """Maximum concurrent runs on the cluster, of all searches; None for no limit."""
+    """Maximum number of concurrent runs on the cluster over all searches; None for no limit."""
     owner: str = ""
     """Owner of the search, for the site's accounting."""
     avoided_hosts: tuple[str, ...] = ()
-    """Slow nodes found by a check before the search, which its jobs avoid."""
+    """Slow nodes that a check before the search found; jobs avoid them."""
     check_gpu_seconds: float = 0.0
     """GPU-seconds of that check, charged to the first run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
-    """Intervals of a coordinator, and its clock."""
+    """Time intervals of a coordinator, and its clock."""
 
     lease_s: float = 60.0
     """Seconds from a renewal of the lease to its expiry."""
@@ -31,4 +31,4 @@ class Timing:
     """Seconds between polls of the jobs."""
     sleep: Callable[[float], None] = time.sleep
     clock: Callable[[], float] = time.monotonic
-    """Seconds from any start; must be monotonic."""
+    """Monotonic clock in seconds, with any origin."""

@@ -14,7 +14,7 @@ from hp_tool.errors import LauncherError
 
 EVERY_S = 2.0
 SHARE = 0.05
-"""Maximum fraction of a coordinator's time for reading logs from slow engines."""
+"""Maximum fraction of a coordinator's time spent reading logs from slow engines."""
 LINES, LINE_CHARACTERS = 12, 200
 
 
@@ -40,11 +40,12 @@ class Watched:
         """`Underway` as JSON by the run's id."""
 
     def look(self, handles: Mapping[str, RunRecord], states: Mapping[str, JobState]) -> bool:
-        """Read the logs if it is time to; return whether a job has made progress."""
+        """Read the logs if the interval has passed; return whether a job has made progress."""
         if (started := self._clock()) < self._next:
             return False
         before = self.jobs
-        with contextlib.suppress(LauncherError, OSError):  # else it shows the last known state
+        # Otherwise it shows the last known state.
+        with contextlib.suppress(LauncherError, OSError):
             self.jobs = {
                 handles[handle].id: asdict(self._one(handle, handles[handle], state))
                 for handle, state in states.items()
@@ -61,8 +62,8 @@ class Watched:
 
 
 def underway(log: str, *, serves: bool) -> Underway:
-    """Return a running job's progress from its log; with `serves` it answers requests and logs no
-    steps.
+    """Return a running job's progress from its log; with `serves`, the job answers requests and
+    logs no steps.
     """
     lines = [
         line[:LINE_CHARACTERS]

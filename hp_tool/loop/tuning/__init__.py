@@ -1,4 +1,4 @@
-"""Tuning: run a search from its stored query to its ranked answer, in the command line or a
+"""Tuning: run a search from its stored query to its ranked answer, from the command line or in a
 worker.
 """
 

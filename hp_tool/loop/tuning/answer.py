@@ -1,4 +1,4 @@
-"""Common parts of training and serving answers: comparison with the baseline, effect of each
+"""Parts that training and serving answers share: comparison with the baseline, effect of each
 axis.
 """
 
@@ -43,7 +43,7 @@ def gains_of(
     baseline: KnownBaseline[Config, Predicted],
     measured: MeasuredSteps,
 ) -> tuple[Gain, ...]:
-    """Return the speedup of the answer's configuration over the baseline, the first run and the
+    """Return the speedups of the answer's configuration over the baseline, the first run and the
     slowest run.
 
     `known` is its (seconds, log_sd), on which the choice was based. It is used if either of the two
@@ -65,7 +65,7 @@ def gains_of(
         return Gain(against=against, factor=factor, interval=(low, high), **source)
 
     gains = [gain(baseline.parallel, baseline.source)]
-    if parallel in measured.known:  # measurements of others are not compared with a prediction
+    if parallel in measured.known:  # Measurements of others are not compared with a prediction.
         first, slowest = (
             next(iter(measured.known)),
             max(measured.known, key=lambda each: measured.known[each][0]),
@@ -80,10 +80,10 @@ def described_baseline(
 ) -> Config | None:
     """Return the configuration in `search.baseline`; None if the query has none.
 
-    `reasons` returns why a configuration is illegal, in words; none if it is legal.
+    `reasons` returns the reasons why a configuration is illegal, in words; empty if it is legal.
 
     Raises:
-        InputError: `illegal_baseline`.
+        InputError: `illegal_baseline`: the configuration is illegal.
     """
     if query.search.baseline is None:
         return None
@@ -128,15 +128,15 @@ def foreseen(measured: Repeats, *, runs: Sequence[RunRecord]) -> Foreseen | None
 
 
 def saved_parts(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:
-    """Return the seconds that the second of two configurations saves, by part."""
+    """Return the seconds by part that the second of two configurations saves."""
     return {name: before.get(name, 0.0) - after.get(name, 0.0) for name in (*before, *after)}
 
 
 def effect_of_axes(
     axes: Mapping[str, Sequence[int | bool | str]], rows: Sequence[int], step_s: FloatArray
 ) -> dict[str, dict[str, float]]:
-    """Return the shortest step time among `rows` by value of each axis: the cost of fixing that
-    value.
+    """Return the shortest step time among `rows` for each value of each axis: the cost of fixing
+    that value.
     """
     effects: dict[str, dict[str, float]] = {}
     for name, values in axes.items():

@@ -1,6 +1,6 @@
-"""Settings that a search adopts from a ranking apart from the layout, for all of its runs.
+"""Settings besides the layout that a search adopts from a ranking for all of its runs.
 
-These are offload if nothing fits without it, and the context exchange.
+These are offload, if nothing fits without it, and the context exchange.
 """
 
 from collections.abc import Callable, Mapping
@@ -55,7 +55,7 @@ def resolved_with(
     problem: TrainingProblem,
     resolve: Callable[[Query], TrainingProblem],
 ) -> TrainingProblem:
-    """Return the query's problem with these values, on as many devices as `problem`."""
+    """Return the query's problem with these values, on the same number of devices as `problem`."""
     for path, value in values.items():
         query = with_value(query, path, value)
     chosen = resolve(query).with_num_gpus(problem.cluster.num_gpus).choosing(values)

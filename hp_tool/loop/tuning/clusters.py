@@ -1,4 +1,4 @@
-"""Launchers of searches, limits of registered clusters, and the end of jobs without a live
+"""Launchers of searches, limits of registered clusters, and cleanup of jobs without a live
 search.
 """
 
@@ -30,7 +30,9 @@ log = logging.getLogger(__name__)
 
 
 def launcher_name(query: Query) -> str:
-    """Return the launcher of the query, else of its registered cluster's entry, else this host."""
+    """Return the name of the launcher: the query's, else that of its registered cluster, else this
+    host's.
+    """
     runs = cluster_runs(query.cluster)
     return query.search.launcher or (runs.launcher if runs is not None else LOCAL)
 
@@ -73,7 +75,8 @@ def trained_by(query: Query, launcher: Launcher, *, problem: TrainingProblem) ->
 
 
 def cluster_launcher(cluster: str | ClusterQuery, *, name: str | None = None) -> Launcher:
-    """Return the launcher `name` over a cluster, by default the entry's, else this host.
+    """Return the launcher `name` for a cluster; by default that of the cluster's entry, else this
+    host's.
 
     Options come from the cluster's entry if it names that launcher, else from the launcher's own
     file.
@@ -94,8 +97,8 @@ def cluster_launcher(cluster: str | ClusterQuery, *, name: str | None = None) ->
 
 
 def within_limits(query: JsonObject, *, ceiling: float | None = None) -> JsonObject:
-    """Return the stored form of a query, with a budget of GPU-seconds if its cluster or `ceiling`
-    has one.
+    """Return the query as stored, with a budget of GPU-seconds if its cluster or `ceiling` sets
+    one.
 
     The result depends only on settings, not on the remaining daily quota, so repeated requests are
     equal.
@@ -165,7 +168,7 @@ def runs_limit(query: Query) -> OpenRunsLimit | None:
 
 
 def engine_of(query: JsonObject) -> Launcher:
-    """Return the launcher over the engine that runs a stored query's jobs."""
+    """Return the launcher for the engine that runs a stored query's jobs."""
     parsed = parse_query(query)
     return cluster_launcher(parsed.cluster, name=launcher_name(parsed))
 
@@ -173,9 +176,10 @@ def engine_of(query: JsonObject) -> Launcher:
 class Sweeper:
     """Ends jobs without a live search, and records their GPU-seconds.
 
-    Giving up a run reserves its job's name, so a late submission under that name starts nothing.
-    Jobs can survive if the engine was unreachable at the cancel, cannot reserve a name, or if a
-    worker died between two steps. The final cost of a job is not always known when it is given up.
+    When a run is given up, the name of its job is blocked, so that a late submission under that
+    name starts nothing. A job can still survive if the engine was unreachable during the cancel, if
+    it cannot block names, or if a worker died between two steps. The final cost of a job is not
+    always known when it is given up.
 
     Several sweepers may use one engine: ending or recording a job twice has no effect. Only jobs of
     runs in this store are touched. A run is stored before its job is submitted, and remains open as
@@ -191,7 +195,7 @@ class Sweeper:
         self._booked: set[str] = set()
 
     def sweep(self) -> None:
-        """Check every recently used engine once; skip those that do not answer until the next
+        """Check every recently used engine once; engines that do not answer are left to the next
         sweep.
         """
         for cluster, query in self._store.engines_in_use().items():
@@ -217,12 +221,12 @@ class Sweeper:
         }
 
     def _book(self, launcher: Launcher, run: RunRecord) -> bool:
-        """Record a job's cost by its own account; return False if it is not yet known."""
+        """Record a job's cost by the engine's account; return False if it is not known yet."""
         with _apart(run):
             handle = launcher.find(run.job_name)
             try:
                 measurement = None if handle is None else launcher.fetch(handle)
-            except LauncherError:  # it has not ended yet
+            except LauncherError:  # It has not ended yet.
                 return False
             wall_s = 0.0 if measurement is None else measurement.wall_s or 0.0
             if wall_s or not run.state.ended:
@@ -236,8 +240,8 @@ class Sweeper:
 
 @contextlib.contextmanager
 def _apart(run: RunRecord) -> Iterator[None]:
-    """Leave an error of one job to the next sweep, so that others do not wait; database errors are
-    raised.
+    """Leave an error of one job to the next sweep, so that other jobs do not wait. Database errors
+    are raised.
     """
     try:
         yield

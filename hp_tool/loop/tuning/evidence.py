@@ -1,7 +1,7 @@
-"""Earlier knowledge of a search: stored measurements as evidence and as replaced runs, and start-up
-times.
+"""What a search knows at its start: stored measurements as evidence or in place of runs, and
+start-up times.
 
-Knowledge that lasts beyond a search is made by `learning`.
+`learning` makes knowledge that lasts beyond a search.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from hp_tool.loop.search.problem import Question
 from hp_tool.loop.tuning.searched import Searched
 
 STARTS = 20
-"""Number of runs considered for the start-up time."""
+"""Number of runs used to estimate the start-up time."""
 
 
 def earlier_evidence(
     store: Store, problem: Searched, *, without_search: str | None = None, owner: str = ""
 ) -> Evidence:
-    """Return evidence from trusted stored runs of the series, and from the owner's reports."""
+    """Return evidence from trusted stored runs of the series and from the owner's reports."""
     return problem.evidence(
         store, series=replace(problem.series, owner=owner), without_search=without_search
     )
 
 
 def reusable_measurements(*, store: Store, problem: Question) -> dict[str, str]:
-    """Return measurement ids by configuration digest: whole runs of this problem to reuse, newest
-    first.
+    """Return the ids of complete runs of this problem that can be reused, by configuration digest,
+    newest first.
     """
     page = store.measurements(
         cluster_key=problem.cluster_key,
@@ -77,8 +77,8 @@ Asked = TypeVar("Asked", bound=Question)
 
 
 def with_known_startup(problem: Asked, *, store: Store) -> Asked:
-    """Return the question with the median start-up of the newest runs on this cluster; unchanged
-    without any.
+    """Return the question with the median start-up time of the newest runs on this cluster;
+    unchanged without any.
     """
     page = store.measurements(
         cluster_key=problem.cluster_key, source="profile", status="ok", limit=STARTS

@@ -24,15 +24,19 @@ from hp_tool.loop.tuning.searched import Searched
 from hp_tool.questions.schema import to_dict
 
 LEASE_S = 30.0
-"""Lease seconds: other processes wait this long after a coordinator died. A live one renews far
-more often.
+"""Duration of a lease in seconds. Other processes wait this long after a coordinator died; a live
+one renews far more often.
 """
 PATIENCE_LEASES = 10
-"""Leases without progress after which a coordinator counts as stuck and loses its search."""
+"""Number of leases without progress after which a coordinator counts as stuck and loses its
+search.
+"""
 
 
 class Heartbeat:
-    """Renews `lease` in a separate thread until left, lost, or without progress."""
+    """Renews `lease` in a separate thread until the context ends, the lease is lost, or there is no
+    progress.
+    """
 
     def __init__(
         self,
@@ -63,7 +67,7 @@ class Heartbeat:
         self._thread.join(timeout=self._lease_s)
 
     def watched(self, question: Callable[[], bool]) -> Callable[[], bool]:
-        """Wrap `question`, which the work calls repeatedly, to count each call as progress."""
+        """Return `question` wrapped so that each call counts as progress."""
 
         def asked() -> bool:
             self._seen = self._clock()
@@ -77,11 +81,10 @@ class Heartbeat:
                 return
             try:
                 self._store.renew_lease(lease=self._lease, lease_s=self._lease_s)
-            except (
-                ConflictError
-            ):  # ended, released or taken over: the worker is told at the next write
+            except ConflictError:  # The worker learns of it at its next write.
                 return
-            except StoreError:  # unreachable for a while; the lease may last until it is back
+            # The database is unreachable for a while; the lease may last until it is back.
+            except StoreError:
                 continue
 
 
@@ -89,18 +92,18 @@ class Heartbeat:
 def outcome_stored(
     store: Store, lease: Lease, *, launcher: Callable[[], Launcher | None]
 ) -> Iterator[None]:
-    """End or release the search and its open runs on an error inside, and raise the error.
+    """Return a context that ends or releases the search and its open runs on an error, and raises
+    the error.
 
     `launcher` returns the launcher of the runs; None before there is one.
     """
     try:
         yield
-    except KeyboardInterrupt:  # outside the loop, which pauses by itself
+    except KeyboardInterrupt:  # Outside the loop, which pauses by itself.
         store.release_search(lease=lease, paused=True)
         raise
     except HpToolError as error:
-        # If another coordinator is active or the store is unreachable, this process must not end
-        # the search: the lease decides who continues.
+        # The lease decides who continues.
         if error.code != "lease_lost" and not isinstance(error, StoreError):
             _fail(store, lease, error, launcher=launcher())
         raise
@@ -109,7 +112,7 @@ def outcome_stored(
 
         if is_driver_error(
             bug
-        ):  # Optuna's tables are in the same database, and it raises the driver's errors unchanged
+        ):  # Optuna's tables are in the same database, and it raises the driver's errors unchanged.
             raise StoreError(f"the study's database: {type(bug).__name__}") from bug
         _fail(store, lease, HpToolError(f"{type(bug).__name__}: {bug}"), launcher=launcher())
         raise
@@ -127,7 +130,7 @@ def conclude(
 ) -> TuneResult:
     """Store the learnt calibration, and end or release the search with its result.
 
-    The owner's own held runs count only for its result.
+    The owner's held runs count only for this result.
     """
     problem.keep(store)
     account = account_of(
@@ -183,7 +186,7 @@ def end(store: Store, lease: Lease, result: TuneResult) -> TuneResult:
             result=to_dict(result),
             error=result.error,
         )
-        if record.state is not result.search.state:  # cancelled at the last moment
+        if record.state is not result.search.state:  # Cancelled at the last moment.
             search = replace(
                 result.search, state=record.state, stopped_because=record.stopped_because or ""
             )
@@ -192,7 +195,7 @@ def end(store: Store, lease: Lease, result: TuneResult) -> TuneResult:
 
 
 def _nothing_worked(runs: Sequence[RunRecord]) -> HpToolError | None:
-    """Return the error of a search whose runs all failed: the number by status, and the last
+    """Return the error of a search whose runs all failed: their number by status, and the last
     cause.
     """
     measurements = [run.measurement for run in runs if run.measurement is not None]
@@ -213,7 +216,7 @@ def _fail(store: Store, lease: Lease, error: HpToolError, *, launcher: Launcher 
     Errors of the store are ignored, because the original error is more useful.
     """
     with contextlib.suppress(HpToolError):
-        # A process that lost the lease without knowing ends no jobs.
+        # A process that lost the lease without noticing ends no jobs.
         store.renew_lease(lease=lease, lease_s=LEASE_S)
         if launcher is not None:
             _end_runs(store, lease, launcher, cause=f"the search ended: {error.code}")
@@ -223,9 +226,10 @@ def _fail(store: Store, lease: Lease, error: HpToolError, *, launcher: Launcher 
 
 
 def _end_runs(store: Store, lease: Lease, launcher: Launcher, *, cause: str) -> None:
-    """End all open runs. Runs whose engine or folder does not answer stay open for a resume or a
-    cancel.
+    """End all open runs. Runs whose engine or folder does not answer stay open for a later resume
+    or cancel.
     """
     for run in open_runs(store.runs(search_id=lease.search_id)):
-        with contextlib.suppress(Exception):  # a bug in the launcher must not leave the search open
+        # A bug in the launcher must not leave the search open.
+        with contextlib.suppress(Exception):
             end_run(run, store=store, launcher=launcher, lease=lease, cause=cause)

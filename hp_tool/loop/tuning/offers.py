@@ -1,5 +1,5 @@
-"""Devices and clusters that workers offer, and the check before a search is stored that one can run
-it.
+"""Devices and clusters that workers offer, and the check, before a search is stored, that one can
+run it.
 """
 
 import time
@@ -23,7 +23,7 @@ LOOKED_S = 300.0
 
 
 def offers() -> tuple[Offer, ...]:
-    """Return what a worker in this process can run: this host's devices, and the clusters with
+    """Return what a worker in this process can run: this host's devices, and clusters with launcher
     options.
     """
     profiler = not missing("profiler")
@@ -36,7 +36,7 @@ def offers() -> tuple[Offer, ...]:
             except (
                 HpToolError,
                 OSError,
-            ):  # missing or wrong options on this host, which `hp-tool doctor` reports
+            ):  # Options are missing or wrong on this host; `hp-tool doctor` reports them.
                 continue
             yield Offer(launcher=name, gpu=hardware.gpu, num_gpus=hardware.num_gpus)
 
@@ -45,8 +45,8 @@ def offers() -> tuple[Offer, ...]:
 
 @lru_cache(maxsize=1)
 def _host(profiler: bool, *, at: int) -> tuple[Offer, ...]:
-    """Return this host's GPUs and its processor; cached for LOOKED_S, because querying the driver
-    is slow.
+    """Return this host's GPUs and processor; cached for LOOKED_S, because querying the driver is
+    slow.
     """
     each = (launchers.create(LOCAL, cpu_only=cpu_only).hardware() for cpu_only in (False, True))
     return tuple(
@@ -62,7 +62,7 @@ def _launchers() -> Iterator[tuple[str, Callable[[], Launcher]]]:
     for cluster in catalog.names("clusters"):
         try:
             runs = cluster_runs(cluster)
-        except HpToolError:  # an unreadable entry does not hide others
+        except HpToolError:  # An unreadable entry does not hide others.
             continue
         if runs is not None and runs.launcher != LOCAL:
             yield runs.launcher, partial(cluster_launcher, cluster)
@@ -95,7 +95,8 @@ def check_offered(query: Query, workers: Sequence[WorkerRecord]) -> None:
             code="launcher_mismatch",
         )
     most = max(offer.num_gpus for offer in matching)
-    if most < cluster.num_gpus:  # reduced runs may represent the whole; the search decides
+    # Reduced runs may represent the complete configuration; the search decides.
+    if most < cluster.num_gpus:
         hardware = Hardware(gpu=cluster.gpu.name, num_gpus=most)
         build_search(query=query, query_json={}, hardware=hardware)
 

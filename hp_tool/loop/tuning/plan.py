@@ -40,7 +40,7 @@ def plan_search(
 ) -> PlanAnswer:
     """Return the cost of a search in this process, with its first job.
 
-    `store` contains the measurements that the search would use.
+    `store` is the store whose measurements the search would use.
 
     Raises:
         InputError: Nothing fits, or the query cannot run.
@@ -53,7 +53,7 @@ def plan_search(
 
 
 def bill(query: Query, *, store: Store | None = None) -> PlanAnswer:
-    """Return the plan of a search as if one job could use the whole cluster; needs no launcher."""
+    """Return the plan of a search as if one job could use the whole cluster. Needs no launcher."""
     cluster = resolve_training_search(_a_training(query)).cluster
     hardware = Hardware(gpu=cluster.gpu.name, num_gpus=cluster.num_gpus, hosts=(cluster.name,))
     plan, _, _ = _plan(query, hardware=hardware, store=store)
@@ -93,7 +93,7 @@ def _plan(
     decision = planner.decide([], projection.proposal())
     assert not isinstance(decision, Nothing) and isinstance(
         decision.parallel, ParallelConfig
-    )  # nothing has run yet
+    )  # Nothing has run yet.
     run = RunRecord(
         id=_NAME,
         search_id=_NAME,
@@ -165,8 +165,8 @@ class _Bill:
 
 
 def _sum(first: PlannedRun, proof: PlannedRun | None, *, problem: TuningProblem) -> SearchPlan:
-    """Sum over all runs in the budget, in jobs like the first, and the leader's confirmation if
-    affordable.
+    """Return the sum over all runs in the budget, in jobs like the first, and the leader's
+    confirmation if affordable.
     """
     settings, budget = problem.search.settings, problem.search.settings.budget_gpu_seconds
     if proof is not None and (
@@ -236,8 +236,8 @@ def _sum(first: PlannedRun, proof: PlannedRun | None, *, problem: TuningProblem)
 
 
 def _walls(run: PlannedRun | None) -> tuple[float, float, float]:
-    """Return seconds of a run's job with minimum, expected and maximum start-up; 0 without a
-    run.
+    """Return the seconds of a run's job with minimum, expected and maximum start-up time; 0 without
+    a run.
     """
     if run is None:
         return 0.0, 0.0, 0.0

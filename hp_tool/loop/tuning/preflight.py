@@ -1,5 +1,4 @@
-"""A check of the nodes before a search's first run, with single operations on all of them at once.
-
+"""A check of the nodes before a search's first run, with single operations on all nodes at once.
 The search avoids slow nodes.
 """
 
@@ -27,7 +26,7 @@ class Preflight:
     """Result and cost of the check."""
 
     hosts: tuple[str, ...] = ()
-    """Slow nodes, or nodes with a slow device, which the search's jobs avoid."""
+    """Nodes that are slow or have a slow device; the search's jobs avoid them."""
     gpu_seconds: float = 0.0
     """GPU-seconds of the check, charged to the first run."""
 
@@ -44,11 +43,11 @@ def preflight(
     """Check as many devices as one job may use, once per search; later coordinators read the
     result.
 
-    If the check fails, the search continues without it. It is also skipped if the search is to
-    stop; a successor adopts the job by its name.
+    If the check fails, the search continues without it. It is skipped if the search is about to
+    stop; a successor finds the job by its name.
 
     Raises:
-        RefusedError: The site refuses such a job.
+        RefusedError: The site rejects such a job.
     """
     known = next(
         (each.payload for each in store.events(search_id=lease.search_id) if each.kind == EVENT),

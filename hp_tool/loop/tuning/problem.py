@@ -50,10 +50,10 @@ from hp_tool.questions.training.ranking.recommend import fewest_devices
 
 MAX_ROWS = 4096
 """Maximum number of candidates in the residual model; larger spaces are represented by the fastest
-and the best of each kind.
+candidates and the best of each kind.
 """
 _MEMORY_DOUBT = 1.25
-"""Candidates are kept up to this multiple of the capacity, because a calibration may find that they
+"""Candidates are kept up to this multiple of the capacity, because a calibration may show that they
 fit.
 """
 
@@ -104,8 +104,8 @@ def resolve_training_search(query: Query) -> TrainingProblem:
 
 
 def _with_one_dispatcher(problem: TrainingProblem) -> TrainingProblem:
-    """Return the problem with the usual dispatcher if the query names none and the command does not
-    set it.
+    """Return the problem with the default dispatcher if the query names none and the command does
+    not set it.
     """
     if not problem.model.num_experts or problem.parallel.moe_token_dispatcher_type is not None:
         return problem
@@ -123,13 +123,14 @@ def build_problem(
     calibrations: Calibrations | None = None,
     chosen: Mapping[str, Any] | None = None,
 ) -> TuningProblem | CostedSpace:
-    """Resolve, enumerate and cost. Return only the space if nothing in it can fit.
+    """Resolve the query and enumerate and cost its candidates. Return only the space if nothing in
+    it can fit.
 
-    Objective min_gpus uses the fewest devices that suffice according to `calibrations`. If the runs
-    show that they do not suffice, the answer reports it, and the next search uses more.
+    Objective min_gpus uses the fewest devices that suffice according to `calibrations`. If runs
+    show that they do not suffice, the answer says so and the next search uses more.
 
     Args:
-        chosen: Settings of the search's earlier runs apart from their layouts; None to use those of
+        chosen: Settings of the search's earlier runs besides their layouts; None to use those of
             its ranking.
         hardware: The launcher's hardware.
 
@@ -169,7 +170,7 @@ def build_problem(
     costs = problem.costs(candidates)
     table = candidate_table(case=problem, candidates=candidates, costs=costs)
     series = series_of(problem, hardware=hardware)
-    if trainer is not None:  # measurements of other programs are stored separately
+    if trainer is not None:  # Measurements of other programs are stored separately.
         series = replace(series, cluster_key=f"{series.cluster_key}/{program_name(trainer)}")
     # Processes share the cores of one host, but not devices.
     shared = problem.cluster.gpu.kind == "cpu" and hardware.num_gpus >= problem.cluster.num_gpus
@@ -221,7 +222,7 @@ def _runs(
 
 
 def _with_best(space: CostedSpace, best: Best) -> CostedSpace:
-    """Return the space with what `recommend` would add: other recomputation and sharding."""
+    """Return the space extended by what `recommend` would add: other recomputation and sharding."""
     shown = choose_rows(best, count=SHOWN).best
     own = np.flatnonzero(shown.variant == 0)
     known = set(_configurations(space.candidates))
@@ -245,7 +246,7 @@ def _configurations(candidates: Candidates) -> Iterator[tuple[int, ...]]:
 
 
 def assumed_startup_s(query: Query, *, gpu: GpuSpec) -> float:
-    """Return assumed seconds from a job's start to its first step, without measurements on the
+    """Return the assumed seconds from a job's start to its first step, without measurements on the
     cluster.
     """
     here = launcher_name(query) == LOCAL and gpu.kind == "cpu"
@@ -253,10 +254,10 @@ def assumed_startup_s(query: Query, *, gpu: GpuSpec) -> float:
 
 
 def check_gpu(cluster: ClusterSpec, hardware: Hardware) -> None:
-    """Check that the launcher's devices are the query's.
+    """Check that the launcher has the query's devices.
 
     Raises:
-        InputError: `launcher_mismatch`.
+        InputError: `launcher_mismatch`: they differ.
     """
     if hardware.gpu != cluster.gpu.name:
         raise InputError(
@@ -268,7 +269,9 @@ def check_gpu(cluster: ClusterSpec, hardware: Hardware) -> None:
 
 
 def _reduced_gpus(query: Query, cluster: ClusterSpec, hardware: Hardware) -> int:
-    """Return the maximum devices of a reduced run; one host cannot show inter-node effects."""
+    """Return the maximum number of devices of a reduced run; a single host cannot show effects
+    between nodes.
+    """
     return (
         min(hardware.num_gpus, cluster.gpus_per_node)
         if launcher_name(query) == LOCAL
@@ -279,11 +282,11 @@ def _reduced_gpus(query: Query, cluster: ClusterSpec, hardware: Hardware) -> int
 def _runnable(
     space: CostedSpace, problem: TrainingProblem, *, query: Query, hardware: Hardware
 ) -> CostedSpace:
-    """Return the candidates for which the launcher has devices, whole or for their smallest reduced
-    run.
+    """Return the candidates for which the launcher has enough devices, for the complete run or for
+    the smallest reduced run.
 
     Raises:
-        InputError: `launcher_mismatch`, there is none.
+        InputError: `launcher_mismatch`: there are no such candidates.
     """
     available_gpus = hardware.num_gpus
     if available_gpus >= problem.cluster.num_gpus or len(space.candidates) == 0:
@@ -305,8 +308,8 @@ def _runnable(
 
 
 def _reducible(query: Query) -> tuple[Reducible, ...]:
-    """Return what a run may leave out; a trainer's command declares the settings that it
-    follows.
+    """Return what a run may leave out. A trainer's command declares the settings that it
+    supports.
     """
     if query.search.fidelity == "full":
         return ()
@@ -320,7 +323,7 @@ def _profiled(space: CostedSpace, problem: TrainingProblem) -> CostedSpace:
 
 
 def _unprofiled(candidates: Candidates, problem: TrainingProblem) -> NDArray[np.bool_]:
-    """Return (n,) whether the profiler does not support a candidate."""
+    """Return whether the profiler does not support each candidate, shape (n,)."""
     refused = np.zeros(len(candidates), dtype=np.bool_)
     rules = unsupported_sizes(
         candidates,
@@ -354,8 +357,8 @@ def _without(space: CostedSpace, refused: NDArray[np.bool_]) -> CostedSpace:
 
 
 def _rows(space: CostedSpace, *, capacity_bytes: float) -> NDArray[np.intp]:
-    """Return indices of the candidates to search: the fastest, and the fastest of each (t, p, SP,
-    recomputation).
+    """Return the indices of the candidates to search: the fastest, and the fastest of each (t, p,
+    SP, recomputation).
     """
     possible = np.flatnonzero(space.memory_total_bytes <= _MEMORY_DOUBT * capacity_bytes)
     order = possible[np.lexsort((space.memory_total_bytes[possible], space.step_s[possible]))]
@@ -370,5 +373,5 @@ def _rows(space: CostedSpace, *, capacity_bytes: float) -> NDArray[np.intp]:
     kinds = np.stack([getattr(space.candidates, name)[order] for name in columns], axis=1)
     _, first = np.unique(
         kinds, axis=0, return_index=True
-    )  # the first of each kind in order of speed
+    )  # The first of each kind in order of speed.
     return np.unique(np.concatenate([order[:MAX_ROWS], order[first]]))

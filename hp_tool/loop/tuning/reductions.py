@@ -27,20 +27,22 @@ from hp_tool.questions.training.problem import TrainingProblem
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reducer:
-    """Reductions of one problem's configurations, for jobs of at most `available_gpus` devices."""
+    """Finds reduced runs of one problem's configurations, for jobs of at most `available_gpus`
+    devices.
+    """
 
     problem: TrainingProblem
     available_gpus: int
     cores: float = math.inf
-    """Cores of a host whose processes are the devices; more processes than cores share them. GPUs
+    """Cores of a host whose processes stand for devices; more processes than cores share them. GPUs
     are not shared.
     """
     kinds: tuple[Reducible, ...] = get_args(Reducible)
-    """What a reduced run may leave out."""
+    """Kinds of reductions that a run may use."""
 
     def __call__(self, parallel: ParallelConfig) -> Reduction | None:
-        """Return the first of the cheapest legal reductions that fits; None if only the whole run
-        represents it.
+        """Return the first of the cheapest legal reductions that fits; None if only a complete run
+        represents the configuration.
         """
         for fidelity in self._fidelities(parallel):
             reduction = self._reduction(parallel, fidelity)
@@ -49,8 +51,8 @@ class Reducer:
         return None
 
     def _fidelities(self, parallel: ParallelConfig) -> Iterator[Fidelity]:
-        """Yield fidelities from the cheapest: all layers, then fewer, on the fewest replicas; then
-        more replicas.
+        """Yield fidelities from the cheapest on: all layers, then fewer, on the fewest replicas;
+        then on more replicas.
         """
         d, layers = parallel.data_parallel_size, self.problem.model.num_hidden_layers
         whole_m = num_micro_batches(self.problem.workload, parallel)
@@ -99,8 +101,8 @@ class Reducer:
 
 
 def _fewest_replicas(candidates: Candidates, *, problem: TrainingProblem) -> NDArray[np.int64]:
-    """Return (n,) replicas of each candidate's smallest reduced run; all of them if ZeRO shards
-    over a part.
+    """Return the replicas of each candidate's smallest reduced run, shape (n,); all of them if ZeRO
+    shards over a part.
     """
     d = candidates.data_parallel_size
     kept = replicas_kept(
@@ -110,7 +112,7 @@ def _fewest_replicas(candidates: Candidates, *, problem: TrainingProblem) -> NDA
 
 
 def fewest_gpus(candidates: Candidates, *, problem: TrainingProblem) -> NDArray[np.int64]:
-    """Return (n,) devices of each candidate's smallest reduced run."""
+    """Return the number of devices of each candidate's smallest reduced run, shape (n,)."""
     c = candidates
     ranks = c.tensor_parallel_size * c.pipeline_parallel_size * c.context_parallel_size
     return np.asarray(ranks * _fewest_replicas(c, problem=problem))

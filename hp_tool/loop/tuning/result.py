@@ -23,12 +23,12 @@ TOP = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchSummary:
-    """Cost and end of a search."""
+    """Cost of a search and the reason for its end."""
 
     id: str
     state: SearchState
     profile_runs: int
-    """Real runs that ended with a measurement, successful or not."""
+    """Number of real runs that ended with a measurement, successful or not."""
     gpu_seconds: float
     """Devices x wall seconds of all runs; the last run may exceed the budget, because only its
     expected time is checked.
@@ -41,7 +41,7 @@ class SearchSummary:
     expected_gain_fraction: float | None = None
     """Expected saving of another run, as a fraction of the best step time; None if not computed."""
     queue_s: float = 0.0
-    """Seconds for which jobs waited for devices, which cost nothing."""
+    """Seconds that jobs waited for devices, which cost nothing."""
     reduced_runs: int = 0
     """Number of runs without all replicas, micro-batches or layers."""
 
@@ -65,10 +65,10 @@ class TuneResult:
     is recommended.
     """
     answer: Answer | ServingAnswer | None = None
-    """The first recommendation's figures; None if nothing is recommended."""
+    """Figures of the first recommendation; None if nothing is recommended."""
     axes: dict[str, dict[str, float]] = field(default_factory=dict)
-    """Shortest step time (serving: request latency) by value of each axis: the cost of fixing that
-    value.
+    """Shortest step time (serving: request latency) for each value of each axis: the cost of fixing
+    that value.
     """
     pareto: tuple[Recommendation, ...] = ()
     """Pareto-optimal configurations in step time and memory of the fullest device, fastest first;
@@ -80,14 +80,14 @@ class TuneResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Account:
-    """The runs and the end of a search."""
+    """The runs of a search and its end."""
 
     search_id: str
     state: SearchState
     runs: Sequence[RunRecord]
     stopped_because: str
     seconds: float
-    """Seconds for enumerating and costing the space."""
+    """Seconds spent enumerating and costing the space."""
     expected_gain_fraction: float | None = None
     error: HpToolError | None = None
 

@@ -77,7 +77,7 @@ def checked(retention: Retention, *, names: Mapping[str, str]) -> Retention:
 
 
 def in_words(retention: Retention) -> str:
-    """Return what is deleted, as one phrase: `workers keep searches for 90 days`."""
+    """Return the retention as one phrase: `workers keep searches for 90 days`."""
     if not retention:
         return "nothing deletes them (see `hp-tool db prune`)"
     limits = {
@@ -96,7 +96,7 @@ def in_words(retention: Retention) -> str:
 
 def run_roots() -> list[Path]:
     """Return the folders in which this host's launchers store runs; errors in entries are left to
-    `doctor`.
+    `hp-tool doctor`.
     """
     places: list[Any] = [jobs.default_root()]
     with contextlib.suppress(HpToolError):
@@ -115,12 +115,12 @@ def run_roots() -> list[Path]:
 def prune(
     *, store: AccessStore, database_url: str, retention: Retention, dry_run: bool = False
 ) -> dict[str, int]:
-    """Delete what the retention no longer keeps, or only count it with `dry_run`; return numbers by
+    """Delete data beyond the retention, or only count it with `dry_run`; return the numbers by
     kind.
 
-    Run folders are deleted before their searches, so an interrupted call can be repeated. Neither
-    is deleted if a run or its search has not ended, its job is alive, or it ended less than a day
-    ago.
+    Run folders are deleted before their searches, so an interrupted call can be repeated. A folder
+    or search is kept if the run or its search has not ended, if its job is alive, or if it ended
+    less than a day ago.
     """
     going = store.old_searches(older_than_days=retention.search_days, keep=retention.searches)
     folder_roots = {name: root for root in run_roots() for name in folders.job_folders(root)}
@@ -161,7 +161,9 @@ def prune(
 def _expired(
     ended: Mapping[str, EndedRun], *, retention: Retention, searches: frozenset[str]
 ) -> list[str]:
-    """Return the names of folders to delete: of these searches, too old, or beyond the number."""
+    """Return the names of folders to delete: those of these searches, those too old, or those
+    beyond the maximum number.
+    """
     newest_first = sorted(ended, key=lambda name: ended[name].age_s)
     expired = {name for name in ended if ended[name].search_id in searches}
     if retention.folders is not None:

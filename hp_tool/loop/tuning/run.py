@@ -62,8 +62,8 @@ def build_search(
     calibrations: Calibrations | None = None,
     chosen: Mapping[str, Any] | None = None,
 ) -> Searched | CostedSpace:
-    """Resolve, enumerate and cost as in `build_problem`; return only the space if nothing in it can
-    fit.
+    """Resolve the query, and enumerate and cost its candidates as in `build_problem`; return only
+    the space if nothing in it can fit.
     """
     if query.kind == "inference":
         return build_serving(query=query, query_json=query_json, hardware=hardware)
@@ -88,9 +88,9 @@ def run_search(
 ) -> TuneResult | None:
     """Coordinate a claimed search until it ends, is paused, or `should_release` returns True.
 
-    The search is ended or released in the store, with its result; None means released. Errors end
+    The search is ended or released in the store with its result. None means released. Errors end
     the search as failed (it may be resumed or cancelled), end its jobs, and are raised. `launcher`
-    and `storage` (Optuna's) default to the query's launcher and to memory.
+    defaults to the query's launcher, and `storage` (Optuna's) to memory.
 
     Raises:
         ConflictError: `lease_lost`; nothing was changed.
@@ -102,7 +102,7 @@ def run_search(
         launcher = launcher or create_launcher(query)
         if (
             record.requested == "cancel" and record.lost_claims
-        ):  # a search that killed its last workers is not started again
+        ):  # A search that killed its last workers is not started again.
             raise ConflictError(f"search {record.id} was cancelled", code="cancelled")
         started = time.perf_counter()
         hardware = launcher.hardware()
@@ -204,11 +204,11 @@ def tune(
     patience_s: float = LEASE_S + 2.0,
     on_event: OnEvent = lambda kind, payload: None,
 ) -> TuneResult:
-    """Search in this process: a new search for `query`, or resume the one with `search_id`.
+    """Run a search in this process: a new one for `query`, or the existing one with `search_id`.
 
     A search that succeeded is answered from the store. The search of a process that died is
-    available once its lease expires, which is waited for up to `patience_s` seconds. If the search
-    fails, its error is raised, and it can be resumed.
+    available once its lease expires, for which this function waits up to `patience_s` seconds. If
+    the search fails, its error is raised, and it can be resumed.
 
     Raises:
         ConflictError: Another process works on the search.
@@ -220,7 +220,7 @@ def tune(
         stored = query_mapping(inline_files(query))
         resolve_search(
             parse_query(stored)
-        )  # as stored, without files that only this process can read
+        )  # As stored, without files that only this process can read.
         stored = within_limits(stored)
         search_id = store.create_search(
             query=stored, paused=True, limits=daily_limits(stored), edition=count_query_terms()
@@ -241,8 +241,8 @@ def tune(
             raise ConflictError(
                 f"search {search_id} was handed back to the queue: {waiting_for}", code="released"
             )
-        # Other searches use all of the cluster. A worker would continue with its other searches;
-        # here there is none.
+        # Other searches use the whole cluster. A worker would continue with its other searches;
+        # this process has no others.
         lease = _claim(store, search_id, holder=holder or default_holder(), patience_s=patience_s)
     return result
 

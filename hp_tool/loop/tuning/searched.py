@@ -1,7 +1,7 @@
 """A search over a table of medians: its inputs, and the ranking and the answer after its runs.
 
-Trainings and deployments differ in what a row's seconds are, in which rows are acceptable, and in
-how a row is described. `Medians` takes these from its subclass.
+Trainings and deployments differ in what a row's seconds mean, in which rows are acceptable, and in
+how a row is described. Subclasses of `Medians` define these.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from hp_tool.questions.training.ranking.misses import NUM_NEAREST
 
 @dataclass(frozen=True, kw_only=True)
 class Searched(ABC):
-    """Inputs of a search and functions of its runs; implemented for trainings and deployments."""
+    """Inputs of a search and functions of its runs, implemented for trainings and deployments."""
 
     query: Query
     search: Question
@@ -57,25 +57,27 @@ class Searched(ABC):
     def evidence(
         self, store: Store, *, series: Series, without_search: str | None = None
     ) -> Evidence:
-        """Return evidence from stored runs of a series, without those of one search."""
+        """Return evidence from the stored runs of a series, excluding those of one search."""
 
     @abstractmethod
     def keep(self, store: Store) -> None:
-        """Store the calibration fitted to the series' runs."""
+        """Store the calibration that was fitted to the runs of the series."""
 
     @abstractmethod
     def medians(
         self, store: Store, *, calibration: Calibration, runs: Sequence[RunRecord], owner: str
     ) -> Medians[Any, Any]:
-        """Return the rows after runs, at any moment of a search.
+        """Return the state of all rows after some runs, at any moment of a search.
 
-        Held runs of `owner`, the search's, count for its result.
+        Held runs of `owner`, the search's owner, count for its result.
         """
 
 
 @dataclass(frozen=True, kw_only=True)
 class Medians(ABC, Generic[Config, Predicted]):
-    """The candidates of a search by row: posterior seconds from a calibration and the own runs."""
+    """The candidates of a search by row: posterior seconds given a calibration and their own
+    runs.
+    """
 
     problem: Searched
     runs: Sequence[RunRecord]
@@ -84,7 +86,7 @@ class Medians(ABC, Generic[Config, Predicted]):
     log_sd: FloatArray
     """(n,) standard deviation of their logarithm."""
     outcomes: Mapping[int, Measurement]
-    """Measurement of each row that ran, from its relevant run."""
+    """Measurement of each row that ran, from its representative run."""
 
     @property
     @abstractmethod
@@ -94,27 +96,29 @@ class Medians(ABC, Generic[Config, Predicted]):
     @property
     @abstractmethod
     def ran(self) -> Collection[int]:
-        """Return the rows whose seconds were measured as a whole."""
+        """Return the rows whose seconds were measured by a complete run."""
 
     @property
     @abstractmethod
     def near(self) -> list[int]:
-        """Return the rows to show if none is acceptable, smallest gap first."""
+        """Return the rows to show if none is acceptable, smallest miss first."""
 
     @property
     @abstractmethod
     def space(self) -> tuple[int, int, dict[str, int]]:
-        """Return (legal candidates, feasible candidates, rejected ones by reason)."""
+        """Return (number of legal candidates, number of feasible candidates, rejected candidates by
+        reason).
+        """
 
     @property
     @abstractmethod
     def grid_gpu_seconds(self) -> float | None:
-        """Return devices x seconds of running every candidate; None if unknown."""
+        """Return devices x seconds of running every candidate, in GPU-seconds; None if unknown."""
 
     @property
     @abstractmethod
     def baseline(self) -> KnownBaseline[Config, Predicted] | None:
-        """Return the configuration to compare with; it need not be a candidate."""
+        """Return the configuration to compare the answer with; it need not be a candidate."""
 
     @abstractmethod
     def describe(self, rows: Sequence[int]) -> tuple[Any, ...]:
@@ -125,20 +129,20 @@ class Medians(ABC, Generic[Config, Predicted]):
         """Return the answer with the first row's figures and the `common` fields of all answers."""
 
     def preferred(self, rows: list[int]) -> list[int]:
-        """Return the ranked rows with the one to recommend first."""
+        """Return the ranked rows, with the one to recommend first."""
         return rows
 
     @property
     def front(self) -> Sequence[int]:
-        """Return the Pareto-optimal rows in two objectives, if this kind of search has them."""
+        """Return the Pareto-optimal rows for two objectives, if this kind of search has them."""
         return ()
 
     def known(self, row: int) -> tuple[float, float]:
-        """Return (seconds, log_sd) of a row, to compare it with the baseline."""
+        """Return (seconds, log_sd) of a row, for comparison with the baseline."""
         return float(self.seconds[row]), float(self.log_sd[row])
 
     def works(self, measurement: Measurement) -> bool:
-        """Return whether a run measured its row's seconds."""
+        """Return whether a run measured the seconds of its row."""
         return measurement.status == "ok"
 
     def compared_s(self, measurement: Measurement) -> float | None:
@@ -207,7 +211,7 @@ class Medians(ABC, Generic[Config, Predicted]):
 
 
 def tied(rows: Sequence[int], *, seconds: FloatArray, log_sd: FloatArray) -> list[int]:
-    """Return the following rows that are tied with the first: the 90% interval of the ratio
+    """Return the following rows that are tied with the first: the 90% interval of their ratio
     contains 1.
     """
     first, *others = rows
@@ -224,10 +228,10 @@ def rank(
     eligible: Sequence[int],
     measured_s: Mapping[int, float],
 ) -> list[int]:
-    """Rank rows by their seconds: `measured_s` of whole runs, else `median_s`.
+    """Rank rows by their seconds: `measured_s` of complete runs, else `median_s`.
 
-    A measured row is first unless a prediction is better by more than one standard deviation of
-    their ratio: within the noise, a configuration that ran is preferable.
+    A measured row comes first unless a prediction is better by more than one standard deviation of
+    their ratio. Within the noise, a configuration that ran is preferable.
     """
     times = {row: measured_s.get(row, float(median_s[row])) for row in {*eligible, *measured_s}}
     order = sorted(times, key=lambda row: (times[row], row))
@@ -245,7 +249,7 @@ def rank(
 
 
 def outcome_of_rows(search: Question, runs: Sequence[RunRecord]) -> dict[int, Measurement]:
-    """Return the measurement of each of the search's rows, from its relevant run."""
+    """Return the measurement of each of the search's rows, from its representative run."""
     counted = ((search.row(parallel), run.measurement) for parallel, run in standing(runs).items())
     return {
         row: measurement
@@ -260,10 +264,10 @@ def own_runs(
     *,
     shown: Callable[[Measurement], tuple[float, float] | None],
 ) -> OwnRuns:
-    """Return the measurements of successful runs by row: all whole runs of a configuration, else
-    its relevant reduced one.
+    """Return the measurements of successful runs by row: all complete runs of a configuration, else
+    its representative reduced run.
 
-    Configurations whose last whole run failed are omitted. `shown` returns a run's value and the
+    Configurations whose last complete run failed are omitted. `shown` returns a run's value and the
     standard deviation of its logarithm; None if the run has none.
     """
     counting = {parallel: run for parallel, run in standing(runs).items() if run.status == "ok"}

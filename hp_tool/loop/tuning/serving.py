@@ -41,21 +41,21 @@ from hp_tool.questions.serving.problem import (
 from hp_tool.questions.serving.replay import arrivals_s
 
 _MEASURED_OBJECTIVES = (None, "throughput_per_gpu", "cost")
-"""Objectives that the shortest round of a closed load on given devices optimises; others are
-recommended, not searched.
+"""Objectives that the shortest round of a closed load on given devices optimises. Others can be
+recommended, but not searched.
 """
 HOPELESS = 100.0
 """Maximum ratio of a requested rate to the predicted maximum; unmeasured constants err by at most a
 factor of 16.
 """
 STARTS: dict[Runner, int] = {"megatron-core": 1, "vllm": 2, ENDPOINT: 1}
-"""Engine starts per run: vLLM starts once for one token, and once for all."""
+"""Number of engine starts per run: vLLM starts once for one token, and once for all."""
 _AXES: dict[Runner, tuple[str, ...]] = {
     "megatron-core": ("tensor_parallel_size", "max_num_seqs"),
     "vllm": ("tensor_parallel_size", "max_num_seqs"),
     ENDPOINT: ("max_num_seqs",),
 }
-"""Axes that runs can vary; for an endpoint only the number of concurrent requests."""
+"""Axes that runs can vary; for an endpoint, only the number of concurrent requests."""
 
 
 def resolve_serving_search(query: Query) -> ServingProblem:
@@ -65,7 +65,7 @@ def resolve_serving_search(query: Query) -> ServingProblem:
     problem = resolve_serving(query)
     check_known(launcher_name(query))
     check_profiled(problem.cluster.gpu)
-    assert query.inference is not None  # resolved
+    assert query.inference is not None  # Resolved.
     baseline_config(query, problem)
     if query.trainer is not None:
         raise InputError("trainer belongs to training; leave it out", field="trainer")
@@ -141,14 +141,14 @@ def runner_of(query: Query) -> Runner:
 
 
 def build_serving(*, query: Query, query_json: JsonObject, hardware: Hardware) -> ServingTuning:
-    """Resolve, enumerate and cost.
+    """Resolve the query, and enumerate and cost its candidates.
 
     Raises:
         InputError: `launcher_mismatch`, `hardware` differs from the query's.
     """
     problem = resolve_serving_search(query)
     check_gpu(problem.cluster, hardware)
-    assert query.inference is not None  # resolved
+    assert query.inference is not None  # Resolved.
     runner = runner_of(query)
     if runner == ENDPOINT:
         candidates, rejections = _of_endpoint(query, problem)
@@ -209,7 +209,7 @@ def _load(query: Query, problem: ServingProblem) -> InferenceWorkload:
 
 def _sent(problem: ServingProblem) -> TraceSpec | None:
     """Return the trace's requests at the problem's rate, as a run's request contains them; None for
-    equal ones.
+    requests of equal length.
     """
     if problem.trace is None:
         return None
@@ -220,7 +220,8 @@ def _check_rate(problem: ServingProblem, rows: CostedRows) -> None:
     """Check that the rate is possible.
 
     Raises:
-        InputError: `overloaded`, the rate exceeds full batches by more than any model error.
+        InputError: `overloaded`: the rate exceeds the throughput of full batches by more than any
+            model error.
     """
     rate, gpus = problem.request_rate_per_second, problem.cluster.num_gpus
     most = float(rows.costs.output_tokens_per_second_per_gpu.max()) * gpus / problem.output_length
@@ -236,10 +237,10 @@ def _check_rate(problem: ServingProblem, rows: CostedRows) -> None:
 def _candidates(
     query: Query, problem: ServingProblem, *, available_gpus: int
 ) -> tuple[ServingCandidates, dict[str, int]]:
-    """Return deployments whose replicas the load can fill, engines accept and the launcher has
-    devices for.
+    """Return deployments whose replicas the load can fill, that engines accept and for which the
+    launcher has devices.
 
-    Also return the number of rejected ones by reason.
+    Also return the number of rejected deployments by reason.
     """
     inference = query.inference
     assert inference is not None and problem.concurrency is not None

@@ -1,4 +1,4 @@
-"""A serving search: its inputs, and its deployments after its runs."""
+"""A serving search: its inputs, and the state of its deployments after its runs."""
 
 from __future__ import annotations
 
@@ -79,7 +79,9 @@ class ServingTuning(Searched):
         return len(self.search.candidates)
 
     def estimate(self, row: int) -> InferenceEstimate:
-        """Return the cost model's estimate of a row; for a trace the latencies of its requests."""
+        """Return the cost model's estimate of a row; for a trace, with the latencies of its
+        requests.
+        """
         costed = self.problem.costed(self.search.candidates.take(slice(row, row + 1)))
         return estimate_row(costed, 0) if self.problem.trace is None else simulate_trace(costed)
 
@@ -105,7 +107,7 @@ class ServingTuning(Searched):
     def after(
         self, runs: Sequence[RunRecord], *, calibration: LatencyCalibration
     ) -> LatencyMedians:
-        """Return calibrated predictions with the rows' own runs."""
+        """Return the calibrated predictions combined with the rows' own runs."""
 
         def posterior(name: str, prediction: StepPrediction) -> StepPrediction:
             own = own_runs(self.search, runs, shown=partial(_latency, name=name))
@@ -138,7 +140,7 @@ def baseline_config(query: Query, problem: ServingProblem) -> ServingConfig | No
     """Return the deployment in `search.baseline`; None if the query has none.
 
     Raises:
-        InputError: It is illegal.
+        InputError: The deployment is illegal.
     """
 
     def reasons(config: ServingConfig) -> str:
@@ -152,7 +154,7 @@ def baseline_config(query: Query, problem: ServingProblem) -> ServingConfig | No
 
 @dataclass(frozen=True, kw_only=True)
 class LatencyMedians(Medians[ServingConfig, InferenceEstimate]):
-    """The rows of a serving search; those whose latencies miss a target are not acceptable."""
+    """The rows of a serving search. Rows whose latencies miss a target are not acceptable."""
 
     problem: ServingTuning
     calibration: LatencyCalibration
@@ -289,14 +291,14 @@ class LatencyMedians(Medians[ServingConfig, InferenceEstimate]):
         )
 
     def _costs(self) -> ServingCosts:
-        """Return the costs with these latencies; proportions of parts and shapes of tails are
-        unchanged.
+        """Return the costs with these latencies; proportions of parts and shapes of tails stay the
+        same.
         """
         costs = self.problem.costs
         ratio = self.seconds / costs.request_latency_s
         slower = (
             ratio if self.problem.problem.request_rate_per_second is None else 1.0
-        )  # a rate that is completed remains the same
+        )  # A rate that is sustained stays the same.
         return replace(
             costs,
             ttft_s=self.ttft_s,
@@ -344,7 +346,9 @@ class LatencyMedians(Medians[ServingConfig, InferenceEstimate]):
 
 
 def _latency(measurement: Measurement, *, name: str) -> tuple[float, float] | None:
-    """Return seconds of one latency under the load, and the scatter of its logarithm."""
+    """Return the seconds of one latency under the load, and the standard deviation of its
+    logarithm.
+    """
     seconds: float = getattr(measurement.load, name) if measurement.load is not None else 0.0
     return (seconds, spread_of(measurement)) if seconds > 0.0 else None
 
@@ -352,10 +356,10 @@ def _latency(measurement: Measurement, *, name: str) -> tuple[float, float] | No
 def _tails(
     tuning: ServingTuning, means: dict[str, FloatArray], measured: dict[int, Measurement]
 ) -> dict[int, Tails]:
-    """Return quantiles of an endpoint's rows.
+    """Return the quantiles of an endpoint's rows.
 
-    They are measured, or predicted multiples of the mean, corrected by the (geometric) mean error
-    of the measured rows.
+    They are measured; otherwise they are predicted multiples of the mean, corrected by the
+    geometric mean error of the measured rows.
     """
     if not isinstance(tuning.search, EndpointSearch):
         return {}

@@ -27,14 +27,14 @@ from hp_tool.questions.serving.problem import CostedRows, ServingProblem, resolv
 def serving_candidates(
     problem: ServingProblem, configs: Sequence[ServingConfig]
 ) -> ServingCandidates:
-    """Return deployments under the problem's load."""
+    """Return the deployments under the problem's load."""
     return ServingCandidates.from_configs(
         configs, concurrency=[problem.concurrency or 1] * len(configs)
     )
 
 
 def legality_codes(problem: ServingProblem, candidates: ServingCandidates) -> IntArray:
-    """Return (n,) codes of the rules that deployments break, 0 for legal ones."""
+    """Return the codes of the rules that deployments violate, 0 for legal ones, shape (n,)."""
     return legality(
         model=problem.model,
         num_gpus=problem.cluster.num_gpus,
@@ -77,8 +77,8 @@ def serving_table(rows: CostedRows) -> CandidateTable:
 
 
 def in_flight_of(rows: CostedRows) -> FloatArray:
-    """Return (n,) requests over all devices: those of a closed load, or by Little's law those of a
-    rate.
+    """Return the number of requests over all devices, shape (n,): those of a closed load, or by
+    Little's law those of a rate.
     """
     return (
         rows.candidates.concurrency.astype(np.float64) if rows.in_flight is None else rows.in_flight
@@ -86,8 +86,8 @@ def in_flight_of(rows: CostedRows) -> FloatArray:
 
 
 def _features(problem: ServingProblem, candidates: ServingCandidates) -> dict[str, Any]:
-    """Return the features of the residual model; names and scales equal those of training for equal
-    quantities.
+    """Return the features of the residual model; names and scales equal those of training for the
+    same quantities.
     """
     same = np.ones(len(candidates))
     return {
@@ -101,7 +101,7 @@ def _features(problem: ServingProblem, candidates: ServingCandidates) -> dict[st
 
 @dataclass(frozen=True, slots=True)
 class ServingEvidence:
-    """Evidence of a search's runs: the penalised latency, TTFT and TPOT."""
+    """Evidence from a search's runs: the penalised latency, TTFT and TPOT."""
 
     objective: Evidence
     ttft: Evidence
@@ -135,7 +135,7 @@ def serving_evidence(
 def _evidence_of(
     records: Sequence[MeasurementRecord], *, problem: ServingProblem
 ) -> ServingEvidence:
-    """Return the evidence of one problem's runs; a configuration that ran twice is one row."""
+    """Return the evidence of one problem's runs; repeated runs of a configuration are one row."""
     configs = list(
         dict.fromkeys(
             record.parallel for record in records if isinstance(record.parallel, ServingConfig)
@@ -177,7 +177,7 @@ def _evidence_of(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatencyCalibration:
-    """Both latencies, corrected by runs."""
+    """Corrections of both latencies from runs."""
 
     ttft: Calibration
     tpot: Calibration

@@ -34,23 +34,24 @@ def study_storage(database_url: str | None) -> BaseStorage:
     from hp_tool.store.schema import exclusive_access
 
     url = parse_url(database_url)
-    # Optuna's connections wait for locks on SQLite instead of failing, as ours do.
+    # Optuna's connections wait for locks on SQLite instead of failing, like those of the store.
     if url.get_backend_name() == "sqlite":
         options: dict[str, Any] = {"connect_args": {"timeout": BUSY_TIMEOUT_S}}
     else:
         options = {"connect_args": POSTGRESQL_OPTIONS, "pool_pre_ping": True}
-    with exclusive_access(database_url):  # Optuna creates its tables without a lock
+    with exclusive_access(database_url):  # Optuna creates its tables without a lock.
         try:
             return optuna.storages.RDBStorage(
                 url.render_as_string(hide_password=False), engine_kwargs=dict(options)
             )
-        except Exception as error:  # the driver's error, passed on unchanged
+        except Exception as error:  # The driver's error, passed on unchanged.
             raise StoreError(f"Optuna's tables cannot be opened: {type(error).__name__}") from error
 
 
 @contextmanager
 def opened_studies(database_url: str) -> Iterator[BaseStorage]:
-    """Open the studies of a database, and close the connections at the end, which Optuna does not.
+    """Open the studies of a database, and close the connections at the end, which Optuna does not
+    do.
 
     Raises:
         StoreError: The database does not answer.
@@ -74,7 +75,7 @@ def projection_of(
 ) -> StudyProjection:
     """Return the study of a search, whose sampler uses earlier measurements.
 
-    `stored` contains digests of configurations whose measurement replaces a run.
+    `stored` contains the digests of configurations for which a measurement replaces a run.
     """
     settings = problem.search.settings
     sampler = CostModelSampler(

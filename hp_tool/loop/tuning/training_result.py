@@ -1,4 +1,4 @@
-"""A training search: its inputs, and its candidates after its runs."""
+"""A training search: its inputs, and the state of its candidates after its runs."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class TuningProblem(Searched):
         )
 
     def keep(self, store: Store) -> None:
-        # Not the search's own evidence, in which reduced runs are extrapolated; here they are
+        # Not the search's own evidence, in which reduced runs are extrapolated; here they stay
         # reduced.
         calibrate_series(store=store, series=self.series)
 
@@ -108,7 +108,7 @@ def baseline_config(query: Query, problem: TrainingProblem) -> ParallelConfig | 
     """Return the configuration in `search.baseline`; None if the query has none.
 
     Raises:
-        InputError: It is illegal.
+        InputError: The configuration is illegal.
     """
 
     def reasons(config: ParallelConfig) -> str:
@@ -127,29 +127,33 @@ def baseline_config(query: Query, problem: TrainingProblem) -> ParallelConfig | 
 
 @dataclass(frozen=True, kw_only=True)
 class StepMedians(Medians[ParallelConfig, Estimate]):
-    """The rows of a training search; a step that misses max_days or max_cost is not acceptable."""
+    """The rows of a training search. A step time that misses max_days or max_cost is not
+    acceptable.
+    """
 
     problem: TuningProblem
     predictor: CalibratedPredictor
     alone: StepPrediction
-    """Prediction of the calibration only, in which a row's own runs are some of many."""
+    """Prediction of the calibration alone, in which a row's own runs are only some of many."""
     step: StepPrediction
     memory: MemoryPrediction
-    """Allocated memory."""
+    """Allocated memory in bytes."""
     is_whole: BoolArray
-    """(n,) whether a whole run of the row succeeded."""
+    """(n,) whether a complete run of the row succeeded."""
     repeat_log_sd: float
     """Standard deviation of ln(seconds) between runs of one row."""
 
     @cached_property
     def fails(self) -> FloatArray:
-        """Return (n,) probabilities of running out of memory; 0 for rows that ran as a whole."""
+        """Return the probability of running out of memory, shape (n,); 0 for rows that ran
+        completely.
+        """
         fits = self.memory.fit_probability(self.problem.search.table.device_bytes)
         return np.where(self.is_whole, 0.0, 1.0 - fits)
 
     @cached_property
     def fits(self) -> BoolArray:
-        """Return (n,) whether a row more likely fits within the headroom than not."""
+        """Return whether a row probably fits within the headroom, shape (n,)."""
         usable = self.problem.search.table.usable_bytes
         return np.asarray(self.memory.fit_probability(usable) >= 0.5)
 
@@ -168,7 +172,7 @@ class StepMedians(Medians[ParallelConfig, Estimate]):
 
     @property
     def near(self) -> list[int]:
-        # What fits by its time, then the rest by its size; not what failed to run.
+        # First what fits, by time, then the rest by size; not what failed to run.
         size = np.where(self.fits, self.seconds, self.problem.search.table.memory_bytes)
         order = np.lexsort((size, ~self.fits)).tolist()
         return [row for row in order if row in self.measured or row not in self.outcomes]
@@ -186,7 +190,7 @@ class StepMedians(Medians[ParallelConfig, Estimate]):
 
     @property
     def grid_gpu_seconds(self) -> float | None:
-        """Return the cost of running every feasible candidate once, as a whole: observed start-up
+        """Return the cost of running every feasible candidate once, completely: observed start-up
         and all steps.
         """
         if not self.measured or not self.fits.any():
@@ -221,8 +225,8 @@ class StepMedians(Medians[ParallelConfig, Estimate]):
         return KnownRow(step=step, memory=self.memory.take(one), ran=ran)
 
     def known(self, row: int) -> tuple[float, float]:
-        """Return (seconds, log_sd); the latter includes the slow regime, in which it may also be,
-        unlike the standard deviation of the regular one.
+        """Return (seconds, log_sd). log_sd includes the slow regime, unlike the standard deviation
+        of the regular one.
         """
         low, high = (float(bound[0]) for bound in self.step.take(np.array([row])).interval())
         return float(self.seconds[row]), math.log(high / low) / (2.0 * NORMAL_QUANTILE)
@@ -238,7 +242,7 @@ class StepMedians(Medians[ParallelConfig, Estimate]):
         estimate = self.predictor.estimate(
             0, costs=training.costs(one), candidates=one, problem=training, known=own
         )
-        assert estimate.time is not None and estimate.intervals is not None  # legal
+        assert estimate.time is not None and estimate.intervals is not None  # Legal.
         low, high = estimate.intervals.step_s
         log_sd = (
             float(self.log_sd[row])
@@ -263,7 +267,7 @@ class StepMedians(Medians[ParallelConfig, Estimate]):
         return tuple(
             Recommendation(
                 rank=place + 1,
-                parallel=candidates.config(place),  # as it ran, so that pages find its run
+                parallel=candidates.config(place),  # As it ran, so that pages find its run.
                 set=dict(training.chosen),
                 estimate=estimate_row(place, case=training, costs=costs, candidates=candidates),
                 measurement=self.measured.get(row),
@@ -310,8 +314,8 @@ def simplest_first(
     """Return the rows with the simplest near-optimal one first, as `training.ranking.choice`
     selects it.
 
-    Candidates take at most NEAR times as long as the first and no longer than the baseline. If the
-    first was measured, they were measured too.
+    Candidates take at most NEAR_RATIO times as long as the first and no longer than the baseline.
+    If the first was measured, only measured rows are considered.
     """
     longest_s = min(NEAR_RATIO * known_s[rows[0]], baseline_s or np.inf) if rows else 0.0
     near = [
@@ -352,8 +356,8 @@ def _saved(
 
 
 def _step(measurement: Measurement) -> tuple[float, float] | None:
-    """Return seconds of the whole configuration's step; reduced runs include the extrapolation
-    error.
+    """Return the seconds of the complete configuration's step; reduced runs include the
+    extrapolation error.
     """
     if measurement.objective_s is None:
         return None
@@ -364,6 +368,8 @@ def _step(measurement: Measurement) -> tuple[float, float] | None:
 
 
 def _peak(measurement: Measurement) -> tuple[float, float] | None:
-    """Return bytes of a whole run; a reduced one needs another amount of memory."""
+    """Return the bytes of a complete run; None for a reduced run, which needs a different amount of
+    memory.
+    """
     peak = measurement.peak_memory_bytes
     return (float(peak), 0.0) if peak and measurement.fidelity.is_whole else None
