@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from hp_tool.errors import InputError, UnsupportedError
-from hp_tool.formats.reading import as_settings, look_up, table
+from hp_tool.formats.reading import as_settings, hyphenated, look_up, table
 from hp_tool.formats.registry import formats, readable
 from hp_tool.formats.signs import (
     Evidence,
@@ -175,7 +175,7 @@ def detect_format(text: str, *, files: Mapping[str, str] | None = None) -> str:
             f"supported: {', '.join(readable())}; if it is one of these, pass --format",
             field="format",
         )
-    if re.search(r"(?<!\S)--[A-Za-z]", text):
+    if _has_megatron_flags(text):
         return "megatron-lm"
     if others := re.findall(
         r"(?m)^[ \t]*(?:source|\.|sbatch|bash|sh)\s+(?:-\S+\s+)*([^\s;&|]+)", text
@@ -186,11 +186,17 @@ def detect_format(text: str, *, files: Mapping[str, str] | None = None) -> str:
             field="command",
         )
     raise InputError(
-        f"no supported format detected; supported: {', '.join(readable())} (launch "
-        "scripts, configuration files or logs). If it is one of these, pass "
-        "--format",
+        "no training or serving command found, and no configuration or log of a supported "
+        f"format; supported: {', '.join(readable())}. If it is one of these, pass --format",
         field="format",
     )
+
+
+def _has_megatron_flags(text: str) -> bool:
+    """Return whether half or more of a text's flags are Megatron's."""
+    flags = [hyphenated(flag) for flag in re.findall(r"(?<!\S)--([A-Za-z][\w-]*)", text)]
+    known = sum(look_up(flag, table("megatron")) is not None for flag in flags)
+    return 0 < len(flags) <= 2 * known
 
 
 def _format_of_mapping(content: Mapping[str, Any], text: str) -> str:

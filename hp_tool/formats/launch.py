@@ -93,6 +93,8 @@ _OTHER_COMMANDS = {
 """Commands that never train, regardless of their arguments."""
 
 
+_SWIFT_PROGRAM = re.compile(r"\bswift/cli/(_megatron/)?(sft|pt)\.py$")
+"""ms-swift's programs under a launcher of their own."""
 _SERVER_IMAGE = re.compile(r"vllm-openai(-rocm|-cpu)?(:|@|$)")
 """Images whose entry point is vLLM's server."""
 
@@ -172,7 +174,7 @@ def _parse_launch(command: Command) -> Launch | None:
             counts=counts,
             line=command.line,
         )
-    if names[0] in ("swift", "megatron") and texts[1:2] and texts[1] in ("sft", "pt", "rlhf"):
+    if names[0] in ("swift", "megatron") and texts[1:2] and texts[1] in ("sft", "pt"):
         return Launch(
             program=" ".join(texts[:2]),
             words=tuple(words[2:]),
@@ -200,6 +202,8 @@ def _parse_launch(command: Command) -> Launch | None:
     if start is None:
         return None
     program = names[start] if texts[start].endswith((".py", ".sh")) else texts[start]
+    if swift := _SWIFT_PROGRAM.search(texts[start]):
+        program = f"{'megatron' if swift[1] else 'swift'} {swift[2]}"
     launchers = tuple(
         name for name in (*names[: start + 1], *texts[: start + 1]) if name in LAUNCHERS
     )

@@ -150,6 +150,80 @@ def test_a_backslash_before_the_end_ends_the_command() -> None:
     assert query(f"{LORA} \\\n") == query(f"{LORA} \\\n\n") == query(LORA)
 
 
+FSDP_FILE = (
+    '{"distributed_type": "FSDP", "num_processes": 4, "mixed_precision": "bf16", "fsdp_config": '
+    '{"fsdp_version": 2, "fsdp_reshard_after_forward": true, "fsdp_activation_checkpointing": true}}'
+)
+SWIFT_FSDP = (
+    '{"_note": "words", "fsdp": "full_shard auto_wrap", "fsdp_config": {"fsdp_version": 2, '
+    '"reshard_after_forward": false, "activation_checkpointing": false}}'
+)
+
+
+@pytest.mark.parametrize(
+    ("start", "files", "gpus", "stage", "recompute"),
+    [
+        ("torchrun --nproc_per_node 4 --nnodes 2 swift/cli/sft.py --deepspeed zero2", {}, 8, 2, "full"),
+        (
+            "accelerate launch --config_file ./run/fsdp.json swift/cli/sft.py "
+            "--gradient_checkpointing false",
+            {"./run/fsdp.json": FSDP_FILE},
+            4,
+            3,
+            "full",
+        ),
+        ("NPROC_PER_NODE=4 swift sft --fsdp fsdp2 --gradient_checkpointing false", {}, 4, 3, "full"),
+        (
+            "NPROC_PER_NODE=4 swift sft --fsdp run/fsdp2.json --gradient_checkpointing false",
+            {"run/fsdp2.json": SWIFT_FSDP},
+            4,
+            2,
+            "none",
+        ),
+    ],
+)
+def test_a_launcher_of_its_own_and_fsdp_are_read(
+    start: str, files: dict[str, str], gpus: int, stage: int, recompute: str
+) -> None:
+    command = (
+        f"{start} --model Qwen/Qwen2.5-7B-Instruct --tuner_type full --dataset d --max_length 2048 "
+        "--per_device_train_batch_size 1 --gradient_accumulation_steps 2 --torch_dtype bfloat16\n"
+    )
+    read = read_query(command, files=files, overrides=H100)
+    assert read["cluster"]["num_gpus"] == gpus
+    assert read["training"]["framework"] == "hf-trainer" or stage == 2 and "deepspeed" in start
+    assert read["training"]["global_batch_size"] == 2 * gpus
+    assert read["parallel"]["zero_stage"] == stage
+    assert read["parallel"]["recompute"] == recompute
+
+
+def test_a_file_of_arguments_comes_before_those_of_the_command() -> None:
+    file = (
+        "model: Qwen/Qwen2.5-7B-Instruct\ntuner_type: lora\ndataset:\n  - 'a/b#500'\n"
+        "max_length: 1024\nper_device_train_batch_size: 2\ngradient_accumulation_steps: 8\n"
+    )
+    command = "NPROC_PER_NODE=2 swift sft run/sft.yaml --max_length 2048\n"
+    read = read_query(command, files={"run/sft.yaml": file}, overrides=H100)
+    assert read["training"]["sequence_length"] == 2048
+    assert read["parallel"]["micro_batch_size"] == 2
+    assert read["training"]["global_batch_size"] == 32
+    with pytest.raises(InputError, match=r"run/sft\.yaml: file not found"):
+        read_query(command, overrides=H100)
+
+
+@pytest.mark.parametrize("task", ["export --quant_bits 4", "deploy --infer_backend vllm", "infer"])
+def test_other_commands_are_refused_by_their_kind(task: str) -> None:
+    with pytest.raises(InputError, match="command of ms-swift that does not train"):
+        read_query(f"swift {task} --model Qwen/Qwen3-8B --max_new_tokens 8 --seed 1\n")
+
+
+def test_activations_on_the_host_are_refused() -> None:
+    file = SWIFT_FSDP.replace('"activation_checkpointing": false', '"activation_cpu_offload": true')
+    command = LORA.replace("swift sft", "swift sft --fsdp f.json")
+    with pytest.raises(InputError, match="activation_cpu_offload"):
+        read_query(command, files={"f.json": file}, overrides=H100)
+
+
 def test_uneven_stages_are_laid_out_by_the_models_layers() -> None:
     read = query(
         "NPROC_PER_NODE=8 megatron sft --model Qwen/Qwen3-30B-A3B --dataset d --max_length 8192 "

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+from hp_tool.formats.megatron_names import config_file_settings
 from hp_tool.formats.reading import (
     Reading,
     Setting,
@@ -20,12 +21,12 @@ from hp_tool.formats.reading import (
 )
 from hp_tool.formats.registry import Format, register
 from hp_tool.formats.signs import Sign, matches_pattern
+from hp_tool.formats.shell import Script
 from hp_tool.formats.source import Source, find_file, parse_keys
 from hp_tool.formats.tools.megatron_lm.arguments import TABLE
 from hp_tool.formats.tools.megatron_lm.read import read_arguments
 from hp_tool.formats.tools.megatron_lm.words import UNEVEN_STAGE_FLAGS
-from hp_tool.formats.trainer import arguments
-from hp_tool.formats.trainer.scripts import deepspeed_preset
+from hp_tool.formats.trainer.scripts import read_trainer_command
 
 _ARGUMENTS = {
     "tuner-type": "finetuning-type",
@@ -47,6 +48,7 @@ _ARGUMENTS = {
             "per-device-train-batch-size",
             "gradient-checkpointing",
             "packing",
+            "deepspeed",
         )
     },
 }
@@ -84,23 +86,21 @@ def read(source: Source, reading: Reading) -> None:
         InputError: There is none.
     """
     launch, script = source.launch(reading)
-    tool, _, task = launch.program.partition(" ")
-    if task not in ("sft", "pt"):
-        reading.refuse(
-            f"{launch.program}: only pretraining and supervised fine-tuning are supported"
-        )
     reading.num_gpus = reading.num_gpus or _count_processes(source, reading)
-    own = table("ms-swift")
-    if tool == "megatron":
+    own, words, file = table("ms-swift"), list(launch.words), []
+    if words and words[0].text.endswith((".yaml", ".yml", ".json")):
+        named = Setting(name="config", written=launch.program, values=(words.pop(0).text,))
+        file = config_file_settings([named], script, reading)
+    if launch.program.startswith("megatron"):
         switched = {
             name: replace(each, arity="?") if each.arity == "0" else each
             for name, each in table(TABLE).items()
         }
-        settings = parse_flags(launch.words, table={**switched, **own}, reading=reading)
+        settings = file + parse_flags(words, table={**switched, **own}, reading=reading)
         _read_megatron_command(settings, source, reading)
     else:
-        settings = parse_flags(launch.words, table=own, reading=reading)
-        _read_trainer_command(settings, source, script.files, reading)
+        settings = file + parse_flags(words, table=own, reading=reading)
+        _read_trainer_command(settings, script, source, reading)
 
 
 def _count_processes(source: Source, reading: Reading) -> int | None:
@@ -144,11 +144,11 @@ def _renamed_setting(name: str, *values: str, written: str = "") -> Setting:
 
 
 def _read_trainer_command(
-    settings: list[Setting], source: Source, files: Mapping[str, str], reading: Reading
+    settings: list[Setting], script: Script, source: Source, reading: Reading
 ) -> None:
     """Read a command of Hugging Face's Trainer.
 
-    It uses DeepSpeed if named, else a copy of the model on each device.
+    It uses DeepSpeed or FSDP if named, else a copy of the model on each device.
     """
     words_ = [
         replace(setting, name=_ARGUMENTS[setting.name])
@@ -187,14 +187,11 @@ def _read_trainer_command(
     words_ += _precision_settings(texts, reading)
     if texts.get("use-liger-kernel") in ("", "true"):
         words_.append(_renamed_setting("loss-type", "chunked_nll", written="use_liger_kernel"))
-    text = _find_deepspeed_file(texts.get("deepspeed"), files, reading)
     dtype = texts.get("torch-dtype") or "bfloat16"  # else the checkpoint's
     words_.append(_renamed_setting("torch-dtype", dtype, written="torch_dtype"))
-    content = None if text is None else parse_keys(text)
-    num_gpus, spare = reading.num_gpus, source.ignore
-    arguments.read_arguments(
-        content, text=text or "", words=words_, reading=reading, num_gpus=num_gpus, spare=spare
-    )
+    fsdp = _read_fsdp_file(texts.get("fsdp"), script, reading)
+    read_trainer_command(words_, script, source, reading, fsdp=fsdp)
+    reading.tool = "ms-swift"
 
 
 def _precision_settings(texts: Mapping[str, str], reading: Reading) -> Iterator[Setting]:
@@ -210,24 +207,24 @@ def _precision_settings(texts: Mapping[str, str], reading: Reading) -> Iterator[
         yield _renamed_setting(kind, "true", written="torch_dtype")
 
 
-def _find_deepspeed_file(
-    name: str | None, files: Mapping[str, str], reading: Reading
-) -> str | None:
-    """Return the text of a DeepSpeed file, or of one of ms-swift's own by its name."""
+def _read_fsdp_file(name: str | None, script: Script, reading: Reading) -> dict[str, Any]:
+    """Return the settings of --fsdp, in Accelerate's words: ms-swift's fsdp2, or a JSON file."""
     if name is None:
-        return None
-    if name.lstrip().startswith("{"):
-        return name
-    if (own := deepspeed_preset(name)) is not None:
-        return own
-    text = find_file(files, name)
-    if text is None:
+        return {}
+    text = find_file(script.files, name)
+    if text is None and name != "fsdp2":
         reading.lack(
             "parallel.zero_stage",
             f"{name}: file not found; pass it with --file {name}",
             example=None,
         )
-    return text
+        return {}
+    own = parse_keys(text).get("fsdp_config") if text is not None else None
+    words = own if isinstance(own, Mapping) else {"version": 2, "activation_checkpointing": True}
+    return {
+        "distributed_type": "FSDP",
+        "fsdp_config": {f"fsdp_{key.removeprefix('fsdp_')}": each for key, each in words.items()},
+    }
 
 
 def _read_megatron_command(settings: list[Setting], source: Source, reading: Reading) -> None:
@@ -336,7 +333,26 @@ register(
             Sign(
                 of="script",
                 rank=14,
-                holds=matches_pattern(r"(?m)^[^#\n]*(?<![\w/-])(megatron|swift)\s+(sft|pt|rlhf)\b"),
+                holds=matches_pattern(
+                    r"(?m)^[^#\n]*(?<![\w/-])((megatron|swift)\s+(sft|pt)\b|swift/cli/\S*(sft|pt)\.py)"
+                ),
+            ),
+            Sign(
+                of="script",
+                rank=14,
+                holds=matches_pattern(
+                    r"(?m)^[^#\n]*(?<![\w/-])((megatron|swift)\s+rlhf\b|swift/cli/\S*rlhf\.py)"
+                ),
+                refused="training on preferences or rewards by ms-swift (rlhf)",
+            ),
+            Sign(
+                of="script",
+                rank=62,
+                holds=matches_pattern(
+                    r"(?m)^[^#\n]*(?<![\w/-])(megatron|swift)\s+"
+                    r"(app|deploy|eval|export|infer|merge-lora|rollout|sample|web-ui)\b"
+                ),
+                refused="a command of ms-swift that does not train",
             ),
         ),
         logs=("trainer",),

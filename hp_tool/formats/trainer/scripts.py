@@ -51,17 +51,24 @@ def read_script(source: Source, reading: Reading) -> None:
 
 
 def read_trainer_command(
-    words: list[Setting], script: Script, source: Source, reading: Reading
+    words: list[Setting],
+    script: Script,
+    source: Source,
+    reading: Reading,
+    *,
+    fsdp: dict[str, Any] | None = None,
 ) -> None:
     """Read a Trainer's arguments with its launcher: `accelerate launch` with file and options,
     DeepSpeed, or neither.
+
+    `fsdp` are Accelerate's settings that the trainer's own arguments contain.
     """
     config = _find_accelerate_config(script, source, reading)
     started = [word.text for word in _launcher_words(script)]
     options = (
         accelerate.launch_options(started[started.index("accelerate") + 2 :])
         if "accelerate" in started
-        else {}
+        else fsdp or {}
     )
     _read_launched_arguments(words, source, script.files, reading, config=config, options=options)
 
@@ -153,6 +160,8 @@ def find_deepspeed_file(
         reading.lack_value(setting, "parallel.zero_stage")
         return None
     named = None if setting is None or setting.values[0] == "none" else setting.values[0]
+    if named is not None and named.lstrip().startswith("{"):
+        return named
     text = None if named is None else find_file(files, named)  # the command's own override it
     if named is not None and text is None:
         text = deepspeed_preset(named)
