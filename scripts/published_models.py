@@ -1,9 +1,9 @@
-"""Write the catalogue's models that stand in no other file of it, from their published config.json.
+"""Add models to the catalogue from their published config.json.
 
 `python scripts/published_models.py FILE.jsonl`: a line `{name, config, source?}` for each
 checkpoint. Checkpoints of one shape become one entry, with the precision of each; keys that
-change nothing are left out. A shape that the catalogue has already is printed with the names to
-add to its entry.
+change nothing are left out. Entries of other names are kept. A shape that another file of the
+catalogue has is printed with the names to add to its entry.
 """
 
 import argparse
@@ -144,9 +144,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("rows", type=Path)
     rows = [json.loads(line) for line in parser.parse_args().rows.read_text().splitlines()]
-    text = yaml.safe_dump(
-        {"entries": entries(rows)}, sort_keys=False, width=150, default_flow_style=None
-    )
+    kept = yaml.safe_load(FILE.read_text(encoding="utf-8"))["entries"]
+    merged = dict(sorted((kept | entries(rows)).items()))
+    text = yaml.safe_dump({"entries": merged}, sort_keys=False, width=150, default_flow_style=None)
     FILE.write_text(HEAD + text)
 
 

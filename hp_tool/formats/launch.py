@@ -233,7 +233,7 @@ def _program_index(texts: list[str], names: list[str]) -> int | None:
     for number, text in enumerate(texts):
         if names[number] in ("vllm", "sglang", "trtllm-serve") and texts[
             number + 1 : number + 2
-        ] != ["-m"]:
+        ] not in (["-m"], ["bench"]):
             return number
         if names[0] in ("docker", "podman") and _SERVER_IMAGE.match(names[number]):
             return number if texts[1] == "run" else None

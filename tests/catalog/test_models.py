@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 
 from hp_tool import catalog
-from hp_tool.catalog import library
+from hp_tool.catalog import library, models
 from hp_tool.cost.parameters import total_parameters
 from hp_tool.domain.model import ModelSpec
 from hp_tool.errors import InputError, NotFoundError
@@ -160,3 +160,24 @@ def test_a_missing_field_is_named() -> None:
 def test_a_name_near_to_nothing_says_where_to_look() -> None:
     with pytest.raises(NotFoundError, match=r"`hp-tool models` lists the \d+ known ones"):
         catalog.model("zzzzzzzz")
+
+
+@pytest.mark.parametrize(
+    ("name", "billions", "precision"),
+    [
+        ("moonshotai/Moonlight-16B-A3B-Instruct", 15.96, "bf16"),
+        ("zai-org/GLM-4.5-Air-FP8", 106.85, "fp8"),
+        ("zai-org/GLM-4.7-FP8", 352.8, "fp8"),
+        ("ZhipuAI/GLM-4.5", 352.8, "bf16"),
+        ("MiniMaxAI/MiniMax-M2", 228.7, "fp8"),
+        ("moonshotai/Kimi-K2.7-Code", 1026.4, "int4"),
+        ("Qwen/Qwen3.5-4B", 4.206, "bf16"),
+        ("ByteDance-Seed/Seed-OSS-36B-Instruct", 36.15, "bf16"),
+        ("microsoft/Phi-4-mini-instruct", 3.836, "bf16"),
+        ("Qwen/Qwen3Guard-Gen-0.6B", 0.596, "bf16"),
+        ("AI-ModelScope/Nemotron-Mini-4B-Instruct", 4.19, "bf16"),
+    ],
+)
+def test_published_checkpoints_have_their_shape(name: str, billions: float, precision: str) -> None:
+    assert total_parameters(catalog.model(name)) / 1e9 == pytest.approx(billions, rel=2e-3)
+    assert models.published_precision(name) == precision

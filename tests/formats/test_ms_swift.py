@@ -151,8 +151,9 @@ def test_a_backslash_before_the_end_ends_the_command() -> None:
 
 
 FSDP_FILE = (
-    '{"distributed_type": "FSDP", "num_processes": 4, "mixed_precision": "bf16", "fsdp_config": '
-    '{"fsdp_version": 2, "fsdp_reshard_after_forward": true, "fsdp_activation_checkpointing": true}}'
+    '{"distributed_type": "FSDP", "num_processes": 4, "mixed_precision": "bf16", '
+    '"fsdp_config": {"fsdp_version": 2, "fsdp_reshard_after_forward": true, '
+    '"fsdp_activation_checkpointing": true}}'
 )
 SWIFT_FSDP = (
     '{"_note": "words", "fsdp": "full_shard auto_wrap", "fsdp_config": {"fsdp_version": 2, '
@@ -163,7 +164,13 @@ SWIFT_FSDP = (
 @pytest.mark.parametrize(
     ("start", "files", "gpus", "stage", "recompute"),
     [
-        ("torchrun --nproc_per_node 4 --nnodes 2 swift/cli/sft.py --deepspeed zero2", {}, 8, 2, "full"),
+        (
+            "torchrun --nproc_per_node 4 --nnodes 2 swift/cli/sft.py --deepspeed zero2",
+            {},
+            8,
+            2,
+            "full",
+        ),
         (
             "accelerate launch --config_file ./run/fsdp.json swift/cli/sft.py "
             "--gradient_checkpointing false",
@@ -172,7 +179,13 @@ SWIFT_FSDP = (
             3,
             "full",
         ),
-        ("NPROC_PER_NODE=4 swift sft --fsdp fsdp2 --gradient_checkpointing false", {}, 4, 3, "full"),
+        (
+            "NPROC_PER_NODE=4 swift sft --fsdp fsdp2 --gradient_checkpointing false",
+            {},
+            4,
+            3,
+            "full",
+        ),
         (
             "NPROC_PER_NODE=4 swift sft --fsdp run/fsdp2.json --gradient_checkpointing false",
             {"run/fsdp2.json": SWIFT_FSDP},
@@ -191,7 +204,7 @@ def test_a_launcher_of_its_own_and_fsdp_are_read(
     )
     read = read_query(command, files=files, overrides=H100)
     assert read["cluster"]["num_gpus"] == gpus
-    assert read["training"]["framework"] == "hf-trainer" or stage == 2 and "deepspeed" in start
+    assert read["training"]["framework"] == "hf-trainer" or (stage == 2 and "deepspeed" in start)
     assert read["training"]["global_batch_size"] == 2 * gpus
     assert read["parallel"]["zero_stage"] == stage
     assert read["parallel"]["recompute"] == recompute

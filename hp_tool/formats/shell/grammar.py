@@ -17,6 +17,8 @@ _STRAY_BACKSLASH = re.compile(r"\\(?=\r?\n[ \t]*(\r?\n|\Z)|\Z)")
 """A backslash before an empty line or the end, at which bash ends the command and the grammar
 fails.
 """
+_PLACEHOLDER = re.compile(r"(?<=[\s=/:])<([A-Za-z](?:[\w .,/-]{0,60}\w)?)>(?=[\s/:]|$)")
+"""A word such as <your token>, which pages leave to the reader; bash would redirect files."""
 
 
 @functools.cache
@@ -49,6 +51,7 @@ def parse_script(text: str) -> tree_sitter.Node:
             f"the command has {len(text):,} characters; the maximum is {MAX_CHARACTERS:,}",
             code="too_large",
         )
+    text = _PLACEHOLDER.sub(lambda match: f"${{{re.sub(r'[^0-9A-Za-z]', '_', match[1])}}}", text)
     root = parse(text.encode(errors="replace"))
     if root.has_error and (ended := _STRAY_BACKSLASH.sub(" ", text)) != text:
         root = parse(ended.encode(errors="replace"))

@@ -20,8 +20,8 @@ from hp_tool.formats.reading import (
     table,
 )
 from hp_tool.formats.registry import Format, register
-from hp_tool.formats.signs import Sign, matches_pattern
 from hp_tool.formats.shell import Script
+from hp_tool.formats.signs import Sign, matches_pattern
 from hp_tool.formats.source import Source, find_file, parse_keys
 from hp_tool.formats.tools.megatron_lm.arguments import TABLE
 from hp_tool.formats.tools.megatron_lm.read import read_arguments
