@@ -26,8 +26,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hp_tool.catalog import documents
+from hp_tool.catalog.huggingface.refused import refusal_of_checkpoint
 from hp_tool.catalog.records import nearest
-from hp_tool.errors import InputError, NotFoundError
+from hp_tool.errors import InputError, NotFoundError, UnsupportedError
 
 Kind = Literal["models", "gpus", "clusters", "lengths", "recipes", "trainers", "prices", "grids"]
 
@@ -72,10 +73,15 @@ def entry(kind: Kind, name: str, *, field: str | None = None) -> Entry:
 
     Raises:
         NotFoundError: The name is unknown; the error names the nearest ones.
+        UnsupportedError: The name is that of a model whose layers are not modelled.
     """
     if (match := _matches_name(kind, name)) is not None:
         return match
     known = entries(kind)
+    if kind == "models" and (reason := refusal_of_checkpoint(name)):
+        raise UnsupportedError(
+            f"model {name[:200]!r} is not supported: {reason}", field=field or "model"
+        )
     hint = nearest(
         name, [known_name for each in known for known_name in (each.name, *each.aliases)]
     )

@@ -174,6 +174,8 @@ def test_a_name_near_to_nothing_says_where_to_look() -> None:
         ("Qwen/Qwen3.5-4B", 4.206, "bf16"),
         ("ByteDance-Seed/Seed-OSS-36B-Instruct", 36.15, "bf16"),
         ("microsoft/Phi-4-mini-instruct", 3.836, "bf16"),
+        ("tencent/Hy3-FP8", 295.03, "fp8"),
+        ("stepfun-ai/Step-3.5-Flash", 195.84, "bf16"),
         ("Qwen/Qwen3Guard-Gen-0.6B", 0.596, "bf16"),
         ("AI-ModelScope/Nemotron-Mini-4B-Instruct", 4.19, "bf16"),
     ],

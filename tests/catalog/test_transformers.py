@@ -7,6 +7,7 @@ meta device, without memory.
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 from collections.abc import Iterator
@@ -18,6 +19,8 @@ import pytest
 from hp_tool import catalog
 from hp_tool.catalog.huggingface.read import FAMILIES, REFUSED
 from hp_tool.cost.parameters import total_parameters
+from hp_tool.errors import UnsupportedError
+from hp_tool.formats.exchange import read_query
 from tests.catalog.published import PUBLISHED
 from tests.catalog.test_huggingface import RELEASED
 from tests.conftest import skip_or_fail
@@ -537,7 +540,7 @@ def test_counts_of_a_model_whose_class_has_no_output_layer(transformers: Any) ->
 def test_every_type_that_is_read_is_counted() -> None:
     """Types without a configuration class of their own in transformers aside."""
     counted = {model_type for _, model_type, _ in CASES}
-    counted |= {inner for inner, _ in INNER.values()} | {"mistral4"}
+    counted |= {inner for inner, _ in INNER.values()} | {"mistral4"} | set(TEXT_MODELS)
     assert set(FAMILIES) - counted == {
         "gpt-sw3",
         "kimi_k2",
@@ -556,6 +559,53 @@ def test_the_page_names_the_types_that_are_read() -> None:
     page = (Path(__file__).parents[2] / "docs" / "models.md").read_text(encoding="utf-8")
     table = [line for line in page.splitlines() if line.startswith("| ")]
     assert sorted(re.findall(r"`([^`]+)`", "".join(table))) == sorted(FAMILIES)
+
+
+TEXT_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "cosmos3_edge_text": ("cosmos3_edge.Cosmos3EdgeTextModel", {}),
+    "emu3_text_model": ("emu3.Emu3TextModel", {}),
+    "granite4_vision_text": ("granite4_vision.Granite4VisionTextModel", {}),
+    "granite_docling_text": ("granite_docling.GraniteDoclingTextModel", {}),
+    "paddleocr_vl_text": ("paddleocr_vl.PaddleOCRTextModel", {"head_dim": 32}),
+    "qwen2_5_omni_text": ("qwen2_5_omni.Qwen2_5OmniThinkerTextModel", {}),
+    "qwen3_omni_moe_text": (
+        "qwen3_omni_moe.Qwen3OmniMoeThinkerTextModel",
+        {**EXPERTS, "moe_intermediate_size": 56, "head_dim": 32},
+    ),
+}
+"""Language models that only wrapping types use: module and class, changes."""
+
+
+@pytest.mark.parametrize("model_type", TEXT_MODELS)
+def test_counts_of_a_text_model(transformers: Any, model_type: str) -> None:
+    place, changes = TEXT_MODELS[model_type]
+    folder, name = place.split(".")
+    module = importlib.import_module(f"transformers.models.{folder}.modeling_{folder}")
+    kind = getattr(module, name)
+    settings = importlib.import_module(f"transformers.models.{folder}.configuration_{folder}")
+    kinds = (each for each in vars(settings).values() if isinstance(each, type))
+    configuration = next(each for each in kinds if getattr(each, "model_type", None) == model_type)
+    config = configuration(**{**SMALL, **changes, "tie_word_embeddings": False})
+    expected = sum(parameter.numel() for parameter in kind(config).parameters())
+    read = catalog.model_from_mapping({**config.to_dict(), "model_type": model_type})
+    assert total_parameters(read) == expected + SMALL["vocab_size"] * SMALL["hidden_size"]
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("LiquidAI/LFM2.5-1.2B-Instruct", "recurrent or convolutional"),
+        ("deepseek-ai/DeepSeek-V4-Flash", "keys that are compressed"),
+        ("tiiuae/Falcon-H1-0.5B-Instruct", "side by side"),
+    ],
+)
+def test_a_checkpoint_of_a_refused_type_is_refused_by_its_mechanism(name: str, reason: str) -> None:
+    with pytest.raises(UnsupportedError, match=reason):
+        catalog.model(name)
+    command = f"vllm serve {name}\n"
+    given = {"inference.input_length": 10, "inference.output_length": 10}
+    with pytest.raises(UnsupportedError, match=reason):
+        read_query(command, overrides={"cluster.gpu": "h100-sxm-80gb"} | given)
 
 
 INNER = {

@@ -147,6 +147,7 @@ def _mpt(config: Config) -> dict[str, Any]:
     return fields
 
 
+_ERNIE = LLAMA.but(defaults=TIED, keys={"attention_bias": "use_bias", "mlp_bias": "use_bias"})
 FAMILIES: dict[str, Family] = {
     "llama": LLAMA,
     "mistral": PLAIN,
@@ -156,6 +157,8 @@ FAMILIES: dict[str, Family] = {
     "arcee": LLAMA.but(fixed={"gated_mlp": False}),
     "cohere": _COHERE,
     "cohere2": _COHERE.but(full_attention_every=4),
+    "cosmos3_edge_text": LLAMA.but(fixed={"gated_mlp": False}),
+    "emu3_text_model": LLAMA,
     "exaone": LLAMA,
     "internlm3": LLAMA.but(
         keys={"attention_bias": "bias attention_bias", "mlp_bias": "bias mlp_bias"},
@@ -163,9 +166,8 @@ FAMILIES: dict[str, Family] = {
     ),
     "iquestcoder": LLAMA,
     "cwm": PLAIN.but(full_attention_every=4),
-    "ernie4_5": LLAMA.but(
-        defaults=TIED, keys={"attention_bias": "use_bias", "mlp_bias": "use_bias"}
-    ),
+    "ernie4_5": _ERNIE,
+    "paddleocr_vl_text": _ERNIE,
     "exaone4": PLAIN.but(fixed={"query_key_norm": "head"}, full_attention_every=4),
     "gemma": GEMMA,
     "gemma2": GEMMA.but(fixed={"norms_per_layer": 4}, full_attention_every=2),
@@ -183,6 +185,8 @@ FAMILIES: dict[str, Family] = {
     "glm4": _GLM.but(fixed={"norms_per_layer": 4}),
     "glm4v_text": _GLM.but(fixed={"norms_per_layer": 4}),
     "granite": LLAMA,
+    "granite4_vision_text": LLAMA,
+    "granite_docling_text": LLAMA,
     "helium": LLAMA.but(fixed={"attention_output_bias": False}),
     "hunyuan_v1_dense": LLAMA.but(fixed={"query_key_norm": "head", "mlp_bias": False}),
     "hyperclovax": LLAMA.but(
@@ -209,6 +213,7 @@ FAMILIES: dict[str, Family] = {
     ),
     "qwen2": QWEN2,
     "qwen2_vl_text": QWEN2,
+    "qwen2_5_omni_text": QWEN2,
     "qwen2_5_vl_text": QWEN2,
     "qwen3": QWEN3,
     "qwen3_vl_text": QWEN3,

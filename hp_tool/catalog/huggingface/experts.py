@@ -153,6 +153,7 @@ FAMILIES: dict[str, Family] = {
         derive=_qwen2,
     ),
     "qwen3_moe": _QWEN3,
+    "qwen3_omni_moe_text": _QWEN3,
     "qwen3_vl_moe_text": _QWEN3,
     "mellum": _QWEN3.but(derive=_dense_or_sparse),
     "solar_open": _GLM.but(

@@ -1,5 +1,7 @@
 """Unsupported types of config.json, with the reason."""
 
+import re
+
 _RECURRENT = "its layers are recurrent or convolutional in a way that is not modelled"
 _LIGHTNING = "its layers are of lightning attention, which is not modelled"
 _SIDE_BY_SIDE = "attention and a state space stand side by side in a layer"
@@ -21,6 +23,10 @@ _NARROW = "its embeddings are narrower than its layers"
 _MORE_EMBEDDINGS = "it embeds more than tokens and positions, or has adapters for languages"
 _BOTH_SIDES = "its encoder and decoder are of a kind that is not modelled"
 _OWN_ATTENTION = "its attention, or what it takes for tokens, is of a kind that is not modelled"
+_GATED = "its attention is gated, between norms or scales that are not modelled"
+_INDEXED = "an indexer selects the keys of some layers in a way that is not modelled"
+_MIXTURE = "its experts are joined with an MLP or with attention in a way that is not modelled"
+_ENCODER = "its norms, biases or head are not those of the encoders that are modelled"
 _NORMS = "it has norms inside attention or MLP that are not modelled"
 
 REFUSED: dict[str, str] = {
@@ -30,8 +36,13 @@ REFUSED: dict[str, str] = {
         "lfm3 inkling_text inkling2_text zaya squeezebert",
         _LIGHTNING: "minimax minimax_m1 minimax_text_01 bailing_hybrid bailing_moe_linear",
         _SIDE_BY_SIDE: "falcon_h1",
-        _COMPRESSED: "deepseek_v4 deepseek_ref glm5_next_text hy_v4",
-        _CROSS: "mllama_text_model gemma3n_text",
+        _COMPRESSED: "deepseek_v4 deepseek_ref glm5_next_text hy_v4 hy_v4_vl_text",
+        _GATED: "afmoe beam dory laguna muse_glimmer_text muse_spark_text neomme",
+        _INDEXED: "axk2 dots3_note_text mistral_large4_text qwen4_exp_text",
+        _MIXTURE: "aria_text cohere2_moe deepseek_ocr2_text ernie4_5_vl_moe_text exaone_moe flint "
+        "hunyuan_v1_moe kolibri1 lara_mini unlimited_ocr_text",
+        _ENCODER: "esmc gte jina_embeddings_v3 ultrabert",
+        _CROSS: "mllama_text_model gemma3n_text blip_text_model",
         _TOWERS: "gemma3 gemma3n gemma4 mistral3 llama4 mllama llava llava_next paligemma qwen2_vl "
         "qwen2_5_vl qwen3_vl "
         "qwen3_vl_moe qwen2_audio internvl idefics3 smolvlm phi4_multimodal whisper clip siglip "
@@ -46,12 +57,35 @@ REFUSED: dict[str, str] = {
         _LOOPED: "inkling2_loop_text ouro hrm_text",
         _TWO: "longcat_flash",
         _FACTORS: "step3_text",
-        _NORMS: "axk1 bitnet apertus apertus1p5_text diffllama granite_swa granitemoe_swa",
+        _NORMS: "axk1 bitnet apertus apertus1p5_text diffllama granite_swa granitemoe_swa "
+        "kosmos_2_text_model kosmos_2_5_text_model voxtral_realtime_text",
         _NARROW: "mobilebert rembert",
-        _MORE_EMBEDDINGS: "luke tapas layoutlm roc_bert xlm flaubert xmod",
+        _MORE_EMBEDDINGS: "luke tapas layoutlm roc_bert xlm flaubert xmod molmo2_text",
         _BOTH_SIDES: "t5gemma t5gemma2 prophetnet pegasus_x fsmt bert-generation",
         _OWN_ATTENTION: "doge cpmant blt",
+        "it computes in integers": "ibert",
+        "windows alternate in a causal decoder of ModernBERT's kind": "modernbert-decoder",
+        "the output of its attention alone has a bias": "gpt_neox_japanese",
+        "it denoises whole blocks of tokens": "diffusion_gemma_text",
+        "attention and MLP stand side by side, in layers of several kinds": "cohere_compass_text",
         "it is two models joined; give one of them": "encoder-decoder",
     }.items()
     for model_type in types.split()
 }
+_BY_NAME = {
+    re.sub("[^a-z0-9]", "", model_type.removesuffix("_text")): model_type
+    for model_type, reason in REFUSED.items()
+    if reason
+    in (
+        *(_RECURRENT, _SIDE_BY_SIDE, _COMPRESSED, _GATED, _INDEXED, _MIXTURE),
+        *(_LOOPED, _TWO, _FACTORS, _NORMS),
+    )
+}
+"""Beginnings of names of checkpoints, without punctuation, and their type."""
+
+
+def refusal_of_checkpoint(name: str) -> str:
+    """Return why a checkpoint is not supported if its name starts like an unsupported type's."""
+    tail = re.sub("[^a-z0-9]", "", name.rpartition("/")[2].casefold())
+    found = [beginning for beginning in _BY_NAME if tail.startswith(beginning)]
+    return REFUSED[_BY_NAME[max(found, key=len)]] if found else ""

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from hp_tool import catalog
+from hp_tool.catalog.huggingface.refused import refusal_of_checkpoint
 from hp_tool.catalog.models import published_precision
 from hp_tool.domain.hardware import ClusterQuery
 from hp_tool.domain.model import ModelSpec
@@ -154,7 +155,10 @@ def _note_missing(reading: Reading, supplied: Mapping[str, Any], text: str) -> N
             why = reading.hints.get("cluster.num_gpus", "the number of processes is not set")
             reading.lack("cluster.num_gpus", f"{why}; add", example="")
     model = query.get("model")
-    if isinstance(model, str) and model and not catalog.has_entry("models", model):
+    known = not isinstance(model, str) or not model or catalog.has_entry("models", model)
+    if not known and (reason := refusal_of_checkpoint(str(model))):
+        reading.refuse(f"model {model}: {reason}")
+    elif isinstance(model, str) and not known:
         near = _nearest_model(model)
         reading.lack(
             "model",
