@@ -26,7 +26,6 @@ from hp_tool.questions.configuration import Configuration, Row
 from hp_tool.wording.rankings import Table
 from service.api.bodies import read_body
 from service.dashboard import formats
-from service.dashboard.labelled import labelled
 from service.dashboard.presets import PRESETS
 
 P = TypeVar("P")
@@ -204,7 +203,7 @@ def error_status(context: Any) -> int:
 def rendered(template: str, **variables: Any) -> str:
     """Return HTML of `template` with these variables."""
     variables.setdefault("notice", None)
-    return labelled(_environment.get_template(template).render(variables))
+    return _environment.get_template(template).render(variables)
 
 
 def render(

@@ -112,3 +112,28 @@ def test_a_page_whose_scripts_were_cut_off_mends_itself(
         page.unroute(address)
     page.locator("tr.chosen").wait_for()
     context.close()
+
+
+def test_cells_of_wide_tables_get_the_headings_of_their_columns(page: Page, server: str) -> None:
+    page.goto(server)
+    page.evaluate("""() => {
+        const table = (heads, ...rows) => `<table><thead><tr>${heads}</tr></thead><tbody>${rows.map((row) => `<tr>${row}</tr>`).join("")}</tbody></table>`;
+        const wide = '<th>Run</th><th><abbr title="x">MFU</abbr></th><th>Step</th><th><span class="unseen">Change</span></th><th>Memory</th>';
+        const made = document.createElement("div");
+        made.id = "made";
+        made.innerHTML = table(wide, '<th scope="row">TP 1</th><td>4%</td><td></td><td>x</td><td>–</td>', '<td colspan="5">none</td>')
+            + table('<th>A</th><th>B</th><th>C</th><th class="spare">D</th>', '<th>1</th><td>2</td><td>3</td><td>4</td>');
+        document.querySelector("main").append(made);
+    }""")  # noqa: E501
+    page.locator("#made td[data-heading]").first.wait_for(state="attached")
+    assert page.locator("#made td").evaluate_all(
+        "cells => cells.map(({dataset}) => [dataset.heading ?? null, 'none' in dataset])"
+    ) == [
+        ["MFU", False],
+        ["Step", True],
+        [None, False],
+        ["Memory", True],
+        [None, False],
+        *[[None, False]] * 3,
+    ]
+    assert page.locator("#made [data-rows]").count() == 1

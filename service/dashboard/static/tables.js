@@ -1,5 +1,9 @@
-// A CSV file of every table that has none from the server: the text of its cells.
+// A CSV file of every table that has none from the server: the text of its cells. On a narrow screen the style sheet shows the
+// rows of tables with `data-rows` as blocks, and with each cell its `data-heading`.
 
+import { ABSENT } from "./numbers.js";
+
+const LEAST_COLUMNS = 4; // fewer fit a phone, which hides columns of class `spare`
 const FORMULA = /^[=+\-@\t\r]/; // a spreadsheet calculates a text that begins with one of these
 
 function csv(table) {
@@ -21,3 +25,21 @@ for (const table of document.querySelectorAll(".scroll > table:not(.runs)")) {
   line.append(link);
   place.after(line);
 }
+
+// Label the cells of each table that has no labels from the server.
+function label() {
+  for (const table of document.querySelectorAll("table:has(thead):not([data-rows])")) {
+    const columns = [...table.tHead.rows[0].cells];
+    if (columns.filter((each) => !each.classList.contains("spare")).length < LEAST_COLUMNS) continue;
+    table.dataset.rows = "";
+    for (const cell of table.querySelectorAll("tbody td:not([colspan])")) {
+      const heading = columns[cell.cellIndex];
+      if (!heading || heading.querySelector(".unseen")) continue;
+      cell.dataset.heading = heading.textContent.trim();
+      if (["", ABSENT].includes(cell.textContent.trim())) cell.dataset.none = "";
+    }
+  }
+}
+
+label();
+new MutationObserver(label).observe(document.body, { childList: true, subtree: true }); // live parts are replaced
