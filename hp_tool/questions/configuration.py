@@ -93,7 +93,7 @@ class Configuration:
                 code="missing_field",
             )
         row = _select_row(result, rank)
-        values = row["set"] if "set" in row else _chosen_earlier(row, query)
+        values = row.get("set", {})
         if not isinstance(values, dict):
             raise InputError("set must map paths of the query to values", field="set")
         inside = {path: value for path, value in values.items() if path != NUM_GPUS}
@@ -178,21 +178,3 @@ def _select_row(result: Mapping[str, Any], rank: int) -> dict[str, Any]:
         )
     row: dict[str, Any] = rows[rank - 1]
     return row
-
-
-def _chosen_earlier(row: Mapping[str, Any], query: Mapping[str, Any]) -> ChosenValues:
-    """Return the values that a ranking of an earlier version chose, from its assumptions; such rows
-    lack `set`.
-    """
-    estimate, training = row.get("estimate") or row, query.get("training")
-    provenance = estimate.get("provenance") if isinstance(estimate, dict) else None
-    assumed = provenance.get("assumed") if isinstance(provenance, dict) else None
-    if not isinstance(assumed, dict) or not isinstance(training, dict):
-        return {}
-    chosen = {f"training.{name}" for name, value in training.items() if isinstance(value, list)}
-    if (
-        assumed.get("training.offload") in ("optimizer", "activations")
-        and not {"offload", "recipe"} & training.keys()
-    ):
-        chosen.add("training.offload")
-    return {path: assumed[path] for path in sorted(chosen) if path in assumed}

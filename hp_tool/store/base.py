@@ -1,6 +1,6 @@
 """Shared base of the store: transactions, the clock, leases, events and idempotency keys."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import fields
 from datetime import UTC, datetime, timedelta
@@ -266,30 +266,15 @@ def first_use(
     new = {**same_key, "fingerprint": fingerprint, "resource_id": resource_id, "created_at": at}
     if insert_if_new(connection, table, new):
         return resource_id
-    first = earlier_use(
-        connection, scope=scope, owner=owner, key=key, matches=lambda used, _: used == fingerprint
-    )
+    first = earlier_use(connection, scope=scope, owner=owner, key=key, fingerprint=fingerprint)
     assert first is not None
     return first
 
 
 def earlier_use(
-    connection: sa.Connection,
-    *,
-    scope: str,
-    owner: str | None,
-    key: str,
-    matches: Callable[[str, str], bool],
+    connection: sa.Connection, *, scope: str, owner: str | None, key: str, fingerprint: str
 ) -> str | None:
     """Return the resource id of a used idempotency key, or None for a new key.
-
-    Args:
-        connection: A connection in a transaction.
-        scope: Kind of resource.
-        owner: Owner of the key.
-        key: The idempotency key.
-        matches: Called with the stored fingerprint and resource id; returns True if they belong
-            to this request.
 
     Raises:
         ConflictError: The key was used for a different request.
@@ -300,55 +285,13 @@ def earlier_use(
     ).one_or_none()
     if first is None:
         return None
-    if not matches(first.fingerprint, first.resource_id):
+    if first.fingerprint != fingerprint:
         raise ConflictError(
             "This idempotency key was used for a different request. Use a new key.",
             field="Idempotency-Key",
             code="idempotency_key_reused",
         )
     return str(first.resource_id)
-
-
-def earlier_edition_requests(expanded: Any, *, request: Any, stored: Any) -> list[Any]:
-    """Return a request as earlier editions may have expanded and fingerprinted it.
-
-    Earlier editions knew only the fields in `stored`, at every depth. A field that the request
-    omits had the stored value, or today's default if the stored value was changed later.
-
-    Args:
-        expanded: The request with today's defaults.
-        request: The request as sent.
-        stored: The resource created with this idempotency key.
-    """
-    return [
-        _as_stored(expanded, request=request, stored=stored, keep_stored=keep_stored)
-        for keep_stored in (True, False)
-    ]
-
-
-def _as_stored(expanded: Any, *, request: Any, stored: Any, keep_stored: bool) -> Any:
-    if isinstance(expanded, dict) and isinstance(stored, dict):
-        sent = request if isinstance(request, dict) else {}
-        filled = {}
-        for name, value in expanded.items():
-            if name in sent or (name in stored and not keep_stored):
-                filled[name] = _as_stored(
-                    value,
-                    request=sent.get(name),
-                    stored=stored.get(name),
-                    keep_stored=keep_stored,
-                )
-            elif name in stored:
-                filled[name] = stored[name]
-        return filled
-    if isinstance(expanded, list) and isinstance(stored, list) and len(expanded) == len(stored):
-        is_parallel = isinstance(request, list) and len(request) == len(stored)
-        sent_items = request if is_parallel else [None] * len(stored)
-        return [
-            _as_stored(value, request=item, stored=old, keep_stored=keep_stored)
-            for value, item, old in zip(expanded, sent_items, stored, strict=True)
-        ]
-    return expanded
 
 
 def search_record(row: sa.Row[Any]) -> SearchRecord:

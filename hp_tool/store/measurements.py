@@ -22,7 +22,6 @@ from hp_tool.store.base import (
     ID,
     StoreBase,
     checked,
-    earlier_edition_requests,
     earlier_use,
     first_use,
     now,
@@ -33,9 +32,6 @@ from hp_tool.store.paging import Listing
 
 MEASUREMENT, DUE_REFIT = tables.measurements, tables.due_refits
 NEW_MEASUREMENT = sa.insert(MEASUREMENT)
-AS_STORED = sa.select(MEASUREMENT.c.source, MEASUREMENT.c.query, MEASUREMENT.c.measurement).where(
-    MEASUREMENT.c.id == ID
-)
 # Copied from the JSON to columns, for filters and plots.
 COPIED_COLUMNS = ("status", "step_s", "tokens_per_second_per_gpu", "peak_memory_bytes")
 REPEATS_WINDOW = 1000
@@ -74,28 +70,15 @@ class Measurements(StoreBase):
             return _read_measurement(connection, stored_id)
 
     def earlier_measurement(
-        self,
-        *,
-        request: JsonObject,
-        idempotency_key: str,
-        owner: str | None = None,
-        expanded: JsonObject | None = None,
+        self, *, request: JsonObject, idempotency_key: str, owner: str | None = None
     ) -> MeasurementRecord | None:
         with self._reading() as connection:
-
-            def matches(fingerprint: str, measurement_id: str) -> bool:
-                if fingerprint == json_digest(request):
-                    return True
-                row = connection.execute(AS_STORED, {ID.key: measurement_id}).one_or_none()
-                if expanded is None or row is None:
-                    return False
-                stored = {"source": row.source, "query": row.query, "measurement": row.measurement}
-                stored["parallel"] = row.query.get("parallel")
-                earlier = earlier_edition_requests(expanded, request=request, stored=stored)
-                return any(fingerprint == json_digest(candidate) for candidate in earlier)
-
             used_id = earlier_use(
-                connection, scope="measurements", owner=owner, key=idempotency_key, matches=matches
+                connection,
+                scope="measurements",
+                owner=owner,
+                key=idempotency_key,
+                fingerprint=json_digest(request),
             )
             return None if used_id is None else _read_measurement(connection, used_id)
 

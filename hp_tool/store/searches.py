@@ -22,12 +22,9 @@ from hp_tool.errors import ConflictError
 from hp_tool.store import tables
 from hp_tool.store.access import admit, budget_of
 from hp_tool.store.base import (
-    ID,
-    ONE_SEARCH,
     StoreBase,
     add_event,
     checked,
-    earlier_edition_requests,
     earlier_use,
     first_use,
     gpu_seconds_of,
@@ -119,24 +116,14 @@ class Searches(StoreBase):
         owner: str | None = None,
         priority: int = 0,
         webhook: str | None = None,
-        expanded: JsonObject | None = None,
     ) -> SearchRecord | None:
         with self._reading() as connection:
-
-            def matches(fingerprint: str, search_id: str) -> bool:
-                if fingerprint == _fingerprint(request, priority=priority, webhook=webhook):
-                    return True
-                stored = connection.execute(ONE_SEARCH, {ID.key: search_id}).one_or_none()
-                if expanded is None or stored is None:
-                    return False
-                earlier = earlier_edition_requests(expanded, request=request, stored=stored.query)
-                return any(
-                    fingerprint == _fingerprint(candidate, priority=priority, webhook=webhook)
-                    for candidate in earlier
-                )
-
             used_id = earlier_use(
-                connection, scope="searches", owner=owner, key=idempotency_key, matches=matches
+                connection,
+                scope="searches",
+                owner=owner,
+                key=idempotency_key,
+                fingerprint=_fingerprint(request, priority=priority, webhook=webhook),
             )
             return None if used_id is None else read_search(connection, used_id)
 

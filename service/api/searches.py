@@ -127,7 +127,7 @@ def submit(
         "webhook": webhook,
     }
     if idempotency_key is not None:
-        earlier = store.earlier_search(expanded=schema.to_dict(body.query), **sent)
+        earlier = store.earlier_search(**sent)
         if earlier is not None:
             # Return it even if its names now mean something else, or no worker could run it.
             return _accepted(earlier, response)

@@ -181,23 +181,3 @@ def test_a_job_on_its_way_to_the_query_s_batch_is_not_compared_with_its_predicti
     job.add([StepReport(seq=n + 1, step_s=10.0, samples=256.0) for n in range(100)])
     assert job.verdict(expected=expected, sources=[]).status == "slower_than_it_should_be"
     assert "global_batch_size: 256" in QUERY
-
-
-def test_the_detector_of_an_earlier_edition_goes_on() -> None:
-    """Its state: the baseline, a score and a first step for each level, steps that wait, and
-    regimes without a mean.
-    """
-    logs = np.random.default_rng(7).normal(0.0, 0.02, 300).tolist()
-    state = {
-        "steps": 303,
-        "first": 3,
-        "alarm": 34,
-        "baseline": logs,
-        "scores": [[0.0, 303]] * 8,
-        "waiting": [],
-        "learnt": 288,
-        "past": [[0, 30, 0.1, 0.09, 0.11]],
-    }
-    changes = Changes.of(state)
-    assert changes.past[0].mean_log_s == 0.1 and changes.settled
-    assert changes.add([1.0] * 30) == [] and len(changes.add([1.2] * 20)) == 1

@@ -96,7 +96,6 @@ class Store(Protocol):
         owner: str | None = None,
         priority: int = 0,
         webhook: str | None = None,
-        expanded: JsonObject | None = None,
     ) -> SearchRecord | None:
         """Return what `create_search` made for this key and request; None for a new key.
 
@@ -106,7 +105,6 @@ class Store(Protocol):
             owner: Owner of the key.
             priority: As in the request.
             webhook: As in the request.
-            expanded: The request with defaults, as earlier editions fingerprinted it.
 
         Raises:
             ConflictError: The key was used for a different request.
@@ -307,12 +305,7 @@ class Store(Protocol):
         """Store a measurement; `request` is what was sent with the idempotency key."""
 
     def earlier_measurement(
-        self,
-        *,
-        request: JsonObject,
-        idempotency_key: str,
-        owner: str | None = None,
-        expanded: JsonObject | None = None,
+        self, *, request: JsonObject, idempotency_key: str, owner: str | None = None
     ) -> MeasurementRecord | None:
         """Return the measurement that a request with this key stored; None for a new key.
 

@@ -128,8 +128,7 @@ def add_report(
     report: MeasurementReport = schema.parse(MeasurementReport, data)
     body = {"source": source, **schema.parse_mapping(data)}
     if key is not None:
-        expanded = {"source": source, **schema.to_dict(report)}
-        earlier = store.earlier_measurement(request=body, expanded=expanded, idempotency_key=key)
+        earlier = store.earlier_measurement(request=body, idempotency_key=key)
         if earlier is not None:
             return earlier
     measurement = _measurement(report, source=source, resolve=resolve)

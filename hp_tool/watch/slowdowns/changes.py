@@ -12,7 +12,7 @@ import itertools
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from typing import Any, Literal, Self
 
 from hp_tool.loop.assumptions import assumed
@@ -314,20 +314,7 @@ class Changes:
             "recurring": self.recurring.state(),
             "waiting": self.waiting,
             "lowest": None if math.isinf(self.lowest) else self.lowest,
-            "past": [
-                [
-                    regime.first,
-                    regime.alarm,
-                    regime.log_s,
-                    regime.low,
-                    regime.high,
-                    regime.mean_log_s,
-                    regime.mean_reach,
-                    regime.kind,
-                    regime.period,
-                ]
-                for regime in self.past
-            ],
+            "past": [list(astuple(regime)) for regime in self.past],
             "unlearnt": self.unlearnt,
             "noise": None if self.noise is None else self.noise.state(),
             "noise_before": None if self.noise_before is None else self.noise_before.state(),
@@ -336,40 +323,20 @@ class Changes:
 
     @classmethod
     def of(cls, state: dict[str, Any]) -> Self:
-        """Restore a detector from its state; state of earlier editions is replayed as steady."""
+        """Restore a detector from its state."""
         logs = [round(float(log_s), DIGITS) for log_s in state["baseline"]]
         past = [
-            Regime(
-                first=first,
-                alarm=alarm,
-                log_s=log_s,
-                low=low,
-                high=high,
-                **dict(
-                    zip(
-                        ("mean_log_s", "mean_reach", "kind", "period"),
-                        rest or (log_s,),
-                        strict=False,
-                    )
-                ),
-            )
-            for first, alarm, log_s, low, high, *rest in state["past"]
+            Regime(**dict(zip(Regime.__slots__, regime, strict=True))) for regime in state["past"]
         ]
         restored = cls(
             steps=int(state["steps"]),
             first=int(state["first"]),
             alarm=int(state["alarm"]),
-            kind=state.get("kind", "start"),
-            period=int(state.get("period", 0)),
-            recurring=Recurring.of(state["recurring"]) if "recurring" in state else Recurring(),
+            kind=state["kind"],
+            period=int(state["period"]),
+            recurring=Recurring.of(state["recurring"]),
             past=past,
         )
-        if "scores" in state or "levels" in state:
-            for log_s in [*logs, *state["waiting"]]:
-                restored._add_steady(float(log_s))
-            if restored.settled:
-                restored._replay_baseline(restored.steps - 1)
-            return restored
         restored.baseline = Baseline(logs=logs)
         restored.waiting = [float(log_s) for log_s in state["waiting"]]
         restored.lowest = math.inf if state["lowest"] is None else float(state["lowest"])
