@@ -32,6 +32,13 @@ class Course:
     """Step numbers of `seconds`."""
     seconds: tuple[float, ...] = ()
 
+    def seconds_after(self, step: int) -> float:
+        """Return the seconds of all later steps, each at the pace of its stretch."""
+        return sum(
+            each.pace.step_s * max(0, each.last_step - max(each.first_step - 1, step))
+            for each in self.stretches
+        )
+
 
 def summarize_course(record: WatchRecord, sources: Iterable[WatchSource]) -> Course:
     """Return the job's course; empty before its first steady step."""

@@ -49,7 +49,7 @@ from service.dashboard.metrics import (
     measured_peak,
 )
 from service.dashboard.page import MAX_QUERY, ErrorFields, Page, address, error_status, page_at
-from service.dashboard.verdict import Ratio, Speed, agreement, before, speeds, verdict
+from service.dashboard.verdict import Before, Ratio, Speed, agreement, before, speeds, verdict
 from service.http.sample import SAMPLE
 
 EQUAL = 1e-3
@@ -277,11 +277,13 @@ def run_context(
     page = configuration_context(text, calibrations, find, store, search=search_id)
     this = compared_run(run, formats.device_of(record.query))
     now = () if run.state.ended else running_now(store, record)
+    expected = before(run)
     return replace(
         page,
         run=this,
         measured=agreement(this, run) if run.state.ended else None,
-        before=before(run),
+        before=expected,
+        steps=_steps(this, expected, page.view),
         why=trials.why(run.predicted.get("chosen_by")),
         running=next((each for each in now if each.id == run.id), None),
         log=log_of(record, run),
@@ -289,6 +291,25 @@ def run_context(
         search_name=record.label.name or formats.subject(record.query),
         json_href=f"/searches/{search_id}/runs/{run_id}.json",
     )
+
+
+def _steps(run: ComparedRun, expected: Before, view: ConfigurationView | None) -> Stack | None:
+    """Return bars of a run's time; None until it is measured and without a prediction before."""
+    measured, now = (
+        next((metric for metric in metrics if metric.unit == "seconds"), None)
+        for metrics in (run.metrics, view.metrics if view else ())
+    )
+    if measured is None or not expected.step_s:
+        return None
+    interval = expected.step_s_interval
+    rows = [
+        BarSpec(label="Predicted before", parts={"predicted": expected.step_s}, interval=interval),
+        BarSpec(label="Measured", parts={"measured": measured.value}),
+    ]
+    if now is not None:
+        ends = None if now.low is None or now.high is None else (now.low, now.high)
+        rows.append(BarSpec(label="Predicted now", parts={"predicted": now.value}, interval=ends))
+    return stack(rows, unit="seconds")
 
 
 def _compared(

@@ -149,6 +149,8 @@ class ConfigurationPage(Page):
     """The run's measurement, compared with the prediction before it."""
     before: Before | None = None
     """What was predicted of the run before it started."""
+    steps: Stack | None = None
+    """The run's time as predicted before it, as measured, and as predicted now, on one axis."""
     why: str = ""
     """Why the search chose the run."""
     running: Running | None = None

@@ -57,8 +57,9 @@ def find_context(
 
 def _all(store: Store, words: str) -> Iterator[Found]:
     """Yield everything that has a name; searches only those with the words."""
-    pages = (*SECTIONS, ("Machines and prices", "/explorer?cluster.node_type=priced"))
-    yield from (Found(kind="page", name=name, href=href) for name, href in pages)
+    yield from (Found(kind="page", name=name, href=href) for _, name, href, _ in SECTIONS)
+    machines = "/explorer?cluster.node_type=priced"
+    yield Found(kind="page", name="Machines and prices", href=machines)
     for record in store.list_searches(words=words or None, limit=MOST).items:
         name = record.label.name or subject(record.query)
         yield Found(kind="search", name=name, href=f"/searches/{record.id}")

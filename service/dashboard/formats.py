@@ -145,10 +145,8 @@ def share(value: float | None) -> str:
 
 
 def arrows(text: str) -> str:
-    """Return `TP 1 -> 8, +30.0%` as pages write it: a typographic arrow, and a space before a
-    percent sign.
-    """
-    return re.sub(r"(?<=\d)%", " %", text.replace(" -> ", " → "))
+    """Return `TP 1 -> 8` with a typographic arrow."""
+    return text.replace(" -> ", " → ")
 
 
 def visible(value: object) -> object:

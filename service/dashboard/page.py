@@ -49,36 +49,21 @@ MAX_QUERY = 20_000
 """Maximum characters of a query in an address."""
 STATIC = Path(__file__).parent / "static"
 SECTIONS = (
-    ("Ask", "/"),
-    ("Searches", "/searches"),
-    ("New search", "/searches/new"),
-    ("Compare", "/compare"),
-    ("Explain", "/explain"),
-    ("Watch", "/watches"),
-    ("Calibration", "/calibration"),
-    ("Workers", "/workers"),
-    ("Models", "/models"),
-    ("GPUs", "/gpus"),
-    ("Clusters", "/clusters"),
-    ("Keys", "/keys"),
-    ("Guide", "/guide"),
+    ("Plan", "Ask", "/", "recommend"),
+    ("Plan", "Compare", "/compare", "recommend"),
+    ("Search", "Searches", "/searches", "search"),
+    ("Search", "New search", "/searches/new", "queries"),
+    ("Search", "Workers", "/workers", "clusters"),
+    ("Running jobs", "Watch", "/watches", "watch"),
+    ("Running jobs", "Explain", "/explain", "explain"),
+    ("Running jobs", "Calibration", "/calibration", "calibration"),
+    ("Catalogue", "Models", "/models", "models"),
+    ("Catalogue", "GPUs", "/gpus", "networks"),
+    ("Catalogue", "Clusters", "/clusters", "clusters"),
+    ("Service", "Keys", "/keys", "service"),
+    ("Service", "Guide", "/guide", ""),
 )
-"""The navigation bar: name and address."""
-GUIDES = {
-    "Ask": "recommend",
-    "Searches": "search",
-    "New search": "queries",
-    "Compare": "recommend",
-    "Explain": "explain",
-    "Watch": "watch",
-    "Calibration": "calibration",
-    "Workers": "clusters",
-    "Models": "models",
-    "GPUs": "networks",
-    "Clusters": "clusters",
-    "Keys": "service",
-}
-"""The guide's page for each section."""
+"""The navigation: group, name, address and page of the guide."""
 ASSETS = hashlib.sha256(
     b"".join(path.read_bytes() for path in sorted(STATIC.iterdir()))
 ).hexdigest()[:12]
@@ -96,7 +81,7 @@ _environment = Environment(
 _environment.globals |= {
     "assets": ASSETS,
     "sections": SECTIONS,
-    "guides": GUIDES,
+    "guides": {name: guide for _, name, _, guide in SECTIONS},
     "presets": PRESETS,
     "run_states": states.RUN_STATES,
 }

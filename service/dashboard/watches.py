@@ -3,7 +3,7 @@ node.
 """
 
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
@@ -118,6 +118,8 @@ class WatchPage(Page):
     last_error: str | None
     teaching: str | None
     measurement_id: str | None
+    slower_since: datetime | None
+    """About when its slowdown began."""
     figure: Figure | None
     """Step times by number, for plot.js; None before the first steady one."""
     may_delete: bool
@@ -153,7 +155,9 @@ def watch_context(
 ) -> WatchPage:
     """Return one watched job for its page."""
     record = store.get_watch(watch_id=watch_id)
-    verdict = verdict_of(record, store.watch_sources(watch_id=watch_id))
+    reported = store.watch_sources(watch_id=watch_id)
+    verdict, course = verdict_of(record, reported), summarize_course(record, reported)
+    slowdown = verdict.slowdown
     text = None if record.query is None else formats.query_text(record.query)
     page = WatchPage(
         title=record.name or f"Job {record.id[:8]}",
@@ -166,7 +170,8 @@ def watch_context(
         last_error=record.last_error,
         teaching=record.teaching,
         measurement_id=record.measurement_id,
-        figure=_figure(summarize_course(record, store.watch_sources(watch_id=watch_id)), verdict),
+        slower_since=slowdown and _about(record.updated_at, course, slowdown.since_step),
+        figure=_figure(course, verdict, record.updated_at),
         may_delete=principal.scope >= Scope.SUBMIT,
         lost_nodes=lost_nodes,
     )
@@ -204,12 +209,18 @@ def delete(watch_id: str, fields: Form, store: WatchStoreDep) -> RedirectRespons
     return done("/watches", "removed")
 
 
-def _figure(course: Course, verdict: Verdict) -> Figure | None:
+def _about(last: datetime, course: Course, step: int) -> datetime:
+    """Return about when a step ended, counted back from the last report; pauses are not counted."""
+    return last - timedelta(seconds=course.seconds_after(step))
+
+
+def _figure(course: Course, verdict: Verdict, last: datetime) -> Figure | None:
     """Plot steps, the median of each steady stretch, and the expected pace."""
     if not course.steps:
         return None
     text = (
-        f"Step {number:,}\n{formats.seconds(each)}"
+        f"Step {number:,}\n{formats.seconds(each)}\nabout "
+        f"{formats.moment(_about(last, course, number))}"
         for number, each in zip(course.steps, course.seconds, strict=True)
     )
     traces = [
