@@ -13,8 +13,10 @@ from service.dashboard.formats import subject
 from service.dashboard.guide import guide_sections
 from service.dashboard.page import SECTIONS, Page, address, page_at
 
-MOST = 8
+MOST = 5
 """Maximum results of one kind."""
+RECENT = 100
+"""Newest searches that are found by model, cluster and id, too; older ones by their labels."""
 
 router = APIRouter(tags=["dashboard"])
 
@@ -44,9 +46,10 @@ def find_context(
     words = q.casefold().split()
     counts: dict[str, int] = {}
     found = []
-    for each in _all(store, q.strip()):
-        if each.kind != "search" and not all(word in each.name.casefold() for word in words):
-            continue
+    exact = " ".join(words)
+    named = [each for each in _named(store, words) if _has(each.name, words)]
+    named.sort(key=lambda each: each.name.casefold() != exact)
+    for each in (*named[:MOST], *_searches(store, words), *named[MOST:]):
         counts[each.kind] = counts.get(each.kind, 0) + 1
         if counts[each.kind] <= MOST:
             found.append(each)
@@ -55,14 +58,15 @@ def find_context(
     )
 
 
-def _all(store: Store, words: str) -> Iterator[Found]:
-    """Yield everything that has a name; searches only those with the words."""
+def _has(text: str, words: list[str]) -> bool:
+    return all(word in text.casefold() for word in words)
+
+
+def _named(store: Store, words: list[str]) -> Iterator[Found]:
+    """Yield pages; if words are given, models, GPUs, clusters and pages of the guide as well."""
     yield from (Found(kind="page", name=name, href=href) for _, name, href, _ in SECTIONS)
     machines = "/explorer?cluster.node_type=priced"
     yield Found(kind="page", name="Machines and prices", href=machines)
-    for record in store.list_searches(words=words or None, limit=MOST).items:
-        name = record.label.name or subject(record.query)
-        yield Found(kind="search", name=name, href=f"/searches/{record.id}")
     for kind, items in (
         ("model", catalog.models(store).items),
         ("GPU", catalog.gpus().items),
@@ -73,3 +77,16 @@ def _all(store: Store, words: str) -> Iterator[Found]:
     for section in guide_sections():
         for entry in section.entries if words else ():
             yield Found(kind="guide", name=entry.title, href=f"/guide/{entry.name}")
+
+
+def _searches(store: Store, words: list[str]) -> Iterator[Found]:
+    """Yield searches whose label has the words, then new ones whose model, cluster or id does."""
+    labelled = store.list_searches(words=" ".join(words), limit=MOST).items if words else ()
+    recent = (
+        record
+        for record in store.list_searches(limit=RECENT).items
+        if _has(f"{record.label.name} {subject(record.query)} {record.id}", words)
+    )
+    for record in {each.id: each for each in (*labelled, *recent)}.values():
+        name = record.label.name or subject(record.query)
+        yield Found(kind="search", name=name, href=f"/searches/{record.id}")

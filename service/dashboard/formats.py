@@ -292,9 +292,9 @@ def moment(value: datetime | None) -> str:
     return ABSENT if value is None else f"{value:%Y-%m-%d %H:%M} UTC"
 
 
-def instant(value: datetime) -> str:
-    """Return date and second in UTC."""
-    return f"{value:%Y-%m-%d %H:%M:%S} UTC"
+def when(value: datetime) -> Markup:
+    """Return date and minute in UTC, which times.js rewrites in the reader's time zone."""
+    return Markup('<time datetime="{}">{}</time>').format(value.isoformat(), moment(value))
 
 
 def subject(query: JsonObject) -> str:

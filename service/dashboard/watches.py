@@ -243,7 +243,7 @@ def _figure(course: Course, verdict: Verdict, last: datetime) -> Figure | None:
             style=paced,
         )
     )
-    if verdict.expected is not None and ends:
+    if verdict.expected is not None and ends and not doubts_query(verdict):
         traces += _expected(verdict.expected, from_step=ends[0][0], to_step=ends[-1][1])
     slowdown = verdict.slowdown
     shapes = (
