@@ -186,13 +186,10 @@ def test_the_offload_that_a_search_chose_is_exported() -> None:
         "training": {"sequence_length": 8192, "global_batch_size": 128},
     }
     parallel = DENSE | {"tensor_parallel_size": 8, "context_parallel_size": 1}
-    row = {
-        "parallel": parallel,
-        "estimate": {"provenance": {"assumed": {"training.offload": "optimizer"}}},
-    }
+    row = {"parallel": parallel, "set": {"training.offload": "optimizer"}}
     result = {"query": query, "recommendations": [row]}
     assert "--optimizer-cpu-offload" in export(result=result, format="megatron-lm")
     assert "optimizer.optimizer_cpu_offload=true" in export(result=result, format="nemo")
     assert "--optimizer-cpu-offload" not in export(
-        result=result | {"recommendations": [row | {"estimate": {}}]}, format="megatron-lm"
+        result=result | {"recommendations": [row | {"set": {}}]}, format="megatron-lm"
     )
