@@ -26,7 +26,7 @@ def tables() -> str:
         head = (
             f"## {name}",
             "",
-            kind.__doc__,
+            inspect.getdoc(kind),
             "",
             "| figure | value | unit | means | chosen by |",
             "|---|---|---|---|---|",

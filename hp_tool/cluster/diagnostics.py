@@ -25,7 +25,9 @@ LOW_DISK_BYTES = 2**30
 MIN_DISK_BYTES = 16 * 2**20
 """Space that a database's disk needs; its write-ahead log alone may take several MiB."""
 MANY_SEARCHES = 10_000
-"""Number of ended searches or run folders that causes a warning if no retention rule is set."""
+"""Number of ended searches or run folders from which a warning is shown if no retention rule is
+set.
+"""
 CLOCK_TOLERANCE_S = 5.0
 """Tolerated clock difference: a sixth of a lease, so that leases and keys expire as intended."""
 SLURM_TOOLS = ("sbatch", "squeue", "scontrol", "scancel")
@@ -33,7 +35,7 @@ PROFILER_PACKAGES = ("torch", "megatron-core")
 JOB_NAME = re.compile(r"hp-[0-9a-f]{16}-r[0-9]+-t[0-9]+(-[0-9a-f]{16})?")
 """Job name of a search's run; earlier editions omit the run's id."""
 MAX_NAMES_SHOWN = 3
-"""Names listed in one line."""
+"""Maximum number of names listed in one line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +44,7 @@ class Check:
 
     name: str
     status: Literal["ok", "warning", "failed"]
-    """warning: works with limitations."""
+    """ok, warning (works with limitations) or failed."""
     detail: str
     fix: str | None = None
     """What to do; None if the status is ok."""
@@ -82,9 +84,11 @@ def examine(*, database_url: str | None = None) -> list[Check]:
 
 
 def extras() -> Iterator[Check]:
-    """Name each missing extra with what needs it and the command that installs it.
+    """Check the optional extras: name each missing extra, what needs it and the command that
+    installs it.
 
-    A missing extra is no fault. `search` has a check of its own, and `profiler` once it is there.
+    A missing extra is not a failure. The extra `search` has a separate check, and so has `profiler`
+    once it is installed.
     """
     reported = ("search",) if missing("search") else ("search", "profiler")
     for extra in EXTRAS:
@@ -94,7 +98,7 @@ def extras() -> Iterator[Check]:
 
 
 def database(url: str | None) -> Iterator[Check]:
-    """Check that the database is reachable, current and writable, and its clock correct."""
+    """Check that the database is reachable, current and writable, and that its clock is correct."""
     from hp_tool.store import database_url, masked, schema
     from hp_tool.store.engine import parse_url
 
@@ -242,7 +246,7 @@ def unknown_jobs(database_url: str | None) -> Iterator[Check]:
                 store.database_url(database_url), folders.union(*running_on.values())
             )
         )
-    except HpToolError:  # reported by the checks of the database
+    except HpToolError:  # Reported by the checks of the database.
         return
     cause = "the database was restored from an older backup, or another one uses {}"
     for name, running in running_on.items():

@@ -23,7 +23,9 @@ MAX_LINE = 20_000
 
 @dataclass(slots=True, kw_only=True)
 class LogFacts:
-    """Figures read from a log, in order; kinds that the trainer does not print stay empty."""
+    """Figures read from a log, in order of appearance; those that the trainer does not print stay
+    empty.
+    """
 
     step_s: list[float] = field(default_factory=list)
     """Seconds of optimizer steps; a mean over several steps is one entry."""
@@ -31,8 +33,8 @@ class LogFacts:
     samples_per_second: list[float] = field(default_factory=list)
     """Sequences per second of all devices."""
     ends_at: dict[str, list[int]] = field(default_factory=dict)
-    """By name of a list above: the optimizer step at which each figure ends, increasing. Shorter if
-    the trainer does not number its steps.
+    """By name of a list above: the optimizer step at which each figure ends, in increasing order.
+    Shorter if the trainer does not number its steps.
     """
     losses: list[float] = field(default_factory=list)
     samples_per_step: float | None = None
@@ -42,7 +44,7 @@ class LogFacts:
     reserved_bytes: float | None = None
     out_of_memory: bool = False
     out_of_memory_line: str | None = None
-    """First line that reports it."""
+    """First line that reports running out of memory."""
 
     @property
     def has_times(self) -> bool:
@@ -50,7 +52,9 @@ class LogFacts:
         return bool(self.step_s or self.tokens_per_second_per_gpu or self.samples_per_second)
 
     def add(self, kind: str, value: float, *, step: int | None) -> None:
-        """Add a positive figure to the list `kind`, once per step (some ranks repeat it)."""
+        """Append a positive figure to the list `kind`, once per step, because some ranks repeat
+        it.
+        """
         figures: list[float] = getattr(self, kind)
         ends_at = self.ends_at.setdefault(kind, [])
         is_repeated = step is not None and bool(ends_at) and step <= ends_at[-1]

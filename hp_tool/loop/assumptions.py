@@ -54,9 +54,7 @@ class Features:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variances:
-    """Weights of the stated variances relative to runs, and correlations between similar
-    configurations.
-    """
+    """Weights of stated variances relative to runs; correlations of similar configurations."""
 
     memory_runs: ByName
     similar_share: float

@@ -23,7 +23,7 @@ from hp_tool.domain.units import (
 from hp_tool.wording.words import change_in_words, stopped_words
 
 MIN_SAVED_FRACTION = 0.01
-"""Share of a step below which a part is not worth a word."""
+"""Fraction of a step below which a part is not mentioned."""
 MIN_RISK = 0.005
 TITLES: dict[VerdictState, str] = {
     "use": "Use this configuration",
@@ -40,8 +40,8 @@ BASELINE_OWNERS = {
 
 
 def answer_headline(answer: Answer | ServingAnswer) -> str:
-    """`3.70 s per step (3.60 s to 3.90 s, calibrated by 4 runs), 1.31 times the first run's speed
-    (1.20 to 1.43), ...`.
+    """Return `3.70 s per step (3.60 s to 3.90 s, calibrated by 4 runs), 1.31 times the first run's
+    speed (1.20 to 1.43), ...`.
     """
     if isinstance(answer, ServingAnswer):
         return _serving_headline(answer)
@@ -68,8 +68,8 @@ def answer_headline(answer: Answer | ServingAnswer) -> str:
 
 
 def _serving_headline(answer: ServingAnswer) -> str:
-    """`323 ms to the first token and 16.8 ms per output token, calibrated by 4 runs, 304 output
-    tokens/s per GPU, ...`.
+    """Return `323 ms to the first token and 16.8 ms per output token, calibrated by 4 runs, 304
+    output tokens/s per GPU, ...`.
     """
     predicted = answer.source == "predicted"
     known = (
@@ -107,8 +107,8 @@ def _serving_headline(answer: ServingAnswer) -> str:
 
 
 def _gain_words(gain: Gain, what: str, *, source: bool = True) -> str:
-    """`1.31 times the first run's speed (1.20 to 1.43, measured)`; predicted where one of the two
-    did not run.
+    """Return `1.31 times the first run's speed (1.20 to 1.43, measured)`; `predicted` if one of the
+    two did not run.
     """
     (low, high), known = gain.interval, f", {gain.source}" if source else ""
     return (
@@ -118,12 +118,12 @@ def _gain_words(gain: Gain, what: str, *, source: bool = True) -> str:
 
 
 def answer_title(answer: Answer | ServingAnswer) -> str:
-    """Return what to do, such as `Use this configuration` or `Keep your baseline`."""
+    """Return what to do as a title: `Use this configuration` or `Keep your baseline`."""
     return TITLES[get_verdict(answer).state]
 
 
 def decision_sentence(answer: Answer | ServingAnswer) -> str | None:
-    """Return why the verdict is not simply to use the answer, in one sentence; None if it is."""
+    """Return, in one sentence, why the verdict is not simply to use the answer; None if it is."""
     state = get_verdict(answer).state
     if state == "unmeasured":
         return (
@@ -144,7 +144,7 @@ def decision_sentence(answer: Answer | ServingAnswer) -> str | None:
 
 
 def _uncertainty_words(answer: Answer | ServingAnswer) -> str:
-    """Return why one run does not settle a step time."""
+    """Return why a single run does not determine the step time."""
     runs = answer.measured
     assert isinstance(answer, Answer) and runs is not None
     if answer.outside and answer.calibrated_step_s_interval is not None:
@@ -157,7 +157,7 @@ def _uncertainty_words(answer: Answer | ServingAnswer) -> str:
 def configuration_to_keep(
     answer: Answer | ServingAnswer | None,
 ) -> ParallelConfig | ServingConfig | None:
-    """Return the configuration to keep in place of the answer's; None if there is none."""
+    """Return the configuration to keep instead of the answer's; None if there is none."""
     if answer is None:
         return None
     chosen = get_verdict(answer).parallel
@@ -165,22 +165,22 @@ def configuration_to_keep(
 
 
 def stop_reason(code: str, state: VerdictState | None) -> str:
-    """Return why a search with this verdict stopped."""
+    """Return the reason why a search with this verdict stopped."""
     if code == "no_expected_gain" and state == "repeat":
         return "no other layout is likely to be faster"
     return stopped_words(code)
 
 
 def gains_words(answer: Answer | ServingAnswer) -> str | None:
-    """`It has 2.61 times the slowest run's speed (2.31 to 2.95). Speeds are ratios of measured
-    steps; ...`; None where no gain was measured.
+    """Return `It has 2.61 times the slowest run's speed (2.31 to 2.95). Speeds are ratios of
+    measured steps; ...`; None if no gain was measured.
     """
     measured = [gain for gain in answer.gains if gain.source == "measured" and gain.factor != 1.0]
     if not measured or measured[0].noise_fraction is None:
         return None
     by_figures = {
         (gain.factor, gain.interval): gain for gain in reversed(measured)
-    }  # one layout may be two of them
+    }  # One layout may be two of them.
     others = [gain for gain in reversed(by_figures.values()) if gain != answer.gain]
     beside = (
         f"It has {' and '.join(_gain_words(gain, 'speed', source=False) for gain in others)}. "
@@ -211,7 +211,7 @@ def _format_number(value: float) -> str:
 
 
 def measured_words(runs: Repeats) -> str:
-    """`measured 5.18 s by the last of 2 runs, which took 4.18 s to 5.18 s`."""
+    """Return `measured 5.18 s by the last of 2 runs, which took 4.18 s to 5.18 s`."""
     if runs.reduced:
         return f"a reduced run implies {format_duration(runs.step_s)}"
     if runs.num_runs == 1:
@@ -224,8 +224,8 @@ def measured_words(runs: Repeats) -> str:
 
 
 def prediction_check_words(answer: Answer | ServingAnswer) -> str | None:
-    """`Predicted 3.70 s before it ran (2.90 s to 4.70 s), measured 4.20 s: 14% slower, inside the
-    interval.`
+    """Return `Predicted 3.70 s before it ran (2.90 s to 4.70 s), measured 4.20 s: 14% slower,
+    inside the interval.`
     """
     if (
         isinstance(answer, ServingAnswer)
@@ -246,15 +246,16 @@ def prediction_check_words(answer: Answer | ServingAnswer) -> str | None:
 
 
 def rivals_words(answer: Answer | ServingAnswer) -> str:
-    """`5 other layouts may be as fast`; empty without any."""
+    """Return `5 other layouts may be as fast`; empty if there are none."""
     return (
         f"{format_count(answer.as_good, 'other layout')} may be as fast" if answer.as_good else ""
     )
 
 
 def answer_sentences(answer: Answer | ServingAnswer, *, measured: str | None = None) -> list[str]:
-    """Return all that is said of an answer, a sentence each, the decision first. `measured`: what
-    its runs measured, if more is known than the answer has.
+    """Return the sentences that describe an answer, the decision first.
+
+    `measured` are the measurements of its runs, if more are known than the answer contains.
     """
     whole = "a whole request was " if isinstance(answer, ServingAnswer) and answer.measured else ""
     state = get_verdict(answer).state
@@ -279,7 +280,9 @@ def answer_sentences(answer: Answer | ServingAnswer, *, measured: str | None = N
 
 
 def disagreement_words(answer: Answer | ServingAnswer) -> str | None:
-    """Return that several runs of the answer contradict the calibration; None if they agree."""
+    """Return a sentence that several runs of the answer contradict the calibration; None if they
+    agree.
+    """
     if not isinstance(answer, Answer) or not answer.outside or answer.measured is None:
         return None
     interval = answer.calibrated_step_s_interval

@@ -1,4 +1,4 @@
-"""The bill of a search in sentences, the same on a page and in a terminal."""
+"""The expected cost of a search in sentences, the same on a page and in a terminal."""
 
 from collections.abc import Callable
 
@@ -9,8 +9,8 @@ Interval = tuple[float, float] | None
 
 
 def expected_words(plan: SearchPlan) -> str:
-    """`at most 8 runs (budget_runs), 12.0 min to 40.0 min without waiting for devices, 1.6 to 5.3
-    GPU-hours, ...`.
+    """Return `at most 8 runs (budget_runs), 12.0 min to 40.0 min without waiting for devices, 1.6
+    to 5.3 GPU-hours, ...`.
     """
     parts = [
         f"at most {plan.runs} runs ({plan.stopped_by})",
@@ -26,8 +26,8 @@ def expected_words(plan: SearchPlan) -> str:
 
 
 def worst_case_words(plan: SearchPlan) -> str:
-    """`11.2 GPU-hours, $40, if every run takes all of its time limit`, and where that limit is too
-    short for the run.
+    """Return `11.2 GPU-hours, $40, if every run takes all of its time limit`, and whether that
+    limit is too short for the run.
     """
     cost = "" if plan.most_cost is None else f", {format_money(plan.most_cost)}"
     worst = (
@@ -45,13 +45,13 @@ def worst_case_words(plan: SearchPlan) -> str:
 
 
 def bill_sentences(plan: SearchPlan) -> tuple[str, ...]:
-    """Return what is expected and what it costs at worst, a sentence each."""
+    """Return the expected cost and the worst case, one sentence each."""
     expected = expected_words(plan)
     return f"{capitalize_first(expected)}.", f"At worst {worst_case_words(plan)}."
 
 
 def format_device_time(gpu_seconds: float) -> str:
-    """Return device time in seconds below an hour, else in hours."""
+    """Return device time in words: in seconds below an hour, else in hours."""
     if gpu_seconds < SECONDS_PER_HOUR:
         return f"{gpu_seconds:,.0f} GPU-seconds"
     return f"{gpu_seconds / SECONDS_PER_HOUR:,.1f} GPU-hours"
@@ -63,5 +63,5 @@ def format_money(dollars: float) -> str:
 
 
 def range_words(value: float, interval: Interval, words: Callable[[float], str]) -> str:
-    """Return a figure in words, or as `12.0 min to 40.0 min` if it has an interval."""
+    """Return a figure in words; with an interval, as `12.0 min to 40.0 min`."""
     return words(value) if interval is None else f"{words(interval[0])} to {words(interval[1])}"

@@ -20,7 +20,7 @@ from hp_tool.wording.figures import Figure, value_at
 
 ABSENT = "-"
 Write = Callable[[Iterable[Any]], tuple[str, ...]]
-"""Values as the cells of a column."""
+"""Function that formats values as the cells of a column."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,28 +29,28 @@ class Column:
 
     head: str
     unit: str = ""
-    """Of all its cells."""
+    """Unit of all its cells."""
     cells: tuple[str, ...]
     meaning: str = ""
     """Meaning of the head's abbreviation; empty if the head is a word."""
     drop: int = 0
-    """0: always shown; among others the highest is hidden first on a narrow screen."""
+    """Order in which narrow screens hide the column, highest first; 0: always shown."""
     left: bool = False
-    """Aligned left, as text is."""
+    """Whether cells are aligned left, as for text."""
 
     @property
     def title(self) -> str:
-        """`step, s`: head and unit on one line."""
+        """Head and unit on one line: `step, s`."""
         return f"{self.head}, {self.unit}" if self.unit else self.head
 
     @property
     def constant(self) -> bool:
-        """Whether several rows agree."""
+        """Whether all rows have the same value."""
         return len(self.cells) > 1 and len(set(self.cells)) == 1
 
 
 def versus_first(rows: Sequence[Recommendation]) -> list[Column]:
-    """Return the column of expected steps against the first row's; none of results that were stored
+    """Return the column of expected step times relative to the first row's; None for results stored
     without them.
     """
     first = rows[0].expected_token_s if rows else None
@@ -64,7 +64,7 @@ def versus_first(rows: Sequence[Recommendation]) -> list[Column]:
 
 
 def _context_exchange(config: ParallelConfig) -> str:
-    """`a2a`, or `a2a+p2p 8x4` with its levels; a dash where it is the default, a ring."""
+    """Return `a2a`, or `a2a+p2p 8x4` with its levels; a dash for the default, a ring."""
     kind, levels = config.context_parallel_communication, config.hierarchical_context_parallel_sizes
     if kind in (None, "p2p") or config.context_parallel_size == 1:
         return ABSENT
@@ -72,8 +72,8 @@ def _context_exchange(config: ParallelConfig) -> str:
 
 
 def varied_columns(rows: Sequence[Recommendation]) -> list[Column]:
-    """The values of `training` that the query lists, as each row has them, where the rows differ;
-    and stages of layers that are unlike, where these do not hold equally many.
+    """Return columns for the `training` values that the query lists and in which rows differ, and
+    for the stages of different layers if these hold unequal numbers.
     """
     unlike = ("blocks_by_stage" in row.estimate.provenance for row in rows)
     layouts = tuple(
@@ -100,7 +100,7 @@ def varied_columns(rows: Sequence[Recommendation]) -> list[Column]:
 
 
 BATCH_LIMITS = ("max_num_seqs", "max_num_batched_tokens")
-"""Limits of an engine, which tables of layouts omit."""
+"""Engine limits, which tables of layouts omit."""
 
 
 def configuration_columns(configs: Sequence[ParallelConfig]) -> list[Column]:
@@ -122,7 +122,7 @@ def _uses_axis(config: ParallelConfig, axis: Axis) -> bool:
     if axis.key == "data_parallel_shard_size":
         return bool(config.data_parallel_shard_size)
     if axis.key == "pipeline_parallel_size":
-        return True  # stated even if it is 1
+        return True  # Shown even if it is 1.
     return axis.idle is None or axis.value(config) != axis.idle
 
 
@@ -171,10 +171,11 @@ def terminal_columns(
     *,
     shared_unit: tuple[str, float] | None = None,
 ) -> list[Column]:
-    """Return the columns that the terminal prints of ranked rows, or of estimates, each with its
-    interval if it prints one. Columns in which no row has a value are left out.
+    """Return the columns that the terminal prints for ranked rows or estimates, each with its
+    interval if it has one. Columns without any value are omitted.
 
-    `shared_unit`: of durations, with its seconds; None: that of the longest in each column.
+    `shared_unit` is the unit of all durations with its length in seconds; None: the unit of the
+    longest duration in each column.
     """
     return [
         each
@@ -225,7 +226,7 @@ def figure_column(
 ) -> Column:
     """Return a column with one figure of each source.
 
-    `head` replaces the figure's own; for `shared_unit` see `terminal_columns`.
+    `head` replaces the figure's head; for `shared_unit`, see `terminal_columns`.
     """
     values = [figure.value(source) for source in sources]
     name, write = _unit_and_writer(figure.unit, values, shared_unit=shared_unit)
@@ -247,7 +248,7 @@ def unmeasured_features(estimate: Estimate | InferenceEstimate) -> list[str]:
 def duration_column(
     head: str, seconds: Sequence[float | None], *, meaning: str = "", drop: int = 0
 ) -> Column:
-    """Durations in the unit of the longest."""
+    """Return a column of durations in the unit of the longest."""
     unit, size = duration_unit(seconds)
     return Column(
         head=head, unit=unit, cells=scale_values(seconds, size), meaning=meaning, drop=drop
@@ -255,7 +256,9 @@ def duration_column(
 
 
 def duration_unit(seconds: Iterable[float | None]) -> tuple[str, float]:
-    """Return the common unit of a column's durations and its seconds: that of the longest."""
+    """Return the common unit of a column's durations and its length in seconds: the unit of the
+    longest.
+    """
     longest = max((each for each in seconds if each is not None), default=1.0)
     return next(
         ((unit, size) for unit, size in (("s", 1.0), ("ms", 1e-3)) if longest >= size), ("us", 1e-6)
@@ -263,8 +266,8 @@ def duration_unit(seconds: Iterable[float | None]) -> tuple[str, float]:
 
 
 def scale_values(values: Sequence[float | None], size: float) -> tuple[str, ...]:
-    """Values in a unit of `size`, all with as many decimals as give the smallest four digits: at
-    most 2, or 3 below 10.
+    """Return the values in a unit of `size`, all with the same number of decimals: enough for four
+    digits of the smallest, at most 2, or 3 below 10.
     """
     figures = [None if value is None else value / size for value in values]
     sizes = [abs(figure) for figure in figures if figure] or [1.0]
@@ -277,17 +280,19 @@ def _cell_writer(write: Callable[[Any], str]) -> Write:
 
 
 counts = _cell_writer("{:,.0f}".format)
-"""Whole numbers."""
+"""Write whole numbers."""
 decimals = _cell_writer("{:,.1f}".format)
 """Write numbers with one decimal."""
 percents = _cell_writer(lambda fraction: f"{100.0 * fraction:,.1f}")
-"""Shares in per cent."""
+"""Write fractions as percentages."""
 gibs = _cell_writer(lambda size: f"{size / GIB:,.1f}")
-"""Bytes in GiB."""
+"""Write bytes in GiB."""
 
 
 def _format_dollars(values: Iterable[float | None]) -> tuple[str, ...]:
-    """Whole dollars from a thousand on; below it cents, or two digits of the smallest."""
+    """Write US dollars: whole from a thousand on; below that with cents, or two digits of the
+    smallest.
+    """
     values = list(values)
     sizes = [abs(value) for value in values if value] or [1.0]
     places = 0 if max(sizes) >= 1e3 else max(1 - math.floor(math.log10(min(sizes))), 2)
@@ -309,7 +314,7 @@ WRITERS_BY_UNIT: dict[figures.ColumnUnit, tuple[str, Write]] = {
     "text": ("", _cell_writer(str)),
     "heading": ("", _cell_writer(str)),
 }
-"""Unit in the head of a column, and how its cells are written, by a figure's unit."""
+"""By a figure's unit: the unit in the column's head, and the function that formats its cells."""
 
 
 def _unit_and_writer(
@@ -318,7 +323,9 @@ def _unit_and_writer(
     *,
     shared_unit: tuple[str, float] | None,
 ) -> tuple[str, Write]:
-    """Return the unit in the head of a column of these values, and how its cells are written."""
+    """Return the unit in the head of a column of these values, and the function that formats its
+    cells.
+    """
     if unit != "seconds":
         return WRITERS_BY_UNIT[unit]
     name, size = shared_unit or duration_unit(values)
@@ -326,7 +333,7 @@ def _unit_and_writer(
 
 
 def parts_columns(parts: Mapping[str, float], figures: Column) -> list[Column]:
-    """Parts of a whole by name, their figures and their shares."""
+    """Return columns for the parts of a whole: name, figure and share."""
     total = sum(parts.values()) or 1.0
     names = Column(head="part", cells=tuple(map(label, parts)), left=True)
     return [

@@ -1,4 +1,4 @@
-"""How near the nearest measured runs are, in a sentence."""
+"""How similar the nearest measured runs are, in a sentence."""
 
 from hp_tool.domain.familiarity import FAMILIAR_CLASS, Familiarity
 from hp_tool.domain.parallel import ParallelConfig, Recompute, recompute_name
@@ -19,12 +19,12 @@ MISSING_RUNS_WORDS = {
     "scale": "No measured run on so many GPUs",
     "load": "No measured run under such a load",
 }
-"""Beginnings of the sentence, by class."""
+"""Beginning of the sentence for each class."""
 
 
 def familiarity_words(familiarity: Familiarity, *, serves: bool = False) -> str:
-    """Return `12 measured runs of this model family on this GPU with this framework`, or what no
-    measured run has and which are the nearest.
+    """Return `12 measured runs of this model family on this GPU with this framework`, or the
+    feature that no measured run has with the nearest runs.
     """
     runs = format_count(familiarity.n, "measured run")
     if familiarity.class_ in (FAMILIAR_CLASS, "layout"):
@@ -40,7 +40,7 @@ def familiarity_words(familiarity: Familiarity, *, serves: bool = False) -> str:
 
 
 def measured_words(estimate: Estimate) -> str:
-    """Return `16.0 s per step (median of 3 runs)`, measured on this cluster; empty without a
+    """Return `16.0 s per step (median of 3 runs)` as measured on this cluster; empty without a
     run.
     """
     measured = estimate.provenance.get("measured")
@@ -61,7 +61,9 @@ def faster_words(faster: Faster, *, than: ParallelConfig) -> str:
 
 
 def _feature_words(name: str, config: ParallelConfig) -> str:
-    """Return a field of a query with the layout's value, if the layout has one."""
+    """Return a query field with the layout's value, or the field alone if the layout has no
+    value.
+    """
     value = getattr(config, name.removeprefix("parallel.").partition(".")[0], None)
     if isinstance(value, Recompute):
         value = recompute_name(value)

@@ -1,8 +1,7 @@
-"""The figures of an estimate, each once: what it is called, its unit, where it stands, and which
-interval it has.
+"""The figures of an estimate, each defined once: name, label, unit, path and interval.
 
 Pages, tables, HTML and agents' answers take names, labels, units and words from here. A figure is
-read from an object and from the JSON of one alike.
+read alike from an object and from its JSON.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,7 +27,7 @@ Unit = Literal[
     "count",
 ]
 ColumnUnit = Unit | Literal["risk", "bandwidth", "moment", "text", "heading"]
-"""Of figures in lists; `heading`: names the row."""
+"""Unit of figures in lists; `heading` marks the column that names the row."""
 LESS_IS_BETTER = frozenset({"seconds", "bytes", "days", "hours", "dollars", "joules", "kilograms"})
 """Units in which a smaller value is better."""
 Interval = tuple[float, float]
@@ -39,11 +38,11 @@ class Figure:
     """One figure of an estimate, a fix or a measurement."""
 
     name: str
-    """In JSON."""
+    """Name in JSON."""
     label: str
-    """On a page."""
+    """Label on a page."""
     head: str = ""
-    """Over a column of a table."""
+    """Head of a table column."""
     unit: ColumnUnit
     per: str = ""
     """Text after the unit in a column's head, such as `/h`."""
@@ -52,22 +51,26 @@ class Figure:
     interval: str = ""
     """Dotted path of its interval; empty: none."""
     scale: tuple["Figure", Literal[1, -1]] | None = None
-    """The figure with an interval to which this one is proportional (1), or inversely so (-1)."""
+    """The figure, with an interval, to which this one is proportional (1) or inversely proportional
+    (-1).
+    """
     note: str = ""
     """Short explanation of what it counts."""
 
     def value(self, source: object) -> float | None:
-        """Return its value in `source`; None where that has none."""
+        """Return the figure's value in `source`; None if it has none."""
         value: float | None = value_at(source, self.path or self.name)
         return value
 
     def own_interval(self, source: object) -> Interval | None:
-        """Return the interval that `source` states for this very figure."""
+        """Return the interval that `source` states for this figure itself."""
         ends: Sequence[float] | None = value_at(source, self.interval) if self.interval else None
         return None if ends is None else (ends[0], ends[1])
 
     def between(self, source: object) -> Interval | None:
-        """Return its interval, of its own or that of the figure to which it is proportional."""
+        """Return the figure's interval: its own, or that of the figure to which it is
+        proportional.
+        """
         if self.scale is None:
             return self.own_interval(source)
         base, power = self.scale
@@ -79,9 +82,11 @@ class Figure:
 
 
 def value_at(source: Any, path: str) -> Any:
-    """Return the value at a dotted path of an object or a mapping; None where that is None on the
-    way. Raises AttributeError if an object has no such attribute; a mapping, which is stored JSON,
-    may lack a key.
+    """Return the value at a dotted path of an object or a mapping; None if a value on the way is
+    None or a mapping lacks the key.
+
+    Raises:
+        AttributeError: An object has no such attribute.
     """
     for name in path.split("."):
         if source is not None:
@@ -118,7 +123,7 @@ MFU = Figure(
     name="mfu", label="MFU", head="MFU", unit="share", scale=(STEP, -1), note=MEANINGS["MFU"]
 )
 DAYS = Figure(name="days", label="Training", head="days", unit="days", scale=(STEP, 1))
-"""Days without failures."""
+"""Days of training without failures."""
 CALENDAR = Figure(name="calendar_days", label="Training", head="days", unit="days", scale=(STEP, 1))
 COST = Figure(name="cost", label="Cost", head="cost", unit="dollars", scale=(STEP, 1))
 TRAINING = (
@@ -227,14 +232,14 @@ SERVING = (
     OUTPUT_PRICE,
     INPUT_PRICE,
 )
-"""Figures of serving."""
+"""Figures of a serving configuration."""
 
 AFTER_FIX = (
     Figure(name="memory_total_bytes", label="Memory", head="memory", unit="bytes"),
     Figure(name="step_s", label="Step", head="step", unit="seconds"),
     Figure(name="step_change_fraction", label="Step change", head="longer", unit="change"),
 )
-"""Figures of a fix of a training that does not fit."""
+"""Figures of a fix for a training that does not fit."""
 SERVED_AFTER_FIX = (
     AFTER_FIX[0],
     *(replace(figure, label=figure.head, interval="") for figure in (TTFT, TPOT)),
@@ -254,7 +259,7 @@ MEASURED = (
     Figure(name="objective_s", label=STEP.label, unit="seconds"),
     Figure(name="tokens_per_second_per_gpu", label=TOKENS.label, unit="rate"),
 )
-"""Figures of a training run, under the labels of the predicted ones."""
+"""Figures of a measured training run, with the labels of the predicted figures."""
 SERVED_MEASURED = (
     *(
         Figure(name=latency.key, label=latency.label, unit="seconds", path=f"load.{latency.key}")

@@ -1,5 +1,5 @@
-"""Chances and intervals in words: how a configuration fits, and what would narrow the interval of
-its step time.
+"""Probabilities and intervals in words: how a configuration fits, and what would narrow the
+interval of its step time.
 """
 
 from collections.abc import Mapping
@@ -30,12 +30,12 @@ KNOB_LABELS = {
     "parallel.zero_stage": "zero_stage {}",
     "parallel.recompute": "recomputation",
 }
-"""Knobs of a recipe as people call them, with their value."""
+"""Labels of a recipe's settings, with their values."""
 CACHE_NOTE = "allocator cache not counted"
 
 
 def risk_words(probability: float) -> str:
-    """Return a chance of running out of memory as `3.2%`, `0.15%`, `below 0.01%`."""
+    """Return a probability of running out of memory as `3.2%`, `0.15%` or `below 0.01%`."""
     if probability < MIN_SHOWN_PROBABILITY:
         return f"below {100 * MIN_SHOWN_PROBABILITY:g}%"
     if probability > 1.0 - MIN_SHOWN_PROBABILITY:
@@ -44,14 +44,14 @@ def risk_words(probability: float) -> str:
 
 
 def out_of_memory_words(estimate: Estimate) -> str:
-    """Return `3.2% chance of running out of memory`; empty where the estimate has none."""
+    """Return `3.2% chance of running out of memory`; empty if the estimate has none."""
     fails = estimate.out_of_memory_probability
     return "" if fails is None else f"{risk_words(fails)} chance of running out of memory"
 
 
 def memory_range_words(estimate: Estimate) -> str:
-    """Return the interval of memory, what it is of, and what it does not count; empty without an
-    interval.
+    """Return the interval of memory, the quantity that it covers, and what it excludes; empty
+    without an interval.
     """
     if estimate.intervals is None or estimate.memory is None:
         return ""
@@ -73,14 +73,14 @@ def memory_range_words(estimate: Estimate) -> str:
 
 def stall_words(estimate: Estimate) -> str:
     """Return `11% chance of a stall, as runs on this cluster did: a step then takes 5.2 times as
-    long`, or the chance that the allocator of a nearly full device retries; empty if neither widens
-    the interval.
+    long`, or the probability that the allocator of a nearly full device retries; empty if neither
+    widens the interval.
     """
     if estimate.intervals is None:
         return ""
     if (
         "calibration" in estimate.provenance
-    ):  # whose interval holds stalls unless they are rarer than what it leaves out
+    ):  # The interval includes stalls unless they are rarer than its excluded tail.
         slow, cause = (
             estimate.provenance.get("stalls"),
             "of a stall, as runs on this cluster did",
@@ -119,7 +119,7 @@ def recipe_words(estimate: Estimate) -> str:
     """
     recipe, assumed = estimate.with_recipe, estimate.provenance.get("usual")
     if recipe is None or (isinstance(assumed, dict) and "training.recipe" in assumed["set"]):
-        return ""  # the answer assumes it already
+        return ""  # The answer assumes it already.
     knobs = [
         _knob_words(path, value)
         for path, value in recipe.changes.items()
@@ -132,7 +132,7 @@ def recipe_words(estimate: Estimate) -> str:
 
 def cuda_graphs_words(estimate: Estimate) -> str:
     """Return `With CUDA graphs (training.cuda_graphs: true): 412.0 ms, as launches bound this
-    step.`; empty if they do not, or if the query says whether there are graphs.
+    step.`; empty if launches do not limit the step or the query sets CUDA graphs.
     """
     graphs = estimate.provenance.get("with_cuda_graphs")
     if not isinstance(graphs, dict):
@@ -154,7 +154,7 @@ def usual_settings_words(estimate: Estimate) -> str:
     settings = assumed["set"]
     names = (
         ["training.recipe"] if "training.recipe" in settings else list(settings)
-    )  # what follows from a recipe is its own
+    )  # Settings that follow from a recipe are the recipe's own.
     words = ", ".join(
         f"{path.removeprefix('training.')} {'true' if settings[path] is True else settings[path]}"
         for path in names
@@ -164,8 +164,8 @@ def usual_settings_words(estimate: Estimate) -> str:
 
 
 def chosen_settings_words(chosen: Mapping[str, object]) -> str:
-    """Return `Assumes CUDA graphs and fused loss (same numerics).`: free knobs that a ranking
-    chose; empty without any.
+    """Return `Assumes CUDA graphs and fused loss (same numerics).` for the free settings that a
+    ranking chose; empty without any.
     """
     words = [
         _knob_words(path, chosen[path])

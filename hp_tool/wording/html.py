@@ -23,9 +23,9 @@ from hp_tool.wording.words import cache_words, layout_arithmetic, serving_arithm
 def estimate_html(
     estimate: Estimate | InferenceEstimate, calibrated: Estimate | None = None
 ) -> str:
-    """Return one configuration: its verdict, time and memory by part.
+    """Return one configuration as HTML: its verdict, and time and memory by part.
 
-    Figures of a training are those of `calibrated` if there is one.
+    For a training, the figures are those of `calibrated` if there is one.
     """
     if isinstance(estimate, InferenceEstimate):
         return _serving_html(estimate)
@@ -77,7 +77,7 @@ def recommendations_html(
     space: SpaceSummary,
     misses: Sequence[Recommendation] | Sequence[ServingRecommendation],
 ) -> str:
-    """Return the ranked configurations, or the nearest misses."""
+    """Return the ranked configurations as HTML, or the nearest misses."""
     if rows:
         body = _ranked_html(rows)
     else:

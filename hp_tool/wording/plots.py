@@ -25,24 +25,27 @@ if TYPE_CHECKING:
 
 SUFFIXES = (".html", ".png", ".svg", ".pdf")
 ROW_PIXELS = 34
-"""Height of one configuration."""
+"""Height of one configuration in pixels."""
 HEAD_PIXELS = 160
 LEGENDS_PIXELS = 90
-"""Below the bars, one for each half: room for two lines of names, and for one."""
+"""Height below the bars for the legend of each half, in pixels: two lines of names, and one."""
 
 
 def check_path(path: Path) -> None:
-    """Refuse what `write_figure` could not write before anything is computed. Raises InputError,
-    MissingExtraError.
+    """Reject a path that `write_figure` could not write, before anything is computed.
+
+    Raises:
+        InputError: The suffix is unknown.
+        MissingExtraError: A package for this format is missing.
     """
     if path.suffix not in SUFFIXES:
         raise InputError(f"{path} ends in none of {', '.join(SUFFIXES)}", field="--plot")
-    if path.suffix != ".html" or find_spec("plotly") is None:  # a page needs no kaleido
+    if path.suffix != ".html" or find_spec("plotly") is None:  # An HTML page needs no kaleido.
         require("plot", by="--plot")
 
 
 def write_figure(figure: Figure, *, path: Path) -> None:
-    """Write the figure in the format of the path's suffix."""
+    """Write the figure in the format given by the path's suffix."""
     check_path(path)
     try:
         if path.suffix == ".html":
@@ -63,7 +66,7 @@ def write_figure(figure: Figure, *, path: Path) -> None:
 
 
 def plot_title(query: Query) -> str:
-    """Return model and devices of a query, as far as it names them."""
+    """Return the model and devices of a query, as far as it names them."""
     model = (
         query.model
         if isinstance(query.model, str)
@@ -80,11 +83,10 @@ def plot_title(query: Query) -> str:
 def recommendations_figure(
     rows: Sequence[Recommendation] | Sequence[ServingRecommendation], *, title: str
 ) -> Figure:
-    """Stacked bars side by side, best configuration on top: seconds by part, GiB by part with the
+    """Return stacked bars, best configuration on top: seconds by part, and GiB by part with the
     capacity as a line.
 
-    Training: exposed seconds of one step, after calibration where there is one. Serving: seconds of
-    one request.
+    Training: exposed seconds of one step, calibrated if possible. Serving: seconds of one request.
     """
     from plotly.colors import qualitative
     from plotly.graph_objects import Bar
@@ -121,7 +123,7 @@ def recommendations_figure(
             )
             figure.add_trace(bar, row=1, col=column)
     figure.add_vline(x=shown[0][2], line={"dash": "dash", "color": "crimson"}, row=1, col=2)
-    figure.update_yaxes(autorange="reversed")  # the best one on top
+    figure.update_yaxes(autorange="reversed")  # The best one on top.
     height = HEAD_PIXELS + LEGENDS_PIXELS + ROW_PIXELS * len(rows)
     below = {
         "orientation": "h",
@@ -146,8 +148,8 @@ def recommendations_figure(
 def machines_figure(
     rows: Sequence[Recommendation], front: Sequence[Recommendation], *, title: str
 ) -> Figure:
-    """Days over dollars of every machine's best row, with 90% intervals, and the front between the
-    two as a line.
+    """Return a plot of days against dollars for each machine's best row, with 90% intervals and the
+    Pareto front as a line.
     """
     from plotly.graph_objects import Figure, Scatter
 
@@ -194,8 +196,8 @@ def machines_figure(
 
 
 def sensitivity_figure(sensitivity: Sensitivity, *, title: str) -> Figure:
-    """Return step time and GPU-seconds over the number of GPUs, and bars of what each change does
-    to the step of rank 1.
+    """Return a plot of step time and GPU-seconds by number of GPUs, and bars of each change's
+    effect on the step time of rank 1.
     """
     from plotly.graph_objects import Bar, Scatter
     from plotly.subplots import make_subplots
@@ -253,21 +255,21 @@ def sensitivity_figure(sensitivity: Sensitivity, *, title: str) -> Figure:
 def _row_parts(
     row: Recommendation | ServingRecommendation,
 ) -> tuple[dict[str, float], dict[str, float], float]:
-    """Seconds by part, GiB by part, and the capacity in GiB."""
+    """Return the seconds by part, the GiB by part, and the capacity in GiB."""
     memory: MemoryEstimate | ServingMemory | None
     if isinstance(row, ServingRecommendation):
         memory, seconds = row.estimate.memory, row.estimate.parts_s
     else:
         estimate = row.preferred_estimate
         memory, seconds = estimate.memory, estimate.time.parts_s if estimate.time else None
-    assert memory is not None and seconds is not None  # recommended ones have both
+    assert memory is not None and seconds is not None  # Recommended rows have both.
     sizes = {part: size / GIB for part, size in memory.parts_bytes.items()}
     return seconds, sizes, memory.capacity_bytes / GIB
 
 
 def row_labels(rows: Sequence[Recommendation] | Sequence[ServingRecommendation]) -> list[str]:
-    """`1: TP 4, PP 8, ...`: what tells the rows apart, after each one's rank; TP and PP in any
-    case.
+    """Return row labels such as `1: TP 4, PP 8, ...`: the rank, TP and PP, and the axes in which
+    rows differ.
     """
     serving = [row for row in rows if isinstance(row, ServingRecommendation)]
     if serving:

@@ -17,14 +17,14 @@ FORMULA_SIGNS = ("=", "+", "-", "@", "\t", "\r")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Column:
-    """One column of a list: its figure, and how each place shows it."""
+    """One column of a list: its figure, and how each interface shows it."""
 
     figure: Figure
-    """Its headings and its unit, and where a ranked row or its estimate has the value. The terminal
+    """Figure with headings and unit, and its path in a ranked row or an estimate. The terminal
     prints columns whose figure has a `head`.
     """
     of_row: bool = True
-    """The figure reads the ranked row; False: the row's estimate."""
+    """Whether the figure is read from the ranked row instead of its estimate."""
     page_label: str = ""
     """Head of the column on a page; empty: the figure's label."""
     page_path: str = ""
@@ -32,28 +32,28 @@ class Column:
     page_interval: str = ""
     """Path of the value's 90% interval in a page's row; empty: none."""
     shown: Literal["page", "file", "terminal"] = "page"
-    """`page`: on pages and in CSV files; `file`: only in CSV files; `terminal`: in neither."""
+    """`page`: on pages and in CSV files; `file`: only in CSV files; `terminal`: only in the
+    terminal.
+    """
     optional: bool = False
     """Whether a page omits the column if no row has a value."""
     drop: int = 0
-    """On the terminal, 0: always shown; of the others the highest is left out first where the
-    screen is narrow.
-    """
+    """Order in which a narrow terminal omits the column, highest first; 0: always shown."""
     interval_drop: int | None = None
-    """As `drop`, of the interval beside it; None: the terminal has no column of it."""
+    """`drop` for the column of the interval; None: the terminal has no such column."""
     mark: tuple[str, str, str] | None = None
-    """Where a row or its estimate says that its cell gets a mark on the terminal, the mark, and
-    what it means if the column's legend explains it.
+    """Condition on a row or estimate under which its cell is marked on the terminal, the mark, and
+    its meaning if the column's legend explains it.
     """
 
     @property
     def name(self) -> str:
-        """Head of the column in a CSV file; the value is in SI units and bytes."""
+        """Head of the column in a CSV file; values are in SI units and bytes."""
         return self.figure.name
 
     @property
     def unit(self) -> ColumnUnit:
-        """How a page writes the value."""
+        """Unit in which a page writes the value."""
         return self.figure.unit
 
     @property
@@ -63,11 +63,11 @@ class Column:
 
     @property
     def number(self) -> bool:
-        """Whether the values are numbers, which are aligned right."""
+        """Whether the values are numbers, which are right-aligned."""
         return self.unit not in ("text", "heading", "moment")
 
     def source(self, row: object) -> object:
-        """Return what the figure reads of a ranked row, or of an estimate alone."""
+        """Return the object from which the figure is read: the ranked row, or an estimate alone."""
         return row if self.of_row else getattr(row, "preferred_estimate", row)
 
     def value(self, row: object) -> Any:
@@ -84,14 +84,14 @@ class Column:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """Rows of a page with the columns that list them."""
+    """Rows of a page, with the columns that list them."""
 
     columns: tuple[Column, ...]
     rows: Sequence[Any]
 
     @property
     def shown(self) -> list[Column]:
-        """The columns that a page shows."""
+        """Columns that a page shows."""
         return [
             column
             for column in self.columns
@@ -118,7 +118,7 @@ class Table:
 
 
 def page_values(columns: Iterable[Column], row: object) -> dict[str, Any]:
-    """Return what a page's row has of a ranked row: values and their intervals."""
+    """Return the values of a ranked row for a page, with their intervals."""
     values: dict[str, Any] = {}
     for column in columns:
         figure, source = column.figure, column.source(row)
@@ -141,7 +141,7 @@ def _csv_cells(columns: Iterable[Column], row: object) -> list[object]:
 
 
 def _estimate_column(figure: Figure, page_label: str = "", **more: Any) -> Column:
-    """Return the column of a figure that estimates have."""
+    """Return the column of a figure that is part of estimates."""
     return Column(figure=figure, page_label=page_label, of_row=False, **more)
 
 
@@ -158,7 +158,7 @@ def _plain_column(
     note: str = "",
     **more: Any,
 ) -> Column:
-    """Return a column of a figure that no estimate has."""
+    """Return the column of a figure that is not part of estimates."""
     figure = Figure(
         name=name,
         label=label,
@@ -202,7 +202,7 @@ TRAINING_FIGURES = (
     _estimate_column(figures.CALENDAR, shown="terminal", drop=6),
 )
 TRAINING = (RANK, GROUP, CONFIGURATION, DETAILS, *TRAINING_FIGURES, RISK)
-"""Of a ranking of training layouts."""
+"""Columns of a ranking of training layouts."""
 TTFT = _estimate_column(figures.TTFT, "TTFT", page_interval="ttft_s_interval")
 TPOT = _estimate_column(figures.TPOT, "TPOT", page_interval="tpot_s_interval")
 REQUEST = _estimate_column(figures.REQUEST, shown="terminal", drop=6)
@@ -227,7 +227,7 @@ SERVING_FIGURES = (
     _estimate_column(figures.SERVED_MEMORY, page_path="memory_bytes", drop=4),
 )
 SERVING = (RANK, GROUP, CONFIGURATION, DETAILS, *SERVING_FIGURES)
-"""Of a ranking of serving layouts."""
+"""Columns of a ranking of serving layouts."""
 
 _MACHINES = (
     _plain_column("rank", "Rank", "count", "configuration.rank", head="rank"),
@@ -338,12 +338,12 @@ MACHINES = {
         ),
     ),
 }
-"""Of a ranking of machines, by the kind of the question."""
+"""Columns of a ranking of machines, by kind of query."""
 
 
 def runs_columns(*, seconds: str, rate: str, further: Mapping[str, str]) -> tuple[Column, ...]:
-    """Return the columns of a search's runs, whose time and rate have these names; `further`: what
-    their file has besides, labels by name.
+    """Return the columns of a search's runs, with these names for time and rate; `further` are
+    additional columns of the CSV file, labels by name.
     """
     return (
         _plain_column("run", "Run", "count", "place"),
@@ -380,4 +380,4 @@ SEARCHES = (
     _plain_column("saved_gpu_seconds", "Saved", "seconds"),
     _plain_column("created_at", "Created", "moment"),
 )
-"""Of the list of searches."""
+"""Columns of the list of searches."""

@@ -1,4 +1,4 @@
-"""Requirement behind each rejection code, in one sentence."""
+"""The requirement behind each rejection code, in one sentence."""
 
 RULES = {
     "heads_not_divisible": "TP must divide the attention heads, and divide the KV heads or be a "
@@ -32,4 +32,4 @@ RULES = {
     "crashed": "a run of this configuration crashed",
     "target_missed": "a latency target, deadline or budget is missed",
 }
-"""By code of `estimate.reasons` and `rejections`."""
+"""Requirements by code of `estimate.reasons` and `rejections`."""

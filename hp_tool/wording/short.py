@@ -1,4 +1,4 @@
-"""The short answer to a question: what to run, and what to expect of it."""
+"""The short answer to a query: what to run, and what to expect of it."""
 
 from collections.abc import Iterator
 
@@ -61,7 +61,7 @@ def training_figures_words(estimate: Estimate) -> str:
 
 
 def use_training_words(row: Recommendation) -> str:
-    """Return what to run and what to expect of it."""
+    """Return the configuration to run, and the step time, throughput and memory to expect."""
     return (
         f"Use {_chosen_gpus_words(row)}{layout_words(row.parallel)}: "
         f"{training_figures_words(row.preferred_estimate)}."
@@ -69,14 +69,14 @@ def use_training_words(row: Recommendation) -> str:
 
 
 def _chosen_gpus_words(row: Recommendation | ServingRecommendation) -> str:
-    """Return `16 GPUs with `, if the ranking chose the number."""
+    """Return `16 GPUs with ` if the ranking chose the number, else an empty string."""
     chosen = row.set.get("cluster.num_gpus")
     return "" if chosen is None else f"{chosen:,} GPU{'' if chosen == 1 else 's'} with "
 
 
 def training_totals_words(row: Recommendation) -> str:
     """Return `The training takes 1.8 days (1.5-2.1 days), $18,966 ($15,985-$22,502), and meets the
-    deadline with 97% probability.`; empty without a number of tokens.
+    deadline with 97% probability.`; empty without total tokens.
     """
     if row.days_interval is None:
         return ""
@@ -111,7 +111,7 @@ def serving_layout_words(config: ServingConfig, replicas: int | None) -> str:
 
 
 def use_serving_words(row: ServingRecommendation, *, targets: Targets | None = None) -> str:
-    """Return how to serve and what to expect of it, with the quantiles that `targets` limit."""
+    """Return how to serve and what to expect, including the quantiles that `targets` limit."""
     chosen = serving_layout_words(row.parallel, row.estimate.replicas)
     return (
         f"Use {_chosen_gpus_words(row)}{chosen}: "

@@ -1,4 +1,4 @@
-"""Configurations, and changes of them, in words and table cells."""
+"""Configurations and their changes, in words and table cells."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -19,7 +19,7 @@ MEANINGS = {axis.head: axis.meaning for axis in AXES if axis.meaning} | {
     TTFT.head: TTFT.noun,
     TPOT.head: TPOT.noun,
 }
-"""Meanings of abbreviations, for every table and page."""
+"""Meanings of abbreviations, used by every table and page."""
 
 STOP_REASONS = {
     "budget_runs": "the maximum of runs was reached",
@@ -28,15 +28,15 @@ STOP_REASONS = {
     "space_exhausted": "every candidate was run",
     "nothing_feasible": "no configuration fits",
 }
-"""Why a search stopped; other reasons are words by themselves."""
+"""Descriptions of reasons why a search stopped; other reasons are shown as they are."""
 
 WIDE_PRECISIONS = ("bf16", "fp16", "fp32")
-"""Precisions of weights that are not mentioned if the query leaves them open."""
+"""Weight precisions that are not mentioned if the query leaves them open."""
 
 
 def missed_words(target: str, *, value: float, limit: float) -> str:
-    """`30.4 ms per output token (p99) is 30 times the target of 1.0 ms`; `target`: its name in a
-    query, as tpot_p99_s.
+    """Return `30.4 ms per output token (p99) is 30 times the target of 1.0 ms`; `target` is its
+    name in a query, such as tpot_p99_s.
     """
     latency, quantile = parse_target(target)
     of = f"{LATENCIES[latency].per}{f' ({quantile})' if quantile else ''}"
@@ -47,17 +47,19 @@ def missed_words(target: str, *, value: float, limit: float) -> str:
 
 
 def stopped_words(code: str) -> str:
-    """Return why a search stopped in words."""
+    """Return the reason why a search stopped, in words."""
     return STOP_REASONS.get(code, code.replace("_", " "))
 
 
 def unmeasured_words(names: Iterable[str]) -> str:
-    """Return what a star on an interval means if no published run has these features."""
+    """Return the meaning of a star on an interval: no published run has these features."""
     return f"not validated: no published run uses {', '.join(names)} (wider range)"
 
 
 def parallel_sizes(config: ParallelConfig) -> tuple[str, int]:
-    """`TP 8 x PP 4 x DP 2`, with context parallelism only if used, and the number of devices."""
+    """Return `TP 8 x PP 4 x DP 2`, with context parallelism only if used, and the number of
+    devices.
+    """
     sizes = {
         "TP": config.tensor_parallel_size,
         "PP": config.pipeline_parallel_size,
@@ -70,7 +72,7 @@ def parallel_sizes(config: ParallelConfig) -> tuple[str, int]:
 
 
 def layout_arithmetic(config: ParallelConfig) -> str:
-    """`TP 8 x PP 4 x DP 2 = 64 devices`, and the rest of the configuration."""
+    """Return `TP 8 x PP 4 x DP 2 = 64 devices`, and the rest of the configuration."""
     sizes, total = parallel_sizes(config)
     chunks = (
         f", {config.virtual_pipeline_parallel_size} chunks per rank"
@@ -95,8 +97,8 @@ def layout_arithmetic(config: ParallelConfig) -> str:
 
 
 def brief_layout(config: Config) -> str:
-    """`TP 8 x PP 4 x DP 2, MBS 1, SP, selective`: what tells configurations apart, for one line of
-    a narrow terminal.
+    """Return the values that distinguish a configuration, for one line of a narrow terminal: `TP 8
+    x PP 4 x DP 2, MBS 1, SP, selective`.
     """
     if isinstance(config, ServingConfig):
         return f"{serving_arithmetic(config, replicas=None)}, engine limit {config.max_num_seqs}"
@@ -113,7 +115,9 @@ def brief_layout(config: Config) -> str:
 
 
 def serving_arithmetic(config: ServingConfig, *, replicas: int | None) -> str:
-    """`TP 4 x 2 replicas`; pipeline, expert and attention data parallelism only if used."""
+    """Return `TP 4 x 2 replicas`, with pipeline, expert and attention data parallelism only if
+    used.
+    """
     sizes = {
         "TP": config.tensor_parallel_size,
         "PP": config.pipeline_parallel_size,
@@ -128,7 +132,7 @@ def serving_arithmetic(config: ServingConfig, *, replicas: int | None) -> str:
 
 
 def cache_words(cache: KvCache) -> str:
-    """Return what the cache of a replica holds: `KV cache: 180,000 tokens per replica
+    """Return the capacity of a replica's cache: `KV cache: 180,000 tokens per replica
     (160,000-200,000); longest request 131,072`.
     """
     tokens = cache.tokens
@@ -149,15 +153,15 @@ def changed_fields(before: Config, after: Config) -> tuple[str, ...]:
 
 
 def change_in_words(before: Config, after: Config, *, gpus: tuple[int, int]) -> str:
-    """`TP 4 -> 8 (DP 16 -> 8)`: what to change, and in brackets what follows from it; `gpus`:
-    devices before and after.
+    """Return `TP 4 -> 8 (DP 16 -> 8)`: the change, and in brackets its consequences; `gpus` are the
+    numbers of devices before and after.
     """
     names = changed_fields(before, after)
     chosen = [f"more GPUs, {gpus[0]} -> {gpus[1]}"] if gpus[0] != gpus[1] else []
     derived = set()
     if (
         chosen or len(names) > 1
-    ):  # nobody chooses the remaining replicas, nor SP when tensor parallelism begins or ends
+    ):  # Nobody chooses the remaining replicas, nor SP when tensor parallelism starts or ends.
         crossed = (before.tensor_parallel_size > 1) != (after.tensor_parallel_size > 1)
         derived = {"data_parallel_size", "sequence_parallel"} if crossed else {"data_parallel_size"}
     changes = {
@@ -179,7 +183,7 @@ def _axis_value(name: str, config: Config) -> str:
 
 
 def machines_heading(query: Query) -> str:
-    """Return what a ranking of machines is of: `cheapest within 21 days`."""
+    """Return the criterion of a ranking of machines: `cheapest within 21 days`."""
     limits, objective = query.constraints, query.objective
     if limits.max_days is not None and objective in (None, "cost"):
         return f"cheapest within {limits.max_days:g} days"

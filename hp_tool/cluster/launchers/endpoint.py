@@ -19,11 +19,15 @@ from hp_tool.errors import InputError, LauncherError
 
 ENDPOINT = "endpoint.json"
 API_KEY_VARIABLE = "HP_ENDPOINT_API_KEY"
-"""Environment variable of the job's processes; read by `hp_tool.cluster.profiler.endpoint`."""
+"""Environment variable with the API key for the job's processes;
+`hp_tool.cluster.profiler.endpoint` reads it.
+"""
 
 
 class EndpointLauncher(LocalLauncher):
-    """Local jobs, one at a time, that call the endpoint; its devices are those declared."""
+    """Launcher of local jobs, one at a time, that send requests to an endpoint with declared
+    devices.
+    """
 
     name = "endpoint"
 
@@ -45,7 +49,11 @@ class EndpointLauncher(LocalLauncher):
         return replace(self._options.hardware(num_gpus=num_gpus), declared=True)
 
     def answers(self) -> str:
-        """Return its models and declared devices; raise LauncherError if it lists none."""
+        """Return the endpoint's models and declared devices.
+
+        Raises:
+            LauncherError: The endpoint lists no models.
+        """
         request = Request(f"{self._options.url}/models")  # noqa: S310  # the options take http and https alone
         if self._key is not None:
             request.add_unredirected_header("Authorization", f"Bearer {self._key}")

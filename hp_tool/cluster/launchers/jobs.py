@@ -1,6 +1,6 @@
-"""A job's folder: files that launchers write before it starts and read after it ends.
+"""A job's folder: files that launchers write before the job starts and read after it ends.
 
-They yield a Measurement: the results, or the root cause of the failure.
+A Measurement is made from them: the results, or the root cause of the failure.
 """
 
 import contextlib
@@ -48,20 +48,20 @@ JOB = "job.json"
 DAMAGED = "the job damaged its own folder"
 """Cause of a run whose folder cannot be read."""
 MAX_REPORTS = 64
-"""Reports of failed ranks that are read, earliest first."""
+"""Maximum number of reports of failed ranks that are read, earliest first."""
 MAX_SCANNED_FILES = 100_000
-"""Files in a folder that are scanned for reports."""
+"""Maximum number of files in a folder that are scanned for reports."""
 MAX_OUTPUT_BYTES = 16 * 2**20
 """Bytes read from the end of a log: thousands of steps."""
 _NAME = re.compile(r"[a-zA-Z0-9._-]{1,128}")
 _Read = TypeVar("_Read", bound=Measurement)
-# Errors of a rank that failed only because another did.
+# Errors of a rank that failed only because another rank did.
 _SECONDARY_ERRORS = (
     *("Connection closed", "Connection reset", "Broken pipe"),
     *("Timed out waiting", "DistBackendError", "DistNetworkError"),
 )
 _SECONDARY_RANK = 2
-"""Rank of such errors in `_order_of_evidence`."""
+"""Position of such errors in `_order_of_evidence`."""
 _DISK_ERRORS = tuple(
     os.strerror(code) for code in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 )
@@ -110,7 +110,7 @@ def fill_template(template: str, *, plan: LaunchPlan) -> str:
 def _user() -> str:
     try:
         return getpass.getuser()
-    except (KeyError, OSError):  # a container's user may have no name
+    except (KeyError, OSError):  # A container's user may have no name.
         return ""
 
 
@@ -137,7 +137,7 @@ def create_folder(folder: Path, *, files: Mapping[str, str]) -> None:
                 file.write(text)
                 file.flush()
                 os.fsync(file.fileno())
-        temporary.rename(folder)  # fails if another process was first
+        temporary.rename(folder)  # Fails if another process was first.
         parent = os.open(folder.parent, os.O_RDONLY)
         try:
             os.fsync(parent)
@@ -294,7 +294,7 @@ def measure(folder: Path, *, ending: Ending, timeout_s: float, hardware: Hardwar
     if failed.status == "crashed" and any(
         trouble in (failed.cause or "") for trouble in _DISK_ERRORS
     ):
-        failed = replace(failed, status="preempted")  # independent of the configuration
+        failed = replace(failed, status="preempted")  # Independent of the configuration.
     if (
         failed.status in ("timeout", "preempted")
         and ending.reason != "cancelled"
@@ -349,13 +349,17 @@ def kept_steps(log: str) -> Measurement | None:
         warmup_times_s=warmup_s,
         losses=losses,
     )
-    with contextlib.suppress(InputError):  # implausible figures
+    with contextlib.suppress(InputError):  # Implausible figures.
         return check_spec(partial, field="log")
     return None
 
 
 def _read_measurement(path: Path) -> Measurement | None:
-    """Read a rank's result; None if it is missing or cut off; ValueError if invalid."""
+    """Return a rank's result; None if it is missing or cut off.
+
+    Raises:
+        ValueError: The result is invalid.
+    """
     try:
         text = readback.read_file(path)
     except OSError:
@@ -440,7 +444,9 @@ def _reports(folder: Path) -> list[Path]:
 
 
 def _order_of_evidence(report: Measurement) -> int:
-    """Rank a report: out of memory and broken devices first, lost connections last."""
+    """Return the order of a report as evidence: out of memory and broken devices first, lost
+    connections last.
+    """
     if report.status == "oom" or report.suspects:
         return 0
     cause = report.cause or ""
@@ -453,7 +459,9 @@ def _killed(ending: Ending, tail: str) -> bool:
 
 
 def _explain(ending: Ending, *, tail: str, timeout_s: float, cpu: bool) -> Measurement:
-    """Return why a job without rank reports ended; with `cpu`, host memory is device memory."""
+    """Return why a job without rank reports ended; with `cpu`, host memory counts as device
+    memory.
+    """
     match ending.reason:
         case "timeout":
             return Measurement(status="timeout", cause=f"hit the {timeout_s:g} s limit")

@@ -46,18 +46,18 @@ from hp_tool.errors import EngineAwayError, LauncherError
 _TEMPORARY_ERROR = re.compile(
     r"Unable to connect|connection|TooManyRequests|ServiceUnavailable|etcdserver: |try again"
 )
-"""Errors of an API server that is away, restarts or is overloaded."""
+"""Errors of an API server that is unreachable, restarting or overloaded."""
 _NODE_ERROR = re.compile(r"containerLogs|no answer within")
 """Errors of the pod's node when reading a log, not of the API server."""
 _COMMAND_LIMIT_S = 20.0
-"""Shorter than a lease."""
+"""Time limit of a kubectl command in seconds; shorter than a lease."""
 WALL_S = "hp-tool/wall-s"
 """Annotation: seconds that a cancelled job had run."""
 _LOG = "log"
 _MAX_LOG_CHARACTERS = 200_000
 """Size of a log's end in a ConfigMap."""
 _MIN_KEEP_S = 86_400.0
-"""A cancelled name stays blocked for at least a day."""
+"""Minimum seconds for which a cancelled name stays blocked: one day."""
 
 
 class KubernetesLauncher(StreamedLauncher):
@@ -106,7 +106,9 @@ class KubernetesLauncher(StreamedLauncher):
         return json.dumps(manifest(self._options, plan=plan), indent=2)
 
     def submit(self, plan: LaunchPlan) -> str:
-        """Create the Job first: its belongings carry its uid, and its pods wait for them."""
+        """Create the Job first: the ConfigMap and Service name its uid as owner, and its pods wait
+        for them.
+        """
         handle = object_name(plan.job_name)
         belongings(self._options, plan=plan)  # rejects large files before anything is created
         if self._ended(handle) is not None:
@@ -259,7 +261,7 @@ class KubernetesLauncher(StreamedLauncher):
                     raise  # the log may contain the result
 
     def _create(self, job: dict[str, Any]) -> dict[str, Any]:
-        """Create an object, or return the existing one (created by another process or before)."""
+        """Create an object, or return the existing one (created earlier or by another process)."""
         try:
             created: dict[str, Any] = json.loads(
                 self._kubectl("create", "-f", "-", "-o", "json", stdin=json.dumps(job))
@@ -317,7 +319,9 @@ class KubernetesLauncher(StreamedLauncher):
 
 
 def job_state(job: Object) -> JobState:
-    """Return the state of a Job or JobSet by its conditions and pods; CANCELLED for a ConfigMap."""
+    """Return the state of a Job or JobSet from its conditions and pods; CANCELLED for a
+    ConfigMap.
+    """
     status = job.get("status") or {}
     if job.get("kind") == "ConfigMap":
         return JobState.CANCELLED
@@ -345,7 +349,9 @@ def _lacks_pods(job: Object) -> bool:
 
 
 def ending(job: Object, *, pods: Sequence[Object]) -> Ending:
-    """Return how a job without its own record ended: evicted, timeout, OOM or never started."""
+    """Return how a job that recorded no end itself ended: evicted, timeout, OOM or never
+    started.
+    """
     status, failed = job.get("status") or {}, _conditions(job).get("Failed", {})
     if job.get("kind") == "ConfigMap":
         return Ending(reason="cancelled", wall_s=float(_annotations(job).get(WALL_S, 0.0)))

@@ -17,11 +17,14 @@ NUM_GPUS, TIMEOUT_S = "hp-tool/num-gpus", "hp-tool/timeout-s"
 CANCELLED = "hp-tool/cancelled"
 """Label of the ConfigMap that blocks the name of a cancelled job."""
 _TIME_MARGIN_S = 600.0
-"""Margin of Kubernetes' limit over the run's: a backstop for images that cannot be pulled and nodes
-that hang. It is set on pods, whose clock starts on a node, so waiting for a node does not count.
+"""Seconds by which Kubernetes' time limit exceeds the run's: a backstop for images that cannot be
+pulled and nodes that hang. It is set on pods, whose clock starts on a node, so waiting for a node
+does not count.
 """
 _FIRST_PORT, _PORTS = 20_000, 10_000
-"""A job's port follows from its name, because jobs on the nodes' own network must not collide."""
+"""Range of ports. A job's port follows from its name, because jobs on the nodes' network must not
+collide.
+"""
 _FILES = "/hp-tool"
 _MAX_NAME_LENGTH = 45
 """Longest object name: a host name has 63 characters, and the pod's index and a JobSet's Job name
@@ -127,7 +130,7 @@ def tombstone_object(options: KubernetesOptions, *, handle: str) -> dict[str, An
 def belongings(
     options: KubernetesOptions, *, plan: LaunchPlan, job_uid: str | None = None
 ) -> list[dict[str, Any]]:
-    """Return the ConfigMap and Service that the pods need; with `job_uid`, the Job owns them."""
+    """Return the ConfigMap and Service that the pods need; with `job_uid`, the Job owns both."""
     name = object_name(plan.job_name)
     files = job_files(plan)
     size = sum(len(text.encode()) for text in files.values())

@@ -28,7 +28,7 @@ from hp_tool.domain.states import JobState
 from hp_tool.errors import InputError, LauncherError
 
 _STATES = {"cancelled": JobState.CANCELLED, "terminated": JobState.PREEMPTED, "lost": JobState.LOST}
-# Set for every job process, to find those whose supervisor was killed.
+# Set for every job process, to find the processes of a killed supervisor.
 _FOLDER_VARIABLE = "HP_JOB_FOLDER"
 _STARTED, _ENDED, _CANCEL = "started.json", "ended.json", "cancel"
 _END_TIMEOUT_S = 10.0
@@ -36,8 +36,8 @@ _END_TIMEOUT_S = 10.0
 _START_TIMEOUT_S = 30.0
 _CANCEL_TIMEOUT_S = 30.0
 OVERSUBSCRIPTION_LIMIT = 4
-"""CPU processes per logical core; enough for a 2 x 2 configuration on one core. Measurements record
-the oversubscription.
+"""Maximum number of CPU processes per logical core; enough for a 2 x 2 configuration on one core.
+Measurements record the oversubscription.
 """
 
 
@@ -114,7 +114,7 @@ class LocalLauncher:
                 raise LauncherError(f"Job {job_name} did not end within {_CANCEL_TIMEOUT_S:g} s.")
             time.sleep(0.02)
         if jobs.submitted(folder) is None or not readback.is_there(folder / _STARTED):
-            _await_processes(folder)  # the folder gives no state; the supervisor sees the mark
+            _await_processes(folder)  # The folder gives no state; the supervisor sees the mark.
 
     def open_jobs(self) -> list[str]:
         started = (path.parent for path in self._root.glob(f"*/{_STARTED}"))
@@ -162,7 +162,7 @@ class LocalLauncher:
         return self._root / jobs.check_name(job_name)
 
     def _start(self, folder: Path, *, environment: dict[str, str]) -> None:
-        """Start the supervisor; return when it has detached with the job."""
+        """Start the supervisor; return when it has detached together with the job."""
         command = [sys.executable, "-I", supervisor.__file__, str(folder)]
         with (folder / "supervisor.log").open("ab") as log:
             try:
@@ -217,7 +217,7 @@ def _ending(folder: Path) -> jobs.Ending:
 
 
 def _find_damage(folder: Path) -> str | None:
-    """Return what a started job did to its control files, or None."""
+    """Return what a started job did to its control files; None if they are intact."""
     return readback.find_damage(folder, needed=(_STARTED, "lock", jobs.JOB), allowed=(_ENDED,))
 
 
@@ -237,7 +237,7 @@ def _processes(folder: Path) -> list[psutil.Process]:
     """Return the job's supervisor and processes, found by an environment variable."""
     marked = []
     for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error, OSError):  # ended, or another user's
+        with contextlib.suppress(psutil.Error, OSError):  # Ended, or another user's.
             if process.status() != psutil.STATUS_ZOMBIE and process.environ().get(
                 _FOLDER_VARIABLE
             ) == str(folder):

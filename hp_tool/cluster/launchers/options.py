@@ -225,7 +225,7 @@ class EndpointOptions(ClusterOptions):
 
     name: str = "endpoint"
     url: Url
-    """Base URL, such as `http://host:8000/v1`."""
+    """Base URL of the server, such as `http://host:8000/v1`."""
     api_key: Line | None = field(default=None, repr=False)
     """Bearer token. It is passed to the process that sends requests, and never stored."""
     api_key_variable: Variable | None = None

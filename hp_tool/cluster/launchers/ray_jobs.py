@@ -33,13 +33,13 @@ _STATES = {
     "FAILED": JobState.FINISHED,
 }
 _JOB_FAILURES = ("JOB_ENTRYPOINT_COMMAND_ERROR", None)
-"""Error types of jobs that ran: their output explains the failure."""
+"""Error types of jobs that ran, whose output explains the failure."""
 _NEVER_STARTS = ("RUNTIME_ENV_SETUP_FAILURE", "JOB_ENTRYPOINT_COMMAND_START_ERROR")
 _TEMPORARY_ERROR = re.compile(
     r"try again later|no available agent|status code (429|50[234])\b|temporarily unavailable",
     re.IGNORECASE,
 )
-"""Errors of a head without an agent, during a restart, or of a proxy in front of it."""
+"""Errors of a head node without an agent or during a restart, or of a proxy in front of it."""
 _DRIVER = "ray_nodes.py"
 _CONNECT_LIMIT_S = 10.0
 _STOP_LIMIT_S = 20.0

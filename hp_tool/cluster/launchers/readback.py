@@ -148,7 +148,9 @@ def is_there(path: Path) -> bool:
 def find_damage(
     folder: Path, *, needed: tuple[str, ...], allowed: tuple[str, ...] = ()
 ) -> str | None:
-    """Return what is wrong with a job's `needed` and `allowed` (optional) files, or None."""
+    """Return what is wrong with a job's `needed` and `allowed` (optional) files; None if nothing
+    is.
+    """
     for name in (*needed, *allowed):
         try:
             mode = (folder / name).lstat().st_mode

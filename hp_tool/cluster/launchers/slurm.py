@@ -287,7 +287,7 @@ class SlurmLauncher:
 
 
 def _submitted_at(folder: Path) -> float:
-    """Return when Slurm had accepted the job at the latest, in seconds since 1970."""
+    """Return the latest time at which Slurm can have accepted the job, in seconds since 1970."""
     submission = slurm_folder.handed_over(folder)
     if submission is not None:
         return min(submission.time, time.time())

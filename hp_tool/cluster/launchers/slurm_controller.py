@@ -1,4 +1,6 @@
-"""Slurm's programs: one squeue for all jobs, at most every `poll_s`, with backoff when it fails."""
+"""Slurm's programs: one squeue for all jobs, at most every `poll_s` seconds, with backoff on
+failures.
+"""
 
 import contextlib
 import fcntl

@@ -117,7 +117,7 @@ def await_files(folder: Path, *, options: SlurmOptions) -> None:
         copy_from_logs(folder, options=options)
         try:
             names = os.listdir(folder)  # noqa: PTH208 - makes a network file system refresh
-        except (FileNotFoundError, NotADirectoryError):  # removed by the job
+        except (FileNotFoundError, NotADirectoryError):  # Removed by the job.
             return
         if ENDED in names or jobs.RESULT in names:
             return

@@ -34,7 +34,7 @@ class Printed:
     """The parsed output of a job."""
 
     log: str = ""
-    """Output of the job itself."""
+    """Output of the job's own processes."""
     files: dict[str, str] = field(default_factory=dict)
     began: float | None = None
     """Start of the first node; None if none started."""
@@ -246,7 +246,7 @@ def measure(
 
 
 def job_ending(printed: Printed) -> Ending | None:
-    """Return the job's own record of its end; None if it has none or the engine ended it."""
+    """Return the job's record of its end; None if it has none or if the engine ended it."""
     ended = printed.ended
     if ended is None or ended.get("reason") in ("terminated", "cancelled"):
         return None

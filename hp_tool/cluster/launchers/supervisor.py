@@ -37,7 +37,7 @@ _KILL_TIMEOUT_S = 30.0
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 EXIT_ALREADY_RUN = 75
-"""Exit code if another supervisor has or had the job."""
+"""Exit code if another supervisor runs or ran the job."""
 MARK = ("<<<hp-tool:", ":hp-tool>>>")
 """Markers around a JSON object on its own line."""
 MAX_FILE_BYTES = 2**18

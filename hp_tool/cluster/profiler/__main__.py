@@ -125,9 +125,9 @@ def profile(request: RunRequest) -> Measurement:
 
 
 def with_rivals(request: RunRequest, first: Measurement) -> Iterator[JobResult]:
-    """Yield the first configuration's measurement with those of its rivals so far.
+    """Yield the first configuration's measurement together with those of its rivals so far.
 
-    Rivals run in the same processes. One that fails ends the job; earlier results remain.
+    Rivals run in the same processes. A failing rival ends the job; earlier results remain.
     """
     if not isinstance(request, ProfileRequest):
         return
@@ -171,7 +171,7 @@ def forget() -> None:
 
 
 def _train(request: ProfileRequest, *, device: torch.device) -> Measurement:
-    """Run a few optimizer steps of a training configuration."""
+    """Run a few optimizer steps of a training configuration, and return the measurement."""
     is_native = request.training.framework == "torch-fsdp"
     if not is_native:
         _prepare_megatron(device)
@@ -208,7 +208,7 @@ def _train(request: ProfileRequest, *, device: torch.device) -> Measurement:
 
 
 def _serve(request: InferenceRequest, *, device: torch.device) -> Measurement:
-    """Run a few answers of a replica of a serving configuration."""
+    """Run a few batches on a replica of a serving configuration, and return the measurement."""
     _prepare_megatron(device)
 
     from hp_tool.cluster.profiler import serving

@@ -110,7 +110,7 @@ class Endpoint:
         return versions
 
     async def answers(self, total: int) -> list[Answer]:
-        """Return the first `total` answers in the order in which they ended."""
+        """Return the first `total` answers, in the order in which they ended."""
         ended: list[Answer] = []
         enough = asyncio.Event()
         parallel, load = self._request.parallel, self._request.inference

@@ -19,8 +19,8 @@ class PeakMemory:
     """Peak memory in bytes."""
 
     allocated: int
-    """cuda: torch.cuda.max_memory_allocated(); cpu: growth of the resident set without program text
-    since before the model was built.
+    """cuda: torch.cuda.max_memory_allocated(). cpu: growth of the resident set, without program
+    text, since before the model was built.
     """
     reserved: int
     """cuda: torch.cuda.max_memory_reserved(); cpu: the whole resident set."""

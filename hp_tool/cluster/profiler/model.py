@@ -102,7 +102,7 @@ def transformer_config(request: ProfileRequest, *, cuda: bool) -> TransformerCon
 
 
 def transformer_fields(request: ProfileRequest, *, run: Switches, cuda: bool) -> dict[str, Any]:
-    """Return the fields of the TransformerConfig with these switches."""
+    """Return the fields of the TransformerConfig with these overlaps and fusions."""
     model, training, parallel = request.model, request.training, request.parallel
     dtype = _DTYPES[training.precision]
     return dict(

@@ -136,7 +136,7 @@ def sample(request: ProfileRequest, number: int) -> torch.Tensor:
 
 
 def _mean(loss: torch.Tensor | None, *, device: torch.device) -> float:
-    """Return the mean loss over the ranks that have one; a collective call."""
+    """Return the mean loss over the ranks that have a loss; a collective call."""
     sums = torch.tensor(
         [0.0 if loss is None else float(loss), float(loss is not None)],
         dtype=torch.float64,
@@ -147,7 +147,7 @@ def _mean(loss: torch.Tensor | None, *, device: torch.device) -> float:
 
 
 def _of_one_step(step: Callable[[], object], *, device: torch.device) -> dict[str, float]:
-    """Profile one more step; return seconds by part, mean over the ranks.
+    """Profile one more step; return the seconds by part, averaged over the ranks.
 
     Parts are `compute`, exposed communication by kind, and `idle`; they sum to the step, which is
     longer than measured steps due to profiling. A GPU is idle while no kernel runs, a CPU process
@@ -198,7 +198,9 @@ def communication_kind(name: str) -> str | None:
 def parts(
     *, whole: Interval, compute: Iterable[Interval], communication: Mapping[str, Iterable[Interval]]
 ) -> dict[str, float]:
-    """Return the time in `whole` that each part covers and earlier ones do not, and `idle`."""
+    """Return the part of `whole` that each part covers and no earlier part does, and the remaining
+    `idle` time.
+    """
     covered = _merged(compute, within=whole)
     lengths = {"compute": _length(covered)}
     for kind in sorted(communication):
@@ -209,7 +211,7 @@ def parts(
 
 
 def _merged(intervals: Iterable[Interval], *, within: Interval) -> list[Interval]:
-    """Return the union as disjoint intervals, clipped to `within`."""
+    """Return the union of intervals as disjoint intervals, clipped to `within`."""
     merged: list[Interval] = []
     for start, end in sorted(intervals):
         start, end = max(start, within[0]), min(end, within[1])

@@ -32,9 +32,9 @@ _MODULES = {
 
 
 def switched(request: ProfileRequest) -> tuple[Switches, dict[str, tuple[str, ...]]]:
-    """Return (this run's overlaps and fusions, differences from the exported configuration).
+    """Return (this run's overlaps and fusions, their differences from the exported configuration).
 
-    Differences list what this host lacks, by field.
+    Differences name what this host lacks, by field.
     """
     parallel = request.parallel
     wanted = megatron_switches(

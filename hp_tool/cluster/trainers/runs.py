@@ -35,7 +35,7 @@ class TrainerLauncher:
             problem,
             settings,
         )
-        # Everything except `plan` and `fetch` is the launcher's.
+        # Everything except `plan` and `fetch` is delegated to the launcher.
         self.name, self.hardware, self.answers = launcher.name, launcher.hardware, launcher.answers
         self.describe, self.submit, self.find, self.poll = (
             launcher.describe,

@@ -27,7 +27,9 @@ class Decoder(nn.Module):
         self.output = nn.Linear(width, model.vocab_size, bias=False) if is_last else None
 
     def tie(self) -> None:
-        """Tie the output layer's weight to the embedding if the model does and both are here."""
+        """Tie the output layer's weight to the embedding if the model ties them and both are on
+        this stage.
+        """
         if (
             self.model.tie_word_embeddings
             and self.embedding is not None
