@@ -4,6 +4,7 @@ scripts/assumptions_table.py` writes them.
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 from typing import Any, get_type_hints
 

@@ -10,7 +10,9 @@ import yaml
 from hp_tool.errors import InputError
 
 MAX_FILE_BYTES = 4 * 2**20
-"""Far above any catalogue file or config.json; limits memory if a path is wrong."""
+"""Maximum size of a file in bytes, far above any catalogue file or config.json; limits memory if a
+path is wrong.
+"""
 
 MAX_DEPTH = 32
 """Maximum nesting of lists and mappings; queries and catalogue files have fewer than ten levels."""

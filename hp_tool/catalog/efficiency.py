@@ -39,10 +39,10 @@ from hp_tool.errors import InputError, UnsupportedError
 
 FOLDER = Path(__file__).parent / "data" / "efficiency"
 STAND_IN_LOG_SD, STAND_IN_MEMORY_LOG_SD = 0.25, 0.15
-"""Assumed scatter of the ratio of two step times, and of memory, under a framework without
+"""Assumed deviations of the ratio of two step times, and of memory, for a framework without
 constants.
 
-`Doubts.trainer_log_sd` is its additional scatter of step times.
+`Doubts.trainer_log_sd` is the additional deviation of step times.
 """
 _GENERIC = "generic"
 """Typical constants for dies without measurements."""
@@ -116,12 +116,14 @@ def efficiency_profile(
 
 @functools.cache
 def prediction_doubts() -> Doubts:
-    """Return the scatter of predictions in addition to that of a framework's own runs."""
+    """Return the deviations of predictions that add to those of a framework's own runs."""
     return _build(Doubts, FOLDER / "doubts.yaml")
 
 
 def sustained_efficiency(kernels: GpuEfficiency, *, gpu: GpuSpec, clocks: Clocks) -> GpuEfficiency:
-    """Return constants of isolated kernels, at the clocks of a long training on this GPU."""
+    """Return the constants of isolated kernels at the clocks that a long training sustains on this
+    GPU.
+    """
     return _at_clocks(kernels, clocks, gpu.power_w, gpu.peak_flops_per_second)
 
 
@@ -134,7 +136,7 @@ def check_power_cap(query: str | ClusterQuery, *, gpu: GpuSpec, serves: bool = F
     """Check that the effect of a power cap on the clocks is known.
 
     Raises:
-        UnsupportedError: It is not known.
+        UnsupportedError: The effect is not known.
     """
     if isinstance(query, str) or query.power_cap_w is None:
         return
@@ -180,8 +182,8 @@ def frameworks() -> list[str]:
 
 
 def gpu_efficiency(gpu: GpuSpec) -> GpuEfficiency:
-    """Return the kernel constants of this GPU's die; generic ones, marked `measured: false`,
-    without a die.
+    """Return the kernel constants of this GPU's die; if it names no die, generic constants marked
+    `measured: false`.
     """
     return _die_efficiency(_die_name(gpu))
 
@@ -204,7 +206,9 @@ def _die_efficiency(name: str) -> GpuEfficiency:
 
 @functools.lru_cache(maxsize=256)
 def _framework(name: str, silicon: str) -> FrameworkEfficiency:
-    """Return the framework's constants on this die, else those of its newest measured software."""
+    """Return the framework's constants on this die; without any, those of its newest measured
+    software.
+    """
     if name in STAND_INS:
         return _as_stand_in(_framework(STAND_INS[name].constants, silicon), name=name)
     if name in SAME_CODE:
@@ -220,8 +224,8 @@ def _framework(name: str, silicon: str) -> FrameworkEfficiency:
 
 
 def _as_stand_in(constants: FrameworkEfficiency, *, name: str) -> FrameworkEfficiency:
-    """Return the constants as those of another framework, with more scatter and without own
-    runs.
+    """Return the constants as those of another framework, with larger deviations and without runs
+    of its own.
     """
 
     def wider(log_sd: float | None, doubt: float) -> float | None:
@@ -240,7 +244,7 @@ def _as_stand_in(constants: FrameworkEfficiency, *, name: str) -> FrameworkEffic
 
 
 def _build(kind: type[P], path: Path) -> P:
-    """Return the profile in a file."""
+    """Return the profile that a file contains."""
     return records.build(kind, documents.read(path), field="efficiency", origin=path)
 
 
@@ -258,7 +262,9 @@ class MachineProfile:
 
     gpu: GpuEfficiency
     network: Link | None = None
-    """Ring collectives across nodes; None if not measured, then the framework's apply."""
+    """Ring collectives across nodes; None if not measured, so that the framework's constants
+    apply.
+    """
 
 
 def machine_profile(cluster: str) -> MachineProfile | None:
@@ -291,9 +297,7 @@ def save_machine_profile(cluster: str, profile: MachineProfile) -> Path:
 
 
 def _without_defaults(value: Any) -> Any:
-    """Return a dataclass, or a structure of them, as mappings of the fields that are not
-    defaults.
-    """
+    """Return a dataclass, or a structure of them, as mappings without default values."""
     if isinstance(value, dict):
         return {key: _without_defaults(each) for key, each in value.items()}
     if not dataclasses.is_dataclass(value):
@@ -322,7 +326,7 @@ def _read(name: str, folders: tuple[Path, ...]) -> MachineProfile | None:
 
 @functools.lru_cache(maxsize=1024)
 def _file_name(cluster: str) -> str:
-    """Return a name that is a valid file name on all systems and contains no path."""
+    """Return a valid file name for all systems that contains no path."""
     return re.sub(r"[^a-z0-9]+", "-", cluster.casefold()).strip("-")[:100] or "unnamed"
 
 
@@ -334,10 +338,10 @@ def engine_efficiency(
 ) -> EngineEfficiency:
     """Return the profile of an engine version.
 
-    A version without a profile uses that of the newest version before it, preferably with runs on
-    this die (`silicon`), marked `measured: false`. Without a version, the newest with measured runs
-    is used, preferably on this die. A profile of kernels alone applies only to a named version and
-    later ones.
+    A version without a profile uses the newest earlier profile, preferably one with runs on this
+    die (`silicon`), marked `measured: false`. If no version is named, the newest profile with
+    measured runs is used, preferably on this die. A profile from kernels alone applies only if its
+    version or a later one is named.
 
     Raises:
         UnsupportedError: The engine has no profile.
@@ -383,13 +387,13 @@ SETTINGS_OF_A_RELEASE = (
     "fp8_cache_with",
     "fp8_scales",
 )
-"""Profile fields without runs, which come from the nearest release regardless of the release of the
-constants.
+"""Profile fields that do not depend on runs. They come from the nearest release, whatever release
+the constants come from.
 """
 
 
 def _is_release_or_later(version: str | None, release: str) -> bool:
-    """Return whether a version is given and is that release or a later one."""
+    """Return whether a version is given and is at least that release."""
     return version is not None and version_key(version) >= version_key(release)
 
 
@@ -401,10 +405,10 @@ def _nearest_profile(versions: list[EngineEfficiency], version: str) -> EngineEf
 
 @functools.cache
 def expert_efficiency(*, engine: str) -> ExpertEfficiency:
-    """Return an engine's overheads of layers with experts, by its own runs, else by those of all
+    """Return an engine's overheads of MoE layers, from its own runs, else from those of all
     engines.
 
-    None for `megatron-core`, which has isolated kernels.
+    Returns None for `megatron-core`, which has isolated kernels.
     """
     if engine == "megatron-core":
         return ISOLATED_EXPERTS
@@ -414,8 +418,8 @@ def expert_efficiency(*, engine: str) -> ExpertEfficiency:
 
 @functools.cache
 def defaults_efficiency(*, engine: str) -> DefaultsEfficiency:
-    """Return the overheads of an engine started with its defaults, by its own runs, else by those
-    of all engines.
+    """Return the overheads of an engine started with its defaults, from its own runs, else from
+    those of all engines.
     """
     own = FOLDER / "defaults" / f"{engine}.yaml"
     return _build(DefaultsEfficiency, own if own.is_file() else FOLDER / "defaults.yaml")

@@ -25,7 +25,9 @@ def expert_kernels(gpu: GpuEfficiency, *, engine: str, version: str) -> dict[str
 
 
 def _nearest_first(releases: Collection[str], version: str) -> list[str]:
-    """Order releases: up to `version` from the newest, then later ones from the oldest."""
+    """Return the releases in order: up to `version` from the newest, then later ones from the
+    oldest.
+    """
     ordered = sorted(releases, key=version_key)
     earlier = [release for release in ordered if version_key(release) <= version_key(version)]
     return earlier[::-1] + ordered[len(earlier) :]

@@ -30,8 +30,10 @@ def gpu(name: str, *, field: str = "gpu") -> GpuSpec:
 
 
 def node_type(name: str, *, field: str = "cluster") -> NodeType:
-    """Return a server, cloud instance or registered cluster by catalogue name; raises like
-    `gpu`.
+    """Return a server, cloud instance or registered cluster by catalogue name.
+
+    Raises:
+        NotFoundError: The name is unknown; the error names the nearest ones.
     """
     return _node_type(library.entry("clusters", name, field=field))
 
@@ -48,25 +50,25 @@ def node_type_from_mapping(mapping: Mapping[str, Any]) -> NodeType:
 def cluster(query: Cluster) -> ClusterSpec:
     """Return the cluster of a query: a registered name, or a description with catalogue defaults.
 
-    Only the name of a node type means one such node.
+    The name of a node type without a number of devices means one such node.
 
     Raises:
         InputError: The error names the field, its value and the fix.
     """
     check_single_machine(query)
     if isinstance(query, str):
-        node_type(query)  # an unknown name is an error of `cluster`, not of cluster.node_type
+        node_type(query)  # An unknown name is an error of `cluster`, not of cluster.node_type.
         query = ClusterQuery(name=query, node_type=query)
     try:
         return _cached_cluster(query, library.folders())
-    except TypeError:  # a device described by its datasheet has no hash
+    except TypeError:  # A device described by its datasheet has no hash.
         return _resolve_cluster(query)
 
 
 def machine_list_field(query: Cluster) -> str | None:
-    """Return the field by which a query's cluster means several machines; None for one.
+    """Return the field by which a query's cluster means several machines; None if it means one.
 
-    It is a list, or all machines with a price.
+    The field is a list, or `priced` for all machines with a price.
     """
     if isinstance(query, tuple) or query == PRICED:
         return "cluster"
@@ -160,7 +162,7 @@ def _gpu(entry: library.Entry) -> GpuSpec:
 @functools.lru_cache(maxsize=1024)
 def _node_type(entry: library.Entry) -> NodeType:
     fields = {"name": entry.name, "source": entry.source, **entry.fields}
-    fields.pop(RUNS_KEY, None)  # only needed by processes that start runs
+    fields.pop(RUNS_KEY, None)  # Only processes that start runs need it.
     return records.build(NodeType, fields, field="cluster", origin=entry.path)
 
 
@@ -202,7 +204,9 @@ def _with_power_cap(device: GpuSpec, power_w: float | None) -> GpuSpec:
 
 
 def _check_market(query: ClusterQuery) -> None:
-    """Return prices and interruptions in the query for a machine without a price list entry."""
+    """Return the prices and interruptions in the query, for a machine without an entry in the price
+    list.
+    """
     needs = {None: (), "spot": ("price_per_gpu_hour", "interruptions_per_node_day")}.get(
         query.market, ("price_per_gpu_hour",)
     )
@@ -229,7 +233,9 @@ def _num_gpus(query: ClusterQuery, node: NodeType | None) -> int:
 
 
 def _gpus_per_node(query: ClusterQuery, usual: int, num_gpus: int) -> int:
-    """Return devices per host; a cluster smaller than one host is a single, partly used host."""
+    """Return the devices per host. A cluster smaller than one host is a single, partly used
+    host.
+    """
     gpus_per_node = min(query.gpus_per_node or usual, num_gpus)
     if num_gpus % gpus_per_node:
         fewer = num_gpus - num_gpus % gpus_per_node
@@ -247,7 +253,7 @@ def _check_whole_nodes(size: int | None, usual: int, num_gpus: int) -> int:
 
 
 def _network(query: ClusterQuery, node: NodeType | None) -> dict[str, Any]:
-    """Return the network levels given by the query, else by the node type."""
+    """Return the network levels that the query gives, else those of the node type."""
     names = ("network_topology", "nodes_per_leaf", "network_oversubscription")
     levels = {
         name: value
@@ -267,7 +273,9 @@ def _network(query: ClusterQuery, node: NodeType | None) -> dict[str, Any]:
 def _nvlink_domain_size(
     query: ClusterQuery, usual: int | None, num_gpus: int, gpus_per_node: int
 ) -> int:
-    """Return the devices of one NVLink domain; without NVLink the node, whose devices use PCIe."""
+    """Return the number of devices of one NVLink domain; without NVLink, of a node, whose devices
+    use PCIe.
+    """
     if query.nvlink_domain_size is None:
         return max(gpus_per_node, min(usual or gpus_per_node, num_gpus))
     size = min(query.nvlink_domain_size, num_gpus)
@@ -282,9 +290,10 @@ def _nvlink_domain_size(
 
 
 def _nvlink_segment(query: ClusterQuery, *, domain: int, gpus_per_node: int) -> int | None:
-    """Return the devices of one NVLink domain that a job uses together, if the query sets it.
+    """Return the number of devices of one NVLink domain that a job uses together, if the query sets
+    it.
 
-    A smaller cluster uses all it has.
+    A smaller cluster uses all its devices.
     """
     segment = query.nvlink_segment_gpus
     if segment is None:
@@ -300,7 +309,7 @@ def _nvlink_segment(query: ClusterQuery, *, domain: int, gpus_per_node: int) -> 
 
 
 def _mixed_cluster(query: ClusterQuery) -> ClusterSpec:
-    """Return the cluster of two kinds of GPU in `query.stages`: each resolved separately, and
+    """Return the cluster of two kinds of GPU in `query.stages`: each kind resolved separately, and
     common values.
     """
     stages = query.stages or ()
@@ -343,7 +352,7 @@ def _mixed_cluster(query: ClusterQuery) -> ClusterSpec:
 
 
 def _mean_gpu(kinds: Sequence[ClusterSpec]) -> GpuSpec:
-    """Return a device with mean values: MFU divides by the mean peak, energy uses the mean
+    """Return a device with mean values: MFU divides by the mean peak, and energy uses the mean
     power.
     """
     gpus = [kind.gpu for kind in kinds]
@@ -379,7 +388,7 @@ def _device_mean(kinds: Sequence[ClusterSpec], values: Sequence[float]) -> float
 
 
 def cluster_name(cluster: str | ClusterQuery) -> str | None:
-    """Return the name of the query's registered cluster, whole or in part; None for a
+    """Return the name of the query's registered cluster, used whole or in part; None for a
     description.
     """
     check_single_machine(cluster)
@@ -393,7 +402,7 @@ def cluster_runs(cluster: str | ClusterQuery) -> ClusterRuns | None:
     from a query or HTTP.
 
     Raises:
-        InputError: It is malformed.
+        InputError: The entry is malformed.
     """
     name = cluster_name(cluster)
     if name is None:

@@ -28,9 +28,9 @@ class LogNormal:
     """One component of a mixture."""
 
     share: Annotated[float, Interval(ge=1e-9, le=1e9)]
-    """Share of the sequences, relative to the other components."""
+    """Weight of the component, relative to the other components."""
     median: Annotated[float, Interval(ge=1.0, le=MAX_LENGTH)]
-    """Median tokens."""
+    """Median length in tokens."""
     sigma: Annotated[float, Interval(ge=0.01, le=10.0)]
     """Standard deviation of the logarithm."""
 
@@ -43,7 +43,7 @@ class LengthRecord:
     log_normal: dict[str, LogNormal] | None = None
     """Components by name."""
     shortest: Tokens = 1
-    """Minimum tokens, for log_normal."""
+    """Minimum length in tokens, for log_normal."""
     longest: Tokens = 1 << 20
     counts: dict[str | int, float] | None = None
     """Sequences by length in tokens."""

@@ -1,18 +1,17 @@
-"""Finds an entry among the catalogue's files, one's own folders first, without parsing files that
-cannot hold it.
+"""Find an entry among the catalogue's files, the user's folders first, without parsing files that
+cannot contain it.
 
 A file holds one entry (its fields at the top, its name from `name` or the file's name), or many:
 
-    source: where the figures come from          # for entries that name none of their own
-    defaults: {normalization: rmsnorm}           # fields all entries share
+    source: where the figures come from # for entries that name none of their own
+    defaults: {normalization: rmsnorm} # fields all entries share
     entries:
-      llama-2-7b:
-        aliases: [meta-llama/Llama-2-7b-hf]      # other names
-        parameters: 6.74e9                       # published count, a check of the shape; models only
-        checkpoints: {fp8: [nvidia/...-FP8]}     # ids of its weights in fewer bits, by precision; models only
-        wide_attention: [fp8]                    # precisions whose checkpoints keep attention in 16 bits; models only
-        num_hidden_layers: 32                    # the fields of the domain type
-"""  # noqa: E501
+      llama-2-7b: aliases: [meta-llama/Llama-2-7b-hf] # other names parameters: 6.74e9 # published
+      count, a check of the shape; models only checkpoints: {fp8: [nvidia/...-FP8]} # ids of its
+      weights in fewer bits, by precision; models only wide_attention: [fp8] # precisions whose
+      checkpoints keep attention in 16 bits; models only num_hidden_layers: 32 # the fields of the
+      domain type
+"""
 
 import dataclasses
 import functools
@@ -47,8 +46,8 @@ _SINGULAR: dict[Kind, str] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Entry:
-    """One catalogue entry as written in its file; compared by identity, so that it can be a cache
-    key.
+    """One catalogue entry as written in its file. Instances compare by identity, so that they can
+    be cache keys.
     """
 
     name: str
@@ -104,9 +103,9 @@ def has_entry(kind: Kind, name: str) -> bool:
 
 
 def _matches_name(kind: Kind, name: str) -> Entry | None:
-    """Return the entry of this name or alias.
+    """Return the entry with this name or alias.
 
-    A model that was fine-tuned (-Instruct, -0324), quantised, or republished has the shape of its
+    A model that was fine-tuned (-Instruct, -0324), quantised or republished has the shape of its
     base.
     """
     match = _find(kind, name.casefold(), folders())
@@ -119,7 +118,7 @@ def _matches_name(kind: Kind, name: str) -> Entry | None:
 
 
 def base_model(name: str) -> str:
-    """Return the name of the base model in lower case: `llama-3.1-8b` of
+    """Return the name of the base model in lower case: `llama-3.1-8b` for
     `Llama-3.1-8B-Instruct`.
     """
     return _FURTHER.sub("", name.casefold()) or name.casefold()
@@ -201,8 +200,8 @@ def missing_folders() -> list[Path]:
 def revision() -> str:
     """Return a digest of the user's files by name, size and age.
 
-    If it changes, cached entries are dropped, so changed files are read again. Built-in data do not
-    change during a process.
+    If it changes, cached entries are dropped, so that changed files are read again. Built-in data
+    do not change during a process.
     """
     global _seen
     digest = hashlib.blake2b(digest_size=16)
@@ -236,7 +235,7 @@ _elsewhere: list[Callable[[], None]] = []
 
 
 def on_change(forget: Callable[[], None]) -> None:
-    """Register `forget`, called by `clear_cache`, for callers that cache data from the user's
+    """Register `forget`, which `clear_cache` calls, for callers that cache data from the user's
     folders.
     """
     _elsewhere.append(forget)
@@ -273,7 +272,8 @@ def stored_precision(name: str) -> str | None:
 def _published_names(name: str) -> Iterator[str]:
     """Yield possible catalogue names of a published checkpoint.
 
-    These are its base, without its publisher, and without the weight format.
+    These are the base model, the name without its publisher, and the name without the weight
+    format.
     """
     yield base_model(name)
     tail = name.rstrip("/").rpartition("/")[2].casefold().removeprefix("meta-")

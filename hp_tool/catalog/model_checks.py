@@ -15,15 +15,17 @@ _NEEDED: dict[Mixer, tuple[str, ...]] = {
     "mamba2": ("mamba_num_heads", "mamba_head_dim", "ssm_state_size"),
 }
 MAX_KINDS = 128
-"""Maximum kinds of layers in one model, several times as many as any has; each kind is costed."""
+"""Maximum number of kinds of layers in one model, several times as many as any has; each kind is
+costed.
+"""
 _INDEXER = ("index_topk", "index_n_heads", "index_head_dim")
 
 
 def check_model(spec: ModelSpec) -> ModelSpec:
-    """Return the spec if it describes a transformer.
+    """Return the spec after checking that it describes a transformer.
 
     Raises:
-        InputError: It does not; the error names the field, its value and the fix.
+        InputError: It does not. The error names the field, its value and the fix.
     """
     check_spec(spec, field="model")
     if spec.blocks is not None:
@@ -98,7 +100,7 @@ def _check_kind(kind: ModelSpec) -> None:
 
 
 def _uneven_message(kind: ModelSpec) -> Iterator[tuple[str, str]]:
-    """Yield (error, field) of sizes that do not divide each other."""
+    """Yield (error, field) for sizes that do not divide each other."""
     heads = kind.num_attention_heads
     if kind.mixer == "attention":
         if kind.head_dim is None and kind.kv_lora_rank is None and kind.hidden_size % heads:

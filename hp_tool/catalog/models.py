@@ -18,7 +18,7 @@ from hp_tool.domain.query import OwnFile
 from hp_tool.errors import InputError
 
 COUNTS = {"num_parameters": total_parameters, "num_active_parameters": active_parameters}
-"""Counts that are computed from a model's fields and printed with them."""
+"""Names of parameter counts, which are computed from a model's fields and printed with them."""
 
 
 def model(name: str) -> ModelSpec:
@@ -70,7 +70,7 @@ class Checkpoint:
     path: str
     """A Hugging Face id, or a local folder."""
     precision: str | None
-    """Stored precision, None if unknown; bf16 for 16-bit weights."""
+    """Stored precision; None if unknown, bf16 for 16-bit weights."""
 
 
 def stored_checkpoint(name: object, *, precision: str) -> Checkpoint | None:
@@ -95,7 +95,7 @@ def stored_checkpoint(name: object, *, precision: str) -> Checkpoint | None:
 
 
 def _stored(published: library.Entry, checkpoint_id: str) -> str | None:
-    """Return the precision of an entry's checkpoint, for fine-tuned ones of its base; None if not
+    """Return the precision of an entry's checkpoint (for fine-tuned ones, of the base); None if not
     listed.
     """
     by_id = dict.fromkeys((alias.casefold() for alias in published.aliases), "bf16")
@@ -110,8 +110,8 @@ def _stored(published: library.Entry, checkpoint_id: str) -> str | None:
 def published_precision(name: str | Mapping[str, Any] | ModelSpec) -> str:
     """Return the precision of a model's published weights; bf16 if unknown.
 
-    A catalogue model has that of the checkpoint with its name, a config.json that of its
-    quantization_config.
+    For a catalogue model, it is that of the checkpoint with its name; for a config.json, that of
+    its quantization_config.
 
     Raises:
         UnsupportedError: The quantization_config is unknown.
@@ -148,13 +148,13 @@ def keeps_attention_wide(name: str | Mapping[str, Any] | ModelSpec, *, precision
 
 
 def is_own_file(name: object) -> bool:
-    """Return whether a model of this name is read from a file."""
+    """Return whether a model with this name is read from a file."""
     return isinstance(name, OwnFile) and (is_file_name(name) or _holds_config(Path(name)))
 
 
 @functools.lru_cache(maxsize=1024)
 def is_file_name(name: str) -> bool:
-    """Return whether a model of this name would be searched as a file."""
+    """Return whether a model with this name would be looked up as a file."""
     return "." in name and Path(name).suffix in documents.SUFFIXES
 
 
@@ -199,9 +199,9 @@ _INDEX = "model.safetensors.index.json"
 
 
 def _stored_parameters(folder: Path, config: Mapping[str, Any]) -> int | None:
-    """Return the number of weights of a checkpoint by the index of its files.
+    """Return the number of weights of a checkpoint from the index of its files.
 
-    None if there is no index, or the weights are quantised.
+    Returns None if there is no index, or if the weights are quantised.
     """
     width = _BYTES.get(str(config.get("torch_dtype", config.get("dtype"))))
     if width is None or config.get("quantization_config") or not (folder / _INDEX).is_file():
@@ -218,5 +218,5 @@ def _config_path(name: str) -> Path:
 def _holds_config(path: Path) -> bool:
     try:
         return (path / "config.json").is_file()
-    except OSError:  # too long for a path, so it is not one
+    except OSError:  # Too long for a path, so it is not one.
         return False

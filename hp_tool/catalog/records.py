@@ -58,7 +58,7 @@ def nearest(name: str, known: typing.Iterable[str]) -> str:
 
 @functools.cache
 def _expected_type(cls: Any) -> tuple[dict[str, Any], frozenset[str]]:
-    """Return type hints of a dataclass's fields, and the names of those without a default."""
+    """Return the type hints of a dataclass's fields, and the names of those without a default."""
     hints = typing.get_type_hints(cls)
     fields = dataclasses.fields(cls)
     missing = dataclasses.MISSING

@@ -9,7 +9,7 @@ from hp_tool.domain.releases import release_numbers
 from hp_tool.errors import InputError
 
 _NAMED_RELEASES = 24
-"""Number of releases listed in an error; older ones are counted."""
+"""Maximum number of releases listed in an error; older ones are only counted."""
 
 
 @functools.lru_cache(maxsize=1)
@@ -39,7 +39,7 @@ def check_release(program: str, release: str, *, field: str) -> None:
     release, and a series (0.16) as any of its releases.
 
     Raises:
-        InputError: `unknown_release`, no list names it.
+        InputError: `unknown_release`: no list names the release.
     """
     known = _releases().get(program, ())
     numbers = release_numbers(release)

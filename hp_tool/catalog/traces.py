@@ -2,8 +2,8 @@
 
 CSV with arrival_s, input_tokens, output_tokens and optionally prefix_tokens; Azure's CSV
 (TIMESTAMP, ContextTokens, GeneratedTokens); JSON lines with the former's names or Mooncake's
-(timestamp in ms, input_length, output_length, and hash_ids of blocks of 512 tokens). Of a request's
-blocks, those of earlier requests are in the prefix cache.
+(timestamp in ms, input_length, output_length, and hash_ids of blocks of 512 tokens). Blocks that an
+earlier request had are in the prefix cache.
 """
 
 import csv
@@ -52,18 +52,22 @@ class Trace:
 
     @property
     def rate_per_second(self) -> float | None:
-        """Return the mean arrival rate; None without arrivals, or if all are simultaneous."""
+        """Mean arrival rate in requests per second; None without arrivals, or if all are
+        simultaneous.
+        """
         if self.arrival_s is None or self.arrival_s[-1] <= 0.0:
             return None
         return (len(self.arrival_s) - 1) / float(self.arrival_s[-1])
 
     @property
     def prefix_share(self) -> float:
-        """Return the fraction of all input tokens in the prefix cache, at most 0.99."""
+        """Fraction of all input tokens that are in the prefix cache, at most 0.99."""
         return min(float(self.prefix_tokens.sum() / self.input_tokens.sum()), 0.99)
 
     def spec(self) -> TraceSpec:
-        """Return its first MOST_TRACED requests as columns, which other processes can read."""
+        """Return the first MAX_TRACE_REQUESTS requests as columns, which other processes can
+        read.
+        """
         columns = {name: getattr(self, name) for name in TraceSpec.__slots__}
         return TraceSpec(
             **{
@@ -106,8 +110,8 @@ def request_trace(trace: str | TraceSpec) -> Trace:
 
 
 def _draw_requests(trace: TraceSpec) -> dict[str, Any]:
-    """Return the columns; a distribution is replaced by its quantiles, one per request, in a
-    shuffled order.
+    """Return the columns. A distribution is replaced by its quantiles, one per request, in shuffled
+    order.
     """
     columns = {name: getattr(trace, name) for name in TraceSpec.__slots__}
     lengths = [len(column) for column in columns.values() if isinstance(column, tuple)]
@@ -123,7 +127,7 @@ def _draw_requests(trace: TraceSpec) -> dict[str, Any]:
 
 
 def _from_rows(name: str, rows: Iterable[Mapping[str, Any]]) -> Trace:
-    """Return rows of any format, by the column names of the first one."""
+    """Return rows of any format, by the column names of the first row."""
     columns: dict[str, list[Any]] = {column: [] for column in (*NAMES, "prefix_tokens")}
     keys: dict[str, str] = {}
     seen: set[Any] = set()
@@ -157,7 +161,7 @@ def _seconds(value: Any, *, unit: str) -> float:
 
 
 def _found_blocks(blocks: Iterable[Any], seen: set[Any]) -> int:
-    """Return the tokens of the leading blocks that earlier requests had."""
+    """Return the number of tokens in the leading blocks that earlier requests had."""
     known, ahead = 0, True
     for block in blocks:
         ahead = ahead and block in seen

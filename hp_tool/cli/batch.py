@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from hp_tool.cli.batches.sources import Item
 
 FLUSH_LINES = 64
-"""Answers are flushed after this many lines: a killed batch loses, and a reader of the output waits
-for, no more.
+"""Number of lines after which answers are flushed. A killed batch loses at most these, and a reader
+of the output waits for at most these.
 """
 MAX_CODES = 5
-"""Reasons and errors shown of each kind, the most frequent first."""
+"""Maximum number of reasons and errors shown per kind, the most frequent first."""
 
 
 def batch(
@@ -69,8 +69,8 @@ def batch(
     ] = None,
     calibration: query_files.CalibrationOption = True,
 ) -> None:
-    """Answer many queries. Exits 0 if it could run; queries that it could not answer have status
-    error.
+    """Answer many queries. The exit code is 0 if the batch could run; queries without an answer
+    have status error.
     """
     from hp_tool.cli.batches import answering, sources
 
@@ -112,7 +112,9 @@ def batch(
 
 
 def _with_progress(answers: Iterator[str], source: BinaryIO) -> Iterator[str]:
-    """The answers; if standard error is a terminal, it shows how far the queries have been read."""
+    """Yield the answers; if standard error is a terminal, show how far the queries have been
+    read.
+    """
     if not sys.stderr.isatty():
         yield from answers
         return
@@ -179,10 +181,11 @@ def _open_output(path: str, *, resume: bool) -> Iterator[BinaryIO]:
 
 
 def truncate_incomplete_line(stream: BinaryIO) -> tuple[int, bytes]:
-    """Remove an incomplete last line and go to the end; return the number of whole lines and the
-    last of them.
+    """Remove an incomplete last line and seek to the end; return the number of complete lines and
+    the last of them.
 
-    Raises InputError for a line that is no answer: a disk or an editor damaged it.
+    Raises:
+        InputError: A line is not an answer, because a disk or an editor damaged it.
     """
     kept = end = 0
     last = b""
@@ -202,7 +205,11 @@ def truncate_incomplete_line(stream: BinaryIO) -> tuple[int, bytes]:
 
 
 def _skip_answered(items: Iterator[Item], *, kept: int, last: bytes, task: str) -> None:
-    """Skip the queries with stored answers. Raises InputError if the file answers other queries."""
+    """Skip the queries with stored answers.
+
+    Raises:
+        InputError: The file answers other queries.
+    """
     if not kept:
         return
     skipped = list(itertools.islice(items, kept - 1, kept))
@@ -241,7 +248,9 @@ class Summary:
     """
 
     reading: bool
-    """Parse the answers, as the printed summary needs, and not just count them."""
+    """Whether to parse the answers, which the printed summary needs, instead of only counting
+    them.
+    """
     lines: int = 0
     errors: int = 0
     _feasible: int = 0
@@ -253,7 +262,7 @@ class Summary:
         self.lines += 1
         error = (
             '"status":"error"' in line or '"status": "error"' in line
-        )  # inside a JSON string its quotes are escaped
+        )  # Inside a JSON string, quotes are escaped.
         self.errors += error
         if self.reading:
             self._read(json.loads(line))
@@ -287,7 +296,7 @@ class Summary:
             self._best = (rate, self.lines, answer["id"])
 
     def print(self) -> None:
-        """Print the table on standard error, because standard output may have the answers."""
+        """Print the summary on standard error, because standard output may have the answers."""
         from hp_tool.cli.layout import make_console, print_table
 
         infeasible = self.lines - self.errors - self._feasible

@@ -1,5 +1,5 @@
-"""`hp-tool calibrate` and `measurements`: corrections of predictions by stored measurements, which
-of them teach, and micro-benchmarks.
+"""`hp-tool calibrate` and `measurements`: correct predictions by stored measurements, choose which
+measurements count, and run micro-benchmarks.
 """
 
 from __future__ import annotations
@@ -132,9 +132,7 @@ def measurements(
     ]
     with closing(open_store()) as store:
         for _, identity in changes:
-            store.get_measurement(
-                measurement_id=identity
-            )  # nothing is changed where one is unknown
+            store.get_measurement(measurement_id=identity)  # Nothing is changed if one is unknown.
         changed = [
             store.set_measurement_state(measurement_id=identity, state=wanted)
             for wanted, identity in changes
@@ -204,10 +202,10 @@ def _print_measurements(records: Sequence[MeasurementRecord]) -> None:
 
 
 def import_measurements(store: Store, lines: Iterable[Line], *, hold: bool = False) -> Imported:
-    """Store the measurement of every line that is in order, a repeated line once; of the others
-    standard error says why not.
+    """Store the measurement of every valid line, a repeated line once; print on standard error why
+    others were rejected.
 
-    With `hold` they teach nothing until someone accepts them.
+    With `hold`, they do not calibrate until someone accepts them.
     """
     from hp_tool.domain.digests import json_digest
     from hp_tool.loop.learning import add_reports

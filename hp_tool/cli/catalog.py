@@ -254,7 +254,9 @@ def _print_entries(
     heads: Sequence[str],
     rows: Iterable[Sequence[str]],
 ) -> None:
-    """Print the JSON of one entry or all, the fields of a single one, or a table of all."""
+    """Print the JSON of one entry or of all, the fields of a single entry, or a table of all
+    entries.
+    """
     if as_json:
         items = [dataclasses.asdict(spec) | _parameter_counts(spec) for spec in specs]
         typer.echo(json.dumps(items[0] if single else {"items": items}))
@@ -269,9 +271,11 @@ def _print_entries(
 
 
 def _entry_fields(spec: Spec, kind: Kind) -> dict[str, object]:
-    """The fields of a specification that are set, and what its catalogue entry adds, if it has one.
+    """Return the fields of a specification that are set, and what its catalogue entry adds, if it
+    has one.
 
-    A model has many: those that differ from their default, and its numbers of parameters.
+    A model has many fields; returned are those that differ from their defaults, and its parameter
+    counts.
     """
     from hp_tool import catalog
     from hp_tool.domain.model import ModelSpec
@@ -318,7 +322,7 @@ def _parameter_counts(spec: Spec) -> dict[str, int]:
 def _print_table(
     heads: Sequence[str], rows: Iterable[Sequence[str]], *, text: bool = False
 ) -> None:
-    """A table of names and their figures, or, with `text`, of two columns of words that wrap."""
+    """Print a table of names and their figures; with `text`, of two columns of words that wrap."""
     from hp_tool.cli.layout import make_console, print_table
 
     print_table(make_console(), heads, rows, left=len(heads) if text else 1, wrap=text)

@@ -1,5 +1,5 @@
-"""`hp-tool export RESULT` writes another tool's configuration; `hp-tool import COMMAND` reads one
-and assesses it.
+"""`hp-tool export RESULT` writes another tool's configuration; `hp-tool import COMMAND` reads and
+assesses one.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def export(
         )
     content = _search_result(result) or queries.read_mapping(result)
     if changes := queries.query_overrides({}, settings):
-        if tool is None and "kind" not in content:  # the row's layout, as a query
+        if tool is None and "kind" not in content:  # The row's layout, as a query.
             chosen_row = Configuration.read(content, rank=rank, parse=schema.parse_own_query)
             content, rank = chosen_row.mapping(), 1
         query = content if "kind" in content else content.get("query")
@@ -120,7 +120,7 @@ def _search_result(name: str) -> dict[str, Any] | None:
         raise InputError(
             f"search {name} is {record.state} and has no result to export", field="result"
         )
-    return {**record.result, "query": record.query}  # which results of earlier versions lack
+    return {**record.result, "query": record.query}  # Results of earlier versions lack it.
 
 
 def import_(
@@ -248,7 +248,7 @@ def _unique_base_names(beside: dict[str, str]) -> dict[str, str]:
 
 
 def _read_files(names: list[str] | None) -> dict[str, str]:
-    """Return the texts by the name in the script: the given one, or the file's own."""
+    """Return the texts of files by their name in the script: the given name, or the file's own."""
     from hp_tool.catalog.documents import read_text
 
     texts: dict[str, str] = {}

@@ -103,10 +103,11 @@ def explain(
 
 
 def _store_measurement(answer: Explanation) -> None:
-    """Store the measured step, as `hp-tool calibrate --measurements` does, and fit; report on
-    standard error what became of it.
+    """Store the measured step, as `hp-tool calibrate --measurements` does, and fit; report the
+    outcome on standard error.
 
-    Raises InputError if the trace is not of the query's training.
+    Raises:
+        InputError: The trace does not belong to the query's training.
     """
     from hp_tool.cli.calibrate import import_measurements
     from hp_tool.extras import require
@@ -241,7 +242,7 @@ def _print_explanation(answer: Explanation) -> None:
 
 
 def _print_predicted(console: Console, estimate: Estimate | None) -> None:
-    """Print the configuration of the predictions, which a query may leave open."""
+    """Print the predicted configuration, which the query may leave open."""
     from hp_tool.wording.words import layout_arithmetic
 
     if estimate is not None and estimate.parallel is not None:

@@ -14,11 +14,11 @@ from hp_tool.cli.printable import escape_control_characters
 from hp_tool.wording.columns import Column
 
 PIPE_WIDTH = 10_000
-"""Characters per line of a file or a pipe: programs and editors wrap for themselves."""
+"""Characters per line of a file or a pipe, because programs and editors wrap lines themselves."""
 
 
 class _Console(Console):
-    """A console that escapes control characters of texts."""
+    """A console that escapes control characters in texts."""
 
     def render(
         self, renderable: RenderableType, options: ConsoleOptions | None = None
@@ -32,12 +32,12 @@ class _Console(Console):
 
 
 def make_console(*, stderr: bool = False) -> Console:
-    """Standard output or error. A file or a pipe gets every column and unbroken lines, unless
-    COLUMNS says how wide it is.
+    """Return a console for standard output or error. Files and pipes get every column and unbroken
+    lines, unless COLUMNS sets a width.
 
-    FORCE_COLOR and TERM are rich's:
-    https://rich.readthedocs.io/en/stable/console.html#environment-variables; NO_COLOR leaves out
-    bold letters too.
+    rich reads FORCE_COLOR and TERM:
+    https://rich.readthedocs.io/en/stable/console.html#environment-variables; NO_COLOR also disables
+    bold letters.
     """
     colors = None if os.environ.get("NO_COLOR") else "auto"
     console = _Console(stderr=stderr, color_system=colors)  # type: ignore[arg-type]
@@ -64,7 +64,7 @@ SELF_EXPLANATORY_HEADS = (
     "TPOT",
     "tokens",
 )
-"""Heads that need no explanation."""
+"""Column heads that need no explanation."""
 
 
 def print_columns(
@@ -75,9 +75,10 @@ def print_columns(
     bold_first: bool = False,
     legend: bool = True,
 ) -> None:
-    """Print a table of the columns that fit. If not all do, equal columns become one line, then
-    columns are hidden. `legend`: explain abbreviations of the heads; False if the same table was
-    just printed.
+    """Print a table of the columns that fit.
+
+    If not all fit, columns with equal values become one line, then columns are hidden. `legend`
+    explains abbreviations of the heads; set it to False if the same table was just printed.
     """
     shown, agreed, dropped = list(columns), [], []
     gap = 2 if _fits_console(console, shown, gap=2) else 1
@@ -126,7 +127,7 @@ def print_table(
     wrap: bool = False,
 ) -> None:
     """Print a table whose first `left` columns are text. A narrow screen hides the last columns
-    first; with `wrap` all remain.
+    first; with `wrap`, all columns remain.
     """
     cells = list(zip(*rows, strict=True)) or [()] * len(heads)
     columns = [
@@ -156,8 +157,8 @@ def _fits_console(console: Console, columns: Sequence[Column], *, gap: int) -> b
 
 
 def table_width(columns: Sequence[Column], *, gap: int) -> int:
-    """Return the cells of a line that is not folded: the widest text of each column, and the gaps
-    between.
+    """Return the width of an unfolded line: the widest text of each column, and the gaps between
+    them.
     """
     texts = ((*column.cells, column.head, column.unit) for column in columns)
     widths = [
@@ -170,7 +171,7 @@ def table_width(columns: Sequence[Column], *, gap: int) -> int:
 def _make_table(columns: Sequence[Column], *, gap: int, bold_first: bool = False) -> Table:
     two_lines = any(
         column.unit for column in columns
-    )  # a rule below them; the lines of a list are names for other programs
+    )  # A rule below them; the lines of a list are names for other programs.
     lines, padding = (box.SIMPLE_HEAD, gap - 1) if two_lines else (None, gap)
     table = Table(
         box=lines, show_edge=False, pad_edge=False, padding=(0, padding, 0, 0), header_style="bold"

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from hp_tool.questions.answers import RecommendAnswer
 
 MAX_NOTES = 12
-"""Reasons why machines have no row, in a table."""
+"""Maximum number of machines without a row whose reasons a table lists."""
 Rows = Sequence[Recommendation] | Sequence[ServingRecommendation]
 
 
@@ -63,7 +63,9 @@ def print_machines(answer: RecommendAnswer, query: Query) -> None:
 
 
 def _machine_columns(rows: Rows, kind: Kind) -> list[Column]:
-    """Machines, money and days, then the layouts; their figures unless days decide."""
+    """Return columns for machines, money and days, then the layouts; also their figures unless days
+    decide.
+    """
     columns = terminal_columns(rankings.MACHINES[kind], rows)
     servings = [row for row in rows if isinstance(row, ServingRecommendation)]
     if servings:

@@ -33,7 +33,7 @@ from hp_tool.errors import (
 )
 
 _USAGE: type[Exception] = typer.BadParameter.__bases__[0]
-"""click's UsageError: an option or a command that does not exist, a value of the wrong type."""
+"""click's UsageError: an option or command that does not exist, or a value of the wrong type."""
 BAD_INPUT = (InputError, NotFoundError, MissingExtraError, ConflictError, LimitError)
 
 
@@ -60,8 +60,8 @@ COMMANDS: dict[str, Callable[..., None]] = {
 
 
 def build(only: str | None = None) -> typer.Typer:
-    """Return the application with all commands and those of installed packages, or `only` one of
-    COMMANDS, which is faster.
+    """Return the application with all commands, including those of installed packages, or with
+    `only` one of COMMANDS, which is faster.
     """
     app = typer.Typer(
         name="hp-tool",
@@ -102,8 +102,8 @@ def _global_options(
 
 def main() -> NoReturn:
     """Entry point of the console script."""
-    gc.set_threshold(200_000)  # imports and validators make many objects that all stay
-    atexit.register(gc.freeze)  # at exit the interpreter would look through all of them
+    gc.set_threshold(200_000)  # Imports and validators create many objects that all stay alive.
+    atexit.register(gc.freeze)  # At exit, the interpreter would look through all of them.
     try:
         first = sys.argv[1] if len(sys.argv) > 1 else None
         code = build(first if first in COMMANDS else None)(standalone_mode=False)
@@ -133,7 +133,7 @@ def main() -> NoReturn:
         sys.stderr.close()
         sys.exit(0)
     except OSError as error:
-        # a full disk or a lost device; commands report files that they cannot open themselves
+        # A full disk or a lost device; commands report files that they cannot open themselves.
         where = f"{error.filename}: " if error.filename else ""
         sys.stderr.write(f"hp-tool: {where}{error.strerror or error}\n")
         sys.stdout = None  # flushing it at exit would fail again  # type: ignore[assignment]

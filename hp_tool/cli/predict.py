@@ -1,4 +1,4 @@
-"""`hp-tool estimate`, `recommend`, `size`: predict one layout, rank all, plan a budget."""
+"""`hp-tool estimate`, `recommend`, `size`: predict one layout, rank all layouts, plan a budget."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hp_tool.api import SIZING_KEYS
 from hp_tool.cli import queries
 
 DEFAULT_ROWS = 5
-"""Ranked rows on the terminal, unless --top asks for more or fewer."""
+"""Number of ranked rows on the terminal, unless --top sets another."""
 
 if TYPE_CHECKING:
     from hp_tool.domain.query import Query

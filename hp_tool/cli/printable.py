@@ -3,7 +3,7 @@
 import re
 
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
-"""Control characters but for tabs and line ends, and marks that turn the direction of writing."""
+"""Control characters except tabs and line ends, and marks that change the direction of writing."""
 
 
 def escape_control_characters(text: str) -> str:

@@ -1,5 +1,5 @@
-"""A query from the command line, and the options that commands share: a file, or flags for the
-common keys.
+"""Read a query from the command line, and options that commands share: a file, or flags for common
+keys.
 """
 
 from __future__ import annotations
@@ -53,8 +53,11 @@ CalibrationOption = Annotated[
 
 
 def read_query(path: str | None, flags: dict[str, Any], settings: list[str] | None) -> Query:
-    """Return the file's query with flags and --set applied, or a training query of these alone.
-    Raises InputError.
+    """Return the file's query with flags and --set applied; without a file, a training query from
+    these alone.
+
+    Raises:
+        InputError: The query is invalid.
     """
     from hp_tool.questions import schema
 
@@ -78,7 +81,11 @@ def query_flags(context: typer.Context) -> dict[str, Any]:
 
 
 def query_overrides(flags: dict[str, Any], settings: list[str] | None) -> dict[str, Any]:
-    """Return the values of flags and --set by the dotted path of their key. Raises InputError."""
+    """Return the values of flags and --set by the dotted path of their key.
+
+    Raises:
+        InputError: A value is invalid.
+    """
     changes = {COMMON[name]: value for name, value in flags.items() if value is not None}
     for setting in settings or ():
         key, separator, value = setting.partition("=")
@@ -108,15 +115,21 @@ def read_mapping(path: str) -> dict[str, Any]:
 
 
 def standard_input() -> BinaryIO:
-    """Return standard input. Raises InputError if it is closed."""
+    """Return standard input.
+
+    Raises:
+        InputError: Standard input is closed.
+    """
     if sys.stdin is None:
         raise InputError("standard input is closed; name a file instead of -")
     return sys.stdin.buffer
 
 
 def read_lines(path: str) -> Iterator[bytes]:
-    """Yield the non-blank lines of a file, or of standard input for `-`. Raises InputError for a
-    too long line.
+    """Yield the non-blank lines of a file, or of standard input for `-`.
+
+    Raises:
+        InputError: A line is too long.
     """
     from hp_tool.catalog.documents import MAX_FILE_BYTES
 
@@ -136,12 +149,12 @@ def read_lines(path: str) -> Iterator[bytes]:
 
 @contextmanager
 def stored_calibrations(*, wanted: bool) -> Iterator[Calibrations | None]:
-    """The newest calibrations of HP_DATABASE_URL, or of the user's own file if it exists; None if
-    there are none.
+    """Return the newest calibrations of HP_DATABASE_URL, or of the user's own file if it exists;
+    None if there are none.
 
-    If the database does not answer, or the extra `search` is missing, standard error says so, and
-    answers are not calibrated. One without calibrations takes a millisecond: loading SQLAlchemy
-    would take longer than the answer.
+    If the database does not answer or the extra `search` is missing, print a warning and leave
+    answers uncalibrated. A database without calibrations is checked without SQLAlchemy, which takes
+    longer to load than the answer.
     """
     from hp_tool import store
 
@@ -162,8 +175,10 @@ def stored_calibrations(*, wanted: bool) -> Iterator[Calibrations | None]:
 
 
 def read_yaml(text: str, *, refusal: str, field: str | None = None, code: str | None = None) -> Any:
-    """The value of a YAML text: a number, a word, a list. Raises InputError with `refusal` and the
-    reason.
+    """Return the value of a YAML text: a number, a word, a list.
+
+    Raises:
+        InputError: The text is not YAML; the message is `refusal` with the reason.
     """
     import yaml
 

@@ -1,4 +1,4 @@
-"""Find the files in a script's folder that it names."""
+"""Find files that a script names, in the script's folder."""
 
 import itertools
 import re
@@ -13,8 +13,10 @@ MAX_FILES = 50
 
 
 def find_script_files(script: Path, text: str) -> dict[str, str]:
-    """Texts of the files that `text` names and of those that they name, by path from the script's
-    folder, and below it alone. A variable in a name stands for any text.
+    """Return the texts of the files that `text` names, and of those that they name, by path
+    relative to the script's folder.
+
+    Only files below that folder are read. A variable in a name matches any text.
     """
     folder = script.parent.resolve()
     texts_by_name: dict[str, str] = {script.name: text}
@@ -25,7 +27,7 @@ def find_script_files(script: Path, text: str) -> dict[str, str]:
         }
         for name in sorted(names):
             if name.rpartition("/")[2].startswith("*.") and name.endswith("sh"):
-                continue  # any script
+                continue  # Any script.
             for path in itertools.islice(
                 _matching_files(folder, name), MAX_FILES - len(texts_by_name)
             ):

@@ -48,29 +48,29 @@ from hp_tool.wording.short import layout_words
 from hp_tool.wording.words import brief_layout, layout_arithmetic
 
 MAX_ROWS = 10
-"""Rows that were not measured are left out after this many."""
+"""Maximum number of rows; further rows are shown only if they were measured."""
 
 
 MIN_SHOWN_S = 1.0
-"""Shorter waits of jobs are not shown."""
+"""Minimum wait of a job that is shown, in seconds."""
 BAR_WIDTH = 20
 
 
 class RunClock(ProgressColumn):
-    """Seconds since the present run began; nothing between runs."""
+    """Progress column: seconds since the present run began; empty between runs."""
 
     def render(self, task: Task) -> Text:
-        """The cell of a task."""
+        """Return the cell of a task."""
         since = task.fields["since"]
         return Text("" if since is None else f"{task.get_time() - since:.0f} s")
 
 
 class SearchProgress:
-    """The budget spent, what happens now and since when, and a line for every finished run, from
-    the events of a search.
+    """Progress of a search from its events: the budget spent, the current step and its duration,
+    and a line for every finished run.
 
-    The events are those of a search in this process or on a server. On a narrow terminal the last
-    words are cut off, never the counts; a file or a pipe gets a line for every start too, and no
+    The events come from a search in this process or on a server. On a narrow terminal the last
+    words are cut off, never the counts. A file or a pipe gets a line for every start too, and no
     bar.
     """
 
@@ -137,7 +137,7 @@ class SearchProgress:
                 self._finish(
                     f"run {payload['number'] + 1}: {_run_label(payload)}: {_outcome_words(payload)}"
                 )
-            case "run" if payload["state"] == "finished":  # a server's event
+            case "run" if payload["state"] == "finished":  # A server's event.
                 self._finish(f"run {payload['number'] + 1}: {_outcome_words(payload)}")
             case "run_abandoned":
                 self._print(f"run {payload['number'] + 1}: given up: {payload['cause']}")
@@ -174,7 +174,7 @@ CHOOSING_TEXT = "choosing the next run"
 
 
 def pending_words(pending: dict[str, Any]) -> str:
-    """Return why a job waits for devices, and until when."""
+    """Return why a job waits for devices, and its expected start."""
     starts_at = pending.get("starts_at")
     return (pending.get("reason") or "no reason given") + (
         f", expected to start at {starts_at}" if starts_at else ""
@@ -207,8 +207,10 @@ def _outcome_words(payload: dict[str, Any]) -> str:
 
 
 def print_result(result: TuneResult, *, pareto: bool = False, query: Query | None = None) -> None:
-    """The ranking (or the Pareto-optimal configurations), the best configuration, and what the
-    search cost. `query`: the search's; None if it is resumed.
+    """Print the ranking (or the Pareto-optimal configurations), the best configuration, and the
+    cost of the search.
+
+    `query` is that of the search; None if it is resumed.
     """
     console = make_console()
     trained = [row for row in result.recommendations if isinstance(row, Recommendation)]
@@ -271,8 +273,8 @@ def _planned_run_words(run: PlannedRun) -> str:
 
 
 def _print_trained(console: Console, ranked: Sequence[Recommendation], *, pareto: bool) -> None:
-    """Step times by the cost model, by all that is known after the runs, and as measured, side by
-    side.
+    """Print step times side by side: predicted by the cost model, calibrated after the runs, and
+    measured.
     """
     shown = [row for row in ranked if pareto or row.measurement is not None or row.rank <= MAX_ROWS]
     if not shown:
@@ -290,7 +292,7 @@ def _print_trained(console: Console, ranked: Sequence[Recommendation], *, pareto
     implied = ("" if w or step is None else "~" for w, step in zip(whole, measured, strict=True))
     took = list(map("".join, zip(implied, scale_values(measured, size), strict=True)))
     for place, row in enumerate(shown):
-        if row.measured_range_s is not None:  # of runs that differ none is the figure
+        if row.measured_range_s is not None:  # If runs differ, none is the figure.
             took[place] = "-".join(scale_values(row.measured_range_s, size))
     columns = [
         *terminal_columns([rankings.RANK], shown),
@@ -314,7 +316,7 @@ def _print_trained(console: Console, ranked: Sequence[Recommendation], *, pareto
 
 
 def _search_cost_lines(result: TuneResult) -> list[str]:
-    """Return what the search cost and why it ended, in lines."""
+    """Return the cost of the search and the reason for its end, in lines."""
     search = result.search
     state = None if result.answer is None else get_verdict(result.answer).state
     spent = format_device_time(search.gpu_seconds)

@@ -11,8 +11,8 @@ from hp_tool.wording.short import layout_words
 
 
 def print_sensitivity(sensitivity: Sensitivity) -> None:
-    """Print step time, days and cost over numbers of devices; the price of each axis left out, and
-    the gain of better hardware.
+    """Print step time, days and cost by number of devices, the effect of leaving out each axis, and
+    the gain from better hardware.
     """
     console = make_console()
     points = sensitivity.scaling

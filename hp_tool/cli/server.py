@@ -1,4 +1,6 @@
-"""Client of the server in --server; the only module of the command line that knows the service."""
+"""Client of the server in --server. The only module of the command line that imports the
+service.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +13,11 @@ if TYPE_CHECKING:
 
 
 def connect(server: str) -> Client:
-    """Return a client of the service at URL `server`, as a context manager. Raises InputError for
-    another kind of URL, MissingExtraError where the extra `client` is not installed.
+    """Return a client of the service at URL `server`, as a context manager.
+
+    Raises:
+        InputError: The URL is not http or https.
+        MissingExtraError: The extra `client` is not installed.
     """
     require("client", by="--server")
     from service.client import Client

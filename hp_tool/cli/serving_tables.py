@@ -1,4 +1,4 @@
-"""Results of serving as tables for people."""
+"""Serving results as tables for people."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -51,8 +51,8 @@ POOL = "replicas x tensor (TP), attention data (ADP) and expert parallel (EP) ra
 
 
 def print_inference_estimate(estimate: InferenceEstimate, *, query: Query) -> None:
-    """One configuration: memory by part, why it is infeasible with how to fix it, and latencies
-    with intervals and tails.
+    """Print one configuration: memory by part, why it is infeasible with fixes, and latencies with
+    intervals and quantiles.
     """
     console, targets = make_console(), query.targets or Targets()
     if estimate.parallel is not None:
@@ -138,7 +138,7 @@ def _load_name(query: Query) -> str:
 def _target_columns(
     estimates: Sequence[InferenceEstimate | PoolEstimate], targets: Targets
 ) -> list[Column]:
-    """Return a column of each quantile that a target limits."""
+    """Return a column for each quantile that a target limits."""
     return [
         duration_column(
             f"{LATENCIES[latency].head} {quantile}",
@@ -178,11 +178,11 @@ def _print_fixes(console: Console, estimate: InferenceEstimate) -> None:
 
 
 DROP_PRIORITIES = {"p50": 2, "p90": 1}
-"""Columns that a narrow terminal hides, in this order."""
+"""Columns in the order in which a narrow terminal hides them."""
 
 
 def _print_latencies(console: Console, estimate: InferenceEstimate, tails: Tails) -> None:
-    """A line for each latency, each in milliseconds: mean, interval, and tails over the
+    """Print a line for each latency in milliseconds: mean, interval, and quantiles over the
     requests.
     """
     shown = (figures.TTFT, figures.TPOT, figures.REQUEST)
@@ -214,12 +214,12 @@ def _print_latencies(console: Console, estimate: InferenceEstimate, tails: Tails
 
 
 def _milliseconds(values_s: Iterable[float | None]) -> tuple[str, ...]:
-    """Milliseconds, each with its own decimals."""
+    """Return milliseconds, each with a suitable number of decimals."""
     return tuple(scale_values([value_s], 1e-3)[0] for value_s in values_s)
 
 
 def print_serving_recommendations(answer: RecommendAnswer, *, query: Query) -> None:
-    """The ranked configurations, and how many each rule rejected."""
+    """Print the ranked configurations, and how many candidates each rule rejected."""
     console, targets = make_console(), query.targets or Targets()
     ranked = [row for row in answer.recommendations if isinstance(row, ServingRecommendation)]
     listed_rates = any(RATE_PATH in row.set for row in ranked)
@@ -246,7 +246,7 @@ def print_serving_recommendations(answer: RecommendAnswer, *, query: Query) -> N
     ):
         console.print(f"Assumed: {rule}.", highlight=False)
     print_space(console, answer)
-    if not listed_rates:  # rows of other rates answer other questions
+    if not listed_rates:  # Rows of other rates answer other queries.
         print_groups(console, ranked)
     print_nearest(console, answer.nearest_misses, query=query)
     print_rejections(console, answer)
@@ -286,7 +286,7 @@ def _print_pools(console: Console, ranked: Sequence[PoolRecommendation], targets
 
 
 def _pool_words(pool: PoolConfig, mixed: bool) -> str:
-    """`2 x TP 4 ADP 4 EP 16` and, among several kinds, the GPU."""
+    """Return `2 x TP 4 ADP 4 EP 16` and, if there are several kinds of GPU, the GPU."""
     sizes = {
         "ADP": pool.attention_data_parallel_size,
         "EP": pool.expert_parallel_size,
@@ -340,7 +340,7 @@ def _print_gpus_by_rate(
 
 
 def print_tuned_serving(console: Console, ranked: Sequence[ServingRecommendation]) -> None:
-    """Print latencies as predicted before the runs, and as predicted or measured after them."""
+    """Print the latencies predicted before the runs, and those predicted or measured after them."""
     before = [row.estimate for row in ranked]
     after = [row.preferred_estimate for row in ranked]
     columns = [

@@ -1,4 +1,4 @@
-"""A sizing for people: model, tokens, days, and the rules behind each choice."""
+"""Sizing results for people: model, tokens, days, and the rules behind each choice."""
 
 from rich.console import Console
 from rich.text import Text
@@ -11,7 +11,9 @@ from hp_tool.wording.words import layout_arithmetic
 
 
 def print_sizing(sizing: Sizing) -> None:
-    """The model, its tokens and days, the reasons for its shape, and starting hyperparameters."""
+    """Print the model, its tokens and days, the reasons for its shape, and starting
+    hyperparameters.
+    """
     console = make_console()
     model = sizing.model
     total = (
@@ -62,7 +64,7 @@ def _print_time(console: Console, sizing: Sizing) -> None:
 
 
 def _print_choices(console: Console, title: str, choices: tuple[Choice, ...]) -> None:
-    """Print a paragraph per choice; rules and sources are too long for a column."""
+    """Print a paragraph per choice, because rules and sources are too long for a column."""
     if not choices:
         return
     console.print(f"{title}:", style="bold")
@@ -86,7 +88,7 @@ def _format_value(value: float | int | str | tuple[float, ...]) -> str:
 
 
 def _format_short_count(count: float) -> str:
-    """`70.2B` for 70.2 billion."""
+    """Return `70.2B` for 70.2 billion."""
     for size, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M")):
         if count >= size:
             return f"{count / size:.3g}{letter}"

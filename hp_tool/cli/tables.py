@@ -1,5 +1,5 @@
-"""Results of training as tables for people, in human units, and what they share with those of
-serving and sizing.
+"""Training results as tables for people, in human units, and functions shared with serving and
+sizing.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -78,7 +78,7 @@ def print_fixes(
     *,
     title: str = "How to fix it",
 ) -> None:
-    """Print the changes that fix an infeasible configuration, or the nearest ones with the
+    """Print the changes that fix an infeasible configuration, or the nearest misses with their
     remaining reasons.
     """
     if not remaining:
@@ -91,7 +91,7 @@ def print_fixes(
 
 
 def print_space(console: Console, answer: RecommendAnswer) -> None:
-    """Print how many configurations there were, and how many of them are acceptable."""
+    """Print the number of configurations, and how many of them are acceptable."""
     s = answer.space
     console.print(
         f"{s.feasible:,} of {s.legal + s.pruned:,} legal configurations fit and meet the "
@@ -118,15 +118,15 @@ def print_rejections(console: Console, answer: RecommendAnswer) -> None:
         )
         if not answer.recommendations:
             most = max(answer.rejections, key=lambda name: answer.rejections[name])
-            if most in RULES:  # machines also count codes of queries that they cannot run
+            # Rankings of machines also count codes of queries that a machine cannot run.
+            if most in RULES:
                 console.print(f"{most}: {RULES[most]}.")
 
 
 def print_estimate(estimate: Estimate, *, calibrated: Estimate | None = None) -> None:
-    """Print one configuration: memory and time by part, and why it is infeasible with how to fix
-    it.
+    """Print one configuration: memory and time by part, and why it is infeasible with fixes.
 
-    All figures are of `calibrated` if there is one; a line names the step without it.
+    All figures are those of `calibrated` if there is one; a line gives the uncalibrated step time.
     """
     console = make_console()
     known = calibrated or estimate
@@ -222,8 +222,8 @@ def _print_left_open(console: Console, estimate: Estimate) -> None:
 
 
 def _shares_of_peak(estimate: Estimate) -> str:
-    """`MFU 50.4% (attention in full; 46.0% ...)`: the convention with each share, and what full
-    scores overstate.
+    """Return `MFU 50.4% (attention in full; 46.0% ...)`: each fraction with its convention, and how
+    much counting full attention overstates.
     """
     if estimate.mfu_causal is None or estimate.mfu_causal == estimate.mfu:
         return f"MFU {estimate.mfu:.1%}, HFU {estimate.hfu:.1%}"
@@ -234,7 +234,7 @@ def _shares_of_peak(estimate: Estimate) -> str:
 
 
 def print_familiarity(console: Console, estimate: Estimate | InferenceEstimate) -> None:
-    """Print how near the nearest measured runs are."""
+    """Print how similar the nearest measured runs are."""
     if estimate.familiarity is not None:
         serves = isinstance(estimate, InferenceEstimate)
         sentence = familiarity_words(estimate.familiarity, serves=serves)
@@ -242,8 +242,8 @@ def print_familiarity(console: Console, estimate: Estimate | InferenceEstimate) 
 
 
 def print_unmeasured(console: Console, estimates: Iterable[Estimate]) -> None:
-    """Print what is offloaded unasked, what no published run covers, and recomputation that frees
-    nothing.
+    """Print what is offloaded by default, what no published run covers, and recomputation that
+    frees no memory.
     """
     estimates = list(estimates)
     assumed = [estimate.provenance.get("assumed") for estimate in estimates]
@@ -274,7 +274,7 @@ def _wide_interval_words(estimate: Estimate) -> str:
 
 
 def _print_calibrated(console: Console, calibrated: Estimate, *, alone: Estimate) -> None:
-    """Print what the estimate was calibrated by, and the prediction without."""
+    """Print the measurements that calibrated the estimate, and the uncalibrated prediction."""
     without = ""
     if alone.time is not None:
         without = f"; {format_duration(alone.time.step_s)} per step without"
@@ -293,8 +293,8 @@ def print_measured(console: Console, estimate: Estimate, *, name: str) -> None:
 
 
 def _calibration_words(calibrated: Estimate, *, version: bool = False) -> str:
-    """`12 measurements on this cluster`, from which the calibration was made, with its version if
-    wanted.
+    """Return `12 measurements on this cluster`, from which the calibration was made, optionally
+    with its version.
     """
     calibration = calibrated.provenance["calibration"]
     assert isinstance(calibration, dict)
@@ -303,8 +303,8 @@ def _calibration_words(calibrated: Estimate, *, version: bool = False) -> str:
 
 
 def print_recommendations(answer: RecommendAnswer, *, top: int) -> None:
-    """Print what to run and what to expect of it, the best rows, and what would narrow the range or
-    speed the training up.
+    """Print what to run and what to expect, the best rows, and the settings that would narrow the
+    range or speed up the training.
     """
     console = make_console()
     ranked = [row for row in answer.recommendations if isinstance(row, Recommendation)][:top]
@@ -354,7 +354,7 @@ def print_recommendations(answer: RecommendAnswer, *, top: int) -> None:
 
 
 def _ranking_columns(ranked: Sequence[Recommendation]) -> list[Column]:
-    """The settings in which rows differ, and their figures."""
+    """Return columns for the settings in which rows differ, and for their figures."""
     calibrated = any(row.calibrated_estimate is not None for row in ranked)
     before = [row.estimate for row in ranked if calibrated]
     num_gpus = Column(head="GPUs", cells=num_gpus_cells(ranked))
@@ -408,7 +408,7 @@ def highest_load_of(estimate: InferenceEstimate, query: Query) -> str:
 
 
 def print_pareto(answer: RecommendAnswer) -> None:
-    """The Pareto-optimal configurations, if the answer has them."""
+    """Print the Pareto-optimal configurations, if the answer has them."""
     if not answer.pareto:
         return
     estimates = [row.preferred_estimate for row in answer.pareto]
@@ -426,7 +426,7 @@ def print_pareto(answer: RecommendAnswer) -> None:
 
 
 def goodput_line(goodput: Goodput) -> str:
-    """Return the fraction of calendar time that trains, and its sources, on one line."""
+    """Return the fraction of calendar time spent training, and its sources, on one line."""
     return (
         f"goodput {goodput.fraction:.1%}: a failure every {format_duration(goodput.mtbf_s)}, "
         f"a checkpoint of {format_duration(goodput.checkpoint_s)} every "

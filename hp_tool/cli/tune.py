@@ -150,9 +150,11 @@ def _run_in_process(
 
 
 def _calibrate_host(query: Query) -> None:
-    """Time single operations on this host's processor before the first search on it, and keep its
-    constants for later predictions: by those of another processor, with other vector units and
-    other load, they are off by several times.
+    """Time single operations on this host's CPU before the first search on it, and keep its
+    constants for later predictions.
+
+    The constants of another CPU, with other vector units and another load, are off by a factor of
+    several.
     """
     from hp_tool import catalog
     from hp_tool.catalog.efficiency import machine_profile, save_machine_profile
@@ -181,7 +183,7 @@ def _calibrate_host(query: Query) -> None:
     except (
         HpToolError,
         OSError,
-    ) as error:  # the search corrects its predictions by its runs in any case
+    ) as error:  # The search corrects its predictions by its runs in any case.
         typer.echo(
             f"not measured: {error}; the first predictions are another processor's, often 3 to 10 "
             "times off",
@@ -211,7 +213,7 @@ def _run_on_server(
             progress.on_event(
                 "started", {"search_id": search_id, "budget_runs": query.search.budget_runs}
             )
-        assert search_id is not None  # without --resume there is a query
+        assert search_id is not None  # Without --resume there is a query.
         if resume is not None and client.search(search_id=resume).state.resumable:
             client.resume(search_id=resume)
         answer = client.wait(

@@ -125,16 +125,16 @@ def _read_standard_input() -> Iterator[tuple[int, str]]:
 
 
 def _read_lines(files: list[Path], *, follow: bool) -> Iterator[tuple[int, str]]:
-    """(number of the file, line) of all files in turn; with `follow` for ever."""
+    """Yield (number of the file, line) of all files in turn; with `follow`, forever."""
     places, rest = [0] * len(files), [b""] * len(files)
     while True:
         came = False
         for number, file in enumerate(files):
-            if follow and not file.exists():  # rotated away: another may come in its place
+            if follow and not file.exists():  # Another file may take its place.
                 places[number], rest[number] = 0, b""
                 continue
             with file.open("rb") as stream:
-                if stream.seek(0, SEEK_END) < places[number]:  # begun anew
+                if stream.seek(0, SEEK_END) < places[number]:  # The file was started anew.
                     places[number], rest[number] = 0, b""
                 stream.seek(places[number])
                 content = stream.readlines(1 << 20)

@@ -19,9 +19,9 @@ from hp_tool.traces.kineto import read_kineto
 from hp_tool.traces.timeline.events import RankEvents
 
 MAX_BYTES = 4 * 2**30
-"""Largest unpacked size of one trace."""
+"""Maximum unpacked size of one trace, in bytes."""
 MAX_COMPRESSION_RATIO = 200
-"""Largest compression ratio, checked beyond MIN_CHECKED_BYTES; real traces reach 20."""
+"""Maximum compression ratio, checked beyond MIN_CHECKED_BYTES; real traces reach 20."""
 MIN_CHECKED_BYTES = 64 * 2**20
 MAX_FILES = 256
 _GZIP = b"\x1f\x8b"
@@ -29,9 +29,10 @@ _SQLITE = b"SQLite format 3\x00"
 
 
 class Unpacked(io.RawIOBase):
-    """Reads a file, decompressed if gzipped.
+    """Reads a file, decompressing it if gzipped.
 
-    Raises InputError for damaged files and beyond MAX_BYTES.
+    Raises:
+        InputError: The file is damaged, or larger than MAX_BYTES.
     """
 
     def __init__(self, stream: BinaryIO, *, name: str) -> None:
@@ -129,7 +130,7 @@ def read_trace(path: Path, *, name: str, rank: int) -> list[tuple[RankEvents, in
 
 
 def _rank_from_name(name: str, place: int) -> int:
-    """Return the rank in a file name, or else the file's position."""
+    """Return the rank in a file name, or the file's position if the name has none."""
     match = re.search(r"rank[-_.]?(\d{1,6})", name, re.IGNORECASE)
     return place if match is None else int(match[1])
 

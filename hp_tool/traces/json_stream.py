@@ -17,7 +17,7 @@ from hp_tool.errors import InputError
 
 CHUNK = 2**20
 MAX_VALUE = 8 * 2**20
-"""Largest event or other value, in characters; real ones have thousands."""
+"""Maximum length of an event or other value, in characters; real ones have thousands."""
 EVENTS = "traceEvents"
 HEADER = frozenset({"baseTimeNanoseconds", "deviceProperties", "distributedInfo"})
 """Keys outside the events whose values are stored."""

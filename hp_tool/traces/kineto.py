@@ -35,9 +35,11 @@ _FIRST_FACTOR_INDEX = {
 """Position of the first factor among the inputs of matmul operators."""
 _UNKNOWN = KINDS.index("unknown")
 MAX_DURATION_US = 1e15
-"""31 years."""
+"""Maximum duration of an event in microseconds: 31 years."""
 MAX_TIME_US = 1e17
-"""The year 5138. Until release 2.3 torch wrote microseconds since 1970, about 1.7e15."""
+"""Maximum time of an event in microseconds, in the year 5138. Until release 2.3, torch wrote
+microseconds since 1970, about 1.7e15.
+"""
 MAX_WORLD = 1 << 16
 """Largest job whose group of all ranks is expanded to a list."""
 MAX_THREAD_NAME = 100
@@ -182,7 +184,7 @@ class _RankColumns:
         self._append_event(name, start, end, kind, self._thread(event))
 
     def _add_span(self, event: Mapping[str, Any], name: str) -> None:
-        """Record an NCCL call, which identifies its kernels, or a serving engine's step."""
+        """Record an NCCL call, which identifies its kernels, or a step of a serving engine."""
         if event.get("cat") != "user_annotation":
             return
         if name.startswith("nccl:"):
@@ -199,7 +201,9 @@ class _RankColumns:
 
     @staticmethod
     def _may_mark_step(event: Mapping[str, Any], name: str) -> bool:
-        """Return True if a host span may mark a step; torch 1.8-1.11 marked with operators."""
+        """Return whether a host span may mark a step; torch 1.8-1.11 marked steps with
+        operators.
+        """
         return event.get("cat") == "user_annotation" or name.startswith("ProfilerStep#")
 
     def _add_matmul(self, event: Mapping[str, Any], name: str) -> None:

@@ -267,7 +267,7 @@ class Messages:
         size = self.size_bytes.array()
         members = np.array([max(len(group.ranks), 1) for group in made] or [1])
         by_host = np.array([not key[0] for key in self._labels] or [False])
-        if len(label):  # gloo records the input of a gather, not its output
+        if len(label):  # gloo records the input of a gather, not its output.
             size = np.where(
                 (operation == _ALL_GATHER) & by_host[label], size * members[label], size
             )

@@ -95,7 +95,7 @@ class Names:
 
 
 def unnamed_part(operation: str, *, flat: bool, groups: Sequence[Group]) -> str:
-    """Return the likely part of a collective without a recorded group."""
+    """Return the most likely part of a collective whose group was not recorded."""
     orders = table()["unnamed"]
     order: list[str] = orders.get(operation) or orders["flat" if flat else "shaped"]
     large = {group.part for group in groups if len(group.ranks) > 1}

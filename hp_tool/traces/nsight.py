@@ -85,7 +85,9 @@ def read_nsight(path: Path, *, name: str, rank: int) -> list[RankEvents]:
 
 
 def _should_stop(steps: Iterator[int], stopped: list[HpToolError]) -> bool:
-    """Return True to stop SQLite; collect errors in `stopped`, as none can pass through SQLite."""
+    """Return True to stop SQLite. Errors are collected in `stopped`, because none can pass through
+    SQLite.
+    """
     try:
         bounds.check_work()
     except HpToolError as error:

@@ -25,7 +25,7 @@ class Stretch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Course:
-    """Stretches and newest steps of a job: those of the current baseline and of the lead rank."""
+    """Stretches and newest steps of a job, for the current baseline and the lead rank."""
 
     stretches: tuple[Stretch, ...] = ()
     steps: tuple[int, ...] = ()
@@ -55,7 +55,9 @@ def summarize_course(record: WatchRecord, sources: Iterable[WatchSource]) -> Cou
     )
 
     def number(step: int) -> int:
-        """Return the trainer's number of the job's step (from 0), counted on from a known one."""
+        """Return the trainer's number of the job's step (counted from 0), extrapolated from a known
+        one.
+        """
         if step in newest:
             return newest[step]
         nearest = max(

@@ -1,4 +1,4 @@
-"""State of a watched job: the change detector, and per-rank times that point to causes."""
+"""State of a watched job: the change detector, and times by rank that point to causes."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from hp_tool.watch.slowdowns.changes import REACH, Changes, Regime
 from hp_tool.watch.words import cause_sentences, verdict_sentences
 
 BASELINE_STEPS, RECENT_STEPS = 64, 32
-"""Steps stored per rank: from its start, and its newest."""
+"""Number of steps stored per rank: from its start, and its newest."""
 STEP = "step"
 MAX_PARTS = 16
 MAX_PART_NAME_CHARS = 512
-"""Total length of the part names of a step; further parts are dropped."""
+"""Maximum total length of the part names of a step; further parts are dropped."""
 BURST_GAPS = 1.5
-"""Gaps between two slow bursts without a new one after which they count as over."""
+"""Number of gaps between two slow bursts without a new one after which the bursts count as over."""
 BATCH_TOLERANCE = 0.01
 """Relative difference below which two batch sizes count as equal."""
 
@@ -47,11 +47,11 @@ class Source:
     rank: int = 0
     host: str | None = None
     last_seq: int = 0
-    """Sequence number of the last report received."""
+    """Sequence number of the last report received from the process."""
     steps: int = 0
     dropped: int = 0
     seen: int = 0
-    """Job steps at this process's last report; orders the restarts of a rank."""
+    """Number of job steps at this process's last report; orders the restarts of a rank."""
     usual: list[dict[str, float]] = field(default_factory=list)
     """Seconds by part of the first steps after warm-up; later replaced by their medians."""
     recent: list[dict[str, float]] = field(default_factory=list)
@@ -106,16 +106,18 @@ def _limited_parts(parts_s: dict[str, float]) -> dict[str, float]:
 
 @dataclass(slots=True)
 class _Ranks:
-    """Median times by rank: of its first steps (first process) and newest steps (last process).
+    """Median times by rank, of its first steps (first process) and its newest steps (last process).
 
-    Processes are added one by one: those of a large job do not fit in memory together.
+    Processes are added one by one, because those of a large job do not fit in memory together.
     """
 
     newest: int
-    """Steps since the change of pace."""
+    """Number of steps since the change of pace."""
     dropped: int = 0
     first: dict[int, tuple[int, dict[str, float]]] = field(default_factory=dict)
-    """By rank: job steps at the first process's last report, and that process's medians."""
+    """By rank: the number of job steps at the first process's last report, and that process's
+    medians.
+    """
     last: dict[int, tuple[int, dict[str, float]]] = field(default_factory=dict)
     hosts: dict[int, str] = field(default_factory=dict)
     ranks: set[int] = field(default_factory=set)
@@ -150,7 +152,7 @@ def _medians(steps: list[dict[str, float]]) -> dict[str, float]:
 
 
 def _without_step(medians: dict[str, float]) -> dict[str, float]:
-    """Return the parts without the step itself, unless no other part is reported."""
+    """Return the parts without the step itself, unless it is the only part reported."""
     return {name: seconds for name, seconds in medians.items() if name != STEP} or medians
 
 
@@ -166,7 +168,7 @@ class Job:
     unit: Literal["samples", "tokens"] | None = None
     """Unit of a step's work; None until a step reports it."""
     first_work: float = 1.0
-    """Work of the first step that reports it; step times are normalized to it."""
+    """Work of the first step that reports it; step times are normalized to this amount."""
     newest_work: float = 1.0
 
     def add(self, reports: list[StepReport]) -> bool:
@@ -190,7 +192,9 @@ class Job:
         return changed
 
     def _relative_work(self, report: StepReport) -> float:
-        """Return a step's work relative to the first; steps that omit it repeat the last value."""
+        """Return a step's work relative to the first step's; steps that omit it repeat the last
+        value.
+        """
         if self.unit is None:
             self.unit = (
                 "tokens"
@@ -266,7 +270,8 @@ class Job:
     def steady_step_s(self, expected: Expected | None, *, steps: int) -> float | None:
         """Return the step time of a job that never changed pace or batch, in seconds.
 
-        None if it has fewer steady steps than `steps`, or another batch than the expected one.
+        Returns None if the job has fewer than `steps` steady steps, or a batch other than the
+        expected one.
         """
         now = self.changes.current
         if (
@@ -290,7 +295,7 @@ class Job:
         return abs(self.newest_work / expected.samples - 1.0) < BATCH_TOLERANCE
 
     def _find_slowdown(self, before: Regime, now: Regime) -> Slowdown | None:
-        """Return the slowdown against the fastest earlier pace; None if the job recovered."""
+        """Return the slowdown relative to the fastest earlier pace; None if the job recovered."""
         log, reach = now.log_s - before.log_s, math.hypot(_half_width(now), _half_width(before))
         slower = [regime for regime in self.changes.regimes if regime.first > before.first]
         if (
@@ -311,8 +316,8 @@ class Job:
     def _find_recurring_slowdown(self, before: Regime, now: Regime) -> Slowdown | None:
         """Return the slowdown by recurring slow steps or bursts while the median is unchanged.
 
-        Bursts recur if two slow regimes have ended, and the time since the last is at most
-        BURST_GAPS times the gap between them.
+        Bursts count as recurring if two slow regimes have ended and the time since the last is at
+        most BURST_GAPS times the gap between them.
         """
         if now.kind == "recurring":
             log, reach = (
@@ -391,12 +396,14 @@ def _half_width(regime: Regime) -> float:
 
 
 def _min_log_slowdown() -> float:
-    """Return the smallest ln slowdown that is reported: half of `Watch.least_slowdown`."""
+    """Return the smallest log slowdown that is reported: half of `Watch.least_slowdown`."""
     return math.log1p(assumed().watch.least_slowdown) / 2.0
 
 
 def _regime_pace(regime: Regime, *, batch: float = 0.0) -> Pace:
-    """Return the pace of a regime; `batch` is ln of the newest step's work over the first one's."""
+    """Return the pace of a regime; `batch` is the logarithm of the newest step's work relative to
+    the first step's.
+    """
     low, high = math.exp(regime.low + batch), math.exp(regime.high + batch)
     return Pace(step_s=math.exp(regime.log_s + batch), interval=(low, high))
 

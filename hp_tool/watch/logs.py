@@ -28,7 +28,7 @@ class LogSteps:
     """Reads the steps of one log line by line."""
 
     reader: str | None = None
-    """One of READERS; None uses the first one that matches a line."""
+    """One of READERS; None uses the first that matches a line."""
     workload: TrainingWorkload | None = None
     """Converts rates to seconds. Without it, step times are inverse rates in arbitrary units."""
     num_gpus: int = 1
@@ -98,7 +98,7 @@ class LogSteps:
 
 
 def _json_extras(line: str) -> tuple[int | None, dict[str, float], dict[str, float]]:
-    """Return rank, parts and work of a JSON line; empty if missing."""
+    """Return the rank, parts and work of a JSON line; empty if missing."""
     try:
         record = json.loads(line[line.find("{") :])
     except (ValueError, RecursionError):
@@ -138,7 +138,7 @@ class Watched:
     """False if steps are in arbitrary units; then no pace is reported."""
     job: Job = field(default_factory=Job)
     sources: dict[tuple[int, int | None], Source] = field(default_factory=dict)
-    """By index of the log and rank named in its lines."""
+    """Processes by index of the log and rank named in its lines."""
 
     def add(self, log: int, rank: int | None, report: StepReport) -> bool:
         """Add a step; return True if the job's pace changed.

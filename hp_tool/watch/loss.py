@@ -1,4 +1,6 @@
-"""After losing nodes: the best configuration for the rest, and how long waiting is worthwhile."""
+"""After losing nodes: the best configuration for the remaining ones, and how long waiting for the
+lost ones is worthwhile.
+"""
 
 from __future__ import annotations
 
@@ -26,15 +28,15 @@ class AfterLoss:
 
     lost_nodes: int
     num_gpus: int
-    """Devices of the recommended configuration."""
+    """Number of devices of the recommended configuration."""
     idle_gpus: int
-    """Remaining devices that it does not use."""
+    """Remaining devices that the recommended configuration does not use."""
     recommendation: Recommendation
     query: dict[str, Any]
     """The recommended configuration as a query."""
     step_s: float
     pace: float
-    """Its tokens per second relative to the complete job."""
+    """Tokens per second of the recommended configuration, relative to the complete job."""
     checkpoint_s: float
     restart_s: float
     worth_waiting_s: float
@@ -66,7 +68,7 @@ def after_loss(
             field="lost_nodes",
         )
     workload = query.training
-    assert workload is not None  # training queries have a workload
+    assert workload is not None  # Training queries have a workload.
     query = replace(
         query, training=replace(workload, reliability=workload.reliability or ReliabilitySpec())
     )
@@ -116,7 +118,7 @@ def after_loss(
 def _best(
     query: Query, left: int, *, node: int, calibrations: Calibrations | None
 ) -> tuple[Recommendation, Query, int]:
-    """Return the best configuration for the largest number of nodes that has a feasible one."""
+    """Return the best configuration for the largest number of nodes with a feasible one."""
     fewest = max(left - MAX_SPARE_NODES * node, min(left, node))
     for num_gpus in range(left, fewest - 1, -node):
         part = query.with_num_gpus(num_gpus)

@@ -19,7 +19,7 @@ from hp_tool.questions import schema
 from hp_tool.watch.job import Job, Source
 
 LEAD = 0
-"""Rank whose steps the job's pace is measured on."""
+"""Rank whose steps determine the job's pace."""
 STEADY_STEPS_TO_REPORT = 100
 """Steps of steady pace after which the job's step time is stored as a measurement."""
 
@@ -30,7 +30,7 @@ class BatchReceipt:
 
     record: WatchRecord
     acknowledged: int
-    """Reports of the source up to this sequence number are stored."""
+    """Sequence number up to which the source's reports are stored."""
 
 
 def take_steps(batch: StepBatch, *, store: WatchStore, watch_id: str) -> BatchReceipt:

@@ -10,9 +10,9 @@ from hp_tool.domain.watch import Cause, CauseKind, Expected, Slowdown, Verdict
 from hp_tool.watch.slowdowns.causes import COMMUNICATION, RankTimes, lagging, part_growths
 
 DOUBTED_SPEEDUP = 1.5
-"""Speedup over the expected pace above which the query is doubted."""
+"""Speedup over the expected pace above which the query is probably wrong."""
 MAX_NAMED_RANKS = 8
-"""Ranks named in a sentence."""
+"""Maximum number of ranks named in a sentence."""
 
 
 def cause_sentences(
@@ -63,7 +63,7 @@ def cause_sentences(
             continue
         waits = name == COMMUNICATION
         if waits and causes and causes[0].kind == "some_ranks":
-            continue  # the others wait for these ranks
+            continue  # The others wait for these ranks.
         kind: CauseKind = "communication" if waits else "part"
         tail = " (links, or a rank that does not report its compute time)" if waits else ""
         causes.append(
@@ -89,7 +89,7 @@ def _host_suffix(hosts: tuple[str, ...]) -> str:
 
 
 def verdict_sentences(verdict: Verdict) -> tuple[str, ...]:
-    """Return sentences about a slow job; empty if it is not slow."""
+    """Return sentences that describe why a job is slow; empty if it is not."""
     now, was, slowdown, lag, expected = (
         verdict.now,
         verdict.was,
@@ -157,7 +157,7 @@ def faster_words(verdict: Verdict) -> str:
 
 
 def doubts_query(verdict: Verdict) -> bool:
-    """Return True if the job is so fast that its query probably describes another job."""
+    """Return whether the job is so fast that its query probably describes another job."""
     now, expected = verdict.now, verdict.expected
     if now is None or expected is None:
         return False

@@ -1,4 +1,4 @@
-"""Dense decoders like Llama (rotary positions, mostly RMSNorm and gated MLPs) and GPT
+"""Dense decoders like Llama (rotary positions, mostly RMSNorm and gated MLPs) and like GPT
 (LayerNorm).
 """
 
@@ -13,7 +13,7 @@ UNTIED = {"tie_word_embeddings": False}
 TIED = {"tie_word_embeddings": True}
 LLAMA_BLOCK = {"gated_mlp": True, "normalization": "rmsnorm", "position_embedding": "rotary"}
 PLAIN = Family(fixed={**LLAMA_BLOCK, **NO_BIAS}, defaults=UNTIED)
-"""Without biases, regardless of the file."""
+"""No biases, whatever the file says."""
 LLAMA = Family(
     fixed=LLAMA_BLOCK, defaults={**UNTIED, **NO_BIAS}, keys=same("attention_bias mlp_bias")
 )
@@ -32,7 +32,7 @@ LATENT = PLAIN.but(
         )
     },
 )
-"""Latent attention; head_dim in some of these files is not the width of a head."""
+"""Latent attention. In some of these files, head_dim is not the width of a head."""
 D_MODEL = {
     "num_hidden_layers": "n_layers",
     "hidden_size": "d_model",
@@ -138,7 +138,7 @@ def _mpt(config: Config) -> dict[str, Any]:
         unless=False,
         why="norms of queries and keys before the heads are split are not modelled",
     )
-    # The class supports only ALiBi, regardless of learned or rotary positions in attn_config.
+    # The class supports only ALiBi, whatever attn_config says about learned or rotary positions.
     fields: dict[str, Any] = {
         "intermediate_size": config.get("expansion_ratio", 4) * config["d_model"]
     }
@@ -177,7 +177,7 @@ FAMILIES: dict[str, Family] = {
             "num_attention_heads": 8,
             "num_key_value_heads": 4,
             "vocab_size": 262_208,
-        },  # multimodal files omit them
+        },  # Multimodal files omit them.
         full_attention_every=6,
     ),
     "vaultgemma": GEMMA.but(full_attention_every=2),

@@ -48,7 +48,8 @@ def _modernbert(config: Config) -> dict[str, Any]:
         "sliding_window_layers": windowed,
     }
     return {
-        # The norm after the embedding is the first layer's, which has none before its attention.
+        # The norm after the embedding is that of the first layer, which has none before its
+        # attention.
         "embedding_norm": False,
         "head_dense": "weight_bias" if config.get("classifier_bias") else "weight",
         "output_bias": config.get("decoder_bias", True),

@@ -45,7 +45,7 @@ def _steps(config: Config) -> dict[str, Any]:
 
 
 def _dense(config: Config, dense: list[bool]) -> dict[str, Any]:
-    """Return layers that differ only in dense MLPs."""
+    """Return layers that are equal except for their dense MLPs."""
     fields = as_fields(feed_forwards([Block()] * len(dense), dense))
     if "blocks" in fields:
         reject(
@@ -58,7 +58,7 @@ def _dense(config: Config, dense: list[bool]) -> dict[str, Any]:
 
 
 def _dense_or_sparse(config: Config) -> dict[str, Any]:
-    """Return layers by the file's list, or with the dense ones first."""
+    """Return layers by the file's list, or with the dense layers first."""
     return _dense(config, dense_layers(config, layers=layer_count(config)))
 
 

@@ -14,27 +14,33 @@ Config = Mapping[str, Any]
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """A model_type: the keys of its file and the constants of its code."""
+    """One model_type: the keys of its file and the constants of its code."""
 
     keys: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    """ModelSpec field -> config keys, alternatives separated by spaces; fields of the same name are
-    implied.
+    """Config keys by ModelSpec field, alternatives separated by spaces; fields with the same name
+    are implied.
     """
     fixed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    """Constants of the architecture's code."""
+    """Constants in the architecture's code."""
     defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """Defaults of its configuration class for missing keys."""
     required: Mapping[str, tuple[Any, str]] = dataclasses.field(default_factory=dict)
-    """Config key -> the only supported value, and why others are not; the key may be missing."""
+    """Config keys with a single supported value, and the reason why others are not supported; a key
+    may be missing.
+    """
     derive: Callable[[Config], dict[str, Any]] = lambda config: {}
-    """Returns values derived from several keys; raises UnsupportedError for unsupported layouts."""
+    """Function that returns values derived from several keys; raises UnsupportedError for
+    unsupported layouts.
+    """
     says_layers: bool = False
     """Whether `derive` describes each layer, including windows."""
     full_attention_every: int | None = None
     """Period of layers with full attention, if there is a sliding window without layer_types."""
 
     def but(self, **changes: Any) -> Family:
-        """Return this family with other fields; given entries of mappings are added or replaced."""
+        """Return this family with some fields changed; entries of mappings are added or
+        replaced.
+        """
         return dataclasses.replace(
             self, **{name: _merged(getattr(self, name), new) for name, new in changes.items()}
         )
@@ -53,16 +59,16 @@ def reject(config: Config, key: str, *, unless: Any, why: str) -> None:
     """Check that `key` is absent or has the value `unless`.
 
     Raises:
-        UnsupportedError: It has another value.
+        UnsupportedError: The key has another value.
     """
     if key in config and config[key] != unless:
         raise UnsupportedError(f"{key} {config[key]!r}: {why}", field=f"model.{key}")
 
 
 _KINDS = {"full_attention", "sliding_attention", "chunked_attention"}
-"""Kinds of layers; chunked attention (Llama 4) counts as a window as wide as a chunk.
+"""Kinds of attention layers. Chunked attention (Llama 4) counts as a window of the chunk's width.
 
-The window is exact up to one chunk and at most twice the keys beyond.
+The window is exact up to one chunk; beyond, it counts at most twice the keys.
 """
 
 
@@ -72,7 +78,7 @@ def sliding_window(
     """Return sliding_window and sliding_window_layers; empty if all layers have full attention.
 
     `layer_types` gives the kind of each layer (transformers 4.54 and later). Older files give a
-    pattern, or rely on the class's.
+    pattern, or rely on that of the class.
 
     Raises:
         UnsupportedError: There are layers of other kinds.
@@ -88,7 +94,7 @@ def sliding_window(
     every = config.get("sliding_window_pattern", full_attention_every)
     if kinds:
         windowed = layers - kinds[:layers].count("full_attention")
-    elif config.get("use_sliding_window"):  # Qwen: the first max_window_layers have full attention
+    elif config.get("use_sliding_window"):  # The first max_window_layers have full attention.
         windowed = max(layers - config.get("max_window_layers", 0), 0)
     else:
         windowed = layers - layers // every if isinstance(every, int) else layers

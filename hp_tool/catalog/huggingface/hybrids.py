@@ -1,4 +1,4 @@
-"""Decoders with unlike layers: recurrent mixers, state spaces, windowed layers, sparse
+"""Decoders with layers of different kinds: recurrent mixers, state spaces, windowed layers, sparse
 attention.
 """
 
@@ -31,8 +31,8 @@ _MAMBA_BIAS = {"mamba_proj_bias": (False, "biases of a state space's projections
 
 
 def linear_layers(config: Config, mixer: Mixer) -> list[Block]:
-    """Return layers with a recurrent mixer and attention in every fourth, unless the file defines
-    others.
+    """Return layers with a recurrent mixer, and attention in every fourth layer unless the file
+    lists the layers.
     """
     layers = layer_count(config)
     every = max(parse_whole(config, "full_attention_interval", 4), 1)
@@ -77,7 +77,7 @@ def _nemotron_h(config: Config) -> dict[str, Any]:
     blocks = layer_list(config, key, _NEMOTRON_H, layers=layers) or []
     _check_prediction(config, blocks)
     fields = {"num_hidden_layers": layers, **as_fields(blocks)}
-    if _NEMOTRON_H["E"] not in blocks:  # the class names experts that no layer has
+    if _NEMOTRON_H["E"] not in blocks:  # The class names experts that no layer has.
         fields |= {
             "num_experts": None,
             "num_experts_per_tok": None,
@@ -94,7 +94,7 @@ def _nemotron_h(config: Config) -> dict[str, Any]:
 def _check_prediction(config: Config, blocks: list[Block]) -> None:
     """Check that a layer of multi-token prediction matches `ModelSpec.mtp_kinds`.
 
-    That is one with attention and the last feed-forward.
+    It has attention and the last feed-forward.
 
     Raises:
         UnsupportedError: It differs.
@@ -122,9 +122,9 @@ def _check_prediction(config: Config, blocks: list[Block]) -> None:
 
 
 def _sparse_attention(config: Config) -> dict[str, Any]:
-    """Return sparse attention of GLM-5 and DeepSeek-V3.2.
+    """Return the sparse attention of GLM-5 and DeepSeek-V3.2.
 
-    An indexer is in each layer, or in every few; the following layers share its choice.
+    An indexer is in each layer, or in every few layers; the layers in between use its selection.
     """
     layers = layer_count(config)
     own, shared = Block(), Block(shares_index=True)
@@ -220,7 +220,7 @@ def _kimi_linear(config: Config) -> dict[str, Any]:
         layers=layers,
     )
     if blocks is None:
-        full = numbered_layers(linear, "full_attn_layers")  # layer numbers start at 1
+        full = numbered_layers(linear, "full_attn_layers")  # Layer numbers start at 1.
         blocks = [_ATTENTION if layer + 1 in full else delta for layer in range(layers)]
     heads = {
         "linear_num_key_heads": linear.get("num_heads", config.get("linear_num_heads", 32)),
@@ -230,7 +230,7 @@ def _kimi_linear(config: Config) -> dict[str, Any]:
         ),
         "linear_full_rank_gate": linear.get("use_full_rank_gate", False),
     }
-    # Residuals over blocks of layers (Kimi K3): a norm and a vector before attention and MLP each.
+    # A norm and a vector before attention and MLP each.
     norms = {"norms_per_layer": 6} if config.get("attn_res_block_size") else {}
     gate = {"attention_output_gate": "channel"} if config.get("mla_use_output_gate") else {}
     return (
@@ -309,7 +309,7 @@ def _mimo_v2(config: Config) -> dict[str, Any]:
 
 
 def _windows(config: Config, blocks: list[Block], usual: int) -> dict[str, Any]:
-    """Return the width of windows, if any layer has one."""
+    """Return the width of the windows, if any layer has one."""
     return (
         {"sliding_window": config.get("sliding_window", usual)}
         if any(block.windowed for block in blocks)
@@ -368,7 +368,7 @@ _OTHER_BLOCKS = (
     "mamba",
     "llama4",
 )
-"""Keys of layers that are neither attention nor a dense MLP of another size."""
+"""Keys of layers that are neither attention nor a dense MLP of another width."""
 
 
 def _searched_blocks(attention: Config, mlp: Config, config: Config) -> Block:

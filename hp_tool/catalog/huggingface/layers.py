@@ -14,10 +14,10 @@ MAX_LAYERS = 10_000
 
 
 def as_fields(layers: Sequence[Block]) -> dict[str, Any]:
-    """Return ModelSpec's fields of these layers, in order.
+    """Return the ModelSpec fields of these layers, in order.
 
-    `first_k_dense_replace` if dense layers precede the model's layers, else the shortest pattern of
-    blocks.
+    The result is `first_k_dense_replace` if dense layers precede the model's other layers, else the
+    shortest pattern of blocks.
     """
     dense = len(
         list(itertools.takewhile(lambda layer: layer == Block(feed_forward="dense"), layers))
@@ -72,7 +72,7 @@ def parse_whole(
 def layer_list(
     config: Config, key: str, meanings: Mapping[Any, T], *, layers: int
 ) -> list[T] | None:
-    """Return the meaning of each layer's entry in a list; None without such a list.
+    """Return the kind of each layer from the entries of a list; None without such a list.
 
     Entries after those of the layers describe multi-token prediction.
 
@@ -100,7 +100,7 @@ def layer_list(
 
 
 def numbered_layers(config: Config, key: str) -> set[int]:
-    """Return the layers in a list of numbers or a text with commas.
+    """Return the layers in a list of numbers, or in a text with commas.
 
     Raises:
         InputError: It is malformed.
@@ -124,7 +124,8 @@ def feed_forwards(blocks: list[Block], dense: list[bool]) -> list[Block]:
 def sparse_steps(config: Config, *, layers: int) -> list[bool]:
     """Return whether each layer is dense.
 
-    Dense layers are in `mlp_only_layers`, or not at every `decoder_sparse_step`-th position.
+    Dense layers are those in `mlp_only_layers`, and those not at a multiple of
+    `decoder_sparse_step`.
     """
     step, dense = (
         max(parse_whole(config, "decoder_sparse_step", 1), 1),
@@ -134,8 +135,8 @@ def sparse_steps(config: Config, *, layers: int) -> list[bool]:
 
 
 def dense_layers(config: Config, *, layers: int) -> list[bool]:
-    """Return whether each layer of a model with experts has a dense MLP: by a list, or the first
-    ones.
+    """Return whether each layer of a model with experts has a dense MLP, from a list or from the
+    number of leading dense layers.
     """
     lists = (
         ("mlp_layer_types", {"dense": True, "sparse": False}),

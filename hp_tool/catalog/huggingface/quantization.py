@@ -50,7 +50,7 @@ def attention_is_wide(config: Mapping[str, Any]) -> bool:
 LEFT_WIDE = ("modules_to_not_convert", "ignore", "ignored_layers", "exclude_modules")
 """Keys of quantization_config that list the modules in 16 bits."""
 SMALL_MODULES = ("norm", "indexer.weights_proj", "sinks")
-"""Suffixes of attention modules with few numbers."""
+"""Suffixes of attention modules with few parameters."""
 
 
 def _stored_format(config: Mapping[str, Any]) -> object:

@@ -72,7 +72,7 @@ def _spec(
         or "model"
     )
     known = {"name": name, **family.defaults, **fields, **family.fixed, **family.derive(written)}
-    if "gemma3" not in model_type:  # whose max_position_embeddings are the scaled ones
+    if "gemma3" not in model_type:  # Their max_position_embeddings are already scaled.
         known |= _scaled_positions(written, known.get("max_position_embeddings"))
     layers = known.get("num_hidden_layers")
     if isinstance(layers, int) and not family.says_layers and "blocks" not in known:
@@ -126,9 +126,10 @@ _TEXT = ("text_config", "llm_config", "language_config")
 
 
 def _language_model(config: Config) -> tuple[Config, str, dict[str, Tower]]:
-    """Return the language model's part of a file that wraps one, the rest in words, and its towers.
+    """Return the language model's part of a file that wraps one, the remaining parts in words, and
+    its towers.
 
-    Other files are returned as they are, with what they contain in addition.
+    Other files are returned unchanged, with their additional parts in words.
     """
     key = next((key for key in _TEXT if isinstance(config.get(key), Mapping)), None)
     if key is None or config.get("is_encoder_decoder"):
@@ -141,7 +142,7 @@ def _language_model(config: Config) -> tuple[Config, str, dict[str, Tower]]:
         "name",
         "_name_or_path",
         "tie_word_embeddings",
-    ):  # where the wrapping class reads them
+    ):  # Where the wrapping class reads them.
         if config.get(shared) is not None:
             inner.setdefault(shared, config[shared])
     if "model_type" not in inner and (named := f"{config.get('model_type')}_text") in FAMILIES:

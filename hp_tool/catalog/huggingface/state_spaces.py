@@ -24,7 +24,7 @@ _ALONE = {
     "feed_forward": "none",
     "num_attention_heads": 1,
 }
-"""Layers without attention, whose heads have no meaning."""
+"""Layers without attention, so that head sizes have no meaning."""
 _ALONE_KEYS = {
     "ssm_state_size": "state_size",
     "mamba_conv_kernel": "conv_kernel",

@@ -9,9 +9,9 @@ _DEPTH = ("num_hidden_layers", "depth", "encoder_layers", "vt_num_hidden_layers"
 _WIDTH = ("embed_dim", "d_model", "hidden_size", "vt_hidden_size")
 _INNER = ("intermediate_size", "encoder_ffn_dim", "vt_intermediate_size")
 _GATED = ("qwen2_5_vl", "pixtral", "gemma4_vision", "glm4v")
-"""Prefixes of types whose MLPs have three matrices; others have two."""
+"""Prefixes of types whose MLPs have three matrices; other types have two."""
 _ONE_MATRIX = ("siglip", "gemma")
-"""Prefixes of types with one matrix from tower to language model; others have two."""
+"""Prefixes of types with one matrix from tower to language model; other types have two."""
 _MAX_LAYERS = 1 << 20
 
 
@@ -32,16 +32,16 @@ def described_towers(name: str, tower: Tower) -> str:
 def tower_parameters(tower: Tower, *, into: int) -> int:
     """Return the approximate number of weights of a tower and its projection to width `into`.
 
-    With width h, MLP width f and m patches per token: L (4 h^2 + 2 h f), or 3 h f for gated MLPs,
-    patches, positions, and for each projection (m h)^2 + m h `into`, or h `into` + `into`^2 if
-    patches are not merged. Biases and norms are omitted.
+    With width h, MLP width f and m patches per token, it is the sum of L (4 h^2 + 2 h f) (3 h f for
+    gated MLPs), patches, positions, and for each projection (m h)^2 + m h `into`, or h `into` +
+    `into`^2 if patches are not merged. Biases and norms are omitted.
     """
     kind, into = str(tower.get("model_type")), _size(tower, ("out_hidden_size",)) or into
     depth, width = _size(tower, _DEPTH), _size(tower, _WIDTH)
     inner = _size(tower, _INNER) or int(width * _ratio(tower))
     if kind.startswith(
         "glm4v"
-    ):  # its width is that of its tokens inside, and `intermediate_size` after it
+    ):  # Its width is that of its tokens inside, and `intermediate_size` that after it.
         inner = into
     layers = depth * (4 * width**2 + (3 if kind.startswith(_GATED) else 2) * width * inner)
     patch = 3 * _size(tower, ("patch_size",)) ** 2 * (_size(tower, ("temporal_patch_size",)) or 1)
@@ -69,7 +69,7 @@ def _projections(tower: Tower, *, kind: str, width: int, into: int) -> int:
 
 
 def _size(tower: Tower, names: tuple[str, ...]) -> int:
-    """Return the first of these that is a size; 0 if none is."""
+    """Return the first of these keys' values that is a size; 0 if none is."""
     return next(
         (
             value
@@ -81,6 +81,6 @@ def _size(tower: Tower, names: tuple[str, ...]) -> int:
 
 
 def _ratio(tower: Tower) -> float:
-    """Return the MLP's width over the tower's."""
+    """Return the width of the MLP divided by that of the tower."""
     value = tower.get("mlp_ratio")
     return float(value) if isinstance(value, int | float) and 0 < value < 64 else 4.0

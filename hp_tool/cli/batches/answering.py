@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 CHUNK_LINES = 64
 """Queries per chunk: enough to evaluate similar ones together, few enough for quick answers."""
 CHUNKS_AHEAD = 4
-"""Chunks in flight per process, which bounds how far reading runs ahead of writing."""
+"""Number of chunks in flight per process, which limits how far reading runs ahead of writing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """Task and options for every query."""
+    """The task, with its options, for every query."""
 
     name: Literal["estimate", "recommend"]
     top: int
@@ -41,15 +41,19 @@ class Task:
 
 
 def answer_here(items: Iterator[Item], task: Task) -> Iterator[str]:
-    """Yield the answers of this process."""
+    """Yield the answers computed by this process."""
     with stored_calibrations(wanted=task.calibration) as calibrations:
         for chunk in _split_chunks(items, task):
             yield from _answer_items(chunk, task, calibrations)
 
 
 def answer_by_processes(items: Iterator[Item], task: Task, *, jobs: int) -> Iterator[str]:
-    """Yield the answers of `jobs` processes. Raises HpToolError if one of them dies."""
-    # spawn: the progress bar has a thread, which a forked process would not survive
+    """Yield the answers computed by `jobs` processes.
+
+    Raises:
+        HpToolError: A process died.
+    """
+    # The progress bar has a thread, which a forked process would not survive.
     context = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(
         max_workers=jobs, mp_context=context, initializer=_start_worker, initargs=(task,)
@@ -100,7 +104,7 @@ def answer_by_server(items: Iterator[Item], task: Task, *, server: str) -> Itera
 
 
 def _split_chunks(items: Iterator[Item], task: Task) -> Iterator[list[Item]]:
-    """Yield the queries in chunks, recommendations one by one because they take longer. If reading
+    """Yield the queries in chunks; recommendations one by one, because they take longer. If reading
     fails, earlier queries are answered first.
     """
     size = CHUNK_LINES if task.name == "estimate" else 1
@@ -123,8 +127,8 @@ _open_resources = ExitStack()
 
 
 def _start_worker(task: Task) -> None:
-    """Set up a process of the pool: it ignores Ctrl-C, which its parent handles, and does not
-    outlive the parent.
+    """Set up a process of the pool: it ignores Ctrl-C, which its parent handles, and exits with the
+    parent.
     """
     global _worker_state
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -143,7 +147,7 @@ def _exit_with_parent() -> None:
 
 
 def _answer_chunk(items: list[Item]) -> list[str]:
-    assert _worker_state is not None  # the pool's initializer has run
+    assert _worker_state is not None  # The pool's initializer has run.
     return _answer_items(items, *_worker_state)
 
 

@@ -37,10 +37,10 @@ def read_items(source: BinaryIO, *, format: Format, base: Mapping[str, Any]) -> 
 
 
 def _physical_lines(source: BinaryIO) -> Iterator[str]:
-    """The lines of a CSV as text. A line that is too long ends the batch, because the row of the
-    next one is unknown.
+    """Yield the lines of a CSV as text. A line that is too long ends the batch, because the row of
+    the next line is unknown.
     """
-    encoding = "utf-8-sig"  # spreadsheets write a byte order mark
+    encoding = "utf-8-sig"  # Spreadsheets write a byte order mark.
     for line in _bounded_lines(source):
         if isinstance(line, InputError):
             raise line
@@ -49,7 +49,7 @@ def _physical_lines(source: BinaryIO) -> Iterator[str]:
 
 
 def _bounded_lines(source: BinaryIO) -> Iterator[Item]:
-    """Yield the lines; the rest of a too long one is skipped."""
+    """Yield the lines; the rest of a line that is too long is skipped."""
     while line := source.readline(MAX_LINE_BYTES + 1):
         if len(line) <= MAX_LINE_BYTES:
             yield line
@@ -60,8 +60,8 @@ def _bounded_lines(source: BinaryIO) -> Iterator[Item]:
 
 
 def _yaml_documents(source: BinaryIO) -> Iterator[Item]:
-    """YAML documents as JSON lines. They are split at separators before parsing, so that an invalid
-    one affects only itself.
+    """Yield YAML documents as JSON lines. They are split at separators before parsing, so that an
+    invalid one affects only itself.
     """
     lines: list[bytes] = []
     size = 0
@@ -77,7 +77,7 @@ def _yaml_documents(source: BinaryIO) -> Iterator[Item]:
 
 
 def _document_line(lines: list[bytes], size: int) -> Iterator[Item]:
-    """The document with these lines; nothing if all are blank or comments."""
+    """Yield the document in these lines; nothing if all are blank or comments."""
     from hp_tool.questions import schema
 
     if size > MAX_LINE_BYTES:
@@ -96,7 +96,8 @@ def _document_line(lines: list[bytes], size: int) -> Iterator[Item]:
 
 
 def expand_grid(lines: Iterator[str], *, base: Mapping[str, Any]) -> Iterator[bytes | InputError]:
-    """A JSON line for every combination of every row, the last column varying fastest.
+    """Yield a JSON line for every combination of values in every row; the last column varies
+    fastest.
 
     An empty cell omits its key. Commas separate alternatives, as in `1,2,4`; brackets and braces
     enclose one value, as in `[1,2]` or `{granularity: full, method: block, num_layers: 4}`. The
@@ -124,8 +125,10 @@ def expand_grid(lines: Iterator[str], *, base: Mapping[str, Any]) -> Iterator[by
 
 
 def _column_paths(columns: Sequence[str]) -> list[str]:
-    """The dotted paths of the columns. Raises InputError for one that no query has, or that occurs
-    twice.
+    """Return the dotted paths of the columns.
+
+    Raises:
+        InputError: A path is not in a query, or occurs twice.
     """
     from hp_tool.domain.query import Query
 
@@ -192,7 +195,7 @@ def _expand_row(
 
 
 def _parse_cell(cell: str, *, where: str) -> list[Any]:
-    """The values of a cell, read as a YAML list without its brackets."""
+    """Return the values of a cell, read as a YAML list without its brackets."""
     if not cell.strip():
         return []
     values = read_yaml(f"[{cell}]", refusal=f"{where}: {cell[:80]!r} is not YAML", code="syntax")

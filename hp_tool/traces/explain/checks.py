@@ -16,7 +16,9 @@ from hp_tool.traces.timeline import Timeline
 from hp_tool.traces.timeline.workload import has_backward, has_optimizer, workload_of
 
 FULL_RECOMPUTE = 4.0 / 3.0
-"""Upper bound of FLOPs with full recomputation over those without (arXiv 2205.05198, section 5)."""
+"""Ratio of FLOPs with full recomputation to those without, at most (arXiv 2205.05198, section
+5).
+"""
 CheckName = Literal["device", "ranks", "matmul_flops", "backward", "optimizer"]
 CheckState = Literal["matches", "unknown", "differs"]
 Teaching = Literal["applied", "held", "refused"]
@@ -151,7 +153,7 @@ def _flops(line: Timeline, problem: TrainingProblem, config: ParallelConfig) -> 
 
 
 def _recomputes_layers(config: ParallelConfig) -> bool:
-    """Return True if matmuls of layers are recomputed, in whole layers or selected operators."""
+    """Return whether matmuls of layers are recomputed, in whole layers or in selected operators."""
     recompute = config.recompute
     name = recompute if isinstance(recompute, str) else recompute.granularity
     return name in ("full", "per_layer", "per_op") or (

@@ -36,34 +36,34 @@ from hp_tool.traces.timeline.use import LinkUse, link_use, matmul_flops_per_seco
 from hp_tool.traces.timeline.workload import Workload, workload_of
 
 MAX_UNKNOWN_SHARE = 0.1
-"""Share of a step in unknown kernels above which only the step time is used, not its parts."""
+"""Fraction of a step in unknown kernels above which only the step time is used, not its parts."""
 MAX_UNKNOWN_KERNELS = 5
-"""Names of unknown kernels in a result."""
+"""Maximum number of names of unknown kernels in a result."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankStep:
-    """The typical step on one rank."""
+    """The step of median length on one rank."""
 
     rank: int
     step_s: float
     own_s: float
     """Seconds without waits for other ranks."""
     parts_s: dict[str, float]
-    """By part of a prediction; they sum to step_s."""
+    """Seconds by part of a prediction; they sum to step_s."""
     hidden_s: dict[str, float]
-    """Communication that overlaps with compute, by part."""
+    """Seconds of communication that overlaps with compute, by part."""
     waits_s: dict[str, float]
-    """Seconds of `parts_s` in which a collective waits for another rank; pipeline_p2p's are the
-    pipeline bubble.
+    """Seconds of `parts_s` during which a collective waits for another rank. The waits of
+    pipeline_p2p are the pipeline bubble.
     """
     host_s: float
-    """Seconds of `overhead` in which the host launched the next kernel late."""
+    """Seconds of `overhead` caused by the host launching the next kernel late."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Suggestion(Change):
-    """A suggested change and how to write it."""
+    """A suggested change, and how to write it."""
 
     changed: ChosenValues = field(default_factory=dict)
     """New values of the query, by path."""
@@ -83,13 +83,15 @@ class UnknownKernel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """Where the time of recorded steps went, and where the prediction puts it."""
+    """Measured and predicted seconds of recorded steps by part, with the reasons for
+    differences.
+    """
 
     id: str | None = None
     """The query's id."""
     status: Literal["ok"] = "ok"
     steps: int
-    """Recorded steps that all ranks have."""
+    """Number of recorded steps that all ranks have."""
     marked: bool
     """Whether step boundaries were marked or found; otherwise the recording counts as one step."""
     device: str
@@ -97,40 +99,45 @@ class Explanation:
     workload: Workload
     """Recorded work. `inference`: forward passes without signs of a serving engine."""
     step_s: float
-    """Step of median length on the critical rank; figures by rank are of this step."""
+    """Step time of median length on the critical rank, in seconds; figures by rank belong to this
+    step.
+    """
     critical_rank: int
-    """Rank that the others wait for."""
+    """Rank for which the other ranks wait."""
     ranks: tuple[RankStep, ...]
     links: tuple[LinkUse, ...]
     """Collectives on the critical rank."""
     matmul_flops_per_second: float | None
-    """Rate while matmul kernels run on the critical rank; None if shapes were not recorded."""
+    """FLOP/s while matmul kernels run on the critical rank; None if shapes were not recorded."""
     tensor_core_share: float | None
-    """Fraction of the device's peak; None without a query or shapes."""
+    """Fraction of the device's peak FLOP/s; None without a query or shapes."""
     faults: tuple[Fault, ...]
-    """Causes of at least a tenth of the step, found by comparing ranks and groups."""
+    """Causes that cost at least a tenth of the step, found by comparing ranks and groups."""
     estimate: Estimate | None = None
     """The prediction for the query's configuration; None without a query."""
     parts: tuple[StepPart, ...] = ()
-    """Sorted by the difference between measured and predicted, or by length without a query."""
+    """Parts of the step, sorted by the difference between measured and predicted, or by length
+    without a query.
+    """
     suggestions: tuple[Suggestion, ...] = ()
     findings: tuple[Finding, ...] = ()
     """Sentences, sorted by seconds."""
     query: dict[str, Any] | None = None
     report: dict[str, Any] | None = None
-    """The step as a measurement: a line for `hp-tool calibrate --measurements`, and a body for POST
-    /v1/measurements. None without a query, or if a check shows that the trace is of another job.
+    """The step as a measurement: a line for `hp-tool calibrate --measurements` and a body for POST
+    /v1/measurements. None without a query, or if a check shows that the trace belongs to another
+    job.
     """
     checks: tuple[Check, ...] = ()
     """Whether the trace matches the query; empty without a query."""
     teaches: Teaching | None = None
-    """How the step is used as a measurement: applied, held until accepted, or refused. None without
-    a query.
+    """Use of the step as a measurement: applied, held until accepted, or refused. None without a
+    query.
     """
     unknown_share: float = 0.0
     """Fraction of the step in kernels that no rule recognizes."""
     unknown_kernels: tuple[UnknownKernel, ...] = ()
-    """The longest ones on the critical rank."""
+    """Longest unknown kernels on the critical rank."""
     trace_query: dict[str, Any] = field(default_factory=dict)
     """Configuration recorded in the trace, by path of the query."""
 
@@ -236,7 +243,7 @@ def _rank_step(rank: int, step: StepSplit) -> RankStep:
 def _compare_with_query(
     line: Timeline, query: Query, *, tool: str | None, rate: float | None
 ) -> dict[str, Any]:
-    """Return the prediction, checks and suggestions."""
+    """Return the prediction, the checks of the trace, and the suggestions."""
     if query.kind != "training":
         raise UnsupportedError("explain supports training queries only", field="query")
     resolved = resolve_configuration(query)
@@ -294,10 +301,10 @@ def _measurement_report(query: Query, measured_s: dict[str, float]) -> dict[str,
 def _make_suggestion(
     change: Change, *, query: Query, assumed: Query, estimate: Estimate, tool: str | None
 ) -> Suggestion:
-    """Return a change of the query with its usual settings, and its flags.
+    """Return a change of the query with its usual settings, and the tool's flags for it.
 
-    The tool's flags are those of the query as asked: they differ by the change alone, and a tool
-    need not have every usual setting.
+    The flags come from the query as asked, because the tool may lack some of the usual settings.
+    They differ only by the change.
     """
     assert estimate.parallel is not None
     before, after = (
@@ -351,7 +358,7 @@ _SIZES = {
 
 
 def _sizes_in_trace(line: Timeline) -> dict[str, Any]:
-    """Return the layout sizes given by recorded groups."""
+    """Return the layout sizes that recorded groups imply."""
     sizes: dict[str, Any] = {}
     for events in line.ranks:
         for group in events.groups:

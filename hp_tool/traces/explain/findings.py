@@ -13,7 +13,7 @@ from hp_tool.traces.timeline import Fault
 from hp_tool.traces.timeline.faults import MIN_FAULT_SHARE
 
 MIN_SAVED_FRACTION = 0.02
-"""Share of a step below which a difference is not reported."""
+"""Fraction of a step below which a difference is not reported."""
 _WORKLOADS = {
     "serving": "This is a serving trace: it has kernels or steps of a serving engine and no "
     "backward pass.",
@@ -23,10 +23,10 @@ _WORKLOADS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One finding."""
+    """One finding about a recorded training."""
 
     seconds: float
-    """Seconds of the step."""
+    """Seconds of the step that it concerns."""
     text: str
     set: Mapping[str, Any] | None = None
     """Suggested change of the query, by path; None if there is none."""
@@ -113,7 +113,9 @@ def _unknown_text(names: Sequence[str], seconds: float, step_s: float) -> str:
 def _exposed_findings(
     exposed_s: Mapping[str, float], faults: Sequence[Fault], *, step_s: float, recorded_ranks: int
 ) -> Iterator[Finding]:
-    """Yield exposed communication of a tenth of the step or more that no fault explains."""
+    """Yield exposed communication that takes a tenth of the step or more and that no fault
+    explains.
+    """
     waits = ", including waits for ranks that were not recorded" if recorded_ranks == 1 else ""
     for part, seconds in exposed_s.items():
         named = [fault for fault in faults if fault.part == part]

@@ -1,4 +1,4 @@
-"""Explain a step from Megatron's timers: coarser than a trace, but without a profiler."""
+"""Explain a step from Megatron's timers, which are coarser than a trace but need no profiler."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ GRADIENTS = (
     "non-tensor-parallel-grads-all-reduce",
 )
 MAX_TIMER_SHARE = 1.05
-"""A timer may exceed the step by this factor (rounding, and ranks print at different moments); a
-longer one belongs to another step.
+"""Factor by which a timer may exceed the step, because of rounding and because ranks print at
+different moments. A longer timer belongs to another step.
 """
 _LAYERS = (*PER_MICRO_BATCH, "offload")
 _PIPELINE = ("pipeline_bubble", "pipeline_p2p")
@@ -40,27 +40,27 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "optimizer": ("optimizer",),
     "rest": ("overhead",),
 }
-"""Parts of a prediction in each group that timers distinguish. Parts without a printed timer are in
-`rest`. `passes`: forward and backward with communication within layers; with level-1 timers only,
-`passes_and_pipeline`.
+"""Parts of a prediction in each group that timers distinguish. Parts without a printed timer belong
+to `rest`. `passes`: forward and backward, including communication within layers; with level-1
+timers only, `passes_and_pipeline`.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimerSpread:
-    """One timer over all ranks."""
+    """The range of one timer over all ranks."""
 
     timer: str
     shortest_s: float | None
-    """None if the log has only the longest."""
+    """Shortest time in seconds; None if the log prints only the longest."""
     longest_s: float
     longest_rank: int | None
-    """None if the log does not name ranks."""
+    """Rank with the longest time; None if the log does not name ranks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoggedExplanation:
-    """Where the time of a step went, as far as timers show."""
+    """Seconds of a step by group of parts, as far as timers distinguish them."""
 
     id: str | None = None
     """The query's id."""
@@ -68,9 +68,9 @@ class LoggedExplanation:
     steps: int
     """Number of times the timers were printed."""
     step_s: float
-    """Step of median length; all figures are of this step."""
+    """Step time of median length, in seconds; all figures belong to this step."""
     parts: tuple[StepPart, ...]
-    """One per group of GROUPS."""
+    """One part per group of GROUPS."""
     timers: tuple[TimerSpread, ...]
     findings: tuple[Finding, ...]
     """Sentences, sorted by seconds."""
@@ -108,10 +108,10 @@ def explain_log(steps: Sequence[TimedStep], *, query: Query | None = None) -> Lo
 
 
 def logged_parts(step: TimedStep) -> dict[str, float]:
-    """Return the step's seconds by GROUPS, from the rank where each timer is longest.
+    """Return the step's seconds by group of GROUPS, from the rank where each timer is longest.
 
-    The sum is the step; `rest` is what no timer covers. Megatron exchanges gradients within the
-    timer forward-backward, and parameters within optimizer.
+    They sum to the step; `rest` is the time that no timer covers. Megatron exchanges gradients
+    within the timer forward-backward, and parameters within optimizer.
     """
     longest = step.longest_s
     both_s = min(
@@ -149,13 +149,13 @@ def _check(step: TimedStep) -> None:
 
 
 def _computing(step: TimedStep) -> float:
-    """Return the longest forward + backward seconds of a rank; an upper bound without ranks."""
+    """Return the longest forward + backward seconds of a rank; without ranks, an upper bound."""
     by_rank = _by_rank(step)
     return max(by_rank.values()) if by_rank else sum(step.longest_s[name] for name in COMPUTING)
 
 
 def _by_rank(step: TimedStep) -> dict[int, float]:
-    """Return forward + backward seconds of the ranks that have both."""
+    """Return the forward + backward seconds of the ranks that have both."""
     forward, backward = (step.ranks_s.get(name, {}) for name in COMPUTING)
     return {rank: seconds + backward[rank] for rank, seconds in forward.items() if rank in backward}
 
@@ -171,7 +171,9 @@ def _spread(step: TimedStep, name: str) -> TimerSpread:
 
 
 def _slow_rank(step: TimedStep) -> Iterator[Finding]:
-    """Yield the slowest rank's excess over the median, or without ranks over the fastest."""
+    """Yield the slowest rank's excess over the median, or over the fastest if ranks are not
+    named.
+    """
     stages = "It is slow, or its stage has more work."
     if by_rank := _by_rank(step):
         rank = max(by_rank, key=lambda one: by_rank[one])

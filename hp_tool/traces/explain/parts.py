@@ -17,9 +17,9 @@ class StepPart:
     measured_s: float
     """Seconds on the critical rank."""
     predicted_s: float | None = None
-    """None without a query."""
+    """Predicted seconds; None without a query."""
     interval: tuple[float, float] | None = None
-    """90% interval of predicted_s; None where the step has none."""
+    """90% interval of predicted_s; None if the step has none."""
 
     @property
     def excess_s(self) -> float:
@@ -35,14 +35,14 @@ def step_parts(
 ) -> tuple[StepPart, ...]:
     """Return the parts of a step, measured and predicted.
 
-    The parts' errors are taken as independent, with equal relative size. With w_i = predicted_i /
-    step and s the standard deviation of ln(measured / predicted step), each part's is
-    s / sqrt(sum of w_i^2), so that the step's is s.
+    The errors of the parts are assumed independent and of equal relative size. Let w_i =
+    predicted_i / step, and s the standard deviation of ln(measured / predicted step). The standard
+    deviation of each part is then s / sqrt(sum of w_i^2), which gives s for the step.
 
     Args:
         measured_s: Seconds by name.
         estimate: The prediction; None without a query.
-        covers: Parts of `estimate.time.parts_s` that each name holds.
+        covers: Parts of `estimate.time.parts_s` that belong to each name.
     """
     if estimate is None or estimate.time is None:
         return tuple(StepPart(name=name, measured_s=value) for name, value in measured_s.items())

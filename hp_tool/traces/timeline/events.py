@@ -49,12 +49,12 @@ recomputed, unless a `backward` span interrupts.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """A process group."""
+    """A process group, as recorded."""
 
     part: str
-    """Part of COMMUNICATION that its messages belong to."""
+    """Part of COMMUNICATION to which its messages belong."""
     ranks: tuple[int, ...] = ()
-    """Members; empty if not recorded."""
+    """Ranks of its members; empty if not recorded."""
     name: str = ""
     """Name given by the framework."""
     size: int = 0
@@ -76,7 +76,7 @@ def _no_floats() -> FloatArray:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collectives:
-    """(m,) columns of the events of kind `collective`, in order."""
+    """(m,) columns of the collectives of one rank, in the order of events."""
 
     event: IntArray = field(default_factory=_no_ints)
     """Index of the event."""
@@ -90,7 +90,7 @@ class Collectives:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Phases:
-    """(k,) spans on host threads."""
+    """(k,) columns of spans on host threads."""
 
     phase: IntArray = field(default_factory=_no_ints)
     """Index in PHASES."""
@@ -104,7 +104,7 @@ class Signs:
     """Hints about the kind of work, from names of kernels and spans."""
 
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(WORKLOADS, 0.0))
-    """Seconds in kernels that occur in one workload only, by workload."""
+    """Seconds in kernels that only one kind of work uses, by kind."""
     serving_span: bool = False
     """Whether a host span is a step of a serving engine."""
     unknown_s: dict[str, float] = field(default_factory=dict)
@@ -131,8 +131,8 @@ class RankEvents:
     kind: IntArray
     """(n,) index in KINDS."""
     launch_s: FloatArray
-    """(n,) when the host launched it; NaN if not recorded. An operator of a CPU process launches
-    itself.
+    """(n,) time at which the host launched it; NaN if not recorded. An operator of a CPU process
+    launches itself.
     """
     thread: IntArray
     """(n,) host thread that launched it."""
@@ -142,7 +142,7 @@ class RankEvents:
     steps_s: FloatArray = field(default_factory=lambda: np.empty((0, 2)))
     """(steps, 2) start and end of marked steps on the host, in order."""
     flops: FloatArray = field(default_factory=lambda: np.empty((0, 2)))
-    """(k, 2) time of the call, and FLOPs, of matmuls with recorded shapes."""
+    """(k, 2) time of the call and FLOPs of matmuls with recorded shapes."""
     on_device: bool = True
     """False if the events are operators of a CPU process."""
     device: str = ""

@@ -16,13 +16,13 @@ from hp_tool.traces.timeline.split import BUSY
 
 FaultKind = Literal["slow_rank", "unequal_work", "host_gap", "exposed_communication", "slow_link"]
 MIN_FAULT_SHARE = 0.1
-"""Share of a step below which a fault is not reported."""
+"""Fraction of a step below which a fault is not reported."""
 LONG_GAP_SHARE = 0.03
-"""Share of a step from which idle time is a gap, not a pause between launches."""
+"""Fraction of a step from which idle time counts as a gap, not as a pause between launches."""
 MIN_HIDDEN_SHARE = 0.1
-"""Share of hidden communication below which it counts as not overlapped."""
+"""Fraction of hidden communication below which it counts as not overlapped."""
 UNEQUAL_WORK_RATIO = 1.1
-"""Work of a rank over the mean from which it counts as unequal."""
+"""Ratio of a rank's work to the mean from which work counts as unequal."""
 _COMPUTE = [
     KINDS.index(kind) for kind in ("matmul", "attention", "experts", "elementwise", "unknown")
 ]
@@ -34,13 +34,13 @@ class Fault:
 
     kind: FaultKind
     seconds: float
-    """Seconds of the median step that it costs."""
+    """Seconds of the median step that the fault costs."""
     rank: int | None = None
-    """Rank at fault; None if all are alike."""
+    """Rank at fault; None if all ranks are alike."""
     part: str | None = None
     """One of COMMUNICATION."""
     ranks: tuple[int, ...] = ()
-    """Group at fault."""
+    """Ranks of the group at fault."""
     factor: float | None = None
     """Duration or amount relative to the others."""
 
@@ -107,7 +107,7 @@ def _slow_or_overloaded_ranks(line: Timeline, step_s: float) -> Iterator[Fault]:
 
 
 def _have_similar_kernels(counts: FloatArray, others: FloatArray) -> bool:
-    """Return True if two ranks run about as many kernels of each kind."""
+    """Return whether two ranks run about as many kernels of each kind."""
     return bool(
         np.all(np.abs(counts - others) <= (UNEQUAL_WORK_RATIO - 1.0) * np.maximum(counts, others))
     )
@@ -152,9 +152,9 @@ def _exposed_data_parallel(line: Timeline, step_s: float) -> Iterator[Fault]:
 
 
 def exposed_s(line: Timeline) -> dict[str, float]:
-    """Return exposed communication of the median step on the critical rank, in seconds by part.
+    """Return the exposed communication of the median step on the critical rank, in seconds by part.
 
-    Excludes waits for recorded ranks: those are another rank's fault, or the pipeline bubble.
+    Excludes waits for recorded ranks, which are another rank's fault or the pipeline bubble.
     """
     steps = line.splits[line.critical]
     return {
@@ -171,7 +171,7 @@ def exposed_s(line: Timeline) -> dict[str, float]:
 
 
 def _slow_links(line: Timeline, step_s: float) -> Iterator[Fault]:
-    """Yield groups whose messages are slower than equal ones of other groups of the same part.
+    """Yield groups whose messages are slower than equal messages of other groups of the same part.
 
     Times are measured from the arrival of the last rank.
     """

@@ -14,24 +14,26 @@ from hp_tool.traces.timeline.split import StepSplit, owners, split
 from hp_tool.traces.timeline.windows import windows
 
 TRANSFER_QUANTILE = 0.1
-"""Quantile of the durations of equal messages between stages that is pure transfer; longer ones
-include waiting for the sender.
+"""Quantile of the durations of equal messages between stages that counts as pure transfer; longer
+ones include waiting for the sender.
 """
 P2P = COMMUNICATION.index("pipeline_p2p")
 Key = tuple[tuple[int, ...], int, int]
-"""(ranks of the group, operation, part of the group): called in the same order on all members."""
+"""(ranks of the group, operation, part of the group): members call collectives with the same key in
+the same order.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeline:
-    """Steps of all recorded ranks."""
+    """Steps of all recorded ranks on one clock."""
 
     ranks: tuple[RankEvents, ...]
-    """Sorted by rank."""
+    """Recorded ranks, in ascending order."""
     windows_s: tuple[FloatArray, ...]
-    """(steps, 2) by rank."""
+    """Start and end of each step by rank, shape (steps, 2)."""
     splits: tuple[tuple[StepSplit, ...], ...]
-    """[rank][step]; all ranks have equally many steps."""
+    """Splits by [rank][step]; all ranks have the same number of steps."""
     waits_until_s: tuple[FloatArray, ...]
     """(n,) by rank: end of each event's wait for other ranks; -inf if it does not wait."""
     marked: bool
@@ -53,7 +55,9 @@ class Timeline:
 
 
 def timeline(ranks: Sequence[RankEvents]) -> Timeline:
-    """Split the steps of all ranks; ranks without steps are left out, perhaps all of them."""
+    """Return the split steps of all ranks; ranks without steps are omitted, even if that leaves
+    none.
+    """
     steps_of = {events.rank: windows(events) for events in ranks}
     with_steps = tuple(
         sorted(
@@ -62,7 +66,7 @@ def timeline(ranks: Sequence[RankEvents]) -> Timeline:
         )
     )
     count = min((len(steps_of[events.rank][0]) for events in with_steps), default=0)
-    # Use the last steps: ranks that start recording late miss the first ones.
+    # Ranks that start recording late miss the first steps.
     spans = tuple(steps_of[events.rank][0][-count:] for events in with_steps)
     instances = {
         events.rank: _instances(events, spans[row]) for row, events in enumerate(with_steps)
@@ -167,7 +171,7 @@ def _offsets(ranks: Sequence[int], matches: Iterable[_Match]) -> dict[int, float
 def _waits(
     events: RankEvents, *, matches: Sequence[_Match], offsets: Mapping[int, float]
 ) -> FloatArray:
-    """Return (n,) the end of each event's wait; -inf if it does not wait.
+    """Return the end of each event's wait, shape (n,); -inf if it does not wait.
 
     A collective waits until its last rank arrives, a message until its transfer can have begun.
     """

@@ -18,12 +18,12 @@ from hp_tool.traces.timeline.events import (
 )
 
 UNKNOWN = "unknown"
-"""Kernels that no rule recognizes; a part of measured steps only."""
+"""Part for kernels that no rule recognizes; only measured steps have it."""
 MEASURED_PARTS = (*STEP_KEYS, UNKNOWN)
 BUSY = ("attention", "recompute", "optimizer", "compute", UNKNOWN)
-"""Parts that compute (unknown kernels probably do); communication under them is hidden."""
+"""Parts that compute (unknown kernels probably do); they hide communication."""
 OWNERS = (*BUSY, *COMMUNICATION, "offload", *(f"wait {part}" for part in COMMUNICATION))
-"""Owners by priority. `wait PART`: a collective waits for a rank of its group."""
+"""Owners in order of priority. `wait PART`: a collective waits for a rank of its group."""
 _BUSY_OF_KIND = {
     "attention": "attention",
     "optimizer": "optimizer",
@@ -39,14 +39,15 @@ class StepSplit:
     """Seconds of one step on one rank."""
 
     parts_s: dict[str, float]
-    """By MEASURED_PARTS; they sum to the step. Communication that compute does not hide, including
-    waits for other ranks; `pipeline_bubble`: waits for another stage; `overhead`: idle.
+    """Seconds by MEASURED_PARTS, which sum to the step. Communication counts if compute does not
+    hide it, including waits for other ranks. `pipeline_bubble`: waits for another stage;
+    `overhead`: idle.
     """
     hidden_s: dict[str, float]
-    """By COMMUNICATION: communication that overlaps with compute."""
+    """Seconds by COMMUNICATION of communication that overlaps with compute."""
     waits_s: dict[str, float]
-    """By COMMUNICATION: seconds of `parts_s` in which a collective waits for another rank;
-    pipeline_p2p's are the pipeline bubble.
+    """Seconds of `parts_s` by COMMUNICATION during which a collective waits for another rank. The
+    waits of pipeline_p2p are the pipeline bubble.
     """
     host_s: float
     """Seconds of `overhead` before the host launched the next kernel."""
@@ -55,7 +56,7 @@ class StepSplit:
 
     @property
     def step_s(self) -> float:
-        """Length of the window."""
+        """Length of the window, in seconds."""
         return sum(self.parts_s.values())
 
     @property
@@ -65,7 +66,9 @@ class StepSplit:
 
 
 def owners(events: RankEvents) -> IntArray:
-    """Return (n,) index in OWNERS of each event; collectives belong to their group's part."""
+    """Return the index in OWNERS of each event, shape (n,); collectives belong to the part of their
+    group.
+    """
     owner = _KIND_OWNERS[events.kind]
     computes = owner < len(BUSY)
     for phase, part in (("recompute", "recompute"), ("optimizer", "optimizer")):
@@ -76,7 +79,7 @@ def owners(events: RankEvents) -> IntArray:
 
 
 def in_phase(events: RankEvents, phase: str) -> BoolArray:
-    """Return (n,) whether each event was launched within a phase of its thread.
+    """Return whether each event was launched within a phase of its thread, shape (n,).
 
     Backward passes interrupt `recompute`.
     """
@@ -86,7 +89,7 @@ def in_phase(events: RankEvents, phase: str) -> BoolArray:
         rows = events.thread == thread
         depth = _depth(events.phases, phase, thread, launched[rows])
         if phase == "recompute":
-            # The recompute span is inside its own backward function; count only those within it.
+            # The recompute span is inside its backward function; count only spans within it.
             depth = np.where(
                 _depth(events.phases, "backward", thread, launched[rows], within=phase) > 0,
                 0,
@@ -122,7 +125,7 @@ def split(
 ) -> StepSplit:
     """Split a window among owners.
 
-    With c_o(t) the number of owner o's events running at t, instant t belongs to the first o of
+    Let c_o(t) be the number of owner o's events that run at t. Instant t belongs to the first o of
     OWNERS with c_o(t) > 0, so the parts sum to the window.
 
     Args:
@@ -167,14 +170,14 @@ def split(
 def _sweep(
     start: FloatArray, end: FloatArray, owner: IntArray, *, window_s: tuple[float, float]
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Sweep over a window.
+    """Return the seconds of each owner in a window, by a sweep over its events.
 
     Returns:
-        (owners + 1,) seconds of each owner, the last idle; (owners,) seconds covered by each
+        (owners + 1,) seconds of each owner, the last one idle; (owners,) seconds covered by each
         owner's events; (gaps, 2) idle gaps.
     """
     times = np.concatenate([[window_s[0]], start, end, [window_s[1]]])
-    small = owner.astype(np.int8)  # a window may have millions of events
+    small = owner.astype(np.int8)  # A window may have millions of events.
     edge = np.array([IDLE], dtype=np.int8)
     change = np.ones(len(times), dtype=np.int8)
     change[1 + len(start) :] = -1
@@ -201,7 +204,7 @@ def _sweep(
 def _late_host(idle: FloatArray, *, start: FloatArray, launch: FloatArray) -> float:
     """Return the seconds of gaps before the host launched the kernel that ends each.
 
-    A gap counts entirely if its launch is unknown, or nothing follows it.
+    A gap counts entirely if its launch is unknown, or if nothing follows it.
     """
     if not len(idle):
         return 0.0

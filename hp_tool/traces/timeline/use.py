@@ -62,7 +62,7 @@ def link_use(line: Timeline, *, row: int) -> tuple[LinkUse, ...]:
     uses = []
     for (part, operation, ranks, count), messages in sums.items():
         seconds, size = np.array(messages).sum(axis=0).tolist()
-        seconds = max(seconds, 0.0)  # clocks of ranks differ by microseconds
+        seconds = max(seconds, 0.0)  # Clocks of ranks differ by microseconds.
         name = COLLECTIVES[operation]
         members = max(count, 2)
         factor = BUS_FACTORS.get(name, 1.0) * (

@@ -8,9 +8,11 @@ from hp_tool.traces.timeline.events import PHASES, FloatArray, RankEvents
 from hp_tool.traces.timeline.split import OWNERS, owners
 
 UPDATE_GAP_SHARE = 0.5
-"""Pauses between optimizer kernels up to this share of the longest one are within one update."""
+"""Pauses between optimizer kernels up to this fraction of the longest pause are within one
+update.
+"""
 MIN_SHARE_IN_STEPS = 1.0 / 3.0
-"""Smallest share of the recording that steps found between updates must span.
+"""Minimum fraction of the recording that steps found between updates must span.
 
 n updates enclose n - 1 steps, with at most one more step before and after. Pauses within a single
 update enclose less.
@@ -57,7 +59,7 @@ def _on_device(events: RankEvents, steps_s: FloatArray) -> FloatArray:
 
 
 def _last_before(launched: FloatArray, ended: FloatArray, time_s: float) -> float:
-    """Return when the last kernel launched before this time ended; -inf if there is none."""
+    """Return when the last kernel launched before a given time ended; -inf if there is none."""
     row = int(np.searchsorted(launched, time_s)) - 1
     return float(ended[row]) if row >= 0 else -np.inf
 

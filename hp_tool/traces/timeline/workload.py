@@ -11,7 +11,7 @@ from hp_tool.traces.timeline.events import KINDS, PHASES, RankEvents
 
 Workload = Literal["training", "serving", "inference", "unknown"]
 MIN_TRAINING_SHARE = 0.001
-"""Share of kernel time in named backward or optimizer kernels that identifies a training.
+"""Fraction of kernel time in named backward or optimizer kernels that identifies a training.
 
 Backward passes take more than half of a training's kernel time, but their matmuls have generic
 names; single backward kernels occur elsewhere, too.
@@ -20,12 +20,12 @@ _FORWARD = [KINDS.index(kind) for kind in ("matmul", "attention", "experts")]
 
 
 def has_phase(ranks: Sequence[RankEvents], phase: str) -> bool:
-    """Return True if a rank's host recorded a span of this phase."""
+    """Return whether a rank's host recorded a span of this phase."""
     return any(bool((rank.phases.phase == PHASES.index(phase)).any()) for rank in ranks)
 
 
 def has_backward(ranks: Sequence[RankEvents]) -> bool:
-    """Return True if a backward pass was recorded, as host spans or named kernels."""
+    """Return whether a backward pass was recorded, as host spans or named kernels."""
     named_s = sum(rank.signs.seconds["training"] for rank in ranks)
     return (
         has_phase(ranks, "backward") or has_phase(ranks, "recompute") or _is_share(named_s, ranks)
@@ -33,7 +33,7 @@ def has_backward(ranks: Sequence[RankEvents]) -> bool:
 
 
 def has_optimizer(ranks: Sequence[RankEvents]) -> bool:
-    """Return True if an optimizer step was recorded, as host spans or fused kernels."""
+    """Return whether an optimizer step was recorded, as host spans or fused kernels."""
     return has_phase(ranks, "optimizer") or _is_share(
         sum(_seconds(rank, "optimizer") for rank in ranks), ranks
     )

@@ -1,4 +1,4 @@
-"""Baseline of a regime: its newest steady steps, their median and their scatter."""
+"""Baseline of a regime: its newest steady steps with their median and deviation."""
 
 import math
 import statistics
@@ -10,9 +10,9 @@ from hp_tool.loop.assumptions import assumed
 REACH = 1.645
 """Half width of a 90% interval, in standard deviations."""
 UPPER_BOUND_SDS = 2.33
-"""One-sided 99% bound of a share, in standard deviations."""
+"""Standard deviations of the one-sided 99% bound of a fraction."""
 DIGITS = 6
-"""Decimals stored of ln seconds (one millionth of a step)."""
+"""Number of decimals stored of ln seconds (one millionth of a step)."""
 OUTLIER_CAP = 10.0
 """Step times are capped at this multiple of the median when averaged: stalls have no finite mean
 (`stalls.mean_log_excess`).
@@ -23,8 +23,8 @@ OUTLIER_CAP = 10.0
 class Baseline:
     """The newest steady steps of a regime, at most `Watch.baseline_steps`.
 
-    The reference is the median of the newest `Watch.reference_steps`. It follows daily load, which
-    a fixed reference would report as a slowdown.
+    The reference is the median of the newest `Watch.reference_steps`. It follows daily variations
+    of load, which a fixed reference would report as slowdowns.
     """
 
     logs: list[float] = field(default_factory=list)
@@ -49,7 +49,7 @@ class Baseline:
 
     @property
     def reference(self) -> float:
-        """Median of the newest reference_steps."""
+        """Median ln seconds of the newest reference_steps."""
         middle = len(self._window) // 2
         return (
             self._window[middle]
@@ -76,9 +76,9 @@ class Baseline:
         return ordered[max(low, 0)], ordered[min(high, n - 1)]
 
     def mean(self) -> tuple[float, float]:
-        """Return ln of the mean step time, and half of its 90% interval in ln.
+        """Return the logarithm of the mean step time, and half of its 90% interval.
 
-        Steps are capped at CAP medians.
+        Steps are capped at OUTLIER_CAP medians.
         """
         cap = self.median + math.log(OUTLIER_CAP)
         seconds = [math.exp(min(log_s, cap)) for log_s in self.logs]
@@ -88,7 +88,9 @@ class Baseline:
 
 
 def upper_bound(share: float, n: int) -> float:
-    """Return Wilson's upper bound of a probability from its share of n draws; below 1."""
+    """Return Wilson's upper bound of a probability from the fraction observed in n draws; below
+    1.
+    """
     centre = share + UPPER_BOUND_SDS**2 / (2.0 * n)
     reach = UPPER_BOUND_SDS * math.sqrt(
         share * (1.0 - share) / n + (UPPER_BOUND_SDS / (2.0 * n)) ** 2

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 LAG_SDS = 4.0
 """Robust standard deviations above the typical rank at which a rank counts as lagging."""
 MIN_SPREAD = 0.01
-"""Assumed scatter between healthy ranks, in ln seconds, at least."""
+"""Minimum deviation assumed between healthy ranks, in ln seconds."""
 TREND_SDS = 3.0
 """Standard deviations of the Mann-Whitney statistic that show a trend."""
 COMMUNICATION = "communication"
-"""Name of the part in which a rank waits for others."""
+"""Name of the part during which a rank waits for others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +25,7 @@ class RankTimes:
     after: Mapping[str, float]
 
     def own_growth(self) -> float | None:
-        """Return ln of the growth of all parts but communication; None without such parts."""
+        """Return the log growth of all parts but communication; None without such parts."""
         before, after = (
             sum(s for name, s in parts.items() if name != COMMUNICATION)
             for parts in (self.before, self.after)
@@ -36,8 +36,8 @@ class RankTimes:
 def lagging(ranks: Sequence[RankTimes]) -> tuple[list[tuple[int, float]], float | None]:
     """Return ranks whose compute time grew more than the typical rank's, and the typical growth.
 
-    The typical rank is the lower median, and the scatter is that of ranks below it: most ranks are
-    assumed healthy, and of two ranks the faster.
+    The typical rank is the lower median, and the deviation is that of the ranks below it. Most
+    ranks are assumed healthy; of two ranks, the faster.
 
     Returns:
         (rank, ln growth) pairs, worst first, and the typical ln growth (None without data).
@@ -67,7 +67,7 @@ def part_growths(ranks: Sequence[RankTimes]) -> dict[str, float]:
 
 
 def grows(logs: Sequence[float]) -> bool:
-    """Return True if step times keep rising: a Mann-Whitney U test (1947) of the two halves.
+    """Return whether step times keep rising, by a Mann-Whitney U test (1947) of the two halves.
 
     Without a trend, U of halves of m and n steps has mean m n / 2 and variance m n (m + n + 1) / 12
     (less with ties, which rounded logs have). Ties share their mean rank.

@@ -23,9 +23,9 @@ from hp_tool.watch.slowdowns.recurring import MISSES, SLOW_STEP, Recurring
 from hp_tool.watch.slowdowns.shifts import STEPS_BEFORE, shift_sds
 
 MAX_REGIMES = 64
-"""Changes stored; older ones are dropped."""
+"""Maximum number of stored regimes; older ones are dropped."""
 NOISE_UPDATE_STEPS = 16
-"""Steady steps between two estimates of the noise."""
+"""Number of steady steps between two estimates of the noise."""
 SHIFT_STEPS = (17, 20, 34, 51, 68)
 """Numbers of newest steps tested for a shift: just above the longest pause, and longer windows for
 smaller shifts.
@@ -33,11 +33,11 @@ smaller shifts.
 MAX_PAUSE_STEPS = 12
 """Slow steps in a row that may be an evaluation pause."""
 PERSISTENT_STEPS = 8
-"""Newest steps of which at most one may be at the old pace."""
+"""Number of newest steps of which at most one may be at the old pace."""
 SHORT_CREEP_FRACTION = 0.6
 """Fraction of `Watch.creep` that the newest steps may exceed the oldest stored ones by."""
 CREEP_TEST_STEPS = 32
-"""Steps between two creep tests."""
+"""Number of steps between two creep tests."""
 Kind = Literal["start", "shift", "creep", "recurring", "faster"]
 
 
@@ -61,7 +61,7 @@ class Regime:
     mean_reach: float = 0.0
     """Half of the mean's 90% interval, in ln."""
     kind: Kind = "start"
-    """Change that it began with."""
+    """Kind of change with which the regime began."""
     period: int = 0
     """Period of recurring slow steps; 0 if none recur."""
 
@@ -80,7 +80,7 @@ class Changes:
     baseline: Baseline = field(default_factory=Baseline)
     recurring: Recurring = field(default_factory=Recurring)
     waiting: list[float] = field(default_factory=list)
-    """ln seconds of the newest steps, under test: they later join this baseline or the next."""
+    """ln seconds of the newest steps under test. They later join this baseline or the next."""
     lowest: float = math.inf
     """Lowest median of the regime's baselines, for the creep test."""
     past: list[Regime] = field(default_factory=list)
@@ -90,7 +90,7 @@ class Changes:
     noise_before: Noise | None = None
     """Noise of the previous regime."""
     slow_bound: float = 1.0
-    """Upper bound of the share of isolated slow steps, for the test of recurring ones."""
+    """Upper bound of the fraction of isolated slow steps, for the test of recurring ones."""
 
     @property
     def logs(self) -> list[float]:
@@ -171,7 +171,7 @@ class Changes:
         )
 
     def _detect_shift(self, sign: int) -> int | None:
-        """Return the number of steps since a shift in direction `sign`; or None."""
+        """Return the number of steps since a shift in direction `sign`; None without a shift."""
         if not sign or len(self.waiting) < SHIFT_STEPS[0]:
             return None
         noise, reference, reference_steps = (
@@ -211,7 +211,8 @@ class Changes:
         oldest = min(len(logs) // 2, len(logs) - steps)
         newest_log_s = statistics.median(logs[-steps:])
         beyond = newest_log_s - statistics.median(logs[:oldest])
-        # n steps hold one independent median, so each may exceed with probability n / run length.
+        # n steps contain one independent median, so each may exceed with probability n / run
+        # length.
         drift = self._noise.drift(
             steps, oldest, probability=steps / assumed().watch.false_alarm_steps
         )
@@ -223,9 +224,9 @@ class Changes:
 
     @property
     def _noise(self) -> Noise:
-        """Noise of this regime, or of the previous one if that was longer and noisier.
+        """Return the noise of this regime, or of the previous one if that was longer and noisier.
 
-        Noise usually outlasts a change of pace.
+        Noise usually stays the same when the pace changes.
         """
         assert self.noise is not None
         before = self.noise_before

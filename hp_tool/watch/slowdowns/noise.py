@@ -24,7 +24,7 @@ MAX_CORRELATION = 0.97
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Noise:
-    """AR(1) noise of ln step times: y[t] = correlation x y[t - 1] + shock, outliers excluded."""
+    """AR(1) noise of ln step times, excluding outliers: y[t] = correlation x y[t - 1] + shock."""
 
     shock_sd: float
     correlation: float
@@ -79,13 +79,15 @@ class Noise:
         return cls(shock_sd=float(shock_sd), correlation=float(correlation), steps=int(steps))
 
     def drift_sd(self, n: int, reference_steps: int) -> float:
-        """Return the SD of the difference of the medians of n and `reference_steps` steps."""
+        """Return the standard deviation of the difference between the medians of n and of
+        `reference_steps` steps.
+        """
         r = self.correlation
         sd = self.shock_sd / math.sqrt(1.0 - r * r)
         return sd * math.sqrt(median_variance(n, r) + median_variance(reference_steps, r))
 
     def drift(self, n: int, reference_steps: int, *, probability: float) -> float:
-        """Return the difference of the two medians that noise exceeds with this probability.
+        """Return the difference of the two medians that noise exceeds with a given probability.
 
         Means of correlated steps are as uncertain as those of (1 - r) / (1 + r) times as many
         independent ones.

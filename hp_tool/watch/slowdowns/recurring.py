@@ -15,7 +15,7 @@ from typing import Any, Self
 from hp_tool.loop.assumptions import assumed
 
 SLOW_STEP = math.log(1.5) / 2.0
-"""A step is slow if ln(its seconds / the reference's) is above this."""
+"""Threshold of ln(step seconds / reference seconds) above which a step is slow."""
 SHORTEST_PERIOD, LONGEST_PERIOD = 2, 25
 MIN_HITS = 4
 OWN_HITS, OWN_PERIODS = 3, 3
@@ -28,7 +28,7 @@ MISSES = 5
 
 @dataclass(slots=True, kw_only=True)
 class Run:
-    """Slow steps in a row at one period and phase."""
+    """A run of slow steps at one period and phase."""
 
     first: int
     hits: int
@@ -47,7 +47,7 @@ class Recurring:
     runs: dict[tuple[int, int], Run] = field(default_factory=dict)
     """Current runs by (period, phase)."""
     own: list[int] = field(default_factory=list)
-    """Periods that the job has from its start."""
+    """Periods that the job shows from its start."""
     was_slow: bool = False
     active: list[int] = field(default_factory=list)
     """Period, phase and consecutive misses of the last reported pattern; empty if none."""
@@ -91,7 +91,7 @@ class Recurring:
         )
 
     def ended(self, residual: float, number: int) -> bool:
-        """Return True if the last reported pattern ends with this step."""
+        """Return whether the last reported pattern ends with this step."""
         if not self.active or number % self.active[0] != self.active[1]:
             return False
         slow = residual > SLOW_STEP

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from hp_tool.watch.slowdowns.noise import OUTLIER_SDS, Noise, median_variance
 
 STEPS_BEFORE = 4
-"""Steps before the shift that are searched for one that is no outlier."""
+"""Steps before the shift that are searched for one that is not an outlier."""
 
 
 def shift_sds(
@@ -50,7 +50,7 @@ def shift_sds(
         weighted += seen * shock / shock_variance
         reference_weight += seen * (1.0 - power) / shock_variance
         last, last_value, before = place, value, False
-    if not information:  # each of the newest steps is an outlier
+    if not information:  # Each of the newest steps is an outlier.
         return 0.0
     reference_error = (
         (reference_weight / information) ** 2 * variance * median_variance(reference_steps, r)
