@@ -74,6 +74,7 @@ _PRECISIONS = {theirs: ours for ours, theirs in DTYPES.items()} | {"half": "fp16
 _QUANTIZATIONS = {
     "fp8": "fp8",
     "mxfp4": "mxfp4",
+    "modelopt": "fp8",
     "modelopt_fp4": "nvfp4",
     "awq": "int4",
     "gptq": "int4",

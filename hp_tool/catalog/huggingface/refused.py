@@ -80,7 +80,7 @@ _BY_NAME = {
         *(_RECURRENT, _SIDE_BY_SIDE, _COMPRESSED, _GATED, _INDEXED, _MIXTURE),
         *(_LOOPED, _TWO, _FACTORS, _NORMS),
     )
-}
+} | {"trinity": "afmoe", "hunyuana13b": "hunyuan_v1_moe"}
 """Beginnings of names of checkpoints, without punctuation, and their type."""
 
 
