@@ -3,6 +3,7 @@ anything.
 """
 
 import ast
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -69,8 +70,15 @@ class Functions:
         """
         return tuple(name for name, each in self._functions.items() if _builds_kind(each, kind))
 
-    def value(self, name: str) -> Any:
+    def source_of(self, name: str) -> str:
+        """Return the text of a function of the file; empty for other names."""
+        function = self._functions.get(name)
+        return "" if function is None else ast.unparse(function)
+
+    def value(self, name: str, given: Mapping[str, Any] | None = None) -> Any:
         """Return what a function returns: constants, lists, calls and unread expressions.
+
+        `given` are values of its parameters.
 
         Raises:
             UnsupportedError: The effect of a statement can only be known by running it.
@@ -78,7 +86,7 @@ class Functions:
         """
         if name not in self._functions:
             raise InputError(f"the file has no function {name}", field="config")
-        values: dict[str, Any] = {}
+        values: dict[str, Any] = dict(given or {})
         try:
             for statement in self._functions[name].body:
                 if isinstance(statement, ast.Return):
@@ -162,9 +170,11 @@ class Functions:
 
     def _call(self, node: ast.Call, values: dict[str, Any]) -> Any:
         name = ast.unparse(node.func)
-        if name in self._functions and not node.args and not node.keywords:
-            return self.value(name)
         names = [keyword.arg for keyword in node.keywords]
+        if name in self._functions and None not in names:
+            bound = self._bound(self._functions[name].args, node, values)
+            if bound is not None:
+                return self.value(name, bound)
         if name in self._functions or None in names or not name.replace(".", "").isidentifier():
             return Unread(text=_source_text(node), line=node.lineno)
         arguments = {
@@ -178,6 +188,25 @@ class Functions:
             arguments=arguments,
             line=node.lineno,
         )
+
+    def _bound(
+        self, parameters: ast.arguments, call: ast.Call, values: dict[str, Any]
+    ) -> dict[str, Any] | None:
+        """Return the values of a function's parameters in a call; None unless each has one."""
+        positional = [each.arg for each in (*parameters.posonlyargs, *parameters.args)]
+        keywords = [each.arg for each in parameters.kwonlyargs]
+        if parameters.vararg or parameters.kwarg or len(call.args) > len(positional):
+            return None
+        usual = dict(zip(reversed(positional), reversed(parameters.defaults), strict=False))
+        pairs = zip(keywords, parameters.kw_defaults, strict=True)
+        usual |= {name: default for name, default in pairs if default is not None}
+        bound = {name: self._value(default, {}) for name, default in usual.items()}
+        bound |= {
+            name: self._value(word, values)
+            for name, word in zip(positional, call.args, strict=False)
+        }
+        bound |= {each.arg: self._value(each.value, values) for each in call.keywords if each.arg}
+        return bound if bound.keys() == {*positional, *keywords} else None
 
 
 def _builds_kind(function: ast.FunctionDef, kind: str) -> bool:

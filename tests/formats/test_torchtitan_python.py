@@ -11,11 +11,13 @@ from typing import Any
 import pytest
 from hypothesis import given
 
+from hp_tool import catalog
+from hp_tool.cost.parameters import total_parameters
 from hp_tool.errors import InputError, UnsupportedError
 from hp_tool.formats.exchange import read_configuration, read_query
 from hp_tool.formats.python_calls import Call, Functions
 from hp_tool.formats.reading import hyphenated, look_up, table
-from hp_tool.formats.tools import torchtitan_python
+from hp_tool.formats.tools import torchtitan, torchtitan_python
 from tests.formats.cases import same_work, setup_of
 from tests.formats.test_torchtitan import queries
 
@@ -92,8 +94,11 @@ def qwen3_8b_sharded() -> Trainer.Config:
         ("qwen3_30b_a3b_long", "30B-A3B", "qwen3-30b-a3b"),
         ("qwen3_0_6b", "0.6B", "qwen3-0.6b"),
         ("deepseek_v3_671b", "671B", "deepseek-v3"),
-        ("qwen35_4b", "4B", None),
-        ("qwen3_5_4b", "4B", None),
+        ("gpt_oss_20b", "20b", "gpt-oss-20b"),
+        ("qwen35_9b", "9B", "qwen3.5-9b"),
+        ("qwen3_5_27b", "27B", "qwen3.5-27b"),
+        ("sft_qwen3_8b_math", "8B", "qwen3-8b"),
+        ("qwen36_9b", "9B", None),
         ("qwen3_vl_8b", "8B", None),
         ("llama31_8b", "8B", None),
     ],
@@ -206,6 +211,103 @@ def test_every_field_of_its_classes_has_its_line() -> None:
         if each not in ("model_spec", "training", "parallelism")
     ]
     assert [each for each in named if look_up(hyphenated(each), arguments) is None] == []
+
+
+HELPERS = """
+from torchtitan.trainer import Trainer
+from . import model_registry
+
+
+def _debug(backend: str = "varlen", *, length: int = 1024) -> Trainer.Config:
+    return Trainer.Config(
+        model_spec=model_registry("debugmodel", attn_backend=backend),
+        training=TrainingConfig(local_batch_size=2, seq_len=length),
+    )
+
+
+def first() -> Trainer.Config:
+    return _debug("flex", length=512)
+
+
+def second() -> Trainer.Config:
+    config = _debug()
+    config.model_spec = model_registry("{flavor}", converters=[{converters}])
+    return config
+
+
+def deepseek_v3_16b() -> Trainer.Config:
+    return Trainer.Config(model_spec=model_registry("16B"))
+"""
+
+
+def read_helpers(name: str, *converters: str, flavor: str = "debugmodel") -> dict[str, Any]:
+    text = HELPERS.format(converters=", ".join(converters), flavor=flavor)
+    return read_query(text, num_gpus=8, overrides=H100, variables={"CONFIG": name})
+
+
+def test_a_function_with_parameters_is_followed_and_its_package_is_that_of_the_others() -> None:
+    query = read_helpers("first", "Float8LinearConverter.Config()")
+    assert query["training"]["sequence_length"] == 512
+    assert query["model"]["n_routed_experts"] == 8 and query["model"]["hidden_size"] == 256
+
+
+def test_experts_are_converted_with_the_matrices_or_not_at_all() -> None:
+    linear, grouped = "MXFP8LinearConverter.Config()", "MXFP8GroupedExpertsConverter.Config()"
+    assert read_helpers("second", linear, grouped)["training"]["precision"] == "mxfp8"
+    with pytest.raises(UnsupportedError, match="experts that stay in 16 bits"):
+        read_helpers("second", linear)
+    with pytest.raises(UnsupportedError, match="experts alone"):
+        read_helpers("second", grouped)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "refused"),
+    [
+        ('fqns=["layers"]', ""),
+        ('fqns=["attention", "feed_forward", "shared_experts"]', ""),
+        ('filter_fqns=["lm_head"]', ""),
+        ('fqns=["layers.0", "layers.1"]', "part of the matrices"),
+        ("fqns=leading(0.85)", "part of the matrices"),
+        ('filter_fqns=["attention"]', "part of the matrices"),
+        ("emulate=True", "emulation"),
+    ],
+)
+def test_a_converter_of_part_of_a_layer_is_refused(arguments: str, refused: str) -> None:
+    kind = f"NVFP4LinearConverter.Config({arguments})"
+    text = (
+        "from torchtitan.models.llama3 import model_registry\n"
+        "from torchtitan.trainer import Trainer\n\n\n"
+        "def run() -> Trainer.Config:\n"
+        f'    return Trainer.Config(model_spec=model_registry("8B", converters=[{kind}]))\n'
+    )
+    if not refused:
+        query = read_query(text, num_gpus=8, overrides=H100)
+        assert query["training"]["precision"] == "nvfp4"
+        return
+    with pytest.raises(UnsupportedError, match=refused):
+        read_query(text, num_gpus=8, overrides=H100)
+
+
+def test_an_untied_copy_of_a_model_has_an_output_layer_of_its_own() -> None:
+    text = (
+        "from torchtitan.models.qwen3_5 import model_registry\n"
+        "from torchtitan.trainer import Trainer\n\n\n"
+        "def load():\n    return MMDataLoader.Config()\n\n\n"
+        "def run() -> Trainer.Config:\n"
+        '    return Trainer.Config(model_spec=model_registry("2B"), dataloader=load())\n'
+    )
+    reading = read_configuration(text, num_gpus=8, overrides=H100)
+    assert any("MMDataLoader" in each.flag for each in reading.ignored)
+    untied = catalog.model_from_mapping(reading.query["model"])
+    tied = catalog.model("qwen3.5-2b")
+    head = tied.vocab_size * tied.hidden_size
+    assert total_parameters(untied) == total_parameters(tied) + head
+
+
+def test_debug_models_have_the_size_that_torchtitan_prints() -> None:
+    models = torchtitan.models_by_flavor()
+    counted = total_parameters(catalog.model_from_mapping(models["llama3", "debugmodel"]))
+    assert counted == 6_163_712
 
 
 def test_a_registry_is_read_by_the_function_that_is_named() -> None:

@@ -2,11 +2,16 @@
 torchtitan/config/job_config.py.
 """
 
+import functools
 import re
 import tomllib
 from collections.abc import Mapping, Set
+from importlib import resources
 from typing import Any
 
+import yaml
+
+from hp_tool.catalog import library
 from hp_tool.domain.declared import BATCH_FIELDS, SPLIT_FIELDS, parse_names
 from hp_tool.domain.setups import TrainingSetup
 from hp_tool.errors import InputError, UnsupportedError
@@ -34,6 +39,34 @@ FLAVORS = {
     "deepseek-v3": ("deepseek_v3", "671B"),
 }
 """Catalogue name -> (model.name, model.flavor)."""
+
+
+@functools.cache
+def models_by_flavor() -> Mapping[tuple[str, str], Any]:
+    """Return models that are only read, by (package, flavor): a name, or fields of a model."""
+    text = (
+        resources.files("hp_tool.formats")
+        .joinpath("tables/torchtitan-models.yaml")
+        .read_text(encoding="utf-8")
+    )
+    return {
+        (package, flavor): _changed_model(model)
+        if isinstance(model, dict) and "of" in model
+        else model
+        for package, flavors in yaml.safe_load(text).items()
+        for flavor, model in flavors.items()
+    }
+
+
+def _changed_model(changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of the catalogue model `of` with others changed, in its text_config too."""
+    changed = {key: value for key, value in changes.items() if key != "of"}
+    fields = library.entry("models", changes["of"]).fields | changed
+    if isinstance(text := fields.get("text_config"), Mapping):
+        fields["text_config"] = {**text, **changed}
+    return dict(fields)
+
+
 _SCHEDULES = {False: "1F1B", True: "Interleaved1F1B"}
 _CONVERTERS = {
     "bf16": [],
@@ -235,6 +268,7 @@ def read_sections(
     source: Source,
     reading: Reading,
     flavors: Mapping[str, tuple[str, str]] = FLAVORS,
+    release: str = "0.2",
 ) -> None:
     """Fill the reading with the query of sections.
 
@@ -289,7 +323,9 @@ def read_sections(
         p2p = method == "alltoall"
         parallel["context_parallel_communication"] = "p2p" if p2p else "all_gather"
     name, flavor = str(model.get("name", "llama3")), str(model.get("flavor", "debugmodel"))
-    shape = next((ours for ours, theirs in flavors.items() if theirs == (name, flavor)), None)
+    shape: Any = next((ours for ours, theirs in flavors.items() if theirs == (name, flavor)), None)
+    if shape is None and (release != "0.2" or name != "gpt_oss"):
+        shape = models_by_flavor().get((name, flavor))
     if shape is None:
         reading.lack("model", f"unknown model {name} {flavor}; add", example="")
     schedule = split.get("pipeline_parallel_schedule", "1F1B")
@@ -299,7 +335,8 @@ def read_sections(
             field="parallelism.pipeline_parallel_schedule",
         )
     if p > 1 and schedule == _SCHEDULES[True]:
-        layers = (source.layers_of(shape) if shape else None) or p
+        named = shape if isinstance(shape, str) else None
+        layers = (source.layers_of(named) if named else (shape or {}).get("num_hidden_layers")) or p
         parallel["virtual_pipeline_parallel_size"] = _chunks_per_rank(
             split, stages=p, layers=layers
         )

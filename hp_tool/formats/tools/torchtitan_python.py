@@ -2,13 +2,14 @@
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from hp_tool.domain.setups import TrainingSetup
 from hp_tool.errors import InputError, UnsupportedError
 from hp_tool.formats.python_calls import Call, Functions, Unread
 from hp_tool.formats.reading import (
+    Ignored,
     Reading,
     Setting,
     hyphenated,
@@ -36,6 +37,12 @@ _CONVERTERS = {
     "Float8LinearConverter": "quantize.linear.float8",
     "MXFP8LinearConverter": "quantize.linear.mx",
 }
+_LINEAR, _GROUPED = "LinearConverter", "GroupedExpertsConverter"
+"""Ends of the names of converters of matrices, and of experts."""
+_WHOLE_LAYERS = ({"layers"}, {"attention", "feed_forward"})
+"""Sets of `fqns` with which a converter takes all matrices of a layer."""
+_WIDE_MODULES = {"lm_head", "output", "router.gate"}
+"""Modules that stay in 16 bits in every precision."""
 _CHECKPOINTS = {"none": None, "selective": "SelectiveAC", "full": "FullAC"}
 _LOSSES = {"BaseLoss": "unfused", "CrossEntropyLoss": "unfused", "ChunkedLossWrapper": "chunked"}
 _REMOVED_KEYS = ("context_parallel_rotate_method", "expert_tensor_parallel_degree")
@@ -187,6 +194,11 @@ def read(source: Source, reading: Reading) -> None:
     sort_settings(settings, table=arguments, reading=reading, spare=source.ignore)
     if reading.refused:
         return
+    if "MMDataLoader" in _names_of_calls(functions, trainer.arguments.get("dataloader")):
+        why = "its images are part of the sequence; the encoder of images is not timed"
+        reading.ignored.append(
+            Ignored(flag="dataloader MMDataLoader", reason=why, line=trainer.line)
+        )
     sections = {
         section: _plain_values(trainer.arguments.get(section))
         for section in ("training", "parallelism")
@@ -200,13 +212,11 @@ def read(source: Source, reading: Reading) -> None:
             f"model_spec is {kind}; only model_registry(...) is supported", field="model_spec"
         )
     assert isinstance(spec, Call)
-    converters = [
-        each.name.removesuffix(".Config") for each in spec.arguments.get("converters") or []
-    ]
+    converters, with_experts, nvfp4 = _read_converters(spec, reading)
     flavor = str(_read_flavor(spec))
     family = functions.modules.get("model_registry", "").removeprefix("torchtitan.models.")
     if family.startswith("."):
-        family = _family_in_name(name, flavor)
+        family = _family_in_names((name, *functions.returning(CONFIG_CLASS)), flavor)
         if not family:
             reading.lack(
                 "model",
@@ -227,8 +237,18 @@ def read(source: Source, reading: Reading) -> None:
             f"loss {loss} is not supported; supported: {', '.join(_LOSSES)}", field="loss"
         )
     tables = {**sections, "model": model, "activation_checkpoint": recompute}
-    torchtitan.read_sections(tables, source=source, reading=reading, flavors=FLAVORS)
+    torchtitan.read_sections(tables, source=source, reading=reading, flavors=FLAVORS, release="0.3")
     training, parallel = reading.query["training"], reading.query["parallel"]
+    if nvfp4:
+        training["precision"] = "nvfp4"
+    shape = reading.query.get("model")
+    experts = (
+        source.num_experts_of(shape)
+        if isinstance(shape, str)
+        else (shape or {}).keys() & {"num_experts", "n_routed_experts", "num_local_experts"}
+    )
+    if (converters or nvfp4) and experts and not with_experts:
+        reading.refuse("model_spec.converters: experts that stay in 16 bits are not modelled")
     training["cross_entropy"] = _LOSSES[loss]
     training["cuda_graphs"] = sections["training"].get("disable_cuda_graphs") is not True
     parallel["sequence_parallel"] &= (
@@ -292,17 +312,78 @@ def _select_function(functions: Functions, wanted: str | None) -> str:
     )
 
 
-def _family_in_name(name: str, flavor: str) -> str:
-    """Return the package of torchtitan.models in a function's name with its flavor, as in qwen3_8b;
-    or ''.
+def _family_in_names(names: Sequence[str], flavor: str) -> str:
+    """Return the package of torchtitan.models in functions' names with a flavor, as in qwen3_8b;
+    or ''. The first is the function that is read.
 
     A file that imports model_registry from its own package is in a folder that it does not name. A
     name that only starts like a package may belong to another: qwen35_4b is a function of qwen3_5.
     """
-    spelled = "_".join(re.findall(r"[a-z0-9]+", flavor.lower()))
-    families = sorted({family for family, _ in FLAVORS.values()})
-    return next(
-        (family for family in families if f"{name}_".startswith(f"{family}_{spelled}_")), ""
+    known = [*FLAVORS.values(), *torchtitan.models_by_flavor()]
+
+    def families(name: str, flavors: Collection[str] | None = None) -> set[str]:
+        plain = name.removeprefix("sft_")
+        return {
+            family
+            for family, each in known
+            if (flavors is None or each in flavors)
+            and f"{plain}_".startswith(
+                tuple(f"{word}_{_in_words(each)}_" for word in (family, _joined(family)))
+            )
+        }
+
+    found = families(names[0], (flavor,)) or {
+        family for name in names[1:] for family in families(name)
+    }
+    return found.pop() if len(found) == 1 else ""
+
+
+def _in_words(flavor: str) -> str:
+    return "_".join(re.findall("[a-z0-9]+", flavor.lower()))
+
+
+def _joined(family: str) -> str:
+    """Return a package's name as in functions: qwen35 of qwen3_5."""
+    return re.sub(r"(\d)_(\d)", r"\1\2", family)
+
+
+def _read_converters(spec: Call, reading: Reading) -> tuple[list[str], bool, bool]:
+    """Return the converters of matrices but NVFP4's, whether experts are converted with them, and
+    whether NVFP4's is among them.
+    """
+    calls = {
+        each.name.removesuffix(".Config"): each.arguments
+        for each in spec.arguments.get("converters") or []
+    }
+    linear = [name for name in calls if not name.endswith(_GROUPED)]
+    grouped = {name.removesuffix(_GROUPED) for name in calls if name.endswith(_GROUPED)}
+    for kind in sorted(grouped - {name.removesuffix(_LINEAR) for name in linear}):
+        reading.refuse(f"model_spec.converters {kind}{_GROUPED}: experts alone are not modelled")
+    for name, arguments in calls.items():
+        chosen, left = arguments.get("fqns"), arguments.get("filter_fqns")
+        whole = chosen is None or (
+            isinstance(chosen, list)
+            and any(each <= set(map(str, chosen)) for each in _WHOLE_LAYERS)
+        )
+        narrow = left is None or (isinstance(left, list) and set(map(str, left)) <= _WIDE_MODULES)
+        if not (whole and narrow):
+            reading.refuse(f"model_spec.converters {name}: part of the matrices is not modelled")
+        if arguments.get("emulate") is True:
+            reading.refuse(f"model_spec.converters {name}: emulation is not modelled")
+    nvfp4 = "NVFP4LinearConverter"
+    return [name for name in linear if name != nvfp4], bool(grouped), nvfp4 in linear
+
+
+def _names_of_calls(functions: Functions, value: Any) -> str:
+    """Return the names of the calls in an argument, and of those that a function of the file
+    returns.
+    """
+    return (
+        f"{functions.source_of(value.name)} {value.name}"
+        if isinstance(value, Call)
+        else (
+            functions.source_of(value.text.partition("(")[0]) if isinstance(value, Unread) else ""
+        )
     )
 
 
