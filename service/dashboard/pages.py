@@ -19,7 +19,6 @@ from service.dashboard import (
     labels,
     measurements,
     new_search,
-    offline,
     run,
     search,
     searches,
@@ -31,18 +30,7 @@ from service.dashboard.page import ASSETS, STATIC
 # new_search before search, whose path /searches/{search_id} matches /searches/new too.
 MODULES = (
     *(new_search, searches, search, exports, labels, workers, access, calibration, measurements),
-    *(
-        catalogue,
-        configuration,
-        compare,
-        explain,
-        ask,
-        run,
-        watches,
-        offline,
-    ),
-    guide,
-    find,
+    *(catalogue, configuration, compare, explain, ask, run, watches, guide, find),
 )
 """Modules with a router of pages."""
 

@@ -35,6 +35,17 @@ def one_run(
         lease=lease, parallel=parallel, fidelity=Fidelity(), predicted=predicted or {"step_s": 0.5}
     )
     store.mark_submitted(lease=lease, run_id=run.id, handle="42")
+    end_run(store, lease, run.id, measurement, parallel)
+    return run.id
+
+
+def end_run(
+    store: Store,
+    lease: Lease,
+    run_id: str,
+    measurement: Measurement,
+    parallel: ParallelConfig,
+) -> None:
     new = NewMeasurement(
         source="profile",
         cluster_key="cpu",
@@ -46,10 +57,9 @@ def one_run(
         measurement=measurement,
         predicted={"step_s": 0.5},
     )
-    store.finish_run(lease=lease, run_id=run.id, measurement=new, gpu_seconds=12.0)
+    store.finish_run(lease=lease, run_id=run_id, measurement=new, gpu_seconds=12.0)
     runs = store.runs(search_id=lease.search_id)
     store.set_progress(lease=lease, progress=progress_of(runs, budget_runs=4, expected_gain=None))
-    return run.id
 
 
 def finish(store: Store, lease: Lease) -> None:

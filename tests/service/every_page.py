@@ -139,7 +139,6 @@ def seeded_pages(store: Store, http: TestClient, query: dict[str, Any]) -> dict[
         "watch": f"/watches/{_watch(http)}?lost_nodes=1",
         "workers": "/workers",
         "sample": "/searches/sample",
-        "offline": "/offline",
         "keys": "/keys",
         "guide": "/guide",
         "guide-page": "/guide/calibration",

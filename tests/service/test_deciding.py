@@ -11,17 +11,16 @@ from urllib.parse import urlencode
 from fastapi.testclient import TestClient
 
 from hp_tool.domain.measurement import Fidelity, Measurement
-from hp_tool.domain.measurement_records import NewMeasurement
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.ports import Store
 from hp_tool.domain.states import SearchState
 from hp_tool.loop.search.underway import Underway
-from tests.service.coordinator import claim, finish, one_run
+from tests.service.coordinator import claim, end_run, finish, one_run
 from tests.service.every_page import LLAMA
 from tests.service.processes import wait_for
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
+    from playwright.sync_api import Page
 
 Query = dict[str, Any]
 OTHER = ParallelConfig(tensor_parallel_size=2, sequence_parallel=True, recompute="selective")
@@ -85,40 +84,9 @@ def test_a_run_is_followed_from_its_start_up(
     store.set_progress(lease=lease, progress=progress | {"underway": {run.id: seen}})
     page.get_by_text("starting up").wait_for()
     page.get_by_text("loading the libraries").wait_for()
-    new = NewMeasurement(
-        source="profile",
-        cluster_key="cpu",
-        gpu="cpu",
-        framework="megatron-core",
-        model="gpt-tiny",
-        query={},
-        parallel=OTHER,
-        measurement=DONE,
-        predicted=predicted,
-    )
-    store.finish_run(lease=lease, run_id=run.id, measurement=new, gpu_seconds=12.0)
+    end_run(store, lease, run.id, DONE, OTHER)
     page.get_by_role("region", name="Learned").get_by_text("inside its interval").wait_for()
     assert "400.0 ms" in page.get_by_role("region", name="Measured").inner_text()
-
-
-def test_runs_are_compared_without_scripts(
-    browser: Browser, server: str, http: TestClient, store: Store, query: Query
-) -> None:
-    lease = claim(store, submitted(http, query))
-    one_run(store, lease, DONE)
-    one_run(store, lease, Measurement(status="ok", step_s=0.8), OTHER)
-    finish(store, lease)
-    context = browser.new_context(java_script_enabled=False)
-    page = context.new_page()
-    page.goto(f"{server}/searches")
-    page.get_by_role("link", name="Compare").click()
-    for place in (0, 1):
-        page.get_by_role("checkbox").nth(place).check()
-    page.get_by_role("button", name="Compare").click()
-    verdict = page.get_by_role("status").first.inner_text()
-    assert verdict == "Run 2 is 2.0 times as slow as Run 1, measured."
-    assert "2.0 times as slow" in page.get_by_role("region", name="Run 2").inner_text()
-    context.close()
 
 
 def test_five_are_compared_and_no_more(shared_http: TestClient) -> None:
@@ -154,6 +122,13 @@ def test_things_are_found_without_scripts(http: TestClient, store: Store, query:
     assert ("guide", "/guide/glossary") in found["gloss"]
     assert found["llama-3.1 405"] == [("model", "/models/llama-3.1-405b")]
     assert "Nothing has zzz in its name" in http.get("/find", params={"q": "zzz"}).text
+    http.put(f"/v1/searches/{search}/label", json={"name": ""})
+    by_model, by_id = (
+        http.get("/find.json", params={"q": words}).json()["found"]
+        for words in (f"{query['model']['name']} cpu", search)
+    )
+    assert [each["href"] for each in by_model] == [f"/searches/{search}"]
+    assert [each["href"] for each in by_id] == [f"/searches/{search}"]
 
 
 def test_the_theme_is_switched_and_kept(page: Page, server: str) -> None:

@@ -1,4 +1,4 @@
-"""Eight ways through the dashboard, by mouse and by keyboard, with as few presses as they should
+"""Ten ways through the dashboard, by mouse and by keyboard, with as few presses as they should
 take: what a page says at the end is what their JSON says.
 """
 
@@ -15,7 +15,9 @@ from fastapi.testclient import TestClient
 from hp_tool.domain.measurement import Measurement
 from hp_tool.domain.ports import Store
 from service.dashboard import formats
+from service.dashboard.page import address
 from tests.service.coordinator import claim, finish, one_run
+from tests.service.every_page import RENT
 
 if TYPE_CHECKING:
     from playwright.sync_api import Locator, Page
@@ -52,7 +54,7 @@ def twin(http: TestClient, page: Page) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "keyboard", [True, pytest.param(False, marks=pytest.mark.long)], ids=["keyboard", "mouse"]
 )
-def test_eight_journeys(
+def test_ten_journeys(
     page: Page, server: str, store: Store, http: TestClient, query: dict[str, Any], keyboard: bool
 ) -> None:
     hands = Hands(keyboard=keyboard)
@@ -147,3 +149,34 @@ def test_eight_journeys(
         assert card.locator(".arithmetic").inner_text() == won["arithmetic"]
         assert formats.seconds(won["step_s"]) in card.inner_text()
         assert all(sentence in card.inner_text() for sentence in won["sentences"])
+
+    with hands.at_most(1):  # find a model, and ask about it
+        page.keyboard.press("Control+k")
+        page.keyboard.type("qwen3-32b")
+        page.locator(".find li").first.wait_for()
+        page.keyboard.press("Enter")
+        page.wait_for_url("**/models/qwen3-32b")
+        facts = {fact["name"]: fact["value"] for fact in twin(http, page)["facts"]}
+        assert facts["parameters"] in page.locator(".facts").inner_text()
+        hands.press(page.get_by_role("link", name="Ask about it"))
+        page.get_by_label("Model", exact=True).wait_for()
+        subject = twin(http, page)["view"]["subject"]
+        assert subject.startswith("qwen3-32b on ")
+        assert subject in page.locator("[data-part=verdict]").inner_text()
+
+    with hands.at_most(2):  # how many GPUs for this deadline
+        page.goto(f"{server}{address('/explorer', RENT | {'cluster.num_gpus': '8'})}")
+        page.get_by_label("Maximum days").fill("1")
+        hands.press(page.get_by_role("button", name="Rank the machines"))
+        page.wait_for_url("**max_days=1&**")
+        missed = twin(http, page)["machines"]
+        said = page.get_by_role("status", name="Answer").inner_text()
+        assert missed["rows"] == [] and all(each in said for each in missed["verdict"])
+        assert missed["enough"][0] in said
+        hands.press(page.get_by_role("link", name="With as many GPUs as it takes"))
+        page.get_by_role("heading", name="Cheapest within 1 day").wait_for()
+        enough = twin(http, page)["machines"]
+        assert enough["verdict"] == missed["enough"]
+        cheapest = enough["rows"][0]
+        first = page.locator(".ranking tbody tr").first.inner_text()
+        assert cheapest["machine"] in first and str(cheapest["num_gpus"]) in first

@@ -402,7 +402,7 @@ def test_a_budget_is_changed_from_the_page(http: TestClient, store: Store, query
 def test_static_files_are_cached_for_ever_under_their_digest(http: TestClient) -> None:
     page = http.get("/searches").text
     files = re.findall(r'"(/static/[0-9a-f]{12}/.*?)"', page)
-    assert len(files) == 10
+    assert len(files) == 9
     for file in files:
         response = http.get(file)
         assert response.status_code == 200

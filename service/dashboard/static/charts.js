@@ -107,11 +107,7 @@ export function front(trials, shown) {
   const memory = (i) => (trials.peak_memory_bytes[i] ?? trials.predicted_memory_bytes[i]) / GIB;
   const rate = (i) => trials.tokens_per_second_per_gpu[i];
   const ok = shown.filter((i) => trials.counts[i] === i && rate(i) != null && memory(i) > 0); // each configuration once
-  const best = [];
-  for (const i of [...ok].sort((a, b) => memory(a) - memory(b) || rate(b) - rate(a))) {
-    if (!best.length || rate(i) > rate(best.at(-1))) best.push(i);
-  }
-  const line = best.length > 1 ? best : []; // one point is no line
+  const line = pareto(ok, memory, rate);
   return {
     traces: [
       points("Measured", sample(ok, trials), memory, rate, trials, { color: "--series-1" }),
@@ -121,6 +117,39 @@ export function front(trials, shown) {
     x: { title: `Peak memory per ${trials.quantity.device}, GiB` },
     y: { title: trials.quantity.rate },
   };
+}
+
+// Throughput against a latency of serving configurations: up and to the left is better; the shaded region meets the target.
+const against = (name, title) => (trials, shown) => {
+  const { serving } = trials;
+  const latency = (i) => serving[name][i];
+  const rate = (i) => trials.tokens_per_second_per_gpu[i];
+  const [guess, guessedRate] = [serving[`predicted_${name}`], serving.predicted_tokens_per_second_per_gpu];
+  const ok = shown.filter((i) => trials.counts[i] === i && latency(i) != null && rate(i) != null);
+  const [kept, missed] = [ok.filter((i) => !serving.misses[i].length), ok.filter((i) => serving.misses[i].length)];
+  const guessed = shown.filter((i) => guess[i] != null && guessedRate[i] != null);
+  const line = pareto(ok, latency, rate);
+  return {
+    traces: [
+      points("Cost model", sample(guessed, trials), (i) => guess[i], (i) => guessedRate[i], trials, { symbol: "ring", color: "--series-2" }),
+      points("Measured, misses a target", sample(missed, trials), latency, rate, trials, { symbol: "cross", color: "--ink-faint", size: 7 }),
+      points("Measured", sample(kept, trials), latency, rate, trials, { color: "--series-1", size: 7 }),
+      { mode: "lines", name: "Pareto front", x: line.map(latency), y: line.map(rate), color: "--series-3" },
+      star(trials, shown, latency, rate),
+    ],
+    x: { title, zero: true },
+    y: { title: trials.quantity.rate, zero: true },
+    shapes: serving.targets[name] == null ? [] : [{ to: serving.targets[name], color: "--good", label: "target" }],
+  };
+};
+export const ttft = against("ttft_s", "Time to first token, s");
+export const tpot = against("tpot_s", "Time per output token, s");
+
+// Indices with a higher rate than all of less x; none of a single one, which is no line.
+function pareto(indices, x, rate) {
+  const best = [];
+  for (const i of [...indices].sort((a, b) => x(a) - x(b) || rate(b) - rate(a))) if (!best.length || rate(i) > rate(best.at(-1))) best.push(i);
+  return best.length > 1 ? best : [];
 }
 
 // Whether a trial can no longer become the best.
@@ -140,14 +169,14 @@ function expected(trials, i) {
 }
 
 // An even sample of at most MOST_POINTS trials that includes the best.
-export function sample(indices, trials) {
+function sample(indices, trials) {
   if (indices.length <= MOST_POINTS) return indices;
   const stride = indices.length / MOST_POINTS;
   const kept = Array.from({ length: MOST_POINTS }, (_, n) => indices[Math.floor(n * stride)]);
   return trials.best != null && indices.includes(trials.best) && !kept.includes(trials.best) ? [...kept, trials.best] : kept;
 }
 
-export function points(name, indices, x, y, trials, look) {
+function points(name, indices, x, y, trials, look) {
   return { mode: "points", name, ...look, x: indices.map(x), y: indices.map(y), keys: indices, text: indices.map((i) => about(trials, i)) };
 }
 
@@ -161,7 +190,7 @@ function dashes(name, indices, x, y, trials, color) {
   };
 }
 
-export function star(trials, shown, x, y) {
+function star(trials, shown, x, y) {
   const best = trials.best != null && shown.includes(trials.best) && y(trials.best) != null ? [trials.best] : [];
   return points("Best", best, x, y, trials, { symbol: "star", color: "--good", size: 15 });
 }

@@ -24,6 +24,7 @@ export function draw(place, trials, shown, { chosen, choose }) {
   }
   const rates = known.map((i) => rate[i]).sort((a, b) => a - b);
   const [low, high] = [rates[0] ?? 0, rates.at(-1) ?? 1];
+  const slower = new Map(rates.map((each, n) => [each, n]).reverse()); // how many are slower
   const width = Math.max(LEAST * (axes.length + 1), place.clientWidth);
   const across = (n) => SIDE + (n * (width - 2 * SIDE)) / axes.length;
   const down = (share) => HEIGHT - BOTTOM - share * (HEIGHT - TOP - BOTTOM);
@@ -37,7 +38,7 @@ export function draw(place, trials, shown, { chosen, choose }) {
   const stride = Math.max(1, shown.length / MOST_LINES);
   for (let n = 0; n < shown.length; n += stride) {
     const i = shown[Math.floor(n)];
-    const rank = rate[i] == null ? null : Math.min(CLASSES - 1, Math.floor((CLASSES * position(rates, rate[i])) / rates.length));
+    const rank = rate[i] == null ? null : Math.floor((CLASSES * slower.get(rate[i])) / rates.length);
     if (rank != null) strokes.get(`speed-${rank}`).add(line(i));
     else if (faded(trials, i)) strokes.get("faded").add(line(i));
   }
@@ -78,15 +79,4 @@ function speedScale(x, down, low, high, rate) {
   const title = svg("text", { x: x + SIDE - 4, y: 14, class: "title last" }, rate);
   const ticks = high > low ? [label(0, low), label(1, high)] : [];
   return svg("g", {}, svg("line", { class: "axis", x1: x, x2: x, y1: down(0), y2: down(1) }), title, ...ticks);
-}
-
-// How many of the sorted values are below.
-function position(sorted, value) {
-  let [from, to] = [0, sorted.length];
-  while (from < to) {
-    const middle = (from + to) >> 1;
-    if (sorted[middle] < value) from = middle + 1;
-    else to = middle;
-  }
-  return from;
 }

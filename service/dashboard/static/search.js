@@ -1,9 +1,8 @@
 // A search's trials: one filter, order and choice of columns for the table and all charts, stored in the URL.
 
-import { MOST_POINTS, accuracy, front, history, ring, waterfall } from "./charts.js";
+import { MOST_POINTS, accuracy, front, history, ring, tpot, ttft, waterfall } from "./charts.js";
 import { columns as columnsOf, sorted } from "./columns.js";
 import { element } from "./elements.js";
-import { tpot, ttft } from "./latency.js";
 import { setting } from "./numbers.js";
 import { draw as drawParallel } from "./parallel.js";
 import { draw } from "./plot.js";
