@@ -76,7 +76,7 @@ def test_an_assumed_network_is_marked_in_the_table(
     assert any(assumed) and not all(assumed)
     text = shared_http.get("/explorer", params=RENT).text
     assert (
-        text.count(">network assumed<") == sum(assumed)
+        text.count('title="network assumed"') == sum(assumed)
         and "the usual one of servers with this GPU is used" in text
     )
     stated = RENT | {"cluster.inter_node_bandwidth_bytes_per_second": "5e10"}
