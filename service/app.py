@@ -1,4 +1,4 @@
-"""The web application: routers behind the gate, on top of one store."""
+"""The web application: routers behind the gate, using one store."""
 
 import logging
 import threading
@@ -54,10 +54,11 @@ at fault."""  # noqa: E501
 
 
 def create_app(settings: Settings, *, store: AccessStore | None = None) -> FastAPI:
-    """The application over `store`; without one it opens the settings' database, and closes it when
-    the application ends.
+    """Return the application for `store`. Without a store, it opens the database of the settings
+    and closes it at the end.
 
-    Raises StoreError where the database does not answer or has another version's schema.
+    Raises:
+        StoreError: The database does not answer, or has the schema of another version.
     """
     opened = store or open_store(settings.database_url)
     agents = AgentsRoute()
@@ -78,8 +79,8 @@ def create_app(settings: Settings, *, store: AccessStore | None = None) -> FastA
         version=__version__,
         description=DESCRIPTION,
         lifespan=lifespan,
-        # FastAPI's own documentation pages load scripts from elsewhere, which our content policy
-        # forbids.
+        # FastAPI's own documentation pages load scripts from other hosts, which the content
+        # security policy forbids.
         docs_url=None,
         redoc_url=None,
     )
@@ -104,8 +105,7 @@ def create_app(settings: Settings, *, store: AccessStore | None = None) -> FastA
     )
     others = (estimates.formats, measurements.calibrations, searches.plans, watches.losses)
     for router in (*(module.router for module in modules), *others):
-        # Not include_router, with which FastAPI builds every route again at the first request: a
-        # second of processor time.
+        # A second of CPU time.
         app.router.routes.extend(router.routes)
     app.router.routes.append(Route(AGENTS_PATH, agents, methods=["POST"]))
     pages.mount_assets(app)
@@ -113,8 +113,8 @@ def create_app(settings: Settings, *, store: AccessStore | None = None) -> FastA
     app.state.watch = Watch(heads=opened.heads, poll_s=settings.poll_s)
     app.state.metrics = metrics = Metrics(store=opened)
     app.state.answers = AnswerCache()
-    # One thread of each kind computes at a time: more of them take the interpreter and its caches
-    # from each other, and all end later; a long ranking must not hold up the short estimates.
+    # More threads would compete for the interpreter and its caches, so that all finish later; and a
+    # long ranking must not delay short estimates.
     app.state.ranking_turns, app.state.estimate_turns = (
         Turns(at_once=1, at_once_per_key=1, max_wait_s=settings.max_queue_s) for _ in range(2)
     )
@@ -129,13 +129,13 @@ def create_app(settings: Settings, *, store: AccessStore | None = None) -> FastA
     app.add_middleware(Compression)
     app.add_middleware(
         RequestLog, metrics=metrics, store=opened
-    )  # the last one added is the outermost
+    )  # The middleware added last is the outermost.
     return app
 
 
 def _refit(store: AccessStore) -> tuple[MadeCalibration, ...]:
-    """Return what `learning.refit` fitted; nothing where that failed, and answers say that it is
-    pending.
+    """Return the result of `learning.refit`; nothing if it failed, in which case answers report it
+    as pending.
     """
     with logs.surviving("fit calibrations to what measurements teach now", log):
         return refit(store=store)
@@ -151,15 +151,15 @@ def serve(*, settings: Settings) -> None:
 
 
 def _warm(app: FastAPI) -> None:
-    """Render the front page, so that its first reader does not wait for schemas, templates, the
-    catalogue and a ranking.
+    """Render the front page once, so that its first reader does not wait for schemas, templates,
+    the catalogue and a ranking.
     """
     with logs.surviving("render the front page", log):
         ask.front_page(store=app.state.store, calibrations=app.state.calibrations.of(""))
 
 
 def server_options(settings: Settings) -> dict[str, Any]:
-    """How uvicorn serves the application."""
+    """Return the options with which uvicorn serves the application."""
     return {
         "log_config": None,
         "host": settings.host,
@@ -170,7 +170,7 @@ def server_options(settings: Settings) -> dict[str, Any]:
         "limit_concurrency": int(settings.max_connections),
         "http": protocol_class(settings),
         "h11_max_incomplete_event_size": settings.max_header_kib * 1024,
-        # Every worker would be a process with its own pool; the work is short, so one process and
-        # threads do.
+        # Every uvicorn worker would be a process with its own pool. Requests are short, so one
+        # process with threads suffices.
         "workers": 1,
     }

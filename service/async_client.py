@@ -1,4 +1,4 @@
-"""`service.client.Client` for an event loop: the same methods, answers and errors."""
+"""`service.client.Client` for an event loop, with the same methods, answers and errors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class AsyncClient(Endpoints):
-    """A connection to one service, for any number of tasks of one loop."""
+    """A connection to one service that any number of tasks of one event loop may share."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class AsyncClient(Endpoints):
         await self._http.aclose()
 
     async def send(self, call: Call[T]) -> T:
-        """The answer to one call."""
+        """Return the answer to one call."""
         try:
             return call.read(await self._http.send(call.request(self._http)))
         except httpx.TransportError as error:
@@ -51,10 +51,11 @@ class AsyncClient(Endpoints):
     async def events(
         self, *, search_id: str, after: int = 0, patience_s: float = MAX_UNREACHABLE_S
     ) -> AsyncGenerator[EventView]:
-        """The search's events after seq `after`, each once, live until it ends, over as many
-        connections as it takes.
+        """Yield the search's events after seq `after`, each once, until the search ends; reconnect
+        as often as necessary.
 
-        Raises StoreError where the server is away for `patience_s`.
+        Raises:
+            StoreError: The server is unreachable for `patience_s` seconds.
         """
         reconnects = ReconnectPolicy(patience_s=patience_s)
         while True:
@@ -74,7 +75,7 @@ class AsyncClient(Endpoints):
     async def _connected(
         self, stream: EventStream, reconnects: ReconnectPolicy
     ) -> AsyncGenerator[EventView]:
-        """The events of one connection."""
+        """Yield the events of one connection."""
         try:
             response = await self._http.send(stream.call.request(self._http), stream=True)
             try:
@@ -97,10 +98,12 @@ class AsyncClient(Endpoints):
         on_event: Callable[[EventView], object] = lambda event: None,
         patience_s: float = MAX_UNREACHABLE_S,
     ) -> JsonObject:
-        """Follow a search to its end and return its result, though connections break and the server
-        restarts meanwhile.
+        """Wait for a search to end and return its result, across broken connections and restarts of
+        the server.
 
-        Raises HpToolError and StoreError where `Client.wait` does.
+        Raises:
+            HpToolError: As in `Client.wait`.
+            StoreError: As in `Client.wait`.
         """
         seen, reconnects = 0, ReconnectPolicy(patience_s=patience_s)
         while True:

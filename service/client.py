@@ -1,10 +1,10 @@
-"""The service as a Python object: typed answers, and the same errors that the library raises.
+"""A client of the service with typed answers, which raises the same errors as the library.
 
 with Client(server="http://127.0.0.1:8000") as client:
-    search = client.submit_search(query=query)
-    result = client.wait(search_id=search.id, on_event=print)
+    search = client.submit_search(query=query) result = client.wait(search_id=search.id,
+    on_event=print)
 
-`service.async_client.AsyncClient` is the same for an event loop. `service.clients.endpoints`
+`service.async_client.AsyncClient` does the same for an event loop. `service.clients.endpoints`
 declares the methods of both. `service.clients.retries` decides which requests are sent again after
 a lost answer or a rate limit.
 """
@@ -35,14 +35,16 @@ from service.settings import read_secret
 T = TypeVar("T")
 BATCH_LINES = 256
 BATCH_BYTES = 1 << 16
-"""Bounds of one request of a batch: small beside what sockets buffer."""
+"""Maximum bytes of one request of a batch; small compared with socket buffers."""
 SILENCE_S = 60.0
-"""The service pings an event stream every 15 s; a longer silence is a dead connection."""
+"""Seconds of silence after which an event stream counts as dead; the service pings it every 15
+s.
+"""
 
 
 def connection(*, server: str, api_key: str | None) -> tuple[str, dict[str, str]]:
-    """Base URL and headers of a client. `api_key` defaults to HP_API_KEY, or the file that
-    HP_API_KEY_FILE names.
+    """Return the base URL and headers of a client. `api_key` defaults to HP_API_KEY or the content
+    of the file that HP_API_KEY_FILE names.
     """
     if not server.startswith(("http://", "https://")):
         raise InputError(f"{server!r} is not an http(s) URL", field="server")
@@ -51,27 +53,31 @@ def connection(*, server: str, api_key: str | None) -> tuple[str, dict[str, str]
 
 
 class Lines:
-    """Splits a stream into lines. httpx's own splitter also cuts at separators that JSON may hold
-    within a line (U+2028).
+    """Splits a stream into lines. httpx's splitter would also split at separators that JSON may
+    contain within a line (U+2028).
     """
 
     def __init__(self) -> None:
         self._rest = b""
 
     def feed(self, chunk: bytes) -> list[str]:
-        """The lines that `chunk` completes."""
+        """Return the lines that `chunk` completes."""
         *whole, self._rest = (self._rest + chunk).split(b"\n")
         return [line.decode() for line in whole]
 
 
 class EventStream:
-    """The server-sent events of one connection."""
+    """Parser of the server-sent events of one connection."""
 
     def __init__(self, *, search_id: str, after: int) -> None:
-        """`after`: seq of the last event already received; 0: none."""
+        """Create the parser.
+
+        Args:
+            after: seq of the last event already received; 0 for none.
+        """
         self.after = after
         self.ended = False
-        """The search has ended; a stream that stops before that was cut off."""
+        """Whether the search has ended; a stream that stops before that was interrupted."""
         self.call: Call[EventView] = Call(
             path=f"/v1/searches/{part(search_id)}/events",
             answer=EventView,
@@ -82,8 +88,8 @@ class EventStream:
         self._name = ""
 
     def feed(self, chunk: bytes) -> Iterator[EventView]:
-        """The events that `chunk` completes; named ones mark the stream's end and belong to no
-        search.
+        """Return the events that `chunk` completes. Named events mark the end of the stream and do
+        not belong to a search.
         """
         for line in self._lines.feed(chunk):
             if line.startswith("event: "):
@@ -98,12 +104,12 @@ class EventStream:
 
 
 def batches(lines: Iterable[bytes]) -> Iterator[bytes]:
-    """Request bodies of at most BATCH_LINES lines, each closed by the line that brings it to
-    BATCH_BYTES.
+    """Yield request bodies of at most BATCH_LINES lines, each ended by the line with which it
+    reaches BATCH_BYTES.
     """
     body, count = bytearray(), 0
     for line in lines:
-        if not line.strip():  # has no answer
+        if not line.strip():  # It has no answer.
             continue
         body += line.rstrip(b"\n") + b"\n"
         count += 1
@@ -115,7 +121,7 @@ def batches(lines: Iterable[bytes]) -> Iterator[bytes]:
 
 
 class Client(Endpoints):
-    """A connection to one service. Not for use by several threads at once."""
+    """A connection to one service. Not thread-safe."""
 
     def __init__(
         self,
@@ -125,8 +131,12 @@ class Client(Endpoints):
         timeout_s: float = 30.0,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
-        """`server`: base URL. `api_key`: default HP_API_KEY. `transport`: for tests that need no
-        socket.
+        """Create the client.
+
+        Args:
+            server: Base URL.
+            api_key: Default: HP_API_KEY.
+            transport: For tests that need no socket.
         """
         base_url, headers = connection(server=server, api_key=api_key)
         retrying = RetryTransport(transport or httpx.HTTPTransport())
@@ -145,7 +155,7 @@ class Client(Endpoints):
         self._http.close()
 
     def send(self, call: Call[T]) -> T:
-        """The answer to one call."""
+        """Return the answer to one call."""
         try:
             return call.read(self._http.send(call.request(self._http)))
         except httpx.TransportError as error:
@@ -153,8 +163,8 @@ class Client(Endpoints):
 
     @contextmanager
     def _stream(self, request: httpx.Request) -> Iterator[Iterator[bytes]]:
-        """The chunks of an answer as they arrive; raises the problem that the server answers
-        instead.
+        """Yield the chunks of an answer as they arrive; raise the error if the server returns
+        one.
         """
         try:
             response = self._http.send(request, stream=True)
@@ -176,11 +186,12 @@ class Client(Endpoints):
         top: int = 10,
         calibration: bool = True,
     ) -> Iterator[str]:
-        """One answer line per query line, in order, as they arrive; neither side holds the whole.
+        """Yield one answer line per query line, in order, as they arrive. Neither side stores the
+        whole batch.
 
-        Lines go in small requests: the server answers a request before it was sent to its end, so a
-        large one would fill the buffers between the two, and each side would wait for the other to
-        read.
+        Lines are sent in small requests. The server answers while a request is still being sent, so
+        a large request would fill the buffers in both directions, and each side would wait for the
+        other to read.
         """
         params: dict[str, str | int] = {
             "task": task,
@@ -191,7 +202,7 @@ class Client(Endpoints):
             yield from self._batch(content, params=params, due=content.count(b"\n"))
 
     def _batch(self, content: bytes, *, params: Mapping[str, str | int], due: int) -> Iterator[str]:
-        """The answers to one request."""
+        """Yield the answers to one request."""
         headers = {"Content-Type": NDJSON}
         request = self._http.build_request(
             "POST", "/v1/batch", params=params, content=content, headers=headers
@@ -208,10 +219,11 @@ class Client(Endpoints):
     def events(
         self, *, search_id: str, after: int = 0, patience_s: float = MAX_UNREACHABLE_S
     ) -> Iterator[EventView]:
-        """The search's events after seq `after`, each once, live until it ends, over as many
-        connections as it takes.
+        """Yield the search's events after seq `after`, each once, until the search ends; reconnect
+        as often as necessary.
 
-        Raises StoreError where the server is away for `patience_s`.
+        Raises:
+            StoreError: The server is unreachable for `patience_s` seconds.
         """
         reconnects = ReconnectPolicy(patience_s=patience_s)
         while True:
@@ -236,11 +248,12 @@ class Client(Endpoints):
         on_event: Callable[[EventView], object] = lambda event: None,
         patience_s: float = MAX_UNREACHABLE_S,
     ) -> JsonObject:
-        """Follow a search to its end and return its result, though connections break and the server
-        restarts meanwhile.
+        """Wait for a search to end and return its result, across broken connections and restarts of
+        the server.
 
-        Raises HpToolError where the search ended without any result, as it would have in this
-        process, and StoreError where the server is away for `patience_s`.
+        Raises:
+            HpToolError: The search ended without any result, as it would in this process.
+            StoreError: The server is unreachable for `patience_s` seconds.
         """
         seen, reconnects = 0, ReconnectPolicy(patience_s=patience_s)
         while True:

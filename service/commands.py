@@ -1,5 +1,5 @@
-"""The service's commands, of the entry-point group hp_tool.commands. Imports inside keep the web
-framework from every start.
+"""Commands of the service, registered through the entry-point group hp_tool.commands. Imports
+inside functions avoid loading the web framework at every start.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 keys = typer.Typer(no_args_is_help=True, help="Make, list and revoke the service's API keys.")
 SearchArgument = Annotated[str, typer.Argument(metavar="SEARCH", help="A search's id.")]
 ScopeName = Literal["read", "submit", "admin"]
-"""Each includes the ones before it."""
+"""Name of a scope; each includes the previous ones."""
 ServerOption = Annotated[
     str | None,
     typer.Option("--server", envvar="HP_SERVER", help="Ask this server instead of the database."),
@@ -295,7 +295,9 @@ def _changed(
     on_server: Callable[[Client], SearchView],
     in_store: Callable[[AccessStore], SearchRecord],
 ) -> SearchView:
-    """The search after a change, made on the server where one is named, else in the database."""
+    """Return the search after a change, made on the server if one is named, else in the
+    database.
+    """
     from hp_tool.errors import InputError
     from service.api.views import SearchView
 
@@ -411,12 +413,12 @@ def revoke(
 
 
 def _audit(store: AccessStore, action: str, key_id: str) -> None:
-    """Record the action under the caller's user name on this host: the command line needs no
-    key.
+    """Record the action under the caller's user name on this host, because the command line needs
+    no key.
     """
     try:
         user = getpass.getuser()
-    except (KeyError, OSError):  # a container's user without a name
+    except (KeyError, OSError):  # A container's user without a name.
         user = "unknown user"
     store.add_audit(
         owner=f"{user} (command line)"[:200],

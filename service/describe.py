@@ -1,5 +1,5 @@
-"""`python -m service.describe [FILE]`: the API's description, as /openapi.json answers it, to a
-file or standard output.
+"""`python -m service.describe [FILE]`: write the API's description, as in /openapi.json, to a file
+or standard output.
 """
 
 import json
@@ -14,8 +14,8 @@ from service.settings import Settings
 
 
 def description() -> str:
-    """The description as text, with keys in a fixed order, so that two versions can be compared
-    line by line.
+    """Return the description as text, with keys in a fixed order, so that two versions can be
+    compared line by line.
     """
     # The application needs a store, though its description reads nothing.
     with (

@@ -1,8 +1,8 @@
-"""API keys: issuing them, recognising them, and the principal of a request.
+"""API keys: issuing and recognising them, and the principal of a request.
 
-A key is `hp_ID_SECRET`: the id finds the row, and the row holds SHA-256 of the 256-bit secret. A
-slow hash is for passwords that people can remember; a random secret of this size cannot be guessed
-from its digest, and each request hashes it.
+A key is `hp_ID_SECRET`. The id identifies the row, which stores the SHA-256 of the 256-bit secret.
+Slow hashes are meant for passwords that people can remember; a random secret of this size cannot be
+guessed from its digest, and every request hashes it.
 """
 
 import base64
@@ -24,30 +24,32 @@ from hp_tool.errors import HpToolError, NotFoundError
 
 FORM = re.compile(r"hp_([0-9a-f]{16})_([A-Za-z0-9_-]{43})")
 REMEMBERED_S = 5.0
-"""How long a key is trusted without asking the database, and so how long a revoked one may still
-work in other processes.
+"""Seconds for which a key is trusted without asking the database, and therefore how long a revoked
+key may still work in other processes.
 """
 MOST_REMEMBERED = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Principal:
-    """Whose request it is."""
+    """The caller of a request, with its rights."""
 
     owner: str | None
-    """None: the operator."""
+    """Owner of the data; None for the operator."""
     scope: Scope
     key: KeyRecord | None = None
-    """None: no stored key was needed."""
+    """The stored key; None if none was needed."""
 
     @property
     def key_id(self) -> str | None:
-        """The public part of the key; None for the operator."""
+        """Public part of the key; None for the operator."""
         return None if self.key is None else self.key.id
 
 
 OPERATOR = Principal(owner=None, scope=Scope.ADMIN)
-"""Whoever runs the service: knows HP_API_KEY, or works on its machine where no key is needed."""
+"""Principal of whoever runs the service: knows HP_API_KEY, or uses its machine where no key is
+needed.
+"""
 
 
 def issue(
@@ -59,7 +61,7 @@ def issue(
     requests_per_second: float | None = None,
     gpu_seconds_per_day: float | None = None,
 ) -> tuple[KeyRecord, str]:
-    """A new key, and the token that its owner sends; the token cannot be shown again."""
+    """Return a new key, and the token that its owner sends. The token cannot be shown again."""
     key_id, secret = secrets.token_hex(8), secrets.token_urlsafe(32)
     key = NewKey(
         id=key_id,
@@ -73,7 +75,7 @@ def issue(
 
 
 class ForbiddenKeyError(HpToolError):
-    """A key of ours that may no longer be used, and whose it was."""
+    """A key of this service that may no longer be used, with its owner."""
 
     def __init__(self, key: KeyRecord, message: str, *, code: str) -> None:
         super().__init__(message, code=code)
@@ -81,18 +83,21 @@ class ForbiddenKeyError(HpToolError):
 
 
 class Keyring:
-    """Recognises keys. One per process, used only on its event loop."""
+    """Recognises keys. One instance per process, used only on its event loop."""
 
     def __init__(self, *, find: Callable[[str], KeyRecord], api_key: str | None) -> None:
-        """`find`: a stored key by its id, or NotFoundError. `api_key`: the operator's; None: no key
-        means the operator.
+        """Create the keyring.
+
+        Args:
+            find: Returns a stored key by its id; raises NotFoundError.
+            api_key: The operator's key; None if a request without a key is the operator's.
         """
         self._find = find
         self._api_key = api_key
         self._remembered: dict[str, tuple[KeyRecord, float]] = {}
 
     async def principal(self, headers: Headers) -> Principal:
-        """The principal whose key stands in these headers.
+        """Return the principal whose key is in these headers.
 
         Raises:
             HpToolError: `unauthorized` (no such key), `key_expired`, `key_revoked`.
@@ -122,8 +127,8 @@ class Keyring:
         return Principal(owner=key.owner, scope=key.scope, key=key)
 
     def recognises(self, headers: Headers) -> bool:
-        """Whether these headers hold a stored key that was right before: too long to have been
-        guessed.
+        """Return whether these headers contain a stored key that was valid before, so that it
+        cannot be a guess.
         """
         form = FORM.fullmatch(token_of(headers) or "")
         if form is None:
@@ -132,7 +137,7 @@ class Keyring:
         return known is not None and known[0].id == form[1]
 
     def forget(self, key_id: str) -> None:
-        """Ask the database again: the key was revoked here."""
+        """Drop a cached key, because it was revoked in this process."""
         self._remembered = {
             digest: known for digest, known in self._remembered.items() if known[0].id != key_id
         }
@@ -158,8 +163,8 @@ class Keyring:
 
 
 def token_of(headers: Headers) -> str | None:
-    """The key in the Authorization header: `Bearer KEY`, or Basic with the key as password. None:
-    there is no such header.
+    """Return the key in the Authorization header: `Bearer KEY`, or Basic with the key as password;
+    None without the header.
     """
     authorization = headers.get("authorization")
     if authorization is None:

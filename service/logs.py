@@ -1,5 +1,5 @@
-"""Logs as JSON lines, or as text for people; each line names the request and the search it belongs
-to.
+"""Logs as JSON lines, or as text for people. Each line names the request and the search to which it
+belongs.
 """
 
 import json
@@ -20,12 +20,12 @@ _IDS: ContextVar[Mapping[str, str]] = ContextVar("ids", default=MappingProxyType
 """request_id and search_id of the lines logged in this context."""
 
 _FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "color_message"}
-"""Attributes of every record; any other came through `extra`."""
+"""Attributes of every log record; all others come from `extra`."""
 
 
 class JsonLines(logging.Formatter):
-    """{"at", "level", "logger", "message", "request_id"?, "search_id"?, "error"?} and whatever
-    `extra` held.
+    """Formatter of JSON lines: {"at", "level", "logger", "message", "request_id"?, "search_id"?,
+    "error"?} and the fields of `extra`.
     """
 
     def format(self, record: logging.LogRecord) -> str:
@@ -43,7 +43,7 @@ class JsonLines(logging.Formatter):
 
 
 class Text(logging.Formatter):
-    """Time, message, and the ids at the end."""
+    """Formatter of text lines: time, message, and the ids at the end."""
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)s %(message)s")
@@ -53,8 +53,8 @@ class Text(logging.Formatter):
         return f"{super().format(record)} {ids}".rstrip()
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the base class's name
-        """The line, in which a path or a name that holds line ends or escape sequences cannot forge
-        another.
+        """Return the line with line ends and escape sequences escaped, so that a path or a name
+        cannot forge another line.
         """
         record.message = "".join(
             c if c.isprintable() else c.encode("unicode_escape").decode() for c in record.message
@@ -73,7 +73,7 @@ def configure(*, form: Form, level: str) -> None:
 
 @contextmanager
 def about(*, request: str | None = None, search: str | None = None) -> Iterator[None]:
-    """Add these ids to every line logged in the block."""
+    """Return a context in which every logged line has these ids."""
     ids = {"request_id": request, "search_id": search}
     token = _IDS.set({**_IDS.get(), **{name: value for name, value in ids.items() if value}})
     try:
@@ -84,7 +84,9 @@ def about(*, request: str | None = None, search: str | None = None) -> Iterator[
 
 @contextmanager
 def surviving(task: str, log: logging.Logger) -> Iterator[None]:
-    """Log an error of `task` instead of raising it, for loops that one failure must not end."""
+    """Return a context that logs an error of `task` instead of raising it, for loops that one
+    failure must not end.
+    """
     try:
         yield
     except HpToolError as error:

@@ -34,7 +34,7 @@ AMOUNTS = {
     "max_gpu_seconds_per_search": "HP_MAX_GPU_SECONDS_PER_SEARCH",
     "max_gpu_seconds_per_day": "HP_MAX_GPU_SECONDS_PER_DAY",
 }
-"""Settings above 0, and the variables that set them."""
+"""Settings that must be above 0, and the variables that set them."""
 LOGGING = {"log_form": "HP_LOG_FORMAT", "log_level": "HP_LOG_LEVEL"}
 VARIABLES = {
     "database_url": "HP_DATABASE_URL",
@@ -44,92 +44,97 @@ VARIABLES = {
     **LOGGING,
     **AMOUNTS,
 }
-"""Environment variables by the setting that each gives as it stands."""
+"""Environment variables of settings whose text needs no parsing."""
 Level = Literal["info", "debug", "warning"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """Settings of the API process. Secrets stay out of `repr`, and so out of logs."""
+    """Settings of the API process. Secrets are excluded from `repr`, and so from logs."""
 
     database_url: str | None = field(default=None, repr=False)
-    """SQLAlchemy URL; None: the SQLite file in the user's data folder. May hold a password."""
+    """SQLAlchemy URL; None for the SQLite file in the user's data folder. May contain a
+    password.
+    """
     host: str = "127.0.0.1"
-    """Address to listen on. Anything but loopback needs an api_key."""
+    """Address to listen on. Addresses other than loopback require an api_key."""
     port: int = 8000
     api_key: str | None = field(default=None, repr=False)
-    """The operator's key, which allows everything. Once set, every request but the health checks
-    must carry it or a stored key; None: a request without a key is the operator's, on loopback
-    only.
+    """The operator's key, which allows everything. If set, every request except health checks must
+    send it or a stored key. None: a request without a key is the operator's, on loopback only.
     """
     allowed_hosts: tuple[str, ...] = ()
-    """Names a request's Host header may carry; empty: the loopback names on loopback, any name
-    elsewhere.
+    """Host names that a request's Host header may have. Empty: the loopback names on loopback, any
+    name elsewhere.
     """
     requests_per_second: float = 100.0
-    """Default rate limit of a stored key."""
+    """Default rate limit of a stored key, in requests per second."""
     requests_per_second_per_owner: float = 400.0
-    """Rate limit of all stored keys of one owner together; a key that has a higher rate of its own
+    """Rate limit of all stored keys of one owner together; a key with a higher rate of its own
     keeps it.
     """
     wrong_keys_per_second: float = 5.0
-    """Wrong keys of one address; beyond them it waits, with any key that was not right before."""
+    """Wrong keys per second from one address. Beyond the limit, the address must wait with any key
+    that was not valid before.
+    """
     max_gpu_seconds_per_search: float | None = None
-    """Ceiling of one search's budget; None: no ceiling."""
+    """Maximum budget of one search in GPU-seconds; None for no limit."""
     max_gpu_seconds_per_day: float | None = None
-    """Ceiling for all searches of a day (UTC) together; None: no ceiling."""
+    """Maximum GPU-seconds of all searches per day (UTC); None for no limit."""
     trusted_reports: Literal["administrators", "everybody"] = "administrators"
-    """Whose reports of measurements teach everybody; other owners' teach those owners alone."""
+    """Owners whose reported measurements calibrate everybody's predictions; other owners' reports
+    calibrate only their own.
+    """
     log_form: Form = "json"
-    """json: a line each; text: for people."""
+    """Log format. json: one object per line; text: for people."""
     log_level: Level = "info"
-    """debug: quick successful reads are logged as well."""
+    """Log level; debug also logs fast successful reads."""
     webhooks: WebhookSettings | None = None
-    """Key and networks of webhooks; None: the service sends none."""
+    """Signing key and allowed networks of webhooks; None: the service sends none."""
     max_body_bytes: int = MIB
-    """Largest request body, and largest line of a batch."""
+    """Maximum bytes of a request body, and of a line of a batch."""
     max_batch_bytes: int = 256 * MIB
-    """Largest batch as a whole; it is streamed, never held."""
+    """Maximum bytes of a whole batch, which is streamed and never stored."""
     max_yaml_bytes: int = 64 * 1024
-    """Largest YAML in a body, line or field: a processor reads it far more slowly than JSON."""
+    """Maximum bytes of YAML in a body, line or field, because parsing it takes far longer than
+    JSON.
+    """
     max_combinations: int = 5_000_000
     """Maximum combinations of axis values that one request or one line of a batch may enumerate.
     Searches run in workers.
     """
     max_values: int = 128
-    """Longest list of values that one axis of a query may have."""
+    """Maximum length of a list of values for one axis of a query."""
     max_cpu_s: float = 5.0
-    """Processor seconds of one request, or of one line of a batch."""
+    """Maximum CPU seconds of one request, or of one line of a batch."""
     max_upload_cpu_s: float = 60.0
-    """Those of one upload of traces: a gigabyte, unpacked, takes 32."""
+    """Maximum CPU seconds of one upload of traces; a gigabyte (unpacked) takes 32."""
     max_upload_memory_mib: float = 1024.0
-    """MiB of memory that the process which reads one upload of traces may allocate."""
+    """Maximum MiB of memory that the process which reads an upload of traces may allocate."""
     max_queue_s: float = 5.0
-    """Longest wait of a ranking or an estimate for its turn, in seconds; then the answer is 503. An
-    upload waits six times as long, because it was sent already.
+    """Maximum wait in seconds of a ranking or an estimate for its turn; after that the answer is
+    503. An upload waits six times as long, because it was already sent.
     """
     max_requests_at_once: int = 16
-    """Requests that one stored key may have open at a time, not counting those that wait for a
-    search.
-    """
+    """Maximum number of open requests per stored key, excluding those that wait for a search."""
     max_waiting_at_once: int = 64
-    """Event streams and requests that wait for a search, of one stored key."""
+    """Maximum number of event streams and requests waiting for a search, per stored key."""
     max_connections: int = 1000
-    """Connections of all clients; a further one is answered 503."""
+    """Maximum number of connections of all clients; further ones are answered 503."""
     max_connections_per_address: int | None = None
-    """Connections of one address, of IPv6 one /64; None: half of max_connections, so that nobody
-    shuts the others out.
+    """Maximum number of connections per address (for IPv6, per /64); None: half of max_connections,
+    so that nobody can shut others out.
     """
     max_watch_processes: int = 50_000
-    """Processes, restarted ones included, that may report to the watched jobs of one owner; up to
-    32 kB are stored of each.
+    """Maximum number of processes, including restarted ones, that may report to the watched jobs of
+    one owner; up to 32 kB are stored for each.
     """
     max_header_kib: int = 64
-    """KiB of one request's target and headers, before anything else of it is looked at."""
+    """Maximum KiB of a request's target and headers, checked before anything else."""
     max_wait_s: float = 60.0
-    """Longest that `wait_s` may hold a request open."""
+    """Maximum seconds that `wait_s` may hold a request open."""
     poll_s: float = 0.5
-    """How often open event streams and waiting requests look at the database."""
+    """Seconds between database polls of open event streams and waiting requests."""
 
     def __post_init__(self) -> None:
         if not self.is_loopback and not self.api_key:
@@ -148,15 +153,15 @@ class Settings:
 
     @property
     def connections_per_address(self) -> int:
-        """How many connections one address may have."""
+        """Maximum number of connections per address."""
         own = self.max_connections_per_address
         return max(self.max_connections // 2, 1) if own is None else own
 
     @property
     def reserved_connections(self) -> int:
-        """A fifth of all connections, which addresses with many of them leave to others.
+        """A fifth of all connections, reserved for addresses with few connections.
 
-        None where one address, a proxy's, may have all.
+        Returns None if one address, such as a proxy, may use all connections.
         """
         return max(
             min(self.max_connections // 5, self.max_connections - self.connections_per_address), 0
@@ -174,8 +179,8 @@ class Settings:
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """Accepted Host names. On loopback they are closed, so that a foreign name that resolves
-        here (DNS rebinding) fails.
+        """Accepted Host names. On loopback the list is closed, so that a foreign name that resolves
+        to this host (DNS rebinding) fails.
         """
         if self.allowed_hosts:
             return self.allowed_hosts
@@ -189,10 +194,10 @@ def from_environment(
     port: int | None = None,
     database_url: str | None = None,
 ) -> Settings:
-    """Settings from HP_* variables; arguments (command-line flags) win.
+    """Return the settings from HP_* variables; arguments (command-line flags) take precedence.
 
     Raises:
-        InputError: a value is malformed, or the host is not loopback and no key is set.
+        InputError: A value is malformed, or the host is not loopback and no key is set.
     """
     flags = {"host": host, "port": port, "database_url": database_url}
     return Settings(
@@ -209,17 +214,20 @@ def from_environment(
 
 
 def log_settings(environment: Mapping[str, str] = os.environ) -> tuple[Form, Level]:
-    """Form and level of the logs, of API and workers alike."""
+    """Return the format and level of the logs, for API and workers alike."""
     parsed = _parsed(environment, LOGGING)
     return parsed.get("log_form", "json"), parsed.get("log_level", "info")
 
 
 def webhook_settings(environment: Mapping[str, str] = os.environ) -> WebhookSettings | None:
-    """Key and networks of webhooks, of API and workers alike; None without a secret: nothing is
-    sent.
+    """Return the signing key and networks of webhooks, for API and workers alike; None without a
+    secret, so that nothing is sent.
 
-    From HP_WEBHOOK_SECRET, or the file that HP_WEBHOOK_SECRET_FILE names, and HP_WEBHOOK_NETWORKS.
-    InputError where one is malformed.
+    They come from HP_WEBHOOK_SECRET, or the file that HP_WEBHOOK_SECRET_FILE names, and
+    HP_WEBHOOK_NETWORKS.
+
+    Raises:
+        InputError: A value is malformed.
     """
     secret = read_secret(environment, "HP_WEBHOOK_SECRET")
     if secret is None:
@@ -236,7 +244,11 @@ def webhook_settings(environment: Mapping[str, str] = os.environ) -> WebhookSett
 
 
 def _operators_key(environment: Mapping[str, str]) -> str | None:
-    """Raises InputError for one that is set and guards nothing."""
+    """Return the operator's key.
+
+    Raises:
+        InputError: It is set but protects nothing.
+    """
     key = read_secret(environment, "HP_API_KEY")
     if key is None and "HP_API_KEY" in environment:
         raise InputError(
@@ -252,8 +264,8 @@ def _operators_key(environment: Mapping[str, str]) -> str | None:
 
 
 def read_secret(environment: Mapping[str, str], name: str) -> str | None:
-    """A secret from the variable `name`, or from the file that `name`_FILE names, as container
-    engines hand them over.
+    """Return a secret from the variable `name`, or from the file that `name`_FILE names, as
+    container engines provide them.
     """
     path = environment.get(f"{name}_FILE")
     if not path:
@@ -270,8 +282,10 @@ def read_secret(environment: Mapping[str, str], name: str) -> str | None:
 
 
 def _parsed(environment: Mapping[str, str], variables: Mapping[str, str]) -> dict[str, Any]:
-    """The settings that `environment` gives, by name. InputError names the variable that is
-    malformed.
+    """Return the settings in `environment`, by name.
+
+    Raises:
+        InputError: A variable is malformed; the error names it.
     """
     kinds = get_type_hints(Settings)
     parsed = {}

@@ -1,5 +1,5 @@
-"""The worker: takes queued searches from the store and runs them. Leases keep any number of workers
-apart.
+"""The worker: claims queued searches from the store and runs them. Leases coordinate any number of
+workers.
 """
 
 from __future__ import annotations
@@ -39,43 +39,46 @@ NOTHING = Retention()
 SHORTEST_IDLE_S = 0.25
 LONGEST_IDLE_S = 5.0
 SWEEP_EVERY_S = 60.0
-"""How often a worker looks for jobs that no live search owns, beside its own work."""
+"""Seconds between checks for jobs that no live search owns."""
 ANNOUNCE_EVERY_S = 10.0
 FOLLOW_EVERY_S = 60.0
-"""How often a worker without a search learns from newly reported measurements."""
+"""Seconds between checks for newly reported measurements by a worker without a search."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Worker:
-    """A process that coordinates searches, each in a thread of its own."""
+    """A process that coordinates searches, each in a separate thread."""
 
     store: AccessStore
     storage: BaseStorage | None = None
-    """Optuna's; None: in memory."""
+    """Optuna's storage; None: in memory."""
     holder: str
-    """Who this is, for people."""
+    """Readable name of the worker."""
     per_cluster: int | None = None
-    """Searches that all workers together run on one cluster at most; None: any number."""
+    """Maximum number of searches that all workers together run on one cluster; None for no
+    limit.
+    """
     searches: int = 1
-    """Searches that it runs at once."""
+    """Number of searches that the worker runs at once."""
     lease_s: float = LEASE_S
     follow_every_s: float = FOLLOW_EVERY_S
     database_url: str = ""
     """The store's URL, for Optuna's tables; only retention needs it."""
     retention: Retention = NOTHING
-    """What is deleted once a day; by default nothing."""
+    """Data that is deleted once a day; by default nothing."""
     stopping: threading.Event
-    """Once set, the worker hands its search back to the queue, with the job running, and
-    returns.
+    """Event that makes the worker hand its search back to the queue, with the job running, and
+    return.
     """
     outdated: threading.Event = field(default_factory=threading.Event)
-    """Set once the worker meets what a newer edition stored: it finishes the searches it has, takes
-    no more, and returns.
+    """Event set when the worker meets data of a newer edition: it finishes its searches, claims no
+    more, and returns.
     """
 
     def run(self) -> None:
         """Run searches until `stopping` is set or a newer edition's search or schema is met.
-        Neither a search's error nor an absent database ends the worker.
+
+        Neither an error of a search nor an unreachable database ends the worker.
         """
         others = [
             threading.Thread(target=self._serve, name=f"searches-{n}", daemon=True)
@@ -88,7 +91,9 @@ class Worker:
             other.join()
 
     def _serve(self, *, chores: bool = False) -> None:
-        """Run one search after the other; with `chores`, also what a worker does beside them."""
+        """Run one search after another; with `chores`, also do the worker's other tasks in
+        between.
+        """
         idle_s = SHORTEST_IDLE_S
         follower, followed_at, pruned_at = Follower(store=self.store), -math.inf, -math.inf
         while not self.stopping.is_set() and not self.outdated.is_set():
@@ -120,8 +125,8 @@ class Worker:
                 idle_s = min(2 * idle_s, LONGEST_IDLE_S)
 
     def _claim(self) -> Lease | None:
-        """The lease of the next search; None where there is none, the database is away, or this
-        edition is too old.
+        """Return the lease of the next search; None if there is none, the database is unreachable,
+        or this edition is too old.
         """
         with surviving("look for work", log):
             try:
@@ -140,7 +145,7 @@ class Worker:
         return None
 
     def _retire(self, error: StoreError) -> None:
-        """Take no more searches, and log why; of several threads the first."""
+        """Claim no more searches, and log the reason, once for all threads."""
         with _RETIRING:
             if not self.outdated.is_set():
                 log.warning(
@@ -162,11 +167,11 @@ class Worker:
             )
         except (
             HpToolError
-        ) as error:  # stored with the search already, unless the lease or the store is lost
+        ) as error:  # Already stored with the search, unless the lease or the store is lost.
             log.warning("search %s: %s (%s)", lease.search_id, error.message, error.code)
             if isinstance(error, StoreError):
                 self._hand_back(lease)
-        except Exception:  # likewise; a bug that one search finds must not stop the others
+        except Exception:  # Likewise; a bug that one search triggers must not stop the others.
             log.exception("search %s: unhandled error", lease.search_id)
         else:
             log.info(
@@ -176,14 +181,16 @@ class Worker:
             )
 
     def _hand_back(self, lease: Lease) -> None:
-        """Release the search once the database is back, so that any worker may claim it at once."""
+        """Release the search once the database is reachable, so that any worker may claim it at
+        once.
+        """
         idle_s = SHORTEST_IDLE_S
         while not self.stopping.wait(idle_s):
             try:
                 self.store.release_search(lease=lease)
             except StoreError:
                 idle_s = min(2 * idle_s, LONGEST_IDLE_S)
-            except HpToolError:  # another worker has it by now, or it has ended
+            except HpToolError:  # Another worker has it by now, or it has ended.
                 return
             else:
                 return
@@ -211,8 +218,8 @@ def sweep(*, store: AccessStore, stopping: threading.Event, every_s: float) -> N
 
 
 def announce(*, store: AccessStore, holder: str, stopping: threading.Event, every_s: float) -> None:
-    """Say every `every_s` seconds that this worker is alive and what it can run, until `stopping`
-    is set; then take leave.
+    """Store every `every_s` seconds that this worker is alive and what it can run, until `stopping`
+    is set; then remove its record.
     """
     while True:
         with surviving("announce this worker", log):
@@ -250,7 +257,7 @@ def work(
         log.info("worker %s on %s", holder := default_holder(), stores.masked(url))
         storage = tuning.study_storage(
             url
-        )  # imports the rest of SQLAlchemy, before a second thread uses it
+        )  # Imports the rest of SQLAlchemy before a second thread uses it.
         settings = webhook_settings()
         delivering = (
             partial(warn_of_overdue, store=store, stopping=stopping)

@@ -32,13 +32,13 @@ from service.analysis.job import (
 )
 
 CPU_GRACE_S = 2
-"""Processor seconds after the limit of the check in Python at which the kernel ends the process."""
+"""CPU seconds beyond the limit of the check in Python after which the kernel ends the process."""
 ABANDONED = 3
 """Exit code when the service closes standard input."""
 
 
 def main() -> None:
-    """Write the answer or the error into the folder."""
+    """Write the answer or the error into the folder, and return the exit code."""
     folder = Path(sys.argv[1])
     job: Job = pickle.loads((folder / JOB).read_bytes())  # noqa: S301  the service wrote it
     threading.Thread(target=_end_with_the_service, daemon=True).start()
@@ -52,7 +52,7 @@ def main() -> None:
 
 
 def restrict(limits: Limits) -> None:
-    """Set the limits of this process, and make it the first that the kernel ends when memory runs
+    """Set the limits of this process, and make it the first that the kernel kills when memory runs
     out.
     """
     with contextlib.suppress(OSError):
@@ -61,19 +61,19 @@ def restrict(limits: Limits) -> None:
     cpu_s = math.ceil(limits.cpu_s + time.process_time()) + CPU_GRACE_S
     for kind, soft, hard in (
         (resource.RLIMIT_AS, memory, memory),
-        (resource.RLIMIT_CPU, cpu_s, cpu_s + 1),  # SIGXCPU, then SIGKILL
+        (resource.RLIMIT_CPU, cpu_s, cpu_s + 1),  # SIGXCPU, then SIGKILL.
         (resource.RLIMIT_FSIZE, MAX_ANSWER_BYTES + MIB, MAX_ANSWER_BYTES + MIB),
         (resource.RLIMIT_CORE, 0, 0),
     ):
         known = resource.getrlimit(kind)[1]
         if known != resource.RLIM_INFINITY:
             soft, hard = min(soft, known), min(hard, known)
-        with contextlib.suppress(ValueError, OSError):  # systems without this limit
+        with contextlib.suppress(ValueError, OSError):  # Systems without this limit.
             resource.setrlimit(kind, (soft, hard))
 
 
 def _analyse(job: Job, folder: Path) -> bytes | None:
-    """Return the answer as JSON; None after an error was written."""
+    """Return the answer as JSON; None after writing an error."""
     limits, started_s = job.limits, time.process_time()
 
     def check(_: Bounds) -> None:
@@ -98,12 +98,12 @@ def _analyse(job: Job, folder: Path) -> bytes | None:
         error = limits.out_of_memory()
     write_error(
         folder, error
-    )  # outside the except block, where the frames that hold the memory are gone
+    )  # Outside the except block, where the frames that hold the memory are gone.
     return None
 
 
 def _address_space_bytes() -> int:
-    """Return the address space of this process; 0 on systems without /proc."""
+    """Return the size of this process's address space in bytes; 0 on systems without /proc."""
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[0])
     except OSError:

@@ -1,4 +1,4 @@
-"""The request and the answer that pass between the service and the child process that analyses an
+"""Request and answer exchanged between the service and the child process that analyses an
 upload.
 """
 
@@ -19,9 +19,9 @@ from hp_tool.traces.explain.logged import LoggedExplanation
 
 MIB = 2**20
 JOB = "job.pickle"
-"""File in the folder of the upload that tells the child process what to do."""
+"""Name of the file, in the upload's folder, that describes the job to the child process."""
 ANSWER, ERROR = "answer.json", "error.json"
-"""Files that the child process writes into the folder: one of the two."""
+"""Names of the files that the child process writes into the folder; it writes one of the two."""
 MAX_ANSWER_BYTES = 32 * MIB
 TOO_COSTLY = "request_too_costly"
 
@@ -31,14 +31,14 @@ class Limits:
     """Limits of one analysis."""
 
     memory_mib: float
-    """Address space that the analysis may allocate on top of the loaded program."""
+    """MiB of address space that the analysis may allocate in addition to the loaded program."""
     cpu_s: float
     max_combinations: int
     max_values: int
     max_yaml_bytes: int
 
     def out_of_memory(self) -> InputError:
-        """Return the error for an upload that needs more memory."""
+        """Return the error for an upload that needs too much memory."""
         return InputError(
             f"Reading this upload needs more than {self.memory_mib:g} MiB of memory "
             "(HP_MAX_UPLOAD_MEMORY_MIB). "
@@ -48,7 +48,7 @@ class Limits:
         )
 
     def out_of_time(self) -> InputError:
-        """Return the error for an upload that needs more processor time."""
+        """Return the error for an upload that needs too much CPU time."""
         return InputError(
             f"Reading this upload needs more than {self.cpu_s:g} s of processor time "
             "(HP_MAX_CPU_SECONDS_PER_UPLOAD). "
@@ -65,13 +65,13 @@ class Job:
     paths: Sequence[Path]
     """The uploaded files, in the folder that receives the answer."""
     names: Sequence[str]
-    """What errors call the files."""
+    """Names of the files in errors."""
     query: Query | None
     limits: Limits
 
 
 def write_error(folder: Path, error: HpToolError) -> None:
-    """Write an error for the service."""
+    """Write an error into the folder, for the service to read."""
     values = {
         "kind": type(error).__name__,
         "message": error.message,

@@ -19,13 +19,13 @@ from service.analysis.job import ANSWER, JOB, MAX_ANSWER_BYTES, TOO_COSTLY, Job,
 
 log = logging.getLogger(__name__)
 POLL_S = 0.05
-"""How often the service checks that its client still waits."""
+"""Seconds between checks that the client is still waiting."""
 WALL_FACTOR, WALL_EXTRA_S = 4.0, 10.0
-"""Wall time of an analysis per processor second it may use, and for its start, on a busy
-machine.
+"""Wall-clock time allowed per CPU second of an analysis, and additional seconds for its start, on a
+busy machine.
 """
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-"""Variables that keep numpy from reserving address space for every core."""
+"""Environment variables that keep numpy from reserving address space for every core."""
 SECRETS = (
     "HP_API_KEY",
     "HP_API_KEY_FILE",
@@ -33,19 +33,19 @@ SECRETS = (
     "HP_WEBHOOK_SECRET",
     "HP_WEBHOOK_SECRET_FILE",
 )
-"""Variables that a process which reads hostile files does not get."""
+"""Environment variables that are withheld from a process that reads untrusted files."""
 _LOG_CHARACTERS = 4000
 
 
 def analyse(job: Job, *, folder: Path) -> bytes:
-    """Return the answer to `job` as JSON. `folder`: of the uploaded files, and for the answer.
+    """Return the answer to `job` as JSON. `folder` has the uploaded files and receives the answer.
 
     Call it in a thread. It ends the child process if `bounds.check_work` raises.
 
     Raises:
-        HpToolError: the upload cannot be explained within the limits, or the client is gone.
+        HpToolError: The upload cannot be explained within the limits, or the client disconnected.
     """
-    bounds.check_work()  # the client may have hung up while it waited for its turn
+    bounds.check_work()  # The client may have disconnected while it waited for its turn.
     environment = {
         name: value for name, value in os.environ.items() if name not in SECRETS
     } | dict.fromkeys(THREADS, "1")
@@ -55,8 +55,7 @@ def analyse(job: Job, *, folder: Path) -> bytes:
     deadline = time.monotonic() + WALL_FACTOR * job.limits.cpu_s + WALL_EXTRA_S
     with (
         output.open("wb") as written,
-        # Nothing is written to standard input: it closes when this process ends, and the child ends
-        # with it.
+        # It closes when this process ends, and the child ends with it.
         subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=written, stderr=written, env=environment
         ) as child,
@@ -77,7 +76,7 @@ def analyse(job: Job, *, folder: Path) -> bytes:
 
 
 def _is_running(child: subprocess.Popen[bytes]) -> bool:
-    """Wait a moment and return True if the child has not ended."""
+    """Wait briefly and return whether the child is still running."""
     try:
         child.wait(POLL_S)
     except subprocess.TimeoutExpired:

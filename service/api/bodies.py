@@ -26,8 +26,8 @@ T = TypeVar("T")
 SHORT_BYTES = 4096
 """JSON up to this size is parsed on the event loop, faster than a thread starts."""
 LINES_PER_TURN = 64
-"""Lines answered per call of a thread: enough to amortize it, few enough to stream and to stop soon
-after a disconnect.
+"""Lines answered per call of a thread: enough to amortize the call, few enough to stream answers
+and to stop soon after a disconnect.
 """
 
 
@@ -191,7 +191,7 @@ def stream_answers(
 
     Args:
         request: The request.
-        answers_of: Answers lines; runs in a thread.
+        answers_of: Function that answers lines; runs in a thread.
     """
     settings: Settings = request.app.state.settings
 

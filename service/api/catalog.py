@@ -67,7 +67,7 @@ Limit = Annotated[int, Query(ge=1, le=MAX_ENTRIES)]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listing(Generic[T]):
-    """A page of entries, sorted by name."""
+    """A page of catalogue entries, sorted by name."""
 
     items: list[T]
     registered: tuple[RegistrationView, ...] = ()

@@ -72,7 +72,7 @@ async def get_find(store: StoreDep) -> Find:
 
 
 def refitted(request: Request) -> None:
-    """Fit calibrations that are due; runs in a thread."""
+    """Fit the calibrations that are due; runs in a thread."""
     request.app.state.calibrations.refit()
 
 
@@ -88,7 +88,7 @@ async def get_calibrations(
 
 
 class Recorded:
-    """Calibrations that record which ones an answer used."""
+    """Calibrations that record which of them an answer used."""
 
     def __init__(self, calibrations: Calibrations, learnt: Learnt) -> None:
         self._calibrations, self._learnt = calibrations, learnt
@@ -133,7 +133,9 @@ async def turn(request: Request, turns: Turns) -> AsyncIterator[None]:
 
 
 async def refuse_unknown_parameters(request: Request) -> None:
-    """Raise InputError for a query parameter that the route does not have, probably a typo."""
+    """Raise InputError for a query parameter that the route does not have, which is probably a
+    typo.
+    """
     if not request.query_params:
         return
     known = sorted(_query_parameters(request.scope["route"].dependant))
@@ -154,7 +156,9 @@ def versioned(prefix: str = "", *, tag: str) -> APIRouter:
 
 
 async def refuse_body(request: Request) -> None:
-    """Raise InputError if a route without a body gets one, because it would be ignored."""
+    """Raise InputError if a request has a body although its route has none, because the body would
+    be ignored.
+    """
     if (await request.body()).strip() not in (b"", b"{}"):
         raise InputError(
             "This route takes no body. Pass its options as query parameters.", code="unknown_key"
@@ -176,7 +180,7 @@ def in_utc(instant: datetime) -> datetime:
 
 
 def reject_number(text: object) -> object:
-    """Return the text; raise ValueError for a number, which pydantic would read as a Unix time."""
+    """Return the text; raise ValueError for a number, which pydantic would read as Unix time."""
     if isinstance(text, str) and re.fullmatch(r"\s*[-+]?[0-9._]+\s*", text):
         raise ValueError("use the format 2026-01-02T03:04:05Z")
     return text
@@ -190,7 +194,7 @@ Cursor = Annotated[
 
 
 def _paging(first: Order) -> Callable[..., Awaitable[Paging]]:
-    """Return the paging dependency of long lists with a default order."""
+    """Return the paging dependency of long lists, with a default order."""
 
     async def paging(
         since: Annotated[Instant | None, Query(description="Created at this time or later")] = None,
@@ -216,6 +220,6 @@ RefittedDep = Annotated[None, Depends(refitted)]
 RecordedDep = Annotated[Calibrations | None, Depends(get_recorded)]
 CalibrationsDep = Annotated[Calibrations | None, Depends(get_calibrations)]
 RankingTurn = Annotated[None, Depends(_ranking_turn, scope="function")]
-"""Last parameter of routes that rank configurations, which take turns by key."""
+"""Last parameter of routes that rank configurations; such requests take turns by key."""
 EstimateTurn = Annotated[None, Depends(_estimate_turn, scope="function")]
-"""As RankingTurn, for estimates; they do not wait for rankings."""
+"""RankingTurn for estimates, which do not wait for rankings."""

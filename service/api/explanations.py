@@ -62,7 +62,7 @@ async def explanations(request: Request, settings: SettingsDep, find: FindDep) -
 async def with_form(
     request: Request, answer: Callable[[FormData], T], *, settings: Settings, texts: int
 ) -> T:
-    """Call `answer` with the posted form in a thread, at its key's turn.
+    """Call `answer` with the posted form in a thread, when its key has its turn.
 
     Args:
         request: The request.

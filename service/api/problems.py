@@ -33,9 +33,11 @@ STATUS_BY_CODE: dict[str, int] = {
     BUSY: 503,
 }
 RETRY_S = "2"
-"""Retry-After when the database is away or all connections are in use; both last seconds."""
+"""Seconds of Retry-After if the database is unreachable or all connections are in use; both
+conditions are brief.
+"""
 BODY = "body"
-"""Field of errors about a request body as a whole."""
+"""Name of the field in errors about a request body as a whole."""
 CODE_BY_STATUS: dict[int, str] = {404: "not_found", 405: "method_not_allowed"}
 
 
@@ -138,7 +140,7 @@ def install(app: FastAPI) -> None:
 def _path(loc: Sequence[int | str]) -> str:
     """Return the field as sent, without its location (query, body) and union branches.
 
-    An error about a whole location returns the location.
+    For an error about a whole location, return the location.
     """
     return ".".join(str(part) for part in loc[1:] if "[" not in str(part)) or str(loc[0])
 

@@ -137,11 +137,12 @@ def submit(
 
 
 def searched(query: domain.Query, *, sent: JsonObject, find: Find) -> dict[str, Any]:
-    """Return what is stored for a search: the query with registered names looked up, and edition.
+    """Return what is stored for a search: the query with registered names looked up, and the
+    edition.
 
     Raises:
-        InputError, NotFoundError, UnsupportedError: The query cannot be run; raised now rather than
-            later in a worker.
+        InputError, NotFoundError, UnsupportedError: The query cannot be run. Raised now instead of
+        later in a worker.
     """
     resolved = resolve(query, find=find)
     resolve_search(resolved)
@@ -299,9 +300,9 @@ def start_of(
         Query(ge=0, le=MAX_SEQ, description="Return events after this seq; Last-Event-ID wins"),
     ] = 0,
 ) -> int:
-    """Return the seq after which an event stream begins.
+    """Return the seq after which an event stream starts.
 
-    Checked before the stream begins, while errors can still be returned.
+    It is checked before the stream starts, while errors can still be returned.
     """
     store.get_search(search_id=search_id)
     if last_event_id is None:
@@ -341,7 +342,7 @@ async def events(
 
 
 async def _is_still_allowed(request: Request) -> bool:
-    """Return False if the key that opened the stream is no longer valid."""
+    """Return whether the key that opened the stream is still valid."""
     keyring: Keyring = request.app.state.keyring
     try:
         await keyring.principal(request.headers)
@@ -416,7 +417,8 @@ def changed_budget(store: Store, *, search_id: str, change: BudgetChange) -> Sea
 def apply_action(
     store: Store, *, search_id: str, action: Action, idempotency_key: str | None = None
 ) -> SearchRecord:
-    """Apply an action and return the search; for clone, the new one (or the earlier with this key).
+    """Apply an action and return the search; for clone, the new search (or the one created earlier
+    with this key).
 
     Raises:
         NotFoundError: There is no such search.

@@ -120,7 +120,9 @@ class Endpoint(Generic[P, T]):
 
 
 def require_result(answer: JsonObject) -> JsonObject:
-    """Return an answer that has a result, even with an error; raise the error of one without."""
+    """Return an answer that has a result, even one with an error; raise the error of an answer
+    without a result.
+    """
     if "recommendations" in answer:
         return answer
     error = answer["error"]
@@ -152,7 +154,7 @@ def raise_problem(response: httpx.Response) -> None:
         error.details = {name: value for name, value in body.items() if name not in PROBLEM_KEYS}
         raise error
     except (ValueError, KeyError, TypeError):
-        if response.status_code in UNAVAILABLE_STATUSES:  # a proxy's page: the server is away
+        if response.status_code in UNAVAILABLE_STATUSES:  # The server is unreachable.
             kind = StoreError
         raise kind(
             f"{response.url} returned {response.status_code} {response.reason_phrase}",

@@ -10,13 +10,15 @@ from hp_tool.errors import StoreError
 from service.http.routes import COMPUTING, SAFE_METHODS
 
 MAX_RETRY_AFTER_S = 10.0
-"""Longest Retry-After that is waited for. A daily quota takes longer: the caller decides."""
+"""Maximum Retry-After, in seconds, that is waited for. A daily quota takes longer, so the caller
+decides.
+"""
 MAX_ATTEMPTS = 5
 MAX_LOST_ATTEMPTS = 3
 FIRST_WAIT_S = 0.2
-"""Wait after the first lost response; doubled each time."""
+"""Seconds to wait after the first lost response; doubled each time."""
 UNAVAILABLE_STATUSES = frozenset({502, 503, 504})
-"""Statuses while a server or its database restarts."""
+"""HTTP statuses during a restart of the server or its database."""
 MAX_UNREACHABLE_S = 300.0
 """Seconds to keep following a search on an unreachable server; longer than an update takes."""
 MAX_RECONNECT_WAIT_S = 5.0

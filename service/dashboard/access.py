@@ -51,7 +51,7 @@ NOUNS = {
     "calibrations": "calibration",
     "calibration": "calibration",
 }
-"""Objects by the first part of their routes."""
+"""Nouns for objects, by the first part of their routes."""
 PAGES = frozenset({"searches", "watches", "models", "clusters"})
 """First parts of routes whose objects have pages."""
 VERBS = {"POST": "create", "PATCH": "change", "PUT": "change", "DELETE": "delete", "GET": "read"}
@@ -61,7 +61,7 @@ DEEDS = {
     "budget": "change budget of",
     "longer": "allow longer runs of",
 }
-"""Actions by the last part of their route, if the word itself is unclear."""
+"""Actions by the last part of their route, if the word alone is unclear."""
 
 router = APIRouter(tags=["dashboard"])
 
@@ -92,7 +92,7 @@ class KeysPage(Page):
     allowed: dict[ScopeName, str]
     """What each scope allows."""
     fields: dict[str, str]
-    """The form's values as last sent."""
+    """The form's values as last submitted."""
     issued: str | None
     """The key just created, shown once."""
     error: ErrorFields | None
@@ -100,7 +100,7 @@ class KeysPage(Page):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditRow(View):
-    """An AuditRecord in words."""
+    """An audit record in words."""
 
     id: str
     created_at: datetime
@@ -111,9 +111,9 @@ class AuditRow(View):
     outcome: str
     request_id: str | None
     deed: str
-    """`create search`; the action itself if it has no words."""
+    """Action and object in words, such as `create search`; the route itself if it has no words."""
     object: str
-    """The object: an id or a name, or the path."""
+    """The object: an id, a name or a path."""
     href: str | None
     """Page of the object; None if there is none."""
     result: str

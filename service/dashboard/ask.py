@@ -1,6 +1,6 @@
-"""Pages / and /explorer: a question, its answer, and the effect of each setting of a configuration.
+"""Pages / and /explorer: a query, its answer, and the effect of each setting of a configuration.
 
-The address is the question (`ask_question`), of a training or a service, on one machine or several.
+The address contains the query (`ask_question`), for training or serving, on one machine or several.
 """
 
 import json
@@ -70,11 +70,11 @@ from service.dashboard.ranking import RankedRow, best_by_layout, ranked_row, run
 from service.dashboard.searches import SearchRow, newest
 
 TOP: dict[Kind, int] = {"training": 40, "inference": 8}
-"""Number of best configurations; the page lists those of a service, and of a training the best of
+"""Number of best configurations. For serving, the page lists all of them; for training, the best of
 each layout.
 """
 MAX_ROWS = 5
-"""Number of listed layouts of a training, each with its fastest configuration."""
+"""Maximum number of listed layouts of a training, each with its fastest configuration."""
 EFFECTS: tuple[tuple[str, bool, RecomputeName], ...] = (
     ("Neither", False, "none"),
     ("Sequence parallel", True, "none"),
@@ -82,23 +82,23 @@ EFFECTS: tuple[tuple[str, bool, RecomputeName], ...] = (
     ("Both", True, "selective"),
     ("Full recomputation", False, "full"),
 )
-"""Variants of arXiv 2205.05198's figures 7 and 8: (name, sequence parallel, recompute)."""
+"""Variants in figures 7 and 8 of arXiv 2205.05198: (name, sequence parallel, recompute)."""
 THIS = "This configuration"
 LEAST_SLOWER = 0.005
-"""Minimum relative difference at which the shown configuration is compared with the best."""
+"""Minimum relative difference from which the shown configuration is compared with the best."""
 RANKED_BY = {
     TTFT.quantile_key: TTFT.noun,
     TPOT.quantile_key: TPOT.noun,
     "cost": "cost",
     "min_gpus": "number of GPUs",
 }
-"""Objectives of serving except the default, in words."""
+"""Objectives of serving other than the default, in words."""
 router = APIRouter(tags=["dashboard"])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tab:
-    """The same question of another kind or number of machines."""
+    """A tab with the same query for another kind or number of machines."""
 
     label: str
     href: str
@@ -107,15 +107,15 @@ class Tab:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AskPage(Page):
-    """A question and its answer; `error` has the reason of a failure."""
+    """A query and its answer; `error` has the reason of a failure."""
 
     kind: Kind
     values: dict[str, str]
-    """The question by path."""
+    """Values of the query by path."""
     at: dict[str, str] = field(default_factory=dict)
-    """The shown configuration by path, after `at.` in an address."""
+    """Values of the shown configuration by path, written after `at.` in the address."""
     several: bool
-    """Whether it compares machines; `machines` then has the answer."""
+    """Whether the query compares machines; the answer is then in `machines`."""
     tabs: tuple[Tab, ...]
     models: tuple[str, ...]
     gpus: tuple[str, ...]
@@ -128,7 +128,7 @@ class AskPage(Page):
     frameworks: tuple[str, ...] = FRAMEWORKS
     recipes: tuple[RecipeChoice, ...]
     sections: tuple[Section, ...]
-    """Further fields of the question."""
+    """Further fields of the query."""
     controls: tuple[Control, ...] = ()
     modules: tuple[RecomputeModule, ...] = ()
     """Modules that selective recomputation may name in this model, named ones first."""
@@ -138,22 +138,22 @@ class AskPage(Page):
     run_href: str | None = None
     """Page to run the configuration in each tool."""
     form_href: str
-    """The form of a search for this question."""
+    """Address of the form of a search for this query."""
     recent: tuple[SearchRow, ...] = ()
     """The newest searches."""
     rows: tuple[RankedRow, ...] = ()
     slower_fraction: float | None = None
-    """Relative excess of the shown step over the best; None if that is shown, or if nothing
+    """Relative excess of the shown step time over the best; None if the best is shown or nothing
     fits.
     """
     nothing_fits: bool = False
     """Whether `rows` lists the nearest infeasible configurations instead."""
     ranked_by: str = ""
-    """The figure that orders the rows of a service, in words."""
+    """Figure that orders the rows of serving, in words."""
     num_gpus: int | None = None
-    """Devices of the rows, if the objective chose the number."""
+    """Number of devices of the rows, if the objective chose it."""
     assumed: str | None = None
-    """The rule of the ranking that the query does not state, in words."""
+    """Rule of the ranking that the query does not state, in words."""
     legal: int = 0
     feasible: int = 0
     pruned: int = 0
@@ -171,14 +171,14 @@ class AskPage(Page):
 
     @property
     def carried(self) -> dict[str, str]:
-        """Values of the question without a field on this tab, such as those of another one."""
+        """Values of the query without a field on this tab."""
         shown = {*form_fields(self.kind), EXTRA, NODE_TYPE, *(OF_MACHINES if self.several else ())}
         shown -= {"cluster"} if self.several else set()
         return {path: text for path, text in self.values.items() if path not in shown}
 
     @property
     def kept(self) -> dict[str, str]:
-        """Parameters of the address without a control of the configuration."""
+        """Parameters of the address without a control."""
         shown = {control.name for control in self.controls}
         at = {f"{AT}{path}": text for path, text in self.at.items()}
         values = Question(values=self.values).asked
@@ -186,7 +186,7 @@ class AskPage(Page):
 
     @property
     def further(self) -> tuple[str, ...]:
-        """Further settings of the question in words, which are folded."""
+        """Further settings of the query in words, collapsed on the page."""
         known = {each.name: each.label for group in self.sections for each in group.fields}
         return tuple(f"{known[path]} {text}" for path, text in self.values.items() if path in known)
 
@@ -207,7 +207,7 @@ class AskPage(Page):
 
     @property
     def table(self) -> Table:
-        """The ranked rows with their columns."""
+        """Ranked rows with their columns."""
         if self.machines is not None:
             return self.machines.table
         return Table(columns=TRAINING if self.kind == "training" else SERVING, rows=self.rows)
@@ -215,7 +215,7 @@ class AskPage(Page):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """A question's page without its answer, and what answers it."""
+    """A page without its answer, and the function that computes the answer."""
 
     page: AskPage
     question: Question
@@ -224,7 +224,7 @@ class Asked:
     calibrations: Calibrations | None
 
     def answer(self) -> AskPage:
-        """Return the whole page."""
+        """Return the page with its answer."""
         page = replace(self.page, answered=True)
         try:
             if self.question.several:
@@ -243,18 +243,18 @@ class Asked:
             return replace(page, error=error.as_dict())
 
     async def answered(self) -> AskPage:
-        """Return the whole page; rankings of many machines wait for their turn."""
+        """Return the page with its answer; rankings of many machines wait for their turn."""
         if not self.question.several:
             return await to_thread.run_sync(self.answer)
         try:
             async with turn(self.request, self.request.app.state.ranking_turns):
                 return await to_thread.run_sync(self.answer)
-        except LimitError as error:  # the page is half sent
+        except LimitError as error:  # The page is half sent.
             return replace(self.page, error=error.as_dict(), answered=True)
 
 
 def asked(request: Request, store: StoreDep, find: FindDep, calibrations: CalibrationsDep) -> Asked:
-    """Return the question of the address, with the example's values by default."""
+    """Return the query in the address, with the example's values as defaults."""
     question = Question.read(request.url.query).normal()
     kind, several = question.kind, question.several
     registered = store.registered_names(kind="model")
@@ -295,7 +295,7 @@ def asked(request: Request, store: StoreDep, find: FindDep, calibrations: Calibr
 
 
 def _of_the_list(request: Request) -> None:
-    """Redirect to the list of searches, which stood at / once, with its filters."""
+    """Redirect to the list of searches with its filters; it was formerly at /."""
     if {"state", "words", "owner", "since", "cursor"} & request.query_params.keys():
         raise HTTPException(
             HTTP_307_TEMPORARY_REDIRECT, headers={"Location": f"/searches?{request.url.query}"}
@@ -308,7 +308,7 @@ AskedDep = Annotated[Asked, Depends(asked)]
 
 @router.get(f"{PATH}.json", response_model=AskPage)
 async def ask_json(question: AskedDep) -> AskPage:
-    """Return a question and its answer for its page."""
+    """Return a query and its answer, for its page."""
     return await question.answered()
 
 
@@ -335,7 +335,7 @@ async def ask_html(question: AskedDep) -> Response:
 @router.get(f"{PATH}/serving", include_in_schema=False)
 @router.get(f"{PATH}/machines", include_in_schema=False)
 def ask_of_a_tab(request: Request) -> RedirectResponse:
-    """Redirect from a tab's former address to its question."""
+    """Redirect from a tab's former address to the current one."""
     serving = request.url.path.endswith("serving")
     of_tab = {"kind": "inference"} if serving else {NODE_TYPE: PRICED, GPU: ", ".join(FAST)}
     href = address(PATH, of_tab | dict(request.query_params))
@@ -360,7 +360,7 @@ def _answered(
     if question.at:
         try:
             this = _chosen(question, find=find, calibrations=calibrations)
-        except HpToolError as wrong:  # beside the ranking, which stands
+        except HpToolError as wrong:  # In addition to the ranking, which is valid.
             error, this = wrong.as_dict(), None
     at = {} if this is None else layout_values(this) | question.at
     trained = [row for row in answer.recommendations if isinstance(row, Recommendation)]
@@ -412,7 +412,7 @@ def _of_service(
 def _chosen(
     question: Question, *, find: Find, calibrations: Calibrations | None
 ) -> Configuration | None:
-    """Return the configuration of the address; of a service the best with these values."""
+    """Return the configuration in the address; for serving, the best one with these values."""
     typed = schema.parse_query(question.shown_mapping())
     if typed.kind == "training":
         config = resolve_configuration(resolve(typed, find=find)).config
@@ -430,7 +430,7 @@ def _shown(
     find: Find,
     calibrations: Calibrations | None,
 ) -> AskPage:
-    """Return the page with the figures of the shown configuration and its controls."""
+    """Return the page with the figures and controls of the shown configuration."""
     query, trains = resolve(this.query, find=find), this.query.kind == "training"
     configuration = resolve_configuration(query) if trains else None
     view, _ = configuration_view(
@@ -495,7 +495,7 @@ def _cached(
     """Return the best configurations of a query, cached until a catalogue file or the calibration
     changes.
 
-    Each move of a slider requests them again. Ids belong to their own store, which `calibrations`
+    Each move of a slider requests them again. Ids are unique within a store, which `calibrations`
     represents.
     """
     parsed = schema.parse_query(json.loads(query))
@@ -505,9 +505,10 @@ def _cached(
 def _effects(
     this: Configuration, query: Query, question: Question, calibrations: Calibrations | None
 ) -> tuple[Stack | None, Stack | None]:
-    """Return memory and time with sequence parallelism and recomputation switched on and off.
+    """Return memory and time with sequence parallelism and recomputation on and off.
 
-    None for an illegal configuration. `query` is that of `this` with resolved registered names.
+    Returns None for an illegal configuration. `query` is that of `this` with registered names
+    resolved.
     """
     sizes, times, shown = [], [], this.parallel
     assert isinstance(shown, ParallelConfig)
@@ -519,14 +520,14 @@ def _effects(
         variants = {THIS: shown} | variants
     for label, changed in variants.items():
         if changed.sequence_parallel and shown.tensor_parallel_size == 1:
-            continue  # sequence parallelism divides work among tensor parallel ranks
+            continue  # Sequence parallelism divides work among tensor-parallel ranks.
         try:
             variant = Configuration.of(replace(this, parallel=changed, set={}), query=query)
             answer = answer_estimate(
                 variant.query, with_fixes=False, with_query=False, calibrations=calibrations
             )
         except HpToolError:
-            continue  # not supported by this framework, or not with other values of the query
+            continue  # Not supported by this framework, or not with other values of the query.
         estimate = answer.preferred_estimate
         if not isinstance(estimate, Estimate) or estimate.memory is None or estimate.time is None:
             continue

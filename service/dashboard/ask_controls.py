@@ -36,10 +36,10 @@ class Option:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Control:
-    """A choice; ordered options are drawn as a slider."""
+    """A control with its options; ordered options are drawn as a slider."""
 
     name: str
-    """Its parameter in the address."""
+    """Parameter in the address."""
     label: str
     value: str
     options: tuple[Option, ...]
@@ -76,7 +76,7 @@ def controls(
 def _of_training(
     config: ParallelConfig, model: ModelSpec, framework: str, sizes: list[int], num_gpus: int
 ) -> tuple[dict[str, list[int]], dict[str, Mapping[str, str]]]:
-    """Return the numbers and the named values that a training's axes offer."""
+    """Return the numeric and the named values that the axes of a training offer."""
     layers, stages = model.num_hidden_layers, config.pipeline_parallel_size
     numbers = {
         "tensor_parallel_size": [size for size in sizes if size <= model.num_attention_heads],
@@ -120,10 +120,12 @@ def modules(model: ModelSpec, *, framework: str) -> tuple[RecomputeModule, ...]:
 
 
 def _text(value: object, labels: Mapping[str, str]) -> str:
-    """Return a value of an axis as its control sends it; recomputed modules are boxes beside it."""
+    """Return a value of an axis as its control sends it; recomputed modules are separate check
+    boxes.
+    """
     if isinstance(value, bool):
         return str(value).lower()
-    if isinstance(value, str | int):  # a ranking calls full what FSDP calls per_layer
+    if isinstance(value, str | int):  # A ranking calls `full` what FSDP calls per_layer.
         return "per_layer" if value == "full" and "per_layer" in labels else str(value)
     recompute = schema.to_dict(value)
     return "selective" if recompute.get("modules") else recompute_text(recompute)

@@ -1,7 +1,7 @@
-"""The question of the page that asks. Its address is the query's own paths, as the form's fields.
+"""The query of the page that asks. The address contains the query's paths, like the form's fields.
 
-Paths after `at.` are the configuration that the page shows. They are no part of the question: a
-ranking chose them, or a slider, and another question drops them.
+Paths after `at.` are the configuration that the page shows. They are not part of the query: a
+ranking or a slider chose them, and another query drops them.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from service.dashboard.page import address
 PATH = "/explorer"
 AT = "at."
 TRAINING = ("kind", "training")
-"""The kind of an address without one."""
+"""Kind of query if the address names none."""
 MAX_FIELDS = 250
-"""Maximum number of fields in an address: a form without scripts also sends the blank ones."""
+"""Maximum number of fields in an address; a form without scripts also sends blank fields."""
 GPU, NUM_GPUS, NODE_TYPE = MACHINES = ("cluster.gpu", "cluster.num_gpus", "cluster.node_type")
-"""Paths at which several values, separated by commas, mean several machines."""
+"""Paths whose values, if separated by commas, mean several machines."""
 OF_MACHINES = (
     *MACHINES,
     "cluster.market",
@@ -39,20 +39,20 @@ OF_MACHINES = (
     "cluster.power_cap_w",
     "cluster.price_per_gpu_hour",
 )
-"""Fields of the tab of several machines."""
+"""Fields of the tab for several machines."""
 SENTENCE = {
     *("model", GPU, NUM_GPUS, "training.sequence_length", "training.global_batch_size"),
     *("inference.input_length", "inference.output_length"),
 }
-"""Fields of the sentence that asks."""
+"""Fields of the sentence that states the query."""
 OF_ONE = {"inference.concurrency"}
 OF_SEVERAL = {
     *("cluster", "training.total_tokens", "constraints.max_days", "constraints.max_cost"),
     *("inference.request_rate_per_second", "targets.ttft_s", "targets.tpot_s"),
 }
-"""Fields that the sentence has in addition on one machine, and on several."""
+"""Additional fields of that sentence for one machine and for several."""
 FAST = ("h100-sxm-80gb", "h200-sxm-141gb", "b200-sxm-180gb")
-"""GPUs with which the tab of several machines begins."""
+"""GPUs preselected on the tab for several machines."""
 EXAMPLES: dict[Kind, dict[str, str]] = {
     "training": {
         "model": "llama-3-70b",
@@ -70,7 +70,7 @@ EXAMPLES: dict[Kind, dict[str, str]] = {
         "inference.concurrency": "64",
     },
 }
-"""Values of what a question needs and an address leaves out."""
+"""Example values for required fields that an address omits."""
 SEVERAL: dict[Kind, dict[str, str]] = {
     "training": {
         "training.total_tokens": "1e11",
@@ -84,28 +84,28 @@ SEVERAL: dict[Kind, dict[str, str]] = {
         "targets.tpot_s": "0.05",
     },
 }
-"""Values of a question over several machines that names nothing else."""
+"""Values of a query for several machines that names nothing else."""
 NOT_ASKED = (*SEARCH_KEYS, "trainer", "name")
-"""Fields of a search, which are no part of a question."""
+"""Fields that belong to searches and not to this page."""
 DERIVED = ("data_parallel_size", "pipeline_layout")
 """Fields of a layout that follow from the others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """What is asked, and the configuration that is shown, as texts by path."""
+    """The query and the shown configuration, as texts by path."""
 
     values: dict[str, str]
-    """The question, with the example's values where it lacks one."""
+    """Values of the query, with the example's values for missing ones."""
     at: dict[str, str] = field(default_factory=dict)
-    """The shown configuration; empty for the best."""
+    """Values of the shown configuration; empty for the best."""
 
     @staticmethod
     def read(text: str) -> Question:
-        """Return the question of an address.
+        """Return the query in an address.
 
         Raises:
-            InputError: It has too many fields, or one that is no field of a query.
+            InputError: The address has too many fields, or one that is not a field of a query.
         """
         try:
             pairs = parse_qsl(text, max_num_fields=MAX_FIELDS)
@@ -133,12 +133,12 @@ class Question:
 
     @property
     def several(self) -> bool:
-        """Return whether it compares machines."""
+        """Return whether the query compares machines."""
         listed = any("," in self.values.get(path, "") for path in MACHINES)
         return listed or PRICED in (*names(self.values.get(NODE_TYPE)), self.values.get("cluster"))
 
     def mapping(self) -> dict[str, Any]:
-        """Return the question as a query's mapping, not yet validated.
+        """Return the query as a mapping, not yet validated.
 
         Raises:
             InputError: A value is invalid.
@@ -152,23 +152,23 @@ class Question:
         return query
 
     def shown_mapping(self) -> dict[str, Any]:
-        """Return the query's mapping of the shown configuration.
+        """Return the query of the shown configuration as a mapping.
 
         Raises:
             InputError: A value is invalid.
         """
         query, at = self.mapping(), to_query({"kind": self.kind, **self.at})
         if at.get("parallel", {}).get("pipeline_parallel_size") == 1:
-            at["parallel"].pop("virtual_pipeline_parallel_size", None)  # nothing to interleave
+            at["parallel"].pop("virtual_pipeline_parallel_size", None)  # Nothing to interleave.
         for name, value in at.items():
             below = query.get(name)
             query[name] = below | value if isinstance(below, dict) else value
         return query
 
     def normal(self) -> Question:
-        """Return the question as its form shows it: paths without a field are in its YAML."""
+        """Return the query as its form shows it: paths without a field are in its YAML."""
         asked = {path: text for path, text in self.values.items() if path not in OF_MACHINES}
-        with contextlib.suppress(InputError):  # which the answer reports
+        with contextlib.suppress(InputError):  # The answer reports it.
             kept = {p: asked.get(p, text.strip()) for p, text in to_values(to_query(asked)).items()}
             others = form_fields("training" if self.kind == "inference" else "inference")
             kept = {path: text for path, text in asked.items() if path in others} | kept
@@ -180,20 +180,20 @@ class Question:
 
     @property
     def asked(self) -> dict[str, str]:
-        """Return the values without a kind that needs no name."""
+        """Return the values, without `kind` if it is the default."""
         return {path: text for path, text in self.values.items() if (path, text) != TRAINING}
 
     def href(self, at: Mapping[str, str] | None = None) -> str:
-        """Return the page's address, at this configuration instead of the shown one."""
+        """Return the page's address for another shown configuration."""
         at = self.at if at is None else at
         return address(PATH, self.asked | {f"{AT}{path}": text for path, text in at.items()})
 
     def row_href(self, configuration: Configuration) -> str:
-        """Return the page's address at a row of its ranking."""
+        """Return the page's address for a row of its ranking."""
         return self.href(layout_values(configuration))
 
     def tab_href(self, kind: Kind, *, several: bool) -> str:
-        """Return the address of the same question of another kind or number of machines."""
+        """Return the address of the same query for another kind or number of machines."""
         values = {path: text for path, text in self.values.items() if path != "kind"}
         if kind != self.kind:
             for path in ("objective", "rank_by", EXTRA):
@@ -211,9 +211,9 @@ class Question:
 
 
 def question_of(configuration: Configuration) -> Question | None:
-    """Return the question of a configuration, at which it is shown.
+    """Return the query of a configuration, with the configuration shown.
 
-    None if its model or its devices have no name.
+    Returns None if its model or its devices have no name.
     """
     query = configuration.query
     mapping = {
@@ -232,11 +232,11 @@ def question_of(configuration: Configuration) -> Question | None:
 
 
 def layout_values(configuration: Configuration) -> dict[str, str]:
-    """Return a configuration by path: its layout, and what a ranking chose with it."""
+    """Return a configuration by path: its layout, and the settings that a ranking chose with it."""
     layout = schema.to_dict(configuration.parallel)
     stages = None if configuration.lays_out else configuration.query.parallel.pipeline_layout
     if not layout.get("data_parallel_shard_size"):
-        layout.pop("data_parallel_shard_size", None)  # all replicas, as without it
+        layout.pop("data_parallel_shard_size", None)  # All replicas, as without it.
     if isinstance(recompute := layout.get("recompute"), dict):
         layout["recompute"] = {name: one for name, one in recompute.items() if one is not None}
     chosen = {
@@ -246,7 +246,7 @@ def layout_values(configuration: Configuration) -> dict[str, str]:
         schema.set_paths({"kind": configuration.query.kind, "parallel": chosen}, configuration.set)
     )
     del values["kind"]
-    if EXTRA in values:  # paths without a field
+    if EXTRA in values:  # Paths without a field.
         rest = dotted(schema.read_yaml(values.pop(EXTRA)))
         values |= {path: json.dumps(value) for path, value in rest.items()}
     return values
@@ -277,14 +277,14 @@ def groups(kind: Kind, *, several: bool) -> tuple[Section, ...]:
 
 
 def _joined(name: str, parts: list[str]) -> str:
-    """Return a repeated parameter as one text, as ticked boxes send it."""
+    """Return a repeated parameter as one text, as check boxes send it."""
     if name.removeprefix(AT) == RECOMPUTE and len(parts) > 1:
         return f"{parts[0]} {'+'.join(parts[1:])}" if parts[0] == "selective" else parts[0]
     return ", ".join(dict.fromkeys(parts)) if name in MACHINES else parts[-1]
 
 
 def _filled(typed: Mapping[str, str]) -> dict[str, str]:
-    """Return the values with those of the example for required ones."""
+    """Return the values, with those of the example for missing required ones."""
     kind = kind_of(typed)
     question = Question(values=dict(typed))
     left_out = set[str]()
@@ -293,7 +293,7 @@ def _filled(typed: Mapping[str, str]) -> dict[str, str]:
     if "inference.trace" in typed:
         left_out |= {path for path in EXAMPLES[kind] if path.startswith("inference.")}
     elif any(path.startswith("inference.") for path in typed):
-        left_out.add("inference.concurrency")  # an open load is the highest within the targets
+        left_out.add("inference.concurrency")  # An open load is the highest within the targets.
     example = EXAMPLES[kind]
     if question.several:
         left_out.add("inference.concurrency")
@@ -306,7 +306,7 @@ def _filled(typed: Mapping[str, str]) -> dict[str, str]:
 
 
 def _machines(cluster: dict[str, Any]) -> Any:
-    """Return a cluster with its lists; machines by name are clusters of their own among several."""
+    """Return a cluster with its lists; among several machines, each name is a separate cluster."""
     cluster = {
         name: _several(f"cluster.{name}", value)
         if f"cluster.{name}" in MACHINES and isinstance(value, str) and "," in value

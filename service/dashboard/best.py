@@ -46,20 +46,19 @@ class Latency:
 
     name: str
     known_s: float | None
-    """By its runs and the calibration, as in the answer; None before there is an answer."""
+    """Seconds by its runs and the calibration, as in the answer; None before there is an answer."""
     measured_s: float | None
-    """By the relevant run; None if it did not run."""
+    """Seconds measured by its representative run; None if it did not run."""
     predicted_s: float | None
-    """By the cost model, before calibration."""
+    """Seconds predicted by the cost model, before calibration."""
     target_s: float | None
-    """Maximum; None if the query sets none."""
+    """Maximum in seconds; None if the query sets none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Best:
-    """The best configuration measured so far; after the end of a search the recommended one.
-
-    The recommended one may not be measured.
+    """The best configuration measured so far; after the end of a search, the recommended one,
+    measured or not.
     """
 
     parallel: RunConfig
@@ -67,13 +66,13 @@ class Best:
     details: str
     measured: bool
     step_s: float | None
-    """Measured, or predicted if `measured` is false."""
+    """Step time in seconds: measured, or predicted if `measured` is false."""
     tokens_per_second_per_gpu: float | None
     peak_memory_bytes: int | None = None
     predicted_step_s: float | None = None
-    """By the cost model, before calibration."""
+    """Step time in seconds, predicted by the cost model before calibration."""
     calibrated_step_s: float | None = None
-    """By the calibrated cost model."""
+    """Step time in seconds, predicted by the calibrated cost model."""
     predicted_memory_bytes: float | None = None
     latencies: tuple[Latency, ...] = ()
     """Latencies of a serving configuration under the full load."""
@@ -86,28 +85,28 @@ class Best:
     step_s_interval: tuple[float, float] | None = None
     """90% interval of `calibrated_step_s`."""
     runs: Repeats | None = None
-    """Its own runs, one of which is relevant."""
+    """Runs of the configuration, one of which represents it."""
     sentences: tuple[str, ...] = ()
     """The answer in words, as on the command line; the first `num_verdict` are the verdict."""
     num_verdict: int = 1
     gain: Gain | None = None
-    """Its speed relative to the baseline, the first run or the slowest run."""
+    """Speed relative to the baseline, the first run or the slowest run."""
     parts: dict[str, float] = field(default_factory=dict)
-    """Seconds by name that sum to the measured step, ideal compute first; for serving to a
-    request's latency.
+    """Seconds by name that sum to the measured step, ideal compute first; for serving, they sum to
+    a request's latency.
     """
     verdict: VerdictState | None = None
     """None before a search has ended."""
     title: str = ""
     """The verdict in words."""
     kept: tuple[str, str] | None = None
-    """Arithmetic and details of the configuration to keep, if not this one."""
+    """Arithmetic and details of the configuration to keep, if it is a different one."""
     recommended: RunConfig | None = None
-    """The configuration to run: by the verdict, and itself before there is one."""
+    """The configuration to run: by the verdict, or this one before there is a verdict."""
     rivals: tuple[Rival, ...] = ()
-    """Configurations of the result that did not run and may be as good, the likeliest first."""
+    """Configurations of the result that did not run and may be as good, the most likely first."""
     set: dict[str, Any] = field(default_factory=dict)
-    """Chosen values of the query apart from `parallel`, by path."""
+    """Chosen values of the query besides `parallel`, by path."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,14 +116,14 @@ class AxisValue:
     value: str
     step_s: float
     loss_fraction: float
-    """Relative excess of a step over the fastest."""
+    """Relative excess of its step time over the fastest."""
     chosen: bool
-    """Whether it is the answer's value."""
+    """Whether the answer has this value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AxisEffect:
-    """Effect of a setting."""
+    """Effect of one setting on the step time."""
 
     label: str
     values: tuple[AxisValue, ...]
@@ -132,9 +131,9 @@ class AxisEffect:
 
 
 def best_of_search(record: SearchRecord, store: Store) -> Best | None:
-    """Return the first row of the search's result; until there is one, its best run so far.
+    """Return the first row of the search's result, or its best run so far if there is none.
 
-    A search that failed or was cancelled has none.
+    Returns None for a search that failed or was cancelled.
     """
     if record.state.failed:
         return None
@@ -154,14 +153,14 @@ def best_of_search(record: SearchRecord, store: Store) -> Best | None:
 
 
 def _with_rivals(best: Best, record: SearchRecord) -> Best:
-    """Return the layouts that may be as fast, unless one run does not determine how fast this one
-    is.
+    """Return the best with the layouts that may be as fast, unless a single run leaves open how
+    fast it is.
     """
     return best if best.verdict == "repeat" else replace(best, rivals=rivals(record))
 
 
 def _with_details(best: Best, record: SearchRecord) -> Best:
-    """Return it with the query's common settings, and chosen values of the query."""
+    """Return the best with the query's common settings and chosen values."""
     configuration = (
         None if trials.serves(record.query) else stored_configuration(record.query, best)
     )
@@ -200,7 +199,7 @@ def _trained(row: Recommendation, query: JsonObject, answer: Answer | None) -> B
 
 
 def _decided(answer: Answer | ServingAnswer | None, query: JsonObject) -> JsonObject:
-    """Return the fields of the verdict; none for a stored result without an answer."""
+    """Return the fields of the verdict; empty for a stored result without an answer."""
     if answer is None:
         return {}
     verdict, yours = get_verdict(answer), words.configuration_to_keep(answer)
@@ -216,7 +215,7 @@ def _decided(answer: Answer | ServingAnswer | None, query: JsonObject) -> JsonOb
 
 
 def _measured_alone(measurement: Measurement | None) -> tuple[str, ...]:
-    """Return the sentences of a stored result without an answer."""
+    """Return the sentences for a stored result without an answer."""
     return (
         (f"Measured {formats.seconds(measurement.objective_s)}.",)
         if measurement and measurement.objective_s
@@ -227,7 +226,7 @@ def _measured_alone(measurement: Measurement | None) -> tuple[str, ...]:
 def _leading(run: RunRecord, record: SearchRecord, *, only: bool) -> Best | None:
     """Return the best run so far with its predictions; None without a measurement.
 
-    `only`: no other run has ended.
+    `only` means that no other run has ended.
     """
     query, progress = record.query, record.progress
     if (measurement := run.measurement) is None or measurement.objective_s is None:
@@ -262,7 +261,7 @@ def _leading(run: RunRecord, record: SearchRecord, *, only: bool) -> Best | None
         return best
     try:
         costs = trials.predicted_costs(query, [run.parallel])
-    except HpToolError:  # a query of another version: only stored values are shown
+    except HpToolError:  # Only stored values are shown.
         return best
     return replace(
         best,
@@ -281,7 +280,7 @@ def _measured_words(measurement: Measurement, runs: Repeats) -> str:
     """Return the measured latencies of serving, whose objective may include a penalty, else the
     step.
 
-    Without a full stop.
+    The text has no full stop.
     """
     load = measurement.load
     return capitalize_first(
@@ -290,8 +289,8 @@ def _measured_words(measurement: Measurement, runs: Repeats) -> str:
 
 
 def _rate(known: Estimate, measurement: Measurement | None) -> float | None:
-    """Return tokens/s per GPU of the whole configuration, measured or extrapolated from a reduced
-    run.
+    """Return the tokens/s per GPU of the complete configuration, measured or extrapolated from a
+    reduced run.
     """
     if measurement is None:
         return known.tokens_per_second_per_gpu
@@ -302,7 +301,7 @@ def _rate(known: Estimate, measurement: Measurement | None) -> float | None:
 
 
 def _peak_memory_bytes(measurement: Measurement) -> int | None:
-    """Return None for a reduced run, which needs another amount of memory."""
+    """Return the peak memory in bytes; None for a reduced run, which needs a different amount."""
     return measurement.peak_memory_bytes if measurement.fidelity.is_whole else None
 
 
@@ -348,10 +347,8 @@ def _served(row: ServingRecommendation, query: JsonObject, answer: ServingAnswer
 
 
 def _measured_load(load: Latencies, runs: Repeats | None) -> str:
-    """Return the measured latencies in words.
-
-    For example `measured 323.1 ms to the first token, 16.8 ms per output token and 843.9 ms per
-    request in one run.`
+    """Return the measured latencies in words, such as `measured 323.1 ms to the first token, 16.8
+    ms per output token and 843.9 ms per request in one run.`
     """
     first, each, whole = (
         f"{formats.seconds(getattr(load, name))} {each.per}" for name, each in LATENCIES.items()
@@ -367,9 +364,8 @@ def _measured_load(load: Latencies, runs: Repeats | None) -> str:
 def _off(predicted: InferenceEstimate, measured: Latencies | None) -> tuple[str, ...]:
     """Return the error of the cost model in words; empty if it is small.
 
-    For example
-    `The cost model alone was 3.0 times too fast: 107.7 ms to the first token, measured 323.1 ms.`
-    The latency is the one with the median of the three ratios.
+    For example `The cost model alone was 3.0 times too fast: 107.7 ms to the first token, measured
+    323.1 ms.` The latency is the one with the median of the three ratios.
     """
     pairs = (
         {name: (getattr(measured, name), getattr(predicted, name)) for name in TARGETS}
@@ -417,7 +413,8 @@ def _latencies(
 
 
 def _parts(known: Estimate, measured_s: float | None) -> dict[str, float]:
-    """Return ideal compute, the excess of matmuls and attention, then each other part.
+    """Return the parts of the step: ideal compute, the excess of matmuls and attention, then each
+    other part.
 
     Ideal compute is the model's FLOPs at the peak rate.
     """
@@ -440,7 +437,7 @@ def _parts(known: Estimate, measured_s: float | None) -> dict[str, float]:
 
 
 def effects(record: SearchRecord) -> tuple[AxisEffect, ...]:
-    """Return the effect of each setting, by the result of an ended search, the largest first."""
+    """Return the effect of each setting, from the result of an ended search, the largest first."""
     weighed, answer = [], recommended(record)
     for name, best_s in ((record.result or {}).get("axes") or {}).items():
         fastest = min(best_s.values())
@@ -465,8 +462,8 @@ def effects(record: SearchRecord) -> tuple[AxisEffect, ...]:
 
 
 def executed(configuration: Configuration) -> tuple[Schedule | None, float | None]:
-    """Return the pipeline schedule of a training configuration and its bubble's share; None without
-    a pipeline.
+    """Return the pipeline schedule of a training configuration and its bubble's fraction of the
+    step; None without a pipeline.
     """
     parallel = configuration.parallel
     if not isinstance(parallel, ParallelConfig) or parallel.pipeline_parallel_size == 1:

@@ -24,7 +24,7 @@ from service.dashboard.measurements import MeasuredRow, Word
 from service.dashboard.page import Page, address, done, json_href, page_at
 
 MAX_CALIBRATIONS = 500
-"""Newest calibrations among which the page finds the newest of each series."""
+"""Number of the newest calibrations among which the page finds the newest of each series."""
 MAX_VERSIONS = 200
 MAX_HELD = 200
 """Maximum number of held measurements that the page counts."""
@@ -81,7 +81,7 @@ class MeasuredClusterRow(View):
     framework: str
     measurements: int
     num_held: int
-    """Further held measurements."""
+    """Number of additional held measurements."""
     href: str
     """Page of its measurements."""
 
@@ -93,7 +93,7 @@ class CalibrationsPage(Page):
     series: tuple[SeriesRow, ...]
     clusters: tuple[MeasuredClusterRow, ...]
     may_fit: bool
-    """The caller may start a new fit."""
+    """Whether the caller may start a new fit."""
     num_held: int
     """Held measurements, counted up to MAX_HELD."""
     held_href: str | None
@@ -102,7 +102,7 @@ class CalibrationsPage(Page):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Factor:
-    """One fitted number: a factor of the cost model's prediction, or an overhead."""
+    """One fitted constant: a factor on the cost model's prediction, or an overhead."""
 
     name: str
     text: str
@@ -116,10 +116,10 @@ class ResidualRow(MeasuredRow):
     after_s: float
     error_before: float
     error_after: float
-    """By a fit without this run."""
+    """Error of a fit without this run."""
     outlier: bool
     taught: bool
-    """Whether the calibration was fitted on it."""
+    """Whether the calibration was fitted to this run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,9 +139,9 @@ class SeriesPage(Page):
     lessons: tuple[ResidualRow, ...]
     outliers: int
     unseen: int
-    """Runs it was fitted on that are not listed."""
+    """Number of fitted runs that are not listed."""
     figures: dict[str, Any]
-    """For plot.js."""
+    """Plots in the format of plot.js."""
 
 
 @page_at(router, "/calibration", template="calibrations.html", section="Calibration")
@@ -150,7 +150,7 @@ def calibrations_context(
 ) -> CalibrationsPage:
     """Return calibrations for their page."""
     newest: dict[tuple[str, ...], CalibrationRecord] = {}
-    for record in store.list_calibrations(limit=MAX_CALIBRATIONS).items:  # newest first
+    for record in store.list_calibrations(limit=MAX_CALIBRATIONS).items:  # Newest first.
         newest.setdefault(
             (record.cluster_key, record.framework, record.model_family, record.owner), record
         )
@@ -261,7 +261,7 @@ def _factors(summary: dict[str, Any]) -> list[Factor]:
 
 
 def agreement(rows: Sequence[ResidualRow]) -> Figure:
-    """Plot predicted against measured times with the identity line, both axes logarithmic."""
+    """Plot predicted against measured times with the identity line; both axes are logarithmic."""
     times = [
         value
         for row in rows

@@ -61,14 +61,14 @@ UNITS: dict[str, Callable[[float], str]] = {
     "_bytes": formats.gib,
     "_w": lambda value: f"{formats.count(value)} W",
 }
-"""Formats of numbers by the suffix of their field's name."""
+"""Formats of numbers, by the suffix of the field's name."""
 
 LABELS = {
     "inter_node_bandwidth": "network per GPU",
     "nvlink_bandwidth": "scale-up link per GPU",
     "nvlink_domain_size": "GPUs per scale-up domain",
 }
-"""Names of fields for which `formats.words` would name one vendor's link or be ambiguous."""
+"""Labels of fields for which `formats.words` would name one vendor's link or be ambiguous."""
 HALVES: tuple[Precision, ...] = ("bf16", "fp16")
 PER_PAGE = 50
 
@@ -88,7 +88,7 @@ class ModelRow(View):
     href: str
     parameters: float
     active_parameters: float | None
-    """Per token; None for a dense model."""
+    """Active parameters per token; None for a dense model."""
     num_hidden_layers: int
     hidden_size: int
     num_attention_heads: int
@@ -118,7 +118,7 @@ class GpuRow(View):
     lowest_price_per_hour: float | None
     """Lowest on-demand price of the price list."""
     lowest_offer: str | None
-    """Name of the machine with that price."""
+    """Name of the machine with the lowest price."""
     predict_only: bool
     """Whether no search can run on it."""
 
@@ -154,11 +154,11 @@ class NamesPage(Page):
 
     words: str
     total: int
-    """Entries on all pages."""
+    """Number of entries on all pages."""
     next_href: str | None
-    """None on the last page."""
+    """Address of the next page; None on the last."""
     new: NewEntry | None
-    """None if the caller may not add entries."""
+    """Form for a new entry; None if the caller may not add entries."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,7 +194,7 @@ class EntryPage(Page):
     gpu_href: str | None
     """Page of a cluster's GPU; None for other entries, and if the GPU is not in the list."""
     remove_href: str | None
-    """None if the caller may not remove it."""
+    """Address to remove the entry; None if the caller may not remove it."""
 
 
 @page_at(router, "/models", template="models.html", section="Models")
@@ -291,7 +291,7 @@ def cluster_context(name: str, store: StoreDep, principal: PrincipalDep) -> Entr
 def _part(
     listing: Listing[Named], kind: RegistrationKind, principal: Principal, *, words: str, page: int
 ) -> tuple[list[Named], dict[str, Any]]:
-    """Return the entries of one page of a list, and the page's fields except rows and title."""
+    """Return the entries of one page of a list, and the page's fields other than rows and title."""
     added = {entry.name for entry in listing.registered}
     chosen = sorted(_named(listing.items, words), key=lambda entry: entry.name not in added)
     last = page * PER_PAGE
@@ -409,7 +409,7 @@ def _of_its_family(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _of_its_gpu(node: NodeType, gpu: GpuSpec) -> Iterator[Fact]:
-    """Return what a cluster has through its GPU."""
+    """Return the properties that a cluster has through its GPU."""
     link, link_rate = "scale-up link", gpu.nvlink_bandwidth_bytes_per_second
     if link_rate is None:
         link, link_rate = "PCIe", gpu.pcie_bandwidth_bytes_per_second

@@ -56,11 +56,11 @@ EQUAL = 1e-3
 """Relative changes below this count as equal."""
 
 MOST = 5
-"""Maximum number of compared configurations."""
+"""Maximum number of configurations that are compared."""
 MOST_NAMED = 24
-"""Maximum characters of a setting's value in a name."""
+"""Maximum number of characters of a setting's value in a name."""
 MOST_SEARCHES = 8
-"""Number of newest searches whose runs are offered for a comparison."""
+"""Number of the newest searches whose runs are offered for a comparison."""
 More = Annotated[
     tuple[Annotated[str, Field(max_length=MAX_QUERY)], ...],
     QueryParameter(max_length=MOST, description="Further ones"),
@@ -87,9 +87,9 @@ class Choice:
     """A run that can be compared."""
 
     value: str
-    """Its page."""
+    """Address of its page."""
     place: int
-    """Of its search, the newest first."""
+    """Position in its search, newest first."""
     search: str
     arithmetic: str
     details: str
@@ -99,13 +99,13 @@ class Choice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricRow:
-    """One figure of every configuration."""
+    """One figure of every compared configuration."""
 
     name: str
     unit: Unit
     values: tuple[float | None, ...]
     changes: tuple[float | None, ...]
-    """By value: itself / the first - 1; None for the first."""
+    """Relative change of each value from the first (value / first - 1); None for the first."""
     best: int | None
     """Index of the best value; None if they are equal, or one configuration cannot run."""
     measured: bool = False
@@ -124,38 +124,38 @@ class ComparePage(Page):
     names: tuple[str, ...] = ()
     """Names of the views."""
     runs: tuple[ComparedRun | None, ...] = ()
-    """The run of each configuration that is one; empty if none is."""
+    """Run of each configuration that is a run; empty if none is."""
     search_href: str | None = None
-    """The search of all runs."""
+    """Address of the search to which all runs belong."""
     speeds: tuple[Speed | None, ...] = ()
-    """Time of each view relative to the first; None for the first, and where nothing is known."""
+    """Time of each view relative to the first; None for the first, and if nothing is known."""
     without: tuple[str, ...] = ()
-    """By view: the address of this page without it; empty for two views."""
+    """For each view, the address of this page without it; empty for two views."""
     choices: tuple[Choice, ...] = ()
-    """Runs to compare, if the address names none."""
+    """Runs to choose from, if the address names none."""
     verdict: str = ""
-    """Which is faster, by how much, and which does not fit."""
+    """Sentence: which is faster, by how much, and which does not fit."""
     range_note: str = ""
     """Meaning of the verdict's range; empty without one."""
     predicted: str = "predicted"
-    """Word for values without a run: `calibrated` if they are fitted on the search's runs."""
+    """Word for values without a run: `calibrated` if they were fitted to the search's runs."""
     differences: tuple[Difference, ...] = ()
     rows: tuple[MetricRow, ...] = ()
     memory: Stack | None = None
-    """The fullest stage of each."""
+    """Fullest stage of each configuration."""
     time: Stack | None = None
     error: ErrorFields | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Side:
-    """One of the configurations compared."""
+    """One of the compared configurations."""
 
     query: Query
     run: RunRecord | None = None
-    """The run, if the configuration is one."""
+    """The run, if the configuration is a run."""
     known: Estimate | InferenceEstimate | None = None
-    """The run's search's estimate, which replaces that of the newest calibration."""
+    """Estimate from the run's search, which replaces that of the newest calibration."""
 
 
 @page_at(router, "/compare", template="compare.html", section="Compare", status=error_status)
@@ -170,7 +170,8 @@ def compare_context(
     """Return configurations side by side for their page; each is a query, or the address of a
     search's run.
 
-    With one alone: it and the recommended one of the same query. Without any: runs to choose from.
+    If one is given, it is compared with the recommended configuration of the same query. If none is
+    given, the page offers runs.
     """
     texts = tuple(text for text in (first, second, *more) if text)
     if not texts:
@@ -187,7 +188,7 @@ def compare_context(
 
 
 def json_of(texts: Sequence[str]) -> str:
-    """Return the address of the JSON of the comparison of these."""
+    """Return the address of the JSON for the comparison of these configurations."""
     names = dict(zip(("first", "second"), texts, strict=False))
     return address("/compare.json", {**names, "more": tuple(texts[2:])})
 
@@ -225,7 +226,7 @@ def compare_runs_context(
     find: FindDep,
     more: More = (),
 ) -> ComparePage:
-    """Return runs of a search for their page. A run that the caller may not see is not found."""
+    """Return runs of a search for their page. Runs that the caller may not see count as missing."""
     json_href = address(f"/searches/{search_id}/compare.json", {"a": a, "b": b, "more": more})
     runs = [_run_of(store, search_id, run_id) for run_id in (a, b, *more)]
     return _compared(runs, json_href=json_href, calibrations=calibrations, find=find)
@@ -269,7 +270,7 @@ def run_context(
     )
     try:
         text = Configuration.of(run, query=schema.parse_query(record.query)).text()
-    except HpToolError as error:  # a query of another version
+    except HpToolError as error:  # A query of another version.
         json_href = f"/searches/{search_id}/runs/{run_id}.json"
         return ConfigurationPage(
             title="A configuration", json_href=json_href, error=error.as_dict()
@@ -319,7 +320,7 @@ def _compared(
     calibrations: Calibrations | None,
     find: Find,
 ) -> ComparePage:
-    """Return the page that compares these, or the reason why one of them failed."""
+    """Return the page that compares these configurations, or the reason why one of them failed."""
     try:
         if len(named) > MOST:
             raise InputError(f"compare at most {MOST} configurations", field="more")
@@ -384,8 +385,8 @@ def _ratios(
     estimates: Sequence[Estimate | InferenceEstimate],
     calibrations: Calibrations | None,
 ) -> list[Ratio | None]:
-    """How many times as long each but the first takes as the first; of serving, per output token
-    and GPU.
+    """Return the time of each configuration but the first relative to the first; for serving, per
+    output token and GPU.
     """
     known: list[Known] = []
     for side, estimate in zip(sides, estimates, strict=True):
@@ -415,7 +416,7 @@ def _serving_ratio(
 
 
 def _range_note(ratios: Sequence[Ratio | None], views: Sequence[ConfigurationView]) -> str:
-    """Return what the range of a ratio is of, and how it compares with the intervals of the two
+    """Return what the range of a ratio covers, and how it compares with the intervals of the two
     configurations.
     """
     widths = [_interval_width(view) for view in views]
@@ -437,7 +438,7 @@ def _range_note(ratios: Sequence[Ratio | None], views: Sequence[ConfigurationVie
 
 
 def _interval_width(view: ConfigurationView) -> float | None:
-    """Return the upper over the lower end of the interval of the figure that ratios are of: step
+    """Return the ratio of the upper to the lower bound of the interval of the compared figure: step
     time, or output tokens.
     """
     names = (figures.STEP.label, figures.OUTPUT.label.replace("GPU", view.device))
@@ -446,7 +447,7 @@ def _interval_width(view: ConfigurationView) -> float | None:
 
 
 def _to_try(query: Query, calibrations: Calibrations | None) -> Query:
-    """Return the query with the configuration that ranks first; itself if none is feasible."""
+    """Return the query with the configuration that ranks first; unchanged if none is feasible."""
     free = replace(query, parallel=type(query.parallel)())
     best = problem_of(free).rank(top=1, calibrations=calibrations).recommendations
     return Configuration.of(best[0], query=free).query if best else query
@@ -455,8 +456,8 @@ def _to_try(query: Query, calibrations: Calibrations | None) -> Query:
 def _names(
     views: Sequence[ConfigurationView], differences: Sequence[Difference]
 ) -> tuple[str, ...]:
-    """Return the arithmetic of each; if two are equal, with the first setting that tells them
-    apart.
+    """Return the arithmetic of each configuration; if two are equal, with the first setting that
+    distinguishes them.
     """
     names = tuple(view.heading.partition(" = ")[0] for view in views)
     for row in differences:
@@ -473,7 +474,7 @@ def _names(
 def _differences(
     queries: Sequence[Query], estimates: Sequence[Estimate | InferenceEstimate]
 ) -> tuple[Difference, ...]:
-    """Return differing fields of the configurations, then of the rest of the queries."""
+    """Return the differing fields of the configurations, then those of the rest of the queries."""
     configs = [
         {f"parallel.{name}": getattr(config, name) for name in config.__slots__}
         for config in (estimate.parallel for estimate in estimates)
@@ -509,7 +510,7 @@ def _label(path: str) -> str:
 
 
 def _text(value: Any) -> str:
-    """Return a value as in `--set PATH=VALUE`; a dash for one that is not set."""
+    """Return a value as in `--set PATH=VALUE`; a dash if it is not set."""
     if isinstance(value, Recompute):
         value = schema.to_dict(value)
     if value is None or isinstance(value, str):
@@ -523,7 +524,7 @@ def _rows(
     """Return each predicted figure, followed by the measured one if there is one."""
     predicted = [{metric.name: metric for metric in view.metrics} for view in views]
     measured = [{metric.name: metric for metric in run.metrics} if run else {} for run in runs]
-    # A prediction of a configuration that cannot run is never better than others, nor one compared
+    # A prediction of a configuration that cannot run never counts as better, nor does one compared
     # with a measurement.
     judged = all(view.feasible for view in views) and not any(runs)
     rows = [
@@ -585,7 +586,7 @@ def _best(values: Sequence[float | None], unit: Unit) -> int | None:
 def _fullest_stages(
     names: Sequence[str], views: Sequence[ConfigurationView], runs: Sequence[ComparedRun | None]
 ) -> Stack | None:
-    """Return each one's fullest stage as predicted, and the largest peak of its whole run."""
+    """Return the fullest stage of each as predicted, and the largest peak of its complete run."""
     rows = []
     for name, view, run in zip(names, views, runs, strict=True):
         if view.memory is not None:
@@ -607,8 +608,8 @@ def _fullest_stages(
 def _times(
     names: Sequence[str], views: Sequence[ConfigurationView], sides: Sequence[Side], predicted: str
 ) -> Stack | None:
-    """Return each prediction, calibrated if the cluster was measured (its bar is first then), with
-    its run below.
+    """Return each prediction, calibrated if the cluster was measured (its bar then comes first),
+    with its run below.
     """
     has_runs = any(side.run for side in sides)
     rows = []

@@ -64,7 +64,7 @@ TONE_OF_FIT: dict[str, Tone] = {
     "unlikely to fit": "bad",
 }
 OF_THE_WHOLE = ("days", "hours", "dollars", "joules")
-"""Units of a whole training or service, which is omitted for configurations that do not fit."""
+"""Units of a complete training or service, which are omitted for configurations that do not fit."""
 QueryText = Annotated[
     str,
     QueryParameter(
@@ -82,14 +82,14 @@ class ConfigurationView(View):
     subject: str
     """Model on cluster."""
     workload: str
-    """What a step or a request does."""
+    """Work of one step or request."""
     device: str
     """Name of one device: GPU, or device for a CPU process."""
     heading: str
-    """The arithmetic: TP 8 x PP 4 x DP 2 = 64 GPUs."""
+    """Parallel sizes, such as TP 8 x PP 4 x DP 2 = 64 GPUs."""
     details: str
     familiarity: str
-    """How near the nearest measured runs are, in a sentence."""
+    """How similar the nearest measured runs are, in a sentence."""
     unmeasured: tuple[str, ...]
     """Features without a published run, which widen the intervals."""
     verdict: str
@@ -111,7 +111,7 @@ class ConfigurationView(View):
     narrower: str
     """How to narrow the interval of its step time; empty without any way."""
     left_open: tuple[str, ...]
-    """Its step time with open settings: CUDA graphs, today's recipe."""
+    """Step time with open settings set: CUDA graphs, the current recipe."""
     evidence: str
     """The measurements behind its figures."""
     evidence_href: str | None
@@ -134,7 +134,7 @@ class ConfigurationPage(Page):
     view: ConfigurationView | None = None
     schedule: Schedule | None = None
     bubble_fraction: float | None = None
-    """The bubble's share of the whole step, of which the drawing may show a part."""
+    """The bubble's fraction of the whole step; the drawing may show only a part of the step."""
     placement: Placement | None = None
     form_href: str | None = None
     """The form of a new search with this query."""
@@ -148,11 +148,11 @@ class ConfigurationPage(Page):
     measured: Agreement | None = None
     """The run's measurement, compared with the prediction before it."""
     before: Before | None = None
-    """What was predicted of the run before it started."""
+    """Prediction of the run before it started."""
     steps: Stack | None = None
     """The run's time as predicted before it, as measured, and as predicted now, on one axis."""
     why: str = ""
-    """Why the search chose the run."""
+    """Reason why the search chose the run."""
     running: Running | None = None
     """The run's progress until it has ended."""
     log: str = ""
@@ -223,7 +223,7 @@ def configuration_page(
         return page
     problem, config = configuration.problem, configuration.config
     this = Configuration(query=query, parallel=config)
-    # Without the default pipeline layout of the stages: the explorer changes their number.
+    # The explorer changes their number.
     free = replace(
         query, parallel=replace(query.parallel, pipeline_layout=problem.parallel.pipeline_layout)
     )
@@ -233,7 +233,7 @@ def configuration_page(
         explorer_href=None if asked is None else asked.href(),
         compare_href=None
         if query.objective == "min_gpus"
-        else compare_href(this),  # which alone ranks: it takes longer
+        else compare_href(this),  # It takes longer.
     )
     if estimate.time is None:
         return page
@@ -260,7 +260,7 @@ def configuration_view(
     """Return predictions for the query's configuration, as pages show them, and the estimate.
 
     Args:
-        configuration: The training query's configuration, if it was resolved earlier.
+        configuration: The training query's configuration, if already resolved.
         known: A search's estimate, which replaces that of the newest calibration.
     """
     configuration = configuration or problem_of(query).configuration

@@ -1,5 +1,5 @@
-"""The runs behind the figures of a configuration's page: its search's, else the newest
-calibration's.
+"""The measurements behind the figures on a configuration's page: those of its search, else of the
+newest calibration.
 """
 
 from datetime import datetime
@@ -25,8 +25,8 @@ SearchId = Annotated[
 
 
 def known_to(record: SearchRecord, *, query: Query) -> Estimate | InferenceEstimate | None:
-    """Return a search's estimate of a query's configuration; None unless its result contains it in
-    full.
+    """Return a search's estimate of a query's configuration; None unless its result contains the
+    configuration in full.
     """
     of_search, this = schema.parse_query(record.query), _alone(query)
     for row in known_rows(record):
@@ -100,14 +100,14 @@ def sources(
     }
     if estimate.intervals is not None and estimate.intervals.source:
         known["intervals"] = estimate.intervals.source
-    known.pop("stalls", None)  # shown with the figures
+    known.pop("stalls", None)  # Shown with the figures.
     special = {"calibration": calibration_in_words, "assumed": _assumed}
     texts = {name: special.get(name, formats.in_words)(value) for name, value in known.items()}
     return tuple(Fact(name=formats.words(name), value=text) for name, text in texts.items() if text)
 
 
 def _assumed(value: Any) -> str:
-    """Return keys that the query left open, and their values."""
+    """Return the keys that the query left open, with their values."""
     if not isinstance(value, dict):
         return formats.in_words(value)
     return ", ".join(

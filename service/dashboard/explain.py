@@ -43,7 +43,7 @@ from service.settings import Settings
 KEEP = "keep"
 """Field of the form: whether the step and its parts are stored as a measurement."""
 MAX_RANKS = 32
-"""Maximum number of ranks in the table, those that others wait for first."""
+"""Maximum number of ranks in the table; those that others wait for come first."""
 
 router = APIRouter(tags=["dashboard"])
 
@@ -95,7 +95,7 @@ class Explained:
     kept: str | None = None
     """What happened to the step as a measurement."""
     held_because: str | None = None
-    """What could not be checked of a trace whose step is held."""
+    """What could not be checked in a trace whose step is held."""
     not_kept: str | None = None
     """Why it was not stored although requested."""
 
@@ -143,7 +143,7 @@ async def explain_upload(
             "payload_too_large",
             "request_timeout",
             BUSY,
-        ):  # nothing of the form is known
+        ):  # Nothing in the form is known.
             raise
         page = replace(page, error=error.as_dict())
     status = HTTP_200_OK if page.error is None else HTTP_422_UNPROCESSABLE_CONTENT

@@ -11,12 +11,12 @@ from service.api.views import View
 MARGIN = 1.04
 """Length of the axis relative to its longest bar."""
 MIN_SHARE = 0.002
-"""Parts thinner than this fraction of the axis are not drawn."""
+"""Parts narrower than this fraction of the axis are not drawn."""
 
 Unit = Literal["bytes", "seconds"]
 Trace = dict[str, Any]
 Figure = dict[str, Any]
-"""A plot, as plot.js describes it. Its colours are custom properties of tokens.css."""
+"""A plot in the format of plot.js. Its colours are custom properties of tokens.css."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,7 +23,7 @@ router = APIRouter(tags=["dashboard"])
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """One result."""
+    """One search result."""
 
     kind: str
     name: str
@@ -32,7 +32,7 @@ class Found:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FindPage(Page):
-    """What was found, at most `MOST` of each kind."""
+    """Search results, at most `MOST` of each kind."""
 
     words: str
     found: tuple[Found, ...]

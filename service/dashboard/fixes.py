@@ -26,10 +26,10 @@ class FixRow:
     href: str
     compare_href: str
     fit: Fit | None
-    """Whether it then fits, in a word; None for serving."""
+    """Whether the configuration then fits, in a word; None for serving."""
     out_of_memory_probability: float | None
     figures: tuple[Metric, ...]
-    """The same ones for every fix."""
+    """Figures of the fix; the same ones for every fix."""
     remaining: tuple[str, ...]
     """Targets that it still misses."""
     price: str = ""
@@ -65,8 +65,8 @@ def fix_row(
 
 
 def _price(fix: Fix | ServingFix, before: Estimate | InferenceEstimate) -> str:
-    """Return `but 279.1 ms -> 24.36 s to the first token` if a fix of serving trades latencies;
-    else empty.
+    """Return `but 279.1 ms -> 24.36 s to the first token` if a serving fix trades one latency for
+    another; else empty.
     """
     if isinstance(fix, Fix) or isinstance(before, Estimate):
         return ""

@@ -46,26 +46,28 @@ SPELLINGS = {
 
 
 def seconds(value: float | None) -> str:
-    """12.34 s, 12.3 ms: as the command line and the sentences of an answer write it."""
+    """Return a duration as `12.34 s` or `12.3 ms`, as the command line and the sentences of an
+    answer write it.
+    """
     if not value:
         return ABSENT if value is None else "0 s"
     return f"{'-' if value < 0 else ''}{format_duration(abs(value))}".replace(" us", " µs")
 
 
 def count(value: float | None) -> str:
-    """12,345, or 1.23 below a hundred."""
+    """Return a number as `12,345`, or `1.23` below a hundred."""
     return ABSENT if value is None else _significant(value)
 
 
 def gib(value: float | None) -> str:
-    """Bytes in GiB (2**30), or in MiB below 0.1 GiB."""
+    """Return bytes in GiB (2**30), or in MiB below 0.1 GiB."""
     if not value:
         return ABSENT if value is None else "0 GiB"
     return f"{value / 2**30:.2f} GiB" if value >= 0.1 * 2**30 else f"{value / 2**20:.1f} MiB"
 
 
 def billions(value: float | None) -> str:
-    """Number of parameters: 1.01 T, 70.6 B, 125 M."""
+    """Return a number of parameters as `1.01 T`, `70.6 B` or `125 M`."""
     if value is None:
         return ABSENT
     if value >= 0.9995e12:
@@ -74,17 +76,17 @@ def billions(value: float | None) -> str:
 
 
 def per_second(value: float | None) -> str:
-    """Bytes per second as GB/s (10**9)."""
+    """Return bytes per second as GB/s (10**9)."""
     return ABSENT if value is None else f"{value / 1e9:,.4g} GB/s"
 
 
 def tflops(value: float | None) -> str:
-    """FLOPs per second as TFLOP/s (10**12)."""
+    """Return FLOPs per second as TFLOP/s (10**12)."""
     return ABSENT if value is None else f"{value / 1e12:,.4g} TFLOP/s"
 
 
 def duration(value: float | None) -> str:
-    """40 s, 12 min, 3.5 h."""
+    """Return a duration as `40 s`, `12 min` or `3.5 h`."""
     if value is None:
         return ABSENT
     if value < 90:
@@ -153,12 +155,12 @@ def visible(value: object) -> object:
     """Return a value for a page with characters that would hide or reorder text escaped."""
     return (
         value.translate(UNSEEN) if isinstance(value, str) and not value.isprintable() else value
-    )  # most text needs no copy
+    )  # Most text needs no copy.
 
 
 def words(name: str) -> str:
-    """Return the name of a part or field in words: `gpus_per_node` is GPUs per node, `num_layers`
-    layers.
+    """Return the name of a part or field in words: `GPUs per node` for `gpus_per_node`, `layers`
+    for `num_layers`.
     """
     if name in PARTS:
         return PARTS[name].label
@@ -168,8 +170,8 @@ def words(name: str) -> str:
 
 
 def colour(name: str) -> str:
-    """Return the class of a bar's part: the palette colour of a part; the name itself of anything
-    else.
+    """Return the CSS class of a bar's part: the palette colour of a known part, else the name
+    itself.
     """
     if name not in PARTS:
         return name
@@ -177,8 +179,8 @@ def colour(name: str) -> str:
 
 
 def token(label: str) -> str:
-    """Return the custom property of a part's colour, by the part's label; of anything else that of
-    what is measured.
+    """Return the custom property of a part's colour, by the part's label; for other labels, that of
+    measured values.
     """
     key = next((part.key for part in PARTS.values() if part.label == label), None)
     return "--ink-soft" if key is None else f"--{colour(key)}"
@@ -221,7 +223,7 @@ def unmeasured_words(names: Iterable[str]) -> str:
 
 
 def sentence(text: str) -> str:
-    """Return text that begins with a capital and ends with a stop."""
+    """Return text with a capital first letter and a full stop."""
     return f"{capitalize_first(text).rstrip('.')}." if text else ""
 
 
@@ -261,29 +263,31 @@ def dotted(mapping: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def dollars(value: float) -> str:
-    """$1,234, $12.34 or $0.0123."""
+    """Return US dollars as `$1,234`, `$12.34` or `$0.0123`."""
     return f"${value:,.0f}" if value >= 100 else f"${value:.2f}" if value >= 1 else f"${value:.3g}"
 
 
 def number(value: float) -> str:
-    """Three significant digits: 14.1, 1,234."""
+    """Return a number with three significant digits: `14.1`, `1,234`."""
     return _significant(value)
 
 
 def days(value: float) -> str:
-    """14.1 days."""
+    """Return days as `14.1 days`."""
     return UNITS["days"](value)
 
 
 def measured(value: float | str | None, unit: str) -> str:
-    """Return a figure in its unit; text unchanged."""
+    """Return a figure in its unit; text is returned unchanged."""
     if isinstance(value, str):
         return value or ABSENT
     return ABSENT if value is None else UNITS.get(unit, _significant)(value)
 
 
 def bare(value: float, unit: str) -> str:
-    """Return an end of an interval in its unit; days without the word, which follows the value."""
+    """Return an end of an interval in its unit; for days without the word, which follows the
+    value.
+    """
     return number(value) if unit == "days" else measured(value, unit)
 
 
@@ -298,7 +302,7 @@ def when(value: datetime) -> Markup:
 
 
 def subject(query: JsonObject) -> str:
-    """Return model and cluster of a query: llama-3-70b on 64 x h100-sxm-80gb."""
+    """Return the model and cluster of a query: `llama-3-70b on 64 x h100-sxm-80gb`."""
     model, cluster = query.get("model"), query.get("cluster")
     name = model.get("name") or "own model" if isinstance(model, dict) else str(model)
     if not isinstance(cluster, dict):
@@ -348,7 +352,7 @@ def device_of(query: JsonObject) -> str:
 
 
 def arithmetic(parallel: ParallelConfig, device: str = "GPU") -> str:
-    """Return TP 2 x PP 1 x DP 1 = 2 GPUs; context parallelism only if used."""
+    """Return `TP 2 x PP 1 x DP 1 = 2 GPUs`, with context parallelism only if used."""
     sizes, number = parallel_sizes(parallel)
     return f"{sizes} = {number} {device}{'s' if number > 1 else ''}"
 
@@ -428,7 +432,7 @@ def configuration_details(configuration: Configuration) -> str:
 
 
 TAKEN = ("training.offload", *FREE_PATHS)
-"""Keys that a ranking chooses, described by _knobs."""
+"""Keys that a ranking chooses and that _knobs describes."""
 
 
 def _knobs(training: TrainingWorkload) -> Iterator[str]:
@@ -444,7 +448,7 @@ def _knobs(training: TrainingWorkload) -> Iterator[str]:
 
 
 def slashed(text: str) -> Markup:
-    """Return escaped text that may break lines after each slash, rather than within a word."""
+    """Return escaped text that may break lines after each slash instead of within a word."""
     return Markup("/<wbr>").join(str(visible(text)).split("/"))
 
 

@@ -18,7 +18,7 @@ PER_GPU = (
     "host_memory_bandwidth_bytes_per_second",
     "inter_node_bandwidth_bytes_per_second",
 )
-"""Fields of a server's parts, divided by its GPUs."""
+"""Fields of a server's parts, which are divided by its number of GPUs."""
 UNITS = ("_bytes_per_second", "_bytes", "_w")
 
 

@@ -25,7 +25,7 @@ class GuideEntry:
     """A page of the guide."""
 
     name: str
-    """In its address."""
+    """Name in its address."""
     title: str
     """Its heading."""
 
@@ -40,7 +40,7 @@ class GuideSection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GuidePage(Page):
-    """A page of the documentation, and the names of all."""
+    """A page of the documentation, with the names of all pages."""
 
     name: str
     text: str
@@ -152,7 +152,7 @@ def terms() -> frozenset[str]:
 
 @template_filter
 def ask_term(name: str) -> Markup:
-    """Return the name, with a link to the glossary's first term in it; escaped."""
+    """Return the escaped name, with a link to the first glossary term in it."""
     words = name.replace(",", "").split()
     known = next((word for word in (name, *words) if _anchor(word) in terms()), None)
     return (

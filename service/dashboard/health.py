@@ -12,9 +12,9 @@ from hp_tool.loop.tuning.preflight import EVENT
 from service.dashboard import formats
 
 RECENT = 20
-"""Number of newest runs considered."""
+"""Number of the newest runs considered."""
 FEWEST = 3
-"""Minimum number of runs for a drift."""
+"""Minimum number of runs for reporting a drift."""
 LAGGING = 0.9
 """Fraction of its peers' median clock below which a GPU is reported."""
 

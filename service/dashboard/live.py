@@ -23,13 +23,13 @@ class Running:
     arithmetic: str
     details: str
     why: str
-    """Why it was chosen."""
+    """Reason why it was chosen."""
     submitted_at: datetime | None
     expected_step_s: float | None
     seconds: float | None
     """Seconds since the job was submitted."""
     ends_at: datetime | None
-    """Expected end: by its own steps, else by the duration of earlier runs."""
+    """Expected end, from its own steps, else from the duration of earlier runs."""
     usual_s: float | None
     """Median seconds from submission to end of the search's earlier runs; None for the first."""
     phase: str | None
@@ -37,7 +37,7 @@ class Running:
     steps: int
     """Measured so far."""
     of_steps: int
-    """Maximum measured steps."""
+    """Maximum number of measured steps."""
     log_tail: str
     """Last lines of its log so far."""
 

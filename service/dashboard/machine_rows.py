@@ -24,7 +24,7 @@ class Price:
 
     per_gpu_hour: float
     date: str | None = None
-    """None for the question's or the catalogue's own price."""
+    """Date of the price; None for the query's or the catalogue's price."""
     age_days: int | None = None
     line: str | None = None
     source: str | None = None
@@ -37,9 +37,11 @@ class MachineRow(View):
     machine: str
     num_gpus: int
     network_bandwidth_bytes_per_second: float | None
-    """Between nodes, per GPU; None if the machine's row uses one NVLink domain."""
+    """Network bandwidth between nodes, per GPU; None if the machine's row uses one NVLink
+    domain.
+    """
     network_assumed: bool
-    """Whether neither the question nor the price list contains that network."""
+    """Whether neither the query nor the price list states that network."""
     price: Price | None
     cost: float | None
     """US dollars: of the training, or per hour of the service."""
@@ -183,7 +185,7 @@ def _latencies(row: RankedRow) -> str:
 
 
 def _kept(query: Query) -> str:
-    """Return the targets that a ranked row meets, as all of them do: `; it meets both targets`."""
+    """Return the targets that a ranked row meets, in words: `; it meets both targets`."""
     count = 0 if query.targets is None else len(list(query.targets.limits()))
     return (
         ""

@@ -1,4 +1,4 @@
-"""Answer of the page that asks over several machines, ranked by cost and days."""
+"""Answer of the page that asks for several machines, ranked by cost and days."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from service.dashboard.machine_rows import (
 from service.dashboard.run import Way, as_text
 
 TOP = 40
-"""Machines listed."""
+"""Number of machines listed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,9 +47,9 @@ class MachinesAnswer:
     pruned: int
     commands: tuple[Way, ...]
     enough: tuple[str, ...] = ()
-    """If the asked numbers of GPUs miss the limits: what meets them with any number."""
+    """If the numbers of GPUs in the query miss the limits, what meets them with any number."""
     enough_href: str | None = None
-    """The question with any number of GPUs."""
+    """Address of the query with any number of GPUs."""
 
     @property
     def table(self) -> Table:

@@ -1,4 +1,4 @@
-"""Page /measurements: every run, whether it teaches, and who may change that."""
+"""Page /measurements: every run, whether it calibrates predictions, and who may change that."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -85,7 +85,9 @@ ACCEPT, EXCLUDE = (
     Action(label="Exclude", state="excluded"),
 )
 TRUST = Action(label="Trust", state="accepted")
-"""By an administrator: a measurement that teaches only its owner then teaches all users."""
+"""Action of an administrator: a measurement that calibrates only its owner's predictions then
+calibrates everybody's.
+"""
 DELETE = Action(label="Delete", state="deleted")
 ACTIONS: dict[MeasurementState, tuple[Action, ...]] = {
     "accepted": (EXCLUDE,),
@@ -109,13 +111,15 @@ class MeasurementRow(MeasuredRow):
     peak_memory_bytes: int | None
     cause: str | None
     times_off: float | None
-    """Ratio above or below its prediction."""
+    """Ratio to its prediction, above or below."""
     teaches: str | None
-    """What predictions learn from it, in words; None for an accepted run that teaches nothing."""
+    """What it contributes to predictions, in words; None for an accepted run that contributes
+    nothing.
+    """
     state: MeasurementState
     warnings: tuple[str, ...]
     notes: tuple[str, ...]
-    """Reasons for its failure, its oddities, and for teaching nothing, each a sentence."""
+    """Reasons for its failure, its oddities and for contributing nothing, one sentence each."""
     actions: tuple[Action, ...]
     """Actions available to the caller."""
     href: str
@@ -180,7 +184,9 @@ def measurements_context(
 def change(
     request: Request, fields: Form, store: StoreDep, measurement_id: str
 ) -> RedirectResponse:
-    """Let a measurement teach, or not, like PATCH and DELETE /v1/measurements/{measurement_id}."""
+    """Change whether a measurement calibrates predictions, like PATCH and DELETE
+    /v1/measurements/{measurement_id}.
+    """
     store.get_measurement(measurement_id=measurement_id)
     state = next((each for each in STATES if each == fields.get("state")), None)
     if state is None:

@@ -104,7 +104,7 @@ def measured_metrics(run: RunRecord, device: str = "GPU") -> tuple[Metric, ...]:
 
 
 def measured_parts(run: RunRecord | None) -> dict[str, float]:
-    """Return seconds of a measured step or request by measured part.
+    """Return the seconds of a measured step or request by measured part.
 
     One part if none was measured; empty without a time.
     """
@@ -118,7 +118,7 @@ def measured_parts(run: RunRecord | None) -> dict[str, float]:
 
 
 def measured_peak(run: ComparedRun | None) -> float | None:
-    """Return bytes of the fullest device; None for a reduced run, or one that failed."""
+    """Return the bytes of the fullest device; None for a reduced run, or one that failed."""
     return (
         next((each.value for each in run.metrics if each.name == figures.PEAK.label), None)
         if run
@@ -135,15 +135,15 @@ def _known(shown: Iterable[Figure], source: object, device: str = "GPU") -> tupl
 
 
 def _metric(figure: Figure, source: object, *, alone: object = None, device: str = "GPU") -> Metric:
-    """Return a metric; `alone` is the estimate before calibration, which has values that
-    calibrations lack.
+    """Return a metric; `alone` is the estimate before calibration, for values that calibrations
+    lack.
     """
     value, before = figure.value(source), figure.value(alone) if alone is not None else None
     low, high = figure.own_interval(source) or (None, None)
     return Metric(
         name=figure.label.replace("GPU", device),
         value=before if value is None else value,
-        unit=cast(Unit, figure.unit),  # numbers alone
+        unit=cast(Unit, figure.unit),  # Numbers alone.
         low=low,
         high=high,
         by_cost_model=None if value is None else before,

@@ -84,9 +84,9 @@ class Preview:
     figures: tuple[Figure, ...] = ()
     """For plot.js."""
     unsearchable: str | None = None
-    """Why profile runs cannot search this query; the predictions are valid."""
+    """Reason why profile runs cannot search this query; the predictions are valid."""
     refused: bool = False
-    """Whether a search of it would be rejected; a search without a suitable worker waits for
+    """Whether a search of it would be rejected. A search without a suitable worker waits for
     one.
     """
     plan: SearchPlan | None = None
@@ -154,9 +154,9 @@ def form_context(
         return form_page(to_values(query), store=store)
     values = read_form(request.url.query) or EXAMPLE
     check_names(values, own=("name", "ranked"))
-    with contextlib.suppress(InputError):  # which the preview shows
+    with contextlib.suppress(InputError):  # The preview shows it.
         named = {name: values[name] for name in ("name",) if name in values}
-        values = named | to_values(to_query(values))  # paths without a field go into the YAML
+        values = named | to_values(to_query(values))  # Paths without a field go into the YAML.
     page = form_page(values, store=store)
     return (
         replace(page, preview=preview(values, request, store, find, calibrations, None))
@@ -282,13 +282,13 @@ def _unsearchable(query: Query, *, workers: Sequence[WorkerRecord]) -> str | Non
 
 
 def _plan(query: Query, *, store: Store) -> SearchPlan | None:
-    with contextlib.suppress(HpToolError):  # the reason why it cannot be searched
+    with contextlib.suppress(HpToolError):  # The reason why it cannot be searched.
         return bill(query, store=store).plan
     return None
 
 
 def _front(query: Query, calibrations: Calibrations | None) -> tuple[Recommendation, ...]:
-    """Return the front of step time and memory; empty for serving, and if it would be too
+    """Return the Pareto front of step time and memory; empty for serving, and if it would be too
     expensive.
     """
     if query.kind == "inference":

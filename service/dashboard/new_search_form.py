@@ -42,10 +42,10 @@ def kind_of(values: Mapping[str, Any]) -> Kind:
 
 
 def check_names(values: Mapping[str, str], *, own: Iterable[str] = ()) -> None:
-    """Refuse a name in an address that is neither a path of a query nor one of the page's `own`.
+    """Reject names in an address that are neither query paths nor parameters of the page (`own`).
 
     Raises:
-        InputError: There is such a name.
+        InputError: The address has such a name.
     """
     known = {"kind", EXTRA, *own, *form_fields("training"), *form_fields("inference")}
     for name in values:
@@ -93,7 +93,7 @@ def to_values(query: Mapping[str, Any], known: Mapping[str, Field] | None = None
     parallel = query.get("parallel")
     if isinstance(parallel, Mapping) and isinstance(
         recompute := parallel.get("recompute"), Mapping
-    ):  # a value, not a section
+    ):  # A value, not a section.
         leaves = {
             path: value for path, value in leaves.items() if not path.startswith(f"{RECOMPUTE}.")
         } | {RECOMPUTE: recompute}
@@ -137,9 +137,8 @@ def _value(field: Field, text: str) -> Any:
 
 
 def _scalar(field: Field, text: str) -> Any:
-    """Return the text as a number, boolean or recomputation in detail if the field accepts one.
-
-    Other text is unchanged.
+    """Return the text as a number, boolean or detailed recomputation if the field accepts one;
+    other text is unchanged.
     """
     if field.text:
         return text

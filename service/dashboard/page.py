@@ -128,8 +128,8 @@ def page_at(
     page's context.
 
     The function is a FastAPI dependency; its docstring describes the JSON in the API. `status`
-    computes the HTML response's status from the context. With `csv`, the context's `table` is a CSV
-    file beside the JSON.
+    computes the HTTP status of the page from the context. With `csv`, the context's `table` is also
+    available as a CSV file.
     """
 
     def register(context_function: ContextFunction) -> ContextFunction:
@@ -146,7 +146,7 @@ def page_at(
 
         name = context_function.__name__.removesuffix("_context")
         context_type = get_type_hints(context_function)["return"]
-        # JSON first: if the path ends in a parameter, the HTML route would match its address too.
+        # If the path ends in a parameter, the HTML route would match its address too.
         router.add_api_route(
             f"{path}.json",
             json_page,
@@ -181,12 +181,12 @@ def csv_response(table: Table, *, name: str) -> Response:
 
 
 def error_status(context: Any) -> int:
-    """422 if the context has an `error`, else 200."""
+    """Return 422 if the context has an `error`, else 200."""
     return HTTP_200_OK if context.error is None else HTTP_422_UNPROCESSABLE_CONTENT
 
 
 def rendered(template: str, **variables: Any) -> str:
-    """Return HTML of `template` with these variables."""
+    """Return the HTML of `template` with these variables."""
     variables.setdefault("notice", None)
     return _environment.get_template(template).render(variables)
 
@@ -216,10 +216,10 @@ def streamed(
     whole: Callable[[], Awaitable[P]],
     section: str | None = None,
 ) -> StreamingResponse:
-    """Stream HTML of `template` with the immediate part of `page`, then that of the template
+    """Stream the HTML of `template` with the immediate part of `page`, then that of the template
     `rest`.
 
-    The latter replaces its `{{ rest }}` with all of the page when it is known.
+    The latter replaces `{{ rest }}` with the rest of the page once it is computed.
     """
     mark = Markup("<!-- the rest -->")
 
@@ -246,7 +246,9 @@ def none_if_blank(text: object) -> object:
 
 
 class _BlankIsNone:
-    """Reads blank text as None, and documents in the schema that blank text is accepted."""
+    """Marker that reads blank text as None and documents in the schema that blank text is
+    accepted.
+    """
 
     def __get_pydantic_core_schema__(
         self, source: Any, handler: GetCoreSchemaHandler
@@ -260,7 +262,7 @@ class _BlankIsNone:
 
 
 BLANK_IS_NONE = _BlankIsNone()
-"""For filters in an address: a form sends unset ones as empty text."""
+"""For filters in an address, because forms send unset ones as empty text."""
 
 
 def read_form(text: str | bytes) -> dict[str, str]:
@@ -285,7 +287,7 @@ async def _fields(request: Request) -> dict[str, str]:
 
 
 Form = Annotated[dict[str, str], Depends(_fields)]
-"""Fields of the posted form; its size and, by the Origin header, its source were already
+"""Fields of the posted form. Its size and, through the Origin header, its source were already
 checked.
 """
 
@@ -302,7 +304,7 @@ def address(path: str, parameters: Mapping[str, object]) -> str:
 def next_href(
     path: str, part: records.Page[Any], filters: Mapping[str, object] | None = None
 ) -> str | None:
-    """Return the address of the part of a list after `part`; None for the last one."""
+    """Return the address of the part of a list after `part`; None if there is none."""
     return (
         address(path, {**(filters or {}), "cursor": part.next_cursor}) if part.next_cursor else None
     )

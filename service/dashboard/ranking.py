@@ -30,7 +30,7 @@ LAYOUT = (
     "context_parallel_size",
     "expert_parallel_size",
 )
-"""Axes that tell layouts of a list apart."""
+"""Axes that distinguish the layouts of a list."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +69,7 @@ class RankedRow(View):
     memory_bytes: float | None = None
     capacity_bytes: float | None = None
     group: int | None = None
-    """Group; 1 is tied with the best."""
+    """Group of tied rows; 1 contains the best."""
     out_of_memory_probability: float | None = None
     fit: Fit | None = None
     """Whether it fits, in a word; None for serving."""
@@ -118,8 +118,8 @@ def ranked_row(
 
 
 def best_by_layout(rows: Iterable[Recommendation]) -> list[Recommendation]:
-    """Return the first row of each layout; other settings hardly change the throughput of the first
-    rows.
+    """Return the first row of each layout, because other settings hardly change the throughput of
+    the first rows.
     """
     first: dict[tuple[int, ...], Recommendation] = {}
     for row in rows:

@@ -51,14 +51,14 @@ def rivals(record: SearchRecord) -> tuple[Rival, ...]:
 
 
 def _known(estimate: Estimate | InferenceEstimate) -> tuple[float, float] | None:
-    """Return seconds of a step or a request, and the standard deviation of their logarithm; None if
-    unknown.
+    """Return the seconds of a step or a request, and the standard deviation of their logarithm;
+    None if unknown.
     """
     if estimate.intervals is None:
         return None
     if isinstance(estimate, Estimate):
         seconds, interval = estimate.time and estimate.time.step_s, estimate.intervals.step_s
-    else:  # most of a request's seconds are its output tokens'
+    else:  # Most of a request's seconds are those of its output tokens.
         seconds, interval = estimate.request_latency_s, estimate.intervals.tpot_s
     return (
         (seconds, math.log(interval[1] / interval[0]) / (2.0 * NORMAL_QUANTILE))

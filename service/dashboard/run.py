@@ -35,11 +35,11 @@ class Way:
     title: str
     text: str = ""
     group: str = ""
-    """Kind: a launch, or the same question to hp_tool."""
+    """Kind: a launch, or the same query to hp_tool."""
     notes: tuple[str, ...] = ()
     """What the tool does differently, and the cost."""
     lacks: str | None = None
-    """Why this tool cannot run it; the text is then empty."""
+    """Reason why this tool cannot run it; the text is then empty."""
     download_href: str | None = None
 
 

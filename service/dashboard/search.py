@@ -94,14 +94,16 @@ class SearchPage(Page, View):
     actions: tuple[Button, ...]
     error: dict[str, Any] | None
     longer_s: int | None
-    """Seconds for each run in another search, if the time limit is why this one failed."""
+    """Time limit in seconds for each run of another search, if this one failed because of its
+    limit.
+    """
     limit_s: float | None
-    """That limit."""
+    """That time limit, in seconds."""
     slowest_step_s: float | None
-    """The longest expected step of those runs."""
+    """Longest expected step of those runs, in seconds."""
     best: Best | None
     failed_so_far: str | None
-    """Results of all its runs, if none succeeded so far and more are left."""
+    """Results of all its runs, if none has succeeded and more are left."""
     axes: tuple[AxisEffect, ...]
     """Effect of each setting, the largest first; empty until the search has ended."""
     schedule: Schedule | None
@@ -114,7 +116,7 @@ class SearchPage(Page, View):
     running: tuple[Running, ...]
     """Runs on the engine."""
     ahead: int | None
-    """Queued searches that are claimed before this queued one, as far as the caller can see
+    """Number of queued searches that are claimed before this one, as far as the caller can see
     them.
     """
     targets: dict[str, float]
@@ -122,26 +124,26 @@ class SearchPage(Page, View):
     profile_runs: int
     budget_runs: int
     seconds_left: float | None
-    """Upper bound until a budget is used up, at the current rate."""
+    """Upper bound of the seconds until a budget is used up, at the current rate."""
     gpu_seconds: float
     grid_gpu_seconds: float | None
     """Cost of running every feasible configuration."""
     saved_gpu_seconds: float | None
-    """That minus the cost of the search; None if unknown."""
+    """`grid_gpu_seconds` minus the cost of the search; None if unknown."""
     expected_gain_fraction: float | None
     """Expected relative gain of another run."""
     queue_s: float
-    """Seconds for which its jobs waited for devices."""
+    """Seconds that its jobs waited for devices."""
     pending: str | None
-    """Why a job waits for devices, and its expected start; None if none waits."""
+    """Why a job waits for devices, and its expected start; None if no job waits."""
     waiting_for: str | None
     """Problem with the runs folder that prevents runs from starting."""
     stopped_because: str | None
     worker: str | None
     stalled: bool
-    """Whether it runs and its worker no longer responds."""
+    """Whether the search is running but its worker no longer responds."""
     no_worker: bool
-    """Whether it waits and no worker is alive."""
+    """Whether the search is waiting and no worker is alive."""
     created_at: datetime
     finished_at: datetime | None
     query_text: str
@@ -169,7 +171,7 @@ class RunsPage(Page):
     search_href: str
     runs: trials.TrialTable
     name: str
-    """The search's."""
+    """Name of the search."""
     verdict: str
     """The best run and the number of failed ones; empty before the first has ended."""
     order: tuple[int, ...]
@@ -227,10 +229,10 @@ def run_longer(search_id: str, values: Form, store: StoreDep, find: FindDep) -> 
 
 
 def _longer(view: SearchView, store: Store) -> tuple[int, float, float] | None:
-    """Return sufficient seconds for runs that were cut off, their limit, and the longest expected
-    step.
+    """Return a sufficient time limit for runs that were cut off, their limit, and the longest
+    expected step, in seconds.
 
-    None if that is not why a search failed.
+    Returns None if the search failed for another reason.
     """
     settings = view.query.get("search") or {}
     limit = settings.get("run_timeout_s", "auto")
@@ -259,7 +261,7 @@ def _handler(action: Action) -> Callable[..., RedirectResponse]:
     return handle
 
 
-for _action in ACTION_DESCRIPTIONS:  # the Origin header was checked: our own page sent the request
+for _action in ACTION_DESCRIPTIONS:  # Our own page sent the request.
     router.add_api_route(
         f"/searches/{{search_id}}/{_action}",
         _handler(_action),
@@ -333,7 +335,9 @@ def search_page(record: SearchRecord, *, store: Store) -> SearchPage:
 
 
 def account_of(view: SearchView) -> JsonObject:
-    """Return the cost of a search: by its result, until there is one by its progress."""
+    """Return the cost of a search, from its result, or from its progress if there is no result
+    yet.
+    """
     return view.progress | (view.summary or {})
 
 
@@ -377,9 +381,10 @@ def _ahead(record: SearchRecord, store: Store) -> int | None:
 
 
 def seconds_left(view: SearchView, *, now: datetime | None = None) -> float | None:
-    """Return an upper bound: the rest of the budget that is used up first, at the current rate.
+    """Return an upper bound of the remaining seconds: until the first budget is used up, at the
+    current rate.
 
-    None if nothing is known.
+    Returns None if nothing is known.
     """
     done, spent = view.progress.get("profile_runs", 0), view.progress.get("gpu_seconds", 0.0)
     if view.state is not SearchState.RUNNING or view.started_at is None or not done:

@@ -42,7 +42,7 @@ class SearchRow(View):
     worker: str | None
     """Host and process of its worker."""
     stalled: bool
-    """Whether it runs and its worker no longer responds."""
+    """Whether the search is running but its worker no longer responds."""
     kind: Kind
     subject: str
     """Model on cluster."""
@@ -53,13 +53,13 @@ class SearchRow(View):
     owner: str | None
     best: str | None
     best_step_s: float | None
-    """Step time, or for serving request latency, of the best configuration as on the search's page;
+    """Step time (serving: request latency) of the best configuration, as on the search's page;
     measured if it ran.
     """
     known: str
     """Basis of `best_step_s`: measured, calibrated or predicted."""
     failure: str
-    """Why it failed; empty if it did not."""
+    """Reason why it failed; empty if it did not."""
     profile_runs: int
     budget_runs: int
     gpu_seconds: float

@@ -38,7 +38,7 @@ WHY = {
     "repeat": "the best again, as noise leaves open whether it leads",
     "baseline": "your baseline, for comparison",
 }
-"""Why a run was chosen, by the search's code for it."""
+"""Reason why a run was chosen, by the search's code for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,13 +74,13 @@ class ServingColumns:
     targets: dict[str, float]
     """Maximum seconds by latency: ttft_s, tpot_s, request_latency_s."""
     ttft_s: tuple[float | None, ...]
-    """Measured, like all that are not named predicted."""
+    """Measured, like all columns that are not named predicted."""
     tpot_s: tuple[float | None, ...]
     request_latency_s: tuple[float | None, ...]
     misses: tuple[tuple[str, ...], ...]
     """Targets that its measurement misses, in words."""
     predicted_ttft_s: tuple[float | None, ...]
-    """By the cost model, before calibration."""
+    """Predicted by the cost model, before calibration."""
     predicted_tpot_s: tuple[float | None, ...]
     predicted_tokens_per_second_per_gpu: tuple[float | None, ...]
 
@@ -94,21 +94,23 @@ class TrialTable:
     quantity: Quantity
     axes: tuple[Axis, ...]
     tones: dict[str, Tone]
-    """By state."""
+    """Tone of each state."""
     best: int | None
     """Index of the best configuration's trial."""
     run_id: tuple[str, ...]
     number: tuple[int, ...]
     counts: tuple[int, ...]
-    """By trial, the index of its configuration's relevant run, which differs for repeats and
-    reduced runs.
+    """For each trial, the index of its configuration's representative run, which differs for
+    repeats and reduced runs.
     """
     num_runs: tuple[int, ...]
-    """Number of runs in its configuration's step time, from `low_s` to `high_s`; 0 if none."""
+    """Number of runs that determine its configuration's step time, from `low_s` to `high_s`; 0 if
+    none.
+    """
     low_s: tuple[float | None, ...]
     high_s: tuple[float | None, ...]
     why: tuple[str, ...]
-    """Why it was chosen."""
+    """Reason why it was chosen."""
     arithmetic: tuple[str, ...]
     details: tuple[str, ...]
     state: tuple[str, ...]
@@ -126,7 +128,9 @@ class TrialTable:
     calibrated_low_s: tuple[float | None, ...]
     calibrated_high_s: tuple[float | None, ...]
     final_step_s: tuple[float | None, ...]
-    """By the calibration with all runs of the search, which an ended training search has."""
+    """Predicted by the calibration with all runs of the search, which an ended training search
+    has.
+    """
     final_low_s: tuple[float | None, ...]
     final_high_s: tuple[float | None, ...]
     measured_step_s: tuple[float | None, ...]
@@ -158,10 +162,10 @@ class TrialTable:
 
 
 class TrialRow:
-    """One run of a table: its settings and figures by the names of the columns."""
+    """One run of a table: its settings and figures by column name."""
 
     def __init__(self, table: TrialTable, index: int) -> None:
-        """Read the row at `index`."""
+        """Create the row at `index`."""
         self.chosen = index == table.best
         self.place = table.number[index] + 1
         self._table, self._index = table, index
@@ -170,7 +174,11 @@ class TrialRow:
             vars(self).update(ttft_s=serving.ttft_s[index], tpot_s=serving.tpot_s[index])
 
     def __getattr__(self, name: str) -> Any:
-        """Return the row's value in a column; raises AttributeError if there is no such column."""
+        """Return the row's value in a column.
+
+        Raises:
+            AttributeError: There is no such column.
+        """
         return getattr(self._table, name)[self._index]
 
 
@@ -239,8 +247,8 @@ def _calibrated(
 
 
 def _rates(runs: Sequence[RunFigures]) -> tuple[float | None, ...]:
-    """Return tokens/s per GPU of each whole configuration; for a reduced run from the tokens of a
-    whole step.
+    """Return the tokens/s per GPU of each complete configuration; for a reduced run, from the
+    tokens of a complete step.
     """
     done = (run for run in runs if run.status == "ok" and run.fidelity.is_whole)
     tokens = next(
@@ -262,8 +270,10 @@ def _rates(runs: Sequence[RunFigures]) -> tuple[float | None, ...]:
 
 
 def _best(record: SearchRecord, runs: Sequence[RunFigures], counts: Sequence[int]) -> int | None:
-    """Return the index of the search's best run: until it has ended by the run's id, then by its
-    answer. A search that failed or was cancelled has none.
+    """Return the index of the search's best run: from the run's id while it runs, then from its
+    answer.
+
+    Returns None for a search that failed or was cancelled.
     """
     if record.state.failed:
         return None
@@ -289,7 +299,7 @@ def _serving(query: JsonObject, runs: Sequence[RunFigures]) -> ServingColumns:
             )
             for name in names
         }
-    except HpToolError:  # a query of another version: only stored values are shown
+    except HpToolError:  # Only stored values are shown.
         predicted = dict.fromkeys(names, (None,) * len(runs))
     return ServingColumns(
         targets=targets_of(query),
@@ -333,7 +343,7 @@ def serves(query: JsonObject) -> bool:
 
 
 def words(config: RunConfig, query: JsonObject) -> tuple[str, str]:
-    """Return (arithmetic, details) of a configuration of a stored query."""
+    """Return the (arithmetic, details) of a configuration of a stored query."""
     if not isinstance(config, ServingConfig):
         return formats.arithmetic(config, formats.device_of(query)), formats.details(config)
     replicas = config.data_parallel_size // config.attention_data_parallel_size
@@ -344,7 +354,7 @@ def words(config: RunConfig, query: JsonObject) -> tuple[str, str]:
 
 
 def why(chosen_by: str | None) -> str:
-    """Return why a run was chosen, in words; empty if nothing is stored."""
+    """Return the reason why a run was chosen, in words; empty if nothing is stored."""
     return "" if chosen_by is None else WHY.get(chosen_by, formats.words(chosen_by))
 
 

@@ -34,25 +34,25 @@ class Speed:
 
     @property
     def words(self) -> str:
-        """`17% slower`."""
+        """The speed in words: `17% slower`."""
         return _slower(self.factor)
 
     @property
     def ends(self) -> str:
-        """`-4% to +42%`; empty without an interval."""
+        """The interval in words: `-4% to +42%`; empty without an interval."""
         return "" if self.interval is None else _ends(self.interval)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Before:
-    """What was predicted of a run before it started, by the calibration of that time."""
+    """Prediction of a run before it started, by the calibration of that time."""
 
     step_s: float | None
     step_s_interval: tuple[float, float] | None
-    """90%"""
+    """90% interval of the predicted step time, in seconds."""
     memory_bytes: float | None
     known_from_runs: int
-    """Measurements that the prediction was calibrated by."""
+    """Number of measurements that calibrated the prediction."""
 
 
 def before(record: RunRecord) -> Before:
@@ -70,13 +70,13 @@ def before(record: RunRecord) -> Before:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Agreement:
-    """A run's measurement, compared with the prediction before it."""
+    """A run's measurement compared with the prediction before it."""
 
     text: str
     inside: bool | None
     """Whether the interval contains the measurement; None without an interval."""
     word: str
-    """`outside its interval`; empty without an interval."""
+    """`outside its interval` or similar; empty without an interval."""
     tone: Tone
 
 
@@ -97,7 +97,7 @@ def agreement(run: ComparedRun, record: RunRecord) -> Agreement:
     objective_s = record.measurement.objective_s if record.measurement else None
     if (
         objective_s and abs(objective_s / measured_s - 1.0) > SAME
-    ):  # the search predicts what it minimises
+    ):  # The search predicts the quantity that it minimises.
         text, compared_s = (
             f"{text}, {formats.seconds(objective_s)} with the penalty for missed targets",
             objective_s,
@@ -124,7 +124,7 @@ def _memory(run: ComparedRun, predicted: float | None) -> str:
     """
     peak = measured_peak(run)
     if not peak or not predicted or peak <= (1.0 + SAME) * predicted:
-        return ""  # less than predicted is harmless: some of it is headroom
+        return ""  # Some of it is headroom.
     return (
         f" Its memory peaked at {formats.gib(peak)}, {_percent(peak / predicted)} above the "
         f"{formats.gib(predicted)} predicted."
@@ -143,7 +143,7 @@ def _off(factor: float) -> str:
 
 
 def _timed(run: ComparedRun | None) -> tuple[str, float] | None:
-    """Return (label, seconds) of the run's step or whole request; None if it measured none."""
+    """Return the (label, seconds) of the run's step or request; None if it measured none."""
     known = {each.name: each.value for each in run.metrics} if run else {}
     return next(
         ((name, value) for name in (STEP.label, REQUEST.label) if (value := known.get(name))), None
@@ -155,7 +155,7 @@ def speeds(
 ) -> tuple[Speed | None, ...]:
     """Return the time of each configuration but the first relative to the first one's.
 
-    Measured times are compared if both were measured; None if nothing is known.
+    Measured times are compared if both were measured; the value is None if nothing is known.
     """
     first, *others = [_timed(run) for run in runs]
     return tuple(
@@ -177,9 +177,8 @@ def verdict(
     """Return the comparison in words.
 
     For example: TP 1 x PP 1 does not fit; TP 8 x PP 4 is 17% slower than TP 1 x PP 1 would be (+9%
-    to +25%). If both
-    sides were measured, the measurements are compared. A run that failed is neither slower nor
-    faster. `unfit` has the reason why each cannot run, empty if it can.
+    to +25%). If both sides were measured, the measurements are compared. A run that failed is
+    neither slower nor faster. `unfit` has the reason why each cannot run, empty if it can.
     """
     timed = [_timed(run) for run in runs]
     failed = [run is not None and not run.metrics for run in runs]

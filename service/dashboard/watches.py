@@ -54,9 +54,11 @@ class WatchRow(View):
     now_s: float | None
     """Its current steady pace in seconds per step."""
     slower_fraction: float | None
-    """Relative to its past, or else to the expected pace; None without either."""
+    """Slowdown relative to its past, or else to the expected pace; None without either."""
     query_doubted: bool
-    """Whether it is so much faster than expected that the query probably belongs to another job."""
+    """Whether the job is so much faster than expected that the query probably belongs to another
+    job.
+    """
     loss_per_day: Loss | None
     steps: int
     event: int
@@ -97,9 +99,11 @@ class LossAdvice:
     arithmetic: str
     text: str
     step_s: float
-    """Predicted."""
+    """Predicted step time in seconds."""
     own_step_s: float | None
-    """From the job's current pace, times the predicted ratio; None until the pace is known."""
+    """The job's current pace times the predicted ratio, in seconds per step; None until the pace is
+    known.
+    """
     idle_gpus: int
     href: str
     run_href: str
@@ -112,7 +116,7 @@ class WatchPage(Page):
     row: WatchRow
     verdict: Verdict
     faster: str
-    """How much faster than expected it is; empty if it is not."""
+    """Sentence that the job is faster than expected; empty if it is not."""
     configuration_href: str | None
     webhook_state: str | None
     last_error: str | None
@@ -121,7 +125,7 @@ class WatchPage(Page):
     slower_since: datetime | None
     """About when its slowdown began."""
     figure: Figure | None
-    """Step times by number, for plot.js; None before the first steady one."""
+    """Plot of step times by number, for plot.js; None before the first steady step."""
     may_delete: bool
     lost_nodes: int | None = None
     loss: LossAdvice | None = None
@@ -273,5 +277,5 @@ def _expected(expected: Expected, *, from_step: int, to_step: int) -> list[Figur
     )
     near = [
         (name, end) for name, end in ends if end < WIDEST * expected.step_s
-    ]  # one far above would compress all else
+    ]  # One far above would compress all others.
     return [middle, *(line(name, x=across, y=[end] * 2, style=dashed) for name, end in near)]

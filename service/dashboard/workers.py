@@ -1,4 +1,4 @@
-"""Page /workers: who runs searches, on which devices, and what waits for them."""
+"""Page /workers: workers, their devices, and the searches that wait for them."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from service.dashboard.page import Page, Tone, page_at
 from service.dashboard.search import stalled
 
 MOST_SEARCHES = 5
-"""Maximum searches of a cluster whose runs are considered."""
+"""Maximum number of searches of a cluster whose runs are considered."""
 UNKNOWN = "unknown"
 
 router = APIRouter(tags=["dashboard"])
@@ -29,10 +29,12 @@ class RunningSearch:
     id: str
     cluster: str
     holder: str
-    """Host and process: of a worker, or of an `hp-tool tune` that shares the database."""
+    """Host and process of a worker, or of an `hp-tool tune` that shares the database."""
     seen_at: datetime
     stalled: bool
-    """Whether the holder no longer responds: a worker that can run the search takes over."""
+    """Whether the holder no longer responds, so that a worker that can run the search takes
+    over.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

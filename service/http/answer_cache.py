@@ -41,12 +41,12 @@ UNTAGGED = ("/v1/keys", "/v1/audit")
 Key = tuple[str | None, str, bytes, bytes]
 """Owner, route, parameters and digest of the query."""
 Learnt = list[tuple[Calibrations, TrainingProblem, JsonObject | str | None]]
-"""Calibrations that an answer asked for, the problem, and the calibration used."""
+"""Calibrations that an answer requested: the problem, and the calibration used."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Entry:
-    """An answer and what it depends on."""
+    """A cached answer, and what it depends on."""
 
     body: bytes
     learnt: Learnt
@@ -59,7 +59,7 @@ class Entry:
 
 
 class AnswerCache:
-    """A least-recently-used cache, used on one event loop only."""
+    """A least-recently-used cache of answers. Used on one event loop only."""
 
     def __init__(
         self, *, max_bytes: int = MAX_BYTES, clock: Callable[[], float] = time.monotonic
@@ -90,7 +90,7 @@ class AnswerCache:
                 self._drop(key)
                 return None
             entry.checked_at = now
-        if key in self._entries:  # another request may have dropped it
+        if key in self._entries:  # Another request may have dropped it.
             self._entries.move_to_end(key)
         return entry.body
 
@@ -105,7 +105,9 @@ class AnswerCache:
             self._drop(next(iter(self._entries)))
 
     def recheck(self) -> None:
-        """Recheck every entry before its next use, as a calibration was fitted. Thread-safe."""
+        """Mark every entry to be rechecked before its next use, because a calibration was fitted.
+        Thread-safe.
+        """
         self._recheck_after = self._clock()
 
     def _drop(self, key: Key) -> None:
@@ -119,7 +121,9 @@ def _is_current(learnt: Learnt) -> bool:
 
 
 def applied(calibrations: Calibrations, problem: TrainingProblem) -> JsonObject | str | None:
-    """Return the calibration used for a problem, as in the answer's provenance; or why none was."""
+    """Return the calibration used for a problem, as in the answer's provenance, or the reason why
+    none was used.
+    """
     predictor = calibrations(problem)
     return calibrations.unused(problem) if predictor is None else predictor.provenance
 
@@ -137,10 +141,10 @@ class CachedAnswers:
             await self.app(scope, receive, send)
             return
         body = await asgi_body.read_body(receive)
-        if body is None:  # the client disconnected
+        if body is None:  # The client disconnected.
             return
         path: str = scope["path"]
-        owner = scope["state"]["principal"].owner  # an owner's reports may correct the answer
+        owner = scope["state"]["principal"].owner  # An owner's reports may correct the answer.
         key = (owner, path, scope["query_string"], hashlib.blake2b(body, digest_size=16).digest())
         cached = await self.cache.get(key)
         self.metrics.count_cached(route=path, hit=cached is not None)

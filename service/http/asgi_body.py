@@ -37,7 +37,7 @@ def limit_size(receive: Receive, limit: int) -> Receive:
 def limit_time(receive: Receive) -> Receive:
     """Wrap `receive` to raise `request_timeout` if the body stalls or is too slow.
 
-    For bodies that are answered after their end, so the sender is not waiting for anything.
+    Use it for bodies that are answered after their end, because the sender then waits for nothing.
     """
     loop = asyncio.get_running_loop()
     began_s, seen, complete = loop.time(), 0, False
@@ -45,7 +45,7 @@ def limit_time(receive: Receive) -> Receive:
     async def received() -> Message:
         nonlocal seen, complete
         if complete:
-            return await receive()  # a disconnect may come any time
+            return await receive()  # A disconnect may come at any time.
         end_s = began_s + MAX_BODY_S + seen / MIN_BYTES_PER_SECOND
         try:
             async with asyncio.timeout(MAX_PAUSE_S), asyncio.timeout_at(end_s):

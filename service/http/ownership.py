@@ -35,7 +35,7 @@ SHARED = frozenset({"live_workers", "measured_clusters"})
 
 
 class PrincipalStore:
-    """A `Store` limited to what its principal may see and spend; writes belong to the principal."""
+    """A `Store` limited to what its principal may see and spend. Writes belong to the principal."""
 
     def __init__(self, *, store: AccessStore, principal: Principal, settings: Settings) -> None:
         self._store = store

@@ -17,7 +17,7 @@ from service.settings import Settings
 HEADER_TIMEOUT_S = 10.0
 """Seconds that a connection may take to send complete headers."""
 RESERVE_PER_ADDRESS = 4
-"""Connections up to which an address may still use the reserve."""
+"""Number of connections up to which an address may still use the reserve."""
 _IPV6_NETWORK = 64
 """Prefix length of the IPv6 network that a subscriber gets."""
 

@@ -29,7 +29,7 @@ SLOW_S = 1.0
 
 
 class RequestLog:
-    """Outermost layer, so that requests rejected by the gate are logged, too."""
+    """Outermost middleware, so that requests rejected by the gate are logged too."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics, store: AccessStore) -> None:
         self.app = app
@@ -120,7 +120,7 @@ class RequestLog:
                 outcome=str(status),
                 request_id=scope["state"]["request_id"],
             )
-        except HpToolError as error:  # the response is sent; the request log has the request
+        except HpToolError as error:  # The response is sent; the request log has the request.
             log.error("Cannot write the audit log: %s", error.message)
 
 

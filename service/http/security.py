@@ -99,7 +99,7 @@ class Gate:
             # Read here, so that layers below never see a body that exceeds the limit halfway.
             if scope["path"] not in STREAMED:
                 body = await asgi_body.read_body(receive)
-                if body is None:  # the client disconnected
+                if body is None:  # The client disconnected.
                     return
                 receive = asgi_body.replay_body(body, receive)
         except HpToolError as error:

@@ -113,7 +113,7 @@ class Claim:
     message_id: str
     """Same for every attempt, so that receivers can drop duplicates."""
     settle: Callable[[str | None], None]
-    """Stores the outcome: an error message, or None."""
+    """Stores the outcome: an error message, or None for success."""
     words: str
 
 
@@ -215,7 +215,7 @@ class Deliveries:
                 body=claim.body,
                 headers=headers,
             )
-        except (DeliveryError, InputError) as failure:  # the allowed networks may have changed
+        except (DeliveryError, InputError) as failure:  # The allowed networks may have changed.
             error = str(failure)
         claim.settle(error)
         log.info("%s: %s", claim.words, error or "delivered")
@@ -226,7 +226,7 @@ def warn_of_overdue(
 ) -> None:
     """Warn the operator once if messages are overdue; runs when no signing secret is set."""
     while not stopping.is_set():
-        with suppress(HpToolError):  # the worker itself reports a database that is away
+        with suppress(HpToolError):  # The worker itself reports an unreachable database.
             if overdue := store.state().overdue_webhooks:
                 fix = "set HP_WEBHOOK_SECRET or HP_WEBHOOK_SECRET_FILE as for the API"
                 log.warning(
