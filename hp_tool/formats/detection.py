@@ -1,4 +1,4 @@
-"""Detect the format of a text by the signs of registered formats, and of known tools that are not
+"""Detect the format of a text from the signs of registered formats, and of known tools that are not
 read.
 """
 
@@ -141,8 +141,8 @@ _PROGRAM_PATTERN = re.compile(
 
 
 def detect_format(text: str, *, files: Mapping[str, str] | None = None) -> str:
-    """Return the name of the format of a text, one of those that are read; of a manifest, pass
-    the command of its container.
+    """Return the name of the format of a text, if it is one that is read. For a manifest, pass the
+    command of its container.
 
     Raises:
         UnsupportedError: The format is known but not read.
@@ -215,7 +215,7 @@ def _format_of_mapping(content: Mapping[str, Any], text: str) -> str:
 
 
 def _describe_keys(content: Mapping[str, Any]) -> str:
-    """Return for an error which tool's keys a file has most of; else its first keys."""
+    """Return, for an error, the tool to which most keys of a file belong; else its first keys."""
     names = [setting.name for setting in as_settings(content)]
     shares = {
         name: sum(look_up(each, table(name)) is not None for each in names) for name in _TABLES
@@ -253,7 +253,7 @@ def _signs() -> Iterator[tuple[Sign, str]]:
 
 
 def _match_signs(place: Place, evidence: Evidence) -> str:
-    """Return the format whose sign the text has; an empty text without any.
+    """Return the format whose sign the text has; an empty text if it has none.
 
     Raises:
         UnsupportedError: The format is not read.

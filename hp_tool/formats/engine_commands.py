@@ -110,7 +110,7 @@ def command_reader(engine: str) -> Callable[[Source, Reading], None]:
                     example="NAME",
                 )
         if reading.num_gpus != source.num_gpus and "torchrun" not in launch.launchers:
-            reading.num_gpus = source.num_gpus  # srun starts one server
+            reading.num_gpus = source.num_gpus  # srun starts one server.
         known = table(engine)
         settings = parse_flags(words, table=known, reading=reading)
         settings = [
@@ -192,7 +192,7 @@ def _drop_transfer_options(settings: Iterable[Setting], reading: Reading) -> lis
 
 
 def _expand_abbreviation(name: str, known: Mapping[str, Any]) -> str:
-    """Return the single option that starts with `name`, like argparse; else `name` itself."""
+    """Return the only option that starts with `name`, like argparse; else `name` itself."""
     if name in known or "." in name or len(name) < MIN_ABBREVIATION:
         return name
     meant = [each for each in known if each.startswith(name)]
@@ -204,8 +204,8 @@ MIN_ABBREVIATION = 6
 
 
 def _read_options_file(source: Source, reading: Reading) -> None:
-    """Fill the reading with the query of TensorRT-LLM's options file alone, which leaves the model
-    and the ranks to the command.
+    """Fill the reading with the query of TensorRT-LLM's options file alone, which leaves model and
+    ranks to the command.
     """
     content = source.keys(reading)
     settings = _options_from_keys(file_settings(content, text=source.text), engine="trtllm")
@@ -222,8 +222,8 @@ def _read_options_file(source: Source, reading: Reading) -> None:
 def _config_file_settings(
     words: list[Setting], script: Script, reading: Reading, *, engine: str
 ) -> list[Setting]:
-    """Return the options in the file behind a server's --config: switches stand without a value, or
-    are off.
+    """Return the options in the file that a server's --config names; switches have no value, or are
+    off.
     """
     return _options_from_keys(config_file_settings(words, script, reading), engine=engine)
 
@@ -276,7 +276,8 @@ def read_command(
     )
     replicas = 1
     if engine == "sglang" and groups > 1:
-        if "enable-dp-attention" in flags:  # all ranks are TP's, and limits are those of all groups
+        # All ranks are TP's, and limits are those of all groups.
+        if "enable-dp-attention" in flags:
             parallel["tensor_parallel_size"] = t = max(t // groups, 1)
             for name in ("max_num_seqs", "max_num_batched_tokens"):
                 if name in parallel:
@@ -285,7 +286,7 @@ def read_command(
             replicas = parallel.pop("attention_data_parallel_size")
     elif groups > 1 and model is not None and source.num_experts_of(model) is None:
         replicas = parallel.pop("attention_data_parallel_size")
-    if engine == "trtllm" and "enable-attention-dp" in flags:  # each rank has its own attention
+    if engine == "trtllm" and "enable-attention-dp" in flags:  # Each rank has its own attention.
         parallel |= {"attention_data_parallel_size": t, "tensor_parallel_size": 1}
         groups, t = t, 1
     if "enable-expert-parallel" in flags:
@@ -295,7 +296,7 @@ def read_command(
         or "enable-deepep-moe" in flags
         or "enable-ep-moe" in flags
     )
-    if engine == "sglang" and deepep:  # the server uses all ranks
+    if engine == "sglang" and deepep:  # The server uses all ranks.
         parallel["expert_parallel_size"] = t * parallel.get("attention_data_parallel_size", 1)
     slots = flags.get("moe-config.load-balancer.num-slots")
     experts = None if slots is None or model is None else source.num_experts_of(model)
@@ -350,7 +351,7 @@ def read_command(
 
 
 _STATED_MODEL = re.compile(r"set MODEL to the checkpoint in (\w+):")
-"""How an exported script says the precision of a checkpoint that its user names."""
+"""Comment in which an exported script states the precision of a checkpoint that its user names."""
 _LENGTH_OPTIONS = {"max-model-len", "context-length"}
 
 
@@ -413,7 +414,7 @@ def _read_speculation(
     if steps is None and "speculative-num-draft-tokens" in flags:
         steps = (
             _parse_number(flags, "speculative-num-draft-tokens") - 1
-        )  # with the token before them
+        )  # Together with the token before them.
     if steps is None:
         reading.lack(
             "inference.speculative.num_speculative_tokens",

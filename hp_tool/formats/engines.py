@@ -24,7 +24,7 @@ EXPRESSED_FIELDS = SHAPE_FIELDS.union(SERVER_FIELDS, LOAD_FIELDS) | parse_names(
     speculative.num_speculative_tokens speculative.acceptance_rate
     speculative.draft_cost_fraction speculative.draft_model
 """)
-"""Fields of a setup that a replica's command expresses, or that describe its load."""
+"""Fields of a setup that a replica's command expresses or that describe its load."""
 WIDE_PRECISIONS = ("bf16", "fp16", "fp32")
 FP8 = {"fp8": "fp8"}
 """Values of --quantization that narrow 16-bit weights while loading; narrow checkpoints contain
@@ -57,7 +57,7 @@ def model_argument(setup: ServingSetup) -> str:
 
 
 def size_above_one(size: int) -> int | None:
-    """Return a size to write; None for 1."""
+    """Return a size to be written; None for 1."""
     return size if size > 1 else None
 
 
@@ -131,7 +131,7 @@ def replica_script(
 
 
 def replica_count_words(replicas: int) -> str:
-    """Return which of so many replicas a command starts."""
+    """Return, in words, which of several replicas a command starts."""
     return "1 replica" if replicas == 1 else f"one of {replicas} replicas"
 
 
@@ -225,14 +225,14 @@ def precision_options(
 def quantization_option(
     setup: ServingSetup, *, engine: str, words: Mapping[str, str]
 ) -> str | None:
-    """Return the one of `words` that narrows weights while loading; None if the checkpoint is as
-    predicted.
+    """Return the option, one of `words`, that quantises weights while loading; None if the
+    checkpoint is as predicted.
 
     Raises:
         UnsupportedError: The engine would serve weights of another precision than the query's.
     """
     wanted, stored = setup.workload.precision or "bf16", setup.stored_precision
-    if stored is None:  # a user's own checkpoint
+    if stored is None:  # A user's own checkpoint.
         return words.get(wanted)
     if stored == wanted or (stored in WIDE_PRECISIONS and wanted in WIDE_PRECISIONS):
         return None

@@ -102,7 +102,7 @@ def adapter_targets(setup: TrainingSetup, *, tool: str) -> tuple[str, ...]:
     Raises:
         UnsupportedError: Adapters are on fused matrices or experts.
     """
-    assert setup.workload.lora is not None  # checked by the caller
+    assert setup.workload.lora is not None  # Checked by the caller.
     names = setup.workload.lora.target_modules or ()
     fused = [name for name in names if name.startswith("linear_")]
     if fused or not names:
@@ -121,7 +121,7 @@ def adapter_targets(setup: TrainingSetup, *, tool: str) -> tuple[str, ...]:
 
 
 def trainer_arguments(setup: TrainingSetup) -> dict[str, Any]:
-    """Return arguments of Hugging Face's Trainer."""
+    """Return the arguments of Hugging Face's Trainer."""
     w = setup.workload
     return {
         "model_name_or_path": model_path(setup),

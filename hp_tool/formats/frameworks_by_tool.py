@@ -8,4 +8,4 @@ FRAMEWORKS_BY_TOOL = {
     "torchtune": "torchtune",
     "nemo-automodel": "nemo-automodel",
 }
-"""`training.framework` of the queries that a tool's files are read into."""
+"""`training.framework` of queries read from a tool's files."""

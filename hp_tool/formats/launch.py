@@ -124,8 +124,8 @@ class Launch:
 
 
 def find_launch(script: Script, *, reading: Reading) -> Launch | None:
-    """Return the command that trains or serves: the one with most flags; record all others as
-    ignored.
+    """Return the command that trains or serves, which is the one with most flags; record all others
+    as ignored.
     """
     flags_alone = [command for command in script.commands if command.words[0].text.startswith("--")]
     if flags_alone and len(flags_alone) == len(script.commands):
@@ -165,7 +165,7 @@ def _parse_launch(command: Command) -> Launch | None:
         return None
     if (
         names[0] == "trl" and len(words) > 1
-    ):  # Accelerate's launcher and a script of TRL's in one command
+    ):  # Accelerate's launcher and one of TRL's scripts in one command.
         counts, program = _read_counts(words), f"trl.scripts.{texts[1]}"
         return Launch(
             program=program,
@@ -289,14 +289,14 @@ def _count_included_devices(words: list[Word]) -> dict[str, Count]:
 
 
 def world_size(launch: Launch, script: Script, *, reading: Reading) -> int | None:
-    """Return the number of processes, and so devices, of the launch; None if the script does not
-    contain it.
+    """Return the number of processes, and therefore devices, of the launch; None if the script does
+    not contain it.
     """
     header = {
         _COUNT_OPTIONS[name]: Count(
             f"#SBATCH --{name}", Word(value, 0, unknown=(value,) if "$" in value else ())
         )
-        for name, value in script.header.items()  # in which Slurm expands no variables
+        for name, value in script.header.items()  # In which Slurm expands no variables.
         if name in _COUNT_OPTIONS
     }
     own = dict(launch.counts)
@@ -304,7 +304,7 @@ def world_size(launch: Launch, script: Script, *, reading: Reading) -> int | Non
     if "hostfile" in own and not own.keys() & {"nodes", "all"}:
         reading.hints["cluster.num_gpus"] = f"the hosts are those in {own['hostfile'].word.text}"
         return None
-    if "machines" in own and "all" in own:  # accelerate counts all processes
+    if "machines" in own and "all" in own:  # accelerate counts all processes.
         return _count_value(own["all"], reading)
     nodes = _count_value(own.get("nodes"), reading)
     if nodes is None:
@@ -335,7 +335,7 @@ def _count_value(count: Count | None, reading: Reading) -> int | None:
             Read(flag=option, value=word.text, line=word.line or None, field="cluster.num_gpus")
         )
         return int(text)
-    if word.unknown:  # missing even if another option contains a number
+    if word.unknown:  # Missing even if another option contains a number.
         reading.lack(
             "cluster.num_gpus",
             f"{option} is {describe_unknown_parts(word.unknown)}; add",

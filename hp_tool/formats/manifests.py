@@ -38,7 +38,7 @@ class PodCommand:
     """The command started by the pods of a manifest."""
 
     script: str
-    """Its variables and its command, as lines of a shell script."""
+    """Variables and command, as lines of a shell script."""
     replicas: int
     """Number of pods."""
     trains: bool = False
@@ -55,17 +55,17 @@ class _Container:
     content: Mapping[str, Any]
     replicas: Any
     role: str
-    """prefill, decode, or an empty text."""
+    """Role in disaggregated serving: prefill, decode, or an empty text."""
     model: str
-    """The checkpoint in the object; an empty text if it has none."""
+    """Checkpoint in the object; an empty text if it has none."""
     parallelism: Mapping[str, Any]
 
 
 def pod_command(text: str) -> PodCommand | None:
-    """Return the command of a manifest's pods, for one object or several.
+    """Return the command of the pods in a manifest, for one object or several.
 
-    None for any other text, and for a manifest whose containers start no supported engine or
-    training, or several that are not pools for prefill and decoding.
+    Returns None for any other text, and for a manifest whose containers start no supported engine
+    or training, or several that are not pools for prefill and decoding.
 
     Raises:
         UnsupportedError: The number of pods is not a positive integer.

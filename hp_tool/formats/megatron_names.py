@@ -32,7 +32,7 @@ _SECTIONS = ("", "model", "train", "ddp", "comm-overlap", "language-model", "mod
 """Sections of a file whose relevant keys are Megatron's own."""
 _OFF_VALUES = ("false", "none", "null", "no", "")
 PRINTED_ARGUMENTS = re.compile(r"(?<!-)-{4,}[ \t]*(?:[^-\n]{1,80}[ \t])?arguments[ \t]*-{4}")
-"""Start of the arguments that Megatron prints."""
+"""Start of the list of arguments that Megatron prints."""
 _PRINTED_LINE = re.compile(r"(?:^|[\s:\]])(\w+) \.{2,} ?(.*)$")
 MAX_PRINTED_LINES = 3_000
 """Maximum number of lines in a list of arguments."""
@@ -40,7 +40,9 @@ MAX_PRINTED_LINES = 3_000
 
 @functools.cache
 def megatron_names(tool: str) -> Mapping[str, str]:
-    """Return Megatron's arguments by the tool's keys; those that a key switches off end in `!`."""
+    """Return Megatron's arguments by the tool's keys; arguments that a key switches off end in
+    `!`.
+    """
     text = (
         resources.files("hp_tool.formats")
         .joinpath(f"tables/{tool}.yaml")
@@ -96,7 +98,7 @@ def rename_settings(
 
 
 def _renamed_argument(setting: Setting, name: str, reading: Reading) -> list[Setting]:
-    """Return the setting as Megatron's argument `name`, none if it is off.
+    """Return the setting as Megatron's argument `name`; None if it is off.
 
     A name that ends in `!` is switched off by the key.
     """
@@ -162,7 +164,7 @@ def _printed_values(text: str) -> tuple[str, ...]:
 def printed_flags(listed: list[Setting], *, reading: Reading) -> list[Setting]:
     """Return printed arguments as flags.
 
-    Every argument is printed, so a value that is not read may be a default and counts as one.
+    Megatron prints every argument, so a value that is not read may be a default and counts as one.
     """
     known, megatron = megatron_names("printed"), table(TABLE)
     passed: list[Setting] = []
@@ -224,7 +226,7 @@ def file_settings(content: Mapping[str, Any], *, text: str) -> list[Setting]:
     """Return the leaves of a YAML file.
 
     Raises:
-        InputError: It has more than any configuration.
+        InputError: It has more leaves than any configuration.
     """
     settings = as_settings(content, lines=text)
     if len(settings) > MAX_PRINTED_LINES:

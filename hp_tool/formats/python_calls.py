@@ -11,7 +11,7 @@ from hp_tool.errors import InputError, UnsupportedError
 
 MAX_TEXT = 400_000
 MAX_EXPRESSIONS = 20_000
-"""Maximum number of expressions in a function and those it calls."""
+"""Maximum number of expressions in a function and in those that it calls."""
 MAX_NUMBER = 10**18
 _SKIPPED_STATEMENTS = (ast.Import, ast.ImportFrom, ast.Assert, ast.Pass, ast.FunctionDef)
 
@@ -29,7 +29,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unread:
-    """An expression whose value can only be known by running it."""
+    """An expression whose value is known only at run time."""
 
     text: str
     line: int
@@ -39,7 +39,11 @@ class Functions:
     """The functions of a module, and their return values."""
 
     def __init__(self, text: str) -> None:
-        """Raises InputError for what is no Python."""
+        """Parse the module.
+
+        Raises:
+            InputError: The text is not valid Python.
+        """
         try:
             module = ast.parse(text[:MAX_TEXT])
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
@@ -123,7 +127,7 @@ class Functions:
         )
 
     def _holder(self, target: ast.expr, values: dict[str, Any]) -> Call | None:
-        """Return the call whose attribute a target is, created for a default without one."""
+        """Return the call whose attribute a target is; it is created for a default without one."""
         if not isinstance(target, ast.Attribute):
             return None
         if isinstance(target.value, ast.Attribute):

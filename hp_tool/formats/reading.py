@@ -1,4 +1,4 @@
-"""The settings read from another tool's configuration, and the use of each."""
+"""The settings of another tool's configuration, and how each is used."""
 
 import difflib
 import functools
@@ -24,7 +24,7 @@ class Read:
     line: int | None
     """Line of the script or file, from 1; None without lines."""
     field: str
-    """The query field that it determines, alone or with others."""
+    """The query field that the setting determines, alone or with others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,10 +52,10 @@ class Missing:
     hint: str
     """How to set it on the command line, with the value that the configuration suggests."""
     example: str | None = None
-    """That value, if the hint names the field's option; empty for only the option."""
+    """That value, if the hint names the field's option; empty if the hint is only the option."""
 
     def with_example(self, example: str) -> Self:
-        """Return it with another example, also in its hint."""
+        """Return the missing value with another example, also in its hint."""
         hint = self.hint.replace(
             set_option(self.field, self.example or ""), set_option(self.field, example)
         )
@@ -72,11 +72,11 @@ class Setting:
     values: tuple[str, ...] = ()
     line: int | None = None
     unknown: tuple[str, ...] = ()
-    """Parts of the values that can only be known by running the script."""
+    """Parts of the values that are known only at run time."""
 
     @property
     def text(self) -> str:
-        """Return its values as one text."""
+        """Return the setting's values as one text."""
         return " ".join(self.values)
 
 
@@ -140,7 +140,7 @@ class Reading:
     ignored: list[Ignored] = field(default_factory=list)
     missing: list[Missing] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)
-    """Sentences, each naming its setting; duplicates are shown once."""
+    """Sentences that each name a rejected setting; duplicates are shown once."""
     num_gpus: int | None = None
     absent: list[str] = field(default_factory=list)
     """Lines that source an unavailable file, which may set undefined variables."""
@@ -152,7 +152,7 @@ class Reading:
     """
 
     def refuse(self, why: str) -> None:
-        """Record what is not modelled or unknown."""
+        """Record a setting that is unknown or not modelled."""
         self.refused.append(why)
 
     def ignore(self, setting: Setting, reason: str) -> None:
@@ -160,7 +160,9 @@ class Reading:
         self.ignored.append(Ignored(flag=setting.written, reason=reason, line=setting.line))
 
     def bound(self, flag: str) -> None:
-        """Record that each sample is assumed to be as long as `flag`, which is an upper bound."""
+        """Record that each sample is assumed to have the length in `flag`, which is an upper
+        bound.
+        """
         reason = (
             "a bound, taken for each sample's length: if samples are shorter, set "
             "training.sequence_lengths, or training.sequence_length to their mean"
@@ -170,7 +172,7 @@ class Reading:
     def lack(self, path: str, why: str, *, example: object = None, after: str = "") -> None:
         """Record a missing field, once.
 
-        The hint is `why`, and with an example the field's option, and `after`.
+        The hint consists of `why`, the field's option if there is an example, and `after`.
         """
         if any(missing_field.field == path for missing_field in self.missing):
             return
@@ -179,9 +181,8 @@ class Reading:
         self.missing.append(Missing(field=path, hint=hint, example=shown))
 
     def given_size(self, path: str) -> str:
-        """Return the size that the caller sets for the field at `path`.
-
-        An empty text for other fields and lists of sizes.
+        """Return the size that the caller sets for the field at `path`; an empty text for other
+        fields and lists of sizes.
         """
         size = self.overrides.get(path) if path in _SIZE_FIELDS else None
         return str(size) if isinstance(size, int) else ""
@@ -198,8 +199,8 @@ class Reading:
         self.lack(path, why, example={"cluster.num_gpus": "", "model": "NAME"}.get(path, "..."))
 
     def lack_unknown(self, settings: Iterable[Setting], fields: Mapping[str, str]) -> None:
-        """Record the settings with unknown values that determine one of `fields` (by the setting's
-        name).
+        """Record as missing the settings with unknown values that determine one of `fields` (by the
+        setting's name).
         """
         for setting in settings:
             if setting.unknown and setting.name in fields:
@@ -233,7 +234,7 @@ class Argument:
     """0, 1, + or *, as argparse's nargs; ? if the value is optional."""
     fate: Fate
     why: str
-    """The query's field, or the reason."""
+    """The query's field, or the reason why the argument is ignored or rejected."""
     harmless: tuple[str, ...] = ()
     """For rejected arguments: values at which they have no effect."""
 
@@ -249,7 +250,8 @@ class Table(dict[str, Argument]):
 
 @functools.cache
 def table(name: str) -> Table:
-    """Return the arguments of the table `name`, by name: a YAML file of uses, reasons and names.
+    """Return the arguments of the table `name` by name, from a YAML file of uses, reasons and
+    names.
 
     A name alone is a switch, `name=` has a value, `name=+` and `name=*` several, `name=?` an
     optional one; `name=|a|b` is rejected unless its value is a or b.
@@ -274,7 +276,7 @@ def table(name: str) -> Table:
 
 
 def look_up(name: str, table: Table) -> Argument | None:
-    """Return the table's line for a name: its own, or a prefix."""
+    """Return the table's line for a name: that of the name itself, or of a prefix."""
     if name in table:
         return table[name]
     beginnings = [
@@ -347,7 +349,7 @@ def sort_settings(
         elif argument is None and value == "none" and not setting.written.startswith("-"):
             reading.ignore(setting, "null, so the default applies")
         elif argument is None:
-            wanted = len(reading.refused) < MAX_NAMED  # the search is slow, and no more are shown
+            wanted = len(reading.refused) < MAX_NAMED  # The search is slow, and no more are shown.
             near = difflib.get_close_matches(setting.name, table, n=1, cutoff=0.8) if wanted else []
             hint = f" (did you mean {near[0]}?)" if near else ""
             reading.refuse(
@@ -434,7 +436,9 @@ def _line_numbers(text: str) -> dict[str, int]:
 def parse_flags(
     words: Iterable[Any], *, table: Mapping[str, Argument], reading: Reading
 ) -> list[Setting]:
-    """Return flags and their values, as argparse would parse them; reject words without a flag."""
+    """Return flags and their values as argparse would parse them; reject words that belong to no
+    flag.
+    """
     settings: list[Setting] = []
     current: list[Any] = []
     room = 0

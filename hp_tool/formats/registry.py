@@ -27,19 +27,21 @@ class Format(Generic[Setup]):
 
     name: str
     title: str = ""
-    """Name used by the tool's authors; empty for `name`."""
+    """Name used by the tool's authors; empty if it is `name`."""
     kind: Kind = "training"
     place: int = 1
-    """Position in lists; formats of one position are sorted by name."""
+    """Position in lists; formats with equal positions are sorted by name."""
     signs: tuple[Sign, ...] = ()
     read: Callable[[Source, Reading], None] | None = None
-    """Fills the reading with the query of a configuration."""
+    """Fills a reading with the query of a configuration."""
     write: Callable[[Setup], str] | None = None
-    """Returns a configuration's text; raises UnsupportedError for what the tool cannot express."""
+    """Returns the text of a configuration; raises UnsupportedError if the tool cannot express
+    it.
+    """
     write_pools: Callable[[ServingSetup, ServingSetup], str] | None = None
-    """Returns the text of pools for prefill and for decoding."""
+    """Returns the text of prefill and decoding pools."""
     options: Callable[[Setup], dict[str, str]] | None = None
-    """Returns a configuration's flags or keys, each with its value."""
+    """Returns the flags or keys of a configuration, each with its value."""
     notes: Callable[[str], tuple[str, ...]] = lambda text: ()
     """Returns additional steps that a written text cannot express."""
     usual_of: str | None = None
@@ -51,7 +53,7 @@ class Format(Generic[Setup]):
     fsdp_axes: Mapping[str, Any] = field(default_factory=dict)
     """The same under torch-fsdp."""
     loss: CrossEntropy | None = None
-    """The loss implementation of a tool without a setting for it."""
+    """The loss implementation of a tool that has no setting for it."""
     trained_weights: StatePrecision | None = None
     """Default precision of fully trained weights in the tool."""
     logs: tuple[str, ...] = ("json",)
@@ -70,7 +72,7 @@ class Format(Generic[Setup]):
     shape.
     """
     reads: str = ""
-    """What is read, for the documentation."""
+    """Which files and scripts are read, for the documentation."""
     writes: str = ""
     checked: str = ""
     """What tests compare the written text with."""
@@ -114,7 +116,9 @@ def readable() -> tuple[str, ...]:
 
 
 def writable(kind: Kind | None = None) -> tuple[str, ...]:
-    """Return the names of the formats that configurations of a kind, or of both, are written in."""
+    """Return the names of the formats in which configurations of a kind, or of both kinds, are
+    written.
+    """
     return tuple(tool_format.name for tool_format in formats(kind) if tool_format.write is not None)
 
 
@@ -129,10 +133,10 @@ def listed_writable() -> str:
 
 
 def get_format(name: str) -> Format[Any]:
-    """Return the format of a name.
+    """Return the format with a given name.
 
     Raises:
-        InputError: There is none.
+        InputError: There is no such format.
     """
     _import_tools()
     if name not in _FORMATS:

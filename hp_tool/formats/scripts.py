@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Iterable, Mapping
 
 FILL = "FILL IN"
-"""Marks what the user must fill in, with its number in the list at the top."""
+"""Mark of values that the user must fill in, with the number in the list at the top."""
 
 
 def script_text(lines: Iterable[str]) -> str:
@@ -14,7 +14,7 @@ def script_text(lines: Iterable[str]) -> str:
 
 
 def required_variable(name: str, meaning: str) -> str:
-    """Return a variable in double quotes without which the script stops and prints `meaning`.
+    """Return a quoted reference to a variable without which the script stops and prints `meaning`.
 
     Raises:
         ValueError: The meaning has characters with a meaning to bash, such as a single quote.

@@ -10,15 +10,15 @@ Place = Literal["text", "keys", "script"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """A text whose format is to be detected."""
+    """A text with the properties from which its format is detected."""
 
     text: str
     content: Mapping[str, Any] = field(default_factory=dict)
-    """Content of a file of keys; empty for a script."""
+    """Content of a key file; empty for a script."""
     keys: Set[str] = frozenset()
-    """Its top-level keys, with underscores."""
+    """Top-level keys, with underscores."""
     files: bool = False
-    """Whether files were passed with it."""
+    """Whether files were passed with the text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,12 +26,14 @@ class Sign:
     """A sign of a format. Of the matching signs, the one with the lowest rank is used."""
 
     of: Place
-    """Where it is: in any text, which is tried first, in a file of keys, or in a script."""
+    """Where the sign is looked for: in any text (tried first), in a file of keys, or in a
+    script.
+    """
     rank: int
     """Lower for more specific signs."""
     holds: Callable[[Evidence], bool]
     refused: str = ""
-    """Description of such a text, if it is not read."""
+    """Description of such a text if it is not read; else empty."""
 
 
 def matches_pattern(pattern: str) -> Callable[[Evidence], bool]:

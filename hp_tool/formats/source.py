@@ -170,5 +170,5 @@ def parse_keys(text: str) -> dict[str, Any]:
     """
     try:
         return documents.parse(text, origin=Path("deepspeed.json"))
-    except InputError:  # YAML in braces, with comments
+    except InputError:  # YAML in braces, with comments.
         return documents.parse(text, origin=Path("configuration.yaml"))

@@ -1,4 +1,4 @@
-"""The release that a configuration was chosen for, written and read as a comment, because no tool
+"""The release for which a configuration was chosen, written and read as a comment because no tool
 has an option for it.
 """
 
@@ -13,7 +13,9 @@ _RELEASE = r"v?\d+(?:\.\w+)+(?:[.+-]\w+)*"
 
 
 def release_words(workload: TrainingWorkload | InferenceWorkload) -> str:
-    """Return `megatron-core 0.18` for a workload with a release in one word; else an empty text."""
+    """Return `megatron-core 0.18` if a workload has a release that is a single word; else an empty
+    text.
+    """
     if isinstance(workload, TrainingWorkload):
         program, release = workload.framework, workload.framework_version
     else:

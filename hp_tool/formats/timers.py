@@ -28,7 +28,7 @@ NAMES = frozenset(
         *("batch-generator", "forward-compute", "backward-compute"),
     }
 )
-"""Timers of a step that are read; others are parts of these."""
+"""Timers of a step that are read; all others are parts of these."""
 MAX_RANKS = 16_384
 INSPECTED_BYTES = 16 * 2**20
 """Bytes at the start of a file that must contain a log's first signs."""
@@ -45,27 +45,27 @@ _RANK_LINE = re.compile(rf"rank\s+(\d{{1,6}}): {_NUMBER}\s*$")
 
 @dataclass(slots=True, kw_only=True)
 class TimedStep:
-    """One print of the timers, in seconds per step; a mean over the iterations since the previous
+    """Timers printed once, in seconds per step; a mean over the iterations since the previous
     print.
     """
 
     step_s: float
     longest_s: dict[str, float] = field(default_factory=dict)
-    """By timer, on the rank with the longest time."""
+    """Longest time over the ranks, by timer."""
     shortest_s: dict[str, float] = field(default_factory=dict)
-    """By timer; empty if only the longest was printed."""
+    """Shortest time over the ranks, by timer; empty if only the longest was printed."""
     ranks_s: dict[str, dict[int, float]] = field(default_factory=dict)
-    """By timer and rank, if --timing-log-option is all."""
+    """Time by timer and rank, if --timing-log-option is all."""
 
 
 def is_log(path: Path) -> bool:
-    """Return whether the beginning of a file is that of a log."""
+    """Return whether the beginning of a file looks like a log."""
     try:
         with path.open("rb") as stream:
             beginning = stream.read(INSPECTED_BYTES)
             return any(sign in beginning for sign in _SIGNS)
     except OSError:
-        return False  # the reader reports what is wrong
+        return False  # The reader reports what is wrong.
 
 
 def read_timers(path: Path, *, name: str | None = None) -> list[TimedStep]:
@@ -94,7 +94,7 @@ def _read_lines(stream: Iterable[str]) -> Iterator[str]:
 
 
 def _timed_steps(lines: Iterable[str]) -> Iterator[TimedStep]:
-    """Yield each step with a time, with the timers that follow."""
+    """Yield each step that has a time, with the timers that follow it."""
     facts, step, name = LogFacts(), None, ""
     for line in lines:
         count = len(facts.step_s)
@@ -112,10 +112,10 @@ def _timed_steps(lines: Iterable[str]) -> Iterator[TimedStep]:
 
 
 def _read_timer(line: str, step: TimedStep, name: str) -> str:
-    """Read one line after a step's, for ranks that of the timer `name`; return the timer of the
-    next line.
+    """Read one line after that of a step (for lines of ranks, of the timer `name`); return the
+    timer of the next line.
     """
-    if line.lstrip().startswith("time (ms) |"):  # of 2021: one line, of the last rank
+    if line.lstrip().startswith("time (ms) |"):  # One line, of the last rank.
         for named in _OLD_LINE.finditer(line):
             timer = _RENAMED.get(named[1], named[1])
             if timer in NAMES:

@@ -32,10 +32,10 @@ communication.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoggedRun:
-    """The figures of a run's log."""
+    """Figures read from a run's log."""
 
     step_s: float | None
-    """Median of the logged optimizer steps after the first ones."""
+    """Median step time after the first steps, in seconds."""
     steps: int
     """Number of logged steps in the median."""
     tokens_per_second_per_gpu: float | None
@@ -62,7 +62,7 @@ class Assessment:
     logged: LoggedRun | ServerStart | None
     """Step times of a training's log, or memory of a server's."""
     step_gap_fraction: float | None
-    """Logged step time over the predicted one, minus 1."""
+    """Logged step time / predicted step time - 1."""
     better: Recommendation | ServingRecommendation | None
     """None if no acceptable configuration is predicted to be at least 0.05% faster."""
     gain_fraction: float | None
@@ -195,7 +195,7 @@ def _interval_of_gain(
 def _saved_parts_s(
     theirs: Estimate | InferenceEstimate, ours: Estimate | InferenceEstimate
 ) -> dict[str, float]:
-    """Return seconds of a training step that the second saves, by part."""
+    """Return the seconds of a training step that the second configuration saves, by part."""
     if (
         not isinstance(theirs, Estimate)
         or not isinstance(ours, Estimate)
@@ -277,7 +277,7 @@ def _restore_own_flags(
 
 
 def _read_log_facts(log: Iterable[str], *, readers: Sequence[str]) -> LogFacts:
-    """Return what the first reader that finds step times finds in a log."""
+    """Return the figures found by the first reader that finds step times in a log."""
     found = [LogFacts() for _ in readers]
     for line in log:
         for name, facts in zip(readers, found, strict=True):
@@ -289,7 +289,7 @@ def _read_log_facts(log: Iterable[str], *, readers: Sequence[str]) -> LogFacts:
 def _summarize_log(query: Query, log: Iterable[str], tool: str) -> LoggedRun:
     """Return medians of a log's values, as seconds per step for any unit."""
     workload, num_gpus = query.training, resolve_training(query).cluster.num_gpus
-    assert workload is not None  # the query is of kind training
+    assert workload is not None  # The query is of kind training.
     facts = _read_log_facts(log, readers=get_format(tool).logs)
     tokens = workload.global_batch_size * workload.sequence_length / num_gpus
     seconds, _ = facts.step_times_s(workload, num_gpus=num_gpus)

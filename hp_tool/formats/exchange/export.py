@@ -48,8 +48,8 @@ class Exported:
     format: str
     text: str
     framework: str | None = None
-    """Like the following fields only after ranking again: the tool's framework, for which the step
-    time is predicted.
+    """The tool's framework, for which the step time is predicted. Like the following fields, set
+    only after ranking again.
     """
     parallel: dict[str, Any] | None = None
     step_s: float | None = None
@@ -58,12 +58,14 @@ class Exported:
     cost_fraction: float | None = None
     """0.1: steps take 10% longer than those of the query's own best."""
     left_out: tuple[str, ...] = ()
-    """Keys of the query that the tool has no setting for, which were omitted."""
+    """Keys of the query that were omitted because the tool has no setting for them."""
     notes: tuple[str, ...] = ()
     """Additional steps for the exported configuration to run as predicted."""
 
     def cost_in_words(self) -> str:
-        """Return the result of ranking again and its cost; empty if nothing was ranked again."""
+        """Return the result of ranking again and its cost, in words; empty if nothing was ranked
+        again.
+        """
         if self.step_s is None:
             return ""
         cost = ""
@@ -88,7 +90,7 @@ def export(
     rank: int = 1,
     read: Callable[[Mapping[str, Any]], Query] = schema.parse_query,
 ) -> str:
-    """Return the text of `export_configuration`; raises like `export_configuration`."""
+    """Return the text of `export_configuration`; raises the same errors."""
     return export_configuration(result=result, format=format, rank=rank, read=read).text
 
 
@@ -130,7 +132,11 @@ def export_configuration(
 
 
 def _default_format(query: Query) -> str:
-    """Return the format of the query's framework or engine. Raises InputError if it has none."""
+    """Return the format of the query's framework or engine.
+
+    Raises:
+        InputError: It has none.
+    """
     if query.training is not None:
         runs = resolve_training(query).workload.framework
     else:
@@ -146,7 +152,7 @@ def _default_format(query: Query) -> str:
 
 
 def _pools_query(result: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return a query, or that of an answer, if it has pools."""
+    """Return the query, or the query of an answer, if it has pools."""
     query = result if "kind" in result else result.get("query")
     workload = query.get("inference") if isinstance(query, Mapping) else None
     pools = isinstance(workload, Mapping) and workload.get("disaggregated") is not None
@@ -154,7 +160,7 @@ def _pools_query(result: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def _export_pools(query: Query, tool: Format[Any], rank: int, *, rows: Any) -> str:
-    """Return the pools of this rank: of an answer's rows, or of the query's answer."""
+    """Return the pools with this rank, from an answer's rows or from the query's answer."""
     if tool.write_pools is None:
         known = ", ".join(
             tool_format.name
@@ -183,7 +189,7 @@ def _export_pools(query: Query, tool: Format[Any], rank: int, *, rows: Any) -> s
 
 
 def _select_configuration(query: Query, rank: int) -> Configuration:
-    """Return the query's single configuration, or that of this rank."""
+    """Return the query's single configuration, or the one with this rank."""
     if rank == 1 and (estimate := estimate_only_layout(query)) is not None:
         return Configuration.of(estimate, query=query)
     ranking = problem_of(query).rank(top=rank)
@@ -245,7 +251,7 @@ def _script_settings(configuration: Configuration, expressed: Configuration) -> 
 
 def _step_s(configuration: Configuration) -> float:
     time = training.estimate(query=configuration.query, with_fixes=False).time
-    assert time is not None  # it was recommended
+    assert time is not None  # It was recommended.
     return time.step_s
 
 
@@ -316,9 +322,9 @@ def recommend_for_tool(
     Return the best `top`, ranked again, and the keys of the query that the tool has no setting for.
 
     Args:
-        query: The question.
+        query: The query.
         format: Name of a format that configurations are written in.
-        rank_layouts: Returns the answer to a query with at most so many rows.
+        rank_layouts: Returns the answer to a query with a maximum number of rows.
         top: Maximum number of rows.
 
     Raises:
@@ -361,12 +367,12 @@ def recommend_for_tool(
             ("throughput_front", answer.throughput_front),
         )
     }
-    groups = () if refusal is not None else answer.groups  # they count what the tool rejects too
+    groups = () if refusal is not None else answer.groups  # They count what the tool rejects too.
     return replace(answer, recommendations=tuple(rows), groups=groups, **fronts), left_out
 
 
 def _unsupported_error(row: Any, query: Query, *, format: str) -> UnsupportedError | None:
-    """Return why the tool cannot express the recommendation; None if it can."""
+    """Return the reason why the tool cannot express the recommendation; None if it can."""
     try:
         _drop_unsupported(Configuration.of(row, query=query), partial(write_text, format=format))
     except UnsupportedError as error:
@@ -417,8 +423,8 @@ def _restrict_workload(
 def _restrict_axes(
     parallel: ParallelQuery, axes: Mapping[str, Any], *, without: Collection[str]
 ) -> tuple[ParallelQuery, tuple[str, ...]]:
-    """Return the query's axes restricted to values the tool supports, and the keys whose values it
-    does not.
+    """Return the query's axes restricted to values that the tool supports, and the keys with values
+    that it does not support.
 
     `axes` are the tool's values by name, `without` the names without a meaning under its framework.
     """
@@ -447,7 +453,7 @@ def _get_writer(name: str, *, field: str = "format") -> Format[Any]:
     """Return the format of a name that configurations are written in.
 
     Raises:
-        InputError: There is none.
+        InputError: There is no such format.
     """
     kinds: tuple[Kind, ...] = ("training",) if field == "for" else ("training", "inference")
     known = {

@@ -29,7 +29,7 @@ from hp_tool.formats.source import Source
 from hp_tool.questions import schema
 
 _GENERIC_WORDS = re.compile(r"modelprovider|moe|-(?:instruct|chat|it|hf)\b.*|[^a-z0-9]")
-"""Parts of a model's name besides family and size, and characters in which names differ."""
+"""Parts of a model's name besides family and size, and characters in which spellings differ."""
 
 
 def read_configuration(
@@ -130,7 +130,7 @@ def _model_spec(model: Any) -> ModelSpec:
 def _num_layers(model: Any) -> int | None:
     try:
         return _model_spec(model).num_hidden_layers
-    except HpToolError:  # an unknown model is reported as missing
+    except HpToolError:  # An unknown model is reported as missing.
         return None
 
 
@@ -142,7 +142,7 @@ def read_query(text: str, **options: Any) -> dict[str, Any]:
 
 
 def _note_missing(reading: Reading, supplied: Mapping[str, Any], text: str) -> None:
-    """Record what the query still needs and was not given."""
+    """Record values that the query still needs."""
     query, cluster = reading.query, reading.query.get("cluster")
     gpu = _mentioned_gpu(text)
     kind = "training" if query.get("kind") == "training" else "inference"
@@ -180,7 +180,7 @@ def _note_missing(reading: Reading, supplied: Mapping[str, Any], text: str) -> N
             for missing_field in reading.missing
             if missing_field.field == "model"
         ),
-    }  # a model's name determines its shape
+    }  # A model's name determines its shape.
     reading.missing = [
         _add_suggestion(missing_field, model, text)
         for missing_field in reading.missing
@@ -190,9 +190,10 @@ def _note_missing(reading: Reading, supplied: Mapping[str, Any], text: str) -> N
 
 
 def _drop_overlap_across_nodes(query: dict[str, Any]) -> None:
-    """Drop the setting of no tensor-parallel overlap if the group exceeds an NVLink domain.
+    """Drop the setting that disables tensor-parallel overlap if the group exceeds an NVLink domain.
 
-    Userbuffers, which overlap it, do not work across domains, so a missing flag has no meaning.
+    Userbuffers, which overlap the communication, do not work across domains, so a missing flag
+    means nothing.
     """
     overlap, cluster = query.get("training", {}).get("overlap") or {}, query.get("cluster")
     if overlap.get("tensor_parallel") is not False:
@@ -201,7 +202,7 @@ def _drop_overlap_across_nodes(query: dict[str, Any]) -> None:
         domain = catalog.cluster(
             schema.parse(ClusterQuery, cluster) if isinstance(cluster, Mapping) else str(cluster)
         )
-    except HpToolError:  # missing or wrong values are reported with all others
+    except HpToolError:  # Missing or wrong values are reported with all others.
         return
     if query.get("parallel", {}).get("tensor_parallel_size", 1) > domain.nvlink_domain_size:
         del overlap["tensor_parallel"]
@@ -210,9 +211,9 @@ def _drop_overlap_across_nodes(query: dict[str, Any]) -> None:
 
 
 def _nearest_model(text: str) -> str:
-    """Return the catalogue model that a text names differently, or ''.
+    """Return the catalogue model that a text names in another spelling, or ''.
 
-    For example Llama3ModelProvider70B or Qwen2.5-7B-Instruct.
+    Examples are Llama3ModelProvider70B and Qwen2.5-7B-Instruct.
     """
     bare = {_GENERIC_WORDS.sub("", name): name for name in catalog.names("models")}
     for word in re.findall(r"(?<![\w.-])[a-z_.-]*\d[\w.-]*", text[:100_000].lower()):
@@ -287,7 +288,7 @@ def _mentioned_gpu(text: str) -> str:
 
 
 def _refusal_error(reading: Reading) -> ImportRefusedError:
-    """Return one error with all unsupported and all missing settings."""
+    """Return one error that lists all unsupported and all missing settings."""
     parts = [f"{line}: file not found; pass it with --file" for line in reading.absent[:MAX_NAMED]]
     refused = list(dict.fromkeys(reading.refused))
     if refused:

@@ -83,7 +83,7 @@ def evaluate_arithmetic(filler: WordExpander, node: Node, depth: int = 0) -> int
         return part(children[1])
     if kind == "unary_expression":
         if children[0].type not in ("-", "!") or children[1].type == "binary_expression":
-            raise SumError  # the grammar parses -a + b as -(a + b)
+            raise SumError  # The grammar parses -a + b as -(a + b).
         return -part(children[1]) if children[0].type == "-" else int(not part(children[1]))
     if kind == "ternary_expression":
         raise SumError
@@ -134,7 +134,7 @@ def _check_range(number: int) -> int:
 
 
 def evaluate_test(filler: WordExpander, tokens: list[str]) -> bool | None:
-    """Return the truth of `[ words ]`; None if it can only be known by running (files, undefined
+    """Return the truth of `[ words ]`; None if it is known only at run time (files, undefined
     values).
     """
     truth, rest = _evaluate_junction(filler, tokens, 0)

@@ -1,4 +1,4 @@
-"""Branches whose condition can only be known by running: variables that they set differently are
+"""Branches whose condition is known only at run time: variables that they set differently become
 unknown.
 """
 
@@ -21,7 +21,7 @@ def run_branch(
 ) -> bool:
     """Interpret the selected branch, and return whether it succeeds.
 
-    If the condition can only be known by running (`undecided`), every variable that another branch
+    If the condition is known only at run time (`undecided`), every variable that another branch
     would set to another single word becomes unknown. Words with flags, and arrays, keep the value
     of the selected branch, which a note reports.
     """

@@ -95,7 +95,7 @@ def _sbatch_options(text: str) -> dict[str, str]:
     for line in re.findall(r"(?m)^#SBATCH[ \t]+(.*)$", text):
         try:
             words = shlex.split(line, comments=True)
-        except ValueError:  # an unclosed quote
+        except ValueError:  # An unclosed quote.
             words = line.split()
         name = ""
         for word in words:
@@ -303,8 +303,8 @@ class _Runner(Statements):
         return True
 
     def _do_read(self, words: list[Word], node: Node) -> bool:
-        """Interpret `read`, which splits a heredoc or a here-string; other input can only be known
-        by running.
+        """Interpret `read`, which splits a heredoc or a here-string; other input is known only at
+        run time.
         """
         stdin, options, names, rest = self.stdin, "", [], iter(words)
         for word in rest:

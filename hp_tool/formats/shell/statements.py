@@ -90,9 +90,9 @@ class Statements:
     assigned: tuple[str, ...] = ()
     """Names of the variables assigned before the interpreted command."""
     undecided: str = ""
-    """The last condition that can only be known by running."""
+    """The last condition that is known only at run time."""
     ends: int = 0
-    """Number of times the script would have ended."""
+    """How often the script would have ended so far."""
 
     def run(self, text: str, *, first_line: int) -> None:
         """Interpret a script's text; its lines count from `first_line`."""
@@ -156,7 +156,7 @@ class Statements:
         return bool(truth)
 
     def _decided(self, nodes: list[Node]) -> tuple[bool, str]:
-        """Return the truth of a condition, and the part that can only be known by running.
+        """Return the truth of a condition, and the part that is known only at run time.
 
         The latter is empty if the condition is true regardless.
         """
@@ -316,7 +316,7 @@ class Statements:
         name = source_text(target.children[0] if target.type == "subscript" else target)
         old = self.filler.variables.get(name)
         if old is None and value is not None:
-            self.filler.variables[name] = Word("")  # A="$A --more" begins with nothing
+            self.filler.variables[name] = Word("")  # A="$A --more" starts with nothing.
         made: Value
         if value is not None and value.type == "array":
             made = self._array(value, old if isinstance(old, dict) else None)
@@ -398,7 +398,7 @@ class Statements:
                     )
                     is not None
                 ):
-                    self.filler.variables[name] = target  # as it is now
+                    self.filler.variables[name] = target  # With its current value.
         return True
 
     def _unset_command(self, node: Node) -> bool:

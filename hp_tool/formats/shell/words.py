@@ -129,7 +129,7 @@ class WordExpander:
         return self.first_line + int(node.start_point[0]) + 1
 
     def not_followed(self, node: Node, construct: str) -> InputError:
-        """Return the error of an unsupported construct, with its line."""
+        """Return the error for an unsupported construct, with its line."""
         source = " ".join(source_text(node).split())[:80]
         return InputError(
             f"line {self.line(node)}: {construct} is not supported, because only running the "
@@ -190,7 +190,7 @@ class WordExpander:
         if kind in _REFERENCE_NODES and quoted and source[:1].isspace():
             yield Piece(
                 source[: len(source) - len(source.lstrip())], True, line
-            )  # the grammar includes blanks in the `$`
+            )  # The grammar includes blanks in the `$`.
         if kind == "raw_string":
             yield Piece(source[1:-1], True, line)
         elif kind == "ansi_c_string":
@@ -209,7 +209,7 @@ class WordExpander:
             yield Piece(self.sum_text(node), True, line)
         elif source.startswith("$((") and source.endswith(
             "))"
-        ):  # in a heredoc the grammar parses arithmetic as a command
+        ):  # In a heredoc, the grammar parses arithmetic as a command.
             inner = [
                 child for each in parse_script(f"x={source}").children for child in each.children
             ]
@@ -248,7 +248,7 @@ class WordExpander:
         if not re.fullmatch(r"\d{1,18}( [-+*/%] \d{1,18}){1,5}", " ".join(texts[1:])):
             return ""
         if len({*rest[::2]} - {"*", "/", "%"}) and len(rest) > 2:
-            return ""  # of different precedence
+            return ""  # Of different precedence.
         number = int(first)
         for sign, operand in zip(rest[::2], map(int, rest[1::2]), strict=True):
             if sign in "/%" and operand == 0:
@@ -381,7 +381,7 @@ class WordExpander:
         elif operator == ":" and listed and isinstance(value, list):
             whole = (
                 [Word(""), *value] if source_text(target) in ("@", "*") else value
-            )  # $0 comes before the arguments
+            )  # $0 comes before the arguments.
             start, count = self._slice(operands, of=len(whole))
             yield from array_pieces(whole[start : start + count], quoted=quoted, joined=False)
         else:
@@ -461,14 +461,14 @@ class WordExpander:
 
 
 def scalar_value(value: Value) -> Word:
-    """Return the value of a name alone: for an array its first element, as in bash."""
+    """Return the value of a name without index: for an array, its first element, as in bash."""
     if isinstance(value, Word):
         return value
     return next(iter(value.values() if isinstance(value, dict) else value), Word(""))
 
 
 def array_pieces(value: Value, *, quoted: bool, joined: bool) -> Iterator[Piece]:
-    """Return the elements of an array, separate words if quoted."""
+    """Return the elements of an array, as separate words if quoted."""
     values = (
         list(value.values())
         if isinstance(value, dict)

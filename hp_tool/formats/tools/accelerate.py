@@ -57,7 +57,7 @@ def config(setup: TrainingSetup) -> dict[str, Any]:
 
 
 def launch_content(setup: TrainingSetup) -> dict[str, Any]:
-    """Return how the processes are started and sharded, independent of the script."""
+    """Return how processes are started and sharded, regardless of the script."""
     c, w = setup.parallel, setup.workload
     shard = c.data_parallel_shard_size or c.data_parallel_size
     sharded = {
@@ -91,7 +91,7 @@ def launch_content(setup: TrainingSetup) -> dict[str, Any]:
 
 
 def _context_exchange(setup: TrainingSetup) -> dict[str, str]:
-    """Return the context exchange; nothing without context parallelism."""
+    """Return the context exchange; empty without context parallelism."""
     if setup.parallel.context_parallel_size == 1:
         return {}
     kind = setup.strategy.context_parallel_communication
@@ -112,7 +112,7 @@ def fsdp_settings(setup: TrainingSetup) -> dict[str, Any]:
         "reshard_after_forward": setup.parallel.zero_stage == 3,
         "activation_checkpointing": setup.recompute.granularity != "none",
         "offload_params": False,
-        # One rank loads the weights for all; quantising only on that rank deadlocks (axolotl's own
+        # One rank loads the weights for all. Quantising only on that rank deadlocks (axolotl's own
         # check).
         "cpu_ram_efficient_loading": setup.workload.frozen_precision != "nf4",
         "state_dict_type": "SHARDED_STATE_DICT",

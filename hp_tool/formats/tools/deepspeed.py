@@ -79,7 +79,7 @@ def config(setup: TrainingSetup) -> dict[str, Any]:
 
 
 def _trainer_framework(framework: str) -> str:
-    """Return the framework if it is a trainer with DeepSpeed; else DeepSpeed itself."""
+    """Return the framework if it is a trainer with DeepSpeed, else DeepSpeed itself."""
     around = framework in STAND_INS and STAND_INS[framework].constants == "deepspeed"
     return framework if around else "deepspeed"
 
@@ -110,7 +110,7 @@ _FILE_KEYS = ("train_batch_size", "zero_optimization", "train_micro_batch_size_p
 
 
 def _is_its_file(evidence: Evidence) -> bool:
-    """Return whether keys are DeepSpeed's own, or switch on a precision as in its file."""
+    """Return whether keys are DeepSpeed's own, or enable a precision as in its file."""
     precisions = (evidence.content.get(name) for name in ("bf16", "bfloat16", "fp16"))
     return not evidence.keys.isdisjoint(_FILE_KEYS) or any(
         isinstance(precision, Mapping) and "enabled" in precision for precision in precisions

@@ -88,7 +88,7 @@ def read(source: Source, reading: Reading) -> None:
                     values=(value,),
                 )
             )
-    wide = values.get("pure-bf16", "false") != "true"  # trained weights are cast to 32 bits
+    wide = values.get("pure-bf16", "false") != "true"  # Trained weights are cast to 32 bits.
     settings.append(
         Setting(name="dtype", written="pure_bf16", values=("float32" if wide else "bfloat16",))
     )

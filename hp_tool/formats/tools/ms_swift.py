@@ -83,7 +83,7 @@ def read(source: Source, reading: Reading) -> None:
     """Fill the reading with the query of the command.
 
     Raises:
-        InputError: There is none.
+        InputError: There is no such command.
     """
     launch, script = source.launch(reading)
     reading.num_gpus = reading.num_gpus or _count_processes(source, reading)
@@ -187,7 +187,7 @@ def _read_trainer_command(
     words_ += _precision_settings(texts, reading)
     if texts.get("use-liger-kernel") in ("", "true"):
         words_.append(_renamed_setting("loss-type", "chunked_nll", written="use_liger_kernel"))
-    dtype = texts.get("torch-dtype") or "bfloat16"  # else the checkpoint's
+    dtype = texts.get("torch-dtype") or "bfloat16"  # Otherwise the checkpoint's.
     words_.append(_renamed_setting("torch-dtype", dtype, written="torch_dtype"))
     fsdp = _read_fsdp_file(texts.get("fsdp"), script, reading)
     read_trainer_command(words_, script, source, reading, fsdp=fsdp)
@@ -290,7 +290,7 @@ def _read_megatron_command(settings: list[Setting], source: Source, reading: Rea
     named = last["model"].text if "model" in last else ""
     if (layers := source.layers_of(named)) is not None:
         passed.append(_renamed_setting("num-layers", str(layers), written="the model's layers"))
-    else:  # by which uneven stages are laid out; the model is reported as missing
+    else:  # It determines how uneven stages are laid out; the model is reported as missing.
         passed = [setting for setting in passed if setting.name not in UNEVEN_STAGE_FLAGS]
     read_arguments(passed, reading=reading, num_gpus=reading.num_gpus, spare=source.ignore)
     reading.missing = [

@@ -26,9 +26,9 @@ _MODEL_KEYS = (
     "tie_word_embeddings",
     "max_position_embeddings",
 )
-"""Fields of a model, which are also its keys under model.model_config."""
+"""Fields of a model that have the same name under model.model_config."""
 _RENAMED_KEYS = {"num_key_value_heads": "kv_heads", "intermediate_size": "ffn_size"}
-"""Fields that may be open, and their resolved names."""
+"""Fields that may be open, with their resolved names."""
 _EXPERT_KEYS = re.compile(r"^model\..*(?:[.-]moe[.-]|[.-]moe$|num-(?:local-)?experts$)")
 _OFF_VALUES = ("", "0", "1", "none", "null", "false")
 """Values of such keys in a dense model."""
@@ -151,7 +151,7 @@ def config(setup: TrainingSetup) -> dict[str, Any]:
 def text(setup: TrainingSetup) -> str:
     """Return the file for run_train.py --config-file.
 
-    What the user must fill in is listed at its top and marked in place.
+    Values that the user must fill in are listed at its top and marked in place.
     """
     import yaml
 
@@ -193,7 +193,7 @@ def read(source: Source, reading: Reading) -> None:
     )
     if any(
         missing_field.field == "cluster.num_gpus" for missing_field in reading.missing
-    ):  # replicas follow from the given devices
+    ):  # Replicas follow from the given devices.
         degrees[0] = max((num_gpus or 1) // math.prod((*degrees[1:], context, experts)), 1)
     reading.num_gpus = num_gpus or math.prod((*degrees, context, experts))
     micro, steps = size("tokens.micro-batch-size"), size("tokens.batch-accumulation-per-replica")

@@ -183,7 +183,7 @@ def config(
             "expert_tensor_parallel_degree": c.expert_tensor_parallel_size,
         },
         "activation_checkpoint": _CHECKPOINTS[setup.recompute.granularity],
-        "compile": {"enable": False},  # as in profile runs, and in the runs behind the constants
+        "compile": {"enable": False},  # As in profile runs and in the runs behind the constants.
     }
 
 
@@ -245,7 +245,7 @@ def read(source: Source, reading: Reading) -> None:
     text = _toml_text(source, reading)
     if any(
         line.count(".") > MAX_DOTS for line in text.splitlines()
-    ):  # tomllib takes quadratic time in a dotted key's length
+    ):  # tomllib takes quadratic time in a dotted key's length.
         raise InputError(
             f"a line has more than {MAX_DOTS} dots, which no {TOOL} key or value has", code="syntax"
         )

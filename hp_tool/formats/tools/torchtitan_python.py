@@ -48,7 +48,7 @@ _LOSSES = {"BaseLoss": "unfused", "CrossEntropyLoss": "unfused", "ChunkedLossWra
 _REMOVED_KEYS = ("context_parallel_rotate_method", "expert_tensor_parallel_degree")
 """Keys of 0.2's [parallelism] without an equivalent."""
 _VALUE_PREFIXES = ("training.", "parallelism.", "model_spec.")
-"""Sections of plain values."""
+"""Prefixes of sections with plain values."""
 _KINDS = ("loss", "activation_checkpoint", "optimizer")
 """Sections whose class determines their meaning."""
 
@@ -274,7 +274,7 @@ def _convert_batch_to_rows(
     )
     microbatches = split.pop("num_pp_microbatches", 1)
     if not all(isinstance(each, int) for each in (forward, step, row, microbatches)):
-        return  # values that can only be known by running are already rejected
+        return  # Values that are known only at run time are already rejected.
     if row < 1 or forward % row or (step != -1 and step % row):
         reading.refuse(
             f"num_tokens_per_microbatch_per_dp_rank {forward} is not a multiple of "
@@ -294,7 +294,7 @@ def _select_function(functions: Functions, wanted: str | None) -> str:
     """Return the name of the function to read.
 
     Raises:
-        InputError: There is none, or several.
+        InputError: There is no such function, or more than one.
     """
     names = functions.returning(CONFIG_CLASS)
     if wanted is None and len(names) == 1:

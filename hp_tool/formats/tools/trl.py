@@ -35,7 +35,7 @@ def arguments(setup: TrainingSetup) -> Values:
         "--max_length": w.sequence_length,
         "--attn_implementation": "sdpa" if w.attention == "flash" else "eager",
     }
-    options["--loss_type"] = "chunked_nll"  # nll in 1.16; earlier: not chunked
+    options["--loss_type"] = "chunked_nll"  # Not chunked.
     wide = "fp32" in (w.precision, w.parameter_precision)
     options["--dtype"] = "float32" if wide else DTYPES[w.precision]
     if w.lora is not None:
@@ -50,7 +50,7 @@ def arguments(setup: TrainingSetup) -> Values:
                 "--load_in_4bit": True,
                 "--bnb_4bit_quant_type": "nf4",
                 "--use_bnb_nested_quant": True,
-                "--bnb_4bit_quant_storage": options["--dtype"],  # FSDP shards tensors of one type
+                "--bnb_4bit_quant_storage": options["--dtype"],  # FSDP shards tensors of one type.
             }
     return options
 

@@ -97,7 +97,7 @@ def read_accelerate(
         whole = "full" if trained else "per_layer"
         parallel["recompute"] = whole if checkpointed else "none"
         parallel |= degrees
-        if parallel["tensor_parallel_size"] > 1:  # the model's own plan shards only matrices
+        if parallel["tensor_parallel_size"] > 1:  # The model's own plan shards only matrices.
             parallel["sequence_parallel"] = False
         shard = parse_whole_number(
             _leaf_value(leaves, "parallelism-config.parallelism-config-dp-shard-size", "0"),
@@ -239,7 +239,7 @@ def launch_options(words: Sequence[str]) -> dict[str, Any]:
     for word in rest:
         if not word.startswith("-"):
             break
-        if word in ("-m", "--module"):  # the script and its own arguments follow
+        if word in ("-m", "--module"):  # The script and its own arguments follow.
             break
         name, separator, value = word.lstrip("-").replace("-", "_").partition("=")
         value = (

@@ -139,12 +139,12 @@ class _Run:
     def recomputes(self) -> bool:
         checkpointing = self.argument(
             "activation-checkpointing", "gradient-checkpointing"
-        )  # the newer name takes precedence
+        )  # The newer name takes precedence.
         if (checkpointing or self.key(_SCRIPT_CHECKPOINTING) or "no").lower() not in _OFF_VALUES:
             return True
         trainer = (
             "per-device-train-batch-size" in self.arguments
-        )  # does not call deepspeed.checkpointing, which the block sets
+        )  # Does not call deepspeed.checkpointing, which the block sets.
         return not trainer and any(
             name.startswith("activation-checkpointing") for name in self.keys
         )
@@ -212,7 +212,7 @@ def read_arguments(
         and training.get("task") == "lora"
         and dtype in ("", "float32")
     ):
-        training["parameter_precision"] = "fp32"  # TRL's default
+        training["parameter_precision"] = "fp32"  # TRL's default.
     if content is None and not stage and "task" not in training:
         if narrow:
             kept = training["precision"] if training["precision"] != "fp32" else SIXTEEN_BITS[dtype]
@@ -227,10 +227,10 @@ def read_arguments(
         reading.refuse(
             f"loss_type {loss} is not supported; supported: cross entropy of the next token"
         )
-    in_chunks = loss in ("chunked_nll", "nll")  # one since TRL 1.16
+    in_chunks = loss in ("chunked_nll", "nll")  # One since TRL 1.16.
     if (
         in_chunks or (run.argument("use-liger-kernel") or "no").lower() not in _OFF_VALUES
-    ):  # Liger's never stores all logits
+    ):  # Liger's never stores all logits.
         training["cross_entropy"] = "chunked"
     if run.argument("attn-implementation", "attn-impl", "flash-attn") in ("eager", "disabled"):
         training["attention"] = "unfused"
@@ -269,7 +269,7 @@ def add_fsdp_precision(training: dict[str, Any], words: Iterable[Setting]) -> No
     In mixed precision Accelerate casts them to 32 bits (accelerate/accelerator.py,
     accelerate/utils/fsdp_utils.py); else they stay as loaded.
     """
-    if "task" in training:  # adapters: the frozen weights stay as loaded
+    if "task" in training:  # The frozen weights stay as loaded.
         return
     dtype = next((word.text.lower() for word in words if word.name in ("torch-dtype", "dtype")), "")
     if training["precision"] != "fp32":
@@ -376,7 +376,7 @@ def _read_lora(
         training["lora"]["target_modules"] = [
             part for value in targets.values for part in value.split(",") if part
         ]
-    elif targets is None and trl:  # PEFT's default for Llama, Mistral, Qwen and similar models
+    elif targets is None and trl:  # PEFT's default for Llama, Mistral, Qwen and similar models.
         training["lora"]["target_modules"] = ["q_proj", "v_proj"]
     if "lora-dropout" in words or trl:
         training["lora"]["dropout"] = parse_fraction(

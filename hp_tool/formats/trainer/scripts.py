@@ -162,7 +162,8 @@ def find_deepspeed_file(
     named = None if setting is None or setting.values[0] == "none" else setting.values[0]
     if named is not None and named.lstrip().startswith("{"):
         return named
-    text = None if named is None else find_file(files, named)  # the command's own override it
+    # The command's own arguments override it.
+    text = None if named is None else find_file(files, named)
     if named is not None and text is None:
         text = deepspeed_preset(named)
     if named is not None and text is None:

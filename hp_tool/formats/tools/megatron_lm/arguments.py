@@ -75,7 +75,7 @@ class Arguments:
         return number
 
     def optional(self, name: str) -> int | None:
-        """Return the number of a flag without a default."""
+        """Return the number in a flag without a default."""
         return self.number(name) if self.on(name) else None
 
     def real(self, name: str, default: float) -> float:
@@ -86,8 +86,8 @@ class Arguments:
             raise InputError(f"--{name} must be a number, got {text}", field=f"--{name}") from None
 
     def ours(self, name: str, theirs: Mapping[str, str], default: str) -> str:
-        """Return the query's value for a flag's value, from a mapping of query values to the
-        tool's.
+        """Return the query's value for a flag's value, from a mapping of query values to the tool's
+        values.
         """
         text = self.text(name, default)
         for our, their in theirs.items():
@@ -171,7 +171,9 @@ class Arguments:
         return model | unlike
 
     def listed_layers(self, layers: int) -> dict[str, Any]:
-        """Return fields of a model with unlike layers, from lists with a number per layer."""
+        """Return the fields of a model with different layers, from lists with one number per
+        layer.
+        """
         model: dict[str, Any] = (
             {"attention_output_gate": "channel"} if self.on("attention-output-gate") else {}
         )
@@ -201,7 +203,7 @@ class Arguments:
         return model if blocks is None else model | {"blocks": blocks, "first_k_dense_replace": 0}
 
     def segments(self) -> list[str]:
-        """Return parts of a hybrid's pattern that are on stages; at most one if it is not
+        """Return the parts of a hybrid's pattern that are on stages; at most one if it is not
         divided.
         """
         name = next((flag for flag in hybrid.PATTERN_FLAGS if self.on(flag)), None)
@@ -212,7 +214,7 @@ class Arguments:
         )
 
     def unlike_layers(self, layers: int, hidden: int, *, experts: bool) -> dict[str, Any]:
-        """Return fields of a model whose mixers and feed-forwards are separate layers."""
+        """Return the fields of a model whose mixers and feed-forwards are separate layers."""
         name = next(
             (flag for flag in hybrid.PATTERN_FLAGS if self.on(flag)),
             "hybrid-attention-ratio",
@@ -313,8 +315,8 @@ class Arguments:
         }
 
     def experts(self) -> int:
-        """Return the experts; Megatron-DeepSpeed's --num-experts has one number per layer or one
-        for all.
+        """Return the number of experts. Megatron-DeepSpeed's --num-experts has one number per layer
+        or one for all.
         """
         setting = self.settings.get("num-experts")
         if setting is None:
@@ -329,9 +331,10 @@ class Arguments:
         return count if count > 1 or not self.older else 0
 
     def layers(self, name: str, layers: int, *, every: Any) -> list[int] | None:
-        """Return one number per layer of a flag with N or a list expression such as ([0]*3+[1]*58).
+        """Return one number per layer for a flag with N or a list expression such as
+        ([0]*3+[1]*58).
 
-        None if it is not given.
+        Returns None if it is not given.
         """
         if not self.on(name):
             return None
@@ -350,8 +353,8 @@ class Arguments:
         return pattern
 
     def vocabulary(self) -> int:
-        """Return rows of the embedding: the vocabulary padded to --make-vocab-size-divisible-by x
-        TP.
+        """Return the rows of the embedding: the vocabulary padded to --make-vocab-size-divisible-by
+        x TP.
         """
         if self.on("padded-vocab-size"):
             return self.number("padded-vocab-size")
@@ -396,7 +399,7 @@ class Arguments:
 
 
 def evaluate_list(node: ast.expr) -> list[int]:
-    """Return the list of sums and multiples of lists of numbers.
+    """Return the list that an expression of sums and multiples of lists describes.
 
     Raises:
         ValueError: It is another expression.

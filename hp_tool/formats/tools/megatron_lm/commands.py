@@ -67,7 +67,7 @@ def read_source(source: Source, reading: Reading) -> None:
 
 
 def _program_words(launch: Launch) -> set[str]:
-    """Words in the name of a program that trains."""
+    """Return the words in the name of a program that trains."""
     name = PurePosixPath(launch.program).name.lower()
     return (
         set(re.split(r"[_./-]", name))
@@ -87,7 +87,7 @@ def _check_program(launch: Launch) -> None:
 
 
 def _add_deepspeed_file(settings: list[Setting], script: Script, reading: Reading) -> None:
-    """Add ZeRO stage and precision of Megatron-DeepSpeed's own file, if available.
+    """Add ZeRO stage and precision from Megatron-DeepSpeed's own file, if available.
 
     DeepSpeed's engine uses them regardless of the flags.
     """

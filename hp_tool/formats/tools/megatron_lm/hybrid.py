@@ -1,4 +1,5 @@
-"""Unlike layers in Megatron's letters: each mixer and each feed-forward is a separate layer.
+"""Layers of different kinds in Megatron's letters: each mixer and each feed-forward is a separate
+layer.
 
 Megatron Core 0.16 and 0.17 to 0.19: ssm/mamba_hybrid_layer_allocation.py,
 models/hybrid/hybrid_layer_allocation.py.
@@ -33,9 +34,9 @@ FIELDS = BLOCK_FIELDS | parse_names("""
 """)
 """Fields of a model that these flags express in addition to `words.EXPRESSED_FIELDS`."""
 RENAMED_IN = {"container": (26, 6), "core": (0, 18)}
-"""First releases in which the stack of these layers is called hybrid."""
+"""First releases in which the stack of such layers is called hybrid."""
 PATTERN_FLAGS = ("hybrid-layer-pattern", "hybrid-override-pattern")
-"""Since STAGES_IN_PATTERNS, and before."""
+"""Flags since STAGES_IN_PATTERNS, and before."""
 STAGE, PREDICTION = "|", "/"
 
 
@@ -47,14 +48,14 @@ def is_hybrid(model: ModelSpec) -> bool:
 
 
 def program(setup: TrainingSetup) -> str:
-    """Return Megatron-LM's script that trains the model."""
+    """Return the Megatron-LM script that trains the model."""
     if not is_hybrid(setup.model):
         return "pretrain_gpt.py"
     return "pretrain_hybrid.py" if _has_release(setup, RENAMED_IN) else "pretrain_mamba.py"
 
 
 def hybrid_flags(setup: TrainingSetup) -> Values:
-    """Return flags of unlike layers, which replace those for a pipeline of equal layers.
+    """Return the flags of such layers, which replace those for a pipeline of equal layers.
 
     Raises:
         UnsupportedError: A layer has no letter, or the release lacks a feature.
@@ -174,8 +175,8 @@ def pattern_of_fractions(layers: int, *, attention: float, mlp: float) -> str:
 
 
 def _spread_letter(letters: str, letter: str, count: int, *, sections: int) -> str:
-    """Return the letters with `count` of their M replaced, `sections` runs of equal lengths
-    apart.
+    """Return the letters with `count` of their M replaced, in `sections` runs at equal
+    distances.
     """
     if not count:
         return letters
@@ -193,7 +194,7 @@ def _spread_letter(letters: str, letter: str, count: int, *, sections: int) -> s
 
 
 def with_pattern_counts(settings: Mapping[str, Setting]) -> dict[str, Setting]:
-    """Return the settings with the numbers of layers of a pattern, which override other
+    """Return the settings with the numbers of layers in a pattern, which override other
     settings.
     """
     written = settings.get("hybrid-layer-pattern")

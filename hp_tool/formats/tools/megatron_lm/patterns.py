@@ -42,7 +42,7 @@ def can_express(model: ModelSpec) -> bool:
 
 
 def pattern_flags(setup: TrainingSetup) -> Values:
-    """Return flags of unlike layers, none for a model with equal layers.
+    """Return the flags of layers of different kinds; none for a model with equal layers.
 
     Raises:
         UnsupportedError: Layers differ otherwise, or the release lacks a feature.

@@ -29,7 +29,7 @@ _ALIASES = {
     "rotary-position-embeddings": "use-rotary-position-embeddings",
     "pad-vocab-size-to": "padded-vocab-size",
 }
-"""Older names, and today's."""
+"""Older names of arguments, with the current ones."""
 _DEEPSPEED_FLAGS = ("deepspeed", "zero-stage")
 """Arguments of Megatron-DeepSpeed."""
 OLDER_FLAGS = (
@@ -56,7 +56,7 @@ OTHER_PROGRAMS = {
     "orm": "a reward model",
     "dpo": "preference training",
 }
-"""Parts of a program's name, and what it trains, which is not read."""
+"""Parts of a program's name, and what it trains, for programs that are not read."""
 
 
 def read_arguments(
@@ -92,8 +92,8 @@ def recompute_value(
     method: str = "uniform",
     num_layers: int = 1,
 ) -> str | dict[str, Any]:
-    """Return `parallel.recompute` of Megatron's arguments: only the granularity if that is
-    sufficient.
+    """Return `parallel.recompute` of Megatron's arguments; only the granularity if that
+    suffices.
     """
     if granularity == "selective" and (names := list(modules)) != ["core_attn"]:
         return {"granularity": "selective", "modules": names}
@@ -120,7 +120,7 @@ class _Run(Arguments):
         chunks, context = self.chunks(), self.number("context-parallel-size", ulysses)
         experts = (
             bool(self.experts()) or self.number("expert-model-parallel-size", 1) > 1
-        )  # of a model that is named elsewhere
+        )  # Of a model that is named elsewhere.
         communication = (
             "a2a" if ulysses > 1 else self.context_communication() if context > 1 else None
         )
@@ -259,7 +259,7 @@ class _Run(Arguments):
         )
         narrow |= self.on("fp16") and not self.on(
             "accumulate-allreduce-grads-in-fp32"
-        )  # which bf16 alone enables by default
+        )  # bf16 alone enables it by default.
         attention = self.attention()
         unfused = self.on("no-masked-softmax-fusion") and self.on("no-bias-dropout-fusion")
         offload, fraction = self.offload()
@@ -276,7 +276,7 @@ class _Run(Arguments):
             "framework": "megatron-deepspeed" if self.on(*_DEEPSPEED_FLAGS) else "megatron-core",
             "framework_version": "0.17"
             if self.on(PATTERN_FLAGS[0])
-            else None,  # which has this flag first
+            else None,  # The first release with this flag.
             "attention": attention,
             "kernel_fusion": False if unfused else None,
             "dropout": max(self.real("attention-dropout", 0.1), self.real("hidden-dropout", 0.1)),
@@ -338,13 +338,13 @@ class _Run(Arguments):
         return "unfused" if (local and not fused) or backend in ("unfused", "local") else "flash"
 
     def overlap(self) -> dict[str, bool]:
-        """Return overlaps that differ from the framework's measured runs, which overlapped what
-        they could.
+        """Return the overlaps that differ from the framework's measured runs, which overlapped as
+        much as possible.
         """
         sequence = self.on("sequence-parallel") and self.number("tensor-model-parallel-size", 1) > 1
         zero = self.on("zero-stage") and not self.on(
             "overlap-grad-reduce"
-        )  # DeepSpeed sets overlap in its own file
+        )  # DeepSpeed sets overlap in its own file.
         differs = {
             "tensor_parallel": sequence and not self.on("tp-comm-overlap"),
             "pipeline_parallel": self.on("no-overlap-p2p-communication"),
@@ -376,8 +376,10 @@ class _Run(Arguments):
         return "alltoall" if name == "alltoall_seq" else name
 
     def dispatcher_between(self, tensor: int) -> str | None:
-        """Return the dispatcher; None for alltoall where each rank has all experts, which every
-        release runs there and exports write for its usual dispatcher.
+        """Return the dispatcher; None for alltoall if each rank has all experts.
+
+        Every release runs alltoall in that case, and exports write it in place of the default
+        dispatcher.
         """
         ranks = self.number("expert-model-parallel-size", 1) * self.expert_tensor(tensor)
         kind = self.dispatcher()
@@ -394,7 +396,7 @@ class _Run(Arguments):
     def graph_scope(self) -> list[str]:
         if (
             self.text("cuda-graph-impl", "none") == "full_iteration"
-        ):  # since 0.18, where scope became modules
+        ):  # Since 0.18, where scope became modules.
             return ["full_iteration"]
         setting = self.settings.get("cuda-graph-modules", self.settings.get("cuda-graph-scope"))
         return list(setting.values) if setting and setting.values else ["full"]
@@ -429,7 +431,8 @@ class _Run(Arguments):
             sizes = self.stage_sizes(layers, stages, chunks)
         if (
             sizes is None
-        ):  # embedding and output layer count as a layer each, so their chunks have one layer fewer
+            # Embedding and output layer count as layers, so their chunks have one layer fewer.
+        ):
             first, last = int(self.on(words.WITH_EMBEDDING)), int(self.on(words.WITH_LOSS))
             sizes = [(layers + first + last) // (stages * chunks)] * (stages * chunks)
             sizes[0] -= first

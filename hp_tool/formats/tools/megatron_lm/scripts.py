@@ -66,7 +66,7 @@ def _published_flags() -> dict[str, dict[str, Any]]:
 
 def published_flags(setup: TrainingSetup) -> tuple[dict[str, list[str]], tuple[str, ...]]:
     """Return flags of the model that do not affect estimates (rotary base, epsilon, router), and
-    unknown ones.
+    unknown flags.
     """
     m, name = setup.model, setup.model.name
     known = _published_flags().get(
@@ -96,7 +96,7 @@ def published_flags(setup: TrainingSetup) -> tuple[dict[str, list[str]], tuple[s
 
 def environment(setup: TrainingSetup) -> dict[str, str]:
     """Return variables that Megatron requires or that affect speed (validate_args of core 0.16)."""
-    if setup.parallel.zero_stage >= 2:  # FSDP rejects 1
+    if setup.parallel.zero_stage >= 2:  # FSDP rejects 1.
         return {"CUDA_DEVICE_MAX_CONNECTIONS": "8"}
     connections = device_connections(workload=setup.workload, parallel=setup.parallel)
     if connections is None or (
@@ -157,8 +157,8 @@ def torchrun_script(setup: TrainingSetup, *, script: str | None = None) -> str:
 
 
 def _segment_option(setup: TrainingSetup) -> list[str]:
-    """Return nodes that Slurm's block topology places in one rack: as many as in the cost model, in
-    equal segments.
+    """Return the number of nodes that Slurm's block topology places in one rack: as many as in the
+    cost model, in equal segments.
     """
     cluster = setup.cluster
     domain = domains(Candidates.alone(setup.parallel), cluster=cluster)
@@ -173,8 +173,8 @@ def _segment_option(setup: TrainingSetup) -> list[str]:
 
 
 def _job_name(setup: TrainingSetup) -> str:
-    """Return the name with only letters, digits, dots and dashes: a model's name is a user's
-    string.
+    """Return the name with only letters, digits, dots and dashes, because a model's name is user
+    input.
     """
     return (
         "".join(c if c.isascii() and (c.isalnum() or c in ".-") else "-" for c in setup.model.name)[

@@ -106,12 +106,12 @@ def _model_flags(setup: TrainingSetup) -> Values:
         "vocab-size": m.vocab_size,
         "make-vocab-size-divisible-by": 1,
         "group-query-attention": grouped
-        and not latent,  # which excludes it, and does not use the groups
+        and not latent,  # Excludes it, and does not use the groups.
         "num-query-groups": m.kv_heads if grouped else None,
         "swiglu": m.gated_mlp,
         "untie-embeddings-and-output-weights": not m.tie_word_embeddings,
         "qk-layernorm": m.query_key_norm is not None
-        or latent,  # of latent attention, the latents' norms
+        or latent,  # For latent attention, the latents' norms.
         "disable-bias-linear": not m.has_mlp_bias,
         "add-qkv-bias": m.has_attention_bias > m.has_mlp_bias,
         **(experts if m.num_experts else {}),
@@ -121,7 +121,7 @@ def _model_flags(setup: TrainingSetup) -> Values:
         "qk-head-dim": m.qk_nope_head_dim if latent else None,
         "qk-pos-emb-head-dim": m.qk_rope_head_dim if latent else None,
         "v-head-dim": m.v_head_dim if latent else None,
-        "rope-type": "rope" if latent else None,  # YaRN unless given
+        "rope-type": "rope" if latent else None,  # YaRN unless given.
         "no-rope-fusion": m.positions == "rotary" and not setup.switches["apply_rope_fusion"],
         "mtp-num-layers": m.num_nextn_predict_layers or None,
         "softmax-type": "learnable" if m.attention_sinks else None,
@@ -133,7 +133,7 @@ def _model_flags(setup: TrainingSetup) -> Values:
 
 
 def max_positions(setup: TrainingSetup) -> int:
-    """Return Megatron's number of positions: at least a sequence's.
+    """Return Megatron's number of positions, which is at least the length of a sequence.
 
     Raises:
         UnsupportedError: A learned table is shorter.
@@ -158,7 +158,7 @@ def _parallel_flags(setup: TrainingSetup) -> Values:
         **(end_stage_flags(setup) if layout is None else {}),
         words.LAYOUT_FLAG: layout.text
         if layout is not None
-        else None,  # it also contains the number of chunks
+        else None,  # It also contains the number of chunks.
         "num-virtual-stages-per-pipeline-rank": chunks if layout is None and chunks > 1 else None,
         "context-parallel-size": c.context_parallel_size if context else None,
         "cp-comm-type": words.CONTEXT[setup.strategy.context_parallel_communication][0]
@@ -211,7 +211,9 @@ def context_level_sizes(setup: TrainingSetup) -> list[str] | None:
 
 
 def max_packed_tokens(setup: TrainingSetup) -> int | None:
-    """Return a rank's maximum tokens if context-parallel groups follow the sequences; else None."""
+    """Return the maximum number of tokens on a rank if context-parallel groups depend on the
+    sequences; else None.
+    """
     size = setup.parallel.context_parallel_size
     return (
         setup.workload.sequence_length // size
@@ -224,7 +226,7 @@ def num_shard_groups(setup: TrainingSetup) -> int | None:
     """Return groups of replicas that shard separately (HSDP).
 
     Raises:
-        UnsupportedError: Fully sharded, which has other flags.
+        UnsupportedError: Parameters are fully sharded, which has other flags.
     """
     c = setup.parallel
     if not c.data_parallel_shard_size or c.data_parallel_shard_size == c.data_parallel_size:
@@ -337,7 +339,7 @@ def _training_flags(setup: TrainingSetup) -> Values:
 
 
 def cuda_graph_settings(setup: TrainingSetup) -> tuple[str | None, list[str] | None]:
-    """Return the implementation and scope of CUDA graphs; None and None without any."""
+    """Return the implementation and scope of CUDA graphs; (None, None) without graphs."""
     if not setup.workload.cuda_graphs:
         return None, None
     modules = recorded_modules(setup.workload, setup.model)
@@ -568,7 +570,9 @@ def yaml_content(setup: TrainingSetup) -> dict[str, Any]:
 
 
 def _yaml_value(name: str, values: list[str]) -> Any:
-    """Return a value: switches are true, numbers are numbers, possible lists stay lists."""
+    """Return a value for YAML: switches are true, numbers are numbers, possible lists stay
+    lists.
+    """
     if name == "recompute-modules":
         return values
     if not values:

@@ -25,7 +25,7 @@ def _is_its_file(evidence: Evidence) -> bool:
 
 
 def _contains_only_overrides(evidence: Evidence) -> bool:
-    """Return whether the text contains only overrides, some of them Bridge's."""
+    """Return whether the text contains only overrides, at least one of which is Bridge's."""
     return any(
         word.text.lstrip("+").startswith(("model.", "train.", "ddp.", "comm_overlap."))
         for word in parse_override_list(evidence.text)

@@ -55,12 +55,12 @@ _KEYS_OF_OPTIONS = {
     "cuda-graph-impl": "model.cuda_graph_impl",
     "cuda-graph-scope": "model.cuda_graph_scope",
 }
-"""Options of the launchers, and the keys that they override."""
+"""Launcher options, with the keys that they override."""
 _SELECTING_OPTIONS = (
     *("recipe", "model", "mode", "model-recipe-name", "mr", "gpu", "g", "task"),
     *("compute-dtype", "c", "config-variant", "cv"),
 )
-"""Options by which a recipe is chosen."""
+"""Options that choose a recipe."""
 _OFF_FIELDS = {
     "training.cuda_graphs": False,
     "training.offload": "none",
@@ -74,8 +74,10 @@ _RELEASE = re.compile(r"nemo[:+#-](\d\d\.\d\d(?:\.\d\d)?)(?!\d)")
 
 
 def read_launch_command(source: Source, reading: Reading) -> None:
-    """Fill the reading with the query of the recipe or the preset that a command names. Raises
-    InputError.
+    """Fill the reading with the query of the recipe or preset that a command names.
+
+    Raises:
+        InputError: The name is unknown.
     """
     launch, _ = source.launch(reading)
     words = list(launch.words)
@@ -92,7 +94,7 @@ def read_launch_command(source: Source, reading: Reading) -> None:
     reading.query = {"kind": "training", "training": {}, "parallel": {}}
     _read_num_gpus(settings, reading)
     if any(each.unknown and each.name in _SELECTING_OPTIONS for each in written):
-        return  # noted as missing
+        return  # Recorded as missing.
     given = _option_overrides(settings)
     name = _first_text(settings, "recipe")
     if not name and (model := _first_text(settings, "model")):
@@ -133,7 +135,7 @@ def _first_text(settings: Mapping[str, Setting], *names: str) -> str:
 
 
 def _read_num_gpus(settings: Mapping[str, Setting], reading: Reading) -> None:
-    """Record the number of GPUs in the launcher's options."""
+    """Record the number of GPUs from the launcher's options."""
     if reading.num_gpus is not None:
         return
     sizes = [_first_text(settings, *names) for names in (("num-gpus", "ng"), ("nodes",))]
@@ -165,7 +167,11 @@ def _stated_release(settings: Mapping[str, Setting], source: Source) -> str | No
 
 
 def _select_preset(settings: Mapping[str, Setting], source: Source, reading: Reading) -> Preset:
-    """Return the preset that the options of scripts/performance choose. Raises InputError."""
+    """Return the preset that the options of scripts/performance choose.
+
+    Raises:
+        InputError: No preset matches.
+    """
     recipe = _first_text(settings, "model-recipe-name", "mr")
     precision = _first_text(settings, "compute-dtype", "c").lower() or "bf16"
     task = _TASKS.get(_first_text(settings, "task").lower() or "pretrain", "")
@@ -214,8 +220,13 @@ def _split_words(value: Any) -> tuple[str, ...]:
 
 
 def _select_variant(rows: list[Preset], named: str, reading: Reading) -> Preset:
-    """Return the preset of a variant: v2 by itself, or v1 if there is none, until 26.06; since then
-    both stand for the one without a name. Raises UnsupportedError.
+    """Return the preset of a variant.
+
+    v2 is a preset of its own, or v1 if there is none, until 26.06; since then both mean the one
+    without a variant.
+
+    Raises:
+        UnsupportedError: There is no such variant.
     """
     known = {row.variant for row in rows}
     order = [named] if named else []
@@ -329,7 +340,7 @@ def _read_library(
     read_content(content, source=source, reading=reading)
     training = reading.query["training"]
     if not any(read_setting.field == "training.dropout" for read_setting in reading.read):
-        training.pop("dropout", None)  # the model's own, which has none
+        training.pop("dropout", None)  # The model's own, which has none.
     if recipe.task == "sft":
         training["task"] = "sft"
     if recipe.packed:
@@ -349,7 +360,7 @@ def _merge_content(
     source: Source,
     reading: Reading,
 ) -> dict[str, Any]:
-    """Return a recipe's keys with the command's laid over them."""
+    """Return a recipe's keys, overridden by those of the command."""
     content = apply_overrides(set_paths({}, keys), flags)
     layers = source.layers_of(model)
     own = with_overrides({}, words, reading=reading)
@@ -369,7 +380,7 @@ def _drop_missing_shape(reading: Reading) -> None:
 
 
 def _decided_fields(content: Mapping[str, Any]) -> set[str]:
-    """Return the query fields that the keys set."""
+    """Return the query fields that the keys determine."""
     fields = set()
     for setting in as_settings(content):
         argument = table(TABLE).get(megatron_argument(setting.name, tool="nemo").removesuffix("!"))

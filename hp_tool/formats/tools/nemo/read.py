@@ -100,7 +100,7 @@ _DECIDED_FIELDS = {
     "model.seq_length": "training.sequence_length",
     "mixed_precision": "training.precision",
 }
-"""Keys that every recipe sets, and the fields that they determine."""
+"""Keys that every recipe sets, with the fields that they determine."""
 
 
 def _read_overrides(content: dict[str, Any], *, source: Source, reading: Reading) -> None:
@@ -147,7 +147,7 @@ def reject_shape_overrides(
 
 
 def _merge_content(content: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the content merged with another, section by section."""
+    """Return the content merged with another mapping, section by section."""
     merged = dict(content)
     for key, value in over.items():
         before = merged.get(key)
@@ -213,7 +213,7 @@ def read_content(content: Mapping[str, Any], *, source: Source, reading: Reading
         _read_adapters([leaf for leaf in leaves if _outermost_key(leaf) == "peft"], reading=reading)
     if (
         provider and provider not in _PLAIN_PROVIDERS
-    ):  # if the file does not set it, the class determines it, not Megatron's default
+    ):  # If the file does not set it, the class determines it, not Megatron's default.
         fields = {read_setting.field for read_setting in reading.read}
         for name in ("dropout", "cross_entropy"):
             if f"training.{name}" not in fields:

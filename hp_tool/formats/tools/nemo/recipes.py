@@ -18,7 +18,7 @@ PRECISIONS: dict[str, dict[str, str]] = {
     "fp8_mx": {"precision": "mxfp8"},
     "nvfp4": {"precision": "nvfp4"},
 }
-"""--compute_dtype, and the fields of `training` that it decides."""
+"""Values of --compute_dtype, with the fields of `training` that they determine."""
 _NEWEST_RELEASE = "26.08"
 """Release in which presets are named functions."""
 _SIZE_KEYS = {
@@ -36,7 +36,7 @@ _REQUIRED_SIZES = ("micro_batch_size", "tensor_parallel_size", "pipeline_paralle
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Library:
-    """A library recipe: every key of its configuration that decides time or memory."""
+    """A library recipe: every key of its configuration that affects time or memory."""
 
     model: str
     keys: Mapping[str, Any]
@@ -46,7 +46,7 @@ class Library:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preset:
-    """A preset of scripts/performance: its layout; the catalogue's recipe of its release sets the
+    """A preset of scripts/performance: its layout. The catalogue's recipe of its release sets the
     rest.
     """
 
@@ -78,7 +78,7 @@ def _library_file() -> dict[str, Any]:
 
 @functools.cache
 def presets() -> tuple[Preset, ...]:
-    """Return the presets of all releases that are known."""
+    """Return the presets of all known releases."""
     rows = list(csv.DictReader(_read_file("bridge-presets.csv").splitlines()))
     lengths: dict[tuple[str, str], set[int]] = {}
     for row in rows:
@@ -120,7 +120,7 @@ def _preset_of_row(row: Mapping[str, str], lengths: set[int]) -> Preset:
 
 
 def preset_of(function: str) -> Preset | None:
-    """Return the preset that a function of the newest release is; None: it is none."""
+    """Return the preset that a function of the newest release defines; None if it defines none."""
     return next((preset for preset in presets() if preset.function == function), None)
 
 

@@ -70,7 +70,7 @@ _DTYPES = {ours: f"torch.{theirs}" for ours, theirs in DTYPES.items()} | {"fp8":
 """Types of the optimizer's tensors; uint8 is fp8, as in Megatron-LM's own arguments."""
 
 _INEXPRESSIBLE_FIELDS = {"pipeline_layout", "kernel_fusion", "task", "attention"}
-"""Fields that Megatron-LM has flags for, and Bridge no plain key."""
+"""Fields for which Megatron-LM has flags and Bridge has no plain key."""
 FUSION_KEYS = (
     "apply_rope_fusion",
     "gradient_accumulation_fusion",
