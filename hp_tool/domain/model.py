@@ -1,4 +1,6 @@
-"""What is trained or served: the shape of a transformer, in Hugging Face's config.json names."""
+"""The model that is trained or served: the shape of a transformer, in Hugging Face's config.json
+names.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ OutputGate = Literal["channel", "head"]
 
 Layers = Annotated[int, Interval(ge=1, le=10_000)]
 Size = Annotated[int, Interval(ge=1, le=1 << 26)]
-"""Far above any model's."""
+"""A size; bounded far above any real model's."""
 ZeroOrMore = Annotated[int, Interval(ge=0, le=1 << 26)]
 
 AttentionKind = Literal["grouped", "latent"]
@@ -34,7 +36,9 @@ T = TypeVar("T")
 def _optional_or(
     field: Callable[[ModelSpec], T | None], otherwise: Callable[[ModelSpec], T]
 ) -> cached_property[T]:
-    """What a field says or, where it is None, what follows from others."""
+    """Return a property that returns the field's value or, if that is None, the value derived from
+    other fields.
+    """
 
     def value(model: ModelSpec) -> T:
         return otherwise(model) if (written := field(model)) is None else written
@@ -44,7 +48,7 @@ def _optional_or(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerKind:
-    """What one layer is made of; layers of one kind have the same matrices."""
+    """Kind of one layer. Layers of one kind have the same matrices."""
 
     attention: AttentionKind = "grouped"
     """grouped: query heads that share key/value heads (MHA, GQA, MQA); latent: multi-head latent
@@ -55,12 +59,12 @@ class LayerKind:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSpec(Strict):
-    """A transformer's shape. A value of None means "derived": read the property of that meaning
-    below the fields, which is worked out once.
+    """A transformer's shape. A field that is None is derived: read the property of the same meaning
+    below the fields.
     """
 
     name: str = "custom"
-    """What results call this model."""
+    """Name of the model in results."""
     architecture: Architecture = "decoder"
     """Causal decoder, bidirectional encoder (BERT), or both (T5: `num_hidden_layers` counts each
     side).
@@ -86,12 +90,12 @@ class ModelSpec(Strict):
     normalization: Normalization = "layernorm"
     """layernorm has weight and bias, rmsnorm a weight, unless norm_vectors says otherwise."""
     norm_vectors: Vectors | None = None
-    """What a norm has: Cohere's layernorm a weight alone, OLMo's nothing; None: as normalization
-    says.
+    """Trained vectors of a norm: Cohere's layernorm has only a weight, OLMo's none; None: as
+    normalization implies.
     """
     norms_per_layer: Size = 2
-    """Norms of a layer without cross attention's: 1 where attention and MLP stand side by side
-    behind one (GPT-J, Cohere), 4 where their outputs are normalized too (Gemma 2). Counted as
+    """Norms of a layer, excluding cross-attention's: 1 if attention and MLP run in parallel behind
+    one norm (GPT-J, Cohere), 4 if their outputs are normalized too (Gemma 2). They are counted as
     parameters; time and activations are those of two.
     """
     query_key_norm: QueryKeyNorm | None = None
@@ -99,73 +103,77 @@ class ModelSpec(Strict):
     heads (all_heads: OLMo 2); None: none.
     """
     embedding_norm: bool = False
-    """A norm behind the embedding (BLOOM, BERT), on each side of an encoder-decoder model."""
+    """Whether a norm follows the embedding (BLOOM, BERT), on each side of an encoder-decoder
+    model.
+    """
     final_norm: bool = True
-    """A norm behind the last layer, on each side of an encoder-decoder model; post-norm models
-    (BERT, BART) have none.
+    """Whether a norm follows the last layer, on each side of an encoder-decoder model; post-norm
+    models (BERT, BART) have none.
     """
     position_embedding: PositionEmbedding | None = None
     """None: learned for layernorm models without gates (GPT), rotary otherwise."""
     max_position_embeddings: Size | None = None
     """Rows of a learned position embedding; None: the workload's sequence length."""
     position_embedding_offset: ZeroOrMore = 0
-    """Rows beside max_position_embeddings (OPT, BART: 2)."""
+    """Rows of the position embedding in addition to max_position_embeddings (OPT, BART: 2)."""
     position_tables: Size = 1
-    """Learned position embeddings: 2 where encoder and decoder have their own (BART)."""
+    """Learned position embeddings: 2 if encoder and decoder have separate ones (BART)."""
     relative_attention_num_buckets: Size = 32
-    """Distances that relative positions tell apart (arXiv 1910.10683 section 2.1)."""
+    """Number of distances that relative positions distinguish (arXiv 1910.10683 section 2.1)."""
     relative_attention_every_layer: bool = False
-    """Whether each layer has its own table of relative positions (UMT5), not the first of each side
-    alone (T5).
+    """Whether each layer has a table of relative positions (UMT5), instead of only the first layer
+    of each side (T5).
     """
     sliding_window: Size | None = None
-    """Keys that a query of a windowed layer sees, its own included; None: all. Training computes no
-    others, serving caches no others.
+    """Keys that a query of a windowed layer attends to, including its own; None: all. Training
+    computes, and serving caches, only these.
     """
     sliding_window_layers: Layers | None = None
-    """Layers with a sliding window, the others see all keys; None: every layer."""
+    """Layers with a sliding window; the others attend to all keys. None: every layer."""
     attention_bias: bool | None = None
-    """Biases on the attention projections; None: as layernorm models without gates (GPT) have them,
-    others not.
+    """Whether the attention projections have biases; None: only in layernorm models without gates
+    (GPT).
     """
     attention_output_bias: bool | None = None
-    """A bias on attention's output projection (Qwen2 has one on the other three alone); None: like
-    attention_bias.
+    """Whether attention's output projection has a bias (Qwen2 has biases only on the other three);
+    None: like attention_bias.
     """
     attention_sinks: bool = False
-    """A learned logit for each head that no key belongs to (gpt-oss)."""
+    """Whether each head has a learned logit without a key (gpt-oss)."""
     mlp_bias: bool | None = None
-    """Biases on the MLP's matrices; None: like attention_bias."""
+    """Whether the MLP's matrices have biases; None: like attention_bias."""
     expert_bias: bool = False
-    """Biases on the routed experts' matrices (gpt-oss)."""
+    """Whether the routed experts' matrices have biases (gpt-oss)."""
     router_bias: bool = False
-    """A trained number for each expert on the router: a bias (gpt-oss) or a scale (Gemma 4)."""
+    """Whether the router has a trained number per expert: a bias (gpt-oss) or a scale (Gemma 4)."""
     num_experts: Size | None = None
     """Routed experts per MoE layer; None: a dense model."""
     num_experts_per_tok: Size | None = None
-    """Experts each token is sent to (top-k)."""
+    """Routed experts that each token is sent to (top-k)."""
     moe_intermediate_size: Size | None = None
     """Width of one routed expert; None: intermediate_size."""
     num_shared_experts: ZeroOrMore = 0
-    """Experts every token passes, each moe_intermediate_size wide."""
+    """Experts that process every token, each moe_intermediate_size wide."""
     shared_expert_intermediate_size: Size | None = None
-    """Width of the shared experts together (Qwen2-MoE); None: num_shared_experts x
+    """Total width of the shared experts (Qwen2-MoE); None: num_shared_experts x
     moe_intermediate_size.
     """
     shared_expert_gate: bool = False
-    """A gate that weighs the shared experts' output (Qwen2-MoE)."""
+    """Whether a gate weighs the shared experts' output (Qwen2-MoE)."""
     n_group: Size | None = None
-    """Group-limited routing (DeepSeek): groups of neighbouring experts; None: one, so no limit."""
+    """Groups of neighbouring experts in group-limited routing (DeepSeek); None: one group, so no
+    limit.
+    """
     topk_group: Size | None = None
-    """Groups from which a token's experts may come; None: all."""
+    """Number of groups from which a token's experts may come; None: all."""
     moe_latent_size: Size | None = None
-    """Width in which tokens travel to the routed experts and back (Nemotron 3 Super); None:
+    """Width in which tokens are sent to the routed experts and back (Nemotron 3 Super); None:
     hidden_size.
     """
     moe_latent_norm: bool = False
-    """A norm of the routed experts' output in that width (Kimi K3)."""
+    """Whether the routed experts' output in that width is normalized (Kimi K3)."""
     first_k_dense_replace: ZeroOrMore = 0
-    """Leading layers that keep a dense MLP in a MoE model."""
+    """Number of leading layers with a dense MLP in a MoE model."""
     kv_lora_rank: Size | None = None
     """Multi-head latent attention: rank of the compressed key/value; None: no MLA."""
     q_lora_rank: Size | None = None
@@ -177,103 +185,105 @@ class ModelSpec(Strict):
     v_head_dim: Size | None = None
     """Width of a value head; None: of a key head (MLA: its part without rotary embedding)."""
     values_are_keys: bool = False
-    """Whether values are keys before their rotary embedding, without a matrix of their own (Gemma
+    """Whether values are the keys before their rotary embedding, without a separate matrix (Gemma
     4).
     """
     attention_output_gate: OutputGate | None = None
-    """A gate of attention's output, from its input: a number for each channel (Qwen3-Next) or head
-    (Step 3.7); None: none.
+    """Gate of attention's output, computed from its input: one number per channel (Qwen3-Next) or
+    per head (Step 3.7); None: no gate.
     """
     index_n_heads: Size | None = None
-    """Sparse attention (DeepSeek-V3.2): heads of the indexer, which chooses the keys that a query
-    sees; None: it sees all.
+    """Sparse attention (DeepSeek-V3.2): heads of the indexer, which selects the keys for each
+    query; None: no indexer.
     """
     index_head_dim: Size | None = None
     """Width of the indexer's heads, and of the key that it caches."""
     index_topk: Size | None = None
-    """Keys that a query sees; where whole blocks of keys are chosen (MiniMax M3), those of all
-    chosen blocks.
+    """Keys selected for each query; if whole blocks of keys are selected (MiniMax M3), the keys of
+    all selected blocks.
     """
     shares_index: bool = False
-    """Whether layers see the keys that an indexer before them chose, without one of their own;
-    `blocks` says which.
+    """Whether some layers use the keys that an earlier layer's indexer selected; `blocks` lists
+    them.
     """
     num_nextn_predict_layers: Annotated[int, Interval(ge=0, le=10_000)] = 0
-    """Extra multi-token-prediction layers."""
+    """Layers for multi-token prediction."""
     num_decoder_layers: Layers | None = None
     """encoder_decoder only: decoder layers; None: num_hidden_layers."""
     output_bias: bool | None = None
-    """A bias on the output layer (GPT-J, BERT); None: an encoder's has one."""
+    """Whether the output layer has a bias (GPT-J, BERT); None: only in encoders."""
     head_dense: Vectors | None = None
-    """The dense layer, and its norm, between layers and output layer (a masked language model's):
-    none, without or with a bias; None: an encoder has it with one.
+    """The dense layer with its norm between the layers and the output layer (of masked language
+    models): none, without bias or with bias; None: encoders have it with a bias.
     """
     sentence_head: bool | None = None
-    """BERT's pooler and next-sentence classifier; None: an encoder has them."""
+    """Whether the model has BERT's pooler and next-sentence classifier; None: only encoders."""
     type_vocab_size: ZeroOrMore | None = None
     """Rows of a token-type embedding; None: an encoder's 2, first and second sentence (arXiv
     1810.04805).
     """
     mixer: Mixer = "attention"
-    """What mixes tokens in a layer, unless `blocks` says it."""
+    """Token mixer of the layers, unless `blocks` sets it."""
     feed_forward: FeedForward | None = None
-    """What follows it, unless `blocks` says it; None: experts where the model has them, else a
-    dense MLP.
+    """Feed-forward of the layers, unless `blocks` sets it; None: experts if the model has them,
+    else a dense MLP.
     """
     blocks: tuple[Block, ...] | None = None
-    """Layers that differ, in order: a pattern that fills num_hidden_layers; None: all are alike but
-    for `first_k_dense_replace` and `sliding_window_layers`.
+    """Blocks of equal layers, in order: a pattern that fills num_hidden_layers. None: all layers
+    are equal except for `first_k_dense_replace` and `sliding_window_layers`.
     """
     linear_num_key_heads: Size | None = None
-    """Delta rules: heads of queries and keys."""
+    """Delta rules: query and key heads."""
     linear_num_value_heads: Size | None = None
-    """Delta rules: heads of values, each with a state of key width times value width; None:
+    """Delta rules: value heads, each with a state of key width x value width; None:
     linear_num_key_heads.
     """
     linear_key_head_dim: Size | None = None
     linear_value_head_dim: Size | None = None
-    """None: linear_key_head_dim."""
+    """Delta rules: width of a value head; None: linear_key_head_dim."""
     linear_conv_kernel_dim: Size = 4
-    """Tokens that the short convolution sees."""
+    """Window of the short convolution, in tokens."""
     linear_full_rank_gate: bool = False
-    """Whether kimi_delta's output gate is one matrix, not two through the width of a head."""
+    """Whether kimi_delta's output gate is one matrix instead of two with the width of a head
+    between them.
+    """
     mamba_num_heads: Size | None = None
-    """Mamba 2: heads; with `mamba_head_dim` its inner width."""
+    """Mamba 2: heads; with `mamba_head_dim`, they determine its inner width."""
     mamba_head_dim: Size | None = None
     mamba_inner_size: Size | None = None
     """Mamba: inner width."""
     mamba_dt_rank: Size | None = None
     """Mamba: rank of the time steps."""
     ssm_state_size: Size | None = None
-    """Numbers of a state for each inner channel."""
+    """State numbers per inner channel."""
     mamba_n_groups: Size = 1
     """Mamba 2: groups of heads that share input and output matrices of the state."""
     mamba_conv_kernel: Size = 4
-    """Tokens that the short convolution sees."""
+    """Window of the short convolution, in tokens."""
     mamba_conv_bias: bool = True
     mamba_norms: bool = False
-    """Mamba: norms of the time steps and of the state's inputs and outputs (Jamba)."""
+    """Mamba: whether the time steps and the state's inputs and outputs are normalized (Jamba)."""
     left_out: str | None = None
-    """What the file describes beside this language model, such as a vision tower; estimates name it
-    and time none of it.
+    """Parts that the file describes in addition to this language model, such as a vision tower.
+    Estimates name them but do not time them.
     """
     tower_parameters: Annotated[int, Interval(ge=0, le=1 << 44)] = 0
-    """Weights of its towers, about; serving keeps them in 16 bits beside the language model's,
-    training has none of them.
+    """Approximate number of weights of its towers. Serving stores them in 16 bits together with the
+    language model; training excludes them.
     """
     tower_replicated: bool = False
-    """Whether every rank holds all of them, as engines do that run the towers of transformers;
-    False: ranks of tensor parallelism divide them.
+    """Whether every rank stores all tower weights, as in engines that run the towers of Hugging
+    Face transformers; False: tensor-parallel ranks divide them.
     """
     tower_working_bytes: Annotated[int, Interval(ge=0, le=1 << 44)] = 0
-    """Working set of its towers for the largest image or video, which vLLM profiles before it sizes
-    the cache.
+    """Working set in bytes of its towers for the largest image or video, which vLLM profiles before
+    it sizes the cache.
     """
 
     decoder_layers = _optional_or(
         lambda model: model.num_decoder_layers, lambda model: model.num_hidden_layers
     )
-    """encoder_decoder: layers of the decoder."""
+    """encoder_decoder: number of decoder layers."""
     kv_heads = _optional_or(
         lambda model: model.num_key_value_heads, lambda model: model.num_attention_heads
     )
@@ -311,15 +321,15 @@ class ModelSpec(Strict):
 
     @cached_property
     def total_layers(self) -> int:
-        """Layers in all: of an encoder-decoder model both sides'."""
+        """Total number of layers; for an encoder-decoder model, of both sides."""
         both = self.architecture == "encoder_decoder"
         return self.num_hidden_layers + self.decoder_layers if both else self.num_hidden_layers
 
     @cached_property
     def kinds(self) -> tuple[tuple[int, ModelSpec], ...]:
-        """(layers, a model of these layers alone) for each kind of layer in `blocks`, in order of
-        first appearance; of a model without `blocks` all layers and itself. The layers of one such
-        model differ by `first_k_dense_replace` at most.
+        """(number of layers, model with only these layers) for each kind of layer in `blocks`, in
+        order of first appearance. Without `blocks`: all layers and the model itself. Layers of such
+        a model differ at most by `first_k_dense_replace`.
         """
         if self.blocks is None:
             return ((self.num_hidden_layers, self),)
@@ -335,7 +345,7 @@ class ModelSpec(Strict):
 
     @cached_property
     def pattern(self) -> tuple[int, ...]:
-        """The place in `kinds` of each layer, in order."""
+        """Index in `kinds` of each layer, in order."""
         if self.blocks is None:
             return (0,) * self.num_hidden_layers
         places: dict[Block, int] = {}
@@ -348,9 +358,9 @@ class ModelSpec(Strict):
 
     @cached_property
     def mtp_kinds(self) -> tuple[int, ...]:
-        """Layers of each kind in one layer of multi-token prediction: like the last one or, where
-        mixers and feed-forwards are layers of their own, one with attention and the last
-        feed-forward (Nemotron 3: `*E`).
+        """Number of layers of each kind in one layer of multi-token prediction. It equals the last
+        layer or, if mixers and feed-forwards are separate layers, has one with attention and the
+        last feed-forward (Nemotron 3: `*E`).
         """
         own = self.pattern[-1]
         both = [
@@ -370,7 +380,7 @@ class ModelSpec(Strict):
         return tuple(int(place in chosen) for place in range(len(self.kinds)))
 
     def _alone(self, block: Block, count: int) -> ModelSpec:
-        """A model of `count` such layers alone."""
+        """Return a model with only `count` such layers."""
         own = {
             field.name: value
             for field in fields(block)
@@ -395,14 +405,14 @@ class ModelSpec(Strict):
 
     @cached_property
     def is_uniform(self) -> bool:
-        """Whether all layers are attention and MLP: `sliding_window_layers` and
-        `first_k_dense_replace` tell them apart.
+        """Whether every layer has attention and an MLP; `sliding_window_layers` and
+        `first_k_dense_replace` distinguish the layers.
         """
         return self.blocks is None and self.mixer == "attention" and self.feed_forward != "none"
 
     @cached_property
     def is_recurrent(self) -> bool:
-        """Whether its layers, all alike, keep a state instead of keys and values."""
+        """Whether its layers, which are all equal, keep a state instead of keys and values."""
         return self.mixer in RECURRENT_MIXERS
 
     @cached_property
@@ -411,14 +421,14 @@ class ModelSpec(Strict):
 
     @cached_property
     def layer_kind(self) -> LayerKind:
-        """The kind of its layers, with experts where it has any; `without_experts` has the
-        others.
+        """Kind of its layers, with experts if the model has any; `without_experts` has the other
+        layers.
         """
         return LayerKind(attention=self.attention, mlp="experts" if self.num_experts else "dense")
 
     @cached_property
     def without_experts(self) -> ModelSpec:
-        """A model of its dense layers; itself where it has no experts."""
+        """The model with only its dense layers; itself if it has no experts."""
         if not self.num_experts:
             return self
         return replace(
@@ -431,7 +441,7 @@ class ModelSpec(Strict):
 
     @cached_property
     def moe_layers(self) -> int:
-        """Layers with experts: all but the leading dense ones; none in a dense model."""
+        """Number of layers with experts: all but the leading dense ones; 0 in a dense model."""
         if self.blocks is not None:
             return sum(kind.moe_layers for _, kind in self.kinds)
         return (
@@ -440,13 +450,13 @@ class ModelSpec(Strict):
 
     @cached_property
     def begins_dense(self) -> bool:
-        """Whether layers with experts follow dense ones."""
+        """Whether the model starts with dense layers, followed by layers with experts."""
         first_is_dense = self.blocks is None or self.kinds[0][1].feed_forward == "dense"
         return first_is_dense and 0 < self.moe_layers < self.num_hidden_layers
 
     @cached_property
     def qk_head_size(self) -> int:
-        """Width of a query or key head; of latent attention with its rotary part."""
+        """Width of a query or key head; for latent attention, including the rotary part."""
         return (
             self.head_size
             if self.attention == "grouped"
@@ -455,8 +465,8 @@ class ModelSpec(Strict):
 
     @cached_property
     def v_head_size(self) -> int:
-        """Width of a value head; MLA's default is the part of a key head without rotary embedding,
-        as DeepSeek has it.
+        """Width of a value head. For MLA, the default is the non-rotary part of a key head, as in
+        DeepSeek's models.
         """
         if self.v_head_dim is not None:
             return self.v_head_dim
@@ -464,32 +474,34 @@ class ModelSpec(Strict):
 
     @cached_property
     def mlp_inputs(self) -> int:
-        """Matrices that read an MLP's input: up, and its gate where it has one."""
+        """Number of matrices that read an MLP's input: up, and gate if it has one."""
         return 2 if self.gated_mlp else 1
 
     @cached_property
     def shared_expert_size(self) -> int:
-        """Width of the shared experts of a layer together; 0 where there are none."""
+        """Total width of a layer's shared experts; 0 if there are none."""
         if self.shared_expert_intermediate_size is not None and self.num_shared_experts:
             return self.shared_expert_intermediate_size
         return self.num_shared_experts * self.expert_size
 
     @cached_property
     def is_gpt_like(self) -> bool:
-        """layernorm without gates: the family that has biases and learned positions unless told
-        otherwise.
+        """Whether the model has layernorm and no gates: such models have biases and learned
+        positions by default.
         """
         return self.normalization == "layernorm" and not self.gated_mlp
 
     @cached_property
     def vectors_per_norm(self) -> int:
-        """Weight and bias, a weight, or nothing."""
+        """Trained vectors of a norm: weight and bias, a weight, or none."""
         of_normalization: Vectors = "weight_bias" if self.normalization == "layernorm" else "weight"
         return _VECTORS[self.norm_vectors or of_normalization]
 
     @cached_property
     def head_dense_vectors(self) -> int:
-        """Weight and bias, a weight, or nothing of the dense layer in the head."""
+        """Trained vectors of the dense layer's norm in the head: weight and bias, a weight, or
+        none.
+        """
         of_architecture: Vectors = "weight_bias" if self.architecture == "encoder" else "none"
         return _VECTORS[self.head_dense or of_architecture]
 

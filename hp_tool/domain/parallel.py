@@ -1,4 +1,4 @@
-"""How the work is divided: one configuration, or the axes a search may vary."""
+"""Parallelism: one configuration, or the axes that a search may vary."""
 
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar
@@ -19,7 +19,7 @@ ContextCommunication = Literal["p2p", "all_gather", "a2a", "a2a+p2p"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recompute(Strict):
-    """Activation recomputation in Megatron Core's words."""
+    """Activation recomputation, in Megatron Core's terms."""
 
     granularity: RecomputeName
     """none, selective (named modules), full (whole layers); torch-fsdp: per_op, per_layer."""
@@ -40,7 +40,7 @@ class Recompute(Strict):
 
 
 def recompute_name(recompute: RecomputeName | Recompute) -> str:
-    """`selective`, or `full block 4` where more was said."""
+    """Return `selective`, or `full block 4` if details are set."""
     if isinstance(recompute, str):
         return recompute
     modules = (
@@ -54,7 +54,7 @@ def recompute_name(recompute: RecomputeName | Recompute) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParallelConfig(Strict):
-    """One configuration, fully resolved: no field is left to a default elsewhere."""
+    """One configuration, fully resolved: no field depends on a default elsewhere."""
 
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
@@ -68,16 +68,16 @@ class ParallelConfig(Strict):
     recompute: RecomputeName | Recompute = "none"
     zero_stage: int = 1
     data_parallel_shard_size: int = 0
-    """Ranks of the data-parallel group that ZeRO shards over; 0: all of them."""
+    """Ranks of the data-parallel group over which ZeRO shards; 0: all of them."""
     pipeline_schedule: PipelineSchedule | None = None
-    """None: 1f1b, interleaved where virtual_pipeline_parallel_size is above 1."""
+    """None: 1f1b, or interleaved if virtual_pipeline_parallel_size exceeds 1."""
     moe_token_dispatcher_type: TokenDispatcher | None = None
-    """None: the query's, or what its framework's release uses; also where no rank has another's
-    experts.
+    """None: the query's dispatcher, or the default of its framework's release. Also None if each
+    rank has all experts.
     """
     rank_order: str | None = None
-    """This and what follows are the same for all candidates of a query, and None where it says
-    nothing.
+    """Like the following fields, the same for all candidates of a query; None if the query does not
+    set it.
     """
     pipeline_layout: str | None = None
     context_parallel_communication: ContextCommunication | None = None
@@ -94,25 +94,25 @@ QUERY_STRATEGY_FIELDS = (
     "hierarchical_context_parallel_sizes",
     "dynamic_context_parallel",
 )
-"""Fields of ParallelConfig that no candidate varies."""
+"""Fields of ParallelConfig that are the same for all candidates."""
 STRATEGY_FIELDS = (*QUERY_STRATEGY_FIELDS, "moe_token_dispatcher_type")
-"""Fields that mean something in one framework alone, and decide a query's Strategy."""
+"""Fields that apply to one framework only and determine a query's Strategy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Strategy(Strict):
-    """How the parallel dimensions work, the same for all candidates of a query."""
+    """Settings of the parallel dimensions that all candidates of a query share."""
 
     context_parallel_communication: ContextCommunication = "p2p"
     hierarchical_context_parallel_sizes: tuple[int, int] | None = None
-    """a2a+p2p: ranks that exchange heads, and groups of them that pass keys and values round; None:
-    as many of the former as share an NVLink domain and divide the heads.
+    """a2a+p2p: (ranks that exchange heads, number of such groups in the ring). None: the largest
+    number of ranks that share an NVLink domain and divide the heads.
     """
     dynamic_context_parallel: bool = False
     moe_token_dispatcher_type: TokenDispatcher = "alltoall"  # noqa: S105 (a token is no password here)
-    """Of candidates that name none."""
+    """Dispatcher of candidates that name none."""
     pipeline_layout: PipelineLayout | None = None
-    """None: equal stages, see `cost.pipeline_stages`."""
+    """Pipeline layout; None: equal stages, see `cost.pipeline_stages`."""
 
 
 DEFAULT_STRATEGY = Strategy()
@@ -120,8 +120,8 @@ DEFAULT_STRATEGY = Strategy()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParallelQuery(Strict):
-    """`parallel` as a query writes it: each axis a value (fixed), a list (allowed values) or absent
-    (free).
+    """`parallel` as a query writes it: each axis is a value (fixed), a list (allowed values) or
+    absent (free).
     """
 
     tensor_parallel_size: Annotated[
@@ -150,7 +150,7 @@ class ParallelQuery(Strict):
     ] = None
     """Devices that split one expert's matmuls."""
     data_parallel_size: Devices | None = None
-    """num_gpus / (t p c): may be left out, and is checked where given."""
+    """num_gpus / (t p c). It may be omitted; if given, it is checked."""
     data_parallel_shard_size: Annotated[
         OneOrMany[Annotated[int, Interval(ge=0, le=1 << 20)]],
         Shown("ZeRO group", "Parallelism", unset="all replicas", kind="training"),
@@ -165,7 +165,9 @@ class ParallelQuery(Strict):
     sequence_parallel: Annotated[
         OneOrMany[bool], Shown("Sequence parallel", "Parallelism", unset="any", kind="training")
     ] = None
-    """Shard norms and dropout over the tensor-parallel group; default: true if t > 1."""
+    """Whether norms and dropout are sharded over the tensor-parallel group; default: true if t >
+    1.
+    """
     recompute: Annotated[
         OneOrMany[RecomputeName | Recompute],
         Shown("Recomputation", "Parallelism", unset="any", kind="training"),
@@ -241,8 +243,8 @@ class ParallelQuery(Strict):
 
 
 def common_settings(query: ParallelQuery, *, context_parallel_size: int) -> dict[str, Any]:
-    """Return what a query says of all its candidates, by field, as far as it means something for
-    one of this size: levels of context parallelism only where they make up its size.
+    """Return, by field, the query's settings for all candidates that apply to a given size. Levels
+    of context parallelism apply only if their product is the size.
     """
     values = {name: getattr(query, name) for name in QUERY_STRATEGY_FIELDS}
     sizes = query.hierarchical_context_parallel_sizes
@@ -257,12 +259,12 @@ Value = TypeVar("Value")
 
 
 def axis_values(value: Value | tuple[Value, ...] | None) -> tuple[Value, ...]:
-    """The values that a query gives an axis, each once: none, one, or those of a list."""
+    """Return the distinct values that a query gives an axis: none, one, or those of a list."""
     if value is None:
         return ()
     return tuple(dict.fromkeys(value)) if isinstance(value, tuple) else (value,)
 
 
 def divisors(number: int, *, limit: int) -> tuple[int, ...]:
-    """The divisors of a whole number up to `limit`, rising."""
+    """Return the divisors of an integer up to `limit`, in ascending order."""
     return tuple(k for k in range(1, min(number, limit) + 1) if number % k == 0)

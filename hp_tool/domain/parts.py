@@ -13,34 +13,34 @@ Factor = Literal["compute", "attention", "communication", "memory_bound"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """One part. The parts of a whole sum to it."""
+    """One part; the parts of a quantity sum to it."""
 
     key: str
-    """Its name in JSON."""
+    """Name in JSON."""
     label: str
-    """Its name in tables and figures."""
+    """Label in tables and figures."""
     noun: str = ""
-    """What a sentence calls it; empty: as `label`."""
+    """Name in a sentence; empty: as `label`."""
     colour: int | None
-    """Its place in the palette of figures; None: the colour of idle time."""
+    """Index in the palette of figures; None: the colour of idle time."""
     factor: Factor = "compute"
-    """What a calibration multiplies it by."""
+    """Group of the factor that a calibration applies to it."""
     per_micro_batch: bool = False
-    """A stage repeats it for each micro-batch."""
+    """Whether a stage repeats it for each micro-batch."""
     computes: bool = False
-    """Kernels of the model run in it, so that communication beneath it is hidden."""
+    """Whether kernels of the model run in it, so that it hides communication."""
     communicates: bool = False
-    """A link carries it."""
+    """Whether it uses a link."""
     sharded: bool = False
-    """It depends on how optimizer states, gradients and weights are sharded."""
+    """Whether it depends on how optimizer states, gradients and weights are sharded."""
     measured: bool = True
-    """A trace can teach a factor of its own. A bubble is the computing of other ranks, and overhead
-    may be of anything.
+    """Whether a trace can determine a factor for it. A bubble is other ranks' compute, and overhead
+    can have any cause.
     """
 
     @property
     def in_words(self) -> str:
-        """What a sentence calls it."""
+        """Name in a sentence."""
         return self.noun or self.label
 
 
@@ -144,12 +144,12 @@ STEP = (
         measured=False,
     ),
 )
-"""Of a training step: exposed seconds."""
+"""Parts of a training step, in exposed seconds."""
 
 UNKNOWN_KERNELS = Part(
     key="unknown", label="unknown", noun="unknown kernels", colour=11, computes=True
 )
-"""Kernels of a recorded step that no rule recognizes."""
+"""Part for kernels of a recorded step that no rule recognizes."""
 
 MEMORY = (
     Part(key="weights", label="weights", colour=1),
@@ -160,7 +160,7 @@ MEMORY = (
     Part(key="buffers", label="buffers", noun="communication buffers", colour=6),
     Part(key="overhead", label="overhead", colour=11),
 )
-"""Of a training's memory on one device: bytes."""
+"""Parts of a training's memory on one device, in bytes."""
 
 SERVING_MEMORY = (
     Part(key="weights", label="weights", colour=1),
@@ -169,7 +169,7 @@ SERVING_MEMORY = (
     Part(key="logits", label="logits", colour=5),
     Part(key="overhead", label="overhead", colour=11),
 )
-"""Of a serving replica's memory on one device: bytes."""
+"""Parts of a serving replica's memory on one device, in bytes."""
 
 REQUEST = (
     Part(key="queue", label="queue", colour=8),
@@ -178,7 +178,7 @@ REQUEST = (
     Part(key="prefill_interference", label="prefill of other requests", colour=3),
     Part(key="decode", label="decode", colour=1),
 )
-"""Of a request's latency: seconds."""
+"""Parts of a request's latency, in seconds."""
 
 TIMED = (
     Part(key="passes", label="passes", noun="forward and backward passes", colour=1),
@@ -196,14 +196,14 @@ TIMED = (
     ),
     Part(key="rest", label="rest", noun="time outside all timers", colour=11),
 )
-"""Of a step as a log's timers divide it, beside parts of STEP."""
+"""Parts of a step that a log's timers measure, in addition to parts of STEP."""
 
 PARTS: dict[str, Part] = {
     part.key: part
     for parts in (MEMORY, SERVING_MEMORY, REQUEST, TIMED, (UNKNOWN_KERNELS,), STEP)
     for part in parts
 }
-"""By key. Parts of memory and of a step that share a key share label and colour."""
+"""All parts by key. Parts of memory and of a step with the same key share label and colour."""
 STEP_KEYS = tuple(part.key for part in STEP)
 MEMORY_KEYS = tuple(part.key for part in MEMORY)
 SERVING_MEMORY_KEYS = tuple(part.key for part in SERVING_MEMORY)
@@ -212,7 +212,7 @@ PER_MICRO_BATCH = tuple(part.key for part in STEP if part.per_micro_batch)
 ONCE_A_STEP = tuple(part.key for part in STEP if not part.per_micro_batch)
 SHARDED = tuple(part.key for part in STEP if part.sharded)
 COMPUTING = tuple(part.key for part in STEP if part.computes and part.per_micro_batch)
-"""Passes of the model: everything that computes but the optimizer."""
+"""Parts that are passes of the model: all computing parts except the optimizer."""
 
 
 def factor(key: str) -> Factor:
@@ -221,5 +221,5 @@ def factor(key: str) -> Factor:
 
 
 def label(key: str) -> str:
-    """Return the label of a part; of another key, its words."""
+    """Return the label of a part; for other keys, the key in words."""
     return PARTS[key].label if key in PARTS else key.replace("_", " ")

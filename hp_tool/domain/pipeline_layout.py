@@ -2,8 +2,8 @@
 `Et*3|(tt|)*29,m|L`.
 
 A `|` ends a model chunk. E is the embedding, t a transformer layer, m a multi-token-prediction
-layer, L the output layer with the loss; `x*n` and `(...)*n` repeat, commas are ornament. Chunk i is
-on pipeline rank i mod p. Source: Megatron Core, transformer/pipeline_parallel_layer_layout.py.
+layer, and L the output layer with the loss. `x*n` and `(...)*n` repeat; commas are ignored. Chunk i
+is on pipeline rank i mod p. Source: Megatron Core, transformer/pipeline_parallel_layer_layout.py.
 """
 
 import functools
@@ -18,22 +18,22 @@ from hp_tool.errors import InputError
 LAYOUT_PATH = "parallel.pipeline_layout"
 MAX_TEXT = 4_096
 MAX_EXPANDED_CHARACTERS = 65_536
-"""Characters once all repetitions are written out."""
+"""Maximum number of characters after all repetitions are expanded."""
 _REPETITIONS = (re.compile(r"\(([^()]+)\)\*(\d+)"), re.compile(r"([^*()\d])\*(\d+)"))
-"""Groups first, so that what stands in them may repeat too."""
+"""Regular expressions of repetitions, groups first so that their content may repeat too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayoutChunk:
-    """What one model chunk holds, in numbers."""
+    """Contents of one model chunk."""
 
     embedding: int
     layers: int
     mtp_layers: int
-    """Multi-token-prediction layers."""
+    """Number of multi-token-prediction layers."""
     loss: int
     layers_before: int
-    """Layers in the chunks before it."""
+    """Number of layers in the chunks before it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,17 +42,19 @@ class PipelineLayout:
 
     text: str
     chunks: tuple[LayoutChunk, ...]
-    """In the order in which a micro-batch passes them."""
+    """Chunks in the order in which a micro-batch passes them."""
 
     def stage(self, rank: int, *, stages: int) -> tuple[LayoutChunk, ...]:
-        """The chunks of one rank of a pipeline of that many."""
+        """Return the chunks of one rank in a pipeline of a given number of ranks."""
         return self.chunks[rank::stages]
 
 
 @functools.lru_cache(maxsize=256)
 def parse_layout(text: str) -> PipelineLayout:
-    """The layout that a text describes. Raises InputError if it describes none, or too large a
-    one.
+    """Return the layout that a text describes.
+
+    Raises:
+        InputError: The text is not a layout, or the layout is too large.
     """
     if len(text) > MAX_TEXT:
         raise InputError(
@@ -93,7 +95,11 @@ def parse_layout(text: str) -> PipelineLayout:
 
 
 def check_layout(layout: PipelineLayout, *, num_layers: int, mtp_layers: int) -> None:
-    """Raises InputError where it lays out another number of layers than the model has."""
+    """Check that a layout has the model's number of layers.
+
+    Raises:
+        InputError: It has another number.
+    """
     for count, wanted, letter, name in (
         (sum(chunk.layers for chunk in layout.chunks), num_layers, "t", "num_hidden_layers"),
         (
@@ -112,7 +118,7 @@ def check_layout(layout: PipelineLayout, *, num_layers: int, mtp_layers: int) ->
 
 def _expand_repetitions(text: str) -> str:
     for pattern in _REPETITIONS:
-        # Seven digits are too many of anything.
+        # More than seven digits are always too many.
         length = len(text) + sum(
             len(match[1]) * int(match[2].lstrip("0")[:7] or 0) for match in pattern.finditer(text)
         )
@@ -142,9 +148,10 @@ def _expand_repetitions(text: str) -> str:
 def missing_layers(
     *, num_layers: Any, stages: Any, chunks: Any, begins_dense: bool = False
 ) -> tuple[Any, Any]:
-    """(a, b): layers to the next multiple of p v, shared out to both ends. The last one, which has
-    the output layer too, lacks more; `begins_dense`: all of them, where it holds a layer then. Both
-    are 0 where p v divides L.
+    """Return (a, b): the layers that the first and last stage lack to the next multiple of p v.
+
+    The last stage lacks more, because it also has the output layer. With `begins_dense` it lacks
+    all of them, if it still has a layer then. Both are 0 if p v divides L.
     """
     missing = -num_layers % (stages * chunks)
     first = missing // 2
@@ -156,8 +163,10 @@ def missing_layers(
 def ends_are_shorter(
     *, num_layers: Any, stages: Any, chunks: Any, begins_dense: bool = False
 ) -> Any:
-    """Whether the ends alone lack layers, and a framework is told by sizes: they have enough of
-    them, or lack no more than one each.
+    """Return whether only the first and last stage lack layers, so that a framework can be
+    configured by their sizes.
+
+    They must have enough layers, or lack at most one each.
     """
     _, last = missing_layers(
         num_layers=num_layers, stages=stages, chunks=chunks, begins_dense=begins_dense
@@ -166,7 +175,9 @@ def ends_are_shorter(
 
 
 def _only_ends_lack_layers(*, num_layers: Any, stages: Any, chunks: Any, begins_dense: bool) -> Any:
-    """Whether the ends alone lack layers, however a framework is told."""
+    """Return whether only the first and last stage lack layers, however a framework is
+    configured.
+    """
     sizes = {
         "num_layers": num_layers,
         "stages": stages,
@@ -178,8 +189,8 @@ def _only_ends_lack_layers(*, num_layers: Any, stages: Any, chunks: Any, begins_
 
 
 def splits_unevenly(*, num_layers: Any, stages: Any, chunks: Any) -> Any:
-    """Whether a pipeline whose p v does not divide L holds a layer or more in each chunk; the ends'
-    chunks may be without.
+    """Return whether each chunk of a pipeline whose p v does not divide L has at least one layer;
+    the first and last chunk may have none.
     """
     _, last = missing_layers(num_layers=num_layers, stages=stages, chunks=chunks)
     return (stages > 1) & ((num_layers > stages * chunks) | ((chunks > 1) & (last == 1)))
@@ -188,7 +199,7 @@ def splits_unevenly(*, num_layers: Any, stages: Any, chunks: Any) -> Any:
 def stage_layers(
     *, num_layers: Any, stages: Any, chunks: Any, late: bool = False, begins_dense: bool = False
 ) -> tuple[Any, Any, Any]:
-    """Layers of the (first, last, fullest) stage; `late`: as in chunk_layers."""
+    """Return the layers of the (first, last, fullest) stage; `late` as in chunk_layers."""
     p = stages
     if late:
         return num_layers // p, -(-num_layers // p), -(-num_layers // p)
@@ -199,8 +210,8 @@ def stage_layers(
     ends = _only_ends_lack_layers(
         num_layers=num_layers, stages=p, chunks=chunks, begins_dense=begins_dense
     )
-    # Chunk i is on rank i mod p, so of every p neighbouring chunks that lack a layer each stage has
-    # one.
+    # Chunk i is on rank i mod p, so if p consecutive chunks lack a layer each, every stage has one
+    # of them.
     rounds, (begun, ended) = first // p + last // p, (first % p, last % p)
     spread = (rounds + (begun > 0), rounds + (ended > 0), rounds + (begun + ended >= p))
     return tuple(
@@ -212,14 +223,16 @@ def stage_layers(
 def v_stage_layers(
     *, num_layers: Any, stages: Any, chunks: Any, begins_dense: bool = False
 ) -> tuple[Any, Any, Any]:
-    """Layers of the (first, last, fullest) stage of a V, whose rank r holds the chunks r and 2p - 1
-    - r: the last is as full as any.
+    """Return the layers of the (first, last, fullest) stage of a V, whose rank r has the chunks r
+    and 2p - 1 - r.
+
+    The last stage is as full as any other.
     """
     first, last = missing_layers(
         num_layers=num_layers, stages=stages, chunks=chunks, begins_dense=begins_dense
     )
     full = -(-num_layers // (stages * chunks)) * chunks
-    alone = begins_dense & (first == 0) & (last > 0)  # the last chunk lacks all of them
+    alone = begins_dense & (first == 0) & (last > 0)  # The last chunk lacks all of them.
     most = full - (1 - alone) * ((first >= stages) * 1 + (last >= stages))
     return full - (first > 0) - ((1 - alone) * (last > 0) + alone * last), most, most
 
@@ -227,8 +240,10 @@ def v_stage_layers(
 def chunk_layers(
     *, num_layers: int, stages: int, chunks: int, late: bool = False, begins_dense: bool = False
 ) -> list[int]:
-    """Layers of each of the p v model chunks, in the order in which a micro-batch passes them;
-    `late`: those that are left over are on the last ones.
+    """Return the layers of each of the p v model chunks, in the order in which a micro-batch passes
+    them.
+
+    With `late`, the last chunks have the remaining layers.
     """
     first, last = missing_layers(
         num_layers=num_layers, stages=stages, chunks=chunks, begins_dense=begins_dense
@@ -252,9 +267,7 @@ def chunk_layers(
 def layout_text(
     *, num_layers: int, mtp_layers: int, stages: int, chunks: int, begins_dense: bool = False
 ) -> str:
-    """Return the split of `chunk_layers` in the notation of `domain.pipeline_layout`:
-    `Et*5|(t*6|)*10t*5L`.
-    """
+    """Return the split of `chunk_layers` in the notation of this module: `Et*5|(t*6|)*10t*5L`."""
     return text_of_chunks(
         chunk_layers(
             num_layers=num_layers, stages=stages, chunks=chunks, begins_dense=begins_dense
@@ -264,8 +277,8 @@ def layout_text(
 
 
 def text_of_chunks(sizes: Iterable[int], *, mtp_layers: int) -> str:
-    """Return model chunks of these numbers of layers, two or more, in the same notation;
-    multi-token prediction in the last.
+    """Return two or more model chunks with these numbers of layers in the same notation;
+    multi-token prediction is in the last one.
     """
     first, *between, last = map(_layers_text, sizes)
     runs = ((text, len(list(same))) for text, same in itertools.groupby(between))

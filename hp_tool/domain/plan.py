@@ -1,4 +1,4 @@
-"""The bill of a search before anything runs."""
+"""Expected cost of a search before anything runs."""
 
 from dataclasses import dataclass, field
 
@@ -9,33 +9,31 @@ from hp_tool.domain.parallel import ParallelConfig
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedRun:
-    """One run to come, and what it would ask of the site."""
+    """A planned run, and what it would request from the cluster."""
 
     chosen_by: str
-    """Why it would be run; `confirmation`: the whole of a configuration that was only seen
-    reduced.
-    """
+    """Why it would run; `confirmation`: a complete run of a configuration that only ran reduced."""
     parallel: ParallelConfig
     fidelity: Fidelity
-    """What is left out of it."""
+    """What the run leaves out."""
     num_gpus: int
     num_nodes: int
     step_s: float
-    """Predicted, of what is run."""
+    """Predicted step time of the run in seconds."""
     configurations: int
-    """How many the run's job trains, one after another: itself and those that the search would run
-    after it.
+    """Number of configurations that the run's job trains in sequence: its own and those that the
+    search would run next.
     """
     wall_s: float
-    """Start-up and all steps of its job, as predicted; waiting for devices is not in it."""
+    """Predicted seconds of the job: start-up and all steps, without waiting for devices."""
     wall_s_interval: tuple[float, float] | None = None
-    """By how long a start-up may take; None once runs on this cluster have shown that."""
+    """Range of `wall_s` due to the start-up time; None if runs on this cluster have measured it."""
     time_limit_s: float
-    """After which it is cut off."""
+    """Seconds after which the run is cut off."""
     cut_off: bool = False
-    """`search.run_timeout_s` is below what the run is expected to need."""
+    """Whether `search.run_timeout_s` is shorter than the run is expected to take."""
     hold_probability: float
-    """That it fits, works and does not stall."""
+    """Probability that the run fits, works and does not stall."""
 
     @property
     def gpu_seconds(self) -> float:
@@ -44,43 +42,43 @@ class PlannedRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchPlan:
-    """The bill of a search at its whole budget; one that ends early costs less."""
+    """Expected cost of a search that uses its whole budget; one that ends early costs less."""
 
     launcher: str
     first: PlannedRun
     confirmation: PlannedRun | None
-    """The whole run that would prove a leader that was only seen reduced; None where runs are
-    whole, or nothing pays for it.
+    """The complete run that would confirm a leader which only ran reduced; None if runs are
+    complete or the budget is too small.
     """
     runs: int
-    """Runs at most, the confirmation included."""
+    """Maximum number of runs, including the confirmation."""
     stopped_by: str
     """The budget that ends the search: budget_runs, budget_gpu_seconds or space_exhausted."""
     wall_s: float
-    """Of all runs, as predicted, without waiting for devices."""
+    """Predicted seconds of all runs, without waiting for devices."""
     wall_s_interval: tuple[float, float] | None = None
-    """By how long start-ups may take; None once runs on this cluster have shown that. So are the
-    two others.
+    """Range of `wall_s` due to start-up times; None if runs on this cluster have measured them. The
+    two following ranges are the same.
     """
     gpu_seconds: float
     gpu_seconds_interval: tuple[float, float] | None = None
     gpu_hours: float
     cost: float | None
-    """US dollars, where the price of a GPU-hour is known."""
+    """US dollars; None if the price of a GPU-hour is unknown."""
     cost_interval: tuple[float, float] | None = None
     most_gpu_seconds: float
-    """Where every run takes all of its time limit; never below what is expected."""
+    """GPU-seconds if every run takes all of its time limit; never below the expected ones."""
     most_cost: float | None
     set: ChosenValues = field(default_factory=dict)
-    """Values of the query that all runs would have beside their layouts, by path."""
+    """Query values besides the layout that all runs would share, by path."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanAnswer:
-    """The answer to a plan's request."""
+    """Answer to a request for a plan."""
 
     id: str | None
     plan: SearchPlan
     job: str | None = None
-    """The first run as its launcher hands it over; only where the search would run."""
+    """The first run as its launcher would submit it; only if this process would run the search."""
     status: str = field(default="ok")

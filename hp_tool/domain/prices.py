@@ -1,4 +1,4 @@
-"""What machines cost to rent, and what the grid at a place emits."""
+"""Rental prices of machines, and emissions of electricity grids."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -7,14 +7,12 @@ from hp_tool.domain.fields import NonNegative, Strict
 
 Market = Literal["on_demand", "reserved", "spot"]
 PRICED = "priced"
-"""In place of a cluster's or a GPU's name: every machine of the price list."""
+"""Name that stands for every machine of the price list, in place of a cluster's or a GPU's name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer(Strict):
-    """A machine that can be rented, as one page states it on one day. Prices are US dollars of a
-    GPU-hour.
-    """
+    """A machine for rent, as one page lists it on one day. Prices are US dollars per GPU-hour."""
 
     name: str
     provider: str
@@ -23,72 +21,72 @@ class Offer(Strict):
     assumed.
     """
     gpu: str | None = None
-    """Catalogue name of its devices; None: those of node_type."""
+    """Catalogue name of its GPU; None: that of node_type."""
     region: str | None = None
     grid: str | None = None
-    """Catalogue name of the grid that feeds it; None: the page does not say where it stands."""
+    """Catalogue name of its electricity grid; None: the page does not state a location."""
     on_demand: NonNegative | None = None
     reserved: NonNegative | None = None
-    """The lowest that is promised for a longer term."""
+    """Lowest price for a longer commitment."""
     spot: NonNegative | None = None
     interruptions_per_node_day: NonNegative | None = None
-    """How often the provider takes a spot node back, if published."""
+    """How often the provider reclaims a spot node, if published."""
     date: str
-    """Day on which the page said so, YYYY-MM-DD."""
+    """Date of the page, YYYY-MM-DD."""
     source: str
-    """The page's address."""
+    """URL of the page."""
     line: str
-    """The line of it that states the price."""
+    """Line of the page that states the price."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grid(Strict):
-    """The electricity of a place."""
+    """The electricity grid of a region."""
 
     name: str
     kg_per_kwh: NonNegative
-    """kg of CO2 equivalent, a year's average."""
+    """kg of CO2 equivalent per kWh, averaged over a year."""
     line: str
     source: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Priced:
-    """What a row of a ranking over several machines costs; of other rankings nothing is set."""
+    """Cost of a row in a ranking of machines; in other rankings, no field is set."""
 
     cluster: str | None = None
-    """Name of the machine that the row runs on; `set` has its description."""
+    """Name of the row's machine; `set` has its description."""
     price: float | None = None
-    """US dollars of a GPU-hour."""
+    """US dollars per GPU-hour."""
     price_date: str | None = None
-    """Day of which the price is; None: the query's or the catalogue's own."""
+    """Date of the price; None: the query's or the catalogue's own price."""
     network_bandwidth_bytes_per_second: float | None = None
-    """Between nodes, per GPU and direction; None if the row uses one NVLink domain, or in other
-    rankings.
+    """Network bandwidth between nodes, per GPU and direction; None if the row uses a single NVLink
+    domain, or in other rankings.
     """
     network_assumed: bool | None = None
-    """Neither the query nor the price list states that network: it is the usual one of servers with
-    this GPU. None in other rankings.
+    """Whether neither the query nor the price list states that network, so that the usual one of
+    servers with this GPU is assumed. None in other rankings.
     """
     cost: float | None = None
-    """US dollars: of the whole training, failures included; of serving, of an hour of all its
+    """US dollars. Training: the whole training, including failures. Serving: one hour of all
     devices.
     """
     cost_interval: tuple[float, float] | None = None
-    """90%, by the interval of the step time."""
+    """90% interval, from the interval of the step time."""
     days_interval: tuple[float, float] | None = None
-    """90%, of calendar days."""
+    """90% interval of calendar days."""
     deadline_probability: float | None = None
-    """Chance that the training ends within constraints.max_days."""
+    """Probability that the training ends within constraints.max_days."""
     energy: float | None = None
-    """Joules of the whole training, uninterrupted."""
+    """Joules of the whole training, without interruptions."""
     co2_kg: float | None = None
-    """kg of CO2 equivalent of that energy; None where the grid is not known."""
+    """kg of CO2 equivalent of that energy; None if the grid is unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NotRanked:
-    """A machine, or a number of them, that a ranking over several has no row of."""
+    """A machine, or a number of them, without a row in a ranking of machines."""
 
     cluster: str
     code: str

@@ -1,5 +1,5 @@
-"""What the built-in profilers run, by name: searches check before they pay for runs, a profiler
-before a run. What is not declared here is rejected.
+"""Fields that the built-in profilers support. Searches check them before they pay for runs, and a
+profiler before a run. Fields that are not declared here are rejected.
 """
 
 from collections.abc import Iterator
@@ -43,7 +43,7 @@ _ENCODER_ONLY_FIELDS: Declared = {
     "sentence_head": (False,),
     "type_vocab_size": (0,),
 }
-"""What a decoder may say that it lacks."""
+"""Fields of encoders that a decoder may set to say that it lacks the part."""
 _DECODER_FIELDS: Declared = {
     **allow_any_value(DENSE_FIELDS, parse_names("position_embedding_offset")),
     **_ENCODER_ONLY_FIELDS,
@@ -70,18 +70,18 @@ _SIZE_FIELDS = {
         virtual_pipeline_parallel_size micro_batch_size zero_stage data_parallel_shard_size
     """),
 }
-"""Fields of `parallel` that each engine follows, beside recomputation."""
+"""Fields of `parallel` that each engine supports, in addition to recomputation."""
 _RECOMPUTE_COLUMNS = parse_names("recompute_method recompute_num_layers recompute_modules")
-"""Recomputation of many candidates."""
+"""Recomputation of many candidates, as columns."""
 _BATCH_FIELDS = parse_names("input_length output_length concurrency precision")
 _ENDPOINT_FIELDS = _BATCH_FIELDS | parse_names("""
     kv_cache_precision request_rate_per_second prefix_cache_hit_rate memory_fraction
 """)
-"""Of a load on a server that was started with its own precisions and share of memory."""
+"""Fields of a load for a server that was started with its own precisions and memory fraction."""
 
 
 def _declared_workload(training: TrainingWorkload) -> Declared:
-    """Return what the engine follows of a workload."""
+    """Return the workload fields that the engine supports."""
     declared = run_by(_profiler_engine(training))
     if training.framework == "torch-fsdp":
         return declared
@@ -109,8 +109,9 @@ def unsupported_model_fields(
     sequence_length: int,
     of: str,
 ) -> Unsupported:
-    """(field, words) of what a model has and no run builds. `of`: the query's field that says how
-    long sequences are.
+    """Yield (field, words) for features of a model that runs cannot build.
+
+    `of` is the query's field that gives the length of sequences.
     """
     if model.kv_lora_rank is not None and declared is _PREDICTING_DECODER_FIELDS:
         declared = {**declared, **allow_any_value(LATENT_FIELDS)}
@@ -131,8 +132,8 @@ def unsupported_model_fields(
 
 
 def unsupported_training(*, model: ModelSpec, training: TrainingWorkload, gpu: str) -> Unsupported:
-    """(field, words) of what no configuration of this query can be run with; nothing where all is
-    well.
+    """Return (field, words) of a setting with which no configuration of this query can run; None if
+    there is none.
     """
     fsdp = training.framework == "torch-fsdp"
     if training.framework not in ENGINES:
@@ -159,7 +160,9 @@ def unsupported_training(*, model: ModelSpec, training: TrainingWorkload, gpu: s
 
 
 def unsupported_layout(cluster: ClusterSpec, strategy: Strategy) -> Unsupported:
-    """(field, words) of what the layout of ranks and stages asks and is not run."""
+    """Return (field, words) of a setting of the layout of ranks and stages that runs do not
+    support.
+    """
     yield from _undeclared_words(
         strategy, section="parallel", declared=allow_any_value(_SIZE_FIELDS["megatron-core"])
     )
@@ -174,11 +177,11 @@ def unsupported_sizes(
     gpu: str,
     communication: ContextCommunication | None,
 ) -> Iterator[tuple[Any, str]]:
-    """(whether it is so, words) for each thing a configuration may ask that is not run; bools, or
-    arrays of shape (n,).
+    """Yield (whether it applies, words) for each setting of a configuration that runs do not
+    support; bools, or arrays of shape (n,).
 
-    communication: of context parallelism. Rings and head exchanges are Transformer Engine's, which
-    has no CPU version.
+    `communication` is that of context parallelism. Rings and head exchanges come from Transformer
+    Engine, which has no CPU version.
     """
     yield from _undeclared_sizes(sizes, followed=_SIZE_FIELDS[_profiler_engine(training)])
     t, zero = sizes.tensor_parallel_size, sizes.zero_stage
@@ -238,15 +241,15 @@ def _undeclared_sizes(sizes: Sizes, *, followed: frozenset[str]) -> Iterator[tup
             name not in followed | _RECOMPUTE_COLUMNS
             and f"parallel.{name}" not in ACCOUNTING_FIELDS
         ):
-            default = getattr(usual, name, None)  # of names the code 0
+            default = getattr(usual, name, None)  # For names, the code 0.
             yield getattr(sizes, name) != (0 if default is None else default), name
 
 
 def unsupported_serving(
     *, model: ModelSpec, inference: InferenceWorkload, runner: Runner
 ) -> Unsupported:
-    """(field, words) of what no configuration of this query can be served with; nothing where all
-    is well.
+    """Return (field, words) of a setting with which no configuration of this query can be served;
+    None if there is none.
     """
     running = runner == "endpoint"
     by_rate = running and isinstance(inference.request_rate_per_second, int | float)
@@ -257,7 +260,7 @@ def unsupported_serving(
             "inference.concurrency",
             "a load without one concurrency" + (" or request rate" if running else ""),
         )
-    if running and inference.think_time_s:  # the requests of such people in flight vary
+    if running and inference.think_time_s:  # The number of such users' requests in flight varies.
         yield (
             "inference.think_time_s",
             "think_time_s: people who think come at a rate; measure that, request_rate_per_second",
@@ -294,8 +297,8 @@ def unsupported_serving_sizes(
     parallel: ServingConfig,
     runner: Runner = "megatron-core",
 ) -> Unsupported:
-    """(field, words) of what this configuration asks for and no run does."""
-    if runner == "endpoint":  # it was started so
+    """Yield (field, words) for settings of this configuration that runs do not support."""
+    if runner == "endpoint":  # It was started with it.
         yield from _undeclared_words(
             parallel, section="parallel", declared=allow_any_value(SERVER_FIELDS)
         )

@@ -1,4 +1,4 @@
-"""A query: what a file, a batch line, command-line flags or a POST body all become."""
+"""A query: the result of parsing a file, a batch line, command-line flags or a POST body."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ Reducible = Literal["layers", "replicas", "micro_batches"]
 Objective = Literal["throughput", "days", "cost", "min_gpus", "throughput_per_gpu", "ttft", "tpot"]
 RankBy = Literal["expected", "mean"]
 MAX_DEVICES = 1_024
-"""Maximum for objective min_gpus where a query names a GPU and no number of devices."""
+"""Maximum number of devices for objective min_gpus if the query names a GPU but no number."""
 
 
 class OwnFile(str):
-    """A name in a query that may be a path on this machine; a plain string names a catalogue entry
+    """A name in a query that may be a path on this machine. A plain string names a catalogue entry
     and is never opened.
 
-    JSON and YAML hold none, so neither does what arrives over HTTP or is in a database. Copies of a
-    query keep it.
+    JSON and YAML contain no such names, so neither do queries that arrive over HTTP or are stored
+    in a database. Copies of a query keep them.
     """
 
     __slots__ = ()
@@ -38,7 +38,7 @@ class OwnFile(str):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Constraints(Strict):
-    """Limits that a recommended configuration must keep."""
+    """Limits that a recommended configuration must satisfy."""
 
     max_days: Annotated[Amount | None, Shown("Maximum days", "Goal", kind="training")] = None
     """Maximum duration of the training; requires training.total_tokens."""
@@ -85,7 +85,7 @@ class SearchSettings(Strict):
     steps: Repetitions = 5
     """Measured optimizer steps per run."""
     warmup_steps: Annotated[int, Interval(ge=0, le=100_000)] = 2
-    """Repetitions before measuring."""
+    """Steps before measuring."""
     balanced_routing: Annotated[
         bool | None,
         Shown("Tokens spread evenly over experts", "Profile runs", unset="as expert_imbalance"),
@@ -123,22 +123,22 @@ class SearchSettings(Strict):
     baseline: Annotated[
         ParallelQuery | None, Shown("Baseline", "What you run today, to compare with")
     ] = None
-    """What you run today, which the answer is compared with, as `parallel` of one configuration. It
-    is run once where it is one of the candidates, as a run of the budget. None: the first run that
-    worked.
+    """Your current configuration, with which the answer is compared, as `parallel` of one
+    configuration. If it is a candidate, it runs once, as part of the budget. None: the first
+    successful run.
     """
     parallel_runs: Annotated[int, Interval(ge=1, le=64)] = 1
-    """Runs submitted at the same time; they wait for each other where devices are too few for
-    all.
+    """Runs submitted at the same time. If there are too few devices for all, they wait for each
+    other.
     """
     configurations_per_job: Annotated[int, Interval(ge=1, le=16)] = 1
-    """Configurations that one job of the built-in profiler trains, one after another; only the
-    first waits for imports and rendezvous. Each is a run of its own.
+    """Configurations that one job of the built-in profiler trains in sequence. Only the first waits
+    for imports and rendezvous. Each is a separate run.
     """
 
     @property
     def of_profiler(self) -> tuple[str, ...]:
-        """Settings in use that only trainings of the built-in profiler follow."""
+        """Settings in use that only trainings of the built-in profiler support."""
         used = {
             "breakdown": self.breakdown,
             "configurations_per_job": self.configurations_per_job > 1,
@@ -165,21 +165,20 @@ class TrainerCommand(Strict):
     command: a program, started once per node.
     """
     environment: dict[str, str] = field(default_factory=dict)
-    """Environment variables of the command, beside those of every job."""
+    """Environment variables of the command, in addition to those of every job."""
     axes: tuple[str, ...] | None = None
-    """What the command can vary, by fields of `parallel`; what it leaves out has one value, the
-    query's or else the usual one. None: whatever a query leaves open, which the command has to
-    name.
+    """Fields of `parallel` that the command can vary. Other fields have one value, the query's or
+    the default. None: all that a query leaves open; the command must contain their placeholders.
     """
     reducible: tuple[Reducible, ...] = ()
-    """What `search.fidelity: auto` may leave out of its runs, because the command follows its
-    placeholders in it.
+    """What `search.fidelity: auto` may leave out of its runs, because the command contains the
+    placeholders for it.
     """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Query(Strict):
-    """A training or serving problem. Names of models and clusters are looked up in the catalogue
+    """A training or serving query. Names of models and clusters are looked up in the catalogue
     later.
     """
 
@@ -219,15 +218,17 @@ class Query(Strict):
     """Your own training command, or the name of one that the administrator registered."""
 
     def with_num_gpus(self, num_gpus: int) -> Query:
-        """Return this query on so many devices of its kind of cluster."""
+        """Return this query with a given number of devices of the same kind of cluster."""
         cluster = (
             ClusterQuery(node_type=self.cluster) if isinstance(self.cluster, str) else self.cluster
         )
         return replace(self, cluster=replace(cluster, num_gpus=num_gpus))
 
     def check_num_gpus(self) -> None:
-        """Raise InputError where one configuration's devices are left for objective min_gpus to
-        find.
+        """Check that the number of devices is given, unless objective min_gpus finds it.
+
+        Raises:
+            InputError: The query leaves it open.
         """
         if self.leaves_num_gpus_open():
             raise InputError(
@@ -238,10 +239,10 @@ class Query(Strict):
             )
 
     def leaves_num_gpus_open(self) -> bool:
-        """Return True if objective min_gpus has to find how many of a named GPU there are, with no
-        maximum in the query.
+        """Return True if objective min_gpus has to find the number of a named GPU, and the query
+        sets no maximum.
 
-        A list of machines leaves nothing open: each of them is a query of its own.
+        A list of machines leaves nothing open, because each is a separate query.
         """
         cluster = self.cluster
         if (
@@ -253,8 +254,8 @@ class Query(Strict):
         return cluster.num_gpus is None and cluster.node_type is None and cluster.stages is None
 
     def with_most_devices(self) -> Query:
-        """Return the query with MOST_DEVICES, in whole nodes, as the maximum of a number of devices
-        that it leaves open.
+        """Return the query with MAX_DEVICES, in whole nodes, as the maximum if it leaves the number
+        of devices open.
         """
         if isinstance(self.cluster, str) or not self.leaves_num_gpus_open():
             return self

@@ -1,4 +1,6 @@
-"""Named sets of knobs: what a published recipe sets beside the layout, and for which trainings."""
+"""Recipes: named sets of settings that a published recipe uses besides the layout, and the
+trainings to which they apply.
+"""
 
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -11,31 +13,31 @@ from hp_tool.domain.workload import TrainingWorkload
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecipeRule(Strict):
-    """Knobs, and the trainings that they are set for: those that meet every condition given."""
+    """Settings, and the conditions that a training must all meet for them to apply."""
 
     models: tuple[str, ...] = ()
-    """Catalogue names; none: any."""
+    """Catalogue names; empty: any."""
     experts: bool | None = None
     """Whether the model has experts."""
     latent_attention: bool | None = None
-    """Whether its keys and values are compressed (multi-head latent attention)."""
+    """Whether keys and values are compressed (multi-head latent attention)."""
     gpus: tuple[str, ...] = ()
-    """Catalogue names or dies (b200 is also GB200's); none: any."""
+    """Catalogue names or dies (b200 is also GB200's); empty: any."""
     precisions: tuple[Precision, ...] = ()
     tasks: tuple[Literal["pretrain", "sft", "lora"], ...] = ()
     min_gpus: int | None = None
     max_gpus: int | None = None
     min_batch: int | None = None
-    """Sequences of a step."""
+    """Minimum sequences per step."""
     max_batch: int | None = None
     training: dict[str, Any] = field(default_factory=dict)
-    """Values of keys of `training`; null takes an earlier rule's back."""
+    """Values for keys of `training`; null removes the value of an earlier rule."""
     parallel: dict[str, Any] = field(default_factory=dict)
-    """Values of keys of `parallel`."""
+    """Values for keys of `parallel`."""
 
     @property
     def settings(self) -> str:
-        """`training.gradient_precision: bf16, ...`."""
+        """The settings as text: `training.gradient_precision: bf16, ...`."""
         sections = (("training", self.training), ("parallel", self.parallel))
         values = (
             f"{section}.{key}: {_list_words(value)}"
@@ -46,7 +48,7 @@ class RecipeRule(Strict):
 
     @property
     def conditions(self) -> str:
-        """`model deepseek-v3, gpu h100`; empty: every training."""
+        """The conditions as text: `model deepseek-v3, gpu h100`; empty: every training."""
         experts = {None: "", True: "models with experts", False: "dense models"}[self.experts]
         latent = {None: "", True: "with latent attention", False: "without latent attention"}[
             self.latent_attention
@@ -68,7 +70,7 @@ class RecipeRule(Strict):
         return ", ".join(filter(None, (experts, latent, *named, *bounds)))
 
     def covers(self, other: "RecipeRule") -> bool:
-        """Whether this rule holds for every training that the other holds for."""
+        """Return whether this rule applies to every training to which the other applies."""
         return (
             self.experts in (None, other.experts)
             and self.latent_attention in (None, other.latent_attention)
@@ -85,7 +87,7 @@ class RecipeRule(Strict):
     def holds(
         self, *, model: ModelSpec, gpu: GpuSpec, num_gpus: int, workload: TrainingWorkload
     ) -> bool:
-        """Whether the rule is about this training."""
+        """Return whether the rule applies to this training."""
         batch = workload.global_batch_size
         return (
             (not self.models or model.name in self.models)
@@ -100,14 +102,14 @@ class RecipeRule(Strict):
 
 
 def _includes_all(names: tuple[str, ...], others: tuple[str, ...]) -> bool:
-    """Whether all others are among the names; no names stand for all there are."""
+    """Return whether all others are among the names; empty names stand for all."""
     return not names or (bool(others) and set(others) <= set(names))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe(Strict):
-    """A recipe of the catalogue. Of two rules that set one key the later wins; what a query writes
-    wins over both.
+    """A recipe of the catalogue. If two rules set one key, the later wins; the query's values win
+    over both.
     """
 
     name: str
@@ -115,14 +117,16 @@ class Recipe(Strict):
     source: str
     date: str = ""
     """Month of the software that the recipe describes, such as 2024-07; empty: its rules name a
-    release instead.
+    release.
     """
     models: tuple[str, ...] = ()
-    """Models of which the source publishes trainings: another one has the settings of one that is
-    like it, or else those of the rules that name none.
+    """Models for which the source publishes trainings. Another model gets the settings of a similar
+    one, or those of the rules that name no model.
     """
     gpus: tuple[str, ...] = ()
-    """GPUs of which it does: another one has the settings of the nearest."""
+    """GPUs for which the source publishes trainings. Another GPU gets the settings of the
+    nearest.
+    """
     rules: tuple[RecipeRule, ...]
 
 

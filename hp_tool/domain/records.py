@@ -18,11 +18,11 @@ JsonObject = dict[str, Any]
 RegistrationKind = Literal["cluster", "model", "trace"]
 T = TypeVar("T")
 ANY_KEY = None
-"""As `api_key_id` of a limit: all searches together."""
+"""Value of `api_key_id` in a limit that covers all searches together."""
 REUSED = "reused_measurement_id"
-"""Key in a run's prediction: id of the earlier measurement that is reused instead of a run."""
+"""Key, in a run's prediction, of the id of the earlier measurement that replaces the run."""
 SET = "set"
-"""Key in a run's prediction: query values that the search chose besides `parallel`, by path."""
+"""Key, in a run's prediction, of query values that the search chose besides `parallel`, by path."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +56,8 @@ class SearchRecord:
     query: JsonObject
     """The query with registered names replaced by their specifications."""
     edition: int | None = None
-    """Edition of the hp-tool that stored it (`queries.edition`); None: unknown, for every worker.
+    """Edition of the hp-tool that stored it (`queries.edition`); None: unknown, so that every
+    worker may run it.
     """
     owner: str | None = None
     api_key_id: str | None = None
@@ -168,7 +169,7 @@ class RunRecord:
 
     @property
     def shown_state(self) -> RunState | Outcome:
-        """Its outcome; its own state without a measurement."""
+        """State shown to users: the run's outcome, or its own state without a measurement."""
         return Outcome(self.status) if self.status else self.state
 
     @property

@@ -1,4 +1,4 @@
-"""What launchers carry to the profiler: a training run, a short real serving run, or single
+"""Requests that launchers pass to the profiler: a training run, a short real serving run, or single
 operations.
 """
 
@@ -13,26 +13,26 @@ from hp_tool.domain.serving import ServingConfig
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InferenceRequest(Request):
-    """All the profiler needs to serve one batch a few times on the devices of one replica."""
+    """Request to serve one batch a few times on the devices of one replica."""
 
     kind: Literal["inference"] = "inference"
     model: ModelSpec
     inference: InferenceWorkload
-    """Lengths, precision, and `concurrency`: the prompts served at once."""
+    """Lengths, precision, and `concurrency`: the number of prompts served at once."""
     parallel: ServingConfig
     runner: Runner = "megatron-core"
-    """megatron-core: Megatron Core's layers over a KV cache, greedy; vllm: `vllm bench latency`,
-    where vLLM is installed; endpoint: requests to a server that runs already.
+    """megatron-core: Megatron Core's layers over a KV cache, greedy; vllm: `vllm bench latency`, if
+    vLLM is installed; endpoint: requests to a running server.
     """
     repetitions: int = 5
     warmup: int = 1
     num_requests: int = 1
-    """Of a repetition, of an endpoint: those in flight. A batch is that of the load's
-    concurrency.
+    """Requests in flight in each repetition that measures an endpoint. For a batch, the load's
+    concurrency applies instead.
     """
     trace: TraceSpec | None = None
-    """Of an endpoint: its requests in turn, again and again; None: equal ones, of the load's
-    lengths.
+    """Requests to send to an endpoint in turn, repeatedly; None: requests of equal length, as in
+    the load.
     """
 
     @property
@@ -43,13 +43,13 @@ class InferenceRequest(Request):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchmarkRequest(Request):
-    """Single operations, timed one after another on all ranks at once."""
+    """Request to time single operations one after another, on all ranks at once."""
 
     kind: Literal["benchmark"] = "benchmark"
     operations: tuple[Operation, ...]
     budget_s: float = 0.1
-    """Seconds spent on the repetitions of one operation, at least three of them."""
+    """Seconds spent on the repetitions of one operation; at least three are run."""
 
 
 RunRequest = ProfileRequest | InferenceRequest | BenchmarkRequest
-"""Told apart by `kind`."""
+"""A request; `kind` distinguishes the types."""

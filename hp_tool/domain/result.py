@@ -1,4 +1,4 @@
-"""What comes back: typed results whose JSON is exactly these fields."""
+"""Typed results, whose JSON has exactly these fields."""
 
 from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, TypeVar
@@ -13,10 +13,10 @@ from hp_tool.domain.prices import Priced
 from hp_tool.domain.units import SECONDS_PER_HOUR, format_duration, format_gib
 
 Against = Literal["memory", "gpus"]
-"""What a front of trainings sets against step time."""
+"""Objective that a Pareto front of trainings compares with step time."""
 Front = Against | Literal["throughput"]
-"""What a Pareto front may set against step time, or for serving against the tokens per second of a
-user.
+"""Objective that a Pareto front compares with step time, or for serving with the tokens per second
+of a user.
 """
 
 
@@ -33,38 +33,38 @@ class Reason:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryEstimate:
     """Bytes on the worst pipeline stage; the seven parts from weights to overhead sum to
-    total_bytes. Parts, total and capacity count what is allocated; the allocator gives blocks that
-    it holds free back before it fails.
+    total_bytes. Parts, total and capacity count allocated bytes, because the allocator releases
+    cached blocks before it fails.
     """
 
     total_bytes: float
-    """What must fit: allocated_bytes and overhead_bytes."""
+    """Bytes that must fit: allocated_bytes + overhead_bytes."""
     capacity_bytes: float
     """Device memory x (1 - headroom)."""
     worst_stage: int
-    """0-based."""
+    """Index of the stage, 0-based."""
     weights_bytes: float
     gradients_bytes: float
     optimizer_bytes: float
     activations_bytes: float
-    """Saved for the backward pass, of all micro-batches in flight."""
+    """Bytes saved for the backward pass, for all micro-batches in flight."""
     logits_bytes: float
     buffers_bytes: float
-    """Working set of one layer, gathered inputs, communication buckets."""
+    """Bytes of one layer's working set, gathered inputs and communication buckets."""
     overhead_bytes: float
-    """Outside the framework's allocator: CUDA context, NCCL."""
+    """Bytes outside the framework's allocator: CUDA context, NCCL."""
     layer_activations_bytes: float
     """The transformer layers' share of activations_bytes."""
     allocated_bytes: float
-    """total_bytes - overhead_bytes: what torch.cuda.max_memory_allocated() reports."""
+    """total_bytes - overhead_bytes, as torch.cuda.max_memory_allocated() reports it."""
     reserved_bytes: float
-    """What torch.cuda.max_memory_reserved() reports where there is room for it: allocated_bytes and
-    free blocks.
+    """Bytes that torch.cuda.max_memory_reserved() reports if there is room: allocated_bytes and
+    cached blocks.
     """
     device_bytes: float | None = None
-    """The whole device's memory, headroom included."""
+    """Memory of the whole device in bytes, including headroom."""
     host_bytes: float = 0.0
-    """Offloaded to host memory, the most of any rank; no part of total_bytes."""
+    """Bytes offloaded to host memory, the maximum over the ranks; not part of total_bytes."""
 
     @property
     def parts_bytes(self) -> dict[str, float]:
@@ -74,7 +74,7 @@ class MemoryEstimate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeEstimate:
-    """Seconds of one optimizer step; parts_s holds exposed seconds and sums to step_s."""
+    """Seconds of one optimizer step; parts_s has exposed seconds, which sum to step_s."""
 
     step_s: float
     parts_s: dict[str, float]
@@ -82,164 +82,168 @@ class TimeEstimate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Intervals:
-    """Ranges that should hold the truth with the stated confidence."""
+    """Ranges that contain the true value with the stated confidence."""
 
     confidence: float
     step_s: tuple[float, float]
     memory_total_bytes: tuple[float, float]
-    """What is allocated, with what lies outside the allocator: the chance of running out of memory
-    is of this interval.
+    """Allocated memory plus memory outside the allocator; determines the probability of running out
+    of memory.
     """
     memory_reserved_bytes: tuple[float, float] | None = None
-    """What a monitor of the device shows: its top counts blocks too that the allocator holds in
-    reserve, and gives back before it fails. None where measurements on this cluster, which are of
+    """Memory that a monitor of the device shows. The upper end includes blocks that the allocator
+    caches and releases before it fails. None if measurements on this cluster, which are of
     allocated memory, correct the estimate.
     """
     source: str
-    """Which measurements the widths come from."""
+    """The measurements from which the widths come."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Narrowest:
-    """What a query leaves unsaid whose naming narrows the interval of its step time most."""
+    """The omitted setting whose value would narrow the interval of the step time most."""
 
     set: ChosenValues
-    """Values to put into the query, by path: training.framework_version."""
+    """Values to add to the query, by path: training.framework_version."""
     step_s: tuple[float, float]
-    """The interval of the query with them."""
+    """Interval of the step time with these values."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WithRecipe:
-    """What today's recipe gives a query that names none."""
+    """The step time with the current recipe, for a query that names none."""
 
     recipe: str
     set: dict[str, Any]
-    """Values to put into the query, by path: training.recipe, and what the recipe's own layout has
-    and this one cannot run.
+    """Values to add to the query, by path: training.recipe, and replacements for settings of the
+    recipe that this layout cannot use.
     """
     step_s: float
     interval_s: tuple[float, float]
     """90% interval of step_s."""
     feasible: bool
     changes: dict[str, Any]
-    """Knobs by path that the recipe sets otherwise than they are left open."""
+    """Settings by path that the recipe sets to other values than the open query has."""
     gains: dict[str, float]
-    """Of those that change the numbers that are trained: step time without each, over step_s."""
+    """For settings that change the trained numbers: step time without each, divided by step_s."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fix:
-    """A small change that makes an infeasible configuration feasible, with its price."""
+    """A small change that makes an infeasible configuration feasible, with its effects."""
 
     change: str
-    """In words, such as `TP 4 -> 8 (DP 16 -> 8)`; what follows from the change stands in
-    brackets.
-    """
+    """The change in words, such as `TP 4 -> 8 (DP 16 -> 8)`, with its consequences in brackets."""
     changed: tuple[str, ...]
-    """Fields of parallel that differ from the configuration asked for."""
+    """Fields of parallel that differ from the requested configuration."""
     parallel: ParallelConfig
-    """All of the mended configuration: valid input."""
+    """The complete fixed configuration; valid input."""
     set: ChosenValues = field(default_factory=dict)
-    """Values that the query must have beside `parallel`, by path: training.gradient_precision,
+    """Query values besides `parallel` that the fix requires, by path: training.gradient_precision,
     cluster.num_gpus.
     """
     num_gpus: int
-    """Devices it runs on; more than the query has where the change says so."""
+    """Number of devices; larger than the query's if the change says so."""
     memory_total_bytes: float
-    """On its worst stage."""
+    """Bytes on its worst stage."""
     out_of_memory_probability: float | None = None
     fit: Fit | None = None
-    """In a word, from that."""
+    """How it fits, in a word, from its memory."""
     memory_saved_bytes: float | None = None
-    """What was asked for less this, each on its own worst stage; None where that is illegal and has
-    no size.
+    """Bytes of the requested configuration minus those of the fix, each on its worst stage; None if
+    the requested one is illegal and has no size.
     """
     step_s: float
     step_change_fraction: float | None = None
-    """0.03: a step takes 3% longer than what was asked for; None where that is illegal."""
+    """Relative change of the step time, such as 0.03 for 3% longer; None if the requested
+    configuration is illegal.
+    """
     days: float | None = None
     cost: float | None = None
     """US dollars."""
     remaining: tuple[Reason, ...] = ()
-    """Targets that it misses too: the best that was found is told where no change meets them."""
+    """Targets that it still misses, if no change meets them and this is the best found."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Goodput:
-    """Training time that survives failures, as a share of the calendar's."""
+    """Fraction of calendar time that trains despite failures."""
 
     fraction: float
     mtbf_s: float
-    """Of the whole job."""
+    """Mean time between failures of the whole job, in seconds."""
     checkpoint_bytes: float
     checkpoint_s: float
     checkpoint_interval_s: float
     young_interval_s: float
-    """First-order optimum sqrt(2 C M), for comparison."""
+    """First-order optimum sqrt(2 C M) in seconds, for comparison."""
     restart_s: float
     source: str
-    """Where the figures that were not given come from."""
+    """Source of the figures that the query omits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """A prediction for one configuration. Where it is infeasible, memory and time are still given
-    when defined.
+    """A prediction for one configuration. If it is infeasible, memory and time are still given when
+    defined.
     """
 
     feasible: bool
     reasons: tuple[Reason, ...] = ()
     parallel: ParallelConfig | None = None
-    """The resolved configuration, data_parallel_size included."""
+    """The resolved configuration, including data_parallel_size."""
     memory: MemoryEstimate | None = None
     time: TimeEstimate | None = None
     tokens_per_second: float | None = None
     tokens_per_second_per_gpu: float | None = None
     model_tflops_per_gpu: float | None = None
     mfu: float | None = None
-    """Model FLOPs as a share of peak, by the convention that provenance.flops_convention names
-    (default: attention in full).
+    """Model FLOPs as a fraction of peak, by the convention in provenance.flops_convention (default:
+    full attention).
     """
     hfu: float | None = None
-    """The same with the FLOPs that recomputation repeats."""
+    """The same including the FLOPs that recomputation repeats."""
     mfu_causal: float | None = None
-    """mfu with the half of the scores that a causal mask keeps; at long contexts half as large."""
+    """mfu counting only the half of the scores that a causal mask keeps; about half as large at
+    long contexts.
+    """
     hfu_causal: float | None = None
     hfu_paper: float | None = None
     intervals: Intervals | None = None
     familiarity: Familiarity | None = None
-    """How near the nearest measured runs are, on which the width of the intervals depends."""
+    """How similar the nearest measured runs are; determines the width of the intervals."""
     narrowest: Narrowest | None = None
-    """None where nothing unsaid widens the interval of step time by more than a tenth."""
+    """None if no omitted setting widens the interval of the step time by more than a tenth."""
     with_recipe: WithRecipe | None = None
-    """None where the query names a recipe, or there is none for its framework and devices."""
+    """None if the query names a recipe, or there is none for its framework and devices."""
     out_of_memory_probability: float | None = None
-    """That it needs more than the whole device, by the interval of its memory; 0 if a run of it
-    worked.
+    """Probability that it needs more than the whole device, from the interval of its memory; 0 if a
+    run of it succeeded.
     """
     fit: Fit | None = None
-    """Whether it fits in a word, from that probability."""
+    """How it fits, in a word, from that probability."""
     days: float | None = None
-    """Of uninterrupted training."""
+    """Days of uninterrupted training."""
     effective_days: float | None = None
     """Calendar days, days / goodput.fraction; None without training.reliability."""
     goodput: Goodput | None = None
     gpu_hours: float | None = None
-    """Of calendar days, like cost; the same as days without training.reliability."""
+    """GPU-hours of the calendar days, like cost; of `days` without training.reliability."""
     cost: float | None = None
     """US dollars."""
     energy: float | None = None
-    """Joules of the whole training, uninterrupted."""
+    """Joules of the whole training, without interruptions."""
     co2_kg: float | None = None
     """kg of CO2 equivalent of that energy; None without cluster.grid_carbon_kg_per_kwh."""
     fixes: tuple[Fix, ...] = ()
-    """Of an infeasible training configuration: the smallest changes that fix it, fastest first."""
+    """Fixes of an infeasible training configuration: the smallest changes that make it feasible,
+    fastest first.
+    """
     provenance: dict[str, object] = field(default_factory=dict)
-    """Where the numbers come from: model, GPU and efficiency profile, FLOPs convention, version."""
+    """Origin of the numbers: model, GPU and efficiency profile, FLOPs convention, version."""
 
     def __repr__(self) -> str:
-        """A line for people; the fields are those of --json."""
+        """Return one line for people; --json has the fields."""
         verdict = (
             "feasible"
             if self.feasible
@@ -254,53 +258,55 @@ class Estimate:
 
     @property
     def calendar_days(self) -> float | None:
-        """effective_days where failures are asked for, else days."""
+        """effective_days if failures are counted, else days."""
         return self.days if self.effective_days is None else self.effective_days
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Faster:
-    """A layout that is faster than rank 1 by the cost model, with features that no measured run
-    has.
+    """A layout that the cost model predicts to be faster than rank 1 and that has features which no
+    measured run has.
     """
 
     parallel: ParallelConfig
     set: ChosenValues = field(default_factory=dict)
-    """As Recommendation's."""
+    """Chosen query values, as in Recommendation."""
     unmeasured: tuple[str, ...]
-    """Those features, as fields of the query."""
+    """These features, as fields of the query."""
     expected_step_s: float
     gain_fraction: float
-    """0.03: its expected step is 3% shorter."""
+    """Relative gain, such as 0.03 if its expected step is 3% shorter."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recommendation(Priced):
-    """One row of the answer, best first."""
+    """One row of a ranking."""
 
     rank: int
     parallel: ParallelConfig
     set: ChosenValues = field(default_factory=dict)
-    """Values that the ranking chose beside `parallel`, by path: training.offload, one of a list
-    under training, cluster.num_gpus. The query with both gives this estimate.
+    """Query values that the ranking chose besides `parallel`, by path: training.offload, one of a
+    list under training, cluster.num_gpus. The query with both gives this estimate.
     """
     estimate: Estimate
     group: int | None = None
-    """recommend: 1 for rows that cannot be told apart from the best, whose ratio of step times to
-    it has a 90% interval that holds 1; then 2 by the first row that is slower, and so on.
+    """recommend: group of tied rows. Rows are in group 1 if the 90% interval of the ratio of their
+    step time to the best contains 1; the first slower row starts group 2, and so on.
     """
     out_of_memory_probability: float | None = None
-    """Its estimate's, calibrated where there is one."""
+    """Probability of its estimate, calibrated if possible."""
     expected_step_s: float | None = None
-    """Step time over the probability that it runs at all: a run that ends out of memory trains
-    nothing.
+    """Step time divided by the probability that the run does not run out of memory, because such a
+    run trains nothing.
     """
     faster: Faster | None = None
-    """Of rank 1: the fastest layout, if it is not rank 1 because nobody measured its features."""
+    """For rank 1: the fastest layout, if it is not rank 1 only because nobody measured its
+    features.
+    """
     measurement: Measurement | None = None
     measured_range_s: tuple[float, float] | None = None
-    """Seconds of the fastest and the slowest of its whole runs, where several worked; `measurement`
-    is the one that counts.
+    """Step times in seconds of its fastest and slowest complete run, if several succeeded;
+    `measurement` represents them.
     """
     calibrated_estimate: Estimate | None = None
 
@@ -311,7 +317,7 @@ class Recommendation(Priced):
 
     @property
     def expected_token_s(self) -> float | None:
-        """Expected seconds for each token, which compares steps of different batches."""
+        """Expected seconds per token, which makes steps of different batches comparable."""
         known = self.preferred_estimate
         if self.expected_step_s is None or known.time is None or not known.tokens_per_second:
             return self.expected_step_s
@@ -319,7 +325,9 @@ class Recommendation(Priced):
 
     @property
     def cost_per_million_tokens(self) -> float | None:
-        """US dollars per million trained tokens; None without a price, or if the days are known."""
+        """US dollars per million trained tokens; None without a price, or if the number of days is
+        known.
+        """
         rate = self.preferred_estimate.tokens_per_second_per_gpu
         if self.price is None or self.preferred_estimate.calendar_days is not None or not rate:
             return None
@@ -331,16 +339,16 @@ class Recommendation(Priced):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpaceSummary:
-    """How many candidates there were."""
+    """Numbers of candidates."""
 
     legal: int
-    """Whose memory and time were computed."""
+    """Candidates whose memory and time were computed."""
     feasible: int
-    """Of these."""
+    """Feasible candidates among these."""
     pruned: int = 0
-    """Legal ones besides, which bounds showed to be no better without computing them."""
+    """Further legal candidates, which bounds show to be no better without computing them."""
     seconds: float
-    """Time to enumerate, cost and rank them."""
+    """Seconds to enumerate, cost and rank them."""
 
 
 Row = TypeVar("Row")
@@ -348,17 +356,17 @@ Row = TypeVar("Row")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranking(Generic[Row]):
-    """The best configurations of a space, best first; how large the space was, and why the others
-    were turned away.
+    """The best configurations of a space, best first, with the size of the space and the reasons
+    for rejections.
     """
 
     recommendations: tuple[Row, ...] = ()
     space: SpaceSummary = SpaceSummary(legal=0, feasible=0, seconds=0.0)
     rejections: dict[str, int] = field(default_factory=dict)
-    """How many candidates each reason ruled out."""
+    """Number of candidates rejected by each reason."""
     groups: tuple[int, ...] = ()
-    """How many layouts each group has, up to the last that is shown."""
+    """Number of layouts in each group, up to the last that is shown."""
     nearest_misses: tuple[Row, ...] = ()
-    """If nothing is acceptable, or at one of several rates: what lacks least, each infeasible with
-    its reasons.
+    """If nothing is acceptable (also at one of several rates): the nearest misses, each infeasible
+    with its reasons.
     """

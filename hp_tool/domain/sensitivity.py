@@ -7,13 +7,13 @@ from hp_tool.domain.parallel import ParallelConfig
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScalingPoint:
-    """Rank 1 on a number of devices."""
+    """Rank 1 on a given number of devices."""
 
     num_gpus: int
     step_s: float
     tokens_per_second_per_gpu: float
     gpu_seconds_per_step: float
-    """What the cost is proportional to."""
+    """GPU-seconds per step, to which the cost is proportional."""
     days: float | None
     """As in an estimate: None without training.total_tokens."""
     cost: float | None
@@ -22,30 +22,30 @@ class ScalingPoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Influence:
-    """The step of rank 1 after one change."""
+    """Step time of rank 1 after one change."""
 
     change: str
     step_s: float | None
-    """None where nothing fits any more."""
+    """Step time in seconds; None if nothing fits."""
     change_fraction: float | None
-    """0.1: steps take 10% longer than those of rank 1 without the change."""
+    """Relative change of the step time, such as 0.1 for 10% longer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sensitivity:
-    """Answers to what if, each by a ranking of its own."""
+    """Answers to what-if questions, each from a separate ranking."""
 
     start: ScalingPoint | None
-    """Rank 1 of the recommendation, from which changes are counted; None if nothing is
+    """Rank 1 of the recommendation, with which changes are compared; None if nothing is
     acceptable.
     """
     scaling: tuple[ScalingPoint, ...]
-    """Fewest devices first; counts on which nothing fits are left out."""
+    """Rank 1 by number of devices, ascending; numbers on which nothing fits are omitted."""
     fewest_gpus_near_cheapest: int | None
-    """The fewest devices whose cost is at most 5% above the lowest."""
+    """Smallest number of devices with a cost at most 5% above the lowest."""
     fastest_gpus_near_cheapest: int | None
-    """The most devices of that cost: the fastest training for the money."""
+    """Largest number of devices with such a cost: the fastest training for the money."""
     axes: tuple[Influence, ...]
-    """Without each way of dividing the work or saving memory, the most important first."""
+    """Step time without each way of dividing the work or saving memory, largest effect first."""
     hardware: tuple[Influence, ...]
-    """With a faster network, faster links in a node, more memory."""
+    """Step time with a faster network, faster links in a node, and more memory."""

@@ -1,4 +1,4 @@
-"""Serving: a configuration of an inference engine, and what an estimate of it says."""
+"""Serving: a configuration of an inference engine, and its estimate."""
 
 from dataclasses import dataclass, field
 from typing import ClassVar
@@ -15,39 +15,39 @@ from hp_tool.domain.units import format_duration
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingConfig(Strict):
-    """One way to serve a model, fully resolved. Replicas are num_gpus / (tensor x pipeline x
-    attention data).
+    """A fully resolved configuration for serving a model. The number of replicas is num_gpus /
+    (tensor x pipeline x attention data).
     """
 
     tensor_parallel_size: int = 1
     """Devices that split each attention head group and dense MLP (t)."""
     pipeline_parallel_size: int = 1
-    """Stages (p)."""
+    """Pipeline stages (p)."""
     expert_parallel_size: int = 1
-    """Devices of a stage that hold different experts (e); the rest of the stage splits each
+    """Devices of a stage that have different experts (e); the other devices of the stage split each
     expert's matrices.
     """
     attention_data_parallel_size: int = 1
-    """Groups of a stage that attend to different requests but share the experts (d)."""
+    """Groups of a stage that attend to different requests and share the experts (d)."""
     redundant_experts: int = 0
-    """Second copies of experts beside the model's own, over the e ranks."""
+    """Additional copies of experts over the e ranks."""
     data_parallel_size: int = 1
     """num_gpus / (tensor x pipeline): replicas x attention_data_parallel_size."""
     max_num_seqs: int = 256
-    """Requests one scheduler runs at once."""
+    """Maximum number of requests that one scheduler runs at once."""
     max_num_batched_tokens: int = 8192
-    """Tokens of one forward pass, decoding and prefill chunks together."""
+    """Maximum number of tokens of one forward pass, decoding and prefill chunks together."""
 
     __repr__ = short_repr
 
 
 RunConfig = ParallelConfig | ServingConfig
-"""What a run of a search tries: a way to train, or a way to serve."""
+"""Configuration of a search's run: for training or for serving."""
 RUN_CONFIGS: dict[str, type[ParallelConfig | ServingConfig]] = {
     "training": ParallelConfig,
     "inference": ServingConfig,
 }
-"""The configurations of each kind of query."""
+"""Type of configuration by kind of query."""
 
 
 def config_query(config: RunConfig) -> ParallelQuery:
@@ -60,23 +60,23 @@ class ServingMemory:
     """Bytes on one device of the fullest stage; the parts sum to total_bytes."""
 
     total_bytes: float
-    """With the KV cache the load asks for, at most what there is."""
+    """Bytes including the KV cache that the load requires, limited to the available cache."""
     capacity_bytes: float
-    """What the engine may take of the device."""
+    """Bytes of the device that the engine may use."""
     worst_stage: int = 0
-    """0-based; the first is as full as any: no other has more layers, and it holds the
-    embedding.
+    """Index of the stage, 0-based. The first is as full as any: no other has more layers, and it
+    has the embedding.
     """
     weights_bytes: float
     kv_cache_bytes: float
-    """Keys and values of the requests that run at once."""
+    """Bytes of keys and values of the requests that run at once."""
     activations_bytes: float
     """Working set of one forward pass."""
     logits_bytes: float
     overhead_bytes: float
-    """Engine reserve."""
+    """Bytes that the engine reserves."""
     kv_cache_capacity_bytes: float
-    """Left for keys and values after everything else."""
+    """Bytes available for keys and values."""
 
     @property
     def parts_bytes(self) -> dict[str, float]:
@@ -86,7 +86,7 @@ class ServingMemory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheTokens:
-    """A number of tokens, and the ends of its 90% interval."""
+    """A number of tokens, with its 90% interval."""
 
     low: int
     expected: int
@@ -95,37 +95,37 @@ class CacheTokens:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvCache:
-    """The cache of one replica before any request."""
+    """The empty cache of one replica."""
 
     tokens: CacheTokens
-    """Tokens of requests of max_context tokens. Windows and recurrent states take the same from
-    short requests as from long ones, so that fewer tokens of short requests fit.
+    """Capacity in tokens of requests with max_context tokens. Windows and recurrent states use the
+    same amount for short requests, so fewer tokens of short requests fit.
     """
     bytes_per_device: float
     max_context: int
-    """Tokens of the longest request, prompt and answer: what the model knows positions for, or what
-    fits.
-    """
+    """Maximum tokens of a request, prompt and answer: the model's positions, or what fits."""
     requests: int
-    """Whole requests of the load that the cache holds."""
+    """Number of the load's complete requests that fit in the cache."""
     alike: bool = True
-    """Whether all layers cache every token; else fewer tokens of shorter requests fit."""
+    """Whether all layers cache every token; otherwise fewer tokens of shorter requests fit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingGoodput:
-    """Requests that keep to every bound of the targets, of a request: the tightest of a latency's
-    targets on quantiles, or, where none is named, the mean's.
+    """Requests that meet every bound of the targets on a single request.
+
+    The bound of a latency is its tightest target on a quantile, or its target on the mean if there
+    is none.
     """
 
     fraction: float
-    """Of all requests."""
+    """Fraction of all requests."""
     requests_per_second_per_gpu: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingIntervals:
-    """Ranges that should hold the measured mean with the stated confidence."""
+    """Ranges that contain the measured mean with the stated confidence."""
 
     confidence: float
     ttft_s: tuple[float, float]
@@ -136,56 +136,54 @@ class ServingIntervals:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingFix:
-    """A small change that makes an infeasible serving configuration feasible, and what it gives."""
+    """A small change that makes an infeasible serving configuration feasible, and its effect."""
 
     change: str
-    """In words, such as `TP 4 -> 8 (DP 2 -> 1)`; what follows from the change stands in
-    brackets.
-    """
+    """The change in words, such as `TP 4 -> 8 (DP 2 -> 1)`, with its consequences in brackets."""
     changed: tuple[str, ...]
-    """Fields of parallel that differ from the configuration asked for."""
+    """Fields of parallel that differ from the requested configuration."""
     parallel: ServingConfig
-    """All of the mended configuration: valid input."""
+    """The complete fixed configuration; valid input."""
     set: ChosenValues = field(default_factory=dict)
-    """Values that the query must have beside `parallel`, by path: cluster.num_gpus."""
+    """Query values besides `parallel` that the fix requires, by path: cluster.num_gpus."""
     num_gpus: int
-    """Devices it runs on; more than the query has where the change says so."""
+    """Number of devices; larger than the query's if the change says so."""
     memory_total_bytes: float
     ttft_s: float
     tpot_s: float
     request_latency_s: float
     output_tokens_per_second_per_gpu: float
     throughput_change_fraction: float | None = None
-    """0.03: 3% more tokens per second and GPU than what was asked for; None where that has no
-    throughput.
+    """Relative change of the tokens per second and GPU, such as 0.03 for 3% more; None if the
+    requested configuration has no throughput.
     """
     remaining: tuple[Reason, ...] = ()
-    """Targets that it misses too: the nearest that was found is told where no change meets them."""
+    """Targets that it still misses, if no change meets them and this is the nearest found."""
     fit: ClassVar[None] = None
-    """Of trainings alone, as the next."""
+    """Only trainings have this and the next field."""
     out_of_memory_probability: ClassVar[None] = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenPrices:
-    """US dollars per million tokens. A request's prompt and answer together cost the devices' time
+    """US dollars per million tokens. Prompt and answer of a request together cost the device time
     that it takes.
     """
 
     input: float
-    """Prompt tokens, cached ones included, by the time that prefill takes."""
+    """Price of prompt tokens, including cached ones, by the time of prefill."""
     output: float
-    """By the time that decoding takes."""
+    """Price of output tokens, by the time of decoding."""
 
 
 ALL_RUN_FRACTION = 0.99
-"""Share of the requests in flight from which all of them are said to run."""
+"""Fraction of the requests in flight from which all count as running."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InferenceEstimate:
-    """A prediction for one serving configuration under one load. Means over requests unless named
-    otherwise.
+    """A prediction for one serving configuration under one load. Figures are means over requests
+    unless named otherwise.
     """
 
     feasible: bool
@@ -195,64 +193,68 @@ class InferenceEstimate:
     memory: ServingMemory | None = None
     kv_cache: KvCache | None = None
     ttft_s: float | None = None
-    """Time to first token, queueing included."""
+    """Time to first token in seconds, including queueing."""
     tpot_s: float | None = None
-    """Time per output token after the first."""
+    """Seconds per output token after the first."""
     request_latency_s: float | None = None
     """ttft_s + (output_length - 1) tpot_s."""
     parts_s: dict[str, float] | None = None
-    """Where request_latency_s goes; parts sum to it."""
+    """Seconds of request_latency_s by part."""
     output_tokens_per_second_per_gpu: float | None = None
     output_tokens_per_second_per_user: float | None = None
     """1 / tpot_s."""
     request_rate_per_second: float | None = None
-    """Requests completed a second, all replicas together."""
+    """Requests completed per second over all replicas."""
     concurrency: int | float | None = None
-    """Requests in flight over all GPUs: the load's, the highest within the targets where it gives
-    none, or at a rate the mean (Little's law).
+    """Requests in flight over all GPUs: the load's, the highest within the targets if the load is
+    open, or at a given rate the mean (Little's law).
     """
     users: int | None = None
-    """People who keep that up, each with one request at a time and inference.think_time_s between
-    two: concurrency + rate x think time.
+    """Users who generate the load, each with one request at a time and inference.think_time_s in
+    between: concurrency + rate x think time.
     """
     max_concurrency: int | None = None
-    """Requests that can run at once over all GPUs: memory or max_num_seqs, whichever is less."""
+    """Maximum number of requests running at once over all GPUs, limited by memory or
+    max_num_seqs.
+    """
     max_concurrency_without_preemption: int | None = None
-    """Of those, requests that have room to their last token even if all are at it. Between this and
-    max_concurrency requests of mixed ages fit; where ages meet, the engine puts some back into the
-    queue and computes them again.
+    """Number of these requests that have room even if all are at their last token. Between this
+    number and max_concurrency, requests of mixed ages fit; if their ages coincide, the engine
+    preempts some and computes them again.
     """
     running_requests: float | None = None
-    """Requests that do run at once, the rest of the concurrency waits."""
+    """Mean number of running requests; the rest of the concurrency waits."""
     expert_imbalance: float | None = None
-    """Expected load of the busiest of the ranks that divide the experts, over the mean, while
+    """Expected load of the busiest rank that shares the experts, divided by the mean, during
     decoding.
     """
     preemptions_per_request: float | None = None
-    """How often a full cache put a request back, to be computed again; of traces, which are played
-    event by event.
+    """How often a full cache preempts a request, which is then computed again. Only for traces,
+    which are simulated event by event.
     """
     kv_cache_limited: bool | None = None
-    """Whether memory for keys and values, not the load, bounds running_requests."""
+    """Whether memory for keys and values limits running_requests, rather than the load."""
     cost_per_million_output_tokens: float | None = None
-    """US dollars, all of the devices' time charged to the output."""
+    """US dollars per million output tokens, with all device time charged to the output."""
     cost_per_million_tokens: TokenPrices | None = None
-    """The same time divided between input and output."""
+    """US dollars per million tokens, divided between input and output."""
     tails: Tails | None = None
     goodput: ServingGoodput | None = None
-    """None without targets."""
+    """Requests within their targets; None without targets."""
     highest_load: float | None = None
-    """Where the query's load is too high: the highest that is not, in requests in flight or a
-    second as the query counts. None in batches, and where no load is low enough.
+    """If the query's load is too high: the highest possible one, in requests in flight or per
+    second as in the query. None in batches, and if no load is low enough.
     """
     fixes: tuple[ServingFix, ...] = ()
-    """What would make an infeasible configuration feasible; none in batches and recommendations."""
+    """Changes that make an infeasible configuration feasible; empty in batches and
+    recommendations.
+    """
     intervals: ServingIntervals | None = None
     familiarity: Familiarity | None = None
-    """How near the nearest measured runs are, on which the width of the intervals depends."""
+    """How similar the nearest measured runs are; determines the width of the intervals."""
     provenance: dict[str, object] = field(default_factory=dict)
     fit: ClassVar[None] = None
-    """Of trainings alone, as the next."""
+    """Only trainings have this and the next field."""
     out_of_memory_probability: ClassVar[None] = None
 
     @property
@@ -262,7 +264,7 @@ class InferenceEstimate:
         return bool(running and flying and running < ALL_RUN_FRACTION * flying)
 
     def __repr__(self) -> str:
-        """A line for people; the fields are those of --json."""
+        """Return one line for people; --json has the fields."""
         verdict = (
             "feasible"
             if self.feasible
@@ -283,23 +285,25 @@ class InferenceEstimate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingRecommendation(Priced):
-    """One row of the answer, best first."""
+    """One row of a ranking, best first."""
 
     rank: int
     group: int | None = None
-    """Rows of one group cannot be told apart by the 90% interval of the ratio of what ranks them;
-    1 holds the best. None: rows that are not ranked by a prediction.
+    """Group of tied rows, by the 90% interval of the ratio of their ranking criterion; 1 contains
+    the best. None: rows that are not ranked by a prediction.
     """
     parallel: ServingConfig
     set: ChosenValues = field(default_factory=dict)
-    """Values that the ranking chose beside `parallel`, by path: cluster.num_gpus, the load of a
-    front's row.
+    """Query values that the ranking chose besides `parallel`, by path: cluster.num_gpus, or the
+    load of a row of the Pareto front.
     """
     estimate: InferenceEstimate
     measurement: Measurement | None = None
-    """Of one replica, where a search ran it."""
+    """Measurement of one replica, if a search ran it."""
     calibrated_estimate: InferenceEstimate | None = None
-    """After what was measured on this cluster; a measured configuration's own latencies."""
+    """Estimate corrected by measurements on this cluster; for a measured configuration, its own
+    latencies.
+    """
 
     @property
     def preferred_estimate(self) -> InferenceEstimate:
@@ -314,7 +318,7 @@ class ServingRecommendation(Priced):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolConfig(Strict):
-    """Replicas that are alike."""
+    """A pool of equal replicas."""
 
     gpu: str
     tensor_parallel_size: int
@@ -322,43 +326,47 @@ class PoolConfig(Strict):
     attention_data_parallel_size: int = 1
     redundant_experts: int = 0
     replicas: int
-    """Each of tensor x attention data parallel devices."""
+    """Number of replicas, each with tensor x attention data parallel devices."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolEstimate:
-    """A prediction for a pair of pools under one load. Means over requests."""
+    """A prediction for a pair of pools under one load. Figures are means over requests."""
 
     feasible: bool
     reasons: tuple[Reason, ...] = ()
     ttft_s: float
-    """Waiting for prefill, prefill, and the transfer of keys and values."""
+    """Seconds of waiting for prefill, prefill, and the transfer of keys and values."""
     tpot_s: float
     request_latency_s: float
     transfer_s: float
-    """Of one prompt's keys and values; within ttft_s."""
+    """Seconds to transfer one prompt's keys and values; part of ttft_s."""
     request_rate_per_second: float
     concurrency: int | float
-    """Requests in flight, and the people who keep them up: as InferenceEstimate's."""
+    """Requests in flight; with `users`, as in InferenceEstimate."""
     users: int
     output_tokens_per_second_per_gpu: float
-    """By the devices of both pools."""
+    """Output tokens per second, divided by the devices of both pools."""
     num_gpus: int
     prefill_tokens_per_second_per_gpu: float
-    """Prompt tokens, cached ones included, by the devices of the prefill pool."""
+    """Prompt tokens per second, including cached ones, divided by the devices of the prefill
+    pool.
+    """
     decode_tokens_per_second_per_gpu: float
-    """Output tokens by the devices of the decoding pool."""
+    """Output tokens per second, divided by the devices of the decoding pool."""
     prefill_busy: float
-    """Share of the time that a prefill replica works: near 1 it bounds the rate."""
+    """Fraction of time for which a prefill replica is busy; near 1, prefill limits the rate."""
     decode_batch: float
     """Requests that a decoding replica serves at once."""
     max_decode_batch: float
-    """The most it has room for."""
+    """Maximum number of requests that fit on a decoding replica."""
     intervals: ServingIntervals
     familiarity: Familiarity | None = None
-    """How near the nearest measured runs are, as InferenceEstimate's."""
+    """How similar the nearest measured runs are, as in InferenceEstimate."""
     tails: Tails | None = None
-    """Of single requests: by their wait for prefill, and at a rate by the load of decoding."""
+    """Quantiles over single requests, from their wait for prefill and, at a rate, from the load of
+    decoding.
+    """
     cost_per_million_output_tokens: float | None = None
     """US dollars."""
     provenance: dict[str, object] = field(default_factory=dict)
@@ -367,7 +375,7 @@ class PoolEstimate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolRecommendation:
-    """One pair of pools, best first."""
+    """One pair of pools in a ranking, best first."""
 
     rank: int
     prefill: PoolConfig

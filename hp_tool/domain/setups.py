@@ -14,7 +14,7 @@ from hp_tool.domain.workload import TrainingWorkload
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingSetup:
-    """One training configuration, complete."""
+    """One complete training configuration."""
 
     model: ModelSpec
     cluster: ClusterSpec
@@ -22,7 +22,7 @@ class TrainingSetup:
     parallel: ParallelConfig
     strategy: Strategy = DEFAULT_STRATEGY
     model_path: str | None = None
-    """Its Hugging Face id; None: nobody knows one."""
+    """Hugging Face id of the model; None if unknown."""
 
     @property
     def recompute(self) -> Recompute:
@@ -32,7 +32,7 @@ class TrainingSetup:
 
     @property
     def recomputes_by_layer(self) -> bool | None:
-        """Whether each layer is recomputed on its own (True) or none is (False); None for any other
+        """Whether each layer is recomputed separately (True) or none is (False); None for any other
         recomputation.
         """
         recompute = self.recompute
@@ -45,7 +45,7 @@ class TrainingSetup:
 
     @property
     def switches(self) -> Switches:
-        """What Megatron Core overlaps and fuses of it."""
+        """Overlaps and fusions of the training in Megatron Core."""
         return megatron_switches(
             model=self.model,
             workload=self.workload,
@@ -56,7 +56,7 @@ class TrainingSetup:
 
     @property
     def missing_layers(self) -> tuple[int, int]:
-        """Layers that the first and the last pipeline stage hold fewer than the others, unless
+        """Layers that the first and the last pipeline stage have fewer than the others, unless
         there is a layout.
         """
         c = self.parallel
@@ -71,45 +71,45 @@ class TrainingSetup:
 
     @property
     def accumulation_steps(self) -> int:
-        """Micro-batches each replica runs in one optimizer step."""
+        """Micro-batches that each replica runs per optimizer step."""
         return self.workload.global_batch_size // (
             self.parallel.data_parallel_size * self.parallel.micro_batch_size
         )
 
     @property
     def processes_per_node(self) -> int:
-        """Processes that are started on each node, one for each device."""
+        """Number of processes started on each node, one per device."""
         return min(self.cluster.gpus_per_node, self.cluster.num_gpus)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingSetup:
-    """One serving configuration, complete."""
+    """One complete serving configuration."""
 
     model: ModelSpec
     model_path: str | None
-    """What the engine is told to load: a Hugging Face id or a folder; None: to be filled in."""
+    """Model argument of the engine: a Hugging Face id or a folder; None: the user fills it in."""
     stored_precision: str | None
-    """What its weights are stored in; None: nobody knows."""
+    """Precision of the stored weights; None if unknown."""
     cluster: ClusterSpec
     workload: InferenceWorkload
     longest: int
-    """Tokens that a request may have."""
+    """Maximum tokens of a request."""
     parallel: ServingConfig
     memory_fraction: float
-    """Share of device memory that the engine may take."""
+    """Fraction of device memory that the engine may use."""
     leaves_headroom: bool = False
-    """Whether the query states a headroom, and no memory_fraction, that is larger than the engine's
+    """Whether the query sets a headroom (and no memory_fraction) that is larger than the engine's
     default leaves.
     """
 
     @property
     def gpus_per_replica(self) -> int:
-        """Devices of one replica."""
+        """Number of devices of one replica."""
         c = self.parallel
         return c.tensor_parallel_size * c.pipeline_parallel_size * c.attention_data_parallel_size
 
     @property
     def replicas(self) -> int:
-        """Replicas on the devices."""
+        """Number of replicas on the devices."""
         return self.cluster.num_gpus // self.gpus_per_replica

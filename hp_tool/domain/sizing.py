@@ -1,5 +1,5 @@
-"""Sizing: from a budget to a model, its tokens, starting hyperparameters, and the days they
-take.
+"""Sizing: from a budget to a model, its tokens, starting hyperparameters, and the days that
+training takes.
 """
 
 from dataclasses import dataclass
@@ -20,47 +20,48 @@ Style = Literal["llama", "gpt"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertsQuery(Strict):
-    """Experts in place of dense MLPs; a token's share of them is as wide as the dense MLP would
-    be.
+    """Experts in place of dense MLPs; the experts of a token together are as wide as the dense MLP
+    would be.
     """
 
     num_experts: Annotated[int, Interval(ge=2, le=4096)]
     """Routed experts per layer."""
     num_experts_per_tok: Annotated[int, Interval(ge=1, le=4096)]
-    """Experts each token is sent to (top-k)."""
+    """Experts that each token is sent to (top-k)."""
     num_shared_experts: Annotated[int, Interval(ge=0, le=64)] = 0
-    """Experts every token passes."""
+    """Experts that process every token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SizingQuery(Strict):
-    """A budget. What is left out follows from a scaling law, from the cluster, or from both.
+    """A budget for a training. Omitted fields follow from a scaling law, from the cluster, or from
+    both.
 
     `model` or `parameters`, `tokens` and `flops`: any two of the three fix the training, any one
     fixes it with the law; with `days` the answer is then the fewest devices of the cluster that
-    meet this deadline. `days` alone: the training that the whole cluster does in this time.
+    meet this deadline. `days` alone gives the training that the whole cluster can do in this time.
     """
 
     id: str | None = None
     """Your name for the query, repeated in the answer."""
     cluster: str | ClusterQuery | None = None
-    """As in any query; None: shape and hyperparameters alone, without days."""
+    """As in any query; None: only shape and hyperparameters, without days."""
     days: Annotated[float, Interval(ge=1e-3, le=1e5)] | None = None
-    """Calendar days, time lost to failures included."""
+    """Calendar days, including time lost to failures."""
     model: str | ModelSpec | dict[str, Any] | None = None
     """A given model, as in any query; None: its shape follows from the budget."""
     parameters: Annotated[float, Interval(ge=1e6, le=1e15)] | None = None
-    """Active parameters: all of a dense model's; of a mixture of experts those that a token
-    passes.
+    """Active parameters: all of a dense model's; in a mixture of experts, those that process a
+    token.
     """
     tokens: Annotated[float, Interval(ge=1e3, le=1e18)] | None = None
     """Tokens of the training."""
     flops: Annotated[float, Interval(ge=1e12, le=1e32)] | None = None
-    """Compute by the laws' own count, 6 x parameters x tokens."""
+    """Compute as the laws count it, 6 x parameters x tokens."""
     law: LawName = "chinchilla-corrected"
     """How compute is divided between parameters and tokens."""
     tokens_per_parameter: Annotated[float, Interval(ge=1e-3, le=1e6)] | None = None
-    """Over-training: this ratio instead of the law's."""
+    """Over-training: this ratio replaces the law's."""
     style: Style = "llama"
     """llama: RMSNorm, rotary positions, SwiGLU, grouped queries, untied embeddings. gpt: LayerNorm
     with biases, learned positions, GELU, as many key/value heads as heads, tied embeddings.
@@ -84,14 +85,14 @@ class SizingQuery(Strict):
     framework: str = "megatron-core"
     """Training framework."""
     parallel: ParallelQuery = ParallelQuery()
-    """Limits the parallelism, as in any query."""
+    """Restricts the parallelism, as in any query."""
     reliability: ReliabilitySpec = ReliabilitySpec()
-    """Failures and checkpoints; fields left out take published values."""
+    """Failures and checkpoints; omitted fields have published values."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """A value, the rule that gives it, and who published the rule."""
+    """A value, the rule that determines it, and the source of the rule."""
 
     name: str
     value: float | int | str | tuple[float, ...]
@@ -99,61 +100,61 @@ class Choice:
     rule: str
     source: str
     extrapolated: bool = False
-    """Outside the range in which the rule was fitted."""
+    """Whether the value is outside the range in which the rule was fitted."""
     alternatives: dict[str, float] | None = None
-    """What other published rules give."""
+    """Values by other published rules."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizing:
-    """The training a budget buys."""
+    """The training that a budget allows."""
 
     feasible: bool
     reasons: tuple[Reason, ...] = ()
     model: ModelSpec
     parameters: float
-    """All of the model's."""
+    """All parameters of the model."""
     active_parameters: float
-    """Those a token passes; the same for a dense model."""
+    """Parameters that process a token; equal to `parameters` for a dense model."""
     tokens: float
     tokens_per_parameter: float
-    """Active ones."""
+    """Tokens per active parameter."""
     flops: float
-    """Model FLOPs of the training as the cost model counts them (attention and output layer
-    included).
+    """Model FLOPs of the training as the cost model counts them (including attention and output
+    layer).
     """
     law: Choice
-    """What divided compute between parameters and tokens."""
+    """The law that divided compute between parameters and tokens."""
     loss: Choice
-    """Predicted by the corrected Chinchilla fit, on its data and tokenizer."""
+    """Loss predicted by the corrected Chinchilla fit, on its data and tokenizer."""
     compute_overhead: float
-    """0.2: the same loss, trained compute-optimally by that fit, would take 1 / 1.2 of the
-    compute.
+    """Relative excess of compute over a compute-optimal training with the same loss by that fit,
+    such as 0.2.
     """
     shape: tuple[Choice, ...]
-    """Why the model looks as it does; empty where it was given."""
+    """Reasons for the model's shape; empty if the model was given."""
     hyperparameters: tuple[Choice, ...]
     num_gpus: int | None = None
     days: float | None = None
-    """Of uninterrupted training."""
+    """Days of uninterrupted training."""
     effective_days: float | None = None
     """days / goodput."""
     gpu_hours: float | None = None
-    """Of effective_days."""
+    """GPU-hours of effective_days."""
     cost: float | None = None
-    """US dollars, of effective_days."""
+    """US dollars for effective_days."""
     goodput: Goodput | None = None
     recommendation: Recommendation | None = None
-    """The fastest configuration, with the cost model's whole estimate."""
+    """The fastest configuration, with the cost model's complete estimate."""
     query: dict[str, Any] | None = None
-    """Valid input of `recommend` and `tune`: the way on from here."""
+    """Valid input for `recommend` and `tune`, to continue from here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SizingAnswer:
-    """What `hp-tool size` and POST /v1/sizings answer."""
+    """Answer of `hp-tool size` and POST /v1/sizings."""
 
     id: str | None
-    """The query's."""
+    """Id of the query."""
     status: Literal["ok"] = "ok"
     sizing: Sizing

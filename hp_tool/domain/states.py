@@ -1,4 +1,4 @@
-"""States of searches, runs, their outcomes and jobs: one object for each, from which the store, the
+"""States of searches, runs, outcomes and jobs: one object for each, from which the store, the
 terminal, the API and pages take whether it is final, its words and its colour.
 """
 
@@ -14,24 +14,24 @@ Tone = Literal["good", "warn", "bad", "busy", ""]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """What holds for a state, and what interfaces show of it."""
+    """Facts about a state, and how interfaces show it."""
 
     ended: bool = False
-    """No work is left to do."""
+    """Whether no work is left to do."""
     resumable: bool = False
-    """`resume` queues it again."""
+    """Whether `resume` queues it again."""
     tone: Tone = ""
     label: str = ""
-    """Its name on pages; empty: its key."""
+    """Label on pages; empty: its key."""
     happened: str = ""
-    """What became of it, after a subject, such as `ran out of memory`; empty: its key."""
+    """Predicate for a sentence, such as `ran out of memory`; empty: its key."""
 
 
 NO_FACTS = Facts()
 
 
 class State(StrEnum):
-    """A state: its key is its value in the database and in JSON."""
+    """A state; its key is its value in the database and in JSON."""
 
     ended: bool
     resumable: bool
@@ -40,7 +40,7 @@ class State(StrEnum):
     happened: str
 
     def __new__(cls, key: str, facts: Facts = NO_FACTS) -> Self:
-        """Make a member that is a string and carries its facts."""
+        """Create a member that is a string with its facts as attributes."""
         member = str.__new__(cls, key)
         member._value_ = key
         member.ended, member.resumable, member.tone = facts.ended, facts.resumable, facts.tone
@@ -54,7 +54,7 @@ class State(StrEnum):
 
     @property
     def final(self) -> bool:
-        """Whether it ended for good, so that it cannot be resumed."""
+        """Whether it ended permanently, so that it cannot be resumed."""
         return self.ended and not self.resumable
 
     @property
@@ -69,7 +69,7 @@ class SearchState(State):
     QUEUED = "queued"
     """Waits for a coordinator."""
     RUNNING = "running", Facts(tone="busy")
-    """Has a coordinator, or one whose lease expired, so that another may claim it."""
+    """Has a coordinator, or one with an expired lease, so that another may claim it."""
     PAUSED = "paused", Facts(tone="warn", resumable=True)
     """Waits until it is resumed or claimed by its id."""
     SUCCEEDED = "succeeded", Facts(tone="good", ended=True)
@@ -85,7 +85,7 @@ class RunState(State):
     SUBMITTED = "submitted", Facts(tone="busy", label="running", happened="has not ended")
     """Accepted by the engine, with a `handle`."""
     FINISHED = "finished", Facts(ended=True)
-    """It has a measurement and is never run again."""
+    """Has a measurement and is never run again."""
     ABANDONED = "abandoned", Facts(ended=True, happened="was abandoned")
     """Ended without information about the configuration (preempted, lost, cancelled); may be
     repeated.
@@ -105,13 +105,14 @@ class Outcome(State):
 RUN_STATES: dict[str, RunState | Outcome] = {
     str(state): state for kind in (RunState, Outcome) for state in kind
 }
-"""What lists and pages show as a run's state, by key."""
+"""States shown for runs in lists and on pages, by key."""
 
 
 class Phase(State):
     """Phase of a running job, read from its log.
 
-    `happened` is filled with `warmup` and `steps` done, and the most steps, `of_steps`.
+    `happened` is a template with the placeholders `warmup` and `steps` (steps done) and `of_steps`
+    (maximum).
     """
 
     QUEUED = "queued", Facts(label="waiting", happened="waiting for devices")
@@ -119,7 +120,7 @@ class Phase(State):
     WARM_UP = "warm-up", Facts(label="warming up", happened="warming up, {warmup} done")
     STEPS = "steps", Facts(label="measuring", happened="measuring, step {steps} of {of_steps}")
     RUNNING = "running"
-    """A job that writes down no steps."""
+    """A job that logs no steps."""
 
 
 class JobState(State):

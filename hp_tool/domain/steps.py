@@ -1,24 +1,24 @@
-"""The steps of a run as they end: which of them count, and how they are written down. A run that is
-cut off keeps them.
+"""Steps of a run in its log: which of them count, and their text format. A run that is cut off
+keeps them.
 """
 
 import re
 from collections.abc import Sequence
 
 WARMUP_EXTENSION = 4
-"""Steps that the warm-up of a search's runs may take beyond those asked for."""
+"""Maximum number of warm-up steps that a search's run may add to those requested."""
 SETTLED_FRACTION = 0.1
-"""A step that the next one beats by more than this share was still warming up."""
+"""A step counts as warm-up if the next one is faster by more than this fraction."""
 RUN_PREFIX = "hp-tool run: "
-"""Before what is known of a run at its start, as JSON."""
+"""Prefix of the log line with facts known at the start of a run, as JSON."""
 _STEP = re.compile(
     r"^hp-tool step (\d+) \((\d+) to (\d+) to warm up\): (\S+) s, loss (\S+),", re.MULTILINE
 )
 
 
 def count_warmup_steps(times_s: Sequence[float], *, least: int, most: int) -> int:
-    """How many of the steps so far are warm-up: `least`, and up to `most` while steps still become
-    faster.
+    """Return how many of the steps so far are warm-up: at least `least`, and up to `most` while
+    steps still get faster.
     """
     count = least
     while count < most and count + 1 < len(times_s):
@@ -31,7 +31,9 @@ def count_warmup_steps(times_s: Sequence[float], *, least: int, most: int) -> in
 def format_step(
     number: int, *, warmup: tuple[int, int], time_s: float, loss: float, norm: float
 ) -> str:
-    """A finished step, for the log. `warmup`: how many steps warm up at least and at most."""
+    """Return the log line of a finished step. `warmup` is the minimum and maximum number of warm-up
+    steps.
+    """
     least, most = warmup
     return (
         f"hp-tool step {number} ({least} to {most} to warm up): {time_s:.6g} s, loss "
@@ -40,8 +42,8 @@ def format_step(
 
 
 def read_steps(log: str) -> tuple[tuple[float, ...], tuple[float, ...], tuple[float, ...]]:
-    """(seconds of warm-up steps, of measured ones, losses of all) in a log; of a run that was
-    started again, the last.
+    """Return (seconds of warm-up steps, seconds of measured steps, all losses) from a log; after a
+    restart, of the last attempt.
     """
     steps: list[tuple[int, float, float]] = []
     least = most = 0

@@ -1,7 +1,7 @@
-"""What a training by Megatron Core overlaps and fuses: one table for the command that is exported,
-the run that is measured, and the constants of the cost model that stand for it.
+"""Overlaps and fusions of a Megatron Core training: one table for the exported command, the
+measured run, and the corresponding constants of the cost model.
 
-What a query leaves open is on, as in the runs that the constants come from.
+Open settings are on, as in the runs to which the constants were fitted.
 """
 
 from collections.abc import Collection, Mapping
@@ -14,23 +14,23 @@ from hp_tool.domain.parallel import ParallelConfig, TokenDispatcher
 from hp_tool.domain.workload import OverlapSpec, TrainingWorkload
 
 Switches: TypeAlias = Mapping[str, bool | str]
-"""By field of Megatron Core's configuration classes."""
+"""Values by field of Megatron Core's configuration classes."""
 
 DEEP_EP_NVLINK = 8
-"""GPUs that DeepEP, the flex dispatcher's usual kernels, joins by NVLink (NUM_MAX_NVL_PEERS);
-HybridEP joins a domain of 72.
+"""Number of GPUs that DeepEP, the flex dispatcher's usual implementation, connects by NVLink
+(NUM_MAX_NVL_PEERS); HybridEP connects a domain of 72.
 """
 CUDA, ENGINE, APEX, DEEP_EP = "cuda", "transformer-engine", "apex", "deep-ep"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overlap:
-    """One kind of communication that may run beside compute."""
+    """One kind of communication that can overlap compute."""
 
     constants: tuple[str, ...]
-    """Of FrameworkEfficiency: the share of it that is hidden."""
+    """Fields of FrameworkEfficiency with the fraction that is hidden."""
     switches: tuple[str, ...] = ()
-    """Fields of Megatron Core; none: nothing switches it."""
+    """Fields of Megatron Core that switch it; empty if none does."""
 
 
 OVERLAPS = {
@@ -50,7 +50,7 @@ OVERLAPS = {
         switches=("overlap_grad_reduce", "overlap_param_gather"),
     ),
 }
-"""By field of `training.overlap`."""
+"""Overlaps by field of `training.overlap`."""
 
 NEEDS: Mapping[str, tuple[tuple[str, ...], bool | str]] = {
     "tp_comm_overlap": ((ENGINE,), False),
@@ -66,9 +66,9 @@ NEEDS: Mapping[str, tuple[tuple[str, ...], bool | str]] = {
     "moe_token_dispatcher_type": ((DEEP_EP,), "alltoall"),
     "cuda_graph_impl": ((CUDA, ENGINE), "none"),
 }
-"""What the nodes must have for a field, and its value without. Apex: its kernel adds the output
-layer's gradients up, which Transformer Engine does for all other matrices. Graphs draw random
-numbers by Transformer Engine's generator.
+"""What the nodes need for a field, and its value without. Apex: its kernel accumulates the
+gradients of the output layer, as Transformer Engine does for all other matrices. Graphs draw random
+numbers with Transformer Engine's generator.
 """
 
 
@@ -80,13 +80,14 @@ def megatron_switches(
     dispatcher: TokenDispatcher = "alltoall",
     nvlink_domain_size: int | None = None,
 ) -> Switches:
-    """What this configuration overlaps and fuses where nothing is missing. `nvlink_domain_size`:
-    None if a tensor-parallel group is known to lie within one.
+    """Return the overlaps and fusions of this configuration if no component is missing.
+
+    `nvlink_domain_size` is None if a tensor-parallel group is known to be within one domain.
     """
     overlap, t = workload.overlap or OverlapSpec(), parallel.tensor_parallel_size
     data = overlap.data_parallel is not False
     beside = parallel.virtual_pipeline_parallel_size > 1 and overlap.pipeline_parallel is not False
-    # Userbuffers reach as far as NVLink.
+    # Userbuffers work only within NVLink.
     near = parallel.sequence_parallel and 1 < t <= (nvlink_domain_size or t)
     chosen: dict[str, bool | str] = {
         "overlap_grad_reduce": data,
@@ -95,7 +96,7 @@ def megatron_switches(
         "overlap_p2p_comm": beside,
         "batch_p2p_comm": not beside,
         "overlap_moe_expert_parallel_comm": workload.merges_passes,
-        # Of latent attention Megatron Core fuses YaRN's rotation alone.
+        # For latent attention, Megatron Core fuses only YaRN's rotation.
         "apply_rope_fusion": model.positions == "rotary" and model.kv_lora_rank is None,
         "bias_activation_fusion": model.gated_mlp or model.has_mlp_bias,
         "bias_dropout_fusion": True,
@@ -117,9 +118,10 @@ def megatron_switches(
 
 
 def device_connections(*, workload: TrainingWorkload, parallel: ParallelConfig) -> str | None:
-    """CUDA_DEVICE_MAX_CONNECTIONS as Megatron Core wants it: one queue orders the collectives of
-    tensor and context parallelism before the kernels that they hide behind; merged passes want
-    many. None: CUDA's own.
+    """Return the CUDA_DEVICE_MAX_CONNECTIONS that Megatron Core needs; None for CUDA's default.
+
+    With one queue, collectives of tensor and context parallelism start before the kernels that hide
+    them; merged passes need many queues.
     """
     if training_engine(workload.framework) != "megatron-core":
         return None
@@ -131,7 +133,7 @@ def device_connections(*, workload: TrainingWorkload, parallel: ParallelConfig) 
 def drop_unavailable(
     wanted: Switches, *, lacking: Collection[str]
 ) -> tuple[Switches, dict[str, tuple[str, ...]]]:
-    """(the switches on nodes that lack these, what is missing by field that had to change)."""
+    """Return (switches on nodes that lack these components, what is missing by changed field)."""
     run, differences = dict(wanted), dict[str, tuple[str, ...]]()
     for name, (needed, otherwise) in NEEDS.items():
         missing = tuple(each for each in needed if each in lacking)

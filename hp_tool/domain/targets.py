@@ -1,4 +1,4 @@
-"""Targets of serving: the latencies that an answer may have, means or quantiles over requests."""
+"""Targets of serving: maximum latencies, as means or quantiles over requests."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from hp_tool.domain.latencies import LATENCIES_BY_QUANTILE_KEY
 from hp_tool.errors import InputError
 
 QUANTILE_TARGET = re.compile(rf"({'|'.join(LATENCIES_BY_QUANTILE_KEY)})_p(\d\d)\.?(\d*)_s")
-"""A target on a quantile. Digits behind the second are decimals, with a point or without: p99.9 and
-p999 are the same.
+"""Pattern of a target on a quantile. Digits after the second are decimals, with or without a point:
+p99.9 and p999 are the same.
 """
 LOWEST, HIGHEST = 50.0, 99.9
-"""Percentiles that may be asked for."""
+"""Range of percentiles that targets may name."""
 
 
 def parse_target(name: str) -> tuple[str, str | None]:
@@ -28,15 +28,14 @@ def parse_target(name: str) -> tuple[str, str | None]:
 
 
 def quantile_fraction(quantile: str) -> float:
-    """Return the share of requests within a quantile's value: 0.999 of p99.9."""
+    """Return the fraction of requests within a quantile's value: 0.999 for p99.9."""
     return float(quantile.removeprefix("p")) / 100.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Targets(Flattened):
-    """Inference: the highest latencies allowed, in seconds. Any quantile from p50 to p99.9 of ttft,
-    tpot and e2e (the request's latency) may be named as ttft_p95_s or tpot_p99.9_s (also written
-    tpot_p999_s).
+    """Inference: maximum latencies in seconds. Any quantile from p50 to p99.9 of ttft, tpot and e2e
+    (the request's latency) may be set, as ttft_p95_s or tpot_p99.9_s (also written tpot_p999_s).
     """
 
     ttft_s: Annotated[
@@ -57,8 +56,8 @@ class Targets(Flattened):
     """(key, limit) of the other quantiles; in JSON and YAML keys like those above."""
 
     def limits(self) -> Iterator[tuple[str, str, str | None, float]]:
-        """What is given: its name, the latency that it bounds, the quantile (p90, p99.9; None: the
-        mean), and the limit.
+        """Targets that are set: name, bounded latency, quantile (p90, p99.9; None: the mean), and
+        limit.
         """
         named = ((name, getattr(self, name)) for name in self.__slots__ if name != "others")
         for name, limit in (*named, *self.others):
@@ -107,7 +106,7 @@ class Targets(Flattened):
 
 
 def _target_of_quantile(quantile: re.Match[str]) -> tuple[str, str]:
-    """Return the latency that a target bounds, and the quantile as it is reported: p95, p99.9."""
+    """Return the latency that a target bounds, and the quantile as reported: p95, p99.9."""
     latency, whole, decimals = quantile.groups()
     return (
         LATENCIES_BY_QUANTILE_KEY[latency].key,

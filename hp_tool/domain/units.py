@@ -1,4 +1,4 @@
-"""SI units and bytes inside; human units only at the door."""
+"""Formatting of SI units and bytes for people. Inside, values are in SI units and bytes."""
 
 import math
 
@@ -6,22 +6,23 @@ MIB = 2**20
 GB = 10**9
 GIB = 2**30
 MIN_CHANGE = 0.0005
-"""Share of a time below which two are the same to a reader: 0.05%."""
+"""Relative difference below which two times count as equal for a reader: 0.05%."""
 SECONDS_PER_DAY = 86_400.0
 SECONDS_PER_HOUR = 3_600.0
 JOULES_PER_MWH = 3.6e9
 
 
 def format_gib(size_bytes: float) -> str:
-    """`91.4 GiB`; GiB is 2**30 bytes."""
+    """Return bytes as `91.4 GiB`; GiB is 2**30 bytes."""
     return f"{size_bytes / GIB:.1f} GiB"
 
 
 def format_duration(seconds: float) -> str:
-    """A duration in the unit a person would pick: `431 us`, `12.3 ms`, `4.56 s`, `712.0 s`, `3.2
-    h`, `24.1 days`.
+    """Return a duration in a suitable unit: `431 us`, `12.3 ms`, `4.56 s`, `712.0 s`, `3.2 h`,
+    `24.1 days`.
 
-    Seconds up to two hours, since step times are compared: 0.2 h hides by how much two differ.
+    Durations up to two hours are in seconds, because step times are compared and 0.2 h would hide
+    their difference.
     """
     if seconds < 1e-3:
         return f"{seconds * 1e6:.0f} us"
@@ -44,7 +45,7 @@ def format_duration_range(low_s: float, high_s: float) -> str:
 
 
 def format_factor(factor: float) -> str:
-    """How many times: `31 times`, `8.6 times`, `1.63 times`, `1.004 times`."""
+    """Return a factor as `31 times`, `8.6 times`, `1.63 times` or `1.004 times`."""
     if factor >= 10.0:
         return f"{factor:,.0f} times"
     near = abs(factor - 1.0)
@@ -52,22 +53,24 @@ def format_factor(factor: float) -> str:
 
 
 def format_count(count: int, noun: str) -> str:
-    """`1 measurement`, `1,000 measurements`."""
+    """Return `1 measurement`, `1,000 measurements`."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def capitalize_first(text: str) -> str:
-    """Text that begins with a capital."""
+    """Return the text with a capital first letter."""
     return f"{text[:1].upper()}{text[1:]}"
 
 
 def format_whole(value: float) -> str:
-    """The number without decimals, below 1 with two significant digits: `1,024`, `0.41`."""
+    """Return the number without decimals; below 1, with two significant digits: `1,024`, `0.41`."""
     return format_decimal(value) if abs(value) < 1.0 else f"{value:,.0f}"
 
 
 def format_decimal(value: float) -> str:
-    """The number with one decimal, below 1 with two significant digits: `23.2`, `0.0041`."""
+    """Return the number with one decimal; below 1, with two significant digits: `23.2`,
+    `0.0041`.
+    """
     if value == 0.0 or abs(value) >= 0.95:
         return f"{value:,.1f}"
     return f"{value:.{min(1 - math.floor(math.log10(abs(value))), 9)}f}"

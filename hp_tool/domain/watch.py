@@ -1,6 +1,4 @@
-"""A running job under watch: what it reports, what is expected of it, and what is to be said of
-it.
-"""
+"""A watched job: its reports, the expected step time, and the verdict on it."""
 
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
@@ -11,7 +9,7 @@ from hp_tool.domain.fields import NonNegative, Strict
 from hp_tool.domain.measurement import Seconds
 
 MAX_REPORTS = 1000
-"""Steps of one message."""
+"""Maximum number of steps in one message."""
 Name = Annotated[str, MaxLen(200)]
 Number = Annotated[int, Interval(ge=0, le=1 << 53)]
 Work = Annotated[float, Interval(ge=1e-6, le=1e15)]
@@ -22,23 +20,23 @@ CauseKind = Literal["some_ranks", "all_ranks", "communication", "part", "unknown
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepReport(Strict):
-    """One optimizer step, as a process of the job saw it."""
+    """One optimizer step, as reported by a process of the job."""
 
     seq: Annotated[int, Interval(ge=1, le=1 << 53)]
-    """1, 2, 3, ... of this source; one that was taken before is passed over."""
+    """Sequence number of the report, from 1 per source; reports already received are ignored."""
     step_s: Seconds
     """Seconds of the step."""
     step: Number | None = None
-    """The trainer's number of the step; after a restart from a checkpoint it may go back."""
+    """The trainer's step number; may decrease after a restart from a checkpoint."""
     samples: Work | None = None
-    """Sequences of the step on all ranks. Steps are judged by their seconds a token, or else a
-    sample, if these are reported: a growing batch is no slowdown.
+    """Sequences of the step on all ranks. If tokens or samples are reported, steps are compared by
+    seconds per token, else per sample, so that a growing batch is not a slowdown.
     """
     tokens: Work | None = None
     """Tokens of the step on all ranks."""
     parts_s: dict[Name, NonNegative] = field(default_factory=dict)
-    """Seconds of the step by part, this process's own. `communication` includes waiting for other
-    ranks; all other names count as the rank's own work.
+    """Seconds of the step by part, on this process. `communication` includes waiting for other
+    ranks; all other parts count as the rank's own work.
     """
 
 
@@ -47,93 +45,89 @@ class StepBatch(Strict):
     """The newest steps of one process of a job."""
 
     source: Annotated[str, MaxLen(64)]
-    """Names one life of one process: a restarted one counts from 1 again under another name."""
+    """Name of one process between two restarts; a restarted process counts from 1 again under
+    another name.
+    """
     rank: Annotated[int, Interval(ge=0, le=1 << 20)] = 0
     host: Name | None = None
     dropped: Number = 0
-    """Steps that the process could not keep until the service took them."""
+    """Steps that the process dropped before the service received them."""
     reports: Annotated[tuple[StepReport, ...], MaxLen(MAX_REPORTS)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expected:
-    """The step time that the cost model predicts, corrected by a calibration where there is one."""
+    """The step time predicted by the cost model, calibrated if possible."""
 
     step_s: float
     interval: tuple[float, float]
-    """90%"""
+    """90% interval in seconds."""
     calibration: str | None = None
-    """Version of the calibration that corrects it; None: the cost model alone."""
+    """Version of the calibration; None: the cost model alone."""
     num_gpus: int
     price_per_gpu_hour: float | None = None
     layout: str = ""
-    """The configuration that is predicted, in words: a query may leave it open."""
+    """The predicted configuration in words, because a query may leave it open."""
     samples: float | None = None
-    """Sequences of the predicted step; None: a job whose batch is reported is compared all the
-    same.
-    """
+    """Sequences of the predicted step; None: jobs are compared regardless of their batch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """The median step time of a stretch of steps; of a job that reports its batch, of a step of the
-    newest size.
-    """
+    """Median step time of a period; for a job that reports its batch, at the newest batch size."""
 
     step_s: float
     interval: tuple[float, float]
-    """90%, of the median."""
+    """90% interval of the median, in seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slowdown:
-    """How much slower the job is now, against what it was."""
+    """How much slower the job is now than before."""
 
     factor: float
-    """1.1: a step takes 10% longer."""
+    """Ratio of the new step time to the old one, such as 1.1 for 10% longer."""
     interval: tuple[float, float]
-    """90%"""
+    """90% interval of the factor."""
     since_step: int
-    """First step that is slower, by the trainer's number where it gives one."""
+    """First slower step, by the trainer's number if reported."""
     told_step: int
-    """The step after which it could be told."""
+    """Step after which the slowdown was detected."""
     shape: Shape
-    """`recurring`: some steps are slower, again and again, and the factor is that of the mean
-    step.
-    """
+    """`recurring`: some steps are slower, repeatedly; the factor is that of the mean step time."""
     period: int | None = None
-    """Of `recurring`: every so many steps one is slow; None for bursts."""
+    """For `recurring`: number of steps between slow ones; None for bursts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lag:
-    """How much slower the job is than it should be."""
+    """How much slower the job is than expected."""
 
     factor: float
     interval: tuple[float, float]
-    """90%, of the job's median and of the expectation together."""
+    """90% interval, from the job's median and the expectation together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cause:
-    """What could explain a slowdown."""
+    """A possible cause of a slowdown."""
 
     kind: CauseKind
     ranks: tuple[int, ...] = ()
-    """Of `some_ranks`: those that lag, the slowest first."""
+    """For `some_ranks`: the slow ranks, slowest first."""
     hosts: tuple[str, ...] = ()
     part: str | None = None
     share: float | None = None
-    """Of the longer step, the share that this part grew by."""
+    """Fraction of the longer step by which this part grew."""
     text: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loss:
-    """What a slowdown takes from every day that it lasts."""
+    """Daily loss caused by a slowdown."""
 
     hours: float
-    """Of work that the job would have done at its old pace."""
+    """Hours of work per day that the job would have done at its old pace."""
     gpu_hours: float | None = None
     cost: float | None = None
     """US dollars; None without a price."""
@@ -141,28 +135,28 @@ class Loss:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What is to be said of a job after its newest step."""
+    """Verdict on a job after its newest step."""
 
     status: Status
     steps: int
-    """Steps seen."""
+    """Number of steps received."""
     dropped: int = 0
-    """Steps that reporters could not keep."""
+    """Number of steps that reporters dropped."""
     ranks: int = 1
-    """Processes that reported."""
+    """Number of processes that reported."""
     now: Pace | None = None
-    """None while the first steps are learnt, and where a log without a query has rates alone."""
+    """Current pace; None during the first steps, and for a log of rates without a query."""
     was: Pace | None = None
-    """The fastest steady pace before; None where there is no other."""
+    """Fastest earlier steady pace; None if there is none."""
     expected: Expected | None = None
     slowdown: Slowdown | None = None
     lag: Lag | None = None
     causes: tuple[Cause, ...] = ()
     loss_per_day: Loss | None = None
     text: tuple[str, ...] = ()
-    """The same in sentences; empty where all is well."""
+    """The verdict in sentences; empty if the job is as expected."""
 
     @property
     def slow(self) -> bool:
-        """Whether there is something to tell."""
+        """Whether there is something to report."""
         return self.status in ("slower_than_it_was", "slower_than_it_should_be")

@@ -10,31 +10,29 @@ from hp_tool.domain.webhooks import WebhookState
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatchRecord:
-    """A watched job: what is expected of it, what its detector remembers, and its webhook."""
+    """A stored watched job: the expected step time, the detector's state, and its webhook."""
 
     id: str
     name: str
     owner: str | None
     query: JsonObject | None
-    """Of its one configuration; None: nothing is expected of it, and it is held against itself
-    alone.
-    """
+    """Query of its configuration; None: the job is compared only with its own past."""
     expected: JsonObject | None
     state: JsonObject | None
-    """Everything that its detector remembers; None before its first step."""
+    """State of the detector; None before the first step."""
     status: str
     measurement_id: str | None = None
-    """What its steady pace taught the calibration."""
+    """Measurement stored from its steady pace."""
     teaching: str | None = None
-    """Why it taught nothing."""
+    """Reason why no measurement was stored."""
     webhook: str | None = field(default=None, repr=False)
-    """May hold a token of the receiver's, so it stays out of logs."""
+    """URL of the webhook. May contain a token of the receiver, so it is not logged."""
     webhook_state: WebhookState | None = None
-    """Of the newest event; None: there was none, or nobody to tell."""
+    """Delivery state of the newest event; None if there was none, or no webhook."""
     event: int = 0
-    """Number of the newest event; one that comes before the last was delivered takes its place."""
+    """Number of the newest event, which replaces an undelivered earlier one."""
     message: JsonObject | None = None
-    """What the newest event tells."""
+    """Message of the newest event."""
     attempts: int = 0
     next_attempt_at: datetime | None = None
     last_error: str | None = None
@@ -44,7 +42,7 @@ class WatchRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatchSource:
-    """One process of a watched job as it is stored."""
+    """One process of a watched job, as stored."""
 
     source: str
     state: JsonObject
@@ -52,20 +50,20 @@ class WatchSource:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatchChange:
-    """What new steps make of a job."""
+    """Result of applying new steps to a job."""
 
     state: JsonObject | None
-    """None: as it was."""
+    """New state of the detector; None if unchanged."""
     source: JsonObject
     """State of the process that reported."""
     status: str
     message: JsonObject | None = None
-    """An event to tell."""
+    """Message of an event to deliver; None if there is none."""
 
 
 Change = Callable[
     [WatchRecord, JsonObject | None, Callable[[], Iterable[WatchSource]]], WatchChange
 ]
-"""From a locked job, the state of the process that reports (None: it is new) and, where they are
-needed, the states of all processes as they were before, to what new steps make of them.
+"""Function that applies new steps. It gets the locked job, the state of the reporting process (None
+if new), and if needed the earlier states of all processes.
 """

@@ -5,9 +5,9 @@ from datetime import datetime
 from enum import StrEnum
 
 ATTEMPTS = 8
-"""Delivery attempts, over about three hours."""
+"""Maximum number of delivery attempts, over about three hours."""
 FIRST_WAIT_S = 15.0
-"""Longer than a delivery can take, because an attempt is left to its worker for this time."""
+"""Seconds that an attempt is left to its worker; longer than a delivery can take."""
 MAX_WAIT_S = 3600.0
 OVERDUE_S = 120.0
 """Delay from which a delivery counts as overdue; workers look every few seconds."""

@@ -1,5 +1,5 @@
-"""A training run as a query describes it: batch, precision and software, independent of how it is
-parallelised.
+"""A training run as a query describes it: batch, precision and software, independent of the
+parallelism.
 """
 
 from __future__ import annotations
@@ -283,13 +283,13 @@ class TrainingWorkload(Strict):
 
     @property
     def choices(self) -> dict[str, tuple[object, ...]]:
-        """The keys that have a list of values, between which a ranking is to choose."""
+        """Keys with a list of values, among which a ranking chooses."""
         several = {name: getattr(self, name) for name in choice_fields(TrainingWorkload)}
         return {name: values for name, values in several.items() if isinstance(values, tuple)}
 
     def with_open_knobs(self) -> Self:
-        """The workload with a loss or graphs that it writes as off left out: the same training, and
-        the same measurement.
+        """Return the workload without a loss or CUDA graphs that it explicitly sets to off: the
+        same training and the same measurement.
         """
         if self.cross_entropy != "unfused" and self.cuda_graphs is not False:
             return self
@@ -298,12 +298,12 @@ class TrainingWorkload(Strict):
 
     @cached_property
     def loss(self) -> CrossEntropy:
-        """How much of the logits there is at once."""
+        """Loss implementation, which determines how much of the logits exists at once."""
         return self.cross_entropy or "unfused"
 
     @property
     def offloaded_share(self) -> float:
-        """What is offloaded, of what offload names."""
+        """Fraction that is offloaded of what `offload` names."""
         return self.offload_fraction or 1.0
 
     @cached_property
@@ -313,7 +313,7 @@ class TrainingWorkload(Strict):
 
     @cached_property
     def of_experts(self) -> TrainingWorkload:
-        """The workload with the routed experts' precision."""
+        """Return the workload with the precision of the routed experts."""
         return (
             self
             if self.expert_precision is None
@@ -322,13 +322,13 @@ class TrainingWorkload(Strict):
 
     @property
     def records_layers(self) -> bool:
-        """Whether graphs hold most of a layer, and so its input and output."""
+        """Whether CUDA graphs contain most of a layer, and so its input and output."""
         modules = self.cuda_graph_modules
         return bool(self.cuda_graphs) and (modules is None or "attn" in modules)
 
     @property
     def narrow_optimizer(self) -> bool:
-        """Whether any of Adam's states is kept in fewer than 32 bits."""
+        """Whether any of Adam's states has fewer than 32 bits."""
         return any(
             each not in (None, "fp32")
             for each in (self.optimizer_precision, self.exp_avg_sq_precision)
@@ -336,14 +336,14 @@ class TrainingWorkload(Strict):
 
     @property
     def merges_passes(self) -> bool:
-        """Whether experts' all-to-alls run behind the opposite pass of another micro-batch
+        """Whether the experts' all-to-alls overlap the opposite pass of another micro-batch
         (overlap.expert_parallel).
         """
         return self.overlap is not None and bool(self.overlap.expert_parallel)
 
     @cached_property
     def activation_input_bytes(self) -> float:
-        """Bytes of an element that the MLP's activation function keeps."""
+        """Bytes per element that the MLP's activation function saves."""
         store = self.activation_func_fp8_input_store
         return (
             1.0
@@ -353,55 +353,49 @@ class TrainingWorkload(Strict):
 
     @cached_property
     def freezes_embedding(self) -> bool:
-        """Whether the embedding is not trained: frozen by name, or with all other weights under
-        adapters.
-        """
+        """Whether the embedding is frozen, by name or because only adapters are trained."""
         return self.lora is not None or "embedding" in self.frozen
 
     @property
     def has_transformer_engine(self) -> bool:
-        """Whether layers are Transformer Engine's modules: unfused attention stands for Megatron
-        Core's local ones.
+        """Whether layers are Transformer Engine's modules; unfused attention means Megatron Core's
+        local modules.
         """
         return self.attention == "flash"
 
     @cached_property
     def freezes_output_layer(self) -> bool:
-        """Whether the output layer is not trained: frozen by name, or with all other weights under
-        adapters.
-        """
+        """Whether the output layer is frozen, by name or because only adapters are trained."""
         return self.lora is not None or "output_layer" in self.frozen
 
     @cached_property
     def tokens_per_row(self) -> float:
-        """Tokens in one of the batch's global_batch_size rows that are no padding; of both sides
-        where there are two.
+        """Tokens, without padding, in one of the batch's global_batch_size rows; of encoder and
+        decoder together if there are two.
         """
         return float(self.sequence_length + (self.decoder_sequence_length or 0))
 
     @cached_property
     def attended_length(self) -> float:
-        """Tokens of the sequence that a token belongs to, mean over tokens: model FLOPs of
-        attention grow with it.
+        """Length of a token's sequence, averaged over tokens; model FLOPs of attention grow with
+        it.
         """
         return float(self.sequence_length)
 
     @cached_property
     def computed_attention_length(self) -> float:
-        """Scores that fused attention computes for each place of a row, before the causal half."""
+        """Scores per position of a row that fused attention computes, before the causal half."""
         return float(self.sequence_length)
 
 
 @dataclass(frozen=True, kw_only=True)
 class VariableLengthWorkload(TrainingWorkload):
-    """A workload whose sequence_lengths were looked up; rows hold one sequence and padding, or are
-    packed.
-    """
+    """A workload with resolved sequence_lengths. Rows have one padded sequence, or are packed."""
 
     row_tokens: float
-    """Tokens of a row that are no padding, mean over rows."""
+    """Tokens of a row without padding, averaged over rows."""
     row_squares: float
-    """Sum of l^2 over the sequences of a row, mean over rows."""
+    """Sum of l^2 over the sequences of a row, averaged over rows."""
 
     @cached_property
     def tokens_per_row(self) -> float:
@@ -413,7 +407,7 @@ class VariableLengthWorkload(TrainingWorkload):
 
     @cached_property
     def computed_attention_length(self) -> float:
-        # Padding is computed like anything else; packed sequences attend to themselves alone.
+        # Padding is computed like everything else; packed sequences attend only to themselves.
         return (
             self.row_squares / self.sequence_length if self.packed else float(self.sequence_length)
         )
