@@ -41,7 +41,7 @@ from evidence.fitted_file import FittedFile
 from hp_tool.catalog import gpu
 from hp_tool.catalog.efficiency import efficiency_profile
 from hp_tool.cost.memory import NEARLY_FULL
-from hp_tool.cost.uncertainty import NORMAL_QUANTILE
+from hp_tool.cost.uncertainty import ALLOCATABLE_FRACTION, NORMAL_QUANTILE
 from hp_tool.domain.efficiency import FrameworkEfficiency
 from hp_tool.domain.units import GIB
 
@@ -195,7 +195,8 @@ def predicted(group: Group, constants: FrameworkEfficiency) -> Cell:
     """One group under these constants."""
     costs = group.predict(constants)
     ran, legal, step_s = group.ran, group.legal, np.asarray(costs.step_s)
-    room = np.log(group.cluster.gpu.memory_bytes / costs.memory_total_bytes)
+    allocatable = ALLOCATABLE_FRACTION * group.cluster.gpu.memory_bytes
+    room = np.log(allocatable / costs.memory_total_bytes)
     rank = (
         float(spearmanr(-step_s[ran], -group.step_s[ran]).statistic)
         if ran.sum() >= MIN_CELL

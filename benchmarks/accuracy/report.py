@@ -9,7 +9,7 @@ from collections.abc import Container
 from pathlib import Path
 from typing import Any
 
-from benchmarks.accuracy import evidence, headlines
+from benchmarks.accuracy import evidence, headlines, out_of_memory
 from benchmarks.accuracy import fit_nanotron as nanotron
 from benchmarks.accuracy.comparison import Comparison
 from benchmarks.accuracy.data import rows
@@ -62,7 +62,9 @@ def _missing(row: Row) -> str | None:
 
 
 def evaluate(folder: Path, *, only: Container[str] | None = None) -> dict[str, Any]:
-    """Return {days, groups, table4_differences, grid, not_stated, pooled}, of these sections."""
+    """Return {days, groups, table4_differences, grid, out_of_memory, not_stated, pooled}, of these
+    sections.
+    """
     groups = evidence.groups(folder, only=only)
     layer = next((group.rows for group in groups if group.title.startswith("Table 4")), [])
     return {
@@ -70,6 +72,7 @@ def evaluate(folder: Path, *, only: Container[str] | None = None) -> dict[str, A
         "groups": groups,
         "table4_differences": table4_differences(layer),
         "grid": nanotron.evaluate(folder),
+        "out_of_memory": out_of_memory.evaluate(folder),
         "not_stated": not_stated(folder),
         "pooled": pools(groups),
     }

@@ -60,7 +60,7 @@ class CandidateTable:
     overheads.
     """
     device_bytes: FloatArray
-    """(n,) bytes that can be allocated before the device runs out of memory."""
+    """(n,) bytes of the device outside of overheads."""
     features: Mapping[str, FloatArray] = field(default_factory=dict)
     """See `calibration.residual_features`."""
     retry_chance: FloatArray | float = 0.0

@@ -14,7 +14,7 @@ from hp_tool.cost.breakdown import estimate_row
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.legality import legality
 from hp_tool.cost.legality_reasons import explain
-from hp_tool.cost.uncertainty import NORMAL_QUANTILE
+from hp_tool.cost.uncertainty import ALLOCATABLE_FRACTION, NORMAL_QUANTILE
 from hp_tool.domain.answer import Answer, Baseline
 from hp_tool.domain.measurement import Measurement
 from hp_tool.domain.parallel import ParallelConfig
@@ -145,10 +145,10 @@ class StepMedians(Medians[ParallelConfig, Estimate]):
 
     @cached_property
     def fails(self) -> FloatArray:
-        """Return the probability of running out of memory, shape (n,); 0 for rows that ran
-        completely.
-        """
-        fits = self.memory.fit_probability(self.problem.search.table.device_bytes)
+        """Return (n,) probabilities of running out of memory; 0 for rows that ran as a whole."""
+        fits = self.memory.fit_probability(
+            ALLOCATABLE_FRACTION * self.problem.search.table.device_bytes
+        )
         return np.where(self.is_whole, 0.0, 1.0 - fits)
 
     @cached_property

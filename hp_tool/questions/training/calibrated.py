@@ -13,6 +13,7 @@ from hp_tool.cost.arrays import BoolArray, FloatArray, IntArray
 from hp_tool.cost.breakdown import estimate_row
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.training import TrainingCosts
+from hp_tool.cost.uncertainty import ALLOCATABLE_FRACTION
 from hp_tool.domain.digests import problem_digest, strategy_digest
 from hp_tool.domain.fit import fit_of
 from hp_tool.domain.result import Estimate, Intervals, Reason
@@ -198,11 +199,11 @@ class CalibratedPredictor:
         return calibrated, np.where(self.measured(candidates, problem=problem), 0.0, fails)
 
     def _fails(self, costs: TrainingCosts, allocated: MemoryPrediction) -> FloatArray:
-        """Return the probability of each candidate that allocated memory exceeds the device's
-        memory, less the part outside the allocator, shape (n,).
+        """Return (n,) probabilities that allocated memory exceeds what can be allocated on the
+        device, without the memory outside the allocator.
         """
         return 1.0 - allocated.fit_probability(
-            costs.device_bytes - costs.memory_parts[MEMORY_OVERHEAD]
+            ALLOCATABLE_FRACTION * (costs.device_bytes - costs.memory_parts[MEMORY_OVERHEAD])
         )
 
     def _calibrated(
