@@ -49,8 +49,11 @@ def measure(http, row, *, times: float = 1.0) -> float:
 
 def test_a_layout_that_ran_within_four_percent_is_rank_1_and_fits(http, ranking):
     first, *others = ranking(10)
+    # The others keep their risk of running out of memory, which one that ran does not have.
     row = next(
-        row for row in others if 1.0 < row["expected_step_s"] / first["expected_step_s"] < 1.02
+        row
+        for row in others
+        if 1.02 < row["estimate"]["time"]["step_s"] / first["expected_step_s"] < 1.04
     )
     step_s = measure(http, row)
     best = ranking(1)[0]
