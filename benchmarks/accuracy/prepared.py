@@ -23,6 +23,7 @@ from hp_tool.catalog.efficiency import (
 )
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.host import without_host
+from hp_tool.cost.network import with_local_ramp
 from hp_tool.cost.overlap import with_overlap
 from hp_tool.cost.precision import is_narrow
 from hp_tool.cost.roofline import attention_kernel, below_16_bits, with_attention_kernel
@@ -146,7 +147,7 @@ class Prepared:
             framework = below_16_bits(framework)
         die = self.gpu.silicon or "generic"
         kernels = sustained_efficiency(
-            gpu_efficiency(self.gpu),
+            with_local_ramp(gpu_efficiency(self.gpu), gpu=self.gpu),
             gpu=self.gpu,
             clocks=clocks(die, shares) if shares else usual_clocks(self.gpu),
         )

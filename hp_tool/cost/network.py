@@ -7,6 +7,7 @@ e_t)) p over the same ranks: both in the same order, the former without ep, the 
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass
 
@@ -15,7 +16,7 @@ import numpy as np
 from hp_tool.cost.arrays import Bools, Floats, Ints, anywhere, gcd, lcm, maximum, minimum, where
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.case import Machine, TrainingCase
-from hp_tool.domain.efficiency import Link
+from hp_tool.domain.efficiency import GpuEfficiency, Link
 from hp_tool.domain.hardware import ClusterSpec, GpuSpec
 from hp_tool.errors import InputError
 
@@ -238,6 +239,10 @@ def _axes(sizes: dict[str, Ints], names: tuple[str, ...], order: str) -> tuple[A
 # All groups of a kind communicate at once; so do all ranks that send.
 
 
+TIMED_NVLINK_BYTES_PER_SECOND = 495e9
+"""Bandwidth of the links whose ramps were timed: the geometric mean of A100, H100 and B200."""
+
+
 def local_bandwidth(gpu: GpuSpec) -> float:
     """Return the per-direction bandwidth to a device of the same host: NVLink, else PCIe.
 
@@ -247,6 +252,23 @@ def local_bandwidth(gpu: GpuSpec) -> float:
     return gpu.nvlink_bandwidth_bytes_per_second or gpu.pcie_bandwidth_bytes_per_second * (
         1.0 if gpu.peer_to_peer else 0.5
     )
+
+
+def with_local_ramp(kernels: GpuEfficiency, *, gpu: GpuSpec) -> GpuEfficiency:
+    """Return the constants with the ramp of collectives inside a host for this card's link.
+
+    `ramp_bytes` is what NCCL's channels have in flight. NCCL opens channels in proportion to a
+    link's bandwidth, so a card without NVLink ramps up with B_pcie / B_nvlink of the bytes.
+
+    Source: NVIDIA/nccl, src/graph/search.cc (speedArrayIntra: the speed of one channel, which a
+    link's bandwidth is divided by).
+    """
+    if gpu.nvlink_bandwidth_bytes_per_second or gpu.kind != "gpu":
+        return kernels
+    link = kernels.nvlink
+    scale = local_bandwidth(gpu) / TIMED_NVLINK_BYTES_PER_SECOND
+    ramped = dataclasses.replace(link, ramp_bytes=scale * link.ramp_bytes)
+    return dataclasses.replace(kernels, nvlink=ramped)
 
 
 def ring_slowdown(group: Group, *, in_domain: Ints, cluster: ClusterSpec) -> Floats:

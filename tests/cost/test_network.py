@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hp_tool.catalog import cluster, model
+from hp_tool.catalog import cluster, gpu, model
 from hp_tool.catalog.efficiency import efficiency_profile
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.case import Machine
@@ -23,6 +23,7 @@ from hp_tool.cost.network import (
     ring_slowdown,
     send_seconds,
     send_slowdown,
+    with_local_ramp,
 )
 from hp_tool.domain.hardware import ClusterQuery, ClusterSpec
 from hp_tool.domain.parallel import ParallelQuery
@@ -216,3 +217,19 @@ def test_a_row_in_any_order_depends_on_nothing_but_its_configuration(
         for row in range(0, len(candidates), max(len(candidates) // 40, 1)):
             alone = here.costs(candidates.take(np.array([row]))).step_s[0]
             assert alone == pytest.approx(together[row], rel=EXACT)
+
+
+def test_a_card_without_nvlink_ramps_up_in_proportion_to_its_link() -> None:
+    kernels = plain_profile(LEAVES).gpu
+    bridged, nvlink = gpu("l40s-48gb"), gpu("h100-sxm-80gb")
+    assert with_local_ramp(kernels, gpu=nvlink) is kernels
+    scaled = with_local_ramp(
+        replace(kernels, nvlink=replace(kernels.nvlink, ramp_bytes=495e6)), gpu=bridged
+    )
+    assert scaled.nvlink.ramp_bytes == pytest.approx(32e6)  # 32 of 495 GB/s
+    assert scaled.nvlink.bandwidth_fraction == kernels.nvlink.bandwidth_fraction
+    host_copies = replace(bridged, peer_to_peer=False)
+    halved = with_local_ramp(
+        replace(kernels, nvlink=replace(kernels.nvlink, ramp_bytes=495e6)), gpu=host_copies
+    )
+    assert halved.nvlink.ramp_bytes == pytest.approx(16e6)

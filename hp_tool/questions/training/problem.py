@@ -19,7 +19,7 @@ from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.flops import step_tokens, token_flops
 from hp_tool.cost.goodput import goodput
 from hp_tool.cost.lora import with_named_targets
-from hp_tool.cost.network import checked_order
+from hp_tool.cost.network import checked_order, with_local_ramp
 from hp_tool.cost.pipeline_parts import laid_out_costs, mixed_costs
 from hp_tool.cost.precision import QUANTIZED_BYTES
 from hp_tool.cost.roofline import attention_kernel, peak_flops
@@ -534,6 +534,9 @@ def _new_profile(
         attention_kernel=attention_kernel(workload, model),
         cluster=name,
     )
+    if profile.gpu.gpu != cluster.gpu.name:  # not measured on this card
+        kernels = with_local_ramp(profile.gpu, gpu=cluster.gpu)
+        profile = dataclasses.replace(profile, gpu=kernels)
     factor = release_factor(profile.framework, workload.framework_version)
     if factor != 1.0:
         profile = dataclasses.replace(profile, release_factor=factor)
