@@ -123,6 +123,10 @@ class FrameworkFacts:
     """Whether norms, rotary embeddings and activation functions run operator by operator, unless
     the query sets `kernel_fusion`.
     """
+    fuses_beside_experts: bool = False
+    """Whether models with experts have kernels of their own that fuse what `eager_kernels` does
+    not.
+    """
     is_plain: bool = False
     """Whether the framework is measured and modelled only for dense decoders with tensor, data and
     plain 1F1B parallelism, with full or no recomputation.
@@ -227,9 +231,12 @@ FACTS_BY_FRAMEWORK = {
         default_zero_stage=3,
     ),
     # NVIDIA-NeMo/Automodel, examples/llm_finetune and llm_pretrain: torch_dtype bf16, FSDP2,
-    # loss/masked_ce.py: fp32 logits.
+    # loss/masked_ce.py: fp32 logits. Models with experts are its own, with Transformer Engine's
+    # attention and rotary positions and compiled norms (components/models/common/utils.py,
+    # BackendConfig); dense ones are transformers'.
     "nemo-automodel": replace(
         _PURE_TORCH,
+        fuses_beside_experts=True,
         gathers_ends=True,
         zero_stages=(0, 2, 3),
         default_zero_stage=3,

@@ -309,6 +309,9 @@ def resolve_training(query: Query) -> TrainingProblem:
     workload, rows, lengths = _resolve_lengths(with_named_targets(training, model=model))
     if model.architecture == "encoder_decoder" and workload.decoder_sequence_length is None:
         workload = dataclasses.replace(workload, decoder_sequence_length=workload.sequence_length)
+    fuses = framework_facts(workload.framework).fuses_beside_experts and model.num_experts
+    if fuses and workload.kernel_fusion is None:
+        workload = dataclasses.replace(workload, kernel_fusion=True)
     workload = training if workload is training else _first_equal_value(workload)
     strategy = _first_equal_value(
         _resolve_strategy(query.parallel, model=model, workload=workload, cluster=cluster)
