@@ -28,7 +28,7 @@ from evidence.cases import Case, missing, training_case
 from evidence.fitted_file import FittedFile
 from evidence.table import Row, other
 from hp_tool.catalog import gpu
-from hp_tool.catalog.efficiency import efficiency_profile, prediction_doubts
+from hp_tool.catalog.efficiency import efficiency_profile, gpu_efficiency, prediction_doubts
 from hp_tool.domain.efficiency import FrameworkEfficiency
 from hp_tool.domain.units import GIB
 from hp_tool.errors import HpToolError
@@ -60,6 +60,22 @@ def scatter(rows: Sequence[Comparison], name: str, *, known: float = 0.0) -> flo
     return float(f"{math.sqrt(max(sd**2 - known, 0.0)):.2g}")
 
 
+def fragmentation(folder: Path, name: str) -> float | None:
+    """Return the median of what the allocator holds over what is allocated, minus one, of runs that
+    publish both; None for few runs.
+
+    A device's use includes the context outside the allocator.
+    """
+    context = gpu_efficiency(gpu("a100-sxm-80gb")).context_bytes
+    held = [
+        (row["used_bytes"] - context) / row["allocated_bytes"] - 1.0
+        for table in TABLES
+        for row in rows_of(folder, table)
+        if row["framework"] == name and row["allocated_bytes"] and row["used_bytes"]
+    ]
+    return float(f"{np.median(held):.2g}") if len(held) >= GIVEN["enough_rows"] else None
+
+
 def inherited(name: str) -> FrameworkEfficiency:
     """Return a trainer's constants without its own scatter: torch-fsdp's on A100, and what the
     trainer's code decides.
@@ -84,9 +100,11 @@ def fitted(folder: Path) -> Iterator[FittedFile]:
     memory = peaks(folder, experts=False)
     of_adapters = prediction_doubts().lora_log_sd ** 2
     for name in OPTIMIZERS:
-        time = scatter(steps, name)
+        time, base = scatter(steps, name), inherited(name)
+        held = fragmentation(folder, name)
         profile = dataclasses.replace(
-            inherited(name),
+            base,
+            fragmentation_fraction=base.fragmentation_fraction if held is None else held,
             time_log_sd=time,
             expert_time_log_sd=scatter(mixtures, "all", known=time**2 + of_adapters),
             pair_log_sd=time,

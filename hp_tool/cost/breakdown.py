@@ -212,6 +212,8 @@ def _memory_estimate(costs: TrainingCosts, *, fragmentation: float) -> MemoryEst
     parts = {f"{name}_bytes": float(size) for name, size in costs.memory_parts.items()}
     total = float(costs.memory_total_bytes)
     allocated = total - parts["overhead_bytes"]
+    # The allocator gives cached blocks back before the device is full.
+    most = max(allocated, float(costs.device_bytes) - parts["overhead_bytes"])
     return MemoryEstimate(
         total_bytes=total,
         capacity_bytes=float(costs.capacity_bytes),
@@ -220,7 +222,7 @@ def _memory_estimate(costs: TrainingCosts, *, fragmentation: float) -> MemoryEst
         host_bytes=float(costs.host_bytes),
         layer_activations_bytes=float(costs.layer_activations_bytes),
         allocated_bytes=allocated,
-        reserved_bytes=allocated * (1.0 + fragmentation),
+        reserved_bytes=min(allocated * (1.0 + fragmentation), most),
         **parts,
     )
 
