@@ -97,6 +97,7 @@ OWN_OF_TRAINERS = {
     "pair_log_sd",
     "expert_pair_log_sd",
     "memory_log_sd",
+    "fragmentation_fraction",
     "fitted_on",
 }
 """Fields that a trainer's own rows give."""
