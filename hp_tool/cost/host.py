@@ -143,7 +143,8 @@ def host_waits(
 ) -> tuple[Floats, Floats]:
     """Return the (forward, backward) seconds per micro-batch that a device waits for its host.
 
-    max(0, launches x seconds each - pass). A launch takes `host_launch_s` for any kernel, so large
+    max(launches x seconds each - pass, those of launches that a loop over experts queues on an idle
+    device). A launch takes `host_launch_s` for any kernel, so large
     kernels hide it. If hosts also serve a network (the tensor-parallel group or the pipeline spans
     nodes), stalls of a layer, spread over its launches, are added for each of the t ranks of a
     tensor-parallel group, whose collectives wait for the slowest rank. Excludes launches of the
@@ -164,9 +165,35 @@ def host_waits(
         added=_added_launches(case, candidates),
         mean=_mean_launches(case, layers, t > 1) if layers.kinds else None,
     )
-    return maximum(each * forward - forward_s, 0.0), maximum(each * backward - backward_s, 0.0)
+    idle = each * layers.count * layers.expert_share * _launches_after_waits(case, candidates)
+    return (
+        maximum(each * forward - forward_s, idle),
+        maximum(each * backward - backward_s, recomputed_fraction * idle),
+    )
 
 
+def _launches_after_waits(case: TrainingCase, c: Candidates) -> Floats:
+    """Return launches of a forward pass through a layer's experts in a loop, during which the
+    device is idle.
+
+    The host waits for the number of each expert's tokens. The device has nothing queued then, until
+    the expert's first matmul.
+    """
+    model, workload = case.model, case.workload
+    if not model.num_experts or not loops_experts(workload):
+        return 0.0
+    narrow = workload.frozen_precision in ("nf4", "int4")
+    return (
+        model.num_experts / c.expert_parallel_size * (WAITING_LAUNCHES + NARROW_LAUNCHES * narrow)
+    )
+
+
+WAITING_LAUNCHES = 6.0
+"""Launches between an expert's wait for its tokens and its first matmul: the copy of their number,
+two indices, the selection of the tokens and its view, the matmul.
+
+Source: huggingface/transformers 4, MixtralSparseMoeBlock.forward (torch.where).
+"""
 UNIT_LAUNCHES = 40.0
 """Equivalent number of launches for the hooks of one FSDP unit in one pass: 1.2 ms.
 

@@ -178,6 +178,24 @@ def test_a_loop_over_experts_waits_for_its_host() -> None:
         assert ("training.expert_kernel" in answer.familiarity.unmeasured) == starred
 
 
+@pytest.mark.parametrize(("width", "launches"), [(None, 6), ("nf4", 18)])
+def test_a_loop_over_experts_leaves_a_busy_device_idle(width: str | None, launches: int) -> None:
+    """8 experts x 32 layers, in the forward pass and in its recomputation."""
+    common: dict[str, Any] = {
+        "model": "mixtral-8x7b",
+        "gpus": 8,
+        "batch": 64,
+        "length": 4096,
+        "task": "lora",
+        "lora": LoraSpec(rank=16, target_modules=("q_proj", "v_proj")),
+        "frozen_precision": width,
+        "parallel": {"zero_stage": 3, "recompute": "full"},
+    }
+    looped, grouped = (asked(expert_kernel=kernel, **common) for kernel in ("loop", "grouped"))
+    idle_s = seconds(looped) - seconds(grouped)
+    assert idle_s == pytest.approx(2 * 8 * 32 * launches * 2.9e-5, rel=0.05)
+
+
 def test_the_framework_accepts_what_llm_foundry_is_asked_as() -> None:
     ours, torch = (
         asked(name, model="llama-3.2-3b", parallel={"zero_stage": 3})
