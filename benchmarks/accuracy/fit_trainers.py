@@ -4,9 +4,10 @@ Their constants are those of torch-fsdp on A100, which no run of a trainer touch
 trainer's own code decides: elementwise operations move the bytes that eager kernels are counted to
 move (`cost.block`), so the factor on them is 1; the optimizer's step passes over memory as torch's
 foreach or fused Adam does; the host takes `host_launch_s` for each launch. No time scalar is
-fitted. What the runs give is how far they scatter and what the allocator holds: a trainer with enough runs has its own scatter,
-any other that of all of them, each trainer with the same weight. A row takes part if its source
-states what the figure depends on: the exact lengths for a time, the longest for memory.
+fitted. What the runs give is how far they scatter and what the allocator holds: a trainer with
+enough runs has its own scatter, any other that of all of them, each trainer with the same weight. A
+row takes part if its source states what the figure depends on: the exact lengths for a time, the
+longest for memory.
 """
 
 from __future__ import annotations
