@@ -1,4 +1,4 @@
-"""The values each axis may take: the user's, or those that make sense for this model and
+"""Allowed values of each axis: those of the query, or values that make sense for this model and
 cluster.
 """
 
@@ -32,14 +32,14 @@ from hp_tool.errors import InputError
 
 MAX_MICRO_BATCH = 64
 MAX_EXPERT_TENSOR = 8
-"""Devices that split an expert by default."""
+"""Maximum number of devices among which an expert is split by default."""
 CONTEXT_TOKENS = 1_024
-"""Tokens of a sequence below which context parallelism is not tried by default."""
+"""Tokens per rank below which context parallelism is not tried by default."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Axes:
-    """Allowed values per axis."""
+    """Allowed values of each axis."""
 
     tensor_parallel_size: tuple[int, ...]
     pipeline_parallel_size: tuple[int, ...]
@@ -49,27 +49,27 @@ class Axes:
     expert_tensor_parallel_size: tuple[int, ...]
     micro_batch_size: tuple[int, ...]
     sequence_parallel: tuple[bool, ...] | None
-    """None: on where tensor_parallel_size > 1."""
+    """None: on where tensor_parallel_size > 1, off elsewhere."""
     recompute: tuple[tuple[int, int, int], ...]
-    """Codes, see cost.candidates.RECOMPUTE_COLUMNS."""
+    """Codes; see cost.candidates.RECOMPUTE_COLUMNS."""
     zero_stage: tuple[int, ...]
     moe_token_dispatcher_type: tuple[int, ...] = (0,)
-    """Codes, see cost.candidates.DISPATCHERS."""
+    """Codes; see cost.candidates.DISPATCHERS."""
     known_zero_stages: tuple[int, ...] = (0, 1, 2, 3)
-    """All that the framework has, tried or not."""
+    """All stages that the framework supports, whether or not they are tried."""
     data_parallel_shard_size: tuple[int, ...] = (0,)
-    """0: the whole data-parallel group."""
+    """Ranks of a shard group; 0: the whole data-parallel group."""
     data_parallel_size: int | None = None
-    """Follows from the number of devices; where given, nothing else may follow."""
+    """Required number of replicas. None: it follows from the number of devices."""
     pipeline_schedule: tuple[PipelineSchedule, ...] | None = None
-    """None: 1F1B, interleaved where there are several model chunks per rank."""
+    """None: 1F1B, interleaved if a rank has several model chunks."""
     chunks_are_asked: bool = False
-    """Whether the query names the chunks per rank. Otherwise those are tried that divide the
-    layers, ends counted or not.
+    """Whether the query gives the number of chunks per rank. If not, all numbers are tried that
+    divide the layers, with or without the ends.
     """
 
     def lengths(self, *names: str) -> dict[str, int]:
-        """How many values each of these axes has, by its path in a query."""
+        """Return the number of values of each axis, by the axis's path in a query."""
         values = {name: getattr(self, name) for name in names}
         return {
             f"parallel.{name}": len(each)
@@ -78,7 +78,7 @@ class Axes:
         }
 
     def schedules(self) -> tuple[tuple[int, int], ...]:
-        """(pipeline_schedule code, virtual_pipeline_parallel_size) pairs that go together."""
+        """Return the compatible pairs (pipeline_schedule code, virtual_pipeline_parallel_size)."""
         chunks = self.virtual_pipeline_parallel_size
         if self.pipeline_schedule is None:
             return tuple((ONE_F_ONE_B, count) for count in chunks)
@@ -91,12 +91,12 @@ class Axes:
 
 
 def default_axes(*, query: ParallelQuery, case: TrainingCase) -> Axes:
-    """What a query leaves free: every divisor that the framework accepts, within what anyone would
-    run.
+    """Return the axes of a query; an axis it leaves free gets every divisor that the framework
+    accepts, within practical limits.
     """
     model, cluster, workload = case.model, case.cluster, case.workload
     n = cluster.num_gpus
-    # Neither a pipeline nor context parallelism splits an encoder and a decoder.
+    # Neither pipeline nor context parallelism can split a model with an encoder and a decoder.
     whole = (1,) if model.architecture == "encoder_decoder" else None
     unstaged = whole or ((1,) if fine_tunes_on_cards(case) else None)
     framework = framework_facts(workload.framework)
@@ -104,8 +104,8 @@ def default_axes(*, query: ParallelQuery, case: TrainingCase) -> Axes:
     plain = (1,) if framework.is_plain else whole
 
     def free(name: Degree, values: Callable[[], tuple[int, ...]]) -> tuple[int, ...]:
-        """Return the query's values of an axis, or those tried where it is free: 1 where the
-        framework has no such degree.
+        """Return the query's values of an axis, or the default ones if the query leaves it free:
+        only 1 if the framework does not support the axis.
         """
         return axis_values(getattr(query, name)) or (
             values() if name in framework.degrees else (1,)
@@ -120,7 +120,7 @@ def default_axes(*, query: ParallelQuery, case: TrainingCase) -> Axes:
     laid_out = (
         len(parse_layout(query.pipeline_layout).chunks) if query.pipeline_layout is not None else 0
     )
-    if laid_out:  # which fixes p v
+    if laid_out:  # which fixes p * v
         stages = axis_values(query.pipeline_parallel_size) or divisors(laid_out, limit=n)
     chunks = (
         axis_values(query.virtual_pipeline_parallel_size)
@@ -134,7 +134,7 @@ def default_axes(*, query: ParallelQuery, case: TrainingCase) -> Axes:
     known = framework.zero_stages
     usual = tuple(
         stage for stage in known if stage == 1 or (stage == 0 and not any(shards))
-    )  # 0 shards nothing
+    )  # 0 means no sharding
     return Axes(
         tensor_parallel_size=free(
             "tensor_parallel_size", lambda: divisors(model.num_attention_heads, limit=n)
@@ -173,8 +173,8 @@ MAX_CARDS = 8
 
 
 def fine_tunes_on_cards(case: TrainingCase) -> bool:
-    """Return whether the job fine-tunes on up to eight cards of one host without NVLink, where
-    trainers replicate or shard a model and run no pipeline.
+    """Return whether the job fine-tunes on up to eight cards of one host without NVLink. Trainers
+    for such hosts replicate or shard a model and run no pipeline.
     """
     cluster = case.cluster
     return (
@@ -186,9 +186,9 @@ def fine_tunes_on_cards(case: TrainingCase) -> bool:
 
 
 def _expert_tensor_sizes(case: TrainingCase) -> tuple[int, ...]:
-    """Powers of two that divide an expert within an NVLink domain, if there are more ranks than
-    experts; else experts stay whole: splitting them adds communication, and more expert parallelism
-    takes its place.
+    """Return the powers of two that divide an expert within an NVLink domain, if there are more
+    ranks than experts; otherwise 1, because splitting experts adds communication that more expert
+    parallelism avoids.
     """
     model, cluster = case.model, case.cluster
     if not model.num_experts or model.num_experts >= cluster.num_gpus:
@@ -198,8 +198,8 @@ def _expert_tensor_sizes(case: TrainingCase) -> tuple[int, ...]:
 
 
 def _dispatchers(query: ParallelQuery, case: TrainingCase) -> tuple[int, ...]:
-    """The codes of those the query names, else of alltoall and flex where the release and the GPUs
-    have both.
+    """Return the codes of the dispatchers that the query lists; by default of alltoall, and of flex
+    if the release and the GPUs support it.
     """
     names: tuple[TokenDispatcher, ...] = axis_values(query.moe_token_dispatcher_type)
     exists = (
@@ -214,8 +214,8 @@ def _dispatchers(query: ParallelQuery, case: TrainingCase) -> tuple[int, ...]:
 def scheduled_chunks(
     chunks: tuple[int, ...], *, schedule: PipelineSchedule | None
 ) -> tuple[int, ...]:
-    """Return those numbers of model chunks per rank that the schedule runs: interleaving two or
-    more, those of a V two, the others one; None runs any.
+    """Return the numbers of model chunks per rank that the schedule can run: two or more if
+    interleaved, two for V schedules, one for all others; any number if the schedule is None.
 
     Raises InputError where none is left.
     """
@@ -236,9 +236,9 @@ def scheduled_chunks(
 
 
 def _context_sizes(workload: TrainingWorkload, num_gpus: int) -> tuple[int, ...]:
-    """Powers of two that leave each rank at least CONTEXT_TOKENS: splitting shorter sequences only
-    adds communication. 1 alone under unfused attention, which does not split a sequence (Megatron
-    Core, Transformer Engine).
+    """Return the powers of two that leave each rank at least CONTEXT_TOKENS tokens, because
+    splitting shorter sequences only adds communication. Only 1 for unfused attention, which cannot
+    split a sequence (Megatron Core, Transformer Engine).
     """
     if workload.attention != "flash":
         return (1,)
@@ -247,20 +247,22 @@ def _context_sizes(workload: TrainingWorkload, num_gpus: int) -> tuple[int, ...]
 
 
 def _uneven_stages(layers: int, num_gpus: int) -> tuple[int, ...]:
-    """Numbers of stages that divide the devices and not the layers, of which the ends then hold
-    fewer (`domain.pipeline_layout`).
+    """Return the numbers of stages that divide the devices but not the layers; the end stages then
+    hold fewer layers (`domain.pipeline_layout`).
     """
     return tuple(p for p in divisors(num_gpus, limit=layers - 1) if layers % p)
 
 
 def _with_ends(layers: int, stages: tuple[int, ...], chunks: int) -> bool:
-    """Whether so many chunks a rank fit any of the stages that do not divide the layers."""
+    """Return whether this number of chunks per rank fits any stage count that does not divide the
+    layers.
+    """
     return any(layers % p and p > 1 and _counts_ends(layers, p * chunks) for p in stages)
 
 
 def is_default_layout(c: Candidates, *, layers: int) -> Bools:
-    """Where one chunk a rank is asked for, or as many as divide the layers with the ends counted or
-    not.
+    """Return where a layout has a default number of chunks: one per rank if the query gives none,
+    or a number that divides the layers with or without the ends.
     """
     v = c.virtual_pipeline_parallel_size
     usual: Bools = (v == 1) | _counts_ends(layers, c.pipeline_parallel_size * v)
@@ -276,7 +278,7 @@ def _recompute_values(query: ParallelQuery, case: TrainingCase) -> tuple[tuple[i
     values: tuple[RecomputeName | Recompute, ...] = axis_values(query.recompute)
     if not values and framework_facts(workload.framework).is_plain:
         values = ("none", "full")
-    elif not values:  # merged passes cannot run whole layers again
+    elif not values:  # merged passes cannot recompute full layers
         sets = tuple(
             Recompute(granularity="selective", modules=modules) for modules in _module_sets(case)
         )
@@ -285,9 +287,9 @@ def _recompute_values(query: ParallelQuery, case: TrainingCase) -> tuple[tuple[i
 
 
 def _module_sets(case: TrainingCase) -> tuple[tuple[RecomputeModule, ...], ...]:
-    """What recipes of models with experts recompute (Megatron-Bridge): what costs little to make
-    again, by itself or together. Megatron Core does not recompute norms and activations under
-    delayed scaling.
+    """Return the sets of modules that recipes for models with experts recompute (Megatron-Bridge):
+    modules that are cheap to recompute, alone and together. Megatron Core does not recompute norms
+    and activations under delayed scaling.
     """
     model, workload = case.model, case.workload
     if (

@@ -1,8 +1,8 @@
-"""All combinations of the axes as arrays, chunk by chunk, and which of them are legal.
+"""All combinations of the axes as arrays, in chunks, and which of them are legal.
 
-What decides legality is combined first and filtered; the survivors and the values of the other axes
-(recomputation, ZeRO stage) span a grid. However large a space is, no more than one block of it is
-held at a time.
+The axes that decide legality are combined first and filtered. The remaining combinations and the
+values of the other axes (recomputation, ZeRO stage) form a grid. Only one block is in memory at a
+time, whatever the size of the space.
 """
 
 import math
@@ -23,44 +23,44 @@ from hp_tool.domain.parallel import ParallelQuery
 from hp_tool.space.axes import Axes, is_default_layout
 
 MAX_COMBINATIONS = 100_000_000
-"""Raw combinations one query may span."""
+"""Maximum number of raw combinations of one query."""
 BLOCK = 1 << 15
-"""Combinations looked at together; they stay in the processor's cache."""
+"""Number of combinations filtered together; they fit in the processor's cache."""
 CHUNK = 32_768
-"""Candidates handed out together: large enough for numpy, small enough for the processor's
+"""Number of candidates returned together: large enough for numpy, small enough for the processor's
 cache.
 """
 
 AXES = tuple(f.name for f in fields(ParallelQuery) if f.name in Axes.__slots__)
-"""That a query may list values of."""
+"""Axes for which a query may list values."""
 
 Columns = dict[str, IntArray]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Space:
-    """The legal candidates, or a chunk of them, and how many combinations each rule turned away on
-    the way.
+    """Legal candidates, or a chunk of them, and the number of combinations that each rule
+    rejected.
     """
 
     candidates: Candidates
-    """Rows; a chunk is a grid."""
+    """One row per candidate; a chunk is a grid."""
     rejections: Counter[str]
 
 
 def legal_chunks(*, axes: Axes, case: TrainingCase, size: int = CHUNK) -> Iterator[Space]:
-    """Every legal combination once, in chunks of about `size`; at least one chunk, which may be
-    empty.
+    """Yield every legal combination once, in chunks of about `size`; at least one chunk, which may
+    be empty.
 
-    Sizes that cannot divide the devices are dropped before the product is formed; they are counted
-    like the rest. Combinations that mean the same thing (sequence parallelism without tensor
+    Sizes that cannot divide the devices are dropped before the product is formed, but they are
+    counted like the others. Equivalent combinations (sequence parallelism without tensor
     parallelism, ZeRO without replicas) appear once.
     """
     cluster = case.cluster
     groups, dropped = _groups(axes, cluster)
     choices = _choices(axes, groups)
-    # ZeRO shards over the replicas: with one, all stages are the same, and the last one stands for
-    # them.
+    # ZeRO shards over the replicas. With one replica all stages are equivalent, and the last stage
+    # represents them.
     grids = (
         _Grid(axes, stages=axes.zero_stage, size=size),
         _Grid(axes, stages=axes.zero_stage[-1:], size=size),
@@ -96,8 +96,8 @@ def legal_chunks(*, axes: Axes, case: TrainingCase, size: int = CHUNK) -> Iterat
 
 
 def _groups(axes: Axes, cluster: ClusterSpec) -> tuple[IntArray, int]:
-    """(t, p, c) triples that leave a whole data_parallel_size (the asked one, if any), shape (3,
-    k), and how many do not.
+    """Return the (t, p, c) triples that give a whole data_parallel_size (the required one, if any),
+    shape (3, k), and the number of triples that do not.
     """
     lengths = axes.lengths(
         "tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size"
@@ -120,10 +120,10 @@ def _groups(axes: Axes, cluster: ClusterSpec) -> tuple[IntArray, int]:
 
 
 def _choices(axes: Axes, groups: IntArray) -> Columns:
-    """The axes that decide legality, outermost first; `group` is a (t, p, c) triple, `schedule` one
-    of Axes.schedules.
+    """Return the axes that decide legality, outermost first; `group` indexes the (t, p, c) triples,
+    `schedule` indexes Axes.schedules.
     """
-    # 2 stands for "on where there is tensor parallelism".
+    # 2 means "on where there is tensor parallelism".
     sequence_parallel = (2,) if axes.sequence_parallel is None else axes.sequence_parallel
     choices: dict[str, Any] = {
         "group": np.arange(groups.shape[1]),
@@ -141,9 +141,7 @@ def _choices(axes: Axes, groups: IntArray) -> Columns:
 def _block(
     choices: Columns, groups: IntArray, schedules: IntArray, cluster: ClusterSpec, numbers: IntArray
 ) -> Candidates:
-    """The combinations of these numbers, counted as an odometer does, the last axis fastest; those
-    repeated left out.
-    """
+    """Return the combinations with these indices, last axis fastest, without equivalent ones."""
     places = np.unravel_index(numbers, [len(values) for values in choices.values()])
     columns: Columns = {
         name: values[place] for (name, values), place in zip(choices.items(), places, strict=True)
@@ -162,7 +160,7 @@ def _block(
             "pipeline_schedule": schedule,
             "context_parallel_size": c,
             "data_parallel_size": d,
-            # A shard group of all replicas is none in particular.
+            # A shard group of all replicas is the default group.
             "data_parallel_shard_size": shards * (shards != d),
             "sequence_parallel": np.where(split == 2, 1, split) * (t > 1),
             "recompute_method": nothing,
@@ -171,10 +169,10 @@ def _block(
             "zero_stage": nothing,
         }
     )
-    # Sequence parallelism shards over the tensor group: with one member, on and off are the same.
+    # Sequence parallelism shards over the tensor group: in a group of one, on and off are
+    # equivalent.
     once = (t > 1) | (split == choices["sequence_parallel"][0])
-    # Ranks that hold all experts have nothing to dispatch: one of several dispatchers stands for
-    # all.
+    # Ranks that hold all experts dispatch no tokens: one dispatcher represents all of them.
     if len(dispatchers := choices["moe_token_dispatcher_type"]) > 1:
         dispatched = block.expert_parallel_size * block.expert_tensor_parallel_size > 1
         once &= dispatched | (block.moe_token_dispatcher_type == dispatchers[0])
@@ -187,8 +185,8 @@ def _block(
 
 
 class _Grid:
-    """Gathers legal combinations until there are enough for a chunk, and spans it with the axes
-    that do not matter to legality: shape (combinations, recomputations, ZeRO stages).
+    """Collects legal combinations until they fill a chunk, and expands them by the axes that do not
+    affect legality: shape (combinations, recomputations, ZeRO stages).
     """
 
     def __init__(self, axes: Axes, *, stages: tuple[int, ...], size: int) -> None:
@@ -198,11 +196,11 @@ class _Grid:
         self._waiting: list[Candidates] = []
 
     def add(self, combinations: Candidates) -> None:
-        """Later ones follow earlier ones."""
+        """Append combinations, in order."""
         self._waiting.append(combinations)
 
     def full(self) -> Iterator[Candidates]:
-        """The chunks there is enough for."""
+        """Yield the chunks that are full."""
         while sum(map(len, self._waiting)) >= self._rows:
             ready = Candidates.concatenate(self._waiting)
             self._waiting = [ready.take(slice(self._rows, None))]
@@ -211,7 +209,7 @@ class _Grid:
             )
 
     def rest(self) -> Candidates:
-        """What is left, maybe nothing."""
+        """Yield the remaining combinations, if any."""
         nothing = Candidates.from_columns({f.name: () for f in fields(Candidates)})
         combinations = Candidates.concatenate([*self._waiting, nothing])
         return spanned_values(combinations, recompute=self._recompute, stages=self._stages)
@@ -223,8 +221,8 @@ def spanned_values(
     recompute: Sequence[tuple[int, int, int]],
     stages: Sequence[int] | None = None,
 ) -> Candidates:
-    """The grid of rows, codes of recomputation and ZeRO stages; without `stages` each row keeps its
-    own.
+    """Return the grid of rows, recomputation codes and ZeRO stages; if `stages` is not given, each
+    row keeps its stage.
     """
     columns: Columns = {f.name: getattr(rows, f.name).reshape(-1, 1, 1) for f in fields(Candidates)}
     codes = np.asarray(recompute, dtype=np.int64).reshape(-1, len(RECOMPUTE_COLUMNS)).T

@@ -1,4 +1,4 @@
-"""The front of two objectives."""
+"""The Pareto front of two objectives."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -7,8 +7,8 @@ from hp_tool.cost.arrays import FloatArray
 
 
 def pareto_optimal(cost: FloatArray, gain: FloatArray) -> NDArray[np.intp]:
-    """Indices of the points that no other beats in both, by rising cost; of equal points the
-    first.
+    """Return the indices of the points that no other point beats in both objectives, by rising
+    cost; the first of equal points.
     """
     order = np.lexsort((-gain, cost))
     best_before = (

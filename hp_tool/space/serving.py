@@ -11,25 +11,25 @@ from hp_tool.domain import bounds
 from hp_tool.domain.parallel import ParallelQuery, axis_values, divisors
 
 MAX_COMBINATIONS = 20_000_000
-"""Raw combinations one query may span."""
+"""Maximum number of raw combinations of one query."""
 MAX_STAGES = 16
-"""Pipeline stages tried by default: each adds a hop to every token."""
+"""Maximum number of pipeline stages tried by default: each stage adds a hop to every token."""
 
 WHOLE_STAGES = ("vllm",)
-"""Engines that divide experts over all ranks of a stage or over none (vLLM's
---enable-expert-parallel).
+"""Engines that divide experts over all ranks of a stage or over none of them (vLLM's
+`--enable-expert-parallel`).
 """
 
 
 def serving_space(
     *, query: ParallelQuery, case: ServingCase, concurrency: tuple[int, ...]
 ) -> tuple[ServingCandidates, dict[str, int]]:
-    """Every legal combination of what the query allows, under each concurrency, once; and how many
-    each rule turned away.
+    """Return every legal combination that the query allows, at each concurrency, and the number of
+    combinations that each rule rejected.
 
-    Left free, the sizes are the divisors of the devices, and redundant experts the fewest that fill
-    equal slots; expert and attention data parallelism belong to models with experts; batch limits
-    are the engine's.
+    By default, sizes are the divisors of the number of devices, and redundant experts the smallest
+    number that fills equal slots. Expert and attention data parallelism apply only to models with
+    experts. Batch limits are the engine's defaults.
     """
     model, engine, num_gpus = case.model, case.engine, case.cluster.num_gpus
     shares = divisors(num_gpus, limit=num_gpus)
