@@ -34,37 +34,39 @@ from hp_tool.cost.serving.candidates import ServingCase
 from hp_tool.domain.model import ModelSpec
 
 BLOCK_TOKENS = 16
-"""Tokens of a block, and the step in which blocks grow (`CacheConfig.block_size`)."""
+"""Tokens per block, and the step by which blocks grow (`CacheConfig.block_size`)."""
 FEW_MORE = 1.5
-"""Ratio of the most layers of a kind to the fewest below which vLLM pads the fewest."""
+"""Ratio of the largest to the smallest number of layers of a kind below which vLLM pads the smaller
+kinds.
+"""
 SWA_SHARE = 0.8
-"""SGLang's default of `--swa-full-tokens-ratio`."""
+"""Default of SGLang's `--swa-full-tokens-ratio`."""
 MAMBA_RATIO = 0.9
-"""SGLang's default of `--mamba-full-memory-ratio`."""
+"""Default of SGLang's `--mamba-full-memory-ratio`."""
 KEPT_STATES = 3.0
-"""States per request in SGLang's pool: its own, and those of cached prefixes
+"""States per request in SGLang's pool: the request's state, and those of cached prefixes
 (`MAMBA_CACHE_SIZE_MAX_RUNNING_REQUESTS_RATIO`).
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layers:
-    """All layers of one kind that cache alike."""
+    """Layers of one kind, which all cache the same numbers."""
 
     count: int
     token_bytes: FloatArray
-    """Bytes of one token in one layer on one rank; 0 of recurrent layers. Shape (n,)."""
+    """Bytes that one token takes in one layer on one rank; 0 for recurrent layers. Shape (n,)."""
     state_bytes: FloatArray
-    """Bytes of one state in one layer on one rank; 0 of attention. Shape (n,)."""
+    """Bytes of one state in one layer on one rank; 0 for attention. Shape (n,)."""
     window: int | None
-    """Tokens that a layer attends to; None: all."""
+    """Number of tokens that a layer attends to; None: all tokens."""
 
 
 def cached_layers(case: ServingCase, t: IntArray) -> tuple[Layers, ...]:
-    """Return the layers that cache something, by what they cache.
+    """Return the layers that have a cache, grouped by its contents.
 
-    Layers that differ in other respects, such as their experts, are counted together. Layers that
-    draft attend to all tokens, if any layer does.
+    Layers that differ only in other respects, such as their experts, are counted together. Drafting
+    layers attend to all tokens if any layer of the model does.
     """
     found: dict[tuple[bytes, bytes, int | None], Layers] = {}
     for count, kind in case.model.kinds:
@@ -88,8 +90,8 @@ def cached_layers(case: ServingCase, t: IntArray) -> tuple[Layers, ...]:
 
 
 def token_numbers(case: ServingCase, t: IntArray) -> Floats:
-    """Return the numbers of one token in the caches of all layers on one rank, those that draft
-    included.
+    """Return how many numbers one token takes in the caches of all layers on one rank, including
+    drafting layers.
     """
     model = case.model
     numbers = sum(layers * cached_width(kind, t) for layers, kind in model.kinds)
@@ -97,14 +99,14 @@ def token_numbers(case: ServingCase, t: IntArray) -> Floats:
 
 
 def drafting_layers(case: ServingCase) -> int:
-    """Return the model's own layers that draft tokens, for a load without another draft model."""
+    """Return the model's layers that draft tokens, for a load without a separate draft model."""
     drafts = case.speculative
     own = drafts is not None and drafts.draft_model is None and drafts.draft_cost_fraction > 0.0
     return case.model.num_nextn_predict_layers if own else 0
 
 
 def _windows(count: int, kind: ModelSpec) -> tuple[tuple[int, int | None], ...]:
-    """Return (layers, window) of the layers of one kind."""
+    """Return (number of layers, window) of the layers of one kind."""
     windowed = windowed_layers(kind)
     return ((count - windowed, None), (windowed, kind.sliding_window))
 
@@ -121,15 +123,15 @@ def windowed_layers(model: ModelSpec) -> int:
 
 
 def state_bytes(model: ModelSpec, t: IntArray | int) -> Floats:
-    """Return bytes of a sequence's state per layer and rank: convolutions in 16 bits, the rest in
-    fp32; 0 for attention.
+    """Return the bytes of one sequence's state per layer and rank: convolutions in 16 bits, the
+    rest in fp32; 0 for attention.
     """
     convolution = convolution_numbers(model, t)
     return STATE_BYTES * (state_numbers(model, t) - convolution) + NUMBER_BYTES * convolution
 
 
 def shared_page(layers: tuple[Layers, ...]) -> FloatArray:
-    """Return the bytes of vLLM's page, which all layers share; shape (n,)."""
+    """Return the bytes of a vLLM page, which all layers share; shape (n,)."""
     state = np.max([each.state_bytes for each in layers], axis=0)
     tokens = np.max([each.token_bytes for each in layers], axis=0)
     block = np.maximum(np.ceil(state / np.maximum(tokens, 1.0) / BLOCK_TOKENS), 1.0)
@@ -138,7 +140,7 @@ def shared_page(layers: tuple[Layers, ...]) -> FloatArray:
 
 
 def block_tokens(each: Layers, page: FloatArray) -> FloatArray:
-    """Return the tokens of a kind's blocks; shape (n,)."""
+    """Return the number of tokens in a block of one kind of layers; shape (n,)."""
     least = BLOCK_TOKENS * each.token_bytes
     whole = np.floor(page / np.maximum(least, 1.0))
     divides = whole * least == page
@@ -147,7 +149,7 @@ def block_tokens(each: Layers, page: FloatArray) -> FloatArray:
 
 
 def group_size(counts: list[int]) -> int:
-    """Return the layers of one of vLLM's groups."""
+    """Return the number of layers in one of vLLM's groups."""
     return max(counts) if max(counts) < FEW_MORE * min(counts) else min(counts)
 
 
@@ -159,15 +161,15 @@ def grouped_bytes(
     drafted: int = 0,
     shared: bool = False,
 ) -> FloatArray:
-    """Return the bytes of a request's blocks under vLLM, on one rank; shape (n,).
+    """Return the bytes of one request's blocks under vLLM on one rank; shape (n,).
 
     Args:
         layers: Layers of all kinds.
         tokens: Tokens of the request.
         chunk: Tokens of a prompt that windowed layers cache in addition to their window.
         drafted: Drafted tokens per pass.
-        shared: Count the blocks that another request with the same tokens can use: whole ones,
-            and no states.
+        shared: Count only the blocks that another request with the same tokens can use: full
+            blocks, and no states.
     """
     page, size = shared_page(layers), group_size([each.count for each in layers])
     blocks: Floats = 0.0
@@ -189,8 +191,8 @@ def grouped_bytes(
 def pooled_bytes(
     layers: tuple[Layers, ...], tokens: float, *, drafted: int = 0, shared: bool = False
 ) -> FloatArray:
-    """Return the bytes of the whole cache that a request occupies under SGLang, on one rank: of
-    the pool that it fills most, with that pool's share of the others; shape (n,).
+    """Return the cache bytes that a request occupies on one rank under SGLang: the bytes in the
+    pool that it fills most, plus the corresponding share of the other pools; shape (n,).
 
     Args:
         layers: Layers of all kinds.
@@ -225,10 +227,10 @@ def pooled_bytes(
 def laid_out_bytes(
     case: ServingCase, t: IntArray, tokens: float, *, chunk: float, shared: bool
 ) -> FloatArray | None:
-    """Return the bytes of the cache that a request occupies on one rank, in all layers; shape (n,).
+    """Return the cache bytes that a request occupies on one rank, in all layers; shape (n,).
 
-    None if each layer takes what it caches: of layers that all cache every token, and of engines
-    whose layout is not known here.
+    None if the layout does not matter, because all layers cache every token, or if the engine's
+    layout is not modelled.
     """
     layers = cached_layers(case, t)
     alike = all(each.window is None and not each.state_bytes.any() for each in layers)

@@ -1,4 +1,4 @@
-"""Serving candidates as a struct of arrays, and their common case."""
+"""Serving candidates as a struct of arrays, and the case they share."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ from hp_tool.domain.serving import ServingConfig
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingCandidates:
-    """n configurations under n loads; shape (n,). Fields are ServingConfig's, and the load."""
+    """n configurations, each with its load; shape (n,). The fields are those of ServingConfig, and
+    the load.
+    """
 
     tensor_parallel_size: IntArray
     pipeline_parallel_size: IntArray
@@ -33,14 +35,14 @@ class ServingCandidates:
     max_num_seqs: IntArray
     max_num_batched_tokens: IntArray
     concurrency: IntArray
-    """Requests in flight over all GPUs."""
+    """Requests in flight on all GPUs together."""
 
     def __len__(self) -> int:
         return len(self.tensor_parallel_size)
 
     @property
     def schedulers(self) -> IntArray:
-        """Return independent batches: one per attention group."""
+        """Return the number of schedulers with independent batches: one per attention group."""
         return self.data_parallel_size
 
     @property
@@ -49,7 +51,7 @@ class ServingCandidates:
 
     @property
     def devices(self) -> IntArray:
-        """Return the devices of all replicas."""
+        """Return the number of devices of all replicas."""
         return self.tensor_parallel_size * self.pipeline_parallel_size * self.data_parallel_size
 
     def take(self, indices: NDArray[np.intp] | slice) -> ServingCandidates:
@@ -57,9 +59,7 @@ class ServingCandidates:
         return ServingCandidates(**{f.name: getattr(self, f.name)[indices] for f in fields(self)})
 
     def loaded(self, concurrency: FloatArray) -> ServingCandidates:
-        """Return these configurations under other loads, which may be fractional numbers of
-        requests.
-        """
+        """Return these configurations under other loads; a load can be a fraction of a request."""
         return replace(self, concurrency=cast(IntArray, concurrency))
 
     def config(self, index: int) -> ServingConfig:
@@ -83,9 +83,9 @@ class ServingCandidates:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingCase(Machine):
-    """Model, machine, engine, number formats and request lengths of a serving question.
+    """Model, machine, engine, number formats and request lengths of a serving query.
 
-    Of the profile's framework part only the network between nodes is used.
+    Of the profile's framework part, only the network between nodes is used.
     """
 
     model: ModelSpec
@@ -93,13 +93,15 @@ class ServingCase(Machine):
     compute_precision: Precision
     """Input precision of the layers' matmuls."""
     weight_bytes: float
-    """Bytes per weight of those matmuls, scales included; embeddings and output layer stay in 16
-    bits.
+    """Bytes per weight of the layers' matmuls, including scales; the embedding and the output layer
+    stay in 16 bits.
     """
     mixer_precision: Precision
-    """Input precision of the matmuls of attention, and of layers that replace it."""
+    """Input precision of the matmuls of attention, and of the mixers that replace it."""
     mixer_bytes: float
-    """Bytes per weight of those: more than `weight_bytes` if the checkpoint stores them wide."""
+    """Bytes per weight of the mixers' matmuls: more than `weight_bytes` if the checkpoint stores
+    attention in 16 bits.
+    """
     expert_precision: Precision
     """Input precision of the experts' matmuls."""
     expert_bytes: float
@@ -109,39 +111,42 @@ class ServingCase(Machine):
     input_length: int
     """Prompt tokens (I)."""
     output_length: int
-    """Generated tokens (O); the prefill yields the first."""
+    """Generated tokens (O); the prefill generates the first one."""
     prefix_cache_hit_rate: float = 0.0
     """Fraction of prompt tokens whose keys and values are cached from earlier requests."""
     prefix_groups: float = math.inf
-    """Number of different prefixes among the requests; each is in the cache once."""
+    """Number of different prefixes among the requests; the cache stores each prefix once."""
     speculative: SpeculativeSpec | None = None
     prefill_group: float = 1.0
-    """Requests whose prompts a request waits for in a steady load, including its own; inf: as many
-    as end in a pass.
+    """Number of requests whose prompts a request waits for in a steady load, including its own;
+    inf: as many as finish in one pass.
     """
     wave_share: float = 0.0
     """Fraction of the requests that start together, as the first ones of a closed load do."""
     slowdown: float = 1.0
-    """Ratio of this engine's passes to those of the same engine tuned."""
+    """Ratio of the duration of this engine's passes to that of the same engine after tuning."""
     experts: ExpertEfficiency = ISOLATED_EXPERTS
-    """What the engine adds to isolated kernels in layers with experts."""
+    """Time that the engine adds to isolated kernels in layers with experts."""
     expert_kernels: Mapping[str, ExpertKernel] = field(default_factory=dict)
-    """The engine's kernels for routed experts on this die, by weight format; without any, experts
+    """The engine's kernels for routed experts on this GPU type, by weight format; if empty, experts
     run like other matmuls.
     """
     expert_imbalance: float | None = None
     two_batch_overlap: bool | None = None
     longest_request: int = 0
-    """Tokens of the longest prompt with its answer."""
+    """Tokens of the longest prompt and its answer together."""
     independent: bool = False
-    """Whether device and front end never wait for each other, as for requests at random times.
+    """Whether GPU and front end never wait for each other, as for requests that arrive at random
+    times.
 
-    In a closed loop, in which each request starts at the end of another, they do.
+    In a closed loop, in which each request starts when another ends, they do wait.
     """
 
     @property
     def computed_length(self) -> float:
-        """Return prompt tokens that a prefill computes: those that are not in the cache."""
+        """Return the number of prompt tokens that a prefill computes: those that are not in the
+        cache.
+        """
         return (1.0 - self.prefix_cache_hit_rate) * self.input_length
 
     def of(self, kind: ModelSpec) -> Self:
@@ -154,16 +159,16 @@ class Pass:
     """One forward pass of a scheduler, or of one of its pipeline micro-batches; shape (n,)."""
 
     tokens: FloatArray
-    """Rows of the matmuls: decoding sequences and prefill tokens."""
+    """Rows of the matmuls: tokens of decoding sequences and of prefill."""
     decoding: FloatArray
-    """Sequences that decode one token."""
+    """Number of sequences that decode one token."""
     prefill_requests: FloatArray
-    """Processed prompts; half of a prompt's chunk is 0.5."""
+    """Number of prompts processed; a chunk of half a prompt counts 0.5."""
     routed: FloatArray | None = None
-    """Rows that reach the experts, mean over a stage's attention groups; None for `tokens` in each
+    """Rows that reach the experts, averaged over a stage's attention groups; None: `tokens` in each
     group.
     """
     drafted: int = 0
-    """Drafted tokens verified per decoding sequence, in addition to its own; `tokens` includes
-    them.
+    """Drafted tokens verified per decoding sequence, in addition to the sequence's next token;
+    included in `tokens`.
     """

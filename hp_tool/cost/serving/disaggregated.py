@@ -57,14 +57,14 @@ from hp_tool.cost.serving.operations import cached_tokens, requests_in_cache, se
 from hp_tool.domain.model import ModelSpec
 
 _PLACES = 96
-"""Numbers of requests between which a step's seconds are interpolated linearly."""
+"""Batch sizes between which a step's seconds are interpolated linearly."""
 _HALVINGS = 40
-"""Bisections of the interval of b, with a resolution far below one request."""
+"""Bisections of the interval of b; the resolution is far below one request."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolCosts:
-    """n pairs of pools under one load; shape (n,)."""
+    """Costs of n pairs of pools under one load; shape (n,)."""
 
     ttft_s: FloatArray
     tpot_s: FloatArray
@@ -75,18 +75,18 @@ class PoolCosts:
     prefill_tokens_per_second_per_gpu: FloatArray
     decode_tokens_per_second_per_gpu: FloatArray
     prefill_busy: FloatArray
-    """Fraction of time for which a prefill replica is busy; near 1 prefill limits the rate."""
+    """Fraction of time for which a prefill replica is busy; near 1, prefill limits the rate."""
     prompt_s: FloatArray
-    """Seconds of a prefill replica's time for one of many prompts (s)."""
+    """Seconds of a prefill replica per prompt, when it processes many prompts (s)."""
     wave_s: FloatArray
-    """Mean wait of the requests that arrive at once (w); 0 at a rate."""
+    """Mean wait in seconds of the requests that arrive at once (w); 0 for a request rate."""
     decode_batch: FloatArray
-    """Requests that a decoding replica serves at once (b)."""
+    """Number of requests that a decoding replica serves at once (b)."""
     max_decode_batch: FloatArray
     fits: BoolArray
-    """Whether weights and one whole request fit on a replica of both pools."""
+    """Whether the weights and one complete request fit on a replica of both pools."""
     sustained: BoolArray
-    """Whether the request rate is reached; True for a closed load, which has none."""
+    """Whether the request rate is reached; True for a closed load, which has no rate."""
 
 
 def pool_costs(
@@ -98,15 +98,16 @@ def pool_costs(
     requests_per_second: float | FloatArray | None = None,
     handover_s: float = 0.0,
 ) -> PoolCosts:
-    """Return costs of pairs: row i pairs the replicas of prefillers[i] with those of decoders[i].
+    """Return the costs of pairs: row i pairs the replicas of prefillers[i] with those of
+    decoders[i].
 
-    Their concurrency is the load. The pools may have GPUs of different kinds; data_parallel_size is
-    the number of attention groups of each, one per replica of a dense model. Counted are the wait
-    for prefill, prefill, transfer over the network ports of both sides' ranks, decoding, the
-    engine's overheads on each, and `handover_s`, a request's time between the pools apart from its
-    bytes. Chunking a prompt (nothing decodes concurrently) is not counted. With
-    `requests_per_second` instead of the load no requests arrive at once, and `sustained` is whether
-    both pools sustain the rate.
+    Their concurrency is the load. The pools may have GPUs of different types; data_parallel_size is
+    the number of attention groups of each pool, one per replica of a dense model. The costs include
+    the wait for prefill, prefill, the transfer over the network ports of both sides' ranks,
+    decoding, the engine's overheads on each side, and `handover_s`, the time that a request takes
+    between the pools apart from its bytes. Chunks of a prompt cost nothing extra, because nothing
+    decodes at the same time. With `requests_per_second` instead of a closed load, requests do not
+    arrive at once, and `sustained` says whether both pools reach the rate.
     """
     load, output = decoders.concurrency.astype(np.float64), float(decode.output_length)
     n_p, n_d = prefillers.replicas, decoders.replicas
@@ -154,10 +155,11 @@ def pool_costs(
         else:
             enough = completed <= requests_per_second
         low, high = np.where(enough, middle, low), np.where(enough, high, middle)
-    # With fewer than one request a replica is idle between them, at the speed of one.
+    # With fewer than one request, a replica is sometimes idle and otherwise runs at the speed of
+    # one request.
     batch = np.maximum(low, 1e-9)
     completed, token = rate(batch)
-    if output == 1.0:  # nothing to decode
+    if output == 1.0:  # one output token: nothing to decode
         completed, token = np.minimum(n_p / service, load / straight), np.zeros_like(load)
     decoding = (output - 1.0) * token
     if requests_per_second is None:
@@ -188,13 +190,15 @@ def pool_costs(
 
 
 def _prompt_queue(busy: FloatArray, service: FloatArray) -> FloatArray:
-    """Return seconds for which prompts at random times wait for a replica with this utilisation."""
+    """Return the mean seconds that prompts at random times wait for a replica of this
+    utilisation.
+    """
     seconds: FloatArray = busy / (2.0 * np.maximum(1.0 - busy, 1e-9)) * service
     return seconds
 
 
 def _wait_quantile(busy: FloatArray, service: FloatArray, share: float) -> FloatArray:
-    """Return seconds that `share` of the prompts at random times do not exceed in waiting for a
+    """Return the quantile `share` of the seconds that prompts at random times wait for a
     replica.
     """
     r = np.clip(busy, 1e-9, 1.0 - LEAST_ELASTICITY)
@@ -216,10 +220,10 @@ def pool_quantiles(
     share: float,
     independent: bool,
 ) -> Quantiles:
-    """Return (n,) latencies that `share` of the requests do not exceed; `independent` requests have
-    a rate.
+    """Return the quantile `share` of the latencies, shape (n,); `independent` requests arrive at a
+    rate.
 
-    The request's latency is that of one late in both: an upper bound.
+    The latency of the whole request adds the quantiles of both pools: an upper bound.
     """
     waiting = _wait_quantile(costs.prefill_busy, costs.prompt_s, share) - _prompt_queue(
         costs.prefill_busy, costs.prompt_s
@@ -246,12 +250,12 @@ def pool_quantiles(
 def prompt_seconds(
     case: ServingCase, candidates: ServingCandidates
 ) -> tuple[FloatArray, FloatArray]:
-    """Return the latency of a prompt alone on its attention group, and the replica's seconds per
+    """Return the latency of a single prompt on its attention group, and the replica's seconds per
     prompt.
 
-    The latter is for one of many prompts, and both include the engine's overhead. Attention groups
-    share experts, so they prefill concurrently; with experts a pass contains as many whole prompts
-    as its token limit allows.
+    The second value holds for a long series of prompts. Both include the engine's overhead.
+    Attention groups share experts, so they prefill concurrently; with experts, a pass contains as
+    many complete prompts as its token limit allows.
     """
     engine, ones = case.engine, np.ones(len(candidates))
     groups, stages = candidates.attention_data_parallel_size, candidates.pipeline_parallel_size
@@ -263,8 +267,8 @@ def prompt_seconds(
         batch = Pass(
             tokens=prompts * case.computed_length, decoding=0.0 * ones, prefill_requests=prompts
         )
-        # Stages of a pipeline process different prompts: the replica completes a pass every p-th
-        # part of its latency.
+        # Pipeline stages process different prompts: the replica completes a pass every p-th part of
+        # its latency.
         device = np.maximum(
             forward_seconds(case, candidates, batch, context=float(case.input_length)),
             launching(case),
@@ -282,8 +286,8 @@ def prompt_seconds(
 def token_seconds(
     case: ServingCase, candidates: ServingCandidates, batch: FloatArray
 ) -> FloatArray:
-    """Return seconds between two tokens of a sequence among `batch`, on a replica that does not
-    prefill.
+    """Return the seconds between two tokens of a sequence in a batch of `batch`, on a replica that
+    does not prefill.
     """
     engine, stages = case.engine, candidates.pipeline_parallel_size
     k = drafted_tokens(case.speculative)
@@ -295,17 +299,18 @@ def token_seconds(
     context = case.input_length + 0.5 * case.output_length
     seconds = with_host(engine, forward_seconds(case, candidates, step, context=context), share)
     device = seconds * drafting_factor(case.speculative) / tokens_per_pass(case.speculative)
-    # The front end of an attention group streams a token of each of its sequences in turn.
+    # The front end of an attention group streams one token of each of its sequences, one after
+    # another.
     return np.hypot(device, each * engine.stream_overhead_s)
 
 
 def _tabulated(
     case: ServingCase, candidates: ServingCandidates
 ) -> Callable[[FloatArray], FloatArray]:
-    """Return `token_seconds` of each candidate between _PLACES numbers of requests.
+    """Return `token_seconds` of each candidate, interpolated between the batch sizes _PLACES.
 
-    Candidates that differ only in replicas share a table: predictions of layers with experts take
-    several times as long.
+    Candidates that differ only in the number of replicas share a table, because predicting layers
+    with experts takes several times as long.
     """
     groups = candidates.attention_data_parallel_size
     columns = [
@@ -342,11 +347,11 @@ def transfer_seconds(
     prefillers: ServingCandidates,
     decoders: ServingCandidates,
 ) -> FloatArray:
-    """Return seconds to move a prompt's keys and values between replicas through each rank's
+    """Return the seconds to move a prompt's keys and values between replicas through each rank's
     network port.
 
-    latency + bytes / (ports x bandwidth), of the narrower side: the ranks of one attention group
-    store a prompt's. Pools on one node may use its faster links; this is not counted.
+    latency + bytes / (ports x bandwidth) of the slower side. The ranks of one attention group store
+    a prompt's keys and values. Faster links between pools on one node are ignored.
     """
     moved, *others = (
         _travelling(
@@ -370,12 +375,12 @@ def transfer_seconds(
 
 
 def _travelling(model: ModelSpec, t: IntArray, tokens: float, element_bytes: float) -> FloatArray:
-    """Return bytes of a prompt in all layers of one kind on the ranks of a replica."""
+    """Return the bytes of a prompt in all layers of one kind, on the ranks of a replica."""
     if model.is_recurrent:
         states = model.num_hidden_layers * state_numbers(model, t) * t * STATE_BYTES
         return np.asarray(states, dtype=np.float64)
     width = cached_width(model, t) * t
-    if model.kv_lora_rank is not None:  # every rank has the same latent: one copy is sent
+    if model.kv_lora_rank is not None:  # every rank has the same latent vectors: one copy is sent
         width = width / t
     return np.asarray(
         seen_tokens(model, tokens) * model.num_hidden_layers * width * element_bytes,

@@ -1,10 +1,10 @@
-"""A closed load on a continuous-batching engine: latencies, throughput and the KV limit; and
-speculative decoding.
+"""A closed load on a continuous-batching engine: latencies, throughput, KV limit, and speculative
+decoding.
 
-Of k drafted tokens a pass accepts those before the first rejection and adds one of its own. With
-acceptance rate a, equal and independent at each position, it yields (1 - a^(k+1)) / (1 - a) tokens
-on average (arXiv 2211.17192, equation 1) and takes 1 + k c times as long, with c the seconds of a
-draft token over those of a pass.
+Of k drafted tokens a verifying pass accepts those before the first rejection and generates one
+more. With the acceptance rate a, equal and independent at each position, it yields (1 - a^(k+1)) /
+(1 - a) tokens on average (arXiv 2211.17192, equation 1) and takes 1 + k c times as long, where c is
+the time of a draft token divided by the time of a pass.
 """
 
 import math
@@ -22,12 +22,14 @@ from hp_tool.domain.inference import SpeculativeSpec
 
 
 def drafted_tokens(speculative: SpeculativeSpec | None) -> int:
-    """Return drafted tokens k per pass; 0 without speculation."""
+    """Return the number of drafted tokens per pass, k; 0 without speculation."""
     return 0 if speculative is None else speculative.num_speculative_tokens
 
 
 def tokens_per_pass(speculative: SpeculativeSpec | None) -> float:
-    """Return tokens that a sequence gains per verifying pass; 1 without speculation."""
+    """Return the number of tokens that a sequence gains per verifying pass; 1 without
+    speculation.
+    """
     if speculative is None:
         return 1.0
     a, k = speculative.acceptance_rate, speculative.num_speculative_tokens
@@ -35,7 +37,7 @@ def tokens_per_pass(speculative: SpeculativeSpec | None) -> float:
 
 
 def drafting_factor(speculative: SpeculativeSpec | None) -> float:
-    """Return the ratio of drafting and verifying to verifying alone: 1 + k c."""
+    """Return the time of drafting and verifying, divided by the time of verifying: 1 + k c."""
     return (
         1.0
         if speculative is None
@@ -77,26 +79,28 @@ class ServingCosts:
     """queue, front_end, prefill, prefill_interference, decode: sum to request_latency_s."""
     output_tokens_per_second_per_gpu: FloatArray
     running: FloatArray
-    """Requests that one scheduler runs at once (B)."""
+    """Number of requests that one scheduler runs at once (B)."""
     max_running: FloatArray
-    """Maximum of `running`, limited by KV cache or max_num_seqs."""
+    """Maximum of `running`; the KV cache or max_num_seqs limits it."""
     prompt_s: FloatArray
-    """Delay of all requests by the prefill of one prompt."""
+    """Seconds by which the prefill of one prompt delays all requests."""
     wave_s: FloatArray
-    """Part of ttft_s for which requests of a wave wait for others of it, averaged over all
+    """Part of ttft_s in which requests that start together wait for each other, averaged over all
     requests.
     """
     kv_limited: BoolArray
     """Whether the KV cache limits B, rather than the load or max_num_seqs."""
     fits: BoolArray
-    """Whether weights and one whole request fit."""
+    """Whether the weights and one complete request fit."""
     sustained: BoolArray
-    """Whether the request rate is reached; True for a closed load, which has none."""
+    """Whether the request rate is reached; True for a closed load, which has no rate."""
     bytes: ServingBytes
 
 
 def serving_costs(*, case: ServingCase, candidates: ServingCandidates) -> ServingCosts:
-    """Return latency, throughput and memory of legal candidates; shape of the candidates."""
+    """Return latency, throughput and memory of legal candidates; the result has the candidates'
+    shape.
+    """
     c, engine = candidates, case.engine
     length, output = float(case.input_length), float(case.output_length)
     memory = serving_bytes(case, c)
@@ -108,8 +112,8 @@ def serving_costs(*, case: ServingCase, candidates: ServingCandidates) -> Servin
     stages = c.pipeline_parallel_size
     share = running / stages  # sequences of one pipeline micro-batch
     context = length + 0.5 * output
-    # A queue that never empties refills what leaves: per pass as many prompts as requests have
-    # their last token.
+    # A queue that never empties replaces finished requests: each pass contains as many prompts as
+    # requests that finish in it.
     endless = case.prefill_group == math.inf
     group = np.maximum(share / output, 1.0) if endless else np.minimum(case.prefill_group, running)
     computed = case.computed_length
@@ -122,18 +126,18 @@ def serving_costs(*, case: ServingCase, candidates: ServingCandidates) -> Servin
     )
     prompts = chunk / computed
     wait, arrivals = engine.batch_wait_iterations, running * yields / output
-    # Speculation reduces the passes of a request, but better guesses must not make prompts cheaper:
-    # arrivals per token, not per pass.
+    # Speculation reduces the number of passes per request. A higher acceptance rate must not make
+    # prompts cheaper, so arrivals are counted per token, not per pass.
     together = _groups_with_prompts(c, share / output * (1.0 + wait), group)
     verify = _iteration(
         case, c, Pass(tokens=rows, decoding=share, prefill_requests=none, drafted=k), context
     )
-    # CUDA graphs contain only decoding: a pass with prompts takes at least the time to launch its
+    # CUDA graphs cover only decoding: a pass with prompts takes at least the time to launch its
     # kernels one by one.
     launches = launching(case)
     step = verify * drafting_factor(case.speculative)
     decode = step / yields  # per token
-    # Chunks beyond the iterations of a request's life are not batched with decoding.
+    # Chunks that exceed the iterations of a request are not batched with decoding.
     riding = (
         np.minimum(((output - 1.0) / yields + 1.0) * prompts * together / running, 1.0)
         if engine.schedule == "mixed"
@@ -158,16 +162,19 @@ def serving_costs(*, case: ServingCase, candidates: ServingCandidates) -> Servin
             + (1.0 - riding) * extra
         )
     around = prompt_overhead(case)
-    alone = (extra / prompts + around) / stages  # cost of one prompt for its own group
-    prompt = alone / together  # cost of one prompt of each group for all: groups run in step
+    # cost of one prompt for the group that processes it
+    alone = (extra / prompts + around) / stages
+    # cost of one prompt in each group, for all groups, because they run in step
+    prompt = alone / together
     if output == 1.0:
-        alone = prompt  # all of a request's life is before its first token
-    own = extra * (1.0 - 1.0 / stages)  # latency of a chunk in the other stages for its owner
+        alone = prompt  # one output token: the whole request counts as time to first token
+    # latency that the other stages add to a chunk, for its request
+    own = extra * (1.0 - 1.0 / stages)
 
     before = (
         np.minimum(group + 0.5 * case.wave_share * running, running) if output > 1.0 else running
     )
-    # Chunks batched with decoding take a decoding iteration's time too.
+    # Chunks batched with decoding also take the time of a decoding iteration.
     passes = (
         np.maximum(before / prompts, 1.0) if engine.schedule == "mixed" and output > 1.0 else 1.0
     )
@@ -185,7 +192,8 @@ def serving_costs(*, case: ServingCase, candidates: ServingCandidates) -> Servin
     apart = first_token_alone(case) + case.independent * (
         engine.request_overhead_s + running * engine.stream_overhead_s
     )
-    # Requests in transit occupy no place: those without a place wait correspondingly less.
+    # Requests in transit do not occupy a slot, so requests without a slot wait correspondingly
+    # less.
     queue = np.maximum(served * (in_flight - running) / running - apart, 0.0)
     early, served, waiting = early + apart, served + apart, waiting + apart
     latency = queue + served
@@ -218,18 +226,21 @@ def serving_costs(*, case: ServingCase, candidates: ServingCandidates) -> Servin
 
 
 def most_running(*, case: ServingCase, candidates: ServingCandidates) -> FloatArray:
-    """Return the requests that one scheduler can run at once; shape of the candidates."""
+    """Return the number of requests that one scheduler can run at once; the result has the
+    candidates' shape.
+    """
     return _room(case, candidates, serving_bytes(case, candidates))[0]
 
 
 def _room(
     case: ServingCase, c: ServingCandidates, memory: ServingBytes
 ) -> tuple[FloatArray, FloatArray, BoolArray]:
-    """Return requests that run at once, those that the cache alone allows, and whether one request
-    fits.
+    """Return the number of requests that run at once, the number that the cache alone allows, and
+    whether one request fits.
     """
     length, output = float(case.input_length), float(case.output_length)
-    # A full cache contains requests of all ages: on average a fraction of their output.
+    # A full cache contains requests of all ages; on average they have generated a fraction of their
+    # output.
     t = c.tensor_parallel_size
     rooms = np.maximum(memory.kv_capacity, 0.0) / memory.kv_per_token
     held = length + case.engine.kv_reserved_output_fraction * output
@@ -243,10 +254,11 @@ def _room(
 
 
 def _beside_prompts(case: ServingCase, c: ServingCandidates) -> FloatArray:
-    """Return the maximum decoding requests that leave a mixed pass room for the prompts of their
-    successors.
+    """Return the maximum number of decoding requests that leaves room in a mixed pass for the
+    prompts of their successors.
 
-    At least as many as fill half of the pass, because prompts also have separate passes.
+    It is at least the number that fills half of the pass, because prompts also run in separate
+    passes.
     """
     if case.engine.schedule != "mixed":
         return np.full(len(c), np.inf)
@@ -258,7 +270,7 @@ def _beside_prompts(case: ServingCase, c: ServingCandidates) -> FloatArray:
 
 
 def prompt_overhead(case: ServingCase) -> float:
-    """Return seconds of the engine's overhead per prompt, over all layers."""
+    """Return the engine's overhead per prompt in seconds, over all layers."""
     mixtures = case.experts.prompt_layer_overhead_s * case.model.moe_layers
     return case.engine.prompt_layer_overhead_s * case.model.num_hidden_layers + mixtures
 
@@ -266,10 +278,10 @@ def prompt_overhead(case: ServingCase) -> float:
 def _groups_with_prompts(
     c: ServingCandidates, arrivals: FloatArray, group: FloatArray
 ) -> FloatArray:
-    """Return the fraction of a stage's attention groups that have a prompt in a pass with any.
+    """Return the fraction of a stage's attention groups that have a prompt, in a pass that has any.
 
-    The number of arrivals while prompts gather is Poisson distributed; the fraction is the mean of
-    a positive number, at least as many as arrive together.
+    The number of arrivals while prompts gather is Poisson distributed. The fraction is the mean of
+    this number given that it is positive, and at least the number that arrive together.
     """
     groups = c.attention_data_parallel_size
     coming = groups * arrivals
@@ -279,7 +291,7 @@ def _groups_with_prompts(
 
 
 def launching(case: ServingCase) -> float:
-    """Return the minimum seconds of a pass with prompts: its kernels are launched one by one."""
+    """Return the minimum seconds of a pass with prompts, whose kernels are launched one by one."""
     return (
         case.engine.eager_layer_s * case.model.num_hidden_layers
         + case.experts.eager_layer_s * case.model.moe_layers
@@ -287,16 +299,16 @@ def launching(case: ServingCase) -> float:
 
 
 def first_token_alone(case: ServingCase) -> float:
-    """Return seconds before a first token outside device and front end; none if both wait for
-    nothing.
+    """Return the seconds before a first token outside GPU and front end, for a request that waits
+    for neither.
     """
     mixture = case.model.num_experts is not None and case.engine.first_token_s > 0.0
     return case.engine.first_token_s + mixture * case.experts.first_token_s
 
 
 def _before_first_token(engine: EngineEfficiency, output: float) -> float:
-    """Return the fraction of a request's front-end work before its first token: admission and that
-    token.
+    """Return the fraction of a request's front-end work that precedes its first token: admission
+    and the first token.
     """
     whole = engine.request_overhead_s + engine.stream_overhead_s * output
     return (engine.request_overhead_s + engine.stream_overhead_s) / whole if whole > 0.0 else 1.0
@@ -309,7 +321,7 @@ def _iteration(
     context: float,
     launches: float = 0.0,
 ) -> FloatArray:
-    """Return seconds of a forward pass, at least its `launches`, and of the host's overhead."""
+    """Return the seconds of a forward pass (at least its `launches`) and of the host's overhead."""
     device = forward_seconds(case, candidates, batch, context=context)
     return with_host(
         case.engine, np.maximum(device, launches) if launches else device, batch.decoding
@@ -317,8 +329,8 @@ def _iteration(
 
 
 def with_host(engine: EngineEfficiency, device_s: FloatArray, sequences: FloatArray) -> FloatArray:
-    """Return seconds of a pass with the host's work for it, which some engines do during the pass
-    before.
+    """Return the seconds of a pass including the host's work for it; some engines do this work
+    during the previous pass.
     """
     host = engine.iteration_overhead_s + engine.sequence_overhead_s * sequences
     both: FloatArray = np.maximum(device_s, host) if engine.schedules_ahead else device_s + host

@@ -7,8 +7,8 @@ passes take
 
     n (base(B) + c K) + c B n (n - 1) / 2
 
-so a request takes a few events, independent of its tokens. The front end is a separate server that
-works in order of arrival, concurrently with the device.
+so the simulation takes a few events per request, whatever the number of tokens. The front end is a
+separate server that works in order of arrival, concurrently with the device.
 """
 
 import heapq
@@ -23,25 +23,25 @@ from hp_tool.cost.arrays import FloatArray, IntArray
 from hp_tool.cost.serving.passes import PassTable
 
 SETTLED = 600
-"""Passes in which SGLang's reserved fraction decreases from its first to its last value
+"""Passes in which SGLang's reserved fraction falls from its initial to its final value
 (new_token_ratio_decay_steps).
 """
 AHEAD = 20
-"""Passes for which an engine with reservation makes room when its cache is full (SGLang's
-retract_decode_steps).
+"""Number of passes for which an engine with a reservation makes room when its cache is full
+(SGLang's retract_decode_steps).
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Served:
-    """Results of n requests; shape (n,), seconds since the first could arrive."""
+    """Results of n requests, shape (n,); seconds since the first request could arrive."""
 
     arrival_s: FloatArray
     first_token_s: FloatArray
     finish_s: FloatArray
     output_tokens: IntArray
     preemptions: int
-    """Number of preemptions by a full cache, after which a request is computed again."""
+    """Number of times that a full cache preempted a request, which is then computed again."""
 
     @property
     def ttft_s(self) -> FloatArray:
@@ -49,7 +49,7 @@ class Served:
 
     @property
     def tpot_s(self) -> FloatArray:
-        """Return seconds per output token after the first; 0 if there is none."""
+        """Return the seconds per output token after the first; 0 for one output token."""
         seconds: FloatArray = (self.finish_s - self.first_token_s) / np.maximum(
             self.output_tokens - 1, 1
         )
@@ -66,11 +66,11 @@ def serve(
     think_s: float = 0.0,
     cached_tokens: IntArray | None = None,
 ) -> Served:
-    """Simulate requests that arrive at their arrival times, or `concurrency` at a time, `think_s`
-    after an end.
+    """Simulate requests that arrive at given times, or `concurrency` at a time with a new request
+    `think_s` after each one ends.
 
-    Arrival times are ascending. `cached_tokens` of a prompt are in the prefix cache. A request that
-    alone exceeds the cache is served all the same.
+    Arrival times are ascending. `cached_tokens` of each prompt are in the prefix cache. A request
+    larger than the cache is served all the same.
     """
     cached = (
         np.zeros_like(input_tokens)
@@ -93,34 +93,38 @@ def serve(
 
 
 class _Scheduler:
-    """The state between two events. Requests are numbers, their columns lists."""
+    """State between two events. Requests are identified by index; each of their properties is a
+    list.
+    """
 
     def __init__(
         self, table: PassTable, inputs: IntArray, outputs: IntArray, cached: IntArray
     ) -> None:
         self.table = table
         self.prompt: list[int] = inputs.tolist()
-        """Tokens that prefill leaves in the cache; after a preemption with those generated before
-        it.
+        """Tokens that prefill leaves in the cache; after a preemption, including the tokens
+        generated before it.
         """
         self.done: list[int] = cached.tolist()
-        """Those of them already in the cache."""
+        """Part of `prompt` that is already in the cache."""
         self.left: list[int] = outputs.tolist()
-        """Remaining tokens to generate."""
+        """Number of tokens still to be generated."""
         self.outputs = tuple(self.left)
         self.first = [math.nan] * len(self.prompt)
         self.finish = [math.nan] * len(self.prompt)
-        self.now = self.front = 0.0  # the front end is busy until then
+        self.now = self.front = 0.0  # time until which the front end is busy
         self.passes = self.served = self.preemptions = 0
         self.cached = 0  # tokens that decoding sequences attend to
         self.used = 0  # tokens in the cache, including prompts being computed and states
-        self.promised = 0  # the same with all answers at full length
-        self.share = table.promised[0]  # fraction of the difference kept free for running requests
-        self.entering: deque[tuple[float, int]] = deque()  # (time it leaves the front end, request)
+        self.promised = 0  # the same, if all answers had their full length
+        # fraction of the difference that is kept free for running requests
+        self.share = table.promised[0]
+        # (time at which the request leaves the front end, request)
+        self.entering: deque[tuple[float, int]] = deque()
         self.waiting: deque[int] = deque()
         self.prefilling: deque[int] = deque()
-        self.decoding: dict[int, int] = {}  # the pass of its last token, by request, oldest first
-        self.ends: list[tuple[int, int]] = []  # the same as a heap, with preempted ones
+        self.decoding: dict[int, int] = {}  # pass of the last token, by request, oldest first
+        self.ends: list[tuple[int, int]] = []  # the same as a heap, including preempted requests
         self.rows: dict[int, list[float]] = {}
         self.places: list[float] = table.prompt.tolist()
 
@@ -129,10 +133,11 @@ class _Scheduler:
         self.think_s = think_s
         self.arrival = [0.0] * n if arrival_s is None else arrival_s.tolist()
         self.issued = n if arrival_s is not None else min(concurrency or n, n)
-        self.coming = [(self.arrival[i], i) for i in range(self.issued)]  # ascending, so a heap
+        # ascending, therefore a heap
+        self.coming = [(self.arrival[i], i) for i in range(self.issued)]
 
     def enter(self) -> None:
-        """Process arrivals in the front end, one after the other."""
+        """Process arrivals in the front end, one after another."""
         while self.coming and self.coming[0][0] <= self.now:
             at, request = heapq.heappop(self.coming)
             self.front = max(self.front, at) + self.table.request_s
@@ -141,8 +146,8 @@ class _Scheduler:
             self.waiting.append(self.entering.popleft()[1])
 
     def admit(self) -> None:
-        """Admit waiting requests with a slot and room for their prompt and the next pass, or for
-        the reserved part.
+        """Admit waiting requests while there is a slot, and room for the prompt and the next pass
+        or for the reservation.
         """
         table = self.table
         while self.waiting and len(self.decoding) + len(self.prefilling) < table.max_num_seqs:
@@ -163,7 +168,7 @@ class _Scheduler:
             self.promised += taken + left
 
     def step(self) -> None:
-        """Run the passes until the next event, or wait for it."""
+        """Run the passes until the next event, or wait for the event."""
         if self.prefilling:
             self._prefill()
         elif self.decoding:
@@ -172,8 +177,8 @@ class _Scheduler:
             self.now, self.share = self._next_arrival(), self.table.promised[0]
 
     def _prefill(self) -> None:
-        """Run one pass with as many prompt tokens as possible, batched with decoding or, with
-        prefill_first, alone.
+        """Run one pass with as many prompt tokens as possible, batched with decoding (with
+        prefill_first: alone).
         """
         table = self.table
         beside = 0 if table.prefill_first else len(self.decoding)
@@ -195,10 +200,10 @@ class _Scheduler:
         self._make_room()
 
     def _decode(self) -> None:
-        """Run passes that only decode: until a last token, an arrival or a full cache."""
+        """Run passes that only decode, until a last token, an arrival or a full cache."""
         table, sequences = self.table, len(self.decoding)
         while self.decoding.get(self.ends[0][1]) != self.ends[0][0]:
-            heapq.heappop(self.ends)  # preempted since
+            heapq.heappop(self.ends)  # preempted in the meantime
         count = self.ends[0][0] - self.passes
         if self.share < 1.0:
             count = min(count, int((table.cache_tokens - self.used) // sequences))
@@ -217,7 +222,9 @@ class _Scheduler:
         self._make_room()
 
     def _advance(self, seconds: float, *, sequences: int, count: int, firsts: int) -> None:
-        """Advance by `count` passes, in which `sequences` decode, and remove finished requests."""
+        """Advance by `count` passes in which `sequences` requests decode, and remove finished
+        requests.
+        """
         table = self.table
         streamed = (sequences * count + firsts) * table.stream_s
         if sequences:
@@ -266,10 +273,11 @@ class _Scheduler:
             self.issued += 1
 
     def _make_room(self) -> None:
-        """If the next pass would exceed the cache, move the youngest requests to the queue's head.
+        """If the next pass would exceed the cache, move the youngest requests to the head of the
+        queue.
 
-        They are computed again. An engine with reservation uses from then on the observed fraction
-        that its running requests generated.
+        Moved requests are computed again. From then on, an engine with a reservation uses the
+        observed fraction of the output that its running requests have generated.
         """
         cache, last_share = self.table.cache_tokens, self.table.promised[1]
         if self.used + len(self.decoding) <= cache or last_share == 1.0:
@@ -295,7 +303,7 @@ class _Scheduler:
         return min(coming, self.entering[0][0]) if self.entering else coming
 
     def _base(self, decoding: int, prompt: int) -> float:
-        """Return seconds of a pass without its attention to cached tokens, interpolated linearly in
+        """Return the seconds of a pass without attention to cached tokens, interpolated linearly in
         the table.
         """
         row = self.rows.get(decoding)

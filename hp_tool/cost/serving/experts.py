@@ -1,4 +1,4 @@
-"""Experts in serving: slots on the ranks, the busiest rank, grouped matmuls, and token exchange.
+"""Experts in serving: slots per rank, the busiest rank, grouped matmuls, and token exchange.
 
 E experts and r redundant experts fill S = E + r slots, S / e on each of e ranks. The popularity of
 experts has variance s around a mean of 1 (Gamma). Of n tokens with k experts each, a slot is hit
@@ -38,19 +38,20 @@ from hp_tool.domain.efficiency import ExpertKernel, GroupedRoofline
 from hp_tool.domain.model import ModelSpec
 
 USUAL_LAUNCHES_S = 3e-5
-"""Fixed seconds of a layer's routed experts on dies without timings: those of the H100's in 16
-bits.
+"""Fixed seconds per layer of routed experts on GPU types without timings: the value of the H100 in
+16 bits.
 """
 FINE = 128
-"""Experts per layer from which popularity has its full variance."""
+"""Number of experts per layer from which popularity has its full variance."""
 SPARE_SLOTS = 16
-"""Redundant experts per rank beyond the fewest that fill equal slots; more do not improve the
+"""Redundant experts per rank beyond the minimum for equal slots; further ones do not improve the
 balance.
 """
 
 
 def fewest_redundant(model: ModelSpec, expert_parallel_size: IntArray) -> IntArray:
-    """Return redundant experts that fill equal slots on each rank; 0 without experts.
+    """Return the smallest number of redundant experts that gives each rank the same number of
+    slots; 0 without experts.
 
     For example 32 for 256 experts on 144 ranks.
     """
@@ -59,7 +60,7 @@ def fewest_redundant(model: ModelSpec, expert_parallel_size: IntArray) -> IntArr
 
 
 def slots(case: ServingCase, candidates: ServingCandidates) -> FloatArray:
-    """Return experts on one rank, including redundant ones: (E + r) / e."""
+    """Return the number of experts on one rank, including redundant ones: (E + r) / e."""
     per_rank: FloatArray = (
         (case.model.num_experts or 0) + candidates.redundant_experts
     ) / candidates.expert_parallel_size
@@ -67,29 +68,31 @@ def slots(case: ServingCase, candidates: ServingCandidates) -> FloatArray:
 
 
 def expert_weights(case: ServingCase, candidates: ServingCandidates) -> Floats:
-    """Return routed weights of one layer on one rank: its slots, each split over t d / e ranks."""
+    """Return the number of routed weights of one layer on one rank: those of its slots, each split
+    over t d / e ranks.
+    """
     each = entries(expert_matrices(case.model)) / (case.model.num_experts or 1)
     return slots(case, candidates) * each / _split(candidates)
 
 
 def _split(candidates: ServingCandidates) -> FloatArray:
-    """Return the ranks that share the matrices of one expert."""
+    """Return the number of ranks that share the matrices of one expert."""
     return _ranks(candidates) / candidates.expert_parallel_size
 
 
 def _ranks(candidates: ServingCandidates) -> IntArray:
-    """Return the ranks of a stage: t d."""
+    """Return the number of ranks of a stage, t d."""
     ranks: IntArray = candidates.tensor_parallel_size * candidates.attention_data_parallel_size
     return ranks
 
 
 def imbalance(case: ServingCase, candidates: ServingCandidates, tokens: FloatArray) -> FloatArray:
-    """Return token copies of the busiest of the e ranks over the mean, for `tokens` of each
-    scheduler.
+    """Return the token copies on the busiest of the e ranks divided by the mean, for `tokens` of
+    each scheduler.
 
-    The sum of the popularity of its experts (`busiest_share`), and sqrt(2 ln e / load) for random
-    variation, the expected maximum of so many Poisson counts; at most all tokens on one rank. A
-    query's own value replaces both.
+    It is the total popularity of the busiest rank's experts (`busiest_share`) plus sqrt(2 ln e /
+    load) for random variation, which is the expected maximum of as many Poisson counts; at most all
+    tokens on one rank. A value in the query replaces it.
     """
     e = candidates.expert_parallel_size
     if case.expert_imbalance is not None:
@@ -112,11 +115,12 @@ def imbalance(case: ServingCase, candidates: ServingCandidates, tokens: FloatArr
 
 @functools.lru_cache(maxsize=4096)
 def busiest_share(experts: int, redundant: int, ranks: int, variance: float) -> float:
-    """Return the popularity of the busiest rank's experts, over the mean.
+    """Return the popularity of the busiest rank's experts, divided by the mean.
 
-    Without redundant experts they are in order: 1 + sqrt(2 ln e s e / E). Copies are added, one
-    after the other, to the slots with most tokens, and slots are assigned to ranks by load, as in
-    DeepSeek's EPLB. An engine may leave copies unused, so more copies are never worse.
+    Without redundant experts, ranks hold them in order: 1 + sqrt(2 ln e s e / E). Otherwise copies
+    are added, one after another, to the slots with the most tokens, and slots are assigned to ranks
+    by load, as in DeepSeek's EPLB. An engine may leave copies unused, so more copies are never
+    worse.
     """
     if ranks == 1 or variance == 0.0:
         return 1.0
@@ -133,8 +137,8 @@ def busiest_share(experts: int, redundant: int, ranks: int, variance: float) -> 
 
 
 def _balanced(experts: int, redundant: int, ranks: int, variance: float) -> float:
-    """Return the busiest rank's load over the mean, with the most loaded replicated and the largest
-    packed first.
+    """Return the busiest rank's load divided by the mean, after replicating the most loaded experts
+    and packing the largest first.
     """
     heap = [(-load, 1) for load in _popularity(experts, variance)]
     heapq.heapify(heap)
@@ -154,9 +158,9 @@ def _balanced(experts: int, redundant: int, ranks: int, variance: float) -> floa
 
 
 def _popularity(experts: int, variance: float) -> list[float]:
-    """Return quantiles of the Gamma distribution of mean 1, scaled to that mean.
+    """Return quantiles of the Gamma distribution with mean 1, rescaled to a mean of 1.
 
-    They use Wilson and Hilferty's approximation.
+    Uses the Wilson-Hilferty approximation.
     """
     shape = 1.0 / variance
     normal = NormalDist()
@@ -171,9 +175,9 @@ def _popularity(experts: int, variance: float) -> list[float]:
 def hit_slots(
     case: ServingCase, candidates: ServingCandidates, tokens: FloatArray, factor: FloatArray
 ) -> FloatArray:
-    """Return slots of the busiest rank that get at least one token.
+    """Return the number of slots on the busiest rank that get at least one token.
 
-    An active rank has at least one, and k experts are hit in total.
+    An active rank has at least one such slot, and a token hits k experts.
     """
     experts, top_k = case.model.num_experts or 1, case.model.num_experts_per_tok or 1
     available = slots(case, candidates)
@@ -196,11 +200,13 @@ def hit_slots(
 def experts_seconds(
     case: ServingCase, candidates: ServingCandidates, tokens: FloatArray
 ) -> FloatArray:
-    """Return seconds of router, shared and routed experts of one layer on the busiest rank.
+    """Return the seconds of the router and of shared and routed experts of one layer on the busiest
+    rank.
 
-    `tokens` are those of one scheduler; the stage's experts process the tokens of all d. Routed
-    experts take as long as timed ones (`GroupedRoofline`), which include launches, quantised inputs
-    and permutation. Gathering, activation and sums of token copies are added.
+    `tokens` belong to one scheduler; the stage's experts process the tokens of all d schedulers.
+    Routed experts take as long as in measurements (`GroupedRoofline`), which include launches,
+    quantisation of inputs and permutation. Gathering, activation and summing token copies are
+    added.
     """
     model, gpu, precision = case.model, case.cluster.gpu, case.expert_precision
     factor = imbalance(case, candidates, tokens)
@@ -250,8 +256,8 @@ def _grouped_seconds(
     hit: FloatArray,
     weights: Floats,
 ) -> FloatArray:
-    """Return seconds of grouped matmuls over token copies and hit experts of so many weights
-    each.
+    """Return the seconds of grouped matmuls for the token copies and the experts hit, each with the
+    given number of weights.
     """
     gpu, p = case.cluster.gpu, roof.sharpness
     peak = peak_flops(gpu, precision=roof.arithmetic or case.expert_precision)
@@ -269,7 +275,7 @@ def _grouped_seconds(
 def expert_kernel(case: ServingCase) -> ExpertKernel:
     """Return the kernel for routed experts in the case's weight format.
 
-    On a die without timed experts, matmuls are like others, after typical launches.
+    On a GPU type without measured experts, matmuls run like others, after typical launches.
     """
     timed, precision = case.expert_kernels, case.expert_precision
     if case.expert_bytes < ELEMENT_BYTES[precision]:
@@ -292,8 +298,8 @@ def expert_kernel(case: ServingCase) -> ExpertKernel:
 
 
 def _widened(case: ServingCase) -> tuple[str, ...]:
-    """Return formats whose kernels apply to weights that are widened before the matmul, the case's
-    own first.
+    """Return the formats whose kernels apply to weights that are widened before the matmul; the
+    case's format comes first.
 
     Formats without timings use a kernel that multiplies in 16 bits.
     """
@@ -313,19 +319,19 @@ def _widened(case: ServingCase) -> tuple[str, ...]:
 # takes at least its own low latency.
 
 SCALE_BYTES = 4.0 / 128.0
-"""An fp32 scale per 128 numbers of a dispatched token."""
+"""One fp32 scale per 128 numbers of a dispatched token."""
 SENDING_SHARE = 20.0 / 132.0
-"""Fraction of SMs that exchange prompts' tokens concurrently with compute: 20 of an H800's 132
-(arXiv 2412.19437, 3.2.2).
+"""Fraction of SMs that exchange prompt tokens during compute: 20 of the 132 of an H800 (arXiv
+2412.19437, 3.2.2).
 """
 
 
 Copies = tuple[FloatArray, FloatArray]
-"""Mean copies of a token that leave a rank: inside its NVLink domain, and over the network."""
+"""Mean copies of a token that leave a rank, inside its NVLink domain and over the network."""
 
 
 def travelling_copies(case: ServingCase, candidates: ServingCandidates) -> tuple[Copies, Copies]:
-    """Return copies in a pass that only decodes, and in one with prompts."""
+    """Return the copies in a pass that only decodes, and in a pass with prompts."""
     n = _ranks(candidates)
     domains = -(-n // case.cluster.nvlink_domain_size)
     near: FloatArray = (n - domains) * _used(case, candidates.expert_parallel_size)
@@ -344,7 +350,9 @@ def travelling_copies(case: ServingCase, candidates: ServingCandidates) -> tuple
 def exchange(
     case: ServingCase, candidates: ServingCandidates, batch: Pass
 ) -> tuple[FloatArray, FloatArray]:
-    """Return (dispatch, combine) seconds of one layer's tokens; zero for one attention group."""
+    """Return the (dispatch, combine) seconds of one layer's tokens; zero for one attention
+    group.
+    """
     n = _ranks(candidates)
     decoding = batch.decoding * (1 + batch.drafted)
     prompts = batch.prefill_requests > 0.0
@@ -371,7 +379,7 @@ def exchange(
 
 
 def _used(case: ServingCase, parts: IntArray) -> FloatArray:
-    """Return the probability that a token has an expert in one of `parts` equal parts, for each
+    """Return the probability that a token uses an expert in one of `parts` equal parts, per
     entry.
     """
     model = case.model
@@ -380,7 +388,7 @@ def _used(case: ServingCase, parts: IntArray) -> FloatArray:
 
     def share(count: int) -> float:
         chosen = model.num_experts_per_tok or 1
-        if experts % count:  # redundant experts fill what does not divide
+        if experts % count:  # redundant experts fill the remainder
             return 1.0 - (1.0 - 1.0 / count) ** chosen
         return used_share(count, experts=experts, chosen=chosen, groups=groups, kept=kept)
 

@@ -1,11 +1,11 @@
-"""Fluid model of many configurations under one long series of arrivals: only the requests in
-flight.
+"""Fluid model of many configurations under one long series of arrivals; its only state is the
+number of requests in flight.
 
 The n requests in flight at a scheduler leave at the rate X(n) of a closed load of n (as in
 load.py), so over a short time t, in which a requests arrive, n grows by a - X(n) t. Latencies are
 those of a closed load of n at the time of arrival, plus the wait for earlier requests if there is
-no room. Effects of single events, such as coinciding lengths and prompts, are missing; events.py
-has them, for one configuration at a time.
+no room. Effects of single events, such as coinciding lengths and prompts, are not modelled;
+events.py models them, for one configuration at a time.
 """
 
 from dataclasses import dataclass, replace
@@ -18,30 +18,30 @@ from hp_tool.cost.serving.engine import serving_costs
 from hp_tool.cost.serving.load import prompt_wait, steady
 
 LOADS = 24
-"""Closed loads for which X(n) and the latencies are computed, with linear interpolation between
-them.
+"""Closed loads at which X(n) and the latencies are computed; values between them are interpolated
+linearly.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flow:
-    """Means over the arrivals, of n configurations; shape (n,)."""
+    """Means over the arrivals for n configurations; shape (n,)."""
 
     ttft_s: FloatArray
     tpot_s: FloatArray
     in_flight: FloatArray
-    """Requests over all schedulers, mean over time."""
+    """Requests on all schedulers, averaged over time."""
     completed: FloatArray
-    """Requests that left before the last arrival."""
+    """Number of requests that finished before the last arrival."""
 
 
 def flow(
     *, case: ServingCase, candidates: ServingCandidates, arrivals: FloatArray, step_s: float
 ) -> Flow:
-    """Return the results of `arrivals` requests in each of the consecutive steps; shape of the
-    candidates.
+    """Return the results for `arrivals` requests in each of the consecutive steps; the result has
+    the candidates' shape.
 
-    All requests have the case's lengths, and each scheduler gets its share of them.
+    All requests have the case's lengths, and each scheduler gets an equal share of them.
     """
     most, rates, ttfts, tpots = _closed_loads(case, candidates)
     schedulers = candidates.schedulers
@@ -57,8 +57,8 @@ def flow(
         )
         ttft += arrived * (first + np.maximum(n - most, 0.0) / rate)
         tpot += arrived * token
-        # Requests in the middle of the step leave at its rate; fewer than one request at that of
-        # one, in proportion.
+        # Requests leave at the rate for the middle of the step; for fewer than one request, at the
+        # rate of one in proportion.
         there = n + 0.5 * arrived / schedulers
         left = there * -np.expm1(-rate * step_s / np.maximum(there, 1.0))
         in_flight += there - 0.5 * left
@@ -76,7 +76,8 @@ def flow(
 def _closed_loads(
     case: ServingCase, candidates: ServingCandidates
 ) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
-    """Return the most requests that a scheduler runs, (n,), and rate, TTFT and TPOT, (n, LOADS).
+    """Return the most requests that a scheduler runs, shape (n,), and rate, TTFT and TPOT, shape
+    (n, LOADS).
 
     The loads are spaced geometrically from one request to the most.
     """

@@ -40,7 +40,7 @@ SQUARE_BYTES = 4.0
 def forward_seconds(
     case: ServingCase, candidates: ServingCandidates, batch: Pass, *, context: float
 ) -> FloatArray:
-    """Return seconds of all layers, in sequence, and of the output layer for every sequence that
+    """Return the seconds of all layers in sequence, and of the output layer for every sequence that
     gets a token.
 
     With pipeline parallelism this is the latency through all stages; a stage is busy for 1/p of it.
@@ -63,7 +63,8 @@ def forward_seconds(
         weight_bytes=OUTPUT_BYTES,
     )
     distance = t * candidates.attention_data_parallel_size
-    # The receiver is in another domain exactly if a domain has no more ranks than the distance.
+    # The receiver is in another domain exactly if a domain has at most as many ranks as the
+    # distance.
     crosses = distance >= neighbours(distance, cluster=case.cluster).domain.size
     hop = send_seconds(message / t, machine=case, distance=distance, crosses=crosses)
     return case.slowdown * (seconds + output + np.where(p > 1, (p - 1.0) * hop, 0.0))
@@ -77,9 +78,9 @@ def _layers(
     *,
     reduce: FloatArray,
 ) -> FloatArray:
-    """Return seconds of all layers of one kind, dense ones and those with experts.
+    """Return the seconds of all layers of one kind, both dense ones and those with experts.
 
-    `reduce` are those of summing over a region's ranks.
+    `reduce` gives the seconds to sum over a region's ranks.
     """
     model, t = case.model, candidates.tensor_parallel_size
     layers, mixtures = model.num_hidden_layers, model.moe_layers
@@ -89,8 +90,8 @@ def _layers(
     seconds = (layers - mixtures) * attention
     if layers > mixtures and model.feed_forward != "none":
         dense = matmuls_seconds(case, batch.tokens, shapes(mlp_matrices(model, tensor=t))) + reduce
-        # The activation between the MLP's matrices reads the output of the former and writes the
-        # input of the latter.
+        # The activation between the MLP's matrices reads the output of the first and writes the
+        # input of the second.
         moved = OUTPUT_BYTES * (model.mlp_inputs + 1.0) * model.ffn_size / t
         dense = dense + batch.tokens * moved / _reached_bandwidth(case)
         seconds = seconds + (layers - mixtures) * dense
@@ -102,11 +103,11 @@ def _layers(
 
 
 def _norm_seconds(case: ServingCase, t: IntArray, tokens: FloatArray) -> Floats:
-    """Return seconds that norms of queries and keys over all heads take if ranks divide the heads.
+    """Return the seconds of norms of queries and keys over all heads, if ranks divide the heads.
 
-    One kernel squares and sums, an all-reduce adds two fp32 numbers per token, and another kernel
-    norms (sgl-project/sglang#14416, vllm-project/vllm#31493). Other norms are part of the layer's
-    overhead.
+    One kernel squares and sums, an all-reduce sums two fp32 numbers per token, and another kernel
+    normalises (sgl-project/sglang#14416, vllm-project/vllm#31493). Other norms are part of the
+    layer's overhead.
     """
     if case.model.query_key_norm != "all_heads" or case.model.mixer != "attention":
         return 0.0
@@ -117,13 +118,13 @@ def _norm_seconds(case: ServingCase, t: IntArray, tokens: FloatArray) -> Floats:
 def _mixer_block(
     case: ServingCase, candidates: ServingCandidates, batch: Pass, context: float
 ) -> FloatArray:
-    """Return seconds of one layer's token mixer, with its projections, elementwise kernels and
+    """Return the seconds of one layer's token mixer, including projections, elementwise kernels and
     overhead.
     """
     model, t = case.model, candidates.tensor_parallel_size
     share = (
         0.5 if "none" in (model.mixer, model.feed_forward) else 1.0
-    )  # one norm and residual, instead of two
+    )  # one norm and residual instead of two
     elementwise = (
         batch.tokens * (share * ELEMENTWISE_BYTES * model.hidden_size) / _reached_bandwidth(case)
     )
@@ -166,11 +167,11 @@ def _core_seconds(case: ServingCase, t: IntArray, batch: Pass, context: float) -
 def mixers_log_sd(
     case: ServingCase, candidates: ServingCandidates, batch: Pass, *, context: float
 ) -> FloatArray:
-    """Return the standard deviation of log(measured / predicted) of a pass due to missing served
-    runs.
+    """Return the standard deviation of log(measured / predicted) of a pass, caused by mixers
+    without measured runs.
 
-    It is that of recurrent and sparse kernels times their share of the pass, as if all had one
-    common error. Zeros for models without them.
+    It is the deviation of recurrent and sparse kernels times their share of the pass, as if all had
+    one common error; zero for models without such kernels.
     """
     doubted = np.zeros(len(candidates))
     for layers, kind in case.model.kinds:
@@ -183,7 +184,7 @@ def mixers_log_sd(
 
 
 def _reached_bandwidth(case: ServingCase) -> float:
-    """Return bytes per second of kernels that only move memory."""
+    """Return the bytes per second that kernels reach which only move memory."""
     return case.profile.gpu.memory_fraction * case.cluster.gpu.memory_bandwidth_bytes_per_second
 
 
@@ -196,13 +197,13 @@ def _mixture(
     attention: FloatArray,
     reduce: FloatArray,
 ) -> FloatArray:
-    """Return seconds of one layer with experts.
+    """Return the seconds of one layer with experts.
 
-    With one attention group its ranks sum as those of any MLP do (`reduce`). With several, tokens
-    are exchanged with the experts. In two-batch overlap, half of the batch is a phase behind the
-    other: of attention, dispatch, experts and combine each computing phase overlaps with an
-    exchange of the other half, max(a, c) + max(d, a) + max(e, d) + max(c, e). Kernels that send
-    prompts' tokens use their share of the SMs of the concurrent compute.
+    With one attention group, its ranks sum results as for a dense MLP (`reduce`). With several,
+    tokens are exchanged with the experts. In two-batch overlap, one half of the batch is a phase
+    behind the other: of attention, dispatch, experts and combine, each compute phase overlaps with
+    an exchange of the other half, max(a, c) + max(d, a) + max(e, d) + max(c, e). Kernels that send
+    prompt tokens take their share of the SMs from the concurrent compute.
     """
     d = candidates.attention_data_parallel_size
     dispatch, combine = exchange(case, candidates, batch)

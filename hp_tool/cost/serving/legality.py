@@ -1,4 +1,4 @@
-"""Legality rules of inference engines, one bit per rule, and the reasons for one configuration."""
+"""Legality rules of inference engines: one bit per rule, and explanations for one configuration."""
 
 import numpy as np
 
@@ -24,10 +24,10 @@ REASONS = (
 def legality(
     *, model: ModelSpec, num_gpus: int, candidates: ServingCandidates, longest_request: int
 ) -> IntArray:
-    """Return 0 if the engines accept the configuration, else the broken rules as bits; shape of the
-    candidates.
+    """Return 0 if the engines accept the configuration, otherwise the broken rules as bits; the
+    result has the candidates' shape.
 
-    `longest_request` are the tokens of a prompt and its answer; the model has
+    `longest_request` is the number of tokens of a prompt and its answer; the model has
     max_position_embeddings positions for them.
     """
     c = candidates
@@ -75,7 +75,7 @@ def _splits_heads(model: ModelSpec, t: IntArray) -> BoolArray:
         return unequal
     if model.mixer == "none":
         return np.zeros(np.shape(t), dtype=bool)
-    # Latent attention caches one vector for all heads, which every rank stores.
+    # Latent attention caches one vector for all heads, and every rank stores it.
     kv = model.kv_heads
     shares_kv = (
         np.zeros(np.shape(t), dtype=bool) if model.kv_lora_rank else (kv % t != 0) & (t % kv != 0)
@@ -92,8 +92,8 @@ def _splits_width(model: ModelSpec, t: IntArray) -> BoolArray:
 
 
 def rejection_counts(codes: IntArray) -> dict[str, int]:
-    """Return the number of candidates that broke each rule; a candidate counts in every rule it
-    broke.
+    """Return the number of candidates that broke each rule; a candidate counts for every rule that
+    it broke.
     """
     counts = {name: int(np.count_nonzero(codes >> bit & 1)) for bit, name in enumerate(REASONS)}
     return {name: count for name, count in counts.items() if count}

@@ -41,8 +41,8 @@ from hp_tool.cost.serving.engine import (
 )
 
 STEP = 0.05
-"""Fraction of the load for the difference quotient of X'(c), below c, because above it a full cache
-would matter.
+"""Relative step of the difference quotient for X'(c). It is taken below c, because above it a full
+cache could matter.
 """
 LEAST_ELASTICITY = 0.01
 NEGLIGIBLE = 1e-9
@@ -52,24 +52,26 @@ _TINY = 1e-300
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quantiles:
-    """Seconds that a fraction of the requests does not exceed; shape (n,)."""
+    """Seconds that a given fraction of the requests does not exceed; shape (n,)."""
 
     ttft_s: FloatArray
     tpot_s: FloatArray
     request_latency_s: FloatArray
-    """For requests that are late in both: an upper bound."""
+    """Upper bound: the latency of requests that are late in both prefill and decoding."""
 
 
 def steady(case: ServingCase) -> ServingCase:
-    """Return the case without a common start: independent arrivals form no wave and no groups."""
+    """Return the case without requests that start together: independent arrivals form no waves and
+    no groups.
+    """
     return replace(case, wave_share=0.0, prefill_group=1.0)
 
 
 def prompt_wait(case: ServingCase, costs: ServingCosts) -> tuple[FloatArray, FloatArray]:
-    """Return mean seconds for which a request at a random time waits for its pass, and prompts'
-    share r.
+    """Return the mean seconds that a request at a random time waits for its pass, and the fraction
+    r of time spent on prompts.
 
-    The wait W excludes its own work.
+    The wait W excludes the request's prompt.
     """
     prompt = costs.prompt_s
     served = costs.request_latency_s - costs.parts["queue"]
@@ -79,8 +81,8 @@ def prompt_wait(case: ServingCase, costs: ServingCosts) -> tuple[FloatArray, Flo
 
 
 def load_deviations(load: FloatArray, *, elasticity: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Return (sqrt(v), sqrt(v_S)): standard deviations of the requests in flight, and of their mean
-    over a stay.
+    """Return (sqrt(v), sqrt(v_S)): the standard deviations of the requests in flight, and of their
+    mean over a request's stay.
     """
     e = elasticity
     moment: FloatArray = np.sqrt(load / e)
@@ -89,21 +91,23 @@ def load_deviations(load: FloatArray, *, elasticity: FloatArray) -> tuple[FloatA
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fluctuation:
-    """The load of a scheduler under independent arrivals, and its waits for passes; shape (n,).
+    """Load of a scheduler under independent arrivals, and its waits for passes; shape (n,).
 
-    Means and quantiles of latency are both derived from it.
+    Mean and quantiles of latency are both derived from it.
     """
 
     costs: ServingCosts
-    """Costs under the mean load."""
+    """Costs at the mean load."""
     load: FloatArray
-    """Mean requests in flight at one scheduler (c)."""
+    """Mean number of requests in flight at one scheduler (c)."""
     deviation: FloatArray
-    """Standard deviation of the requests in flight (sqrt(v))."""
+    """Standard deviation of the number of requests in flight (sqrt(v))."""
     stay_deviation: FloatArray
-    """Standard deviation of their mean over a stay (sqrt(v_S))."""
+    """Standard deviation of the mean over a request's stay of the requests in flight
+    (sqrt(v_S)).
+    """
     wait_s: FloatArray
-    """Mean wait for the pass at a random time (W)."""
+    """Mean seconds that a request at a random time waits for its pass (W)."""
     busy: FloatArray
     """Fraction of time spent on prompts (r)."""
 
@@ -116,7 +120,9 @@ class Fluctuation:
 def fluctuation(
     *, case: ServingCase, candidates: ServingCandidates, load: FloatArray
 ) -> Fluctuation:
-    """Return how the requests in flight, `load` on average over all schedulers, fluctuate."""
+    """Return the fluctuation of the requests in flight; their mean over all schedulers is
+    `load`.
+    """
 
     def elasticity(load: FloatArray, costs: ServingCosts) -> FloatArray:
         ratio = (
@@ -128,9 +134,8 @@ def fluctuation(
     mean = _costs_under(case, candidates, load)
     e = elasticity(load, mean)
     full = candidates.schedulers * mean.max_running
-    if np.any(
-        load > full
-    ):  # beyond full batches, requests in transit slow none: this is no spare capacity
+    # Requests beyond full batches slow no others, but they are no spare capacity.
+    if np.any(load > full):
         full_load = np.minimum(load, full)
         e = np.minimum(e, elasticity(full_load, _costs_under(case, candidates, full_load)))
     each = load / candidates.schedulers
@@ -148,8 +153,8 @@ def open_quantiles(
     load: FloatArray,
     share: float | FloatArray,
 ) -> Quantiles:
-    """Return latencies at the quantile `share`, one or one per row, with `load` requests in flight
-    on average.
+    """Return the quantile `share` of the latencies (one value, or one per row), with `load`
+    requests in flight on average.
     """
     z = np.vectorize(NormalDist().inv_cdf, otypes=[float])(share)
     around = fluctuation(case=case, candidates=candidates, load=load)
@@ -169,12 +174,12 @@ def open_quantiles(
 def open_means(
     *, case: ServingCase, candidates: ServingCandidates, load: FloatArray
 ) -> ServingCosts:
-    """Return costs with `load` requests in flight on average: their latencies are the means of
-    `open_quantiles` over its shares.
+    """Return the costs with `load` requests in flight on average; the latencies are the means of
+    `open_quantiles` over all quantiles.
 
-    With F places and n requests in flight, m = min(max(n, 1), F) determine the latencies of a stay;
-    two loads with the mean and variance of m represent it. Requests beyond F wait for a place, as
-    in `serving_costs`, and all wait W + r P / (2 (1 - r)) for their pass and earlier prompts.
+    With F slots and n requests in flight, the latencies of a stay depend on m = min(max(n, 1), F);
+    two loads with the mean and variance of m represent it. Requests beyond F wait for a slot, as in
+    `serving_costs`, and all wait W + r P / (2 (1 - r)) for their pass and earlier prompts.
     """
     around = fluctuation(case=case, candidates=candidates, load=load)
     places = around.costs.max_running
@@ -204,10 +209,10 @@ def open_means(
 def two_loads(
     mean: FloatArray, deviation: FloatArray, places: FloatArray
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Return a low and a high load, and the probability of the high one, with the mean and the
-    variance of m = min(max(n, 1), places) for a normally distributed n.
+    """Return a low load, a high load, and the probability of the high one; together they have the
+    mean and the variance of m = min(max(n, 1), places) for a normally distributed n.
 
-    Both are from 1 to `places`.
+    Both loads are between 1 and `places`.
     """
     waiting = excess(mean, deviation, places)
     more = excess(mean, deviation, 1.0) - waiting  # E[m - 1]
@@ -239,8 +244,8 @@ def squared_excess(
 
 
 def _between(low: ServingCosts, high: ServingCosts, share: FloatArray) -> ServingCosts:
-    """Return latencies and running requests between those of two loads, with the `share` of the
-    high one; the rest is that of the high one.
+    """Return latencies and running requests interpolated between two loads, weighted with the
+    `share` of the high one; all other costs are those of the high load.
     """
 
     def mixed(first: FloatArray, second: FloatArray) -> FloatArray:
@@ -290,11 +295,13 @@ def costs_at_rate(
     candidates: ServingCandidates,
     requests_per_second: float | FloatArray,
 ) -> tuple[ServingCosts, FloatArray]:
-    """Return costs at the smallest concurrency whose throughput reaches the rate, and the mean
-    number of requests in flight around which the load fluctuates; shape of the candidates.
+    """Return the costs at the smallest concurrency whose throughput reaches the rate, and the mean
+    number of requests in flight, around which the load fluctuates; the results have the candidates'
+    shape.
 
-    Independent arrivals start in no common wave. If even full batches do not reach the rate,
-    `sustained` is False and the rest describes full batches: the true queue grows without limit.
+    Independent arrivals do not start together. If even full batches do not reach the rate,
+    `sustained` is False and the other values describe full batches; the true queue grows without
+    limit.
     """
     calm = steady(case)
     devices = candidates.devices
@@ -307,7 +314,7 @@ def costs_at_rate(
 
     most = most_running(case=calm, candidates=candidates)
     high = np.ceil(most * candidates.schedulers).astype(np.int64)
-    low = np.zeros_like(high)  # never enough; `high` is enough wherever anything is
+    low = np.zeros_like(high)  # never reaches the rate; `high` reaches it wherever any load does
     for _ in range(int(high.max(initial=1)).bit_length()):
         middle = np.maximum((low + high) // 2, 1)
         enough = completed(costs_of(middle)) >= requests_per_second
@@ -343,11 +350,11 @@ def offline_costs(
     candidates: ServingCandidates,
     num_prompts: int | FloatArray | None = None,
 ) -> ServingCosts:
-    """Return costs of as many running requests as the engine allows, at most `num_prompts`.
+    """Return the costs when as many requests run as the engine allows, at most `num_prompts`.
 
-    Latencies count from admission. Queued requests outnumber running ones: the rate is that of full
-    batches, without the end when they empty. With all prompts available, a pass contains as many
-    prompts as requests end in it, or one if that is faster.
+    Latencies count from admission. More requests are queued than run, so the rate is that of full
+    batches; the last, emptying batches are ignored. With all prompts available, a pass contains as
+    many prompts as requests that finish in it, or one if that is faster.
     """
     alone = without_front_end(case)
 
@@ -388,9 +395,10 @@ def faster(first: ServingCosts, second: ServingCosts) -> ServingCosts:
 def ttft_quantile(
     *, ttft_s: FloatArray, wave_s: FloatArray, share: float | FloatArray, wave_share: float
 ) -> FloatArray:
-    """Return seconds to first token that `share` of the requests do not exceed.
+    """Return the quantile `share` of the time to first token in seconds.
 
-    The inputs are its mean and the part of that due to the wave (ServingCosts); shapes broadcast.
+    Inputs are the mean and the part of it that is due to requests starting together (see
+    ServingCosts); shapes broadcast.
     """
     return ttft_s + (_place(share, wave_share) - 1.0) * wave_s
 
@@ -403,9 +411,9 @@ def tpot_quantile(
     wave_share: float,
     output_length: int,
 ) -> FloatArray:
-    """Return seconds per output token that `share` of the requests do not exceed.
+    """Return the quantile `share` of the seconds per output token.
 
-    The slowest are those that started first.
+    The slowest requests are those that started first.
     """
     if output_length < 2:
         return np.zeros(np.broadcast_shapes(tpot_s.shape, np.shape(share)))
@@ -413,7 +421,7 @@ def tpot_quantile(
 
 
 def _place(share: float | FloatArray, wave_share: float) -> FloatArray:
-    """Return quantiles of X over its mean."""
+    """Return quantiles of X divided by its mean."""
     w = min(wave_share, 1.0)
     late = np.maximum(share - (1.0 - w), 0.0)
     return 2.0 * late / w**2 if w > 0.0 else np.ones_like(late)

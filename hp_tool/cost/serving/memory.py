@@ -1,6 +1,4 @@
-"""Bytes on one device of the fullest stage: weights, working set, and the room for keys and
-values.
-"""
+"""Bytes on one device of the fullest stage: weights, working set, and room for keys and values."""
 
 import math
 from dataclasses import dataclass
@@ -22,9 +20,9 @@ from hp_tool.cost.serving.experts import expert_weights
 from hp_tool.cost.serving.weights import MXFP4_BYTES
 
 WIDE_BYTES = 2.0
-"""Embeddings, output layer and activations are in 16 bits."""
+"""Bytes per number of embeddings, output layer and activations, in 16 bits."""
 MULTICAST = ("h100", "b200", "b300")
-"""Dies whose NVLink switches support multicast."""
+"""GPU types whose NVLink switches support multicast."""
 PADDED_TO = 256
 """Multiple to which the Triton and Marlin kernels of vLLM and SGLang pad hidden sizes of MXFP4
 experts.
@@ -42,7 +40,7 @@ class ServingBytes:
     logits: FloatArray
     overhead: FloatArray
     kv_per_token: FloatArray
-    """Keys and values of one token."""
+    """Bytes of the keys and values of one token."""
     kv_capacity: FloatArray
     """Bytes available for keys and values; negative if the weights alone do not fit."""
     capacity: float
@@ -53,10 +51,10 @@ def serving_bytes(case: ServingCase, candidates: ServingCandidates) -> ServingBy
     """Return the memory before any request.
 
     An engine uses its `memory_fraction` of the device, or its cache uses that fraction of the
-    remaining memory. vLLM profiles the towers with their largest input, one pass of the most tokens
-    and then the sampler over the most sequences, and subtracts the highest peak (`profiled`).
-    SGLang places both in the memory outside the fraction (`outside`): only the excess is
-    subtracted.
+    remaining memory. vLLM profiles the encoder towers with their largest input, one pass with the
+    maximum number of tokens, and then the sampler with the maximum number of sequences, and
+    subtracts the highest peak (`profiled`). SGLang places the working set and the sampler in the
+    memory outside the fraction (`outside`): only the excess is subtracted.
     """
     engine, device = case.engine, float(case.cluster.gpu.memory_bytes)
     t, p = candidates.tensor_parallel_size, candidates.pipeline_parallel_size
@@ -96,7 +94,7 @@ def serving_bytes(case: ServingCase, candidates: ServingCandidates) -> ServingBy
 def sampler_bytes(case: ServingCase, candidates: ServingCandidates) -> FloatArray:
     """Return the bytes of the sampler on one rank.
 
-    Every rank gathers the logits of the whole vocabulary of all running sequences, at most as many
+    Every rank gathers the logits of the whole vocabulary for all running sequences, at most as many
     as a pass has tokens.
     """
     sequences = np.minimum(candidates.max_num_seqs, candidates.max_num_batched_tokens)
@@ -105,10 +103,10 @@ def sampler_bytes(case: ServingCase, candidates: ServingCandidates) -> FloatArra
 
 
 def weight_bytes(case: ServingCase, candidates: ServingCandidates) -> Floats:
-    """Return bytes of 1/p of the layers, rounded up, and the larger end, on one rank.
+    """Return the bytes of 1/p of the layers, rounded up, and of the larger end, on one rank.
 
-    Drafting layers are included. The end is the embedding or output layer (both if p = 1). Towers
-    are divided by the tensor-parallel ranks, unless replicated.
+    Drafting layers are included. The end is the embedding or the output layer (both if p = 1).
+    Encoder towers are divided among the tensor-parallel ranks, unless replicated.
     """
     model = case.model
     t, p = candidates.tensor_parallel_size, candidates.pipeline_parallel_size
@@ -125,7 +123,9 @@ def weight_bytes(case: ServingCase, candidates: ServingCandidates) -> Floats:
 
 
 def _layers_bytes(case: ServingCase, candidates: ServingCandidates) -> Floats:
-    """Return bytes on one rank of all layers of one kind, dense ones and those with experts."""
+    """Return the bytes on one rank of all layers of one kind, both dense ones and those with
+    experts.
+    """
     model, t = case.model, candidates.tensor_parallel_size
     layers, mixtures = model.num_hidden_layers, model.moe_layers
     weights = layers * entries(mixer_matrices(model, tensor=t)) * case.mixer_bytes
@@ -143,9 +143,10 @@ def _layers_bytes(case: ServingCase, candidates: ServingCandidates) -> Floats:
 
 
 def activation_bytes(case: ServingCase, candidates: ServingCandidates) -> FloatArray:
-    """Return the working set of one layer for a full batch of tokens.
+    """Return the bytes of one layer's working set for a full batch of tokens.
 
-    Residual, normed input and attention output, then the MLP's widest tensors.
+    It consists of the residual, the normed input and the attention output, then of the MLP's widest
+    tensors.
     """
     model = case.model
     t, tokens = candidates.tensor_parallel_size, candidates.max_num_batched_tokens
@@ -162,6 +163,6 @@ def activation_bytes(case: ServingCase, candidates: ServingCandidates) -> FloatA
 
 
 def _ends(case: ServingCase, t: IntArray) -> FloatArray:
-    """Return bytes of the embedding or the output layer on one rank: V h / t in 16 bits."""
+    """Return the bytes of the embedding or the output layer on one rank: V h / t in 16 bits."""
     ends: FloatArray = WIDE_BYTES * case.model.vocab_size * case.model.hidden_size / t
     return ends

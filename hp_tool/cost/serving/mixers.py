@@ -39,8 +39,8 @@ INDEX_BYTES = 1.0 + 4.0 / 128.0
 (DeepSeek-V3.2).
 """
 UNTIMED_LOG_SD = 0.7
-"""Chosen deviation of kernels without timings near a die: within a factor of two in two of three
-cases.
+"""Assumed standard deviation of log(measured / predicted) for kernels without timings of a similar
+GPU type: within a factor of two in two of three cases.
 """
 
 
@@ -53,12 +53,13 @@ def mixer_seconds(
     prompts: FloatArray,
     drafted: int = 0,
 ) -> FloatArray:
-    """Return (n,) seconds of one recurrent layer on one of t ranks, without its projections.
+    """Return the seconds of one recurrent layer on one of t ranks, without projections; shape (n,).
 
-    Short convolution, update or scan of the state, gated norm. `decoding` sequences process one
-    token and `drafted` ones each; `prompts` prompts have `prompt_tokens` tokens in total. Decoding
-    reads a sequence's state once and writes it for each of its tokens. `case.model` has layers of
-    one recurrent mixer (`is_recurrent`). No engine's slowdown is applied.
+    They include the short convolution, the update or scan of the state, and the gated norm.
+    `decoding` sequences process one token and `drafted` ones each; `prompts` prompts have
+    `prompt_tokens` tokens in total. Decoding reads a sequence's state once and writes it for each
+    of its tokens. `case.model` has layers of one recurrent mixer (`is_recurrent`). The engine's
+    slowdown is not applied.
     """
     model, gpu = case.model, case.cluster.gpu
     peak, rows = peak_flops(gpu, precision=wide_precision(gpu)), decoding * (1.0 + drafted)
@@ -85,7 +86,7 @@ def mixer_seconds(
         )
     )
     reached = case.profile.gpu.memory_fraction * gpu.memory_bandwidth_bytes_per_second
-    # The norm reads the mixer's output and its gate, and writes the output projection's input.
+    # The norm reads the mixer's output and its gate, and writes the input of the output projection.
     norm = (rows + prompt_tokens) * (3.0 * OUTPUT_BYTES * recurrent_width(model) / t) / reached
     launches = case.profile.gpu.kernel_overhead_s * ((decoding > 0.0) + 1.0 * (prompt_tokens > 0.0))
     seconds: FloatArray = (
@@ -95,18 +96,18 @@ def mixer_seconds(
 
 
 def window_work(model: ModelSpec, t: Ints, drafted: Ints = 0) -> Work:
-    """Return FLOPs and bytes of one decoding sequence's short convolution on one of t ranks.
+    """Return the FLOPs and bytes of one decoding sequence's short convolution on one of t ranks.
 
-    The numbers of its window and of its drafted tokens are each multiplied, read and written.
+    Each number of the window and of the drafted tokens is multiplied, read and written once.
     """
     numbers = (convolution_kernel(model) + drafted) * convolved_width(model, t)
     return Work(2.0 * numbers, 2.0 * OUTPUT_BYTES * numbers)
 
 
 def state_traffic(model: ModelSpec, t: Ints, drafted: Ints = 0) -> Floats:
-    """Return bytes of the recurrent state per decoding sequence on one of t ranks.
+    """Return the bytes of recurrent state moved per decoding sequence on one of t ranks.
 
-    It is read once and written for each of its tokens.
+    The state is read once and written for each of the sequence's tokens.
     """
     state = state_numbers(model, t) - convolution_numbers(model, t)
     return STATE_BYTES * state * (2.0 + drafted)
@@ -121,12 +122,12 @@ def index_seconds(
     prompt_tokens: FloatArray,
     drafted: int = 0,
 ) -> FloatArray:
-    """Return (n,) seconds of one layer's index scores and top-k; zero for layers without an
-    indexer.
+    """Return the seconds of one layer's index scores and top-k, shape (n,); zero for layers without
+    an indexer.
 
-    Every rank has the whole indexer. A score takes 2 heads x width FLOPs, in 8 bits if the GPU
-    supports them. Decoding reads the keys of `context` tokens once for each sequence; a prompt's
-    tokens score all previous keys, and its scores are written and read.
+    Every rank has the complete indexer. A score takes 2 heads x width FLOPs, in 8 bits if the GPU
+    supports them. Decoding reads the keys of `context` tokens once per sequence. A prompt's tokens
+    score all previous keys, and the scores are written and read.
     """
     model, gpu = case.model, case.cluster.gpu
     if not has_indexer(model):
@@ -163,11 +164,12 @@ def chosen_attention_seconds(
     prompt_tokens: FloatArray,
     drafted: int = 0,
 ) -> FloatArray:
-    """Return (n,) seconds of one layer's attention over selected keys, on one of t ranks.
+    """Return the seconds of one layer's attention over selected keys, on one of t ranks; shape
+    (n,).
 
-    `case.model` has an `index_topk`. A token uses min(context, index_topk) keys, latent ones in the
-    latent space also in prompts. Gathering them and processing all `index_topk` positions takes the
-    same time on cards of different bandwidth: seconds per token (`token_s`), by the number of
+    `case.model` has an `index_topk`. A token uses min(context, index_topk) keys, which are latent
+    vectors in prompts too. Gathering and processing `index_topk` positions takes the same time on
+    GPUs of different bandwidth, so the seconds per token (`token_s`) depend on the number of
     positions.
     """
     model, gpu, most = case.model, case.cluster.gpu, float(case.model.index_topk or 0)
@@ -190,10 +192,10 @@ def chosen_attention_seconds(
 
 def mixer_log_sd(case: ServingCase) -> float:
     """Return the standard deviation of log(measured / predicted) of the case's recurrent or sparse
-    kernels.
+    kernels; 0 for other attention.
 
-    No served run of them was measured, so it is that of cards left out of their fit; 0 for other
-    attention.
+    No serving run with them was measured, so it is the deviation for GPU types that were left out
+    of the fit.
     """
     model, timed = case.model, case.profile.gpu.mixers
     if not model.is_recurrent and model.index_topk is None:

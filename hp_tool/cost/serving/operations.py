@@ -1,8 +1,8 @@
 """Seconds of the operations of a forward pass: thin matmuls, cached attention, small collectives.
 
-Layers with a sliding window attend to, and cache, only the last w tokens; attention is the mean
-over the layers. Engines free keys and values that a windowed layer no longer needs (vLLM's hybrid
-cache manager, TensorRT-LLM's variable windows, SGLang's separate pools).
+Layers with a sliding window attend to, and cache, only the last w tokens; attention time is the
+mean over the layers. Engines free keys and values that a windowed layer no longer needs (vLLM's
+hybrid cache manager, TensorRT-LLM's variable windows, SGLang's separate pools).
 """
 
 import math
@@ -32,9 +32,9 @@ from hp_tool.domain.model import ModelSpec
 
 
 def seen_tokens(model: ModelSpec, tokens: float) -> float:
-    """Return tokens of a context that a layer attends to, mean over layers.
+    """Return the tokens of a context that a layer attends to, averaged over the layers.
 
-    (F n + W min(n, w)) / L, with F layers without and W layers with a window w.
+    (F n + W min(n, w)) / L, with F layers without a window and W layers with a window w.
     """
     windowed = windowed_layers(model)
     if not windowed or model.sliding_window is None:
@@ -44,7 +44,9 @@ def seen_tokens(model: ModelSpec, tokens: float) -> float:
 
 
 def read_tokens(case: ServingCase, t: IntArray, tokens: float) -> float | FloatArray:
-    """Return cache tokens that attention reads of so long a sequence, mean over layers."""
+    """Return the cached tokens that attention reads for a sequence of this length, averaged over
+    the layers.
+    """
     kinds = case.model.kinds
     if len(kinds) == 1:
         return seen_tokens(kinds[0][1], tokens)
@@ -64,9 +66,9 @@ def cached_tokens(
     chunk: float = 0.0,
     shared: bool = False,
 ) -> float | FloatArray:
-    """Return the cache tokens that a sequence of so many tokens occupies, mean over layers.
+    """Return the cache tokens that a sequence of this length occupies, averaged over the layers.
 
-    With windows it is fewer. With recurrent layers it includes their states, in tokens of the other
+    Windows reduce the number. Recurrent layers add their states, converted to tokens of the other
     layers. Engines that pad layers to equal sizes, or divide the cache among kinds of layers, need
     more (`laid_out_bytes`).
 
@@ -75,7 +77,7 @@ def cached_tokens(
         t: Ranks that divide heads; shape (n,).
         tokens: Tokens of the sequence.
         chunk: Tokens of a prompt that vLLM's windowed layers cache in addition to their window.
-        shared: Count only what another request with the same tokens can use: no states.
+        shared: Count only tokens that another request with the same tokens can use, without states.
     """
     laid_out = laid_out_bytes(case, t, tokens, chunk=chunk, shared=shared)
     if laid_out is not None:
@@ -91,10 +93,10 @@ def cached_tokens(
 
 
 def requests_in_cache(case: ServingCase, t: IntArray, room: Floats, tokens: float) -> Floats:
-    """Return how many sequences of so many tokens a cache of `room` tokens can contain.
+    """Return the number of sequences of this length that a cache of `room` tokens can contain.
 
-    Of n requests in G prefix groups the cache contains the prefix of min(n, G): n w tokens up to G
-    requests of w tokens, and G p + n (w - p) beyond, with p tokens of a prefix.
+    With n requests in G prefix groups, the cache contains min(n, G) prefixes: n w tokens for up to
+    G requests of w tokens, and G p + n (w - p) beyond, where p is the number of tokens in a prefix.
     """
     whole = cached_tokens(case, t, tokens)
     apart = room / whole
@@ -106,16 +108,17 @@ def requests_in_cache(case: ServingCase, t: IntArray, room: Floats, tokens: floa
 
 
 def shared_tokens(case: ServingCase, t: IntArray) -> float | FloatArray:
-    """Return the cache tokens of one prefix."""
+    """Return the number of cache tokens of one prefix."""
     length = case.prefix_cache_hit_rate * case.input_length
     return cached_tokens(case, t, length, shared=True)
 
 
 def state_block(case: ServingCase) -> int:
-    """Return the tokens of vLLM's cache block of a model with recurrent layers; 1 for any other.
+    """Return the tokens per vLLM cache block for a model with recurrent layers; 1 for any other
+    model.
 
-    A block's keys and values in one layer are as large as a layer's state on one rank. Caches of
-    other models can be divided anywhere.
+    The keys and values of a block in one layer are as large as a layer's state on one rank. Caches
+    of other models can be divided anywhere.
     """
     layers = cached_layers(case, np.ones(1, dtype=np.int64))
     attention = [each for each in layers if each.token_bytes.any()]
@@ -126,9 +129,10 @@ def state_block(case: ServingCase) -> int:
 
 
 def prefill_keys(model: ModelSpec, *, length: float, cached: float) -> float:
-    """Return the keys that a prompt's computed token attends to, mean over tokens and layers.
+    """Return the number of keys that a computed prompt token attends to, averaged over tokens and
+    layers.
 
-    These are at positions from `cached` to `length` (causal): (cached + length) / 2 without a
+    The tokens are at positions from `cached` to `length` (causal): (cached + length) / 2 without a
     window.
     """
     full = 0.5 * (cached + length)
@@ -143,8 +147,8 @@ def prefill_keys(model: ModelSpec, *, length: float, cached: float) -> float:
 
 
 def visible_keys(length: float, *, cached: float = 0.0, most: float = np.inf) -> float:
-    """Return the keys that a prompt token attends to, at most `most`: mean over positions `cached`
-    to `length`.
+    """Return the number of keys that a prompt token attends to, at most `most`, averaged over the
+    positions `cached` to `length`.
     """
     if length <= most or length <= cached:
         return min(0.5 * (cached + length), most)
@@ -154,13 +158,13 @@ def visible_keys(length: float, *, cached: float = 0.0, most: float = np.inf) ->
 
 
 OUTPUT_BYTES = 2.0
-"""Layers output 16-bit activations."""
+"""Bytes per number of a layer's outputs, which are 16-bit."""
 
 
 def thin_roof(case: ServingCase, precision: Precision) -> Roofline:
-    """Return constants of matmuls with any number of rows.
+    """Return the roofline constants of matmuls with any number of rows.
 
-    An unmeasured precision uses those of bf16, scaled by the datasheet.
+    A precision without measurements uses the constants of bf16, scaled by the datasheet.
     """
     roofs = case.profile.gpu.thin_matmul or case.profile.gpu.matmul
     return roofs.get(precision, roofs["bf16"])
@@ -174,10 +178,10 @@ def matmuls_seconds(
     precision: Precision | None = None,
     weight_bytes: float | None = None,
 ) -> FloatArray:
-    """Return seconds of y[tokens, n] = x[tokens, k] w[n, k]^T for each (n, k).
+    """Return the seconds of y[tokens, n] = x[tokens, k] w[n, k]^T for each (n, k).
 
     2 tokens n k FLOPs; weights in their stored precision are read once. Below 16 bits a kernel
-    first quantises x, unless the engine fuses that with another.
+    first quantises x, unless the engine fuses this step with another kernel.
     """
     compute = precision or case.compute_precision
     stored = case.weight_bytes if weight_bytes is None else weight_bytes
@@ -187,7 +191,7 @@ def matmuls_seconds(
         peak_flops(gpu, precision=compute),
         ELEMENT_BYTES[compute],
     )
-    rows_s = tokens * (2.0 / (roof.peak_fraction * peak))  # arithmetic, per weight
+    rows_s = tokens * (2.0 / (roof.peak_fraction * peak))  # arithmetic per weight
     per_byte = 1.0 / (roof.bandwidth_fraction * gpu.memory_bandwidth_bytes_per_second)
     moved_s = tokens * per_byte
     weight_s, seconds = stored * per_byte, np.zeros(np.shape(tokens))
@@ -223,12 +227,12 @@ def attention_seconds(
     prefill_requests: FloatArray,
     drafted: int = 0,
 ) -> FloatArray:
-    """Return seconds of one layer's attention, the mean of windowed and other layers.
+    """Return the seconds of one layer's attention, averaged over windowed and other layers.
 
     `decoding` sequences attend to `context` cached tokens each, and prompts of I tokens to
-    themselves. Decoding reads every cached number once, for a sequence's own token and its drafted
-    ones together; prefill computes half of the full I^2 (causal), minus the prefix cache, and reads
-    and writes Q, K, V, O once. A pass without either has no cost for it.
+    themselves. Decoding reads every cached number once, for a sequence's next token and its drafted
+    ones together. Prefill computes half of the full I^2 (causal), minus the prefix cache, and reads
+    and writes Q, K, V and O once. A pass without decoding or without prompts has no cost for it.
     """
     model, gpu, profile = case.model, case.cluster.gpu, case.profile.gpu
     # Attention stays in 16 bits if the matmuls are narrower.
@@ -274,10 +278,10 @@ def attention_seconds(
 def all_reduce_seconds(
     case: ServingCase, message_bytes: FloatArray, *, group_size: IntArray
 ) -> FloatArray:
-    """Return seconds of the faster of a ring and, inside one NVLink domain, the one-kernel
-    all-reduce.
+    """Return the seconds of the faster of two all-reduces: a ring, and, inside one NVLink domain,
+    the one-kernel all-reduce.
 
-    The latter reads its peers' memory. Zero for a group of one.
+    The one-kernel all-reduce reads the memory of its peers. Zero for a group of one.
     """
     n = group_size
     wire = 2.0 * message_bytes * (n - 1.0) / n
@@ -295,11 +299,11 @@ def all_reduce_seconds(
 def exchange_seconds(
     case: ServingCase, near_bytes: FloatArray, far_bytes: FloatArray, *, group_size: IntArray
 ) -> FloatArray:
-    """Return seconds of an all-to-all among `group_size` neighbouring ranks; zero for a group of
-    one.
+    """Return the seconds of an all-to-all among `group_size` neighbouring ranks; zero for a group
+    of one.
 
-    Each concurrently sends `near_bytes` inside its NVLink domain and `far_bytes` out of it through
-    its own network port.
+    Each rank sends `near_bytes` inside its NVLink domain and, at the same time, `far_bytes` out of
+    it through its network port.
     """
     n, domain = group_size, case.cluster.nvlink_domain_size
     link, network = case.profile.gpu.all_to_all, case.profile.framework.network

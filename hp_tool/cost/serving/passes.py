@@ -23,28 +23,27 @@ from hp_tool.cost.serving.memory import serving_bytes
 from hp_tool.cost.serving.operations import cached_tokens, read_tokens
 
 _FEW_ROWS = 16
-"""Counts up to which every one has an entry in the table; beyond, spaced geometrically with linear
-interpolation.
+"""Counts up to this one all have an entry in the table; beyond, entries are spaced geometrically
+and interpolated linearly.
 """
 _PROMPT = 1024.0
-"""Tokens of the prompt with which prefill passes are timed; the keys they attend to are counted
+"""Tokens of the prompt with which prefill passes are timed; the keys that it attends to are counted
 separately.
 """
 PROMISED = {"mixed": (0.0, 0.0), "prefill_first": (0.7, 0.098)}
-"""Reservation of vLLM and SGLang, by their schedule (SGLang's init_new_token_ratio and its final
+"""Fractions that vLLM and SGLang reserve, by schedule (SGLang's init_new_token_ratio and its final
 value).
 """
 _LONG = 1e5
-"""Cached tokens of a sequence at which the slope by cached tokens is computed."""
+"""Cached tokens of a sequence at which the slope over cached tokens is computed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassTable:
-    """What a scheduler's passes take: device and host, of one configuration.
+    """Seconds of a scheduler's passes on GPU and host, for one configuration.
 
     seconds = base(decoding sequences, prompt tokens) + cached_token_s (cached tokens they attend
-    to)
-              + key_s (keys that the prompt tokens attend to) + prompt_s (prompts that end)
+    to) + key_s (keys that the prompt tokens attend to) + prompt_s (prompts that end)
     """
 
     decoding: FloatArray
@@ -52,29 +51,29 @@ class PassTable:
     prompt: FloatArray
     """Numbers of prompt tokens; shape (q,)."""
     base: FloatArray
-    """Shape (d, q)."""
+    """Seconds of a pass by decoding sequences and prompt tokens; shape (d, q)."""
     cached_token_s: float
     key_s: float
     prompt_s: float
     request_s: float
-    """Front end's serial work per request."""
+    """Seconds of the front end's serial work per request."""
     stream_s: float
-    """The same per streamed token."""
+    """Seconds of the front end's serial work per streamed token."""
     first_token_s: float
-    """Seconds before a first token in which device and front end are idle."""
+    """Seconds before a first token in which GPU and front end are idle."""
     cache_tokens: float
     """Room for keys, values and states, in tokens of keys and values."""
     state_tokens: int = 0
-    """Part of it for the recurrent states of one request, independent of its length."""
+    """Tokens of the cache that the recurrent states of one request occupy, whatever its length."""
     max_num_seqs: int
     max_num_batched_tokens: int
     prefill_first: bool
     promised: tuple[float, float]
-    """Fraction of the running requests' future tokens kept free when another is admitted, with its
-    own output in full.
+    """Fractions of the running requests' future tokens kept free when another request is admitted,
+    which in turn reserves its output in full.
 
-    The initial value, and that after SETTLED passes without preemption. (1, 1): no preemption; (0,
-    0): only the prompt needs room.
+    The initial value, and the value after SETTLED passes without preemption. (1, 1): no preemption;
+    (0, 0): only the prompt needs room.
     """
 
     def row(self, decoding: int) -> list[float]:
@@ -87,11 +86,11 @@ class PassTable:
 
 
 def pass_table(*, case: ServingCase, candidates: ServingCandidates, row: int = 0) -> PassTable:
-    """Return the table of one candidate on one scheduler; for a pipeline, the addition of one more
-    pass.
+    """Return the table of one candidate on one scheduler; for a pipeline, the time that one more
+    pass adds.
 
-    Layers with a window count as in the closed form, by the mean of their attended tokens at the
-    case's lengths.
+    Layers with a window count as in the closed form: by the mean number of tokens they attend to at
+    the case's lengths.
     """
     one = candidates.take(slice(row, row + 1))
     engine, stages = case.engine, int(one.pipeline_parallel_size[0])
@@ -129,7 +128,7 @@ def pass_table(*, case: ServingCase, candidates: ServingCandidates, row: int = 0
     base = with_host(engine, device, d).reshape(len(decoding), len(prompt))
     added = (base[:, 1:] - base[:, :1] - key_s * 0.5 * _PROMPT * prompt[1:]) / stages
     base = np.hstack([base[:, :1] * factor, base[:, :1] * factor + added])
-    # A pass that decodes nothing has no decoding to add to.
+    # A pass that only prefills shares no time with decoding.
     base[0, 1:] += np.where(decoding[0] == 0.0, base[0, 0] * (1.0 / stages - 1.0), 0.0)
     length = float(case.input_length + case.output_length)
     at, far = (
@@ -140,7 +139,8 @@ def pass_table(*, case: ServingCase, candidates: ServingCandidates, row: int = 0
         float(np.ravel(cached_tokens(case, one.tensor_parallel_size, tokens))[0])
         for tokens in (0.0, length)
     )
-    # Requests that only their states keep out of the cache occupy the same at any length.
+    # If only their states limit the number of requests in the cache, requests occupy the same room
+    # at any length.
     per_token = max(whole_length - states, 1e-3 * whole_length) / length
     seen = at / length / far
     memory = serving_bytes(case, one)
@@ -166,7 +166,7 @@ def pass_table(*, case: ServingCase, candidates: ServingCandidates, row: int = 0
 
 
 def _places(most: int) -> FloatArray:
-    """Return 0, the first few counts, and then geometrically spaced ones up to `most`."""
+    """Return 0, the first counts one by one, and then geometrically spaced counts up to `most`."""
     few = np.arange(0.0, min(_FEW_ROWS, most) + 1.0)
     more = np.geomspace(_FEW_ROWS, most, 48) if most > _FEW_ROWS else np.array([])
     return np.unique(np.concatenate([few, more]))

@@ -1,4 +1,4 @@
-"""Number formats of served weights: bytes with their scales, and the precision of the matmul."""
+"""Number formats of served weights: bytes including scales, and the precision of the matmul."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -20,13 +20,13 @@ _FORMATS: dict[str, tuple[float, Precision]] = {
     "mxfp4": (
         MXFP4_BYTES,
         "bf16",
-    ),  # activations stay 16-bit on Hopper; engines may run 8-bit ones on Blackwell
-    "int8": (1.0, "bf16"),  # weights only: activations stay 16-bit
+    ),  # activations stay in 16 bits on Hopper; engines may run them in 8 bits on Blackwell
+    "int8": (1.0, "bf16"),  # only the weights: activations stay in 16 bits
     "int4": (INT4_BYTES, "bf16"),
 }
 EXPERTS_ALONE = ("nvfp4", "mxfp4")
-"""Mixture checkpoints in these formats store attention and dense layers in 16 bits (GPT-OSS;
-NVIDIA's DeepSeek-R1-FP4).
+"""Formats whose mixture-of-experts checkpoints store attention and dense layers in 16 bits
+(GPT-OSS; NVIDIA's DeepSeek-R1-FP4).
 """
 _WEIGHT_ONLY = ("fp8", "mxfp8", "nvfp4")
 """Formats also served on older hardware: weights stay narrow in memory and are widened before the
@@ -60,9 +60,9 @@ class Formats:
     """`weight_format` of each kind of matrix."""
 
     mixers: tuple[float, Precision]
-    """Attention, and layers that replace it."""
+    """Attention, and mixers that replace it."""
     mlps: tuple[float, Precision]
-    """Dense ones."""
+    """Dense MLPs."""
     experts: tuple[float, Precision]
 
 
@@ -71,7 +71,7 @@ def formats(
 ) -> Formats:
     """Return the formats of a checkpoint of this precision.
 
-    `wide_attention`: it stores attention in 16 bits.
+    `wide_attention`: the checkpoint stores attention in 16 bits.
     """
     narrow = weight_format(precision, gpu=gpu)
     wide = weight_format("bf16", gpu=gpu)
