@@ -27,7 +27,13 @@ from benchmarks.accuracy.grid_rows import groups as grid_groups
 from benchmarks.accuracy.groups import Group, Rows, named, on, votes
 from benchmarks.accuracy.korthikanti import GPU, figures, table4
 from benchmarks.accuracy.pairs import cells, pairs
-from benchmarks.accuracy.plain_recipe import asked, plain_answers, todays_cases, without_model
+from benchmarks.accuracy.plain_recipe import (
+    asked,
+    plain_answers,
+    todays_cases,
+    with_usual,
+    without_model,
+)
 from benchmarks.accuracy.prepared import Constants, Prepared, compare_all
 from benchmarks.accuracy.runs import (
     b200_cases,
@@ -41,6 +47,7 @@ from benchmarks.accuracy.runs import (
     pretraining,
     release_cases,
     reserved_cases,
+    round_6_cases,
     schedule_cases,
     titan_cases,
     trl_cases,
@@ -274,9 +281,11 @@ def _new_dies(folder: Path) -> Rows:
     with the other fine-tuning.
     """
     recipes = [case for case in gb300_cases(folder) if case.task != "lora"]
+    newest_round = [with_usual(case) for case in round_6_cases(folder)]
     return {
         "Recipes on GB300": compare_all(recipes, Prepared.shipped),
         "Llama 3.1 8B of MLPerf on MI355X": compare_all(cdna4_cases(folder), Prepared.shipped),
+        "MLPerf 6.0 on Blackwell": compare_all(newest_round, Prepared.shipped),
     }
 
 

@@ -83,7 +83,7 @@ def plain_answers(folder: Path, cases: Sequence[Case]) -> list[Comparison]:
     """
     plain = plain_cases(cases)
     rows, without = (
-        without_model(folder, each) for each in ([_with_usual(case) for case in plain], plain)
+        without_model(folder, each) for each in ([with_usual(case) for case in plain], plain)
     )
     return [
         row
@@ -146,7 +146,8 @@ def _named(case: Case) -> Case:
     )
 
 
-def _with_usual(case: Case) -> Case:
+def with_usual(case: Case) -> Case:
+    """Return the case with the settings that answers assume where it leaves them open."""
     try:
         resolved = resolve_configuration(case.query)
         estimate = resolved.estimate(with_fixes=False)

@@ -131,6 +131,11 @@ def cdna4_cases(folder: Path) -> list[Case]:
     return [_dated(training_case(row)) for row in _rows(folder, "training_mlperf_2")]
 
 
+def round_6_cases(folder: Path) -> list[Case]:
+    """Return MLPerf's round 6.0 on Blackwell, which no constant saw; its month is not stated."""
+    return [training_case(row) for row in _rows(folder, "mlperf_v6")]
+
+
 def _dated(case: Case) -> Case:
     """The case under the release of its month; AMD's run other software."""
     version = None if case.card.startswith("mi") else case.date[2:].replace("-", ".")
