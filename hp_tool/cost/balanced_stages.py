@@ -80,8 +80,6 @@ def layer_seconds(case: TrainingCase, candidates: Candidates) -> FloatArray:
     stage = StageKind(
         ranks=1.0,
         rank=0.0,
-        layers=1.0,
-        dense_layers=0.0,
         extra_layers=columns[2],
         embedding=columns[0],
         embedding_copies=columns[0],

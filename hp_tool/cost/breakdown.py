@@ -12,6 +12,7 @@ from hp_tool.cost.lora import trained_parameters
 from hp_tool.cost.model_layers import layer_kinds
 from hp_tool.cost.recomputation import recomputed_layer_fraction, repeated_token_flops
 from hp_tool.cost.roofline import peak_flops
+from hp_tool.cost.stage_contents import blocks_by_stage
 from hp_tool.cost.training import TrainingCosts, training_costs
 from hp_tool.cost.uncertainty import (
     exceeds_probability,
@@ -22,7 +23,6 @@ from hp_tool.cost.uncertainty import (
     simplified_fields,
     unmeasured_features,
 )
-from hp_tool.cost.unlike_layers import blocks_by_stage
 from hp_tool.domain.fit import fit_of
 from hp_tool.domain.hardware import ClusterSpec
 from hp_tool.domain.model import ModelSpec
@@ -286,8 +286,8 @@ def _recompute_provenance(case: TrainingCase, candidate: Candidates) -> dict[str
     if not core_alone or case.workload.attention != "flash" or case.model.architecture != "decoder":
         return {}
     kinds, _ = layer_kinds(case=case, candidates=candidate)
-    layer = kinds.sparse or kinds.dense
-    return {} if layer.saved_selective < layer.saved else {"recompute": NEEDLESS_RECOMPUTE}
+    frees = any(layer.saved_selective < layer.saved for layer in kinds.kept)
+    return {} if frees else {"recompute": NEEDLESS_RECOMPUTE}
 
 
 def _assumed_settings(case: TrainingCase, config: ParallelConfig) -> dict[str, object]:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields, replace
 from typing import NamedTuple
 
-from hp_tool.cost.arrays import Bools, Floats, Ints, anywhere, maximum, minimum, where
+from hp_tool.cost.arrays import Bools, Floats, anywhere, maximum, minimum, where
 from hp_tool.cost.block import LayerTime
-from hp_tool.cost.candidates import DUALPIPE, Candidates
+from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.case import TrainingCase
-from hp_tool.cost.dense_layers import DenseLayers
 from hp_tool.cost.embedding_and_head import HeadTime
-from hp_tool.cost.host import host_waits
-from hp_tool.cost.pipeline_stages import Pipeline, StageLayers
+from hp_tool.cost.host import HostLoad, host_load
+from hp_tool.cost.pipeline_stages import (
+    Pipeline,
+    StageLayers,
+    StageWork,
+    stage_of,
+)
 from hp_tool.cost.recomputation import recomputed_layer_fraction, recomputed_seconds
 from hp_tool.cost.schedules.bubble import share_of_ends, split_bubble_share
 from hp_tool.domain.model import ModelSpec
@@ -66,28 +70,22 @@ def critical_stage(
     pipeline: Pipeline,
     head: HeadTime,
 ) -> CriticalStage:
-    """Return the seconds of one micro-batch on the slowest stage and on the others.
+    """Return the slowest stage's seconds.
 
-    `layers` is the mean layer of the full stages; for a model with two kinds of layers, a dense one
-    and one with experts. The bubble is the time of one micro-batch on the other stages, divided by
-    v. With equal stages this is (p-1)/v (t_f + t_b), arXiv 2104.04473 section 2.2.
-    `schedules.bubble` returns the fraction that remains with a split backward pass.
+    `layers` are a layer of each kind. The bubble is the time of the other stages for one
+    micro-batch, divided by v: with equal stages (p-1)/v (t_f + t_b), arXiv 2104.04473 section 2.2.
+    `schedules.bubble` has the fraction that remains with a split backward pass.
     """
     c = candidates
-    if pipeline.dense is None:
+    if pipeline.work:
+        slowest = _slowest_stage(
+            case=case, candidates=c, kinds=layers, head=head, pipeline=pipeline
+        )
+    else:
         (layer,) = layers
         stage = stage_time(case=case, candidates=c, layer=layer, stage=pipeline.critical)
         slowest = _with_ends(
             model=case.model, candidates=c, head=head, stage=stage, pipeline=pipeline
-        )
-    else:
-        slowest = _slowest_stage(
-            case=case,
-            candidates=c,
-            kinds=layers,
-            head=head,
-            pipeline=pipeline,
-            leading=pipeline.dense,
         )
     bubble: Floats = slowest.others / c.virtual_pipeline_parallel_size
     if c.names_schedules:
@@ -114,6 +112,31 @@ def stage_time(
     """Return the seconds of one micro-batch in the layers of a full stage, each equal to the mean
     `layer`.
     """
+    return _with_waits(*_device_time(case=case, candidates=candidates, layer=layer, stage=stage))
+
+
+def _with_waits(stage: StageTime, load: HostLoad) -> StageTime:
+    """Return the stage with the waits for its host.
+
+    A pass takes at least as long as its host's launches; communication continues during the wait.
+    """
+    in_forward, in_backward = load.waits()
+    waits = in_forward + in_backward
+    return replace(
+        stage,
+        host_waits=waits,
+        occupied_forward=stage.forward + in_forward,
+        occupied=stage.total + waits,
+    )
+
+
+def _device_time(
+    *, case: TrainingCase, candidates: Candidates, layer: LayerTime, stage: StageLayers
+) -> tuple[StageTime, HostLoad]:
+    """Return seconds of a stage without waits for the host, and its host's load.
+
+    Both are proportional to the numbers of layers.
+    """
     layers = stage.count
     forward_layer = layer.forward + layer.tensor + layer.context + layer.expert
     whole = recomputed_layer_fraction(
@@ -129,12 +152,9 @@ def stage_time(
     expert = layers * (layer.expert + layer.expert_backward)
     total = compute + attention + recompute + tensor + context + expert
     forward = layers * forward_layer
-    waits: Floats = 0.0
-    occupied, occupied_forward = total, forward
+    load = NO_LOAD
     if case.profile.framework.host_launch_s:
-        # A pass takes at least as long as its host's launches; communication continues during the
-        # wait.
-        in_forward, in_backward = host_waits(
+        load = host_load(
             case=case,
             candidates=candidates,
             layers=stage,
@@ -142,9 +162,7 @@ def stage_time(
             forward_s=forward,
             backward_s=total - forward,
         )
-        waits = in_forward + in_backward
-        occupied, occupied_forward = total + waits, forward + in_forward
-    return StageTime(
+    seconds = StageTime(
         compute=compute,
         attention=attention,
         recompute=recompute,
@@ -154,10 +172,15 @@ def stage_time(
         forward=forward,
         total=total,
         weight_gradient=layers * layer.weight_gradient,
-        host_waits=waits,
-        occupied_forward=occupied_forward,
-        occupied=occupied,
+        host_waits=0.0,
+        occupied_forward=forward,
+        occupied=total,
     )
+    return seconds, load
+
+
+NO_LOAD = HostLoad(excess=(0.0, 0.0), idle=(0.0, 0.0))
+"""The load of a host whose launches take no time."""
 
 
 class _Slowest(NamedTuple):
@@ -219,18 +242,7 @@ def _with_ends(
     return _Slowest(stage, critical, communication, others, (p - 1.0) * stage.occupied)
 
 
-# Layers of two kinds: which stage is slowest depends on which kind takes longer.
-
-
-class _Contents(NamedTuple):
-    """Layers and ends of the model on one stage."""
-
-    layers: Floats
-    """Number of layers, including those of multi-token prediction, which have experts."""
-    dense: Floats
-    embedding: Floats
-    """Fraction of the micro-batches for which the stage runs the embedding."""
-    output: Floats
+# Layers of several kinds: which stage is slowest depends on its contents.
 
 
 def _slowest_stage(
@@ -240,14 +252,11 @@ def _slowest_stage(
     kinds: Sequence[LayerTime],
     head: HeadTime,
     pipeline: Pipeline,
-    leading: DenseLayers,
 ) -> _Slowest:
-    """Return the slowest of these stages: those with the most and fewest dense layers, and both
-    ends.
+    """Return the slowest of the stages that `pipeline.work` lists.
 
-    The time of a stage is the sum over its layers, each with the time of its kind on a full stage,
-    plus its ends of the model. For one micro-batch, all stages together take the sum over all
-    layers.
+    A stage takes the time of its layers, each that of its kind on a full stage, plus its ends of
+    the model, and waits for its host as a whole.
     """
     c, p, depths = (
         candidates,
@@ -255,89 +264,71 @@ def _slowest_stage(
         case.model.num_nextn_predict_layers,
     )
     each = pipeline.critical.count
-    dense, experts = (
-        stage_time(
-            case=case, candidates=c, layer=layer, stage=StageLayers(count=each, expert_share=share)
-        )
-        for layer, share in zip(kinds, (0.0, 1.0), strict=True)
-    )
+    alone = [
+        _device_time(case=case, candidates=c, layer=layer, stage=stage_of(case.model, counts))
+        for layer, counts in zip(kinds, _stages_of_kinds(len(kinds), each), strict=True)
+    ]
     embedding = pipeline.embedding * head.embedding
     collectives = pipeline.output * (1.0 + depths) * head.output_communication
     output = pipeline.output * (1.0 + depths) * head.output + collectives
 
-    experts_s, dense_s = experts.occupied / each, dense.occupied / each
+    def over_kinds(work: StageWork, values: Iterable[Floats]) -> Floats:
+        counts = StageLayers(count=each, kinds=work.kinds, expert_share=0.0)
+        return counts.sum(list(values)) / each
 
-    def layers_s(layers: Floats, dense_layers: Floats) -> Floats:
-        return (layers - dense_layers) * experts_s + dense_layers * dense_s
-
-    def seconds(contents: _Contents) -> Floats:
-        ends = contents.embedding * embedding + contents.output * output
-        return layers_s(contents.layers, contents.dense) + ends
-
-    first, *others = _stage_contents(c, pipeline, leading, depths=pipeline.depths * pipeline.output)
-    slowest, slowest_s = first, seconds(first)
-    for contents, exists in zip(others, (True, leading.between, leading.between), strict=True):
-        if not anywhere(exists):
-            continue
-        each_s = seconds(contents)
-        longer: Bools = exists & (each_s > slowest_s)
-        slowest = _Contents(
-            *(where(longer, one, other) for one, other in zip(contents, slowest, strict=True))
+    def load_of(work: StageWork) -> HostLoad:
+        (forward, backward), (idle, idle_backward) = (
+            [over_kinds(work, (load[field][one] for _, load in alone)) for one in (0, 1)]
+            for field in (0, 1)
         )
-        slowest_s = where(longer, each_s, slowest_s)
-    with_experts, without = (slowest.layers - slowest.dense) / each, slowest.dense / each
+        return HostLoad(excess=(forward, backward), idle=(idle, idle_backward))
+
+    def layers_s(work: StageWork) -> Floats:
+        busy = over_kinds(work, (stage.total for stage, _ in alone))
+        return busy + sum(load_of(work).waits())
+
+    def ends_s(work: StageWork) -> Floats:
+        return work.embedding * embedding + work.output * output
+
+    slowest, *others = pipeline.work
+    of_layers = slowest.ranks * layers_s(slowest)
+    number: Floats = slowest.ranks * sum(slowest.kinds, 0.0)
+    slowest_s = layers_s(slowest) + ends_s(slowest)
+    all_ends = slowest.ranks * ends_s(slowest)
+    for work in others:
+        if not anywhere(work.ranks > 0):
+            continue
+        here = layers_s(work)
+        of_layers = of_layers + work.ranks * here
+        number = number + work.ranks * sum(work.kinds, 0.0)
+        all_ends = all_ends + work.ranks * ends_s(work)
+        work_s = here + ends_s(work)
+        longer: Bools = (work.ranks > 0) & (work_s > slowest_s)
+        slowest = StageWork(
+            kinds=tuple(
+                where(longer, one, other)
+                for one, other in zip(work.kinds, slowest.kinds, strict=True)
+            ),
+            embedding=where(longer, work.embedding, slowest.embedding),
+            output=where(longer, work.output, slowest.output),
+        )
+        slowest_s = where(longer, work_s, slowest_s)
     stage = StageTime(
         **{
-            f.name: with_experts * getattr(experts, f.name) + without * getattr(dense, f.name)
+            f.name: over_kinds(slowest, (getattr(stage, f.name) for stage, _ in alone))
             for f in fields(StageTime)
         }
     )
-    of_part = pipeline.part is not None
-    all_layers = pipeline.part * each if pipeline.part is not None else p * each - pipeline.fewer
-    all_s = (
-        layers_s(all_layers + pipeline.depths * pipeline.output, leading.total) + embedding + output
-    )
+    all_s = of_layers + all_ends
     return _Slowest(
-        stage,
-        slowest.embedding * embedding + slowest.output * output,
+        _with_waits(stage, load_of(slowest)),
+        ends_s(slowest),
         slowest.output * collectives,
-        all_s if of_part else all_s - slowest_s,
-        (p - 1.0) * each * layers_s(all_layers, leading.total) / all_layers
-        if c.names_schedules
-        else 0.0,
+        all_s if pipeline.part is not None else all_s - slowest_s,
+        (p - 1.0) * each * of_layers / number if c.names_schedules else 0.0,
     )
 
 
-def _stage_contents(
-    c: Candidates, pipeline: Pipeline, leading: DenseLayers, *, depths: Floats | Ints
-) -> Sequence[_Contents]:
-    """Return the contents of both ends and of the full stages with the fewest and the most dense
-    layers.
-
-    The `depths` layers of multi-token prediction are on the stage of the output layer. The first
-    rank of a V has both ends. DualPipe's ranks have two stages each and run half of the
-    micro-batches on each.
-    """
-    each = pipeline.critical.count
-    counts = each - pipeline.fewer_first, each - pipeline.fewer_last
-    of_dense = leading.first, leading.last
-    here: Floats = 1.0
-    output_first: Floats = 1.0 * (
-        (c.pipeline_parallel_size if pipeline.part is None else pipeline.part) == 1
-    )
-    if c.names_schedules and pipeline.part is None:
-        dual = (c.pipeline_schedule == DUALPIPE) & (c.pipeline_parallel_size > 1)
-        counts, of_dense = (
-            (where(dual, 0.5 * (one + other), one), where(dual, 0.5 * (one + other), other))
-            for one, other in (counts, of_dense)
-        )
-        here = where(dual, 0.5, 1.0)
-        output_first = where(dual, 0.5, where(c.is_v, 1.0, output_first))
-    return (
-        _Contents(counts[0] + output_first * depths, of_dense[0], here, output_first),
-        _Contents(
-            counts[1] + (1.0 - output_first) * depths, of_dense[1], 1.0 - here, 1.0 - output_first
-        ),
-        _Contents(leading.full, leading.fewest, 0.0, 0.0),
-        _Contents(leading.full, leading.most, 0.0, 0.0),
-    )
+def _stages_of_kinds(kinds: int, count: Floats) -> list[list[Floats]]:
+    """Return the layers of each kind on stages with `count` layers of one of them."""
+    return [[count if other == place else 0.0 for other in range(kinds)] for place in range(kinds)]

@@ -5,6 +5,7 @@ stall stages.
 from __future__ import annotations
 
 import dataclasses
+from typing import NamedTuple
 
 from hp_tool.cost import attention, mlp, moe, recurrent_block
 from hp_tool.cost.arrays import Bools, Floats, Ints, maximum, minimum
@@ -31,10 +32,7 @@ def _launches(mixer: Kernels, second: Kernels, *, blocks: int = 2, cores: int = 
     )
 
 
-_DENSE, _EXPERTS = (
-    _launches(attention.KERNELS, mlp.KERNELS),
-    _launches(attention.KERNELS, moe.KERNELS),
-)
+_DENSE = _launches(attention.KERNELS, mlp.KERNELS)
 _NO_LAUNCHES = Kernels(forward=0.0, backward=0.0)
 _COLLECTIVES = Kernels(forward=4.0, backward=6.0)
 """Collectives of a layer's two tensor-parallel regions with sequence parallelism."""
@@ -70,69 +68,59 @@ def kind_launches(kind: ModelSpec) -> tuple[Kernels, int]:
     """Return (number of kernels, number of blocks) of a layer of one kind."""
     mixer = recurrent_block.KERNELS if kind.is_recurrent else attention.KERNELS
     mixer = _NO_LAUNCHES if kind.mixer == "none" else mixer
-    second = {"none": _NO_LAUNCHES, "experts": moe.KERNELS}.get(
-        kind.feed_forward or "", mlp.KERNELS
-    )
+    second = moe.KERNELS if kind.num_experts else mlp.KERNELS
+    second = _NO_LAUNCHES if kind.feed_forward == "none" else second
     blocks = (kind.mixer != "none") + (kind.feed_forward != "none")
     return _launches(mixer, second, blocks=blocks, cores=int(kind.mixer == "attention")), blocks
 
 
-def _mean_launches(case: TrainingCase, layers: StageLayers, spread: Bools) -> tuple[Floats, Floats]:
-    """Return the (forward, backward) kernels and collectives of a stage's mean layer, for layers of
-    different kinds.
+def launches(
+    model: ModelSpec,
+    layers: StageLayers,
+    *,
+    tensor_parallel_size: Ints,
+    recorded: bool = False,
+    recomputed_fraction: Floats = 0.0,
+    added: tuple[Floats, Floats] = (0.0, 0.0),
+) -> tuple[Floats, Floats]:
+    """Return (forward, backward) kernels and collectives that one micro-batch launches on a stage.
 
-    Kernels of recurrent layers that are part of CUDA graphs are not counted.
+    Whole recomputation of the fraction `recomputed_fraction` of its layers launches their forward
+    pass again. `added` are each layer's further kernels by pass. Recurrent layers whose kernels are
+    `recorded` in CUDA graphs launch none.
     """
-    model, recorded = (
-        case.model,
-        case.workload.cuda_graphs and "mamba" in (case.workload.cuda_graph_modules or ()),
-    )
-    forward: Floats = 0.0
-    backward: Floats = 0.0
+    spread = tensor_parallel_size > 1
+    forward, backward = (layers.count * more for more in added)
     for count, (_, kind) in zip(layers.kinds, model.kinds, strict=True):
+        if isinstance(count, float) and count == 0.0:
+            continue
         if recorded and kind.is_recurrent and kind.feed_forward == "none":
             continue
         kernels, blocks = kind_launches(kind)
-        share = count / layers.count
-        forward = forward + share * (kernels.forward + 0.5 * blocks * _COLLECTIVES.forward * spread)
-        backward = backward + share * (
+        forward = forward + count * (kernels.forward + 0.5 * blocks * _COLLECTIVES.forward * spread)
+        backward = backward + count * (
             kernels.backward + 0.5 * blocks * _COLLECTIVES.backward * spread
         )
-    return forward, backward
-
-
-def launches(
-    layers: Floats,
-    *,
-    tensor_parallel_size: Ints,
-    moe_fraction: Floats = 0.0,
-    recomputed_fraction: Floats = 0.0,
-    added: tuple[Floats, Floats] = (0.0, 0.0),
-    mean: tuple[Floats, Floats] | None = None,
-) -> tuple[Floats, Floats]:
-    """Return the (forward, backward) kernels and collectives that one micro-batch launches on
-    `layers` layers.
-
-    The fraction `moe_fraction` of these layers has experts. The fraction `recomputed_fraction` is
-    fully recomputed, which launches the forward pass again. `added` are further kernels per layer
-    by pass; `mean` are all other kernels of the mean layer, for layers of different kinds.
-    """
-    spread = tensor_parallel_size > 1
-    if mean is not None:
-        forward = layers * (added[0] + mean[0])
-        return forward, layers * (added[1] + mean[1]) + recomputed_fraction * forward
-
-    def of_layer(dense: float, experts: float, collectives: float) -> Floats:
-        return dense + (experts - dense) * moe_fraction + collectives * spread
-
-    forward = layers * (added[0] + of_layer(_DENSE.forward, _EXPERTS.forward, _COLLECTIVES.forward))
-    backward = layers * (
-        added[1] + of_layer(_DENSE.backward, _EXPERTS.backward, _COLLECTIVES.backward)
-    )
     return forward, backward + recomputed_fraction * forward
 
 
-def host_waits(
+class HostLoad(NamedTuple):
+    """How far a host falls behind its device in one micro-batch of a stage, in proportion to the
+    layers.
+    """
+
+    excess: tuple[Floats, Floats]
+    """Launches x seconds each - pass, of (forward, backward); negative if the host is ahead."""
+    idle: tuple[Floats, Floats]
+    """Seconds of launches that a loop over experts queues on an idle device."""
+
+    def waits(self) -> tuple[Floats, Floats]:
+        """Return the (forward, backward) seconds that the device waits."""
+        forward, backward = map(maximum, self.excess, self.idle)
+        return forward, backward
+
+
+def host_load(
     *,
     case: TrainingCase,
     candidates: Candidates,
@@ -140,15 +128,13 @@ def host_waits(
     recomputed_fraction: Floats,
     forward_s: Floats,
     backward_s: Floats,
-) -> tuple[Floats, Floats]:
-    """Return the (forward, backward) seconds per micro-batch that a device waits for its host.
+) -> HostLoad:
+    """Return the load of the host of a stage.
 
-    max(launches x seconds each - pass, those of launches that a loop over experts queues on an idle
-    device). A launch takes `host_launch_s` for any kernel, so large
-    kernels hide it. If hosts also serve a network (the tensor-parallel group or the pipeline spans
-    nodes), stalls of a layer, spread over its launches, are added for each of the t ranks of a
-    tensor-parallel group, whose collectives wait for the slowest rank. Excludes launches of the
-    embedding, the output layer and the loss.
+    A launch takes `host_launch_s` for any kernel, so large kernels hide it. If hosts also serve a
+    network (the tensor-parallel group or the pipeline spans nodes), stalls of a layer, spread over
+    its launches, are added for each of the t ranks of a tensor-parallel group, whose collectives
+    wait for the slowest rank. Excludes launches of the embedding, the output layer and the loss.
     """
     cluster = case.cluster
     framework = case.profile.framework
@@ -157,18 +143,19 @@ def host_waits(
     if cluster.num_gpus > domain:
         stall = stall + framework.host_pipeline_stall_s * (candidates.pipeline_parallel_size > 1)
     each = framework.host_launch_s + t * stall / DENSE_LAUNCHES
+    modules = case.workload.cuda_graph_modules or ()
     forward, backward = launches(
-        layers.count,
+        case.model,
+        layers,
         tensor_parallel_size=t,
-        moe_fraction=layers.expert_share,
+        recorded=case.workload.cuda_graphs and "mamba" in modules,
         recomputed_fraction=recomputed_fraction,
         added=_added_launches(case, candidates),
-        mean=_mean_launches(case, layers, t > 1) if layers.kinds else None,
     )
     idle = each * layers.count * layers.expert_share * _launches_after_waits(case, candidates)
-    return (
-        maximum(each * forward - forward_s, idle),
-        maximum(each * backward - backward_s, recomputed_fraction * idle),
+    return HostLoad(
+        excess=(each * forward - forward_s, each * backward - backward_s),
+        idle=(idle, recomputed_fraction * idle),
     )
 
 

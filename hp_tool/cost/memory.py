@@ -1,19 +1,20 @@
 """Memory of representative pipeline stages in bytes; the fullest stage counts."""
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hp_tool.cost.arrays import Floats, Ints, anywhere, column, maximum, minimum, where
+from hp_tool.cost.arrays import Bools, Floats, Ints, anywhere, column, maximum, minimum, where
 from hp_tool.cost.block import LayerBytes
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.embedding_and_head import HeadBytes, head_bytes, waiting_logit_bytes
-from hp_tool.cost.matrices import layer_matrices, mlp_matrices, rank_matrices
+from hp_tool.cost.matrices import layer_matrices, rank_matrices
 from hp_tool.cost.matrix import Matrix
 from hp_tool.cost.model_states import StageStates, StateCosts
 from hp_tool.cost.optimizer import offload_activations
-from hp_tool.cost.pipeline_stages import Pipeline, PipelineStage
+from hp_tool.cost.pipeline_stages import Pipeline, PipelineStage, StageLayers, pipeline_between
 from hp_tool.cost.recomputation import chunk_activations, recomputed_working
 from hp_tool.cost.schedules.bubble import chunks_in_flight, waiting_in_flight
 from hp_tool.cost.shared import Shared
@@ -85,7 +86,7 @@ def memory(
     gathered = states.gathered_layer * minimum(
         1.0 + known.prefetched_layers, pipeline.critical.count
     )
-    cached, cached_dense = cached_gradients(case, candidates)
+    cached = cached_gradients(case, candidates)
     head = head_bytes(case=case, candidates=candidates, micro_batches=micro_batches)
     each = [
         stage_memory(
@@ -98,8 +99,7 @@ def memory(
             gathered=gathered
             + stage.embedding * states.gathered_end
             + stage.output * states.gathered_end
-            + cached
-            + cached_dense * (stage.layers.expert_share < 1.0),
+            + sum(size * anyone(stage.layers, kinds) for kinds, size in cached.items()),
             critical_layers=pipeline.critical.count,
             micro_batches=micro_batches,
             capacity_bytes=capacity_bytes,
@@ -110,7 +110,7 @@ def memory(
     first_stage = allocated = sum(first.parts.values())
     parts, layer_activations = first.parts, first.layer_activations
     rank: Ints | Floats = column(pipeline.stages[0].rank, like=candidates.pipeline_parallel_size)
-    host = states.stages[0].host + first.on_host  # At most one of them is offloaded.
+    host = states.stages[0].host + first.on_host  # at most one of them is offloaded
     for place in range(1, len(each)):
         here, on_host = (
             sum(each[place].parts.values()),
@@ -118,7 +118,7 @@ def memory(
         )
         fuller = here > allocated
         if place >= len(pipeline.ends):
-            between = pipeline.between(candidates)
+            between = pipeline_between(candidates)
             fuller = between & fuller
             on_host = where(between, on_host, 0.0) if anywhere(on_host) else 0.0
         host = maximum(host, on_host)
@@ -182,48 +182,54 @@ def _saved_activation_bytes(case: TrainingCase, c: Candidates, *, layer: LayerBy
     return chunk_activations(candidates=c, layer=layer, layers=float(case.model.total_layers))
 
 
-def cached_gradients(case: TrainingCase, candidates: Candidates) -> tuple[Floats, Floats]:
-    """Return the bytes of the empty weight gradients that Transformer Engine caches, one per matrix
-    of a layer.
+def cached_gradients(
+    case: TrainingCase, candidates: Candidates
+) -> Mapping[tuple[int, ...], Floats]:
+    """Return bytes of the empty weight gradients that Transformer Engine caches, one per shape of a
+    matrix, by the places of the kinds of layers that have it.
 
-    The second value is the additional bytes for dense layers of a model with experts. Both are zero
-    without Transformer Engine's modules, and under FSDP, which gives every matrix its own gradient.
+    Empty without its modules, and under FSDP, which gives every matrix its own gradient.
     """
     workload, c = case.workload, candidates
     if workload.lora is not None or not workload.has_transformer_engine:
-        return 0.0, 0.0
+        return {}
     if not framework_facts(workload.framework).caches_weight_gradients:
-        return 0.0, 0.0
+        return {}
     if c.is_alone:
         ranks = (c.tensor_parallel_size, c.expert_parallel_size, c.expert_tensor_parallel_size)
-        each, dense = _shapes.get((case.model,), ranks, lambda: _shape_entries(case.model, c))
+        sizes = _shapes.get((case.model,), ranks, lambda: _shape_entries(case.model, c))
     else:
-        each, dense = _shape_entries(case.model, c)
+        sizes = _shape_entries(case.model, c)
     e, kept = workload.activation_element_bytes, c.zero_stage < 3
-    return e * each * kept, e * dense * kept
+    return {kinds: e * size * kept for kinds, size in sizes.items()}
 
 
-_shapes: Shared[tuple[Floats, Floats]] = Shared()
+_shapes: Shared[Mapping[tuple[int, ...], Floats]] = Shared()
 
 
-def _shape_entries(model: ModelSpec, c: Candidates) -> tuple[Floats, Floats]:
-    """Return the entries of one matrix of each shape in a layer, and in a dense layer's MLP.
-
-    The second value applies to models in which other layers have experts.
+def _shape_entries(model: ModelSpec, c: Candidates) -> Mapping[tuple[int, ...], Floats]:
+    """Return entries of the matrices of a layer, by the kinds of layers that have one of the
+    shape.
     """
+    shapes: dict[Any, tuple[Matrix, tuple[int, ...]]] = {}
+    for place, (_, kind) in enumerate(model.kinds):
+        seen: Counter[Any] = Counter()
+        for matrix, undivided in zip(rank_matrices(kind, c), layer_matrices(kind), strict=True):
+            shape = matrix.module, undivided.shape
+            seen[shape] += 1
+            if matrix.module != "router":
+                _, kinds = shapes.get((shape, seen[shape]), (matrix, ()))
+                shapes[shape, seen[shape]] = matrix, (*kinds, place)
+    entries: dict[tuple[int, ...], Floats] = {}
+    for matrix, kinds in shapes.values():
+        entries[kinds] = entries.get(kinds, 0.0) + matrix.rows * matrix.inputs
+    return entries
 
-    def entries(matrices: Sequence[Matrix]) -> Floats:
-        return sum(matrix.rows * matrix.inputs for matrix in matrices)
 
-    if model.blocks is not None:
-        apart: dict[Any, Matrix] = {}
-        for _, kind in model.kinds:
-            for matrix, undivided in zip(rank_matrices(kind, c), layer_matrices(kind), strict=True):
-                apart.setdefault((matrix.module, undivided.shape), matrix)
-        return entries([matrix for (module, _), matrix in apart.items() if module != "router"]), 0.0
-    each = rank_matrices(model, c)
-    dense = mlp_matrices(model, tensor=c.tensor_parallel_size) if model.num_experts else []
-    return entries([matrix for matrix in each if matrix.module != "router"]), entries(dense)
+def anyone(layers: StageLayers, kinds: Iterable[int]) -> Bools:
+    """Return whether a stage has a layer of one of these kinds."""
+    there: Bools = sum((layers.kinds[place] for place in kinds), 0.0) > 0.0
+    return there
 
 
 PARTITION_PARAMETERS = 1e9

@@ -1,66 +1,61 @@
-"""A model's layers and ends on one rank of each candidate, computed once per combination of the
-axes they depend on.
+"""A model's layers of each kind and its ends on one rank of each candidate, computed once per
+combination of their axes.
 """
 
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hp_tool.cost.arrays import Floats
-from hp_tool.cost.block import LayerBytes, LayerTime, further_axes, shapes
+from hp_tool.cost.block import (
+    BlockBytes,
+    BlockTime,
+    LayerBytes,
+    LayerTime,
+    further_axes,
+    shapes,
+    windowed_length,
+)
 from hp_tool.cost.candidates import Candidates, unique_rows
 from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.embedding_and_head import HeadTime, head_time
 from hp_tool.cost.encoder_decoder import both_heads, mean_layer_bytes, mean_layer_time
 from hp_tool.cost.layer import layer_bytes, layer_time, mixer_bytes, mixer_time
 from hp_tool.cost.moe import expert_kernels, merged_share, with_launches
-from hp_tool.cost.pipeline_stages import Pipeline
+from hp_tool.cost.pipeline_stages import Pipeline, mean_layer
 from hp_tool.cost.recomputation import layer_axes
 from hp_tool.cost.shared import Shared
+from hp_tool.domain.model import ModelSpec
 
 Columns = TypeVar("Columns", HeadTime, LayerBytes, LayerTime)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelLayers:
-    """Layers and ends of the model for one micro-batch on one rank of each candidate."""
+    """Layers and ends for one micro-batch on one rank of each candidate.
 
-    dense: LayerBytes
-    """A layer without experts; the mean layer of an encoder-decoder model."""
-    sparse: LayerBytes | None
-    """A layer with experts; None for models without."""
-    times: tuple[LayerTime, ...]
-    """Mean layer of a stage; for a model with two kinds of layers, a dense layer and one with
-    experts.
+    Layers are in the order of `ModelSpec.kinds`; an encoder-decoder model has its mean layer.
     """
+
+    kept: tuple[LayerBytes, ...]
+    times: tuple[LayerTime, ...]
     recorded_times: tuple[LayerTime, ...]
     """`times` with CUDA graphs, for a single candidate whose query leaves them open."""
     head: HeadTime
-    stages: tuple[LayerBytes, ...] = ()
-    """For a model with `blocks`, the mean layer of each representative stage; `dense` is that of
-    the critical stage.
-    """
 
     def mean_time(self, pipeline: Pipeline) -> LayerTime:
-        """Return the mean layer of the critical stage."""
-        dense, *sparse = self.times
-        return _mix_layers(dense, sparse[0], pipeline.critical.expert_share) if sparse else dense
+        """Return the mean layer of a stage with most layers."""
+        return mean_layer(self.times, pipeline.critical)
 
     def of_stages(self, pipeline: Pipeline) -> list[LayerBytes]:
         """Return the mean layer of each representative stage."""
-        if self.stages:
-            return list(self.stages)
-        if self.sparse is None:
-            return [self.dense] * len(pipeline.stages)
-        return [
-            _mix_layers(self.dense, self.sparse, stage.layers.expert_share)
-            for stage in pipeline.stages
-        ]
+        return [mean_layer(self.kept, stage.layers) for stage in pipeline.stages]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,52 +64,44 @@ class LayerKinds:
     of their axes.
     """
 
-    dense: LayerBytes
-    time: LayerTime
-    sparse: LayerBytes | None
-    """A layer with experts, like the following fields."""
-    sparse_time: LayerTime | None
-    merged_time: LayerTime | None
-    """Layer times with merged forward and backward passes; None if no candidate merges them."""
+    kept: tuple[LayerBytes, ...]
+    times: tuple[LayerTime, ...]
+    merged: tuple[LayerTime, ...]
+    """With merged forward and backward passes; empty if there are none."""
+    recorded: tuple[LayerTime, ...]
+    """With CUDA graphs, if a single candidate's query leaves these open."""
+    recorded_merged: tuple[LayerTime, ...]
     head: HeadTime
-    recorded: LayerKinds | None = None
-    """The same with CUDA graphs, for a single candidate whose query leaves them open; None if
-    graphs change nothing.
-    """
 
 
 _kinds: Shared[LayerKinds] = Shared()
 
 
 def model_layers(
-    *, case: TrainingCase, candidates: Candidates, pipeline: Pipeline, micro_batches: Floats
+    *, case: TrainingCase, candidates: Candidates, micro_batches: Floats
 ) -> ModelLayers:
     """Return the layers and ends of the model for legal candidates."""
     kinds, inverse = layer_kinds(case=case, candidates=candidates)
 
-    def times(kinds: LayerKinds) -> tuple[LayerTime, ...]:
-        dense = expand_rows(kinds.time, inverse)
-        if kinds.sparse_time is None:
-            return (dense,)
-        sparse = expand_rows(kinds.sparse_time, inverse)
-        if kinds.merged_time is not None:
-            share = merged_share(
-                candidates, micro_batches=micro_batches, merges=case.workload.merges_passes
-            )
-            sparse = _mix_layers(sparse, expand_rows(kinds.merged_time, inverse), share)
-        both = pipeline.dense is not None
-        return (
-            (dense, sparse)
-            if both
-            else (_mix_layers(dense, sparse, pipeline.critical.expert_share),)
+    def times(alone: tuple[LayerTime, ...], merged: tuple[LayerTime, ...]) -> tuple[LayerTime, ...]:
+        own = tuple(expand_rows(each, inverse) for each in alone)
+        if not merged:
+            return own
+        share = merged_share(
+            candidates, micro_batches=micro_batches, merges=case.workload.merges_passes
+        )
+        return tuple(
+            one if other is alone[place] else _mix(one, expand_rows(other, inverse), share)
+            for place, (one, other) in enumerate(zip(own, merged, strict=True))
         )
 
-    own = times(kinds)
+    own = times(kinds.times, kinds.merged)
     return ModelLayers(
-        dense=expand_rows(kinds.dense, inverse),
-        sparse=None if kinds.sparse is None else expand_rows(kinds.sparse, inverse),
+        kept=tuple(expand_rows(each, inverse) for each in kinds.kept),
         times=own,
-        recorded_times=own if kinds.recorded is None else times(kinds.recorded),
+        recorded_times=own
+        if kinds.recorded is kinds.times
+        else times(kinds.recorded, kinds.recorded_merged),
         head=expand_rows(kinds.head, inverse),
     )
 
@@ -152,48 +139,73 @@ def _layer_kinds(
     gradients.
     """
     if case.model.architecture == "encoder_decoder":
+        mean = (mean_layer_time(case=case, candidates=candidates),)
         return LayerKinds(
-            dense=mean_layer_bytes(case=case, candidates=candidates),
-            time=mean_layer_time(case=case, candidates=candidates),
-            sparse=None,
-            sparse_time=None,
-            merged_time=None,
+            kept=(mean_layer_bytes(case=case, candidates=candidates),),
+            times=mean,
+            merged=(),
+            recorded=mean,
+            recorded_merged=(),
             head=both_heads(case=case, candidates=candidates),
         )
     s = shapes(case=case, candidates=candidates)
-    attention = mixer_time(case=case, candidates=candidates, s=s)
-    kept = mixer_bytes(case=case, candidates=candidates, s=s)
-
-    timed = functools.partial(
-        layer_time, candidates=candidates, split_backward=splits, s=s, attention=attention
-    )
-    head = head_time(case=case, candidates=candidates, s=s)
-    plain = case.of(case.model.without_experts) if case.model.num_experts else case
-    dense, dense_time = (
-        layer_bytes(case=plain, candidates=candidates, s=s, attention=kept),
-        timed(case=plain),
-    )
-    if not case.model.num_experts:
-        return LayerKinds(
-            dense=dense, time=dense_time, sparse=None, sparse_time=None, merged_time=None, head=head
-        )
-    kernels = expert_kernels(case=case, candidates=candidates, s=s)
-
-    def with_experts(case: TrainingCase, *, recorded: LayerKinds | None = None) -> LayerKinds:
-        second = with_launches(kernels, case=case, candidates=candidates)
-        return LayerKinds(
-            dense=dense,
-            time=dense_time,
-            sparse=sparse,
-            sparse_time=timed(case=case, second=second),
-            merged_time=timed(case=case, second=second, merged=True) if merges else None,
-            head=head,
-            recorded=recorded,
-        )
-
-    sparse = layer_bytes(case=case, candidates=candidates, s=s, attention=kept)
     opens_graphs = candidates.is_alone and case.recorded is not None
-    return with_experts(case, recorded=with_experts(case.with_graphs) if opens_graphs else None)
+    mixers: dict[ModelSpec, tuple[BlockBytes, BlockTime]] = {}
+    kept, each = [], []
+    for _, kind in case.model.kinds:
+        own, of_kind = case.of(kind), s
+        if case.model.blocks is not None:
+            attended = windowed_length(kind, case.workload.computed_attention_length)
+            of_kind = replace(s, attended=attended)
+        mixer = _mixer_of(kind) if len(case.model.kinds) > 1 else kind
+        if mixer not in mixers:
+            mixers[mixer] = (
+                mixer_bytes(case=own, candidates=candidates, s=of_kind),
+                mixer_time(case=own, candidates=candidates, s=of_kind),
+            )
+        of_bytes, of_time = mixers[mixer]
+        kept.append(layer_bytes(case=own, candidates=candidates, s=of_kind, attention=of_bytes))
+        timed = functools.partial(
+            layer_time, candidates=candidates, split_backward=splits, s=of_kind, attention=of_time
+        )
+        if not kind.num_experts:
+            each.append((timed(case=own),) * 4)
+            continue
+        kernels = expert_kernels(case=own, candidates=candidates, s=of_kind)
+
+        def with_experts(
+            case: TrainingCase,
+            kernels: BlockTime = kernels,
+            timed: Callable[..., LayerTime] = timed,
+        ) -> tuple[LayerTime, LayerTime]:
+            second = with_launches(kernels, case=case, candidates=candidates)
+            plain = timed(case=case, second=second)
+            return plain, timed(case=case, second=second, merged=True) if merges else plain
+
+        plain = with_experts(own)
+        each.append((*plain, *(with_experts(own.with_graphs) if opens_graphs else plain)))
+    times, merged, recorded, recorded_merged = zip(*each, strict=True)
+    if not case.model.num_experts:
+        merges = opens_graphs = False
+    return LayerKinds(
+        kept=tuple(kept),
+        times=times,
+        merged=merged if merges else (),
+        recorded=recorded if opens_graphs else times,
+        recorded_merged=recorded_merged if merges else (),
+        head=head_time(case=case, candidates=candidates, s=s),
+    )
+
+
+def _mixer_of(kind: ModelSpec) -> ModelSpec:
+    """Return a model that layers with an equal mixer have in common, whatever follows it."""
+    return replace(
+        kind.without_experts,
+        num_hidden_layers=1,
+        sliding_window_layers=None,
+        intermediate_size=None,
+        feed_forward="none" if kind.feed_forward == "none" else None,
+    )
 
 
 def expand_rows(columns: Columns, inverse: NDArray[np.intp] | None) -> Columns:
@@ -211,12 +223,10 @@ def expand_rows(columns: Columns, inverse: NDArray[np.intp] | None) -> Columns:
     )
 
 
-def _mix_layers(dense: Columns, sparse: Columns, moe_fraction: Floats) -> Columns:
-    """Return the mean layer of a stage in which the fraction `moe_fraction` of the layers costs
-    `sparse`.
-    """
+def _mix(one: LayerTime, other: LayerTime, share: Floats) -> LayerTime:
+    """Return the mean layer of which the fraction `share` is `other`."""
     values = {}
-    for name in dense.__slots__:
-        one = getattr(dense, name)
-        values[name] = one + moe_fraction * (getattr(sparse, name) - one)
-    return type(dense)(**values)
+    for name in one.__slots__:
+        own = getattr(one, name)
+        values[name] = own + share * (getattr(other, name) - own)
+    return LayerTime(**values)

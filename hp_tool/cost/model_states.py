@@ -5,7 +5,7 @@ update them.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from hp_tool.cost.arrays import Bools, Floats, Ints, anywhere, maximum, minimum, where
@@ -36,7 +36,7 @@ from hp_tool.cost.parameters import (
     output_parameters,
     special_parameters,
 )
-from hp_tool.cost.pipeline_stages import Pipeline, StageLayers
+from hp_tool.cost.pipeline_stages import Pipeline, StageLayers, pipeline_between
 from hp_tool.cost.precision import weight_copies
 from hp_tool.cost.schedules.bubble import with_mirrored_stage
 from hp_tool.cost.shared import Shared
@@ -109,7 +109,7 @@ def state_costs(
     added = _accumulation_traffic(workload, micro_batches, run) if by_run else 0.0
     pieces = (
         1.0 + (c.zero_stage >= 2) * pipeline.critical.count
-    )  # Layers, and the ends of the model.
+    )  # layers, and the ends of the model
     stages, times = _divide_states(
         _shared_bytes(case, c, pipeline, size),
         case=case,
@@ -145,7 +145,7 @@ def state_costs(
             candidates=c,
             division=division,
             expert_division=expert_division,
-            stages=_largest_stages(c, pipeline),
+            stages=_largest_stages(pipeline),
             matrices=_largest_over_stages(stage_matrices(case, c, pipeline), pipeline, c),
         )
         times = replace(times, update_s=times.update_s + muon)
@@ -210,12 +210,13 @@ def stage_parameters(
     model = case.model
     t, p = candidates.tensor_parallel_size, candidates.pipeline_parallel_size
 
-    def of(kind: ModelSpec) -> tuple[Floats, Floats]:
+    def of(kind: ModelSpec) -> Floats:
         if candidates.is_alone:
             return _weights.get((kind,), (t,), lambda: _layer_weights(kind, t))
         return _layer_weights(kind, t)
 
-    layers = _layer_sums(model, candidates, pipeline, of)
+    each = [of(kind) for _, kind in model.kinds]
+    layers = [stage.layer_sum(each) for stage in pipeline.stages]
     embedding = embedding_parameters(
         model, sequence_length=case.workload.sequence_length, tensor_parallel_size=t
     )
@@ -239,35 +240,13 @@ def stage_parameters(
     ]
 
 
-_weights: Shared[tuple[Floats, Floats]] = Shared()
+_weights: Shared[Floats] = Shared()
 
 
-def _layer_sums(
-    model: ModelSpec,
-    c: Candidates,
-    pipeline: Pipeline,
-    of: Callable[[ModelSpec], tuple[Floats, Floats]],
-) -> list[Floats]:
-    """Return sums over the layers of each stage.
-
-    `of` returns, for a kind of layer, (its value without experts, the additional value with
-    experts).
-    """
-    each = [of(kind) for _, kind in model.kinds]
-    if model.blocks is None:
-        ((dense, more),) = each
-        return [stage.layer_sum(dense=dense, more=more) for stage in pipeline.stages]
-    return [stage.kinds_sum([dense + more for dense, more in each]) for stage in pipeline.stages]
-
-
-def _layer_weights(model: ModelSpec, t: Ints) -> tuple[Floats, Floats]:
-    """Return the parameters of a dense layer on one rank, and the additional ones of a layer with
-    experts, excluding routed experts.
-    """
-    dense = layer_parameters(model, tensor_parallel_size=t)
-    return dense, moe_shared_parameters(
-        model, tensor_parallel_size=t
-    ) - dense if model.num_experts else 0.0
+def _layer_weights(kind: ModelSpec, t: Ints) -> Floats:
+    """Return parameters of a layer of one kind on one rank, without routed experts."""
+    of_layer = moe_shared_parameters if kind.num_experts else layer_parameters
+    return of_layer(kind, tensor_parallel_size=t)
 
 
 def stage_matrices(case: TrainingCase, candidates: Candidates, pipeline: Pipeline) -> list[Floats]:
@@ -276,11 +255,8 @@ def stage_matrices(case: TrainingCase, candidates: Candidates, pipeline: Pipelin
     """
     model = case.model
 
-    def of(kind: ModelSpec) -> tuple[Floats, Floats]:
-        dense = _matrix_entries(kind.without_experts, candidates)
-        return dense, _matrix_entries(kind, candidates) - dense if kind.num_experts else 0.0
-
-    layers = _layer_sums(model, candidates, pipeline, of)
+    each = [_matrix_entries(kind, candidates) for _, kind in model.kinds]
+    layers = [stage.layer_sum(each) for stage in pipeline.stages]
     return [
         weights + stage.extra_layers * 2.0 * model.hidden_size**2
         for weights, stage in zip(layers, pipeline.stages, strict=True)
@@ -312,7 +288,7 @@ def _expert_bytes(
     ranks = candidates.expert_parallel_size * candidates.expert_tensor_parallel_size
     experts = max(
         expert_parameters(kind) for _, kind in case.model.kinds
-    )  # All layers with experts are equal.
+    )  # all layers with experts are equal
     adapters = _adapters(case, candidates, pipeline, routed=True)
     sizes = []
     for stage, added in zip(pipeline.stages, adapters, strict=True):
@@ -334,11 +310,10 @@ def _adapters(
     model, lora = case.model, case.workload.lora
     if lora is None:
         return [None] * len(pipeline.stages)
-    dense, sparse = (
-        layer_adapter_parameters(kind, lora, candidates, routed=routed)
-        for kind in (model.without_experts, model)
-    )
-    return [stage.layer_sum(dense=dense, more=sparse - dense) for stage in pipeline.stages]
+    each = [
+        layer_adapter_parameters(kind, lora, candidates, routed=routed) for _, kind in model.kinds
+    ]
+    return [stage.layer_sum(each) for stage in pipeline.stages]
 
 
 def _frozen_parameters(
@@ -406,7 +381,7 @@ def _gathered_bytes(
 
 
 def layer_on_rank(model: ModelSpec, candidates: Candidates) -> Floats:
-    """Return the parameters of one layer on one rank; if a model has both kinds, of the larger."""
+    """Return parameters of one layer on one rank, of those with experts if a model has any."""
     t = candidates.tensor_parallel_size
     if model.architecture == "encoder_decoder":
         return layer_parameters(model, tensor_parallel_size=t) + attention_parameters(
@@ -458,7 +433,7 @@ def _divide_states(
     )
     kept = gradient_share + (bucket_share + whole) * (ranks > 1)
     gathered: Bools = False
-    if framework.wide_weights:  # The shards are wider than the gathered weights.
+    if framework.wide_weights:  # the shards are wider than what is gathered
         gathered = (zero_stage == 2) & (ranks > 1)
         weight_share = where(gathered, shard, weight_share)
     states = [
@@ -532,40 +507,28 @@ def _divide_states(
 def _largest_over_stages(
     columns: Sequence[Floats], pipeline: Pipeline, candidates: Candidates
 ) -> Floats:
-    """Return the maximum of a quantity over the stages.
+    """Return the largest of a quantity of each stage.
 
-    The candidates are both ends and, with two kinds of layers, the stages between them.
+    These are both ends, and with several kinds of layers the stages between them.
     """
     ends = len(pipeline.ends)
     largest = functools.reduce(maximum, columns[:ends])
-    if (pipeline.dense is not None or pipeline.critical.kinds) and len(columns) > ends:
-        between = pipeline.between(candidates)
+    if pipeline.work and len(columns) > ends:
+        between = pipeline_between(candidates)
         largest = functools.reduce(
             maximum, (where(between, column, 0.0) for column in columns[ends:]), largest
         )
     return largest
 
 
-def _largest_stages(candidates: Candidates, pipeline: Pipeline) -> list[StageLayers]:
-    """Return stages at least as large as the largest, with the layers of the stages with the fewest
-    and most dense layers.
-    """
-    count = maximum(
-        functools.reduce(maximum, [end.layers.count for end in pipeline.ends]),
-        pipeline.critical.count,
+def _largest_stages(pipeline: Pipeline) -> list[StageLayers]:
+    """Return the stages that may have most layers of a kind."""
+    if pipeline.work:
+        return [stage.layers for stage in pipeline.stages]
+    count = functools.reduce(
+        maximum, [end.layers.count for end in pipeline.ends], pipeline.critical.count
     )
-    largest = [replace(pipeline.critical, count=count)]
-    if pipeline.dense is not None:
-        most = maximum(
-            maximum(pipeline.dense.first, pipeline.dense.last),
-            pipeline.dense.between * pipeline.dense.most,
-        )
-        largest.append(
-            StageLayers(
-                count=count, expert_share=1.0 - minimum(most / pipeline.critical.count, 1.0)
-            )
-        )
-    return largest
+    return [replace(pipeline.critical, count=count, kinds=(count,))]
 
 
 def _with_offload(

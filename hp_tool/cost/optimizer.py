@@ -273,27 +273,14 @@ def orthogonalize_seconds(
     keys and values separately (muon_split_qkv). Whole matrices are distributed over the `shards`
     ranks that divide the states (LayerWiseDistributedOptimizer), so a rank has at least one.
     """
-    model = case.model
-    count, fraction = layers.count, layers.expert_share
-    dense = rank_matrices(model.without_experts, candidates)
-    if not model.num_experts:
-        return _busiest_rank_seconds(dense, count, shards, machine=case)
-    sparse = rank_matrices(model, candidates)
-    beside = _busiest_rank_seconds(
-        [matrix for matrix in sparse if not matrix.routed], count * fraction, shards, machine=case
-    )
-    experts = _busiest_rank_seconds(
-        [matrix for matrix in sparse if matrix.routed],
-        count * fraction,
-        expert_shards,
-        machine=case,
-    )
-    return (
-        _busiest_rank_seconds(dense, count * (1.0 - fraction), shards, machine=case)
-        * (fraction < 1.0)
-        + beside
-        + experts
-    )
+    seconds: Floats = 0.0
+    for count, (_, kind) in zip(layers.kinds, case.model.kinds, strict=True):
+        matrices = rank_matrices(kind, candidates)
+        for routed, divided in ((False, shards), (True, expert_shards)):
+            own = [matrix for matrix in matrices if matrix.routed == routed]
+            busiest = _busiest_rank_seconds(own, count, divided, machine=case)
+            seconds = seconds + busiest * (count > 0)
+    return seconds
 
 
 def _busiest_rank_seconds(

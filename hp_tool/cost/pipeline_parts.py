@@ -24,12 +24,11 @@ from hp_tool.cost.arrays import (
 )
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.case import TrainingCase
-from hp_tool.cost.dense_layers import DenseLayers, has_both_kinds
 from hp_tool.cost.pipeline_stages import (
     NO_LAYERS,
     Pipeline,
     PipelineStage,
-    StageLayers,
+    StageWork,
     pipeline_part,
     stage_of,
 )
@@ -259,30 +258,18 @@ class StageKind(NamedTuple):
     """Number of stages in the group."""
     rank: float
     """Rank of its first stage, which has the most micro-batches in flight."""
-    layers: float
-    """Number of layers, excluding those of multi-token prediction."""
-    dense_layers: float
-    """Number of layers without experts, if the model has experts."""
     extra_layers: float
     """Number of layers of multi-token prediction."""
     embedding: float
     embedding_copies: float
     output: float
     chunk_layers: float
-    kinds: tuple[float, ...] = ()
-    """For a model with `blocks`: number of layers of each kind, including multi-token
-    prediction.
-    """
+    kinds: tuple[float, ...]
+    """Layers of each kind, including multi-token prediction."""
 
     def pipeline(self, model: ModelSpec) -> Pipeline:
         """Return one stage of the group as a part of a pipeline."""
-        count: Floats = self.layers + self.extra_layers
-        share: Floats = 1.0 - self.dense_layers / maximum(count, 1) if model.num_experts else 0.0
-        layers = (
-            stage_of(model, self.kinds)
-            if self.kinds
-            else StageLayers(count=count, expert_share=share)
-        )
+        layers = stage_of(model, self.kinds)
         stage = PipelineStage(
             rank=self.rank,
             layers=layers,
@@ -292,20 +279,11 @@ class StageKind(NamedTuple):
             output=self.output,
             extra_layers=self.extra_layers,
         )
-        critical, dense = replace(layers, count=maximum(count, NO_LAYERS)), self.dense_layers
-        kinds = DenseLayers(
-            first=dense,
-            last=dense,
-            between=False,
-            full=count,
-            most=dense,
-            fewest=dense,
-            total=dense,
-        )
+        several = len(self.kinds) > 1
         return Pipeline(
             stages=(stage,),
-            critical=critical,
-            dense=kinds if has_both_kinds(model) else None,
+            critical=replace(layers, count=maximum(layers.count, NO_LAYERS)),
+            work=(StageWork(kinds=self.kinds, embedding=1.0, output=1.0),) if several else (),
             part=1,
             embedding=self.embedding,
             output=self.output,
@@ -362,7 +340,7 @@ def _as_columns(kinds: Sequence[StageKind], inverse: NDArray[np.intp]) -> StageK
     """Return the groups of stages as one group with array fields."""
     plain = len(StageKind._fields) - 1
     columns = np.array([(*kind[:plain], *kind.kinds) for kind in kinds])[inverse].T
-    return StageKind(*columns[:plain])._replace(kinds=tuple(columns[plain:]))
+    return StageKind(*columns[:plain], kinds=tuple(columns[plain:]))
 
 
 def stage_kinds(layout: PipelineLayout, *, stages: int, model: ModelSpec) -> list[StageKind]:
@@ -371,45 +349,24 @@ def stage_kinds(layout: PipelineLayout, *, stages: int, model: ModelSpec) -> lis
     """
     kinds: dict[tuple[Any, ...], StageKind] = {}
     for rank in range(stages):
-        chunks, dense = _chunks(layout, model, rank, stages)
+        chunks = layout.stage(rank, stages=stages)
         contents = (
-            dense,
             _counts(model, chunks),
             *((chunk.embedding, chunk.layers, chunk.mtp_layers, chunk.loss) for chunk in chunks),
         )
         kind = kinds.get(contents)
         kinds[contents] = (
-            kind._replace(ranks=kind.ranks + 1)
-            if kind
-            else _kind(model, chunks, dense, rank, stages)
+            kind._replace(ranks=kind.ranks + 1) if kind else _kind(model, chunks, rank, stages)
         )
     return list(kinds.values())
 
 
 def rank_contents(layout: PipelineLayout, *, rank: int, stages: int, model: ModelSpec) -> StageKind:
     """Return the contents of one rank in a pipeline of `stages` stages."""
-    chunks, dense = _chunks(layout, model, rank, stages)
-    return _kind(model, chunks, dense, rank, stages)
+    return _kind(model, layout.stage(rank, stages=stages), rank, stages)
 
 
-def _chunks(
-    layout: PipelineLayout, model: ModelSpec, rank: int, stages: int
-) -> tuple[tuple[LayoutChunk, ...], int]:
-    """Return a rank's chunks, and the number of their layers that are leading dense layers of a
-    mixture of experts.
-    """
-    leading = (
-        model.num_hidden_layers - model.moe_layers
-        if model.num_experts and model.blocks is None
-        else 0
-    )
-    chunks = layout.stage(rank, stages=stages)
-    return chunks, sum(min(max(leading - chunk.layers_before, 0), chunk.layers) for chunk in chunks)
-
-
-def _kind(
-    model: ModelSpec, chunks: tuple[LayoutChunk, ...], dense: int, rank: int, stages: int
-) -> StageKind:
+def _kind(model: ModelSpec, chunks: tuple[LayoutChunk, ...], rank: int, stages: int) -> StageKind:
     embedding, output, extra = (
         sum(getattr(chunk, name) for chunk in chunks)
         for name in ("embedding", "loss", "mtp_layers")
@@ -419,8 +376,6 @@ def _kind(
     return StageKind(
         ranks=1.0,
         rank=rank,
-        layers=sum(chunk.layers for chunk in chunks),
-        dense_layers=dense,
         extra_layers=extra,
         embedding=embedding,
         embedding_copies=max(embedding, copied),
@@ -433,9 +388,9 @@ def _kind(
 
 
 def _counts(model: ModelSpec, chunks: tuple[LayoutChunk, ...]) -> tuple[float, ...]:
-    """Return the number of layers of each kind in these chunks of a model with `blocks`."""
-    if model.blocks is None:
-        return ()
+    """Return layers of each kind in these chunks."""
+    if len(model.kinds) == 1:
+        return (float(sum(chunk.layers + chunk.mtp_layers for chunk in chunks)),)
     counts = [float(sum(chunk.mtp_layers for chunk in chunks) * count) for count in model.mtp_kinds]
     for chunk in chunks:
         for kind in model.pattern[chunk.layers_before : chunk.layers_before + chunk.layers]:

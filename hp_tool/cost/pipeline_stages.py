@@ -1,48 +1,88 @@
 """Representative stages of each candidate's pipeline, which determine memory and time."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, TypeVar
 
 from hp_tool.cost.arrays import Bools, Floats, Ints, anywhere, maximum, minimum, where
+from hp_tool.cost.block import LayerBytes, LayerTime
 from hp_tool.cost.candidates import DUALPIPE, ZBV, Candidates
 from hp_tool.cost.case import TrainingCase
-from hp_tool.cost.dense_layers import DenseLayers, dense_layers, has_both_kinds
 from hp_tool.cost.filled_stages import split_candidates
 from hp_tool.cost.shared import Shared
+from hp_tool.cost.stage_contents import Between, Contents, Kinds, pipeline_contents
 from hp_tool.domain.frameworks import framework_facts
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.pipeline_layout import stage_layers, v_stage_layers
 
+Columns = TypeVar("Columns", LayerBytes, LayerTime)
 NO_LAYERS = 1e-9
 """Number of layers assumed for an empty stage, because formulas divide by the number of layers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageLayers:
-    """Number of layers of one stage, by kind; shape (n,) or common to all candidates."""
+    """Layers of one stage; shape (n,) or the same for all."""
 
     count: Floats
     """Number of layers, including those of multi-token prediction."""
-    expert_share: Floats = 0.0
+    kinds: Kinds
+    """The same for each kind of layer."""
+    expert_share: Floats
     """Fraction of the layers with experts."""
-    kinds: tuple[Floats, ...] = ()
-    """For a model with `blocks`: number of layers of each kind."""
 
-    def sum(self, *, dense: Floats, more: Floats) -> Floats:
-        """Return the sum of a quantity over the layers: `dense` per layer, plus `more` per layer
-        with experts.
-        """
-        return self.count * (dense + self.expert_share * more)
+    def sum(self, of_kinds: Sequence[Floats]) -> Floats:
+        """Return the sum over the layers of a quantity that has a value for each kind of layer."""
+        return sum(
+            (
+                count * value
+                for count, value in zip(self.kinds, of_kinds, strict=True)
+                if not (isinstance(count, float) and count == 0.0)
+            ),
+            0.0,
+        )
+
+    def times(self, number: Floats) -> StageLayers:
+        """Return `number` times these layers."""
+        return StageLayers(
+            count=number * self.count,
+            kinds=tuple(number * count for count in self.kinds),
+            expert_share=self.expert_share,
+        )
 
 
 def stage_of(model: ModelSpec, counts: Sequence[Floats]) -> StageLayers:
     """Return the layers of a stage with these numbers of layers of each kind."""
+    kinds = [kind for _, kind in model.kinds]
+    if len(kinds) == 1:
+        (count,) = counts
+        return StageLayers(
+            count=count, kinds=(count,), expert_share=1.0 if kinds[0].num_experts else 0.0
+        )
     count = maximum(sum(counts, 0.0), NO_LAYERS)
     with_experts: Floats = sum(
-        layers for layers, (_, kind) in zip(counts, model.kinds, strict=True) if kind.num_experts
+        layers for layers, kind in zip(counts, kinds, strict=True) if kind.num_experts
     )
     return StageLayers(count=count, expert_share=with_experts / count, kinds=tuple(counts))
+
+
+def mean_layer(kinds: Sequence[Columns], layers: StageLayers) -> Columns:
+    """Return the mean of a stage's layers; `kinds` are a layer of each kind."""
+    if len(kinds) == 1:
+        return kinds[0]
+    shares = [
+        (count / layers.count, kind)
+        for count, kind in zip(layers.kinds, kinds, strict=True)
+        if not (isinstance(count, float) and count == 0.0)
+    ]
+    return type(kinds[0])(
+        **{
+            name: sum((share * getattr(kind, name) for share, kind in shares), 0.0)
+            for name in kinds[0].__slots__
+        }
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,22 +109,25 @@ class PipelineStage:
     extra_layers: Ints | Floats
     """Layers of multi-token prediction on the stage, each with a projection and two norms."""
 
-    def layer_sum(self, *, dense: Floats, more: Floats) -> Floats:
+    def layer_sum(self, of_kinds: Sequence[Floats]) -> Floats:
         """Return `StageLayers.sum` over all layers whose weights the stage stores."""
-        own = self.layers.sum(dense=dense, more=more)
-        return own if self.mirrored is None else own + self.mirrored.sum(dense=dense, more=more)
+        own = self.layers.sum(of_kinds)
+        return own if self.mirrored is None else own + self.mirrored.sum(of_kinds)
 
-    def kinds_sum(self, of_kinds: Sequence[Floats]) -> Floats:
-        """Return the sum over all layers of a quantity given for each kind of layer."""
-        counted = zip(self.layers.kinds, of_kinds, strict=True)
-        return sum(
-            (
-                count * value
-                for count, value in counted
-                if not (isinstance(count, float) and count == 0.0)
-            ),
-            0.0,
-        )
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageWork:
+    """What one stage runs for a micro-batch; shape (n,) or the same for all."""
+
+    kinds: Kinds
+    """Its layers of each kind, including multi-token prediction; under DualPipe half of both
+    stages'.
+    """
+    embedding: Floats
+    """Fraction of the micro-batches for which it runs the embedding."""
+    output: Floats
+    ranks: Floats | Bools = 1
+    """Number of such stages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,25 +138,18 @@ class Pipeline:
     """
 
     stages: tuple[PipelineStage, ...]
-    """The first stage and the one with the output layer (the same stage if there is only one).
+    """The first stage and the one with the output layer (equal if the part is one stage).
 
-    If these have fewer layers, the list also contains the fullest stages between them: the second
-    and the last but one. The second has one micro-batch fewer in flight than the first but may have
-    one layer more (Llama 3.1 405B at TP 8 and PP 16 needs 6% more memory there). With two kinds of
-    layers, they are the stages of `dense_layers.fullest_ranks`.
+    If these have fewer layers, also the fullest between them: the second, which has one micro-batch
+    fewer than the first but may have one layer more (Llama 3.1 405B at TP 8 and PP 16 needs 6% more
+    memory there), and the last but one; with several kinds of layers those of `_fullest`.
     """
     critical: StageLayers
-    """Layers of the slowest stage: one between the ends, if there is any; with two kinds of layers,
-    the full stage with the fewest dense layers.
-    """
-    dense: DenseLayers | None = None
-    """Positions of the dense layers if other layers have experts, which determine the slowest
-    stage; None for layers of one kind.
-    """
+    """Layers of a stage with most layers: one between the ends, if there is one."""
+    work: tuple[StageWork, ...] = ()
+    """All stages, equal ones once; none with one kind of layer, where `critical` is the slowest."""
     fewer_first: Floats | Ints = 0
-    """Number of layers by which the first stage has fewer than `critical`; for layers of different
-    cost, the equivalent number of mean layers.
-    """
+    """Layers that the first stage lacks compared with `critical`; of one kind."""
     fewer_last: Floats | Ints = 0
     """The same for the stage with the output layer."""
     fewer: Floats | Ints = 0
@@ -136,32 +172,40 @@ class Pipeline:
         """
         return self.stages[:2]
 
-    def between(self, c: Candidates) -> Bools:
-        """Whether there are stages between the ends, so that stages[2:] count."""
-        lie: Bools = (c.pipeline_parallel_size > 2) & (c.pipeline_schedule != ZBV)
-        return lie
+
+class LayerSizes(NamedTuple):
+    """Sizes of a layer of each kind on one rank."""
+
+    saved: Sequence[Floats]
+    """Bytes of activations for one micro-batch."""
+    parameters: Sequence[Floats]
 
 
+MAX_BETWEEN = 4
+"""Maximum stages between the ends whose memory is computed."""
 _pipelines: Shared[Pipeline] = Shared()
 
 
-def whole_pipeline(case: TrainingCase, c: Candidates) -> Pipeline:
+def whole_pipeline(
+    case: TrainingCase, c: Candidates, *, sizes: LayerSizes | None = None
+) -> Pipeline:
     """Return the stages of the whole pipeline, with L/p layers each.
 
-    If p v does not divide L, some stages have fewer layers, starting with the ends
-    (`domain.pipeline_layout`); those in between count as full. If the framework balances blocks,
-    stages are divided by weight.
+    If p v does not divide L, some have fewer, the ends first (`domain.pipeline_layout`); those
+    between count as full if all layers are equal. If the framework balances blocks, stages are
+    divided by weight. `sizes` tell which stages of several kinds of layers may be the fullest; by
+    default all of them are returned.
     """
-    if not c.is_alone:
-        return _whole_pipeline(case, c)
-    sizes = (c.pipeline_parallel_size, c.virtual_pipeline_parallel_size, c.pipeline_schedule)
+    if not c.is_alone or len(case.model.kinds) > 1:
+        return _whole_pipeline(case, c, sizes)
+    axes = (c.pipeline_parallel_size, c.virtual_pipeline_parallel_size, c.pipeline_schedule)
     return _pipelines.get(
-        (case.model,), (case.workload.framework, *sizes), lambda: _whole_pipeline(case, c)
+        (case.model,), (case.workload.framework, *axes), lambda: _whole_pipeline(case, c, None)
     )
 
 
-def _whole_pipeline(case: TrainingCase, c: Candidates) -> Pipeline:
-    model, p, depths = case.model, c.pipeline_parallel_size, case.model.num_nextn_predict_layers
+def _whole_pipeline(case: TrainingCase, c: Candidates, sizes: LayerSizes | None) -> Pipeline:
+    model, p = case.model, c.pipeline_parallel_size
     framework = framework_facts(case.workload.framework)
     if framework.balances_blocks:
         return _filled_pipeline(model, c)
@@ -169,37 +213,34 @@ def _whole_pipeline(case: TrainingCase, c: Candidates) -> Pipeline:
     split: dict[str, Any] = {"num_layers": model.total_layers, "stages": p, "chunks": chunks}
     split["begins_dense"] = model.begins_dense
     on_ends = stage_layers(**split, late=framework.late_layers)
-    if c.names_schedules:  # In a V, the first and the last chunk are on the same rank.
+    if c.names_schedules:  # in a V the first and the last chunks are on the same ranks
         on_v_ends = v_stage_layers(**split)
         on_ends = tuple(
             where(c.is_v, folded, plain) for folded, plain in zip(on_v_ends, on_ends, strict=True)
         )
+    if len(model.kinds) > 1:
+        held = pipeline_contents(model, c, late=framework.late_layers)
+        return _unlike_pipeline(model, c, held, sizes=sizes, each=on_ends[2])
     first_layers, last_layers, each = on_ends
     fewer_first, fewer_last, fewer = (
         each - first_layers,
         each - last_layers,
         p * each - model.total_layers,
     )
-    # Multi-token prediction runs with the output layer, which ZB-V has on its first rank.
-    on_v = depths * c.is_v if depths else 0
-    counts = each - fewer_first + ((p == 1) * depths + on_v), each - fewer_last + (depths - on_v)
-    dense = dense_layers(model, c, late=framework.late_layers) if has_both_kinds(model) else None
-    first, last = (
-        _layers_of_kinds(model, count, dense=leading)
-        for count, leading in zip(
-            counts, (dense.first, dense.last) if dense else (0, 0), strict=True
-        )
-    )
-    fewest = (
-        0 if dense is None else where(dense.between, dense.fewest, minimum(dense.first, dense.last))
-    )
+    depths = model.num_nextn_predict_layers
+    on_first, on_last = _prediction_layers(model, c)
+    first = stage_of(model, [each - fewer_first + on_first])
+    last = stage_of(model, [each - fewer_last + on_last])
     stages: tuple[PipelineStage, ...] = whole_ends(model, c, (first, last))
-    if anywhere(((fewer_first > 0) | (dense is not None)) & (p > 2) & (c.pipeline_schedule != ZBV)):
-        stages = (*stages, *_between_ends(model, c, each, dense=dense))
+    if anywhere((fewer_first > 0) & (p > 2) & (c.pipeline_schedule != ZBV)):
+        middle = maximum(p - 2, 1)
+        fullest = pipeline_part(
+            model, c, first_rank=1, layers_before=0.0, stages=middle, layers=each
+        )
+        stages = (*stages, *fullest.stages)
     return Pipeline(
         stages=stages,
-        critical=_layers_of_kinds(model, each, dense=fewest),
-        dense=dense,
+        critical=stage_of(model, [each]),
         fewer_first=fewer_first,
         fewer_last=fewer_last,
         fewer=fewer,
@@ -207,28 +248,155 @@ def _whole_pipeline(case: TrainingCase, c: Candidates) -> Pipeline:
     )
 
 
-def _between_ends(
-    model: ModelSpec, c: Candidates, each: Floats, *, dense: DenseLayers | None
-) -> tuple[PipelineStage, ...]:
-    """Return the fullest stages between the ends, with `each` layers."""
-    if dense is None:
-        middle = maximum(c.pipeline_parallel_size - 2, 1)
-        return pipeline_part(
-            model, c, first_rank=1, layers_before=0.0, stages=middle, layers=each
-        ).stages
-    return tuple(
-        PipelineStage(
-            rank=stage.rank,
-            layers=_layers_of_kinds(model, each, dense=stage.dense),
-            mirrored=_mirrored_layers(c, _layers_of_kinds(model, each, dense=stage.mirrored)),
-            chunk_layers=each / c.virtual_pipeline_parallel_size,
-            embedding=0,
-            embedding_copies=0,
-            output=0,
-            extra_layers=0,
+def _prediction_layers(model: ModelSpec, c: Candidates) -> tuple[Floats | Ints, Floats | Ints]:
+    """Return layers of multi-token prediction on the first and on the last stage.
+
+    They are with the output layer, which ZB-V has on its first rank.
+    """
+    depths = model.num_nextn_predict_layers
+    on_v = depths * c.is_v if depths else 0
+    return (c.pipeline_parallel_size == 1) * depths + on_v, depths - on_v
+
+
+# Models with several kinds of layers: which stage is slowest or fullest depends on its contents.
+
+
+def _unlike_pipeline(
+    model: ModelSpec,
+    c: Candidates,
+    held: Contents,
+    *,
+    sizes: LayerSizes | None,
+    each: Floats,
+) -> Pipeline:
+    """Return the pipeline with these contents; `each` are the layers of its fullest stage."""
+    p, dual = c.pipeline_parallel_size, _is_dual(c)
+    depths, mtp = model.num_nextn_predict_layers, model.mtp_kinds
+    ends = tuple(
+        stage_of(
+            model, [count + extra * of_kind for count, of_kind in zip(counts, mtp, strict=True)]
         )
-        for stage in dense.fullest
+        for counts, extra in zip((held.first, held.last), _prediction_layers(model, c), strict=True)
     )
+    stages: tuple[PipelineStage, ...] = whole_ends(model, c, (ends[0], ends[1]))
+    if anywhere(pipeline_between(c)):
+        stages = (
+            *stages,
+            *(_stage_between(model, c, stage) for stage in _fullest(model, c, held, sizes)),
+        )
+    output_first: Floats = 1.0 * (p == 1)
+    here: Floats = 1.0
+    first, last = held.first, held.last
+    if c.names_schedules:
+        halves = dual & (p > 1)
+        here = where(halves, 0.5, 1.0)
+        output_first = where(halves, 0.5, where(c.is_v, 1.0, output_first))
+        first, last = (
+            tuple(
+                where(halves, 0.5 * (count + mirrored), count)
+                for count, mirrored in zip(own, other, strict=True)
+            )
+            for own, other in ((held.first, held.last), (held.last, held.first))
+        )
+
+    def end(kinds: Kinds, embedding: Floats, output: Floats, ranks: Bools = True) -> StageWork:
+        with_depths = tuple(
+            count + output * (depths * of_kind) if depths and of_kind else count
+            for count, of_kind in zip(kinds, mtp, strict=True)
+        )
+        return StageWork(kinds=with_depths, embedding=embedding, output=output, ranks=ranks)
+
+    def between(stage: Between) -> StageWork:
+        kinds = stage.layers
+        if c.names_schedules:
+            kinds = tuple(
+                where(dual, 0.5 * (count + mirrored), count)
+                for count, mirrored in zip(kinds, stage.mirrored, strict=True)
+            )
+        return StageWork(kinds=kinds, embedding=0.0, output=0.0, ranks=stage.ranks)
+
+    critical = stage_of(model, held.fullest)
+    return Pipeline(
+        stages=stages,
+        critical=replace(critical, count=each),
+        work=(
+            end(first, here, output_first),
+            end(last, 1.0 - here, 1.0 - output_first, p > 1),
+            *map(between, held.between),
+        ),
+        depths=depths,
+    )
+
+
+def _fullest(
+    model: ModelSpec, c: Candidates, held: Contents, sizes: LayerSizes | None
+) -> Sequence[Between]:
+    """Return the stages between the ends that may need most memory.
+
+    Of many, these are the one with most activations, which has those of p - r micro-batches, and
+    the one with most weights, which matters under full recomputation.
+    """
+    if sizes is None or len(held.between) <= MAX_BETWEEN:
+        return held.between
+
+    def largest(size: Callable[[Between], Floats]) -> Between:
+        best = held.between[0]
+        for stage in held.between[1:]:
+            fuller = size(stage) > size(best)
+            best = Between(
+                where(fuller, stage.rank, best.rank),
+                *(
+                    tuple(
+                        where(fuller, one, other)
+                        for one, other in zip(stage[field], best[field], strict=True)
+                    )
+                    for field in (1, 2)
+                ),
+                best.ranks,
+            )
+        return best
+
+    def activations(stage: Between) -> Floats:
+        return (c.pipeline_parallel_size - stage.rank) * stage_of(model, stage.layers).sum(
+            sizes.saved
+        )
+
+    return [
+        largest(activations),
+        largest(lambda stage: stage_of(model, stage.layers).sum(sizes.parameters)),
+    ]
+
+
+def _stage_between(model: ModelSpec, c: Candidates, stage: Between) -> PipelineStage:
+    own = stage_of(model, stage.layers)
+    mirrored = _mirrored_layers(c, stage_of(model, stage.mirrored))
+    count = own.count
+    if mirrored is not None:
+        count = where(_is_dual(c), 0.5 * (own.count + mirrored.count), own.count)
+    return PipelineStage(
+        rank=stage.rank,
+        layers=own,
+        mirrored=mirrored,
+        chunk_layers=count / c.virtual_pipeline_parallel_size,
+        embedding=0,
+        embedding_copies=0,
+        output=0,
+        extra_layers=0,
+    )
+
+
+def _is_dual(c: Candidates) -> Bools:
+    dual: Bools = c.pipeline_schedule == DUALPIPE
+    return dual
+
+
+def pipeline_between(c: Candidates) -> Bools:
+    """Return where there are stages between the ends."""
+    lie: Bools = (c.pipeline_parallel_size > 2) & (c.pipeline_schedule != ZBV)
+    return lie
+
+
+# Parts of a pipeline.
 
 
 def pipeline_part(
@@ -239,42 +407,33 @@ def pipeline_part(
     layers_before: Floats,
     stages: Ints | Floats,
     layers: Floats,
-    dense: Floats | None = None,
+    kinds: Kinds | None = None,
     embedding: bool | int = 0,
     output: bool | int = 0,
 ) -> Pipeline:
-    """Return consecutive stages of a pipeline, with `layers` layers each.
+    """Return neighbouring stages of a pipeline, with `layers` layers each.
 
-    `dense` of these layers have no experts; None: as many as are leading dense layers of the model
-    after the first `layers_before` layers. `embedding` and `output` state whether the part starts
-    and ends the model.
+    `kinds` are those of a single stage; None: those after `layers_before` others, of which dense
+    ones lead. `embedding` and `output` are whether the part begins and ends the model.
     """
     depths = model.num_nextn_predict_layers if output else 0
     alone = stages == 1
-    kinds = None
-    if has_both_kinds(model):
-        left = maximum(model.num_hidden_layers - model.moe_layers - layers_before, 0)
-        on_first, on_last = (
-            minimum(maximum(left - place * layers, 0), layers) for place in (0, stages - 1)
-        )
-        if dense is not None:
-            on_first = on_last = left = dense
-        kinds = DenseLayers(
-            first=on_first,
-            last=on_last,
-            between=False,
-            full=layers,
-            most=on_first,
-            fewest=on_last,
-            total=minimum(left, stages * layers),
-        )
+    contents: list[Kinds] = [(layers,), (layers,)]
+    predicted: tuple[int, ...] = (1,)
+    if len(model.kinds) > 1:
+        predicted = model.mtp_kinds
+        contents = [
+            kinds or _leading_kinds(model, layers_before + place * layers, layers)
+            for place in (0, stages - 1)
+        ]
     first, last = (
-        _layers_of_kinds(model, layers + extra, dense=leading)
-        for extra, leading in zip(
-            (alone * depths, depths), (kinds.first, kinds.last) if kinds else (0, 0), strict=True
+        stage_of(
+            model,
+            [count + extra * of_kind for count, of_kind in zip(counts, predicted, strict=True)],
         )
+        for counts, extra in zip(contents, (alone * depths, depths), strict=True)
     )
-    return Pipeline(
+    part = Pipeline(
         stages=_ends(
             model,
             c,
@@ -283,33 +442,44 @@ def pipeline_part(
             embedding=(embedding, alone * embedding),
             output=(alone * output, output),
         ),
-        critical=StageLayers(count=layers, expert_share=last.expert_share),
-        dense=kinds,
+        critical=replace(stage_of(model, contents[1]), count=layers),
         part=stages,
         embedding=embedding,
         output=output,
         depths=model.num_nextn_predict_layers,
     )
+    if len(model.kinds) == 1:
+        return part
+    whole, between = 1.0 * alone, maximum(stages - 2, 0)
+    total = kinds or _leading_kinds(model, layers_before, stages * layers)
+    middle = tuple(
+        maximum(count - one - (1 - alone) * other, 0.0) / maximum(between, 1)
+        for count, one, other in zip(total, *contents, strict=True)
+    )
+    return replace(
+        part,
+        work=(
+            StageWork(kinds=first.kinds, embedding=1.0, output=whole),
+            StageWork(kinds=last.kinds, embedding=0.0, output=1.0 - whole, ranks=stages > 1),
+            StageWork(kinds=middle, embedding=0.0, output=0.0, ranks=between),
+        ),
+    )
+
+
+def _leading_kinds(model: ModelSpec, before: Floats, layers: Floats) -> Kinds:
+    """Return the kinds of `layers` layers after `before` others, where dense ones lead."""
+    leading = model.num_hidden_layers - model.moe_layers
+    dense = minimum(maximum(leading - before, 0.0), layers)
+    return dense, layers - dense
 
 
 def _mirrored_layers(c: Candidates, layers: StageLayers) -> StageLayers | None:
     """Return the layers of the mirrored stage, which DualPipe stores too; None under other
     schedules.
     """
-    if not (c.names_schedules and anywhere(c.pipeline_schedule == DUALPIPE)):
+    if not (c.names_schedules and anywhere(_is_dual(c))):
         return None
-    return StageLayers(
-        count=(c.pipeline_schedule == DUALPIPE) * layers.count, expert_share=layers.expert_share
-    )
-
-
-def _layers_of_kinds(model: ModelSpec, count: Floats, *, dense: Floats) -> StageLayers:
-    """Return a stage of `count` layers, including multi-token prediction, of which `dense` have no
-    experts.
-    """
-    if not model.num_experts:
-        return StageLayers(count=count)
-    return StageLayers(count=count, expert_share=1.0 - dense / maximum(count, NO_LAYERS))
+    return layers.times(_is_dual(c))
 
 
 def whole_ends(
@@ -350,7 +520,7 @@ def _ends(
     """
     chunks, depths = c.virtual_pipeline_parallel_size, model.num_nextn_predict_layers
     counts = layers[0].count, layers[1].count
-    if c.names_schedules:  # Micro-batches in flight are on either stage.
+    if c.names_schedules:  # micro-batches in flight are on either stage
         dual, mean = c.pipeline_schedule == DUALPIPE, 0.5 * (counts[0] + counts[1])
         counts = where(dual, mean, counts[0]), where(dual, mean, counts[1])
     copied = bool(depths) and not model.tie_word_embeddings
@@ -373,10 +543,10 @@ def _ends(
 def _filled_pipeline(model: ModelSpec, c: Candidates) -> Pipeline:
     """Return a pipeline whose dense layers and output layer are divided by weight."""
     p, split = c.pipeline_parallel_size, split_candidates(model, c.pipeline_parallel_size)
-    first, last = StageLayers(count=split.first), StageLayers(count=split.output)
+    first, last = stage_of(model, [split.first]), stage_of(model, [split.output])
     return Pipeline(
         stages=whole_ends(model, c, (first, last), output_from_end=split.output_from_end),
-        critical=StageLayers(count=split.most),
+        critical=stage_of(model, [split.most]),
         fewer_first=split.most - split.first,
         fewer_last=split.most - split.output,
         fewer=p * split.most - model.num_hidden_layers,

@@ -20,10 +20,9 @@ from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.encoder_decoder import counted_candidates, decoder_case
 from hp_tool.cost.memory import Memory, memory, retry_chance, retry_slowdown
 from hp_tool.cost.model_layers import ModelLayers, model_layers
-from hp_tool.cost.model_states import state_costs
-from hp_tool.cost.pipeline_stages import Pipeline, whole_pipeline
+from hp_tool.cost.model_states import layer_on_rank, state_costs
+from hp_tool.cost.pipeline_stages import LayerSizes, Pipeline, whole_pipeline
 from hp_tool.cost.step_time import micro_batches, time_parts
-from hp_tool.cost.unlike_layers import unlike_layers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,12 +205,16 @@ def stages_and_layers(
     """Return the stages (computed unless given), and the layers and ends of the model for legal
     candidates.
     """
-    if case.model.blocks is not None:
-        return unlike_layers(case=case, candidates=candidates, pipeline=pipeline)
-    pipeline = pipeline or whole_pipeline(case, candidates)
-    return pipeline, model_layers(
-        case=case, candidates=candidates, pipeline=pipeline, micro_batches=micro_batches
-    )
+    layers = model_layers(case=case, candidates=candidates, micro_batches=micro_batches)
+    if pipeline is None:
+        sizes = None
+        if len(case.model.kinds) > 1:
+            sizes = LayerSizes(
+                [layer.saved for layer in layers.kept],
+                [layer_on_rank(kind, candidates) for _, kind in case.model.kinds],
+            )
+        pipeline = whole_pipeline(case, candidates, sizes=sizes)
+    return pipeline, layers
 
 
 def _retry_seconds(

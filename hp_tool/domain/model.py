@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from annotated_types import Interval
 
@@ -327,12 +327,18 @@ class ModelSpec(Strict):
 
     @cached_property
     def kinds(self) -> tuple[tuple[int, ModelSpec], ...]:
-        """(number of layers, model with only these layers) for each kind of layer in `blocks`, in
-        order of first appearance. Without `blocks`: all layers and the model itself. Layers of such
-        a model differ at most by `first_k_dense_replace`.
+        """(layers, a model of these layers alone) for each kind of layer, in order of first
+        appearance: those of `blocks`, or the leading dense layers and those with experts, or all
+        layers and the model itself. Layers of a model without `blocks` are windowed on average.
         """
         if self.blocks is None:
-            return ((self.num_hidden_layers, self),)
+            sparse = self.moe_layers
+            dense = self.num_hidden_layers - sparse
+            of_dense = self.without_experts
+            if not sparse or not dense:
+                return ((self.num_hidden_layers, self if sparse else of_dense),)
+            of_sparse = replace(self, first_k_dense_replace=0)
+            return ((dense, of_dense._repeated(dense)), (sparse, of_sparse._repeated(sparse)))
         counts: dict[Block, int] = {}
         for block in self.blocks:
             alike = replace(block, count=1)
@@ -347,7 +353,8 @@ class ModelSpec(Strict):
     def pattern(self) -> tuple[int, ...]:
         """Index in `kinds` of each layer, in order."""
         if self.blocks is None:
-            return (0,) * self.num_hidden_layers
+            counts = (count for count, _ in self.kinds)
+            return tuple(place for place, count in enumerate(counts) for _ in range(count))
         places: dict[Block, int] = {}
         one = [
             places.setdefault(replace(block, count=1), len(places))
@@ -378,6 +385,14 @@ class ModelSpec(Strict):
             following = [place for place in self.pattern if kinds[place].feed_forward != "none"]
             chosen = {*with_attention[-1:], *following[-1:]}
         return tuple(int(place in chosen) for place in range(len(self.kinds)))
+
+    def _repeated(self, layers: int) -> ModelSpec:
+        """A model of `layers` of these layers, of which the same share is windowed."""
+        windowed = self.sliding_window_layers
+        sizes: dict[str, Any] = {"num_hidden_layers": layers}
+        if windowed is not None:
+            sizes["sliding_window_layers"] = windowed * layers / self.num_hidden_layers
+        return replace(self, **sizes)
 
     def _alone(self, block: Block, count: int) -> ModelSpec:
         """Return a model with only `count` such layers."""

@@ -9,29 +9,27 @@ from typing import Literal
 from hp_tool.cost.block import LayerTime
 from hp_tool.cost.candidates import DUALPIPE, Candidates
 from hp_tool.cost.case import TrainingCase
-from hp_tool.cost.dense_layers import has_both_kinds, stage_counts
-from hp_tool.cost.filled_stages import stage_contents
+from hp_tool.cost.filled_stages import stage_contents as filled_contents
 from hp_tool.cost.network import dense_group, expert_group
 from hp_tool.cost.pipeline_parts import rank_contents, stage_seconds, stages_by_kind
 from hp_tool.cost.pipeline_stages import NO_LAYERS, Pipeline, pipeline_part
 from hp_tool.cost.schedules import execution
 from hp_tool.cost.schedules.execution import Operation, Span
+from hp_tool.cost.stage_contents import stage_contents
 from hp_tool.cost.step_time import micro_batches, transfer_seconds
 from hp_tool.cost.training import stages_and_layers, training_costs
 from hp_tool.domain.frameworks import framework_facts
 from hp_tool.domain.hardware import ClusterSpec
-from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.parts import PER_MICRO_BATCH
-from hp_tool.domain.pipeline_layout import PipelineLayout, chunk_layers, layout_text, parse_layout
+from hp_tool.domain.pipeline_layout import chunk_layers
 from hp_tool.questions.training.problem import TrainingProblem
 
-_Contents = tuple[float, float, float | None, tuple[bool, bool], TrainingCase]
-"""Contents of one stage.
+_Contents = tuple[float, float, tuple[float, ...] | None, tuple[bool, bool], TrainingCase]
+"""Contents of a stage.
 
-Number of layers before it, its layers, the number of dense ones among them in a mixture (None:
-derived from the layers before), whether it has the embedding and the output layer, and the case on
-its device.
+Layers before it, its layers, those of each kind (None: from the layers before),
+whether it has the embedding and the output layer, and the case on its device.
 """
 
 
@@ -88,8 +86,6 @@ def _stage_pipelines(
         problem.strategy.pipeline_layout,
         problem.model,
     )
-    if model.blocks is not None and p > 1 and layout is None:
-        layout = _default_layout(model, candidate)
     if layout is not None:
         for rank in range(p):
             yield rank_contents(layout, rank=rank, stages=p, model=model).pipeline(model), problem
@@ -102,7 +98,7 @@ def _stage_pipelines(
             if problem.cluster.kinds
             else _rank_contents(problem, candidate, p)
         )
-        for rank, (before, count, dense, (first, last), case) in enumerate(contents):
+        for rank, (before, count, kinds, (first, last), case) in enumerate(contents):
             part = pipeline_part(
                 model,
                 candidate,
@@ -110,30 +106,18 @@ def _stage_pipelines(
                 layers_before=before,
                 stages=1,
                 layers=count,
-                dense=dense,
+                kinds=kinds,
                 embedding=first,
                 output=last,
             )
             yield part, case
 
 
-def _default_layout(model: ModelSpec, candidate: Candidates) -> PipelineLayout:
-    """Return the contents of each chunk if the query sets no pipeline layout."""
-    sizes = {
-        "stages": int(candidate.pipeline_parallel_size),
-        "chunks": int(candidate.virtual_pipeline_parallel_size),
-    }
-    mtp, dense = model.num_nextn_predict_layers, model.begins_dense
-    return parse_layout(
-        layout_text(num_layers=model.num_hidden_layers, mtp_layers=mtp, begins_dense=dense, **sizes)
-    )
-
-
 def _rank_contents(problem: TrainingProblem, candidate: Candidates, p: int) -> Iterator[_Contents]:
     """Return the contents of each rank if the query sets no pipeline layout."""
     framework = framework_facts(problem.workload.framework)
     if framework.balances_blocks:
-        layers, output_at = stage_contents(problem.model, p)
+        layers, output_at = filled_contents(problem.model, p)
         counts = [float(count) for count in layers]
         ends = [(rank == 0, rank == output_at) for rank in range(p)]
     else:
@@ -156,25 +140,33 @@ def _rank_contents(problem: TrainingProblem, candidate: Candidates, p: int) -> I
                 for count, mirrored in zip(counts, reversed(counts), strict=True)
             ]
             ends = [(rank in (0, p - 1),) * 2 for rank in range(p)]
-    dense: Sequence[float | None] = [None] * p
-    if has_both_kinds(problem.model):
-        model, schedule = problem.model, int(candidate.pipeline_schedule)
-        _, leading = stage_counts(
-            model.num_hidden_layers,
-            model.num_hidden_layers - model.moe_layers,
-            p,
-            int(candidate.virtual_pipeline_parallel_size),
-            schedule,
-            late=framework.late_layers,
-        )
-        if candidate.pipeline_schedule == DUALPIPE:
-            leading = [
-                0.5 * (count + mirrored)
-                for count, mirrored in zip(leading, reversed(leading), strict=True)
-            ]
-        dense = leading
+    kinds: Sequence[tuple[float, ...] | None] = [None] * p
+    if len(problem.model.kinds) > 1:
+        kinds = _rank_kinds(problem, candidate, p, late=framework.late_layers)
     for rank, count in enumerate(counts):
-        yield sum(counts[:rank]), max(count, NO_LAYERS), dense[rank], ends[rank], problem
+        yield sum(counts[:rank]), max(count, NO_LAYERS), kinds[rank], ends[rank], problem
+
+
+def _rank_kinds(
+    problem: TrainingProblem, candidate: Candidates, p: int, *, late: bool
+) -> Sequence[tuple[float, ...]]:
+    """Return layers of each kind on each rank."""
+    model, schedule = problem.model, int(candidate.pipeline_schedule)
+    each = stage_contents(
+        model.pattern,
+        len(model.kinds),
+        p,
+        int(candidate.virtual_pipeline_parallel_size),
+        schedule=schedule,
+        late=late,
+        begins_dense=model.begins_dense,
+    )
+    if schedule != DUALPIPE:
+        return each
+    return [
+        tuple(0.5 * (own + other) for own, other in zip(stage, mirrored, strict=True))
+        for stage, mirrored in zip(each, reversed(each), strict=True)
+    ]
 
 
 def _mixed_rank_contents(
@@ -186,7 +178,7 @@ def _mixed_rank_contents(
     """
     layers = [float(count) for count in problem.costs(candidate).layers_by_kind]
     kinds = problem.kinds
-    assert kinds  # There are two kinds.
+    assert kinds  # there are two kinds
     first = int(stages_by_kind(kinds, candidate)[0])
     for rank in range(p):
         kind = int(rank >= first)

@@ -13,7 +13,7 @@ import pytest
 
 from hp_tool.catalog import models
 from hp_tool.cost.candidates import Candidates
-from hp_tool.cost.dense_layers import dense_layers
+from hp_tool.cost.stage_contents import pipeline_contents
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.questions.schema import parse_query
 from hp_tool.questions.training import estimate
@@ -219,5 +219,6 @@ def test_no_candidates_have_no_dense_layers() -> None:
     none = Candidates.from_configs(
         [ParallelConfig(), ParallelConfig(pipeline_parallel_size=4)]
     ).take(np.array([], dtype=np.intp))
-    layers = dense_layers(models.model("deepseek-v3"), none, late=False)
-    assert np.shape(layers.first) == np.shape(layers.last) == np.shape(layers.most) == (0,)
+    contents = pipeline_contents(models.model("deepseek-v3"), none, late=False)
+    assert contents.between == ()
+    assert {np.shape(kind) for kind in (*contents.first, *contents.last)} == {(0,)}

@@ -10,9 +10,9 @@ import pytest
 from hp_tool.catalog import cluster, gpu, model
 from hp_tool.catalog.efficiency import efficiency_profile
 from hp_tool.cost.candidates import Candidates
-from hp_tool.cost.host import host_waits, launches
+from hp_tool.cost.host import host_load, launches
 from hp_tool.cost.lora import added_launches
-from hp_tool.cost.pipeline_stages import StageLayers
+from hp_tool.cost.pipeline_stages import stage_of
 from hp_tool.domain.graphs import MODULES_WITHOUT_EXPERTS, recorded_modules
 from hp_tool.domain.hardware import ClusterQuery
 from hp_tool.domain.parallel import ParallelConfig, ParallelQuery
@@ -132,10 +132,12 @@ def test_experts_recomputation_collectives_and_adapters_launch_more() -> None:
     4 + 5 and 6 in the MLP; with experts 16 + 20 and 6 in its place. Tensor parallelism adds 4
     collectives forward and 6 backward.
     """
-    assert launches(10.0, tensor_parallel_size=1) == (120.0, 190.0)
-    assert sum(launches(10.0, tensor_parallel_size=1, moe_fraction=1.0)) == 580.0
-    assert launches(10.0, tensor_parallel_size=1, recomputed_fraction=1.0) == (120.0, 310.0)
-    assert launches(10.0, tensor_parallel_size=8) == (160.0, 250.0)
+    dense, experts = model("llama-3-8b"), model("qwen3-30b-a3b")
+    ten = stage_of(dense, [10.0])
+    assert launches(dense, ten, tensor_parallel_size=1) == (120.0, 190.0)
+    assert sum(launches(experts, stage_of(experts, [10.0]), tensor_parallel_size=1)) == 580.0
+    assert launches(dense, ten, tensor_parallel_size=1, recomputed_fraction=1.0) == (120.0, 310.0)
+    assert launches(dense, ten, tensor_parallel_size=8) == (160.0, 250.0)
     alone = Candidates.alone(ParallelConfig())
     two = LoraSpec(rank=16, target_modules=("linear_qkv", "linear_proj"))
     # Two pairs of A and B, each with a scaling and an addition; four weight gradients less.
@@ -171,16 +173,16 @@ def test_stalls_of_a_layer_are_spread_over_its_launches_and_add_up_over_tensor_p
         host_pipeline_stall_s=93e-6,
     )
     case = dataclasses.replace(case, profile=dataclasses.replace(case.profile, framework=framework))
-    waits = host_waits(
+    waits = host_load(
         case=case,
         candidates=Candidates.alone(
             ParallelConfig(tensor_parallel_size=tensor, pipeline_parallel_size=pipeline)
         ),
-        layers=StageLayers(count=10.0),
+        layers=stage_of(case.model, [10.0]),
         recomputed_fraction=0.0,
         forward_s=1e-4,
         backward_s=1e-4,
-    )
+    ).waits()
     assert waits == pytest.approx((160 * each_us * 1e-6 - 1e-4, 250 * each_us * 1e-6 - 1e-4))
 
 
@@ -203,12 +205,12 @@ def test_adapters_and_kernels_that_are_not_fused_are_launched_too(
     case = case_of(model=model("llama-3-8b"), workload=workload)
     framework = dataclasses.replace(case.profile.framework, host_launch_s=1e-6)
     case = dataclasses.replace(case, profile=dataclasses.replace(case.profile, framework=framework))
-    waits = host_waits(
+    waits = host_load(
         case=case,
         candidates=Candidates.alone(ParallelConfig()),
-        layers=StageLayers(count=10.0),
+        layers=stage_of(case.model, [10.0]),
         recomputed_fraction=0.0,
         forward_s=1e-4,
         backward_s=1e-4,
-    )
+    ).waits()
     assert waits == pytest.approx([count * 1e-6 - 1e-4 for count in launched])

@@ -127,10 +127,8 @@ def test_deepseek_v3_laid_out_as_megatron_core_documents() -> None:
     problem = resolve_training(query(layout, **said))
     kinds = stage_kinds(parse_layout(layout), stages=16, model=problem.model)
     assert sum(kind.ranks for kind in kinds) == 16
-    assert sum(kind.ranks * kind.layers for kind in kinds) == 61
-    assert [kind.dense_layers for kind in kinds if kind.dense_layers] == [
-        3
-    ]  # all on the first rank
+    assert sum(kind.ranks * (sum(kind.kinds) - kind.extra_layers) for kind in kinds) == 61
+    assert [kind.kinds[0] for kind in kinds if kind.kinds[0]] == [3]  # all on the first rank
     (multi_token,) = [kind for kind in kinds if kind.extra_layers]
     assert (multi_token.rank, multi_token.embedding_copies, multi_token.output) == (14, 1, 0)
     # Of ranks with 2 + 2 layers every chunk in flight has two; the first rank holds more of its

@@ -226,7 +226,7 @@ class BestSearch:
         split = np.flatnonzero(base.context_parallel_size > 1)
         unexchanged_s = (costs.unsharded_s - costs.exchanged_s).min(axis=(1, 2))
         self.exchanged.append(replace(every, bound_s=unexchanged_s).take(split))
-        if len(self.problem.model.kinds) > 1:
+        if self.problem.model.blocks is not None:
             self.pipelined.append(every.take(np.flatnonzero(base.pipeline_parallel_size > 1)))
 
     def _number(self, rows: Candidates, *, usual: int) -> IntArray:
