@@ -181,54 +181,6 @@ def cluster(name: str, store: StoreDep) -> NodeType:
     return cast(NodeType, _one(name, store, kind="cluster"))
 
 
-@router.post(
-    "/models",
-    status_code=status.HTTP_201_CREATED,
-    openapi_extra=openapi.body(NewRegistration, example=MODEL_EXAMPLE),
-    responses=openapi.conflict(TAKEN),
-)
-def register_model(
-    new: NewBody, response: Response, store: StoreDep, principal: PrincipalDep
-) -> RegistrationView:
-    """Register a model, or replace your own of this name.
-
-    Searches already submitted keep the old specification.
-    """
-    view = registered(new, store, kind="model", owner=None if new.shared else principal.owner)
-    response.headers["Location"] = f"/v1/models/{quote(view.name, safe='')}"
-    return view
-
-
-@router.post(
-    "/clusters",
-    status_code=status.HTTP_201_CREATED,
-    openapi_extra=openapi.body(NewRegistration, example=CLUSTER_EXAMPLE),
-    responses=openapi.conflict(TAKEN),
-)
-def register_cluster(
-    new: NewBody, response: Response, store: StoreDep, principal: PrincipalDep
-) -> RegistrationView:
-    """Register a server or cluster, or replace your own of this name."""
-    view = registered(new, store, kind="cluster", owner=None if new.shared else principal.owner)
-    response.headers["Location"] = f"/v1/clusters/{quote(view.name, safe='')}"
-    return view
-
-
-@router.post(
-    "/traces",
-    status_code=status.HTTP_201_CREATED,
-    openapi_extra=openapi.body(NewRegistration, example=TRACE_EXAMPLE),
-    responses=openapi.conflict(TAKEN),
-)
-def register_trace(
-    new: NewBody, response: Response, store: StoreDep, principal: PrincipalDep
-) -> RegistrationView:
-    """Register a trace of requests for inference.trace, or replace your own of this name."""
-    view = registered(new, store, kind="trace", owner=None if new.shared else principal.owner)
-    response.headers["Location"] = f"/v1/traces/{quote(view.name, safe='')}"
-    return view
-
-
 @router.get("/traces")
 def traces(
     store: StoreDep,
@@ -239,22 +191,60 @@ def traces(
     return cast(Listing[TraceSpec], _listing(store, kind="trace", limit=limit, cursor=cursor))
 
 
-@router.delete("/traces/{name}", status_code=status.HTTP_204_NO_CONTENT)
-def remove_trace(name: str, store: StoreDep, owner: OwnerDep) -> None:
-    """Remove a registered trace."""
-    store.remove_registration(kind="trace", name=name, owner=owner)
+def _add_routes(
+    kind: RegistrationKind, *, example: dict[str, Any], registers: str, removes: str
+) -> None:
+    """Add the routes that register and remove entries of this kind."""
+
+    def register(
+        new: NewBody, response: Response, store: StoreDep, principal: PrincipalDep
+    ) -> RegistrationView:
+        view = registered(new, store, kind=kind, owner=None if new.shared else principal.owner)
+        response.headers["Location"] = f"/v1/{kind}s/{quote(view.name, safe='')}"
+        return view
+
+    def remove(name: str, store: StoreDep, owner: OwnerDep) -> None:
+        store.remove_registration(kind=kind, name=name, owner=owner)
+
+    router.add_api_route(
+        f"/{kind}s",
+        register,
+        methods=["POST"],
+        name=f"register_{kind}",
+        description=registers,
+        status_code=status.HTTP_201_CREATED,
+        openapi_extra=openapi.body(NewRegistration, example=example),
+        responses=openapi.conflict(TAKEN),
+    )
+    router.add_api_route(
+        f"/{kind}s/{{name}}",
+        remove,
+        methods=["DELETE"],
+        name=f"remove_{kind}",
+        description=removes,
+        status_code=status.HTTP_204_NO_CONTENT,
+    )
 
 
-@router.delete("/models/{name}", status_code=status.HTTP_204_NO_CONTENT)
-def remove_model(name: str, store: StoreDep, owner: OwnerDep) -> None:
-    """Remove a registered model; catalogue models cannot be removed."""
-    store.remove_registration(kind="model", name=name, owner=owner)
-
-
-@router.delete("/clusters/{name}", status_code=status.HTTP_204_NO_CONTENT)
-def remove_cluster(name: str, store: StoreDep, owner: OwnerDep) -> None:
-    """Remove a registered cluster; catalogue clusters cannot be removed."""
-    store.remove_registration(kind="cluster", name=name, owner=owner)
+_add_routes(
+    "model",
+    example=MODEL_EXAMPLE,
+    registers="Register a model, or replace your own of this name.\n\nSearches already submitted "
+    "keep the old specification.",
+    removes="Remove a registered model; catalogue models cannot be removed.",
+)
+_add_routes(
+    "cluster",
+    example=CLUSTER_EXAMPLE,
+    registers="Register a server or cluster, or replace your own of this name.",
+    removes="Remove a registered cluster; catalogue clusters cannot be removed.",
+)
+_add_routes(
+    "trace",
+    example=TRACE_EXAMPLE,
+    registers="Register a trace of requests for inference.trace, or replace your own of this name.",
+    removes="Remove a registered trace.",
+)
 
 
 def registered(

@@ -49,6 +49,7 @@ from service.api.views import (
 )
 from service.api.watch import Watch
 from service.keys import Keyring
+from service.settings import Settings
 from service.webhooks.policy import MAX_URL_LENGTH
 
 router = versioned("/searches", tag="searches")
@@ -111,15 +112,7 @@ def submit(
     ] = None,
 ) -> SearchView:
     """Queue a search, which a worker runs. `Location` is its URL."""
-    if webhook is not None:
-        if settings.webhooks is None:
-            fix = "Ask its operator to set HP_WEBHOOK_SECRET for the API and its workers."
-            raise InputError(
-                f"This service sends no webhooks. {fix}",
-                field="webhook",
-                code="webhooks_disabled",
-            )
-        settings.webhooks.check(webhook)
+    check_webhook(webhook, settings=settings)
     sent: dict[str, Any] = {
         "request": body.mapping,
         "priority": priority,
@@ -134,6 +127,24 @@ def submit(
     return _accepted(
         store.create_search(**searched(body.query, sent=body.mapping, find=find), **sent), response
     )
+
+
+def check_webhook(url: str | None, *, settings: Settings) -> None:
+    """Check a webhook's URL, if there is one.
+
+    Raises:
+        InputError: The service sends none (`webhooks_disabled`), or not to this URL.
+    """
+    if url is None:
+        return
+    if settings.webhooks is None:
+        raise InputError(
+            "This service sends no webhooks. Ask its operator to set HP_WEBHOOK_SECRET for the API "
+            "and its workers.",
+            field="webhook",
+            code="webhooks_disabled",
+        )
+    settings.webhooks.check(url)
 
 
 def searched(query: domain.Query, *, sent: JsonObject, find: Find) -> dict[str, Any]:

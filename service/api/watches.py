@@ -17,7 +17,6 @@ from hp_tool.domain.records import JsonObject
 from hp_tool.domain.watch import Name, StepBatch, Verdict
 from hp_tool.domain.watch_records import WatchRecord, WatchSource
 from hp_tool.domain.webhooks import WebhookState
-from hp_tool.errors import InputError
 from hp_tool.questions import schema
 from hp_tool.watch import expected_pace
 from hp_tool.watch.loss import AfterLoss, after_loss
@@ -35,9 +34,8 @@ from service.api.dependencies import (
     versioned,
 )
 from service.api.searches import EXAMPLE as SEARCH_EXAMPLE
-from service.api.searches import KEY_REUSED, IdempotencyKey
+from service.api.searches import KEY_REUSED, IdempotencyKey, check_webhook
 from service.api.views import PageView, View
-from service.settings import Settings
 
 router = versioned("/watches", tag="watches")
 losses = versioned("/lost-nodes", tag="watches")
@@ -105,18 +103,6 @@ def _view(record: WatchRecord, sources: Iterable[WatchSource] | None = None) -> 
     return WatchView.of(record, verdict=None if sources is None else verdict_of(record, sources))
 
 
-def _check_webhook(url: str | None, settings: Settings) -> None:
-    if url is not None:
-        if settings.webhooks is None:
-            fix = "Ask its operator to set HP_WEBHOOK_SECRET for the API and its workers."
-            raise InputError(
-                f"This service sends no webhooks. {fix}",
-                field="webhook",
-                code="webhooks_disabled",
-            )
-        settings.webhooks.check(url)
-
-
 @router.post(
     "",
     status_code=status.HTTP_201_CREATED,
@@ -137,7 +123,7 @@ def begin(
     The job's processes report to `/v1/watches/{id}/steps`. The prediction is made now and does not
     change later.
     """
-    _check_webhook(new.webhook, settings)
+    check_webhook(new.webhook, settings=settings)
     query: JsonObject | None = None
     expected: JsonObject | None = None
     if new.query is not None:
