@@ -119,7 +119,7 @@ def mcp(
         bool,
         typer.Option(
             "--skill",
-            help="Print the path of SKILL.md, which tells an agent when to ask what, and stop.",
+            help="Print the path of SKILL.md, which explains the tools to an agent, and stop.",
         ),
     ] = False,
     server: ServerOption = None,
@@ -303,7 +303,7 @@ def _changed(
 
     if server and database_url:
         raise InputError(
-            "--server asks a service, which has a database of its own: leave out --database-url",
+            "--server uses the database of the service; remove --database-url",
             field="--server",
         )
     if server:

@@ -236,7 +236,7 @@ def webhook_settings(environment: Mapping[str, str] = os.environ) -> WebhookSett
         parts = environment.get("HP_WEBHOOK_NETWORKS", "").split(",")
         networks = tuple(ipaddress.ip_network(part.strip()) for part in parts if part.strip())
     except ValueError as error:
-        fix = "give networks as 10.0.0.0/8,::1/128"
+        fix = "write networks as 10.0.0.0/8,::1/128"
         raise InputError(
             f"HP_WEBHOOK_NETWORKS: {error}; {fix}", field="HP_WEBHOOK_NETWORKS"
         ) from None
@@ -252,12 +252,13 @@ def _operators_key(environment: Mapping[str, str]) -> str | None:
     key = read_secret(environment, "HP_API_KEY")
     if key is None and "HP_API_KEY" in environment:
         raise InputError(
-            "HP_API_KEY is empty; give it a key, or unset it to run without one", field="HP_API_KEY"
+            "HP_API_KEY is empty; set a key, or unset the variable to run without one",
+            field="HP_API_KEY",
         )
     if key is not None and len(key) < SHORTEST_KEY:
         fix = "python3 -c 'import secrets; print(secrets.token_urlsafe())' makes a good one"
         raise InputError(
-            f"HP_API_KEY has fewer than {SHORTEST_KEY} characters, which is guessed; {fix}",
+            f"HP_API_KEY has fewer than {SHORTEST_KEY} characters and is easy to guess; {fix}",
             field="HP_API_KEY",
         )
     return key

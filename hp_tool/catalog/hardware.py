@@ -168,7 +168,7 @@ def _node_type(entry: library.Entry) -> NodeType:
 
 def _device(query: ClusterQuery, node: NodeType | None) -> GpuSpec:
     if query.gpu is None and node is None:
-        raise InputError("Missing gpu or node_type", field="cluster.gpu")
+        raise InputError("gpu or node_type is missing; set one of them", field="cluster.gpu")
     named = query.gpu if query.gpu is not None else node.gpu if node else ""
     device = (
         check_spec(named, field="cluster.gpu")
@@ -213,9 +213,8 @@ def _check_market(query: ClusterQuery) -> None:
     for name in needs:
         if getattr(query, name) is None:
             raise InputError(
-                f"market {query.market} of a machine that the price list does not name needs "
-                f"{name}; "
-                "node_type: priced takes those of the list",
+                f"market {query.market} requires {name} for a machine that is not in the price "
+                "list; set it, or use node_type: priced",
                 field=f"cluster.{name}",
                 code="missing_field",
             )

@@ -89,7 +89,7 @@ def entry(kind: Kind, name: str, *, field: str | None = None) -> Entry:
     elif not hint:
         hint = f"; known: {', '.join(each.name for each in known)}"
     missing = "".join(
-        f"; HP_CATALOG_DIR names {folder}, which is no folder" for folder in missing_folders()
+        f"; HP_CATALOG_DIR names {folder}, which is not a folder" for folder in missing_folders()
     )
     raise NotFoundError(
         f"unknown {_SINGULAR[kind]} {name[:200]!r}{hint}{missing}",

@@ -63,31 +63,31 @@ def _check_pattern(spec: ModelSpec) -> None:
     if spec.architecture != "decoder":
         raise _model_error(
             "blocks",
-            f"blocks are layers of a decoder, not of an {spec.architecture}; leave them out",
+            f"blocks are layers of a decoder, not of an {spec.architecture}; remove them",
         )
     for name in ("first_k_dense_replace", "sliding_window_layers"):
         if getattr(spec, name):
             raise _model_error(
                 name,
-                f"blocks say for each layer what {name} {getattr(spec, name)} says; leave it out",
+                f"blocks set for each layer what {name} {getattr(spec, name)} sets; remove it",
             )
     for wants, name in (("windowed", "sliding_window"), ("shares_index", "index_topk")):
         if any(getattr(block, wants) for block in blocks) and getattr(spec, name) is None:
-            raise _model_error(name, f"blocks that are {wants} need {name}; give it")
+            raise _model_error(name, f"blocks that are {wants} require {name}; set it")
 
 
 def _check_kind(kind: ModelSpec) -> None:
     """Check layers of one kind."""
     if kind.feed_forward == "experts" and kind.num_experts is None:
-        raise _model_error("num_experts", "layers with experts need num_experts; give it")
+        raise _model_error("num_experts", "layers with experts require num_experts; set it")
     if kind.feed_forward not in (None, "experts") and kind.num_experts is not None:
         raise _model_error(
             "feed_forward",
-            f"feed_forward {kind.feed_forward} leaves no layer for num_experts; leave one out",
+            f"feed_forward {kind.feed_forward} leaves no layer for num_experts; remove one of them",
         )
     if missing := [name for name in _NEEDED.get(kind.mixer, ()) if getattr(kind, name) is None]:
         raise _model_error(
-            missing[0], f"layers of {kind.mixer} need {', '.join(missing)}; give what is missing"
+            missing[0], f"layers of {kind.mixer} require {', '.join(missing)}; set all of them"
         )
     for message, field in _uneven_message(kind):
         raise _model_error(field, message)
@@ -95,7 +95,7 @@ def _check_kind(kind: ModelSpec) -> None:
     if kind.mixer == "attention" and sizes and len(sizes) < len(_INDEXER):
         missing = [name for name in _INDEXER if name not in sizes]
         raise _model_error(
-            missing[0], f"{', '.join(_INDEXER)} belong together; give {', '.join(missing)} too"
+            missing[0], f"{', '.join(_INDEXER)} require each other; set {', '.join(missing)} too"
         )
 
 
@@ -107,7 +107,7 @@ def _uneven_message(kind: ModelSpec) -> Iterator[tuple[str, str]]:
             width = (
                 f"hidden_size {kind.hidden_size} is not a multiple of num_attention_heads {heads}"
             )
-            yield f"{width}; fix one, or give head_dim", "num_attention_heads"
+            yield f"{width}; change one, or set head_dim", "num_attention_heads"
         if heads % kind.kv_heads:
             yield (
                 f"num_key_value_heads {kind.kv_heads} does not divide num_attention_heads {heads}",
@@ -131,7 +131,8 @@ def _check_experts(spec: ModelSpec) -> None:
     experts, per_token = spec.num_experts, spec.num_experts_per_tok or 1
     if (experts is None) != (spec.num_experts_per_tok is None):
         raise _model_error(
-            "num_experts_per_tok", "num_experts and num_experts_per_tok belong together; give both"
+            "num_experts_per_tok",
+            "num_experts and num_experts_per_tok require each other; set both",
         )
     if experts is not None and per_token > experts:
         raise _model_error(

@@ -58,8 +58,8 @@ def check_release(program: str, release: str, *, field: str) -> None:
         f" and {len(known) - _NAMED_RELEASES} older ones" if len(known) > _NAMED_RELEASES else ""
     )
     message = (
-        f"{field} {release[:80]!r} is no known release of {program}{hint}; known: {listed}"
+        f"{field} {release[:80]!r} is not a known release of {program}{hint}; known: {listed}"
         if known
-        else f"no release of {program} is known to change a prediction; leave {field} out"
+        else f"no release of {program} is known to change a prediction; remove {field}"
     )
     raise InputError(message, field=field, code="unknown_release")

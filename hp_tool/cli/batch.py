@@ -77,11 +77,12 @@ def batch(
     kind = format or sources.SUFFIXES.get(Path(queries).suffix.lower(), "jsonl")
     if base is not None and kind != "csv":
         raise InputError(
-            "--base belongs to CSV grids: other formats have whole queries", field="--base"
+            "--base is for CSV grids only; other formats contain complete queries",
+            field="--base",
         )
     if server and jobs > 1:
         raise InputError(
-            "--jobs starts processes on this machine: leave it out with --server", field="--jobs"
+            "--jobs starts processes on this machine; remove it, or --server", field="--jobs"
         )
     if server:
         require("client", by="--server")
@@ -163,7 +164,7 @@ def _open_output(path: str, *, resume: bool) -> Iterator[BinaryIO]:
     """Open the stream for answers; `-` is standard output, and `resume` keeps an existing file."""
     if path == "-":
         if resume:
-            raise InputError("--resume continues a file: name it with --output", field="--resume")
+            raise InputError("--resume requires --output, the file to continue", field="--resume")
         if sys.stdout is None:
             raise InputError(
                 "standard output is closed; name a file with --output", field="--output"
@@ -197,7 +198,7 @@ def truncate_incomplete_line(stream: BinaryIO) -> tuple[int, bytes]:
         if _mapping(last).get("status") not in ("ok", "error"):
             fix = f"keep what is before it (head -n {kept - 1}), or write another file"
             raise InputError(
-                f"--resume: line {kept:,} of the output is no answer; {fix}", field="--output"
+                f"--resume: line {kept:,} of the output is not an answer; {fix}", field="--output"
             )
     stream.seek(end)
     stream.truncate()
@@ -215,7 +216,7 @@ def _skip_answered(items: Iterator[Item], *, kept: int, last: bytes, task: str) 
     skipped = list(itertools.islice(items, kept - 1, kept))
     problem = None
     if not skipped:
-        problem = f"it has {kept:,} answers, more than there are queries"
+        problem = f"it has {kept:,} answers, more than the number of queries"
     else:
         answer, query = (
             _mapping(last),

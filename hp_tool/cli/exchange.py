@@ -79,7 +79,8 @@ def export(
 
     if tool is not None and format is not None:
         raise InputError(
-            "--format writes the result, --for ranks again: choose one of them", field="--format"
+            "--format exports the result and --for ranks again; pass only one of them",
+            field="--format",
         )
     content = _search_result(result) or queries.read_mapping(result)
     if changes := queries.query_overrides({}, settings):
@@ -136,7 +137,7 @@ def import_(
     log: Annotated[
         str | None,
         typer.Option(
-            help="The run's log, for step times, memory, and what the script leaves open."
+            help="The run's log, for step times, memory, and values that the script does not set."
         ),
     ] = None,
     format: Annotated[
@@ -200,7 +201,7 @@ def import_(
     content = queries.read_text(command)
     text = content.decode(errors="replace") if isinstance(content, bytes) else content
     if log is not None and not Path(log).is_file():
-        raise InputError(f"no log at {log}", field="--log")
+        raise InputError(f"log file {log} does not exist", field="--log")
     lines = Path(log).read_text(errors="replace").splitlines() if log is not None else []
     beside = {} if command == "-" else find_script_files(Path(command), text)
     try:

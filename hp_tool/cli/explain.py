@@ -84,12 +84,13 @@ def explain(
         parsed = queries.read_query(query, flags, settings)
     if learn and parsed is None:
         raise InputError(
-            "--learn needs the configuration that was recorded: give --query or --import",
+            "--learn requires the recorded configuration; pass --query or --import",
             field="--learn",
         )
     if learn and is_log(traces[0]):
         raise InputError(
-            "timers of a log do not tell every part; --learn needs a trace", field="--learn"
+            "--learn requires a trace; the timers in a log do not cover every part of a step",
+            field="--learn",
         )
     answer = explain_files(traces, query=parsed, tool=tool)
     if as_json:
@@ -115,7 +116,7 @@ def _store_measurement(answer: Explanation) -> None:
 
     if answer.teaches == "refused":
         raise InputError(
-            f"not learned, the trace is not of the query's training: "
+            f"not learned, the trace is not from the training in the query: "
             f"{refusal_reasons(answer.checks)}",
             field="--learn",
         )

@@ -33,7 +33,7 @@ SequenceLength = Annotated[int | None, typer.Option(help="Tokens per sequence.")
 GlobalBatchSize = Annotated[int | None, typer.Option(help="Sequences per optimizer step.")]
 Precision = Annotated[str | None, typer.Option(help="Matmul inputs: bf16, fp16, ...")]
 TotalTokens = Annotated[
-    float | None, typer.Option(help="Length of the whole training in tokens; adds days and cost.")
+    float | None, typer.Option(help="Length of the training in tokens; adds days and cost.")
 ]
 Setting = Annotated[
     list[str] | None,
@@ -65,7 +65,7 @@ def read_query(path: str | None, flags: dict[str, Any], settings: list[str] | No
     if path is None:
         if not changes:
             raise InputError(
-                "no query: name a file, or give at least --model, --gpu, --num-gpus, "
+                "no query given; pass a file, or at least --model, --gpu, --num-gpus, "
                 "--sequence-length, --global-batch-size"
             )
         return schema.parse_own_query(schema.set_paths({"kind": "training"}, changes))

@@ -70,12 +70,12 @@ def tune(
     changes = {name: value for name, value in flags.items() if value is not None}
     if resume is not None and (query is not None or settings or changes):
         raise InputError(
-            "a resumed search keeps its query: use --resume without a query and other options",
+            "a resumed search keeps its query; remove the query and the other options, or --resume",
             field="--resume",
         )
     if webhook is not None and (not server or resume is not None):
         raise InputError(
-            "webhooks belong to new searches on a server: use --server, and no --resume",
+            "--webhook requires --server and a new search; remove --resume",
             field="--webhook",
         )
     parsed = None
@@ -85,7 +85,7 @@ def tune(
     if plan:
         if parsed is None:
             raise InputError(
-                "--plan is of a search that has not begun: give a query, and no --resume",
+                "--plan is for new searches only; pass a query, and remove --resume",
                 field="--plan",
             )
         _print_plan(parsed, as_json=as_json, server=server)

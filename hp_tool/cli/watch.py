@@ -74,7 +74,10 @@ def watch(
     if lost_nodes is not None:
         return _print_after_loss(parsed, lost_nodes, calibration=calibration, as_json=as_json)
     if not logs:
-        raise InputError("no log: name one, a folder of them, or - for standard input", field="LOG")
+        raise InputError(
+            "no log given; pass a log file, a folder of log files, or - for standard input",
+            field="LOG",
+        )
     watched, workload, num_gpus = Watched(), None, 1
     if parsed is not None:
         with queries.stored_calibrations(wanted=calibration) as calibrations:
@@ -180,7 +183,9 @@ def _print_after_loss(
 
     if query is None:
         raise InputError(
-            "--lost-nodes needs the job's query", field="--query", code="missing_field"
+            "--lost-nodes requires the job's query; pass --query",
+            field="--query",
+            code="missing_field",
         )
     with queries.stored_calibrations(wanted=calibration) as calibrations:
         answer = after_loss(query, lost_nodes=lost_nodes, calibrations=calibrations)

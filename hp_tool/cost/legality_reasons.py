@@ -93,7 +93,7 @@ def _heads(case: TrainingCase, config: ParallelConfig) -> _Explanation:
     wrong = (
         f"num_attention_heads {heads}"
         if heads % t
-        else f"num_key_value_heads {kv} and is no multiple of it"
+        else f"num_key_value_heads {kv} and is not a multiple of it"
     )
     return (
         f"tensor_parallel_size {t} does not divide {wrong}; choose one of {works}",
@@ -128,8 +128,8 @@ def _layers(case: TrainingCase, config: ParallelConfig) -> _Explanation:
     else:
         message = (
             f"pipeline_parallel_size {p} x virtual_pipeline_parallel_size {v} does not divide "
-            f"num_hidden_layers {layers}, and "
-            "some chunk would have no layer, or the schedule wants equal ones; choose a product "
+            f"num_hidden_layers {layers}, and a chunk would have no layer, or the schedule "
+            "requires equal chunks; choose a product "
             f"below {layers}, under zbv "
             f"among {list(divisors(layers, limit=layers))}"
         )

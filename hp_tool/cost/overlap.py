@@ -40,9 +40,9 @@ def with_overlap(
         }
         if is_on and not any(shares.values()):
             raise UnsupportedError(
-                f"training.overlap.{field}: true is not modelled: no measured run of "
-                f"{framework.framework} hides it; "
-                "leave it out",
+                f"training.overlap.{field}: true is not supported, because no measured run of "
+                f"{framework.framework} overlaps it; "
+                "remove it",
                 field=f"training.overlap.{field}",
             )
         changed |= shares

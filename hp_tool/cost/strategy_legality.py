@@ -180,7 +180,7 @@ def explain_strategy(name: str, *, case: TrainingCase, config: ParallelConfig) -
         return Reason(
             code=name,
             message=f"moe_token_dispatcher_type {config.moe_token_dispatcher_type}: {why}; choose "
-            "alltoall, or leave it out",
+            "alltoall, or remove it",
             needed=1,
             available=0,
         )

@@ -60,9 +60,8 @@ def recording_error(workload: TrainingWorkload, model: ModelSpec) -> str | None:
             )
         if "mlp" in named:
             return (
-                "Megatron Core does not record mlp under training.overlap.expert_parallel; leave "
-                "mlp out of "
-                "training.cuda_graph_modules"
+                "Megatron Core does not record mlp under training.overlap.expert_parallel; remove "
+                "mlp from training.cuda_graph_modules"
             )
     if workload.offload == "activations" and (
         modules or not is_at_least(release, since=ITERATIONS_SINCE)
@@ -84,7 +83,7 @@ def recording_error(workload: TrainingWorkload, model: ModelSpec) -> str | None:
         )
     if "mlp" in named and not dense:
         return (
-            f"every layer of {model.name} has experts instead of an MLP; leave mlp out of "
+            f"every layer of {model.name} has experts instead of an MLP; remove mlp from "
             "training.cuda_graph_modules"
         )
     return None

@@ -80,7 +80,7 @@ def check_setup(setup: TrainingSetup, *, tool: str, loss: str, chooses_width: bo
         )
     if setup.recomputes_by_layer is None:
         raise UnsupportedError(
-            f"{tool} recomputes whole layers or nothing; set parallel.recompute to none or full",
+            f"{tool} recomputes complete layers or nothing; set parallel.recompute to none or full",
             field="parallel.recompute",
         )
     if w.precision not in DTYPES or w.optimizer not in OPTIMIZERS:

@@ -82,7 +82,8 @@ def _check_together(query: SizingQuery) -> None:
         raise InputError("model and parameters both set the size; remove one", field="parameters")
     if len(sizes) == 3:
         raise InputError(
-            f"{size}, tokens and flops: two determine the third; remove one", field="flops"
+            f"{size}, tokens and flops are all set, but two determine the third; remove one",
+            field="flops",
         )
     if not sizes and query.days is None:
         raise InputError(

@@ -331,13 +331,13 @@ def _input_error(error: ValidationError, *, adapter: TypeAdapter[Any]) -> InputE
         return InputError(f"{', '.join(names)} {are}", field=field, code="missing_field")
     if deepest["type"] == "too_short":
         return InputError(
-            f"{field} is an empty list; give values or leave it out",
+            f"{field} is an empty list; add values or remove it",
             field=field,
             code="invalid_value",
         )
     if deepest["type"] == "string_pattern_mismatch":
         return InputError(
-            f"{field} is empty; give its text or leave it out", field=field, code="invalid_value"
+            f"{field} is empty; set its text or remove it", field=field, code="invalid_value"
         )
     if (
         deepest["type"] in _BOUNDS

@@ -226,10 +226,9 @@ def scheduled_chunks(
     kept = tuple(count for count in chunks if (count > 1 if interleaved else count == fixed))
     if not kept:
         raise InputError(
-            f"pipeline_schedule {schedule} wants a virtual_pipeline_parallel_size "
+            f"pipeline_schedule {schedule} requires a virtual_pipeline_parallel_size "
             f"{'above' if interleaved else 'of'} {fixed}, "
-            f"got {', '.join(map(str, chunks))}; change one of them, or leave pipeline_schedule "
-            "out",
+            f"got {', '.join(map(str, chunks))}; change one of them, or remove pipeline_schedule",
             field="parallel.pipeline_schedule",
         )
     return kept

@@ -66,8 +66,8 @@ class Unpacked(io.RawIOBase):
             and self._count > MAX_COMPRESSION_RATIO * packed
         ):
             raise InputError(
-                f"{self._name} unpacks to {self._count // packed} times its size, which no trace "
-                "does (about 20 times).",
+                f"{self._name} unpacks to {self._count // packed} times its size; a trace expands "
+                "about 20 times. Check the file.",
                 field="trace",
                 code="zip_bomb",
             )

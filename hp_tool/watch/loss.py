@@ -64,7 +64,7 @@ def after_loss(
     left = cluster.num_gpus - lost_nodes * cluster.gpus_per_node
     if left <= 0:
         raise InputError(
-            f"lost_nodes is {lost_nodes}, but the job has {cluster.num_nodes} nodes: none is left",
+            f"lost_nodes {lost_nodes} leaves none of the job's {cluster.num_nodes} nodes",
             field="lost_nodes",
         )
     workload = query.training

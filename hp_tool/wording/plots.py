@@ -39,7 +39,7 @@ def check_path(path: Path) -> None:
         MissingExtraError: A package for this format is missing.
     """
     if path.suffix not in SUFFIXES:
-        raise InputError(f"{path} ends in none of {', '.join(SUFFIXES)}", field="--plot")
+        raise InputError(f"{path} must end in one of {', '.join(SUFFIXES)}", field="--plot")
     if path.suffix != ".html" or find_spec("plotly") is None:  # An HTML page needs no kaleido.
         require("plot", by="--plot")
 
@@ -57,7 +57,7 @@ def write_figure(figure: Figure, *, path: Path) -> None:
             figure.write_image(path, scale=2)
         except ChromeNotFoundError:
             raise MissingExtraError(
-                f"{path.suffix} files need a Chrome or Chromium on this machine; .html needs none"
+                f"{path.suffix} files require Chrome or Chromium; .html files do not"
             ) from None
     except OSError as error:
         raise InputError(

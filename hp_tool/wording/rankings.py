@@ -176,7 +176,7 @@ RANK = _plain_column("rank", "Rank", "count", head="rank")
 CONFIGURATION = _plain_column("configuration", "Configuration", "heading", "arithmetic")
 DETAILS = _plain_column("details", "Details", "text", shown="file")
 GROUP = _plain_column(
-    "group", "Group", "count", note="Layouts of a group cannot be told apart", optional=True
+    "group", "Group", "count", note="Layouts of a group cannot be distinguished", optional=True
 )
 STEP = _estimate_column(
     figures.STEP,

@@ -28,7 +28,7 @@ RULES = {
     "host_memory": "offloaded bytes exceed the host's memory",
     "precision_unsupported": "the GPU has no matrix units of this precision",
     "overloaded": "the request rate is more than the replicas serve",
-    "queued": "more requests are in flight than the KV cache holds",
+    "queued": "more requests are in flight than fit in the KV cache",
     "crashed": "a run of this configuration crashed",
     "target_missed": "a latency target, deadline or budget is missed",
 }

@@ -139,8 +139,8 @@ def check_webhook(url: str | None, *, settings: Settings) -> None:
         return
     if settings.webhooks is None:
         raise InputError(
-            "This service sends no webhooks. Ask its operator to set HP_WEBHOOK_SECRET for the API "
-            "and its workers.",
+            "Webhooks are not enabled on this service. Ask the operator to set HP_WEBHOOK_SECRET "
+            "for the API and its workers.",
             field="webhook",
             code="webhooks_disabled",
         )

@@ -188,12 +188,12 @@ def _kept(
     """Return the explained run with its step stored as a measurement, or the reason why not."""
     if isinstance(answer, LoggedExplanation):
         return replace(
-            explained, not_kept="timers of a log do not tell every part; a trace teaches"
+            explained, not_kept="the timers in a log do not cover every part of a step; use a trace"
         )
     if answer.teaches is None:
         return replace(
             explained,
-            not_kept="say which configuration was recorded: what it teaches belongs to it",
+            not_kept="state which configuration was recorded; the measurement is stored for it",
         )
     if answer.report is None:
         return replace(

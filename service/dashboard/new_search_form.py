@@ -73,7 +73,7 @@ def to_query(values: Mapping[str, str]) -> dict[str, Any]:
     )
     filled = {name: _value(known[name], text) for name, text in values.items() if name in known}
     if "cluster" in filled and any(name.startswith("cluster.") for name in filled):
-        raise InputError("name a registered cluster or describe one, not both", field="cluster")
+        raise InputError("select a registered cluster or describe one, not both", field="cluster")
     # An address may contain any path of a query; fields of the other kind are left over from its
     # tab.
     unlisted = {
@@ -117,7 +117,7 @@ def _extra(text: str) -> dict[str, Any]:
         raise InputError(error.message, field=EXTRA, code=error.code) from None
     if not all(isinstance(name, str) for name in data):
         raise InputError(
-            "further fields are `name: value` lines of a query", field=EXTRA, code="syntax"
+            "other fields must be `name: value` lines of a query", field=EXTRA, code="syntax"
         )
     return dict(data)
 

@@ -108,7 +108,7 @@ def run_file(
     )
     if way is None or way.lacks is not None:
         raise NotFoundError(
-            way.lacks if way and way.lacks else f"nothing is written as {name[:40]!r}", field="name"
+            way.lacks if way and way.lacks else f"unknown format {name[:40]!r}", field="name"
         )
     return PlainTextResponse(
         way.text, headers={"Content-Disposition": f'attachment; filename="{name}.txt"'}

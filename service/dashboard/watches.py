@@ -184,7 +184,7 @@ def watch_context(
     try:
         if record.query is None:
             raise InputError(
-                "this job was begun without a query: nobody knows its nodes",
+                "this watched job has no query, so its nodes are unknown",
                 field="query",
                 code="missing_field",
             )

@@ -185,12 +185,12 @@ def check_host(headers: Headers, accepted: Set[str]) -> None:
 def check_text(scope: AsgiScope) -> None:
     """Raise an error if path or parameters contain NUL, which PostgreSQL cannot store."""
     if "\0" in scope["path"]:
-        raise NotFoundError("No path contains a NUL character.")
+        raise NotFoundError("The path contains a NUL character. Remove it.")
     if b"%00" in scope["query_string"]:
         parameters = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
         names = (name.replace("\0", "") for name, value in parameters if "\0" in name + value)
         raise InputError(
-            "A parameter contains a NUL character.",
+            "A parameter contains a NUL character. Remove it.",
             field=next(names, "") or "query",
             code="bad_request",
         )
@@ -211,7 +211,9 @@ def check_origin(method: str, headers: Headers) -> None:
     else:
         allowed = True
     if not allowed:
-        raise HpToolError("Changing requests from other sites are rejected.", code="cross_origin")
+        raise HpToolError(
+            "Requests from other sites that change something are rejected.", code="cross_origin"
+        )
 
 
 def check_scope(principal: Principal, *, method: str, path: str) -> None:

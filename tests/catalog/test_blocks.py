@@ -40,12 +40,12 @@ INDEXER = {"index_topk": 16, "index_n_heads": 4, "index_head_dim": 8}
         (
             {"blocks": [{"count": 2}], "first_k_dense_replace": 1},
             "first_k_dense_replace",
-            "leave it out",
+            "remove it",
         ),
         (
             {"blocks": [{}], "sliding_window": 8, "sliding_window_layers": 2},
             "sliding_window_layers",
-            "leave it out",
+            "remove it",
         ),
         (
             {"blocks": [{"head_dim": n} for n in range(1, 301)], "num_hidden_layers": 300},
@@ -56,14 +56,14 @@ INDEXER = {"index_topk": 16, "index_n_heads": 4, "index_head_dim": 8}
         (
             {"blocks": [{}, {"windowed": True}]},
             "sliding_window",
-            "blocks that are windowed need sliding_window",
+            "blocks that are windowed require sliding_window",
         ),
         (
             {"blocks": [{}, {"shares_index": True}]},
             "index_topk",
-            "blocks that are shares_index need index_topk",
+            "blocks that are shares_index require index_topk",
         ),
-        ({"blocks": [{}, {"feed_forward": "experts"}]}, "num_experts", "give it"),
+        ({"blocks": [{}, {"feed_forward": "experts"}]}, "num_experts", "set it"),
         (
             {"blocks": [{"num_key_value_heads": 4}]},
             "num_key_value_heads",
@@ -74,7 +74,7 @@ INDEXER = {"index_topk": 16, "index_n_heads": 4, "index_head_dim": 8}
             "mamba_head_dim",
             "mamba_head_dim, ssm_state_size",
         ),
-        ({"blocks": [{"mixer": "mamba"}]}, "mamba_inner_size", "give what is missing"),
+        ({"blocks": [{"mixer": "mamba"}]}, "mamba_inner_size", "set all of them"),
         (
             {"mixer": "gated_delta"},
             "linear_num_key_heads",
@@ -83,7 +83,7 @@ INDEXER = {"index_topk": 16, "index_n_heads": 4, "index_head_dim": 8}
         (
             {"mixer": "kimi_delta", "linear_num_key_heads": 4},
             "linear_key_head_dim",
-            "layers of kimi_delta need",
+            "layers of kimi_delta require",
         ),
         (
             {"linear_num_key_heads": 4, "linear_num_value_heads": 6},
@@ -95,12 +95,12 @@ INDEXER = {"index_topk": 16, "index_n_heads": 4, "index_head_dim": 8}
             "mamba_n_groups",
             "does not divide mamba_num_heads 8",
         ),
-        ({"index_topk": 16}, "index_n_heads", "give index_n_heads, index_head_dim too"),
-        ({"feed_forward": "experts"}, "num_experts", "give it"),
+        ({"index_topk": 16}, "index_n_heads", "set index_n_heads, index_head_dim too"),
+        ({"feed_forward": "experts"}, "num_experts", "set it"),
         (
             {"feed_forward": "dense", "num_experts": 4, "num_experts_per_tok": 1},
             "feed_forward",
-            "leave one out",
+            "remove one of them",
         ),
     ],
 )

@@ -260,7 +260,7 @@ def test_an_impossible_datasheet_is_refused(change: dict[str, Any], field: str) 
             "cluster.num_gpus",
             "num_gpus is required without node_type",
         ),
-        (ClusterQuery(num_gpus=8), "cluster.gpu", "Missing gpu or node_type"),
+        (ClusterQuery(num_gpus=8), "cluster.gpu", "gpu or node_type is missing; set one of them"),
         (
             ClusterQuery(gpu="a100-sxm-80gb", node_type="dgx-h100"),
             "cluster.gpu",

@@ -135,7 +135,7 @@ def test_a_folder_that_is_not_there_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HP_CATALOG_DIR", os.pathsep.join((str(tmp_path), str(tmp_path / "gone"))))
-    with pytest.raises(NotFoundError, match=r"HP_CATALOG_DIR names .*/gone, which is no folder"):
+    with pytest.raises(NotFoundError, match=r"HP_CATALOG_DIR names .*/gone, which is not a folder"):
         library.entry("models", "house-model")
     assert [(check.name, check.status) for check in diagnostics.catalogue()] == [
         ("catalogue", "warning")

@@ -596,7 +596,7 @@ def test_counts_of_a_text_model(transformers: Any, model_type: str) -> None:
     [
         ("LiquidAI/LFM2.5-1.2B-Instruct", "recurrent or convolutional"),
         ("deepseek-ai/DeepSeek-V4-Flash", "keys that are compressed"),
-        ("tiiuae/Falcon-H1-0.5B-Instruct", "side by side"),
+        ("tiiuae/Falcon-H1-0.5B-Instruct", "in parallel"),
     ],
 )
 def test_a_checkpoint_of_a_refused_type_is_refused_by_its_mechanism(name: str, reason: str) -> None:

@@ -86,9 +86,9 @@ def test_a_resumed_file_must_belong_to_the_queries(tmp_path: Path, entry_point: 
     assert entry_point(*command).returncode == 0  # a file that is not there yet is begun
     answers = output.read_text().splitlines(keepends=True)
     for content, complaint in (
-        ("".join(answers[:1]) + "hello\n", "no answer"),
+        ("".join(answers[:1]) + "hello\n", "not an answer"),
         ("".join(reversed(answers)), "answers 'q0', not 'q2'"),
-        ("".join(answers * 2), "more than there are queries"),
+        ("".join(answers * 2), "more than the number of queries"),
     ):
         output.write_text(content)
         refused = entry_point(*command)
@@ -132,7 +132,7 @@ def test_a_damaged_line_is_named(tmp_path: Path, entry_point: Run, damage: bytes
     refused = entry_point(*command, "--resume")
     assert (
         refused.returncode == 2
-        and "line 2 of the output is no answer" in refused.stderr
+        and "line 2 of the output is not an answer" in refused.stderr
         and "head -n 1" in refused.stderr
     )
     assert output.read_bytes() == before

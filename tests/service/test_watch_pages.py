@@ -100,7 +100,7 @@ def test_a_lost_node_is_advised_on_alike_everywhere(http: TestClient, server: st
         again = client.after_loss(query=DENSE)
         assert {**again, "recommendation": None} == {**answer, "recommendation": None}
     assert twin(http, watch, lost_nodes=4)["error"]["field"] == "lost_nodes"
-    assert "without a query" in twin(http, begun(http), lost_nodes=1)["error"]["message"]
+    assert "has no query" in twin(http, begun(http), lost_nodes=1)["error"]["message"]
     assert http.post("/v1/lost-nodes?lost_nodes=0", json=DENSE).status_code == 422
     served = {"kind": "inference", "model": "qwen3-32b", "cluster": DENSE["cluster"]}
     served |= {"inference": {"input_length": 100, "output_length": 10, "concurrency": 1}}

@@ -51,7 +51,7 @@ def test_what_no_live_worker_can_run_is_refused_with_the_fix(
         "training.global_batch_size": "64",
     }
     shown = http.post("/searches/new", data=form)
-    assert shown.status_code == 422 and "no live worker can run this" in shown.text
+    assert shown.status_code == 422 and "no live worker can run this search" in shown.text
     assert _posted(http, query) == (202, None, None)
     store.announce_worker(
         holder="host:2", offers=[Offer(launcher="slurm", gpu="h100-sxm-80gb", num_gpus=64)]

@@ -52,7 +52,7 @@ def _dense(config: Config, dense: list[bool]) -> dict[str, Any]:
             config,
             "use_sliding_window",
             unless=False,
-            why="windows beside dense layers between MoE layers are not modelled",
+            why="windows in models that mix dense and MoE layers are not modelled",
         )
     return fields
 

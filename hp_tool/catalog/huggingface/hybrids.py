@@ -143,7 +143,7 @@ def _sparse_attention(config: Config) -> dict[str, Any]:
 
 def _gemma4(config: Config) -> dict[str, Any]:
     for key, why in (
-        ("hidden_size_per_layer_input", "inputs of their own for each layer are not modelled"),
+        ("hidden_size_per_layer_input", "separate inputs for each layer are not modelled"),
         ("num_kv_shared_layers", "layers that share keys and values are not modelled"),
     ):
         if parse_whole(config, key, 0):
@@ -425,7 +425,10 @@ _QWEN3_5 = PLAIN.but(
     },
     fixed={"query_key_norm": "head", "attention_output_gate": "channel"},
     required={
-        "attention_bias": (False, "biases beside a gate of attention's output are not modelled"),
+        "attention_bias": (
+            False,
+            "biases in addition to a gate of attention's output are not modelled",
+        ),
         "attn_output_gate": (True, "the class has a gate of attention's output"),
     },
     derive=_qwen3_5,

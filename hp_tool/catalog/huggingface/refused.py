@@ -4,16 +4,16 @@ import re
 
 _RECURRENT = "its layers are recurrent or convolutional in a way that is not modelled"
 _LIGHTNING = "its layers are of lightning attention, which is not modelled"
-_SIDE_BY_SIDE = "attention and a state space stand side by side in a layer"
+_SIDE_BY_SIDE = "its layers run attention and a state space in parallel"
 _COMPRESSED = (
     "its attention sees keys that are compressed, and its layers are joined by hyper-connections"
 )
 _TOWERS = (
     "it joins a language model with vision or audio towers, and the file has no text_config to read"
 )
-_CROSS = "layers of cross-attention to images stand between its own, or inputs by layer"
+_CROSS = "it has layers with cross-attention to images, or separate inputs for each layer"
 _SPARSE = "its attention sees blocks, buckets or random keys"
-_POSITIONS = "its relative positions have matrices of their own in attention"
+_POSITIONS = "its relative positions have separate matrices in attention"
 _EXPERTS = "dense and MoE layers alternate, or experts differ from layer to layer"
 _SHARED = "layers share their weights"
 _LOOPED = "a token passes some of its layers several times"
@@ -22,7 +22,7 @@ _FACTORS = "its attention's queries are products of factors"
 _NARROW = "its embeddings are narrower than its layers"
 _MORE_EMBEDDINGS = "it embeds more than tokens and positions, or has adapters for languages"
 _BOTH_SIDES = "its encoder and decoder are of a kind that is not modelled"
-_OWN_ATTENTION = "its attention, or what it takes for tokens, is of a kind that is not modelled"
+_OWN_ATTENTION = "its attention or its kind of input is not modelled"
 _GATED = "its attention is gated, between norms or scales that are not modelled"
 _INDEXED = "an indexer selects the keys of some layers in a way that is not modelled"
 _MIXTURE = "its experts are joined with an MLP or with attention in a way that is not modelled"
@@ -67,8 +67,8 @@ REFUSED: dict[str, str] = {
         "windows alternate in a causal decoder of ModernBERT's kind": "modernbert-decoder",
         "the output of its attention alone has a bias": "gpt_neox_japanese",
         "it denoises whole blocks of tokens": "diffusion_gemma_text",
-        "attention and MLP stand side by side, in layers of several kinds": "cohere_compass_text",
-        "it is two models joined; give one of them": "encoder-decoder",
+        "its layers differ in kind and run attention and MLP in parallel": "cohere_compass_text",
+        "it consists of two models; use one of them": "encoder-decoder",
     }.items()
     for model_type in types.split()
 }

@@ -67,7 +67,7 @@ class EndpointLauncher(LocalLauncher):
     def plan(self, request: RunRequest, *, job_name: str) -> LaunchPlan:
         if not isinstance(request, InferenceRequest) or request.runner != "endpoint":
             raise InputError(
-                "An endpoint only serves. Use a query of kind inference, or another launcher.",
+                "An endpoint only supports queries of kind inference. Use another launcher.",
                 code="launcher_mismatch",
                 field="search.launcher",
             )

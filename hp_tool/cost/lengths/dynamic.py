@@ -180,7 +180,7 @@ def _step_sequences(
     expected = batch * capacity / short.mean
     if expected > MAX_SEQUENCES:
         raise InputError(
-            f"a step holds about {expected:,.0f} sequences; at most {MAX_SEQUENCES:,} are "
+            f"a step has about {expected:,.0f} sequences; at most {MAX_SEQUENCES:,} are "
             "scheduled one by one",
             field="training.global_batch_size",
         )
@@ -277,7 +277,9 @@ class MicroBatchClock:
                 "micro-batches of unequal size are modelled for dense models only", field="model"
             )
         if self.case.workload.attention == "unfused":
-            raise UnsupportedError("packed rows need attention: flash", field="training.attention")
+            raise UnsupportedError(
+                "packed rows require training.attention: flash", field="training.attention"
+            )
 
     def seconds(
         self, *, sizes: IntArray, tokens: FloatArray, squares: FloatArray

@@ -269,7 +269,7 @@ def timeline(
                 done |= {_key(operation): (end, rank) for operation in block}
                 left -= 1
         if left == before:
-            raise ValueError("the ranks of this schedule wait for each other in a circle")
+            raise ValueError("the ranks of this schedule wait for each other in a cycle")
     return spans
 
 

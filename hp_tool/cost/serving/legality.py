@@ -139,14 +139,12 @@ def explain(
             num_gpus,
         ),
         "experts_not_divisible": (
-            f"{model.name} has no experts to divide; set expert_parallel_size to 1 and leave "
-            "redundant_experts out"
+            f"{model.name} has no experts to divide; set expert_parallel_size to 1 and remove "
+            "redundant_experts"
             if model.num_experts is None
             else f"expert_parallel_size {e} must divide tensor x attention data parallel {t * d}, "
-            "and num_experts "
-            f"{model.num_experts} + redundant_experts {r}, of which a rank holds no expert twice; "
-            "leave redundant_experts out "
-            f"for the fewest",
+            f"and num_experts {model.num_experts} + redundant_experts {r} (no rank holds an expert "
+            "twice); remove redundant_experts to use the smallest number",
             e,
             (model.num_experts or 0) + r,
         ),

@@ -43,7 +43,7 @@ def config(setup: TrainingSetup) -> dict[str, Any]:
         )
     if setup.recomputes_by_layer is None:
         raise UnsupportedError(
-            f"{TOOL} recomputes whole layers or nothing; set parallel.recompute to none "
+            f"{TOOL} recomputes complete layers or nothing; set parallel.recompute to none "
             "or per_layer",
             field="parallel.recompute",
         )

@@ -74,7 +74,7 @@ def config(setup: TrainingSetup) -> dict[str, Any]:
         )
     if setup.recomputes_by_layer is None:
         raise UnsupportedError(
-            f"{TOOL} recomputes whole layers or nothing", field="parallel.recompute"
+            f"{TOOL} recomputes complete layers or nothing", field="parallel.recompute"
         )
     flags, _ = published_flags(setup)
     rotary = {"rope_theta": "rotary-base", "rms_norm_eps": "norm-epsilon"}

@@ -41,8 +41,8 @@ def server_command(setup: ServingSetup) -> tuple[str, Values]:
         )
     if setup.leaves_headroom:
         raise UnsupportedError(
-            "trtllm-serve's memory fraction is of the memory that weights leave free, "
-            "not of the device; set inference.memory_fraction instead of "
+            "trtllm-serve's memory fraction applies to the memory that weights leave free, "
+            "not to the device; set inference.memory_fraction instead of "
             "constraints.memory_headroom_fraction, or choose vllm or sglang",
             field="constraints.memory_headroom_fraction",
         )

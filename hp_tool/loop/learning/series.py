@@ -271,7 +271,7 @@ class StoredCalibrations:
                 for each in owners
             )
             if any(self._store.latest_calibration(**asdict(each)) is not None for each in every):
-                return f"on {key} only {others} were measured, which teach nothing about this model"
+                return f"on {key} only {others} were measured, which do not apply to this model"
             return (
                 f"measurements on {key} are not fitted yet; `hp-tool calibrate` does so at "
                 "once, a worker within a minute"

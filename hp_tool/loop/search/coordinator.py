@@ -314,7 +314,7 @@ class Coordinator:
         ):
             self._end_open_jobs(cause="the site refused a run")
             raise _Stop(Outcome(state="succeeded", stopped_because="refused"))
-        raise RefusedError(f"the site refused the job: {cause}")
+        raise RefusedError(f"the cluster rejected the job: {cause}")
 
     def _give_back(self, run: RunRecord, measurement: Measurement) -> None:
         """Abandon an attempt that says nothing about the configuration, and retry up to

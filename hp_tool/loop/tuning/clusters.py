@@ -110,9 +110,8 @@ def within_limits(query: JsonObject, *, ceiling: float | None = None) -> JsonObj
     runs, search = _runs_of(query), query.get("search") or {}
     if runs is not None and (search.get("parallel_runs") or 1) > runs.max_concurrent_runs:
         raise InputError(
-            f"cluster {_name_of(query)} takes {runs.max_concurrent_runs} runs at a time, this "
-            "search asks for "
-            f"{search['parallel_runs']}",
+            f"parallel_runs {search['parallel_runs']} exceeds the {runs.max_concurrent_runs} "
+            f"concurrent runs that cluster {_name_of(query)} allows; lower it",
             field="search.parallel_runs",
         )
     bounds = [
@@ -129,7 +128,7 @@ def within_limits(query: JsonObject, *, ceiling: float | None = None) -> JsonObj
     budget = search.get("budget_gpu_seconds")
     if budget is not None and budget > most:
         raise InputError(
-            f"a search may use {most:g} GPU-seconds here, this one asks for {budget:g}",
+            f"budget_gpu_seconds {budget:g} exceeds the limit of {most:g} per search; lower it",
             field="search.budget_gpu_seconds",
             code="gpu_seconds_ceiling",
         )

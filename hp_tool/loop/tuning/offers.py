@@ -86,11 +86,10 @@ def check_offered(query: Query, workers: Sequence[WorkerRecord]) -> None:
     ]
     if not matching:
         raise InputError(
-            f"no live worker can run this: it asks for {cluster.gpu.name} by launcher {launcher}, "
-            "and they have "
-            f"{offers_in_words(workers)}. Start `hp-tool worker` where such devices are, name a "
-            "launcher or cluster that they "
-            "have, or ask for predictions alone (`hp-tool recommend`)",
+            f"no live worker can run this search: it requires {cluster.gpu.name} with launcher "
+            f"{launcher}, but the workers have {offers_in_words(workers)}. Start `hp-tool worker` "
+            "on such devices, set a launcher or cluster that they have, or use "
+            "`hp-tool recommend`",
             field="search.launcher",
             code="launcher_mismatch",
         )

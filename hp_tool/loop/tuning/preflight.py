@@ -85,7 +85,7 @@ def preflight(
         time.sleep(_POLL_S)
     measured = launcher.fetch(handle)
     if measured.refused:
-        raise RefusedError(f"the site refused the job: {measured.cause}")
+        raise RefusedError(f"the cluster rejected the job: {measured.cause}")
     hosts = hosts_of_ranks(measured, cluster)
     slow = find_outliers(measured.operations, hosts=hosts) if measured.status == "ok" else ()
     names = [each.name for each in slow if each.kind != "link"]

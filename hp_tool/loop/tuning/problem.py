@@ -71,13 +71,15 @@ def resolve_training_search(query: Query) -> TrainingProblem:
     check_known(launcher_name(query))
     if launcher_name(query) == ENDPOINT:
         raise InputError(
-            "an endpoint only serves; ask a query of kind inference", field="search.launcher"
+            "an endpoint supports serving only; use a query of kind inference",
+            field="search.launcher",
         )
     if (trainer := trainer_of(query)) is not None:
         check_trainer(trainer)
         for name in query.search.of_profiler:
             raise UnsupportedError(
-                f"search.{name} is the built-in profiler's, not a trainer's", field=f"search.{name}"
+                f"search.{name} is for the built-in profiler only; remove it, or trainer",
+                field=f"search.{name}",
             )
         parallel = fix_other_axes(
             problem.parallel, trainer=trainer, framework=problem.workload.framework
@@ -261,8 +263,8 @@ def check_gpu(cluster: ClusterSpec, hardware: Hardware) -> None:
     """
     if hardware.gpu != cluster.gpu.name:
         raise InputError(
-            f"the launcher runs on {hardware.gpu}, but the query asks for {cluster.gpu.name}; use "
-            "a launcher on such a cluster, or `hp-tool recommend`",
+            f"the launcher runs on {hardware.gpu}, but the query's cluster has "
+            f"{cluster.gpu.name}; use a launcher for that cluster, or `hp-tool recommend`",
             field="search.launcher",
             code="launcher_mismatch",
         )
@@ -297,10 +299,9 @@ def _runnable(
         needed = fewest_gpus(space.candidates, problem=problem)
     if needed.min() > available_gpus:
         raise InputError(
-            f"the launcher can give one job {available_gpus} x {problem.cluster.gpu.name}, the "
-            "query needs at least "
-            f"{int(needed.min())} of its {problem.cluster.num_gpus}; lower cluster.num_gpus, or "
-            "use `hp-tool recommend`",
+            f"the launcher has at most {available_gpus} x {problem.cluster.gpu.name} per job, but "
+            f"the query needs at least {int(needed.min())} of its {problem.cluster.num_gpus}; "
+            "lower cluster.num_gpus, or use `hp-tool recommend`",
             field="cluster.num_gpus",
             code="launcher_mismatch",
         )

@@ -239,7 +239,7 @@ def tune(
     ) is None:
         if waiting_for := store.get_search(search_id=search_id).progress.get("waiting_for"):
             raise ConflictError(
-                f"search {search_id} was handed back to the queue: {waiting_for}", code="released"
+                f"search {search_id} was returned to the queue: {waiting_for}", code="released"
             )
         # Other searches use the whole cluster. A worker would continue with its other searches;
         # this process has no others.

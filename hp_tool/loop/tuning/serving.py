@@ -68,9 +68,11 @@ def resolve_serving_search(query: Query) -> ServingProblem:
     assert query.inference is not None  # Resolved.
     baseline_config(query, problem)
     if query.trainer is not None:
-        raise InputError("trainer belongs to training; leave it out", field="trainer")
+        raise InputError("trainer is for training queries only; remove it", field="trainer")
     for name in query.search.of_profiler:
-        raise InputError(f"search.{name} belongs to training; leave it out", field=f"search.{name}")
+        raise InputError(
+            f"search.{name} is for training queries only; remove it", field=f"search.{name}"
+        )
     if query.objective not in _MEASURED_OBJECTIVES:
         raise UnsupportedError(
             f"Searches do not support objective {query.objective}. Set a target for it, or use "
@@ -81,13 +83,13 @@ def resolve_serving_search(query: Query) -> ServingProblem:
     for name, _, quantile, _ in problem.targets.limits():
         if quantile is not None and runner != ENDPOINT:
             raise UnsupportedError(
-                f"Runs measure means, not {name}; set {' or '.join(TARGETS)}",
+                f"Runs measure mean latencies, not {name}; set {' or '.join(TARGETS)}",
                 field=f"targets.{name}",
             )
         if quantile not in (None, *QUANTILES):
             kept = ", ".join(QUANTILES)
             raise UnsupportedError(
-                f"runs keep {kept} of their requests, no {quantile}; ask for one of these",
+                f"runs record {kept} of the latencies, not {quantile}; set one of these",
                 field=f"targets.{name}",
             )
     for name in ServingConfig.__slots__:

@@ -276,8 +276,8 @@ def resolve_training(query: Query) -> TrainingProblem:
         )
     for name, values in query.training.choices.items():
         message = (
-            f"training.{name} has {len(values)} values, between which only `recommend` "
-            "chooses; give one"
+            f"training.{name} has {len(values)} values, but only `recommend` chooses between "
+            "values; set one"
         )
         raise InputError(message, field=f"training.{name}")
     unlimited, query = query.leaves_num_gpus_open(), query.with_most_devices()

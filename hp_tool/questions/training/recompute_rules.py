@@ -26,8 +26,8 @@ def reject_first_case(
 def check_recompute(spec: Recompute, model: ModelSpec, workload: TrainingWorkload) -> None:
     field, kind = "parallel.recompute", spec.granularity
     selective, full = (
-        "recompute.modules belongs to granularity selective",
-        "recompute.method and num_layers belong to granularity full",
+        "recompute.modules requires granularity selective",
+        "recompute.method and num_layers require granularity full",
     )
     reject_first_case(
         f"{field}.modules",
@@ -109,8 +109,8 @@ def _check_modules(
             field,
             (
                 again,
-                f"Megatron Core does not recompute {' and '.join(again)} under fp8_recipe delayed; "
-                "leave one out",
+                f"Megatron Core does not recompute {' and '.join(again)} under fp8_recipe "
+                "delayed; remove one of them",
             ),
         )
     dense = any(
@@ -128,6 +128,6 @@ def _check_modules(
             field,
             (
                 name in modules and not there,
-                f"recompute.modules {name} needs {wanted}; leave it out",
+                f"recompute.modules {name} needs {wanted}; remove it",
             ),
         )

@@ -51,8 +51,8 @@ def check_training(query: Query, *, model: ModelSpec, cluster: ClusterSpec) -> N
         _check_two_sided(model, workload)
     else:
         alone = (
-            f"decoder_sequence_length belongs to encoder-decoder models, which {model.name} is "
-            "not; leave it out"
+            f"decoder_sequence_length is for encoder-decoder models only, which {model.name} is "
+            "not; remove it"
         )
         reject_first_case(
             "training.decoder_sequence_length",
@@ -68,14 +68,14 @@ def check_training(query: Query, *, model: ModelSpec, cluster: ClusterSpec) -> N
         foreign = getattr(workload, name) is not None and not model.num_experts
         reject_first_case(
             f"training.{name}",
-            (foreign, f"{model.name} has no experts, so no {name}; leave it out"),
+            (foreign, f"{model.name} has no experts, so no {name}; remove it"),
         )
     formed_again = workload.gated_product == "recomputed" and not (
         model.gated_mlp and not model.num_experts
     )
     gated = (
         f"gated_product recomputed is for dense models with a gated MLP, which {model.name} is "
-        "not; leave it out"
+        "not; remove it"
     )
     reject_first_case("training.gated_product", (formed_again, gated))
     _check_adapters(model, workload)
@@ -108,7 +108,7 @@ def _check_training_only(query: Query) -> None:
             name,
             (
                 getattr(query, name) is not None,
-                f"{name} belongs to queries of kind inference; leave it out",
+                f"{name} is for queries of kind inference only; remove it",
             ),
         )
     for name in (
@@ -207,7 +207,7 @@ def _check_lengths(model: ModelSpec, workload: TrainingWorkload, parallel: Paral
         )
         reject_first_case("parallel.pipeline_schedule", (splits, imbalance), error=UnsupportedError)
         unfused = (
-            "packed rows need attention: flash; unfused attention computes the scores "
+            "packed rows require training.attention: flash; unfused attention computes the scores "
             "between sequences too"
         )
         reject_first_case(
@@ -268,7 +268,7 @@ def _check_sharding(parallel: ParallelQuery, workload: TrainingWorkload) -> None
     unrun = by_run and 2 not in (stages or known)
     reject_first_case(
         "training.gradient_reduction",
-        (unrun, "run is a way of zero_stage 2; choose that, or leave it out"),
+        (unrun, "run requires zero_stage 2; set that, or remove it"),
     )
     unknown, choices = (
         next((stage for stage in stages if stage not in known), None),
@@ -285,15 +285,15 @@ def _check_states(workload: TrainingWorkload) -> None:
     foreign = workload.fp8_recipe is not None and precision != "fp8"
     reject_first_case(
         "training.fp8_recipe",
-        (foreign, f"fp8_recipe belongs to precision fp8, not {precision}; leave it out"),
+        (foreign, f"fp8_recipe requires precision fp8, not {precision}; remove it"),
     )
     reject_first_case(
         "training.cuda_graph_modules",
         (
             workload.cuda_graph_modules is not None
             and not (workload.cuda_graphs and workload.cuda_graph_modules),
-            "cuda_graph_modules names what cuda_graphs: true records; set that and name some, or "
-            "leave it out",
+            "cuda_graph_modules lists what cuda_graphs: true records; set that and list modules, "
+            "or remove it",
         ),
     )
     trained_narrow = precision in ("fp8", "mxfp8") and workload.lora is None
@@ -307,7 +307,7 @@ def _check_states(workload: TrainingWorkload) -> None:
     )
     second = workload.optimizer == "sgd" and workload.exp_avg_sq_precision is not None
     reject_first_case(
-        "training.exp_avg_sq_precision", (second, "optimizer sgd has no second state; leave it out")
+        "training.exp_avg_sq_precision", (second, "optimizer sgd has no second state; remove it")
     )
     if workload.master_precision is None:
         return
@@ -316,7 +316,7 @@ def _check_states(workload: TrainingWorkload) -> None:
         "training.master_precision",
         (
             stored == "fp32",
-            "parameters of 32 bits have no master copy; leave it out, or set parameter_precision",
+            "parameters of 32 bits have no master copy; remove it, or set parameter_precision",
         ),
         (
             workload.master_precision == "remainder" and stored != "bf16",
@@ -330,9 +330,9 @@ def _check_adapters(model: ModelSpec, workload: TrainingWorkload) -> None:
     lora = workload.lora
     if (lora is None) != (workload.task != "lora"):
         raise InputError(
-            "task lora needs lora: {rank: ...}"
+            "task lora requires lora, such as {rank: 16}"
             if lora is None
-            else f"lora belongs to task lora, not {workload.task}",
+            else f"lora requires task lora, not {workload.task}; change task, or remove lora",
             field="training.lora",
             code="missing_field" if lora is None else "invalid_value",
         )
@@ -359,7 +359,7 @@ def _check_adapters(model: ModelSpec, workload: TrainingWorkload) -> None:
     field = "training.lora.target_modules"
     reject_first_case(
         field,
-        (lora.target_modules == (), "lora.target_modules is empty; name some, or leave it out"),
+        (lora.target_modules == (), "lora.target_modules is empty; list modules, or remove it"),
     )
     known = target_names(model, Candidates.alone(ParallelConfig()))
     for name in lora.target_modules or ():
@@ -459,10 +459,7 @@ def _check_release(model: ModelSpec, workload: TrainingWorkload) -> None:
 
 def _check_offload(gpu: GpuSpec, workload: TrainingWorkload) -> None:
     if workload.offload in (None, "none"):
-        alone = (
-            "offload_fraction says how much of offload: optimizer or activations; choose one, "
-            "or leave it out"
-        )
+        alone = "offload_fraction requires offload: optimizer or activations; set one, or remove it"
         reject_first_case(
             "training.offload_fraction", (workload.offload_fraction not in (None, 1.0), alone)
         )
