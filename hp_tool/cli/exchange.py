@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
     from hp_tool.cluster.logs import ServerStart
     from hp_tool.domain.result import Estimate
-    from hp_tool.domain.serving import InferenceEstimate
-    from hp_tool.formats.exchange import Assessment
+    from hp_tool.domain.serving import InferenceEstimate, KvCache
+    from hp_tool.formats.exchange import Assessment, LoggedRun, LogSummary
 
 
 _SEARCH_ID = re.compile(r"[0-9a-f]{16}")
@@ -127,13 +127,13 @@ def _search_result(name: str) -> dict[str, Any] | None:
 def import_(
     context: typer.Context,
     command: Annotated[
-        str,
+        str | None,
         typer.Argument(
             metavar="CONFIGURATION",
             help="A launch script, a configuration file, or a log that begins with Megatron's "
-            "arguments; - is standard input.",
+            "arguments; - is standard input. Without one, --log alone is summarized.",
         ),
-    ],
+    ] = None,
     log: Annotated[
         str | None,
         typer.Option(
@@ -193,16 +193,24 @@ def import_(
     import yaml
 
     from hp_tool.cli.script_files import find_script_files
-    from hp_tool.formats.exchange import assess, read_configuration, search_query
+    from hp_tool.formats.exchange import assess, read_configuration, search_query, summarize_log
+    from hp_tool.formats.megatron_names import PRINTED_ARGUMENTS
     from hp_tool.formats.reading import ImportRefusedError
     from hp_tool.questions import schema
 
     changes = queries.query_overrides(queries.query_flags(context) | {"num_gpus": None}, settings)
-    content = queries.read_text(command)
-    text = content.decode(errors="replace") if isinstance(content, bytes) else content
     if log is not None and not Path(log).is_file():
         raise InputError(f"log file {log} does not exist", field="--log")
     lines = Path(log).read_text(errors="replace").splitlines() if log is not None else []
+    if command is None and log is None:
+        raise InputError("Name a configuration, or a log with --log.", field="CONFIGURATION")
+    if command is None and not PRINTED_ARGUMENTS.search("\n".join(lines)):
+        summary = summarize_log(lines)
+        typer.echo(schema.to_json(summary)) if as_json else _print_log_summary(summary, str(log))
+        return
+    command = command or str(log)
+    content = queries.read_text(command)
+    text = content.decode(errors="replace") if isinstance(content, bytes) else content
     beside = {} if command == "-" else find_script_files(Path(command), text)
     try:
         reading = read_configuration(
@@ -280,7 +288,39 @@ def _print_assessment(assessment: Assessment) -> None:
     _print_settings(console, assessment)
 
 
-def _server_lines(start: ServerStart, estimate: Estimate | InferenceEstimate) -> Iterator[str]:
+def _print_log_summary(summary: LogSummary, log: str) -> None:
+    """Print the figures of a log alone, and what a comparison needs."""
+    from hp_tool.cluster.logs import ServerStart
+    from hp_tool.domain.units import format_duration
+
+    logged = summary.logged
+    if isinstance(logged, ServerStart):
+        for line in _server_lines(logged, None):
+            typer.echo(line)
+        needed = "the command that started the server"
+    else:
+        steps = f"(median of {logged.steps}; log of {summary.reader})"
+        if logged.out_of_memory:
+            typer.echo("The run was out of memory.")
+        if logged.step_s is not None:
+            typer.echo(f"Measured {format_duration(logged.step_s)} per step {steps}.")
+        elif logged.tokens_per_second_per_gpu is not None:
+            typer.echo(
+                f"Measured {logged.tokens_per_second_per_gpu:,.0f} tokens/s per GPU {steps}."
+            )
+        elif summary.samples_per_second is not None:
+            typer.echo(f"Measured {summary.samples_per_second:,.3g} sequences/s {steps}.")
+        for line in _peak_lines(logged):
+            typer.echo(line)
+        needed = "the launch script or the configuration of the run"
+    typer.echo(
+        f"To compare it with a prediction, name {needed}: hp-tool import CONFIGURATION --log {log}"
+    )
+
+
+def _server_lines(
+    start: ServerStart, estimate: Estimate | InferenceEstimate | None
+) -> Iterator[str]:
     """Yield the memory figures of a server's log next to the prediction."""
     from hp_tool.cluster.logs import ServerStart
     from hp_tool.domain.serving import InferenceEstimate
@@ -299,15 +339,31 @@ def _server_lines(start: ServerStart, estimate: Estimate | InferenceEstimate) ->
             beside = f"; predicted {format_gib(predicted[name])}" if name in predicted else ""
             yield f"Logged {label}: {format_gib(size)}{beside}."
     if start.kv_cache_tokens is not None:
-        yield f"Logged KV cache: {start.kv_cache_tokens:,} tokens."
+        cache = estimate.kv_cache if isinstance(estimate, InferenceEstimate) else None
+        beside = _compared_tokens(start.kv_cache_tokens, cache)
+        yield f"Logged KV cache: {start.kv_cache_tokens:,} tokens{beside}."
     if start == ServerStart():
         yield "The log has no line of vLLM's or SGLang's start: nothing to compare."
+
+
+def _compared_tokens(logged: int, cache: KvCache | None) -> str:
+    """Return the predicted tokens of a replica's cache, and whether the logged ones are inside.
+
+    Empty for models with windows or states, whose printed count is no capacity.
+    """
+    if cache is None or not cache.alike:
+        return ""
+    tokens = cache.tokens
+    inside = "inside" if tokens.low <= logged <= tokens.high else "outside"
+    return (
+        f"; predicted {tokens.expected:,} ({tokens.low:,}-{tokens.high:,}), so {inside} the range"
+    )
 
 
 def _logged_lines(assessment: Assessment) -> Iterator[str]:
     from hp_tool.cluster.logs import ServerStart
     from hp_tool.domain.result import Estimate
-    from hp_tool.domain.units import format_duration, format_duration_range, format_gib
+    from hp_tool.domain.units import format_duration, format_duration_range
 
     logged = assessment.logged
     if isinstance(logged, ServerStart):
@@ -332,9 +388,16 @@ def _logged_lines(assessment: Assessment) -> Iterator[str]:
         yield f"Measured {format_duration(logged.step_s)} per step (median of {logged.steps}){gap}."
     elif not logged.out_of_memory:
         yield (
-            "The log has no step time: is --format right? A running job of Hugging Face's Trainer "
-            "prints none; give it HuggingFaceCallback of hp_tool.reporter."
+            "The log has no line with a step time or a throughput: nothing to compare. A running "
+            "job of Hugging Face's Trainer prints none; give it HuggingFaceCallback of "
+            "hp_tool.reporter."
         )
+    yield from _peak_lines(logged)
+
+
+def _peak_lines(logged: LoggedRun) -> Iterator[str]:
+    from hp_tool.domain.units import format_gib
+
     peaks = [
         f"{format_gib(size)} {name}"
         for name in ("allocated", "reserved")

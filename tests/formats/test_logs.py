@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
-from hp_tool.cluster.logs import read_log, read_server_start
+from hp_tool.cluster.logs import ServerStart, read_log, read_server_start
 from hp_tool.domain.units import GIB, MIB
+from hp_tool.errors import InputError
+from hp_tool.formats.exchange import LoggedRun, summarize_log
+from tests.command_line import hp_tool
 
 MEGATRON = (
     " [2025-03-01 10:00:00.123] iteration       10/     500 | consumed samples:         1280 | "
@@ -185,3 +191,102 @@ def test_servers_report_their_memory_when_they_start(
     sizes = (start.weights_bytes, start.kv_cache_bytes, start.graphs_bytes)
     gib = [None if each is None else each / GIB for each in sizes]
     assert (gib[0], gib[1], start.kv_cache_tokens, gib[2]) == figures
+
+
+SWIFT_LINE = (
+    "{'loss': 1.6, 'global_step/max_steps': '15/94', 'memory(GiB)': 5.5, "
+    "'train_speed(iter/s)': 0.25}\n"
+)
+TRAINER_END = '{"train_steps_per_second": 0.5, "train_samples_per_second": 8.0}'
+TUNE = "Step 3 | loss:1.5 lr:2e-05 tokens_per_second_per_gpu:512.5"
+VLLM = (
+    "INFO [gpu_worker.py:349] Available KV cache memory: 55.00 GiB\n"
+    "INFO [kv_cache_utils.py:1229] GPU KV cache size: 450,560 tokens\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "reader", "step_s", "tokens_per_second", "samples_per_second"),
+    [
+        (MEGATRON, "megatron-lm", 18.07025, None, None),
+        (TITAN, "torchtitan", None, 7043.0, None),
+        (DEEPSPEED, "deepspeed", None, None, 64.0),
+        (SWIFT_LINE, "trainer", 4.0, None, None),
+        (
+            '{"train_steps_per_second": 0.5, "train_samples_per_second": 8.0}',
+            "trainer",
+            2.0,
+            None,
+            8.0,
+        ),
+        (
+            "Step 3 | loss:1.5 lr:2e-05 tokens_per_second_per_gpu:512.5",
+            "torchtune",
+            None,
+            512.5,
+            None,
+        ),
+    ],
+)
+def test_a_log_alone_has_its_figures(
+    text: str,
+    reader: str,
+    step_s: float | None,
+    tokens_per_second: float | None,
+    samples_per_second: float | None,
+) -> None:
+    summary = summarize_log(text.splitlines())
+    assert summary.reader == reader and isinstance(summary.logged, LoggedRun)
+    assert summary.logged.step_s == pytest.approx(step_s)
+    assert summary.logged.tokens_per_second_per_gpu == tokens_per_second
+    assert summary.samples_per_second == samples_per_second
+
+
+def test_a_log_of_a_server_alone_has_its_memory_and_one_of_nothing_is_refused() -> None:
+    summary = summarize_log(VLLM.splitlines())
+    assert isinstance(summary.logged, ServerStart)
+    assert summary.logged.kv_cache_bytes == 55 * GIB and summary.logged.kv_cache_tokens == 450_560
+    with pytest.raises(InputError, match=r"no step time.*torchtitan.*vLLM and SGLang"):
+        summarize_log(["hello", "step 3 was fine"])
+
+
+def test_import_of_a_log_alone_says_what_a_comparison_needs(tmp_path: Path) -> None:
+    log = tmp_path / "run.log"
+    log.write_text(SWIFT_LINE)
+    ended = hp_tool("import", "--log", str(log))
+    assert ended.returncode == 0 and "Measured 4.00 s per step" in ended.stdout
+    assert "5.5 GiB reserved" in ended.stdout and "hp-tool import CONFIGURATION" in ended.stdout
+    answer = json.loads(hp_tool("import", "--log", str(log), "--json").stdout)
+    assert answer["logged"]["step_s"] == 4.0
+    assert answer["logged"]["reserved_bytes"] == 5.5 * GIB
+    assert "Name a configuration" in hp_tool("import").stderr
+
+
+def test_a_log_outside_the_range_says_so(tmp_path: Path) -> None:
+    script, log = tmp_path / "serve.sh", tmp_path / "run.log"
+    script.write_text("vllm serve meta-llama/Llama-3.1-8B-Instruct\n")
+    given = ("--gpu", "h100-sxm-80gb", "--set", "inference.input_length=1000")
+    given = (*given, "--set", "inference.output_length=100", "--set", "inference.concurrency=8")
+    log.write_text(VLLM)
+    shown = hp_tool("import", str(script), "--log", str(log), *given).stdout
+    assert "450,560 tokens; predicted" in shown and "so outside the range" in shown
+    log.write_text("nothing of use\n")
+    assert "nothing to compare" in hp_tool("import", str(script), "--log", str(log), *given).stdout
+    script.write_text(
+        "NPROC_PER_NODE=1 swift sft --model Qwen/Qwen3-0.6B --dataset d --max_length 1024 "
+        "--packing true --per_device_train_batch_size 1 --gradient_accumulation_steps 1\n"
+    )
+    log.write_text(SWIFT_LINE)
+    shown = hp_tool("import", str(script), "--log", str(log), "--gpu", "h100-sxm-80gb").stdout
+    assert "so outside the range (hp-tool explain" in shown
+
+
+def test_a_log_in_the_words_of_another_tool_is_read(tmp_path: Path) -> None:
+    script, log = tmp_path / "run.sh", tmp_path / "run.log"
+    script.write_text(
+        "NPROC_PER_NODE=1 megatron sft --model Qwen/Qwen3-0.6B --dataset d --max_length 1024 "
+        "--packing true --micro_batch_size 1 --global_batch_size 1\n"
+    )
+    log.write_text(MEGATRON)
+    shown = hp_tool("import", str(script), "--log", str(log), "--gpu", "h100-sxm-80gb").stdout
+    assert "Measured 18.07 s per step" in shown

@@ -1,7 +1,14 @@
 """Export results to other tools, import their configurations, and compare runs with predictions."""
 
 from hp_tool.formats.detection import detect_format
-from hp_tool.formats.exchange.assessment import Assessment, LoggedRun, assess, search_query
+from hp_tool.formats.exchange.assessment import (
+    Assessment,
+    LoggedRun,
+    LogSummary,
+    assess,
+    search_query,
+    summarize_log,
+)
 from hp_tool.formats.exchange.export import (
     Exported,
     export,
@@ -14,6 +21,7 @@ from hp_tool.formats.exchange.reading import read_configuration, read_query
 __all__ = [
     "Assessment",
     "Exported",
+    "LogSummary",
     "LoggedRun",
     "assess",
     "detect_format",
@@ -24,4 +32,5 @@ __all__ = [
     "read_query",
     "recommend_for_tool",
     "search_query",
+    "summarize_log",
 ]

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from hp_tool.cluster.logs import LogFacts, ServerStart, read_line, read_server_start
+from hp_tool.cluster.logs import READERS, LogFacts, ServerStart, read_line, read_server_start
 from hp_tool.cost.uncertainty import NORMAL_QUANTILE
 from hp_tool.domain.parallel import ParallelQuery
 from hp_tool.domain.query import Query
@@ -14,7 +14,7 @@ from hp_tool.domain.result import Estimate, Recommendation
 from hp_tool.domain.serving import InferenceEstimate, ServingRecommendation
 from hp_tool.domain.units import MIN_CHANGE
 from hp_tool.domain.workload import OverlapSpec
-from hp_tool.errors import UnsupportedError
+from hp_tool.errors import InputError, UnsupportedError
 from hp_tool.formats.exchange.export import changed_options, supported_axes, tool_options
 from hp_tool.formats.reading import Ignored, Missing, Read, Reading, hyphenated, table
 from hp_tool.formats.registry import default_format, get_format
@@ -42,6 +42,18 @@ class LoggedRun:
     allocated_bytes: float | None
     reserved_bytes: float | None
     out_of_memory: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogSummary:
+    """The figures of a log without its configuration."""
+
+    reader: str
+    """The reader of cluster.logs that finds them; `server` for an engine's start."""
+    logged: LoggedRun | ServerStart
+    """Without a batch, figures per second have no time of a step."""
+    samples_per_second: float | None = None
+    """Median sequences per second of all devices."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -276,21 +288,63 @@ def _restore_own_flags(
     }
 
 
-def _read_log_facts(log: Iterable[str], *, readers: Sequence[str]) -> LogFacts:
-    """Return the figures found by the first reader that finds step times in a log."""
-    found = [LogFacts() for _ in readers]
+def summarize_log(log: Sequence[str]) -> LogSummary:
+    """Return the figures of a log whose configuration is unknown, from the first reader that finds
+    any.
+
+    Raises:
+        InputError: No reader finds any.
+    """
+    start = read_server_start(log)
+    if start != ServerStart():
+        return LogSummary(reader="server", logged=start)
+    reader, facts = _read_log_facts(log, readers=())
+    if not facts.has_times and facts.reserved_bytes is None and facts.allocated_bytes is None:
+        raise InputError(
+            "the log has no step time, no memory and no start of a server; known are the logs of "
+            f"{', '.join(READERS)}, and the start of vLLM and SGLang",
+            field="--log",
+        )
+    medians = [
+        statistics.median(figures[WARMUP_LINES:] or figures) if figures else None
+        for figures in (facts.step_s, facts.tokens_per_second_per_gpu, facts.samples_per_second)
+    ]
+    if medians[0] is None and medians[2] is not None and facts.samples_per_step:
+        medians[0] = facts.samples_per_step / medians[2]
+    counted = facts.step_s or facts.tokens_per_second_per_gpu or facts.samples_per_second
+    return LogSummary(
+        reader=reader,
+        logged=LoggedRun(
+            step_s=medians[0],
+            steps=len(counted[WARMUP_LINES:] or counted),
+            tokens_per_second_per_gpu=medians[1],
+            allocated_bytes=facts.allocated_bytes,
+            reserved_bytes=facts.reserved_bytes,
+            out_of_memory=facts.out_of_memory,
+        ),
+        samples_per_second=medians[2],
+    )
+
+
+def _read_log_facts(log: Iterable[str], *, readers: Sequence[str]) -> tuple[str, LogFacts]:
+    """Return what the first reader that finds step times finds in a log, and its name.
+
+    `readers` are the tool's own, which come first: a launcher may print in another's words.
+    """
+    names = tuple(dict.fromkeys((*readers, *READERS)))
+    found = [LogFacts() for _ in names]
     for line in log:
-        for name, facts in zip(readers, found, strict=True):
+        for name, facts in zip(names, found, strict=True):
             read_line(line, facts, reader=name)
-    timed = (facts for facts in found if facts.has_times)
-    return next(timed, found[0])
+    timed = (pair for pair in zip(names, found, strict=True) if pair[1].has_times)
+    return next(timed, (names[0], found[0]))
 
 
 def _summarize_log(query: Query, log: Iterable[str], tool: str) -> LoggedRun:
     """Return medians of a log's values, as seconds per step for any unit."""
     workload, num_gpus = query.training, resolve_training(query).cluster.num_gpus
     assert workload is not None  # The query is of kind training.
-    facts = _read_log_facts(log, readers=get_format(tool).logs)
+    _, facts = _read_log_facts(log, readers=get_format(tool).logs)
     tokens = workload.global_batch_size * workload.sequence_length / num_gpus
     seconds, _ = facts.step_times_s(workload, num_gpus=num_gpus)
     settled = seconds[WARMUP_LINES:] or seconds
