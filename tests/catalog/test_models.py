@@ -49,7 +49,9 @@ def published_count(model: ModelSpec) -> float:
     attention = attention_weights(model)
     if model.num_experts:
         expert = matrices * h * (model.moe_intermediate_size or model.ffn_size)
-        moe = (model.num_experts + model.num_shared_experts) * expert + h * model.num_experts
+        shared = matrices * h * (model.shared_expert_intermediate_size or 0)
+        shared = shared or model.num_shared_experts * expert
+        moe = model.num_experts * expert + shared + h * model.num_experts
         first = model.first_k_dense_replace
         body = layers * attention + first * dense + (layers - first) * moe
     else:
@@ -176,6 +178,16 @@ def test_a_name_near_to_nothing_says_where_to_look() -> None:
         ("microsoft/Phi-4-mini-instruct", 3.836, "bf16"),
         ("tencent/Hy3-FP8", 295.03, "fp8"),
         ("stepfun-ai/Step-3.5-Flash", 195.84, "bf16"),
+        ("Qwen/Qwen2.5-VL-7B-Instruct", 7.616, "bf16"),
+        ("google/gemma-3-27b-it", 27.01, "bf16"),
+        ("TinyLlama/TinyLlama-1.1B-Chat-v1.0", 1.1, "bf16"),
+        ("mistralai/Ministral-3-14B-Instruct-2512", 13.51, "fp8"),
+        ("zai-org/GLM-4.7-Flash", 29.94, "bf16"),
+        ("facebook/opt-1.3b", 1.316, "bf16"),
+        ("EleutherAI/pythia-6.9b", 6.857, "bf16"),
+        ("Qwen/Qwen3-Coder-Next", 79.67, "bf16"),
+        ("deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B", 1.777, "bf16"),
+        ("deepseek-ai/DeepSeek-R1-Distill-Llama-70B", 70.55, "bf16"),
         ("Qwen/Qwen3Guard-Gen-0.6B", 0.596, "bf16"),
         ("AI-ModelScope/Nemotron-Mini-4B-Instruct", 4.19, "bf16"),
     ],

@@ -82,7 +82,7 @@ def test_published_checkpoints_are_known_with_their_precision(
     assert published_precision(name) == precision
 
 
-@pytest.mark.parametrize("name", ["mistralai/Mistral-7B-v0.3", "Qwen/Qwen2.5-VL-7B-Instruct"])
+@pytest.mark.parametrize("name", ["mistralai/Mistral-7B-v0.4", "Qwen/Qwen2.5-Omni-7B"])
 def test_another_shape_is_not_taken_for_its_kin(name: str) -> None:
     assert not catalog.has_entry("models", name)
 

@@ -215,7 +215,8 @@ def test_a_file_of_arguments_comes_before_those_of_the_command() -> None:
         "model: Qwen/Qwen2.5-7B-Instruct\ntuner_type: lora\ndataset:\n  - 'a/b#500'\n"
         "max_length: 1024\nper_device_train_batch_size: 2\ngradient_accumulation_steps: 8\n"
     )
-    command = "NPROC_PER_NODE=2 swift sft run/sft.yaml --max_length 2048\n"
+    file += "ENV:\n  NPROC_PER_NODE: 2\n  PYTORCH_CUDA_ALLOC_CONF: expandable_segments:True\n"
+    command = "swift sft run/sft.yaml --max_length 2048\n"
     read = read_query(command, files={"run/sft.yaml": file}, overrides=H100)
     assert read["training"]["sequence_length"] == 2048
     assert read["parallel"]["micro_batch_size"] == 2

@@ -73,6 +73,8 @@ _MEGATRON_DEFAULTS = {
 }
 """Defaults of `megatron sft`, in Megatron's own arguments; dropout is the checkpoint's."""
 _RENAMED = {"virtual-pipeline-model-parallel-size": "num-virtual-stages-per-pipeline-rank"}
+_FILE_VARIABLES = "ENV."
+"""Section of a file of arguments that sets environment variables."""
 _MAX_REFERENCES = 5
 """Maximum chain of variables in one assignment."""
 _MIN_BATCH = 16
@@ -86,11 +88,17 @@ def read(source: Source, reading: Reading) -> None:
         InputError: There is no such command.
     """
     launch, script = source.launch(reading)
-    reading.num_gpus = reading.num_gpus or _count_processes(source, reading)
     own, words, file = table("ms-swift"), list(launch.words), []
     if words and words[0].text.endswith((".yaml", ".yml", ".json")):
         named = Setting(name="config", written=launch.program, values=(words.pop(0).text,))
         file = config_file_settings([named], script, reading)
+    variables = {
+        each.written.removeprefix(_FILE_VARIABLES): each.text
+        for each in file
+        if each.written.startswith(_FILE_VARIABLES)
+    }
+    file = [each for each in file if not each.written.startswith(_FILE_VARIABLES)]
+    reading.num_gpus = reading.num_gpus or _count_processes(source, variables, reading)
     if launch.program.startswith("megatron"):
         switched = {
             name: replace(each, arity="?") if each.arity == "0" else each
@@ -103,12 +111,16 @@ def read(source: Source, reading: Reading) -> None:
         _read_trainer_command(settings, script, source, reading)
 
 
-def _count_processes(source: Source, reading: Reading) -> int | None:
-    """Return the number of processes in the environment of the command; one on a single device."""
+def _count_processes(source: Source, variables: Mapping[str, str], reading: Reading) -> int | None:
+    """Return the number of processes in the environment of the command; one on a single device.
+
+    `variables` are those of a file of arguments, which the environment overrides.
+    """
 
     def written(name: str, depth: int = 0) -> str:
         assigned = re.search(rf"(?<!\w){name}=['\"]?([^\s'\"\\;]+)", source.text)
         text = source.variables.get(name) or (assigned[1] if assigned else "")
+        text = text or variables.get(name, "")
         reference = re.fullmatch(r"\$\{?(\w+)(?::?-([^}]*))?\}?", text)
         return (
             reference
@@ -347,7 +359,7 @@ register(
             ),
             Sign(
                 of="script",
-                rank=62,
+                rank=23,
                 holds=matches_pattern(
                     r"(?m)^[^#\n]*(?<![\w/-])(megatron|swift)\s+"
                     r"(app|deploy|eval|export|infer|merge-lora|rollout|sample|web-ui)\b"
