@@ -35,6 +35,14 @@ def _is_gpt_neox(evidence: Evidence) -> bool:
     )
 
 
+def _is_nemo_rl(evidence: Evidence) -> bool:
+    algorithms = {"grpo", "dpo", "ppo", "distillation", "loss_fn", "rm"}
+    parts = {"sft", "defaults", "checkpointing", "cluster", "data_plane"}
+    return bool(evidence.keys & {"grpo", "dpo"}) or (
+        "policy" in evidence.keys and bool(evidence.keys & (algorithms | parts))
+    )
+
+
 _UNSUPPORTED_TOOLS = (
     Sign(
         of="text",
@@ -78,8 +86,27 @@ _UNSUPPORTED_TOOLS = (
     Sign(
         of="keys",
         rank=21,
-        holds=has_any_key("grpo", "dpo"),
+        holds=_is_nemo_rl,
         refused="NeMo RL's file of one of its algorithms",
+    ),
+    Sign(
+        of="keys",
+        rank=50,
+        holds=lambda evidence: (
+            {"model", "train_dataset"} <= evidence.keys
+            and bool(evidence.keys & {"model_class", "dist_config", "sample_backend"})
+        ),
+        refused="a file of LLaMA-Factory's launcher v1",
+    ),
+    Sign(
+        of="keys",
+        rank=50,
+        holds=lambda evidence: (
+            "template" in evidence.keys
+            and bool(evidence.keys & {"infer_backend", "export_dir"})
+            and "stage" not in evidence.keys
+        ),
+        refused="LLaMA-Factory's file of an inference or an export",
     ),
     Sign(
         of="keys",
@@ -135,7 +162,7 @@ _UNSUPPORTED_TOOLS = (
 
 _PROGRAM_PATTERN = re.compile(
     r"(?m)^(?![ \t]*#)[^\n]*?\b(?:python3?|torchrun|deepspeed|srun)\b[^\n]*?"
-    r"(?:[\s/]([\w.-]+\.py)\b|\s-m\s+([\w.]+))"
+    r"(?:[\s/]([\w.-]+\.py)\b|\s-m\s+(?!torch\.distributed\b)([\w.]+))"
 )
 """Programs started by lines of a script."""
 
@@ -169,7 +196,9 @@ def detect_format(text: str, *, files: Mapping[str, str] | None = None) -> str:
         "",
     ):
         return tool
-    if programs := ["".join(match) for match in _PROGRAM_PATTERN.findall(text)]:
+    if programs := [
+        "".join(match) for match in _PROGRAM_PATTERN.findall(text.replace("\\\n", " "))
+    ]:
         raise InputError(
             f"no supported entry point found (saw: {', '.join(dict.fromkeys(programs))}); "
             f"supported: {', '.join(readable())}; if it is one of these, pass --format",

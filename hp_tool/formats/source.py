@@ -15,6 +15,10 @@ from hp_tool.formats.reading import Ignored, Reading, Setting, hyphenated
 from hp_tool.formats.shell import Script
 
 MAX_YAML = 400_000
+_ARGUMENT_LISTS = re.compile(
+    r"(?m)^[ \t]*(?:export[ \t]+)?(\w*(?:ARGS|OPTIONS|FLAGS|CONFIG)\w*)\+?="
+)
+"""Variables that hold arguments, by their names."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,6 +88,13 @@ class Source:
                 ),
                 "",
             )
+            sets = dict.fromkeys(_ARGUMENT_LISTS.findall(self.text))
+            if sets and not script.commands:
+                raise InputError(
+                    f"the script only sets arguments ({', '.join(list(sets)[:4])}); import the "
+                    "script that sources it, and pass this one with --file",
+                    field="command",
+                )
             raise InputError(
                 f"no training or serving command found{ends}. Supported: python, "
                 "torchrun, srun, deepspeed, accelerate, vllm and sglang. Pass sourced "
