@@ -6,7 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import yaml
 
+from benchmarks.formats import sets
 from benchmarks.formats.public import PublicFile, fenced, listed, outcome
 
 PAGE = "# Serve\n\n```bash\nvllm serve Qwen/Qwen3-8B -tp 2\n```\n\n```bash\nls\n```\n"
@@ -59,3 +61,43 @@ def test_what_became_of_a_file_is_told(file: PublicFile, expected: str, tmp_path
 def test_the_block_around_a_line_is_the_command() -> None:
     assert fenced(PAGE, 4) == "vllm serve Qwen/Qwen3-8B -tp 2\n"
     assert fenced(PAGE, 8) == "ls\n"
+
+
+SWIFT = "NPROC_PER_NODE=2 swift {} --model {} --max_length 1024 --tuner_type {}\n"
+
+
+def test_sets_know_what_is_in_scope(tmp_path: Path) -> None:
+    examples = tmp_path / "modelscope+ms-swift/examples"
+    recipes = tmp_path / "vllm-project+recipes/models/a"
+    titan = tmp_path / "pytorch+torchtitan/torchtitan/models/llama3"
+    for folder in (examples, recipes, titan):
+        folder.mkdir(parents=True)
+    scripts = {
+        "lora": SWIFT.format("sft", "Qwen/Qwen3-8B", "lora"),
+        "length": SWIFT.format("sft", "Qwen/Qwen3-8B", "full").replace("--max_length 1024", ""),
+        "adapter": SWIFT.format("sft", "Qwen/Qwen3-8B", "boft"),
+        "pictures": SWIFT.format("sft", "Qwen/Qwen3-VL-8B-Instruct", "lora"),
+        "choices": SWIFT.format("rlhf", "Qwen/Qwen3-8B", "lora"),
+    }
+    for name, text in scripts.items():
+        (examples / f"{name}.sh").write_text(text)
+    guide = "".join(
+        f"```bash\nvllm serve {name}\n```\n"
+        for name in ("Qwen/Qwen3-8B", "LiquidAI/LFM2.5-1.2B-Instruct", "... --port 1")
+    )
+    (recipes / "b.yaml").write_text(yaml.safe_dump({"meta": {"tasks": ["text"]}, "guide": guide}))
+    (titan / "config_registry.py").write_text(
+        "from torchtitan.models.llama3 import model_registry\n"
+        "def run() -> Trainer.Config:\n"
+        '    return Trainer.Config(model_spec=model_registry("8B"))\n'
+    )
+    found = {
+        file.name: file.scope or sets.read(file)
+        for files in sets.SETS.values()
+        for file in files(tmp_path)
+    }
+    assert found["lora.sh"] == found["length.sh"] == found["llama3 run"] == ""
+    assert found["adapter.sh"] == "another adapter" and found["pictures.sh"] == "no text model"
+    assert found["choices.sh"] == "no training, or one on preferences"
+    assert found["models/a/b.yaml#0"] == "" and "layers" in found["models/a/b.yaml#1"]
+    assert found["models/a/b.yaml#2"] == "no whole command"
