@@ -13,7 +13,7 @@ import ast
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -262,30 +262,43 @@ def transformers() -> Iterator[tuple[str, str, str]]:
         except Exception as error:  # likewise
             yield model_type, "no default", repr(error)
             continue
-        counts = _language_counts(built, tied=read_model.tie_word_embeddings)
+        counts = _language_counts(built)
         counted = total_parameters(read_model)
         right = counted in counts
         why = "" if right else f"{counted:,.0f}, not one of {counts}"
         yield model_type, "read" if right else "wrong", why
 
 
-def _language_counts(built: Any, *, tied: bool) -> list[int]:
+def _language_counts(built: Any) -> list[int]:
     """Return the parameters of a model, and of the language models within, with their heads."""
-
-    def count(module: Any) -> int:
-        return sum(parameter.numel() for parameter in module.parameters())
-
-    head = getattr(built, "lm_head", None) or getattr(
-        getattr(built, "language_model", None), "lm_head", None
-    )
-    inner = [
-        each
-        for holder in (built, getattr(built, "model", None))
-        for name in ("language_model", "text_model")
-        if (each := getattr(holder, name, None)) is not None
+    holders = [
+        built,
+        *(each for name in ("model", "language_model") for each in _parts(built, name)),
     ]
-    own = 0 if tied or head is None else count(head)
-    return [count(built), *(each for one in inner for each in (count(one), count(one) + own))]
+    heads = [
+        parameter
+        for holder in holders
+        for name in ("lm_head", "projection_head")
+        for part in _parts(holder, name)
+        for parameter in part.parameters()
+    ]
+    counts = [_count(built.parameters())]
+    for holder in holders:
+        for inner in (*_parts(holder, "language_model"), *_parts(holder, "text_model")):
+            own = {id(parameter): parameter for parameter in inner.parameters()}
+            counts.append(_count(own.values()))
+            untied = {id(parameter): parameter for parameter in heads}
+            counts.append(_count((own | untied).values()))
+    return counts
+
+
+def _parts(module: Any, name: str) -> list[Any]:
+    part = getattr(module, name, None)
+    return [] if part is None else [part]
+
+
+def _count(parameters: Iterable[Any]) -> int:
+    return sum(parameter.numel() for parameter in parameters)
 
 
 UNMODELLED = "layers not modelled"

@@ -564,6 +564,8 @@ def test_the_page_names_the_types_that_are_read() -> None:
 TEXT_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "cosmos3_edge_text": ("cosmos3_edge.Cosmos3EdgeTextModel", {}),
     "emu3_text_model": ("emu3.Emu3TextModel", {}),
+    "glm_ocr_text": ("glm_ocr.GlmOcrTextModel", {"head_dim": 32}),
+    "hunyuan_vl_text": ("hunyuan_vl.HunYuanVLTextModel", {"head_dim": 32}),
     "granite4_vision_text": ("granite4_vision.Granite4VisionTextModel", {}),
     "granite_docling_text": ("granite_docling.GraniteDoclingTextModel", {}),
     "paddleocr_vl_text": ("paddleocr_vl.PaddleOCRTextModel", {"head_dim": 32}),

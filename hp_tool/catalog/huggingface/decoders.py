@@ -148,6 +148,7 @@ def _mpt(config: Config) -> dict[str, Any]:
 
 
 _ERNIE = LLAMA.but(defaults=TIED, keys={"attention_bias": "use_bias", "mlp_bias": "use_bias"})
+_HUNYUAN = LLAMA.but(fixed={"query_key_norm": "head", "mlp_bias": False})
 FAMILIES: dict[str, Family] = {
     "llama": LLAMA,
     "mistral": PLAIN,
@@ -184,11 +185,13 @@ FAMILIES: dict[str, Family] = {
     "glm": _GLM,
     "glm4": _GLM.but(fixed={"norms_per_layer": 4}),
     "glm4v_text": _GLM.but(fixed={"norms_per_layer": 4}),
+    "glm_ocr_text": LLAMA.but(fixed={"norms_per_layer": 4}),
     "granite": LLAMA,
     "granite4_vision_text": LLAMA,
     "granite_docling_text": LLAMA,
     "helium": LLAMA.but(fixed={"attention_output_bias": False}),
-    "hunyuan_v1_dense": LLAMA.but(fixed={"query_key_norm": "head", "mlp_bias": False}),
+    "hunyuan_v1_dense": _HUNYUAN,
+    "hunyuan_vl_text": _HUNYUAN,
     "hyperclovax": LLAMA.but(
         derive=lambda config: {"norms_per_layer": 4 if config.get("use_post_norm", True) else 2}
     ),
