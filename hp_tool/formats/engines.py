@@ -151,6 +151,16 @@ class Role:
     command: Sequence[str]
 
 
+def replica_role(name: str, setup: ServingSetup, command: tuple[str, Values]) -> Role:
+    """Return the role of a pool's replica, started by a program with options."""
+    program, options = command
+    return Role(
+        name=name,
+        meaning=replica_count_words(setup.replicas),
+        command=[program, *option_lines(option_words(options))],
+    )
+
+
 def pools_script(
     *,
     tool: str,
@@ -183,11 +193,6 @@ def pools_script(
             "esac",
         )
     )
-
-
-def server_command_lines(program: str, options: Values) -> list[str]:
-    """Return a command by lines."""
-    return [program, *option_lines(option_words(options))]
 
 
 def option_values(values: Values) -> dict[str, str]:

@@ -2,23 +2,18 @@
 
 from hp_tool.domain.setups import ServingSetup
 from hp_tool.errors import UnsupportedError
-from hp_tool.formats.engine_commands import command_reader
+from hp_tool.formats.engine_formats import register_engine
 from hp_tool.formats.engines import (
     EXPRESSED_FIELDS,
     Role,
     draft_settings,
     model_argument,
-    option_values,
     pools_script,
     precision_options,
-    replica_count_words,
-    replica_script,
-    server_command_lines,
+    replica_role,
     size_above_one,
     uses_deepep,
 )
-from hp_tool.formats.registry import Format, register
-from hp_tool.formats.signs import Sign, matches_pattern
 from hp_tool.formats.writing import Values, reject_inexpressible
 
 VERSION = "0.5.6.post2"
@@ -107,15 +102,15 @@ def pool_command(setup: ServingSetup, *, other: ServingSetup, mode: str) -> tupl
 
 def pools_text(prefill: ServingSetup, decode: ServingSetup) -> str:
     """Return a script that starts a replica of either pool, or the router."""
-    first = server_command_lines(*pool_command(prefill, other=decode, mode="prefill"))
-    second = server_command_lines(*pool_command(decode, other=prefill, mode="decode"))
+    first = pool_command(prefill, other=decode, mode="prefill")
+    second = pool_command(decode, other=prefill, mode="decode")
     return pools_script(
         tool=f"sglang {VERSION}",
         prefill=prefill,
         decode=decode,
         roles=[
-            Role(name="prefill", meaning=replica_count_words(prefill.replicas), command=first),
-            Role(name="decode", meaning=replica_count_words(decode.replicas), command=second),
+            replica_role("prefill", prefill, first),
+            replica_role("decode", decode, second),
             Role(
                 name="router",
                 meaning="behind it --prefill URL BOOTSTRAP_PORT (8998) and --decode URL of every "
@@ -126,29 +121,15 @@ def pools_text(prefill: ServingSetup, decode: ServingSetup) -> str:
     )
 
 
-register(
-    Format(
-        name="sglang",
-        title="SGLang",
-        kind="inference",
-        signs=(
-            Sign(
-                of="script",
-                rank=21,
-                holds=matches_pattern(
-                    r"sglang\.launch_server|\bdynamo\.sglang\b|(?<![\w/.-])sglang\s+serve\b"
-                ),
-            ),
-        ),
-        read=command_reader("sglang"),
-        write=lambda setup: replica_script(setup, tool=f"sglang {VERSION}", start=server_command),
-        write_pools=pools_text,
-        options=lambda setup: option_values(server_command(setup)[1]),
-        usual_of="sglang",
-        reads="`sglang.launch_server`, also in a Kubernetes manifest: a query of kind inference; "
-        "of two roles, pools",
-        writes="the command of one replica; of pools a script that starts one of either, or the "
-        "router",
-        checked="options and values recorded from the engine's own parser; read back by `import`",
-    )
+register_engine(
+    name="sglang",
+    title="SGLang",
+    version=VERSION,
+    command=r"sglang\.launch_server|\bdynamo\.sglang\b|(?<![\w/.-])sglang\s+serve\b",
+    rank=21,
+    start=server_command,
+    write_pools=pools_text,
+    reads="`sglang.launch_server`, also in a Kubernetes manifest: a query of kind inference; "
+    "of two roles, pools",
+    writes="the command of one replica; of pools a script that starts one of either, or the router",
 )

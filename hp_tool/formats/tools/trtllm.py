@@ -4,18 +4,16 @@ import json
 
 from hp_tool.domain.setups import ServingSetup
 from hp_tool.errors import UnsupportedError
-from hp_tool.formats.engine_commands import command_reader
+from hp_tool.formats.engine_formats import register_engine
 from hp_tool.formats.engines import (
     EXPRESSED_FIELDS,
     model_argument,
-    option_values,
     quantization_option,
     reject_speculation,
     replica_script,
     size_above_one,
 )
-from hp_tool.formats.registry import Format, register
-from hp_tool.formats.signs import Sign, has_any_key, matches_pattern
+from hp_tool.formats.signs import Sign, has_any_key
 from hp_tool.formats.writing import Values, reject_inexpressible
 
 VERSION = "1.0"
@@ -103,7 +101,6 @@ def text(setup: ServingSetup) -> str:
     )
 
 
-_SERVER = matches_pattern(r"trtllm-serve|tensorrt_llm\.commands\.serve")
 _OPTIONS = has_any_key(
     "enable_attention_dp",
     "kv_cache_config",
@@ -112,22 +109,16 @@ _OPTIONS = has_any_key(
     "attention_dp_config",
     "cache_transceiver_config",
 )
-register(
-    Format(
-        name="trtllm",
-        title="TensorRT-LLM",
-        kind="inference",
-        signs=(
-            Sign(of="keys", rank=97, holds=_OPTIONS),
-            Sign(of="script", rank=22, holds=_SERVER),
-        ),
-        read=command_reader("trtllm"),
-        reads="a command that starts its server, with the options file that it writes or names; "
-        "that file alone",
-        write=text,
-        options=lambda setup: option_values(server_command(setup)[1]),
-        usual_of="trtllm",
-        writes="the command of one replica",
-        checked="options and values recorded from the engine's own parser; read back by `import`",
-    )
+register_engine(
+    name="trtllm",
+    title="TensorRT-LLM",
+    version=VERSION,
+    command=r"trtllm-serve|tensorrt_llm\.commands\.serve",
+    rank=22,
+    signs=(Sign(of="keys", rank=97, holds=_OPTIONS),),
+    start=server_command,
+    write=text,
+    reads="a command that starts its server, with the options file that it writes or names; "
+    "that file alone",
+    writes="the command of one replica",
 )

@@ -4,24 +4,18 @@ import json
 
 from hp_tool.domain.setups import ServingSetup
 from hp_tool.errors import UnsupportedError
-from hp_tool.formats.engine_commands import command_reader
+from hp_tool.formats.engine_formats import register_engine
 from hp_tool.formats.engines import (
     EXPRESSED_FIELDS,
-    Role,
     draft_settings,
     model_argument,
-    option_values,
     pools_script,
     precision_options,
-    replica_count_words,
-    replica_script,
-    server_command_lines,
+    replica_role,
     size_above_one,
     uses_deepep,
 )
-from hp_tool.formats.registry import Format, register
 from hp_tool.formats.scripts import required_variable
-from hp_tool.formats.signs import Sign, matches_pattern
 from hp_tool.formats.writing import Values, reject_inexpressible
 
 VERSION = "0.12.0"
@@ -97,40 +91,21 @@ def pools_text(prefill: ServingSetup, decode: ServingSetup) -> str:
             "# toy_proxy_server.py of vLLM's source does.",
             f'export {_HOST}="{required_variable(_HOST, "set it to the address of this host")}"',
         ),
-        roles=[
-            Role(
-                name=name,
-                meaning=replica_count_words(setup.replicas),
-                command=server_command_lines(*pool_command(setup)),
-            )
-            for name, setup in sides.items()
-        ],
+        roles=[replica_role(name, setup, pool_command(setup)) for name, setup in sides.items()],
     )
 
 
-register(
-    Format(
-        name="vllm",
-        title="vLLM",
-        kind="inference",
-        place=0,
-        signs=(
-            Sign(
-                of="script",
-                rank=20,
-                holds=matches_pattern(
-                    r"(?m)(?<![\w/.-])vllm\s+serve\b|\bdynamo\.vllm\b|vllm/vllm-openai\b|vllm\.entrypoints\.(openai\.)?api_server"
-                ),
-            ),
-        ),
-        read=command_reader("vllm"),
-        write=lambda setup: replica_script(setup, tool=f"vllm {VERSION}", start=server_command),
-        write_pools=pools_text,
-        options=lambda setup: option_values(server_command(setup)[1]),
-        usual_of="vllm",
-        reads="`vllm serve`, also in a Kubernetes manifest: a query of kind inference; of a script "
-        "or a manifest with two roles, pools",
-        writes="the command of one replica; of pools a script that starts one of either",
-        checked="options and values recorded from the engine's own parser; read back by `import`",
-    )
+register_engine(
+    name="vllm",
+    title="vLLM",
+    version=VERSION,
+    place=0,
+    command=r"(?m)(?<![\w/.-])vllm\s+serve\b|\bdynamo\.vllm\b|vllm/vllm-openai\b|"
+    r"vllm\.entrypoints\.(openai\.)?api_server",
+    rank=20,
+    start=server_command,
+    write_pools=pools_text,
+    reads="`vllm serve`, also in a Kubernetes manifest: a query of kind inference; of a script "
+    "or a manifest with two roles, pools",
+    writes="the command of one replica; of pools a script that starts one of either",
 )
