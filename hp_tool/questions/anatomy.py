@@ -21,8 +21,9 @@ from hp_tool.cost.training import stages_and_layers, training_costs
 from hp_tool.domain.frameworks import framework_facts
 from hp_tool.domain.hardware import ClusterSpec
 from hp_tool.domain.parallel import ParallelConfig
-from hp_tool.domain.parts import PER_MICRO_BATCH
+from hp_tool.domain.parts import PARTS, PER_MICRO_BATCH
 from hp_tool.domain.pipeline_layout import chunk_layers
+from hp_tool.domain.result import Estimate
 from hp_tool.questions.training.problem import TrainingProblem
 
 _Contents = tuple[float, float, tuple[float, ...] | None, tuple[bool, bool], TrainingCase]
@@ -501,3 +502,27 @@ def _rank_groups(c: Candidates, cluster: ClusterSpec) -> tuple[RankGroup, ...]:
         group = (expert_group if axis == "ep" else dense_group)(c, axis, cluster=cluster)
         groups.append(RankGroup(name=name, size=int(group.size), in_domain=int(group.in_domain)))
     return tuple(group for group in groups if group.size > 1)
+
+
+def step_excess(known: Estimate, measured_s: float | None) -> dict[str, float]:
+    """Return the seconds of a step by label; empty for an estimate without parts.
+
+    Ideal compute (the model's FLOPs at the peak rate) comes first, then the excess of matmuls and
+    attention, each other part, and what a measured step took beyond them.
+    """
+    if known.time is None or known.mfu is None or not known.time.parts_s:
+        return {}
+    ideal_s = known.mfu * known.time.step_s
+    busy = ("compute", "attention")
+    parts = {
+        "ideal compute": ideal_s,
+        "below peak": sum(known.time.parts_s.get(name, 0.0) for name in busy) - ideal_s,
+    }
+    parts |= {
+        PARTS[name].label: seconds
+        for name, seconds in known.time.parts_s.items()
+        if name not in busy and seconds
+    }
+    if measured_s is not None:
+        parts["measured, not explained"] = measured_s - known.time.step_s
+    return parts

@@ -186,7 +186,7 @@ def _trained(row: Recommendation, query: JsonObject, answer: Answer | None) -> B
         sentences=tuple(map(formats.arrows, words.answer_sentences(answer)))
         if answer
         else _measured_alone(measurement),
-        parts=_parts(known, measurement.objective_s if measurement else None),
+        parts=anatomy.step_excess(known, measurement.objective_s if measurement else None),
         **_decided(answer, query),
         measured=measurement is not None,
         step_s=measurement.objective_s if measurement else calibrated_step_s,
@@ -410,30 +410,6 @@ def _latencies(
         )
         for name in TARGETS
     )
-
-
-def _parts(known: Estimate, measured_s: float | None) -> dict[str, float]:
-    """Return the parts of the step: ideal compute, the excess of matmuls and attention, then each
-    other part.
-
-    Ideal compute is the model's FLOPs at the peak rate.
-    """
-    if known.time is None or known.mfu is None or not known.time.parts_s:
-        return {}
-    ideal_s = known.mfu * known.time.step_s
-    busy = ("compute", "attention")
-    parts = {
-        "ideal compute": ideal_s,
-        "below peak": sum(known.time.parts_s.get(name, 0.0) for name in busy) - ideal_s,
-    }
-    parts |= {
-        formats.words(name): seconds
-        for name, seconds in known.time.parts_s.items()
-        if name not in busy and seconds
-    }
-    if measured_s is not None:
-        parts["measured, not explained"] = measured_s - known.time.step_s
-    return parts
 
 
 def effects(record: SearchRecord) -> tuple[AxisEffect, ...]:

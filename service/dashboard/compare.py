@@ -1,7 +1,6 @@
 """Pages /compare, /searches/ID/compare and .../runs/ID: configurations and runs side by side."""
 
 import json
-import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -23,6 +22,7 @@ from hp_tool.questions import schema
 from hp_tool.questions.configuration import SEARCH_KEYS, Configuration
 from hp_tool.questions.problem import problem_of
 from hp_tool.questions.registered import Find
+from hp_tool.questions.serving.ratio import output_ratio
 from hp_tool.questions.training.calibrated import Calibrations
 from hp_tool.questions.training.evaluate import resolve_configuration
 from hp_tool.questions.training.ratio import Known, step_ratio
@@ -210,28 +210,6 @@ def _choices(store: Store) -> Iterator[Choice]:
             )
 
 
-@page_at(
-    router,
-    "/searches/{search_id}/compare",
-    template="compare.html",
-    section="Compare",
-    status=error_status,
-)
-def compare_runs_context(
-    search_id: str,
-    a: str,
-    b: str,
-    store: StoreDep,
-    calibrations: CalibrationsDep,
-    find: FindDep,
-    more: More = (),
-) -> ComparePage:
-    """Return runs of a search for their page. Runs that the caller may not see count as missing."""
-    json_href = address(f"/searches/{search_id}/compare.json", {"a": a, "b": b, "more": more})
-    runs = [_run_of(store, search_id, run_id) for run_id in (a, b, *more)]
-    return _compared(runs, json_href=json_href, calibrations=calibrations, find=find)
-
-
 def _run_of(store: Store, search_id: str, run_id: str) -> tuple[SearchRecord, RunRecord]:
     return store.get_search(search_id=search_id), store.get_run(search_id=search_id, run_id=run_id)
 
@@ -391,7 +369,7 @@ def _ratios(
     known: list[Known] = []
     for side, estimate in zip(sides, estimates, strict=True):
         if isinstance(estimate, InferenceEstimate):
-            return [_serving_ratio(estimates[0], each) for each in estimates[1:]]
+            return [output_ratio(estimates[0], each) for each in estimates[1:]]
         configuration = resolve_configuration(side.query)
         best = (
             side.known
@@ -400,19 +378,6 @@ def _ratios(
         )
         known.append((configuration.problem, best or estimate))
     return [step_ratio(known[0], each) for each in known[1:]]
-
-
-def _serving_ratio(
-    first: Estimate | InferenceEstimate, second: Estimate | InferenceEstimate
-) -> Ratio | None:
-    one, other = figures.OUTPUT.value(first), figures.OUTPUT.value(second)
-    (low, high), (other_low, other_high) = (
-        figures.OUTPUT.own_interval(each) or (0.0, 0.0) for each in (first, second)
-    )
-    if not one or not other or not low or not other_low:
-        return None
-    spread = math.exp(math.hypot(math.log(high / low), math.log(other_high / other_low)) / 2.0)
-    return one / other, (one / other / spread, one / other * spread)
 
 
 def _range_note(ratios: Sequence[Ratio | None], views: Sequence[ConfigurationView]) -> str:

@@ -6,22 +6,25 @@ from dataclasses import dataclass
 from hp_tool.domain.latencies import LATENCIES
 from hp_tool.domain.records import RunFigures, RunRecord
 from hp_tool.domain.states import RUN_STATES, Outcome, RunState
-from hp_tool.domain.units import format_count, format_factor
+from hp_tool.domain.units import format_count
 from hp_tool.wording.figures import REQUEST, STEP
+from hp_tool.wording.ratios import (
+    SAME,
+    Ratio,
+    agreement_words,
+    difference_words,
+    interval_words,
+    measured_ratio_words,
+    predicted_ratio_words,
+    slower_words,
+)
 from service.dashboard import formats
 from service.dashboard.metrics import ComparedRun, measured_peak
 from service.dashboard.page import Tone
 from service.dashboard.trials import TrialTable
 
-MUCH = 1.5
-"""Ratio from which a factor is written instead of a percentage."""
-SAME = 0.005
-"""Relative difference below which two figures are equal."""
 PER = {STEP.label: "a step"} | {each.label: each.per for each in LATENCIES.values()}
 """Unit of a measured time, by its label."""
-
-Ratio = tuple[float, tuple[float, float]]
-"""A ratio of times, and its 90% interval."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,12 +38,12 @@ class Speed:
     @property
     def words(self) -> str:
         """The speed in words: `17% slower`."""
-        return _slower(self.factor)
+        return slower_words(self.factor)
 
     @property
     def ends(self) -> str:
         """The interval in words: `-4% to +42%`; empty without an interval."""
-        return "" if self.interval is None else _ends(self.interval)
+        return "" if self.interval is None else interval_words(self.interval)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +116,8 @@ def agreement(run: ComparedRun, record: RunRecord) -> Agreement:
         text += f" ({formats.seconds(low_s)} to {formats.seconds(high_s)})"
     word = "" if inside is None else f"{'inside' if inside else 'outside'} its interval"
     tone: Tone = "" if inside is None else "good" if inside else "bad"
-    text = f"{text}: {_off(compared_s / expected.step_s)}.{_memory(run, expected.memory_bytes)}"
+    text += f": {agreement_words(compared_s / expected.step_s)}."
+    text += _memory(run, expected.memory_bytes)
     return Agreement(text=text, inside=inside, word=word, tone=tone)
 
 
@@ -126,20 +130,9 @@ def _memory(run: ComparedRun, predicted: float | None) -> str:
     if not peak or not predicted or peak <= (1.0 + SAME) * predicted:
         return ""  # Some of it is headroom.
     return (
-        f" Its memory peaked at {formats.gib(peak)}, {_percent(peak / predicted)} above the "
-        f"{formats.gib(predicted)} predicted."
+        f" Its memory peaked at {formats.gib(peak)}, {difference_words(peak / predicted)} above "
+        f"the {formats.gib(predicted)} predicted."
     )
-
-
-def _off(factor: float) -> str:
-    """Return `8.6 times as long as predicted` or `12% longer than predicted`."""
-    if factor >= MUCH:
-        return f"{format_factor(factor)} as long as predicted"
-    if factor <= 1.0 / MUCH:
-        return f"{format_factor(1.0 / factor)} as fast as predicted"
-    if abs(factor - 1.0) < SAME:
-        return "as predicted"
-    return f"{_percent(factor)} {'longer' if factor > 1.0 else 'shorter'} than predicted"
 
 
 def _timed(run: ComparedRun | None) -> tuple[str, float] | None:
@@ -187,10 +180,10 @@ def verdict(
         if timed[0] and any(failed[1:])
         else "",
         *(
-            f"{name} is {_measured(own[1] / timed[0][1], names[0])}"
+            f"{name} is {measured_ratio_words(own[1] / timed[0][1], names[0])}"
             if own and timed[0]
             else f"{name} {'would be' if why else 'is'} "
-            f"{_predicted(ratio, f'{names[0]} would be' if unfit[0] else names[0])}"
+            f"{predicted_ratio_words(ratio, f'{names[0]} would be' if unfit[0] else names[0])}"
             f"{_unmeasured(names[0], name, timed[0], own)}"
             if ratio is not None
             else ""
@@ -239,44 +232,6 @@ def _unmeasured(
         f", by predictions alone: {lacks} was not measured; {ran} took "
         f"{formats.seconds(seconds)} {PER[label]}"
     )
-
-
-def _measured(factor: float, first: str) -> str:
-    """Return `17% slower than TP 8, measured`."""
-    joint = "" if abs(factor - 1.0) < SAME or factor >= MUCH or factor <= 1.0 / MUCH else "than "
-    return f"{_slower(factor)} {joint or 'as '}{first}, measured"
-
-
-def _predicted(ratio: Ratio, first: str) -> str:
-    """Return `17% slower than TP 8 (+9% to +25%)`, or `probably slower than TP 8: +17% (-4% to
-    +42%)` if the interval contains 0.
-    """
-    factor, interval = ratio
-    if abs(factor - 1.0) < SAME:
-        return f"about as fast as {first} ({_ends(interval)})"
-    if interval[0] < 1.0 < interval[1]:
-        word = "slower" if factor > 1.0 else "faster"
-        return f"probably {word} than {first}: {factor - 1.0:+.0%} ({_ends(interval)})"
-    return f"{_slower(factor, much=False)} than {first} ({_ends(interval)})"
-
-
-def _slower(factor: float, *, much: bool = True) -> str:
-    """Return `17% slower`; with `much`, large ratios as `2.3 times as slow`."""
-    if abs(factor - 1.0) < SAME:
-        return "as fast"
-    if much and factor >= MUCH:
-        return f"{format_factor(factor)} as slow"
-    if much and factor <= 1.0 / MUCH:
-        return f"{format_factor(1.0 / factor)} as fast"
-    return f"{_percent(factor)} {'slower' if factor > 1.0 else 'faster'}"
-
-
-def _ends(interval: tuple[float, float]) -> str:
-    return " to ".join(f"{end - 1.0:+.0%}" for end in interval)
-
-
-def _percent(factor: float) -> str:
-    return f"{abs(factor - 1.0):.0%}"
 
 
 def runs_verdict(table: TrialTable) -> str:

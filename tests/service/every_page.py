@@ -106,7 +106,9 @@ def seeded_pages(store: Store, http: TestClient, query: dict[str, Any]) -> dict[
         "search-serving": f"/searches/{served}",
         "runs": f"/searches/{ended}/runs",
         "run-of-a-search": f"/searches/{ended}/runs/{first}",
-        "compare-runs": f"/searches/{ended}/compare?a={first}&b={second}",
+        "compare-runs": address(
+            "/compare", {"more": [f"/searches/{ended}/runs/{run}" for run in (first, second)]}
+        ),
         "configuration": _asked("/configurations", query=pipeline),
         "configuration-too-large": _asked("/configurations", query=alone),
         "configuration-serving": _asked("/configurations", query=SERVING),

@@ -113,7 +113,8 @@ def test_a_run_is_held_against_what_was_predicted_before_it_ran(
         http.get(f"/searches/{search}/runs/{runs[0].id}.json").json()["measured"]["word"]
         == "outside its interval"
     )
-    both = http.get(f"/searches/{search}/compare", params={"a": runs[0].id, "b": runs[1].id}).text
+    pair = [f"/searches/{search}/runs/{run.id}" for run in runs[:2]]
+    both = http.get("/compare", params={"more": pair}).text
     assert ", calibrated</span>" in both and ", predicted</span>" not in both
 
 

@@ -116,9 +116,8 @@ def test_choice_headline_gain_table_and_axes_agree(
         )
     trials = http.get(f"/v1/searches/{name}/trials").json()["trials"]
     other = next(each for each in trials if each["parallel"] != first["parallel"])
-    beside = http.get(
-        f"/searches/{name}/compare.json", params={"a": first["run_id"], "b": other["run_id"]}
-    ).json()
+    runs = [f"/searches/{name}/runs/{each['run_id']}" for each in (first, other)]
+    beside = http.get("/compare.json", params={"more": runs}).json()
     step = next(row for row in beside["rows"] if row["name"] == "Step time" and not row["measured"])
     assert step["values"] == [
         known[json.dumps(each["parallel"])]["time"]["step_s"] for each in (first, other)

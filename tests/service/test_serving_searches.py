@@ -184,7 +184,8 @@ def test_its_runs_lead_to_pages_of_whole_deployments(searched: Searched) -> None
     a, b, *_ = http.get(f"/searches/{search}/trials.json").json()["run_id"]
     page = http.get(f"/searches/{search}/runs/{a}")
     assert page.status_code == 200 and "Time to first token" in page.text
-    twin = http.get(f"/searches/{search}/compare.json", params={"a": a, "b": b}).json()
+    runs = [f"/searches/{search}/runs/{run}" for run in (a, b)]
+    twin = http.get("/compare.json", params={"more": runs}).json()
     rows = [
         (row["name"], row["measured"], row["values"][0])
         for row in twin["rows"]

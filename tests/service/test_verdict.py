@@ -15,7 +15,7 @@ from fastapi.testclient import TestClient
 from hp_tool.questions import schema
 from hp_tool.questions.training.evaluate import resolve_configuration
 from hp_tool.questions.training.ratio import step_ratio
-from service.dashboard.verdict import _measured
+from hp_tool.wording.ratios import measured_ratio_words
 from tests.service.every_page import LLAMA, SERVING
 
 PIPELINED: dict[str, Any] = LLAMA | {
@@ -158,4 +158,4 @@ def test_figures_in_one_ratio_are_one_row(shared_http: TestClient) -> None:
     ],
 )
 def test_what_was_measured_is_compared_in_words(factor: float, words: str) -> None:
-    assert _measured(factor, "TP 8") == words
+    assert measured_ratio_words(factor, "TP 8") == words

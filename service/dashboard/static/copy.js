@@ -1,24 +1,16 @@
 // Buttons that copy an element's text, or the text behind an address.
 
-document.addEventListener("click", async (event) => {
-  const button = event.target.closest("[data-copy]");
+document.addEventListener("click", async ({ target }) => {
+  const button = target.closest("[data-copy], [data-copy-href]");
   if (!button) return;
-  const { copy } = button.dataset; // a selector, or the page's address
-  await copied(copy === "address" ? location.href : document.querySelector(copy).textContent);
+  const { copy, copyHref } = button.dataset; // a selector or "address", or the address of a text
+  const response = copyHref && (await fetch(copyHref).catch(() => null));
+  const text = copy === "address" ? location.href : copy ? document.querySelector(copy).textContent : await response?.text();
+  if (copy || response?.ok) await copied(text);
+  const place = copyHref ? button.closest("p").querySelector("[data-copied]") : button;
   const before = button.textContent;
-  button.textContent = "Copied";
-  setTimeout(() => (button.textContent = before), 1500);
-});
-
-// The text behind an address, such as the launch command of a configuration.
-document.addEventListener("click", async (event) => {
-  const button = event.target.closest("[data-copy-href]");
-  if (!button) return;
-  const place = (button.closest("p") ?? button.parentElement).querySelector("[data-copied]");
-  const response = await fetch(button.dataset.copyHref).catch(() => null);
-  const text = response ? await response.text() : "";
-  if (response?.ok) await copied(text);
-  place.textContent = response?.ok ? `Copied the ${button.textContent}.` : problem(text);
+  place.textContent = copy ? "Copied" : response?.ok ? `Copied the ${before}.` : problem(text);
+  if (copy) setTimeout(() => (place.textContent = before), 1500);
 });
 
 // Browsers offer the clipboard only to secure origins, which include loopback.

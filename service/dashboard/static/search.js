@@ -178,18 +178,10 @@ function drawVisible() {
     } else {
       const figure = figures[name](trials, shown, part(name));
       if (marked != null) ring(figure, marked, trials);
-      frontSays(part(name), figure);
       draw(part(name), figure);
     }
   }
   root.dataset.drawn = String(shown.length);
-}
-
-// What the caption says of the Pareto front: a line needs two runs.
-function frontSays(place, figure) {
-  const says = place.closest("figure").querySelector("[data-front]");
-  if (!says) return;
-  says.textContent = figure.traces.find(({ name }) => name === "Pareto front").x.length ? "No run beats those on the line in both." : "One run is ahead of all others in both.";
 }
 
 function table() {

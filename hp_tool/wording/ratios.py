@@ -1,0 +1,61 @@
+"""Ratios of times in words: `17% slower than TP 8 x PP 4 (+9% to +25%)`."""
+
+from hp_tool.domain.units import format_factor
+
+MUCH = 1.5
+"""Ratio from which a factor is written instead of a percentage."""
+SAME = 0.005
+"""Relative difference below which two figures are equal."""
+Ratio = tuple[float, tuple[float, float]]
+"""A ratio of times, and its 90% interval."""
+
+
+def agreement_words(factor: float) -> str:
+    """Return `8.6 times as long as predicted` or `12% longer than predicted`."""
+    if factor >= MUCH:
+        return f"{format_factor(factor)} as long as predicted"
+    if factor <= 1.0 / MUCH:
+        return f"{format_factor(1.0 / factor)} as fast as predicted"
+    if abs(factor - 1.0) < SAME:
+        return "as predicted"
+    return f"{difference_words(factor)} {'longer' if factor > 1.0 else 'shorter'} than predicted"
+
+
+def measured_ratio_words(factor: float, first: str) -> str:
+    """Return `17% slower than TP 8, measured`."""
+    joint = "" if abs(factor - 1.0) < SAME or factor >= MUCH or factor <= 1.0 / MUCH else "than "
+    return f"{slower_words(factor)} {joint or 'as '}{first}, measured"
+
+
+def predicted_ratio_words(ratio: Ratio, first: str) -> str:
+    """Return `17% slower than TP 8 (+9% to +25%)`, or `probably slower than TP 8: +17% (-4% to
+    +42%)` if the interval contains 0.
+    """
+    factor, interval = ratio
+    if abs(factor - 1.0) < SAME:
+        return f"about as fast as {first} ({interval_words(interval)})"
+    if interval[0] < 1.0 < interval[1]:
+        word = "slower" if factor > 1.0 else "faster"
+        return f"probably {word} than {first}: {factor - 1.0:+.0%} ({interval_words(interval)})"
+    return f"{slower_words(factor, much=False)} than {first} ({interval_words(interval)})"
+
+
+def slower_words(factor: float, *, much: bool = True) -> str:
+    """Return `17% slower`; with `much`, large ratios as `2.3 times as slow`."""
+    if abs(factor - 1.0) < SAME:
+        return "as fast"
+    if much and factor >= MUCH:
+        return f"{format_factor(factor)} as slow"
+    if much and factor <= 1.0 / MUCH:
+        return f"{format_factor(1.0 / factor)} as fast"
+    return f"{difference_words(factor)} {'slower' if factor > 1.0 else 'faster'}"
+
+
+def interval_words(interval: tuple[float, float]) -> str:
+    """Return the ends of a ratio's interval as `-4% to +42%`."""
+    return " to ".join(f"{end - 1.0:+.0%}" for end in interval)
+
+
+def difference_words(factor: float) -> str:
+    """Return how far a ratio is from 1 as `17%`."""
+    return f"{abs(factor - 1.0):.0%}"
