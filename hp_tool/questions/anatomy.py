@@ -24,6 +24,9 @@ from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.parts import PARTS, PER_MICRO_BATCH
 from hp_tool.domain.pipeline_layout import chunk_layers
 from hp_tool.domain.result import Estimate
+from hp_tool.errors import HpToolError
+from hp_tool.questions.configuration import Configuration
+from hp_tool.questions.training.evaluate import resolve_configuration
 from hp_tool.questions.training.problem import TrainingProblem
 
 _Contents = tuple[float, float, tuple[float, ...] | None, tuple[bool, bool], TrainingCase]
@@ -526,3 +529,20 @@ def step_excess(known: Estimate, measured_s: float | None) -> dict[str, float]:
     if measured_s is not None:
         parts["measured, not explained"] = measured_s - known.time.step_s
     return parts
+
+
+def schedule_of(configuration: Configuration) -> tuple[Schedule | None, float | None]:
+    """Return the pipeline schedule of a training configuration and its bubble's fraction of the
+    step; None without a pipeline.
+    """
+    parallel = configuration.parallel
+    if not isinstance(parallel, ParallelConfig) or parallel.pipeline_parallel_size == 1:
+        return None, None
+    try:
+        one = resolve_configuration(configuration.query)
+        time = one.estimate(with_fixes=False).time
+    except HpToolError:  # a query of another version: only stored values are shown
+        return None, None
+    stages = stage_anatomies(problem=one.problem, config=one.config)
+    schedule = execute_schedule(problem=one.problem, config=one.config, each=stages)
+    return schedule, time.parts_s["pipeline_bubble"] / time.step_s if time else None

@@ -1,5 +1,7 @@
 """The answer of a search in two sentences, the same on a page, in a terminal and in a report."""
 
+import statistics
+
 from hp_tool.domain.answer import (
     Answer,
     Baseline,
@@ -10,14 +12,17 @@ from hp_tool.domain.answer import (
     VerdictState,
     get_verdict,
 )
+from hp_tool.domain.latencies import LATENCIES
+from hp_tool.domain.measurement import Latencies
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.parts import PARTS
-from hp_tool.domain.serving import ServingConfig
+from hp_tool.domain.serving import InferenceEstimate, ServingConfig
 from hp_tool.domain.units import (
     capitalize_first,
     format_count,
     format_decimal,
     format_duration,
+    format_factor,
     format_gib,
 )
 from hp_tool.wording.words import change_in_words, stopped_words
@@ -25,6 +30,8 @@ from hp_tool.wording.words import change_in_words, stopped_words
 MIN_SAVED_FRACTION = 0.01
 """Fraction of a step below which a part is not mentioned."""
 MIN_RISK = 0.005
+FAR = 1.5
+"""Ratio from which a sentence reports how far off the cost model alone was."""
 TITLES: dict[VerdictState, str] = {
     "use": "Use this configuration",
     "keep": "Keep your baseline",
@@ -331,3 +338,54 @@ def _savings_words(baseline: Baseline) -> str | None:
     if baseline.saved_days is not None and baseline.saved_days > 0:
         return f"saves {format_decimal(baseline.saved_days)} days of training"
     return None
+
+
+def measured_load_words(load: Latencies, runs: Repeats | None) -> str:
+    """Return the measured latencies in words.
+
+    For example `measured 323.1 ms to the first token, 16.8 ms per output token and 843.9 ms per
+    request in one run.`
+    """
+    first, each, whole = (
+        f"{format_duration(getattr(load, name))} {each.per}" for name, each in LATENCIES.items()
+    )
+    several = (
+        "in one run"
+        if runs is None or runs.num_runs == 1
+        else f"by the last of {runs.num_runs} runs"
+    )
+    return f"measured {first}, {each} and {whole} {several}"
+
+
+def cost_model_error_words(
+    predicted: InferenceEstimate, measured: Latencies | None
+) -> tuple[str, ...]:
+    """Return the error of the cost model in words; empty if it is small.
+
+    For example
+    `The cost model alone was 3.0 times too fast: 107.7 ms to the first token, measured 323.1 ms.`
+    The latency is the one with the median of the three ratios.
+    """
+    pairs = (
+        {name: (getattr(measured, name), getattr(predicted, name)) for name in LATENCIES}
+        if measured
+        else {}
+    )
+    factors = [was / alone for was, alone in pairs.values() if alone]
+    if len(factors) < len(LATENCIES) or not (
+        all(each > FAR for each in factors) or all(each < 1.0 / FAR for each in factors)
+    ):
+        return ()
+    typical = statistics.median_low(factors)
+    name, (was, alone) = next(
+        pair for pair, factor in zip(pairs.items(), factors, strict=True) if factor == typical
+    )
+    way = (
+        f"{format_factor(typical)} too fast"
+        if typical > 1.0
+        else f"{format_factor(1.0 / typical)} too slow"
+    )
+    return (
+        f"The cost model alone was {way}: {format_duration(alone)} {LATENCIES[name].per}, measured "
+        f"{format_duration(was)}.",
+    )

@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, is_dataclass
 
 from hp_tool.domain.knobs import FREE_PATHS
-from hp_tool.domain.result import Estimate
+from hp_tool.domain.latencies import LATENCIES
+from hp_tool.domain.result import Estimate, Fix
+from hp_tool.domain.serving import InferenceEstimate, ServingFix
 from hp_tool.domain.units import (
     GIB,
     format_duration,
@@ -16,6 +18,8 @@ from hp_tool.domain.units import (
 )
 
 MIN_SHOWN_PROBABILITY = 1e-4
+MUCH = 1.5
+"""Ratio from which a fix is described as making a latency longer."""
 KNOB_LABELS = {
     "training.cuda_graphs": "CUDA graphs",
     "training.gradient_precision": "{} gradients",
@@ -200,3 +204,20 @@ def _value_words(value: object) -> str:
     if isinstance(value, dict):
         return " and ".join(name.replace("_", " ") for name, each in value.items() if each)
     return str(value).replace("_", " ")
+
+
+def traded_words(fix: Fix | ServingFix, before: Estimate | InferenceEstimate) -> str:
+    """Return `but 279.1 ms -> 24.36 s to the first token` if a serving fix trades one latency
+    for another; else empty.
+    """
+    if isinstance(fix, Fix) or isinstance(before, Estimate):
+        return ""
+    pairs = [
+        (getattr(before, name), getattr(fix, name), each.per) for name, each in LATENCIES.items()
+    ]
+    longer = [
+        f"{format_duration(was)} -> {format_duration(now)} {words}"
+        for was, now, words in pairs
+        if was and now > MUCH * was
+    ]
+    return f"but {' and '.join(longer)}" if longer else ""

@@ -1,6 +1,5 @@
 """The best configuration of a search, for its page and its report."""
 
-import statistics
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,29 +14,20 @@ from hp_tool.domain.answer import (
 from hp_tool.domain.axes import AXES_BY_KEY
 from hp_tool.domain.latencies import LATENCIES
 from hp_tool.domain.measurement import Latencies, Measurement
-from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.ports import Store
 from hp_tool.domain.records import JsonObject, RunRecord, SearchRecord
 from hp_tool.domain.result import Estimate, Recommendation
 from hp_tool.domain.serving import InferenceEstimate, RunConfig, ServingRecommendation
 from hp_tool.domain.states import RunState
-from hp_tool.domain.units import capitalize_first, format_factor
+from hp_tool.domain.units import capitalize_first
 from hp_tool.errors import HpToolError
 from hp_tool.loop.search.serving import TARGETS
 from hp_tool.questions import anatomy, schema
-from hp_tool.questions.anatomy import Schedule
-from hp_tool.questions.configuration import Configuration
-from hp_tool.questions.training.evaluate import resolve_configuration
 from hp_tool.wording import answer as words
 from service.api.search_results import recommended
 from service.dashboard import formats, trials
 from service.dashboard.page import stored_configuration
 from service.dashboard.rivals import Rival, rivals
-
-FAR = 1.5
-"""Ratio from which a sentence reports that the cost model's predictions were too fast or too
-slow.
-"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -284,7 +274,7 @@ def _measured_words(measurement: Measurement, runs: Repeats) -> str:
     """
     load = measurement.load
     return capitalize_first(
-        words.measured_words(runs) if load is None else _measured_load(load, runs)
+        words.measured_words(runs) if load is None else words.measured_load_words(load, runs)
     )
 
 
@@ -310,7 +300,7 @@ def _served(row: ServingRecommendation, query: JsonObject, answer: ServingAnswer
     load = measurement.load if measurement else None
     arithmetic, details = trials.words(row.parallel, query)
     measured_rate = measurement.tokens_per_second_per_gpu if measurement else None
-    measured = _measured_load(load, answer.measured) if load and answer else None
+    measured = words.measured_load_words(load, answer.measured) if load and answer else None
     sentences = words.answer_sentences(answer, measured=measured) if answer else ()
     device = f"per {formats.device_of(query)}"
     return Best(
@@ -321,7 +311,7 @@ def _served(row: ServingRecommendation, query: JsonObject, answer: ServingAnswer
         runs=answer.measured if answer else None,
         sentences=(
             *(formats.arrows(each).replace("per GPU", device) for each in sentences),
-            *_off(predicted, load),
+            *words.cost_model_error_words(predicted, load),
         ),
         **_decided(answer, query),
         parts={
@@ -343,52 +333,6 @@ def _served(row: ServingRecommendation, query: JsonObject, answer: ServingAnswer
             measured=load,
             query=query,
         ),
-    )
-
-
-def _measured_load(load: Latencies, runs: Repeats | None) -> str:
-    """Return the measured latencies in words, such as `measured 323.1 ms to the first token, 16.8
-    ms per output token and 843.9 ms per request in one run.`
-    """
-    first, each, whole = (
-        f"{formats.seconds(getattr(load, name))} {each.per}" for name, each in LATENCIES.items()
-    )
-    several = (
-        "in one run"
-        if runs is None or runs.num_runs == 1
-        else f"by the last of {runs.num_runs} runs"
-    )
-    return f"measured {first}, {each} and {whole} {several}"
-
-
-def _off(predicted: InferenceEstimate, measured: Latencies | None) -> tuple[str, ...]:
-    """Return the error of the cost model in words; empty if it is small.
-
-    For example `The cost model alone was 3.0 times too fast: 107.7 ms to the first token, measured
-    323.1 ms.` The latency is the one with the median of the three ratios.
-    """
-    pairs = (
-        {name: (getattr(measured, name), getattr(predicted, name)) for name in TARGETS}
-        if measured
-        else {}
-    )
-    factors = [was / alone for was, alone in pairs.values() if alone]
-    if len(factors) < len(TARGETS) or not (
-        all(each > FAR for each in factors) or all(each < 1.0 / FAR for each in factors)
-    ):
-        return ()
-    typical = statistics.median_low(factors)
-    name, (was, alone) = next(
-        pair for pair, factor in zip(pairs.items(), factors, strict=True) if factor == typical
-    )
-    way = (
-        f"{format_factor(typical)} too fast"
-        if typical > 1.0
-        else f"{format_factor(1.0 / typical)} too slow"
-    )
-    return (
-        f"The cost model alone was {way}: {formats.seconds(alone)} {LATENCIES[name].per}, measured "
-        f"{formats.seconds(was)}.",
     )
 
 
@@ -435,20 +379,3 @@ def effects(record: SearchRecord) -> tuple[AxisEffect, ...]:
             )
         )
     return tuple(sorted(weighed, key=lambda axis: -axis.values[-1].loss_fraction))
-
-
-def executed(configuration: Configuration) -> tuple[Schedule | None, float | None]:
-    """Return the pipeline schedule of a training configuration and its bubble's fraction of the
-    step; None without a pipeline.
-    """
-    parallel = configuration.parallel
-    if not isinstance(parallel, ParallelConfig) or parallel.pipeline_parallel_size == 1:
-        return None, None
-    try:
-        one = resolve_configuration(configuration.query)
-        time = one.estimate(with_fixes=False).time
-    except HpToolError:  # a query of another version: only stored values are shown
-        return None, None
-    stages = anatomy.stage_anatomies(problem=one.problem, config=one.config)
-    schedule = anatomy.execute_schedule(problem=one.problem, config=one.config, each=stages)
-    return schedule, time.parts_s["pipeline_bubble"] / time.step_s if time else None

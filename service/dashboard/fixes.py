@@ -3,19 +3,15 @@
 from dataclasses import dataclass, replace
 
 from hp_tool.domain.fit import Fit
-from hp_tool.domain.latencies import LATENCIES
 from hp_tool.domain.query import Query
 from hp_tool.domain.result import Estimate, Fix
 from hp_tool.domain.serving import InferenceEstimate, ServingFix
 from hp_tool.questions.configuration import Configuration
 from hp_tool.questions.training.calibrated import Calibrations
 from hp_tool.questions.training.evaluate import resolve_configuration
-from service.dashboard import formats
+from hp_tool.wording.fit import traded_words
 from service.dashboard.metrics import Metric, fix_metrics
 from service.dashboard.page import compare_href, configuration_href
-
-MUCH = 1.5
-"""Ratio from which a fix is described as making a latency longer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,25 +56,8 @@ def fix_row(
         out_of_memory_probability=fix.out_of_memory_probability,
         figures=fix_metrics(fix),
         remaining=tuple(reason.message for reason in fix.remaining),
-        price=_price(fix, before),
+        price=traded_words(fix, before),
     )
-
-
-def _price(fix: Fix | ServingFix, before: Estimate | InferenceEstimate) -> str:
-    """Return `but 279.1 ms -> 24.36 s to the first token` if a serving fix trades one latency for
-    another; else empty.
-    """
-    if isinstance(fix, Fix) or isinstance(before, Estimate):
-        return ""
-    pairs = [
-        (getattr(before, name), getattr(fix, name), each.per) for name, each in LATENCIES.items()
-    ]
-    longer = [
-        f"{formats.seconds(was)} -> {formats.seconds(now)} {words}"
-        for was, now, words in pairs
-        if was and now > MUCH * was
-    ]
-    return f"but {' and '.join(longer)}" if longer else ""
 
 
 def _calibrated_fix(

@@ -16,7 +16,7 @@ from hp_tool.domain.records import JsonObject, Label, SearchRecord
 from hp_tool.domain.states import SearchState
 from hp_tool.errors import InputError
 from hp_tool.questions import schema
-from hp_tool.questions.anatomy import Schedule
+from hp_tool.questions.anatomy import Schedule, schedule_of
 from hp_tool.wording.answer import stop_reason
 from hp_tool.wording.rankings import Table
 from service.api.bodies import json_response
@@ -31,7 +31,7 @@ from service.api.searches import (
 )
 from service.api.views import SearchView, View
 from service.dashboard import trials
-from service.dashboard.best import AxisEffect, Best, best_of_search, effects, executed
+from service.dashboard.best import AxisEffect, Best, best_of_search, effects
 from service.dashboard.formats import device_of, subject
 from service.dashboard.health import Health, health
 from service.dashboard.live import Running, log_of, running_now, steps_of
@@ -281,7 +281,7 @@ def search_page(record: SearchRecord, *, store: Store) -> SearchPage:
     left = budget_runs_of(view.query) - account.get("profile_runs", 0)
     longer_s, limit_s, slowest_step_s = _longer(view, store) or (None, None, None)
     schedule, bubble_fraction = (
-        executed(configuration) if configuration and view.state.ended else (None, None)
+        schedule_of(configuration) if configuration and view.state.ended else (None, None)
     )
     return SearchPage.of(
         view,
