@@ -48,6 +48,8 @@ LEAST_ELASTICITY = 0.01
 NEGLIGIBLE = 1e-9
 """Mean number of waiting requests below which the latency of full batches is not computed."""
 _TINY = 1e-300
+CERTAIN = 40.0
+"""Standard deviations beyond which a normal variable never is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +76,8 @@ def prompt_wait(case: ServingCase, costs: ServingCosts) -> tuple[FloatArray, Flo
     The wait W excludes the request's prompt.
     """
     prompt = costs.prompt_s
-    served = costs.request_latency_s - costs.parts["queue"]
+    # A difference from the latency would lose all digits to a long queue.
+    served = sum(seconds for name, seconds in costs.parts.items() if name != "queue")
     busy = np.minimum(costs.running / served * prompt, 1.0 - LEAST_ELASTICITY)
     step = costs.tpot_s * tokens_per_pass(case.speculative)
     return 0.5 * (step + busy * prompt / (1.0 - busy**2)) * (1.0 + 2.0 * busy), busy
@@ -214,6 +217,12 @@ def two_loads(
 
     Both loads are between 1 and `places`.
     """
+    # Far above all places m is `places`; squares of such means would overflow.
+    full = mean > places + CERTAIN * deviation
+    mean, deviation = (
+        np.where(full, places + CERTAIN, mean),
+        np.where(full, 1.0, deviation),
+    )
     waiting = excess(mean, deviation, places)
     more = excess(mean, deviation, 1.0) - waiting  # E[m - 1]
     square = (

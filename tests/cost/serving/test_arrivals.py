@@ -175,3 +175,14 @@ def test_prompts_that_arrive_together_wait_for_each_other() -> None:
 def test_a_light_load_spreads_little() -> None:
     found = quantiles(serving(input_length=128, output_length=512), load=0.05)
     assert found.tpot_s[-1] == pytest.approx(found.tpot_s[0], rel=0.02)
+
+
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+@pytest.mark.parametrize("rate", [1e6, 1e18, 1e150])
+def test_a_rate_beyond_all_capacity_is_finite_and_of_full_batches(rate: float) -> None:
+    setup = serving()
+    rows = ServingCandidates.from_configs([setup.config], concurrency=[1])
+    costs, load = costs_at_rate(case=setup.case, candidates=rows, requests_per_second=rate)
+    assert not costs.sustained[0] and load[0] > rate
+    assert costs.running[0] == pytest.approx(costs.max_running[0])
+    assert np.isfinite([costs.ttft_s[0], costs.tpot_s[0], costs.request_latency_s[0]]).all()
