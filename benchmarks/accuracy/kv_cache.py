@@ -111,7 +111,11 @@ def predicted(row: Row) -> KvCache:
                 or "bf16",
             }
             | _drafts(row)
-            | _given(memory_fraction=row["memory_fraction"], engine_version=_known(row)),
+            | _given(
+                memory_fraction=row["memory_fraction"],
+                engine_version=_known(row),
+                max_model_len=row["max_model_len"],
+            ),
             "parallel": {"tensor_parallel_size": t}
             | _given(
                 max_num_seqs=row["max_num_seqs"],
@@ -133,7 +137,7 @@ def predicted(row: Row) -> KvCache:
     problem = dataclasses.replace(problem, cluster=cluster, engine=engine)
     config = resolve_config(query.parallel, problem=problem)
     one = ServingCandidates.from_configs([config], concurrency=[1])
-    return kv_cache(problem, one, 0, longest=row["max_model_len"])
+    return kv_cache(problem, one, 0)
 
 
 def _drafts(row: Row) -> dict[str, Any]:

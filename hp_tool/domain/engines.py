@@ -15,6 +15,10 @@ FRACTION_OF_FREE_MEMORY = ("trtllm",)
 (KvCacheConfig.free_gpu_memory_fraction), not of the device's memory.
 """
 
+ROOM_FOR_LONGEST = ("vllm",)
+"""Engines that do not start unless the cache has room for the longest request that they are
+started for (`vllm/v1/core/kv_cache_utils.py`, check_enough_kv_cache_memory).
+"""
 
 GIB, MIB = 1 << 30, 1 << 20
 VLLM_SMALL_BYTES = 70 * GIB

@@ -70,8 +70,9 @@ class SpeculativeSpec(Strict):
     for a draft model or multi-token prediction about the ratio of the weights read.
     """
     draft_model: str | None = None
-    """Checkpoint that drafts, for exports: an EAGLE head, or a smaller model; None: n-grams where
-    drafts cost nothing, else the model's own layers for it (MTP).
+    """Checkpoint that drafts: an EAGLE head, or a smaller model. Its weights and cache take memory
+    if the catalogue has it or its name contains EAGLE. None: n-grams if drafts cost nothing, else
+    the model's own layers for it (MTP).
     """
 
 
@@ -277,6 +278,13 @@ class InferenceWorkload(Strict):
     """Memory fraction of the engine: vLLM's gpu_memory_utilization, SGLang's mem_fraction_static,
     TensorRT-LLM's free_gpu_memory_fraction. It replaces constraints.memory_headroom_fraction. None:
     the engine's default, within that headroom.
+    """
+    max_model_len: Annotated[
+        Count | None, Shown("Longest request (tokens)", "Serving", unset="model's positions")
+    ] = None
+    """Tokens of the longest request, prompt and answer, that the engine is started for: vLLM's
+    max_model_len, SGLang's context_length, TensorRT-LLM's max_seq_len. vLLM does not start unless
+    its cache has room for one. None: the positions of the model; no room is required.
     """
     load: LoadSpec | None = None
     """How requests arrive; it determines the TTFT."""

@@ -46,6 +46,7 @@ _QUERY_NAMES_BY_ENGINE = {
         "moe-expert-parallel-size": "expert-parallel-size",
         "max-batch-size": "max-num-seqs",
         "max-num-tokens": "max-num-batched-tokens",
+        "max-seq-len": "max-model-len",
         "kv-cache-config.dtype": "kv-cache-dtype",
         **dict.fromkeys(
             (
@@ -332,12 +333,13 @@ def read_command(
     if model is not None:
         query["model"] = model
     reading.num_gpus = reading.num_gpus or (devices if sizes_known else None)
-    if model is not None:
-        for name in _LENGTH_OPTIONS & by_name.keys():
-            _check_longest(
-                name, list(by_name[name].values), model=model, positions=source.positions_of(model)
-            )
-    bound = f" (at most {flags['max-model-len'][0]} together)" if flags.get("max-model-len") else ""
+    longest = _read_longest(flags)
+    if longest is not None:
+        inference["max_model_len"] = longest
+        if model is not None:
+            name = next(name for name in _LENGTH_OPTIONS if name in by_name)
+            _check_longest(name, longest, model=model, positions=source.positions_of(model))
+    bound = f" (at most {longest} together)" if longest is not None else ""
     for name, example in (("input_length", 4000), ("output_length", 1000)):
         reading.lack(
             f"inference.{name}",
@@ -352,23 +354,38 @@ def read_command(
 
 _STATED_MODEL = re.compile(r"set MODEL to the checkpoint in (\w+):")
 """Comment in which an exported script states the precision of a checkpoint that its user names."""
-_LENGTH_OPTIONS = {"max-model-len", "context-length"}
+_LENGTH_OPTIONS = ("max-model-len", "context-length", "max-seq-len")
+_SUFFIXES = {"": 1, "k": 10**3, "m": 10**6, "K": 2**10, "M": 2**20}
+"""Multiples of vLLM's lengths (`human_readable_int` of vllm/engine/arg_utils.py)."""
 
 
-def _check_longest(name: str, words: list[str], *, model: str, positions: int | None) -> None:
+def _read_longest(flags: Mapping[str, list[str]]) -> int | None:
+    """Return the tokens of the longest request; None for the engine's choice (`auto`, -1).
+
+    Raises:
+        InputError: It is no number of tokens.
+    """
+    words = flags.get("max-model-len")
+    if not words or words in (["auto"], ["-1"], ["None"]):
+        return None
+    number = re.fullmatch(r"(\d{1,12}(?:\.\d+)?)([kKmM]?)", " ".join(words))
+    if number is None:
+        raise InputError(
+            f"--max-model-len must be a number of tokens, got {' '.join(words)[:40]}",
+            field="--max-model-len",
+        )
+    return int(float(number[1]) * _SUFFIXES[number[2]])
+
+
+def _check_longest(name: str, longest: int, *, model: str, positions: int | None) -> None:
     """Check the longest request.
 
     Raises:
         InputError: It exceeds the model's positions, so the server does not start.
     """
-    if (
-        positions is not None
-        and len(words) == 1
-        and words[0].isdecimal()
-        and int(words[0]) > positions
-    ):
+    if positions is not None and longest > positions:
         raise InputError(
-            f"--{name} {words[0]} exceeds the {positions:,} positions of {model} "
+            f"--{name} {longest} exceeds the {positions:,} positions of {model} "
             "(max_position_embeddings), so the server would not start; lower it, or "
             "pass the config.json with the RoPE scaling in use",
             field=f"--{name}",

@@ -20,7 +20,7 @@ from hp_tool.formats.writing import (
 )
 
 EXPRESSED_FIELDS = SHAPE_FIELDS.union(SERVER_FIELDS, LOAD_FIELDS) | parse_names("""
-    precision kv_cache_precision memory_fraction engine_settings two_batch_overlap
+    precision kv_cache_precision memory_fraction engine_settings two_batch_overlap max_model_len
     speculative.num_speculative_tokens speculative.acceptance_rate
     speculative.draft_cost_fraction speculative.draft_model
 """)

@@ -62,7 +62,9 @@ def test_an_exported_deployment_comes_back_the_same(
         "max_num_seqs": 128,
         "max_num_batched_tokens": 4096,
     }
-    query = served(engine, parallel=parallel, precision="fp8", two_batch_overlap=overlap)
+    query = served(
+        engine, parallel=parallel, precision="fp8", two_batch_overlap=overlap, max_model_len=4096
+    )
     again = schema.parse_query(
         read_query(export(result=query, format=engine), num_gpus=16, overrides=LOAD)
     )

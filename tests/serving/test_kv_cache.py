@@ -144,6 +144,63 @@ def test_layers_that_draft_take_weights_and_cache() -> None:
     assert drafted.kv_cache.tokens.expected < plain.kv_cache.tokens.expected
 
 
+def drafted_by(
+    name: str | None, *, model: str = "llama-3.1-8b", num_gpus: int = 1
+) -> InferenceEstimate:
+    drafts = {"num_speculative_tokens": 3, "acceptance_rate": 0.7, "draft_model": name}
+    return estimated(model, "h200", num_gpus, engine="vllm", precision="bf16", speculative=drafts)
+
+
+@pytest.mark.parametrize(
+    ("name", "gigabytes"),
+    [
+        ("yuhuili/EAGLE3-LLaMA3.1-Instruct-8B", 0.85),  # its pytorch_model.bin
+        ("yuhuili/EAGLE-LLaMA3-Instruct-8B", 0.50),  # its file without the embedding
+    ],
+)
+def test_an_eagle_head_takes_its_weights_and_one_layer_of_cache(
+    name: str, gigabytes: float
+) -> None:
+    plain, drafted = drafted_by(None), drafted_by(name)
+    assert plain.memory is not None and drafted.memory is not None
+    added = drafted.memory.weights_bytes - plain.memory.weights_bytes
+    assert added == pytest.approx(gigabytes * 1e9, rel=0.03)
+    assert plain.kv_cache is not None and drafted.kv_cache is not None
+    per_token = drafted.kv_cache.bytes_per_device / drafted.kv_cache.tokens.expected
+    assert per_token == pytest.approx(2 * 33 * 8 * 128 * 2, rel=1e-3)
+    assert "drafter" not in drafted.provenance
+
+
+def test_a_drafting_model_of_the_catalogue_takes_its_weights_and_cache() -> None:
+    """Qwen3-0.6B: 28 layers of 8 KV heads of 128, 1.19 GB with its tied embedding."""
+    for ranks in (1, 2):
+        plain, drafted = (
+            drafted_by(name, model="qwen3-32b", num_gpus=ranks)
+            for name in (None, "Qwen/Qwen3-0.6B")
+        )
+        assert plain.memory is not None and drafted.memory is not None
+        added = drafted.memory.weights_bytes - plain.memory.weights_bytes
+        assert added == pytest.approx(1.19e9 / ranks, rel=0.02)
+        assert drafted.kv_cache is not None
+        per_token = drafted.kv_cache.bytes_per_device / drafted.kv_cache.tokens.expected
+        assert per_token == pytest.approx(2 * (64 + 28) * 8 * 128 * 2 / ranks, rel=1e-3)
+
+
+def test_a_drafter_of_unknown_size_is_named() -> None:
+    plain, drafted = drafted_by(None), drafted_by("someone/dflash")
+    assert drafted.memory == plain.memory
+    assert "someone/dflash is not counted" in str(drafted.provenance["drafter"])
+
+
+def test_a_drafter_forms_a_group_of_its_own_beside_windows() -> None:
+    """vLLM's pages are shared: layers of a drafter take whole groups."""
+    plain, drafted = (
+        drafted_by(name, model="gemma-4-31b", num_gpus=2) for name in (None, "Qwen/Qwen3-0.6B")
+    )
+    assert plain.kv_cache is not None and drafted.kv_cache is not None
+    assert drafted.kv_cache.tokens.expected < 0.9 * plain.kv_cache.tokens.expected
+
+
 def test_a_terminal_says_it_in_words() -> None:
     found = estimated("llama-3.1-8b", "h100", engine="vllm", precision="bf16")
     assert found.kv_cache is not None

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 import hp_tool
-from hp_tool.errors import HpToolError
+from hp_tool.domain.serving import InferenceEstimate
+from hp_tool.errors import HpToolError, InputError
 from hp_tool.formats.exchange.reading import read_query
 from hp_tool.questions import schema
 from tests.command_line import hp_tool as command_line
@@ -86,6 +87,74 @@ def test_no_ranking_no_pools_and_no_export_answer_it() -> None:
     assert run.returncode == 3 and "request_too_long" in run.stdout and "131,072" in run.stdout, (
         run.stdout
     )
+
+
+def test_a_stated_length_bounds_requests_and_context() -> None:
+    layout = {"parallel": {"tensor_parallel_size": 1}}
+    stated = served(tokens=(4_000, 1_000), max_model_len=8192)
+    found = hp_tool.estimate(stated | layout).estimate
+    assert found.feasible and found.kv_cache is not None and found.kv_cache.max_context == 8192
+    assert codes(served(tokens=(8_000, 193), max_model_len=8192)) == ["request_too_long"]
+    with pytest.raises(InputError, match="131,072 positions") as refused:
+        hp_tool.estimate(served(tokens=(4_000, 1_000), max_model_len=200_000) | layout)
+    assert refused.value.field == "inference.max_model_len"
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm"])
+def test_vllm_alone_does_not_start_without_room_for_the_longest_request(engine: str) -> None:
+    """Llama 3.1 70B in fp8 leaves 20 to 70 thousand tokens on one H100 x 2 at 0.6."""
+
+    def found(longest: int | None) -> InferenceEstimate:
+        query = served("llama-3.1-70b", tokens=(2_000, 200), engine=engine, precision="fp8")
+        query["inference"] |= {"memory_fraction": 0.6, "max_model_len": longest}
+        query["cluster"] = {"gpu": "h100", "num_gpus": 2}
+        query["parallel"] = {"tensor_parallel_size": 2}
+        estimate = hp_tool.estimate(query).estimate
+        assert isinstance(estimate, InferenceEstimate)
+        return estimate
+
+    assert found(None).feasible and found(16_384).feasible
+    long = found(131_072)
+    assert long.feasible == (engine != "vllm")
+    if engine == "vllm":
+        (reason,) = long.reasons
+        assert (
+            reason.code == "memory" and "131,072 tokens (inference.max_model_len)" in reason.message
+        )
+
+
+@pytest.mark.parametrize(
+    ("engine", "command", "longest"),
+    [
+        ("vllm", "vllm serve Qwen/Qwen3-32B --max-model-len 32k", 32_000),
+        ("vllm", "vllm serve Qwen/Qwen3-32B --max-model-len 32K", 32_768),
+        ("vllm", "vllm serve Qwen/Qwen3-32B --max-model-len auto", None),
+        (
+            "sglang",
+            "python -m sglang.launch_server --model-path Qwen/Qwen3-32B --context-length 8192",
+            8192,
+        ),
+        ("trtllm", "trtllm-serve Qwen/Qwen3-32B --max_seq_len 8192", 8192),
+    ],
+)
+def test_commands_state_it(engine: str, command: str, longest: int | None) -> None:
+    lengths = {"inference.input_length": 4000, "inference.output_length": 1000}
+    load = lengths | {"inference.concurrency": 8, "cluster.gpu": "h200"}
+    query = read_query(command, num_gpus=1, overrides=load)
+    assert query["inference"].get("max_model_len") == longest
+    assert query["inference"]["engine"] == engine
+
+
+def test_an_export_writes_the_stated_length() -> None:
+    layout = {"parallel": {"tensor_parallel_size": 1}}
+    query = served(tokens=(4_000, 1_000), max_model_len=7777) | layout
+    for engine, option in (
+        ("vllm", "--max-model-len 7777"),
+        ("sglang", "--context-length 7777"),
+        ("trtllm", "--max_seq_len 7777"),
+    ):
+        query["inference"]["engine"] = engine
+        assert option in hp_tool.export(query, format=engine).text
 
 
 def test_the_longest_request_of_a_trace_counts() -> None:

@@ -69,7 +69,10 @@ def cached_layers(case: ServingCase, t: IntArray) -> tuple[Layers, ...]:
     layers attend to all tokens if any layer of the model does.
     """
     found: dict[tuple[bytes, bytes, int | None], Layers] = {}
-    for count, kind in case.model.kinds:
+    kinds = (
+        case.model.kinds if case.drafter is None else (*case.model.kinds, *case.drafter.model.kinds)
+    )
+    for count, kind in kinds:
         tokens = np.asarray(cached_width(kind, t) * case.kv_element_bytes + 0.0 * t)
         state = np.asarray(state_bytes(kind, t) + 0.0 * t)
         for layers, window in _windows(count, kind):
@@ -89,13 +92,19 @@ def cached_layers(case: ServingCase, t: IntArray) -> tuple[Layers, ...]:
     return tuple(found.values())
 
 
-def token_numbers(case: ServingCase, t: IntArray) -> Floats:
-    """Return how many numbers one token takes in the caches of all layers on one rank, including
-    drafting layers.
+def token_numbers(case: ServingCase, t: IntArray, *, stages: IntArray | int = 1) -> Floats:
+    """Return how many numbers one token takes in the caches of the fullest stage's layers on one
+    rank, including drafting layers.
     """
     model = case.model
-    numbers = sum(layers * cached_width(kind, t) for layers, kind in model.kinds)
-    return numbers / model.num_hidden_layers * (model.num_hidden_layers + drafting_layers(case))
+    layers = np.ceil(model.num_hidden_layers / stages) + drafting_layers(case)
+    numbers = _all_numbers(model, t) / model.num_hidden_layers * layers
+    return numbers if case.drafter is None else numbers + _all_numbers(case.drafter.model, t)
+
+
+def _all_numbers(model: ModelSpec, t: IntArray) -> Floats:
+    """Return the numbers of one token in the caches of all layers of a model on one rank."""
+    return sum(layers * cached_width(kind, t) for layers, kind in model.kinds)
 
 
 def drafting_layers(case: ServingCase) -> int:
@@ -157,7 +166,7 @@ def grouped_bytes(
     layers: tuple[Layers, ...],
     tokens: float,
     *,
-    chunk: float = 0.0,
+    chunk: Floats = 0.0,
     drafted: int = 0,
     shared: bool = False,
 ) -> FloatArray:
@@ -178,7 +187,7 @@ def grouped_bytes(
         if each.state_bytes.any():
             blocks = blocks + (0.0 if shared else groups * (1.0 + drafted))
             continue
-        held = tokens if each.window is None else min(tokens, each.window - 1.0 + chunk)
+        held = tokens if each.window is None else np.minimum(tokens, each.window - 1.0 + chunk)
         each_block = block_tokens(each, page)
         if shared:
             blocks = blocks + groups * np.floor(held / each_block)
@@ -225,7 +234,7 @@ def pooled_bytes(
 
 
 def laid_out_bytes(
-    case: ServingCase, t: IntArray, tokens: float, *, chunk: float, shared: bool
+    case: ServingCase, t: IntArray, tokens: float, *, chunk: Floats, shared: bool
 ) -> FloatArray | None:
     """Return the cache bytes that a request occupies on one rank, in all layers; shape (n,).
 

@@ -82,6 +82,18 @@ class ServingCandidates:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Drafter:
+    """A model apart that drafts tokens, on the ranks of each replica."""
+
+    model: ModelSpec
+    """Its layers. They cache every token, in the precision of the other caches."""
+    layer_bytes: float
+    """Bytes per weight of its layers."""
+    end_weights: float
+    """Its weights outside the layers, in 16 bits."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ServingCase(Machine):
     """Model, machine, engine, number formats and request lengths of a serving query.
 
@@ -117,6 +129,8 @@ class ServingCase(Machine):
     prefix_groups: float = math.inf
     """Number of different prefixes among the requests; the cache stores each prefix once."""
     speculative: SpeculativeSpec | None = None
+    drafter: Drafter | None = None
+    """None: n-grams, the model's own layers, or a model of unknown size."""
     prefill_group: float = 1.0
     """Number of requests whose prompts a request waits for in a steady load, including its own;
     inf: as many as finish in one pass.
@@ -135,6 +149,8 @@ class ServingCase(Machine):
     two_batch_overlap: bool | None = None
     longest_request: int = 0
     """Tokens of the longest prompt and its answer together."""
+    room_at_start: int = 0
+    """Tokens of a request for which the engine requires room when it starts."""
     independent: bool = False
     """Whether GPU and front end never wait for each other, as for requests that arrive at random
     times.

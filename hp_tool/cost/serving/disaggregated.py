@@ -39,6 +39,7 @@ from hp_tool.cost.serving.engine import (
     drafted_tokens,
     drafting_factor,
     first_token_alone,
+    has_room,
     launching,
     prompt_overhead,
     tokens_per_pass,
@@ -53,7 +54,7 @@ from hp_tool.cost.serving.load import (
     ttft_quantile,
 )
 from hp_tool.cost.serving.memory import serving_bytes
-from hp_tool.cost.serving.operations import cached_tokens, requests_in_cache, seen_tokens
+from hp_tool.cost.serving.operations import requests_in_cache, seen_tokens
 from hp_tool.domain.model import ModelSpec
 
 _PLACES = 96
@@ -124,9 +125,8 @@ def pool_costs(
     each: FloatArray = np.minimum(np.maximum(room, 1.0), decoders.max_num_seqs)
     most: FloatArray = each * decoders.attention_data_parallel_size
     first = serving_bytes(prefill, prefillers)
-    one = cached_tokens(prefill, prefillers.tensor_parallel_size, length)
-    fits = (rooms >= cached_tokens(decode, t, length + output)) & (
-        first.kv_capacity >= one * first.kv_per_token
+    fits = has_room(decode, decoders, memory, length + output) & has_room(
+        prefill, prefillers, first, length
     )
 
     quickly = None if decode.model.num_experts is None else _tabulated(decode, decoders)

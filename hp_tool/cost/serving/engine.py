@@ -245,12 +245,25 @@ def _room(
     rooms = np.maximum(memory.kv_capacity, 0.0) / memory.kv_per_token
     held = length + case.engine.kv_reserved_output_fraction * output
     by_cache = np.maximum(requests_in_cache(case, t, rooms, held), 1.0)
-    whole = rooms >= cached_tokens(case, t, length + output)
     return (
         np.minimum(np.minimum(by_cache, c.max_num_seqs), _beside_prompts(case, c)),
         by_cache,
-        whole,
+        has_room(case, c, memory, length + output),
     )
+
+
+def has_room(
+    case: ServingCase, c: ServingCandidates, memory: ServingBytes, tokens: float
+) -> BoolArray:
+    """Return whether the cache has room for one request of so many tokens, and for one that the
+    engine requires room for when it starts.
+    """
+    rooms, t = np.maximum(memory.kv_capacity, 0.0) / memory.kv_per_token, c.tensor_parallel_size
+    whole: BoolArray = rooms >= cached_tokens(case, t, tokens)
+    if not case.room_at_start:
+        return whole
+    chunk = c.max_num_batched_tokens.astype(np.float64)
+    return whole & (rooms >= cached_tokens(case, t, float(case.room_at_start), chunk=chunk))
 
 
 def _beside_prompts(case: ServingCase, c: ServingCandidates) -> FloatArray:

@@ -158,8 +158,8 @@ def explain(
         "request_too_long": (
             f"the longest request has {longest_request:,} tokens, prompt and answer, and "
             f"{model.name} has positions for "
-            f"{model.max_position_embeddings or 0:,} (max_position_embeddings); shorten it, or "
-            "give the config.json with the "
+            f"{model.max_position_embeddings or 0:,} (max_position_embeddings, or "
+            "inference.max_model_len if lower); shorten it, or give the config.json with the "
             "RoPE scaling that the checkpoint is served with",
             longest_request,
             model.max_position_embeddings or 0,

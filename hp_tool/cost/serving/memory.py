@@ -1,7 +1,7 @@
 """Bytes on one device of the fullest stage: weights, working set, and room for keys and values."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 import numpy as np
@@ -15,7 +15,7 @@ from hp_tool.cost.matrices import (
 )
 from hp_tool.cost.matrix import entries
 from hp_tool.cost.serving.cache import drafting_layers, token_numbers
-from hp_tool.cost.serving.candidates import ServingCandidates, ServingCase
+from hp_tool.cost.serving.candidates import Drafter, ServingCandidates, ServingCase
 from hp_tool.cost.serving.experts import expert_weights
 from hp_tool.cost.serving.weights import MXFP4_BYTES
 
@@ -58,7 +58,6 @@ def serving_bytes(case: ServingCase, candidates: ServingCandidates) -> ServingBy
     """
     engine, device = case.engine, float(case.cluster.gpu.memory_bytes)
     t, p = candidates.tensor_parallel_size, candidates.pipeline_parallel_size
-    layers = np.ceil(case.model.num_hidden_layers / p)
     weights, working = weight_bytes(case, candidates), activation_bytes(case, candidates)
     logits = sampler_bytes(case, candidates)
     ranks = t * p * candidates.expert_parallel_size * candidates.attention_data_parallel_size
@@ -82,10 +81,7 @@ def serving_bytes(case: ServingCase, candidates: ServingCandidates) -> ServingBy
         activations=working,
         logits=logits,
         overhead=cast(FloatArray, overhead),
-        kv_per_token=(layers + drafting_layers(case))
-        / (case.model.num_hidden_layers + drafting_layers(case))
-        * token_numbers(case, t)
-        * case.kv_element_bytes,
+        kv_per_token=cast(FloatArray, token_numbers(case, t, stages=p) * case.kv_element_bytes),
         kv_capacity=room,
         capacity=share,
     )
@@ -105,8 +101,8 @@ def sampler_bytes(case: ServingCase, candidates: ServingCandidates) -> FloatArra
 def weight_bytes(case: ServingCase, candidates: ServingCandidates) -> Floats:
     """Return the bytes of 1/p of the layers, rounded up, and of the larger end, on one rank.
 
-    Drafting layers are included. The end is the embedding or the output layer (both if p = 1).
-    Encoder towers are divided among the tensor-parallel ranks, unless replicated.
+    Drafting layers and the drafter are included. The end is the embedding or the output layer (both
+    if p = 1). Encoder towers are divided among the tensor-parallel ranks, unless replicated.
     """
     model = case.model
     t, p = candidates.tensor_parallel_size, candidates.pipeline_parallel_size
@@ -115,11 +111,21 @@ def weight_bytes(case: ServingCase, candidates: ServingCandidates) -> Floats:
     stage = layers / model.num_hidden_layers * weights
     ranks = 1 if model.tower_replicated else t
     beside = WIDE_BYTES * model.tower_parameters / ranks if model.tower_parameters else 0.0
+    if case.drafter is not None:
+        beside = beside + _drafter_bytes(case, case.drafter, candidates)
     return (
         stage
         + _ends(case, t) * np.where(p == 1, 1.0 if model.tie_word_embeddings else 2.0, 1.0)
         + beside
     )
+
+
+def _drafter_bytes(case: ServingCase, drafter: Drafter, candidates: ServingCandidates) -> Floats:
+    """Return bytes of the model that drafts on one rank: engines divide it as the model."""
+    each = drafter.layer_bytes
+    apart = replace(case, mixer_bytes=each, weight_bytes=each, expert_bytes=each, drafter=None)
+    layers = sum(_layers_bytes(apart.of(kind), candidates) for _, kind in drafter.model.kinds)
+    return layers + WIDE_BYTES * drafter.end_weights / candidates.tensor_parallel_size
 
 
 def _layers_bytes(case: ServingCase, candidates: ServingCandidates) -> Floats:

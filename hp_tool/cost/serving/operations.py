@@ -63,7 +63,7 @@ def cached_tokens(
     t: IntArray,
     tokens: float,
     *,
-    chunk: float = 0.0,
+    chunk: Floats = 0.0,
     shared: bool = False,
 ) -> float | FloatArray:
     """Return the cache tokens that a sequence of this length occupies, averaged over the layers.

@@ -30,6 +30,7 @@ from hp_tool.domain.serving import (
 )
 from hp_tool.domain.targets import Targets, quantile_fraction
 from hp_tool.domain.units import SECONDS_PER_HOUR, format_gib
+from hp_tool.questions.serving.drafters import drafter_sentence
 from hp_tool.questions.serving.intervals import familiarity_of, mixers_log_sds, serving_intervals
 from hp_tool.questions.serving.prefixes import resume_sentence
 from hp_tool.questions.serving.problem import CostedRows, ServingProblem
@@ -170,17 +171,11 @@ def _memory(rows: CostedRows, row: int) -> ServingMemory:
     )
 
 
-def kv_cache(
-    problem: ServingProblem, candidates: ServingCandidates, row: int, *, longest: int | None = None
-) -> KvCache:
-    """Return the cache of one replica.
-
-    `longest` is the maximum number of tokens of a request as set for the engine; None for the
-    model's maximum.
-    """
+def kv_cache(problem: ServingProblem, candidates: ServingCandidates, row: int) -> KvCache:
+    """Return the cache of one replica."""
     one = candidates.take(slice(row, row + 1))
     parts = serving_bytes(problem, one)
-    longest = longest or problem.model.max_position_embeddings or problem.longest_request
+    longest = problem.model.max_position_embeddings or problem.longest_request
 
     # vLLM reserves a window and a whole pass for each windowed layer of its longest request.
     chunk = float(one.max_num_batched_tokens[0]) * (problem.engine.working_set == "profiled")
@@ -209,9 +204,12 @@ def kv_cache(
 
 
 def _request_bytes(rows: CostedRows, row: int) -> float:
-    """Return the bytes of keys and values of one complete request, prompt and answer."""
+    """Return the bytes of keys and values of one complete request, prompt and answer, or of the
+    longest that the engine requires room for.
+    """
     problem = rows.problem
-    tokens = _cache_tokens(rows, row, problem.input_length + problem.output_length)
+    whole = max(problem.input_length + problem.output_length, problem.room_at_start)
+    tokens = _cache_tokens(rows, row, whole)
     return tokens * float(rows.costs.bytes.kv_per_token[row])
 
 
@@ -249,10 +247,12 @@ def _memory_reason(rows: CostedRows, row: int, memory: ServingMemory) -> Reason:
     one = _request_bytes(rows, row)
     working = memory.activations_bytes + memory.logits_bytes
     needed = memory.weights_bytes + working + memory.overhead_bytes + one
+    start = rows.problem.room_at_start
+    longest = f" of {start:,} tokens (inference.max_model_len)" if start else ""
     message = (
         f"needs {format_gib(needed)}, has {format_gib(memory.capacity_bytes)}: weights "
         f"{format_gib(memory.weights_bytes)}, keys and values of one "
-        f"request {format_gib(one)}, working set {format_gib(working)}, engine "
+        f"request{longest} {format_gib(one)}, working set {format_gib(working)}, engine "
         f"{format_gib(memory.overhead_bytes)}; "
         "raise tensor_parallel_size or pipeline_parallel_size, or choose a narrower precision"
     )
@@ -279,6 +279,7 @@ def _overload_reason(rows: CostedRows, row: int) -> Reason:
 
 
 def _provenance(problem: ServingProblem) -> dict[str, object]:
+    uncounted = drafter_sentence(problem.speculative, problem.drafter)
     return {
         "model": problem.model.name,
         "gpu": problem.cluster.gpu.name,
@@ -304,6 +305,7 @@ def _provenance(problem: ServingProblem) -> dict[str, object]:
             if problem.resumes is None
             else {"prefix_states": resume_sentence(problem, problem.resumes)}
         ),
+        **({} if uncounted is None else {"drafter": uncounted}),
         "price_per_gpu_hour": problem.cluster.price_per_gpu_hour,
         **simplified_fields(problem.model),
     }

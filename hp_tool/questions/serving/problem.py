@@ -33,6 +33,7 @@ from hp_tool.cost.serving.weights import formats
 from hp_tool.domain.clients import CLIENTS, DEFAULT_REQUESTS_PER_SLOT
 from hp_tool.domain.engines import (
     FRACTION_OF_FREE_MEMORY,
+    ROOM_FOR_LONGEST,
     EngineEfficiency,
     ExpertEfficiency,
     device_defaults,
@@ -49,6 +50,7 @@ from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.query import Constraints, Query
 from hp_tool.domain.targets import Targets
 from hp_tool.errors import InputError, UnsupportedError
+from hp_tool.questions.serving.drafters import drafter
 from hp_tool.questions.serving.prefixes import resume_interval, resumed_tokens
 from hp_tool.questions.training.problem import resolve_model
 
@@ -203,7 +205,7 @@ def resolve_serving(query: Query) -> ServingProblem:
     if query.kind != "inference" or query.inference is None:
         raise InputError("expected a query of kind inference", field="kind")
     _reject_unmodelled(query, query.inference)
-    model = resolve_model(query.model)
+    model = _with_longest_request(resolve_model(query.model), query.inference)
     if not any(cached_width(kind, 1) for _, kind in model.kinds):
         raise UnsupportedError(
             f"{model.name}: serving a model without attention layers is not supported",
@@ -294,6 +296,25 @@ def resolve_serving(query: Query) -> ServingProblem:
         assumed=assumed,
         chosen={"cluster.num_gpus": cluster.num_gpus} if unlimited else {},
     )
+
+
+def _with_longest_request(model: ModelSpec, workload: InferenceWorkload) -> ModelSpec:
+    """Return the model with as many positions as the engine is started for.
+
+    Raises:
+        InputError: The model has fewer.
+    """
+    longest, positions = workload.max_model_len, model.max_position_embeddings
+    if longest is None:
+        return model
+    if positions is not None and longest > positions:
+        raise InputError(
+            f"inference.max_model_len {longest:,} exceeds the {positions:,} positions of "
+            f"{model.name} (max_position_embeddings), so that engines do not start; lower it, or "
+            "give the config.json with the RoPE scaling in use",
+            field="inference.max_model_len",
+        )
+    return dataclasses.replace(model, max_position_embeddings=longest)
 
 
 def resolve_workload(query: Query) -> InferenceWorkload:
@@ -522,11 +543,13 @@ def serving_case(
         prefill_group=come["prefill_group"],
         wave_share=come["wave_share"],
         speculative=workload.speculative,
+        drafter=drafter(workload.speculative, model=model, gpu=cluster.gpu),
         experts=expert_efficiency(engine=engine.engine),
         expert_kernels=expert_kernels(profile.gpu, engine=engine.engine, version=engine.version),
         expert_imbalance=workload.expert_imbalance,
         two_batch_overlap=workload.two_batch_overlap,
         longest_request=workload.input_length + workload.output_length,
+        room_at_start=workload.max_model_len or 0 if engine.engine in ROOM_FOR_LONGEST else 0,
     )
 
 

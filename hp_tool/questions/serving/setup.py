@@ -65,7 +65,7 @@ def _setup(
         stored_precision=None if stored is None else stored.precision,
         cluster=cluster,
         workload=workload,
-        longest=_max_request_tokens(problem),
+        longest=_max_request_tokens(problem, workload.max_model_len),
         parallel=config,
         memory_fraction=problem.engine.memory_fraction,
         leaves_headroom=workload.memory_fraction is None
@@ -73,12 +73,14 @@ def _setup(
     )
 
 
-def _max_request_tokens(problem: ServingProblem) -> int:
-    """Return the maximum number of tokens of a request: the load's maximum plus 10% for chat
-    templates, rounded up to thousands.
+def _max_request_tokens(problem: ServingProblem, stated: int | None) -> int:
+    """Return the maximum number of tokens of a request: the query's, else the load's maximum plus
+    10% for chat templates, rounded up to thousands.
 
     It is at most the model's number of positions.
     """
+    if stated is not None:
+        return stated
     whole = problem.longest_request
     roomy = math.ceil(1.1 * whole / 1024) * 1024
     return min(roomy, problem.model.max_position_embeddings or roomy)
