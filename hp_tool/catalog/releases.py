@@ -3,6 +3,7 @@ files.
 """
 
 import functools
+from dataclasses import dataclass
 
 from hp_tool.catalog import library
 from hp_tool.domain.releases import release_numbers
@@ -12,19 +13,61 @@ _NAMED_RELEASES = 24
 """Maximum number of releases listed in an error; older ones are only counted."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Listed:
+    """The releases of one program."""
+
+    releases: tuple[str, ...]
+    """Newest first; the user's before the built-in ones."""
+    as_of: str | None
+    """Month of the list; None: not dated."""
+    series: int
+    """Numbers of a release that name its minor release."""
+
+
 @functools.lru_cache(maxsize=1)
-def _releases() -> dict[str, tuple[str, ...]]:
-    """Return the releases of each program, newest first; the user's before the built-in ones."""
-    known: dict[str, tuple[str, ...]] = {}
+def _releases() -> dict[str, _Listed]:
+    """Return the releases of each program."""
+    known: dict[str, _Listed] = {}
     for folder in library.folders():
         for path in sorted((folder / "releases").glob("*.yaml")):
             for entry in library.file_entries(path):
+                before = known.get(entry.name, _Listed(releases=(), as_of=None, series=2))
                 listed = (str(each) for each in entry.fields.get("releases", ()))
-                known[entry.name] = tuple(dict.fromkeys((*known.get(entry.name, ()), *listed)))
+                known[entry.name] = _Listed(
+                    releases=tuple(dict.fromkeys((*before.releases, *listed))),
+                    as_of=entry.fields.get("as_of", before.as_of),
+                    series=entry.fields.get("series", before.series),
+                )
     return known
 
 
 library.on_change(_releases.cache_clear)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReleaseAge:
+    """How far a release is behind the newest one of a dated list."""
+
+    newest: str
+    minor_releases: int
+    """Minor releases after this one."""
+    as_of: str
+    """Month of the list."""
+
+
+def release_age(program: str, release: str) -> ReleaseAge | None:
+    """Return how far a release of a program is behind; None without a dated list."""
+    listed = _releases().get(program)
+    if listed is None or listed.as_of is None:
+        return None
+    numbers = listed.series
+    series = {release_numbers(each)[:numbers]: each for each in reversed(listed.releases)}
+    return ReleaseAge(
+        newest=series[max(series)],
+        minor_releases=sum(each > release_numbers(release)[:numbers] for each in series),
+        as_of=str(listed.as_of),
+    )
 
 
 def has_releases(program: str) -> bool:
@@ -41,7 +84,8 @@ def check_release(program: str, release: str, *, field: str) -> None:
     Raises:
         InputError: `unknown_release`: no list names the release.
     """
-    known = _releases().get(program, ())
+    listed_releases = _releases().get(program)
+    known = () if listed_releases is None else listed_releases.releases
     numbers = release_numbers(release)
     if len(numbers) > 1 and any(release_numbers(each)[: len(numbers)] == numbers for each in known):
         return

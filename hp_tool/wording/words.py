@@ -195,7 +195,7 @@ def machines_heading(query: Query) -> str:
 
 
 def assumption_sentences(provenance: Mapping[str, Any]) -> list[str]:
-    """Return the assumptions of a serving estimate: open settings, unknown releases."""
+    """Return the assumptions of a serving estimate: open settings, unknown or old releases."""
     assumed = provenance.get("assumed") or {}
     precision = assumed.get("inference.precision")
     sentences = (
@@ -207,6 +207,11 @@ def assumption_sentences(provenance: Mapping[str, Any]) -> list[str]:
         used = provenance["engine_efficiency"]
         sentences.append(
             f"Release {named} has no constants of its own; these are predicted with {used}."
+        )
+    if age := provenance.get("constants_age"):
+        sentences.append(
+            f"Constants are of {provenance['engine_efficiency']}: "
+            f"{age['minor_releases']} minor releases before {age['newest']} ({age['as_of']})."
         )
     if passed := provenance.get("passed_over"):
         layout = serving_arithmetic(passed["parallel"], replicas=None)

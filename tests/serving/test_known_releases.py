@@ -13,8 +13,9 @@ import pytest
 import hp_tool
 from hp_tool.catalog import library
 from hp_tool.catalog.efficiency import engine_profiles
-from hp_tool.catalog.releases import check_release
+from hp_tool.catalog.releases import check_release, release_age
 from hp_tool.errors import InputError
+from hp_tool.wording.words import assumption_sentences
 from tests.command_line import hp_tool as command_line
 
 
@@ -178,3 +179,37 @@ def test_a_newer_release_s_interval_is_no_narrower_than_that_of_its_constants() 
 
     assert width("0.13.0") > width("0.12.0")
     assert width("0.33.0") >= width("0.24.0")  # timed kernels alone: the doubt is of a release
+
+
+@pytest.mark.parametrize(
+    ("engine", "release", "behind"),
+    [
+        ("vllm", "0.33.0", 0),
+        ("vllm", "0.31.2", 2),
+        ("vllm", "0.12.0", 21),
+        ("sglang", "0.5.20", 3),  # whose third number names its minor releases
+        ("trtllm", "1.1", 3),
+    ],
+)
+def test_minor_releases_are_counted_from_a_dated_list(
+    engine: str, release: str, behind: int
+) -> None:
+    age = release_age(engine, release)
+    assert age is not None and age.minor_releases == behind and age.as_of == "2026-11"
+    check_release(engine, age.newest, field="")
+
+
+def test_an_answer_states_the_age_of_old_constants_alone() -> None:
+    old = hp_tool.estimate(served("0.12.0")).estimate.provenance
+    assert old["constants_age"] == {
+        "newest": "0.33.0",
+        "minor_releases": 21,
+        "as_of": "2026-11",
+    }
+    assert (
+        "Constants are of vllm 0.12.0: 21 minor releases before 0.33.0 (2026-11)."
+        in assumption_sentences(old)
+    )
+    recent = hp_tool.estimate(served("1.3.0", "trtllm")).estimate.provenance
+    assert recent["constants_release"] == "1.3" and "constants_age" not in recent
+    assert release_age("megatron-core", "0.16.1") is None

@@ -2,6 +2,7 @@
 users.
 """
 
+import dataclasses
 import math
 from collections.abc import Iterator
 from dataclasses import replace
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from hp_tool.catalog.efficiency import version_key
+from hp_tool.catalog.releases import release_age
 from hp_tool.cost.arrays import BoolArray, FloatArray
 from hp_tool.cost.legality import MEMORY
 from hp_tool.cost.serving.candidates import ServingCandidates
@@ -38,6 +40,8 @@ from hp_tool.wording.words import missed_words
 
 OVERLOADED = "overloaded"
 """Reason code of a configuration that cannot sustain the load's request rate."""
+RECENT_RELEASES = 2
+"""Minor releases of an engine within which answers do not state the age of its constants."""
 NO_QUEUE = (
     "no request waits for a free place in a batch, because no target limits TTFT or request latency"
 )
@@ -320,11 +324,20 @@ def engine_provenance(problem: ServingProblem) -> dict[str, object]:
         "engine_efficiency": f"{engine.engine} "
         f"{engine.version}{KERNELS_ALONE * engine.kernels_alone}",
         "constants_release": engine.version,
+        **_constants_age(engine.engine, engine.version),
         **({"engine_version": problem.engine_version} if _has_no_constants(problem) else {}),
         "engine_efficiency_measured": engine.measured and not engine.kernels_alone,
         "precision": problem.precision,
         **({"assumed": dict(problem.assumed)} if problem.assumed else {}),
     }
+
+
+def _constants_age(engine: str, release: str) -> dict[str, object]:
+    """Return the age of constants that are many minor releases behind the newest listed."""
+    age = release_age(engine, release)
+    if age is None or age.minor_releases <= RECENT_RELEASES:
+        return {}
+    return {"constants_age": dataclasses.asdict(age)}
 
 
 def _has_no_constants(problem: ServingProblem) -> bool:
