@@ -105,3 +105,49 @@ def test_a_capacity_is_borne_when_it_is_asked_back_and_no_more(
     assert (again.ttft_s, again.tpot_s) == pytest.approx((highest.ttft_s, highest.tpot_s), rel=1e-6)
     more = answer(given | {key: most + 1 if key == "concurrency" else 1.02 * most}, targets=TARGETS)
     assert not more.feasible
+
+
+CAPACITIES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "shared prefix": {"prefix_cache_hit_rate": 0.8},
+    "windows": {"model": "gemma-4-26b-a4b"},
+    "recurrent layers": {"model": "qwen3-next-80b-a3b", "precision": "int4"},
+    "drafts": {"speculative": {"num_speculative_tokens": 2, "acceptance_rate": 0.7}},
+    "bounded": {"max_model_len": 8192},
+}
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm"])
+@pytest.mark.parametrize("kind", CAPACITIES)
+def test_what_an_answer_says_that_fits_is_feasible_when_asked(engine: str, kind: str) -> None:
+    changes = dict(CAPACITIES[kind])
+    model = changes.pop("model", "llama-3.1-8b")
+    load = LENGTHS | {"concurrency": 1, "engine": engine} | changes
+    first = answer(load, model=model)
+    assert isinstance(first, InferenceEstimate) and first.feasible
+    assert first.max_concurrency and first.kv_cache is not None
+
+    together = answer(load | {"concurrency": first.max_concurrency}, model=model)
+    assert isinstance(together, InferenceEstimate) and together.feasible
+    assert together.parts_s is not None and together.parts_s["queue"] == 0.0
+    assert together.max_concurrency == first.max_concurrency
+
+    longest = {"input_length": first.kv_cache.max_context - 100, "output_length": 100}
+    alone = answer(load | longest, model=model)
+    assert isinstance(alone, InferenceEstimate) and alone.feasible
+    assert alone.kv_cache is not None and alone.kv_cache.requests >= 1
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm"])
+@pytest.mark.parametrize("groups", [1, 8])
+def test_memory_falls_with_the_share_of_a_prefix(engine: str, groups: int) -> None:
+    used, room = [], []
+    for share in (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99):
+        shared = {"prefix_cache_hit_rate": share, "prefix_groups": groups} if share else {}
+        found = answer(LENGTHS | {"concurrency": 64, "engine": engine} | shared)
+        assert isinstance(found, InferenceEstimate)
+        assert found.memory is not None and found.kv_cache is not None
+        used.append(found.memory.kv_cache_bytes)
+        room.append(found.kv_cache.requests)
+    assert used == sorted(used, reverse=True) and used[-1] < 0.5 * used[0]
+    assert room == sorted(room) and room[-1] > 2 * room[0]
