@@ -34,6 +34,7 @@ from benchmarks.accuracy.serving_runs import (
 )
 from benchmarks.accuracy.timed_kernels import solve
 from evidence.fitted_file import FittedFile
+from evidence.table import Row
 from hp_tool.catalog import cluster, gpu, library
 from hp_tool.catalog import model as catalogue_model
 from hp_tool.catalog.efficiency import engine_efficiency
@@ -62,12 +63,28 @@ Errors = Mapping[int, Floats]
 def started(folder: Path) -> list[ServingRun]:
     """The runs whose model the catalogue has and whose layout holds it."""
     runs = [
-        dataclasses.replace(serving_run(row), equal_lengths=row["engine"] == "vllm")
+        _with_means(
+            dataclasses.replace(serving_run(row), equal_lengths=row["engine"] == "vllm"), row
+        )
         for row in rows(folder, "serving_as_started")
         if library.has_entry("models", row["model"]) and row["precision"] not in NARROW
     ]
     fitting_ones = {id(pair.run) for pair in predicted(runs, 1.0) if pair.fits}
     return [run for run in runs if id(run) in fitting_ones]
+
+
+def _with_means(run: ServingRun, row: Row) -> ServingRun:
+    """Return a run with the mean of its TPOT if its table has medians.
+
+    Requests of equal lengths run in waves: those with the late first tokens decode fast and the
+    others slowly, so that the medians of both do not add up to a request's latency. Its mean is the
+    concurrency over the measured request rate (Little's law).
+    """
+    rate = row["output_tokens_per_second"]
+    if row["statistic"] != "median" or rate is None:
+        return run
+    latency_s = run.concurrency * run.output_length / rate
+    return dataclasses.replace(run, tpot_s=(latency_s - run.ttft_s) / (run.output_length - 1))
 
 
 def predicted(runs: Sequence[ServingRun], slowdown: float) -> list[Predicted]:
