@@ -195,7 +195,7 @@ def machines_heading(query: Query) -> str:
 
 
 def assumption_sentences(provenance: Mapping[str, Any]) -> list[str]:
-    """Return the assumptions of a serving estimate: open settings, unknown or old releases."""
+    """Return the assumptions of a serving estimate: open settings, old releases, drafters."""
     assumed = provenance.get("assumed") or {}
     precision = assumed.get("inference.precision")
     sentences = (
@@ -213,6 +213,8 @@ def assumption_sentences(provenance: Mapping[str, Any]) -> list[str]:
             f"Constants are of {provenance['engine_efficiency']}: "
             f"{age['minor_releases']} minor releases before {age['newest']} ({age['as_of']})."
         )
+    if drafter := provenance.get("drafter"):
+        sentences.append(f"{drafter}.")
     if passed := provenance.get("passed_over"):
         layout = serving_arithmetic(passed["parallel"], replicas=None)
         sentences.append(

@@ -9,7 +9,7 @@ from benchmarks.accuracy import kv_cache
 from hp_tool.catalog import gpu
 from hp_tool.domain.serving import InferenceEstimate
 from hp_tool.questions import schema, serving
-from hp_tool.wording.words import cache_words
+from hp_tool.wording.words import assumption_sentences, cache_words
 
 GIB = 1 << 30
 EVIDENCE = Path(__file__).parents[2] / "evidence"
@@ -190,6 +190,7 @@ def test_a_drafter_of_unknown_size_is_named() -> None:
     plain, drafted = drafted_by(None), drafted_by("someone/dflash")
     assert drafted.memory == plain.memory
     assert "someone/dflash is not counted" in str(drafted.provenance["drafter"])
+    assert f"{drafted.provenance['drafter']}." in assumption_sentences(drafted.provenance)
 
 
 def test_a_drafter_forms_a_group_of_its_own_beside_windows() -> None:

@@ -60,4 +60,4 @@ def drafter_sentence(speculative: SpeculativeSpec | None, found: Drafter | None)
     name = None if speculative is None else speculative.draft_model
     if name is None or found is not None:
         return None
-    return f"memory of the drafter {name} is not counted: the catalogue does not have it"
+    return f"Memory of the drafter {name} is not counted: the catalogue does not have it"

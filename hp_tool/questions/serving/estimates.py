@@ -283,7 +283,6 @@ def _overload_reason(rows: CostedRows, row: int) -> Reason:
 
 
 def _provenance(problem: ServingProblem) -> dict[str, object]:
-    uncounted = drafter_sentence(problem.speculative, problem.drafter)
     return {
         "model": problem.model.name,
         "gpu": problem.cluster.gpu.name,
@@ -309,17 +308,17 @@ def _provenance(problem: ServingProblem) -> dict[str, object]:
             if problem.resumes is None
             else {"prefix_states": resume_sentence(problem, problem.resumes)}
         ),
-        **({} if uncounted is None else {"drafter": uncounted}),
         "price_per_gpu_hour": problem.cluster.price_per_gpu_hour,
         **simplified_fields(problem.model),
     }
 
 
 def engine_provenance(problem: ServingProblem) -> dict[str, object]:
-    """Return the release whose constants are used, the release that they stand for (if another),
-    and the weight precision.
+    """Return the release whose constants are used, the release that they stand for (if another), a
+    drafter that is not counted, and the weight precision.
     """
     engine = problem.engine
+    uncounted = drafter_sentence(problem.speculative, problem.drafter)
     return {
         "engine_efficiency": f"{engine.engine} "
         f"{engine.version}{KERNELS_ALONE * engine.kernels_alone}",
@@ -328,6 +327,7 @@ def engine_provenance(problem: ServingProblem) -> dict[str, object]:
         **({"engine_version": problem.engine_version} if _has_no_constants(problem) else {}),
         "engine_efficiency_measured": engine.measured and not engine.kernels_alone,
         "precision": problem.precision,
+        **({} if uncounted is None else {"drafter": uncounted}),
         **({"assumed": dict(problem.assumed)} if problem.assumed else {}),
     }
 
