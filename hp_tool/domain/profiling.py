@@ -75,9 +75,11 @@ _RECOMPUTE_COLUMNS = parse_names("recompute_method recompute_num_layers recomput
 """Recomputation of many candidates, as columns."""
 _BATCH_FIELDS = parse_names("input_length output_length concurrency precision")
 _ENDPOINT_FIELDS = _BATCH_FIELDS | parse_names("""
-    kv_cache_precision request_rate_per_second prefix_cache_hit_rate memory_fraction
+    kv_cache_precision request_rate_per_second prefix_cache_hit_rate memory_fraction max_model_len
 """)
-"""Fields of a load for a server that was started with its own precisions and memory fraction."""
+"""Fields of a load for a server that was started with its own precisions, memory fraction and
+longest request.
+"""
 
 
 def _declared_workload(training: TrainingWorkload) -> Declared:
@@ -271,6 +273,8 @@ def unsupported_serving(
     }
     if not running:
         declared = {**declared, "kv_cache_precision": (inference.precision,)}
+    if runner == "vllm":
+        declared = {**declared, "max_model_len": None}
     yield from _undeclared_words(inference, section="inference", declared=declared)
     length = inference.input_length + inference.output_length
     if runner == "megatron-core":

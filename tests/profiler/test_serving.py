@@ -4,6 +4,7 @@ add up.
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 from dataclasses import replace
 from pathlib import Path
@@ -110,6 +111,12 @@ def test_vllm_is_asked_for_the_request() -> None:
         "--tensor-parallel-size=2",
         "--dtype=float32",
     } <= set(argv)
+    bounded = dataclasses.replace(
+        asked, inference=dataclasses.replace(asked.inference, max_model_len=512)
+    )
+    argv = vllm_bench.command("vllm", bounded, model=Path("/m"), output_length=6, result=Path("/r"))
+    assert "--max-model-len=512" in argv
+    check_serving(bounded)
     config = vllm_bench.huggingface_config(asked)
     assert config["architectures"] == ["Qwen3ForCausalLM"] and config["num_key_value_heads"] == 2
     with pytest.raises(UnsupportedError, match="shaped otherwise than Llama"):

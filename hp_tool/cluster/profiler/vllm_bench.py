@@ -74,7 +74,7 @@ def command(
             f"--dtype={_DTYPES[str(load.precision)]}",
             f"--seed={request.seed}",
         ),
-        f"--max-model-len={load.input_length + load.output_length}",
+        f"--max-model-len={load.max_model_len or load.input_length + load.output_length}",
         f"--input-len={load.input_length}",
         f"--output-len={output_length}",
         f"--batch-size={load.concurrency}",
