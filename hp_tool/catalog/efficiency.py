@@ -7,7 +7,7 @@ import functools
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,6 +21,7 @@ from hp_tool.domain.efficiency import (
     Clocks,
     Doubts,
     EfficiencyProfile,
+    ExpertKernel,
     FrameworkEfficiency,
     GpuEfficiency,
     Link,
@@ -453,3 +454,31 @@ def version_key(version: str) -> tuple[tuple[int, str], ...]:
         )  # "~": a release follows its candidates
     parts += [(0, "~")] * (3 - len(parts))
     return tuple(parts)
+
+
+STAND_IN = "vllm"
+"""Engine whose kernels are used for weight formats not timed in an engine: vLLM and SGLang share
+most of them.
+"""
+
+
+def expert_kernels(gpu: GpuEfficiency, *, engine: str, version: str) -> dict[str, ExpertKernel]:
+    """Return an engine's kernels by weight format, each from the release timed on the die nearest
+    to `version`.
+    """
+    timed = gpu.grouped_matmul or {}
+    kernels: dict[str, ExpertKernel] = {}
+    for name in (STAND_IN, engine):
+        releases = timed.get(name, {})
+        for release in reversed(_nearest_first(releases, version)):
+            kernels |= releases[release]
+    return kernels
+
+
+def _nearest_first(releases: Collection[str], version: str) -> list[str]:
+    """Return the releases in order: up to `version` from the newest, then later ones from the
+    oldest.
+    """
+    ordered = sorted(releases, key=version_key)
+    earlier = [release for release in ordered if version_key(release) <= version_key(version)]
+    return earlier[::-1] + ordered[len(earlier) :]

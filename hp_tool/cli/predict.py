@@ -167,7 +167,7 @@ def _print_estimate(answer: EstimateAnswer, query: Query) -> None:
 
 def _print_ranking(answer: RecommendAnswer, *, top: int) -> None:
     from hp_tool.cli import tables
-    from hp_tool.cli.sensitivity_tables import print_sensitivity
+    from hp_tool.cli.tables import print_sensitivity
 
     tables.print_recommendations(answer, top=top)
     tables.print_pareto(answer)

@@ -20,7 +20,7 @@ import yaml
 
 from hp_tool.cluster.launchers import create, kubernetes
 from hp_tool.cluster.launchers.kubernetes import ending, job_state
-from hp_tool.cluster.launchers.kubernetes_patch import merge_patch
+from hp_tool.cluster.launchers.kubernetes_manifest import merge_patch
 from hp_tool.cluster.launchers.options import KubernetesOptions
 from hp_tool.domain.jobs import Waiting
 from hp_tool.domain.ports import Launcher, Queueing, Timekeeping

@@ -9,7 +9,7 @@ import pytest
 
 import hp_tool
 from hp_tool.domain.result import Estimate, Intervals, TimeEstimate
-from hp_tool.questions.machines.deadlines import NUM_QUADRATURE_NODES, deadline_probability
+from hp_tool.questions.machines.answers import NUM_QUADRATURE_NODES, deadline_probability
 
 HISTORIES = 10_000
 

@@ -12,8 +12,12 @@ import pytest
 
 from hp_tool.catalog import cluster, model
 from hp_tool.catalog import gpu as catalogue_gpu
-from hp_tool.catalog.efficiency import engine_efficiency, expert_efficiency, gpu_efficiency
-from hp_tool.catalog.expert_kernels import expert_kernels
+from hp_tool.catalog.efficiency import (
+    engine_efficiency,
+    expert_efficiency,
+    expert_kernels,
+    gpu_efficiency,
+)
 from hp_tool.cost.serving.candidates import ServingCandidates
 from hp_tool.cost.serving.experts import experts_seconds
 from hp_tool.domain.efficiency import ExpertKernel

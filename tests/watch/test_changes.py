@@ -11,9 +11,8 @@ import pytest
 from benchmarks.watch.__main__ import WITHIN, delays, false_alarms
 from benchmarks.watch.simulated import step_times
 from hp_tool.loop.assumptions import assumed
-from hp_tool.watch.slowdowns.changes import Changes
+from hp_tool.watch.slowdowns.changes import Changes, shift_sds
 from hp_tool.watch.slowdowns.noise import Noise, t_quantile
-from hp_tool.watch.slowdowns.shifts import shift_sds
 
 
 def detector() -> Changes:

@@ -3,7 +3,7 @@ kind.
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import fields, replace
 from functools import partial
@@ -36,17 +36,17 @@ from hp_tool.loop.calibration import prior_for
 from hp_tool.loop.learning.series import series_of
 from hp_tool.loop.search.problem import SearchProblem
 from hp_tool.loop.search.table import candidate_table
-from hp_tool.loop.tuning.beside import EXCHANGE, OFFLOAD, SHOWN, chosen_beside, resolved_with
 from hp_tool.loop.tuning.clusters import ENDPOINT, LOCAL, check_profiled, launcher_name
 from hp_tool.loop.tuning.reductions import Reducer, fewest_gpus
 from hp_tool.loop.tuning.training_result import TuningProblem, baseline_config
+from hp_tool.questions.configuration import with_value
 from hp_tool.questions.schema import set_paths
 from hp_tool.questions.training.calibrated import Calibrations
 from hp_tool.questions.training.problem import TrainingProblem, resolve_training
 from hp_tool.questions.training.ranking.best import Best, search_best
 from hp_tool.questions.training.ranking.choice import choose_rows
 from hp_tool.questions.training.ranking.rank import CostedRows, CostedSpace, cost_space
-from hp_tool.questions.training.ranking.recommend import fewest_devices
+from hp_tool.questions.training.ranking.recommend import best_offloaded, fewest_devices
 
 MAX_ROWS = 4096
 """Maximum number of candidates in the residual model; larger spaces are represented by the fastest
@@ -376,3 +376,51 @@ def _rows(space: CostedSpace, *, capacity_bytes: float) -> NDArray[np.intp]:
         kinds, axis=0, return_index=True
     )  # The first of each kind in order of speed.
     return np.unique(np.concatenate([order[:MAX_ROWS], order[first]]))
+
+
+OFFLOAD, EXCHANGE = "training.offload", "parallel.context_parallel_communication"
+SHOWN = 32
+"""Number of layouts of `recommend`'s answer that a search considers."""
+Runs = Callable[[TrainingProblem, ParallelConfig], bool]
+"""Returns whether a search can run a configuration unchanged."""
+
+
+def chosen_beside(
+    problem: TrainingProblem, *, query: Query, runs: Runs
+) -> tuple[dict[str, Any], Best]:
+    """Return the query values, by path, of the first row of its ranking that can run, and the
+    ranking.
+
+    Levels of a2a+p2p are the defaults, because a ranking's levels apply to one size and a search
+    tries several.
+    """
+    plain = search_best(problem, keep=SHOWN, rank_by=query.rank_by)
+    best = plain if plain.feasible else best_offloaded(query, plain, keep=SHOWN, calibrations=None)
+    shown = choose_rows(best, count=SHOWN).best
+    for row, variant in enumerate(shown.variant.tolist()):
+        its = shown.problems[variant]
+        config = its.named(shown.rows.candidates.config(row))
+        if runs(its, config):
+            exchange = config.context_parallel_communication
+            differs = (
+                config.context_parallel_size > 1
+                and exchange != query.parallel.context_parallel_communication
+            )
+            offload = {path: value for path, value in its.chosen.items() if path == OFFLOAD}
+            return offload | ({EXCHANGE: exchange} if differs else {}), plain
+    return {}, plain
+
+
+def resolved_with(
+    values: Mapping[str, Any],
+    *,
+    query: Query,
+    problem: TrainingProblem,
+    resolve: Callable[[Query], TrainingProblem],
+) -> TrainingProblem:
+    """Return the query's problem with these values, on the same number of devices as `problem`."""
+    for path, value in values.items():
+        query = with_value(query, path, value)
+    chosen = resolve(query).with_num_gpus(problem.cluster.num_gpus).choosing(values)
+    assumed = {path: value for path, value in values.items() if path == OFFLOAD}
+    return replace(chosen, assumed={**problem.assumed, **chosen.assumed, **assumed})

@@ -17,8 +17,8 @@ from hp_tool.catalog.efficiency import (
     efficiency_profile,
     engine_efficiency,
     expert_efficiency,
+    expert_kernels,
 )
-from hp_tool.catalog.expert_kernels import expert_kernels
 from hp_tool.catalog.models import keeps_attention_wide, published_precision
 from hp_tool.catalog.releases import check_release
 from hp_tool.catalog.traces import Trace, request_trace
