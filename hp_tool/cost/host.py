@@ -148,7 +148,7 @@ def host_load(
         case.model,
         layers,
         tensor_parallel_size=t,
-        recorded=case.workload.cuda_graphs and "mamba" in modules,
+        recorded=bool(case.workload.cuda_graphs) and "mamba" in modules,
         recomputed_fraction=recomputed_fraction,
         added=_added_launches(case, candidates),
     )

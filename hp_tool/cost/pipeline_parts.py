@@ -340,7 +340,8 @@ def _as_columns(kinds: Sequence[StageKind], inverse: NDArray[np.intp]) -> StageK
     """Return the groups of stages as one group with array fields."""
     plain = len(StageKind._fields) - 1
     columns = np.array([(*kind[:plain], *kind.kinds) for kind in kinds])[inverse].T
-    return StageKind(*columns[:plain], kinds=tuple(columns[plain:]))
+    fields = dict(zip(StageKind._fields[:plain], columns, strict=False))
+    return kinds[0]._replace(kinds=tuple(columns[plain:]), **fields)
 
 
 def stage_kinds(layout: PipelineLayout, *, stages: int, model: ModelSpec) -> list[StageKind]:

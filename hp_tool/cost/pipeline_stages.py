@@ -291,13 +291,8 @@ def _unlike_pipeline(
         halves = dual & (p > 1)
         here = where(halves, 0.5, 1.0)
         output_first = where(halves, 0.5, where(c.is_v, 1.0, output_first))
-        first, last = (
-            tuple(
-                where(halves, 0.5 * (count + mirrored), count)
-                for count, mirrored in zip(own, other, strict=True)
-            )
-            for own, other in ((held.first, held.last), (held.last, held.first))
-        )
+        middle = _mean_of(first, last)
+        first, last = _select(halves, middle, first), _select(halves, middle, last)
 
     def end(kinds: Kinds, embedding: Floats, output: Floats, ranks: Bools = True) -> StageWork:
         with_depths = tuple(
@@ -309,10 +304,7 @@ def _unlike_pipeline(
     def between(stage: Between) -> StageWork:
         kinds = stage.layers
         if c.names_schedules:
-            kinds = tuple(
-                where(dual, 0.5 * (count + mirrored), count)
-                for count, mirrored in zip(kinds, stage.mirrored, strict=True)
-            )
+            kinds = _select(dual, _mean_of(kinds, stage.mirrored), kinds)
         return StageWork(kinds=kinds, embedding=0.0, output=0.0, ranks=stage.ranks)
 
     critical = stage_of(model, held.fullest)
@@ -344,15 +336,10 @@ def _fullest(
         for stage in held.between[1:]:
             fuller = size(stage) > size(best)
             best = Between(
-                where(fuller, stage.rank, best.rank),
-                *(
-                    tuple(
-                        where(fuller, one, other)
-                        for one, other in zip(stage[field], best[field], strict=True)
-                    )
-                    for field in (1, 2)
-                ),
-                best.ranks,
+                rank=where(fuller, stage.rank, best.rank),
+                layers=_select(fuller, stage.layers, best.layers),
+                mirrored=_select(fuller, stage.mirrored, best.mirrored),
+                ranks=best.ranks,
             )
         return best
 
@@ -365,6 +352,15 @@ def _fullest(
         largest(activations),
         largest(lambda stage: stage_of(model, stage.layers).sum(sizes.parameters)),
     ]
+
+
+def _select(condition: Bools, one: Kinds, other: Kinds) -> Kinds:
+    """Return `one` where the condition is true, else `other`."""
+    return tuple(where(condition, *each) for each in zip(one, other, strict=True))
+
+
+def _mean_of(one: Kinds, other: Kinds) -> Kinds:
+    return tuple(0.5 * (count + more) for count, more in zip(one, other, strict=True))
 
 
 def _stage_between(model: ModelSpec, c: Candidates, stage: Between) -> PipelineStage:
@@ -479,7 +475,7 @@ def _mirrored_layers(c: Candidates, layers: StageLayers) -> StageLayers | None:
     """
     if not (c.names_schedules and anywhere(_is_dual(c))):
         return None
-    return layers.times(_is_dual(c))
+    return layers.times(1.0 * _is_dual(c))
 
 
 def whole_ends(
