@@ -105,7 +105,9 @@ def test_a_recommendation_is_exported_and_read_back(tmp_path: Path) -> None:
     again = hp_tool("import", "-", "--gpu", "h100-sxm-80gb", "--query", stdin=exported.stdout)
     wanted = json.loads(ranked.stdout)["recommendations"][1]["parallel"]
     found = yaml.safe_load(again.stdout)["parallel"]
-    assert all(wanted[name] == value for name, value in found.items())
+    recompute = wanted["recompute"]
+    wanted["recompute"] = {name: value for name, value in recompute.items() if value is not None}
+    assert found.items() <= wanted.items()
 
 
 def test_an_unknown_format_names_the_known() -> None:
