@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from hp_tool.cost.arrays import Floats
 from hp_tool.cost.block import seen_keys, windowed_length
 from hp_tool.cost.encoder_decoder import decoder_length, row_flops
 from hp_tool.cost.lora import token_adapter_parameters
@@ -113,11 +114,12 @@ def _active_entries(model: ModelSpec, *, layers: float) -> float:
     """Return the number of matrix entries that multiply each token in `layers` layers of one
     kind.
     """
-    dense = float(model.num_hidden_layers - model.moe_layers) if model.num_experts else layers
-    second = 0.0 if model.feed_forward == "none" else dense * entries(mlp_matrices(model))
+    second: Floats = 0.0
     if model.num_experts:
-        second = second + (layers - dense) * active_expert_matrices(model)
-    return float(layers * entries(mixer_matrices(model)) + second)
+        second = active_expert_matrices(model)
+    elif model.feed_forward != "none":
+        second = entries(mlp_matrices(model))
+    return float(layers * entries(mixer_matrices(model)) + layers * second)
 
 
 def _state_flops(model: ModelSpec) -> float:

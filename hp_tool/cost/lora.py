@@ -154,12 +154,10 @@ def _model_adapter_parameters(model: ModelSpec, lora: LoraSpec, *, of_experts: i
     def layer(kind: ModelSpec, *, routed: bool) -> float:
         return float(layer_adapter_parameters(kind, lora, alone, routed=routed))
 
-    sparse = model.moe_layers
-    dense = (model.num_hidden_layers - sparse) * layer(model.without_experts, routed=False)
-    if not sparse:
-        return dense
-    each = layer(model, routed=False) + of_experts * layer(model, routed=True)
-    return dense + sparse * each
+    return sum(
+        count * (layer(kind, routed=False) + of_experts * layer(kind, routed=True))
+        for count, kind in model.kinds
+    )
 
 
 def added_launches(model: ModelSpec, lora: LoraSpec, candidates: Candidates) -> tuple[float, float]:

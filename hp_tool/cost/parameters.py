@@ -220,9 +220,12 @@ def total_parameters(model: ModelSpec, *, sequence_length: int = 0) -> float:
     output = 0.0 if model.tie_word_embeddings else float(output_parameters(model))
     layers = float(special_parameters(model))
     for _, kind in model.kinds:
-        sparse = kind.moe_layers
-        layers += (kind.total_layers - sparse) * float(layer_parameters(kind))
-        layers += sparse * (float(moe_shared_parameters(kind)) + expert_parameters(kind))
+        each = float(
+            moe_shared_parameters(kind) + expert_parameters(kind)
+            if kind.num_experts
+            else layer_parameters(kind)
+        )
+        layers += kind.total_layers * each
     return (
         layers
         + float(embedding_parameters(model, sequence_length=sequence_length))
@@ -239,4 +242,4 @@ def active_parameters(model: ModelSpec, *, sequence_length: int = 0) -> float:
     if not model.num_experts:
         return total
     idle = 1.0 - (model.num_experts_per_tok or 0) / model.num_experts
-    return total - sum(kind.moe_layers for _, kind in model.kinds) * idle * expert_parameters(model)
+    return total - model.moe_layers * idle * expert_parameters(model)

@@ -78,27 +78,27 @@ def _layers(
     *,
     reduce: FloatArray,
 ) -> FloatArray:
-    """Return the seconds of all layers of one kind, both dense ones and those with experts.
+    """Return the seconds of all layers of one kind.
 
     `reduce` gives the seconds to sum over a region's ranks.
     """
     model, t = case.model, candidates.tensor_parallel_size
-    layers, mixtures = model.num_hidden_layers, model.moe_layers
+    layers = model.num_hidden_layers
     attention = _mixer_block(case, candidates, batch, context)
     if model.mixer != "none":
         attention = attention + reduce + _norm_seconds(case, t, batch.tokens)
-    seconds = (layers - mixtures) * attention
-    if layers > mixtures and model.feed_forward != "none":
+    if model.num_experts:
+        return layers * _mixture(
+            case, candidates, batch, context, attention=attention, reduce=reduce
+        )
+    seconds = layers * attention
+    if model.feed_forward != "none":
         dense = matmuls_seconds(case, batch.tokens, shapes(mlp_matrices(model, tensor=t))) + reduce
         # The activation between the MLP's matrices reads the output of the first and writes the
         # input of the second.
         moved = OUTPUT_BYTES * (model.mlp_inputs + 1.0) * model.ffn_size / t
         dense = dense + batch.tokens * moved / _reached_bandwidth(case)
-        seconds = seconds + (layers - mixtures) * dense
-    if mixtures:
-        seconds = seconds + mixtures * _mixture(
-            case, candidates, batch, context, attention=attention, reduce=reduce
-        )
+        seconds = seconds + layers * dense
     return seconds
 
 

@@ -129,22 +129,19 @@ def _drafter_bytes(case: ServingCase, drafter: Drafter, candidates: ServingCandi
 
 
 def _layers_bytes(case: ServingCase, candidates: ServingCandidates) -> Floats:
-    """Return the bytes on one rank of all layers of one kind, both dense ones and those with
-    experts.
-    """
+    """Return the bytes on one rank of all layers of one kind."""
     model, t = case.model, candidates.tensor_parallel_size
-    layers, mixtures = model.num_hidden_layers, model.moe_layers
+    layers = model.num_hidden_layers
     weights = layers * entries(mixer_matrices(model, tensor=t)) * case.mixer_bytes
-    if model.feed_forward != "none":
-        dense = (layers - mixtures) * entries(mlp_matrices(model, tensor=t))
-        weights = weights + dense * case.weight_bytes
-    if mixtures:
+    if model.num_experts:
         shared = entries([*shared_expert_matrices(model, tensor=t), *latent_matrices(model)])
         padded = PADDED_TO if case.expert_bytes == MXFP4_BYTES else 1
         routed = expert_weights(case, candidates) * (
             math.ceil(model.hidden_size / padded) * padded / model.hidden_size
         )
-        weights = weights + mixtures * (routed + shared) * case.expert_bytes
+        weights = weights + layers * (routed + shared) * case.expert_bytes
+    elif model.feed_forward != "none":
+        weights = weights + layers * entries(mlp_matrices(model, tensor=t)) * case.weight_bytes
     return weights
 
 
