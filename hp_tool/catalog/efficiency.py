@@ -96,7 +96,7 @@ def efficiency_profile(
         constants = below_16_bits(constants)
     machine = machine_profile(cluster) if cluster is not None else None
     if machine is None or machine.gpu.gpu != gpu.name:
-        kernels = _usual_kernels(
+        kernels = _sustained_constants(
             _die_name(gpu), gpu.power_w, tuple(gpu.peak_flops_per_second.items())
         )
         return EfficiencyProfile(
@@ -150,7 +150,7 @@ def check_power_cap(query: str | ClusterQuery, *, gpu: GpuSpec, serves: bool = F
 
 
 @functools.lru_cache(maxsize=256)
-def _usual_kernels(
+def _sustained_constants(
     die: str, power_w: float, peaks: tuple[tuple[Precision, float], ...]
 ) -> GpuEfficiency:
     """Return a die's constants at its sustained clocks, for a card's power limit and peaks."""
@@ -168,7 +168,7 @@ def _at_clocks(
 
 _reference = functools.lru_cache(maxsize=64)(hardware.gpu)
 library.on_change(_reference.cache_clear)
-library.on_change(_usual_kernels.cache_clear)
+library.on_change(_sustained_constants.cache_clear)
 
 
 @functools.lru_cache(maxsize=64)
@@ -270,7 +270,7 @@ class MachineProfile:
 
 def machine_profile(cluster: str) -> MachineProfile | None:
     """Return the profile of the named cluster; None without measurements."""
-    return _read(f"{_file_name(cluster)}.yaml", library.own_folders())
+    return _read(f"{_file_name(cluster)}.yaml", library.user_folders())
 
 
 def save_machine_profile(cluster: str, profile: MachineProfile) -> Path:
@@ -281,7 +281,7 @@ def save_machine_profile(cluster: str, profile: MachineProfile) -> Path:
     """
     import yaml
 
-    path = library.own_folders()[0] / FOLDER.name / f"{_file_name(cluster)}.yaml"
+    path = library.user_folders()[0] / FOLDER.name / f"{_file_name(cluster)}.yaml"
     path.parent.mkdir(parents=True, exist_ok=True)
     fields = _without_defaults(profile.gpu)
     if profile.network is not None:

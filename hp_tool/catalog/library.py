@@ -183,7 +183,7 @@ def sole_entry(path: Path, *, field: str) -> Entry:
     return several[0]
 
 
-def own_folders() -> tuple[Path, ...]:
+def user_folders() -> tuple[Path, ...]:
     """Return the user's folders in order of priority; new entries are written to the first."""
     return folders()[:-1]
 
@@ -192,7 +192,7 @@ def missing_folders() -> list[Path]:
     """Return folders in HP_CATALOG_DIR that do not exist."""
     return [
         folder
-        for folder in _own_folders(os.environ.get("HP_CATALOG_DIR", ""))
+        for folder in _split_folders(os.environ.get("HP_CATALOG_DIR", ""))
         if not folder.is_dir()
     ]
 
@@ -205,7 +205,7 @@ def revision() -> str:
     """
     global _seen
     digest = hashlib.blake2b(digest_size=16)
-    for folder in own_folders():
+    for folder in user_folders():
         for path in sorted(folder.glob("*/*")):
             status = path.lstat()
             digest.update(f"{path}|{status.st_size}|{status.st_mtime_ns}".encode())
@@ -326,11 +326,11 @@ def folders() -> tuple[Path, ...]:
     """Return the folders to search in order: HP_CATALOG_DIR, the user's configuration folder,
     built-in data.
     """
-    return (*_own_folders(os.environ.get("HP_CATALOG_DIR", "")), _user_folder(), _BUILT_IN)
+    return (*_split_folders(os.environ.get("HP_CATALOG_DIR", "")), _user_folder(), _BUILT_IN)
 
 
 @functools.lru_cache(maxsize=8)
-def _own_folders(value: str) -> tuple[Path, ...]:
+def _split_folders(value: str) -> tuple[Path, ...]:
     return tuple(Path(folder) for folder in value.split(os.pathsep) if folder)
 
 

@@ -146,7 +146,8 @@ def _from_rows(name: str, rows: Iterable[Mapping[str, Any]]) -> Trace:
         columns["input_tokens"].append(int(row[keys["input_tokens"]]))
         columns["output_tokens"].append(int(row[keys["output_tokens"]]))
         columns["prefix_tokens"].append(
-            int(row.get("prefix_tokens") or 0) + _found_blocks(row.get("hash_ids") or (), seen)
+            int(row.get("prefix_tokens") or 0)
+            + _count_cached_tokens(row.get("hash_ids") or (), seen)
         )
     return _check_trace(name, columns)
 
@@ -160,7 +161,7 @@ def _seconds(value: Any, *, unit: str) -> float:
     return float(value) * (1e-3 if unit == "timestamp" else 1.0)
 
 
-def _found_blocks(blocks: Iterable[Any], seen: set[Any]) -> int:
+def _count_cached_tokens(blocks: Iterable[Any], seen: set[Any]) -> int:
     """Return the number of tokens in the leading blocks that earlier requests had."""
     known, ahead = 0, True
     for block in blocks:

@@ -185,7 +185,7 @@ def _print_costs(console: Console, estimate: Estimate) -> None:
         console.print(f"The range is wide: {why}.", highlight=False)
     if intervals is not None:
         print_familiarity(console, estimate)
-        _print_left_open(console, estimate)
+        _print_open_settings(console, estimate)
     print_unmeasured(console, [estimate])
     if estimate.days is not None:
         cost = f", ${estimate.cost:,.0f}" if estimate.cost is not None else ""
@@ -217,7 +217,7 @@ def _print_fit(console: Console, estimate: Estimate) -> None:
         )
 
 
-def _print_left_open(console: Console, estimate: Estimate) -> None:
+def _print_open_settings(console: Console, estimate: Estimate) -> None:
     """Print open settings and the effect of setting them."""
     for text in open_settings_sentences(estimate):
         console.print(text, highlight=False)
@@ -337,7 +337,7 @@ def print_recommendations(answer: RecommendAnswer, *, top: int) -> None:
             highlight=False,
         )
     for best in estimates[:1]:
-        _print_left_open(console, best)
+        _print_open_settings(console, best)
     if calibrated is not None:
         console.print(f"Calibrated by {_calibration_words(calibrated)}.", highlight=False)
     for rank, best in enumerate(estimates, start=1):

@@ -36,7 +36,11 @@ def balanced_chunks(
     """
     if stages * chunks > len(seconds) or len(seconds) > MAX_LAYERS or (ends_alone and chunks > 1):
         return None
-    return _with_own_ends(seconds, stages) if ends_alone else split_evenly(seconds, stages * chunks)
+    return (
+        _split_with_equal_middle(seconds, stages)
+        if ends_alone
+        else split_evenly(seconds, stages * chunks)
+    )
 
 
 def pipeline_seconds(
@@ -124,7 +128,7 @@ def split_evenly(seconds: FloatArray, parts: int) -> list[int]:
     return [end - begin for begin, end in itertools.pairwise(reversed(ends))]
 
 
-def _with_own_ends(seconds: FloatArray, stages: int) -> list[int] | None:
+def _split_with_equal_middle(seconds: FloatArray, stages: int) -> list[int] | None:
     """Return the best split in which all stages between the first and the last have equally many
     layers.
     """

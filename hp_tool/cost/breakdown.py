@@ -132,7 +132,7 @@ def estimate_alone(
     )
     if workload.total_tokens is None:
         return estimate
-    return _with_whole_training(estimate, case=case, tokens=tokens, step_s=step_s, busy=busy)
+    return _with_training_totals(estimate, case=case, tokens=tokens, step_s=step_s, busy=busy)
 
 
 def _step_with_graphs_s(
@@ -160,7 +160,7 @@ def _step_with_graphs_s(
     )
 
 
-def _with_whole_training(
+def _with_training_totals(
     estimate: Estimate, *, case: TrainingCase, tokens: float, step_s: float, busy: float
 ) -> Estimate:
     """Return the estimate with days, GPU-hours, cost and energy for `total_tokens`."""

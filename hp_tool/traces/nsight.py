@@ -153,7 +153,7 @@ def _columns(connection: sqlite3.Connection, table: str) -> set[str]:
     return {row[1] for row in connection.execute(f"PRAGMA table_info({table})")}
 
 
-def _named(
+def _text_column(
     connection: sqlite3.Connection, tables: Iterable[str], *, table: str, column: str
 ) -> tuple[str, str]:
     """Return the SQL expression of the text that a column refers to, and the join that it needs.
@@ -181,7 +181,7 @@ def _kernels(
         if table not in tables:
             continue
         text_of, join = (
-            _named(connection, tables, table=table, column=extra)
+            _text_column(connection, tables, table=table, column=extra)
             if table == _KERNEL
             else (extra, "")
         )
@@ -223,7 +223,7 @@ def _ranges(
     name: str,
 ) -> None:
     """Add the hosts' marked steps and phases."""
-    text_of, join = _named(connection, tables, table=_RANGE, column="textId")
+    text_of, join = _text_column(connection, tables, table=_RANGE, column="textId")
     columns = ("start", "end", "globalTid", "text", *((text_of,) if join else ()))
     for start, end, thread, *texts in _rows(connection, _RANGE, columns, join):
         text = next((text for text in texts if isinstance(text, str)), "")

@@ -96,11 +96,11 @@ def refuse_trainer(query: Query) -> None:
         )
 
 
-async def _asked(request: Request) -> Query:
+async def _query_of(request: Request) -> Query:
     return await read_body(request, schema.parse_query)
 
 
-AskedBody = Annotated[Query, Depends(_asked)]
+AskedBody = Annotated[Query, Depends(_query_of)]
 """The query in the body as sent; names are not looked up yet."""
 
 

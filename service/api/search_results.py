@@ -40,7 +40,7 @@ def recommended(record: SearchRecord) -> Recommendation | ServingRecommendation 
     return row
 
 
-def known_rows(record: SearchRecord) -> list[Recommendation | ServingRecommendation]:
+def complete_rows(record: SearchRecord) -> list[Recommendation | ServingRecommendation]:
     """Return the rows of a search's result that have a complete calibrated estimate."""
     rows = (record.result or {}).get("recommendations", ())
     kinds = (
@@ -57,11 +57,11 @@ def known_rows(record: SearchRecord) -> list[Recommendation | ServingRecommendat
     ]
 
 
-def known_estimates(record: SearchRecord) -> dict[RunConfig, Estimate | InferenceEstimate]:
+def complete_estimates(record: SearchRecord) -> dict[RunConfig, Estimate | InferenceEstimate]:
     """Return the calibrated estimates of a search by configuration, if complete."""
     return {
         row.parallel: estimate
-        for row in known_rows(record)
+        for row in complete_rows(record)
         if (estimate := row.calibrated_estimate) is not None
     }
 

@@ -381,7 +381,11 @@ def _answered(
     )
     if free.kind == "inference":
         page = _of_service(page, free, rows)
-    return page if this is None else _shown(page, question, this, answer, find, calibrations)
+    return (
+        page
+        if this is None
+        else _with_configuration(page, question, this, answer, find, calibrations)
+    )
 
 
 def _row(
@@ -422,7 +426,7 @@ def _chosen(
     return None if best is None else Configuration.of(best, query=typed)
 
 
-def _shown(
+def _with_configuration(
     page: AskPage,
     question: Question,
     this: Configuration,

@@ -238,7 +238,7 @@ def gpus_context(words: Words = "") -> GpusPage:
             fp8_flops_per_second=spec.peak_flops_per_second.get("fp8"),
             network_bandwidth_bytes_per_second=spec.inter_node_bandwidth_bytes_per_second,
         )
-        for spec in _named(api.gpus().items, words)
+        for spec in _entries_named(api.gpus().items, words)
     )
     return GpusPage(
         title="GPUs", json_href=address("/gpus.json", {"words": words}), words=words, rows=rows
@@ -293,7 +293,7 @@ def _part(
 ) -> tuple[list[Named], dict[str, Any]]:
     """Return the entries of one page of a list, and the page's fields other than rows and title."""
     added = {entry.name for entry in listing.registered}
-    chosen = sorted(_named(listing.items, words), key=lambda entry: entry.name not in added)
+    chosen = sorted(_entries_named(listing.items, words), key=lambda entry: entry.name not in added)
     last = page * PER_PAGE
     return chosen[last - PER_PAGE : last], {
         "words": words,
@@ -308,7 +308,7 @@ def _part(
     }
 
 
-def _named(entries: Iterable[Entry], words: str) -> list[Entry]:
+def _entries_named(entries: Iterable[Entry], words: str) -> list[Entry]:
     """Return entries whose names contain the words."""
     return [entry for entry in entries if words.strip().casefold() in entry.name.casefold()]
 

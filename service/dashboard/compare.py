@@ -30,7 +30,7 @@ from hp_tool.wording import figures
 from hp_tool.wording.figures import LESS_IS_BETTER, Unit
 from service.api.bodies import read_query
 from service.api.dependencies import CalibrationsDep, FindDep, StoreDep
-from service.api.search_results import known_estimates
+from service.api.search_results import complete_estimates
 from service.dashboard import formats, trials
 from service.dashboard.configuration import (
     ConfigurationPage,
@@ -227,7 +227,7 @@ def _side(named: str | tuple[SearchRecord, RunRecord], *, find: Find) -> Side:
     return Side(
         query=read_query(text.encode(), find=find),
         run=run,
-        known=known_estimates(record).get(run.parallel),
+        known=complete_estimates(record).get(run.parallel),
     )
 
 

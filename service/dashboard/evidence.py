@@ -13,7 +13,7 @@ from hp_tool.domain.result import Estimate
 from hp_tool.domain.serving import InferenceEstimate
 from hp_tool.questions import schema
 from hp_tool.questions.configuration import SEARCH_KEYS, Configuration
-from service.api.search_results import known_rows
+from service.api.search_results import complete_rows
 from service.dashboard import formats
 from service.dashboard.page import Fact
 
@@ -29,7 +29,7 @@ def known_to(record: SearchRecord, *, query: Query) -> Estimate | InferenceEstim
     configuration in full.
     """
     of_search, this = schema.parse_query(record.query), _alone(query)
-    for row in known_rows(record):
+    for row in complete_rows(record):
         if _alone(Configuration.of(row, query=of_search).query) == this:
             return row.calibrated_estimate
     return None

@@ -171,13 +171,15 @@ def _answer(
             _of_log(answer) if isinstance(answer, LoggedExplanation) else _of_traces(answer, typed)
         )
         if keeps:
-            explained = _kept(explained, answer, find=find, store=store, principal=principal)
+            explained = _with_measurement(
+                explained, answer, find=find, store=store, principal=principal
+            )
         return replace(page, explained=explained)
     except HpToolError as error:
         return replace(page, error=error.as_dict())
 
 
-def _kept(
+def _with_measurement(
     explained: Explained,
     answer: Explanation | LoggedExplanation,
     *,

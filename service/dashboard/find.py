@@ -47,7 +47,7 @@ def find_context(
     counts: dict[str, int] = {}
     found = []
     exact = " ".join(words)
-    named = [each for each in _named(store, words) if _has(each.name, words)]
+    named = [each for each in _pages_named(store, words) if _has(each.name, words)]
     named.sort(key=lambda each: each.name.casefold() != exact)
     for each in (*named[:MOST], *_searches(store, words), *named[MOST:]):
         counts[each.kind] = counts.get(each.kind, 0) + 1
@@ -62,7 +62,7 @@ def _has(text: str, words: list[str]) -> bool:
     return all(word in text.casefold() for word in words)
 
 
-def _named(store: Store, words: list[str]) -> Iterator[Found]:
+def _pages_named(store: Store, words: list[str]) -> Iterator[Found]:
     """Yield pages; if words are given, models, GPUs, clusters and pages of the guide as well."""
     yield from (Found(kind="page", name=name, href=href) for _, name, href, _ in SECTIONS)
     machines = "/explorer?cluster.node_type=priced"

@@ -133,7 +133,7 @@ def machine_verdict(
     if not timed:
         yield (
             f"{machines_heading(query).capitalize()}: "
-            f"{_named(rows[0])}{_money(rows[0])}{_kept(query)}."
+            f"{_named(rows[0])}{_money(rows[0])}{_targets_met(query)}."
         )
         return
     cheapest = min(timed, key=lambda row: (row.cost or 0.0, row.days or 0.0))
@@ -184,7 +184,7 @@ def _latencies(row: RankedRow) -> str:
     )
 
 
-def _kept(query: Query) -> str:
+def _targets_met(query: Query) -> str:
     """Return the targets that a ranked row meets, in words: `; it meets both targets`."""
     count = 0 if query.targets is None else len(list(query.targets.limits()))
     return (

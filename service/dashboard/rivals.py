@@ -8,7 +8,7 @@ from hp_tool.domain.records import SearchRecord
 from hp_tool.domain.result import Estimate
 from hp_tool.domain.serving import InferenceEstimate
 from hp_tool.loop.calibration.posterior import ratio
-from service.api.search_results import known_rows
+from service.api.search_results import complete_rows
 from service.dashboard import trials
 from service.dashboard.page import configuration_href, stored_configuration
 
@@ -30,12 +30,19 @@ def rivals(record: SearchRecord) -> tuple[Rival, ...]:
 
     The 90% interval of their ratio contains 1.
     """
-    rows = known_rows(record)
-    if not rows or rows[0].rank != 1 or (first := _known(rows[0].preferred_estimate)) is None:
+    rows = complete_rows(record)
+    if (
+        not rows
+        or rows[0].rank != 1
+        or (first := _seconds_and_deviation(rows[0].preferred_estimate)) is None
+    ):
         return ()
     alike = []
     for row in rows[1:]:
-        if row.measurement is not None or (known := _known(row.preferred_estimate)) is None:
+        if (
+            row.measurement is not None
+            or (known := _seconds_and_deviation(row.preferred_estimate)) is None
+        ):
             continue
         _, low, high = ratio(known, first, quantile=NORMAL_QUANTILE)
         if low <= 1.0 <= high:
@@ -50,7 +57,7 @@ def rivals(record: SearchRecord) -> tuple[Rival, ...]:
     return tuple(alike)
 
 
-def _known(estimate: Estimate | InferenceEstimate) -> tuple[float, float] | None:
+def _seconds_and_deviation(estimate: Estimate | InferenceEstimate) -> tuple[float, float] | None:
     """Return the seconds of a step or a request, and the standard deviation of their logarithm;
     None if unknown.
     """

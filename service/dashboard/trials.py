@@ -319,7 +319,7 @@ def _axes(runs: Sequence[RunFigures], axes: Sequence[LayoutAxis]) -> tuple[Axis,
         Axis(
             name=axis.key,
             label=axis.label,
-            values=tuple(_shown(axis.key, value) for value in values),
+            values=tuple(_axis_value(axis.key, value) for value in values),
         )
         for axis, values in columns.items()
         if len(set(values)) > 1
@@ -328,10 +328,10 @@ def _axes(runs: Sequence[RunFigures], axes: Sequence[LayoutAxis]) -> tuple[Axis,
 
 def axis_value(parallel: RunConfig, name: str) -> AxisValue:
     """Return the value of an axis as tables show it."""
-    return _shown(name, getattr(parallel, name))
+    return _axis_value(name, getattr(parallel, name))
 
 
-def _shown(name: str, value: Any) -> AxisValue:
+def _axis_value(name: str, value: Any) -> AxisValue:
     if name == "recompute":
         return recompute_name(value)
     return value if value is not None else "default"

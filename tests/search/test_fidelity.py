@@ -22,10 +22,10 @@ from hp_tool.loop.search.fidelity import (
     EXTRAPOLATION_RATIO,
     WHOLE,
     extrapolated,
-    micro_batches_kept,
+    fewest_micro_batches,
+    fewest_replicas,
     num_gpus,
     reduced,
-    replicas_kept,
     standing,
 )
 
@@ -42,7 +42,7 @@ def test_replicas_keep_the_pattern_of_their_group(t, c, p, d, per_node):
     )
     one = Candidates.from_configs([config])
     kept = int(
-        replicas_kept(one, data_parallel_size=one.data_parallel_size, gpus_per_node=per_node)[0]
+        fewest_replicas(one, data_parallel_size=one.data_parallel_size, gpus_per_node=per_node)[0]
     )
     assert d % kept == 0
     assert (kept == 1) == (d == 1)
@@ -53,7 +53,7 @@ def test_a_reduced_request_is_consistent():
     model = ModelSpec(num_hidden_layers=32, hidden_size=512, num_attention_heads=8, vocab_size=1024)
     training = TrainingWorkload(sequence_length=128, global_batch_size=512)
     config = ParallelConfig(pipeline_parallel_size=4, data_parallel_size=16, micro_batch_size=2)
-    assert micro_batches_kept(training, config) == 8
+    assert fewest_micro_batches(training, config) == 8
     fidelity = Fidelity(num_hidden_layers=16, data_parallel_size=2, num_micro_batches=8)
     small, batch, parallel = reduced(
         fidelity=fidelity, model=model, training=training, parallel=config

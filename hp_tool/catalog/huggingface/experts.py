@@ -21,7 +21,7 @@ from hp_tool.catalog.huggingface.layers import (
     layer_count,
     layer_list,
     numbered_layers,
-    parse_whole,
+    parse_integer,
     sparse_steps,
 )
 from hp_tool.domain.blocks import Block
@@ -75,12 +75,12 @@ def _granite_shared(config: Config) -> dict[str, Any]:
 
 
 def _ernie(config: Config) -> dict[str, Any]:
-    layers, step = layer_count(config), max(parse_whole(config, "moe_layer_interval", 1), 1)
+    layers, step = layer_count(config), max(parse_integer(config, "moe_layer_interval", 1), 1)
     first, last = (
-        parse_whole(config, "moe_layer_start_index", 1),
+        parse_integer(config, "moe_layer_start_index", 1),
         config.get("moe_layer_end_index", -1),
     )
-    last = layers - 1 if last == -1 else parse_whole(config, "moe_layer_end_index")
+    last = layers - 1 if last == -1 else parse_integer(config, "moe_layer_end_index")
     return _dense(
         config, [(layer + 1) % step != 0 or not first <= layer <= last for layer in range(layers)]
     )
@@ -100,7 +100,10 @@ def _llama4(config: Config) -> dict[str, Any]:
     """Return Maverick's layers: experts in every second layer, dense MLPs of another width in the
     others.
     """
-    layers, step = layer_count(config), max(parse_whole(config, "interleave_moe_layer_step", 1), 1)
+    layers, step = (
+        layer_count(config),
+        max(parse_integer(config, "interleave_moe_layer_step", 1), 1),
+    )
     sparse = (
         numbered_layers(config, "moe_layers")
         if "moe_layers" in config

@@ -16,7 +16,7 @@ from hp_tool.catalog.huggingface.layers import (
     layer_count,
     layer_list,
     numbered_layers,
-    parse_whole,
+    parse_integer,
     sparse_steps,
 )
 from hp_tool.domain.blocks import Block, FeedForward, Mixer
@@ -35,7 +35,7 @@ def linear_layers(config: Config, mixer: Mixer) -> list[Block]:
     lists the layers.
     """
     layers = layer_count(config)
-    every = max(parse_whole(config, "full_attention_interval", 4), 1)
+    every = max(parse_integer(config, "full_attention_interval", 4), 1)
     meanings = {"linear_attention": Block(mixer=mixer), "full_attention": _ATTENTION}
     usual = [
         _ATTENTION if (layer + 1) % every == 0 else Block(mixer=mixer) for layer in range(layers)
@@ -107,7 +107,7 @@ def _check_prediction(config: Config, blocks: list[Block]) -> None:
         ),
         None,
     )
-    depths = parse_whole(config, "num_nextn_predict_layers", 0)
+    depths = parse_integer(config, "num_nextn_predict_layers", 0)
     if key is None or not depths or not isinstance(config[key], list | str):
         return
     written = layer_list(config, key, _NEMOTRON_H, layers=len(config[key]))
@@ -134,8 +134,8 @@ def _sparse_attention(config: Config) -> dict[str, Any]:
         blocks = blocks or layer_list(config, key, meanings, layers=layers)
     if blocks is None:
         every, offset = (
-            max(parse_whole(config, "index_topk_freq", 1), 1),
-            parse_whole(config, "index_skip_topk_offset", 2),
+            max(parse_integer(config, "index_topk_freq", 1), 1),
+            parse_integer(config, "index_skip_topk_offset", 2),
         )
         blocks = [shared if max(layer - offset + 1, 0) % every else own for layer in range(layers)]
     return as_fields(feed_forwards(blocks, dense_layers(config, layers=layers)))
@@ -146,7 +146,7 @@ def _gemma4(config: Config) -> dict[str, Any]:
         ("hidden_size_per_layer_input", "separate inputs for each layer are not modelled"),
         ("num_kv_shared_layers", "layers that share keys and values are not modelled"),
     ):
-        if parse_whole(config, key, 0):
+        if parse_integer(config, key, 0):
             raise UnsupportedError(f"{key} {config[key]}: {why}", field=f"model.{key}")
     reject(
         config,
@@ -160,7 +160,7 @@ def _gemma4(config: Config) -> dict[str, Any]:
         unless="vision",
         why="attention to later tokens is not modelled",
     )
-    layers, own = layer_count(config), _own_sizes(config)
+    layers, own = layer_count(config), _sizes_by_layer(config)
     keys = bool(config.get("attention_k_eq_v"))
     head = {"head_dim": config.get("global_head_dim", 512)}
     if keys and config.get("num_global_key_value_heads"):
@@ -193,7 +193,7 @@ def _gemma4(config: Config) -> dict[str, Any]:
     }
 
 
-def _own_sizes(config: Config) -> dict[int, dict[str, Any]]:
+def _sizes_by_layer(config: Config) -> dict[int, dict[str, Any]]:
     """Return sizes by layer, as transformers writes them."""
     written = config.get("per_layer_config") or {}
     names = ("head_dim", "num_attention_heads", "num_key_value_heads")
@@ -270,7 +270,7 @@ def _minimax_m3(config: Config) -> dict[str, Any]:
     }
     if Block() in [replace(block, feed_forward=None) for block in blocks]:
         heads, head = sizes["index_n_heads"], sizes["index_head_dim"]
-        chosen = parse_whole(sizes, "index_topk_blocks", 16) * parse_whole(
+        chosen = parse_integer(sizes, "index_topk_blocks", 16) * parse_integer(
             sizes, "index_block_size", 128
         )
         fields |= {"index_n_heads": heads, "index_head_dim": head, "index_topk": chosen}
@@ -290,7 +290,7 @@ def _mimo_v2(config: Config) -> dict[str, Any]:
     usual = [layer > 0 and (layer + 1) % 6 != 0 for layer in range(layers)]
     windowed = layer_list(config, "hybrid_layer_pattern", {0: False, 1: True}, layers=layers)
     windowed = windowed or layer_list(config, "layer_types", _WINDOWS, layers=layers) or usual
-    kv_heads = parse_whole(config, "num_key_value_heads", 4)
+    kv_heads = parse_integer(config, "num_key_value_heads", 4)
     narrow = Block(
         windowed=True,
         num_attention_heads=config.get("swa_num_attention_heads"),
@@ -304,7 +304,7 @@ def _mimo_v2(config: Config) -> dict[str, Any]:
     if not {"mlp_layer_types", "moe_layer_freq"} & config.keys():
         dense = [layer == 0 for layer in range(layers)]
     fields = as_fields(feed_forwards([narrow if each else wide for each in windowed], dense))
-    window = parse_whole(config, "sliding_window_size", 0)
+    window = parse_integer(config, "sliding_window_size", 0)
     return fields | {"sliding_window": window + 1 if window else config.get("sliding_window", 129)}
 
 
@@ -325,7 +325,7 @@ def _step(config: Config) -> dict[str, Any]:
         "num_sliding_attention_heads",
         other.get("num_attention_heads") if isinstance(other, dict) else None,
     )
-    usual = parse_whole(config, "num_attention_heads", 64)
+    usual = parse_integer(config, "num_attention_heads", 64)
     narrow = Block(windowed=True, num_attention_heads=None if heads == usual else heads)
     lists = {
         "mlp_layer_types",
@@ -390,15 +390,15 @@ def _searched_blocks(attention: Config, mlp: Config, config: Config) -> Block:
         ffn = {
             "intermediate_size": _width(mlp["ffn_mult"], config)
             if written is None
-            else parse_whole(mlp, "intermediate_size")
+            else parse_integer(mlp, "intermediate_size")
         }
     if attention.get("no_op"):
         return Block(mixer="none", **ffn)
     if attention.get("num_key_value_heads") is not None:
-        return Block(num_key_value_heads=parse_whole(attention, "num_key_value_heads"), **ffn)
+        return Block(num_key_value_heads=parse_integer(attention, "num_key_value_heads"), **ffn)
     heads, group = (
-        parse_whole(config, "num_attention_heads"),
-        parse_whole(attention, "n_heads_in_group"),
+        parse_integer(config, "num_attention_heads"),
+        parse_integer(attention, "n_heads_in_group"),
     )
     return Block(num_key_value_heads=heads // max(group, 1), **ffn)
 
@@ -407,7 +407,7 @@ def _width(multiple: float, config: Config) -> int:
     """Return two thirds of a multiple of hidden_size, as in Llama, rounded up to a multiple
     of 256.
     """
-    return math.ceil(int(2 * multiple * parse_whole(config, "hidden_size") / 3) / 256) * 256
+    return math.ceil(int(2 * multiple * parse_integer(config, "hidden_size") / 3) / 256) * 256
 
 
 _DELTA = (

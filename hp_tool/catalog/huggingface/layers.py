@@ -48,10 +48,10 @@ def layer_count(config: Config) -> int:
     Raises:
         InputError: It is missing or malformed.
     """
-    return parse_whole(config, "num_hidden_layers", most=MAX_LAYERS)
+    return parse_integer(config, "num_hidden_layers", most=MAX_LAYERS)
 
 
-def parse_whole(
+def parse_integer(
     config: Config, key: str, default: int | None = None, *, most: int = 1 << 26
 ) -> int:
     """Return the integer of a key.
@@ -128,7 +128,7 @@ def sparse_steps(config: Config, *, layers: int) -> list[bool]:
     `decoder_sparse_step`.
     """
     step, dense = (
-        max(parse_whole(config, "decoder_sparse_step", 1), 1),
+        max(parse_integer(config, "decoder_sparse_step", 1), 1),
         numbered_layers(config, "mlp_only_layers"),
     )
     return [layer in dense or (layer + 1) % step != 0 for layer in range(layers)]
@@ -148,5 +148,5 @@ def dense_layers(config: Config, *, layers: int) -> list[bool]:
     if "moe_layers_enum" in config:
         sparse = numbered_layers(config, "moe_layers_enum")
         return [layer not in sparse for layer in range(layers)]
-    first = parse_whole(config, "first_k_dense_replace", 0)
+    first = parse_integer(config, "first_k_dense_replace", 0)
     return [layer < first for layer in range(layers)]

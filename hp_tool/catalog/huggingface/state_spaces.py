@@ -12,7 +12,7 @@ from hp_tool.catalog.huggingface.layers import (
     layer_count,
     layer_list,
     numbered_layers,
-    parse_whole,
+    parse_integer,
 )
 from hp_tool.domain.blocks import Block
 
@@ -44,15 +44,15 @@ _REQUIRED = {"mamba_proj_bias": (False, _BIAS)}
 
 
 def _inner(config: Config, *, expand: str) -> int:
-    return parse_whole(config, expand, 2) * parse_whole(config, "hidden_size")
+    return parse_integer(config, expand, 2) * parse_integer(config, "hidden_size")
 
 
 def _steps(config: Config, key: str) -> int:
     """Return the rank of the time steps; auto is a sixteenth of the width."""
     return (
-        parse_whole(config, key)
+        parse_integer(config, key)
         if config.get(key, "auto") != "auto"
-        else math.ceil(parse_whole(config, "hidden_size") / 16)
+        else math.ceil(parse_integer(config, "hidden_size") / 16)
     )
 
 
@@ -72,7 +72,7 @@ def _head(config: Config) -> dict[str, Any]:
     """Return the width of Mamba 2's heads; auto is the inner width divided by their number."""
     if (width := config.get("mamba_d_head", "auto")) == "auto":
         width = _inner(config, expand="mamba_expand") // max(
-            parse_whole(config, "mamba_n_heads", 128), 1
+            parse_integer(config, "mamba_n_heads", 128), 1
         )
     return {"mamba_head_dim": width}
 
@@ -96,7 +96,7 @@ def _granite(config: Config) -> dict[str, Any]:
     blocks = layer_list(config, "layer_types", meanings, layers=layers) or [state] * layers
     fields = _head(config) | as_fields(blocks)
     width = config.get("shared_intermediate_size", 1024)
-    if parse_whole(config, "num_local_experts", 8):
+    if parse_integer(config, "num_local_experts", 8):
         return fields | {
             "num_shared_experts": 1 if width else 0,
             "shared_expert_intermediate_size": width or None,
@@ -105,14 +105,14 @@ def _granite(config: Config) -> dict[str, Any]:
 
 
 def _jamba(config: Config) -> dict[str, Any]:
-    layers, experts = layer_count(config), parse_whole(config, "num_experts", 16)
+    layers, experts = layer_count(config), parse_integer(config, "num_experts", 16)
 
     def every(kind: str, period: int, offset: int) -> set[int]:
-        period = max(parse_whole(config, f"{kind}_layer_period", period), 1)
+        period = max(parse_integer(config, f"{kind}_layer_period", period), 1)
         return {
             layer
             for layer in range(layers)
-            if layer % period == parse_whole(config, f"{kind}_layer_offset", offset)
+            if layer % period == parse_integer(config, f"{kind}_layer_offset", offset)
         }
 
     full, sparse = every("attn", 8, 4), every("expert", 2, 1) if experts > 1 else set()

@@ -298,7 +298,7 @@ def measure(folder: Path, *, ending: Ending, timeout_s: float, hardware: Hardwar
     if (
         failed.status in ("timeout", "preempted")
         and ending.reason != "cancelled"
-        and (kept := kept_steps(output(folder)))
+        and (kept := logged_steps(output(folder)))
     ):
         done = f"{len(kept.step_times_s)} steps measured: {failed.cause}"
         return replace(kept, hardware=kept.hardware or hardware, wall_s=ending.wall_s, cause=done)
@@ -321,10 +321,12 @@ def request_json() -> TypeAdapter[RunRequest]:
 
 def has_results(folder: Path) -> bool:
     """Return True if the job left a result, or steps measured before it ended."""
-    return readback.read_json(folder / RESULT) is not None or kept_steps(output(folder)) is not None
+    return (
+        readback.read_json(folder / RESULT) is not None or logged_steps(output(folder)) is not None
+    )
 
 
-def kept_steps(log: str) -> Measurement | None:
+def logged_steps(log: str) -> Measurement | None:
     """Return the steps that the profiler logged after warm-up; None without any."""
     warmup_s, times_s, losses = read_steps(log)
     if not times_s:

@@ -326,7 +326,7 @@ class Logs(Strict):
     """Readable path on this host; default: the same."""
 
     @property
-    def seen_here(self) -> str:
+    def local_path(self) -> str:
         """Path on this host."""
         return self.here if self.here is not None else self.folder
 

@@ -231,7 +231,7 @@ def step(plan: LaunchPlan, *, srun: str, python: str, around: str = "") -> str:
 def copy_claim(folder: Path, *, options: SlurmOptions) -> None:
     """Copy the claim into the job's folder once a Slurm job runs it."""
     if options.logs is not None and not is_there(folder / CLAIM):
-        text = readback.log_tail(Path(options.logs.seen_here), name=f"{folder.name}.{CLAIM}")
+        text = readback.log_tail(Path(options.logs.local_path), name=f"{folder.name}.{CLAIM}")
         if text.strip().isdecimal():
             readback.write_text(folder / CLAIM, text)
 
@@ -242,7 +242,7 @@ def copy_from_logs(folder: Path, *, options: SlurmOptions) -> None:
     if options.logs is None or request is None:
         return
     copy_claim(folder, options=options)
-    log_folder = Path(options.logs.seen_here)
+    log_folder = Path(options.logs.local_path)
     texts = [
         _read(log_folder, f"{folder.name}.{node}.log")
         for node in range(options.num_nodes(num_gpus=request.num_gpus))

@@ -252,7 +252,7 @@ def _changed_settings(
                 after[key] = after.pop(path)
     else:
         if tool == "megatron-lm" and reading is not None and reading.read:
-            before = _restore_own_flags(before, after, reading)
+            before = _restore_script_flags(before, after, reading)
     return changed_options(before, after)
 
 
@@ -265,7 +265,7 @@ def _keys_of_paths(values: Mapping[str, str], reading: Reading | None) -> dict[s
     return {path: names[0] for path, names in keys.items() if len(names) == 1}
 
 
-def _restore_own_flags(
+def _restore_script_flags(
     before: Mapping[str, str], after: Mapping[str, str], reading: Reading
 ) -> dict[str, str]:
     """Return a script's own Megatron flags among `before`, with its replaced equivalents.

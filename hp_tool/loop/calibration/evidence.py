@@ -202,7 +202,7 @@ def residual_features(*, case: TrainingCase, candidates: Candidates) -> dict[str
             for name, value in (_of_model(model) | _of_workload(case.workload)).items()
         },
         "flex_dispatcher": same * bool(model.num_experts) * _by_flex(case, c),
-        **{name: same * value for name, value in _stated(case).items()},
+        **{name: same * value for name, value in _stated_deviations(case).items()},
         STALL_RISK: _stall_risk(case, (pipeline > 1) & many_nodes),
     }
 
@@ -225,7 +225,7 @@ def _stall_risk(case: TrainingCase, pipeline_crosses: BoolArray) -> FloatArray:
     )
 
 
-def _stated(case: TrainingCase) -> dict[str, float]:
+def _stated_deviations(case: TrainingCase) -> dict[str, float]:
     """Return the deviations that the cost model states for a case's predictions, by the names in
     STATED.
     """

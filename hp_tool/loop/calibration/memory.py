@@ -105,11 +105,11 @@ class MemoryFit:
         shift, variance = self.process.predict(rows)
         shift = shift if features else shift + self.process.usual_effect
         return MemoryPrediction(
-            median_bytes=self._seen(median * np.exp(shift), rows.layout),
+            median_bytes=self._lower_bounds(median * np.exp(shift), rows.layout),
             log_sd=self.inflation * np.sqrt(variance),
         )
 
-    def _seen(self, median: FloatArray, layouts: FloatArray) -> FloatArray:
+    def _lower_bounds(self, median: FloatArray, layouts: FloatArray) -> FloatArray:
         """Return lower bounds, shape (n,): the bytes that were too few for configurations that ran
         out of memory.
         """

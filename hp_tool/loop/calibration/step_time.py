@@ -278,7 +278,7 @@ class StepTimeFit:
         return self.rows.effects(self.rows)
 
     def _rows(self, gradient: FloatArray, features: Mapping[str, FloatArray]) -> Rows:
-        stated = _stated(features, len(gradient), prior=self.prior)
+        stated = _stated_variances(features, len(gradient), prior=self.prior)
         return _rows(gradient, features, prior=self.prior, names=self.names, stated=stated)
 
     def _ran(self, features: Mapping[str, FloatArray], rows: int) -> BoolArray:
@@ -507,7 +507,7 @@ def _micro_batches(features: Mapping[str, FloatArray]) -> FloatArray:
     return np.asarray(np.exp2(features.get(MICRO_BATCHES, np.zeros(rows))))
 
 
-def _stated(
+def _stated_variances(
     features: Mapping[str, FloatArray], rows: int, *, prior: Prior
 ) -> tuple[FloatArray, FloatArray, FloatArray] | None:
     """Return the stated variances common to all configurations, of one model, and of one layout,
@@ -568,7 +568,7 @@ def _width(design: FloatArray, features: Mapping[str, FloatArray], *, prior: Pri
     With it, the variance of a typical run through all parameters equals the stated variance common
     to configurations.
     """
-    stated = _stated(features, len(design), prior=prior)
+    stated = _stated_variances(features, len(design), prior=prior)
     if stated is None:
         return 1.0
     gradient = _Parameters(prior=prior, width=1.0).seconds(design, np.zeros(_NUM_PARAMETERS))[1]

@@ -47,7 +47,7 @@ def stored_evidence(
     `release` is the release of the query; None does not distinguish releases.
     """
     groups = of_series(series, store=store, without_search=without_search)
-    counted: Release = (lambda _: None) if release is None else known_or(release)
+    counted: Release = (lambda _: None) if release is None else reported_or(release)
     return Evidence.concatenate(
         [evidence_of(records, problem=problem, release=counted) for problem, records in groups]
     )
@@ -206,7 +206,7 @@ def _trained(record: MeasurementRecord) -> ParallelConfig:
     return record.parallel
 
 
-def asked_release(record: MeasurementRecord) -> str | None:
+def query_release(record: MeasurementRecord) -> str | None:
     """Return the framework release that the query names."""
     release: str | None = (record.query.get("training") or {}).get("framework_version")
     return release
@@ -214,10 +214,10 @@ def asked_release(record: MeasurementRecord) -> str | None:
 
 def release_of(record: MeasurementRecord) -> str | None:
     """Return the release of a run: as the run reports it, else as the query names it."""
-    return record.measurement.versions.get(record.framework) or asked_release(record)
+    return record.measurement.versions.get(record.framework) or query_release(record)
 
 
-def known_or(release: str | None) -> Release:
+def reported_or(release: str | None) -> Release:
     """Return a function that uses each run's reported release, and this release for runs that
     report none.
     """
@@ -287,7 +287,7 @@ def residual_report(*, store: Store, record: CalibrationRecord) -> tuple[Residua
     if calibration is None:
         return ()
     series = Series(**{field.name: getattr(record, field.name) for field in fields(Series)})
-    release, unseen = known_or(record.payload.get(RELEASE)), record.payload.get(UNSEEN) or {}
+    release, unseen = reported_or(record.payload.get(RELEASE)), record.payload.get(UNSEEN) or {}
     links = Links.read(record.payload.get(LINKS))
     residuals: list[Residual] = []
     for problem, same in of_series(series, store=store):

@@ -25,10 +25,10 @@ from hp_tool.loop.calibration.repeats import configurations
 from hp_tool.loop.learning.evidence import (
     by_problem,
     evidence_of,
-    known_or,
     newest,
     newest_release,
     of_series,
+    reported_or,
     teaching,
 )
 from hp_tool.loop.learning.links import links_of
@@ -169,7 +169,7 @@ def _make(store: Store, series: Series, groups: Sequence[Group]) -> MadeCalibrat
     links = links_of(groups)
     evidence = Evidence.concatenate(
         [
-            evidence_of(same, problem=with_links(problem, links), release=known_or(release))
+            evidence_of(same, problem=with_links(problem, links), release=reported_or(release))
             for problem, same in groups
         ]
     )

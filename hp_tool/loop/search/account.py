@@ -72,12 +72,12 @@ def startup_s(runs: Sequence[RunRecord], *, settings: SearchSettings) -> float |
     seen = [
         each
         for measurement in ended
-        if (each := seen_startup_s(measurement, settings=settings)) is not None
+        if (each := measured_startup_s(measurement, settings=settings)) is not None
     ]
     return statistics.median(seen) if seen else None
 
 
-def seen_startup_s(measurement: Measurement, *, settings: SearchSettings) -> float | None:
+def measured_startup_s(measurement: Measurement, *, settings: SearchSettings) -> float | None:
     """Return a run's seconds outside training steps; None if its duration is unknown."""
     if measurement.step_s is None or measurement.wall_s is None:
         return None

@@ -84,7 +84,7 @@ def num_gpus(parallel: RunConfig, fidelity: Fidelity = WHOLE) -> int:
     return model_ranks * (fidelity.data_parallel_size or parallel.data_parallel_size)
 
 
-def replicas_kept(
+def fewest_replicas(
     sizes: Sizes, *, data_parallel_size: NDArray[np.int64], gpus_per_node: int
 ) -> NDArray[np.int64]:
     """Return the fewest replicas that keep the communication pattern of all d, shape (n,).
@@ -106,7 +106,7 @@ def replicas_kept(
     return kept
 
 
-def micro_batches_kept(training: TrainingWorkload, parallel: ParallelConfig) -> int:
+def fewest_micro_batches(training: TrainingWorkload, parallel: ParallelConfig) -> int:
     """Return the fewest micro-batches that reach a steady state: twice the pipeline's depth, and a
     multiple of it for interleaving.
     """

@@ -16,7 +16,7 @@ from hp_tool.domain.records import REUSED, JsonObject
 from hp_tool.domain.serving import RunConfig
 from hp_tool.loop.assumptions import assumed
 from hp_tool.loop.calibration import Evidence
-from hp_tool.loop.search.account import seen_startup_s
+from hp_tool.loop.search.account import measured_startup_s
 from hp_tool.loop.search.problem import Question
 from hp_tool.loop.tuning.searched import Searched
 
@@ -76,7 +76,7 @@ def _arrangement(query: JsonObject, *, parallel: RunConfig) -> tuple[Any, ...]:
 Asked = TypeVar("Asked", bound=Question)
 
 
-def with_known_startup(problem: Asked, *, store: Store) -> Asked:
+def with_measured_startup(problem: Asked, *, store: Store) -> Asked:
     """Return the question with the median start-up time of the newest runs on this cluster;
     unchanged without any.
     """
@@ -85,7 +85,9 @@ def with_known_startup(problem: Asked, *, store: Store) -> Asked:
     )
     own = [record.measurement for record in page.items if REUSED not in record.predicted]
     seen = [
-        each for one in own if (each := seen_startup_s(one, settings=problem.settings)) is not None
+        each
+        for one in own
+        if (each := measured_startup_s(one, settings=problem.settings)) is not None
     ]
     return (
         replace(problem, assumed_startup_s=statistics.median(seen), startup_is_known=True)

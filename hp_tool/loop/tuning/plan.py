@@ -24,7 +24,7 @@ from hp_tool.loop.search.fidelity import WHOLE, num_gpus
 from hp_tool.loop.search.planner import CONFIRMATION, Nothing, Planner
 from hp_tool.loop.search.rivals import rivals_of
 from hp_tool.loop.tuning.clusters import create_launcher, launcher_name, trained_by, within_limits
-from hp_tool.loop.tuning.evidence import earlier_evidence, with_known_startup
+from hp_tool.loop.tuning.evidence import earlier_evidence, with_measured_startup
 from hp_tool.loop.tuning.problem import build_problem, resolve_training_search
 from hp_tool.loop.tuning.study import projection_of, study_storage
 from hp_tool.loop.tuning.training_result import TuningProblem
@@ -82,7 +82,7 @@ def _plan(
             code="nothing_feasible",
         )
     if store is not None:
-        problem = replace(problem, search=with_known_startup(problem.search, store=store))
+        problem = replace(problem, search=with_measured_startup(problem.search, store=store))
     evidence = None if store is None else earlier_evidence(store, problem)
     projection = projection_of(
         problem, evidence=evidence, search_id=_NAME, storage=study_storage(None)

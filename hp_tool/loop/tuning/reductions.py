@@ -17,10 +17,10 @@ from hp_tool.loop.calibration import layer_passes, residual_features
 from hp_tool.loop.learning.evidence import reduced_problem
 from hp_tool.loop.search.fidelity import (
     Reduction,
-    micro_batches_kept,
+    fewest_micro_batches,
+    fewest_replicas,
     num_gpus,
     num_micro_batches,
-    replicas_kept,
 )
 from hp_tool.questions.training.problem import TrainingProblem
 
@@ -57,7 +57,7 @@ class Reducer:
         d, layers = parallel.data_parallel_size, self.problem.model.num_hidden_layers
         whole_m = num_micro_batches(self.problem.workload, parallel)
         m = (
-            micro_batches_kept(self.problem.workload, parallel)
+            fewest_micro_batches(self.problem.workload, parallel)
             if "micro_batches" in self.kinds
             else whole_m
         )
@@ -105,7 +105,7 @@ def _fewest_replicas(candidates: Candidates, *, problem: TrainingProblem) -> NDA
     shards over a part.
     """
     d = candidates.data_parallel_size
-    kept = replicas_kept(
+    kept = fewest_replicas(
         candidates, data_parallel_size=d, gpus_per_node=problem.cluster.gpus_per_node
     )
     return np.where(candidates.data_parallel_shard_size > 0, d, kept)

@@ -19,7 +19,11 @@ from hp_tool.loop.search.account import spent_by
 from hp_tool.loop.search.coordinator import Coordinator
 from hp_tool.loop.search.terms import Site, Timing
 from hp_tool.loop.tuning.clusters import create_launcher, daily_limits, runs_limit, within_limits
-from hp_tool.loop.tuning.evidence import earlier_evidence, reusable_measurements, with_known_startup
+from hp_tool.loop.tuning.evidence import (
+    earlier_evidence,
+    reusable_measurements,
+    with_measured_startup,
+)
 from hp_tool.loop.tuning.lease import LEASE_S, Heartbeat, conclude, end, outcome_stored
 from hp_tool.loop.tuning.preflight import Preflight, preflight
 from hp_tool.loop.tuning.problem import build_problem, resolve_training_search
@@ -165,7 +169,7 @@ def run_search(
             store=store,
             launcher=launcher,
             lease=lease,
-            problem=with_known_startup(problem.search, store=store),
+            problem=with_measured_startup(problem.search, store=store),
             projection=projection,
             reusable=reusable,
             site=Site(

@@ -223,7 +223,7 @@ class Ranked:
                 self.beyond.append((beyond, query, machine))
                 return None
             first = self._first(query)
-        return self._kept(first, query, machine)
+        return self._add_first_row(first, query, machine)
 
     def end(self) -> None:
         """Record the machines without a row.
@@ -235,7 +235,7 @@ class Ranked:
         if not self.rows and not self.misses:
             for _, query, machine in beyond[:NUM_NEAREST]:
                 with self.noting(machine), bounds.repeat_search():
-                    self._kept(self._first(query), query, machine)
+                    self._add_first_row(self._first(query), query, machine)
         lacking = [
             *self.lacking,
             *((machine, "target_missed", TOO_SLOW_REASON) for _, _, machine in beyond),
@@ -246,7 +246,7 @@ class Ranked:
                 named.add(id(machine))
                 self.not_ranked.append(NotRanked(cluster=machine.name, code=code, message=message))
 
-    def _kept(self, first: Ranking[Any], query: Query, machine: Machine) -> Row | None:
+    def _add_first_row(self, first: Ranking[Any], query: Query, machine: Machine) -> Row | None:
         """Return the first row of a machine's ranking with its cost, and store it in `rows` or
         `misses`.
         """
@@ -299,7 +299,7 @@ class Ranked:
     def first(self, top: int) -> Ranking[Any]:
         """Return the ranking of all rows so far by the query's objective."""
         rows = [
-            self._whole(row)
+            self._with_full_estimate(row)
             for row in sorted(self.rows, key=lambda row: _sort_key(row, self.query))[:top]
         ]
         misses = sorted(
@@ -320,7 +320,7 @@ class Ranked:
             rejections=dict(self.rejections),
         )
 
-    def _whole(self, row: Row) -> Row:
+    def _with_full_estimate(self, row: Row) -> Row:
         """Return a row for display, with the estimate that a query of this machine alone would
         get.
         """

@@ -202,7 +202,7 @@ def kv_cache(problem: ServingProblem, candidates: ServingCandidates, row: int) -
         tokens=CacheTokens(low=groups * low, expected=groups * expected, high=groups * high),
         bytes_per_device=max(room, 0.0),
         max_context=min(longest, expected),
-        requests=groups * int(_whole_requests(problem, one, 0, parts)),
+        requests=groups * int(_requests_at_last_token(problem, one, 0, parts)),
         alike=alike,
     )
 
@@ -223,7 +223,7 @@ def _cache_tokens(rows: CostedRows, row: int, tokens: float) -> float:
     return float(np.ravel(cached_tokens(rows.problem, t, tokens))[0])
 
 
-def _whole_requests(
+def _requests_at_last_token(
     problem: ServingProblem, candidates: ServingCandidates, row: int, parts: ServingBytes
 ) -> float:
     """Return how many of the load's requests fit in the cache when they are at their last token."""
@@ -238,7 +238,7 @@ def _requests_without_preemption(rows: CostedRows, row: int) -> int:
     token.
     """
     problem, parts = rows.problem, rows.costs.bytes
-    fitting = _whole_requests(problem, rows.candidates, row, parts)
+    fitting = _requests_at_last_token(problem, rows.candidates, row, parts)
     return int(min(fitting, float(rows.candidates.max_num_seqs[row]))) * int(
         rows.candidates.schedulers[row]
     )

@@ -24,7 +24,7 @@ class RankTimes:
     before: Mapping[str, float]
     after: Mapping[str, float]
 
-    def own_growth(self) -> float | None:
+    def compute_growth(self) -> float | None:
         """Return the log growth of all parts but communication; None without such parts."""
         before, after = (
             sum(s for name, s in parts.items() if name != COMMUNICATION)
@@ -42,7 +42,9 @@ def lagging(ranks: Sequence[RankTimes]) -> tuple[list[tuple[int, float]], float 
     Returns:
         (rank, ln growth) pairs, worst first, and the typical ln growth (None without data).
     """
-    growths = [(rank.rank, growth) for rank in ranks if (growth := rank.own_growth()) is not None]
+    growths = [
+        (rank.rank, growth) for rank in ranks if (growth := rank.compute_growth()) is not None
+    ]
     if not growths:
         return [], None
     typical = statistics.median_low(growth for _, growth in growths)

@@ -109,7 +109,7 @@ def read_launch_command(source: Source, reading: Reading) -> None:
     if preset is not None:
         _read_preset(preset, given, overrides, source=source, reading=reading)
         if not name:
-            release = _stated_release(settings, source)
+            release = _named_release(settings, source)
             if release is not None:
                 reading.query["training"]["recipe"] = f"megatron-bridge-{release}"
     elif library is not None:
@@ -157,7 +157,7 @@ def _option_overrides(settings: Mapping[str, Setting]) -> list[Override]:
     ]
 
 
-def _stated_release(settings: Mapping[str, Setting], source: Source) -> str | None:
+def _named_release(settings: Mapping[str, Setting], source: Source) -> str | None:
     """Return the release that the caller or the container's image names."""
     named = str(source.overrides.get("training.recipe", ""))
     if named.startswith("megatron-bridge-"):
@@ -189,7 +189,7 @@ def _select_preset(settings: Mapping[str, Setting], source: Source, reading: Rea
     if not rows:
         names = [preset.recipe for preset in presets()]
         raise _unknown_name_error("model_recipe_name", recipe, nearest_names(recipe, among=names))
-    release = _stated_release(settings, source)
+    release = _named_release(settings, source)
     if release is None:
         newest = f"megatron-bridge-{rows[-1].releases[-1]}"
         raise InputError(
