@@ -1,9 +1,9 @@
-"""`python -m evidence.add TABLE [--json]`: check a table of new measurements, and print how well
-today's constants predict it.
+"""Check a table of new measurements, and print how well the current constants predict it: `python
+-m evidence.add TABLE [--json]`.
 
 TABLE is a CSV file with the columns of training/ or serving/ (evidence/README.md). Rows whose
-figures contradict each other are refused by line, and nothing is predicted then. Exit code 2:
-rows were refused; 0 otherwise. Nothing is written: move the file into evidence/ to keep it.
+figures contradict each other are rejected by line number, and then nothing is predicted. Exit code
+2: rows were rejected; 0 otherwise. Nothing is written: move the file into evidence/ to keep it.
 """
 
 from __future__ import annotations
@@ -68,14 +68,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def kind_of(path: Path) -> Kind:
-    """Return the kind of a file: tables of serving runs name an engine."""
+    """Return the kind of a file; only tables of serving runs have a column for the engine."""
     with path.open(newline="", encoding="utf-8") as stream:
         names = next(csv.reader(stream), [])
     return SERVING if "engine" in names else TRAINING
 
 
 def not_predicted(row: Row, kind: Kind) -> str | None:
-    """Return why a row is not predicted; None: it is."""
+    """Return the reason why a row is not predicted, or None if it is."""
     if kind is TRAINING:
         return missing(row) or _refused(row)
     if row["disaggregated"]:
@@ -85,7 +85,7 @@ def not_predicted(row: Row, kind: Kind) -> str | None:
 
 
 def _refused(row: Row) -> str | None:
-    """Return why hp_tool refuses the row's settings as a query; None: it takes them."""
+    """Return the reason why hp_tool rejects the row's settings as a query, or None."""
     try:
         parse_query(query_mapping(training_query(row)))
     except HpToolError as error:
@@ -94,7 +94,7 @@ def _refused(row: Row) -> str | None:
 
 
 def comparisons(rows: Sequence[Row], kind: Kind) -> dict[str, list[Comparison]]:
-    """Return the rows beside the shipped constants' predictions, by figure."""
+    """Return the measured and predicted figures of the rows, by figure."""
     found = _served(rows) if kind is SERVING else _trained(rows)
     return {name: compared for name, compared in found.items() if compared}
 

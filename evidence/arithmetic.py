@@ -1,4 +1,4 @@
-"""Rows whose figures cannot be true together."""
+"""Checks that the figures of a row are consistent."""
 
 from __future__ import annotations
 
@@ -9,22 +9,24 @@ from typing import Any
 
 Row = Mapping[str, Any]
 SLACK = 0.015
-"""Relative difference allowed beyond the rounding of printed figures: a run of 99 steps may be
-timed as 100.
+"""Relative difference allowed in addition to the rounding of printed figures; for example, a run of
+99 steps may be timed as 100.
 """
 PHASE_SLACK = 1.02
-"""Phases are timed apart from the step: their sum may exceed it by this factor."""
+"""Factor by which the sum of the phases may exceed the step, because phases are timed
+separately.
+"""
 TOKENS_IN_FLIGHT_SLACK = 1.25
-"""A median latency may be this much longer than the mean that the throughput follows."""
+"""Factor by which a median latency may exceed the mean that follows from the throughput."""
 
 
 def impossible(row: Row, kind: str) -> list[str]:
-    """Return the reasons why the row's figures contradict each other."""
+    """Return the reasons why the figures of a row contradict each other."""
     return [reason for check in CHECKS.get(kind, ()) for reason in check(row)]
 
 
 def _layout(row: Row) -> Iterator[str]:
-    """Layouts that do not use the GPUs, or do not divide the batch."""
+    """Check that the layout uses all GPUs and divides the batch."""
     gpus, dp = row["num_gpus"], row.get("data_parallel_size")
     sizes = [row.get(f"{name}_parallel_size") or 1 for name in ("tensor", "pipeline", "context")]
     ranks = math.prod(sizes)
@@ -67,7 +69,7 @@ def _nodes(row: Row) -> Iterator[str]:
 
 
 def _speed(row: Row) -> Iterator[str]:
-    """Speeds, step time and tokens of a step must agree within rounding."""
+    """Check that speeds, step time and tokens per step agree within rounding."""
     gpus, step = row["num_gpus"], row["step_s"]
     whole, each = row["tokens_per_second"], row["tokens_per_second_per_gpu"]
     if whole and each and gpus and not _agree(whole, each * gpus, whole, each):
@@ -92,7 +94,7 @@ def _utilization(row: Row) -> Iterator[str]:
 
 
 def _ordered(*names: str) -> Callable[[Row], Iterator[str]]:
-    """Return a check that these columns do not fall from one to the next."""
+    """Return a check that the values of these columns do not decrease from one to the next."""
 
     def check(row: Row) -> Iterator[str]:
         given = [(name, row[name]) for name in names if row[name] is not None]
@@ -186,11 +188,13 @@ CHECKS: Mapping[str, tuple[Callable[[Row], Iterator[str]], ...]] = {
 
 
 def _agree(left: float, right: float, *printed: float) -> bool:
-    """Whether two figures agree within SLACK and the rounding of those they were computed from."""
+    """Return whether two figures agree within SLACK and the rounding of the values they were
+    computed from.
+    """
     return abs(left / right - 1.0) <= SLACK + sum(map(_rounding, printed))
 
 
 def _rounding(value: float) -> float:
-    """Half a unit of the last printed digit, relative to the value."""
+    """Return half a unit of the last printed digit, relative to the value."""
     digits = f"{value:.12g}".partition(".")[2]
     return 0.5 * 10.0 ** -len(digits) / value if "e" not in digits else 0.0

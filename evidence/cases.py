@@ -1,4 +1,4 @@
-"""Training rows as queries of hp_tool, with the figures that were measured."""
+"""Training rows as queries of hp_tool, with their measured figures."""
 
 from __future__ import annotations
 
@@ -23,34 +23,36 @@ from hp_tool.questions.training.problem import resolve_model
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Case:
-    """A published run as a query, and what it measured."""
+    """A published run as a query, with its measured figures."""
 
     name: str
     what: str
     query: Query
     step_s: float = math.nan
-    """Not a number if only memory was published."""
+    """Seconds per step; NaN if only memory was published."""
     allocated_bytes: float | None = None
-    """Peak of what is in use within the allocator."""
+    """Peak of the allocator's memory in use, in bytes."""
     reserved_bytes: float | None = None
-    """Peak of what the allocator holds."""
+    """Peak of the memory that the allocator reserved, in bytes."""
     used_bytes: float | None = None
-    """What the allocator holds, or the whole device."""
+    """Memory in use according to the device, or reserved by the allocator, in bytes."""
     source: str = ""
     date: str = ""
-    """Year and month in which the figure, or the release it belongs to, came out: 2025-09."""
+    """Year and month in which the figure, or its release, was published, such as 2025-09."""
 
     def __hash__(self) -> int:
-        return hash((self.source, self.name, self.what))  # a GPU of its own in a query has dicts
+        return hash((self.source, self.name, self.what))  # a custom GPU in a query has dicts
 
     @property
     def layout(self) -> str:
-        """Model and sizes without the batch: rows that are not independent of each other."""
+        """Return the model and the sizes without the batch; rows with equal values are not
+        independent of each other.
+        """
         return f"{self.name} {self.what.rpartition(',')[0]}"
 
     @property
     def card(self) -> str:
-        """The GPU as the query names it."""
+        """Return the GPU as the query names it."""
         return str(self.cluster.gpu)
 
     @property
@@ -73,7 +75,7 @@ class Case:
 
     @property
     def release(self) -> str:
-        """The framework's release that it ran under; empty if unknown."""
+        """Return the framework's release; empty if unknown."""
         return self.training.framework_version or ""
 
     @property
@@ -82,21 +84,21 @@ class Case:
 
     @property
     def setting(self) -> str:
-        """What was asked, without the release and who ran it: rows that agree in it are one
-        vote.
+        """Return the settings without the release and the author; rows with equal settings count as
+        one vote.
         """
         return repr(replaced(self, framework_version=None).query)
 
 
 def replaced(case: Case, *, what: str | None = None, **settings: object) -> Case:
-    """Return the case with other settings of its training."""
+    """Return the case with other training settings."""
     training = dataclasses.replace(case.training, **settings)  # type: ignore[arg-type]
     query = dataclasses.replace(case.query, training=training)
     return dataclasses.replace(case, query=query, what=what or case.what)
 
 
 ASKED_AS = {"megatron-deepspeed": "megatron-core", "primus": "megatron-core"}
-"""Frameworks without constants of their own, and the one that they are asked as."""
+"""Frameworks without constants, and the framework whose constants are used instead."""
 GPUS: Mapping[str, GpuSpec] = {
     "h100-sxm-96gb": dataclasses.replace(
         gpu("h100-sxm-80gb"),
@@ -105,19 +107,19 @@ GPUS: Mapping[str, GpuSpec] = {
         power_w=500.0,
     )
 }
-"""GPUs that no catalogue has. torchtitan's H100 of December 2024: 96 GB of HBM2e; 95 GiB as torch
-reports it.
+"""GPUs that are not in the catalogue. torchtitan's H100 of December 2024 has 96 GB of HBM2e, which
+torch reports as 95 GiB.
 """
 ASKED = ("gpu", "num_gpus", "sequence_length", "global_batch_size")
-"""Columns that a query needs beside the model."""
+"""Columns that a query requires in addition to the model."""
 APART = frozenset(
     ("gpu", "framework", "overlap", "cuda_graph_modules", "data_parallel_size", "recompute")
 )
-"""Columns that are fields of a query in another form, or follow from others."""
+"""Columns that correspond to query fields in another form, or follow from other columns."""
 
 
 def training_case(row: Row) -> Case:
-    """Return a training row as a query and what it measured."""
+    """Return a training row as a query with its measured figures."""
     label, words = LABELS.get(row["table"] or "", OWN), _words(row)
     return Case(
         name=label.name.format_map(words),
@@ -133,7 +135,7 @@ def training_case(row: Row) -> Case:
 
 
 def training_query(row: Row) -> Query:
-    """Return the query that a row answers: its settings; what it leaves blank is left open."""
+    """Return the query for a row's settings; blank settings are omitted."""
     settings = _stated(row, TrainingWorkload)
     if row["framework"]:
         settings["framework"] = ASKED_AS.get(row["framework"], row["framework"])
@@ -187,12 +189,12 @@ def as_training_row(preset: Row) -> Row:
 
 
 def is_known(row: Row) -> bool:
-    """Whether hp_tool has the row's GPU, and its model or the row a shape."""
+    """Return whether hp_tool has the row's GPU, and either its model or the row's shape."""
     return unknown(row) is None
 
 
 def unknown(row: Row) -> str | None:
-    """Return which name of a row hp_tool does not know; None: it knows GPU and model."""
+    """Return the name in a row that hp_tool does not have, or None."""
     if row["gpu"] is None:
         return "no GPU"
     try:
@@ -207,13 +209,15 @@ def unknown(row: Row) -> str | None:
 
 
 def missing(row: Row) -> str | None:
-    """Return why a training row is no complete query; None: it is one."""
+    """Return the reason why a training row is not a complete query, or None if it is."""
     blank = [name for name in ASKED if row[name] is None]
     return f"no {', '.join(blank)}" if blank else unknown(row)
 
 
 def step_s(row: Row) -> float:
-    """Return the time of a step: printed, or from the printed speed; NaN without either."""
+    """Return the seconds of a step, either as printed or computed from the printed speed; NaN
+    without either.
+    """
     if row["step_s"] is not None:
         return float(row["step_s"])
     whole, each = row["tokens_per_second"], row["tokens_per_second_per_gpu"]
@@ -224,7 +228,9 @@ def step_s(row: Row) -> float:
 
 
 def recompute_of(words: str) -> RecomputeName | Recompute:
-    """Return `selective mlp+moe_act` as its parts; a bare name as it is."""
+    """Return the parts of a value such as `selective mlp+moe_act`; a single name is returned
+    unchanged.
+    """
     granularity, _, modules = words.partition(" ")
     if granularity == "selective" and modules:
         return Recompute(granularity="selective", modules=_names(modules))  # type: ignore[arg-type]
@@ -246,7 +252,7 @@ def _model(row: Row) -> str | ModelSpec:
 
 
 def _stated(row: Row, part: type[Any]) -> dict[str, Any]:
-    """Return the row's settings that are fields of a part of a query."""
+    """Return the settings of a row that are fields of one section of a query."""
     names = (each.name for each in dataclasses.fields(part) if each.name not in APART)
     return {name: row[name] for name in names if row.get(name) is not None}
 
@@ -263,23 +269,25 @@ def _overlap(words: str | None) -> OverlapSpec | None:
 
 
 FP8_NAMES = {precision: name for name, precision in FP8.items()}
-"""Megatron Bridge's names of a precision and its scaling."""
+"""Megatron Bridge's names of a precision with its scaling."""
 
 
 def bridge_precision(row: Row) -> str:
-    """Return what Megatron Bridge calls the row's precision and scaling."""
+    """Return Megatron Bridge's name of the row's precision and scaling."""
     return FP8_NAMES.get((row["precision"], row["fp8_recipe"]), str(row["precision"]))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Label:
-    """What reports call the rows of a table: texts whose braces name columns and `_words`."""
+    """Templates for the names of a table's rows in reports; braces contain columns and names of
+    `_words`.
+    """
 
     source: str
     what: str
     name: str = "{model}{task_if_not_pretrain}"
     date: str = ""
-    """The month that all rows count as; empty: each row's own."""
+    """Month that is used for all rows; empty: the month of each row."""
 
 
 SIZES = {
@@ -295,7 +303,9 @@ SIZES = {
 
 
 def _words(row: Row) -> dict[str, Any]:
-    """Return what labels may name: columns, sizes by their short names, and words of both."""
+    """Return the values that labels may contain: columns, sizes by their short names, and terms for
+    both.
+    """
     card, _, form = str(row["gpu"]).partition("-")
     task, told = row["task"] or "pretrain", other(row)
     shard = told.get("optimizer_shard_gpus")
@@ -320,7 +330,7 @@ def _words(row: Row) -> dict[str, Any]:
 
 
 OWN = Label(source="", what="{gpus}, {stated_precision}{stated_sizes}")
-"""Rows of no table in LABELS."""
+"""Label of rows whose table is not in LABELS."""
 
 
 LABELS: Mapping[str, Label] = {
@@ -328,4 +338,4 @@ LABELS: Mapping[str, Label] = {
     for table, line in TABLES.items()
     if line["what"]
 }
-"""By table, from tables.csv."""
+"""Labels by table, from tables.csv."""

@@ -1,4 +1,4 @@
-"""Tables with the columns of their sources, as rows of the schema.
+"""Convert tables in the format of their sources to rows of the schema.
 
 The files of evidence/ were made from such tables. A folder of them (`--data DIR`), such as newer
 measurements from the same sources, is read with the same mapping, which is `collected.yaml`. To add
@@ -37,7 +37,7 @@ Values = dict[str, Any]
 
 
 class Cells(dict[str, str]):
-    """A row as collected; remembers which cells were read."""
+    """A collected row; records which cells were read."""
 
     def __init__(self, cells: Mapping[str, str | None]) -> None:
         super().__init__({name: cell or "" for name, cell in cells.items() if name})
@@ -48,7 +48,7 @@ class Cells(dict[str, str]):
         return super().get(name, "")
 
     def matches(self, conditions: Mapping[str, Any]) -> Iterator[bool]:
-        """Yield, of each condition, whether its cell is like one of its patterns."""
+        """Yield, for each condition, whether its cell matches one of its patterns."""
         for name, patterns in conditions.items():
             listed = [patterns] if isinstance(patterns, str) else patterns
             yield any(fnmatchcase(self[name], pattern) for pattern in listed)
@@ -57,8 +57,8 @@ class Cells(dict[str, str]):
 def read_collected(path: Path, table: str) -> list[Row]:
     """Return the rows of a collected table in the schema.
 
-    A row that the schema cannot hold is skipped, with a notice on stderr; another names the rows
-    that contradict themselves.
+    A row that does not fit the schema is skipped, with a notice on stderr. Another notice lists the
+    rows that contradict themselves.
     """
     rows: list[Row] = []
     with path.open(newline="", encoding="utf-8") as stream:
@@ -75,9 +75,9 @@ def read_collected(path: Path, table: str) -> list[Row]:
 
 
 def converted(cells: Mapping[Any, Any], table: str) -> Iterator[Row]:
-    """Yield the rows of the schema that a collected row becomes.
+    """Yield the schema rows for a collected row.
 
-    A row whose figures contradict each other states so in `excluded`.
+    If the figures of a row contradict each other, its column `excluded` says so.
     """
     kind = KINDS[FILE_OF[table].partition("/")[0]]
     row = Cells(_corrected(_mended(cells, table), table))
@@ -95,13 +95,15 @@ def converted(cells: Mapping[Any, Any], table: str) -> Iterator[Row]:
 
 
 def _format(table: str) -> Mapping[str, Any]:
-    """Return how a table maps to the schema; some map as another does (`like`)."""
+    """Return the mapping of a table to the schema; a mapping may refer to another one (`like`)."""
     found: Mapping[str, Any] = MAPPING["tables"][table]
     return _format(found["like"]) if "like" in found else found
 
 
 def _rows(row: Cells, format: Mapping[str, Any], kind: Kind) -> Iterator[Values]:
-    """Yield what the table's rules decide: one set, or one for each of `each` that applies."""
+    """Yield the values that the table's rules determine: one set, or one set for each applicable
+    entry of `each`.
+    """
     row.seen.update(format.get("hidden", "").split())
     pairs = (pair.partition("=") for pair in format.get("columns", "").split())
     copied = {name: _value(row, kind, name, f"{{{cell or name}}}") for name, _, cell in pairs}
@@ -116,12 +118,13 @@ def _rows(row: Cells, format: Mapping[str, Any], kind: Kind) -> Iterator[Values]
 
 
 def _applied(rule: Mapping[str, Any], row: Cells, kind: Kind) -> Values | None:
-    """Return what a rule sets if all of `if` and none of `unless` are so; None: it does not apply.
+    """Return the values of a rule if all conditions in `if` and none in `unless` are true;
+    otherwise None.
 
-    Cells that need not be asked about count as unread.
+    Cells that did not have to be checked count as unread.
 
     Raises:
-        ValueError: The rule refuses the row for the cell that it names.
+        ValueError: The rule rejects the row because of the named cell.
     """
     if any(row.matches(rule.get("unless", {}))) or not all(row.matches(rule.get("if", {}))):
         return None
@@ -134,7 +137,7 @@ def _applied(rule: Mapping[str, Any], row: Cells, kind: Kind) -> Values | None:
 
 
 def _value(row: Cells, kind: Kind, column: str, text: Any) -> Any:
-    """Return what `text` gives for a column.
+    """Return the value of `text` for a column.
 
     One reference `{cell}` is translated by the column: names, flags, GiB to bytes. `{cell-x}` is
     the cell without x before or after it, `{cell^x}` its beginning before x. `= a * b // c` is
@@ -186,7 +189,7 @@ def _computed(row: Cells, words: list[str], whole: bool) -> float | None:
 
 
 def _recipe(row: Cells) -> Values:
-    """Return what a measured recipe of Megatron Bridge sets."""
+    """Return the settings of a measured Megatron Bridge recipe."""
     precision, scaling = FP8.get(row["precision"], (row["precision"], None))
     lora, quantised = row["task"] == "LoRA", row["fp8_params"] == "1"
     narrow = "fp8" if quantised and precision in ("fp8", "mxfp8") else None
@@ -215,7 +218,9 @@ def _corrected(cells: Mapping[str, Any], table: str) -> Mapping[str, Any]:
 
 
 def _mended(cells: Mapping[Any, Any], table: str) -> Mapping[str, Any]:
-    """Return the cells; a row of cache counts has an unquoted comma in the name of its GPU."""
+    """Return the corrected cells; one row of cache counts has an unquoted comma in the name of its
+    GPU.
+    """
     if None not in cells:
         return cells
     if table != "kv_cache_counts":
@@ -228,7 +233,9 @@ def _mended(cells: Mapping[Any, Any], table: str) -> Mapping[str, Any]:
 
 
 def _renamed(row: Cells, values: Values) -> Values:
-    """Return the columns of the cells with a name in RENAMED that `values` do not have."""
+    """Return the columns whose cells have a name in RENAMED, unless `values` already contains
+    them.
+    """
     found: Values = {}
     for name in [name for name in row if name in RENAMED]:
         column, *divisor = RENAMED[name]
@@ -246,13 +253,15 @@ def _others(row: Cells) -> str | None:
         if name not in known
         and cell not in BLANK
         and (name, cell) != ("source_kind", "repo")
-        and "truth" not in cell  # how a row was found, which is not its source
+        and "truth" not in cell  # a note on how the row was found, not its source
     ]
     return "; ".join(pairs) or None
 
 
 def date_of(table: str, row: Mapping[str, str], source: str) -> dict[str, str | None]:
-    """Return {date, date_is}: the row's own, its release's, or that of the page that states it."""
+    """Return {date, date_is}: the date of the row, of its release, or of the page that states
+    it.
+    """
     for name in ("date", "measured"):
         if row[name]:
             return {"date": row[name], "date_is": "measured"}

@@ -38,13 +38,13 @@ DIGESTS = Path(__file__).with_name("kernels.json")
 
 @dataclass(frozen=True, kw_only=True)
 class Fit:
-    """A fit: a function of a folder that yields the files of the catalog that it writes."""
+    """A fit: a function that takes a folder and yields catalog files."""
 
     name: str
     function: str = ""
-    """`module.function` in benchmarks.accuracy; by default fit_NAME.fitted."""
+    """`module.function` in benchmarks.accuracy; fit_NAME.fitted by default."""
     needs_kernels: bool = False
-    """Whether it reads timings of single kernels, which are not in the repository."""
+    """Whether the fit reads timings of single kernels, which are not in the repository."""
 
     def files(self, folder: Path) -> list[FittedFile]:
         """Run the fit on a folder of measurements."""
@@ -76,7 +76,7 @@ FITS = (
 
 @contextlib.contextmanager
 def _folder(data: Path, kernels: Path | None) -> Iterator[Path]:
-    """Give one folder with the measurements and, as `ops`, the kernel timings."""
+    """Yield a folder that contains the measurements and, as `ops`, the kernel timings."""
     if kernels is None or kernels == data / "ops":
         yield data
         return
@@ -114,7 +114,7 @@ def _check(fit: Fit, folder: Path) -> list[str]:
 
 
 def _check_digests(fit: Fit) -> list[str]:
-    """Compare the constants of a fit with the digests that it left, without its kernel timings."""
+    """Compare the constants of a fit with the stored digests, without the kernel timings."""
     left = _digests_left()["fits"][fit.name]
     return [
         f"{file}: changed since the last fit on kernel timings"
@@ -150,7 +150,7 @@ def _fresh_processes(count: int) -> ProcessPoolExecutor:
 
 
 def fit(chosen: Iterable[Fit], folder: Path) -> None:
-    """Run the fits one after the other, and write their constants into the catalog."""
+    """Run the fits one after another, and write their constants into the catalog."""
     for each in chosen:
         with _fresh_processes(1) as pool:
             written = pool.submit(_write, each, folder).result()
@@ -158,7 +158,9 @@ def fit(chosen: Iterable[Fit], folder: Path) -> None:
 
 
 def check(chosen: Iterable[Fit], folder: Path) -> dict[str, list[str]]:
-    """Return the differences between the catalog and each fit, in words, by its name."""
+    """Return descriptions of the differences between the catalog and each fit, by name of the
+    fit.
+    """
     if has_kernels := (folder / "ops").is_dir():
         timed = _digests(folder / "ops")
         left = _digests_left()["files"]

@@ -1,4 +1,4 @@
-"""Fitted constants as fields of the catalog's files: written, or compared with what is there."""
+"""Fitted constants as fields of catalog files, to be written or compared."""
 
 from __future__ import annotations
 
@@ -15,32 +15,34 @@ from hp_tool.catalog import documents
 from hp_tool.catalog.efficiency import FOLDER
 
 TOLERANCE = 1e-3
-"""Relative difference of two constants that count as equal: fits round to four digits."""
+"""Relative difference up to which two constants count as equal; fits round to four digits."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FittedFile:
-    """What one fit says about one file of the catalog."""
+    """Values that one fit determines in one catalog file."""
 
     file: str
     """Path below `hp_tool/catalog/data/efficiency`."""
     fields: Mapping[str, Any]
     keeps: tuple[str, ...] | None = ()
-    """Other fields of the file that stay, because other fits write them; None: all of them."""
+    """Other fields of the file that are preserved, because other fits write them; None: all other
+    fields.
+    """
 
     @property
     def path(self) -> Path:
-        """The file itself."""
+        """Path of the file."""
         return FOLDER / self.file
 
     def stored(self) -> dict[str, Any]:
-        """Return the file's fields as they are now; empty if there is no file."""
+        """Return the current fields of the file; empty if it does not exist."""
         return documents.read(self.path) if self.path.is_file() else {}
 
     def write(self, *, command: str = "python -m evidence.fit") -> None:
-        """Write the fields, and `command` into the first line.
+        """Write the fields, and write `command` into the first line.
 
-        Parts that occur twice are written twice, since the catalog has no aliases.
+        Values that occur twice are written twice, because the catalog does not use aliases.
         """
         known = self.stored()
         if self.keeps is None:
@@ -54,7 +56,7 @@ class FittedFile:
         self.path.write_text(head + text, encoding="utf-8")
 
     def differences(self) -> Iterator[str]:
-        """Yield a line for each field whose stored value is not the fitted one."""
+        """Yield a line for each field whose stored value differs from the fitted one."""
         known, fitted = self.stored(), loads(dumps(self.fields))
         names = fitted if self.keeps is None else [*fitted, *(set(known) - {*self.keeps, *fitted})]
         for name in names:

@@ -10,10 +10,10 @@ FP8 = {
     "fp8_ds": ("fp8", "delayed"),
     "fp8_mx": ("mxfp8", None),
 }
-"""(precision, scaling) by Megatron Bridge's name of both."""
+"""(precision, scaling) by Megatron Bridge's name for the combination."""
 DISPATCHERS = {"flex_deepep": "flex", "flex_hybridep": "flex"}
 LLAMA_70B_LAYERS = 80
-"""Layers of the one model whose measured recipes offload layers."""
+"""Number of layers of the only model whose measured recipes offload layers."""
 LORA = {"lora_rank": 16, "lora_target_modules": "linear_qkv"}
 
 
@@ -26,10 +26,9 @@ def megatron_knobs(
     graph_modules: str | None,
     offloaded_layers: int | None,
 ) -> dict[str, Any]:
-    """Return the columns that these settings fill.
+    """Return the columns for these settings.
 
-    Graph modules without an implementation are recorded; with the implementation `none` they are
-    not.
+    Graph modules are recorded unless the implementation is `none`.
     """
     records = graphs in ("local", "full_iteration") or (graphs != "none" and bool(graph_modules))
     offload = min(offloaded_layers / LLAMA_70B_LAYERS, 1.0) if offloaded_layers else None

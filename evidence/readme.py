@@ -1,4 +1,4 @@
-"""`python -m evidence.readme`: write the generated tables of evidence/README.md."""
+"""Generate the tables of evidence/README.md: `python -m evidence.readme`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def main() -> None:
 
 
 def written(text: str) -> str:
-    """Return the page with every generated part as the schema and the files have it."""
+    """Return the page with all parts generated from the schema and the files."""
     for name, part in (
         ("files", _files()),
         ("excluded", _excluded()),

@@ -26,12 +26,12 @@ class Column:
     unit: str = ""
     required: bool = False
     positive: bool = True
-    """Whether numbers must exceed zero; none may be negative."""
+    """Whether numbers must exceed zero; negative numbers are never allowed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Kind:
-    """One kind of table: a file may leave out any column that is not required."""
+    """One kind of table; a file may omit columns that are not required."""
 
     name: str
     meaning: str
@@ -43,7 +43,9 @@ class Kind:
 
 
 def _kinds() -> dict[str, Kind]:
-    """Return the kinds of schema.csv; a line without a column's name is about the whole kind."""
+    """Return the kinds in schema.csv; a line without a column name describes the kind as a
+    whole.
+    """
     with Path(__file__).with_name("schema.csv").open(newline="", encoding="utf-8") as stream:
         lines = list(csv.DictReader(stream))
     return {

@@ -1,4 +1,4 @@
-"""Read, check and write tables: CSV files with a header, whose columns a Kind defines."""
+"""Read, check and write tables: CSV files with a header, whose columns are defined by a Kind."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ rows.
 """
 FILE_OF = {table: line["file"] for table, line in TABLES.items()}
 Row = Mapping[str, Any]
-"""Values of every column of the row's kind; None: blank."""
+"""Values of all columns of the row's kind; None if blank."""
 _DATE = re.compile(r"\d{4}(-(0[1-9]|1[0-2])(-(0[1-9]|[12]\d|3[01]))?)?")
 _OTHER = re.compile(r"[^=;]+=[^;]+(; [^=;]+=[^;]+)*")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """One reason to refuse a row."""
+    """A reason to reject a row."""
 
     path: Path
     line: int
@@ -41,7 +41,7 @@ class Problem:
 
 
 class RefusedError(ValueError):
-    """Rows that break the schema, or whose figures cannot be true together."""
+    """Rows that violate the schema, or whose figures contradict each other."""
 
     def __init__(self, problems: Iterable[Problem]) -> None:
         self.problems = tuple(problems)
@@ -56,7 +56,8 @@ def read(path: Path, kind: Kind) -> list[Row]:
     """Return the rows of one file.
 
     Raises:
-        RefusedError: Some rows break the schema or contradict themselves; names every one.
+        RefusedError: Some rows violate the schema or contradict themselves; the message lists all
+            of them.
     """
     rows, problems = read_with_problems(path, kind)
     if problems:
@@ -65,7 +66,7 @@ def read(path: Path, kind: Kind) -> list[Row]:
 
 
 def read_with_problems(path: Path, kind: Kind) -> tuple[list[Row], list[Problem]]:
-    """Return (rows that can be true, reasons why the others cannot)."""
+    """Return (consistent rows, reasons why the others are not consistent)."""
     with path.open(newline="", encoding="utf-8") as stream:
         reader = csv.DictReader(stream, strict=True)
         unknown = [name for name in reader.fieldnames or () if name not in kind.by_name]
@@ -83,7 +84,7 @@ def read_with_problems(path: Path, kind: Kind) -> tuple[list[Row], list[Problem]
 
 
 def parse(cells: Mapping[Any, Any], kind: Kind) -> tuple[Row, list[str]]:
-    """Return (the typed row, reasons to refuse it) of a row of text."""
+    """Return (typed row, reasons to reject it) for a row of text."""
     if None in cells:
         return {}, ["more cells than columns: quote values that contain a comma"]
     row: dict[str, Any] = {}
@@ -120,7 +121,7 @@ def _value(cell: str, column: Column) -> Any:
 
 
 def cell_of(value: object) -> str:
-    """Return a value as it is written in a file; `_value` reads it back unchanged."""
+    """Return a value as written in a file; `_value` reads it back unchanged."""
     if value is None:
         return ""
     if isinstance(value, bool):
@@ -131,7 +132,9 @@ def cell_of(value: object) -> str:
 
 
 def as_csv(rows: Iterable[Row], kind: Kind) -> str:
-    """Return a file's text: the columns that some row fills, in the schema's order."""
+    """Return the text of a file with the columns that at least one row fills, in the order of the
+    schema.
+    """
     rows = list(rows)
     names = [
         column.name
@@ -146,6 +149,6 @@ def as_csv(rows: Iterable[Row], kind: Kind) -> str:
 
 
 def other(row: Row) -> dict[str, str]:
-    """Return what a row tells in the column `other`, by name."""
+    """Return the values in a row's column `other`, by name."""
     pairs = (row["other"] or "").split("; ")
     return dict(pair.split("=", 1) for pair in pairs if pair)

@@ -1,5 +1,5 @@
-"""The tables of docs/assumptions.md, from hp_tool/loop/assumptions.yaml: `python
-scripts/assumptions_table.py` writes them.
+"""Generate the tables of docs/assumptions.md from hp_tool/loop/assumptions.yaml: `python
+scripts/assumptions_table.py`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ MARK = "<!-- assumptions, written by python scripts/assumptions_table.py -->\n"
 
 
 def tables() -> str:
-    """Return a section for each group of figures, as Markdown."""
+    """Return a Markdown section for each group of figures."""
     sections = []
     for name, kind in get_type_hints(Assumptions).items():
         rows = [
@@ -37,7 +37,7 @@ def tables() -> str:
 
 
 def with_tables(page: str) -> str:
-    """Return the page with the sections behind its mark."""
+    """Return the page with the sections after its mark."""
     return page[: page.index(MARK)] + MARK + "\n" + tables()
 
 

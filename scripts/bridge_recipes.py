@@ -1,4 +1,4 @@
-"""Megatron Bridge's library recipes as the table that `import` reads them by.
+"""Convert Megatron Bridge's library recipes to the table that `import` uses.
 
 `python scripts/bridge_recipes.py CHECKOUT` evaluates the assignments of the recipes in a checkout's
 src/megatron/bridge/recipes, without running them, and writes hp_tool/formats/tables/
@@ -48,11 +48,11 @@ KEPT_KEYS = re.compile(
 
 
 class UnreadError(Exception):
-    """Something in a recipe that is not followed."""
+    """An expression in a recipe that the evaluator does not support."""
 
 
 class Unknown:
-    """A value that is not followed, of a key that decides nothing."""
+    """An unsupported value of a key that affects neither time nor memory."""
 
 
 UNKNOWN = Unknown()
@@ -64,7 +64,7 @@ DEFAULTS = {
     "virtual_pipeline_model_parallel_size": None,
     "pipeline_model_parallel_layout": None,
 }
-"""What Megatron Core's classes have where nothing is assigned."""
+"""Default values of Megatron Core's classes."""
 SHAPE_KEYS = (
     "ffn_hidden_size",
     "hidden_size",
@@ -75,17 +75,17 @@ SHAPE_KEYS = (
     "num_moe_experts",
     "vocab_size",
 )
-"""Keys that a recipe would change its model by."""
+"""Keys by which a recipe would change the shape of its model."""
 PARTS = {"embedding": "E", "decoder": "t", "mtp": "m", "loss": "L"}
-"""Layers in a list of a pipeline's stages, and their letters in its layout."""
+"""Kinds of layers in a list of pipeline stages, and their letters in a layout."""
 
 
 class Table(dict[str, Any]):
-    """A mapping of a module, by its keys as texts."""
+    """A mapping in a module, with its keys as text."""
 
 
 class Evaluator:
-    """The assignments of a package's functions."""
+    """Evaluates the assignments in a package's functions."""
 
     def __init__(self, root: Path) -> None:
         self.functions: dict[str, ast.FunctionDef] = {}
@@ -164,12 +164,13 @@ class Evaluator:
             if isinstance(owner, dict):
                 owner[target.attr] = value
             elif ast.unparse(target) == "cfg.mixed_precision.grad_reduce_in_fp32":
-                local["cfg"]["ddp"]["grad_reduce_in_fp32"] = value  # over which it is laid
+                # mixed_precision overrides ddp
+                local["cfg"]["ddp"]["grad_reduce_in_fp32"] = value
             elif not isinstance(owner, Unknown):
                 path = ast.unparse(target).partition(".")[2]
                 if KEPT_KEYS.fullmatch(path):
                     raise UnreadError(ast.unparse(target))
-        # what is set within a list or a mapping decides nothing here
+        # assignments within a list or a mapping have no effect here
 
     def effect(self, call: ast.Call, local: dict[str, Any]) -> None:
         text = ast.unparse(call)
@@ -179,7 +180,7 @@ class Evaluator:
             model, backend = values[0], values[1]
             if backend in ("deepep", "hybridep") and isinstance(model, dict):
                 model |= {
-                    "moe_token_dispatcher_type": "flex",  # on all GPUs that recipes are for
+                    "moe_token_dispatcher_type": "flex",  # for all GPUs that have recipes
                     "moe_flex_dispatcher_backend": backend,
                 }
             elif backend is not None:
@@ -328,7 +329,7 @@ def flatten_configuration(content: Mapping[str, Any], prefix: str = "") -> dict[
 
 
 def table_entry(content: dict[str, Any]) -> dict[str, Any]:
-    """Return a configuration's line of the table. Raises UnreadError."""
+    """Return the line of a configuration in the table."""
     model = content.get("model")
     path = model.get("_hf_") if isinstance(model, dict) else None
     if not isinstance(path, str) or not catalog.has_entry("models", path.lower()):
@@ -341,7 +342,7 @@ def table_entry(content: dict[str, Any]) -> dict[str, Any]:
     keys = flatten_configuration(content)
     if keys.pop("dataset.enable_offline_packing", False):
         keys["packed"] = True
-    keys["ddp.use_distributed_optimizer"] = True  # in step with the optimizer of all recipes
+    keys["ddp.use_distributed_optimizer"] = True  # consistent with the optimizer of all recipes
     length = keys.pop("dataset.seq_length", None)
     keys.setdefault("model.seq_length", length)
     if keys["model.seq_length"] is None:

@@ -10,7 +10,7 @@ from pathlib import Path
 MAX_CHARACTERS = 72
 SUBJECT = re.compile(r"[a-z0-9][a-z0-9_./-]*: [a-z`].*[^.]")
 GENERATED = re.compile(r"(Merge|Revert|fixup!|squash!) ")
-"""Subjects that git writes."""
+"""Subjects that git generates."""
 
 
 def subject_error(message: str) -> str | None:

@@ -1,5 +1,5 @@
-"""Sections of the cost model's pages: the modules of hp_tool/cost that each names under `Modules:`,
-and links to functions.
+"""Sections of the cost model's pages: the modules of hp_tool/cost that each section lists under
+`Modules:`, and links to functions.
 """
 
 from __future__ import annotations
@@ -11,13 +11,15 @@ from pathlib import Path
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 PAGES = (DOCS / "cost-model.md", DOCS / "serving-cost-model.md")
 FUNCTION = re.compile(r"\]\((\.\./hp_tool/\S+?\.py)#(\w+)\)")
-"""A link to a function of the source: the repository resolves its file, the site its entry in the
-reference.
+"""A link to a function in the source. On the repository's host it opens the file, on the site the
+function's entry in the reference.
 """
 
 
 def cost_sections() -> dict[str, list[Path]]:
-    """Modules by section, in the pages' order; a folder stands for every module in it."""
+    """Return the modules by section, in the order of the pages; a folder represents every module in
+    it.
+    """
     sections: dict[str, list[Path]] = {}
     for page in PAGES:
         for section in re.split(r"^## ", page.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]:
@@ -37,7 +39,7 @@ def cost_sections() -> dict[str, list[Path]]:
 
 
 def linked_functions() -> Iterator[tuple[Path, str]]:
-    """(module, function) of every link to a function on the cost model's pages."""
+    """Return (module, function) for every link to a function on the cost model's pages."""
     for page in PAGES:
         for target, name in FUNCTION.findall(page.read_text(encoding="utf-8")):
             yield (DOCS / target).resolve(), name

@@ -1,5 +1,5 @@
-"""The tables of fields in docs/queries.md: `python scripts/fields_table.py` writes them from the
-declarations.
+"""Generate the tables of fields in docs/queries.md from the declarations: `python
+scripts/fields_table.py`.
 """
 
 from __future__ import annotations
@@ -15,10 +15,12 @@ MARK = "<!-- fields, written by python scripts/fields_table.py -->\n"
 
 
 def tables() -> str:
-    """Return a table for each section of fields, those of both kinds of query once, as Markdown."""
+    """Return a Markdown table for each section of fields; fields of both kinds of query appear
+    once.
+    """
     known: dict[str, dict[str, Field]] = {title: {} for title in SECTIONS if title != SECTIONS[-2]}
     for section in (*form_sections("training"), *form_sections("inference")):
-        if section.title != SECTIONS[-2]:  # of a baseline's fields, which are those of `parallel`
+        if section.title != SECTIONS[-2]:  # fields of a baseline, which are those of `parallel`
             known.setdefault(section.title, {}).update(
                 {field.name: field for field in section.fields}
             )
@@ -26,7 +28,7 @@ def tables() -> str:
 
 
 def with_tables(page: str) -> str:
-    """Return the page with the tables behind its mark."""
+    """Return the page with the tables after its mark."""
     return f"{page[: page.index(MARK)]}{MARK}\n{tables()}\n"
 
 
@@ -48,7 +50,7 @@ def _table(title: str, fields: Iterable[Field]) -> str:
 
 
 def _first(text: str) -> str:
-    """The first sentence, in one line."""
+    """Return the first sentence on one line."""
     line = " ".join(text.split()).replace("|", "\\|").replace("*", "\\*").replace("<", "&lt;")
     return re.split(r"(?<=[.])\s(?=[A-Z])", line)[0]
 

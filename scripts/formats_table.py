@@ -1,5 +1,5 @@
-"""The tables of docs/formats.md, from the registered formats: `python scripts/formats_table.py`
-writes them into the page.
+"""Generate the tables of docs/formats.md from the registered formats: `python
+scripts/formats_table.py`.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ RELEASES = ROOT / "tests" / "formats" / "releases.yaml"
 
 
 def releases() -> dict[str, list[dict[str, Any]]]:
-    """Return the releases that each format is checked against, by format."""
+    """Return the releases against which each format is checked, by format."""
     return documents.read(RELEASES)
 
 
 def tables() -> dict[str, str]:
-    """Return the formats that are read, those that are written, and the releases behind both, as
-    tables of Markdown.
+    """Return Markdown tables of the formats that can be read, those that can be written, and the
+    releases of both.
     """
     read = [
         f"| `{tool_format.name}` | {tool_format.reads} |"
@@ -47,7 +47,7 @@ def tables() -> dict[str, str]:
 
 
 def with_tables(page: str) -> str:
-    """Return the page with each table behind its mark."""
+    """Return the page with each table after its mark."""
     for name, table in tables().items():
         page = re.sub(
             rf"(<!-- formats {name}.*? -->\n\n)(\|.*\n)*",

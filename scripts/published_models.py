@@ -25,9 +25,13 @@ from hp_tool.errors import HpToolError
 
 FILE = Path("hp_tool/catalog/data/models/published.yaml")
 STATED_KEYS = {"moonshotai/Kimi-K2.5": "int4", "XiaomiMiMo/MiMo-V2-Flash": "fp8"}
-"""Precisions of checkpoints by vllm-project/recipes, whose config.json here says none."""
+"""Precision of checkpoints whose config.json does not state it, according to
+vllm-project/recipes.
+"""
 MAX_CHARACTERS = 8_000
-"""Longer entries, which say everything of each layer, are left to the user's own files."""
+"""Maximum length of an entry; longer ones, which describe every layer, are left to the user's
+catalogue files.
+"""
 HEAD = "# Written by scripts/published_models.py from each checkpoint's config.json.\n"
 
 
@@ -49,7 +53,7 @@ def signature(spec: ModelSpec) -> tuple[float, ...]:
 
 
 def reduce_configuration(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the config.json without the keys whose absence changes nothing that is read."""
+    """Return the config.json without keys that do not change the result."""
     kept = {key: value for key, value in config.items() if value is not None}
     whole = replace(catalog.model_from_mapping(kept), name="")
     for key in sorted(kept, key=lambda name: (not isinstance(kept[name], Mapping), name)):
@@ -79,14 +83,14 @@ def _has_same_shape(config: Mapping[str, Any], whole: ModelSpec) -> bool:
 
 
 def _named_size(name: str, counted: float) -> float | None:
-    """Return the size that a checkpoint's name states, if the shape has it to two per cent."""
+    """Return the size in a checkpoint's name, if it agrees with the shape within 2%."""
     sizes = re.findall(r"(?<![A-Za-z\d])(\d+(?:\.\d+)?)[Bb](?![a-z])", name)
     named = (float(size) * 1e9 for size in sizes)
     return next((size for size in named if abs(counted / size - 1.0) < 0.02), None)
 
 
 def entries(rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return an entry for each new shape, by name; print the rest."""
+    """Return an entry for each new shape, by name; print the others."""
     elsewhere = {
         signature(catalog.model(each.name)): each
         for each in library.entries("models")

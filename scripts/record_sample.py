@@ -43,7 +43,7 @@ AXES = {
     "zero_stage": 1,
     "recompute": "none",
 }
-"""The grid has nearly every combination of these."""
+"""Axes whose combinations the grid covers almost completely."""
 COMMAND = (
     "run_train.py",
     "--dp={data_parallel_size}",
@@ -73,7 +73,7 @@ SETTINGS: dict[str, Any] = {
 
 @dataclass
 class Replay:
-    """A launcher whose jobs end at once with what the grid measured."""
+    """Launcher whose jobs end immediately with the measurements of the grid."""
 
     cell: Cell
     name: str = "slurm"
@@ -161,7 +161,9 @@ def main() -> None:
 
 
 def rows(url: str, search: str) -> dict[str, list[dict[str, Any]]]:
-    """Return the search's rows by table, under the sample's id, floats to six digits."""
+    """Return the rows of the search by table, with the sample's id and floats rounded to six
+    digits.
+    """
     engine = sa.create_engine(url)
     with engine.connect() as connection:
         read = {

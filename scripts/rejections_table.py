@@ -1,4 +1,4 @@
-"""The table of codes in docs/why-not.md: `python scripts/rejections_table.py` writes it."""
+"""Generate the table of codes in docs/why-not.md: `python scripts/rejections_table.py`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PAGE = Path(__file__).resolve().parents[1] / "docs" / "why-not.md"
 
 
 def with_table(page: str) -> str:
-    """Return the page with a row for each code below the head of its table."""
+    """Return the page with a row for each code below the table's header."""
     rows = "".join(f"| `{code}` | {words} |\n" for code, words in RULES.items())
     return re.sub(r"(\|---\|---\|\n)(\| `.*\n)+", lambda table: f"{table[1]}{rows}", page)
 

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Check that every file names the version of `hp_tool/__init__.py`, and a tag if one is given.
+"""Check that every file contains the version of `hp_tool/__init__.py`, and that a given tag matches
+it.
 
 `python scripts/release_check.py [TAG]` prints what differs, and exits with 1 if anything does.
 """
@@ -24,7 +25,7 @@ def version(root: Path = ROOT) -> str:
 
 
 def differences(tag: str | None, root: Path = ROOT) -> list[str]:
-    """Return one line per file, or tag, that names another version."""
+    """Return a line for each file, or the tag, that contains another version."""
     expected = version(root)
 
     def text(name: str) -> str:
@@ -57,7 +58,7 @@ def differences(tag: str | None, root: Path = ROOT) -> list[str]:
 
 
 def main() -> None:
-    """Print differences and exit."""
+    """Print the differences and exit."""
     tag = sys.argv[1] if len(sys.argv) > 1 else None
     if found := differences(tag):
         sys.exit("\n".join(found))

@@ -1,4 +1,4 @@
-"""Compare this tree's predictions with those of a commit, bit for bit on this machine.
+"""Compare this tree's predictions with those of a commit, bit by bit on this machine.
 
     python scripts/same_predictions.py COMMIT
 
@@ -26,7 +26,7 @@ PRINTED = 50
 
 
 def main(commit: str) -> int:
-    """The exit status of the command."""
+    """Return the exit status of the command."""
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         tree = Path(folder) / "tree"
         subprocess.run(
@@ -45,7 +45,7 @@ def main(commit: str) -> int:
             stack.enter_context((Path(folder) / name).open("w+")) for name in ("before", "after")
         ]
         running = [_answering(tree, outputs[0]), _answering(REPOSITORY, outputs[1])]
-        if sum(process.wait() for process in running):  # waits for both
+        if sum(process.wait() for process in running):  # waits for both processes
             return 2
         before, after = (compare.load(_lines(output)) for output in outputs)
     moved = compare.differences(before, after, exact=True)
@@ -56,7 +56,9 @@ def main(commit: str) -> int:
 
 
 def _answering(tree: Path, output: IO[str]) -> subprocess.Popen[bytes]:
-    """A process that writes the answers of this tree's hp_tool to this tree's golden queries."""
+    """Start a process that writes the answers of this tree's hp_tool to this tree's golden
+    queries.
+    """
     command = (sys.executable, str(REPOSITORY / "tests" / "golden" / "compute.py"))
     return subprocess.Popen(
         command, stdout=output, env={**os.environ, "PYTHONPATH": str(tree)}, cwd=tree

@@ -1,6 +1,6 @@
-"""Pages of the documentation site that come from code (an mkdocs hook): commands, routes, Python,
-every formula of the cost model, the README, CONTRIBUTING and CHANGELOG, the notebooks, and
-openapi.json. Links out of docs/ lead to those pages, or lose their target.
+"""Pages of the documentation site that are generated from code (an mkdocs hook): commands, routes,
+Python, every formula of the cost model, the README, CONTRIBUTING and CHANGELOG, the notebooks, and
+openapi.json. Links out of docs/ lead to those pages; other such links are removed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ TOP = {
     "CONTRIBUTING.md": "architecture.md",
     "CHANGELOG.md": "changelog.md",
 }
-"""Files of the root, and the pages they become."""
+"""Files in the repository root, and their pages."""
 PACKAGES = {
     "cost": "Formulas",
     "space": "Space",
@@ -31,13 +31,13 @@ PACKAGES = {
     "sizing": "Sizing",
     "domain": "Types",
 }
-"""Packages of hp_tool whose modules each become a page."""
+"""Packages of hp_tool whose modules each have a page."""
 LINK = re.compile(r"\[([^\]]+)\]\(([^)#\s]+)(#[^)]*)?\)")
-"""A link, or a picture after its mark."""
+"""A Markdown link or picture."""
 
 
 def modules(package: str) -> list[Path]:
-    """The package's modules that say something, in the order of their names."""
+    """Return the package's modules that have documentation, sorted by name."""
     files = sorted((ROOT / "hp_tool" / package).rglob("*.py"))
     return [
         path for path in files if ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
@@ -45,7 +45,9 @@ def modules(package: str) -> list[Path]:
 
 
 def page_of(module: Path) -> str:
-    """`hp_tool/cost/memory.py` -> `cost/memory.md`; a package's own page is its index."""
+    """Return the page of a module: `hp_tool/cost/memory.py` -> `cost/memory.md`; the page of a
+    package is its index.
+    """
     path = module.relative_to(ROOT / "hp_tool").with_suffix(".md")
     return str(path.with_name("index.md") if path.stem == "__init__" else path)
 
@@ -55,7 +57,7 @@ def _dotted(module: Path) -> str:
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Complete the navigation by a section for each package; the cost model's modules stand under
+    """Add a section for each package to the navigation; modules of the cost model are listed under
     the headings of its pages.
     """
     nav: list[Any] = config.nav or []
@@ -95,8 +97,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Mend links: pages of the root's files stand elsewhere now, and code is linked where it has a
-    page.
+    """Adapt links: pages of files in the root have another address here, and code is linked if it
+    has a page.
     """
     source = page.file.src_uri
     root = next(
@@ -115,7 +117,7 @@ def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: 
         up = "../" * source.count("/")
         if (
             anchor and path.suffix == ".py"
-        ):  # of a function, whose entry in the reference has its full name
+        ):  # a function, whose entry in the reference has its full name
             anchor = f"#{_dotted(path)}.{anchor[1:]}"
         return f"[{text}]({up}{destination}{anchor})"
 
@@ -133,7 +135,7 @@ def _page_for(path: Path, files: Files) -> str | None:
 
 
 def notebook(path: Path) -> str:
-    """The cells of a notebook and what they printed, as a page."""
+    """Return the cells of a notebook and their output as a page."""
 
     def shown(cell: Mapping[str, Any]) -> str:
         source = "".join(cell["source"])
@@ -149,7 +151,7 @@ def notebook(path: Path) -> str:
 
 
 def commands() -> str:
-    """Every command with its arguments and options, as the command line itself describes them."""
+    """Return every command with its arguments and options, as the command line describes them."""
     import typer
     from typer.cli import get_docs_for_click
 
@@ -159,13 +161,13 @@ def commands() -> str:
     docs = get_docs_for_click(
         obj=command, ctx=typer.Context(command), name="hp-tool", title="Commands"
     )
-    # QUERY in angle or square brackets is no HTML and no link
+    # QUERY in angle or square brackets is neither HTML nor a link
     return re.sub(r"<(?=[A-Z])", "&lt;", docs)
 
 
 def routes(description: Mapping[str, Any]) -> str:
-    """Return every route with its parameters and answers; `description` is what /openapi.json
-    serves.
+    """Return every route with its parameters and answers; `description` is the content of
+    /openapi.json.
     """
     lines = [
         "# HTTP",
@@ -203,7 +205,7 @@ def routes(description: Mapping[str, Any]) -> str:
 
 
 def python() -> str:
-    """The functions of `import hp_tool`, and what they answer."""
+    """Return the functions of `import hp_tool` with their results."""
     return (
         "# Python\n\n"
         + "\n\n".join(f"::: hp_tool.{name}" for name in ("api", "questions.answers", "errors"))
