@@ -1,5 +1,5 @@
-"""`python -m benchmarks.accuracy [--data DIR] [--json]`: print predictions beside published
-figures.
+"""Print predictions next to published figures: `python -m benchmarks.accuracy [--data DIR]
+[--json]`.
 """
 
 from benchmarks.accuracy.data import print_report

@@ -1,9 +1,9 @@
-"""Left-out rows by how familiar they are: `python -m benchmarks.accuracy.classes [--data DIR]
-[--json]`; minutes, for the fits.
+"""Held-out rows by familiarity class: `python -m benchmarks.accuracy.classes [--data DIR]
+[--json]`; takes minutes because of the fits.
 
-Each row is asked as an answer about it is, with the runs that its constants saw as all that was
-measured. Its class is what `estimate.familiarity` says then. `extras` fits what each difference
-adds to the variance of an interval.
+Each row is predicted as an answer would be if only the runs behind its constants had been measured;
+its class is the `estimate.familiarity` of that answer. `extras` fits how much each difference adds
+to the variance of an interval.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from benchmarks.accuracy.groups import Group, figures, scatter_of, votes
 from hp_tool.domain.familiarity import FAMILIAR_CLASS
 
 START, ROUNDS = 0.05, 30
-"""Where `extras` begins, and how often it goes over the dimensions."""
+"""Initial value of `extras`, and the number of passes over the dimensions."""
 
 
 def judged(groups: Iterable[Group]) -> dict[str, list[Comparison]]:
-    """Return the left-out rows by kind: dense, mixture and adapters of training; of serving the
-    figure. Repeats of a setting within a group count once.
+    """Return the held-out rows by kind: dense, mixture and adapters for training; the figure for
+    serving. Repeats of a setting within a group count once.
     """
     found: dict[str, list[Comparison]] = defaultdict(list)
     for group in groups:
@@ -45,7 +45,7 @@ def judged(groups: Iterable[Group]) -> dict[str, list[Comparison]]:
 
 
 def class_of(row: Comparison) -> str:
-    """Return the class of a row: what widens its interval most."""
+    """Return the class of a row: the difference that widens its interval most."""
     return row.differs[0] if row.differs else FAMILIAR_CLASS
 
 
@@ -67,7 +67,7 @@ def extras(
     known: Mapping[str, float] | None = None,
     units: Sequence[str] = (),
 ) -> dict[str, float]:
-    """Return the standard deviation that each dimension adds, beside `known` ones.
+    """Return the standard deviation that each dimension adds to the `known` ones.
 
     All are fitted at once: each so that, with the others, nine in ten of the rows that differ in it
     are inside. An extra is at least what so many rows could not tell from none: n of them give a
@@ -92,7 +92,7 @@ def extras(
 
 
 def lacking(rows: Sequence[Comparison], known: Mapping[str, float], *, by_part: bool) -> float:
-    """Return the standard deviation that adds to what is known of each row's variance."""
+    """Return the standard deviation that must be added to the known variance of each row."""
     parts: dict[str, list[tuple[Comparison, float]]] = defaultdict(list)
     for row in rows:
         assert row.base_log_sd is not None and row.differs is not None

@@ -1,5 +1,5 @@
-"""The one shape of evidence: a published figure beside its prediction, and the interval that was
-stated with it.
+"""Common format of all evidence: a published figure, its prediction, and the interval stated with
+the prediction.
 """
 
 from __future__ import annotations
@@ -10,34 +10,34 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """One published figure beside its prediction, in the same unit."""
+    """A published figure and its prediction, in the same unit."""
 
     source: str
     model: str
     what: str
     published: float
     predicted: float
-    """Not a number where the query was refused."""
+    """Predicted value; NaN if the query was rejected."""
     low: float | None = None
-    """Of the 90 % interval; None where none is stated."""
+    """Lower end of the 90% interval; None if no interval is stated."""
     high: float | None = None
     gpu: str = ""
     part: str = ""
-    """The rows that a report shows together: a GPU, or a release."""
+    """Rows that a report groups together: a GPU, or a release."""
     setting: str = ""
-    """Rows of one setting (releases or submitters of one configuration) are one vote; empty: this
-    row is a vote of its own.
+    """Rows of one setting (releases or submitters of one configuration) count as one vote; empty:
+    this row is a separate vote.
     """
     differs: tuple[str, ...] | None = None
-    """Dimensions in which the nearest measured runs differ (`domain.familiarity`), the one that
-    widens the interval most first; None where that was not asked.
+    """Dimensions in which the nearest measured runs differ (`domain.familiarity`), starting with
+    the one that widens the interval most; None if not determined.
     """
     kind: str = ""
     """Kind of model or task, of rows with `differs`: dense, mixture, adapters."""
     base_log_sd: float | None = None
-    """The standard deviation of the interval without what these differences add."""
+    """Standard deviation of the interval without the contribution of these differences."""
     refused: str | None = None
-    """The code under which this run, which was real, is called infeasible or is refused."""
+    """Code under which this real run is called infeasible or is rejected; None if it is neither."""
 
     @property
     def error(self) -> float:
@@ -49,6 +49,6 @@ class Comparison:
         return math.log(self.published / self.predicted)
 
     def within(self, log_width: float) -> Comparison:
-        """Return the row in an interval that reaches this far up and down, in logarithms."""
+        """Return the row with an interval of this extent in both directions, in logarithms."""
         spread = math.exp(log_width)
         return replace(self, low=self.predicted / spread, high=self.predicted * spread)

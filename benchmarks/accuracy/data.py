@@ -1,5 +1,5 @@
-"""The folder of measured figures: evidence/, another that is laid out like it, or one of tables
-with the columns of their sources (`evidence.collected`).
+"""The folder of measured figures: evidence/, a folder with the same layout, or one of tables with
+the columns of their sources (`evidence.collected`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def data_folder(arguments: argparse.Namespace) -> Path:
 
 
 def folder_named(name: str | Path | None = None) -> Path:
-    """Return the named folder, else HP_REFERENCE_DATA's, else evidence/."""
+    """Return the named folder, otherwise HP_REFERENCE_DATA, otherwise evidence/."""
     named = name or os.environ.get("HP_REFERENCE_DATA")
     if named and not Path(named).is_dir():
         raise SystemExit(f"No folder of measured figures: {named} (--data or HP_REFERENCE_DATA)")
@@ -80,7 +80,7 @@ def _tables_of(folder: Path) -> Path:
 
 @functools.cache
 def _rows_of(path: Path, table: str, collected: bool, changed_ns: int) -> list[evidence.Row]:
-    """Return the rows of a table, read once until its file changes."""
+    """Return the rows of a table, read once until the file changes."""
     if collected:
         return read_collected(path, table)
     kind = KINDS[evidence.FILE_OF[table].partition("/")[0]]
@@ -94,7 +94,8 @@ def print_report(
     as_dict: Callable[[Any], Any] = lambda report: report,
     needs_data: bool = True,
 ) -> None:
-    """Run the command line of a benchmark: its report as text, or with --json as one value.
+    """Run the command line of a benchmark, which prints its report as text, or with --json as one
+    JSON value.
 
     Args:
         description: Help of the command.
@@ -115,7 +116,7 @@ def print_report(
 
 
 def read(folder: Path, name: str) -> list[Row]:
-    """Rows of one file; an empty list (and a notice) where the folder does not have it."""
+    """Return the rows of one file; an empty list (with a notice) if the folder does not have it."""
     path = folder / name
     if not path.is_file():
         print(f"skipped: {path} is not there", file=sys.stderr)

@@ -42,14 +42,14 @@ SCENARIOS = {
     ),
 }
 PUBLISHED_BEST = 1.48
-"""NVIDIA's technical blog on dynamic context parallelism in Megatron Core, 2026: "up to", over
-packing alone, on data sets and clusters that it does not give in full. Not a target: nothing here
-is fitted to it.
+"""NVIDIA's technical blog on dynamic context parallelism in Megatron Core, 2026: "up to", relative
+to packing alone, on data sets and clusters that are not fully described. It is not a target;
+nothing is fitted to it.
 """
 
 
 def clock(config: ParallelConfig) -> MicroBatchClock:
-    """The fixed model, cluster and rows under a configuration."""
+    """Return the fixed model, cluster and rows with a configuration."""
     machine = cluster(ClusterQuery(gpu=GPU, num_gpus=GPUS))
     return MicroBatchClock(
         case=TrainingCase(
@@ -63,8 +63,8 @@ def clock(config: ParallelConfig) -> MicroBatchClock:
 
 
 def evaluate(names: list[str]) -> dict[str, Any]:
-    """{setting, published_best, scenarios: [{name, fits, rows}]}: seconds a step and gains for each
-    distribution.
+    """Return {setting, published_best, scenarios: [{name, fits, rows}]}: seconds per step and gains
+    for each distribution.
     """
     scenarios = []
     for name, config in SCENARIOS.items():

@@ -1,5 +1,5 @@
-"""All groups of evidence that the folder of measured figures allows, each by constants that did not
-see what it leaves out. groups.csv says of each what that is.
+"""All groups of evidence in the folder of measured figures, each predicted by constants that were
+fitted without the group's held-out rows. groups.csv describes what was held out.
 """
 
 from __future__ import annotations
@@ -63,12 +63,16 @@ from hp_tool.errors import InputError
 
 H100 = "h100-sxm-80gb"
 FEW_GPUS = 512
-"""Constants of fewer GPUs predict more, up to 11,616."""
+"""Maximum number of GPUs from which constants are fitted; they predict larger jobs, up to 11,616
+GPUs.
+"""
 FEWEST_SEEN = 4
-"""Configurations from which constants of a month are fitted; before, nothing is predicted."""
+"""Minimum number of configurations for fitting the constants of a month; earlier months are not
+predicted.
+"""
 SERIES = ("model", "gpu", "date", "micro_batch_size")
-"""What runs of a series of MLPerf share. Submitters and layouts differ along it: most have one size
-alone.
+"""Properties common to the runs of an MLPerf series. Submitters and layouts differ within it,
+because most have results for a single size only.
 """
 
 
@@ -94,13 +98,13 @@ def groups(folder: Path, *, only: Container[str] | None = None) -> list[Group]:
 
 
 def section(name: str, folder: Path) -> list[Group]:
-    """Return the groups of a section, those without rows too."""
+    """Return the groups of a section, including those without rows."""
     return named(SECTIONS[name](folder), is_long=name in LONG)
 
 
 def _paper(folder: Path) -> Rows:
-    """arXiv 2205.05198 and the Megatron-LM of 2020, both on the software that constants of 2022 are
-    for.
+    """Return arXiv 2205.05198 and Megatron-LM of 2020, whose software matches the constants of
+    2022.
     """
     rows4 = rows_of(folder, "korthikanti2022_table4")
     shipped = efficiency_profile(gpu=gpu(GPU), framework="megatron-core")
@@ -114,8 +118,8 @@ def _paper(folder: Path) -> Rows:
 
 
 def _today(folder: Path) -> Rows:
-    """Pre-training under today's Megatron Core: releases of recipes, audited rounds, and models cut
-    to fit.
+    """Return pre-training under current Megatron Core: releases of recipes, audited rounds, and
+    reduced models.
     """
     if not megatron.today_runs(folder) or not rows_of(folder, "korthikanti2022_table4"):
         return {}
@@ -153,8 +157,8 @@ def _today(folder: Path) -> Rows:
 
 
 def _plain(folder: Path) -> Rows:
-    """Return today's runs by plain queries: model, GPUs, precision, batch and layout; and with what
-    today's recipe sets.
+    """Return current runs as minimal queries (model, GPUs, precision, batch and layout), and with
+    the settings of the current recipe.
     """
     if not megatron.today_runs(folder):
         return {}
@@ -170,7 +174,9 @@ def _plain(folder: Path) -> Rows:
 
 
 def _unfamiliar(folder: Path) -> Rows:
-    """Trainings by constants that saw nothing of their family, kind, precision or scale."""
+    """Return trainings predicted by constants that were fitted without their family, kind,
+    precision or scale.
+    """
     if not megatron.today_runs(folder):
         return {}
     cases = pretraining(folder)
@@ -200,12 +206,14 @@ def _unfamiliar(folder: Path) -> Rows:
 
 
 def _hybrids(folder: Path) -> Rows:
-    """Pre-training of models whose layers differ."""
+    """Return pre-training of models whose layers differ."""
     return {"Nemotron 3 Nano on an unseen GPU": megatron.hybrids_left_out(folder)}
 
 
 def _tuning(folder: Path) -> Rows:
-    """Fine-tuning, which no constant but those of AMD's die saw, and how jobs scale."""
+    """Return fine-tuning, to which no constants but those of AMD's die were fitted, and the scaling
+    of jobs.
+    """
     tuned = [case for case in release_cases(folder) if case.task != "pretrain"]
     tuned += where(gb300_cases(folder), task="lora")
     scaling = strong_scaling(folder)
@@ -222,7 +230,7 @@ def _tuning(folder: Path) -> Rows:
 
 
 def _lora(folder: Path) -> list[Case]:
-    """Return MLPerf's LoRA but for AMD's."""
+    """Return MLPerf's LoRA results without AMD's."""
     return [
         case
         for case in mlperf_cases(folder)
@@ -231,7 +239,7 @@ def _lora(folder: Path) -> list[Case]:
 
 
 def where(cases: Iterable[Case], **values: object) -> list[Case]:
-    """Return the cases with these properties, their precision included."""
+    """Return the cases with these properties; precision is one of them."""
 
     def is_so(case: Case) -> bool:
         stated = {"precision": case.training.precision}
@@ -244,9 +252,9 @@ def where(cases: Iterable[Case], **values: object) -> list[Case]:
 
 
 def strong_scaling(folder: Path) -> list[Comparison]:
-    """For each of MLPerf's runs with more GPUs than the fewest of its series: how many more
-    GPU-seconds a sequence takes, published and predicted by the shipped constants. What both ends
-    have in common (kernels, clocks, the release) cancels.
+    """Compare each MLPerf run with the smallest run of its series: the ratio of GPU-seconds per
+    sequence, published and predicted by the shipped constants. Common factors (kernels, clocks, the
+    release) cancel.
     """
     grouped: dict[tuple[object, ...], list[tuple[int, Comparison]]] = defaultdict(list)
     for row, case in zip(rows_of(folder, "training_mlperf"), mlperf_cases(folder), strict=False):
@@ -277,8 +285,8 @@ def strong_scaling(folder: Path) -> list[Comparison]:
 
 
 def _new_dies(folder: Path) -> Rows:
-    """Predictions by the constants of the die before, and B300's by kernels timed on it. LoRA is
-    with the other fine-tuning.
+    """Return predictions by the constants of the previous die, and B300's by kernels timed on it.
+    LoRA is with the other fine-tuning.
     """
     recipes = [case for case in gb300_cases(folder) if case.task != "lora"]
     newest_round = [with_usual(case) for case in round_6_cases(folder)]
@@ -290,7 +298,7 @@ def _new_dies(folder: Path) -> Rows:
 
 
 def _fsdp(folder: Path) -> Rows:
-    """MPT on A100 and H100, and torchtitan's Llama, which no constant saw."""
+    """Return MPT on A100 and H100, and torchtitan's Llama, which was not used in any fit."""
     mpt = fsdp.mpt_runs(folder)
     sizes = fsdp.leave_one_model_out(mpt) if mpt else []
     return {
@@ -303,7 +311,9 @@ def _fsdp(folder: Path) -> Rows:
 
 
 def _internevo(folder: Path) -> Rows:
-    """One model's runs, each by constants that saw no run on as many GPUs, or of its layout."""
+    """Return one model's runs, each predicted by constants fitted without its number of GPUs, or
+    without its layout.
+    """
     runs = [Prepared.of(case) for case in internevo_cases(folder)]
     if not runs:
         return {}
@@ -328,8 +338,8 @@ def _nanotron(folder: Path) -> Rows:
 
 
 def _memory(folder: Path) -> Rows:
-    """Allocated bytes by formulas alone, and what the allocator holds. The number of micro-batches
-    changes no memory.
+    """Return allocated bytes predicted by formulas alone, and the allocator's reserved bytes. The
+    number of micro-batches does not affect memory.
     """
     cut = [case for case in b200_cases(folder) if case.allocated_bytes]
     audited = [case for case in mlperf_cases(folder) if case.allocated_bytes]
@@ -352,8 +362,8 @@ def _memory(folder: Path) -> Rows:
 
 
 def _other_software(folder: Path) -> Rows:
-    """Runs by the constants of another framework than theirs, in the interval of an answer about a
-    framework that nobody measured.
+    """Return runs predicted by the constants of another framework, with the interval of an answer
+    about an unmeasured framework.
     """
     mpt = [run.case for run in fsdp.mpt_runs(folder)]
     dense = where(pretraining(folder), has_experts=False, card=H100)
@@ -373,7 +383,9 @@ def _other_software(folder: Path) -> Rows:
 
 
 def _by_framework(cases: Iterable[Case], name: str) -> list[Comparison]:
-    """Return the cases by the constants of another framework, as of one that nobody measured."""
+    """Return the cases predicted by the constants of another framework, as for an unmeasured
+    framework.
+    """
 
     def compare(run: Prepared) -> Comparison:
         constants = efficiency_profile(gpu=run.gpu, framework=name)
@@ -390,7 +402,7 @@ def _by_framework(cases: Iterable[Case], name: str) -> list[Comparison]:
 
 
 def _schedules(folder: Path) -> list[Comparison]:
-    """Seconds of a schedule over those of 1F1B."""
+    """Return the seconds of a schedule relative to those of 1F1B."""
     rows = []
     for base, other in schedule_cases(folder):
         plain, row = compare_all([base, other], Prepared.shipped)
@@ -403,8 +415,8 @@ def _schedules(folder: Path) -> list[Comparison]:
 
 
 def _published(folder: Path) -> Rows:
-    """Figures that stand in this repository with their layouts: nobody can say that they were not
-    seen.
+    """Return figures that are in this repository with their layouts, so that it is not certain that
+    they were not used.
     """
 
     def of(source: str, where: str, *, ranges: bool = False) -> list[Comparison]:
@@ -435,7 +447,9 @@ def _published(folder: Path) -> Rows:
 
 
 def serving(folder: Path) -> Rows:
-    """Caches that engines printed, and served runs that their release's constants did not see."""
+    """Return caches that engines printed, and serving runs that were not used to fit their
+    release's constants.
+    """
     unseen = inference.unseen(dense_runs(folder))
     return {
         **kv_cache.by_title(folder),
@@ -451,7 +465,7 @@ def serving(folder: Path) -> Rows:
 
 
 def _ahead(folder: Path) -> Rows:
-    """Every round and release by constants fitted on what was published before it."""
+    """Return every round and release predicted by constants fitted on earlier publications."""
     if not rows_of(folder, "korthikanti2022_table4"):
         return {}
     cases, lora = pretraining(folder), _lora(folder)
@@ -475,9 +489,9 @@ def _ahead(folder: Path) -> Rows:
 def predicted_ahead(
     cases: Sequence[Case], *, known: Sequence[Case], start: Constants
 ) -> list[Comparison]:
-    """Every case by constants fitted on the `known` ones of earlier months; `part` is its month.
-    `start` holds what these rows do not tell. Settings vote once: the newest case, with the median
-    of all releases' steps.
+    """Return every case predicted by constants fitted on the `known` cases of earlier months;
+    `part` is its month. `start` has the values that these rows do not determine. Each setting has
+    one vote: its newest case, with the median step of all releases.
     """
     predictions = []
     for date in sorted({case.date for case in cases}):
@@ -490,7 +504,7 @@ def predicted_ahead(
             step_s = median(case.step_s for case in members)
             try:
                 seen.append(Prepared.of(dataclasses.replace(members[-1], step_s=step_s)))
-            except InputError:  # no query can state it
+            except InputError:  # no query can describe it
                 continue
         if len(seen) >= FEWEST_SEEN:
             constants = megatron.fit_today(tuple(seen), start)
@@ -500,7 +514,7 @@ def predicted_ahead(
 
 
 def _pairs(folder: Path, rows: Mapping[str, list[Comparison]]) -> Rows:
-    """Ratios of step times within a cell, of runs that were left out by their model or layout."""
+    """Return ratios of step times within a cell, for runs that were held out by model or layout."""
     known = cells(folder)
     megatron_core = [
         *rows.get("Dense pre-training on H100 in fp8", []),
@@ -552,10 +566,10 @@ SECTIONS: dict[str, Callable[[Path], Rows]] = {
     "published": _published,
     "serving": serving,
 }
-"""Functions that compute rows by their group's title, each independent of the others and of their
-fits.
+"""Functions that compute rows by their group's title; they and their fits are independent of each
+other.
 """
 SECONDS = {"today": 140.0, "unfamiliar": 90.0, "fsdp": 30.0, "ahead": 20.0, "nanotron": 12.0}
-"""Processor seconds of the sections that take more than ten; they are started first."""
+"""Processor seconds of the sections that take more than ten seconds; they are started first."""
 LONG = frozenset({"today", "unfamiliar"})
-"""Sections that CI leaves out, because it has two minutes of two cores."""
+"""Sections that CI omits, because it has two minutes on two cores."""

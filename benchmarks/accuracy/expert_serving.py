@@ -1,5 +1,5 @@
-"""Served mixtures beside predictions: `python -m benchmarks.accuracy.expert_serving [--data DIR]
-[--json]`.
+"""Compare runs of mixtures of experts with predictions: `python -m
+benchmarks.accuracy.expert_serving [--data DIR] [--json]`.
 
 Constants of experts are fitted anew for every figure, without the load, the layout (a model's
 tensor parallel size) or the model that they are quoted on; engines' constants come from dense
@@ -28,7 +28,7 @@ KEYS = {
 
 
 def evaluate(folder: Path) -> dict[str, Any]:
-    """Return {groups, best_layout: {runs: regret}} by what was left out; pools apart."""
+    """Return {groups, best_layout: {runs: regret}} by what was held out, and for separate pools."""
     runs = mixtures(folder)
     sets = {
         f"Served mixtures, unseen {name}": [

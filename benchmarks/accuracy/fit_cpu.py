@@ -1,5 +1,5 @@
-"""Measure this machine's `cpu` constants, one process with one thread: `python -m
-benchmarks.accuracy.fit_cpu` (needs torch).
+"""Measure this machine's `cpu` constants with one process of one thread: `python -m
+benchmarks.accuracy.fit_cpu` (requires torch).
 
 Writes hp_tool/catalog/data/efficiency/silicon/cpu.yaml from what `hp-tool calibrate` times on two
 processes: matmuls, attention, elementwise kernels, and gloo collectives over loopback. Fractions

@@ -1,11 +1,11 @@
-"""Fit what is added to engines' and experts' constants for engines started with their defaults, and
-for separate pools for prefill and decoding: `python -m evidence.fit --only defaults --only pools`.
+"""Fit the additional time of engines with default settings, and of separate pools for prefill and
+decoding: `python -m evidence.fit --only defaults --only pools`.
 
 Writes hp_tool/catalog/data/efficiency/defaults.yaml and defaults/ENGINE.yaml from
 serving_as_started.csv: one factor on every pass, with deviations of models left out, of all engines
-and of those in OWN alone; and pools.yaml, one constant from the first tokens
-of the pools of inference_measured_2.csv and _3 whose numbers of replicas are told, with deviations
-of lengths and engines left out.
+and of those in OWN alone; and pools.yaml, one constant from the first tokens of the pools of
+inference_measured_2.csv and _3 whose numbers of replicas are told, with deviations of lengths and
+engines left out.
 """
 
 from __future__ import annotations
@@ -47,21 +47,21 @@ from hp_tool.loop.calibration.microbenchmarks import short
 from hp_tool.questions.serving.problem import client_arrivals, serving_case
 
 NARROW = ("int4",)
-"""Kimi K2.5 in int4 is three to seven times slower than predicted, on H200 and MI350X: no kernels
-were there for it yet. Such runs tell nothing about others.
+"""Runs that are not used. Kimi K2.5 in int4 is three to seven times slower than predicted on H200
+and MI350X, because it had no kernels there yet.
 """
 OWN = ("sglang",)
-"""Engines with a factor of their own: those with runs of three models or more."""
+"""Engines with a separate factor: those with runs of at least three models."""
 TRIALS = np.geomspace(1.0, 4.0, 15)
-"""Slowdowns that are tried; between them lie lines."""
+"""Slowdowns that are evaluated; values between them are interpolated linearly."""
 
 
 Errors = Mapping[int, Floats]
-"""Errors of runs, by their id, at each of TRIALS."""
+"""Errors of runs by their id, for each of TRIALS."""
 
 
 def started(folder: Path) -> list[ServingRun]:
-    """The runs whose model the catalogue has and whose layout holds it."""
+    """Return the runs whose model is in the catalogue and fits the layout."""
     runs = [
         _with_means(
             dataclasses.replace(serving_run(row), equal_lengths=row["engine"] == "vllm"), row
@@ -88,7 +88,7 @@ def _with_means(run: ServingRun, row: Row) -> ServingRun:
 
 
 def predicted(runs: Sequence[ServingRun], slowdown: float) -> list[Predicted]:
-    """The runs with their passes so much slower."""
+    """Return the runs with their passes slowed down by a factor."""
     pairs = []
     for profile, members in by_constants(runs):
         for batch in batches(members, profile):
@@ -98,7 +98,7 @@ def predicted(runs: Sequence[ServingRun], slowdown: float) -> list[Predicted]:
 
 
 def fit(runs: Sequence[ServingRun], errors: Errors) -> float:
-    """Return the slowdown with the least error of TPOT, each model weighing alike."""
+    """Return the slowdown with the smallest error of TPOT; each model has the same weight."""
     models: dict[str, list[Floats]] = defaultdict(list)
     for run in runs:
         models[_model(run)].append(errors[id(run)])
@@ -107,7 +107,7 @@ def fit(runs: Sequence[ServingRun], errors: Errors) -> float:
 
 
 def tried(runs: Sequence[ServingRun]) -> Errors:
-    """Return |ln(predicted / measured)| of each run's TPOT by the slowdowns tried."""
+    """Return |ln(predicted / measured)| of each run's TPOT for each slowdown in TRIALS."""
     found: dict[int, list[float]] = defaultdict(list)
     for slowdown in TRIALS:
         pairs = predicted(runs, float(slowdown))
@@ -117,8 +117,8 @@ def tried(runs: Sequence[ServingRun]) -> Errors:
 
 
 def left_out(runs: Sequence[ServingRun], errors: Errors | None = None) -> list[Predicted]:
-    """The runs of each model, with the slowdown of the others: of those of its engine if that is in
-    OWN.
+    """Return the runs of each model, predicted with the slowdown of the other models: those of its
+    engine if the engine is in OWN.
     """
     known = tried(runs) if errors is None else errors
     return [
@@ -130,12 +130,12 @@ def left_out(runs: Sequence[ServingRun], errors: Errors | None = None) -> list[P
 
 
 def _own(run: ServingRun) -> str:
-    """Return the engine whose factor a run takes; empty: that of all."""
+    """Return the engine whose factor applies to a run; empty: the common factor."""
     return run.engine if run.engine in OWN else ""
 
 
 def _of(runs: Sequence[ServingRun], engine: str) -> list[ServingRun]:
-    """Return the runs behind a factor."""
+    """Return the runs to which a factor is fitted."""
     return [run for run in runs if run.engine == engine or not engine]
 
 
@@ -158,7 +158,7 @@ def fitted(folder: Path) -> Iterator[FittedFile]:
 
 
 def deviations(unseen: Sequence[Predicted | PredictedPool]) -> dict[str, float]:
-    """Return the standard deviation of each figure of runs that were left out."""
+    """Return the standard deviation of each figure over held-out runs."""
     return {f"{what}_log_sd": short(conformal_sd(log_ratios(unseen, what))) for what in FIGURES}
 
 
@@ -167,12 +167,12 @@ def _model(run: ServingRun) -> str:
 
 
 HOPS = {"handover_s": (0.1, 0.0, 5.0)}
-"""Start and bounds of the hops between pools."""
+"""Initial value and bounds of the hops between pools, in seconds."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PredictedPool:
-    """A run beside what the model says of it."""
+    """A run and its prediction."""
 
     run: PoolRun
     costs: PoolCosts
@@ -192,12 +192,12 @@ class PredictedPool:
 
 
 def told_pools(folder: Path) -> list[PoolRun]:
-    """Pools whose numbers of replicas are known."""
+    """Return the pools whose numbers of replicas are known."""
     return [run for run in pool_runs(folder) if run.replicas is not None]
 
 
 def pooled(runs: Sequence[PoolRun], *, handover_s: float) -> list[PredictedPool]:
-    """Every run with these hops."""
+    """Return every run with these hops."""
     return [PredictedPool(run=run, costs=_costs(run, handover_s)) for run in runs]
 
 
@@ -230,15 +230,15 @@ def _costs(run: PoolRun, handover_s: float) -> PoolCosts:
 
 
 def fit_handover(runs: Sequence[PoolRun]) -> float:
-    """Return the hops' seconds that these runs give, by robust least squares on their first
-    tokens.
+    """Return the seconds of the hops between pools, by robust least squares on the first tokens of
+    these runs.
     """
     found = solve(lambda values: log_ratios(pooled(runs, **values), "ttft"), HOPS)
     return short(found["handover_s"])
 
 
 def pools_left_out(folder: Path) -> list[PredictedPool]:
-    """Return the runs of each engine and length, by hops that saw the others."""
+    """Return the runs of each engine and length, predicted with hops fitted on the others."""
     parts = fitting.left_out(told_pools(folder), lambda run: (run.engine, run.input_length))
     return [
         pair
@@ -248,7 +248,7 @@ def pools_left_out(folder: Path) -> list[PredictedPool]:
 
 
 def fitted_pools(folder: Path) -> Iterator[FittedFile]:
-    """Yield pools.yaml: hops between pools, on top of constants that saw none of these runs."""
+    """Yield pools.yaml: hops between pools, fitted with constants that used none of these runs."""
     runs = told_pools(folder)
     names = [f"{run.model} on {run.gpu} ({run.engine})" for run in runs]
     profile = PoolEfficiency(

@@ -1,4 +1,5 @@
-"""Fit what an inference engine adds to isolated kernels: `python -m evidence.fit --only engines`.
+"""Fit the time that an inference engine adds to isolated kernels: `python -m evidence.fit --only
+engines`.
 
 Writes hp_tool/catalog/data/efficiency/engines/*.yaml, one file per engine and version with enough
 runs of dense models, from one half of the groups of inference_measured.csv,
@@ -51,13 +52,15 @@ GIVEN = given("engines")
 NOISE, ROBUST = GIVEN["noise"], GIVEN["robust"]
 FEWEST_RUNS = 20
 HARDLY_TOLD = 0.5
-"""Share of a prior's deviation that is left of a constant that its runs hardly tell."""
+"""Fraction of a prior's deviation above which a constant counts as hardly determined by its
+runs.
+"""
 ASSUMED_TTFT_LOG_SD = 0.5
-"""Where only throughput was measured."""
+"""Assumed deviation of TTFT if only throughput was measured."""
 
 GIB = 1 << 30
 RESERVE_BYTES = 2e9
-"""CUDA context, NCCL, CUDA graphs."""
+"""Memory of CUDA context, NCCL and CUDA graphs."""
 
 
 def priors_of(name: str) -> dict[str, Prior]:
@@ -66,7 +69,7 @@ def priors_of(name: str) -> dict[str, Prior]:
 
 
 def settings(name: str, version: str) -> dict[str, Any]:
-    """What is not fitted."""
+    """Return the settings that are not fitted."""
     known = GIVEN["settings"]
     stated = {"reserve_bytes": RESERVE_BYTES}
     for each in (known[name], known.get(f"{name} {version}", {})):
@@ -77,7 +80,7 @@ def settings(name: str, version: str) -> dict[str, Any]:
 
 
 def as_fields(stated: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings as fields of a profile, which hold lists as tuples."""
+    """Return settings as fields of a profile, which stores lists as tuples."""
     return {key: tuple(each) if isinstance(each, list) else each for key, each in stated.items()}
 
 
@@ -96,7 +99,7 @@ def engine(values: Values, *, name: str, version: str) -> EngineEfficiency:
 
 
 def fit(seen: Sequence[ServingRun], *, name: str, version: str) -> EngineEfficiency:
-    """Maximum a posteriori constants from the runs seen."""
+    """Return the maximum a posteriori constants for the given runs."""
     make = functools.partial(engine, name=name, version=version)
     free = priors_of(name)
     means = {constant: prior.mean for constant, prior in free.items()}
@@ -121,7 +124,9 @@ def fit(seen: Sequence[ServingRun], *, name: str, version: str) -> EngineEfficie
 def errors(
     runs: Sequence[ServingRun], *, start: EngineEfficiency
 ) -> Callable[[EngineEfficiency], Floats]:
-    """What constants give for the log ratios of these runs, over the noise taken for each."""
+    """Return the log ratios of these runs under given constants, divided by the assumed noise of
+    each.
+    """
     prepared = batches(runs, start)
 
     def of(trial: EngineEfficiency) -> Floats:
@@ -139,8 +144,9 @@ def assumed(
     residuals: Callable[[EngineEfficiency], Floats],
     free: Mapping[str, Prior],
 ) -> tuple[str, ...]:
-    """Return the constants that are as unsure after the runs as before, to a half: 1 / sqrt of the
-    diagonal of the inverse of J^T J + prior, J by differences of a tenth of each prior's deviation.
+    """Return the constants that the runs determine to no more than half their prior deviation: 1 /
+    sqrt of the diagonal of the inverse of J^T J + prior, with J from differences of a tenth of each
+    prior's deviation.
     """
     sds = np.array([prior.sd for prior in free.values()])
     here = residuals(profile)
@@ -160,8 +166,8 @@ def assumed(
 
 
 def by_version(runs: Sequence[ServingRun]) -> dict[tuple[str, str], list[ServingRun]]:
-    """The runs of each engine and version with enough of them, without series whose prompts were
-    cached.
+    """Return the runs of each engine and version that has enough of them, without series whose
+    prompts were cached.
     """
     cached = cached_series(runs)
     grouped: dict[tuple[str, str], list[ServingRun]] = defaultdict(list)
@@ -172,15 +178,15 @@ def by_version(runs: Sequence[ServingRun]) -> dict[tuple[str, str], list[Serving
 
 
 def scatter(pairs: Sequence[Predicted]) -> dict[str, float]:
-    """{figure: standard deviation of log ratios} of the figures that were measured."""
+    """Return {figure: standard deviation of log ratios} for the measured figures."""
     logs = {what: log_ratios(pairs, what) for what in NOISE}
     finite = {what: values[np.isfinite(values)] for what, values in logs.items()}
     return {what: conformal_sd(values) for what, values in finite.items() if len(values)}
 
 
 def pair_scatter(pairs: Sequence[Predicted]) -> float | None:
-    """Return the scatter of the ratio of two layouts' throughputs under one load; None where too
-    few loads had several.
+    """Return the scatter of the ratio of two layouts' throughputs under one load; None if too few
+    loads have several layouts.
     """
     groups: dict[tuple[object, ...], list[float]] = defaultdict(list)
     for pair, log_ratio in zip(pairs, log_ratios(pairs, "throughput"), strict=True):
@@ -194,8 +200,8 @@ def pair_scatter(pairs: Sequence[Predicted]) -> float | None:
 def left_out(
     members: Sequence[ServingRun], *, name: str, version: str, key: Callable[[ServingRun], str]
 ) -> dict[str, list[Predicted]]:
-    """The runs of each kind, predicted by constants that saw the others; none where there are too
-    few of those.
+    """Return the runs of each kind, predicted by constants fitted on the others; none if there are
+    too few others.
     """
     predicted = {}
     for kind, runs, others in fitting.left_out(members, key):
@@ -222,7 +228,7 @@ LEFT_OUT = (by_model, by_gpu, by_precision)
 
 
 def with_scatter(profile: EngineEfficiency, members: Sequence[ServingRun]) -> EngineEfficiency:
-    """The profile with its scatter on groups it did not see."""
+    """Return the profile with its scatter on held-out groups."""
     others = [run for run in members if not run.fitted]
     predicted = predict(batches(others, profile), profile)
     own, pair = scatter(predicted), pair_scatter(predicted)
@@ -238,7 +244,9 @@ def with_scatter(profile: EngineEfficiency, members: Sequence[ServingRun]) -> En
 
 
 def stored_fields(profile: EngineEfficiency) -> dict[str, Any]:
-    """Return the fields of an engine's file: all but the settings that follow from its release."""
+    """Return the fields of an engine's file: all except the settings that follow from its
+    release.
+    """
     fields = dataclasses.asdict(profile)
     return {name: value for name, value in fields.items() if name not in BY_RELEASE}
 

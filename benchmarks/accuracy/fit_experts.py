@@ -1,4 +1,4 @@
-"""Fit what layers with experts add to isolated kernels while serving: `python -m evidence.fit
+"""Fit the time that layers with experts add to isolated kernels in serving: `python -m evidence.fit
 --only experts`.
 
 Writes experts.yaml and experts/ENGINE.yaml of hp_tool/catalog/data/efficiency from the served
@@ -47,12 +47,12 @@ COMMAND = "python -m evidence.fit --only experts"
 
 NOISE, ROBUST = given("experts")["noise"], given("experts")["robust"]
 STRANGE = ("trtllm", "1.2.0rc6.post1")
-"""One run alone, whose requests wait 29 s for a first token that their prompts need 2 s for: no
-setting told explains it.
+"""A single run that is not used: its requests wait 29 s for a first token whose prompt takes 2 s,
+and no stated setting explains this.
 """
 DRAFTS_FROM = 1.25
-"""Ratio of two TPOTs of one layout and load from which the faster run must have drafted tokens,
-which no column tells.
+"""Ratio of two TPOTs of one layout and load above which the faster run must have drafted tokens,
+which no column states.
 """
 OWN = ("sglang",)
 """Engines with constants of their own. vLLM and TensorRT-LLM were measured on two and three models,
@@ -68,16 +68,16 @@ Prepared = Sequence[tuple[Batch, EngineEfficiency]]
 
 
 def mixtures(folder: Path) -> list[ServingRun]:
-    """Served mixtures on one replica, without runs that must have drafted tokens or whose layout is
-    in doubt.
+    """Return runs of mixtures on one replica, without runs that must have drafted tokens or whose
+    layout is uncertain.
     """
     runs = (run for run in later_runs(folder) if catalogue_model(run.model).num_experts)
     return plain(once([run for run in runs if (run.engine, run.version) != STRANGE]))
 
 
 def once(runs: Sequence[ServingRun]) -> list[ServingRun]:
-    """The runs without those that a second listing repeats with the lengths that were asked for,
-    not those that were drawn: it has the same latencies.
+    """Return the runs without those that a second listing repeats with the requested instead of the
+    drawn lengths; they have the same latencies.
     """
     drawn = {_measured(run) for run in runs if not run.equal_lengths}
     return [run for run in runs if not run.equal_lengths or _measured(run) not in drawn]
@@ -88,7 +88,7 @@ def _measured(run: ServingRun) -> tuple[object, ...]:
 
 
 def plain(runs: Sequence[ServingRun]) -> list[ServingRun]:
-    """The runs that decode token by token on a layout that is known."""
+    """Return the runs that decode token by token on a known layout."""
     slowest: dict[tuple[object, ...], float] = defaultdict(float)
     for run in runs:
         slowest[_layout(run)] = max(slowest[_layout(run)], run.tpot_s)
@@ -108,7 +108,7 @@ def _layout(run: ServingRun) -> tuple[object, ...]:
 
 
 def prepared(runs: Sequence[ServingRun]) -> Prepared:
-    """The runs in batches, each with its engine's constants."""
+    """Return the runs in batches, each with its engine's constants."""
     pairs: list[tuple[Batch, EngineEfficiency]] = []
     for profile, members in by_constants(runs):
         pairs += [(batch, profile) for batch in batches(members, profile)]
@@ -116,7 +116,7 @@ def prepared(runs: Sequence[ServingRun]) -> Prepared:
 
 
 def predicted(pairs: Prepared, experts: ByEngine) -> list[Predicted]:
-    """Every run with these constants of experts."""
+    """Return every run with these constants of experts."""
     rows = []
     for batch, profile in pairs:
         own = experts.get(profile.engine) or experts[JOINT]
@@ -126,7 +126,7 @@ def predicted(pairs: Prepared, experts: ByEngine) -> list[Predicted]:
 
 
 def errors(runs: Sequence[ServingRun]) -> Callable[[ExpertEfficiency], Floats]:
-    """Runs of one model share its errors: each model weighs alike."""
+    """Return the errors; runs of one model share a weight, so that all models count equally."""
     pairs = prepared(runs)
     models = [catalogue_model(run.model).name for batch, _ in pairs for run in batch.runs]
     count = Counter(models)
@@ -166,7 +166,7 @@ def fits(runs: Sequence[ServingRun]) -> dict[str, ExpertEfficiency]:
 def left_out(
     runs: Sequence[ServingRun], key: Callable[[ServingRun], Hashable]
 ) -> dict[Hashable, tuple[dict[str, ExpertEfficiency], list[Predicted]]]:
-    """Return, by the value of `key`, the constants of all other runs and what they predict of
+    """Return, for each value of `key`, the constants of all other runs and their predictions of
     these.
     """
     parts = {
@@ -181,8 +181,8 @@ def left_out(
 def with_scatter(
     constants: ExpertEfficiency, unseen: Sequence[Sequence[Predicted]]
 ) -> ExpertEfficiency:
-    """The constants with the deviations whose 90 % interval holds 90 % of the groups left out, each
-    group weighing alike.
+    """Return the constants with the deviations whose 90% interval contains 90% of the held-out
+    groups; each group has the same weight.
     """
 
     sds = {what: weighted_sd([log_ratios(group, what) for group in unseen]) for what in FIGURES}

@@ -1,4 +1,4 @@
-"""List the measured runs that the constants stand for: `python -m evidence.fit --only familiarity`.
+"""List the measured runs behind the constants: `python -m evidence.fit --only familiarity`.
 
 Writes hp_tool/catalog/data/efficiency/measured_runs.csv, one line for each group of runs that a
 question can differ from. Runs of frameworks and releases of engines without constants of their own
@@ -30,7 +30,7 @@ from hp_tool.errors import HpToolError
 from hp_tool.questions.training.problem import resolve_model
 
 Group = tuple[str, Measured]
-"""Kind of question, and a group of runs."""
+"""Kind of query, and a group of runs."""
 
 
 def groups(folder: Path) -> list[Group]:
@@ -41,7 +41,7 @@ def groups(folder: Path) -> list[Group]:
 
 
 def _trainings(folder: Path) -> Iterator[tuple[Setting, str]]:
-    """Yield what each timed training ran, and its source."""
+    """Yield the settings of each timed training, and its source."""
     known = set(frameworks())
     for table, file in FILE_OF.items():
         if not file.startswith("training/"):
@@ -51,7 +51,7 @@ def _trainings(folder: Path) -> Iterator[tuple[Setting, str]]:
             if told in known and missing(row) is None and step_s(row) == step_s(row):
                 try:
                     yield _trained(row), LABELS.get(table, OWN).source or _short(row["source"])
-                except HpToolError:  # a setting that no query can state
+                except HpToolError:  # a setting that no query can describe
                     continue
 
 
@@ -74,7 +74,9 @@ def _short(source: str) -> str:
 
 
 def _servings(folder: Path) -> Iterator[tuple[Setting, str]]:
-    """Yield what each served run was, and its source: of releases with constants, and mixtures."""
+    """Yield the settings of each serving run, and its source, for releases with constants and for
+    mixtures.
+    """
     dense = dense_runs(folder)
     cached = cached_series(dense)
     known = {(each.engine, each.version) for each in engine_profiles() if not each.kernels_alone}
@@ -85,7 +87,7 @@ def _servings(folder: Path) -> Iterator[tuple[Setting, str]]:
 
 
 def _grouped(found: Iterable[tuple[Setting, str]]) -> list[Measured]:
-    """Return a group for each setting and source, with the most GPUs of its runs."""
+    """Return a group for each setting and source, with the largest number of GPUs of its runs."""
     counts: Counter[tuple[Setting, str]] = Counter()
     most: dict[tuple[Setting, str], int] = {}
     for setting, source in found:
@@ -125,7 +127,9 @@ class IndexFile:
         FILE.write_text(self.text, encoding="utf-8")
 
     def differences(self) -> Iterator[str]:
-        """Yield a line for each group that is not stored, and for each that is stored alone."""
+        """Yield a line for each group that is missing in the file, and for each that is only in the
+        file.
+        """
         stored = FILE.read_text(encoding="utf-8").splitlines() if FILE.is_file() else []
         fitted = self.text.splitlines()
         for line in stored:

@@ -1,13 +1,14 @@
-"""Fit what a framework adds to isolated kernels: `python -m evidence.fit --only frameworks`.
+"""Fit the time that a framework adds to isolated kernels: `python -m evidence.fit --only
+frameworks`.
 
 Writes hp_tool/catalog/data/efficiency/frameworks/megatron-core/*.yaml: software of 2022 (on A100
 and older) from the 19 figures of arXiv 2205.05198's Tables 4 and 5, which wait for most of their
 communication; today's from NVIDIA's dense recipes, DGX Cloud's benchmarks and MLPerf pre-training
-on H100, and cut models on B200; then what experts add. With them come the clocks
-that trainings sustain (`efficiency/clocks`), and what Megatron's fused accumulation in fp32 costs
-on B200: rows that say it of H100 are missing, where half of it is assumed. fit_fsdp and
-fit_nanotron stand on these clocks: run them after. Priors keep them physical; the functions named
-left_out fit without a model's, a layout's or a card's rows.
+on H100, and cut models on B200; then what experts add. With them come the clocks that trainings
+sustain (`efficiency/clocks`), and what Megatron's fused accumulation in fp32 costs on B200: rows
+that say it of H100 are missing, where half of it is assumed. fit_fsdp and fit_nanotron stand on
+these clocks: run them after. Priors keep them physical; the functions named left_out fit without a
+model's, a layout's or a card's rows.
 """
 
 from __future__ import annotations
@@ -70,11 +71,11 @@ from hp_tool.domain.efficiency import EfficiencyProfile, FrameworkEfficiency
 COMMAND = "python -m evidence.fit --only frameworks"
 GIVEN = given("frameworks")
 FIXED = fixed("frameworks")
-"""What these rows do not tell."""
+"""Values that these rows do not determine."""
 
 
 def constants_2022(values: Values) -> Constants:
-    """Return the software of 2022 with the free constants."""
+    """Return the profile of the software of 2022 with the free constants."""
     values = dict(values)
     return Constants(
         shares={("a100", "bf16"): values.pop("clocks")}, framework=with_constants(FIXED, values)
@@ -112,9 +113,7 @@ FIT_2022 = Fit[Row, Constants](
 
 @functools.cache
 def fit_2022(folder: Path, *, leave_out: str | None = None) -> Constants:
-    """Return the constants of 2022; `leave_out` names a model of Table 5 whose rows are not
-    seen.
-    """
+    """Return the constants of 2022; the rows of the model `leave_out` of Table 5 are not used."""
     steps = [
         row for row in rows(folder, "korthikanti2022_table5") if row["run"].split()[0] != leave_out
     ]
@@ -122,7 +121,9 @@ def fit_2022(folder: Path, *, leave_out: str | None = None) -> Constants:
 
 
 def table5_left_out(folder: Path) -> list[Comparison]:
-    """Every Table 5 figure, predicted by constants that never saw its model's Table 5 rows."""
+    """Return every figure of Table 5, predicted by constants fitted without its model's rows in
+    Table 5.
+    """
     cases = table5_cases(folder)
     compared = []
     for size in MODELS if cases else ():
@@ -134,10 +135,10 @@ def table5_left_out(folder: Path) -> list[Comparison]:
 
 PRIORS, EXPERT_PRIORS = priors("frameworks"), priors("frameworks", "priors_experts")
 CLOCKS = {name: tuple(name.split()) for name in PRIORS if name.endswith((" bf16", " fp8"))}
-"""Shares of boost, by their names among the priors."""
+"""Shares of boost clocks, by their names among the priors."""
 REPEATED = ("MLPerf Training", "DGX Cloud benchmarks")
 REPEATED_WEIGHT = 0.5
-"""Of MLPerf's and DGX Cloud's rows: a few layouts of one model each, submitted or scaled many
+"""Weight of the rows of MLPerf and DGX Cloud: few layouts of one model, submitted or scaled many
 times.
 """
 
@@ -150,7 +151,7 @@ def errors_today(runs: Sequence[Prepared]) -> Callable[[Constants], Floats]:
 
 @functools.cache
 def today_runs(folder: Path) -> tuple[Prepared, ...]:
-    """Every row that today's constants may be fitted on."""
+    """Return all rows to which current constants may be fitted."""
     audited = [
         case
         for case in mlperf_cases(folder)
@@ -167,11 +168,12 @@ def today_runs(folder: Path) -> tuple[Prepared, ...]:
 
 @functools.cache
 def fit_today(runs: tuple[Prepared, ...], start: Constants) -> Constants:
-    """Software that hides most of its communication: its constants, its hosts' and its dies'
-    clocks, on all dense rows at once, then what experts add, on theirs. Groups of evidence leave
-    the same rows out again and again: a fit is computed once.
+    """Fit the constants of current software, which hides most of its communication: on all dense
+    rows together its constants, its hosts' and its dies' clocks, then on rows with experts the
+    constants of experts. Results are cached, because groups of evidence hold out the same rows
+    repeatedly.
     """
-    # Of a card that only experts ran on little is known; a release is known by any.
+    # Little is known about a GPU that only ran experts; any run determines the release.
     dense = _fit_dense(
         tuple(run for run in runs if not run.has_experts), start, newest_release(runs)
     )
@@ -213,7 +215,7 @@ def with_experts(
 def _fit_added(
     name: str, framework: FrameworkEfficiency, shares: Shares | None = None
 ) -> Fit[Prepared, FrameworkEfficiency]:
-    """Return the fit of constants on top of others."""
+    """Return the fit of constants in addition to given others."""
     noise = GIVEN["noise_experts"]
     return Fit(
         priors=priors("frameworks", name),
@@ -239,12 +241,12 @@ def fitted_experts(folder: Path) -> Iterator[FittedFile]:
 
 
 def hybrid_runs(folder: Path) -> list[Prepared]:
-    """Recipes of Nemotron 3 Nano."""
+    """Return recipes of Nemotron 3 Nano."""
     return [Prepared.of(case) for case in hybrid_cases(folder)]
 
 
 def hybrids_left_out(folder: Path) -> list[Comparison]:
-    """Every row, by what other cards' rows say of the scan."""
+    """Return every row, predicted with the scan rate fitted on other GPUs' rows."""
 
     def fit(others: list[Prepared]) -> Callable[[Prepared], Comparison]:
         framework = _fit_added("priors_scan", shipped())(others)
@@ -266,8 +268,8 @@ def fitted_mixers(folder: Path) -> Iterator[FittedFile]:
 def today_left_out(
     folder: Path, cases: Iterable[Case], key: str | Callable[[Case], Hashable]
 ) -> list[Comparison]:
-    """These cases, each predicted by today's constants that saw no row of its `key`, of which a
-    name is a property of Case.
+    """Return these cases, each predicted by current constants fitted without the rows of its `key`,
+    the name of a property of Case.
     """
     of = operator.attrgetter(key) if isinstance(key, str) else key
     rows: list[Comparison] = []
@@ -278,20 +280,20 @@ def today_left_out(
 
 
 def amd_runs(folder: Path) -> list[Prepared]:
-    """LoRA on MI300X and MI325X, the only published runs of their die with a layout."""
+    """Return LoRA on MI300X and MI325X, the only published runs of their die with a layout."""
     return [Prepared.of(case) for case in mlperf_cases(folder) if case.what.startswith("MI3")]
 
 
 def v100_runs(folder: Path) -> list[Prepared]:
-    """Megatron-LM of 2020 on one to eight V100, the only published runs of their die with a
+    """Return Megatron-LM of 2020 on one to eight V100, the only published runs of their die with a
     layout.
     """
     return [Prepared.of(case) for case in megatron_2020_cases(folder) if "V100" in case.what]
 
 
 def fit_die(die: str, runs: Sequence[Prepared], framework: FrameworkEfficiency) -> Shares:
-    """What matmuls of this die reach of a typical die's at boost: kernels and clocks in one, as
-    nobody timed them apart.
+    """Fit the speed of matmuls on this die relative to a typical die at boost clocks: kernels and
+    clocks together, because they were not timed separately.
     """
 
     def residuals(x: Floats) -> Floats:
@@ -305,7 +307,7 @@ def fit_die(die: str, runs: Sequence[Prepared], framework: FrameworkEfficiency) 
 
 
 def die_left_out(runs: Sequence[Prepared], key: Callable[[Prepared], str]) -> list[Comparison]:
-    """Every row of one die, by what the rows of other keys say of the die."""
+    """Return every row of one die, predicted by constants fitted on the rows of other keys."""
     if not runs:
         return []
     card = runs[0].gpu
@@ -319,13 +321,13 @@ def die_left_out(runs: Sequence[Prepared], key: Callable[[Prepared], str]) -> li
 
 
 def amd_left_out(folder: Path) -> list[Comparison]:
-    """Every AMD row, by what the other card's rows say of the die."""
+    """Return every AMD row, predicted by constants fitted on the other GPU's rows."""
     return die_left_out(amd_runs(folder), lambda run: run.gpu.name)
 
 
 def megatron_2020_left_out(folder: Path) -> list[Comparison]:
-    """Every row of 2020: on V100 by what the other models' rows say of the die; no constant saw
-    those on A100.
+    """Return every row of 2020: on V100 predicted by constants fitted on the other models' rows; no
+    constants were fitted on the A100 rows.
     """
     others = [
         Prepared.of(case).shipped()
@@ -353,7 +355,7 @@ def fitted(folder: Path) -> Iterator[FittedFile]:
             name: getattr(today.framework, name)
             for name in ("host_launch_s", "yearly_gain", *EXPERT_PRIORS)
         },
-        attention_kernel="fa2",  # Transformer Engine's choice before Hopper
+        attention_kernel="fa2",  # Transformer Engine's default before Hopper
         fitted_on=f"{tables} (A100, 19 figures, software of 2022); host and trend of releases as "
         f"today's {by}; {untold}",
     )
@@ -362,7 +364,7 @@ def fitted(folder: Path) -> Iterator[FittedFile]:
         today.framework,
         # Nobody measured it on B300: as B200. Nor on H100: halfway, on a logarithmic scale, between
         # nothing and B200's.
-        attention_kernel="cudnn",  # Transformer Engine's choice from Hopper on
+        attention_kernel="cudnn",  # Transformer Engine's default since Hopper
         fp32_accumulation={
             "h100": float(f"{added['b200'] ** 0.5:.4g}"),
             **added,
@@ -373,7 +375,7 @@ def fitted(folder: Path) -> Iterator[FittedFile]:
     nothing = "nothing: processes on a CPU hide nothing, and each search calibrates"
     profiles = {
         "a100": old,
-        # Its rows are of 2020's software, and tell nothing of other releases.
+        # These rows are of software of 2020 and do not determine other releases.
         "v100": dataclasses.replace(old, yearly_gain=0.0, attention_kernel=None),
         "default": modern,
         "cpu": dataclasses.replace(FIXED, newest_release=None, fitted_on=nothing),

@@ -1,4 +1,4 @@
-"""Fit what FSDP adds to isolated kernels: `python -m evidence.fit --only fsdp`.
+"""Fit the time that FSDP adds to isolated kernels: `python -m evidence.fit --only fsdp`.
 
 Writes hp_tool/catalog/data/efficiency/frameworks/torch-fsdp/*.yaml: nine constants on 139 MPT runs
 on A100 of 40 and 80 GB and 43 on H100. The attention kernel of these runs, in Triton, was written
@@ -40,16 +40,16 @@ from hp_tool.loop.calibration.microbenchmarks import short
 COMMAND = "python -m evidence.fit --only fsdp"
 CARDS = {"a100": "a100-sxm-80gb", "h100": "h100-sxm-80gb", "b200": "b200-sxm-180gb"}
 START = fixed("fsdp")
-"""What these rows do not tell."""
+"""Values that these rows do not determine."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Fitted:
-    """The framework's constants on each die."""
+    """The framework's constants for each die."""
 
     by_die: dict[str, FrameworkEfficiency]
     saw: tuple[Prepared, ...] | None = None
-    """The runs that they were fitted on."""
+    """Runs to which the constants were fitted."""
 
     def seen(self, runs: Sequence[Prepared]) -> Fitted:
         """Return the constants as profiles state them: four digits each, and the newest release of
@@ -100,8 +100,8 @@ def constants(values: Values) -> Fitted:
 
 
 def _with_own_kernel(framework: FrameworkEfficiency, name: str, die: str) -> FrameworkEfficiency:
-    """Return the constants with the kernel that torch's attention calls there: FlashAttention 2, on
-    Blackwell cuDNN's.
+    """Return the constants with the kernel that torch's attention uses: FlashAttention 2, or
+    cuDNN's on Blackwell.
     """
     return dataclasses.replace(
         framework, attention_kernel=name, attention_slowdown=published(die)[name]
@@ -110,15 +110,15 @@ def _with_own_kernel(framework: FrameworkEfficiency, name: str, die: str) -> Fra
 
 @functools.cache
 def published(die: str) -> dict[str, float]:
-    """Return the seconds of named attention kernels on the die over those of the one timed
-    alone.
+    """Return the published seconds of named attention kernels on the die, relative to the kernel
+    that was timed alone.
     """
     return gpu_efficiency(gpu(CARDS[die])).attention_kernels
 
 
 @functools.cache
 def best_of_hopper() -> float:
-    """Share of the peak that the best attention kernels reach on H100, against A100."""
+    """Fraction of the peak that the best attention kernels reach on H100, relative to A100."""
     h100, a100 = (
         gpu_efficiency(gpu(name)).attention.peak_fraction
         for name in ("h100-sxm-80gb", "a100-sxm-80gb")
@@ -138,17 +138,17 @@ def mpt_runs(folder: Path) -> tuple[Prepared, ...]:
 
 @functools.cache
 def everything(runs: tuple[Prepared, ...]) -> Values:
-    """Return what all runs give, from where fits without some of them start."""
+    """Return the result for all runs, from which fits without some of them start."""
     return FIT.values(runs)
 
 
 def leave_one_model_out(runs: tuple[Prepared, ...]) -> list[Comparison]:
-    """Every run, predicted by constants that never saw its model."""
+    """Return every run, predicted by constants fitted without its model."""
     return _leaving_out(runs, lambda run: run.case.name)
 
 
 def across_gpus(runs: tuple[Prepared, ...]) -> list[Comparison]:
-    """Every run, predicted by constants that never saw its GPU."""
+    """Return every run, predicted by constants fitted without its GPU."""
     return _leaving_out(runs, lambda run: run.gpu.name)
 
 

@@ -130,7 +130,7 @@ def fit_thin(by_precision: dict[Precision, list[Row]], die: str) -> dict[str, di
 
 
 def _shortest(rows: list[Row]) -> tuple[Floats, Floats, list[GpuSpec]]:
-    """Return `medians` of m, n and k, each time at most that of the same call with more rows."""
+    """Return `medians` by m, n and k, each limited to the time of the same call with more rows."""
     shapes, seconds, cards = medians(rows, ("m", "n", "k"))
     calls = list(zip(*shapes[1:], (card.name for card in cards), strict=True))
     least: dict[tuple[object, ...], float] = {}
@@ -224,7 +224,7 @@ def ring(
     cards: list[GpuSpec],
     **free: Sequence[float],
 ) -> dict[str, float]:
-    """Return the constants of a Link over which `wire` bytes of each rank travel."""
+    """Return the constants of a link over which each rank sends `wire` bytes."""
     bandwidth = np.array([local_bandwidth(card) for card in cards])
 
     def predicted_s(
@@ -241,7 +241,7 @@ def ring(
 
 
 def fit_die(folder: Path, die: str) -> dict[str, object]:
-    """All constants of one die."""
+    """Fit all constants of one die."""
     systems = [system for system, card in SYSTEMS.items() if gpu(card).silicon == die]
     of_die = {
         name: [row for row in timed(folder, name) if row["system"] in systems]
@@ -303,7 +303,7 @@ def with_b200(later: dict[str, object], earlier: dict[str, object]) -> dict[str,
 
 
 def generic(fitted: list[dict[str, object]]) -> dict[str, object]:
-    """Geometric means over the fitted dies, for one that nobody measured."""
+    """Return geometric means over the fitted dies, for unmeasured dies."""
 
     def mean(values: list[object]) -> object:
         if isinstance(values[0], dict):

@@ -1,4 +1,4 @@
-"""Fit what InternEvo adds to isolated kernels: `python -m evidence.fit --only internevo`.
+"""Fit the time that InternEvo adds to isolated kernels: `python -m evidence.fit --only internevo`.
 
 Writes hp_tool/catalog/data/efficiency/frameworks/internevo/default.yaml from 26 step times of
 InternLM-7B on 8 to 128 A100 and 16 figures of memory on A800. One model tells few constants apart:
@@ -38,7 +38,7 @@ from hp_tool.questions.training import estimate
 COMMAND = "python -m evidence.fit --only internevo"
 NOISE = given("internevo")["noise"]
 START = fixed("internevo")
-"""What the runs do not tell."""
+"""Values that the runs do not determine."""
 
 
 def constants(values: Values) -> FrameworkEfficiency:
@@ -63,8 +63,8 @@ def by_gpus(run: Prepared) -> str:
 
 
 def by_layout(run: Prepared) -> str:
-    """Return tensor parallelism, micro-batch, recomputation and what the optimizer is sharded over,
-    in words.
+    """Return tensor parallelism, micro-batch, recomputation and the ranks over which the optimizer
+    is sharded, in words.
     """
     parallel = run.case.query.parallel
     shard = "all" if parallel.data_parallel_shard_size == 0 else "node"
@@ -77,7 +77,7 @@ LEFT_OUT: dict[str, Callable[[Prepared], str]] = {"number of GPUs": by_gpus, "la
 
 
 def leave_one_out(runs: Sequence[Prepared], key: Callable[[Prepared], str]) -> list[Comparison]:
-    """Every run, predicted by constants that never saw one of its key."""
+    """Return every run, predicted by constants fitted without the runs of its key."""
 
     def fit(others: list[Prepared]) -> Callable[[Prepared], Comparison]:
         constants = seen(FIT(others), others)
@@ -87,7 +87,7 @@ def leave_one_out(runs: Sequence[Prepared], key: Callable[[Prepared], str]) -> l
 
 
 def used_memory(cases: Sequence[Case]) -> list[Comparison]:
-    """What the GPU was seen to use beside what is allocated at the peak, in GiB."""
+    """Return the memory in GiB that the GPU used in addition to the peak of allocated memory."""
     rows = []
     for case in cases:
         memory = estimate(query=case.query, with_fixes=False).memory
@@ -107,12 +107,12 @@ def used_memory(cases: Sequence[Case]) -> list[Comparison]:
 
 
 def cached_share(rows: Sequence[Comparison]) -> float:
-    """How much more than is allocated the allocator holds, typically."""
+    """Return the typical ratio of reserved to allocated memory, minus 1."""
     return float(np.median([1.0 / (1.0 + row.error) for row in rows])) - 1.0
 
 
 def memory_left_out(folder: Path) -> list[Comparison]:
-    """Memory that the allocator holds, by what the other rows say of how much it caches."""
+    """Return reserved memory, predicted with the cached share fitted on the other rows."""
     rows = used_memory(memory_cases(folder))
     return [
         dataclasses.replace(

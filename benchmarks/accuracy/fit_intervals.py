@@ -1,5 +1,4 @@
-"""Fit how wide intervals are: `python -m evidence.fit --only intervals`, after all
-other fits.
+"""Fit the width of intervals: `python -m evidence.fit --only intervals`, after all other fits.
 
 Everything comes from rows that constants did not see. A group's scatter is that for which the
 central 90 % of a normal distribution would have held nine in ten of its configurations, with one
@@ -36,10 +35,10 @@ from hp_tool.domain.familiarity import SERVING_DIMENSIONS
 PAIRS = {"megatron-core": "Megatron Core", "torch-fsdp": "MPT under FSDP", "internevo": "InternEvo"}
 """Frameworks with published runs of one model on the same devices."""
 RESERVED = ("Models cut to fit 8 B200, reserved", "Llama under torchtitan, reserved")
-"""One allocator, PyTorch's, under Megatron Core and under FSDP."""
+"""Frameworks that use PyTorch's allocator: Megatron Core and FSDP."""
 COMMAND = "python -m evidence.fit --only intervals"
 Known = tuple[Sequence[Comparison], float]
-"""Rows of one kind, and the variance of ln(published / predicted) that is known of them."""
+"""Rows of one kind, and the known variance of ln(published / predicted) of each."""
 
 
 def scatter(*kinds: Known) -> float:
@@ -79,7 +78,7 @@ def likeliest(rows: Sequence[Comparison]) -> float:
 
 
 def fit(folder: Path) -> tuple[dict[str, dict[str, float]], dict[str, float]]:
-    """({profile: its own scatter}, {doubt: standard deviation})."""
+    """Return ({profile: its scatter}, {doubt: standard deviation})."""
     found = evidence.groups(folder)
     groups = {group.title: group.rows for group in found}
     cut = [row for row in groups["Models cut to fit 8 B200"] if row.model.startswith("llama")]
@@ -111,7 +110,7 @@ def fit(folder: Path) -> tuple[dict[str, dict[str, float]], dict[str, float]]:
         groups["Mixtures of experts, releases from 26.02.01 on"],
     )
     lora = scatter((adapters, own)) ** 2
-    # A question is about another model or a later release than the rows: both were left out.
+    # : both were held out.
     recent = {row.what for row in mixtures}
     later = [row for row in groups["The next release: mixtures of experts"] if row.what in recent]
     experts = scatter_by_model(mixtures, later, known=own) ** 2
@@ -140,7 +139,7 @@ def fit(folder: Path) -> tuple[dict[str, dict[str, float]], dict[str, float]]:
     pairs["nanotron"] = regular_scatter(
         log_ratios(groups["nanotron's grid"], lambda row: (row.model, row.part))
     )
-    tuned = {  # what fine-tuning adds under a framework that was measured in pre-training
+    tuned = {  # the effect of fine-tuning under a framework that was measured in pre-training
         name: scatter((groups[f"Fine-tuning predicted as torch-fsdp, {figure}"], known))
         for name, figure, known in (
             ("tuning_log_sd", "step time", fsdp),
@@ -148,7 +147,7 @@ def fit(folder: Path) -> tuple[dict[str, dict[str, float]], dict[str, float]]:
         )
     }
     of_experts = {"expert_time_log_sd": math.sqrt(experts), "earlier_expert_time_log_sd": older}
-    # Five ratios of mixtures are too few to state less than dense models' ratios do.
+    # Five ratios of mixtures are too few for a deviation below that of dense models' ratios.
     of_experts["expert_pair_log_sd"] = max(
         scatter((groups["Ratio of two runs: mixtures of experts"], 0.0)), pairs["megatron-core"]
     )
@@ -169,7 +168,7 @@ def fit(folder: Path) -> tuple[dict[str, dict[str, float]], dict[str, float]]:
     profiles["nanotron/default"] = {}
     for name, widths in profiles.items():
         widths["pair_log_sd"] = pairs[name.partition("/")[0]]
-    profiles["megatron-core/cpu"] = of_memory  # the same code counts it
+    profiles["megatron-core/cpu"] = of_memory  # counted by the same code
     doubts = {
         "trainer_log_sd": trainer,
         "card_log_sd": added["gpu"],
@@ -204,8 +203,8 @@ def dense_cases(folder: Path) -> list[list[Case]]:
 
 
 def above_allocated(rows: Iterable[Comparison]) -> list[Comparison]:
-    """Rows of reserved memory beside what is predicted to be allocated, from which intervals of
-    both start.
+    """Return rows of reserved memory with the predicted allocated memory, from which intervals of
+    both are derived.
     """
     typical = (
         1.0
@@ -215,7 +214,9 @@ def above_allocated(rows: Iterable[Comparison]) -> list[Comparison]:
 
 
 def untimed(runs: Iterable[Prepared]) -> list[Comparison]:
-    """Dense runs by the shipped constants of their framework and the kernels of a typical die."""
+    """Return dense runs predicted by their framework's shipped constants and the kernels of a
+    typical die.
+    """
     rows = []
     for run in runs:
         if not run.has_experts:
@@ -234,7 +235,7 @@ def _short(value: float) -> float:
 
 
 def fitted(folder: Path) -> Iterator[FittedFile]:
-    """Yield the scatter of each framework's profile, and the doubts of what has no data."""
+    """Yield the scatter of each framework's profile, and the doubts of features without data."""
     profiles, doubts = fit(folder)
     for name, widths in profiles.items():
         yield FittedFile(

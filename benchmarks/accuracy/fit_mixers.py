@@ -67,7 +67,7 @@ prompts' kernels one by one.
 
 
 class Batch(NamedTuple):
-    """Rows of one kernel of one mixer on one card."""
+    """Rows of one kernel of one mixer on one GPU."""
 
     card: GpuSpec
     model: ModelSpec
@@ -77,11 +77,11 @@ class Batch(NamedTuple):
 
 
 Batches = dict[tuple[str, str], dict[str, list[Batch]]]
-"""By mixer and kernel, and by card."""
+"""Batches by mixer and kernel, and by GPU."""
 
 
 def recurrent_rows(folder: Path) -> Batches:
-    """Kernels of recurrent mixers."""
+    """Return the timed kernels of recurrent mixers."""
     grouped: dict[tuple[str, str], dict[str, dict[ModelSpec, list[Row]]]] = defaultdict(
         lambda: defaultdict(lambda: defaultdict(list))
     )
@@ -104,7 +104,7 @@ def recurrent_rows(folder: Path) -> Batches:
 
 
 def recurrent_model(row: Row, mixer: Mixer) -> ModelSpec:
-    """A layer that has a row's shape."""
+    """Return a layer with the shape of a row."""
     shape = {field: int(row[column]) for field, column in GIVEN["shapes"][mixer].items()}
     return ModelSpec(
         mixer=mixer,
@@ -141,24 +141,24 @@ def _without_first_calls(batches: list[Batch]) -> list[Batch]:
 
 
 class Modules(NamedTuple):
-    """Whole modules of sparse attention on one card, and the seconds of each one's parts at the
-    datasheet's peaks.
+    """Complete modules of sparse attention on one GPU, and the seconds of each module's parts at
+    the datasheet's peaks.
     """
 
     seconds: Floats
     projections: Floats
     scores: Floats
-    """Arithmetic of the index scores."""
+    """Seconds of the index scores' arithmetic."""
     index: Floats
-    """Bytes of the indexer: its cached keys while decoding, scores of prompts."""
+    """Seconds of the indexer's memory traffic: cached keys in decoding, scores of prompts."""
     products: Floats
-    """Arithmetic of the attention."""
+    """Seconds of the attention's arithmetic."""
     tokens: Floats
-    """Tokens that attend; no seconds."""
+    """Number of tokens that attend (not seconds)."""
 
 
 def sparse_rows(folder: Path, phase: str) -> dict[str, Modules]:
-    """Modules of sparse attention by card: `context` (of many tokens) or `generation`."""
+    """Return modules of sparse attention by GPU: `context` (of many tokens) or `generation`."""
     grouped: dict[tuple[str, str, str, str], list[Row]] = defaultdict(list)
     for row in read(folder / "ops", "dsa.csv"):
         if row["phase"] == phase and (
@@ -193,7 +193,7 @@ def sparse_modules(
     seconds: Floats,
     phase: str,
 ) -> Modules:
-    """The parts of modules of one shape."""
+    """Return the parts of modules of one shape."""
     name = PRECISIONS.get(kind, "fp8")
     case = serving_case(
         model=catalogue_model("llama-3.1-8b"),
@@ -231,12 +231,12 @@ NEIGHBOUR = GIVEN["neighbours"]
 
 
 def solved(residuals: Callable[[Values], Floats], free: Free) -> Values:
-    """Return the free constants, of four digits."""
+    """Return the free constants with four digits."""
     return rounded(solve(residuals, free, in_logarithms=True))
 
 
 def predicted(kernel: str, roof: MixerRoofline, batch: Batch) -> Floats:
-    """Seconds of a recurrent mixer's kernel for each row."""
+    """Return the seconds of a recurrent mixer's kernel for each row."""
     card, model, sequences, lengths, _ = batch
     peak = peak_flops(card, precision="bf16")
     if kernel in ("convolution", "scan"):
@@ -265,7 +265,7 @@ def predicted(kernel: str, roof: MixerRoofline, batch: Batch) -> Floats:
 
 
 def log_ratios(kernel: str, roof: MixerRoofline, batches: Sequence[Batch]) -> Floats:
-    """Logarithms of predicted over measured seconds."""
+    """Return log(predicted / measured) seconds."""
     return np.concatenate(
         [np.log(predicted(kernel, roof, batch) / batch.seconds) for batch in batches]
     )
@@ -298,7 +298,7 @@ def fit_kernel(kernel: str, batches: Sequence[Batch], **fixed: float) -> MixerRo
 
 Kernels = dict[str, MixerRoofline]
 Sparse = dict[str, Modules]
-"""By phase."""
+"""Constants of sparse attention by phase."""
 
 
 def sparse_kernels(values: Values) -> Kernels:
@@ -324,7 +324,7 @@ def sparse_kernels(values: Values) -> Kernels:
 
 
 def sparse_log_ratios(kernels: Kernels, phase: str, rows: Modules) -> Floats:
-    """Logarithms of predicted over measured seconds of whole modules, projections included."""
+    """Return log(predicted / measured) seconds of complete modules, including projections."""
     decoding = phase == "generation"
     index, attention = (
         kernels[f"{name}_decode" if decoding else name] for name in ("index", "attention")
@@ -345,7 +345,7 @@ def sparse_log_ratios(kernels: Kernels, phase: str, rows: Modules) -> Floats:
 
 
 def fit_sparse(cards: Sequence[Sparse]) -> Kernels:
-    """Constants of sparse attention on one die, from both phases together."""
+    """Fit the constants of sparse attention on one die, from both phases together."""
 
     def residuals(values: Values) -> Floats:
         kernels = sparse_kernels(values)
@@ -361,8 +361,8 @@ def fit_sparse(cards: Sequence[Sparse]) -> Kernels:
 
 
 class Error(NamedTuple):
-    """How far constants are off one card's rows: medians of their own, and of those of the nearest
-    other card.
+    """Errors of constants on one GPU's rows: median errors of its constants, and of those of the
+    nearest other GPU.
     """
 
     mixer: str

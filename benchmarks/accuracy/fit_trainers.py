@@ -37,7 +37,7 @@ from hp_tool.errors import HpToolError
 COMMAND = "python -m evidence.fit --only trainers"
 GIVEN = given("trainers")
 OPTIMIZERS: Mapping[str, float] = GIVEN["optimizers"]
-"""Passes of the optimizer over memory, by trainer."""
+"""Number of the optimizer's passes over memory, by trainer."""
 
 
 def own(rows: Sequence[Comparison], name: str) -> list[Comparison]:
@@ -142,12 +142,12 @@ def times(row: Row) -> bool:
 
 
 def counts_memory(row: Row) -> bool:
-    """Return whether the row's memory is of settings that a query can state."""
+    """Return whether the row's memory belongs to settings that a query can describe."""
     facts = other(row)
     if row["table"] == "trainer_fms_a100":
         return facts.get("packing") == "1" and facts.get("no_peft_model") != "1"
     fused_into_backward = "fused into backward" in facts.get("optimizer", "")
-    # Its optimizer is paged; on the larger card recomputation is not stated.
+    # The optimizer is paged; recomputation on the larger GPU is not stated.
     paged = row["run"] == "torchtune README, models" and (
         row["task"] == "sft" or row["gpu"] == "rtx-a6000-48gb"
     )
@@ -181,7 +181,7 @@ def prepared(
 
 
 def asked_as(case: Case, framework: str | None) -> Case:
-    """Return the case as a run of `framework`, of no release in particular."""
+    """Return the case as a run of `framework`, without a release."""
     if framework is None:
         return case
     assert case.query.training is not None
@@ -220,7 +220,9 @@ def _part(row: Row) -> str:
 
 
 def _without_settings(comparison: Comparison, row: Row) -> Comparison:
-    """Return the row's own vote: rows differ in settings that a query does not have."""
+    """Return the row as a separate vote, because rows differ in settings that a query does not
+    have.
+    """
     where = f"{row['run'] or ''} {row['frozen_precision'] or row['parameter_precision'] or ''}"
     return dataclasses.replace(
         comparison,
@@ -237,8 +239,8 @@ def step_times(folder: Path, *, experts: bool) -> list[Comparison]:
 
 
 def peak(run: Prepared) -> Comparison | None:
-    """Return the peak of allocated memory, of what the allocator held, or of the whole device,
-    whichever was published.
+    """Return the peak of allocated memory, of reserved memory, or of the device, whichever was
+    published.
     """
     case: Case = run.case
     if case.allocated_bytes:

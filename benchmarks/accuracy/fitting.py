@@ -1,4 +1,4 @@
-"""One harness for the fits of frameworks and engines.
+"""Common code of the fits of frameworks and engines.
 
 A fit declares what is free and how far, what constants these values make, and how far rows are from
 them; the harness has the least squares, the rows left out, the scatter and the written profile.
@@ -48,7 +48,7 @@ KEPT = (*SCATTER, "memory_log_sd", "reserved_log_sd", "state_scan_flops_per_seco
 
 
 class Prior(NamedTuple):
-    """What is known of a constant before any row, and its bounds."""
+    """Prior mean and deviation of a constant, and its bounds."""
 
     mean: float
     sd: float
@@ -61,7 +61,7 @@ SPECIFICATIONS = Path(__file__).with_name("fits.yaml")
 
 @functools.cache
 def given(fit: str) -> Mapping[str, Any]:
-    """Return what fits.yaml says of a fit: priors, what is fixed, the noise of rows."""
+    """Return the entries of fits.yaml for a fit: priors, fixed values, and the noise of rows."""
     specification: Mapping[str, Any] = yaml.safe_load(SPECIFICATIONS.read_text("utf-8"))[fit]
     return specification
 
@@ -78,7 +78,7 @@ def fixed(fit: str) -> FrameworkEfficiency:
 
 
 ROBUST = {"loss": "soft_l1", "diff_step": 1e-2, "xtol": 1e-4, "ftol": 1e-4}
-"""A few rows out of line must not bend the constants."""
+"""Options of a robust loss, so that a few outliers do not distort the constants."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -88,20 +88,20 @@ class Fit(Generic[Row, Constants]):
     priors: Mapping[Any, Prior]
     constants: Callable[[Values], Constants]
     errors: Callable[[Sequence[Row]], Callable[[Constants], Floats]]
-    """Of these rows: what constants give for log ratios of predicted to published, over the noise
-    taken for a row.
+    """Function that returns, for some rows, the log ratios of predicted to published under given
+    constants, divided by the assumed noise.
     """
     in_deviations: bool = True
-    """The search steps in standard deviations from the means; False: in the constants themselves,
-    of four digits each.
+    """Whether the search steps in standard deviations from the means; if not, in the constants
+    themselves with four digits.
     """
     near: float = 0.01
-    """Where it starts, in standard deviations from the means."""
+    """Starting point, in standard deviations from the means."""
     options: Mapping[str, Any] = dataclasses.field(default_factory=lambda: ROBUST)
-    """Of scipy.optimize.least_squares."""
+    """Options of scipy.optimize.least_squares."""
 
     def __call__(self, rows: Sequence[Row], *, starts: Iterable[Values] = ({},)) -> Constants:
-        """Return the constants that these rows give, of four digits each."""
+        """Return the constants fitted to these rows, with four digits."""
         return self.constants(rounded(self.values(rows, starts=starts)))
 
     def values(self, rows: Sequence[Row], *, starts: Iterable[Values] = ({},)) -> Values:
@@ -135,8 +135,8 @@ def compare_left_out(
     key: Callable[[Row], Hashable],
     fit: Callable[[list[Row]], Callable[[Row], Comparison]],
 ) -> list[Comparison]:
-    """Return every row beside what constants predict that saw no row of its `key`; `fit` returns
-    how constants of the others compare one.
+    """Return every row with the prediction of constants fitted without its `key`; `fit` returns a
+    function that compares one row.
     """
     return [
         compared
@@ -190,16 +190,16 @@ def linear_beyond(logs: Floats, scale: float) -> Floats:
 
 
 def conformal_sd(logs: Floats) -> float:
-    """Return the standard deviation of log ratios whose 90 % interval holds 90 % of these, and one
-    more to come.
+    """Return the standard deviation of log ratios whose 90% interval contains 90% of these, and of
+    one more to come.
     """
     off = np.sort(np.abs(logs))
     return float(off[min(math.ceil(CONFIDENCE * (len(off) + 1)), len(off)) - 1]) / NORMAL_QUANTILE
 
 
 def weighted_sd(groups: Sequence[Floats]) -> float:
-    """Return the standard deviation of log ratios whose 90 % interval holds 90 % of these, each
-    group weighing alike.
+    """Return the standard deviation of log ratios whose 90% interval contains 90% of these; each
+    group has the same weight.
     """
     off = np.concatenate([np.abs(each) for each in groups])
     weights = np.concatenate([np.full(len(each), 1.0 / len(each) / len(groups)) for each in groups])
@@ -209,7 +209,7 @@ def weighted_sd(groups: Sequence[Floats]) -> float:
 
 
 def with_constants(start: FrameworkEfficiency, values: Mapping[str, Any]) -> FrameworkEfficiency:
-    """Return `start` with these fields; those named network_... are the network's."""
+    """Return `start` with these fields; names that begin with network_ belong to the network."""
     of_network = {
         name.removeprefix("network_"): value
         for name, value in values.items()
@@ -224,7 +224,9 @@ def with_constants(start: FrameworkEfficiency, values: Mapping[str, Any]) -> Fra
 def framework_file(
     name: str, constants: FrameworkEfficiency, *, keeps: tuple[str, ...] = KEPT
 ) -> FittedFile:
-    """Return the profile of one die (or `default`), in which the fields `keeps` stay."""
+    """Return the profile of one die (or `default`) as a file; the fields in `keeps` are
+    preserved.
+    """
     fields = dataclasses.asdict(constants)
     return FittedFile(
         file=f"frameworks/{constants.framework}/{name}.yaml",

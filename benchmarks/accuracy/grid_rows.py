@@ -51,7 +51,7 @@ COLUMNS = {
     "tok_s_gpu": "tokens_per_second_per_gpu",
     "sequence_length": "sequence_length",
 }
-"""Columns of a grid by those of the evidence."""
+"""Columns of a grid, by the corresponding columns of the evidence."""
 SEQUENCE = 4096
 GPU = "h100-sxm-80gb"
 SHAPES = {
@@ -71,7 +71,9 @@ SHAPES = {
 
 
 def grid_rows(folder: Path) -> list[Row]:
-    """Return nanotron's runs in the columns of a grid, those that contradict themselves too."""
+    """Return nanotron's runs in the columns of a grid, including those that contradict
+    themselves.
+    """
     return [as_grid(row) for row in rows(folder, TABLE, excluded=True)]
 
 
@@ -97,7 +99,7 @@ def as_grid(row: table.Row) -> Row:
 
 
 def shape(row: Row) -> ModelSpec:
-    """The Llama-like model of a row."""
+    """Return the Llama-like model of a row."""
     return ModelSpec(
         name=row["model"],
         num_attention_heads=32,
@@ -122,7 +124,9 @@ def config(row: Row) -> ParallelConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """Rows of one model, kind of attention, number of nodes and batch: what one call predicts."""
+    """Rows with one model, kind of attention, number of nodes and batch, which one call
+    predicts.
+    """
 
     rows: list[Row]
     model: ModelSpec
@@ -131,7 +135,7 @@ class Group:
     candidates: Candidates
 
     def predict(self, constants: FrameworkEfficiency) -> TrainingCosts:
-        """Predictions for the rows."""
+        """Return predictions for the rows."""
         device = gpu(GPU)
         kernels = sustained_efficiency(
             gpu_efficiency(device), gpu=device, clocks=usual_clocks(device)
@@ -146,7 +150,7 @@ class Group:
 
     @property
     def legal(self) -> NDArray[np.bool_]:
-        """Which rows the framework would start."""
+        """Return which rows the framework would start."""
         codes = legality(
             case=self._case(efficiency_profile(gpu=self.cluster.gpu, framework="nanotron")),
             candidates=self.candidates,
@@ -160,18 +164,18 @@ class Group:
 
     @property
     def step_s(self) -> NDArray[np.float64]:
-        """Measured; not a number where the run failed."""
+        """Return the measured seconds; NaN if the run failed."""
         rate = np.array([float(row["tok_s_gpu"] or "nan") for row in self.rows])
         return self.workload.global_batch_size * SEQUENCE / (rate * self.cluster.num_gpus)
 
     @property
     def used_bytes(self) -> NDArray[np.float64]:
-        """Measured on the first stage; not a number where the run failed."""
+        """Return the measured bytes on the first stage; NaN if the run failed."""
         return np.array([float(row["mem_gb"] or "nan") for row in self.rows]) * GIB
 
 
 def groups(rows: Iterable[Row]) -> list[Group]:
-    """The rows whose sizes multiply to their batch, in groups."""
+    """Return the rows whose sizes multiply to their batch, in groups."""
     cells: dict[tuple[str, str, int, int], list[Row]] = defaultdict(list)
     for row in rows:
         if int(row["dp"]) * int(row["mbs"]) * int(row["grad_acc"]) == int(row["gbs"]):

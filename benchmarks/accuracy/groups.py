@@ -27,9 +27,9 @@ from benchmarks.accuracy.tables import as_text
 from hp_tool.cost.uncertainty import CONFIDENCE, NORMAL_QUANTILE
 
 MANY_ROWS = 40
-"""Above this a table names parts instead of rows; `--json` has them all."""
+"""Number of rows above which a table shows parts instead of rows; `--json` has all rows."""
 OUTSIDE = 2.0 / (1.0 - CONFIDENCE)
-"""Score of a figure's distance from its interval."""
+"""Factor on a figure's distance outside its interval, in the score."""
 
 FORMULAS = "no rows (formulas only)"
 OPS = "timed kernels and Tables 4 and 5 of arXiv 2205.05198"
@@ -51,11 +51,11 @@ class Group:
     title: str
     left_out: LeftOut
     saw: str
-    """The rows behind the constants that predicted these."""
+    """Rows to which the constants of these predictions were fitted."""
     rows: list[Comparison]
     unit: str = "s"
     is_long: bool = False
-    """Needs fits that take minutes; CI leaves it out."""
+    """Whether the group needs fits that take minutes; CI omits it."""
     pool: str = "training steps"
     """The report's pool of rows by what is predicted; empty: none."""
     classed: str = ""
@@ -120,18 +120,18 @@ class Group:
 
 
 Rows = dict[str, list[Comparison]]
-"""Comparisons by their group's title."""
+"""Comparisons by the title of their group."""
 
 
 @functools.cache
 def _known() -> dict[str, dict[str, str]]:
-    """Return what groups.csv says of each title."""
+    """Return the entries of groups.csv by title."""
     with Path(__file__).with_name("groups.csv").open(newline="", encoding="utf-8") as stream:
         return {line.pop("title"): line for line in csv.DictReader(stream)}
 
 
 def named(rows: Rows, *, is_long: bool = False) -> list[Group]:
-    """Return the groups of these titles, with what groups.csv says of them."""
+    """Return the groups with these titles, with their entries in groups.csv."""
     found = []
     for title, members in rows.items():
         known = _known()[title]
@@ -151,13 +151,13 @@ def named(rows: Rows, *, is_long: bool = False) -> list[Group]:
 
 
 def on(row: Comparison, card: str) -> Comparison:
-    """The row with its GPU."""
+    """Return the row with its GPU."""
     return replace(row, gpu=card, part=card)
 
 
 def votes(rows: Iterable[Comparison]) -> list[Comparison]:
-    """One row a setting: that of the median published over predicted; rows without a prediction
-    have no vote.
+    """Return one row per setting: the one with the median ratio of published to predicted; rows
+    without a prediction have no vote.
     """
     grouped: dict[str, list[Comparison]] = {}
     for row in rows:
@@ -169,7 +169,7 @@ def votes(rows: Iterable[Comparison]) -> list[Comparison]:
 
 
 def _median(members: Sequence[Comparison]) -> Comparison:
-    """The newest row, with a published figure in the median ratio to its prediction."""
+    """Return the newest row, with a published figure in the median ratio to its prediction."""
     last = members[-1]
     return replace(
         last, published=last.predicted * median(row.published / row.predicted for row in members)
@@ -177,8 +177,8 @@ def _median(members: Sequence[Comparison]) -> Comparison:
 
 
 def figures(rows: Sequence[Comparison]) -> dict[str, Any]:
-    """What these rows say of the predictions. bias is of predicted over published; width the
-    interval's high over low.
+    """Return statistics of the predictions of these rows. bias is predicted over published; width
+    is the high over the low end of the interval.
     """
     counted = votes(rows)
     refused = dict(Counter(row.refused for row in rows if row.refused))
@@ -202,8 +202,8 @@ def figures(rows: Sequence[Comparison]) -> dict[str, Any]:
 
 
 def intervals(counted: Sequence[Comparison]) -> dict[str, Any]:
-    """Coverage with the range of right intervals, median width and mean score, of rows that state
-    an interval.
+    """Return the coverage with the range expected of right intervals, the median width and the mean
+    score of the rows that state an interval.
     """
     if not counted:
         return {}
@@ -255,6 +255,6 @@ def scatter_of(kinds: Iterable[Sequence[tuple[Comparison, float]]]) -> float:
     order = np.argsort(lacking)
     share = np.cumsum(np.array(weights)[order]) / (
         sum(weights) + max(weights)
-    )  # one more is to come
+    )  # one more value is to come
     place = min(int(np.searchsorted(share, CONFIDENCE)), len(lacking) - 1)
     return math.sqrt(max(lacking[order[place]], 0.0))

@@ -1,5 +1,5 @@
-"""`python -m benchmarks.accuracy.headlines [--json]`: the field's headlines, our figure beside the
-published one.
+"""Compare predictions with headline figures of the field: `python -m benchmarks.accuracy.headlines
+[--json]`.
 
 Reads evidence/headlines.yaml; needs no folder of measured figures.
 """
@@ -31,22 +31,22 @@ from hp_tool.domain.units import GIB, SECONDS_PER_DAY
 Found = tuple[float, Mapping[str, str]]
 """A predicted figure, and words for notes about it."""
 PUBLISHED_2021_FLOPS_PER_SECOND = 140e12
-"""What one A100 reached in arXiv 2104.04473 section 5.1."""
+"""FLOP/s of one A100 in arXiv 2104.04473 section 5.1."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Headline:
-    """One figure beside the published one."""
+    """A published figure and its prediction."""
 
     source: str
     date: str
-    """Month of the software that was measured."""
+    """Month of the measured software."""
     what: str
     published: str
     predicted: float
     unit: str
     error: float | None = None
-    """predicted / published - 1 where one number was published."""
+    """predicted / published - 1 if a single number was published."""
     note: str = ""
 
 
@@ -124,8 +124,8 @@ def _model_tflops(query: Query) -> Found:
 
 
 def _recomputed_tflops(query: Query) -> Found:
-    """TFLOP/s per GPU that 96 B s L h^2 (1 + s/6h + V/16Lh) FLOPs of a step make: arXiv 2104.04473,
-    equation 3.
+    """Return TFLOP/s per GPU for a step of 96 B s L h^2 (1 + s/6h + V/16Lh) FLOPs: arXiv
+    2104.04473, equation 3.
     """
     shape, load = model(query["model"]), query["training"]
     h, layers, sequence = shape.hidden_size, shape.num_hidden_layers, load["sequence_length"]
@@ -152,8 +152,8 @@ def _mfu(query: Query) -> Found:
 
 
 def _dynamic_context(_: Query) -> Found:
-    """The gain of dynamic over static context parallelism, over packing, for the lengths most like
-    the published.
+    """Return the gain of dynamic over static context parallelism, relative to packing, for the
+    lengths most similar to the published ones.
     """
     rows = dynamic_context.evaluate(["synthetic-code"])["scenarios"][0]["rows"]
     return rows[0]["gain_over_packing"], {}
@@ -237,7 +237,7 @@ def training_days() -> dict[str, Any]:
 
 
 def published_2021_days() -> float:
-    """8 T P / (n X): arXiv 2104.04473's rule, with its software of 2021."""
+    """Return 8 T P / (n X): the rule of arXiv 2104.04473, with its software of 2021."""
     tokens, parameters, gpus = 300e9, 175e9, 1024
     rate = gpus * PUBLISHED_2021_FLOPS_PER_SECOND
     return 8.0 * tokens * parameters / rate / SECONDS_PER_DAY

@@ -65,8 +65,8 @@ Scatter = ExpertEfficiency | PoolEfficiency
 
 
 def shipped_pairs(runs: Sequence[ServingRun]) -> list[Predicted]:
-    """Every run, predicted by the constants the catalogue ships for its version or the nearest
-    one.
+    """Return every run, predicted by the constants that the catalogue ships for its version or the
+    nearest one.
     """
     predicted = []
     for profile, members in by_constants(runs):
@@ -75,8 +75,8 @@ def shipped_pairs(runs: Sequence[ServingRun]) -> list[Predicted]:
 
 
 def unseen(runs: Sequence[ServingRun]) -> list[Predicted]:
-    """The runs of versions with constants of their own that these did not see; series with cached
-    prompts are left out.
+    """Return the runs of versions with constants to which these runs were not fitted; series with
+    cached prompts are omitted.
     """
     cached = cached_series(runs)
     profiles = {(profile.engine, profile.version) for profile in engine_profiles()}
@@ -217,7 +217,9 @@ def regret(pairs: Sequence[Predicted]) -> dict[str, Any]:
 
 
 def limit_predicted(pairs: Sequence[Predicted]) -> float:
-    """Return the share of runs of which is predicted whether the KV cache limits them."""
+    """Return the fraction of runs for which it is predicted correctly whether the KV cache limits
+    them.
+    """
     closed = [pair for pair in pairs if pair.run.queued_throughput is None]
     return float(np.mean([pair.kv_limited == pair.really_limited for pair in closed]))
 
@@ -227,7 +229,7 @@ FIGURES = {
     "ttft": "time to first token",
     "throughput": "tokens/s per GPU",
 }
-"""Words of titles."""
+"""Words for titles."""
 Judged = tuple[str, Predicted | fit_defaults.PredictedPool, Scatter | None]
 """(part of a group, run with its prediction, deviations of models left out or None for the
 engine's).
@@ -285,7 +287,7 @@ def mixtures(pairs: Iterable[Predicted]) -> list[Judged]:
 
 
 def started(folder: Path) -> list[Judged]:
-    """Return engines as they are started, by the slowdown of other models."""
+    """Return engines with default settings, predicted with the slowdown of other models."""
     pairs = fit_defaults.left_out(fit_defaults.started(folder))
     return [
         (
@@ -298,7 +300,9 @@ def started(folder: Path) -> list[Judged]:
 
 
 def pools(folder: Path) -> Rows:
-    """Return pools apart by hops between them that saw neither the engine nor the lengths."""
+    """Return separate pools, predicted with hops fitted without the engine or without the
+    lengths.
+    """
     unseen = fit_defaults.pools_left_out(folder)
     judged: list[Judged] = [(pair.run.engine, pair, pool_efficiency()) for pair in unseen]
     return titled("Separate prefill and decode pools, unseen engine and lengths", ratios(judged))
@@ -372,7 +376,7 @@ def by(pairs: Iterable[tuple[str, Predicted]]) -> Rows:
 
 
 def series(run: ServingRun) -> str:
-    """Return what one person measured in one go, in words."""
+    """Return the series of a run, in words: what one person measured together."""
     return f"{run.engine} {run.version}, {run.model} {run.precision}, {run.gpu}"
 
 

@@ -49,7 +49,9 @@ def a100(num_gpus: int) -> ClusterSpec:
 
 
 def table5(rows: list[Row], profile: EfficiencyProfile) -> list[Comparison]:
-    """Seconds per iteration: full recomputation without SP, and SP with selective recomputation."""
+    """Return seconds per iteration: full recomputation without SP, and SP with selective
+    recomputation.
+    """
     return [
         Comparison(
             source="Table 5 (s)",
@@ -65,7 +67,9 @@ def table5(rows: list[Row], profile: EfficiencyProfile) -> list[Comparison]:
 
 
 def table4(rows: list[Row], profile: EfficiencyProfile) -> list[Comparison]:
-    """Milliseconds of one 22B layer forward and backward, recomputation counted as backward."""
+    """Return milliseconds of one 22B layer, forward and backward; recomputation counts as
+    backward.
+    """
     comparisons = []
     for row in rows:
         config = ParallelConfig(

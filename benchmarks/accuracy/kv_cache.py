@@ -30,9 +30,9 @@ from hp_tool.questions.serving.problem import resolve_serving, with_device_defau
 
 GIB = 1 << 30
 OTHER_GPUS = {"A6000 48GB": 47.5, "RTX 3090": 23.57, "T4 16GB": 14.56}
-"""GiB of devices that the catalogue does not have, as drivers report them."""
+"""GiB of devices that the catalogue does not have, as reported by drivers."""
 STANDS_IN = "a100-sxm-80gb"
-"""Whose other properties, which the cache does not depend on, such a device has."""
+"""GPU whose other properties, which do not affect the cache, such a device uses."""
 PRECISIONS = {
     "int8 w8a8": "int8",
     "none": "bf16",
@@ -82,7 +82,7 @@ def _release(row: Row) -> str | None:
 
 
 def _known(row: Row) -> str | None:
-    """Return the row's release if a query may name it: the lists begin later than some rows."""
+    """Return the row's release if a query may name it; the lists begin later than some rows."""
     release = _release(row)
     try:
         check_release(row["engine"], release or "", field="")
@@ -92,7 +92,7 @@ def _known(row: Row) -> str | None:
 
 
 def predicted(row: Row) -> KvCache:
-    """Return the cache of a row's replica."""
+    """Return the predicted cache of a row's replica."""
     own = library.has_entry("gpus", row["gpu"])
     t = row["tensor_parallel_size"] or 1
     query = schema.parse_query(
@@ -141,7 +141,9 @@ def predicted(row: Row) -> KvCache:
 
 
 def _drafts(row: Row) -> dict[str, Any]:
-    """Return the drafting of a row by the model's own layers; other drafts are not told enough."""
+    """Return the drafting of a row by the model's layers; other drafts are not described well
+    enough.
+    """
     if "speculative_draft=MTP" not in (row["other"] or ""):
         return {}
     drafted = {"num_speculative_tokens": 1, "acceptance_rate": 0.7, "draft_cost_fraction": 0.1}
@@ -176,7 +178,7 @@ def evaluate(folder: Path) -> dict[str, Any]:
 
 
 def as_dict(report: dict[str, Any]) -> dict[str, Any]:
-    """Return the report as JSON takes it."""
+    """Return the report as a JSON value."""
     return report | {"groups": [group.as_dict() for group in report["groups"]]}
 
 

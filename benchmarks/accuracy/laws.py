@@ -1,5 +1,5 @@
-"""Laws that predictions obey over the whole catalogue, each derived by hand and held to the bound
-that it states.
+"""Laws that predictions obey over the whole catalogue, each derived by hand and checked against its
+bound.
 
 A law needs no measurement, so it also guards models and GPUs that nobody measured. `check()`
 returns the number of comparisons per law and those that break it.
@@ -30,13 +30,13 @@ from hp_tool.questions.serving.evaluate import estimate as serving_estimate
 from hp_tool.questions.training import estimate as training_estimate
 
 GENERATIONS = ("h100-sxm-80gb", "h200-sxm-141gb", "b200-sxm-180gb", "b300-sxm-288gb")
-"""Each is at least as fast as the one before it in every figure of its datasheet that a step of 16
-or 8 bits uses.
+"""GPU generations; each is at least as fast as the previous one in every figure of its datasheet
+that a step in 16 or 8 bits uses.
 """
 ENGINES = ("vllm", "sglang", "trtllm")
 CONCURRENCY = (1, 64)
 SIZES = (1, 8, 16, 32)
-"""Devices tried for serving, the first that hold the model."""
+"""Numbers of devices tried for serving; the first one that the model fits on is used."""
 EQUAL_LAYERS_BOUND = 1.005
 """Blocks are summed layer by layer, equal layers are multiplied; embeddings and ends are the same.
 Rounding alone is far less, but mean layers of models with dense first layers are an approximation.
@@ -45,11 +45,11 @@ Rounding alone is far less, but mean layers of models with dense first layers ar
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """Two predictions of which one may not exceed the other times a bound."""
+    """Two predictions, one of which may not exceed the other by more than a factor."""
 
     what: str
     ratio: float
-    """The figure that must not be larger over the other."""
+    """The figure that must not be larger, divided by the other."""
     bound: float
 
     @property

@@ -52,11 +52,11 @@ NAMES = {
     "worst": "worst_case",
     "refused": "refused",
 }
-"""Names of a group's figures here, by their names in `groups.figures`."""
+"""Names of a group's figures in the ledger, by their names in `groups.figures`."""
 BANDS = {"n": 0.0, "mean": 0.002, "median": 0.003, "worst": 0.01, "bias": 0.002, "inside": 0.015}
 RELATIVE_BANDS = {"high_low": 0.01, "score": 0.02}
-"""How far a figure may move without a reason. Errors, bias and the share inside: absolute. Fits
-differ by less from machine to machine.
+"""Change of a figure that requires a reason. Errors, bias and coverage: absolute. Fits differ by
+less than this between machines.
 """
 SHOWN = (*BANDS, *RELATIVE_BANDS)
 HEADLINE_BAND = 0.06
@@ -64,9 +64,9 @@ HEADLINE_BAND = 0.06
 HEADLINE_MOVE = 0.01
 """Relative change of a predicted headline that needs a reason."""
 DRAWN = ("model", "GPU", "setting", "all")
-"""Groups with points in pictures, by what their constants did not see."""
+"""Groups with points in pictures, by what their constants were fitted without."""
 LINE = 420
-"""Longest entry that stands on one line of the file."""
+"""Maximum length of an entry that is written on one line of the file."""
 
 
 def compute(folder: Path, *, quick: bool = False, only: Sequence[str] | None = None) -> Ledger:
@@ -81,8 +81,8 @@ def compute(folder: Path, *, quick: bool = False, only: Sequence[str] | None = N
         found = [group for name in only for group in evidence.section(name, folder) if group.rows]
         return {"groups": {group.title: entry(group) for group in found}}
     with ProcessPoolExecutor(max_workers=2, mp_context=get_context("spawn")) as pool:
-        # The laws and the serving fits run beside the sections of evidence, which have processes of
-        # their own.
+        # The laws and the serving fits run concurrently with the sections of evidence, which use
+        # separate processes.
         engines = [] if quick else [pool.submit(inference.refitted, folder)]
         checked = pool.submit(broken_laws)
         names = evidence.SECTIONS.keys() - (evidence.LONG if quick else set())
@@ -185,7 +185,8 @@ def _rounded(value: Any) -> Any:
 
 
 def moved(now: Ledger, recorded: Ledger) -> dict[str, dict[str, list[Any]]]:
-    """Return {entry: {figure: [recorded, now]}} of what moved by more than its band.
+    """Return {entry: {figure: [recorded, now]}} for the figures that changed by more than their
+    band.
 
     Only groups that `now` computed are compared; `missing` names those that it should have.
     """
@@ -209,8 +210,8 @@ def moved(now: Ledger, recorded: Ledger) -> dict[str, dict[str, list[Any]]]:
 def _pairs(
     now: Mapping[str, Entry], recorded: Mapping[str, Entry]
 ) -> Iterator[tuple[str, Entry, Entry]]:
-    """Yield each group and each of its parts beside its record; an empty entry stands for one that
-    is missing.
+    """Yield each group and each of its parts with its record; an empty entry represents a missing
+    one.
     """
     for title, new in now.items():
         old = recorded.get(title, {"parts": {}})
@@ -236,7 +237,7 @@ def _differences(new: Entry, old: Entry) -> dict[str, list[Any]]:
 
 
 def missing(now: Ledger, recorded: Ledger, *, quick: bool) -> list[str]:
-    """Return the recorded groups that were not computed though they should have been."""
+    """Return the recorded groups that should have been computed but were not."""
     return [
         title
         for title, old in recorded["groups"].items()
@@ -272,7 +273,7 @@ def _exceptions(ledger: Ledger) -> list[tuple[str, str]]:
 
 
 def outgrown(ledger: Ledger, known: Mapping[str, str]) -> list[str]:
-    """Return the entries of `known` that nothing needs any more, so that the list shrinks."""
+    """Return the entries of `known` that are no longer needed, so that the list shrinks."""
     needed = [name for name, _ in _exceptions(ledger)]
     return [prefix for prefix in known if not any(name.startswith(prefix) for name in needed)]
 
@@ -300,8 +301,8 @@ def _lines(value: Any, indent: str) -> str:
 
 
 def recorded_anew(now: Ledger, recorded: Ledger, changes: Mapping[str, Any], reason: str) -> Ledger:
-    """Return the new ledger: today's figures, what is known, and the moves with their reasons, the
-    newest last.
+    """Return the new ledger: the current figures, the known exceptions, and the changes with their
+    reasons, the newest last.
     """
     move = {
         "date": datetime.datetime.now(tz=datetime.UTC).date().isoformat(),
@@ -321,7 +322,9 @@ def recorded_anew(now: Ledger, recorded: Ledger, changes: Mapping[str, Any], rea
 
 
 def _unmoved(now: dict[str, Any], recorded: Mapping[str, Any], moved: Container[str]) -> Any:
-    """Return today's group with the recorded value of each number that stayed within its band."""
+    """Return the current group, with the recorded value of each number that stayed within its
+    band.
+    """
     kept = {
         name: value
         for name, value in recorded.items()
@@ -341,7 +344,7 @@ def as_text(now: Ledger) -> str:
 
 
 def failures(now: Ledger, recorded: Ledger, *, quick: bool) -> list[str]:
-    """Return a sentence for each reason why the ledger does not hold."""
+    """Return a sentence for each reason why the ledger check fails."""
     known = recorded.get("known", {})
     lines = [
         f"moved: {name}: "
@@ -402,7 +405,7 @@ def _recorded() -> Ledger:
 
 
 def record(now: Ledger, reason: str) -> None:
-    """Write the ledger with today's figures, and the reason if some moved."""
+    """Write the ledger with the current figures, and the reason if some changed."""
     recorded = _recorded()
     changes = moved(now, recorded) if recorded["groups"] else {}
     save(recorded_anew(now, recorded, changes, reason))

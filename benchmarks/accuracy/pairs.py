@@ -1,5 +1,5 @@
-"""Pairs of runs of one model on the same devices: what is wrong with the model, the kernels or the
-devices cancels.
+"""Ratios of runs of one model on the same devices, in which errors of the model, the kernels and
+the devices cancel.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ Cell = Callable[[Comparison], Hashable]
 
 
 def cells(folder: Path) -> dict[tuple[str, str], tuple[Hashable, ...]]:
-    """The cell of each published run by its model and description: model, card, devices and
-    precision; releases apart.
+    """Return the cell of each published run: model, GPU, devices and precision; releases are
+    separate.
     """
     cases = [
         *(run.case for run in mpt_runs(folder)),
@@ -56,8 +56,8 @@ def pairs(
     framework: str,
     kind: Literal["dense", "experts", "adapters"] = "dense",
 ) -> list[Comparison]:
-    """Ratios of two runs of a cell, each run in one pair at most, in the interval that a ranking by
-    this framework states.
+    """Return ratios of two runs of a cell, each run in at most one pair, with the interval that a
+    ranking for this framework states.
     """
     ratios = []
     for one, other in _paired(rows, cell):
@@ -72,7 +72,7 @@ def pairs(
 
 
 def log_ratios(rows: Iterable[Comparison], cell: Cell) -> Floats:
-    """ln(measured / predicted) of the same ratios."""
+    """Return ln(measured / predicted) of the same ratios."""
     return np.array([other.log_ratio - one.log_ratio for one, other in _paired(rows, cell)])
 
 

@@ -50,7 +50,7 @@ LAYOUT = (
 
 
 def asked(folder: Path) -> dict[str, list[Case]]:
-    """Return the runs of each kind that plain questions are asked of."""
+    """Return the runs of each kind that the queries are about."""
     audited, cloud = mlperf_cases(folder), dgxc_cases(folder)
 
     def of(precision: str) -> list[Case]:
@@ -68,8 +68,8 @@ def asked(folder: Path) -> dict[str, list[Case]]:
 
 
 def without_model(folder: Path, cases: Sequence[Case]) -> list[Comparison]:
-    """Return the cases by constants that saw no row of their model. No fit sees adapters: shipped
-    constants will do.
+    """Return the cases predicted by constants fitted without their model. Constants of adapters are
+    not fitted, so shipped ones are used.
     """
     adapters = all(case.task == "lora" for case in cases)
     return (
@@ -96,7 +96,7 @@ def plain_answers(folder: Path, cases: Sequence[Case]) -> list[Comparison]:
 
 
 def plain_cases(cases: Iterable[Case]) -> list[Case]:
-    """Return the cases with every other knob left open."""
+    """Return the cases with all other settings omitted."""
     return [_plain(case) for case in cases]
 
 
@@ -120,7 +120,7 @@ def _plain(case: Case, **more: str | None) -> Case:
     training = TrainingWorkload(**{name: getattr(whole, name) for name in SAID}, **more)
     parallel = ParallelQuery(**{name: getattr(layout, name) for name in LAYOUT})
     parallel = dataclasses.replace(
-        parallel,  # whoever names the sizes of a layout knows these, too
+        parallel,  # anybody who sets the sizes of a layout knows these, too
         zero_stage=parallel.zero_stage or framework_facts(whole.framework).default_zero_stage,
         recompute=parallel.recompute or "none",
     )
@@ -182,7 +182,7 @@ QUESTIONS: Mapping[str, Callable[[Sequence[Case]], list[Case]]] = {
 
 
 def evaluate(folder: Path) -> list[dict[str, Any]]:
-    """Return the figures of each question about runs of each kind."""
+    """Return the figures of each kind of query about each kind of run."""
     return [
         {
             "runs": title,

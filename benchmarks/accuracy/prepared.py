@@ -1,4 +1,4 @@
-"""Published runs ready to be predicted under trial constants, and the clocks that fits write."""
+"""Published runs prepared for predictions with trial constants, and the clocks that fits write."""
 
 from __future__ import annotations
 
@@ -57,11 +57,11 @@ REFERENCE = {
 matter of their kernels, and is the same at 750 W and 1,000 W.
 """
 Shares = Mapping[tuple[str, str], float]
-"""By die: share of boost that matmuls of a precision sustain."""
+"""Fraction of boost clocks that matmuls of a precision sustain, by die."""
 
 
 def clocks(die: str, shares: Shares) -> Clocks:
-    """The shipped clocks of a die, with these shares in their place."""
+    """Return the shipped clocks of a die with these shares."""
     share = {
         **_shipped(die),
         **{name: value for (one, name), value in shares.items() if one == die},
@@ -135,7 +135,7 @@ class Prepared:
         kernel = attention_kernel(workload, self.problem.model)
         if (
             kernel is not None and framework.framework == workload.framework
-        ):  # another's constants come with its own kernel
+        ):  # another framework's constants include its kernel
             timed = gpu_efficiency(self.gpu).attention_kernels
             framework = with_attention_kernel(framework, name=kernel, timed=timed)
         framework = with_overlap(framework, overlap=workload.overlap, newest=framework)
@@ -163,7 +163,7 @@ class Prepared:
         return resolve_configuration(self.case.query).estimate(with_fixes=False)
 
     def ratio(self, framework: FrameworkEfficiency, shares: Shares | None = None) -> float:
-        """Predicted over published step time."""
+        """Return predicted over published step time."""
         return self.step_s(framework, shares) / self.case.step_s
 
     def compare(
@@ -265,7 +265,7 @@ class Prepared:
         low: float | None = None,
         high: float | None = None,
     ) -> Comparison:
-        """With bounds as shares of the prediction."""
+        """Return the figure with bounds as fractions of the prediction."""
         reasons = self.stated.reasons
         return dataclasses.replace(
             uncompared(self.case),
@@ -302,7 +302,7 @@ class Constants:
     framework: FrameworkEfficiency
     shares: Shares
     saw: tuple[Prepared, ...] | None = None
-    """The runs that they were fitted on; None: those of the catalog."""
+    """Runs to which the constants were fitted; None: those of the catalog."""
 
     def ratio(self, run: Prepared) -> float:
         return run.ratio(self.framework, self.shares)
@@ -312,7 +312,9 @@ class Constants:
 
 
 def compare_all(cases: Iterable[Case], by: Callable[[Prepared], Comparison]) -> list[Comparison]:
-    """Every case by these constants; one that no query can state as refused, with no prediction."""
+    """Return every case with its prediction by these constants; a case that no query can describe
+    is rejected, without a prediction.
+    """
     rows = []
     for case in cases:
         try:
@@ -324,7 +326,7 @@ def compare_all(cases: Iterable[Case], by: Callable[[Prepared], Comparison]) -> 
 
 @functools.lru_cache(maxsize=256)
 def index_of(runs: tuple[Prepared, ...]) -> Index:
-    """Return these runs as the measured ones."""
+    """Return the index in which only these runs are measured."""
     return group_settings(
         training_setting(
             model=dataclasses.replace(run.problem.model, name=run.case.name),
@@ -337,7 +339,7 @@ def index_of(runs: tuple[Prepared, ...]) -> Index:
 
 
 def seen(framework: FrameworkEfficiency, runs: Iterable[Prepared]) -> FrameworkEfficiency:
-    """The constants with the newest release of the runs that they were fitted on."""
+    """Return the constants with the newest release of the runs to which they were fitted."""
     return dataclasses.replace(framework, newest_release=newest_release(runs))
 
 

@@ -19,8 +19,8 @@ from evidence.table import Row
 
 
 def table4_differences(comparisons: list[Comparison]) -> list[dict[str, Any]]:
-    """What each technique adds to one layer's milliseconds, forward and backward: small figures
-    whose signs must be right.
+    """Return the milliseconds that each technique adds to one layer, forward and backward: small
+    figures whose signs must be right.
     """
     differences = []
     base = {c.what.split()[1]: c for c in comparisons if c.what.startswith("baseline_no_recompute")}
@@ -42,7 +42,7 @@ def table4_differences(comparisons: list[Comparison]) -> list[dict[str, Any]]:
 
 
 def not_stated(folder: Path) -> dict[str, int]:
-    """How many published rows no query can state, by what is missing."""
+    """Return the number of published rows that no query can describe, by what is missing."""
     step_times = Counter(f"step time: {why}" for why in titan_cases(folder)[1])
     memory = Counter(
         f"peak memory: {_missing(row)}"

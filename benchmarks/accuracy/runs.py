@@ -1,5 +1,5 @@
-"""Published training runs as cases: which rows of the evidence, and what a query cannot say of
-them.
+"""Published training runs as cases: the rows of the evidence that are used, and how their settings
+become queries.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ RECIPES = "training_megatron_bridge_recipes"
 HYBRIDS = ("nemotron-3-nano-30b-a3b",)
 """Models whose layers differ."""
 NEWEST = "26.02.01"
-"""First release with today's grouped matmuls, dispatcher and CUDA graphs; before it the same rows
-took up to twice as long.
+"""First release with the current grouped matmuls, dispatcher and CUDA graphs; with earlier ones the
+same rows took up to twice as long.
 """
 KNOBS = (
     "overlap",
@@ -40,7 +40,7 @@ KNOBS = (
     "offload_fraction",
     "moe_token_dispatcher_type",
 )
-"""What a preset sets and a row without settings has from it."""
+"""Settings that are taken from a preset, for rows that do not state them."""
 SCHEDULES = (None, "interleaved", "1f1b", "zbv", "zb-h1")
 """Schedules that a query can ask for; Primus' zbb (twice ZB-H1's memory), v-half and v-min cannot
 be.
@@ -66,7 +66,7 @@ def _of(
 
 
 def _rows(folder: Path, table: str) -> list[Row]:
-    """The rows of models and GPUs that the catalogue has."""
+    """Return the rows whose models and GPUs are in the catalogue."""
     return [row for row in rows(folder, table) if is_known(row)]
 
 
@@ -79,17 +79,19 @@ behind the backward pass (--DDP-impl torch) from TP 4 on; at TP 1 and 2 the READ
 calls it slower than reducing them afterwards.
 """
 table5_cases = _of("korthikanti2022_table5")
-"""Table 5 of arXiv 2205.05198: full recomputation without SP, and SP with selective."""
+"""Return Table 5 of arXiv 2205.05198: full recomputation without SP, and SP with selective
+recomputation.
+"""
 b200_cases = _of("memory_b200_megatron")
-"""Cut-down models on 8 B200, nothing overlapped: step time and allocated memory."""
+"""Return reduced models on 8 B200 without overlap: step time and allocated memory."""
 dgxc_cases = _of("training_dgxc", where=lambda row: row["task"] == "pretrain")
-"""NVIDIA's DGX Cloud benchmarks of NeMo on H100: Llama 3 in 16 bits and fp8."""
+"""Return NVIDIA's DGX Cloud benchmarks of NeMo on H100: Llama 3 in 16 bits and fp8."""
 mpt_cases = _of("training_llm_foundry_fsdp")
 """MPT of 125M to 70B on A100 under llm-foundry: sharded over all GPUs, gradients reduced in 16 bits
 (mixed_precision PURE), the loss in flash-attn's fused kernel, whole layers recomputed or nothing.
 """
 mpt_h100_cases = _of("training_llm_foundry_h100")
-"""MPT of 1B to 30B on 8 to 512 H100, in bf16 and fp8; otherwise as mpt_cases."""
+"""Return MPT of 1B to 30B on 8 to 512 H100, in bf16 and fp8; otherwise as mpt_cases."""
 trl_cases = _of("training_trl_long")
 """TRL at a million tokens: one sequence over all GPUs, every layer recomputed from its input, which
 waits on the host.
@@ -111,9 +113,9 @@ bloom_cases = _of("grid_a100_bloom", used_bytes=None)
 asked as Megatron Core.
 """
 recipe_cases = _of(RECIPES)
-"""Megatron Bridge's measured recipes that come with the knobs of their release."""
+"""Return Megatron Bridge's measured recipes that state the settings of their release."""
 hybrid_cases = _of(f"{RECIPES}_2", where=lambda row: row["model"] in HYBRIDS)
-"""Recipes of models whose layers differ, on all cards."""
+"""Return recipes of models whose layers differ, on all GPUs."""
 
 
 def mlperf_cases(folder: Path) -> list[Case]:
@@ -127,7 +129,9 @@ def mlperf_cases(folder: Path) -> list[Case]:
 
 
 def cdna4_cases(folder: Path) -> list[Case]:
-    """Llama 3.1 8B on 8 MI355X: four submitters of one recipe, whom no constant saw."""
+    """Return Llama 3.1 8B on 8 MI355X: four submitters of one recipe, which was not used in any
+    fit.
+    """
     return [_dated(training_case(row)) for row in _rows(folder, "training_mlperf_2")]
 
 
@@ -220,7 +224,9 @@ def reserved_cases(folder: Path) -> list[Case]:
 
 
 def pretraining(folder: Path) -> list[Case]:
-    """Every release and every audited round of pre-training that is published with its layout."""
+    """Return every release and every audited round of pre-training that is published with its
+    layout.
+    """
     return [
         case for case in (*release_cases(folder), *mlperf_cases(folder)) if case.task == "pretrain"
     ]
@@ -243,7 +249,7 @@ def release_cases(folder: Path) -> list[Case]:
 
 
 def _rate(case: Case) -> tuple[int | None, int]:
-    """GPUs, and tokens a second of each."""
+    """Return the number of GPUs and the tokens per second of each."""
     training, gpus = case.training, case.cluster.num_gpus
     assert isinstance(gpus, int)
     assert isinstance(training.global_batch_size, int)
@@ -252,7 +258,7 @@ def _rate(case: Case) -> tuple[int | None, int]:
 
 
 def _bridge_rows(folder: Path, *, experts: bool) -> list[Row]:
-    """Rows of Bridge's and NeMo's pages whose precision is known."""
+    """Return rows of Bridge's and NeMo's pages whose precision is known."""
     return [
         row
         for row in _rows(folder, "training_megatron_bridge")
@@ -261,7 +267,9 @@ def _bridge_rows(folder: Path, *, experts: bool) -> list[Row]:
 
 
 def _filled(row: Row) -> Row:
-    """The row with one chunk and the distributed optimizer, unless the page names others."""
+    """Return the row with one chunk and the distributed optimizer, unless the page states
+    others.
+    """
     names = ("virtual_pipeline_parallel_size", "zero_stage")
     return {**row, **{name: row[name] or 1 for name in names}}
 
@@ -276,13 +284,13 @@ def bridge_cases(folder: Path) -> list[Case]:
     """
     grouped: dict[tuple[str, int | None], list[Row]] = defaultdict(list)
     for row in _bridge_rows(folder, experts=False):
-        # Pages that state FSDP and pages that do not answer apart.
+        # Pages that state FSDP are separate from pages that do not.
         grouped[training_case(_filled(row)).setting, row["zero_stage"]].append(row)
     return [_median(members) for members in grouped.values()]
 
 
 def _median(members: list[Row]) -> Case:
-    """The first row under the middle release, at the median rate."""
+    """Return the first row with the middle release and the median rate."""
     releases = sorted(row["framework_version"] for row in members)
     rate = median(row["tokens_per_second_per_gpu"] for row in members)
     return training_case(
@@ -318,7 +326,7 @@ def moe_cases(folder: Path) -> list[Case]:
 
 
 def newest(cases: Iterable[Case]) -> list[Case]:
-    """Those of today's software."""
+    """Return the rows of current software."""
     return [case for case in cases if case.release >= NEWEST]
 
 

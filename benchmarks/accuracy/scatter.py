@@ -1,4 +1,4 @@
-"""A small static SVG of predicted against measured figures, on logarithms."""
+"""A small static SVG of predicted and measured figures on logarithmic axes."""
 
 from __future__ import annotations
 
@@ -24,11 +24,13 @@ COLOURS = (
     "#6633cc",
 )
 BAND = 0.1
-"""Dashed lines stand this far off the diagonal."""
+"""Relative distance of the dashed lines from the diagonal."""
 
 
 def scatter(series: Mapping[str, Sequence[tuple[float, float]]], *, title: str) -> str:
-    """The picture of points (log10 measured, log10 predicted), a colour for each series."""
+    """Return the picture of points (log10 measured, log10 predicted), with a colour for each
+    series.
+    """
     values = [value for points in series.values() for point in points for value in point]
     low, high = math.floor(min(values) * 2) / 2, math.ceil(max(values) * 2) / 2
 
@@ -87,7 +89,7 @@ def scatter(series: Mapping[str, Sequence[tuple[float, float]]], *, title: str) 
 def _diagonal(
     x: Callable[[float], float], y: Callable[[float], float], low: float, high: float, shift: float
 ) -> str:
-    """Where predicted is 10 to the `shift` times measured."""
+    """Return the line on which predicted is 10 to the `shift` times measured."""
     first, last = max(low, low - shift), min(high, high - shift)
     dashes = ' stroke-dasharray="4 3"' if shift else ""
     return (

@@ -1,5 +1,5 @@
-"""Measured serving runs (one replica, prefill and decoding apart, and all requests queued at once),
-and our prediction of each, as arrays by what runs share.
+"""Measured serving runs (one replica, separate prefill and decoding, and all requests queued at
+once), and their predictions, as arrays grouped by common properties.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ Floats = NDArray[np.float64]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Served:
-    """What is told of every run: software, model, load and latencies."""
+    """Properties of every run: software, model, load and latencies."""
 
     engine: str
     version: str
@@ -57,7 +57,7 @@ class Served:
     output_length: int
     concurrency: int
     ttft_s: float
-    """NaN where only throughput was measured."""
+    """Seconds to first token; NaN if only throughput was measured."""
     tpot_s: float
 
     @property
@@ -73,11 +73,11 @@ class ServingRun(Served):
 
     config: ServingConfig
     kv_cache_precision: str | None = None
-    """None: the engine's choice."""
+    """Precision of the KV cache; None: the engine's default."""
     max_num_seqs: int | None = None
-    """Requests that one scheduler runs at once, where it was set for the run."""
+    """Maximum number of requests that one scheduler runs at once, if it was set for the run."""
     batch_wait_iterations: float = 0.0
-    """As EngineEfficiency's, where it was set for the run."""
+    """As in EngineEfficiency, if it was set for the run."""
     equal_lengths: bool = True
     """Whether all requests had the same lengths; False: those are means of lengths that differ, by
     InferenceMAX's client.
@@ -102,13 +102,13 @@ class ServingRun(Served):
 
     @property
     def group(self) -> tuple[object, ...]:
-        """Everything but the parallelism: the choice a user has."""
+        """Everything but the parallelism, which is the user's choice."""
         load = self.input_length, self.output_length, self.concurrency
         return (self.engine, self.version, self.model, self.gpu, self.precision, *load)
 
     @property
     def series(self) -> tuple[object, ...]:
-        """What one person measured in one go."""
+        """Runs that one person measured together."""
         return self.group[:5]
 
     @property
@@ -120,7 +120,7 @@ class ServingRun(Served):
 
 
 def runs(folder: Path) -> list[ServingRun]:
-    """Every row that names one model on one aggregated replica."""
+    """Return every row that names one model on one aggregated replica."""
     return [serving_run(row) for row in rows(folder, "inference_measured")]
 
 
@@ -159,9 +159,7 @@ def serving_run(row: Row) -> ServingRun:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Batch:
-    """Runs that share everything but parallelism and concurrency, with what the cost model
-    takes.
-    """
+    """Runs that differ only in parallelism and concurrency, as the cost model's input."""
 
     runs: Sequence[ServingRun]
     case: ServingCase
@@ -227,7 +225,7 @@ def _least_latency(run: ServingRun) -> float:
 
 
 def by_constants(runs: Sequence[ServingRun]) -> list[tuple[EngineEfficiency, list[ServingRun]]]:
-    """The runs by the constants that the catalogue has for their engine, version and die."""
+    """Return the runs with the catalogue's constants for their engine, version and die."""
     grouped: dict[tuple[str, str, str | None], list[ServingRun]] = defaultdict(list)
     for run in runs:
         grouped[(run.engine, run.version, gpu(run.gpu).silicon)].append(run)
@@ -238,7 +236,7 @@ def by_constants(runs: Sequence[ServingRun]) -> list[tuple[EngineEfficiency, lis
 
 
 def batches(chosen: Sequence[ServingRun], engine: EngineEfficiency) -> list[Batch]:
-    """The runs grouped so that one call predicts many."""
+    """Return the runs grouped so that one call predicts many."""
     grouped: dict[tuple[object, ...], list[ServingRun]] = defaultdict(list)
     for run in chosen:
         lengths = run.input_length, run.output_length
@@ -263,7 +261,7 @@ def batches(chosen: Sequence[ServingRun], engine: EngineEfficiency) -> list[Batc
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Predicted:
-    """A run beside what the model says of it."""
+    """A run and its prediction."""
 
     run: ServingRun
     ttft_s: float
@@ -272,9 +270,9 @@ class Predicted:
     kv_limited: bool
     fits: bool
     index: Index | None = None
-    """Runs that the constants saw; None: the catalog's measured ones."""
+    """Runs to which the constants were fitted; None: the catalog's measured ones."""
     whole_wave_s: float
-    """Prefill of as many prompts as are in flight, had all of them room."""
+    """Seconds to prefill as many prompts as are in flight, if all of them fit."""
 
     @property
     def really_limited(self) -> bool:
@@ -285,7 +283,7 @@ class Predicted:
 
 
 def setting_of(run: ServingRun) -> Setting:
-    """Return what a run is compared with a question by."""
+    """Return the properties by which a run is compared with a query."""
     return serving_setting(
         engine=run.engine,
         release=run.version,
@@ -297,14 +295,16 @@ def setting_of(run: ServingRun) -> Setting:
 
 
 def index_of(runs: Sequence[ServingRun]) -> Index:
-    """Return these runs as the measured ones."""
+    """Return the index in which only these runs are measured."""
     return group_settings(map(setting_of, runs))
 
 
 def predict(
     prepared: Sequence[Batch], engine: EngineEfficiency, *, index: Index | None = None
 ) -> list[Predicted]:
-    """Every run of every batch; `index`: the runs that the constants saw."""
+    """Return predictions for every run of every batch; `index`: the runs to which the constants
+    were fitted.
+    """
     pairs = []
     for batch in prepared:
         costs = batch.costs(engine)
@@ -341,12 +341,12 @@ def log_ratios(pairs: Sequence[Any], what: str) -> Floats:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PoolRun(Served):
-    """One measured pair of pools."""
+    """A measured pair of pools."""
 
     prefill: ServingConfig
     decode: ServingConfig
     replicas: tuple[int, int] | None
-    """Of prefill and of decoding; None: not told."""
+    """Numbers of prefill and decoding replicas; None: not stated."""
 
     @property
     def throughput(self) -> float:
@@ -402,7 +402,9 @@ def _launch(run: ServingRun) -> dict[str, Any]:
 
 
 def dense_runs(folder: Path) -> list[ServingRun]:
-    """Every run of a dense model on one replica: closed loads of both files, and offline ones."""
+    """Return every run of a dense model on one replica: closed loads of both files, and offline
+    loads.
+    """
     everything = [*runs(folder), *later_runs(folder), *queued_runs(folder)]
     return [run for run in everything if catalogue_model(run.model).num_experts is None]
 

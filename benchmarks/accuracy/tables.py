@@ -1,4 +1,4 @@
-"""Reports as text: records in tables, other figures by their names."""
+"""Reports as text: records in tables, other figures by name."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 Record = Mapping[str, Any]
 LONG = 48
-"""Characters of a column from which it stands last."""
+"""Number of characters from which a column is placed last."""
 
 
 def as_text(report: object) -> str:

@@ -32,7 +32,7 @@ PRECISIONS: dict[str, Precision] = {"bfloat16": "bf16", "fp8": "fp8", "nvfp4": "
 
 
 LATER = ("_b300", "_2")
-"""Endings of further files of a kind of operation."""
+"""Suffixes of further files of a kind of operation."""
 
 
 def timed(folder: Path, name: str) -> list[Row]:
@@ -44,13 +44,13 @@ def timed(folder: Path, name: str) -> list[Row]:
 
 
 Free = Mapping[str, Sequence[float]]
-"""(start, least, most) of constants."""
+"""(start, minimum, maximum) of constants."""
 
 
 def solve(
     residuals: Callable[[Values], Floats], free: Free, *, in_logarithms: bool = False
 ) -> Values:
-    """Return the free constants that make log ratios least, robustly.
+    """Return the free constants that minimise log ratios, robustly.
 
     Args:
         residuals: Function from constants to log ratios of predicted to measured.
@@ -126,10 +126,10 @@ FEW_TOKENS = 128
 `query_moe` follows it).
 """
 ELEMENTWISE = 0.85
-"""Share of the bandwidth taken for kernels that only move memory."""
+"""Assumed share of the bandwidth for kernels that only move memory."""
 SHAPES = ("num_tokens", "hidden_size", "inter_size", "topk", "num_experts", "moe_ep_size")
 PROMPTS_FROM = 1024
-"""Tokens from which a pass holds prompts."""
+"""Number of tokens from which a pass contains prompts."""
 OWN_COPIES = ("moe_torch_flow_cutlass", "deepgemm")
 """Kernels that go through their own rank's copies of tokens alone; the others permute all ranks',
 which an exchange does.
@@ -245,7 +245,7 @@ def _bandwidth_share(row: Row, name: str) -> float:
 
 
 def _roofline(rows: list[Row], name: str, kind: str, title: str) -> dict[str, Any]:
-    """Return a GroupedRoofline's constants of one kernel."""
+    """Return the constants of a GroupedRoofline for one kernel."""
     (tokens, hidden, width, top_k, experts, ranks), seconds, cards = medians(rows, SHAPES)
     copies, weights, bandwidth = (
         tokens * top_k / ranks,

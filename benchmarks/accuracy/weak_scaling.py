@@ -30,7 +30,7 @@ CONSTANTS = ("device_log_sd", "micro_batch_log_sd")
 
 
 def num_gpus(case: Case) -> int:
-    """Return the number of GPUs that the run's query names."""
+    """Return the number of GPUs in the run's query."""
     assert case.cluster.num_gpus is not None
     return case.cluster.num_gpus
 
@@ -58,7 +58,7 @@ def weak_series(folder: Path) -> tuple[Series, ...]:
 
 
 def predicted_s(case: Case, values: Sequence[float]) -> float:
-    """Return the step by the shipped constants with these CONSTANTS."""
+    """Return the step predicted by the shipped constants with these CONSTANTS."""
     run = Prepared.of(case)
     assert case.query.training is not None
     framework = efficiency_profile(gpu=run.gpu, framework=case.query.training.framework).framework
@@ -86,7 +86,7 @@ def fit(series: Sequence[Series]) -> tuple[float, ...]:
 
 
 def growth(series: Series, values: Sequence[float]) -> list[Comparison]:
-    """Return each run's step over that of the fewest GPUs, published and predicted."""
+    """Return each run's step relative to that of the fewest GPUs, published and predicted."""
     first, *others = series
     base = predicted_s(first, values)
     return [
@@ -104,7 +104,7 @@ def growth(series: Series, values: Sequence[float]) -> list[Comparison]:
 
 
 def ratios_left_out(folder: Path) -> list[Comparison]:
-    """Return the growth of every series by constants that did not see it."""
+    """Return the growth of every series, predicted by constants fitted without it."""
     every = weak_series(folder)
     return [
         row

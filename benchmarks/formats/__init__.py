@@ -1,1 +1,1 @@
-"""How files of other tools are read, over whole sets of files."""
+"""Reading files of other tools, over whole sets of files."""
