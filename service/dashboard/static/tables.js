@@ -1,6 +1,7 @@
 // A CSV file of every table that has none from the server: the text of its cells. On a narrow screen the style sheet shows the
 // rows of tables with `data-rows` as blocks, and with each cell its `data-heading`.
 
+import { element } from "./elements.js";
 import { ABSENT } from "./numbers.js";
 
 const LEAST_COLUMNS = 4; // fewer fit a phone, which hides columns of class `spare`
@@ -17,13 +18,8 @@ function csv(table) {
 for (const table of document.querySelectorAll(".scroll > table:not(.runs)")) {
   const place = table.parentElement;
   if (place.nextElementSibling?.querySelector("a[download]") || place.closest(".prose")) continue;
-  const link = document.createElement("a");
-  Object.assign(link, { href: "#", download: `${document.title.split(" ·")[0]}.csv`, textContent: "CSV" });
-  link.addEventListener("click", () => (link.href = `data:text/csv;charset=utf-8,${encodeURIComponent(csv(table))}`));
-  const line = document.createElement("p");
-  line.className = "small csv";
-  line.append(link);
-  place.after(line);
+  const onclick = ({ target }) => (target.href = `data:text/csv;charset=utf-8,${encodeURIComponent(csv(table))}`);
+  place.after(element("p", { class: "small csv" }, element("a", { href: "#", download: `${document.title.split(" ·")[0]}.csv`, onclick }, "CSV")));
 }
 
 // Label the cells of each table that has no labels from the server.
