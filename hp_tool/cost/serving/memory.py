@@ -110,7 +110,7 @@ def weight_bytes(case: ServingCase, candidates: ServingCandidates) -> Floats:
     layers = np.ceil(model.num_hidden_layers / p) + drafting_layers(case)
     stage = layers / model.num_hidden_layers * weights
     ranks = 1 if model.tower_replicated else t
-    beside = WIDE_BYTES * model.tower_parameters / ranks if model.tower_parameters else 0.0
+    beside: Floats = WIDE_BYTES * model.tower_parameters / ranks if model.tower_parameters else 0.0
     if case.drafter is not None:
         beside = beside + _drafter_bytes(case, case.drafter, candidates)
     return (
