@@ -98,6 +98,7 @@ OWN_OF_TRAINERS = {
     "expert_pair_log_sd",
     "memory_log_sd",
     "fragmentation_fraction",
+    "untimed_expert_log_sd",
     "fitted_on",
 }
 """Fields that a trainer's own rows give."""

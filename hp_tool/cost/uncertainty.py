@@ -31,7 +31,7 @@ from hp_tool.domain.familiarity import (
     find_nearest,
     kind_of_model,
 )
-from hp_tool.domain.frameworks import SAME_CODE, loops_experts
+from hp_tool.domain.frameworks import SAME_CODE, framework_facts, loops_experts
 from hp_tool.domain.hardware import DEFAULT_RANK_ORDER, GpuSpec
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.result import Intervals
@@ -153,7 +153,19 @@ def step_log_sd(*, case: TrainingCase, unmeasured: int = 0) -> float:
         variance += doubts.kernels_log_sd**2
     if case.workload.lora is not None:
         variance += doubts.lora_log_sd**2
+    if has_untimed_experts(case.model, case.workload):
+        variance += framework.untimed_expert_log_sd**2
     return math.sqrt(variance)
+
+
+def has_untimed_experts(model: ModelSpec, workload: TrainingWorkload) -> bool:
+    """Return True if a trainer whose timed runs loop over a few experts has more, or groups
+    them.
+    """
+    experts = model.num_experts or 0
+    if not experts or not framework_facts(workload.framework).loops_experts:
+        return False
+    return experts > MAX_TIMED_LOOP or not loops_experts(workload)
 
 
 def nearest_runs(case: TrainingCase) -> Nearness:

@@ -330,6 +330,10 @@ class FrameworkEfficiency(Strict):
     all-reduced in buckets during the backward pass, and parameters are not gathered. None: the same
     as `data_parallel_overlap`.
     """
+    untimed_expert_log_sd: float = 0.0
+    """Standard deviation that experts add if they run otherwise than in the timed runs: in a longer
+    loop, or grouped by a trainer whose timed runs loop.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
