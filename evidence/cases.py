@@ -17,7 +17,7 @@ from hp_tool.domain.parallel import ParallelQuery, Recompute, RecomputeName
 from hp_tool.domain.query import Query
 from hp_tool.domain.units import GIB
 from hp_tool.domain.workload import LoraSpec, OverlapSpec, TrainingWorkload
-from hp_tool.errors import NotFoundError
+from hp_tool.errors import NotFoundError, UnsupportedError
 from hp_tool.questions.training.problem import resolve_model
 
 
@@ -199,11 +199,11 @@ def unknown(row: Row) -> str | None:
         return "no GPU"
     try:
         row["gpu"] in GPUS or gpu(row["gpu"])
-    except NotFoundError:
+    except (NotFoundError, UnsupportedError):
         return f"unknown GPU {row['gpu']}"
     try:
         row.get("hidden_size") or model(row["model"])
-    except NotFoundError:
+    except (NotFoundError, UnsupportedError):
         return f"unknown model {row['model']}"
     return None
 
@@ -244,7 +244,7 @@ def _model(row: Row) -> str | ModelSpec:
     name = row["variant"] or row["model"]
     try:
         base = model(row["model"])
-    except NotFoundError:
+    except (NotFoundError, UnsupportedError):
         return ModelSpec(name=name, **shape)
     if "hidden_size" in shape:  # another width: heads follow from it
         shape = {"num_key_value_heads": None, "head_dim": None, **shape}
