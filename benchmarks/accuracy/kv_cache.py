@@ -38,6 +38,7 @@ PRECISIONS = {
     "none": "bf16",
     "none (fp16)": "bf16",
     "int4 gptq": "int4",
+    "int4 marlin": "int4",
     "int4 awq": "int4",
     "nvfp4, part fp8": "nvfp4",
 }
