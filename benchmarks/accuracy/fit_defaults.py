@@ -40,7 +40,7 @@ from hp_tool.catalog import model as catalogue_model
 from hp_tool.catalog.efficiency import engine_efficiency
 from hp_tool.cost.serving.candidates import ServingCandidates, ServingCase
 from hp_tool.cost.serving.disaggregated import PoolCosts, pool_costs
-from hp_tool.domain.engines import DefaultsEfficiency, PoolEfficiency
+from hp_tool.domain.engines import ROCM_SILICON, DefaultsEfficiency, PoolEfficiency
 from hp_tool.domain.hardware import ClusterQuery
 from hp_tool.domain.inference import InferenceWorkload
 from hp_tool.loop.calibration.microbenchmarks import short
@@ -130,13 +130,14 @@ def left_out(runs: Sequence[ServingRun], errors: Errors | None = None) -> list[P
 
 
 def _own(run: ServingRun) -> str:
-    """Return the engine whose factor applies to a run; empty: the common factor."""
-    return run.engine if run.engine in OWN else ""
+    """Return the engine whose factor applies to a run; empty: the common factor, as on ROCm."""
+    rocm = gpu(run.gpu).silicon in ROCM_SILICON
+    return run.engine if run.engine in OWN and not rocm else ""
 
 
 def _of(runs: Sequence[ServingRun], engine: str) -> list[ServingRun]:
     """Return the runs to which a factor is fitted."""
-    return [run for run in runs if run.engine == engine or not engine]
+    return [run for run in runs if _own(run) == engine or not engine]
 
 
 def fitted(folder: Path) -> Iterator[FittedFile]:

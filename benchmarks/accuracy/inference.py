@@ -293,7 +293,7 @@ def started(folder: Path) -> list[Judged]:
         (
             f"{pair.run.engine}, {pair.run.gpu}",
             pair,
-            defaults_efficiency(engine=pair.run.engine),
+            defaults_efficiency(engine=pair.run.engine, silicon=gpu(pair.run.gpu).silicon),
         )
         for pair in pairs
     ]

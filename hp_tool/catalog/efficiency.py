@@ -28,6 +28,7 @@ from hp_tool.domain.efficiency import (
 )
 from hp_tool.domain.engines import (
     ISOLATED_EXPERTS,
+    ROCM_SILICON,
     DefaultsEfficiency,
     EngineEfficiency,
     ExpertEfficiency,
@@ -418,12 +419,13 @@ def expert_efficiency(*, engine: str) -> ExpertEfficiency:
 
 
 @functools.cache
-def defaults_efficiency(*, engine: str) -> DefaultsEfficiency:
-    """Return the overheads of an engine started with its defaults, from its own runs, else from
-    those of all engines.
+def defaults_efficiency(*, engine: str, silicon: str | None) -> DefaultsEfficiency:
+    """Return the overheads of an engine started with its defaults on a die, from its own runs, else
+    from those of all engines, as for ROCm.
     """
     own = FOLDER / "defaults" / f"{engine}.yaml"
-    return _build(DefaultsEfficiency, own if own.is_file() else FOLDER / "defaults.yaml")
+    known = own.is_file() and silicon not in ROCM_SILICON
+    return _build(DefaultsEfficiency, own if known else FOLDER / "defaults.yaml")
 
 
 @functools.cache

@@ -20,6 +20,9 @@ ROOM_FOR_LONGEST = ("vllm",)
 started for (`vllm/v1/core/kv_cache_utils.py`, check_enough_kv_cache_memory).
 """
 
+ROCM_SILICON = ("mi300x", "mi355x")
+"""Dies on which engines run their builds for ROCm, which have other kernels."""
+
 GIB, MIB = 1 << 30, 1 << 20
 VLLM_SMALL_BYTES = 70 * GIB
 """vLLM uses its smaller default limits on devices with less memory than this

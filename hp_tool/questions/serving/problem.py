@@ -34,6 +34,7 @@ from hp_tool.domain.clients import CLIENTS, DEFAULT_REQUESTS_PER_SLOT
 from hp_tool.domain.engines import (
     FRACTION_OF_FREE_MEMORY,
     ROOM_FOR_LONGEST,
+    DefaultsEfficiency,
     EngineEfficiency,
     ExpertEfficiency,
     device_defaults,
@@ -252,7 +253,8 @@ def resolve_serving(query: Query) -> ServingProblem:
     )
     engine = _with_memory_fraction(engine, workload, query.constraints)
     if workload.engine_settings == "defaults":
-        engine = _with_default_scatter(engine, engine=workload.engine)
+        defaults = defaults_efficiency(engine=workload.engine, silicon=cluster.gpu.silicon)
+        engine = _with_default_scatter(engine, defaults)
     case = serving_case(
         model=model,
         cluster=cluster,
@@ -263,8 +265,8 @@ def resolve_serving(query: Query) -> ServingProblem:
     if workload.engine_settings == "defaults":
         case = dataclasses.replace(
             case,
-            slowdown=defaults_efficiency(engine=workload.engine).slowdown,
-            experts=_with_default_scatter(case.experts, engine=workload.engine),
+            slowdown=defaults.slowdown,
+            experts=_with_default_scatter(case.experts, defaults),
         )
     if trace is not None:
         case = dataclasses.replace(
@@ -325,9 +327,8 @@ def resolve_workload(query: Query) -> InferenceWorkload:
     return dataclasses.replace(query.inference, precision=published_precision(query.model))  # type: ignore[arg-type]
 
 
-def _with_default_scatter(constants: Scattered, *, engine: str) -> Scattered:
-    """Return the constants with the deviations of this engine started with default settings."""
-    doubt = defaults_efficiency(engine=engine)
+def _with_default_scatter(constants: Scattered, doubt: DefaultsEfficiency) -> Scattered:
+    """Return the constants with the deviations of an engine started with default settings."""
     names = ("ttft_log_sd", "tpot_log_sd", "throughput_log_sd")
     wider = {name: max(getattr(constants, name), getattr(doubt, name)) for name in names}
     return dataclasses.replace(constants, **wider)
