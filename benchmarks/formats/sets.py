@@ -236,7 +236,7 @@ def transformers() -> Iterator[tuple[str, str, str]]:
     import transformers as library
     from transformers.models.auto import modeling_auto
 
-    library.logging.set_verbosity_error()
+    library.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     heads = {
         "AutoModelForSeq2SeqLM": modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
         "AutoModelForMaskedLM": modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES,
@@ -270,7 +270,9 @@ def transformers() -> Iterator[tuple[str, str, str]]:
 
 
 def _language_counts(built: Any) -> list[int]:
-    """Return the parameters of a model, and of the language models within, with their heads."""
+    """Return the parameters of a model, and of the language models within: alone, with a head of
+    their own, and with a head that shares the embedding.
+    """
     holders = [
         built,
         *(each for name in ("model", "language_model") for each in _parts(built, name)),
@@ -282,13 +284,14 @@ def _language_counts(built: Any) -> list[int]:
         for part in _parts(holder, name)
         for parameter in part.parameters()
     ]
+    embedding = max((tuple(each.shape) for each in heads), default=None)
     counts = [_count(built.parameters())]
     for holder in holders:
         for inner in (*_parts(holder, "language_model"), *_parts(holder, "text_model")):
-            own = {id(parameter): parameter for parameter in inner.parameters()}
-            counts.append(_count(own.values()))
-            untied = {id(parameter): parameter for parameter in heads}
-            counts.append(_count((own | untied).values()))
+            counts.append(_count(inner.parameters()))
+            counts.append(counts[-1] + _count(heads))
+            own = (each for each in heads if tuple(each.shape) != embedding)
+            counts.append(counts[-2] + _count(own))
     return counts
 
 

@@ -143,6 +143,17 @@ def test_automodel_splits_as_its_file_says() -> None:
     )
 
 
+def test_automodel_multiplies_in_eight_bits_of_transformer_engine() -> None:
+    load = "  pretrained_model_name_or_path"
+    layers = f"  backend: {{linear: te, te_fp8: {{recipe: RECIPE}}}}\n{load}"
+    text = AUTOMODEL.replace(load, layers)
+    training = query(text.replace("RECIPE", "current"))["training"]
+    assert (training["precision"], training["fp8_recipe"]) == ("fp8", "tensorwise")
+    for wrong in (text.replace("RECIPE", "delayed"), text.replace("linear: te", "linear: torch")):
+        with pytest.raises(InputError, match="te_fp8"):
+            query(wrong)
+
+
 @pytest.mark.parametrize("text", [TRL, TORCHTUNE, AUTOMODEL])
 def test_what_is_read_is_answered(text: str) -> None:
     assert estimate(schema.parse_query(query(text))).estimate.memory is not None

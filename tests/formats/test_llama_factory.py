@@ -102,6 +102,29 @@ def test_what_is_not_modelled_is_refused_by_name(key: str, word: str) -> None:
         read_query(f"{kept}\n{key}\n", num_gpus=8, overrides=H100)
 
 
+@pytest.mark.parametrize(
+    ("model", "kind"),
+    [
+        ("hugging-quants/Meta-Llama-3.1-8B-Instruct-AWQ-INT4", "int4"),
+        ("TheBloke/Llama-2-7B-GPTQ", "int4"),
+        ("unsloth/llama-3-8b-Instruct-bnb-4bit", "nf4"),
+    ],
+)
+def test_a_quantised_checkpoint_is_frozen_in_its_bits(model: str, kind: str) -> None:
+    text = LORA.replace("meta-llama/Meta-Llama-3-8B-Instruct", model)
+    query = read_query(text, num_gpus=8, overrides=H100)
+    assert query["training"]["frozen_precision"] == kind
+    with pytest.raises(InputError, match="weights cannot be trained"):
+        read_query(text.replace("finetuning_type: lora", "finetuning_type: full"), num_gpus=8)
+
+
+@pytest.mark.parametrize("name", ["Llama-2-7b-AQLM-2Bit-1x16-hf", "Llama-3.1-8B-FP8"])
+def test_other_quantised_checkpoints_are_named(name: str) -> None:
+    text = LORA.replace("Meta-Llama-3-8B-Instruct", name)
+    with pytest.raises(InputError, match=f"{name}: frozen weights in"):
+        read_query(text, num_gpus=8, overrides=H100)
+
+
 COMMAND = "FORCE_TORCHRUN=1 llamafactory-cli train examples/train_lora/lora.yaml {words}\n"
 
 

@@ -129,6 +129,7 @@ def _read_training(keys: Settings, reading: Reading) -> dict[str, Any]:
         training |= {"precision": kind or "bf16", **pure_state_fields(kind or "bf16")}
     if keys.on("fp8.enabled"):
         training |= {"precision": "fp8", "fp8_recipe": keys.text("fp8.recipe-name", "tensorwise")}
+    training |= _read_engine_fp8(keys, reading)
     training |= optimizer_fields(keys.text("optimizer._target_"), _OPTIMIZERS, reading)
     loss = keys.text("loss_fn._target_").rpartition(".")[2]
     if loss not in _LOSSES:
@@ -155,6 +156,28 @@ def _read_training(keys: Settings, reading: Reading) -> dict[str, Any]:
             )
         training["frozen_precision"] = "nf4"
     return training
+
+
+_ENGINE_RECIPES = {
+    "mxfp8": {"precision": "mxfp8"},
+    "current": {"precision": "fp8", "fp8_recipe": "tensorwise"},
+    "block": {"precision": "fp8", "fp8_recipe": "blockwise"},
+}
+"""Recipes of Transformer Engine's 8-bit matmuls by te_fp8.recipe."""
+
+
+def _read_engine_fp8(keys: Settings, reading: Reading) -> dict[str, Any]:
+    """Return the precision of Transformer Engine's matmuls, which only its layers have."""
+    recipe = keys.text("model.backend.te-fp8.recipe")
+    if not recipe:
+        return {}
+    parts = (keys.text("model.backend.linear"), keys.text("model.backend.experts", "te"))
+    if recipe not in _ENGINE_RECIPES or set(parts) != {"te"}:
+        reading.refuse(
+            f"model.backend.te_fp8 {recipe}: supported are {', '.join(_ENGINE_RECIPES)}, with "
+            "Transformer Engine's linear layers and experts"
+        )
+    return _ENGINE_RECIPES.get(recipe, {})
 
 
 def _read_lora(keys: Settings, reading: Reading) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from hp_tool.catalog.library import stored_precision
 from hp_tool.errors import InputError
 from hp_tool.formats.frameworks_by_tool import FRAMEWORKS_BY_TOOL
 from hp_tool.formats.reading import (
@@ -246,6 +247,32 @@ def read_arguments(
         model := run.argument("model-name-or-path", "model-name", "model", "model-id", "pretrain")
     ) is not None:
         reading.query["model"] = model
+        add_checkpoint_precision(training, model, reading)
+
+
+_UNSUPPORTED_WEIGHTS = re.compile(r"aqlm|hqq|eetq|[23]bit")
+"""Parts of names of checkpoints whose weights no frozen precision describes."""
+
+
+def add_checkpoint_precision(training: dict[str, Any], model: str, reading: Reading) -> None:
+    """Add the precision of frozen weights that the name of a quantised checkpoint says.
+
+    bitsandbytes' 4 bits are nf4, those of AWQ and GPTQ int4. Quantised weights are not trained.
+    """
+    stored, name = stored_precision(model), model.rpartition("/")[2].lower()
+    if strange := _UNSUPPORTED_WEIGHTS.search(name):
+        stored = strange[0]
+    given = "frozen_precision" in training or "training.frozen_precision" in reading.overrides
+    if stored in (None, "bf16") or given:
+        return
+    if training.get("task") != "lora":
+        reading.refuse(f"{model}: its {stored} weights cannot be trained; name one in 16 bits")
+    elif stored == "int4":
+        training["frozen_precision"] = "nf4" if re.search("bnb|-4bit", name) else "int4"
+    else:
+        reading.refuse(
+            f"{model}: frozen weights in {stored} are not supported; set training.frozen_precision"
+        )
 
 
 SIXTEEN_BITS = {"bfloat16": "bf16", "float16": "fp16"}
