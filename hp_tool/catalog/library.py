@@ -255,8 +255,8 @@ _STORED = (
     (r"(?:mx)?fp8", "fp8"),
     (r"mxfp4", "mxfp4"),
     (r"nvfp4|fp4", "nvfp4"),
-    (r"awq|gptq|int4|w4a16|4bit", "int4"),
     (r"int8|w8a8|8bit", "int8"),
+    (r"awq|gptq|int4|w4a16|4bit", "int4"),
 )
 
 
