@@ -87,5 +87,9 @@ def test_another_shape_is_not_taken_for_its_kin(name: str) -> None:
     assert not catalog.has_entry("models", name)
 
 
-def test_a_name_without_a_format_states_no_precision() -> None:
-    assert stored_precision("meta-llama/Llama-3.1-8B") is None
+@pytest.mark.parametrize(
+    ("name", "precision"),
+    [("Llama-3.1-8B", None), ("Qwen2.5-7B-GPTQ-Int8", "int8"), ("Qwen2.5-7B-GPTQ", "int4")],
+)
+def test_a_name_states_the_precision_of_its_format(name: str, precision: str | None) -> None:
+    assert stored_precision(f"owner/{name}") == precision

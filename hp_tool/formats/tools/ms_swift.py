@@ -369,6 +369,7 @@ register(
         ),
         logs=("trainer",),
         read=read,
-        reads="a command `swift sft`, `swift pt`, `megatron sft` or `megatron pt`",
+        reads="a command `swift sft`, `swift pt`, `megatron sft` or `megatron pt`, or "
+        "`swift/cli/*.py` under a launcher, and the file of arguments that it names",
     )
 )
