@@ -2,7 +2,10 @@
 
 from dataclasses import replace
 
+import numpy as np
+
 from hp_tool import __version__
+from hp_tool.cost.arrays import BoolArray, Bools, Floats
 from hp_tool.cost.candidates import CORE_ATTN, NONE, SELECTIVE, Candidates
 from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.flops import TokenFlops, step_tokens, token_flops
@@ -38,7 +41,9 @@ MIN_WAIT_FRACTION = 0.01
 suggested.
 """
 LAUNCH_BOUND_RATIO = 1.02
-"""Ratio of the step time to that with CUDA graphs from which launches count as the limit."""
+"""Minimum ratio of a step to that with CUDA graphs for launches to count as its limit."""
+ROUNDING_FACTOR = 1.0 - 1e-9
+"""Bounds are sums of floating-point numbers, so they are multiplied by this."""
 NEEDLESS_RECOMPUTE = (
     "recompute selective frees nothing here and runs the attention core again: flash attention "
     "stores no scores, and a core "
@@ -135,24 +140,45 @@ def estimate_alone(
     return _with_training_totals(estimate, case=case, tokens=tokens, step_s=step_s, busy=busy)
 
 
+def host_waits_s(costs: TrainingCosts, *, case: TrainingCase) -> Floats:
+    """Return seconds of each step in which devices wait for their hosts, retries included."""
+    framework = case.profile.framework
+    return costs.parts["overhead"] - framework.step_overhead_s * case.profile.release_factor
+
+
+def may_be_launch_bound(waits_s: Floats, *, step_s: Floats) -> Bools:
+    """Return whether waits for hosts are long enough for LAUNCH_BOUND_RATIO: CUDA graphs save at
+    most these.
+    """
+    least = max(MIN_WAIT_FRACTION, ROUNDING_FACTOR * (1.0 - 1.0 / LAUNCH_BOUND_RATIO))
+    long: Bools = waits_s > least * step_s
+    return long
+
+
+def launch_bound(candidates: Candidates, *, case: TrainingCase) -> BoolArray:
+    """Return (n,) whether launches limit the steps of n rows of a model without experts.
+
+    The query leaves CUDA graphs open, and the rows `may_be_launch_bound`.
+    """
+    graphs_s = training_costs(case=case, candidates=candidates, compares_graphs=True).graphs_s
+    assert graphs_s  # compared
+    bound: BoolArray = np.asarray(graphs_s[0] > LAUNCH_BOUND_RATIO * graphs_s[1])
+    return bound
+
+
 def _step_with_graphs_s(
     case: TrainingCase, candidate: Candidates, costs: TrainingCosts
 ) -> float | None:
-    """Return the step time with CUDA graphs, in seconds, if the query leaves them open and launches
-    limit the step; else None.
-    """
-    framework, step_s = case.profile.framework, float(costs.step_s)
-    waits_s = (
-        float(costs.parts["overhead"]) - framework.step_overhead_s * case.profile.release_factor
-    )
+    """Return the step with CUDA graphs if the query leaves these open and launches limit it."""
+    step_s = float(costs.step_s)
     if case.recorded is None or (
-        waits_s <= MIN_WAIT_FRACTION * step_s and not case.model.num_experts
+        host_waits_s(costs, case=case) <= MIN_WAIT_FRACTION * step_s and not case.model.num_experts
     ):
         return None
     # Costs of a row are computed again for the candidate alone.
     graphs_s = costs.graphs_s or training_costs(case=case, candidates=candidate).graphs_s
-    assert graphs_s  # A single candidate whose query leaves CUDA graphs open.
-    as_launched, as_recorded = graphs_s
+    assert graphs_s  # a single candidate, which leaves graphs open
+    as_launched, as_recorded = map(float, graphs_s)
     return (
         step_s * as_recorded / as_launched
         if as_launched > LAUNCH_BOUND_RATIO * as_recorded

@@ -112,6 +112,22 @@ def graphs_broken(case: TrainingCase, c: Candidates) -> Any:
     )
 
 
+def excluded_layouts(case: TrainingCase) -> frozenset[str]:
+    """Return the kinds of layouts that merged passes and CUDA graphs exclude, by name.
+
+    A case that excludes at least the kinds of another accepts no layout that the other rejects.
+    Source: `_overlap_broken` and `graphs_broken`.
+    """
+    workload = case.workload
+    excluded = {"unmerged", "whole layers", "moe"} if workload.merges_passes else set()
+    if workload.cuda_graphs:
+        modules = recorded_modules(workload, case.model)
+        excluded |= {"random"} if workload.dropout > 0.0 else set()
+        excluded |= set() if modules is None else {"whole layers"}
+        excluded |= {"moe"} if "moe_router" in (modules or ()) else set()
+    return frozenset(excluded)
+
+
 def _dispatcher_broken(case: TrainingCase, c: Candidates) -> Any:
     """Return whether the dispatcher cannot be used.
 

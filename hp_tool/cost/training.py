@@ -60,9 +60,9 @@ class TrainingCosts:
     retry_slowdown: FloatArray | float = 1.0
     """Ratio of the step time with allocator retries to that without."""
     retry_chance: FloatArray | float = 0.0
-    graphs_s: tuple[float, float] | tuple[()] = ()
-    """For a single candidate with equal stages whose query leaves CUDA graphs open: step time
-    without and with graphs.
+    graphs_s: tuple[Floats, Floats] | tuple[()] = ()
+    """With equal stages and open graphs, if they were compared: the step with launched kernels, and
+    with CUDA graphs.
     """
 
     @property
@@ -120,15 +120,18 @@ def training_costs(
     candidates: Candidates,
     pipeline: Pipeline | None = None,
     memory_headroom_fraction: float = 0.05,
+    compares_graphs: bool = False,
 ) -> TrainingCosts:
     """Return memory and step-time parts of every candidate; one candidate uses the same formulas as
     ten million.
 
-    In a grid, a result that does not depend on an axis has length 1 along it. `pipeline` replaces
-    the equal stages of `whole_pipeline`.
+    In a grid, a result that does not depend on an axis has length 1 there. `pipeline` replaces the
+    equal stages of `whole_pipeline`. The steps with and without open CUDA graphs are compared for a
+    single candidate and, with `compares_graphs`, for several of a model without experts.
     """
     model, cluster = case.model, case.cluster
-    compares_graphs = candidates.is_alone and pipeline is None and case.recorded is not None
+    compares_graphs = candidates.is_alone or (compares_graphs and not model.num_experts)
+    compares_graphs = compares_graphs and pipeline is None and case.recorded is not None
     m = micro_batches(candidates, workload=case.workload)
     pipeline, layers = stages_and_layers(
         case=case, candidates=candidates, pipeline=pipeline, micro_batches=m
@@ -165,16 +168,14 @@ def training_costs(
     retries = slowdown**chance - 1.0
     parts = _with_retries(launched, retries)
     step_s = sum(parts.values())
-    graphs_s: tuple[float, float] | tuple[()] = ()
+    graphs_s: tuple[Floats, Floats] | tuple[()] = ()
     if compares_graphs:
         recorded_s, framework = step_s, case.profile.framework
-        if (
-            model.num_experts
-            or launched["overhead"] > framework.step_overhead_s * case.profile.release_factor
-        ):
+        overhead_s = framework.step_overhead_s * case.profile.release_factor
+        if model.num_experts or np.any(launched["overhead"] > overhead_s):
             as_recorded = timed(case=case.with_graphs, layers=layers.recorded_times)
             recorded_s = sum(_with_retries(as_recorded, retries).values())
-        graphs_s = (float(step_s), float(recorded_s))
+        graphs_s = (step_s, recorded_s)
     return TrainingCosts(
         memory_parts=cast(dict[str, FloatArray], fullest.parts),
         layer_activations_bytes=cast(FloatArray, fullest.layer_activations),

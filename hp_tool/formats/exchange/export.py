@@ -9,6 +9,7 @@ from hp_tool.domain.frameworks import training_engine
 from hp_tool.domain.knobs import FREE_PATHS
 from hp_tool.domain.parallel import STRATEGY_FIELDS, ParallelQuery, axis_values
 from hp_tool.domain.query import Query
+from hp_tool.domain.result import Estimate
 from hp_tool.domain.serving import PoolConfig
 from hp_tool.domain.units import MIN_CHANGE
 from hp_tool.domain.workload import TrainingWorkload
@@ -250,9 +251,9 @@ def _script_settings(configuration: Configuration, expressed: Configuration) -> 
 
 
 def _step_s(configuration: Configuration) -> float:
-    time = training.estimate(query=configuration.query, with_fixes=False).time
-    assert time is not None  # It was recommended.
-    return time.step_s
+    estimate, _ = problem_of(configuration.query).estimate(with_fixes=False)
+    assert isinstance(estimate, Estimate) and estimate.time is not None  # it was recommended
+    return estimate.time.step_s
 
 
 def export_for_tool(

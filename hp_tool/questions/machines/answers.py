@@ -22,6 +22,7 @@ from hp_tool.errors import HpToolError, InputError, UnsupportedError
 from hp_tool.questions.configuration import NUM_GPUS, Configuration
 from hp_tool.questions.machines.listed import Machine, device_counts, list_machines
 from hp_tool.questions.training.problem import resolve_training
+from hp_tool.questions.training.usual_settings import least_step_s
 from hp_tool.wording import figures
 
 if TYPE_CHECKING:
@@ -363,7 +364,7 @@ def _machine_progress(number: int, count: int) -> Iterator[None]:
 def _deadline_excess(query: Query) -> float:
     """Return the ratio of a training's shortest possible step to the longest that meets the limits.
 
-    The shortest step is `TrainingProblem.least_step_s`. Returns 0 without a deadline or budget, for
+    The shortest step is `usual_settings.least_step_s`. 0 without a deadline or budget, for
     serving, and if the query lists trainings.
     """
     limits = query.constraints
@@ -373,8 +374,8 @@ def _deadline_excess(query: Query) -> float:
         or (limits.max_days is None and limits.max_cost is None)
     ):
         return 0.0
-    problem = resolve_training(query)
-    return problem.least_step_s / problem.longest_step_s
+    problem = replace(resolve_training(query), asked=query)
+    return least_step_s(problem) / problem.longest_step_s
 
 
 def _with_ranks(rows: list[Any]) -> tuple[Any, ...]:

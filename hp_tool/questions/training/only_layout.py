@@ -8,6 +8,7 @@ from hp_tool.domain.parallel import QUERY_STRATEGY_FIELDS, ParallelQuery
 from hp_tool.domain.query import Query
 from hp_tool.domain.result import Estimate
 from hp_tool.questions.training.evaluate import resolve_configuration
+from hp_tool.questions.training.usual_settings import answer_with_usual_settings
 from hp_tool.space import default_axes
 
 LAYOUT_AXES = (
@@ -54,5 +55,5 @@ def estimate_only_layout(query: Query) -> Estimate | None:
     axes = default_axes(query=one.problem.parallel, case=one.problem)
     if any(getattr(axes, name) != (getattr(one.candidate, name),) for name in LAYOUT_AXES):
         return None
-    estimate = one.estimate(with_fixes=False)
+    _, estimate = answer_with_usual_settings(query, resolved=one)
     return estimate if estimate.feasible else None

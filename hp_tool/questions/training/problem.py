@@ -9,15 +9,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import numpy as np
+
 from hp_tool.catalog import check_model, is_own_file, model_from_mapping
 from hp_tool.catalog import cluster as catalogue_cluster
 from hp_tool.catalog import model as catalogue_model
 from hp_tool.catalog.efficiency import check_power_cap, efficiency_profile, machine_profile
 from hp_tool.catalog.releases import check_release
+from hp_tool.cost.arrays import BoolArray
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.flops import step_tokens, token_flops
 from hp_tool.cost.goodput import goodput
+from hp_tool.cost.legality import legality
 from hp_tool.cost.lora import with_named_targets
 from hp_tool.cost.network import checked_order, with_local_ramp
 from hp_tool.cost.pipeline_parts import laid_out_costs, mixed_costs
@@ -66,6 +70,38 @@ MAX_PEAK_FACTOR = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Usual:
+    """Usual settings of such runs in a problem, and which layouts have them
+    (`training.usual_settings`).
+    """
+
+    plain: TrainingProblem
+    """The problem without them."""
+    set: Mapping[str, Any]
+    """Their values in the query, by path."""
+    earlier: tuple[TrainingProblem, ...] = ()
+    """Problems with other usual settings, which layouts have if they support them."""
+
+    def belong(self, candidates: Candidates, *, problem: TrainingProblem) -> BoolArray:
+        """Return (n,) whether each row has these usual settings, which are `problem`'s."""
+        legal = (legality(case=self.plain, candidates=candidates) == 0) & (
+            legality(case=problem, candidates=candidates) == 0
+        )
+        for other in self.earlier:
+            legal = legal & (legality(case=other, candidates=candidates) != 0)
+        belong: BoolArray = np.broadcast_to(legal, candidates.shape).ravel()
+        return belong
+
+    def with_parallel(self, **values: Any) -> Usual:
+        """Return the same settings with these values of `parallel`."""
+        return dataclasses.replace(
+            self,
+            plain=self.plain.with_parallel(**values),
+            earlier=tuple(each.with_parallel(**values) for each in self.earlier),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingProblem(TrainingCase):
     """The case and the limits of a training query."""
 
@@ -81,7 +117,18 @@ class TrainingProblem(TrainingCase):
     lengths: LengthDistribution | None = None
     """Lengths of the sequences in packed rows."""
     chosen: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    """Values inserted into the query besides `parallel`, by path; its answers include them."""
+    """Values inserted into the query apart from `parallel`, by path; its answers include them."""
+    asked: Query | None = None
+    """The query if its layouts have the usual settings of such runs that it leaves open; else
+    None.
+    """
+    usual: Usual | None = None
+    """The usual settings in this problem."""
+
+    @property
+    def plain(self) -> TrainingProblem:
+        """Return the problem without usual settings."""
+        return self if self.usual is None else self.usual.plain
 
     def costs(self, candidates: Candidates) -> TrainingCosts:
         """Return the memory and step time of legal candidates."""
@@ -154,17 +201,23 @@ class TrainingProblem(TrainingCase):
         Its answers contain them in `parallel`, not in `provenance.assumed`.
         """
         parallel = dataclasses.replace(self.parallel, **values)
+        strategy = _resolve_strategy(
+            parallel, model=self.model, workload=self.workload, cluster=self.cluster
+        )
+        if values.get("moe_token_dispatcher_type") is None:  # may be that of a usual recipe
+            strategy = dataclasses.replace(
+                strategy, moe_token_dispatcher_type=self.strategy.moe_token_dispatcher_type
+            )
         return dataclasses.replace(
             self,
             parallel=parallel,
-            strategy=_resolve_strategy(
-                parallel, model=self.model, workload=self.workload, cluster=self.cluster
-            ),
+            strategy=strategy,
             assumed={
                 name: value
                 for name, value in self.assumed.items()
                 if name.removeprefix("parallel.") not in values
             },
+            usual=None if self.usual is None else self.usual.with_parallel(**values),
         )
 
     def as_release(self, release: str | None) -> TrainingProblem:

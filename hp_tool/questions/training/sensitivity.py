@@ -19,6 +19,7 @@ from hp_tool.questions.training.problem import TrainingProblem, resolve_training
 from hp_tool.questions.training.ranking.best import search_best
 from hp_tool.questions.training.ranking.choice import choose_rows, chosen_recommendations
 from hp_tool.questions.training.ranking.recommend import device_counts
+from hp_tool.questions.training.usual_settings import answer_with_usual_settings
 
 MAX_COST_RATIO = 1.05
 FASTER_FACTOR, LARGER_FACTOR = 2.0, 1.5
@@ -58,12 +59,11 @@ def sensitivity(
     Raises:
         UnsupportedError: The cluster has two kinds of GPU.
     """
-    problem = _with_settings_of(first, query)
+    problem, predictor = _with_settings_of(first, query, calibrations)
     if problem.kinds:
         raise UnsupportedError(
             "sensitivity is not supported for two kinds of GPU; remove it", field="cluster.stages"
         )
-    predictor = None if calibrations is None else calibrations(problem)
     rank_by = query.rank_by
     start = None
     if first is not None:
@@ -114,25 +114,28 @@ def sensitivity(
     )
 
 
-def _with_settings_of(first: Recommendation | None, query: Query) -> TrainingProblem:
-    """Return the query's problem with the values that the ranking chose, except the number of
-    devices.
+def _with_settings_of(
+    first: Recommendation | None, query: Query, calibrations: Calibrations | None
+) -> tuple[TrainingProblem, CalibratedPredictor | None]:
+    """Return the query's problem with the values that the ranking chose, except the devices.
+
+    Also its predictor; without one, rows have the usual settings.
     """
-    problem = resolve_training(query)  # Rejects lists under `training`.
+    problem = resolve_training(query)  # refuses lists under `training`
     values = {} if first is None else {**first.set}
     values.pop(NUM_GPUS, None)
     for path, value in values.items():
         query = with_value(query, path, value)
-    return resolve_training(query) if values else problem
+    problem = resolve_training(query) if values else problem
+    predictor = None if calibrations is None else calibrations(problem)
+    return replace(problem, asked=query if predictor is None else None), predictor
 
 
 def _with_better_hardware(
     query: Query, problem: TrainingProblem, first: Recommendation, start: ScalingPoint
 ) -> list[Influence]:
-    """Return the influence of each limit of the cluster; the layout of rank 1 itself is never worse
-    on better hardware.
-    """
-    own = resolve_configuration(Configuration.of(first, query=query).query)
+    """Return the influence of each limit of the cluster; rank 1's own layout is never worse."""
+    own = resolve_configuration(_usual_query(first, query))
     now = first.estimate.time
     assert now is not None  # A legal row.
     now_s = (
@@ -150,6 +153,12 @@ def _with_better_hardware(
             ratio = min(ratio, faster_s / now_s)
         found.append(_influence(name, start.step_s * ratio, start.step_s))
     return found
+
+
+def _usual_query(first: Recommendation, query: Query) -> Query:
+    """Return the query of rank 1 alone, with the usual settings that its estimate assumes."""
+    one = Configuration.of(first, query=query).query
+    return one if first.calibrated_estimate else answer_with_usual_settings(one)[0]
 
 
 def _does_not_use(config: ParallelConfig, name: str) -> bool:

@@ -1,36 +1,57 @@
-"""Settings that a query leaves open, taken from the framework's current recipes."""
+"""Usual settings of such runs that a query leaves open, which its answers assume.
+
+Mixtures of experts use today's recipe, because their steps differ up to threefold between settings
+that nobody leaves at the framework's defaults. Other models use CUDA graphs if launches limit the
+step on a GPU whose recipes use them. Both depend on the layout: an estimate assumes what its layout
+supports (`with_usual_settings`), a ranking what each of its rows supports (`usual_problems`).
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
+from hp_tool.cost.strategy_legality import excluded_layouts
 from hp_tool.domain.hardware import ClusterSpec
+from hp_tool.domain.parallel import ParallelQuery, Recompute
 from hp_tool.domain.query import Query
 from hp_tool.domain.result import Estimate
 from hp_tool.errors import HpToolError
 from hp_tool.questions.schema import parse_query, query_mapping, set_paths
 from hp_tool.questions.training.evaluate import ResolvedConfiguration, resolve_configuration
-from hp_tool.questions.training.problem import TrainingProblem
-from hp_tool.questions.training.with_recipe import with_recipe_figure
+from hp_tool.questions.training.problem import TrainingProblem, Usual, resolve_training
+from hp_tool.questions.training.with_recipe import (
+    changed_settings,
+    inserted_settings,
+    recipe_queries,
+    supported_recipe,
+)
+
+GRAPHS = {"training.cuda_graphs": True}
+DISPATCHER = "moe_token_dispatcher_type"
+"""Axis that recipes set for rows without expert parallelism, which leave it open."""
+ROW_VALUES: Mapping[str, Any] = {
+    "recompute": Recompute(granularity="none"),
+    "zero_stage": 1,
+    "expert_tensor_parallel_size": 1,
+}
+"""Values of axes that recipes set and each row of a ranking has: a recipe sets none of them for it,
+whichever value a row has.
+"""
 
 
 def usual_settings(
     estimate: Estimate, *, query: Query, problem: TrainingProblem | None = None
 ) -> dict[str, Any]:
-    """Return the settings, by path, that such runs usually have and that the query leaves open.
-
-    Mixtures of experts use the current recipe, because settings that nobody leaves at the
-    framework's defaults change their step time up to threefold. Other models use CUDA graphs if
-    launches limit the step on a GPU whose recipes use them.
-    """
+    """Return the settings by path that such runs usually have and the query leaves open."""
     problem = problem or resolve_configuration(query).problem
     if problem.model.num_experts:
-        stated = with_recipe_figure(estimate, query=query, problem=problem).with_recipe
-        return {} if stated is None else dict(stated.set)
+        supported = supported_recipe(query, problem) if estimate.time is not None else None
+        return {} if supported is None else inserted_settings(query, supported[0])
     launched = "with_cuda_graphs" in estimate.provenance
-    return {"training.cuda_graphs": True} if launched and records_graphs(problem.cluster) else {}
+    return dict(GRAPHS) if launched and records_graphs(problem.cluster) else {}
 
 
 def records_graphs(cluster: ClusterSpec) -> bool:
@@ -46,14 +67,112 @@ def records_graphs(cluster: ClusterSpec) -> bool:
     )
 
 
+def usual_problems(problem: TrainingProblem) -> tuple[TrainingProblem, ...]:
+    """Return the problems that cost a ranking's rows, each the rows that belong to it.
+
+    With experts they are those with today's recipe, in the order in which an estimate tries them,
+    then the problem itself for rows that support none. Otherwise it is the problem alone, as if its
+    query assumes nothing.
+    """
+    if problem.asked is None or not problem.model.num_experts:
+        return (problem,)
+    return _with_recipes(problem, problem.asked)
+
+
+def assumes_graphs(problem: TrainingProblem) -> bool:
+    """Return whether rows of a ranking have CUDA graphs if launches limit their steps."""
+    return (
+        problem.asked is not None
+        and problem.recorded is not None
+        and not problem.model.num_experts
+        and records_graphs(problem.cluster)
+    )
+
+
+def recorded_problem(problem: TrainingProblem) -> TrainingProblem | None:
+    """Return the problem with CUDA graphs, which rows have if launches limit their steps; None if
+    the problem assumes none.
+    """
+    query = problem.asked
+    if not assumes_graphs(problem) or query is None or query.training is None:
+        return None
+    graphs = replace(query, training=replace(query.training, cuda_graphs=True))
+    recorded = _resolve(problem, graphs)
+    return recorded and replace(recorded, usual=Usual(plain=problem, set=GRAPHS))
+
+
+def least_step_s(problem: TrainingProblem) -> float:
+    """Return the shortest `TrainingProblem.least_step_s` with and without usual settings, in
+    seconds.
+    """
+    if math.isinf(problem.longest_step_s):
+        return problem.least_step_s
+    return min(each.least_step_s for each in usual_problems(problem))
+
+
+def _with_recipes(problem: TrainingProblem, query: Query) -> tuple[TrainingProblem, ...]:
+    values = {
+        name: value
+        for name, value in ROW_VALUES.items()
+        if getattr(query.parallel, name) is None or isinstance(getattr(query.parallel, name), tuple)
+    }
+    query = replace(query, parallel=replace(query.parallel, **values))
+    problems: list[TrainingProblem] = []
+    for named in recipe_queries(query, problem):
+        resolved = _resolve(problem, named)
+        if resolved is None or any(
+            excluded_layouts(resolved) >= excluded_layouts(each) for each in problems
+        ):
+            continue
+        if not problems and not changed_settings(before=problem, after=resolved):
+            return (problem,)
+        usual = Usual(plain=problem, set=inserted_settings(query, named), earlier=tuple(problems))
+        problems.append(replace(resolved, usual=usual))
+    if not problems or not excluded_layouts(problems[-1]):
+        return tuple(problems) or (problem,)
+    rest = Usual(plain=problem, set={}, earlier=tuple(problems))
+    return (*problems, replace(problem, usual=rest))
+
+
+def _resolve(problem: TrainingProblem, query: Query) -> TrainingProblem | None:
+    """Return the problem with this query's settings; None if they are not supported."""
+    try:
+        resolved = resolve_training(query)
+        if (count := problem.cluster.num_gpus) != resolved.cluster.num_gpus:
+            resolved = resolve_training(query.with_num_gpus(count))  # recipes may depend on it
+    except HpToolError:
+        return None
+    changed = {
+        f.name: value
+        for f in fields(ParallelQuery)
+        if (value := getattr(problem.parallel, f.name)) != getattr(resolved.parallel, f.name)
+        and (f.name in (*ROW_VALUES, DISPATCHER) or value is not None)
+    }
+    resolved = resolved.with_parallel(**changed) if changed else resolved
+    return replace(
+        resolved,
+        cluster=problem.cluster,
+        constraints=problem.constraints,
+        chosen=problem.chosen,
+        assumed={**resolved.assumed, **_chosen_settings(problem)},
+    )
+
+
+def _chosen_settings(problem: TrainingProblem) -> dict[str, Any]:
+    """Return what the problem's answers assume because a ranking chose it."""
+    return {path: value for path, value in problem.assumed.items() if path in problem.chosen}
+
+
+def _with_settings(query: Query, settings: Mapping[str, Any]) -> Query:
+    return parse_query(set_paths(query_mapping(query), dict(settings)))
+
+
 def resolve_with_settings(
     query: Query, settings: Mapping[str, Any]
 ) -> ResolvedConfiguration | None:
     """Return the query's configuration with these settings; None if they are not supported."""
     try:
-        resolved = resolve_configuration(
-            parse_query(set_paths(query_mapping(query), dict(settings)))
-        )
+        resolved = resolve_configuration(_with_settings(query, settings))
     except HpToolError:
         return None
     return None if resolved.reasons else resolved
@@ -66,22 +185,33 @@ def with_usual_settings(
     problem: TrainingProblem | None = None,
     with_fixes: bool = False,
 ) -> Estimate:
-    """Return the estimate with the usual settings; unchanged if there are none.
-
-    The interval extends to the step time without them, and `provenance.usual` names both.
-    """
+    """Return the estimate with the usual settings; unchanged if there are none."""
     settings = usual_settings(estimate, query=query, problem=problem) if estimate.time else {}
     resolved = resolve_with_settings(query, settings) if settings else None
     if resolved is None:
         return estimate
     usual = resolved.estimate(with_fixes=with_fixes)
-    assert estimate.time is not None and usual.intervals is not None
+    assert estimate.time is not None and estimate.memory is not None  # the layout is legal
+    fits = estimate.memory.total_bytes <= estimate.memory.capacity_bytes
+    return assuming(usual, settings, plain_s=estimate.time.step_s, plain_fits=fits)
+
+
+def assuming(
+    usual: Estimate, settings: Mapping[str, Any], *, plain_s: float, plain_fits: bool
+) -> Estimate:
+    """Return an estimate with usual settings as the answer to a query that leaves them open.
+
+    The interval extends to the step without them, `plain_s` in seconds, if that fits in memory.
+    `provenance.usual` names both.
+    """
+    assert usual.intervals is not None  # the configuration is legal
     low, high = usual.intervals.step_s
-    plain_s = estimate.time.step_s
+    if plain_fits:
+        low, high = min(low, plain_s), max(high, plain_s)
     return replace(
         usual,
-        intervals=replace(usual.intervals, step_s=(min(low, plain_s), max(high, plain_s))),
-        provenance=usual.provenance | {"usual": {"set": settings, "step_s_without": plain_s}},
+        intervals=replace(usual.intervals, step_s=(low, high)),
+        provenance=usual.provenance | {"usual": {"set": dict(settings), "step_s_without": plain_s}},
     )
 
 
@@ -95,5 +225,4 @@ def answer_with_usual_settings(
     assumed = estimate.provenance.get("usual")
     if estimate is plain or not isinstance(assumed, dict):
         return query, estimate
-    settings = dict(assumed["set"])
-    return parse_query(set_paths(query_mapping(query), settings)), estimate
+    return _with_settings(query, assumed["set"]), estimate

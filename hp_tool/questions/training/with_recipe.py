@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -57,28 +57,22 @@ def with_recipe_figure(
     if workload is None or workload.recipe is not None or estimate.time is None:
         return estimate
     problem = problem or resolve_training(query)
-    name = _current_recipe(problem)
-    if name is None:
+    supported = supported_recipe(query, problem)
+    if supported is None:
         return estimate
-    for training, parallel in LAYOUT_SETTINGS:
-        named = _fill_open(query, training={"recipe": name, **training}, parallel=parallel)
-        resolved = _try_resolve(named)
-        if resolved is not None and not resolved.reasons:
-            break
-    else:
-        return estimate
+    named, resolved = supported
     alone = resolved.estimate(with_fixes=False)
     figure = resolved.calibrated_estimate(calibrations) or alone
     assert alone.time is not None
-    assert figure.time is not None and figure.intervals is not None  # The configuration is legal.
-    changes = _changed_settings(before=problem, after=resolved.problem)
-    if not changes:
-        return estimate
+    assert figure.time is not None and figure.intervals is not None  # the configuration is legal
+    changes = changed_settings(before=problem, after=resolved.problem)
+    name = current_recipe(problem)
+    assert name is not None  # it is supported
     return replace(
         estimate,
         with_recipe=WithRecipe(
             recipe=name,
-            set={"training.recipe": name} | _inserted_paths(query, named),
+            set=inserted_settings(query, named),
             step_s=figure.time.step_s,
             interval_s=figure.intervals.step_s,
             feasible=figure.feasible,
@@ -90,7 +84,32 @@ def with_recipe_figure(
     )
 
 
-def _current_recipe(problem: TrainingProblem) -> str | None:
+def supported_recipe(
+    query: Query, problem: TrainingProblem
+) -> tuple[Query, ResolvedConfiguration] | None:
+    """Return the query with today's recipe as its layout supports it, and the configuration.
+
+    None without a recipe, without a supported replacement, and if the recipe changes nothing.
+    """
+    for named in recipe_queries(query, problem):
+        resolved = _try_resolve(named)
+        if resolved is not None and not resolved.reasons:
+            changes = changed_settings(before=problem, after=resolved.problem)
+            return (named, resolved) if changes else None
+    return None
+
+
+def recipe_queries(query: Query, problem: TrainingProblem) -> Iterator[Query]:
+    """Yield the query with today's recipe and LAYOUT_SETTINGS; a layout has the first that it
+    supports.
+    """
+    assert query.training is not None
+    name = current_recipe(problem) if query.training.recipe is None else None
+    for training, parallel in LAYOUT_SETTINGS if name is not None else ():
+        yield _fill_open(query, training={"recipe": name, **training}, parallel=parallel)
+
+
+def current_recipe(problem: TrainingProblem) -> str | None:
     """Return the recipe for a training.
 
     It is the recipe of the query's release; if only the audited runs have its model and task,
@@ -140,19 +159,20 @@ def _open_values(
     return {name: value for name, value in values.items() if getattr(section, name) is None}
 
 
-def _inserted_paths(query: Query, named: Query) -> dict[str, Any]:
-    """Return the values inserted into the query besides the recipe, by path."""
+def inserted_settings(query: Query, named: Query) -> dict[str, Any]:
+    """Return what was inserted into the query, by path: first the recipe."""
+    assert named.training is not None
     before, after = (schema.to_dict(each) for each in (query, named))
-    return {
+    return {"training.recipe": named.training.recipe} | {
         f"{section}.{name}": value
         for section in ("training", "parallel")
         for name, value in after[section].items()
-        if name != "recipe" and value != before[section].get(name)
+        if value != before[section].get(name)
     }
 
 
-def _changed_settings(*, before: TrainingProblem, after: TrainingProblem) -> dict[str, Any]:
-    """Return the settings, by path, that the recipe sets to other values than the query."""
+def changed_settings(*, before: TrainingProblem, after: TrainingProblem) -> dict[str, Any]:
+    """Return settings by path that the recipe sets to other values than the query's."""
     old, new = (_problem_knobs(each) for each in (before, after))
     return {
         path: value

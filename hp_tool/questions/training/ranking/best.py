@@ -17,7 +17,13 @@ from hp_tool.questions.training.problem import TrainingProblem
 from hp_tool.questions.training.ranking.balanced import balanced_problems
 from hp_tool.questions.training.ranking.exact import BestSearch, OpenRows
 from hp_tool.questions.training.ranking.free_axes import strategy_variants
-from hp_tool.questions.training.ranking.rank import RERANKED, CostedRows, with_residuals
+from hp_tool.questions.training.ranking.rank import (
+    RERANKED,
+    CostedRows,
+    with_recorded,
+    with_residuals,
+)
+from hp_tool.questions.training.usual_settings import usual_problems
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +47,25 @@ class Best:
     pruned: int
     feasible: int
     rejections: dict[str, int]
+    bases: tuple[int, ...]
+    """Indices of the problems with the query's own strategy, one for each group of usual settings
+    (`training.usual_settings`).
+    """
+    rank_by: RankBy
+    limit_s: float
+    """Maximum of the criterion of rows that matter."""
+
+    def with_usual_graphs(self) -> Best:
+        """Return the rows with CUDA graphs if launches limit their steps, best first."""
+        if not (self.rows.waits_s > 0.0).any():
+            return self
+        near = (self.rows.waits_s == 0.0) | (self.rows.least_value(self.rank_by) <= self.limit_s)
+        best = self.take(np.flatnonzero(near))
+        rows = best.rows
+        for number, problem in enumerate(self.problems):
+            rows = with_recorded(rows, problem=problem, own=best.variant == number)
+        best = replace(best, rows=rows, value_s=rows.value(self.rank_by)).ordered()
+        return best if len(best.value_s) else replace(best, feasible=0)
 
     def take(self, indices: NDArray[np.intp]) -> Best:
         """Return the chosen rows, in the given order."""
@@ -79,6 +104,9 @@ class Best:
             pruned=sum(part.pruned for part in parts),
             feasible=sum(part.feasible for part in parts),
             rejections=dict(sum((Counter(part.rejections) for part in parts), Counter())),
+            bases=parts[0].bases,
+            rank_by=parts[0].rank_by,
+            limit_s=max(part.limit_s for part in parts),
         ).ordered()
 
 
@@ -93,21 +121,37 @@ def search_best(
 
     Other evaluated candidates may be included.
     """
-    problems = [problem]
-    searches = [BestSearch(problem, keep=keep, rank_by=rank_by, predictor=predictor).run()]
+    best = search_without_graphs(problem, keep=keep, rank_by=rank_by, predictor=predictor)
+    return best.with_usual_graphs()
 
-    def search_on(other: TrainingProblem, layouts: OpenRows) -> None:
+
+def search_without_graphs(
+    problem: TrainingProblem,
+    *,
+    keep: int,
+    rank_by: RankBy,
+    predictor: CalibratedPredictor | None,
+) -> Best:
+    """Return what `search_best` returns, before `Best.with_usual_graphs`."""
+    problems: list[TrainingProblem] = []
+    searches: list[BestSearch] = []
+    bases: list[int] = []
+
+    def search_on(other: TrainingProblem, layouts: OpenRows | None) -> BestSearch:
+        reach_s = searches[-1].reach_s if searches else np.inf
+        search = BestSearch(other, keep=keep, rank_by=rank_by, predictor=predictor, reach_s=reach_s)
         problems.append(other)
-        search = BestSearch(
-            other, keep=keep, rank_by=rank_by, predictor=predictor, reach_s=searches[-1].reach_s
-        )
-        searches.append(search.run_on(layouts))
+        searches.append(search.run() if layouts is None else search.run_on(layouts))
+        return search
 
-    for other in strategy_variants(problem) if searches[0].exchanged else ():
-        search_on(other, OpenRows.joined(searches[0].exchanged))
-    for other, layouts in balanced_problems(searches[0]):
-        if layouts.bound_s[0] <= searches[-1].reach_s:
-            search_on(other, layouts)
+    for base in usual_problems(problem) if predictor is None else (problem,):
+        bases.append(len(searches))
+        first = search_on(base, None)
+        for other in strategy_variants(base) if first.exchanged else ():
+            search_on(other, OpenRows.joined(first.exchanged))
+        for other, layouts in balanced_problems(first):
+            if layouts.bound_s[0] <= searches[-1].reach_s:
+                search_on(other, layouts)
     rows = [search.rows for search in searches]
     if predictor is not None:
         rows = [_rerank(search, predictor) for search in searches]
@@ -123,7 +167,12 @@ def search_best(
         computed=sum(search.computed for search in searches),
         pruned=sum(search.pruned for search in searches),
         feasible=sum(search.feasible for search in searches),
-        rejections=dict(sum((search.rejections for search in searches), Counter())),
+        rejections=dict(
+            sum((search.rejections for search in searches), searches[bases[-1]].illegal)
+        ),
+        bases=tuple(bases),
+        rank_by=rank_by,
+        limit_s=min(search.limit_s for search in searches),
     ).ordered()
 
 

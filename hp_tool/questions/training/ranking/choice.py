@@ -68,7 +68,7 @@ def choose_rows(best: Best, *, count: int) -> Choice:
         total_bytes=rows.memory_total_bytes,
         fails=1.0 - rows.step_s / rows.expected_s,
         value_s=best.value_s[near],
-        more_axes=(best.variant[near] > 0).astype(np.int64),
+        more_axes=(~np.isin(best.variant[near], best.bases)).astype(np.int64),
     )
     pick = int(near[place])
     ran_layouts = np.unique(best.layout[ran])
@@ -115,8 +115,8 @@ def _is_tied(best: Best, first: int) -> BoolArray:
     """
     unmeasured = _unmeasured_features(best)
     differing = (unmeasured ^ unmeasured[first]).sum(axis=1)
-    first_of_all, mine = best.problems[0], best.problems[int(best.variant[first])].workload
-    same = np.array([problem.workload == mine for problem in best.problems])[best.variant]
+    first_of_all, mine = best.problems[0], best.problems[int(best.variant[first])].plain.workload
+    same = np.array([problem.plain.workload == mine for problem in best.problems])[best.variant]
     apart = math.sqrt(2.0) * step_log_sd(
         case=first_of_all
     )  # errors of two trainings are assumed not to cancel
@@ -234,11 +234,15 @@ def recommendations_of(best: Best) -> tuple[Recommendation, ...]:
     """Return the rows in full, ranked in their order."""
     described: dict[int, Recommendation] = {}
     for number, (problem, predictor) in enumerate(zip(best.problems, best.predictors, strict=True)):
-        places = np.flatnonzero(best.variant == number)
-        rows = recommendations_of_rows(
-            best.rows.candidates.take(places), problem=problem, predictor=predictor
-        )
-        described |= dict(zip(places.tolist(), rows, strict=True))
+        own = best.variant == number
+        for places in (
+            np.flatnonzero(own & ~best.rows.recorded),
+            np.flatnonzero(own & best.rows.recorded),
+        ):
+            rows = recommendations_of_rows(
+                best.rows.take(places), problem=problem, predictor=predictor
+            )
+            described |= dict(zip(places.tolist(), rows, strict=True))
     return tuple(
         _with_risk(replace(described[place], rank=place + 1)) for place in sorted(described)
     )

@@ -11,6 +11,8 @@ costed only if bounds do not exclude them:
   without buffers is a bound.
 - Block recomputation saves at least as much as full. Shard groups store at least as much as
   sharding over all replicas.
+- CUDA graphs save at most the waits for hosts: steps without these bound those of rows with usual
+  graphs.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hp_tool.cost.arrays import BoolArray, FloatArray, IntArray
+from hp_tool.cost.breakdown import ROUNDING_FACTOR, host_waits_s
 from hp_tool.cost.candidates import FULL_BLOCK, FULL_UNIFORM, NONE, Candidates
 from hp_tool.cost.legality import legality, shards_broken
 from hp_tool.cost.uncertainty import NORMAL_QUANTILE, ratio_log_sd, unmeasured_layouts
@@ -46,6 +49,7 @@ from hp_tool.questions.training.ranking.rank import (
     keep_heap,
     with_criteria,
 )
+from hp_tool.questions.training.usual_settings import assumes_graphs
 from hp_tool.space import default_axes, legal_chunks, spanned_values
 
 EXCHANGE_PART = "context_parallel"
@@ -59,8 +63,6 @@ FIRST, BLOCK = 256, 1 << 17
 """Number of rows whose other values are costed first, to lower the limit, and number of candidates
 costed together later.
 """
-ROUNDING_FACTOR = 1.0 - 1e-9
-"""Bounds are sums of floating-point numbers, so they are multiplied by this."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,6 +110,20 @@ class GridCosts:
     """Whether any recomputation with the same states may fit."""
 
 
+def take_layouts(grid: Candidates, indices: NDArray[np.intp]) -> Candidates:
+    """Return the grid of these layouts, which are its first axis."""
+    count = grid.shape[0]
+    if len(indices) == count:
+        return grid
+    columns = {f.name: getattr(grid, f.name) for f in fields(Candidates)}
+    return Candidates(
+        **{
+            name: column[indices] if len(column) == count else column
+            for name, column in columns.items()
+        }
+    )
+
+
 class BestSearch:
     """Finds every candidate of one problem up to `reach_s`.
 
@@ -128,6 +144,7 @@ class BestSearch:
         # A step longer than the longest permitted one is never acceptable.
         self.reach_s, self.limit_s = min(reach_s, problem.longest_step_s), np.inf
         self.axes = default_axes(query=problem.parallel, case=problem)
+        self.assumes_graphs = assumes_graphs(problem)
         self.modules = more_module_sets(problem, self.axes)
         self.counts = tries_every_layer_count(problem)
         self.stages, self.shards = (
@@ -144,6 +161,9 @@ class BestSearch:
         self.layouts = 0
         self.computed = self.feasible = self.combinations = 0
         self.rejections: Counter[str] = Counter()
+        """Number of legal combinations that each limit rejected."""
+        self.illegal: Counter[str] = Counter()
+        """Number of combinations that each rule rejected."""
         self.exchanged: list[OpenRows] = []
         """Layouts of which another context exchange may matter."""
         self.pipelined: list[OpenRows] = []
@@ -159,7 +179,7 @@ class BestSearch:
         legal = (legality(case=self.problem, candidates=c) == 0) & np.isin(
             c.context_parallel_size, self.axes.context_parallel_size
         )
-        self.combinations += int(self._number(c.take(legal), usual=len(self.axes.zero_stage)).sum())
+        self.combinations += self._new_combinations(c.take(legal), usual=len(self.axes.zero_stage))
         for block in self._blocks(
             layouts.take(np.flatnonzero(legal)),
             each=len(self.axes.recompute) * len(self.axes.zero_stage),
@@ -178,7 +198,7 @@ class BestSearch:
         """
         keep_heap()
         for chunk in legal_chunks(case=self.problem, axes=self.axes):
-            self.rejections.update(chunk.rejections)
+            self.illegal.update(chunk.rejections)
             count = chunk.candidates.shape[0]
             self._usual(chunk.candidates, np.arange(self.layouts, self.layouts + count))
             self.layouts += count
@@ -193,11 +213,7 @@ class BestSearch:
 
     def value(self, rows: CostedRows) -> FloatArray:
         """Return the ranking criterion of the rows in seconds; infinity if not acceptable."""
-        return (
-            rows.expected_s
-            if self.rank_by == "expected"
-            else np.where(rows.acceptable, rows.step_s, np.inf)
-        )
+        return rows.value(self.rank_by)
 
     def _usual(self, grid: Candidates, layout: IntArray, *, counted: bool = False) -> None:
         """Cost layouts with their usual recomputations and states, and record those for which
@@ -205,12 +221,14 @@ class BestSearch:
 
         `counted`: their combinations are already counted.
         """
+        own = self._own_layouts(grid)
+        grid, layout = take_layouts(grid, own), layout[own]
         if not len(grid):
             return
         costs = self._cost(grid, layout)
         base = grid.at((np.arange(len(layout)), *np.zeros((2, len(layout)), dtype=np.intp)))
         number = self._number(base, usual=grid.shape[2])
-        self.combinations += 0 if counted else int(number.sum())
+        self.combinations += 0 if counted else self._new_combinations(base, usual=grid.shape[2])
         bound_s = costs.unsharded_s.min(axis=(1, 2))
         every = OpenRows(
             candidates=base,
@@ -228,6 +246,24 @@ class BestSearch:
         self.exchanged.append(replace(every, bound_s=unexchanged_s).take(split))
         if self.problem.model.blocks is not None:
             self.pipelined.append(every.take(np.flatnonzero(base.pipeline_parallel_size > 1)))
+
+    def _own_layouts(self, grid: Candidates) -> NDArray[np.intp]:
+        """Return indices of the grid's layouts of which any row may have the usual settings."""
+        usual = self.problem.usual
+        if usual is None or not len(grid):
+            return np.arange(grid.shape[0])
+        belong = usual.belong(grid, problem=self.problem).reshape(grid.shape)
+        return np.flatnonzero(belong.any(axis=(1, 2)))
+
+    def _new_combinations(self, rows: Candidates, *, usual: int) -> int:
+        """Return the number of combinations of the other axes with these layouts, except layouts of
+        earlier problems (`Usual`).
+        """
+        number = self._number(rows, usual=usual)
+        settings = self.problem.usual
+        for other in () if settings is None else settings.earlier:
+            number = number * (legality(case=other, candidates=rows) != 0)
+        return int(number.sum())
 
     def _number(self, rows: Candidates, *, usual: int) -> IntArray:
         """Return (n,) combinations of the other axes with each of n layouts, which have `usual`
@@ -347,7 +383,7 @@ class BestSearch:
         costs = corrected_costs(grid, problem=self.problem, predictor=self.predictor)
         rows, limited = with_criteria(grid, costs, problem=self.problem, predictor=self.predictor)
         self.rejections.update(limited)
-        self.computed += len(grid)
+        self.computed += int(np.count_nonzero(rows.own))
         self.feasible += int(np.count_nonzero(rows.acceptable))
         self._keep(rows, np.repeat(layout, len(grid) // len(layout)))
 
@@ -359,6 +395,8 @@ class BestSearch:
             )
 
         step_s, fits = shaped(costs.step_s), shaped(costs.feasible)
+        if self.assumes_graphs:
+            step_s = step_s - shaped(host_waits_s(costs, case=self.problem))
         may_fit = np.ones(shape, dtype=np.bool_)
         if self.full is not None and reopen:
             least = (
@@ -423,7 +461,7 @@ class BestSearch:
         """Keep the rows up to `limit_s`, `slack` times the `keep`-th best layout; lower it and
         `reach_s`.
         """
-        value = self.value(rows)
+        value = rows.least_value(self.rank_by)
         near = np.flatnonzero(np.isfinite(value) & (value <= self.limit_s))
         if not len(near):
             return
@@ -435,5 +473,5 @@ class BestSearch:
             nth_s = float(self.value(rows)[order[np.sort(first)[self.keep - 1]]])
             self.reach_s = min(self.reach_s, max(nth_s, self._near_s(rows.take(order))))
             self.limit_s = self.slack * nth_s
-            order = order[: np.searchsorted(self.value(rows)[order], self.limit_s, side="right")]
+            order = order[rows.least_value(self.rank_by)[order] <= self.limit_s]
         self.rows, self.layout = rows.take(order), layout[order]

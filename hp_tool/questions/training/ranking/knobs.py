@@ -15,6 +15,7 @@ from hp_tool.errors import InputError
 from hp_tool.questions.training.graphs import has_graphs
 from hp_tool.questions.training.problem import TrainingProblem, resolve_training
 from hp_tool.questions.training.ranking.best import Best
+from hp_tool.questions.training.usual_settings import usual_problems
 
 HIDDEN_OVERLAPS = {"expert_parallel": True}
 """Overlap of experts' all-to-alls with another micro-batch, as in `training.overlap`."""
@@ -35,12 +36,12 @@ def choose_free_knobs(query: Query, best: Best) -> tuple[TrainingProblem, ...]:
     The settings are CUDA graphs, a fused loss and, for experts, overlapped all-to-alls, if
     framework and GPU support them.
     """
-    if not has_free_knobs(query, best.problems[0]):
+    before = best.problems[0].plain
+    if not has_free_knobs(query, before):
         return ()
     if not best.feasible:
         every = [
-            _problem_with(query, values, before=best.problems[0])
-            for values in _knob_values(query, best.problems[0])
+            _problem_with(query, values, before=before) for values in _knob_values(query, before)
         ]
         resolved = [problem for problem in reversed(every) if problem is not None]
         fewer = [
@@ -50,11 +51,11 @@ def choose_free_knobs(query: Query, best: Best) -> tuple[TrainingProblem, ...]:
         ]
         return (*resolved[:1], *fewer)
     fastest_s = _fastest_s(
-        best.problems[0], best
+        before, best
     )  # by the cost model, as with each setting: rows may be calibrated
     chosen: TrainingProblem | None = None
-    for values in _knob_values(query, best.problems[0]):
-        problem = _problem_with(query, values, before=best.problems[0])
+    for values in _knob_values(query, before):
+        problem = _problem_with(query, values, before=before)
         if (
             problem is not None
             and (step_s := _fastest_s(problem, best)) < MAX_STEP_RATIO * fastest_s
@@ -64,9 +65,13 @@ def choose_free_knobs(query: Query, best: Best) -> tuple[TrainingProblem, ...]:
 
 
 def has_free_knobs(query: Query, problem: TrainingProblem) -> bool:
-    """Return whether no recipe sets the settings, and framework and device support them."""
+    """Return whether no recipe sets the settings, named or usual, and framework and device support
+    them.
+    """
     assert query.training is not None
     workload = problem.workload
+    if problem.model.num_experts and usual_problems(problem)[0].usual is not None:
+        return False
     there = workload.cuda_graphs or has_graphs(
         cluster=problem.cluster, workload=workload, profile=problem.profile
     )
@@ -97,16 +102,19 @@ def _problem_with(
     query: Query, values: Mapping[str, Any], *, before: TrainingProblem
 ) -> TrainingProblem | None:
     assert query.training is not None
+    training = replace(query.training, **values)
     try:
-        problem = resolve_training(replace(query, training=replace(query.training, **values)))
+        problem = resolve_training(replace(query, training=training))
     except InputError:  # not supported by the framework, the model or the device
         return None
     paths = {
         f"training.{name}": HIDDEN_OVERLAPS if name == "overlap" else value
         for name, value in values.items()
     }
+    asked = None if before.asked is None else replace(query, training=training)
     return replace(
         problem.with_num_gpus(before.cluster.num_gpus),
+        asked=asked,
         assumed={**before.assumed, **problem.assumed, **paths},
         chosen={**before.chosen, **paths},
     )
@@ -118,7 +126,7 @@ def _fastest_s(problem: TrainingProblem, best: Best) -> float:
     """
     firsts = np.sort(np.unique(best.layout, return_index=True)[1])
     beaten = best.variant[: firsts[NUM_LAYOUTS]] if len(firsts) > NUM_LAYOUTS else best.variant
-    rows = best.rows.candidates.take(np.flatnonzero(beaten == 0))
+    rows = best.rows.candidates.take(np.flatnonzero(np.isin(beaten, best.bases)))
     rows = rows.take(np.flatnonzero(legality(case=problem, candidates=rows) == 0))
     if not len(rows):
         return np.inf

@@ -35,16 +35,18 @@ def nearest_misses(
     )
     best = search_best(unlimited, keep=NUM_NEAREST, rank_by="mean", predictor=predictor)
     rows, variant = best.rows, best.variant
-    for chunk, _ in costed_chunks(problem=problem, predictor=predictor):
-        rows = CostedRows.concatenate([rows, chunk])
-        variant = np.concatenate([variant, np.zeros(len(chunk.step_s), dtype=np.int64)])
-        kept = nearest_rows(rows, problem=problem, variant=variant)
-        rows, variant = rows.take(kept), variant[kept]
+    for number in best.bases:
+        base = replace(best.problems[number], constraints=problem.constraints)
+        for chunk, _ in costed_chunks(problem=base, predictor=predictor):
+            rows = CostedRows.concatenate([rows, chunk])
+            variant = np.concatenate([variant, np.full(len(chunk.step_s), number)])
+            kept = nearest_rows(rows, problem=problem, variant=variant)
+            rows, variant = rows.take(kept), variant[kept]
     misses = []
     for place, number in enumerate(variant.tolist()):
         limited = replace(best.problems[number], constraints=problem.constraints)
         (row,) = nearest_recommendations(
-            rows.candidates.take(np.array([place])), problem=limited, predictor=predictor
+            rows.take(np.array([place])), problem=limited, predictor=predictor
         )
         misses.append(replace(row, rank=place + 1))
     return tuple(misses)
@@ -94,7 +96,7 @@ def nearest_rows(
 
 
 def nearest_recommendations(
-    chosen: Candidates, *, problem: TrainingProblem, predictor: CalibratedPredictor | None = None
+    chosen: CostedRows, *, problem: TrainingProblem, predictor: CalibratedPredictor | None = None
 ) -> tuple[Recommendation, ...]:
     """Return unacceptable candidates in full, with every missed limit among their estimate's
     reasons.

@@ -12,16 +12,27 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hp_tool.cost.arrays import BoolArray, FloatArray
-from hp_tool.cost.breakdown import estimate_row
+from hp_tool.cost.breakdown import (
+    estimate_row,
+    host_waits_s,
+    launch_bound,
+    may_be_launch_bound,
+)
 from hp_tool.cost.candidates import Candidates
-from hp_tool.cost.legality import MEMORY
+from hp_tool.cost.legality import MEMORY, legality
 from hp_tool.cost.strategy_legality import GRAPHS, graphs_broken
 from hp_tool.cost.training import TrainingCosts
 from hp_tool.cost.uncertainty import out_of_memory_probability
+from hp_tool.domain.query import RankBy
 from hp_tool.domain.result import Recommendation
 from hp_tool.domain.units import MIB
 from hp_tool.questions.training.calibrated import CRASHED, CalibratedPredictor
 from hp_tool.questions.training.problem import TrainingProblem
+from hp_tool.questions.training.usual_settings import (
+    assumes_graphs,
+    assuming,
+    recorded_problem,
+)
 from hp_tool.space import default_axes, legal_chunks
 
 Row = TypeVar("Row")
@@ -45,6 +56,12 @@ class CostedRows:
     """step_s divided by the probability that the run does not run out of memory; infinity if not
     acceptable.
     """
+    own: BoolArray
+    """Has the usual settings of the problem that it is costed with."""
+    waits_s: FloatArray
+    """Maximum saving of the usual CUDA graphs; 0 if the row has none, or has them already."""
+    recorded: BoolArray
+    """Has the usual CUDA graphs (`recorded_problem`)."""
 
     def take(self, rows: NDArray[np.intp]) -> CostedRows:
         """Return the chosen rows, in the given order."""
@@ -53,6 +70,19 @@ class CostedRows:
     def columns(self) -> dict[str, Any]:
         """Return the columns of the rows, by name."""
         return {f.name: getattr(self, f.name) for f in fields(CostedRows)}
+
+    def value(self, rank_by: RankBy) -> FloatArray:
+        """Return (n,) the ranking criterion in seconds; infinity if not acceptable."""
+        return (
+            self.expected_s
+            if rank_by == "expected"
+            else np.where(self.acceptable, self.step_s, np.inf)
+        )
+
+    def least_value(self, rank_by: RankBy) -> FloatArray:
+        """Return (n,) the minimum of the ranking criterion with the usual CUDA graphs."""
+        value = self.value(rank_by)
+        return value * (1.0 - self.waits_s / self.step_s) if self.waits_s.any() else value
 
     def best(self, count: int) -> NDArray[np.intp]:
         """Return indices of the `count` fastest acceptable candidates.
@@ -83,6 +113,9 @@ NO_ROWS = CostedRows(
     memory_total_bytes=_EMPTY,
     acceptable=_EMPTY > 0.0,
     expected_s=_EMPTY,
+    own=_EMPTY > 0.0,
+    waits_s=_EMPTY,
+    recorded=_EMPTY > 0.0,
 )
 
 
@@ -149,6 +182,9 @@ def costed_chunks(
     for chunk in legal_chunks(case=problem, axes=axes):
         costs = corrected_costs(chunk.candidates, problem=problem, predictor=predictor)
         rows, limited = with_criteria(chunk.candidates, costs, problem=problem, predictor=predictor)
+        rows = with_recorded(rows, problem=problem)
+        if not rows.own.all():
+            rows = rows.take(np.flatnonzero(rows.own))
         yield rows, chunk.rejections + Counter(limited)
 
 
@@ -186,14 +222,20 @@ def with_criteria(
     """Return legal candidates with their ranking criteria, and the number that each limit rejects.
 
     Known crashes of `predictor` count. `fails` is (n,) the probability of running out of memory;
-    None for the cost model's.
+    None for the cost model's. Rows that do not have the problem's usual settings are not acceptable
+    here and count for nothing.
     """
     shape = candidates.shape
+    own = np.ones(len(candidates), dtype=np.bool_)
+    if problem.usual is not None:
+        own = problem.usual.belong(candidates, problem=problem)
     step_s, total_bytes = (
         _flatten_column(costs.step_s, shape),
         _flatten_column(costs.memory_total_bytes, shape),
     )
-    fits, in_time = _flatten_column(costs.feasible, shape), step_s <= problem.longest_step_s
+    fits = _flatten_column(costs.feasible, shape)
+    waits_s = _usual_waits_s(costs, step_s, problem=problem, shape=shape)
+    in_time = step_s - waits_s <= problem.longest_step_s
     crashed = np.zeros(len(candidates), dtype=np.bool_)
     if predictor is not None:
         crashed = predictor.crashes(candidates, problem=problem) > 0
@@ -202,7 +244,7 @@ def with_criteria(
     if problem.workload.cuda_graphs:
         broken = np.asarray(graphs_broken(problem, candidates), dtype=np.bool_)
         excluded = excluded | (_flatten_column(broken, shape) if broken.ndim else broken)
-    acceptable = fits & in_time & ~crashed & ~excluded
+    acceptable = own & fits & in_time & ~crashed & ~excluded
     expected_s = np.full(len(candidates), np.inf)
     if len(good := np.flatnonzero(acceptable)):
         if fails is None:
@@ -220,19 +262,59 @@ def with_criteria(
         with np.errstate(divide="ignore"):  # infinite for certain out of memory
             expected_s[good] = step_s[good] / (1.0 - risk)
     counts = {
-        MEMORY: int(np.count_nonzero(~fits)),
-        "target_missed": int(np.count_nonzero(~in_time)),
+        MEMORY: int(np.count_nonzero(own & ~fits)),
+        "target_missed": int(np.count_nonzero(own & ~in_time)),
     }
     counts[CRASHED] = int(np.count_nonzero(crashed))
-    counts[GRAPHS] = int(np.count_nonzero(excluded))
+    counts[GRAPHS] = int(np.count_nonzero(own & excluded))
     rows = CostedRows(
         candidates=candidates,
         step_s=step_s,
         memory_total_bytes=total_bytes,
         acceptable=acceptable,
         expected_s=expected_s,
+        own=own,
+        waits_s=waits_s,
+        recorded=np.zeros(len(candidates), dtype=np.bool_),
     )
     return rows, {name: count for name, count in counts.items() if count}
+
+
+def _usual_waits_s(
+    costs: TrainingCosts, step_s: FloatArray, *, problem: TrainingProblem, shape: tuple[int, ...]
+) -> FloatArray:
+    """Return (n,) `CostedRows.waits_s` of costs without CUDA graphs."""
+    if not assumes_graphs(problem):
+        return np.zeros(len(step_s))
+    waits_s = _flatten_column(np.asarray(host_waits_s(costs, case=problem)), shape)
+    return np.where(may_be_launch_bound(waits_s, step_s=step_s), waits_s, 0.0)
+
+
+def with_recorded(
+    rows: CostedRows, *, problem: TrainingProblem, own: BoolArray | bool = True
+) -> CostedRows:
+    """Return rows with the usual CUDA graphs if launches limit their steps.
+
+    `own` are those of the problem; others are unchanged.
+    """
+    places = np.flatnonzero((rows.waits_s > 0.0) & own)
+    if not len(places):
+        return rows
+    columns = {f.name: getattr(rows, f.name).copy() for f in fields(CostedRows)[1:]}
+    late = places[rows.step_s[places] > problem.longest_step_s]  # unless graphs shorten them
+    columns["acceptable"][late], columns["expected_s"][late] = False, np.inf
+    columns["waits_s"][places] = 0.0
+    places = places[launch_bound(rows.candidates.take(places), case=problem)]
+    recorded = recorded_problem(problem) if len(places) else None
+    if recorded is not None:
+        chosen = rows.candidates.take(places)
+        supported = legality(case=recorded, candidates=chosen) == 0
+        places, chosen = places[supported], chosen.take(supported)
+        changed, _ = with_criteria(chosen, recorded.costs(chosen), problem=recorded)
+        changed = replace(changed, recorded=np.ones(len(chosen), dtype=np.bool_))
+        for name, column in columns.items():
+            column[places] = getattr(changed, name)
+    return CostedRows(candidates=rows.candidates, **columns)
 
 
 def _flatten_column(column: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
@@ -255,12 +337,19 @@ def _merge_best(parts: list[CostedRows], count: int) -> CostedRows:
 
 
 def recommendations_of_rows(
-    chosen: Candidates, *, problem: TrainingProblem, predictor: CalibratedPredictor | None = None
+    ranked: CostedRows, *, problem: TrainingProblem, predictor: CalibratedPredictor | None = None
 ) -> tuple[Recommendation, ...]:
-    """Return the chosen candidates in full, ranked in their order."""
-    if len(chosen) == 0:
+    """Return the chosen rows of a problem in full, ranked in their order.
+
+    All of them have the usual CUDA graphs, or none (`CostedRows.recorded`).
+    """
+    if len(chosen := ranked.candidates) == 0:
         return ()
+    if ranked.recorded[0] and (recorded := recorded_problem(problem)) is not None:
+        problem = recorded
     costs = problem.scheduled(problem.costs(chosen), chosen)
+    usual = problem.usual if problem.usual is not None and problem.usual.set else None
+    plain = None if usual is None else usual.plain.scheduled(usual.plain.costs(chosen), chosen)
     rows = []
     for index in range(len(chosen)):
         config = problem.named(chosen.config(index))
@@ -269,6 +358,14 @@ def recommendations_of_rows(
             calibrated = predictor.estimate(index, costs=costs, candidates=chosen, problem=problem)
             calibrated = replace(calibrated, parallel=config)
         estimate = estimate_row(index, costs=costs, candidates=chosen, case=problem, config=config)
+        if usual is not None and plain is not None:
+            without = plain.row(index)
+            estimate = assuming(
+                estimate,
+                usual.set,
+                plain_s=float(without.step_s),
+                plain_fits=bool(without.memory_total_bytes <= without.capacity_bytes),
+            )
         rows.append(
             Recommendation(
                 rank=index + 1,

@@ -20,7 +20,7 @@ from hp_tool.questions.training.calibrated import (
     with_unused_reason,
 )
 from hp_tool.questions.training.problem import TrainingProblem, resolve_training
-from hp_tool.questions.training.ranking.best import Best, search_best
+from hp_tool.questions.training.ranking.best import Best, search_best, search_without_graphs
 from hp_tool.questions.training.ranking.choice import (
     choose_rows,
     chosen_recommendations,
@@ -33,6 +33,7 @@ from hp_tool.questions.training.ranking.rank import (
     costed_chunks,
     with_residuals,
 )
+from hp_tool.questions.training.usual_settings import least_step_s
 from hp_tool.space import default_axes
 from hp_tool.space.pareto import pareto_optimal
 
@@ -61,7 +62,7 @@ def recommend(
         raise InputError(f"top must be from 1 to {MAX_TOP}, got {top}", field="top")
     start = time.perf_counter()
     best = _best_of_listed_values(query, keep=top, calibrations=calibrations)
-    problem, predictor = best.problems[0], best.predictors[0]
+    problem, predictor = best.problems[0].plain, best.predictors[0]
     misses: tuple[Recommendation, ...] = ()
     if best.computed and not best.feasible:
         with bounds.repeat_search():
@@ -181,8 +182,7 @@ def _best_of_training(
     query: Query, chosen: Mapping[str, Any], keep: int, calibrations: Calibrations | None
 ) -> Best:
     """Return the best of one training. `chosen` are values of `training` that its answers name."""
-    problem = _resolve(query, chosen)
-    predictor = None if calibrations is None else calibrations(problem)
+    problem, predictor = _resolve(query, chosen, calibrations)
     keep = max(keep, NUM_LAYOUTS) if has_free_knobs(query, problem) else keep
 
     def ranked(problem: TrainingProblem, predictor: CalibratedPredictor | None) -> Best:
@@ -190,18 +190,25 @@ def _best_of_training(
             return fewest_devices(
                 problem=problem, keep=keep, rank_by=query.rank_by, predictor=predictor
             )[1]
-        return search_best(problem, keep=keep, rank_by=query.rank_by, predictor=predictor)
+        return search_without_graphs(problem, keep=keep, rank_by=query.rank_by, predictor=predictor)
 
     return _with_free_knobs(
         query, ranked(problem, predictor), problem=problem, ranked=ranked, calibrations=calibrations
-    )
+    ).with_usual_graphs()
 
 
-def _resolve(query: Query, chosen: Mapping[str, Any]) -> TrainingProblem:
-    """Return the query's problem, whose answers name the values of `training` chosen for it."""
+def _resolve(
+    query: Query, chosen: Mapping[str, Any], calibrations: Calibrations | None
+) -> tuple[TrainingProblem, CalibratedPredictor | None]:
+    """Return the query's problem, whose answers name the values of `training` chosen for it.
+
+    Also its predictor; without one, rows have the usual settings.
+    """
     problem = resolve_training(query)
     values = {f"training.{name}": value for name, value in chosen.items()}
-    return replace(problem, assumed={**problem.assumed, **values}).choosing(values)
+    problem = replace(problem, assumed={**problem.assumed, **values}).choosing(values)
+    predictor = None if calibrations is None else calibrations(problem)
+    return replace(problem, asked=query if predictor is None else None), predictor
 
 
 def _chosen_values(query: Query, best: Best) -> dict[str, Any]:
@@ -221,7 +228,7 @@ def _nearest_misses(
     query: Query, best: Best, *, calibrations: Calibrations | None
 ) -> tuple[Recommendation, ...]:
     """Return the nearest misses without or with the free settings, whichever are nearer."""
-    problem, predictor = best.problems[0], best.predictors[0]
+    problem, predictor = best.problems[0].plain, best.predictors[0]
     found, least = nearest_misses(problem, predictor), miss_distance(problem)
     for other in choose_free_knobs(_with_training(query, _chosen_values(query, best)), best):
         misses = nearest_misses(other, None if calibrations is None else calibrations(other))
@@ -265,15 +272,15 @@ def best_offloaded(
         return best
     offloads: list[Best] = []
     for offload in ("optimizer", "activations"):
+        offloaded = replace(query, training=replace(query.training, offload=offload))
         try:
-            problem = resolve_training(
-                replace(query, training=replace(query.training, offload=offload))
-            )
+            problem = resolve_training(offloaded)
         except InputError:  # not supported by the framework or the device
             continue
-        before = best.problems[0]
+        before = best.problems[0].plain
         problem = replace(
             problem.with_num_gpus(before.cluster.num_gpus),
+            asked=None if before.asked is None else offloaded,
             assumed={**before.assumed, **problem.assumed, "training.offload": offload},
             chosen={**before.chosen, "training.offload": offload},
         )
@@ -305,8 +312,7 @@ def pareto_front(
         return recommendations_of(_memory_front(best))
     chosen = _chosen_values(query, best)
     query = _with_training(query, chosen)
-    problem = _resolve(query, chosen)
-    predictor = None if calibrations is None else calibrations(problem)
+    problem, predictor = _resolve(query, chosen, calibrations)
     keep = NUM_LAYOUTS if has_free_knobs(query, problem) else 1
 
     def ranked(problem: TrainingProblem, predictor: CalibratedPredictor | None) -> Best:
@@ -376,20 +382,21 @@ def _memory_front(best: Best) -> Best:
     The usual axis values and all nearly fastest candidates are considered, with every open
     strategy.
     """
-    problem, predictor = best.problems[0], best.predictors[0]
-    front = [best.rows.take(np.flatnonzero(best.variant == 0))]
-    for rows, _ in costed_chunks(problem=problem, predictor=predictor):
-        front = [_acceptable_front(CostedRows.concatenate([*front, rows]))]
-    (rows,) = front  # there is at least one chunk, possibly empty
-    if predictor is not None and len(rows.candidates):
-        rows = _acceptable_front(
-            with_residuals(rows.candidates, problem=problem, predictor=predictor)[0]
-        )
-    others = best.take(np.flatnonzero(best.variant != 0))
-    variant = np.concatenate(
-        [np.zeros(len(rows.candidates), dtype=others.variant.dtype), others.variant]
-    )
-    joined = CostedRows.concatenate([rows, others.rows])
+    predictor = best.predictors[0]
+    others = best.take(np.flatnonzero(~np.isin(best.variant, best.bases)))
+    parts, variants = [others.rows], [others.variant]
+    for number in best.bases:
+        problem = best.problems[number]
+        rows = best.rows.take(np.flatnonzero(best.variant == number))
+        for chunk, _ in costed_chunks(problem=problem, predictor=predictor):
+            rows = _acceptable_front(CostedRows.concatenate([rows, chunk]))
+        if predictor is not None and len(rows.candidates):
+            rows = _acceptable_front(
+                with_residuals(rows.candidates, problem=problem, predictor=predictor)[0]
+            )
+        parts.append(rows)
+        variants.append(np.full(len(rows.candidates), number, dtype=others.variant.dtype))
+    joined, variant = CostedRows.concatenate(parts), np.concatenate(variants)
     best = replace(
         best, rows=joined, variant=variant, layout=np.zeros_like(variant), value_s=joined.step_s
     )
@@ -407,5 +414,5 @@ def _possible_problems(problem: TrainingProblem) -> Iterator[TrainingProblem]:
     """
     for count in device_counts(problem):
         smaller = problem if count == problem.cluster.num_gpus else problem.with_num_gpus(count)
-        if smaller.least_step_s <= smaller.longest_step_s:
+        if least_step_s(smaller) <= smaller.longest_step_s:
             yield smaller
