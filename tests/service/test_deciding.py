@@ -121,7 +121,7 @@ def test_things_are_found_without_scripts(http: TestClient, store: Store, query:
     assert ("page", "/watches") in found["watch"]
     assert ("guide", "/guide/glossary") in found["gloss"]
     assert found["llama-3.1 405"] == [("model", "/models/llama-3.1-405b")]
-    assert "Nothing has zzz in its name" in http.get("/find", params={"q": "zzz"}).text
+    assert "No name contains zzz" in http.get("/find", params={"q": "zzz"}).text
     http.put(f"/v1/searches/{search}/label", json={"name": ""})
     by_model, by_id = (
         http.get("/find.json", params={"q": words}).json()["found"]

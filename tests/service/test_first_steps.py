@@ -96,6 +96,6 @@ def test_everybody_may_look_at_the_sample_and_nobody_may_change_it(store: SqlSto
         )
         text = http.get("/searches/sample", headers=submitter).text
         assert "/searches/sample/clone" not in text
-        (start,) = re.findall(r'href="([^"]+)">Start one of your own', text)
+        (start,) = re.findall(r'href="([^"]+)">Start a search', text)
         assert "gpt-quickstart" in http.get(html.unescape(start), headers=submitter).text
         assert http.get("/v1/measurements", headers=admin).json()["items"] == []

@@ -158,7 +158,7 @@ def test_ten_journeys(
         page.wait_for_url("**/models/qwen3-32b")
         facts = {fact["name"]: fact["value"] for fact in twin(http, page)["facts"]}
         assert facts["parameters"] in page.locator(".facts").inner_text()
-        hands.press(page.get_by_role("link", name="Ask about it"))
+        hands.press(page.get_by_role("link", name="Query it"))
         page.get_by_label("Model", exact=True).wait_for()
         subject = twin(http, page)["view"]["subject"]
         assert subject.startswith("qwen3-32b on ")
@@ -173,7 +173,7 @@ def test_ten_journeys(
         said = page.get_by_role("status", name="Answer").inner_text()
         assert missed["rows"] == [] and all(each in said for each in missed["verdict"])
         assert missed["enough"][0] in said
-        hands.press(page.get_by_role("link", name="With as many GPUs as it takes"))
+        hands.press(page.get_by_role("link", name="With the required number of GPUs"))
         page.get_by_role("heading", name="Cheapest within 1 day").wait_for()
         enough = twin(http, page)["machines"]
         assert enough["verdict"] == missed["enough"]
