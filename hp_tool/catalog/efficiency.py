@@ -126,7 +126,7 @@ def sustained_efficiency(kernels: GpuEfficiency, *, gpu: GpuSpec, clocks: Clocks
     """Return the constants of isolated kernels at the clocks that a long training sustains on this
     GPU.
     """
-    return _at_clocks(kernels, clocks, gpu.power_w, gpu.peak_flops_per_second)
+    return _with_clocks(kernels, clocks, gpu.power_w, gpu.peak_flops_per_second)
 
 
 def usual_clocks(gpu: GpuSpec) -> Clocks:
@@ -155,10 +155,10 @@ def _sustained_constants(
     die: str, power_w: float, peaks: tuple[tuple[Precision, float], ...]
 ) -> GpuEfficiency:
     """Return a die's constants at its sustained clocks, for a card's power limit and peaks."""
-    return _at_clocks(_die_efficiency(die), _clocks(die), power_w, dict(peaks))
+    return _with_clocks(_die_efficiency(die), _clocks(die), power_w, dict(peaks))
 
 
-def _at_clocks(
+def _with_clocks(
     kernels: GpuEfficiency, clocks: Clocks, power_w: float, peaks: Mapping[Precision, float]
 ) -> GpuEfficiency:
     reference = _reference(clocks.gpu) if clocks.gpu is not None else None

@@ -70,7 +70,7 @@ def sequence_lengths(name: str) -> LengthDistribution:
         )
     try:
         return (
-            _from_table(path)
+            _lengths_from_table(path)
             if path.suffix in TABLES
             else _build(library.sole_entry(path, field=FIELD))
         )
@@ -123,7 +123,7 @@ def _log_normal(
     )
 
 
-def _from_table(path: Path) -> LengthDistribution:
+def _lengths_from_table(path: Path) -> LengthDistribution:
     lines = [line.strip() for line in documents.read_text(path).splitlines()]
     lines = [line for line in lines if line and not line.startswith("#")]
     if len(lines) > MAX_LINES:

@@ -31,14 +31,14 @@ def model(name: str) -> ModelSpec:
         NotFoundError: The name is unknown; the error names the nearest.
     """
     if is_own_file(name):
-        return _from_file(_config_path(name))
+        return _model_from_file(_config_path(name))
     if is_file_name(name):
         raise InputError(
             f"Model {name[:200]!r} is a file path, which is not accepted here; send its "
             "content as a mapping instead.",
             field="model",
         )
-    return _from_entry(library.entry("models", name))
+    return _model_from_entry(library.entry("models", name))
 
 
 def checkpoint(name: object) -> str | None:
@@ -149,7 +149,7 @@ def keeps_attention_wide(name: str | Mapping[str, Any] | ModelSpec, *, precision
 
 def is_own_file(name: object) -> bool:
     """Return whether a model with this name is read from a file."""
-    return isinstance(name, OwnFile) and (is_file_name(name) or _holds_config(Path(name)))
+    return isinstance(name, OwnFile) and (is_file_name(name) or _contains_config(Path(name)))
 
 
 @functools.lru_cache(maxsize=1024)
@@ -181,11 +181,11 @@ def parameter_counts(spec: ModelSpec) -> dict[str, int]:
 
 
 @functools.lru_cache(maxsize=1024)
-def _from_entry(entry: library.Entry) -> ModelSpec:
+def _model_from_entry(entry: library.Entry) -> ModelSpec:
     return model_from_mapping({"name": entry.name, **entry.fields}, origin=entry.path)
 
 
-def _from_file(path: Path) -> ModelSpec:
+def _model_from_file(path: Path) -> ModelSpec:
     entry = library.sole_entry(path, field="model")
     # config.json has no name, so the folder's is used.
     name = path.resolve().parent.name if path.name == "config.json" else entry.name
@@ -215,7 +215,7 @@ def _config_path(name: str) -> Path:
     return path / "config.json" if path.is_dir() else path
 
 
-def _holds_config(path: Path) -> bool:
+def _contains_config(path: Path) -> bool:
     try:
         return (path / "config.json").is_file()
     except OSError:  # Too long for a path, so it is not one.

@@ -102,7 +102,9 @@ def request_trace(trace: str | TraceSpec) -> Trace:
             if path.stat().st_size > MAX_FILE_BYTES:
                 raise InputError(f"{path} exceeds {MAX_FILE_BYTES:,} bytes")
             rows: Iterable[Mapping[str, Any]] = map(json.loads, filter(str.strip, stream))
-            return _from_rows(path.name, csv.DictReader(stream) if path.suffix == ".csv" else rows)
+            return _trace_from_rows(
+                path.name, csv.DictReader(stream) if path.suffix == ".csv" else rows
+            )
     except (OSError, ValueError, csv.Error) as error:
         raise InputError(f"{path} is not a trace: {error}", field=FIELD) from None
     except InputError as error:
@@ -126,7 +128,7 @@ def _draw_requests(trace: TraceSpec) -> dict[str, Any]:
     return columns
 
 
-def _from_rows(name: str, rows: Iterable[Mapping[str, Any]]) -> Trace:
+def _trace_from_rows(name: str, rows: Iterable[Mapping[str, Any]]) -> Trace:
     """Return rows of any format, by the column names of the first row."""
     columns: dict[str, list[Any]] = {column: [] for column in (*NAMES, "prefix_tokens")}
     keys: dict[str, str] = {}

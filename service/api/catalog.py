@@ -172,13 +172,13 @@ def trainers(limit: Limit = MAX_ENTRIES, cursor: Cursor = None) -> Listing[Regis
 @router.get("/models/{name}")
 def model(name: str, store: StoreDep) -> CountedModel:
     """Return the model of this name."""
-    return CountedModel.of(cast(ModelSpec, _one(name, store, kind="model")))
+    return CountedModel.of(cast(ModelSpec, _find_entry(name, store, kind="model")))
 
 
 @router.get("/clusters/{name}")
 def cluster(name: str, store: StoreDep) -> NodeType:
     """Return the server or cluster of this name."""
-    return cast(NodeType, _one(name, store, kind="cluster"))
+    return cast(NodeType, _find_entry(name, store, kind="cluster"))
 
 
 @router.get("/traces")
@@ -295,7 +295,9 @@ def _page(names: Iterable[str], *, limit: int, cursor: str | None) -> tuple[list
     return left[:limit], left[limit - 1] if len(left) > limit else None
 
 
-def _one(name: str, store: Store, *, kind: RegistrationKind) -> ModelSpec | NodeType | TraceSpec:
+def _find_entry(
+    name: str, store: Store, *, kind: RegistrationKind
+) -> ModelSpec | NodeType | TraceSpec:
     if catalog.has_entry("models" if kind == "model" else "clusters", name):
         return catalog.model(name) if kind == "model" else catalog.node_type(name)
     record = store.get_registration(kind=kind, name=name.casefold())

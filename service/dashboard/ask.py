@@ -294,7 +294,7 @@ def asked(request: Request, store: StoreDep, find: FindDep, calibrations: Calibr
     )
 
 
-def _of_the_list(request: Request) -> None:
+def _redirect_to_list(request: Request) -> None:
     """Redirect to the list of searches with its filters; it was formerly at /."""
     if {"state", "words", "owner", "since", "cursor"} & request.query_params.keys():
         raise HTTPException(
@@ -302,7 +302,7 @@ def _of_the_list(request: Request) -> None:
         )
 
 
-OF_THE_LIST = Depends(_of_the_list)
+OF_THE_LIST = Depends(_redirect_to_list)
 AskedDep = Annotated[Asked, Depends(asked)]
 
 
@@ -380,7 +380,7 @@ def _answered(
         error=error,
     )
     if free.kind == "inference":
-        page = _of_service(page, free, rows)
+        page = _serving_page(page, free, rows)
     return (
         page
         if this is None
@@ -395,7 +395,7 @@ def _row(
     return ranked_row(row, query=free, chosen=layout == at, settings_href=question.href(layout))
 
 
-def _of_service(
+def _serving_page(
     page: AskPage, free: Query, rows: Sequence[Recommendation | ServingRecommendation]
 ) -> AskPage:
     targets = free.targets

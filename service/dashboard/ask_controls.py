@@ -53,7 +53,7 @@ def controls(
     sizes = [size for size in _powers(MAX_SIZE) if size <= num_gpus]
     named: dict[str, Mapping[str, str]] = {}
     if isinstance(config, ParallelConfig):
-        numbers, named = _of_training(config, model, framework, sizes, num_gpus)
+        numbers, named = _training_values(config, model, framework, sizes, num_gpus)
         kind = form_fields("training")
     else:
         numbers, kind = {"tensor_parallel_size": sizes, "pipeline_parallel_size": sizes}, {}
@@ -73,7 +73,7 @@ def controls(
     )
 
 
-def _of_training(
+def _training_values(
     config: ParallelConfig, model: ModelSpec, framework: str, sizes: list[int], num_gpus: int
 ) -> tuple[dict[str, list[int]], dict[str, Mapping[str, str]]]:
     """Return the numeric and the named values that the axes of a training offer."""

@@ -204,7 +204,7 @@ def models_context(
     """Return models for their page."""
     listing = api.models(store)
     registered = {entry.name for entry in listing.registered}
-    part, of = _part(listing, "model", principal, words=words, page=page)
+    part, of = _entries_page(listing, "model", principal, words=words, page=page)
     rows = tuple(
         ModelRow.of(
             spec,
@@ -252,7 +252,7 @@ def clusters_context(
     """Return clusters for their page."""
     listing = api.clusters(store)
     registered = {entry.name for entry in listing.registered}
-    part, of = _part(listing, "cluster", principal, words=words, page=page)
+    part, of = _entries_page(listing, "cluster", principal, words=words, page=page)
     rows = tuple(
         ClusterRow.of(
             node,
@@ -288,7 +288,7 @@ def cluster_context(name: str, store: StoreDep, principal: PrincipalDep) -> Entr
     return _entry_page(api.cluster(name, store), section="clusters", removable=removable)
 
 
-def _part(
+def _entries_page(
     listing: Listing[Named], kind: RegistrationKind, principal: Principal, *, words: str, page: int
 ) -> tuple[list[Named], dict[str, Any]]:
     """Return the entries of one page of a list, and the page's fields other than rows and title."""
@@ -371,7 +371,7 @@ def _entry_page(
             counts["active_parameters"] = active_parameters(spec, sequence_length=LEARNED_POSITIONS)
         values = {
             name: formats.billions(number) for name, number in counts.items()
-        } | _of_its_family(values)
+        } | _family_fields(values)
         if spec.blocks is not None:
             values["blocks"] = "; ".join(map(str, spec.blocks))
     if isinstance(spec, GpuSpec):
@@ -383,7 +383,7 @@ def _entry_page(
         else None
     )
     if isinstance(spec, NodeType) and known_gpu is not None:
-        facts += _of_its_gpu(spec, known_gpu)
+        facts += _gpu_facts(spec, known_gpu)
     page, control = ASKED_AT[section]
     href = _href(section, spec.name)
     return EntryPage(
@@ -398,7 +398,7 @@ def _entry_page(
     )
 
 
-def _of_its_family(values: Mapping[str, Any]) -> dict[str, Any]:
+def _family_fields(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields that apply to a model of this family; others have defaults."""
     defaults = {field.name: field.default for field in dataclasses.fields(ModelSpec)}
     return {
@@ -408,7 +408,7 @@ def _of_its_family(values: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _of_its_gpu(node: NodeType, gpu: GpuSpec) -> Iterator[Fact]:
+def _gpu_facts(node: NodeType, gpu: GpuSpec) -> Iterator[Fact]:
     """Return the properties that a cluster has through its GPU."""
     link, link_rate = "scale-up link", gpu.nvlink_bandwidth_bytes_per_second
     if link_rate is None:

@@ -304,7 +304,7 @@ def _compared(
             raise InputError(f"compare at most {MOST} configurations", field="more")
         sides = [_side(each, find=find) for each in named]
         if len(sides) == 1:
-            sides.append(Side(query=_to_try(sides[0].query, calibrations)))
+            sides.append(Side(query=_with_best(sides[0].query, calibrations)))
         if len({side.query.kind for side in sides}) > 1:
             raise InputError(
                 "a training and a serving configuration cannot be compared", field="second"
@@ -411,7 +411,7 @@ def _interval_width(view: ConfigurationView) -> float | None:
     return metric.high / metric.low if metric and metric.low and metric.high else None
 
 
-def _to_try(query: Query, calibrations: Calibrations | None) -> Query:
+def _with_best(query: Query, calibrations: Calibrations | None) -> Query:
     """Return the query with the configuration that ranks first; unchanged if none is feasible."""
     free = replace(query, parallel=type(query.parallel)())
     best = problem_of(free).rank(top=1, calibrations=calibrations).recommendations

@@ -168,7 +168,9 @@ def _answer(
         answer = parse_answer(explain_uploads(form, query=query, settings=settings))
         typed = None if query is None else schema.parse_query(page.query)
         explained = (
-            _of_log(answer) if isinstance(answer, LoggedExplanation) else _of_traces(answer, typed)
+            _explain_log(answer)
+            if isinstance(answer, LoggedExplanation)
+            else _explain_traces(answer, typed)
         )
         if keeps:
             explained = _with_measurement(
@@ -225,7 +227,7 @@ def _with_measurement(
     )
 
 
-def _of_traces(answer: Explanation, typed: Query | None) -> Explained:
+def _explain_traces(answer: Explanation, typed: Query | None) -> Explained:
     step = answer.critical
     predicted = {
         part.name: part.predicted_s for part in answer.parts if part.predicted_s is not None
@@ -273,7 +275,7 @@ def _change(each: Suggestion, typed: Query) -> ChangeRow:
     )
 
 
-def _of_log(answer: LoggedExplanation) -> Explained:
+def _explain_log(answer: LoggedExplanation) -> Explained:
     rows = tuple(
         PartRow(name=each.name, measured_s=each.measured_s, predicted_s=each.predicted_s)
         for each in answer.parts

@@ -174,7 +174,7 @@ def watch_context(
         last_error=record.last_error,
         teaching=record.teaching,
         measurement_id=record.measurement_id,
-        slower_since=slowdown and _about(record.updated_at, course, slowdown.since_step),
+        slower_since=slowdown and _step_time_of_day(record.updated_at, course, slowdown.since_step),
         figure=_figure(course, verdict, record.updated_at),
         may_delete=principal.scope >= Scope.SUBMIT,
         lost_nodes=lost_nodes,
@@ -213,7 +213,7 @@ def delete(watch_id: str, fields: Form, store: WatchStoreDep) -> RedirectRespons
     return done("/watches", "removed")
 
 
-def _about(last: datetime, course: Course, step: int) -> datetime:
+def _step_time_of_day(last: datetime, course: Course, step: int) -> datetime:
     """Return about when a step ended, counted back from the last report; pauses are not counted."""
     return last - timedelta(seconds=course.seconds_after(step))
 
@@ -224,7 +224,7 @@ def _figure(course: Course, verdict: Verdict, last: datetime) -> Figure | None:
         return None
     text = (
         f"Step {number:,}\n{formats.seconds(each)}\nabout "
-        f"{formats.moment(_about(last, course, number))}"
+        f"{formats.moment(_step_time_of_day(last, course, number))}"
         for number, each in zip(course.steps, course.seconds, strict=True)
     )
     traces = [

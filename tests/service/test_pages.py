@@ -261,7 +261,9 @@ def test_a_search_whose_worker_fell_silent_is_stalled(
     (row,) = http.get("/searches.json").json()["rows"]
     assert (row["state"], row["worker"], row["stalled"]) == ("running", "host-7", True)
     assert "its worker fell silent" in http.get("/searches").text
-    assert "The worker that had it, host-7, stopped responding" in http.get(f"/searches/{search}").text
+    assert (
+        "The worker that had it, host-7, stopped responding" in http.get(f"/searches/{search}").text
+    )
 
 
 def test_the_only_run_is_not_called_the_fastest(

@@ -89,7 +89,7 @@ def run(request: ProfileRequest, step: Step, *, device: torch.device) -> Steps:
         stopped = why_stop(request, times)
     if not all(map(math.isfinite, losses)):
         raise ArithmeticError(f"the loss is not finite: {losses}")
-    parts_s = _of_one_step(step, device=device) if request.breakdown else None
+    parts_s = _profile_one_step(step, device=device) if request.breakdown else None
     warmup = count_warmup_steps(times, least=least, most=most)
     return Steps(
         warmup_s=tuple(times[:warmup]),
@@ -146,7 +146,7 @@ def _mean(loss: torch.Tensor | None, *, device: torch.device) -> float:
     return float(sums[0] / sums[1])
 
 
-def _of_one_step(step: Callable[[], object], *, device: torch.device) -> dict[str, float]:
+def _profile_one_step(step: Callable[[], object], *, device: torch.device) -> dict[str, float]:
     """Profile one more step; return the seconds by part, averaged over the ranks.
 
     Parts are `compute`, exposed communication by kind, and `idle`; they sum to the step, which is

@@ -246,7 +246,7 @@ def _room(
     held = length + case.engine.kv_reserved_output_fraction * output
     by_cache = np.maximum(requests_in_cache(case, t, rooms, held), 1.0)
     return (
-        np.minimum(np.minimum(by_cache, c.max_num_seqs), _beside_prompts(case, c)),
+        np.minimum(np.minimum(by_cache, c.max_num_seqs), _most_decoding(case, c)),
         by_cache,
         has_room(case, c, memory, length + output),
     )
@@ -266,7 +266,7 @@ def has_room(
     return whole & (rooms >= cached_tokens(case, t, float(case.room_at_start), chunk=chunk))
 
 
-def _beside_prompts(case: ServingCase, c: ServingCandidates) -> FloatArray:
+def _most_decoding(case: ServingCase, c: ServingCandidates) -> FloatArray:
     """Return the maximum number of decoding requests that leaves room in a mixed pass for the
     prompts of their successors.
 

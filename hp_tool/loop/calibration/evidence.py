@@ -199,15 +199,15 @@ def residual_features(*, case: TrainingCase, candidates: Candidates) -> dict[str
         MICRO_BATCHES: np.log2(case.workload.global_batch_size / (data * micro)),
         **{
             name: same * value
-            for name, value in (_of_model(model) | _of_workload(case.workload)).items()
+            for name, value in (_model_features(model) | _workload_features(case.workload)).items()
         },
-        "flex_dispatcher": same * bool(model.num_experts) * _by_flex(case, c),
+        "flex_dispatcher": same * bool(model.num_experts) * _uses_flex(case, c),
         **{name: same * value for name, value in _stated_deviations(case).items()},
         STALL_RISK: _stall_risk(case, (pipeline > 1) & many_nodes),
     }
 
 
-def _by_flex(case: TrainingCase, c: Candidates) -> Any:
+def _uses_flex(case: TrainingCase, c: Candidates) -> Any:
     usual = case.strategy.moe_token_dispatcher_type == "flex"  # noqa: S105 (a token is no password here)
     return (c.moe_token_dispatcher_type == FLEX) | ((c.moe_token_dispatcher_type == 0) & usual)
 
@@ -243,7 +243,7 @@ def _stated_deviations(case: TrainingCase) -> dict[str, float]:
     }
 
 
-def _of_model(model: ModelSpec) -> dict[str, float]:
+def _model_features(model: ModelSpec) -> dict[str, float]:
     """Return the features of the model's shape; models with equal features count as one."""
     experts = bool(model.num_experts)
     return {
@@ -257,7 +257,7 @@ def _of_model(model: ModelSpec) -> dict[str, float]:
     }
 
 
-def _of_workload(workload: TrainingWorkload) -> dict[str, float]:
+def _workload_features(workload: TrainingWorkload) -> dict[str, float]:
     """Return the features of the workload and its software; the release is a year, 0 if not
     named.
     """

@@ -145,7 +145,7 @@ class Planner:
             else self._reduction(runs, parallel, predicted, calibration, runs_left=runs_left)
         )
         if reduction is not None:
-            predicted |= _of_reduction(reduction, predicted, calibration)
+            predicted |= _reduced_prediction(reduction, predicted, calibration)
         elif reused is None:
             predicted |= self._rivals(runs, row, calibration, count=beside)
         fidelity = WHOLE if reduction is None else reduction.fidelity
@@ -331,7 +331,7 @@ def to_try_again(runs: Sequence[RunRecord]) -> RunRecord | None:
     )
 
 
-def _of_reduction(
+def _reduced_prediction(
     reduction: Reduction, predicted: JsonObject, calibration: Calibration
 ) -> JsonObject:
     """Return the prediction of the reduced run, and the factor on its seconds."""

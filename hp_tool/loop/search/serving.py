@@ -140,7 +140,7 @@ class EndpointSearch(ServingSearch):
             first + following * token
             for first, token in zip(times.ttft_times_s, times.tpot_times_s, strict=True)
         )
-        load = _of_load(latencies, each, targets=self.targets)
+        load = _latencies_of(latencies, each, targets=self.targets)
         rate = times.output_tokens_per_second / self.cluster.num_gpus
         return replace(measurement, load=load, tokens_per_second_per_gpu=rate)
 
@@ -168,10 +168,10 @@ def load_latencies(
         batches * (first + following * token)
         for first, token in zip(times.ttft_times_s, times.tpot_times_s, strict=True)
     )
-    return _of_load(latencies, tuple(each), targets=targets)
+    return _latencies_of(latencies, tuple(each), targets=targets)
 
 
-def _of_load(
+def _latencies_of(
     latencies: Latencies, repetitions_s: tuple[float, ...], *, targets: Targets
 ) -> LoadLatencies:
     return LoadLatencies(

@@ -210,7 +210,7 @@ class Sweeper:
         for run in self._store.stray_runs(cluster=cluster, job_names=open_jobs):
             if run.job_name in open_jobs or not run.state.ended:
                 log.warning("job %s belongs to no live search: ended", run.job_name)
-                with _apart(run):
+                with _log_errors(run):
                     launcher.cancel(run.job_name)
             elif run.id in self._booked:
                 continue
@@ -221,7 +221,7 @@ class Sweeper:
 
     def _book(self, launcher: Launcher, run: RunRecord) -> bool:
         """Record a job's cost by the engine's account; return False if it is not known yet."""
-        with _apart(run):
+        with _log_errors(run):
             handle = launcher.find(run.job_name)
             try:
                 measurement = None if handle is None else launcher.fetch(handle)
@@ -238,7 +238,7 @@ class Sweeper:
 
 
 @contextlib.contextmanager
-def _apart(run: RunRecord) -> Iterator[None]:
+def _log_errors(run: RunRecord) -> Iterator[None]:
     """Leave an error of one job to the next sweep, so that other jobs do not wait. Database errors
     are raised.
     """

@@ -305,7 +305,7 @@ def _runnable(
             field="cluster.num_gpus",
             code="launcher_mismatch",
         )
-    return _without(space, needed > available_gpus)
+    return _without_candidates(space, needed > available_gpus)
 
 
 def _reducible(query: Query) -> tuple[Reducible, ...]:
@@ -320,7 +320,7 @@ def _reducible(query: Query) -> tuple[Reducible, ...]:
 
 def _profiled(space: CostedSpace, problem: TrainingProblem) -> CostedSpace:
     """Return the candidates that the profiler supports; the others count as rejected."""
-    return _without(space, _unprofiled(space.candidates, problem))
+    return _without_candidates(space, _unprofiled(space.candidates, problem))
 
 
 def _unprofiled(candidates: Candidates, problem: TrainingProblem) -> NDArray[np.bool_]:
@@ -343,7 +343,7 @@ def _unprofiled(candidates: Candidates, problem: TrainingProblem) -> NDArray[np.
     return refused
 
 
-def _without(space: CostedSpace, refused: NDArray[np.bool_]) -> CostedSpace:
+def _without_candidates(space: CostedSpace, refused: NDArray[np.bool_]) -> CostedSpace:
     """Return the other candidates; the given ones count as not profiled."""
     if not refused.any():
         return space

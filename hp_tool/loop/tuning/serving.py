@@ -153,7 +153,7 @@ def build_serving(*, query: Query, query_json: JsonObject, hardware: Hardware) -
     assert query.inference is not None  # Resolved.
     runner = runner_of(query)
     if runner == ENDPOINT:
-        candidates, rejections = _of_endpoint(query, problem)
+        candidates, rejections = _endpoint_candidates(query, problem)
     else:
         candidates, rejections = _candidates(query, problem, available_gpus=hardware.num_gpus)
     rows = problem.costed(candidates)
@@ -291,7 +291,9 @@ def _candidates(
     return candidates.take(kept), rejections
 
 
-def _of_endpoint(query: Query, problem: ServingProblem) -> tuple[ServingCandidates, dict[str, int]]:
+def _endpoint_candidates(
+    query: Query, problem: ServingProblem
+) -> tuple[ServingCandidates, dict[str, int]]:
     """Return the endpoint's deployment with each number of concurrent requests per scheduler."""
     num_gpus, allowed = problem.cluster.num_gpus, query.parallel
     sizes = {name: axis_values(getattr(allowed, name)) for name in ServingConfig.__slots__}

@@ -150,11 +150,11 @@ def _check(step: TimedStep) -> None:
 
 def _computing(step: TimedStep) -> float:
     """Return the longest forward + backward seconds of a rank; without ranks, an upper bound."""
-    by_rank = _by_rank(step)
+    by_rank = _pass_seconds_by_rank(step)
     return max(by_rank.values()) if by_rank else sum(step.longest_s[name] for name in COMPUTING)
 
 
-def _by_rank(step: TimedStep) -> dict[int, float]:
+def _pass_seconds_by_rank(step: TimedStep) -> dict[int, float]:
     """Return the forward + backward seconds of the ranks that have both."""
     forward, backward = (step.ranks_s.get(name, {}) for name in COMPUTING)
     return {rank: seconds + backward[rank] for rank, seconds in forward.items() if rank in backward}
@@ -175,7 +175,7 @@ def _slow_rank(step: TimedStep) -> Iterator[Finding]:
     named.
     """
     stages = "It is slow, or its stage has more work."
-    if by_rank := _by_rank(step):
+    if by_rank := _pass_seconds_by_rank(step):
         rank = max(by_rank, key=lambda one: by_rank[one])
         more = by_rank[rank] - statistics.median(by_rank.values())
         words = (

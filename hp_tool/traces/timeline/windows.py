@@ -30,7 +30,7 @@ def windows(events: RankEvents) -> tuple[FloatArray, bool]:
         recording counts as one step.
     """
     if len(events.steps_s):
-        return _on_device(events, events.steps_s), True
+        return _on_device_time(events, events.steps_s), True
     if not len(events.start_s):
         return np.empty((0, 2)), False
     first, last = float(events.start_s.min()), float(events.end_s.max())
@@ -40,7 +40,7 @@ def windows(events: RankEvents) -> tuple[FloatArray, bool]:
     return np.array([[first, last]]), False
 
 
-def _on_device(events: RankEvents, steps_s: FloatArray) -> FloatArray:
+def _on_device_time(events: RankEvents, steps_s: FloatArray) -> FloatArray:
     if not events.on_device or not len(events.start_s) or np.isnan(events.launch_s).all():
         return steps_s
     order = np.argsort(np.where(np.isnan(events.launch_s), np.inf, events.launch_s), kind="stable")
