@@ -118,7 +118,9 @@ def test_a_quantised_checkpoint_is_frozen_in_its_bits(model: str, kind: str) -> 
         read_query(text.replace("finetuning_type: lora", "finetuning_type: full"), num_gpus=8)
 
 
-@pytest.mark.parametrize("name", ["Llama-2-7b-AQLM-2Bit-1x16-hf", "Llama-3.1-8B-FP8", "L-GPTQ-Int8"])
+@pytest.mark.parametrize(
+    "name", ["Llama-2-7b-AQLM-2Bit-1x16-hf", "Llama-3.1-8B-FP8", "L-GPTQ-Int8"]
+)
 def test_other_quantised_checkpoints_are_named(name: str) -> None:
     text = LORA.replace("Meta-Llama-3-8B-Instruct", name)
     with pytest.raises(InputError, match=f"{name}: frozen weights in"):
