@@ -1,8 +1,8 @@
-"""hp_tool: choose the parallelism of large transformers by predicting, measuring little and
-calibrating.
+"""hp_tool: choose the parallelism of large transformers with predictions, few measurements and
+calibration.
 
-`hp_tool.estimate` and `hp_tool.recommend` answer queries, `hp_tool.size` budgets; `hp_tool.explain`
-reads traces; `hp_tool.api` says how.
+`hp_tool.estimate` and `hp_tool.recommend` answer queries, `hp_tool.size` plans a training for a
+budget, and `hp_tool.explain` reads traces; see `hp_tool.api`.
 """
 
 from __future__ import annotations
@@ -46,7 +46,9 @@ _HOMES = {
 
 
 def _training_formats() -> tuple[_exports.Export, ...]:
-    """Return the formats of training tools, which trainers' commands name; loaded on first use."""
+    """Return the formats of training tools that trainers' commands can name; loaded on first
+    use.
+    """
     from hp_tool.formats.registry import formats
 
     return formats("training")
@@ -56,13 +58,13 @@ _exports.set_exports(_training_formats)
 
 
 def __dir__() -> list[str]:
-    """What completion offers: the names of the API, loaded or not."""
+    """Return the names for completion: those of the API, loaded or not."""
     return [*__all__, "__doc__", "__version__"]
 
 
 def __getattr__(name: str) -> Any:
-    """The API on first use: everything below imports this package, and a start of the command line
-    needs none of it.
+    """Load the API on first use. All modules below import this package, and starting the command
+    line needs none of the API.
     """
     import importlib
 

@@ -1,4 +1,4 @@
-"""`python -m hp_tool` is the command `hp-tool`."""
+"""`python -m hp_tool` runs the command `hp-tool`."""
 
 from hp_tool.cli.main import main
 

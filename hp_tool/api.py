@@ -8,8 +8,8 @@ commands of the same names.
     best = answer.recommendations[0]
     best.parallel.tensor_parallel_size, best.estimate.time.step_s, best.estimate.memory.total_bytes
 
-The answers are the frozen dataclasses whose JSON `--json` prints; a notebook shows them as tables.
-Errors are HpToolError.
+Answers are frozen dataclasses; `--json` prints the same data. Notebooks show them as tables. Errors
+are subclasses of HpToolError.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 SIZING_KEYS = {name: COMMON[name] for name in ("gpu", "num_gpus")}
-"""Those of a sizing query, whose other keys stand at its top."""
+"""Keys of a sizing query. Its other keys are at the top level."""
 
 
 class QueryKeys(TypedDict, total=False):
-    """Keys of a query as arguments. Sections are mappings of what docs/queries.md lists; the others
-    are short for a path.
+    """Keys of a query as arguments. Sections are mappings with the fields in docs/queries.md; the
+    others are abbreviations of a path.
     """
 
     model: str | Mapping[str, Any]
-    """Catalogue name, path to a config.json, or its fields."""
+    """Catalogue name, path of a config.json, or a mapping of the model's fields."""
     gpu: str
-    """cluster.gpu: a catalogue name."""
+    """cluster.gpu: a name in the catalogue."""
     num_gpus: int
-    """cluster.num_gpus: devices in all."""
+    """cluster.num_gpus: total number of devices."""
     sequence_length: int
-    """training.sequence_length: tokens."""
+    """training.sequence_length: tokens per sequence."""
     global_batch_size: int
     """training.global_batch_size: sequences per optimizer step."""
     precision: str
@@ -57,7 +57,7 @@ class QueryKeys(TypedDict, total=False):
     """training.total_tokens: adds days, GPU-hours, cost and energy."""
     id: str
     kind: Literal["training", "inference"]
-    """Left out, training, or inference where that section is given."""
+    """By default training, or inference if that section is given."""
     cluster: str | Mapping[str, Any]
     training: Mapping[str, Any]
     inference: Mapping[str, Any]
@@ -69,8 +69,8 @@ class QueryKeys(TypedDict, total=False):
 
 
 def _with_keys(function: F) -> F:
-    """The function, whose signature names the keys of a query for completion and `help`: sessions
-    do not see into Unpack.
+    """Return the function with a signature that names the keys of a query, for completion and
+    `help`, which do not resolve Unpack.
     """
     signature = inspect.signature(function)
     named = [
@@ -90,10 +90,10 @@ def _with_keys(function: F) -> F:
 def estimate(
     query: Query | Mapping[str, Any] | Path | None = None, /, **keys: Unpack[QueryKeys]
 ) -> EstimateAnswer:
-    """Memory, step time and cost of the one configuration that a query's `parallel` describes
-    (serving: its latencies).
+    """Predict the memory, step time and cost of the configuration in the query's `parallel` (for
+    serving: its latencies).
 
-    `query`: one, its mapping, or a file; `keys` are laid over it: model, gpu, num_gpus,
+    `query`: a query, a mapping, or a file; `keys` override its values: model, gpu, num_gpus,
     sequence_length, global_batch_size, precision, total_tokens, and the sections kind, cluster,
     training, inference, parallel, objective, rank_by, constraints, targets, id:
 
@@ -101,8 +101,8 @@ def estimate(
                          global_batch_size=64, parallel={"tensor_parallel_size": 4, "recompute":
                          "full"})
 
-    One that does not fit is an answer with `estimate.feasible` False, its reasons, and its fixes
-    (`fixes`). Raises HpToolError for what cannot be answered.
+    If the configuration does not fit, `estimate.feasible` is False, and the answer has the reasons
+    and `fixes`. Raises HpToolError if the query cannot be answered.
     """
     from hp_tool.questions.answers import answer_estimate
 
@@ -119,15 +119,16 @@ def recommend(
     sensitivity: bool = False,
     **keys: Unpack[QueryKeys],
 ) -> RecommendAnswer:
-    """The best `top` of all legal configurations that fit, the one to try first; the axes that
-    `parallel` leaves out vary.
+    """Rank all legal configurations that fit and return the best `top`, first the one to try; axes
+    that `parallel` omits vary.
 
-    `pareto`: also those that no other beats in step time and memory, or number of devices; of
-    serving, in tokens per second for a user and for a GPU (throughput). `sensitivity`: also how the
-    fastest step follows the number of GPUs, each axis, and better hardware. `query` and `keys` as
-    of `estimate`: model, gpu, num_gpus, sequence_length, global_batch_size, precision,
-    total_tokens, kind, cluster, training, inference, parallel, objective, rank_by, constraints,
-    targets, id. In `parallel` a value or a list narrows an axis.
+    `pareto`: also return the configurations that no other beats in step time and memory, or in step
+    time and number of devices; for serving, in tokens per second per user and per GPU (throughput).
+    `sensitivity`: also return how the fastest step depends on the number of GPUs, each axis, and
+    better hardware. `query` and `keys` are those of `estimate`: model, gpu, num_gpus,
+    sequence_length, global_batch_size, precision, total_tokens, kind, cluster, training, inference,
+    parallel, objective, rank_by, constraints, targets, id. In `parallel`, a value or a list
+    restricts an axis.
     """
     from hp_tool.questions.answers import answer_recommend
 
@@ -137,13 +138,13 @@ def recommend(
 
 
 def size(query: Mapping[str, Any] | Path | None = None, /, **keys: Any) -> SizingAnswer:
-    """The training that a budget buys: model, tokens, starting hyperparameters, days and cost with
-    failures.
+    """Plan the training that a budget allows: model, tokens, starting hyperparameters, days and
+    cost including failures.
 
-    `query`: a mapping or a file of what docs/sizing.md lists; `keys` (gpu, num_gpus, days, model,
-    parameters, tokens, flops, tokens_per_parameter, law, style, sequence_length, global_batch_size,
-    cluster, ...) are laid over it, as in `hp_tool.size(gpu="h100-sxm-80gb", num_gpus=1024,
-    days=30.0)`. Raises HpToolError.
+    `query`: a mapping or a file with the keys in docs/sizing.md; `keys` (gpu, num_gpus, days,
+    model, parameters, tokens, flops, tokens_per_parameter, law, style, sequence_length,
+    global_batch_size, cluster, ...) override its values, as in `hp_tool.size(gpu="h100-sxm-80gb",
+    num_gpus=1024, days=30.0)`. Raises HpToolError.
     """
     from hp_tool.questions import schema
     from hp_tool.questions.budgets import answer_sizing, parse_sizing
@@ -161,11 +162,12 @@ def export(
     rank: int = 1,
     rerank: bool = False,
 ) -> Exported:
-    """A recommendation in another tool's words: `text`, ready to run.
+    """Write a recommendation in another tool's format: `text` is ready to run.
 
-    `result`: an answer, its JSON, or a query, which is answered first. `format`: as `hp-tool
-    export` lists them. `rerank`: rank again among what the tool can run, and say what that costs.
-    Raises HpToolError for what the tool has no setting for.
+    `result`: an answer, its JSON, or a query, which is answered first. `format`: a name that
+    `hp-tool export` lists. `rerank`: rank only the layouts that the tool supports, and report how
+    much slower the best of them is. Raises HpToolError if the tool lacks a setting for the
+    configuration.
     """
     from hp_tool.formats import exchange
     from hp_tool.questions import schema
@@ -184,12 +186,13 @@ def explain(
     query: Query | Mapping[str, Any] | Path | None = None,
     **keys: Unpack[QueryKeys],
 ) -> Explanation | LoggedExplanation:
-    """Where the seconds of recorded steps went, beside the prediction for the configuration that
-    ran.
+    """Return where the time of recorded steps went, compared with the prediction for the
+    configuration that ran.
 
     `traces`: files of torch.profiler, one for each rank, reports of Nsight Systems exported to
-    SQLite, or one log with Megatron's timers, of which less is known. `query` and `keys` as of
-    `estimate`; without them ranks and groups are held against each other alone. Raises HpToolError.
+    SQLite, or one log with Megatron's timers, which are less detailed. `query` and `keys` are those
+    of `estimate`; without them, ranks and groups are only compared with each other. Raises
+    HpToolError.
     """
     from hp_tool.traces.explain.recorded import explain_files
 
@@ -200,7 +203,7 @@ def explain(
 def make_query(
     query: Query | Mapping[str, Any] | Path | None = None, /, **keys: Unpack[QueryKeys]
 ) -> Query:
-    """The validated query that a query or its file and the keys laid over it make. Raises
+    """Return the validated query from a query or its file, overridden by the keys. Raises
     InputError.
     """
     from hp_tool.questions import schema
@@ -211,8 +214,8 @@ def make_query(
 def as_mapping(
     query: Query | Mapping[str, Any] | Path | None = None, /, **keys: Any
 ) -> dict[str, Any]:
-    """The mapping of a query or its file with the keys laid over it and its kind said, not yet
-    validated.
+    """Return the mapping of a query or its file, overridden by the keys and with its kind set, not
+    yet validated.
     """
     from hp_tool.questions import schema
 
@@ -231,7 +234,7 @@ def as_mapping(
 
 
 def _read(query: Mapping[str, Any] | Path | None) -> dict[str, Any]:
-    """A query's mapping to lay keys over: a copy of one that is given."""
+    """Return a query as a mapping that can be modified; a given mapping is copied."""
     from hp_tool.catalog import documents
 
     return documents.read(query) if isinstance(query, Path) else copy.deepcopy(dict(query or {}))

@@ -1,4 +1,6 @@
-"""Errors with a stable `code`, the path of the bad input in `field`, and a fix in the message."""
+"""Errors with a stable `code`, the path of the invalid input in `field`, and a fix in the
+message.
+"""
 
 from typing import Any
 
@@ -13,7 +15,9 @@ class HpToolError(Exception):
         self.message = message
         self.field = field
         self.details: dict[str, Any] = {}
-        """Additional data, such as what an import could read and what is missing."""
+        """Additional data, such as the settings that an import could read and those that are
+        missing.
+        """
         if code is not None:
             self.code = code
 

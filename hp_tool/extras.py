@@ -1,7 +1,7 @@
-"""The extras of the package: what each brings, and the error that names one that is missing.
+"""The extras of the package: their modules, and the error for a missing extra.
 
-The package alone answers questions. What runs searches, serves, reads shell scripts or draws comes
-with an extra, and the doors to it ask here before they import it.
+The package without extras answers queries. Searches, the service, shell scripts and plots require
+an extra; their entry points check it here before they import it.
 """
 
 import json
@@ -49,7 +49,9 @@ EXTRAS: dict[Extra, tuple[str, ...]] = {
     "postgresql": ("psycopg",),
     "ray": ("ray",),
 }
-"""Modules that each extra of pyproject.toml installs, those of the extras it includes too."""
+"""Modules that each extra of pyproject.toml installs, including those of the extras that it
+contains.
+"""
 
 USED_BY: dict[Extra, str] = {
     "client": "`--server` and the Python clients",
@@ -62,22 +64,22 @@ USED_BY: dict[Extra, str] = {
     "postgresql": "a PostgreSQL database",
     "ray": "runs on a Ray cluster",
 }
-"""What needs each extra."""
+"""Features that need each extra."""
 
 _POSIX = frozenset[Extra]({"search", "service", "mcp"})
-"""Extras whose code locks files by fcntl, which Windows lacks."""
+"""Extras whose code locks files with fcntl, which Windows lacks."""
 
 
 def missing(extra: Extra) -> tuple[str, ...]:
-    """Return the extra's modules that cannot be imported here. None of them is imported."""
+    """Return the extra's modules that cannot be imported here, without importing any of them."""
     return tuple(name for name in EXTRAS[extra] if find_spec(name) is None)
 
 
 def require(extra: Extra, *, by: str) -> None:
-    """Raise MissingExtraError, with the command that installs the extra, where any module of it is
-    missing, and UnsupportedError where it could not work on this system.
+    """Raise MissingExtraError with the command that installs the extra if a module of it is
+    missing, or UnsupportedError if it does not work on this system.
 
-    `by`: what needs it, in the singular: "`hp-tool tune`".
+    `by`: the feature that needs it, in the singular: "`hp-tool tune`".
     """
     if extra in _POSIX and find_spec("fcntl") is None:
         raise UnsupportedError(
@@ -89,7 +91,7 @@ def require(extra: Extra, *, by: str) -> None:
 
 
 def install_command(extra: Extra) -> str:
-    """Return the pip command that adds an extra to this installation: from its checkout, its wheel
+    """Return the pip command that adds an extra to this installation, from its checkout, its wheel
     or its repository.
 
     A package index is named only if the package came from one, which is when pip wrote no
@@ -130,7 +132,7 @@ def _checkout() -> Path | None:
 
 
 def _origin() -> dict[str, Any]:
-    """Return what pip recorded of where the package came from; empty if it came from an index."""
+    """Return pip's record of where the package came from; empty if it came from an index."""
     from importlib.metadata import PackageNotFoundError, distribution
 
     try:

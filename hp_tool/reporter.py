@@ -1,15 +1,14 @@
-"""Reports a training's step times to `hp-tool serve`, or to a file that `hp-tool watch` reads, from
+"""Report a training's step times to `hp-tool serve`, or to a file that `hp-tool watch` reads, from
 inside the training.
 
-This file stands alone: it needs Python's standard library and nothing else, so it may be copied
-beside a training script. It never blocks and never raises: steps wait in a bounded queue, a thread
-sends them, and keeps them until the service has stored them. Each has a number, so that one sent
-twice counts once.
+This file needs only Python's standard library, so it may be copied next to a training script. It
+never blocks and never raises: steps wait in a bounded queue, and a thread sends them and keeps them
+until the service has stored them. Each step has a number, so that a step sent twice counts once.
 
     from hp_tool.reporter import Reporter
-    reporter = Reporter()                                   # HP_WATCH_URL, HP_API_KEY, HP_WATCH_FILE, RANK
-    train_step = reporter.timed(train_step)                 # one call is one step
-"""  # noqa: E501
+    reporter = Reporter()                      # HP_WATCH_URL, HP_API_KEY, HP_WATCH_FILE, RANK
+    train_step = reporter.timed(train_step)    # one call is one step
+"""
 
 from __future__ import annotations
 
@@ -29,8 +28,8 @@ from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 CAPACITY = 100_000
-"""Steps that wait for the service: a day of steps of a second. The oldest go first, and the service
-learns how many went.
+"""Maximum number of steps that wait for the service: a day of steps of one second. The oldest are
+dropped first, and the service is told how many.
 """
 AT_ONCE = 500
 EVERY_S = 1.0
@@ -41,7 +40,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class Reporter:
-    """Collects the steps of one process, and sends them in the background."""
+    """Collects the steps of one process and sends them in the background."""
 
     def __init__(
         self,
@@ -53,16 +52,18 @@ class Reporter:
         capacity: int = CAPACITY,
         every_s: float = EVERY_S,
     ) -> None:
-        """`url`: of a watch, https://SERVER/v1/watches/ID; by default HP_WATCH_URL. `file`: to
-        which JSON lines are appended; by default HP_WATCH_FILE, with {rank} replaced. Without
-        either nothing is reported.
+        """Start a reporter.
+
+        `url`: URL of a watch, https://SERVER/v1/watches/ID; by default HP_WATCH_URL. `file`: file
+        to which JSON lines are appended; by default HP_WATCH_FILE, with {rank} replaced. Without
+        either, nothing is reported.
         """
         self.url = (url or os.environ.get("HP_WATCH_URL") or "").rstrip("/")
         self.rank = int(os.environ.get("RANK", "0")) if rank is None else rank
         file = file or os.environ.get("HP_WATCH_FILE") or ""
         self.file = file.replace("{rank}", str(self.rank))
         self.dropped = 0
-        """Steps that the queue could not keep."""
+        """Number of steps that did not fit into the queue."""
         self._key = api_key or os.environ.get("HP_API_KEY")
         self._source, self._host = uuid.uuid4().hex, socket.gethostname()
         self._capacity, self._every_s, self._at_once = capacity, every_s, AT_ONCE
@@ -85,11 +86,12 @@ class Reporter:
         samples: float | None = None,
         tokens: float | None = None,
     ) -> None:
-        """Report one optimizer step. Without `step_s` it lasted since the last call; the first call
-        then only starts the clock.
+        """Report one optimizer step. Without `step_s`, the step lasted since the previous call; the
+        first call then only starts the clock.
 
-        `parts_s`: this rank's own seconds by part; `communication` includes waiting for others.
-        `samples`, `tokens`: of the step on all ranks; a larger batch is then no slowdown.
+        `parts_s`: this rank's seconds by part; `communication` includes waiting for others.
+        `samples`, `tokens`: amounts in the step on all ranks, so that a larger batch does not count
+        as a slowdown.
         """
         now = time.perf_counter()
         last, self._last = self._last, now
@@ -116,7 +118,7 @@ class Reporter:
             self._queue(report)
 
     def timed(self, function: Function) -> Function:
-        """Return the function such that each of its calls ends a step."""
+        """Return the function wrapped so that each call of it ends a step."""
 
         @functools.wraps(function)
         def wrapped(*args: Any, **kwargs: Any) -> Any:
@@ -130,8 +132,8 @@ class Reporter:
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
-        """Count what runs inside as a part of the current step. On a GPU, end it where the device
-        has finished.
+        """Count the time of the `with` block as a part of the current step. On a GPU, end the block
+        when the device has finished.
         """
         begun = time.perf_counter()
         try:
@@ -140,14 +142,16 @@ class Reporter:
             self._parts[name] = self._parts.get(name, 0.0) + time.perf_counter() - begun
 
     def close(self, *, timeout_s: float = LIMIT_S) -> bool:
-        """Send what waits, for at most `timeout_s`; return whether all was stored."""
+        """Send the waiting steps for at most `timeout_s` seconds; return whether all were
+        stored.
+        """
         self._until = time.monotonic() + timeout_s
         self._closing.set()
         if self._waiting:
             self._start()
         if (thread := self._thread) is not None:
             thread.join(timeout_s)
-            if thread.is_alive():  # it ends with the answer that it waits for
+            if thread.is_alive():  # the thread ends after the answer that it waits for
                 return False
         self._thread = None
         self._closing.clear()
@@ -188,7 +192,7 @@ class Reporter:
                 wait_s = 0.0
 
     def _send(self) -> bool:
-        """Send the oldest steps; keep them unless the service says that it has stored them."""
+        """Send the oldest steps; keep them until the service confirms that it has stored them."""
         with self._lock:
             reports = [
                 self._waiting[index] for index in range(min(self._at_once, len(self._waiting)))
@@ -213,7 +217,7 @@ class Reporter:
             with urllib.request.urlopen(request, timeout=LIMIT_S) as response:  # noqa: S310
                 stored = int(json.load(response)["acknowledged"])
         except Exception as error:
-            if getattr(error, "code", None) == 413:  # the service takes smaller messages
+            if getattr(error, "code", None) == 413:  # the service accepts smaller messages only
                 self._at_once = max(self._at_once // 2, 1)
             if not self._warned:
                 print(f"hp-tool: steps wait for {self.url}: {error}", file=sys.stderr)
@@ -227,7 +231,7 @@ class Reporter:
 
 
 class _Callback:
-    """Takes any hook of a trainer and does nothing in it."""
+    """Accepts any hook of a trainer and does nothing."""
 
     def __init__(self, reporter: Reporter | None = None) -> None:
         self.reporter = reporter or Reporter()
@@ -251,13 +255,13 @@ class HuggingFaceCallback(_Callback):
         self.reporter.step(step=state.global_step)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Send what waits."""
+        """Send the waiting steps."""
         self.reporter.close()
 
 
 class LightningCallback(_Callback):
-    """`Trainer(..., callbacks=[LightningCallback()])` of Lightning; a step is the optimizer's, of
-    however many batches.
+    """`Trainer(..., callbacks=[LightningCallback()])` of Lightning; a step is an optimizer step,
+    whatever the number of batches.
     """
 
     state_key = "hp_tool.reporter"
@@ -269,18 +273,18 @@ class LightningCallback(_Callback):
             self.reporter.step()
 
     def on_train_batch_end(self, trainer: Any, *args: Any, **kwargs: Any) -> None:
-        """Report an optimizer step where the batch ended one."""
+        """Report an optimizer step if the batch ended one."""
         if trainer.global_step != self._global_step:
             self._global_step = trainer.global_step
             self.reporter.step(step=trainer.global_step)
 
     def on_train_end(self, *args: Any, **kwargs: Any) -> None:
-        """Send what waits."""
+        """Send the waiting steps."""
         self.reporter.close()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return nothing to keep in checkpoints."""
+        """Return no state for checkpoints."""
         return {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take nothing from checkpoints."""
+        """Restore no state from checkpoints."""

@@ -3,14 +3,15 @@ cannot contain it.
 
 A file holds one entry (its fields at the top, its name from `name` or the file's name), or many:
 
-    source: where the figures come from # for entries that name none of their own
-    defaults: {normalization: rmsnorm} # fields all entries share
+    source: where the figures come from      # for entries that state no source
+    defaults: {normalization: rmsnorm}       # fields that all entries share
     entries:
-      llama-2-7b: aliases: [meta-llama/Llama-2-7b-hf] # other names parameters: 6.74e9 # published
-      count, a check of the shape; models only checkpoints: {fp8: [nvidia/...-FP8]} # ids of its
-      weights in fewer bits, by precision; models only wide_attention: [fp8] # precisions whose
-      checkpoints keep attention in 16 bits; models only num_hidden_layers: 32 # the fields of the
-      domain type
+      llama-2-7b:
+        aliases: [meta-llama/Llama-2-7b-hf]  # other names
+        parameters: 6.74e9                   # models only: published count, to check the shape
+        checkpoints: {fp8: [nvidia/...-FP8]} # models only: ids of weights by precision
+        wide_attention: [fp8]                # models only: these store attention in 16 bits
+        num_hidden_layers: 32                # the fields of the domain type
 """
 
 import dataclasses

@@ -68,8 +68,8 @@ def combined(
     ~ N(ln t, u_i) with u_i = max(s^2, e_i^2), where s is the noise of repeats (`noise_log_sd`) and
     e_i the run's own (`OwnRuns.log_sd`). Together ln t ~ N(M, V):
 
-        1 / V = 1 / v' + sum_i 1 / u_i M = V (m / v' + sum_i y_i / u_i) v' = max(v, (y - m)^2 - u)
-        y, u: mean and variance of the row's runs alone
+        1 / V = 1 / v' + sum_i 1 / u_i        M = V (m / v' + sum_i y_i / u_i)
+        v' = max(v, (y - m)^2 - u)            y, u: mean and variance of the row's runs alone
 
     v' equals v, or is larger if the runs deviate more than v allows, so that a wrong prediction
     does not shift measured values. The calibration was also fitted to these runs, among many
