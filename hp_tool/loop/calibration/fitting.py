@@ -12,10 +12,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import Any
-
 import numpy as np
-from numpy.typing import NDArray
 
 from hp_tool.domain.hardware import Kind
 from hp_tool.loop.assumptions import assumed
@@ -85,8 +82,7 @@ class Rows:
     """Inputs of the model for n configurations."""
 
     jacobian: FloatArray
-    """(n, p) derivative of y with respect to the parameters, in units of their prior standard
-    deviations.
+    """(..., n, p) derivative of y by the parameters, in units of their prior standard deviations.
 
     The first parameter is the common factor.
     """
@@ -102,18 +98,11 @@ class Rows:
     """(n,) standard deviation between runs."""
 
     def variances(self) -> FloatArray:
-        """Return the prior variances by component, shape (5, n)."""
+        """Return (5, ..., n) prior variances by component."""
         squares = self.jacobian**2
         sds = (self.model_log_sd, self.layout_log_sd, self.noise_log_sd)
-        return np.stack([squares[:, 0], squares[:, 1:].sum(axis=1), *(sd**2 for sd in sds)])
-
-    def covariances(self, others: Rows, *, effects: FloatArray | None = None) -> FloatArray:
-        """Return the prior covariances with other configurations by component, shape (4, n, m),
-        without noise.
-        """
-        one, two = self.jacobian, others.jacobian
-        parameters = [one[:, :1] @ two[:, :1].T, one[:, 1:] @ two[:, 1:].T]
-        return np.concatenate([parameters, self.effects(others) if effects is None else effects])
+        each = (squares[..., 0], squares[..., 1:].sum(axis=-1), *(sd**2 for sd in sds))
+        return np.stack(np.broadcast_arrays(*each))
 
     def effects(self, others: Rows) -> FloatArray:
         """Return the prior covariances of the effects of models and layouts, shape (2, n, m)."""
@@ -128,15 +117,15 @@ class Rows:
 
 @dataclass(frozen=True, kw_only=True)
 class Process:
-    """The linear Gaussian model conditioned on n runs."""
+    """The model given n runs, or several such models: (...,) axes before the last ones."""
 
     rows: Rows
     values: FloatArray
-    """(n,) observed y."""
+    """(..., n) observed y."""
     doubt: FloatArray
-    """(n,) variance of each observation in addition to the common noise."""
+    """(..., n) variance of each observation in addition to the common noise."""
     logs: FloatArray
-    """(5,) logarithm of the factor on each component's variance."""
+    """(..., 5) logarithm of the factor on each component's variance."""
     effects: FloatArray | None = None
     """(2, n, n) result of `Rows.effects` for these rows, if known."""
 
@@ -159,84 +148,100 @@ class Process:
 
     @property
     def scales(self) -> FloatArray:
-        """Return the factors on the variances of the components, shape (5,)."""
+        """Return (..., 5) factors on the components' variances."""
         return np.exp(self.logs)
 
     @cached_property
-    def _components(self) -> FloatArray:
-        return self.rows.covariances(self.rows, effects=self.effects)
+    def _effects(self) -> FloatArray:
+        return self.rows.effects(self.rows) if self.effects is None else self.effects
+
+    def _scaled(self, jacobian: FloatArray) -> FloatArray:
+        """Return the (..., n, p) derivatives times the factors on the parameters' variances."""
+        scales = self.scales[..., None, :]
+        return np.concatenate(
+            [scales[..., :1] * jacobian[..., :1], scales[..., 1:2] * jacobian[..., 1:]], axis=-1
+        )
+
+    def _of_effects(self, effects: FloatArray) -> FloatArray:
+        """Return (..., m, n) the sum of both effects' covariances, scaled."""
+        scales = self.scales[..., None, None]
+        return np.asarray(scales[..., 2, :, :] * effects[0] + scales[..., 3, :, :] * effects[1])
 
     @cached_property
-    def _noise(self) -> FloatArray:
-        return np.asarray(self.rows.noise_log_sd**2)
-
-    def _covariance(self, scales: FloatArray) -> FloatArray:
-        covariance: FloatArray = np.tensordot(scales[:-1], self._components, axes=1)
-        covariance.flat[:: len(covariance) + 1] += scales[-1] * self._noise + self.doubt + NUGGET
-        return covariance
+    def _covariance(self) -> FloatArray:
+        """(..., n, n) covariance of the effects and parameters of the runs, with noise."""
+        jacobian = self.rows.jacobian
+        noise = self.scales[..., -1:] * self.rows.noise_log_sd**2 + NUGGET
+        return np.asarray(
+            self._scaled(jacobian) @ jacobian.swapaxes(-1, -2)
+            + self._of_effects(self._effects)
+            + noise[..., None] * np.eye(noise.shape[-1])
+        )
 
     @cached_property
     def _root(self) -> FloatArray:
-        """Return the inverse of the lower Cholesky factor of the runs' covariance, shape (n, n)."""
-        return _inverse(np.linalg.cholesky(self._covariance(self.scales)))
+        """Return the (..., n, n) inverse of the lower Cholesky factor of the runs' covariance."""
+        own = self.doubt[..., None] * np.eye(self.doubt.shape[-1])
+        return _inverse(np.linalg.cholesky(self._covariance + own))
 
     @cached_property
     def pull(self) -> FloatArray:
-        """Return covariance^-1 y, shape (n,)."""
-        return self._root.T @ (self._root @ self.values)
+        """Return (..., n) covariance^-1 y."""
+        return np.asarray(_times(self._root.swapaxes(-1, -2), _times(self._root, self.values)))
 
-    def log_density(self, known: BoolArray) -> float:
-        """Return the log density of some of the values, shape (n,), without their additional
-        variance.
-        """
-        if not known.any():
-            return 0.0
-        covariance = self._covariance(self.scales) - np.diag(self.doubt)
-        root = _inverse(np.linalg.cholesky(covariance[np.ix_(known, known)]))
-        spread = known.sum() * np.log(2.0 * np.pi) - 2.0 * np.log(np.diag(root)).sum()
-        return -0.5 * float(((root @ self.values[known]) ** 2).sum() + spread)
+    def log_density(self, known: BoolArray) -> FloatArray:
+        """Return the (...,) log densities of some of the values, (..., n), without their doubt."""
+        # The others become independent standard normals that are observed at 0.
+        covariance = np.where(
+            known[..., None] & known[..., None, :], self._covariance, np.eye(known.shape[-1])
+        )
+        root = _inverse(np.linalg.cholesky(covariance))
+        squares = _times(root, np.where(known, self.values, 0.0)) ** 2
+        logs = known * np.log(2.0 * np.pi) - 2.0 * np.log(np.einsum("...ii->...i", root))
+        return np.asarray(-0.5 * (squares + logs).sum(axis=-1))
 
     @cached_property
     def parameters(self) -> FloatArray:
-        """Return the posterior means of x, shape (p,)."""
-        scales = np.full(self.rows.jacobian.shape[1], self.scales[1])
-        scales[0] = self.scales[0]
-        return np.asarray(scales * (self.rows.jacobian.T @ self.pull))
+        """Return (..., p) posterior means of x."""
+        return _times(self._scaled(self.rows.jacobian).swapaxes(-1, -2), self.pull)
 
     @cached_property
-    def usual_effect(self) -> float:
-        """Return the mean effect of the measured models, for predictions without a named model."""
-        return float(np.mean(self.scales[2] * self._components[2] @ self.pull))
+    def usual_effect(self) -> FloatArray:
+        """Return the (...,) mean effect of the models that ran, for predictions without a named
+        model.
+        """
+        return np.asarray(self.scales[..., 2] * (self.pull @ self._effects[0]).mean(axis=-1))
 
     def predict(
         self, rows: Rows, *, effects: FloatArray | None = None
     ) -> tuple[FloatArray, FloatArray]:
-        """Return the mean effect of model and layout, and the variance of one run, each (m,).
+        """Return, each (..., m), the mean effect of model and layout, and the variance of one run.
 
         The variance includes that of the parameters. `effects` are the covariances between rows and
         runs, if known.
         """
-        covariances = rows.covariances(self.rows, effects=effects)
-        covariances = self.scales[:-1, None, None] * covariances
-        explained = covariances.sum(axis=0) @ self._root.T
-        variance = self.scales @ rows.variances() - np.einsum("mn,mn->m", explained, explained)
-        return covariances[2:].sum(axis=0) @ self.pull, variance
+        shared = self._of_effects(rows.effects(self.rows) if effects is None else effects)
+        covariance = self._scaled(rows.jacobian) @ self.rows.jacobian.swapaxes(-1, -2) + shared
+        explained = covariance @ self._root.swapaxes(-1, -2)
+        prior = np.einsum("...c,c...m->...m", self.scales, rows.variances())
+        return _times(shared, self.pull), prior - (explained**2).sum(axis=-1)
 
     def left_out(self, groups: IntArray | None = None) -> tuple[FloatArray, FloatArray]:
-        """Return the mean and variance of each run given the runs of other groups, shape (n,) each.
+        """Return (..., n) means and variances of each run given the runs of other groups.
 
         Without groups, each run is predicted from all others.
         """
-        inverse = self._root.T @ self._root
         if groups is None:
-            variance = 1.0 / np.diag(inverse)
+            variance = 1.0 / (self._root**2).sum(axis=-2)
             return self.values - variance * self.pull, variance - self.doubt
+        inverse = self._root.swapaxes(-1, -2) @ self._root
         mean, variance = np.empty_like(self.values), np.empty_like(self.values)
         for group in np.unique(groups):
             rows = np.flatnonzero(groups == group)
-            covariance = np.linalg.inv(inverse[np.ix_(rows, rows)])
-            mean[rows] = self.values[rows] - covariance @ self.pull[rows]
-            variance[rows] = np.diag(covariance) - self.doubt[rows]
+            covariance = np.linalg.inv(inverse[..., rows[:, None], rows])
+            mean[..., rows] = self.values[..., rows] - _times(covariance, self.pull[..., rows])
+            own = np.einsum("...ii->...i", covariance)
+            variance[..., rows] = own - self.doubt[..., rows]
         return mean, variance
 
     def fitted(self) -> Process:
@@ -247,28 +252,25 @@ class Process:
         """
         from scipy.optimize import minimize
 
-        parts = np.concatenate([self._components, np.diag(self._noise)[None]]).reshape(
-            len(self.logs), -1
-        )
+        common, others = self.rows.jacobian[:, :1], self.rows.jacobian[:, 1:]
+        noise = np.diag(self.rows.noise_log_sd**2)
+        parts = np.stack([common @ common.T, others @ others.T, *self._effects, noise])
 
         def loss(logs: FloatArray) -> tuple[float, FloatArray]:
-            scales = np.exp(logs)
-            factor = np.linalg.cholesky(self._covariance(scales))
-            root = _inverse(factor)
-            pull = root.T @ (root @ self.values)
-            curve = np.outer(pull, pull) - root.T @ root
+            one = replace(self, logs=logs, effects=self._effects)
+            curve = np.outer(one.pull, one.pull) - one._root.T @ one._root
             unlikely, slope = self.improbability(logs)
-            value = (
-                0.5 * float(self.values @ pull) + float(np.log(np.diag(factor)).sum()) + unlikely
+            value = 0.5 * float(self.values @ one.pull) - float(np.log(np.diag(one._root)).sum())
+            return value + unlikely, slope - 0.5 * one.scales * (
+                parts.reshape(len(logs), -1) @ curve.ravel()
             )
-            return value, slope - 0.5 * scales * (parts @ curve.ravel())
 
         bounds, options = [(-WIDEST, WIDEST)] * len(self.logs), {"maxiter": 25, "ftol": 1e-5}
         optimum = minimize(
             loss, self.logs, jac=True, bounds=bounds, method="L-BFGS-B", options=options
         )
         fitted = replace(self, logs=optimum.x)
-        fitted.__dict__["_components"] = self._components  # The factors do not affect them.
+        fitted.__dict__["_effects"] = self._effects  # scales do not affect them
         return fitted
 
 
@@ -282,13 +284,19 @@ def inflation(squares: FloatArray, *, weight: FloatArray) -> float:
     return math.sqrt(max(1.0, (worth + float(weight @ squares)) / (worth + float(weight.sum()))))
 
 
-def _inverse(factor: NDArray[np.floating[Any]]) -> FloatArray:
-    """Return the inverse of a lower triangular matrix, shape (n, n), four times as fast as a
-    general inverse.
+def _times(matrix: FloatArray, vector: FloatArray) -> FloatArray:
+    """Return the (..., n) products of matrices (..., n, m) and vectors (..., m)."""
+    return np.asarray((matrix @ vector[..., None])[..., 0])
+
+
+def _inverse(factor: FloatArray) -> FloatArray:
+    """Return the (..., n, n) inverses of lower triangular matrices, four times as fast as general
+    inverses.
     """
     from scipy.linalg.lapack import dtrtri
 
-    return np.asarray(dtrtri(factor, lower=1)[0])
+    flat = factor.reshape(-1, *factor.shape[-2:])
+    return np.array([dtrtri(one, lower=1)[0] for one in flat]).reshape(factor.shape)
 
 
 def matern(points: FloatArray, others: FloatArray) -> FloatArray:

@@ -18,28 +18,26 @@ from hp_tool.loop.calibration.evidence import FloatArray
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judgement:
-    """Probabilities of the regimes for n runs."""
+    """Regime probabilities of n runs, under one explanation or several: (...,) axes."""
 
     slow: FloatArray
-    """(n,) probability that the run stalled."""
+    """(..., n) probability of a stall."""
     regular: FloatArray
-    """(n,) probability that the run neither stalled nor is an outlier."""
+    """(..., n) probability of neither a stall nor an outlier."""
     doubt: FloatArray
-    """(n,) variance that reduces a run's weight according to the probability that it is not
-    regular.
-    """
-    score: float
-    """Log density of the fraction that stalled, of the most likely regime of each run, and of the
-    runs that are not regular.
+    """(..., n) variance that reduces a run's weight by the probability that it is not regular."""
+    score: FloatArray
+    """(...,) log density of the fraction that stalled, of the regime that is likeliest for each
+    run, and of the runs that are not regular.
     """
 
 
 def judge(excess: FloatArray, variance: FloatArray, *, usual_share: float) -> Judgement:
-    """Classify runs by how far ln(step) exceeds its expected value, given its variance.
+    """Classify runs by the excess of ln(step) over its expected value and variance, (..., n).
 
     `usual_share` is the fraction of stalls elsewhere.
     """
-    figures, slow_share = assumed().stalls, usual_share
+    figures, slow_share = assumed().stalls, np.asarray(usual_share)[..., None]
     for _ in range(5):
         tail = np.exp(-np.abs(excess) / figures.mean_log_excess) / figures.mean_log_excess
         regular = (
@@ -49,20 +47,20 @@ def judge(excess: FloatArray, variance: FloatArray, *, usual_share: float) -> Ju
         )
         slow, slip = slow_share * tail * (excess > 0), 0.5 * figures.slip_share * tail
         total = regular + slow + slip + 1e-300
-        slow_share = share(slow / total, usual_share=usual_share)
+        slow_share = share(slow / total, usual_share=usual_share)[..., None]
     more = usual_share * np.log(slow_share / usual_share)
     fewer = (1.0 - usual_share) * np.log((1.0 - slow_share) / (1.0 - usual_share))
     usual = np.log(1.0 - slow_share - figures.slip_share)
     each = np.where(regular > 0.5 * total, usual, np.log(slow + slip + 1e-300))
-    score = float(each.sum() + figures.share_runs * (more + fewer))
+    score = each.sum(axis=-1) + figures.share_runs * (more + fewer)[..., 0]
     odds = (slow + slip) / (regular + 1e-6 * total)
     return Judgement(slow=slow / total, regular=regular / total, doubt=variance * odds, score=score)
 
 
-def share(slow: FloatArray, *, usual_share: float) -> float:
-    """Return the fraction of slow runs; without runs, the prior's."""
+def share(slow: FloatArray, *, usual_share: float) -> FloatArray:
+    """Return the (...,) fractions of slow runs, (..., n); the prior's without runs."""
     worth = assumed().stalls.share_runs
-    return float((worth * usual_share + slow.sum()) / (worth + len(slow)))
+    return np.asarray((worth * usual_share + slow.sum(axis=-1)) / (worth + slow.shape[-1]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,5 +120,5 @@ def stalls(
         points=points,
         slow=slow,
         log_stall=np.log(np.maximum(lost_s, 1e-9) / micro_batches),
-        share=share(slow, usual_share=usual_share),
+        share=float(share(slow, usual_share=usual_share)),
     )

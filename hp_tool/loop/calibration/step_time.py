@@ -2,8 +2,9 @@
 stalls.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from itertools import product
 
@@ -32,7 +33,7 @@ from hp_tool.loop.calibration.fitting import Prior, Process, Rows
 from hp_tool.loop.calibration.parts import GROUPS, as_traced, part_logs
 from hp_tool.loop.calibration.plain import PlainFactor, plain_factor
 from hp_tool.loop.calibration.prediction import SlowRegime, StepPrediction
-from hp_tool.loop.calibration.regimes import Judgement, Stalls, judge, stalls
+from hp_tool.loop.calibration.regimes import Stalls, judge, stalls
 
 _NUM_COLUMNS = len(STEP_KEYS) + 2
 _NUM_PARAMETERS = 1 + len(GROUPS) + _NUM_COLUMNS
@@ -47,7 +48,9 @@ MULTIPLES = (0.25, 0.5, 1.0, 2.0)
 NEGLIGIBLE_LOG_ODDS = 8.0
 """Drop an explanation if its log density after one round is this far below the best."""
 LEAST_WEIGHT = 0.01
-"""Minimum probability of an explanation that is kept."""
+"""Smallest probability of an explanation that is kept."""
+BATCH_VALUES = 100_000
+"""Values of the covariances of the attempts that are computed at once; more leave the cache."""
 HALVINGS = 24
 """Bisection steps for an interval, which give a relative error of 1e-7."""
 
@@ -57,9 +60,11 @@ class Explanations:
     """K explanations of n runs: assumed variances with the fitted parameters."""
 
     weight: FloatArray
-    """(K,) probabilities, which sum to 1."""
+    """(K,) probabilities; they sum to 1."""
+    scale: FloatArray
+    """(K, p) factors on the stated standard deviations of the parameters."""
     logs: FloatArray
-    """(K, 5) logarithm of the factor on each stated variance of `fitting.COMPONENTS`."""
+    """(K, 5) logarithms of the factors on the variances of `fitting.COMPONENTS`, in addition."""
     x: FloatArray
     """(K, p) posterior means of the standardised parameters; a negative overhead means no
     overhead.
@@ -114,10 +119,11 @@ class StepTimeFit:
 
     @cached_property
     def x(self) -> FloatArray:
-        """Mean parameters, shape (p,); zeros are the prior."""
+        """(p,) mean parameters in units of their stated deviations; zeros are the prior."""
         if self.explanations is None:
             return np.zeros(_NUM_PARAMETERS)
-        return np.asarray(self.explanations.weight @ _possible(self.explanations.x))
+        each = self.explanations
+        return np.asarray(each.weight @ (each.scale * _possible(each.x)))
 
     @property
     def factors(self) -> dict[str, float]:
@@ -136,17 +142,17 @@ class StepTimeFit:
         """Theta by part: measured seconds per predicted second."""
         if self.plain is not None:
             return dict.fromkeys(STEP_KEYS, float(np.exp(self.plain.log_factor)))
-        return dict(zip(STEP_KEYS, self._model.factors(self.x).tolist(), strict=True))
+        return dict(zip(STEP_KEYS, self._model().factors(self.x).tolist(), strict=True))
 
     @property
     def step_overhead_s(self) -> float:
-        """Fixed seconds of every step."""
-        return float(self._model.overheads(self.x)[0])
+        """Return the fixed seconds of every step."""
+        return float(self._model().overheads(self.x)[0])
 
     @property
     def layer_overhead_s(self) -> float:
-        """Fixed seconds of each pass of a micro-batch through a layer."""
-        return float(self._model.overheads(self.x)[1])
+        """Return the fixed seconds of every pass of a micro-batch through a layer."""
+        return float(self._model().overheads(self.x)[1])
 
     @property
     def residual_log_sd(self) -> float:
@@ -158,9 +164,8 @@ class StepTimeFit:
         scales = np.exp(self.explanations.weight @ self.explanations.logs[:, 2:])
         return float(np.sqrt(np.median(scales @ self.rows.variances()[2:])))
 
-    @property
-    def _model(self) -> "_Parameters":
-        return _Parameters(prior=self.prior, width=self.width)
+    def _model(self, scale: FloatArray | float = 1.0) -> "_Parameters":
+        return _Parameters(prior=self.prior, scale=self.width * scale * np.ones(_NUM_PARAMETERS))
 
     def calibrated_parts(
         self,
@@ -198,7 +203,7 @@ class StepTimeFit:
         Without evidence, the median is the sum of the parts.
         """
         design = _design(parts_s=as_traced(parts_s, self.part_logs), layer_passes=layer_passes)
-        before_s, gradient = self._model.seconds(design, np.zeros(_NUM_PARAMETERS))
+        before_s, gradient = self._model().seconds(design, np.zeros(_NUM_PARAMETERS))
         known = features or {}
         asked = self._rows(gradient, known)
         stated = known.get(STEP_LOG_SD, np.sqrt(asked.variances().sum(axis=0)))
@@ -240,34 +245,31 @@ class StepTimeFit:
         models applies.
         """
         assert self.explanations is not None and self.rows is not None
-        effects, centers, spreads = asked.effects(self.rows), [], []
-        for x, process in zip(_possible(self.explanations.x), self._processes, strict=True):
-            median_s, gradient = self._model.seconds(design, x)
-            shift, variance = process.predict(replace(asked, jacobian=gradient), effects=effects)
-            centers.append(np.log(median_s) + (shift if known else process.usual_effect))
-            spreads.append(np.sqrt(variance))
-        return np.array(centers), np.array(spreads)
+        each, process = self.explanations, self._process
+        median_s, gradient = self._model(each.scale).seconds(design, _possible(each.x))
+        shift, variance = process.predict(
+            replace(asked, jacobian=gradient), effects=asked.effects(self.rows)
+        )
+        centers = np.log(median_s) + (shift if known else process.usual_effect[:, None])
+        return centers, np.sqrt(variance)
 
     @cached_property
-    def _processes(self) -> list[Process]:
-        """The Gaussian model under each explanation."""
+    def _process(self) -> Process:
+        """The runs under each explanation."""
         assert self.explanations is not None
-        each = self.explanations
-        return [
-            self._process(x, logs=logs, doubt=doubt)
-            for x, logs, doubt in zip(each.x, each.logs, each.doubt, strict=True)
-        ]
+        return self._given(self.explanations)
 
-    def _process(self, x: FloatArray, *, logs: FloatArray, doubt: FloatArray) -> Process:
-        """Return the runs linearised about x; a negative overhead counts as none and stays none."""
+    def _given(self, each: "Explanations | _Attempts") -> Process:
+        """Return the runs, linearised about x; a negative overhead is none and stays none."""
         assert self.rows is not None
-        predicted_s, gradient = self._model.seconds(self.design, _possible(x))
-        gradient[:, -2:] *= x[-2:] >= 0.0
+        x = _possible(each.x)
+        predicted_s, gradient = self._model(each.scale).seconds(self.design, x)
+        gradient[..., -2:] *= each.x[:, None, -2:] >= 0.0
         return Process(
             rows=replace(self.rows, jacobian=gradient),
-            values=self.log_measured - np.log(predicted_s) + gradient @ _possible(x),
-            doubt=doubt,
-            logs=logs,
+            values=self.log_measured - np.log(predicted_s) + (gradient @ x[..., None])[..., 0],
+            doubt=each.doubt,
+            logs=each.logs,
             effects=self._effects,
         )
 
@@ -344,24 +346,45 @@ def fit_step_time(*, evidence: Evidence, prior: Prior) -> StepTimeFit:
         if features
         else np.empty((0, len(SHAPE))),
     )
-    gradient = fit._model.seconds(design, np.zeros(_NUM_PARAMETERS))[1]
+    gradient = fit._model().seconds(design, np.zeros(_NUM_PARAMETERS))[1]
     return _fitted(replace(fit, rows=fit._rows(gradient, features)), features)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Explanation:
+class _Attempts:
+    """A attempts to fit explanations, several of each from different starts."""
+
+    number: IntArray
+    """(A,) of the explanation."""
+    scale: FloatArray
     logs: FloatArray
-    prior_log: float
-    """Logarithm of the explanation's prior probability, up to a constant."""
+    prior_log: FloatArray
+    """(A,) logarithm of the explanation's prior probability, up to a constant."""
     x: FloatArray
-    judged: Judgement
-    score: float = 0.0
-    """Log density of the explanation and the runs."""
+    doubt: FloatArray
+    slow: FloatArray
+    """(A, n) probability of a stall."""
+    regular: FloatArray
+    """(A, n) probability of neither a stall nor an outlier."""
+    score: FloatArray
+    """(A,) log density of the explanation and the runs."""
+
+    def take(self, rows: IntArray) -> "_Attempts":
+        return _Attempts(**{each.name: getattr(self, each.name)[rows] for each in fields(self)})
+
+    @staticmethod
+    def concatenate(pieces: "Sequence[_Attempts]") -> "_Attempts":
+        return _Attempts(
+            **{
+                each.name: np.concatenate([getattr(piece, each.name) for piece in pieces])
+                for each in fields(_Attempts)
+            }
+        )
 
 
-def _grid(fit: StepTimeFit) -> list[tuple[FloatArray, float]]:
-    """Return the logarithm of the factors on the variances of COMPONENTS, shape (5,), and the log
-    prior probability, up to a constant.
+def _grid(fit: StepTimeFit) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Return the factors on the deviations of parameters, (K, p), ln of those on the variances of
+    COMPONENTS, (K, 5), and ln of their prior probabilities up to a constant, (K,).
 
     The stated deviations are right with the probability `Prior.stated_share`; otherwise they are
     too narrow, between themselves and those of the device's kind, which apply if nothing is stated.
@@ -377,87 +400,100 @@ def _grid(fit: StepTimeFit) -> list[tuple[FloatArray, float]]:
     for share in DISTRUST if fit.width < 1.0 else DISTRUST[:1]:
         parameters, own = share * np.log(whole)
         for layout, noise in product(2.0 * np.log(MULTIPLES), repeat=2):
-            logs = np.array([parameters, parameters, 0.0, own + layout, own + noise])
             off = np.abs([layout, noise])
             unlikely = 0.5 * prior.residual_runs * (off + np.exp(-off) - 1.0).sum()
-            grid.append((logs, float((doubted if share else trust) - unlikely)))
-    return grid
+            scale = np.full(_NUM_PARAMETERS, np.exp(0.5 * parameters))
+            logs = np.array([0.0, 0.0, 0.0, own + layout, own + noise])
+            grid.append((scale, logs, (doubted if share else trust) - unlikely))
+    scales, logs, prior_logs = zip(*grid, strict=True)
+    return np.array(scales), np.array(logs), np.array(prior_logs)
 
 
 def _fitted(fit: StepTimeFit, features: Mapping[str, FloatArray]) -> StepTimeFit:
     """Return the fit with its explanations."""
     assert fit.rows is not None
     often = _stall_share(features, prior=fit.prior)
-    before_s = fit._model.seconds(fit.design, np.zeros(_NUM_PARAMETERS))[0]
-    excess, variances = fit.log_measured - np.log(before_s), fit.rows.variances()
-    # Either the whole machine is slower than predicted, or some runs stall. Each iteration
-    # converges near its start, so each explanation starts from the prediction, from the median of
-    # the runs and from the regular runs, and the best result is used.
-    each = []
-    for logs, prior_log in _grid(fit):
-        spread = np.exp(logs)[:, None] * variances
-        for start in (
-            judge(excess, spread.sum(axis=0), usual_share=often),
-            judge(excess - np.median(excess), spread[2:].sum(axis=0), usual_share=often),
-            judge(np.zeros_like(excess), spread.sum(axis=0), usual_share=often),
-        ):
-            first = _Explanation(
-                logs=logs, prior_log=prior_log, x=np.zeros(_NUM_PARAMETERS), judged=start
-            )
-            each.append(_turned(fit, first, often=often))
-    best = max(one.score for one in each)
-    each = [one for one in each if one.score > best - NEGLIGIBLE_LOG_ODDS]
+    before_s = fit._model().seconds(fit.design, np.zeros(_NUM_PARAMETERS))[0]
+    scale, logs, prior_log = _grid(fit)
+    nothing = np.zeros((len(scale), len(before_s)))
+    first = _Attempts(
+        number=np.arange(len(scale)),
+        scale=scale,
+        logs=logs,
+        prior_log=prior_log,
+        x=np.zeros_like(scale),
+        doubt=nothing,
+        slow=nothing,
+        regular=nothing,
+        score=prior_log,
+    )
+    process = fit._given(first)
+    spread = np.moveaxis(process.scales, -1, 0)[..., None] * process.rows.variances()
+    excess = fit.log_measured - np.log(before_s)
+    # Is the whole machine slower than predicted, or do some runs stall? Each iteration converges
+    # near its start, so each explanation starts from the prediction, from the median of the runs
+    # and from regular runs, and its best end is used.
+    starts = [
+        judge(excess, spread.sum(axis=0), usual_share=often),
+        judge(excess - np.median(excess), spread[2:].sum(axis=0), usual_share=often),
+        judge(np.zeros_like(excess), spread.sum(axis=0), usual_share=often),
+    ]
+    each = first.take(np.tile(first.number, len(starts)))
+    doubt = np.concatenate([start.doubt for start in starts])
+    each = _turned(fit, replace(each, doubt=doubt), often=often)
+    each = each.take(np.flatnonzero(each.score > each.score.max() - NEGLIGIBLE_LOG_ODDS))
     for _ in range(ROUNDS - 1):
-        each = [_turned(fit, one, often=often) for one in each]
-    each.sort(key=lambda one: one.score)
-    ends = {tuple(one.logs): one for one in each}
-    return _mixture(fit, list(ends.values()), features, often=often)
+        each = _turned(fit, each, often=often)
+    order = np.argsort(each.score, kind="stable")
+    best = {int(each.number[place]): place for place in order}
+    return _mixture(fit, each.take(np.array(list(best.values()))), features, often=often)
 
 
-def _turned(fit: StepTimeFit, one: _Explanation, *, often: float) -> _Explanation:
-    """Return an explanation with updated parameters, then updated regimes."""
-    process = fit._process(one.x, logs=one.logs, doubt=one.judged.doubt)
-    x = process.parameters
-    x[-2:] = np.where(one.x[-2:] < 0.0, one.x[-2:], x[-2:])
+def _turned(fit: StepTimeFit, each: _Attempts, *, often: float) -> _Attempts:
+    """Return attempts with new parameters, then new regimes."""
+    pieces = math.ceil(len(each.number) * len(fit.design) ** 2 / BATCH_VALUES)
+    if pieces > 1 and len(each.number) > 1:
+        split = np.array_split(np.arange(len(each.number)), min(pieces, len(each.number)))
+        return _Attempts.concatenate([_turned(fit, each.take(one), often=often) for one in split])
+    process = fit._given(each)
+    x = process.parameters.copy()
+    x[:, -2:] = np.where(each.x[:, -2:] < 0.0, each.x[:, -2:], x[:, -2:])
     mean, variance = process.left_out()
     judged = judge(process.values - mean, variance, usual_share=often)
-    score = one.prior_log + judged.score + process.log_density(judged.regular > 0.5)
-    return replace(one, x=x, judged=judged, score=score)
+    score = each.prior_log + judged.score + process.log_density(judged.regular > 0.5)
+    return replace(
+        each,
+        x=x,
+        doubt=judged.doubt,
+        slow=judged.slow,
+        regular=judged.regular,
+        score=score,
+    )
 
 
 def _mixture(
-    fit: StepTimeFit,
-    each: list[_Explanation],
-    features: Mapping[str, FloatArray],
-    *,
-    often: float,
+    fit: StepTimeFit, each: _Attempts, features: Mapping[str, FloatArray], *, often: float
 ) -> StepTimeFit:
-    """Return the fit with its likely explanations, and their predictions of left-out runs."""
-    score = np.array([one.score for one in each])
-    weight = np.exp(score - score.max())
+    """Return the fit with the likely explanations, and what they say of left-out runs."""
+    weight = np.exp(each.score - each.score.max())
     kept = np.flatnonzero(weight >= LEAST_WEIGHT * weight.sum())
-    each, weight = [each[number] for number in kept], weight[kept] / weight[kept].sum()
+    each, weight = each.take(kept), weight[kept] / weight[kept].sum()
     fit = replace(
         fit,
         explanations=Explanations(
-            weight=weight,
-            logs=np.array([one.logs for one in each]),
-            x=np.array([one.x for one in each]),
-            doubt=np.array([one.judged.doubt for one in each]),
+            weight=weight, scale=each.scale, logs=each.logs, x=each.x, doubt=each.doubt
         ),
     )
-    before_s = fit._model.seconds(fit.design, np.zeros(_NUM_PARAMETERS))[0]
+    before_s = fit._model().seconds(fit.design, np.zeros(_NUM_PARAMETERS))[0]
     excess = fit.log_measured - np.log(before_s)
     of_models = _model_numbers(features, len(excess))
 
     def left_out(groups: IntArray | None) -> tuple[FloatArray, FloatArray]:
-        ends = [(process, *process.left_out(groups)) for process in fit._processes]
-        errors = np.array([process.values - mean for process, mean, _ in ends])
-        return excess - weight @ errors, weight @ np.array([end[2] for end in ends])
+        mean, variance = fit._process.left_out(groups)
+        return excess - weight @ (fit._process.values - mean), weight @ variance
 
     correction, variance = left_out(None)
-    slow = weight @ np.array([one.judged.slow for one in each])
-    regular = weight @ np.array([one.judged.regular for one in each])
+    slow, regular = weight @ each.slow, weight @ each.regular
     return replace(
         fit,
         applied=_trusted(correction, excess, regular, variance),
@@ -571,7 +607,9 @@ def _width(design: FloatArray, features: Mapping[str, FloatArray], *, prior: Pri
     stated = _stated_variances(features, len(design), prior=prior)
     if stated is None:
         return 1.0
-    gradient = _Parameters(prior=prior, width=1.0).seconds(design, np.zeros(_NUM_PARAMETERS))[1]
+    gradient = _Parameters(prior=prior, scale=np.ones(_NUM_PARAMETERS)).seconds(
+        design, np.zeros(_NUM_PARAMETERS)
+    )[1]
     return float(np.sqrt(min(1.0, np.median(stated[0] / (gradient**2).sum(axis=1)))))
 
 
@@ -629,40 +667,41 @@ _OF_GROUP = np.array([[part.factor == group for part in STEP] for group in GROUP
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Parameters:
     prior: Prior
-    width: float
+    scale: FloatArray
+    """(..., p) factors on the prior standard deviations."""
 
     def factors(self, x: FloatArray) -> FloatArray:
-        """Return theta, shape (parts,)."""
-        prior, groups = self.prior, len(GROUPS)
-        log_factors = (
-            prior.common_log_sd * x[0]
-            + prior.group_log_sd * x[1 : 1 + groups] @ _OF_GROUP
-            + prior.part_log_sd * x[1 + groups : -2]
+        """Return theta, (..., parts)."""
+        prior, groups, x = self.prior, len(GROUPS), self.scale * x
+        return np.exp(
+            prior.common_log_sd * x[..., :1]
+            + prior.group_log_sd * x[..., 1 : 1 + groups] @ _OF_GROUP
+            + prior.part_log_sd * x[..., 1 + groups : -2]
         )
-        return np.asarray(np.exp(self.width * log_factors))
 
     def overheads(self, x: FloatArray) -> FloatArray:
-        """Return the seconds per step, and per pass through a layer, shape (2,)."""
+        """Return (..., 2) seconds of a step, and of a pass through a layer."""
         scales = np.array([self.prior.step_overhead_s, self.prior.layer_overhead_s])
-        return np.asarray(self.width * scales * x[-2:])
+        return np.asarray(self.scale[..., -2:] * scales * x[..., -2:])
 
     def seconds(self, design: FloatArray, x: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Return the median seconds (n,), and the derivative (n, p) of their logarithm with respect
-        to the parameters.
+        """Return (..., n) median seconds and the (..., n, p) derivative of their logarithm by the
+        parameters.
         """
         prior = self.prior
-        part_s = design[:, :-2] * self.factors(x)
+        part_s = design[:, :-2] * self.factors(x)[..., None, :]
         scales = np.array([prior.step_overhead_s, prior.layer_overhead_s])
+        whole_s = part_s.sum(axis=-1)
         median_s = np.maximum(
-            part_s.sum(axis=1) + design[:, -2:] @ self.overheads(x), np.finfo(np.float64).tiny
+            whole_s + self.overheads(x) @ design[:, -2:].T, np.finfo(np.float64).tiny
         )
         gradient = np.concatenate(
             [
-                prior.common_log_sd * part_s.sum(axis=1, keepdims=True),
+                prior.common_log_sd * whole_s[..., None],
                 prior.group_log_sd * part_s @ _OF_GROUP.T,
                 prior.part_log_sd * part_s,
-                design[:, -2:] * scales,
+                np.broadcast_to(design[:, -2:] * scales, (*whole_s.shape, 2)),
             ],
-            axis=1,
+            axis=-1,
         )
-        return median_s, self.width * gradient / median_s[:, None]
+        return median_s, self.scale[..., None, :] * gradient / median_s[..., None]
