@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
+
 import numpy as np
 
 from hp_tool.domain.hardware import Kind

@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from itertools import product
 
 import numpy as np
 
@@ -29,7 +28,7 @@ from hp_tool.loop.calibration.evidence import (
     IntArray,
     scaled,
 )
-from hp_tool.loop.calibration.fitting import Prior, Process, Rows
+from hp_tool.loop.calibration.fitting import COMPONENTS, Prior, Process, Rows
 from hp_tool.loop.calibration.parts import GROUPS, as_traced, part_logs
 from hp_tool.loop.calibration.plain import PlainFactor, plain_factor
 from hp_tool.loop.calibration.prediction import SlowRegime, StepPrediction
@@ -37,18 +36,20 @@ from hp_tool.loop.calibration.regimes import Stalls, judge, stalls
 
 _NUM_COLUMNS = len(STEP_KEYS) + 2
 _NUM_PARAMETERS = 1 + len(GROUPS) + _NUM_COLUMNS
-ROUNDS = 3
-"""Number of iterations between fitting parameters and regimes."""
-DISTRUST = (0.0, 0.25, 0.5, 0.75, 1.0)
-"""Grid positions, on a log scale, between the stated deviations (0) and those of the device's kind
-(1).
+DOUBTED = np.eye(_NUM_PARAMETERS, dtype=bool)
+"""(sets, p) parameters whose stated deviations may be too narrow: the common factor alone, with it
+the factor of one group or part or one overhead, or all.
 """
-MULTIPLES = (0.25, 0.5, 1.0, 2.0)
-"""Grid of multiples of the deviations of layouts and of runs."""
+DOUBTED[:, 0] = True
+DOUBTED = np.vstack([DOUBTED, np.ones(_NUM_PARAMETERS, dtype=bool)])
+ROUNDS = 3
+"""Iterations of fitting parameters and regimes, each given the other."""
+MULTIPLES = (0.125, 0.25, 0.5, 1.0, 2.0)
+"""Of the deviations of layouts and of runs."""
 NEGLIGIBLE_LOG_ODDS = 8.0
 """Drop an explanation if its log density after one round is this far below the best."""
 LEAST_WEIGHT = 0.01
-"""Smallest probability of an explanation that is kept."""
+"""Smallest probability of an explanation that is kept, relative to the likeliest."""
 BATCH_VALUES = 100_000
 """Values of the covariances of the attempts that are computed at once; more leave the cache."""
 HALVINGS = 24
@@ -64,7 +65,7 @@ class Explanations:
     scale: FloatArray
     """(K, p) factors on the stated standard deviations of the parameters."""
     logs: FloatArray
-    """(K, 5) logarithms of the factors on the variances of `fitting.COMPONENTS`, in addition."""
+    """(K, 5) logarithms of further factors on the variances of `fitting.COMPONENTS`."""
     x: FloatArray
     """(K, p) posterior means of the standardised parameters; a negative overhead means no
     overhead.
@@ -213,8 +214,7 @@ class StepTimeFit:
         if self.plain is not None:
             regular_s = before_s * np.exp(self.plain.log_factor)
             return StepPrediction(regular_s=regular_s, log_sd=np.maximum(stated, self.plain.log_sd))
-        centers, spreads = self._explained(design, asked, known=bool(known))
-        whole, log_sd = mixed(centers - np.log(before_s), spreads, self.explanations.weight)
+        whole, log_sd = mixed(*self._explained(design, asked, before_s, known=bool(known)))
         ran = self._ran(known, len(whole))
         share = np.where(ran, self.applied, self.applied_elsewhere)
         correction = share * whole
@@ -236,13 +236,11 @@ class StepTimeFit:
         return StepPrediction(regular_s=regular_s, log_sd=log_sd, slow=slow)
 
     def _explained(
-        self, design: FloatArray, asked: Rows, *, known: bool
-    ) -> tuple[FloatArray, FloatArray]:
-        """Return the mean and standard deviation of ln(step_s) of m configurations by explanation,
-        each (K, m).
-
-        Without features (`known`), no configuration resembles a run, and the mean effect of the
-        models applies.
+        self, design: FloatArray, asked: Rows, before_s: FloatArray, *, known: bool
+    ) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """Return, each (K, m), mean and standard deviation of ln(step_s / before_s) of m
+        configurations by explanation, and the explanations' probabilities, (K,). Without features
+        (`known`) no configuration resembles a run, and the model's effect is the usual one.
         """
         assert self.explanations is not None and self.rows is not None
         each, process = self.explanations, self._process
@@ -250,8 +248,8 @@ class StepTimeFit:
         shift, variance = process.predict(
             replace(asked, jacobian=gradient), effects=asked.effects(self.rows)
         )
-        centers = np.log(median_s) + (shift if known else process.usual_effect[:, None])
-        return centers, np.sqrt(variance)
+        shift = shift if known else process.usual_effect[:, None]
+        return np.log(median_s / before_s) + shift, np.sqrt(variance), each.weight
 
     @cached_property
     def _process(self) -> Process:
@@ -386,27 +384,30 @@ def _grid(fit: StepTimeFit) -> tuple[FloatArray, FloatArray, FloatArray]:
     """Return the factors on the deviations of parameters, (K, p), ln of those on the variances of
     COMPONENTS, (K, 5), and ln of their prior probabilities up to a constant, (K,).
 
-    The stated deviations are right with the probability `Prior.stated_share`; otherwise they are
-    too narrow, between themselves and those of the device's kind, which apply if nothing is stated.
-    A factor s on the variance of layouts or of runs, worth w runs, has the log density -w / 2 (|ln
-    s| + e^-|ln s| - 1). It is symmetric in ln s; for s > 1 it is a scaled inverse chi-square
-    density.
+    The stated deviations are right with the probability `Prior.stated_share`. Otherwise those of
+    one of DOUBTED, all equally likely, are those of the device's kind, which are right where
+    nothing is stated. So a part that is off is one explanation, and leaves the other parts as
+    certain as stated (Mitchell and Beauchamp 1988, Bayesian variable selection). A factor s on the
+    variance of layouts and runs that is worth w runs has the log density -w / 2 (|ln s| + e^-|ln s|
+    - 1), symmetric in ln s and for s > 1 that of a scaled inverse chi-square.
     """
     assert fit.rows is not None
     prior, stated = fit.prior, np.median(fit.rows.variances()[3:].sum(axis=0))
-    whole = np.maximum([1.0 / fit.width**2, prior.residual_log_sd**2 / stated], 1.0)
-    trust, grid = np.log(prior.stated_share), []
-    doubted = np.log((1.0 - prior.stated_share) / (len(DISTRUST) - 1))
-    for share in DISTRUST if fit.width < 1.0 else DISTRUST[:1]:
-        parameters, own = share * np.log(whole)
-        for layout, noise in product(2.0 * np.log(MULTIPLES), repeat=2):
-            off = np.abs([layout, noise])
-            unlikely = 0.5 * prior.residual_runs * (off + np.exp(-off) - 1.0).sum()
-            scale = np.full(_NUM_PARAMETERS, np.exp(0.5 * parameters))
-            logs = np.array([0.0, 0.0, 0.0, own + layout, own + noise])
-            grid.append((scale, logs, (doubted if share else trust) - unlikely))
-    scales, logs, prior_logs = zip(*grid, strict=True)
-    return np.array(scales), np.array(logs), np.array(prior_logs)
+    wide, own = np.maximum([1.0 / fit.width, prior.residual_log_sd**2 / stated], 1.0)
+    nothing = np.zeros((1, _NUM_PARAMETERS), dtype=bool)
+    doubted = np.concatenate([nothing, DOUBTED]) if fit.width < 1.0 else nothing
+    likely = np.full(len(doubted), (1.0 - prior.stated_share) / len(DOUBTED))
+    likely[0] = prior.stated_share
+    factors = 2.0 * np.log(MULTIPLES)
+    off = np.abs(factors)
+    unlikely = 0.5 * prior.residual_runs * (off + np.exp(-off) - 1.0)
+    every, multiple = np.divmod(np.arange(len(doubted) * len(factors)), len(factors))
+    residual = factors[multiple] + np.log(own) * doubted[every].any(axis=1)
+    return (
+        np.where(doubted[every], wide, 1.0),
+        residual[:, None] * np.isin(COMPONENTS, ("layout", "noise")),
+        np.log(likely[every]) - unlikely[multiple],
+    )
 
 
 def _fitted(fit: StepTimeFit, features: Mapping[str, FloatArray]) -> StepTimeFit:
@@ -476,7 +477,7 @@ def _mixture(
 ) -> StepTimeFit:
     """Return the fit with the likely explanations, and what they say of left-out runs."""
     weight = np.exp(each.score - each.score.max())
-    kept = np.flatnonzero(weight >= LEAST_WEIGHT * weight.sum())
+    kept = np.flatnonzero(weight >= LEAST_WEIGHT)
     each, weight = each.take(kept), weight[kept] / weight[kept].sum()
     fit = replace(
         fit,
