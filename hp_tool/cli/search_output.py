@@ -340,7 +340,7 @@ def _search_cost_lines(result: TuneResult) -> list[str]:
         reduced = format_count(search.reduced_runs, "run")
         lines.append(f"{reduced} reduced; ~ marks a step time that a reduced run implies.")
     if search.expected_gain_fraction is not None:
-        lines.append(f"Expected gain of another run: {search.expected_gain_fraction:.1%}.")
+        lines.append(f"Expected gain of four further runs: {search.expected_gain_fraction:.1%}.")
     if search.state == "paused":
         lines.append(f"Next: `hp-tool tune --resume {search.id}` continues it.")
     elif result.recommendations:

@@ -13,9 +13,9 @@ from hp_tool.loop.calibration.evidence import STALL_RISK, STEP_LOG_SD
 from hp_tool.loop.search.acquisition import (
     COVERED_AXES,
     Observations,
-    expected_improvement,
     propose,
 )
+from hp_tool.loop.search.improvement import expected_improvement
 from tests.search.search_tables import DEVICE_BYTES, make_table, true_step_s
 
 

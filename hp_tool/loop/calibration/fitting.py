@@ -227,6 +227,16 @@ class Process:
         prior = np.einsum("...c,c...m->...m", self.scales, rows.variances())
         return _times(shared, self.pull), prior - (explained**2).sum(axis=-1)
 
+    def covariance(self, rows: Rows) -> FloatArray:
+        """Return (..., m, m) covariances of configurations, without the noise of runs."""
+        scaled, jacobian = self._scaled(rows.jacobian), rows.jacobian.swapaxes(-1, -2)
+        runs = self.rows.jacobian.swapaxes(-1, -2)
+        explained = (
+            scaled @ runs + self._of_effects(rows.effects(self.rows))
+        ) @ self._root.swapaxes(-1, -2)
+        prior = scaled @ jacobian + self._of_effects(rows.effects(rows))
+        return np.asarray(prior - explained @ explained.swapaxes(-1, -2))
+
     def left_out(self, groups: IntArray | None = None) -> tuple[FloatArray, FloatArray]:
         """Return (..., n) means and variances of each run given the runs of other groups.
 

@@ -23,6 +23,20 @@ class SlowRegime:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class JointSteps:
+    """ln(step_s) of m configurations without stalls, jointly normal under each explanation of K."""
+
+    weight: FloatArray
+    """(K,) probabilities."""
+    mean: FloatArray
+    """(K, m)."""
+    covariance: FloatArray
+    """(K, m, m) covariances of what repeats of a configuration have in common."""
+    noise: FloatArray
+    """(K, m) variances of what nothing explains, of a configuration or of one run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepPrediction:
     """n step times: log-normal in the regular regime, with a second, slower regime if runs
     stalled.

@@ -31,7 +31,7 @@ from hp_tool.loop.calibration.evidence import (
 from hp_tool.loop.calibration.fitting import COMPONENTS, Prior, Process, Rows
 from hp_tool.loop.calibration.parts import GROUPS, as_traced, part_logs
 from hp_tool.loop.calibration.plain import PlainFactor, plain_factor
-from hp_tool.loop.calibration.prediction import SlowRegime, StepPrediction
+from hp_tool.loop.calibration.prediction import JointSteps, SlowRegime, StepPrediction
 from hp_tool.loop.calibration.regimes import Stalls, judge, stalls
 
 _NUM_COLUMNS = len(STEP_KEYS) + 2
@@ -50,6 +50,8 @@ NEGLIGIBLE_LOG_ODDS = 8.0
 """Drop an explanation if its log density after one round is this far below the best."""
 LEAST_WEIGHT = 0.01
 """Smallest probability of an explanation that is kept, relative to the likeliest."""
+JOINT_EXPLANATIONS = 12
+"""Explanations of a joint distribution, at most."""
 BATCH_VALUES = 100_000
 """Values of the covariances of the attempts that are computed at once; more leave the cache."""
 HALVINGS = 24
@@ -74,6 +76,11 @@ class Explanations:
     """(K, n) variance that reduces a run's weight according to the probability that it is not
     regular.
     """
+
+    def take(self, rows: IntArray) -> "Explanations":
+        """Return some explanations, whose probabilities sum to 1."""
+        some = {each.name: getattr(self, each.name)[rows] for each in fields(self)}
+        return Explanations(**{**some, "weight": some["weight"] / some["weight"].sum()})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -250,6 +257,41 @@ class StepTimeFit:
         )
         shift = shift if known else process.usual_effect[:, None]
         return np.log(median_s / before_s) + shift, np.sqrt(variance), each.weight
+
+    def joint(
+        self,
+        *,
+        parts_s: Mapping[str, FloatArray],
+        layer_passes: FloatArray,
+        features: Mapping[str, FloatArray],
+    ) -> JointSteps:
+        """Return the joint distribution of m configurations under the likeliest explanations.
+
+        Means are shifted by the same for all explanations, so that their mean is that of `predict`.
+        """
+        known = self.predict(parts_s=parts_s, layer_passes=layer_passes, features=features)
+        center = np.log(known.regular_s)
+        if self.explanations is None or self.plain is not None:
+            return JointSteps(
+                weight=np.ones(1),
+                mean=center[None],
+                covariance=np.diag(known.log_sd**2)[None],
+                noise=np.zeros((1, len(center))),
+            )
+        likeliest = np.argsort(-self.explanations.weight, kind="stable")[:JOINT_EXPLANATIONS]
+        each = self.explanations.take(likeliest)
+        fit = replace(self, explanations=each)
+        design = _design(parts_s=as_traced(parts_s, self.part_logs), layer_passes=layer_passes)
+        before_s, gradient = self._model().seconds(design, np.zeros(_NUM_PARAMETERS))
+        asked = self._rows(gradient, features)
+        means, _, weight = fit._explained(design, asked, before_s, known=bool(features))
+        _, gradient = self._model(each.scale).seconds(design, _possible(each.x))
+        return JointSteps(
+            weight=weight,
+            mean=center + means - weight @ means,
+            covariance=fit._process.covariance(replace(asked, jacobian=gradient)),
+            noise=fit._process.scales[:, -1:] * asked.noise_log_sd**2,
+        )
 
     @cached_property
     def _process(self) -> Process:

@@ -28,8 +28,8 @@ class Outcome:
     state: Literal["succeeded", "cancelled", "paused", "released"]
     stopped_because: str
     expected_gain_fraction: float | None = None
-    """Last expected gain of another run, as a fraction of the best step time; None without
-    measurements.
+    """Last expected gain of the best further runs (`lookahead.FURTHER_RUNS`), as a fraction of the
+    best step time; None without measurements.
     """
 
 
@@ -115,7 +115,8 @@ def why_stop(
 ) -> str | None:
     """Return the reason to stop now; None to continue.
 
-    A run that is expected to exceed `budget_gpu_seconds` is not started.
+    A run that is expected to exceed `budget_gpu_seconds` is not started. Nor is one if no sequence
+    of further runs is expected to save `min_gain_fraction` with each of its runs.
     """
     if proposal is None:
         return "space_exhausted"
@@ -130,7 +131,7 @@ def why_stop(
     if (
         enough
         and proposal.reason != "coverage"
-        and proposal.expected_gain < settings.min_gain_fraction
+        and not proposal.is_worth(settings.min_gain_fraction)
     ):
         return "no_expected_gain"
     return None
@@ -150,7 +151,7 @@ def progress_of(
 ) -> JsonObject:
     """Return the costs and the best configuration of a search's runs.
 
-    `expected_gain` is the expected gain of another run, as a fraction of the best step time.
+    `expected_gain` is that of the best further runs, as a fraction of the best step time.
     """
     spent = spent_by(runs)
     best, best_step_s = leader(runs) or (None, None)

@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 from hp_tool.loop.assumptions import assumed
 from hp_tool.loop.calibration import Calibration
 from hp_tool.loop.calibration.evidence import BoolArray, FloatArray
+from hp_tool.loop.search.improvement import expected_improvement
+from hp_tool.loop.search.lookahead import ROWS, further_gains
 from hp_tool.loop.search.table import AxisValue, CandidateTable
 
 COVERED_AXES = ("tensor_parallel_size", "pipeline_parallel_size", "sequence_parallel", "recompute")
@@ -53,20 +55,22 @@ class Proposal:
     """analytic_best, coverage or expected_improvement."""
     hold_probability: float
     """Probability that the run fits, works and does not stall."""
-
-
-def expected_improvement(*, median_s: FloatArray, log_sd: FloatArray, best_s: float) -> FloatArray:
-    """Return E[max(best - T, 0)] in seconds for ln T ~ N(ln median, log_sd^2).
-
-    best Phi(z) - median e^(sd^2/2) Phi(z - sd).
+    further_gains: tuple[float, ...] = ()
+    """Expected savings of sequences of 1, 2, ... further runs, see `lookahead`; empty before the
+    first measurement.
     """
-    from scipy.special import ndtr
 
-    z = (np.log(best_s) - np.log(median_s)) / log_sd
-    mean_s = median_s * np.exp(0.5 * log_sd**2)
-    return np.asarray(
-        np.maximum(best_s * ndtr(z) - mean_s * ndtr(z - log_sd), 0.0), dtype=np.float64
-    )
+    @property
+    def expected_further_gain(self) -> float:
+        """Return the expected saving of the longest sequence."""
+        return self.further_gains[-1] if self.further_gains else self.expected_gain
+
+    def is_worth(self, least_gain: float) -> bool:
+        """Return whether the next run, or a sequence that it starts, is expected to save at least
+        this fraction with each of its runs.
+        """
+        gains = self.further_gains or (self.expected_gain,)
+        return any(gain >= runs * least_gain for runs, gain in enumerate(gains, start=1))
 
 
 def propose(
@@ -104,9 +108,15 @@ def propose(
     retries, slowdown, limits = table.retry_chance, table.retry_slowdown, assumed().search
     holds = chance * quick * (1.0 - retries)
 
+    further: tuple[float, ...] = ()
+
     def chosen(row: int, *, gain: float, reason: str) -> Proposal:
         return Proposal(
-            row=row, expected_gain=gain, reason=reason, hold_probability=float(holds[row])
+            row=row,
+            expected_gain=gain,
+            reason=reason,
+            hold_probability=float(holds[row]),
+            further_gains=further,
         )
 
     if not known:
@@ -118,6 +128,16 @@ def propose(
         return chosen(row, gain=np.inf, reason="analytic_best")
     best_s = min(known)
     gain = expected_improvement(median_s=median_s, log_sd=step.log_sd, best_s=best_s) * holds * free
+    if observations.step_s:
+        ran = sorted(observations.step_s, key=observations.step_s.__getitem__)[:ROWS]
+        rows = np.array([*ran, *np.argsort(-gain, kind="stable")[: min(ROWS, free.sum())]])
+        measured_s = np.array([observations.step_s.get(row, np.nan) for row in rows])
+        further = further_gains(
+            table.joint_steps(calibration, rows=rows),
+            measured_s=measured_s,
+            holds=holds[rows] * free[rows],
+            rng=rng,
+        )
     if len(observations.tried) < coverage_runs:
         bearable = likely & (median_s <= limits.coverage_slowdown * median_s[likely].min())
         news = _unseen_values(table, observations) * bearable

@@ -197,7 +197,7 @@ class Coordinator:
         proposal = self._projection.proposal() if to_try_again(runs) is None else None
         decision = self._planner.decide(runs, proposal)
         if to_try_again(runs) is None:
-            gain = proposal.expected_gain if proposal else 0.0
+            gain = proposal.expected_further_gain if proposal else 0.0
             self._expected_gain = gain if math.isfinite(gain) else None
         self._progress(runs)
         if isinstance(decision, Nothing):

@@ -67,6 +67,7 @@ class CostModelSampler(BaseSampler):
         """Rows that running jobs will execute in addition to their trials."""
         self._last_fit: tuple[Any, Calibration] | None = None
         """Observations and result of the last fit, which one step uses several times."""
+        self._last_proposal: tuple[Observations, Proposal | None] | None = None
 
     @property
     def distributions(self) -> dict[str, BaseDistribution]:
@@ -108,7 +109,9 @@ class CostModelSampler(BaseSampler):
         return proposals
 
     def _propose(self, observations: Observations, calibration: Calibration) -> Proposal | None:
-        return propose(
+        if self._last_proposal is not None and self._last_proposal[0] == observations:
+            return self._last_proposal[1]
+        proposal = propose(
             table=self.table,
             calibration=calibration,
             observations=observations,
@@ -116,6 +119,8 @@ class CostModelSampler(BaseSampler):
             rng=np.random.default_rng([self._seed, len(observations.tried)]),
             stored=self._stored,
         )
+        self._last_proposal = (observations, proposal)
+        return proposal
 
     def observations(self, *, study: Study, exclude: int | None = None) -> Observations:
         """Return the study's trials by row; if a row has several, the last counts."""

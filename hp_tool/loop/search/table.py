@@ -28,6 +28,7 @@ from hp_tool.loop.calibration import (
     residual_features,
 )
 from hp_tool.loop.calibration.evidence import Evidence, FloatArray
+from hp_tool.loop.calibration.prediction import JointSteps
 
 AxisValue = int | bool | str
 _NOT_AXES = {
@@ -146,6 +147,13 @@ class CandidateTable:
         """Return the calibrated step times of all rows without allocator retries."""
         return calibration.step_time.predict(
             parts_s=self.parts_s, layer_passes=self.layer_passes, features=self.features
+        )
+
+    def joint_steps(self, calibration: Calibration, *, rows: NDArray[np.intp]) -> JointSteps:
+        """Return the joint distribution of some rows' step times, without allocator retries."""
+        some = self.take(rows)
+        return calibration.step_time.joint(
+            parts_s=some.parts_s, layer_passes=some.layer_passes, features=some.features
         )
 
     def predict_memory(self, calibration: Calibration) -> MemoryPrediction:

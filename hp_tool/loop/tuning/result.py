@@ -39,7 +39,8 @@ class SearchSummary:
     """Predicted cost of running every feasible candidate; None without a successful run."""
     stopped_because: str
     expected_gain_fraction: float | None = None
-    """Expected saving of another run, as a fraction of the best step time; None if not computed."""
+    """Expected saving of the best four further runs, as a fraction of the best step time; None if
+    not computed."""
     queue_s: float = 0.0
     """Seconds that jobs waited for devices, which cost nothing."""
     reduced_runs: int = 0

@@ -1,0 +1,117 @@
+"""Expected gain of the best sequence of further runs, each chosen after those before it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from hp_tool.loop.calibration.evidence import BoolArray, FloatArray
+from hp_tool.loop.calibration.prediction import JointSteps
+from hp_tool.loop.search.improvement import expected_improvement
+
+FURTHER_RUNS = 4
+"""Length of the longest sequence."""
+DRAWS = 16
+"""Simulated sequences. Only what they choose is random, because each choice adds its expected
+gain."""
+ROWS = 16
+"""Rows that sequences choose from, and rows that ran, at most."""
+
+
+def further_gains(
+    steps: JointSteps, *, measured_s: FloatArray, holds: FloatArray, rng: np.random.Generator
+) -> tuple[float, ...]:
+    """Return the expected gains of sequences of 1 to FURTHER_RUNS runs, as fractions of the best
+    step time so far.
+
+    A run of row i moves its expected ln(step) with the standard deviation s_i = c_ii / sqrt(c_ii +
+    n_i), where c_ii is the variance of what runs of i have in common and n_i that of a single run
+    (Frazier, Powell and Dayanik 2009, the knowledge gradient). Its gain is E[max(1 - exp(M_i) /
+    best, 0)] with M_i ~ N(m_i, s_i^2), times the probability that the run holds. Each sequence
+    takes the row of the largest gain, draws its measurement, updates all m and c and the weights of
+    the explanations, and repeats (Lam, Willcox and Wolpert 2016, rollout). So a run that tells
+    explanations apart counts for what it lets the next ones win.
+
+    Whether the variance n_i is of configurations or of runs is unknown without repeats: half of
+    each.
+
+    Args:
+        steps: Joint distribution of m rows.
+        measured_s: (m,) seconds of the rows that ran, else NaN; at least one ran.
+        holds: (m,) probabilities that a run fits, works and does not stall.
+        rng: Draws the measurements.
+    """
+    start = _State.of(steps, measured_s)
+    first = start.gains(holds)
+    gains = np.zeros((DRAWS, FURTHER_RUNS))
+    for draw in gains:
+        state, each = start, first
+        for number in range(FURTHER_RUNS):
+            if number:
+                each = state.gains(holds)
+            row = int(np.argmax(each))
+            if each[row] <= 0.0:
+                break
+            draw[number] = each[row] * np.exp(state.best - start.best)
+            if number + 1 < FURTHER_RUNS:
+                state = state.after(row, rng=rng)
+    return tuple(np.cumsum(gains.mean(axis=0)).tolist())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _State:
+    """What is known of m rows under each of K explanations."""
+
+    weight: FloatArray
+    mean: FloatArray
+    covariance: FloatArray
+    noise: FloatArray
+    ran: BoolArray
+
+    @staticmethod
+    def of(steps: JointSteps, measured_s: FloatArray) -> _State:
+        """Return both halves: n is of configurations, so that the rows that ran are known, or of
+        runs.
+        """
+        ran = np.isfinite(measured_s)
+        known = np.log(np.where(ran, measured_s, 1.0))
+        own = steps.covariance + steps.noise[:, None] * np.eye(len(ran))
+        return _State(
+            weight=np.tile(0.5 * steps.weight, 2),
+            mean=np.concatenate([np.where(ran, known, steps.mean), steps.mean]),
+            covariance=np.concatenate([np.where(ran | ran[:, None], 0.0, own), steps.covariance]),
+            noise=np.concatenate([np.zeros_like(steps.noise), steps.noise]),
+            ran=ran,
+        )
+
+    @property
+    def best(self) -> float:
+        """Return the least expected ln(step) of a row that ran."""
+        return float((self.weight @ self.mean)[self.ran].min())
+
+    def gains(self, holds: FloatArray) -> FloatArray:
+        """Return (m,) expected gains of one run, as fractions of the best step; 0 if it ran."""
+        variance = np.einsum("kii->ki", self.covariance)
+        moves = variance / np.sqrt(np.maximum(variance + self.noise, np.finfo(float).tiny))
+        won = expected_improvement(
+            median_s=np.exp(self.mean - self.best), log_sd=np.maximum(moves, 1e-9), best_s=1.0
+        )
+        return np.asarray(np.where(self.ran, 0.0, holds * (self.weight @ won)))
+
+    def after(self, row: int, *, rng: np.random.Generator) -> _State:
+        """Return the state after a run of a row, drawn from one explanation."""
+        mean = self.mean[:, row]
+        variance = self.covariance[:, row, row] + self.noise[:, row]
+        true = rng.choice(len(self.weight), p=self.weight)
+        off = rng.normal(mean[true], np.sqrt(variance[true])) - mean
+        pull = self.covariance[:, row] / np.maximum(variance, np.finfo(float).tiny)[:, None]
+        score = np.log(self.weight) - 0.5 * (off**2 / variance + np.log(variance))
+        weight = np.exp(score - score.max())
+        return replace(
+            self,
+            weight=weight / weight.sum(),
+            mean=self.mean + pull * off[:, None],
+            covariance=self.covariance - pull[:, :, None] * self.covariance[:, row, None],
+            ran=self.ran | (np.arange(len(self.ran)) == row),
+        )
