@@ -2,8 +2,9 @@
 benchmarks.search.stalls [--grid FILE.csv]`.
 
 Fits the share of runs that stall as exp(alone + pipeline x [it crosses nodes] + nodes x
-log2(nodes)) on a grid's cells; printed are STALL_RISK's constants, the same beside the share that
-the cost model states. The losses (nats a run) are those of a model left out: by one share for all,
+log2(nodes) + held x [no pipeline, on so many nodes that the cost model has messages stall]) on a
+grid's cells. Pipelines on that many nodes have the stalls in their prediction and are left out.
+Printed are STALL_RISK's constants, the same beside the share that the cost model states. The losses (nats a run) are those of a model left out: by one share for all,
 by kind, and with a few runs of the cell known, for several WEIGHTs.
 """
 
@@ -40,7 +41,7 @@ class Seen:
     usual: float
     """Share that the cost model states."""
     kinds: FloatArray
-    """(n, 3) one, whether a pipeline crosses nodes, log2(nodes)."""
+    """(n, 4) one, whether a pipeline crosses nodes, log2(nodes), whether messages stall."""
     points: FloatArray
     stalled: FloatArray
 
@@ -60,10 +61,12 @@ def seen_of(grid: Path, **where: Any) -> list[Seen]:
     for cell in read_grid(grid, shapes={}, **where)[0]:
         table, rows = table_of(cell, profiles.of(cell.model.name)), legal_rows(cell)
         rows = rows[np.isfinite(cell.step_s[rows])]
+        held = cell.cluster.num_nodes > profiles.stock.framework.message_stall_nodes
+        if held:
+            rows = rows[table.take(rows).features["pipeline_crosses_nodes"] == 0.0]
         features, predicted_s = table.take(rows).features, sum(table.take(rows).parts_s.values())
         nodes = np.full(len(rows), np.log2(cell.cluster.num_nodes))
-        foreseen = cell.cluster.num_nodes > profiles.stock.framework.message_stall_nodes
-        crosses = features["pipeline_crosses_nodes"] * (not foreseen)
+        crosses = features["pipeline_crosses_nodes"]
         cells.append(
             Seen(
                 model=cell.model.name,
@@ -72,7 +75,7 @@ def seen_of(grid: Path, **where: Any) -> list[Seen]:
                     - assumed().step_time.regular_log_sd_limit ** 2
                 )
                 / (2.0 * assumed().stalls.mean_log_excess ** 2),
-                kinds=np.stack([np.ones(len(rows)), crosses, nodes], axis=1),
+                kinds=np.stack([np.ones_like(nodes), crosses, nodes, held + 0.0 * nodes], axis=1),
                 points=scaled(features, sorted(set(features) - STATED)),
                 stalled=(np.log(cell.step_s[rows] / predicted_s) > STALLED).astype(float),
             )
@@ -86,10 +89,10 @@ def loss(shares: FloatArray, stalled: FloatArray) -> float:
 
 
 def fit(cells: list[Seen], *, by_kind: bool = True) -> FloatArray:
-    """(3,) constants, or (1,): one share for all."""
+    """(4,) constants, or (1,): one share for all."""
     stalled, start = (
         np.concatenate([cell.stalled for cell in cells]),
-        np.array([-1.5, 0.0, 0.0])[: 3 if by_kind else 1],
+        np.array([-1.5, 0.0, 0.0, 0.0])[: 4 if by_kind else 1],
     )
 
     def unlikely(constants: FloatArray) -> float:
@@ -143,7 +146,7 @@ def main() -> None:
     models = sorted({cell.model for cell in cells})
     everything = fit(cells)
     answer: dict[str, Any] = {
-        "constants": (everything - [np.log(cells[0].usual), 0.0, 0.0]).round(2).tolist(),
+        "constants": (everything - [np.log(cells[0].usual), 0.0, 0.0, 0.0]).round(2).tolist(),
         "left_out": {},
     }
     for model in models:

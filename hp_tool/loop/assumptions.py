@@ -50,6 +50,7 @@ class Features:
     one_node_stall_log_risk: float
     pipeline_stall_log_risk: float
     node_doubling_stall_log_risk: float
+    held_up_stall_log_risk: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -213,16 +213,19 @@ def _uses_flex(case: TrainingCase, c: Candidates) -> Any:
 
 
 def _stall_risk(case: TrainingCase, pipeline_crosses: BoolArray) -> FloatArray:
-    """Return the stall risk; pipelines whose messages already stall in the cost model have the base
-    risk.
+    """Return the (n,) stall risks by nodes and pipeline.
+
+    On so many nodes that messages stall, those of pipelines are in the prediction, so that no
+    pipeline stalls beyond it, and other layouts stall more often.
     """
     framework, nodes = case.profile.framework, case.cluster.num_nodes
     held_up = framework.message_stall_s > 0.0 and nodes > framework.message_stall_nodes
     risk = assumed().features
-    pipeline = risk.pipeline_stall_log_risk * (pipeline_crosses & (not held_up))
-    return np.asarray(
-        risk.one_node_stall_log_risk + pipeline + risk.node_doubling_stall_log_risk * np.log2(nodes)
-    )
+    by_nodes = risk.one_node_stall_log_risk + risk.node_doubling_stall_log_risk * np.log2(nodes)
+    if held_up:
+        others = by_nodes + risk.held_up_stall_log_risk
+        return np.where(pipeline_crosses, np.log(assumed().stalls.unseen_share), others)
+    return np.asarray(by_nodes + risk.pipeline_stall_log_risk * pipeline_crosses)
 
 
 def _stated_deviations(case: TrainingCase) -> dict[str, float]:

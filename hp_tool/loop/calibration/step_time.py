@@ -36,12 +36,6 @@ from hp_tool.loop.calibration.regimes import Stalls, judge, stalls
 
 _NUM_COLUMNS = len(STEP_KEYS) + 2
 _NUM_PARAMETERS = 1 + len(GROUPS) + _NUM_COLUMNS
-DOUBTED = np.eye(_NUM_PARAMETERS, dtype=bool)
-"""(sets, p) parameters whose stated deviations may be too narrow: the common factor alone, with it
-the factor of one group or part or one overhead, or all.
-"""
-DOUBTED[:, 0] = True
-DOUBTED = np.vstack([DOUBTED, np.ones(_NUM_PARAMETERS, dtype=bool)])
 ROUNDS = 3
 """Iterations of fitting parameters and regimes, each given the other."""
 MULTIPLES = (0.125, 0.25, 0.5, 1.0, 2.0)
@@ -705,6 +699,20 @@ def _design(*, parts_s: Mapping[str, FloatArray], layer_passes: FloatArray) -> F
 
 _OF_GROUP = np.array([[part.factor == group for part in STEP] for group in GROUPS], dtype=float)
 """(groups, parts) 1 if the part belongs to the group."""
+
+
+def _doubted() -> BoolArray:
+    groups, one = len(GROUPS), np.eye(_NUM_PARAMETERS, dtype=bool)
+    of_groups = one[1 : 1 + groups] | np.pad(_OF_GROUP > 0.0, ((0, 0), (1 + groups, 2)))
+    every = np.concatenate([one, of_groups, np.ones((1, _NUM_PARAMETERS), dtype=bool)])
+    every[:, 0] = True
+    return every
+
+
+DOUBTED = _doubted()
+"""(sets, p) parameters whose stated deviations may be too narrow: the common factor alone, with it
+the factor of one group or part or one overhead, those of a group and all its parts, or all.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

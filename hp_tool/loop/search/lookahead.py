@@ -106,8 +106,8 @@ class _State:
         true = rng.choice(len(self.weight), p=self.weight)
         off = rng.normal(mean[true], np.sqrt(variance[true])) - mean
         pull = self.covariance[:, row] / np.maximum(variance, np.finfo(float).tiny)[:, None]
-        score = np.log(self.weight) - 0.5 * (off**2 / variance + np.log(variance))
-        weight = np.exp(score - score.max())
+        score = -0.5 * (off**2 / variance + np.log(variance))
+        weight = self.weight * np.exp(score - score[true])
         return replace(
             self,
             weight=weight / weight.sum(),
