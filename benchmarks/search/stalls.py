@@ -2,10 +2,11 @@
 benchmarks.search.stalls [--grid FILE.csv]`.
 
 Fits the share of runs that stall as exp(alone + pipeline x [it crosses nodes] + nodes x
-log2(nodes) + held x [no pipeline, on so many nodes that the cost model has messages stall]) on a
-grid's cells. Pipelines on that many nodes have the stalls in their prediction and are left out.
-Printed are STALL_RISK's constants, the same beside the share that the cost model states. The losses (nats a run) are those of a model left out: by one share for all,
-by kind, and with a few runs of the cell known, for several WEIGHTs.
+log2(nodes) + held x [so many nodes that the cost model has messages stall]) on a grid's cells.
+Pipelines on that many nodes have the stalls in their prediction and are left out. Printed are
+STALL_RISK's constants, the same beside the share that the cost model states. The losses (nats a
+run) are those of a model left out: by one share for all, by kind, and with a few runs of the cell
+known, for several WEIGHTs.
 """
 
 from __future__ import annotations

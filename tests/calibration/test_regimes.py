@@ -16,6 +16,7 @@ from hp_tool.domain.hardware import ClusterQuery
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.units import GIB
 from hp_tool.domain.workload import TrainingWorkload
+from hp_tool.loop.assumptions import assumed
 from hp_tool.loop.calibration import (
     Calibration,
     Evidence,
@@ -137,7 +138,7 @@ def test_only_scatter_beyond_that_of_regular_runs_is_put_down_to_stalls(stated, 
     assert (step.slow is not None) == stalls
 
 
-def test_pipelines_over_many_nodes_risk_most_and_those_held_up_already_no_more_than_others():
+def test_pipelines_risk_most_until_their_prediction_has_the_stalls():
     candidates = Candidates.from_configs(
         ParallelConfig(tensor_parallel_size=8, pipeline_parallel_size=p, data_parallel_size=4 // p)
         for p in (1, 4)
@@ -159,7 +160,13 @@ def test_pipelines_over_many_nodes_risk_most_and_those_held_up_already_no_more_t
 
     alone, few, many, held_up = risks(1, 32), risks(4, 32), risks(16, 32), risks(16, 8)
     assert alone[0] == alone[1] < few[0] < few[1] < many[1]
-    assert held_up[0] == held_up[1] == many[0]
+    risk = assumed().features
+    assert many[0] == pytest.approx(
+        risk.one_node_stall_log_risk + 4.0 * risk.node_doubling_stall_log_risk
+    )
+    assert many[1] == pytest.approx(many[0] + risk.pipeline_stall_log_risk)
+    assert held_up[0] == pytest.approx(many[0] + risk.held_up_stall_log_risk)
+    assert np.exp(held_up[1]) == pytest.approx(assumed().stalls.unseen_share)
 
 
 def test_releases_lie_apart_by_the_years_between_them():
