@@ -17,7 +17,7 @@ from hp_tool.loop.calibration.parts import part_factors
 from hp_tool.loop.calibration.repeats import without_surplus
 from hp_tool.loop.calibration.step_time import StepTimeFit, fit_step_time
 
-PAYLOAD_VERSION = 6
+PAYLOAD_VERSION = 7
 """Version of the stored payload. Earlier versions store fits in another format; their measurements
 are fitted again.
 """
