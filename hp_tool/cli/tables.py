@@ -271,10 +271,6 @@ def print_unmeasured(console: Console, estimates: Iterable[Estimate]) -> None:
             console.print(sentence, highlight=False)
 
 
-def _wide_interval_words(estimate: Estimate) -> str:
-    return f" ({why})" if (why := stall_words(estimate)) else ""
-
-
 def _print_calibrated(console: Console, calibrated: Estimate, *, alone: Estimate) -> None:
     """Print the measurements that calibrated the estimate, and the uncalibrated prediction."""
     without = ""

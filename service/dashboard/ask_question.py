@@ -188,10 +188,6 @@ class Question:
         at = self.at if at is None else at
         return address(PATH, self.asked | {f"{AT}{path}": text for path, text in at.items()})
 
-    def row_href(self, configuration: Configuration) -> str:
-        """Return the page's address for a row of its ranking."""
-        return self.href(layout_values(configuration))
-
     def tab_href(self, kind: Kind, *, several: bool) -> str:
         """Return the address of the same query for another kind or number of machines."""
         values = {path: text for path, text in self.values.items() if path != "kind"}

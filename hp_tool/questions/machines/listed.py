@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hp_tool import catalog
-from hp_tool.catalog.hardware import machine_list_field
 from hp_tool.catalog.prices import grid, offers
 from hp_tool.domain import bounds
 from hp_tool.domain.hardware import ClusterQuery
@@ -39,11 +38,6 @@ class Machine:
         gpu = getattr(cluster.gpu, "name", cluster.gpu)
         name = cluster.name or cluster.node_type or gpu or "a machine"
         return f"{cluster.num_gpus} x {name}" if cluster.num_gpus else str(name)
-
-
-def has_several_machines(query: Query) -> bool:
-    """Return whether a query compares machines."""
-    return machine_list_field(query.cluster) is not None
 
 
 def list_machines(query: Query) -> tuple[Machine, ...]:
