@@ -121,7 +121,7 @@ def _search_result(name: str) -> dict[str, Any] | None:
         raise InputError(
             f"search {name} is {record.state} and has no result to export", field="result"
         )
-    return {**record.result, "query": record.query}  # Results of earlier versions lack it.
+    return record.result
 
 
 def import_(

@@ -32,8 +32,8 @@ CLOCK_TOLERANCE_S = 5.0
 """Tolerated clock difference: a sixth of a lease, so that leases and keys expire as intended."""
 SLURM_TOOLS = ("sbatch", "squeue", "scontrol", "scancel")
 PROFILER_PACKAGES = ("torch", "megatron-core")
-JOB_NAME = re.compile(r"hp-[0-9a-f]{16}-r[0-9]+-t[0-9]+(-[0-9a-f]{16})?")
-"""Job name of a search's run; earlier editions omit the run's id."""
+JOB_NAME = re.compile(r"hp-[0-9a-f]{16}-r[0-9]+-t[0-9]+-[0-9a-f]{16}")
+"""Job name of a search's run."""
 MAX_NAMES_SHOWN = 3
 """Maximum number of names listed in one line."""
 

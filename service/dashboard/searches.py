@@ -199,12 +199,8 @@ def _best(progress: JsonObject) -> tuple[JsonObject | None, float | None, str]:
     answer: JsonObject | None = progress.get("answer")
     if answer is None:
         return best_parallel, run_s, "measured"
-    # Progress stored by earlier versions lacks measured_s.
-    measured_s = answer.get("measured_s") or (
-        run_s if answer["parallel"] == best_parallel else None
-    )
-    if measured_s:
-        return answer["parallel"], measured_s, "measured"
+    if answer["measured_s"]:
+        return answer["parallel"], answer["measured_s"], "measured"
     return (
         answer["parallel"],
         answer["step_s"],

@@ -223,6 +223,7 @@ def tuned() -> TuneResult:
     )
     return TuneResult(
         id=None,
+        query={},
         recommendations=tuple(rows),
         space=SPACE,
         rejections={},

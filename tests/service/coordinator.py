@@ -93,6 +93,7 @@ def finish(store: Store, lease: Lease) -> None:
     )
     result = TuneResult(
         id="small",
+        query=store.get_search(search_id=lease.search_id).query,
         recommendations=rows,
         space=SpaceSummary(legal=20, feasible=18, seconds=0.01),
         rejections={"heads_not_divisible": 2},

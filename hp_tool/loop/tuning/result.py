@@ -75,8 +75,8 @@ class TuneResult:
     """Pareto-optimal configurations in step time and memory of the fullest device, fastest first;
     measured if they ran.
     """
-    query: dict[str, Any] | None = None
-    """The query, so that rows can be exported; None in results of earlier versions."""
+    query: dict[str, Any]
+    """The query, so that rows can be exported."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
