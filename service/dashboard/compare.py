@@ -28,6 +28,7 @@ from hp_tool.questions.training.evaluate import resolve_configuration
 from hp_tool.questions.training.ratio import Known, step_ratio
 from hp_tool.wording import figures
 from hp_tool.wording.figures import LESS_IS_BETTER, Unit
+from hp_tool.wording.ratios import Ratio
 from service.api.bodies import read_query
 from service.api.dependencies import CalibrationsDep, FindDep, StoreDep
 from service.api.search_results import complete_estimates
@@ -49,7 +50,7 @@ from service.dashboard.metrics import (
     measured_peak,
 )
 from service.dashboard.page import MAX_QUERY, ErrorFields, Page, address, error_status, page_at
-from service.dashboard.verdict import Before, Ratio, Speed, agreement, before, speeds, verdict
+from service.dashboard.verdict import Before, Speed, agreement, before, speeds, verdict
 from service.http.sample import SAMPLE
 
 EQUAL = 1e-3
@@ -278,14 +279,14 @@ def _steps(run: ComparedRun, expected: Before, view: ConfigurationView | None) -
         next((metric for metric in metrics if metric.unit == "seconds"), None)
         for metrics in (run.metrics, view.metrics if view else ())
     )
-    if measured is None or not expected.step_s:
+    if measured is None or not measured.value or not expected.step_s:
         return None
     interval = expected.step_s_interval
     rows = [
         BarSpec(label="Predicted before", parts={"predicted": expected.step_s}, interval=interval),
         BarSpec(label="Measured", parts={"measured": measured.value}),
     ]
-    if now is not None:
+    if now is not None and now.value:
         ends = None if now.low is None or now.high is None else (now.low, now.high)
         rows.append(BarSpec(label="Predicted now", parts={"predicted": now.value}, interval=ends))
     return stack(rows, unit="seconds")

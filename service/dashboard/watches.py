@@ -174,7 +174,9 @@ def watch_context(
         last_error=record.last_error,
         teaching=record.teaching,
         measurement_id=record.measurement_id,
-        slower_since=slowdown and _step_time_of_day(record.updated_at, course, slowdown.since_step),
+        slower_since=None
+        if slowdown is None
+        else _step_time_of_day(record.updated_at, course, slowdown.since_step),
         figure=_figure(course, verdict, record.updated_at),
         may_delete=principal.scope >= Scope.SUBMIT,
         lost_nodes=lost_nodes,
