@@ -4,6 +4,7 @@ reported.
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import httpx
@@ -54,8 +55,11 @@ def test_a_slower_job_is_shown_as_the_api_tells_it(http: TestClient) -> None:
     assert expected["y"] == [view["verdict"]["expected"]["step_s"]] * 2
     assert [low["y"][0], high["y"][0]] == view["verdict"]["expected"]["interval"]
     assert page["figure"]["shapes"] == [{"at": since, "color": "--bad", "label": "slower"}]
+    began, last = (datetime.fromisoformat(at) for at in (page["slower_since"], row["updated_at"]))
+    assert (last - began).total_seconds() == pytest.approx((340 - since) * row["now_s"], rel=1e-3)
     text = http.get(f"/watches/{watch}").text
     assert "Slower than it was: +30" in text and "Costs a day" in text
+    assert f'(about <time datetime="{began.isoformat()}">' in text
 
 
 def test_a_long_steady_job_shows_its_newest_steps(http: TestClient) -> None:
