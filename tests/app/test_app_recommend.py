@@ -13,7 +13,9 @@ from hp_tool.domain import bounds
 from hp_tool.domain.frameworks import FRAMEWORKS
 from hp_tool.domain.parallel import ParallelConfig, Recompute
 from hp_tool.domain.query import Query
+from hp_tool.domain.result import Estimate
 from hp_tool.errors import InputError
+from hp_tool.questions.answers import answer_estimate
 from hp_tool.questions.configuration import Configuration
 from hp_tool.questions.schema import parse_query, to_dict
 from hp_tool.questions.training import config_query, estimate, recommend
@@ -76,7 +78,9 @@ def test_a_row_takes_what_its_configuration_takes_under_every_framework(
     stages = {row.parallel.zero_stage: row for row in rows}
     assert stages
     for row in stages.values():
-        alone = estimate(query=parse_query(Configuration.of(row, query=asked).mapping()))
+        one = parse_query(Configuration.of(row, query=asked).mapping())
+        alone = answer_estimate(one, with_fixes=False).estimate
+        assert isinstance(alone, Estimate)
         assert alone.time is not None and row.estimate.time is not None
         assert alone.time.step_s == pytest.approx(row.estimate.time.step_s, rel=1e-12)
         assert alone.memory is not None and row.estimate.memory is not None
