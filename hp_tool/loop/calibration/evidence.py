@@ -224,7 +224,8 @@ def _stall_risk(case: TrainingCase, pipeline_crosses: BoolArray) -> FloatArray:
     by_nodes = risk.one_node_stall_log_risk + risk.node_doubling_stall_log_risk * np.log2(nodes)
     if held_up:
         others = by_nodes + risk.held_up_stall_log_risk
-        return np.where(pipeline_crosses, np.log(assumed().stalls.unseen_share), others)
+        included = np.log(assumed().stalls.unseen_share)
+        return np.asarray(np.where(pipeline_crosses, included, others))
     return np.asarray(by_nodes + risk.pipeline_stall_log_risk * pipeline_crosses)
 
 

@@ -724,11 +724,12 @@ class _Parameters:
     def factors(self, x: FloatArray) -> FloatArray:
         """Return theta, (..., parts)."""
         prior, groups, x = self.prior, len(GROUPS), self.scale * x
-        return np.exp(
+        log_factors = (
             prior.common_log_sd * x[..., :1]
             + prior.group_log_sd * x[..., 1 : 1 + groups] @ _OF_GROUP
             + prior.part_log_sd * x[..., 1 + groups : -2]
         )
+        return np.asarray(np.exp(log_factors))
 
     def overheads(self, x: FloatArray) -> FloatArray:
         """Return (..., 2) seconds of a step, and of a pass through a layer."""
