@@ -57,7 +57,7 @@ UNKNOWN = [
         (trained(version), "training.framework_version", "26.08")
         for version in ("0.8.0", "0.16.0", "99.99", "29.01", "nightly")
     ),
-    (trained("0.18.3", "hf-trainer"), "training.framework_version", "leave"),
+    (trained("0.18.3", "hf-trainer"), "training.framework_version", "remove"),
     *(
         (served(version), "inference.engine_version", "0.24.0")
         for version in ("0.99.0", "99.99", "0.24.7", "latest")
