@@ -129,7 +129,7 @@ def nothing_feasible(
         space=SpaceSummary(legal=space.legal, feasible=0, seconds=seconds),
         rejections=space.rejections,
         nearest_misses=nearest_recommendations(
-            space.candidates.take(nearest_rows(space, problem=problem)), problem=problem
+            space.take(nearest_rows(space, problem=problem)), problem=problem
         ),
         search=account.summary(settings=query.search, grid_gpu_seconds=None),
     )
