@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
+import hp_tool
+from hp_tool.domain.result import Estimate
 from hp_tool.errors import InputError, UnsupportedError
+from hp_tool.formats.exchange import read_configuration
 from hp_tool.formats.exchange.export import export
 from hp_tool.formats.registry import get_format, writable
+from hp_tool.questions.answers import answer_recommend
+from hp_tool.questions.schema import parse_query, to_json
 from tests.formats.cases import setup_of
 
 DENSE = {
@@ -193,3 +199,24 @@ def test_the_offload_that_a_search_chose_is_exported() -> None:
     assert "--optimizer-cpu-offload" not in export(
         result=result | {"recommendations": [row | {"set": {}}]}, format="megatron-lm"
     )
+
+
+def test_an_export_states_the_settings_that_its_ranking_assumes() -> None:
+    """Rank 1 of a mixture assumes today's recipe; without it, it may not fit."""
+    query = {
+        "kind": "training",
+        "model": "deepseek-v3",
+        "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 256},
+        "training": {"sequence_length": 4096, "global_batch_size": 512},
+    }
+    answer = json.loads(to_json(answer_recommend(parse_query(query), top=1)))
+    (row,) = answer["recommendations"]
+    assert row["estimate"]["provenance"]["usual"]["set"] and not row["set"]
+    script = export(result=answer, format="megatron-lm")
+    assert "--grad-reduce-in-bf16" in script and "--exp-avg-dtype bf16" in script
+    read = read_configuration(script, format=None, overrides={"cluster.gpu": "h100-sxm-80gb"}).query
+    again = hp_tool.estimate(read).estimate
+    assert isinstance(again, Estimate)
+    assert again.time is not None and again.memory is not None
+    assert again.time.step_s == pytest.approx(row["estimate"]["time"]["step_s"], rel=1e-9)
+    assert again.memory.total_bytes == pytest.approx(row["estimate"]["memory"]["total_bytes"])

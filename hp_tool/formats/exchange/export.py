@@ -21,8 +21,11 @@ from hp_tool.questions.configuration import LAYOUT, Configuration
 from hp_tool.questions.problem import problem_of
 from hp_tool.questions.serving.disaggregated import rank_pools
 from hp_tool.questions.serving.setup import pool_setups
+from hp_tool.questions.training.evaluate import resolve_configuration
 from hp_tool.questions.training.only_layout import estimate_only_layout
 from hp_tool.questions.training.problem import resolve_training
+from hp_tool.questions.training.usual_settings import answer_with_usual_settings
+from hp_tool.questions.training.with_recipe import changed_settings
 
 Expressed = TypeVar("Expressed")
 FRAMEWORK_KEYS = ("framework_version", "recipe", "overlap")
@@ -36,6 +39,8 @@ MEGATRON_KEYS = (
     "master_precision",
 )
 """Ranked keys that only Megatron Core supports."""
+LESSER_VALUES = {"te": "fused"}
+"""Value that replaces one which a tool cannot set, where it is nearer than the default."""
 MAX_ATTEMPTS = 200
 """Maximum number of ranked configurations that are tried in a tool's format."""
 
@@ -212,12 +217,61 @@ def write_configuration(configuration: Configuration, format: str) -> Exported:
         UnsupportedError: The format cannot express the configuration.
         InputError: The format is unknown.
     """
-    text, expressed = _drop_unsupported(configuration, partial(write_text, format=format))
-    return Exported(
-        format=format,
-        text=text,
-        notes=(*_script_settings(configuration, expressed), *get_format(format).notes(text)),
-    )
+    text, _, notes = _write_supported(configuration, partial(write_text, format=format))
+    return Exported(format=format, text=text, notes=(*notes, *get_format(format).notes(text)))
+
+
+def _write_supported(
+    configuration: Configuration, say: Callable[[Configuration], Expressed]
+) -> tuple[Expressed, float | None, tuple[str, ...]]:
+    """Return the text with the usual settings that the configuration's estimate assumes, the step
+    time in seconds of what it states (None for serving), and notes on what the tool lacks.
+
+    Raises:
+        UnsupportedError: The tool cannot express the configuration, or not the usual settings
+            without which it does not fit in memory.
+    """
+    if configuration.query.training is None:
+        text, expressed = _drop_unsupported(configuration, say)
+        return text, None, _script_settings(configuration, expressed)
+    query, estimate = answer_with_usual_settings(configuration.query)
+    if query is configuration.query:
+        text, expressed = _drop_unsupported(configuration, say)
+        return text, _step_s(expressed), _script_settings(configuration, expressed)
+    plain, usual = (resolve_configuration(each).problem for each in (configuration.query, query))
+    changes = changed_settings(before=plain, after=usual)
+    assumed = {path: value for path, value in changes.items() if path.startswith("training.")}
+    stated, refused = dict(assumed), None
+    while True:
+        values = {**configuration.set, **stated}
+        asked = schema.parse_query(
+            schema.set_paths(schema.query_mapping(configuration.query), stated)
+        )
+        chosen = replace(configuration, query=asked, set=values)
+        try:
+            text, expressed = _drop_unsupported(chosen, say)
+            break
+        except UnsupportedError as error:
+            path = error.field or ""
+            if path not in stated:
+                raise
+            instead = LESSER_VALUES.get(stated[path], plain.assumed.get(path))
+            if instead == stated[path]:
+                raise
+            stated[path], refused = instead, error
+    assert estimate.time is not None  # it has usual settings
+    answer = resolve_configuration(expressed.query).estimate(with_fixes=False)
+    if refused is not None and not answer.feasible:
+        raise refused
+    assert answer.time is not None  # the layout is legal
+    notes = _script_settings(chosen, expressed)
+    if left := [path for path, value in assumed.items() if value != stated[path]]:
+        settings = ", ".join(f"{path}={assumed[path]}" for path in left)
+        notes += (
+            f"the prediction assumes {settings}, which cannot be set here: a step takes "
+            f"{estimate.time.step_s:.4g} s with it, {answer.time.step_s:.4g} s without",
+        )
+    return text, answer.time.step_s, notes
 
 
 def _drop_unsupported(
@@ -284,14 +338,14 @@ def export_for_tool(
     for row in answer.recommendations:
         chosen = Configuration.of(row, query=ranked)
         try:
-            text, expressed = _drop_unsupported(chosen, partial(write_text, format=format))
+            text, step_s, notes = _write_supported(chosen, partial(write_text, format=format))
         except UnsupportedError as error:
             refusal = refusal or error
             continue
         best = (
             own.estimate.time.step_s if own is not None and own.estimate.time is not None else None
         )
-        step_s = _step_s(expressed)
+        assert step_s is not None  # the query is a training
         return Exported(
             format=format,
             text=text,
@@ -301,7 +355,7 @@ def export_for_tool(
             best_step_s=best,
             cost_fraction=None if best is None else step_s / best - 1.0,
             left_out=left_out,
-            notes=(*_script_settings(chosen, expressed), *tool.notes(text)),
+            notes=(*notes, *tool.notes(text)),
         )
     why = ", ".join(f"{name} {count:,}" for name, count in answer.rejections.items() if count)
     own_workload = None if own is None else Configuration.of(own, query=query).query.training
