@@ -11,9 +11,9 @@ from hp_tool.questions.training.ranking.exact import NEAR_RATIO_MEASURED
 
 QUERY: dict[str, Any] = {
     "kind": "training",
-    "model": "llama-3-8b",
-    "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8},
-    "training": {"sequence_length": 4096, "global_batch_size": 256},
+    "model": "llama-3-70b",
+    "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 32},
+    "training": {"sequence_length": 4096, "global_batch_size": 64},
 }
 
 

@@ -35,9 +35,9 @@ ASKED = {
 SHORT = {"sequence_length": 4096, "global_batch_size": 256}
 OPEN = {
     "kind": "training",
-    "model": "llama-3-8b",
-    "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8},
-    "training": SHORT,
+    "model": "qwen3-14b",
+    "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 32},
+    "training": {"sequence_length": 8192, "global_batch_size": 128},
 }
 
 
@@ -109,7 +109,8 @@ def test_it_starts_from_rank_1_with_the_settings_that_the_ranking_chose() -> Non
 
 
 def test_where_nothing_fits_there_is_nothing_to_start_from() -> None:
-    query = parse_query(OPEN | {"model": "llama-3.1-405b", "training": SHORT})
+    few = {"gpu": "h100-sxm-80gb", "num_gpus": 8}
+    query = parse_query(OPEN | {"model": "llama-3.1-405b", "cluster": few, "training": SHORT})
     answer = answer_recommend(query, top=1, sensitivity=True)
     assert not answer.recommendations and answer.sensitivity is not None
     assert answer.sensitivity.start is None and answer.sensitivity.axes == ()

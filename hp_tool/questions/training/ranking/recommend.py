@@ -301,9 +301,9 @@ def pareto_front(
 ) -> tuple[Recommendation, ...]:
     """Return Pareto-optimal configurations in two objectives.
 
-    memory: step time and bytes on the fullest device, fastest first. gpus: step time (so days) and
-    number of devices up to cluster.num_gpus, fewest first; the `provenance` of each estimate names
-    its number.
+    memory: step time and bytes on the fullest device, fastest first. gpus: expected step time,
+    which counts the risk of running out of memory, and number of devices up to cluster.num_gpus,
+    fewest first; the `provenance` of each estimate names its number.
     """
     best = _best_of_listed_values(
         replace(query, objective="throughput"), keep=1, calibrations=calibrations
@@ -316,7 +316,7 @@ def pareto_front(
     keep = NUM_LAYOUTS if has_free_knobs(query, problem) else 1
 
     def ranked(problem: TrainingProblem, predictor: CalibratedPredictor | None) -> Best:
-        return search_best(problem, keep=keep, rank_by="mean", predictor=predictor)
+        return search_best(problem, keep=keep, rank_by="expected", predictor=predictor)
 
     rows: list[Recommendation] = []
     best_s = float("inf")
