@@ -130,7 +130,8 @@ def propose(
     gain = expected_improvement(median_s=median_s, log_sd=step.log_sd, best_s=best_s) * holds * free
     if observations.step_s:
         ran = sorted(observations.step_s, key=observations.step_s.__getitem__)[:ROWS]
-        rows = np.array([*ran, *np.argsort(-gain, kind="stable")[: min(ROWS, free.sum())]])
+        order = np.argsort(np.where(free, -gain, np.inf), kind="stable")
+        rows = np.array([*ran, *order[: min(ROWS, free.sum())]])
         measured_s = np.array([observations.step_s.get(row, np.nan) for row in rows])
         further = further_gains(
             table.joint_steps(calibration, rows=rows),
