@@ -16,6 +16,7 @@ from hp_tool.cost.recomputation import repeated_token_flops
 from hp_tool.domain.parallel import ParallelConfig, Recompute, recompute_name
 from hp_tool.domain.result import Estimate
 from hp_tool.errors import InputError, UnsupportedError
+from hp_tool.questions.answers import answer_estimate
 from hp_tool.questions.schema import parse_query, to_dict
 from hp_tool.questions.training import config_query, estimate, recommend
 from hp_tool.questions.training.problem import resolve_training
@@ -156,10 +157,10 @@ def test_a_list_is_searched_and_its_rows_are_valid_input() -> None:
         == result.space.legal + result.space.pruned
     )
     for row in result.recommendations[:5]:
-        again = estimate(
-            query=parse_query(given | {"parallel": to_dict(config_query(row.parallel))}),
-            with_fixes=False,
-        )
+        again = answer_estimate(
+            parse_query(given | {"parallel": to_dict(config_query(row.parallel))})
+        ).estimate
+        assert isinstance(again, Estimate)
         assert again.time is not None and row.estimate.time is not None
         assert again.time.step_s == pytest.approx(row.estimate.time.step_s, rel=1e-12)
 

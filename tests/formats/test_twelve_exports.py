@@ -157,7 +157,9 @@ def test_megatrons_arguments_hold_to_four_releases(case: str) -> None:
 
 @pytest.mark.parametrize("format", ["megatron-lm", "nemo"])
 def test_graphs_beside_merged_exchanges_name_the_modules_that_were_predicted(format: str) -> None:
-    answer = exported(format, "latent")
+    case = TRAININGS["latent"]
+    merged = case["training"] | {"cuda_graphs": True, "overlap": {"expert_parallel": True}}
+    answer = hp_tool.export(case | {"training": merged}, format=format, rerank=True)
     assert isinstance(answer, Exported)
     graphs = [line for line in answer.text.splitlines() if "graph" in line]
     assert "overlap" in answer.text and "transformer_engine" in "".join(graphs)

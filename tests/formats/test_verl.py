@@ -163,7 +163,7 @@ EXPERTS = {
 @pytest.mark.parametrize(
     ("split", "field"),
     [
-        ({"expert_parallel_size": 8}, "parallel.expert_parallel_size"),
+        ({"expert_parallel_size": 8, "pipeline_parallel_size": 1}, "parallel.expert_parallel_size"),
         ({"tensor_parallel_size": 2}, "parallel.tensor_parallel_size"),
         ({"pipeline_parallel_size": 2}, "parallel.pipeline_parallel_size"),
     ],

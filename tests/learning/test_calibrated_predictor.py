@@ -128,7 +128,7 @@ def test_what_ran_slow_here_loses_its_place_among_configurations_alike(problem, 
 
     one = Candidates.from_configs([first])
     found = predictor.estimate(0, costs=problem.costs(one), candidates=one, problem=problem)
-    assert found.time.step_s == pytest.approx(slow["measurement"]["step_s"], rel=0.08)
+    assert found.time.step_s == pytest.approx(slow["measurement"]["step_s"], rel=0.1)
     ranked = training.recommend(query=query, top=40, calibrations=Only(predictor)).recommendations
     steps = [row.calibrated_estimate.time.step_s for row in ranked]
     assert steps[1:] == sorted(steps[1:]) and steps[0] <= 1.01 * min(steps)

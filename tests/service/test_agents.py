@@ -301,7 +301,7 @@ def test_an_agent_with_a_key_drives_every_tool_over_http(store: SqlStore) -> Non
             ] == "cancelled"
             tools = {tool.name for tool in (await ada.client.list_tools()).tools}
             assert ada.called == tools
-            assert "no supported format" in await ada.refused(
+            assert "no configuration or log of a supported format" in await ada.refused(
                 "import_config", run={"command": __file__}
             )  # no path here
         async with agent(token(Scope.READ)) as reader:

@@ -247,13 +247,13 @@ def test_a_mistake_in_an_entry_is_named(own_catalogue: Path, runs: Any, words: s
 
 def test_more_runs_at_a_time_than_the_cluster_takes_are_refused() -> None:
     within_limits(schema.to_dict(query("two-nodes", parallel_runs=2)))
-    with pytest.raises(InputError, match="takes 2 runs at a time") as refused:
+    with pytest.raises(InputError, match="exceeds the 2 concurrent runs") as refused:
         within_limits(schema.to_dict(query("two-nodes", parallel_runs=3)))
     assert refused.value.field == "search.parallel_runs"
 
 
 def test_a_clusters_ceilings_hold_for_a_search_and_for_a_day(store: Any) -> None:
-    with pytest.raises(InputError, match="300 GPU-seconds") as refused:
+    with pytest.raises(InputError, match="exceeds the limit of 300 per search") as refused:
         tune(query=query("bounded", budget_gpu_seconds=301.0), store=store, launcher=CpuEngine())
     assert refused.value.code == "gpu_seconds_ceiling"
     first = tune(query=query({"node_type": "bounded"}), store=store, launcher=CpuEngine())
