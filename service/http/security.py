@@ -212,7 +212,7 @@ def check_origin(method: str, headers: Headers) -> None:
         allowed = True
     if not allowed:
         raise HpToolError(
-            "Requests from other sites that change something are rejected.", code="cross_origin"
+            "Cross-site requests that modify data are rejected.", code="cross_origin"
         )
 
 

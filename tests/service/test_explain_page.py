@@ -134,7 +134,7 @@ def test_a_log_is_explained_and_looks_right_in_both_schemes(
 ) -> None:
     written = log(tmp_path / "train.log", "all", timers=LEVEL_1 | LEVEL_2, slow={2: 1.2})
     page.goto(f"{server}/configurations?query={json.dumps(QUERY)}")
-    page.get_by_role("link", name="Explain a run of it").click()
+    page.get_by_role("link", name="Explain a run of this configuration").click()
     page.locator("input[type=file]").set_input_files(str(written))
     page.get_by_role("button", name="Explain").click()
     page.locator("#timers").wait_for()

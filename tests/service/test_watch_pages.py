@@ -58,7 +58,7 @@ def test_a_slower_job_is_shown_as_the_api_tells_it(http: TestClient) -> None:
     began, last = (datetime.fromisoformat(at) for at in (page["slower_since"], row["updated_at"]))
     assert (last - began).total_seconds() == pytest.approx((340 - since) * row["now_s"], rel=1e-3)
     text = http.get(f"/watches/{watch}").text
-    assert "Slower than it was: +30" in text and "Costs a day" in text
+    assert "Slower than it was: +30" in text and "Cost per day" in text
     assert f'(about <time datetime="{began.isoformat()}">' in text
 
 

@@ -41,7 +41,7 @@ def test_what_no_live_worker_can_run_is_refused_with_the_fix(
     store.announce_worker(holder="host:1", offers=[CPU])
     assert _posted(http, gpus) == (422, "launcher_mismatch", "search.launcher")
     said = http.post("/v1/searches", json=gpus).json()["detail"]
-    assert "h100-sxm-80gb" in said and "8 x cpu by local" in said and "hp-tool recommend" in said
+    assert "h100-sxm-80gb" in said and "8 x cpu via local" in said and "hp-tool recommend" in said
     form = {
         "kind": "training",
         "model": "llama-3-8b",

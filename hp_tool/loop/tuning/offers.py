@@ -101,10 +101,10 @@ def check_offered(query: Query, workers: Sequence[WorkerRecord]) -> None:
 
 
 def offers_in_words(workers: Sequence[WorkerRecord]) -> str:
-    """Return `8 x h100-sxm-80gb by local, 64 x cpu by slurm` for all workers, without
+    """Return `8 x h100-sxm-80gb via local, 64 x cpu via slurm` for all workers, without
     duplicates.
     """
     each = dict.fromkeys(offer for worker in workers for offer in worker.offers)
     return (
-        ", ".join(f"{offer.num_gpus} x {offer.gpu} by {offer.launcher}" for offer in each) or "none"
+        ", ".join(f"{offer.num_gpus} x {offer.gpu} via {offer.launcher}" for offer in each) or "none"
     )
