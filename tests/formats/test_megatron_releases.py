@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
+import re
 from typing import Any
 
 import pytest
 
 from hp_tool.errors import HpToolError, InputError, UnsupportedError
 from hp_tool.formats.exchange import read_configuration
-from hp_tool.formats.exchange.export import write_text
+from hp_tool.formats.exchange.export import write_configuration, write_text
 from hp_tool.questions import schema, training
 from hp_tool.questions.configuration import Configuration
 from tests.conftest import skip_or_fail
@@ -34,9 +35,13 @@ def architecture(gpu: str) -> int:
     return 8 if gpu.startswith("a100") else 10 if gpu.startswith(("b200", "gb200")) else 9
 
 
+WITHOUT = re.compile(r"([\d.]+) s without")
+"""Step time of a note about settings that a script cannot state."""
+
+
 def scripts(query: dict[str, Any], *, top: int = 3) -> list[tuple[str, Configuration, float]]:
-    """Return the exported rows of a ranking, each with its configuration and predicted step,
-    without those refused by name.
+    """Return the exported rows of a ranking, each with its configuration and the predicted
+    step of what the script states (4 digits), without those refused by name.
     """
     try:
         asked = schema.parse_query(query)
@@ -47,11 +52,13 @@ def scripts(query: dict[str, Any], *, top: int = 3) -> list[tuple[str, Configura
     for row in rows:
         configuration = Configuration.of(row, query=asked)
         try:
-            text = write_text(configuration, "megatron-lm")
+            exported = write_configuration(configuration, "megatron-lm")
         except UnsupportedError:
             continue
         assert row.estimate.time is not None
-        found.append((text, configuration, row.estimate.time.step_s))
+        noted = [float(s) for note in exported.notes for s in WITHOUT.findall(note)]
+        step_s = noted[-1] if noted else row.estimate.time.step_s
+        found.append((exported.text, configuration, step_s))
     return found
 
 
@@ -133,7 +140,7 @@ def test_the_first_row_of_a_mixture_runs_and_takes_what_was_predicted(release: s
         text, format="megatron-lm", overrides={k: v for k, v in given.items() if v is not None}
     ).query
     estimate = training.estimate(query=schema.parse_query(again), with_fixes=False)
-    assert estimate.time is not None and estimate.time.step_s == pytest.approx(step_s, rel=1e-9)
+    assert estimate.time is not None and estimate.time.step_s == pytest.approx(step_s, rel=5e-4)
 
 
 @pytest.mark.parametrize(

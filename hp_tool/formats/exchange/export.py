@@ -39,8 +39,6 @@ MEGATRON_KEYS = (
     "master_precision",
 )
 """Ranked keys that only Megatron Core supports."""
-LESSER_VALUES = {"te": "fused"}
-"""Value that replaces one which a tool cannot set, where it is nearer than the default."""
 MAX_ATTEMPTS = 200
 """Maximum number of ranked configurations that are tried in a tool's format."""
 
@@ -241,7 +239,8 @@ def _write_supported(
     plain, usual = (resolve_configuration(each).problem for each in (configuration.query, query))
     changes = changed_settings(before=plain, after=usual)
     assumed = {path: value for path, value in changes.items() if path.startswith("training.")}
-    stated, refused = dict(assumed), None
+    stated: dict[str, Any] = dict(assumed)
+    refused: InputError | UnsupportedError | None = None
     while True:
         values = {**configuration.set, **stated}
         asked = schema.parse_query(
@@ -251,21 +250,23 @@ def _write_supported(
         try:
             text, expressed = _drop_unsupported(chosen, say)
             break
-        except UnsupportedError as error:
+        except (InputError, UnsupportedError) as error:
             path = error.field or ""
             if path not in stated:
                 raise
-            instead = LESSER_VALUES.get(stated[path], plain.assumed.get(path))
+            instead = "fused" if stated[path] == "te" else plain.assumed.get(path)
             if instead == stated[path]:
-                raise
-            stated[path], refused = instead, error
+                del stated[path]  # the tool has no words for the default either
+            else:
+                stated[path] = instead
+            refused = error
     assert estimate.time is not None  # it has usual settings
     answer = resolve_configuration(expressed.query).estimate(with_fixes=False)
     if refused is not None and not answer.feasible:
         raise refused
     assert answer.time is not None  # the layout is legal
     notes = _script_settings(chosen, expressed)
-    if left := [path for path, value in assumed.items() if value != stated[path]]:
+    if left := [path for path, value in assumed.items() if value != stated.get(path)]:
         settings = ", ".join(f"{path}={assumed[path]}" for path in left)
         notes += (
             f"the prediction assumes {settings}, which cannot be set here: a step takes "
