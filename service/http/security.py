@@ -211,9 +211,7 @@ def check_origin(method: str, headers: Headers) -> None:
     else:
         allowed = True
     if not allowed:
-        raise HpToolError(
-            "Cross-site requests that modify data are rejected.", code="cross_origin"
-        )
+        raise HpToolError("Cross-site requests that modify data are rejected.", code="cross_origin")
 
 
 def check_scope(principal: Principal, *, method: str, path: str) -> None:

@@ -25,7 +25,6 @@ from hp_tool.questions.training.evaluate import resolve_configuration
 from hp_tool.questions.training.only_layout import estimate_only_layout
 from hp_tool.questions.training.problem import resolve_training
 from hp_tool.questions.training.usual_settings import answer_with_usual_settings
-from hp_tool.questions.training.with_recipe import changed_settings
 
 Expressed = TypeVar("Expressed")
 FRAMEWORK_KEYS = ("framework_version", "recipe", "overlap")
@@ -39,6 +38,8 @@ MEGATRON_KEYS = (
     "master_precision",
 )
 """Ranked keys that only Megatron Core supports."""
+NAMES = ("training.framework", "training.framework_version", "training.recipe")
+"""Keys that name settings; an export states the settings instead."""
 MAX_ATTEMPTS = 200
 """Maximum number of ranked configurations that are tried in a tool's format."""
 
@@ -237,8 +238,13 @@ def _write_supported(
         text, expressed = _drop_unsupported(configuration, say)
         return text, _step_s(expressed), _script_settings(configuration, expressed)
     plain, usual = (resolve_configuration(each).problem for each in (configuration.query, query))
-    changes = changed_settings(before=plain, after=usual)
-    assumed = {path: value for path, value in changes.items() if path.startswith("training.")}
+    named = estimate.provenance["usual"]
+    settings: dict[str, Any] = named["set"] if isinstance(named, dict) else {}
+    assumed = {
+        path: value
+        for path, value in {**usual.assumed, **settings}.items()
+        if path.startswith("training.") and path not in NAMES and value != plain.assumed.get(path)
+    }
     stated: dict[str, Any] = dict(assumed)
     refused: InputError | UnsupportedError | None = None
     while True:
@@ -262,14 +268,21 @@ def _write_supported(
             refused = error
     assert estimate.time is not None  # it has usual settings
     answer = resolve_configuration(expressed.query).estimate(with_fixes=False)
-    if refused is not None and not answer.feasible:
-        raise refused
-    assert answer.time is not None  # the layout is legal
+    if answer.time is None:  # the recipe allows what its settings alone do not
+        stated, chosen = {}, configuration
+        text, expressed = _drop_unsupported(configuration, say)
+        answer = resolve_configuration(expressed.query).estimate(with_fixes=False)
+    if answer.time is None or not answer.feasible:
+        raise refused or UnsupportedError(
+            f"the layout fits only with the settings of {', '.join(map(str, settings.values()))}, "
+            "which this tool cannot state; name them in the query and rank again",
+            field="training.recipe",
+        )
     notes = _script_settings(chosen, expressed)
     if left := [path for path, value in assumed.items() if value != stated.get(path)]:
-        settings = ", ".join(f"{path}={assumed[path]}" for path in left)
+        lacking = ", ".join(f"{path}={assumed[path]}" for path in left)
         notes += (
-            f"the prediction assumes {settings}, which cannot be set here: a step takes "
+            f"the prediction assumes {lacking}, which cannot be set here: a step takes "
             f"{estimate.time.step_s:.4g} s with it, {answer.time.step_s:.4g} s without",
         )
     return text, answer.time.step_s, notes

@@ -106,5 +106,6 @@ def offers_in_words(workers: Sequence[WorkerRecord]) -> str:
     """
     each = dict.fromkeys(offer for worker in workers for offer in worker.offers)
     return (
-        ", ".join(f"{offer.num_gpus} x {offer.gpu} via {offer.launcher}" for offer in each) or "none"
+        ", ".join(f"{offer.num_gpus} x {offer.gpu} via {offer.launcher}" for offer in each)
+        or "none"
     )
