@@ -1,5 +1,6 @@
 """Export results to other tools, and rank what a tool supports."""
 
+import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import partial
@@ -279,10 +280,11 @@ def _write_supported(
             field="training.recipe",
         )
     notes = _script_settings(chosen, expressed)
-    if left := [path for path, value in assumed.items() if value != stated.get(path)]:
-        lacking = ", ".join(f"{path}={assumed[path]}" for path in left)
+    left = {path: value for path, value in assumed.items() if value != stated.get(path)}
+    if left or not math.isclose(answer.time.step_s, estimate.time.step_s, rel_tol=1e-9):
+        lacking = ", ".join(f"{path}={value}" for path, value in (left or settings).items())
         notes += (
-            f"the prediction assumes {lacking}, which cannot be set here: a step takes "
+            f"the prediction assumes {lacking}, which cannot all be set here: a step takes "
             f"{estimate.time.step_s:.4g} s with it, {answer.time.step_s:.4g} s without",
         )
     return text, answer.time.step_s, notes
