@@ -24,8 +24,9 @@ from hp_tool.questions.serving.disaggregated import rank_pools
 from hp_tool.questions.serving.setup import pool_setups
 from hp_tool.questions.training.evaluate import resolve_configuration
 from hp_tool.questions.training.only_layout import estimate_only_layout
-from hp_tool.questions.training.problem import resolve_training
+from hp_tool.questions.training.problem import TrainingProblem, resolve_training
 from hp_tool.questions.training.usual_settings import answer_with_usual_settings
+from hp_tool.questions.training.with_recipe import changed_settings, inserted_settings
 
 Expressed = TypeVar("Expressed")
 FRAMEWORK_KEYS = ("framework_version", "recipe", "overlap")
@@ -39,8 +40,6 @@ MEGATRON_KEYS = (
     "master_precision",
 )
 """Ranked keys that only Megatron Core supports."""
-NAMES = ("training.framework", "training.framework_version", "training.recipe")
-"""Keys that name settings; an export states the settings instead."""
 MAX_ATTEMPTS = 200
 """Maximum number of ranked configurations that are tried in a tool's format."""
 
@@ -217,15 +216,15 @@ def write_configuration(configuration: Configuration, format: str) -> Exported:
         UnsupportedError: The format cannot express the configuration.
         InputError: The format is unknown.
     """
-    text, _, notes = _write_supported(configuration, partial(write_text, format=format))
+    text, _, notes = _write_as_predicted(configuration, partial(write_text, format=format))
     return Exported(format=format, text=text, notes=(*notes, *get_format(format).notes(text)))
 
 
-def _write_supported(
+def _write_as_predicted(
     configuration: Configuration, say: Callable[[Configuration], Expressed]
 ) -> tuple[Expressed, float | None, tuple[str, ...]]:
     """Return the text with the usual settings that the configuration's estimate assumes, the step
-    time in seconds of what it states (None for serving), and notes on what the tool lacks.
+    time in seconds of what the text states (None for serving), and notes on what the tool lacks.
 
     Raises:
         UnsupportedError: The tool cannot express the configuration, or not the usual settings
@@ -239,55 +238,74 @@ def _write_supported(
         text, expressed = _drop_unsupported(configuration, say)
         return text, _step_s(expressed), _script_settings(configuration, expressed)
     plain, usual = (resolve_configuration(each).problem for each in (configuration.query, query))
-    named = estimate.provenance["usual"]
-    settings: dict[str, Any] = named["set"] if isinstance(named, dict) else {}
-    assumed = {
-        path: value
-        for path, value in {**usual.assumed, **settings}.items()
-        if path.startswith("training.") and path not in NAMES and value != plain.assumed.get(path)
-    }
-    stated: dict[str, Any] = dict(assumed)
-    refused: InputError | UnsupportedError | None = None
-    while True:
-        values = {**configuration.set, **stated}
-        asked = schema.parse_query(
-            schema.set_paths(schema.query_mapping(configuration.query), stated)
+    values = _usual_values(plain, usual) | _inserted_values(configuration.query, query)
+    text, chosen, expressed = _state_values(configuration, values, say=say)
+    stated = resolve_configuration(expressed.query).estimate(with_fixes=False)
+    assert estimate.time is not None and stated.time is not None  # The layout is legal.
+    if estimate.feasible and not stated.feasible:
+        raise UnsupportedError(
+            "this layout fits in memory only with settings that the format cannot state together: "
+            f"{_assignments(values)}; name another layout, or rank for the tool with --for",
+            field="training.recipe",
         )
-        chosen = replace(configuration, query=asked, set=values)
+    notes = _script_settings(chosen, expressed)
+    if not math.isclose(stated.time.step_s, estimate.time.step_s, rel_tol=1e-9):
+        notes += (
+            f"the prediction assumes {_assignments(values)}, which cannot all be set here: a step "
+            f"takes {estimate.time.step_s:.4g} s with it, {stated.time.step_s:.4g} s without",
+        )
+    return text, stated.time.step_s, notes
+
+
+def _usual_values(plain: TrainingProblem, usual: TrainingProblem) -> dict[str, Any]:
+    """Return the training settings by path that the usual problem resolves to other values."""
+    changes = changed_settings(before=plain, after=usual)
+    return {path: value for path, value in changes.items() if path.startswith("training.")}
+
+
+def _inserted_values(query: Query, usual: Query) -> dict[str, Any]:
+    """Return the training settings by path that the usual query states, without its recipe."""
+    return {
+        path: value
+        for path, value in inserted_settings(query, usual).items()
+        if path.startswith("training.") and path != "training.recipe"
+    }
+
+
+def _assignments(values: Mapping[str, Any]) -> str:
+    return ", ".join(f"{path}={value}" for path, value in values.items())
+
+
+def _state_values(
+    configuration: Configuration,
+    values: Mapping[str, Any],
+    *,
+    say: Callable[[Configuration], Expressed],
+) -> tuple[Expressed, Configuration, Configuration]:
+    """Return the text with as many of these values as the tool can state, and the configuration
+    with them before and after `_drop_unsupported`.
+
+    A value that the tool lacks is left open; the in-place loss becomes the fused one.
+    """
+    stated = dict(values)
+    while True:
+        query = schema.set_paths(schema.query_mapping(configuration.query), stated)
+        chosen = replace(configuration, query=schema.parse_query(query))
         try:
             text, expressed = _drop_unsupported(chosen, say)
-            break
         except (InputError, UnsupportedError) as error:
             path = error.field or ""
             if path not in stated:
                 raise
-            instead = "fused" if stated[path] == "te" else plain.assumed.get(path)
-            if instead == stated[path]:
-                del stated[path]  # the tool has no words for the default either
+            if stated[path] == "in_place":
+                stated[path] = "fused"
             else:
-                stated[path] = instead
-            refused = error
-    assert estimate.time is not None  # it has usual settings
-    answer = resolve_configuration(expressed.query).estimate(with_fixes=False)
-    if answer.time is None:  # the recipe allows what its settings alone do not
-        stated, chosen = {}, configuration
-        text, expressed = _drop_unsupported(configuration, say)
-        answer = resolve_configuration(expressed.query).estimate(with_fixes=False)
-    if answer.time is None or not answer.feasible:
-        raise refused or UnsupportedError(
-            f"the layout fits only with the settings of {', '.join(map(str, settings.values()))}, "
-            "which this tool cannot state; name them in the query and rank again",
-            field="training.recipe",
-        )
-    notes = _script_settings(chosen, expressed)
-    left = {path: value for path, value in assumed.items() if value != stated.get(path)}
-    if left or not math.isclose(answer.time.step_s, estimate.time.step_s, rel_tol=1e-9):
-        lacking = ", ".join(f"{path}={value}" for path, value in (left or settings).items())
-        notes += (
-            f"the prediction assumes {lacking}, which cannot all be set here: a step takes "
-            f"{estimate.time.step_s:.4g} s with it, {answer.time.step_s:.4g} s without",
-        )
-    return text, answer.time.step_s, notes
+                del stated[path]
+            continue
+        if resolve_configuration(expressed.query).reasons and stated:
+            stated.clear()  # The recipe allows what its settings alone do not.
+            continue
+        return text, chosen, expressed
 
 
 def _drop_unsupported(
@@ -354,7 +372,7 @@ def export_for_tool(
     for row in answer.recommendations:
         chosen = Configuration.of(row, query=ranked)
         try:
-            text, step_s, notes = _write_supported(chosen, partial(write_text, format=format))
+            text, step_s, notes = _write_as_predicted(chosen, partial(write_text, format=format))
         except UnsupportedError as error:
             refusal = refusal or error
             continue

@@ -177,7 +177,7 @@ def changed_settings(*, before: TrainingProblem, after: TrainingProblem) -> dict
     return {
         path: value
         for path, value in new.items()
-        if value != old.get(path) and not path.endswith(("recipe", "framework"))
+        if value != old.get(path) and path not in ("training.recipe", "training.framework")
     }
 
 
