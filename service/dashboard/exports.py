@@ -91,7 +91,7 @@ def _tool(query: Query) -> str:
 
 def _flags(configuration: Configuration) -> str:
     """Return options of the tool in one line if they are flags, else one per line."""
-    written = tool_options(configuration, _tool(configuration.query))
+    written = tool_options(configuration, _tool(configuration.query), as_predicted=True)
     if all(name.startswith("-") for name in written):
         return " ".join(f"{name} {_quoted(value)}".strip() for name, value in written.items())
     return "\n".join(f"{name}={shlex.quote(value)}" for name, value in written.items())

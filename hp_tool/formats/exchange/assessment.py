@@ -236,7 +236,8 @@ def _changed_settings(
     the query's.
     """
     try:
-        before, after = (tool_options(each, tool) for each in (theirs, ours))
+        before = tool_options(theirs, tool)
+        after = tool_options(ours, tool, as_predicted=True)
     except UnsupportedError:
         before, after = (
             {

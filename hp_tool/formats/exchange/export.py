@@ -589,17 +589,26 @@ def write_text(configuration: Configuration, format: str) -> str:
     return known[format](problem_of(configuration.query).setup(configuration))
 
 
-def tool_options(configuration: Configuration, format: str) -> dict[str, str]:
+def tool_options(
+    configuration: Configuration, format: str, *, as_predicted: bool = False
+) -> dict[str, str]:
     """Return a configuration as the tool's flags or keys, each with its value.
 
+    `as_predicted` adds the usual settings that its estimate assumes.
+
     Raises:
-        UnsupportedError: The format has no flags or keys.
+        UnsupportedError: The format has no flags or keys, or cannot express the configuration.
     """
     tool = get_format(format)
     if tool.options is None or tool.kind != configuration.query.kind:
         raise UnsupportedError(f"{format} has no flags or keys to compare", field="format")
     say = tool.options
-    return _drop_unsupported(configuration, lambda each: say(problem_of(each.query).setup(each)))[0]
+
+    def options(each: Configuration) -> dict[str, str]:
+        return say(problem_of(each.query).setup(each))
+
+    write = _write_as_predicted if as_predicted else _drop_unsupported
+    return write(configuration, options)[0]
 
 
 def changed_options(
